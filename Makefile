@@ -1,0 +1,38 @@
+# One command per chore. `make demo` and `make test` need nothing but Python 3.11/3.12, make and a C compiler.
+PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3)
+BIN := .venv/bin
+PACKAGE := atom
+
+.PHONY: demo test check format proto bench clean
+
+.venv: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch .venv
+
+demo: .venv
+	$(BIN)/atom demo
+
+test: .venv
+	$(BIN)/python -m pytest
+
+check: .venv
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/codespell
+	$(BIN)/python -m pytest tests/test_layering.py tests/test_exports.py
+
+format: .venv
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+proto: .venv
+	$(BIN)/python -m grpc_tools.protoc --proto_path=proto --python_out=. --pyi_out=. --grpc_python_out=. proto/atom/wire/*.proto
+	find atom/wire -name '*_pb2_grpc.py' ! -name 'control_pb2_grpc.py' -delete
+
+bench: .venv
+	for program in benchmarks/*.py; do $(BIN)/python $$program || exit 1; done
+
+clean:
+	rm -rf .venv build *.egg-info

@@ -1,0 +1,48 @@
+"""Events: one JSON object per line, appended, readable while the daemon writes."""
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+
+class EventSink(Protocol):
+    """Takes `kind` and JSON-serialisable fields; must be safe to call from any thread."""
+
+    def emit(self, kind: str, **fields: Any) -> None: ...
+
+
+class EventLog:
+    """Appends events to a file, one line each, flushed at once. `time` is Unix seconds."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+
+    def emit(self, kind: str, **fields: Any) -> None:
+        line = json.dumps({"time": round(time.time(), 3), "event": kind, **fields})
+        with self._lock, self._path.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+
+class EventList:
+    """The in-memory twin, for tests."""
+
+    def __init__(self) -> None:
+        self.events: list[dict[str, Any]] = []
+
+    def emit(self, kind: str, **fields: Any) -> None:
+        self.events.append({"event": kind, **fields})
+
+
+def read_events(path: Path) -> Iterator[dict[str, Any]]:
+    """Yields the events of a log; an unfinished last line (a crash while writing) is passed over."""
+    if not path.exists():
+        return
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            if not line.endswith("\n"):
+                return
+            yield json.loads(line)

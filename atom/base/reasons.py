@@ -1,0 +1,37 @@
+"""Why a peer, a message or a round attempt was turned away: the names used on the wire and in logs."""
+
+from enum import StrEnum
+
+
+class Reason(StrEnum):
+    # connections and frames
+    BAD_HANDSHAKE = "bad-handshake"
+    WRONG_IDENTITY = "wrong-identity"
+    WRONG_RUN = "wrong-run"
+    WRONG_VERSION = "wrong-version"
+    TOO_LARGE = "too-large"
+    MALFORMED = "malformed"
+    TOO_MANY_CONNECTIONS = "too-many-connections"
+    TIMEOUT = "timeout"
+    # records
+    BAD_SIGNATURE = "bad-signature"
+    REPLAYED = "replayed"
+    EXPIRED = "expired"
+    # rounds
+    WRONG_HEAD = "wrong-head"
+    BALLOT_TOO_LOW = "ballot-too-low"
+    NOT_A_VOTER = "not-a-voter"
+    VOTER_ALIVE = "voter-alive"
+    BUSY = "busy"
+    EARLY = "early"
+    NO_QUORUM = "no-quorum"
+    DIGEST_MISMATCH = "digest-mismatch"
+    STATE_MISMATCH = "state-mismatch"
+    BAD_CERTIFICATE = "bad-certificate"
+    BAD_WEIGHT = "bad-weight"
+    NOT_FINITE = "not-finite"
+    RING_BROKEN = "ring-broken"
+    SUPERSEDED = "superseded"
+    # transfers
+    NOT_FOUND = "not-found"
+    HASH_MISMATCH = "hash-mismatch"

@@ -1,0 +1,45 @@
+"""Quantities with units, as people write them: "8 GiB", "400 Mbit/s", "2.5 s"."""
+
+import re
+
+_BYTES = {
+    "B": 1,
+    "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+    "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40,
+}  # fmt: skip
+_BITS_PER_S = {
+    "bit/s": 1, "kbit/s": 10**3, "Mbit/s": 10**6, "Gbit/s": 10**9,
+}  # fmt: skip
+_SECONDS = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
+_QUANTITY = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z/]+)\s*")
+
+
+def parse_bytes(text: str) -> int:
+    """"8 GiB" → 8589934592. Raises: ValueError naming the accepted units."""
+    return int(_parse(text, _BYTES))
+
+
+def parse_bits_per_s(text: str) -> float:
+    """"400 Mbit/s" → 4e8. Raises: ValueError naming the accepted units."""
+    return _parse(text, _BITS_PER_S)
+
+
+def parse_seconds(text: str) -> float:
+    """"2 min" → 120.0. Raises: ValueError naming the accepted units."""
+    return _parse(text, _SECONDS)
+
+
+def format_bytes(count: float) -> str:
+    """8589934592 → "8.0 GiB"."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def _parse(text: str, units: dict[str, int] | dict[str, float]) -> float:
+    match = _QUANTITY.fullmatch(text)
+    if match is None or match[2] not in units:
+        raise ValueError(f"{text!r} is not a quantity with one of the units {', '.join(units)}")
+    return float(match[1]) * units[match[2]]

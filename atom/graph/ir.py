@@ -1,0 +1,96 @@
+"""The compiler's vocabulary: where parameters live, and what a program of sub-models is.
+
+Every replica keeps its parameters, moments and gradients in *arenas*: one flat tensor for the
+whole model, laid out by a `ParameterLayout` that depends on the model alone. How a peer cuts the
+model into sub-models differs from peer to peer; the arenas do not, so any two peers can average,
+compare and hand over arenas byte by byte.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+
+ALIGNMENT_ELEMENTS = 16
+"""Every parameter starts at a multiple of this; elementwise kernels then treat it alike in any cut."""
+
+
+@dataclass(frozen=True)
+class ParameterSpec:
+    """One parameter's place in an arena. `offset` and `numel` count elements, not bytes."""
+
+    name: str
+    shape: tuple[int, ...]
+    offset: int
+    numel: int
+
+
+@dataclass(frozen=True)
+class ParameterLayout:
+    """Where each parameter lives in a flat arena of `total_elements`; gaps are alignment, always 0."""
+
+    specs: tuple[ParameterSpec, ...]
+    total_elements: int
+
+    @classmethod
+    def of(cls, shapes: Mapping[str, tuple[int, ...]]) -> "ParameterLayout":
+        """Lays parameters out in the order given (order of first use in the graph)."""
+        specs, offset = [], 0
+        for name, shape in shapes.items():
+            numel = 1
+            for extent in shape:
+                numel *= extent
+            specs.append(ParameterSpec(name, tuple(shape), offset, numel))
+            offset += -(-numel // ALIGNMENT_ELEMENTS) * ALIGNMENT_ELEMENTS
+        return cls(tuple(specs), offset)
+
+    @cached_property
+    def by_name(self) -> dict[str, ParameterSpec]:
+        return {spec.name: spec for spec in self.specs}
+
+    def view(self, arena: torch.Tensor, name: str) -> torch.Tensor:
+        """The named parameter's part of `arena` [total_elements], in the parameter's own shape."""
+        spec = self.by_name[name]
+        return arena[spec.offset : spec.offset + spec.numel].view(spec.shape)
+
+
+@dataclass(frozen=True)
+class SubModel:
+    """A run of consecutive layers that is loaded, computed and dropped together.
+
+    The generated class `class_name` has one `nn.Parameter` per entry of `parameters` and a
+    `forward(*inputs) -> tuple` that returns one value per entry of `outputs`.
+    """
+
+    index: int
+    class_name: str
+    parameters: tuple[tuple[str, str], ...]
+    """(attribute path in the generated class, name in the layout), in the class's order."""
+    inputs: tuple[str, ...]
+    """Names of the values taken: batch entries and outputs of earlier sub-models."""
+    outputs: tuple[str, ...]
+    """Names of the values given to later sub-models; the last one gives the program's `loss`."""
+    inputs_need_grad: tuple[bool, ...]
+    """Per input: does a gradient flow back through it (static, decided at trace time)."""
+    outputs_need_grad: tuple[bool, ...]
+    first_layer: int
+    last_layer: int
+
+
+@dataclass(frozen=True)
+class Program:
+    """A model as a chain of sub-models, with the readable source that computes them."""
+
+    layout: ParameterLayout
+    sub_models: tuple[SubModel, ...]
+    batch_inputs: tuple[str, ...]
+    """Names of the batch's entries, in the order of the model's forward arguments."""
+    loss: str
+    """Name of the value that is the mean loss of a micro-batch (a scalar)."""
+    source: str
+    source_hash: str
+    """sha256 hex of `source`."""
+    graph_hash: str
+    """sha256 hex of the traced graph: the same on every peer with the same model and versions."""
+    metadata: Mapping[str, str] = field(default_factory=dict)
