@@ -1,16 +1,16 @@
 """The one tree of exceptions.
 
-    AtomError
-    ├── UserError            something the person at the keyboard can mend; printed as error + hint
-    │   ├── ConfigError      a run or peer file: missing, malformed, unknown key, wrong unit
-    │   ├── AddressError     a join address: malformed, unreachable, no such run
-    │   ├── PortInUseError
-    │   ├── StorageError     disk full, state directory unusable or of another run
-    │   ├── MismatchError    versions, program hash or state differ from what the swarm agreed on
-    │   ├── DeviceError      the GPU is missing, too small, or lacks a number format
-    │   ├── ModelError       a model that cannot be traced, cut or run faithfully
-    │   └── ControlError     no daemon answers on the control socket, or it refused the command
-    └── PeerRefused          a remote peer did something we do not accept; carries a named reason
+AtomError
+├── UserError            something the person at the keyboard can mend; printed as error + hint
+│   ├── ConfigError      a run or peer file: missing, malformed, unknown key, wrong unit
+│   ├── AddressError     a join address: malformed, unreachable, no such run
+│   ├── PortInUseError
+│   ├── StorageError     disk full, state directory unusable or of another run
+│   ├── MismatchError    versions, program hash or state differ from what the swarm agreed on
+│   ├── DeviceError      the GPU is missing, too small, or lacks a number format
+│   ├── ModelError       a model that cannot be traced, cut or run faithfully
+│   └── ControlError     no daemon answers on the control socket, or it refused the command
+└── PeerRefused          a remote peer did something we do not accept; carries a named reason
 """
 
 from atom.base.reasons import Reason

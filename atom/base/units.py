@@ -15,17 +15,17 @@ _QUANTITY = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z/]+)\s*")
 
 
 def parse_bytes(text: str) -> int:
-    """"8 GiB" → 8589934592. Raises: ValueError naming the accepted units."""
+    """ "8 GiB" → 8589934592. Raises: ValueError naming the accepted units."""
     return int(_parse(text, _BYTES))
 
 
 def parse_bits_per_s(text: str) -> float:
-    """"400 Mbit/s" → 4e8. Raises: ValueError naming the accepted units."""
+    """ "400 Mbit/s" → 4e8. Raises: ValueError naming the accepted units."""
     return _parse(text, _BITS_PER_S)
 
 
 def parse_seconds(text: str) -> float:
-    """"2 min" → 120.0. Raises: ValueError naming the accepted units."""
+    """ "2 min" → 120.0. Raises: ValueError naming the accepted units."""
     return _parse(text, _SECONDS)
 
 

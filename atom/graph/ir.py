@@ -13,7 +13,7 @@ from functools import cached_property
 import torch
 
 ALIGNMENT_ELEMENTS = 16
-"""Every parameter starts at a multiple of this; elementwise kernels then treat it alike in any cut."""
+"""Every parameter starts at a multiple of this: elementwise kernels treat it alike in any cut."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class ParameterSpec:
 
 @dataclass(frozen=True)
 class ParameterLayout:
-    """Where each parameter lives in a flat arena of `total_elements`; gaps are alignment, always 0."""
+    """Where each parameter lives in a flat arena of `total_elements`; gaps hold zeros."""
 
     specs: tuple[ParameterSpec, ...]
     total_elements: int

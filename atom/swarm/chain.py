@@ -1,0 +1,165 @@
+"""The chain of commits: what a round decided, who vouches for it, and the name of the result.
+
+A replica's state is named by its *head*: a digest that covers every commit since genesis. Equal
+heads mean equal bytes. Everything here is a frozen value; digests are taken over canonical JSON
+(sorted keys, floats as hexadecimal), so they do not depend on a library's wire encoding.
+"""
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from blake3 import blake3
+
+VOTE_DOMAIN = "vote"
+"""Signature domain of an ACCEPTED vote: over `vote_payload(...)`."""
+
+MAX_VOTERS = 9
+"""More voters make a round slower, not safer; further members contribute without voting."""
+
+
+@dataclass(frozen=True, order=True)
+class Voter:
+    """One process of one peer. A restart is a new incarnation and votes only once it is voted in."""
+
+    peer_id: str
+    incarnation: bytes
+    """16 random bytes, drawn at process start and never stored."""
+    absences: int = dataclasses.field(default=0, compare=False)
+    """Consecutive commits this voter had no part in; at 2 it is dropped."""
+
+
+@dataclass(frozen=True, order=True)
+class Ballot:
+    """Orders attempts on one round. Compared by attempt, then coordinator, then incarnation."""
+
+    attempt: int
+    coordinator: str
+    incarnation: bytes
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """One ring member's part in the average: `sequences` trained, summed loss over them (nats)."""
+
+    peer_id: str
+    incarnation: bytes
+    sequences: int
+    loss_sum: float
+
+
+@dataclass(frozen=True)
+class Value:
+    """What one round decides."""
+
+    parent: bytes
+    round: int
+    origin: Ballot
+    result_digest: bytes
+    """blake3 of the averaged gradient arena."""
+    gradient_norm: float
+    """Global L2 norm of that average, certified so that nobody's rounding decides the clipping."""
+    parent_state_digest: bytes
+    """State digest the members reported at the parent head."""
+    contributions: tuple[Contribution, ...]
+    voters_next: tuple[Voter, ...]
+    survivors: tuple[Voter, ...] = ()
+    """Empty in an ordinary round. Else this commit opens a recorded *branch* by these peers."""
+
+    @property
+    def sequences(self) -> int:
+        return sum(part.sequences for part in self.contributions)
+
+    @property
+    def loss(self) -> float:
+        """Mean loss per sequence over everything this round averaged, in nats per token."""
+        return sum(part.loss_sum for part in self.contributions) / self.sequences
+
+    def digest(self) -> bytes:
+        return canonical_digest("value", self)
+
+
+@dataclass(frozen=True)
+class Vote:
+    """A voter's signature over `vote_payload(parent, ballot, value digest)`."""
+
+    voter: Voter
+    signature: bytes
+
+
+@dataclass(frozen=True)
+class Commit:
+    """A decided value with its certificate: votes of a quorum (or of all survivors) at `ballot`."""
+
+    value: Value
+    ballot: Ballot
+    votes: tuple[Vote, ...]
+
+
+@dataclass(frozen=True)
+class Head:
+    """The end of a chain: the name of a state, and what the next round needs to know."""
+
+    digest: bytes
+    round: int
+    """Rounds committed so far; the next commit carries `round + 1`."""
+    work: int
+    """Sequences in all committed rounds: the greater work is preferred when chains differ."""
+    cursor: int
+    """Samples allotted so far (see models/data: which sample each member draws next)."""
+    voters: tuple[Voter, ...]
+    members: tuple[str, ...]
+    """Peer ids of the last round's contributors, in ring order; draws are dealt in this order."""
+
+    def prefers(self, other: "Head") -> bool:
+        """Fork choice: more committed work, then the lower digest. A strict total order."""
+        return (self.work, other.digest) > (other.work, self.digest)
+
+    def after(self, value: Value) -> "Head":
+        """The head once `value` is committed on this one. Does not check the certificate."""
+        members = tuple(part.peer_id for part in value.contributions)
+        longest = max((part.sequences for part in value.contributions), default=0)
+        digest = canonical_digest(
+            "head",
+            [self.digest, value.digest(), [(v.peer_id, v.incarnation) for v in value.voters_next]],
+        )
+        return Head(
+            digest=digest,
+            round=value.round,
+            work=self.work + value.sequences,
+            cursor=self.cursor + max(len(self.members), 1) * longest,
+            voters=value.voters_next,
+            members=members,
+        )
+
+
+def genesis(manifest_digest: bytes, state_digest: bytes, founder: Voter) -> Head:
+    """The head before any round: fixed by the run manifest and the seeded initial state."""
+    digest = canonical_digest(
+        "genesis", [manifest_digest, state_digest, founder.peer_id, founder.incarnation]
+    )
+    return Head(digest, 0, 0, 0, (founder,), (founder.peer_id,))
+
+
+def vote_payload(parent: bytes, ballot: Ballot, value_digest: bytes) -> bytes:
+    """The bytes a voter signs to accept a value."""
+    return canonical_digest("vote", [parent, ballot, value_digest])
+
+
+def canonical_digest(kind: str, value: Any) -> bytes:
+    """blake3 (32 bytes) of the canonical JSON of `value`, labelled by `kind`."""
+    text = json.dumps([kind, _plain(value)], sort_keys=True, separators=(",", ":"))
+    return blake3(text.encode()).digest()
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, float):
+        return value.hex()
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value

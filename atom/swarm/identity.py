@@ -1,0 +1,96 @@
+"""Who a peer is: an Ed25519 key whose public half *is* the peer id, in libp2p's own format.
+
+The key file is the one libp2p's daemon reads, so the DHT node, the TLS certificate and every
+signature speak with one identity, and anyone can verify a signature from the peer id alone
+(format: libp2p specs, peer-ids; an Ed25519 key is small enough to be embedded in the id).
+"""
+
+import os
+import tempfile
+from pathlib import Path
+
+import base58
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from atom.base.errors import StorageError
+
+_PRIVATE_PREFIX = bytes.fromhex("08011240")  # protobuf: key type Ed25519, 64 bytes follow
+_PUBLIC_PREFIX = bytes.fromhex("08011220")  # protobuf: key type Ed25519, 32 bytes follow
+_IDENTITY_MULTIHASH = bytes.fromhex("0024")  # multihash "identity", 36 bytes follow
+
+
+def peer_id_of(public_key: bytes) -> str:
+    """The libp2p peer id (base58) of a raw 32-byte Ed25519 public key."""
+    return base58.b58encode(_IDENTITY_MULTIHASH + _PUBLIC_PREFIX + public_key).decode()
+
+
+def public_key_of(peer_id: str) -> Ed25519PublicKey:
+    """The key inside a peer id. Raises: ValueError if it is not an Ed25519 peer id."""
+    raw = base58.b58decode(peer_id)
+    head = _IDENTITY_MULTIHASH + _PUBLIC_PREFIX
+    if len(raw) != len(head) + 32 or not raw.startswith(head):
+        raise ValueError(f"not an Ed25519 peer id: {peer_id!r}")
+    return Ed25519PublicKey.from_public_bytes(raw[len(head) :])
+
+
+def verify(peer_id: str, domain: str, payload: bytes, signature: bytes) -> bool:
+    """Whether `peer_id` signed `payload` for this purpose. False, never an error, for nonsense."""
+    try:
+        public_key_of(peer_id).verify(signature, _framed(domain, payload))
+    except (ValueError, InvalidSignature):
+        return False
+    return True
+
+
+class Identity:
+    """This peer's key. Signatures are bound to a `domain`, so one kind never passes for another."""
+
+    def __init__(self, private_key: Ed25519PrivateKey) -> None:
+        self.private_key = private_key
+        self.peer_id = peer_id_of(private_key.public_key().public_bytes_raw())
+
+    @classmethod
+    def create(cls) -> "Identity":
+        return cls(Ed25519PrivateKey.generate())
+
+    @classmethod
+    def load_or_create(cls, path: Path) -> "Identity":
+        """Reads the key file, or writes a new one (mode 0600) and syncs it before use.
+
+        Raises: StorageError if the file is there but is no Ed25519 identity.
+        """
+        if not path.exists():
+            identity = cls.create()
+            identity.save(path)
+            return identity
+        raw = path.read_bytes()
+        if len(raw) != len(_PRIVATE_PREFIX) + 64 or not raw.startswith(_PRIVATE_PREFIX):
+            raise StorageError(
+                f"{path} is not an Ed25519 identity file",
+                "restore it from a backup, or delete it to become a new peer",
+            )
+        seed = raw[len(_PRIVATE_PREFIX) :][:32]
+        return cls(Ed25519PrivateKey.from_private_bytes(seed))
+
+    def save(self, path: Path) -> None:
+        """Writes the key in libp2p's format: aside, synced, renamed."""
+        raw = (
+            self.private_key.private_bytes_raw() + self.private_key.public_key().public_bytes_raw()
+        )
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(dir=path.parent)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(_PRIVATE_PREFIX + raw)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(name, path)
+
+    def sign(self, domain: str, payload: bytes) -> bytes:
+        """64 bytes over `domain` and `payload`."""
+        return self.private_key.sign(_framed(domain, payload))
+
+
+def _framed(domain: str, payload: bytes) -> bytes:
+    name = f"atom/{domain}".encode()
+    return len(name).to_bytes(2, "big") + name + payload

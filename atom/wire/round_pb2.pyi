@@ -1,0 +1,266 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Voter(_message.Message):
+    __slots__ = ("peer_id", "incarnation", "absences")
+    PEER_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    ABSENCES_FIELD_NUMBER: _ClassVar[int]
+    peer_id: str
+    incarnation: bytes
+    absences: int
+    def __init__(self, peer_id: _Optional[str] = ..., incarnation: _Optional[bytes] = ..., absences: _Optional[int] = ...) -> None: ...
+
+class Ballot(_message.Message):
+    __slots__ = ("attempt", "coordinator", "incarnation")
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    COORDINATOR_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    attempt: int
+    coordinator: str
+    incarnation: bytes
+    def __init__(self, attempt: _Optional[int] = ..., coordinator: _Optional[str] = ..., incarnation: _Optional[bytes] = ...) -> None: ...
+
+class Contribution(_message.Message):
+    __slots__ = ("peer_id", "incarnation", "sequences", "loss_sum")
+    PEER_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    LOSS_SUM_FIELD_NUMBER: _ClassVar[int]
+    peer_id: str
+    incarnation: bytes
+    sequences: int
+    loss_sum: float
+    def __init__(self, peer_id: _Optional[str] = ..., incarnation: _Optional[bytes] = ..., sequences: _Optional[int] = ..., loss_sum: _Optional[float] = ...) -> None: ...
+
+class Value(_message.Message):
+    __slots__ = ("parent", "round", "origin", "result_digest", "gradient_norm", "parent_state_digest", "contributions", "voters_next", "survivors")
+    PARENT_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    ORIGIN_FIELD_NUMBER: _ClassVar[int]
+    RESULT_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    GRADIENT_NORM_FIELD_NUMBER: _ClassVar[int]
+    PARENT_STATE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    CONTRIBUTIONS_FIELD_NUMBER: _ClassVar[int]
+    VOTERS_NEXT_FIELD_NUMBER: _ClassVar[int]
+    SURVIVORS_FIELD_NUMBER: _ClassVar[int]
+    parent: bytes
+    round: int
+    origin: Ballot
+    result_digest: bytes
+    gradient_norm: float
+    parent_state_digest: bytes
+    contributions: _containers.RepeatedCompositeFieldContainer[Contribution]
+    voters_next: _containers.RepeatedCompositeFieldContainer[Voter]
+    survivors: _containers.RepeatedCompositeFieldContainer[Voter]
+    def __init__(self, parent: _Optional[bytes] = ..., round: _Optional[int] = ..., origin: _Optional[_Union[Ballot, _Mapping]] = ..., result_digest: _Optional[bytes] = ..., gradient_norm: _Optional[float] = ..., parent_state_digest: _Optional[bytes] = ..., contributions: _Optional[_Iterable[_Union[Contribution, _Mapping]]] = ..., voters_next: _Optional[_Iterable[_Union[Voter, _Mapping]]] = ..., survivors: _Optional[_Iterable[_Union[Voter, _Mapping]]] = ...) -> None: ...
+
+class Vote(_message.Message):
+    __slots__ = ("voter", "signature")
+    VOTER_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    voter: Voter
+    signature: bytes
+    def __init__(self, voter: _Optional[_Union[Voter, _Mapping]] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class Commit(_message.Message):
+    __slots__ = ("value", "ballot", "votes")
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    BALLOT_FIELD_NUMBER: _ClassVar[int]
+    VOTES_FIELD_NUMBER: _ClassVar[int]
+    value: Value
+    ballot: Ballot
+    votes: _containers.RepeatedCompositeFieldContainer[Vote]
+    def __init__(self, value: _Optional[_Union[Value, _Mapping]] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., votes: _Optional[_Iterable[_Union[Vote, _Mapping]]] = ...) -> None: ...
+
+class Accepted(_message.Message):
+    __slots__ = ("ballot", "value")
+    BALLOT_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    ballot: Ballot
+    value: Value
+    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., value: _Optional[_Union[Value, _Mapping]] = ...) -> None: ...
+
+class Prevote(_message.Message):
+    __slots__ = ("parent", "serial")
+    PARENT_FIELD_NUMBER: _ClassVar[int]
+    SERIAL_FIELD_NUMBER: _ClassVar[int]
+    parent: bytes
+    serial: int
+    def __init__(self, parent: _Optional[bytes] = ..., serial: _Optional[int] = ...) -> None: ...
+
+class PrevoteAnswer(_message.Message):
+    __slots__ = ("parent", "serial", "refusal")
+    PARENT_FIELD_NUMBER: _ClassVar[int]
+    SERIAL_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    parent: bytes
+    serial: int
+    refusal: str
+    def __init__(self, parent: _Optional[bytes] = ..., serial: _Optional[int] = ..., refusal: _Optional[str] = ...) -> None: ...
+
+class Prepare(_message.Message):
+    __slots__ = ("parent", "ballot", "survivors")
+    PARENT_FIELD_NUMBER: _ClassVar[int]
+    BALLOT_FIELD_NUMBER: _ClassVar[int]
+    SURVIVORS_FIELD_NUMBER: _ClassVar[int]
+    parent: bytes
+    ballot: Ballot
+    survivors: _containers.RepeatedCompositeFieldContainer[Voter]
+    def __init__(self, parent: _Optional[bytes] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., survivors: _Optional[_Iterable[_Union[Voter, _Mapping]]] = ...) -> None: ...
+
+class Promise(_message.Message):
+    __slots__ = ("parent", "ballot", "accepted", "accepted_before_branch", "sequences", "loss_sum", "state_digest", "leaving")
+    PARENT_FIELD_NUMBER: _ClassVar[int]
+    BALLOT_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_BEFORE_BRANCH_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    LOSS_SUM_FIELD_NUMBER: _ClassVar[int]
+    STATE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
+    parent: bytes
+    ballot: Ballot
+    accepted: Accepted
+    accepted_before_branch: Accepted
+    sequences: int
+    loss_sum: float
+    state_digest: bytes
+    leaving: bool
+    def __init__(self, parent: _Optional[bytes] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., accepted_before_branch: _Optional[_Union[Accepted, _Mapping]] = ..., sequences: _Optional[int] = ..., loss_sum: _Optional[float] = ..., state_digest: _Optional[bytes] = ..., leaving: bool = ...) -> None: ...
+
+class Nack(_message.Message):
+    __slots__ = ("parent", "ballot", "promised", "reason")
+    PARENT_FIELD_NUMBER: _ClassVar[int]
+    BALLOT_FIELD_NUMBER: _ClassVar[int]
+    PROMISED_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    parent: bytes
+    ballot: Ballot
+    promised: Ballot
+    reason: str
+    def __init__(self, parent: _Optional[bytes] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., promised: _Optional[_Union[Ballot, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Ring(_message.Message):
+    __slots__ = ("parent", "ballot", "members")
+    PARENT_FIELD_NUMBER: _ClassVar[int]
+    BALLOT_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    parent: bytes
+    ballot: Ballot
+    members: _containers.RepeatedCompositeFieldContainer[Contribution]
+    def __init__(self, parent: _Optional[bytes] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., members: _Optional[_Iterable[_Union[Contribution, _Mapping]]] = ...) -> None: ...
+
+class Suspect(_message.Message):
+    __slots__ = ("parent", "ballot", "peer_id", "reason")
+    PARENT_FIELD_NUMBER: _ClassVar[int]
+    BALLOT_FIELD_NUMBER: _ClassVar[int]
+    PEER_ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    parent: bytes
+    ballot: Ballot
+    peer_id: str
+    reason: str
+    def __init__(self, parent: _Optional[bytes] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., peer_id: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Accept(_message.Message):
+    __slots__ = ("parent", "ballot", "value")
+    PARENT_FIELD_NUMBER: _ClassVar[int]
+    BALLOT_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    parent: bytes
+    ballot: Ballot
+    value: Value
+    def __init__(self, parent: _Optional[bytes] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., value: _Optional[_Union[Value, _Mapping]] = ...) -> None: ...
+
+class AcceptedVote(_message.Message):
+    __slots__ = ("parent", "ballot", "value_digest", "signature")
+    PARENT_FIELD_NUMBER: _ClassVar[int]
+    BALLOT_FIELD_NUMBER: _ClassVar[int]
+    VALUE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    parent: bytes
+    ballot: Ballot
+    value_digest: bytes
+    signature: bytes
+    def __init__(self, parent: _Optional[bytes] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., value_digest: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class CommitNotice(_message.Message):
+    __slots__ = ("commit",)
+    COMMIT_FIELD_NUMBER: _ClassVar[int]
+    commit: Commit
+    def __init__(self, commit: _Optional[_Union[Commit, _Mapping]] = ...) -> None: ...
+
+class Abort(_message.Message):
+    __slots__ = ("parent", "ballot", "reason")
+    PARENT_FIELD_NUMBER: _ClassVar[int]
+    BALLOT_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    parent: bytes
+    ballot: Ballot
+    reason: str
+    def __init__(self, parent: _Optional[bytes] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class HeadNotice(_message.Message):
+    __slots__ = ("head", "round", "work")
+    HEAD_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    WORK_FIELD_NUMBER: _ClassVar[int]
+    head: bytes
+    round: int
+    work: int
+    def __init__(self, head: _Optional[bytes] = ..., round: _Optional[int] = ..., work: _Optional[int] = ...) -> None: ...
+
+class CommitsQuery(_message.Message):
+    __slots__ = ("since",)
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    since: bytes
+    def __init__(self, since: _Optional[bytes] = ...) -> None: ...
+
+class Commits(_message.Message):
+    __slots__ = ("since", "known", "commits", "head")
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
+    COMMITS_FIELD_NUMBER: _ClassVar[int]
+    HEAD_FIELD_NUMBER: _ClassVar[int]
+    since: bytes
+    known: bool
+    commits: _containers.RepeatedCompositeFieldContainer[Commit]
+    head: HeadNotice
+    def __init__(self, since: _Optional[bytes] = ..., known: bool = ..., commits: _Optional[_Iterable[_Union[Commit, _Mapping]]] = ..., head: _Optional[_Union[HeadNotice, _Mapping]] = ...) -> None: ...
+
+class RoundMessage(_message.Message):
+    __slots__ = ("prevote", "prevote_answer", "prepare", "promise", "nack", "ring", "suspect", "accept", "accepted_vote", "commit", "abort", "head", "commits_query", "commits")
+    PREVOTE_FIELD_NUMBER: _ClassVar[int]
+    PREVOTE_ANSWER_FIELD_NUMBER: _ClassVar[int]
+    PREPARE_FIELD_NUMBER: _ClassVar[int]
+    PROMISE_FIELD_NUMBER: _ClassVar[int]
+    NACK_FIELD_NUMBER: _ClassVar[int]
+    RING_FIELD_NUMBER: _ClassVar[int]
+    SUSPECT_FIELD_NUMBER: _ClassVar[int]
+    ACCEPT_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_VOTE_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_FIELD_NUMBER: _ClassVar[int]
+    ABORT_FIELD_NUMBER: _ClassVar[int]
+    HEAD_FIELD_NUMBER: _ClassVar[int]
+    COMMITS_QUERY_FIELD_NUMBER: _ClassVar[int]
+    COMMITS_FIELD_NUMBER: _ClassVar[int]
+    prevote: Prevote
+    prevote_answer: PrevoteAnswer
+    prepare: Prepare
+    promise: Promise
+    nack: Nack
+    ring: Ring
+    suspect: Suspect
+    accept: Accept
+    accepted_vote: AcceptedVote
+    commit: CommitNotice
+    abort: Abort
+    head: HeadNotice
+    commits_query: CommitsQuery
+    commits: Commits
+    def __init__(self, prevote: _Optional[_Union[Prevote, _Mapping]] = ..., prevote_answer: _Optional[_Union[PrevoteAnswer, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., promise: _Optional[_Union[Promise, _Mapping]] = ..., nack: _Optional[_Union[Nack, _Mapping]] = ..., ring: _Optional[_Union[Ring, _Mapping]] = ..., suspect: _Optional[_Union[Suspect, _Mapping]] = ..., accept: _Optional[_Union[Accept, _Mapping]] = ..., accepted_vote: _Optional[_Union[AcceptedVote, _Mapping]] = ..., commit: _Optional[_Union[CommitNotice, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., head: _Optional[_Union[HeadNotice, _Mapping]] = ..., commits_query: _Optional[_Union[CommitsQuery, _Mapping]] = ..., commits: _Optional[_Union[Commits, _Mapping]] = ...) -> None: ...
