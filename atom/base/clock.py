@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Seconds since an arbitrary start; goes on while the machine sleeps or the process is frozen."""
+    """Seconds since an arbitrary start; goes on while the machine sleeps or a process is frozen."""
 
     def now(self) -> float: ...
 

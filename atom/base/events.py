@@ -38,7 +38,7 @@ class EventList:
 
 
 def read_events(path: Path) -> Iterator[dict[str, Any]]:
-    """Yields the events of a log; an unfinished last line (a crash while writing) is passed over."""
+    """Yields the events of a log; an unfinished last line (a crash while writing) is skipped."""
     if not path.exists():
         return
     with path.open(encoding="utf-8") as file:

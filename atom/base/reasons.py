@@ -1,4 +1,4 @@
-"""Why a peer, a message or a round attempt was turned away: the names used on the wire and in logs."""
+"""Why a peer, a message or an attempt was turned away: names used on the wire and in logs."""
 
 from enum import StrEnum
 

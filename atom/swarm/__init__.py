@@ -1,1 +1,1 @@
-"""Peers: who is there, what they agreed on, and how tensors travel. Sees only named host tensors."""
+"""Peers: who is there, what they agreed on, how tensors travel. Sees only named host tensors."""

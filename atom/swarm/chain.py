@@ -21,7 +21,7 @@ MAX_VOTERS = 9
 
 @dataclass(frozen=True, order=True)
 class Voter:
-    """One process of one peer. A restart is a new incarnation and votes only once it is voted in."""
+    """One process of one peer. A restart is a new incarnation, a voter only once voted in."""
 
     peer_id: str
     incarnation: bytes
