@@ -13,7 +13,7 @@ from typing import Any
 from blake3 import blake3
 
 VOTE_DOMAIN = "vote"
-"""Signature domain of an ACCEPTED vote: over `vote_payload(...)`."""
+"""Signature domain of a vote: over `vote_payload(...)`."""
 
 MAX_VOTERS = 9
 """More voters make a round slower, not safer; further members contribute without voting."""
@@ -95,6 +95,8 @@ class Commit:
     value: Value
     ballot: Ballot
     votes: tuple[Vote, ...]
+    survivors: tuple[Voter, ...] = ()
+    """Empty: a quorum of the parent's voters vouches. Else all of these do, after the grace time."""
 
 
 @dataclass(frozen=True)
@@ -142,9 +144,11 @@ def genesis(manifest_digest: bytes, state_digest: bytes, founder: Voter) -> Head
     return Head(digest, 0, 0, 0, (founder,), (founder.peer_id,))
 
 
-def vote_payload(parent: bytes, ballot: Ballot, value_digest: bytes) -> bytes:
-    """The bytes a voter signs to accept a value."""
-    return canonical_digest("vote", [parent, ballot, value_digest])
+def vote_payload(
+    parent: bytes, ballot: Ballot, value_digest: bytes, survivors: tuple[Voter, ...] = ()
+) -> bytes:
+    """The bytes a voter signs to accept a value: a branch vote never passes for an ordinary one."""
+    return canonical_digest("vote", [parent, ballot, value_digest, survivors])
 
 
 def canonical_digest(kind: str, value: Any) -> bytes:

@@ -68,14 +68,16 @@ class Vote(_message.Message):
     def __init__(self, voter: _Optional[_Union[Voter, _Mapping]] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class Commit(_message.Message):
-    __slots__ = ("value", "ballot", "votes")
+    __slots__ = ("value", "ballot", "votes", "survivors")
     VALUE_FIELD_NUMBER: _ClassVar[int]
     BALLOT_FIELD_NUMBER: _ClassVar[int]
     VOTES_FIELD_NUMBER: _ClassVar[int]
+    SURVIVORS_FIELD_NUMBER: _ClassVar[int]
     value: Value
     ballot: Ballot
     votes: _containers.RepeatedCompositeFieldContainer[Vote]
-    def __init__(self, value: _Optional[_Union[Value, _Mapping]] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., votes: _Optional[_Iterable[_Union[Vote, _Mapping]]] = ...) -> None: ...
+    survivors: _containers.RepeatedCompositeFieldContainer[Voter]
+    def __init__(self, value: _Optional[_Union[Value, _Mapping]] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., votes: _Optional[_Iterable[_Union[Vote, _Mapping]]] = ..., survivors: _Optional[_Iterable[_Union[Voter, _Mapping]]] = ...) -> None: ...
 
 class Accepted(_message.Message):
     __slots__ = ("ballot", "value")
