@@ -1,0 +1,1 @@
+"""Models to train, in plain PyTorch: nothing here knows of Atom."""

@@ -1,0 +1,1 @@
+"""Text → tokens → batches, the same on every peer. Imports with torch alone."""

@@ -1,0 +1,104 @@
+"""The training and validation set of a run, as batches."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from atom.models.data.cache import Progress, cached_tokens
+from atom.models.data.corpus import stdlib_corpus, text_corpus
+from atom.models.data.permutation import Permutation
+from atom.models.data.sampler import Sampler
+from atom.models.data.tokenizer import load_tokenizer
+from atom.models.data.windows import Windows, split_tokens
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A tokenised corpus, split and cut. Peers with equal digests see equal samples."""
+
+    train: Windows
+    validation: Windows
+    sampler: Sampler
+    vocabulary_size: int
+    """Tokens the tokenizer knows."""
+    digest: str
+    """sha256 hex of the tokens, where they are split and how long a window is."""
+    tokenizer_digest: str
+    """sha256 hex of the tokenizer."""
+
+    @property
+    def train_windows(self) -> int:
+        return len(self.train)
+
+    @property
+    def validation_windows(self) -> int:
+        return len(self.validation)
+
+    def batch(self, positions: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """(tokens, targets) of the samples at `positions`, each int64 [len(positions), S]."""
+        return self.train.batch([self.sampler.window_at(position) for position in positions])
+
+    def validation_batch(self, index: int, sequences: int) -> tuple[Tensor, Tensor]:
+        """The index-th validation batch: int64 [sequences, S] twice, on every peer the same.
+
+        Spread over the whole validation text; starts again when that is used up.
+        Raises: ValueError if the run holds no validation text back.
+        """
+        count = len(self.validation)
+        if not count:
+            raise ValueError("this run holds no validation text back")
+        order = Permutation.keyed(count, "validation")
+        first = index * sequences
+        return self.validation.batch([order(i % count) for i in range(first, first + sequences)])
+
+
+def open_dataset(
+    source: str,
+    paths: Sequence[str | Path],
+    tokenizer: str | Path,
+    *,
+    validation_fraction: float,
+    sequence_tokens: int,
+    seed: int,
+    cache_folder: Path,
+    max_bytes: int | None = None,
+    on_progress: Progress | None = None,
+) -> Dataset:
+    """Collects the files of a `source` ("text" or "python-stdlib"), tokenises them once, maps them.
+
+    Raises: ValueError if there is no text, too little, or it cannot be tokenised; OSError if the
+    cache folder cannot be written.
+    """
+    if source not in ("text", "python-stdlib"):
+        raise ValueError(f"data source {source!r} is neither text nor python-stdlib")
+    coder = load_tokenizer(tokenizer)
+    corpus = text_corpus(paths, max_bytes) if source == "text" else stdlib_corpus(max_bytes)
+    file = cached_tokens(corpus, coder, cache_folder, on_progress)
+    train, held_out = split_tokens(file.tokens, validation_fraction)
+    windows = Windows(train, sequence_tokens)
+    validation = Windows(held_out, sequence_tokens)
+    _check_enough(windows, validation, validation_fraction)
+    cut = f"{file.digest}:{len(train)}:{len(held_out)}:{sequence_tokens}:{coder.vocabulary_size}"
+    return Dataset(
+        train=windows,
+        validation=validation,
+        sampler=Sampler(len(windows), seed),
+        vocabulary_size=coder.vocabulary_size,
+        digest=hashlib.sha256(cut.encode()).hexdigest(),
+        tokenizer_digest=coder.digest,
+    )
+
+
+def _check_enough(train: Windows, validation: Windows, validation_fraction: float) -> None:
+    for name, part, wanted in (
+        ("training", train, True),
+        ("validation", validation, validation_fraction > 0),
+    ):
+        if wanted and not len(part):
+            raise ValueError(
+                f"the {name} text has {len(part.tokens)} tokens, "
+                f"fewer than one sequence of {part.sequence_tokens} and its target"
+            )

@@ -1,0 +1,123 @@
+"""Text to token numbers: raw bytes, or a tokenizer.json of the `tokenizers` library."""
+
+import codecs
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+_PIECE_CHARACTERS = 1 << 18
+"""Text is encoded in pieces of at least this many characters that end with a line.
+
+The pieces decide the tokens next to each cut: a change of this number changes every digest.
+"""
+_LINE_CHARACTERS = 1 << 23
+"""A line longer than this is cut where it stands, so that memory stays bounded."""
+_PIECES_TOGETHER = 16
+_SEPARATORS = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>")
+
+
+class Tokenizer(Protocol):
+    """Turns the bytes of one document, block by block, into token numbers below the size."""
+
+    @property
+    def vocabulary_size(self) -> int: ...
+
+    @property
+    def digest(self) -> str:
+        """sha256 hex of everything that decides the tokens."""
+
+    @property
+    def separator(self) -> Sequence[int]:
+        """Tokens between two documents."""
+
+    def encode(self, blocks: Iterable[bytes]) -> Iterator[Sequence[int]]:
+        """One document's tokens. Raises: ValueError if the bytes are not text."""
+
+
+class ByteTokenizer:
+    """One token per byte; takes any file. Documents are separated by a newline."""
+
+    vocabulary_size = 256
+    digest = hashlib.sha256(b"bytes").hexdigest()
+    separator: Sequence[int] = (10,)
+
+    def encode(self, blocks: Iterable[bytes]) -> Iterator[Sequence[int]]:
+        """Each block unchanged: bytes are already numbers below 256."""
+        return iter(blocks)
+
+
+class JsonTokenizer:
+    """A tokenizer.json; documents are separated by its end-of-text token, if it has one."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises: ValueError if the file is missing, malformed, or the library is not there."""
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise ValueError(f"tokenizer {path} cannot be read: {error.strerror}") from error
+        self._tokenizer = _parse_tokenizer(content, path)
+        vocabulary: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
+        if not vocabulary:
+            raise ValueError(f"tokenizer {path} has an empty vocabulary")
+        # Numbers may have gaps, so the highest counts, not how many there are.
+        self.vocabulary_size = max(vocabulary.values()) + 1
+        self.digest = hashlib.sha256(f"{_PIECE_CHARACTERS}:".encode() + content).hexdigest()
+        found = [vocabulary[text] for text in _SEPARATORS if text in vocabulary]
+        self.separator: Sequence[int] = tuple(found[:1])
+
+    def encode(self, blocks: Iterable[bytes]) -> Iterator[Sequence[int]]:
+        """Encodes pieces of whole lines. Raises: ValueError if the bytes are not UTF-8."""
+        for pieces in _groups(_pieces(_characters(blocks)), _PIECES_TOGETHER):
+            for encoding in self._tokenizer.encode_batch(pieces, add_special_tokens=False):
+                yield encoding.ids
+
+
+def load_tokenizer(tokenizer: str | Path) -> Tokenizer:
+    """ "bytes", or a path to a tokenizer.json. Raises: ValueError if it cannot be used."""
+    return ByteTokenizer() if tokenizer == "bytes" else JsonTokenizer(Path(tokenizer))
+
+
+def _parse_tokenizer(content: bytes, path: Path) -> Any:
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise ValueError(f"tokenizer {path} needs the package `tokenizers`") from error
+    try:
+        return tokenizers.Tokenizer.from_str(content.decode("utf-8"))
+    except Exception as error:  # the library raises bare Exception for whatever is wrong
+        raise ValueError(f"{path} is not a tokenizer.json: {error}") from error
+
+
+def _characters(blocks: Iterable[bytes]) -> Iterator[str]:
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    for block in blocks:
+        yield decoder.decode(block)
+    yield decoder.decode(b"", final=True)
+
+
+def _pieces(texts: Iterable[str]) -> Iterator[str]:
+    """Cuts after the last newline once a piece is long enough; nothing is lost or added."""
+    held = ""
+    for text in texts:
+        held += text
+        while len(held) >= _PIECE_CHARACTERS:
+            end = held.find("\n", _PIECE_CHARACTERS - 1) + 1
+            if not end and len(held) < _LINE_CHARACTERS:
+                break
+            end = end or _LINE_CHARACTERS
+            yield held[:end]
+            held = held[end:]
+    if held:
+        yield held
+
+
+def _groups(items: Iterable[str], count: int) -> Iterator[list[str]]:
+    group: list[str] = []
+    for item in items:
+        group.append(item)
+        if len(group) == count:
+            yield group
+            group = []
+    if group:
+        yield group

@@ -1,0 +1,249 @@
+"""The GPT-3 family in plain PyTorch (Brown et al. 2020, arXiv 2005.14165, table 2.1).
+
+Pre-LayerNorm blocks, learned positions, the head tied to the token embedding. Every layer is
+dense where the paper alternates dense and locally banded attention: same parameters, same shapes.
+
+First values are seeded one parameter at a time: they depend on the seed, the parameter's name and
+its shape, never on which others are made or in which order, so a peer can fill memory piece by
+piece, in threads, or again after a loss. Bits are the same for one build of PyTorch on one kind
+of CPU; across kinds, vectorised sampling may differ in the last bit.
+
+Shapes: B sequences, S tokens per sequence, D model_dim, H heads, V vocabulary_size.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+GPT2_VOCABULARY = 50257
+"""Tokens of the tokenizer that GPT-2 and GPT-3 share."""
+
+STANDARD_DEVIATION = 0.02
+"""GPT-2's and GPT-3's, for weights and both embeddings."""
+
+_RESIDUAL_ENDS = (".attention.projection.weight", ".feed_forward.contract.weight")
+
+
+@dataclass(frozen=True)
+class GPT3Config:
+    """The numbers of one model. Raises: ValueError naming the number that cannot be."""
+
+    layers: int
+    heads: int
+    model_dim: int
+    sequence_tokens: int = 2048
+    vocabulary_size: int = GPT2_VOCABULARY
+    dropout: float = 0.0
+    """Probability of dropping an activation (embedding, attention, both residual branches)."""
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "heads", "model_dim", "sequence_tokens", "vocabulary_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.model_dim % self.heads:
+            raise ValueError(f"model_dim {self.model_dim} is not divisible by heads {self.heads}")
+        if not 0.0 <= self.dropout < 1.0:
+            raise ValueError(f"dropout must be at least 0 and below 1, not {self.dropout}")
+
+    @classmethod
+    def build(
+        cls,
+        *,
+        vocabulary_size: int,
+        size: str | None = None,
+        layers: int | None = None,
+        heads: int | None = None,
+        model_dim: int | None = None,
+        sequence_tokens: int | None = None,
+        dropout: float = 0.0,
+    ) -> "GPT3Config":
+        """A named size, or the numbers. Raises: ValueError if neither or both are given."""
+        if size is not None:
+            if size not in SIZES:
+                raise ValueError(f"size {size!r} is none of {', '.join(SIZES)}")
+            if (layers, heads, model_dim) != (None, None, None):
+                raise ValueError("give either a size, or layers, heads and model_dim")
+            numbers = SIZES[size]
+        elif layers is None or heads is None or model_dim is None:
+            raise ValueError("without a size, layers, heads and model_dim are all needed")
+        else:
+            numbers = cls(layers, heads, model_dim)
+        return dataclasses.replace(
+            numbers,
+            sequence_tokens=sequence_tokens or numbers.sequence_tokens,
+            vocabulary_size=vocabulary_size,
+            dropout=dropout,
+        )
+
+
+SIZES: dict[str, GPT3Config] = {
+    "small": GPT3Config(layers=12, heads=12, model_dim=768),
+    "medium": GPT3Config(layers=24, heads=16, model_dim=1024),
+    "large": GPT3Config(layers=24, heads=16, model_dim=1536),
+    # The paper prints 24 heads of 128 for XL, which do not fill 2048; 16 do.
+    "xl": GPT3Config(layers=24, heads=16, model_dim=2048),
+    "2.7b": GPT3Config(layers=32, heads=32, model_dim=2560),
+    "6.7b": GPT3Config(layers=32, heads=32, model_dim=4096),
+    # The paper prints 5140, which is not 40 heads of 128; 5120 is.
+    "13b": GPT3Config(layers=40, heads=40, model_dim=5120),
+    "175b": GPT3Config(layers=96, heads=96, model_dim=12288),
+}
+"""The paper's sizes, with its context of 2048 tokens."""
+
+
+class Embedding(nn.Module):
+    """Tokens and positions. The token table is also the head."""
+
+    def __init__(self, config: GPT3Config) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(config.vocabulary_size, config.model_dim)
+        self.positions = nn.Embedding(config.sequence_tokens, config.model_dim)
+        self.dropout = config.dropout
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """tokens [B, S] → [B, S, D]."""
+        # A slice, not arange: a traced graph then holds no device and no constant.
+        positions = self.positions.weight[: tokens.shape[1]]
+        return _drop(self.tokens(tokens) + positions, self.dropout, self.training)
+
+
+class Attention(nn.Module):
+    """Causal multi-head self-attention."""
+
+    def __init__(self, config: GPT3Config) -> None:
+        super().__init__()
+        self.heads = config.heads
+        self.dropout = config.dropout
+        self.qkv = nn.Linear(config.model_dim, 3 * config.model_dim)
+        self.projection = nn.Linear(config.model_dim, config.model_dim)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """hidden [B, S, D] → [B, S, D]."""
+        batch, length, width = hidden.shape
+        heads = self.qkv(hidden).view(batch, length, 3 * self.heads, width // self.heads)
+        query, key, value = heads.transpose(1, 2).split(self.heads, dim=1)
+        dropout = self.dropout if self.training else 0.0
+        mixed = functional.scaled_dot_product_attention(
+            query, key, value, dropout_p=dropout, is_causal=True
+        )
+        joined = mixed.transpose(1, 2).reshape(batch, length, width)
+        return _drop(self.projection(joined), self.dropout, self.training)
+
+
+class FeedForward(nn.Module):
+    """The position-wise network: four times as wide inside."""
+
+    def __init__(self, config: GPT3Config) -> None:
+        super().__init__()
+        self.expand = nn.Linear(config.model_dim, 4 * config.model_dim)
+        self.contract = nn.Linear(4 * config.model_dim, config.model_dim)
+        self.dropout = config.dropout
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """hidden [B, S, D] → [B, S, D]."""
+        inner = functional.gelu(self.expand(hidden), approximate="tanh")
+        return _drop(self.contract(inner), self.dropout, self.training)
+
+
+class Block(nn.Module):
+    """One transformer layer, normalised before each branch."""
+
+    def __init__(self, config: GPT3Config) -> None:
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(config.model_dim)
+        self.attention = Attention(config)
+        self.feed_forward_norm = nn.LayerNorm(config.model_dim)
+        self.feed_forward = FeedForward(config)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """hidden [B, S, D] → [B, S, D]."""
+        hidden = hidden + self.attention(self.attention_norm(hidden))
+        return hidden + self.feed_forward(self.feed_forward_norm(hidden))
+
+
+class GPT3(nn.Module):
+    """A decoder-only transformer that returns its own loss.
+
+    Built with PyTorch's default values; `initialise` gives it the seeded ones.
+    """
+
+    def __init__(
+        self,
+        config: GPT3Config,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.config = config
+        with torch.device(device) if device is not None else contextlib.nullcontext():
+            self.embedding = Embedding(config)
+            self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+            self.final_norm = nn.LayerNorm(config.model_dim)
+        if dtype is not None:
+            self.to(dtype)
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """Mean cross-entropy in nats per token, a scalar in fp32.
+
+        tokens, targets: int64 [B, S], S ≤ sequence_tokens.
+        """
+        logits = self.logits(tokens).float()
+        return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+    def logits(self, tokens: Tensor) -> Tensor:
+        """What comes after each token: tokens int64 [B, S] → [B, S, V] in the weights' dtype."""
+        hidden: Tensor = self.embedding(tokens)
+        for block in self.blocks:
+            hidden = block(hidden)
+        return functional.linear(self.final_norm(hidden), self.embedding.tokens.weight)
+
+
+def parameter_shapes(config: GPT3Config) -> dict[str, tuple[int, ...]]:
+    """Name → shape of every parameter, in order of first use. Allocates nothing."""
+    model = GPT3(config, device="meta")
+    return {name: tuple(value.shape) for name, value in model.named_parameters()}
+
+
+def parameter_count(config: GPT3Config) -> int:
+    """Numbers to train; the tied head is counted once."""
+    return sum(math.prod(shape) for shape in parameter_shapes(config).values())
+
+
+def initial_value(config: GPT3Config, name: str, shape: tuple[int, ...], seed: int) -> Tensor:
+    """The first value of one parameter: a new fp32 CPU tensor of `shape`.
+
+    Biases 0, norms 1, all else N(0, 0.02²); the two projections that end in the residual stream
+    are scaled by 1/√(2·layers), so that its variance does not grow with depth (GPT-2, section 2.3).
+    """
+    if name.endswith(".bias"):
+        return torch.zeros(shape)
+    if name.endswith("norm.weight"):
+        return torch.ones(shape)
+    deviation = STANDARD_DEVIATION
+    if name.endswith(_RESIDUAL_ENDS):
+        deviation /= math.sqrt(2 * config.layers)
+    generator = torch.Generator().manual_seed(_generator_seed(name, seed))
+    return torch.empty(shape).normal_(0.0, deviation, generator=generator)
+
+
+@torch.no_grad()
+def initialise(model: GPT3, seed: int) -> None:
+    """Gives every parameter its seeded value, rounded to the model's dtype, on its device."""
+    for name, parameter in model.named_parameters():
+        parameter.copy_(initial_value(model.config, name, tuple(parameter.shape), seed))
+
+
+def _generator_seed(name: str, seed: int) -> int:
+    digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
+    return int.from_bytes(digest[:8], "big")
+
+
+def _drop(hidden: Tensor, probability: float, training: bool) -> Tensor:
+    # Without dropout there is no node in a traced graph, and no random number is drawn.
+    return functional.dropout(hidden, probability, training) if probability > 0 else hidden
