@@ -1,0 +1,1 @@
+"""Rounds and the loop: the one place where the model's column and the swarm meet."""

@@ -1,0 +1,85 @@
+"""A coordinator's notebook for one ballot, and the decisions taken from it. Pure."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from atom.swarm.chain import Ballot, Contribution, Value, Voter
+from atom.swarm.messages import Accepted, Promise
+from atom.training.round.electorate import Electorate
+
+
+class Stage(StrEnum):
+    PREVOTE = "prevote"
+    PREPARE = "prepare"
+    RING = "ring"
+    ACCEPT = "accept"
+
+
+@dataclass
+class Attempt:
+    """One try to decide the round: who was asked, who answered what, until when we wait."""
+
+    electorate: Electorate
+    stage: Stage
+    since: float
+    deadline: float
+    serial: int = 0
+    ballot: Ballot | None = None
+    expected: set[str] = field(default_factory=set)
+    """Peers whose promise we wait for; the unreachable are struck off."""
+    agreeable: set[Voter] = field(default_factory=set)
+    """Voters that answered the pre-vote with yes."""
+    promises: dict[Voter, Promise] = field(default_factory=dict)
+    members: tuple[Contribution, ...] = ()
+    value: Value | None = None
+    votes: dict[Voter, bytes] = field(default_factory=dict)
+
+    def all_answered(self) -> bool:
+        return self.expected <= {voter.peer_id for voter in self.promises}
+
+    def decidable(self) -> bool:
+        return self.electorate.satisfied_by(set(self.promises))
+
+    def frozen_sequences(self) -> int:
+        return sum(promise.sequences for promise in self.promises.values())
+
+    def voters_asked(self) -> set[Voter]:
+        """Voters of the electorate that promised and did not become unreachable since."""
+        return {
+            voter
+            for voter in self.electorate.voters
+            if voter in self.promises and voter.peer_id in self.expected
+        }
+
+
+def value_to_finish(promises: dict[Voter, Promise]) -> Accepted | None:
+    """The accepted value with the highest ballot among the promises: it must be finished.
+
+    In a branch attempt the slot's own accepted value comes first; else what the survivors
+    accepted in the ordinary round, since the missing half may have committed just that.
+    """
+    own = [p.accepted for p in promises.values() if p.accepted is not None]
+    before = [
+        p.accepted_before_branch for p in promises.values() if p.accepted_before_branch is not None
+    ]
+    return max(own or before, key=lambda accepted: accepted.ballot, default=None)
+
+
+def odd_states_out(promises: dict[Voter, Promise], tie_order: list[Voter]) -> set[Voter]:
+    """Members whose state digest differs from the most common one.
+
+    Equal heads must mean equal bytes; whoever differs refetches its state. A tie goes to the
+    digest of the first in `tie_order`.
+    """
+    holders: dict[bytes, list[Voter]] = {}
+    for voter, promise in promises.items():
+        holders.setdefault(promise.state_digest, []).append(voter)
+    if len(holders) <= 1:
+        return set()
+    place = {voter: index for index, voter in enumerate(tie_order)}
+    last = len(tie_order)
+    best = max(
+        holders.values(),
+        key=lambda group: (len(group), -min(place.get(voter, last) for voter in group)),
+    )
+    return set(promises) - set(best)

@@ -1,0 +1,349 @@
+"""Leading an attempt: pre-vote, prepare, ring, accept, commit. Anyone may, in turn; nobody must.
+
+A coordinator holds no authority over what is true. It may only propose a result that the ring of
+its own ballot made, or finish a value that somebody in a quorum accepted before.
+"""
+
+from atom.base.reasons import Reason
+from atom.swarm.chain import VOTE_DOMAIN, Ballot, Commit, Contribution, Value, Vote, Voter
+from atom.swarm.chain import vote_payload as payload_of
+from atom.swarm.identity import verify
+from atom.swarm.membership import signed_by, standing, voters_next
+from atom.swarm.messages import (
+    Abort,
+    Accept,
+    AcceptedVote,
+    CommitNotice,
+    Nack,
+    Prepare,
+    Prevote,
+    PrevoteAnswer,
+    Promise,
+    Ring,
+    Suspect,
+)
+from atom.training.round.attempt import Attempt, Stage, odd_states_out, value_to_finish
+from atom.training.round.desk import Desk
+from atom.training.round.electorate import (
+    Electorate,
+    alive_voters,
+    electorate,
+    rank,
+    same_head,
+)
+from atom.training.round.vocabulary import Phase
+
+
+class Coordinator:
+    """This replica's attempts, at most one at a time."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._serial = 0
+        self.lead_after = desk.now
+        self.reset()
+
+    def reset(self) -> None:
+        """A new head: no attempt, no patience lost, nobody suspected."""
+        self.attempt: Attempt | None = None
+        self._retry_at = self._desk.now
+        self._trigger_since: float | None = None
+        self._told_waiting = False
+        self._suspicions: dict[str, int] = {}
+
+    # ---- when
+
+    def tick(self) -> None:
+        if self.attempt is not None:
+            self._watch(self.attempt)
+        if self.attempt is None:
+            self._maybe_lead()
+
+    def rest(self) -> None:
+        """We were frozen: what we know is old, and others lead by now."""
+        self.lead_after = self._desk.now + self._desk.patience.thaw_rest
+        self._trigger_since = None
+        if self.attempt is not None:
+            self.give_up(Reason.SUPERSEDED)
+
+    def _maybe_lead(self) -> None:
+        desk = self._desk
+        if desk.phase is not Phase.ACCUMULATING or desk.now < self.lead_after:
+            return
+        if not self._has_cause():
+            self._trigger_since = None
+            return
+        if self._trigger_since is None:
+            self._trigger_since = desk.now
+        patience, terms = desk.patience, desk.terms
+        chosen = electorate(desk.head, desk.me, desk.view, patience.grace, terms.branches)
+        self._tell_if_waiting(chosen)
+        if chosen is None or desk.now < self._retry_at:
+            return
+        alive = alive_voters(desk.head, desk.me, desk.view) | set(chosen.survivors)
+        turn = self._trigger_since + patience.rank * rank(chosen.voters, desk.me, desk.head, alive)
+        if desk.now >= max(turn, desk.state.active_at + patience.quiet):
+            self._begin(chosen)
+
+    def _has_cause(self) -> bool:
+        """The swarm has reached the global batch, or an accepted value waits to be finished."""
+        desk = self._desk
+        if any(slot.accepted for slot in desk.state.slots.by_survivors.values()):
+            return True
+        others = same_head(desk.head, desk.view).values()
+        count = desk.view.sequences + sum(lease.sequences for lease in others)
+        return count >= desk.terms.global_batch
+
+    def _tell_if_waiting(self, chosen: Electorate | None) -> None:
+        desk = self._desk
+        waiting = chosen is None and desk.me in desk.head.voters
+        if waiting and not self._told_waiting:
+            missing = set(desk.head.voters) - alive_voters(desk.head, desk.me, desk.view)
+            desk.report(
+                "no-quorum",
+                waiting_for=sorted(voter.peer_id for voter in missing),
+                grace_seconds=desk.patience.grace,
+            )
+        self._told_waiting = waiting
+
+    def _watch(self, attempt: Attempt) -> None:
+        now = self._desk.now
+        if attempt.stage is Stage.PREVOTE and now >= attempt.deadline:
+            self.give_up(Reason.NO_QUORUM)
+        elif attempt.stage is Stage.PREPARE:
+            self._check_promises()
+        elif attempt.stage is Stage.ACCEPT:
+            self._check_votes()
+            late = now - attempt.since > self._desk.patience.holding
+            if late and self.attempt is attempt:
+                self.give_up(Reason.NO_QUORUM)
+
+    # ---- pre-vote and prepare
+
+    def _begin(self, chosen: Electorate) -> None:
+        desk = self._desk
+        if chosen.survivors:
+            desk.report("branch-attempt", survivors=[v.peer_id for v in chosen.survivors])
+            self._prepare(chosen)
+            return
+        self._serial += 1
+        deadline = desk.now + desk.patience.prevote
+        self.attempt = Attempt(chosen, Stage.PREVOTE, desk.now, deadline, self._serial)
+        self.attempt.agreeable.add(desk.me)
+        others = [voter.peer_id for voter in chosen.voters if voter != desk.me]
+        desk.tell(others, Prevote(desk.head.digest, self._serial))
+        self._check_prevotes(self.attempt)
+
+    def on_prevote_answer(self, sender: Voter, message: PrevoteAnswer) -> None:
+        attempt = self.attempt
+        if attempt is None or attempt.stage is not Stage.PREVOTE:
+            return
+        if message.serial == attempt.serial and not message.refusal:
+            attempt.agreeable.add(sender)
+            self._check_prevotes(attempt)
+
+    def _check_prevotes(self, attempt: Attempt) -> None:
+        if attempt.electorate.satisfied_by(attempt.agreeable):
+            self._prepare(attempt.electorate)
+
+    def _prepare(self, chosen: Electorate) -> None:
+        desk = self._desk
+        number = max(desk.state.slots.highest_attempt, desk.state.highest_seen) + 1
+        ballot = Ballot(number, desk.me.peer_id, desk.me.incarnation)
+        invited = set(same_head(desk.head, desk.view)) | {desk.me.peer_id}
+        if chosen.survivors:
+            invited &= {voter.peer_id for voter in chosen.survivors}
+        else:
+            invited -= {peer for peer, count in self._suspicions.items() if count >= 2}
+        deadline = desk.now + desk.promise_patience()
+        self.attempt = Attempt(chosen, Stage.PREPARE, desk.now, deadline, ballot=ballot)
+        self.attempt.expected = invited
+        desk.tell(invited, Prepare(desk.head.digest, ballot, chosen.survivors))
+
+    def on_promise(self, sender: Voter, message: Promise) -> None:
+        attempt = self._attempt_of(message.ballot, Stage.PREPARE)
+        if attempt is not None:
+            attempt.promises[sender] = message
+            self._check_promises()
+
+    def _check_promises(self) -> None:
+        attempt = self.attempt
+        assert attempt is not None
+        if not attempt.all_answered() and self._desk.now < attempt.deadline:
+            return
+        if not attempt.decidable():
+            self.give_up(Reason.NO_QUORUM)
+            return
+        accepted = value_to_finish(attempt.promises)
+        if accepted is not None:
+            self._desk.report("finishing-accepted", attempt=accepted.ballot.attempt)
+            self._propose(attempt, accepted.value)
+        elif attempt.frozen_sequences() < self._desk.terms.global_batch:
+            self.give_up(Reason.EARLY)
+        elif not self._part_with_odd_states(attempt):
+            self._compose_ring(attempt)
+
+    def _part_with_odd_states(self, attempt: Attempt) -> bool:
+        desk = self._desk
+        odd = odd_states_out(attempt.promises, standing(attempt.electorate.voters))
+        if not odd:
+            return False
+        desk.report("state-mismatch", peers=sorted(voter.peer_id for voter in odd))
+        assert attempt.ballot is not None
+        message = Abort(desk.head.digest, attempt.ballot, Reason.STATE_MISMATCH)
+        attempt.expected -= {voter.peer_id for voter in odd}
+        for voter in odd:
+            del attempt.promises[voter]
+        if desk.me not in odd:
+            self.give_up(Reason.SUPERSEDED)
+        desk.tell([voter.peer_id for voter in odd], message)
+        return True
+
+    # ---- ring
+
+    def _compose_ring(self, attempt: Attempt) -> None:
+        desk = self._desk
+        assert attempt.ballot is not None
+        attempt.members = tuple(
+            Contribution(v.peer_id, v.incarnation, p.sequences, p.loss_sum)
+            for v in standing(attempt.promises, desk.head.digest)
+            for p in [attempt.promises[v]]
+        )
+        attempt.stage = Stage.RING
+        attempt.since = desk.now
+        ring = Ring(desk.head.digest, attempt.ballot, attempt.members)
+        desk.tell([member.peer_id for member in attempt.members], ring)
+
+    def on_suspect(self, sender: Voter, message: Suspect) -> None:
+        attempt = self._attempt_of(message.ballot, Stage.RING)
+        if attempt is None or all(m.peer_id != sender.peer_id for m in attempt.members):
+            return
+        if message.peer_id:
+            self._suspicions[message.peer_id] = self._suspicions.get(message.peer_id, 0) + 1
+        self.give_up(Reason.RING_BROKEN)
+        self._retry_at = self._desk.now  # at once: the dead will not answer the next prepare
+
+    def on_own_result(self, ballot: Ballot, digest: bytes, norm: float) -> None:
+        """Our ring finished: if it was our attempt's, propose what it made."""
+        attempt = self._attempt_of(ballot, Stage.RING)
+        if attempt is None:
+            return
+        self._suspicions.clear()
+        desk = self._desk
+        survivors = attempt.electorate.survivors
+        members = [Voter(m.peer_id, m.incarnation) for m in attempt.members]
+        leaving = {voter.peer_id for voter, p in attempt.promises.items() if p.leaving}
+        electors = survivors or desk.head.voters
+        value = Value(
+            parent=desk.head.digest,
+            round=desk.head.round + 1,
+            origin=ballot,
+            result_digest=digest,
+            gradient_norm=norm,
+            parent_state_digest=desk.state.state_digest,
+            contributions=attempt.members,
+            voters_next=voters_next(electors, members, leaving, desk.view.dead),
+            survivors=survivors,
+        )
+        self._propose(attempt, value)
+
+    # ---- accept and commit
+
+    def _propose(self, attempt: Attempt, value: Value) -> None:
+        assert attempt.ballot is not None
+        attempt.stage = Stage.ACCEPT
+        attempt.value = value
+        attempt.since = self._desk.now
+        message = Accept(self._desk.head.digest, attempt.ballot, value)
+        self._desk.tell([voter.peer_id for voter in attempt.electorate.voters], message)
+
+    def on_vote(self, sender: Voter, message: AcceptedVote) -> None:
+        attempt = self._attempt_of(message.ballot, Stage.ACCEPT)
+        if attempt is None or attempt.value is None or sender not in attempt.electorate.voters:
+            return
+        digest = attempt.value.digest()
+        survivors = attempt.electorate.survivors
+        payload = payload_of(self._desk.head.digest, message.ballot, digest, survivors)
+        genuine = verify(sender.peer_id, VOTE_DOMAIN, signed_by(sender, payload), message.signature)
+        if message.value_digest != digest or not genuine:
+            reason = Reason.BAD_SIGNATURE.value
+            self._desk.report("vote-refused", peer=sender.peer_id, reason=reason)
+            return
+        attempt.votes[sender] = message.signature
+        self._check_votes()
+
+    def _check_votes(self) -> None:
+        attempt = self.attempt
+        assert attempt is not None
+        voted = set(attempt.votes)
+        if not attempt.electorate.satisfied_by(voted):
+            return
+        waited = self._desk.now - attempt.since
+        if voted >= attempt.voters_asked() or waited >= self._desk.patience.votes:
+            self._commit(attempt)
+
+    def _commit(self, attempt: Attempt) -> None:
+        assert attempt.ballot is not None
+        assert attempt.value is not None
+        desk = self._desk
+        votes = tuple(Vote(voter, attempt.votes[voter]) for voter in sorted(attempt.votes))
+        commit = Commit(attempt.value, attempt.ballot, votes, attempt.electorate.survivors)
+        audience = set(same_head(desk.head, desk.view)) | {desk.me.peer_id}
+        audience |= {member.peer_id for member in attempt.value.contributions}
+        audience |= {voter.peer_id for voter in attempt.electorate.voters}
+        self.attempt = None
+        desk.tell(audience, CommitNotice(commit))
+
+    # ---- giving up
+
+    def on_nack(self, sender: Voter, message: Nack) -> None:
+        desk = self._desk
+        if message.promised is not None:
+            desk.state.highest_seen = max(desk.state.highest_seen, message.promised.attempt)
+        attempt = self.attempt
+        if attempt is None or attempt.ballot != message.ballot:
+            return
+        stage = attempt.stage.value
+        desk.report("nack", peer=sender.peer_id, reason=message.reason, stage=stage)
+        if message.reason in (Reason.BALLOT_TOO_LOW, Reason.VOTER_ALIVE):
+            self.give_up(Reason.SUPERSEDED)
+        else:
+            self.on_unreachable(sender.peer_id)
+
+    def on_unreachable(self, peer_id: str) -> None:
+        """Nobody there, or nothing to be had from it: stop waiting for its answer."""
+        attempt = self.attempt
+        if attempt is None:
+            return
+        attempt.expected.discard(peer_id)
+        if attempt.stage is Stage.PREPARE:
+            self._check_promises()
+        elif attempt.stage is Stage.ACCEPT:
+            self._check_votes()
+
+    def step_aside(self, ballot: Ballot) -> None:
+        """A higher ballot of somebody else ends our attempt, silently."""
+        attempt = self.attempt
+        if attempt is not None and (attempt.ballot is None or attempt.ballot < ballot):
+            self.attempt = None
+            self._back_off()
+
+    def give_up(self, reason: Reason) -> None:
+        """Ends the attempt; whoever took part goes back to accumulating."""
+        attempt, self.attempt = self.attempt, None
+        assert attempt is not None
+        self._desk.report("attempt-ended", reason=reason.value, stage=attempt.stage.value)
+        self._back_off()
+        if attempt.ballot is not None:
+            asked = attempt.expected | {voter.peer_id for voter in attempt.promises}
+            self._desk.tell(asked, Abort(self._desk.head.digest, attempt.ballot, reason))
+
+    def _back_off(self) -> None:
+        spread = 1 + self._desk.jitter.random()
+        self._retry_at = self._desk.now + self._desk.patience.retry * spread
+
+    def _attempt_of(self, ballot: Ballot, stage: Stage) -> Attempt | None:
+        attempt = self.attempt
+        if attempt is None or attempt.ballot != ballot or attempt.stage is not stage:
+            return None
+        return attempt

@@ -1,0 +1,103 @@
+"""What member and coordinator of one replica share: the head's state, the time, the outbox."""
+
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from atom.base.reasons import Reason
+from atom.swarm.chain import Ballot, Commit, Head, Voter
+from atom.swarm.messages import Accept, Message, Nack
+from atom.training.round.electorate import same_head
+from atom.training.round.slots import Slots
+from atom.training.round.terms import Patience, Terms
+from atom.training.round.vocabulary import Action, Phase, Report, Send, View
+
+
+@dataclass
+class HeadState:
+    """Everything that is true only while `head` is our head. A step throws it away whole."""
+
+    head: Head
+    state_digest: bytes
+    entered: float
+    slots: Slots = field(default_factory=Slots)
+    ballot: Ballot | None = None
+    """The ballot we promised, reduced or hold a result for."""
+    since: float = 0.0
+    """When the present phase began."""
+    highest_seen: int = 0
+    active_at: float = float("-inf")
+    """When another coordinator last gave a sign, and which."""
+    active_by: str = ""
+    frozen_counts: dict[Ballot, int] = field(default_factory=dict)
+    held: dict[bytes, float] = field(default_factory=dict)
+    """Averaged results in memory: digest → gradient norm."""
+    ring_results: dict[Ballot, bytes] = field(default_factory=dict)
+    fetching: set[bytes] = field(default_factory=set)
+    pending_accept: tuple[Voter, Accept] | None = None
+    pending_commit: Commit | None = None
+    deferred: list[tuple[Voter, Message]] = field(default_factory=list)
+
+
+class Desk:
+    """Shared by the parts of one machine; carries no rule of its own."""
+
+    def __init__(
+        self,
+        me: Voter,
+        terms: Terms,
+        sign: Callable[[str, bytes], bytes],
+        state: HeadState,
+    ) -> None:
+        self.me = me
+        self.terms = terms
+        self.sign = sign
+        self.state = state
+        self.phase = Phase.ACCUMULATING
+        self.view = View()
+        self.leaving = False
+        self.now = state.entered
+        self.out: list[Action] = []
+        self.jitter = random.Random(me.incarnation)
+        self.deliver: Callable[[Voter, Message], None]
+
+    @property
+    def head(self) -> Head:
+        return self.state.head
+
+    @property
+    def patience(self) -> Patience:
+        return self.terms.patience
+
+    def promise_patience(self) -> float:
+        """A peer answers a prepare at its next pass boundary: wait for the slowest, bounded."""
+        leases = same_head(self.head, self.view).values()
+        slowest = max([self.view.pass_seconds, *(lease.pass_seconds for lease in leases)])
+        return max(self.patience.promise, min(2 * slowest + 0.5, 60.0))
+
+    def send(self, peer_id: str, message: Message) -> None:
+        """To a peer; to ourselves at once, without a wire."""
+        if peer_id == self.me.peer_id:
+            self.deliver(self.me, message)
+        else:
+            self.out.append(Send(peer_id, message))
+
+    def tell(self, peers: Iterable[str], message: Message) -> None:
+        """To several, ourselves last: our own answer may change the phase."""
+        ordered = sorted(set(peers), key=lambda peer_id: (peer_id == self.me.peer_id, peer_id))
+        for peer_id in ordered:
+            self.send(peer_id, message)
+
+    def nack(
+        self, sender: Voter, ballot: Ballot, reason: Reason, parent: bytes | None = None
+    ) -> None:
+        if sender == self.me:
+            return
+        slots = self.state.slots
+        promised = slots.slot(slots.survivors_of(ballot)).promised
+        answer = Nack(parent or self.head.digest, ballot, promised, reason.value)
+        self.send(sender.peer_id, answer)
+
+    def report(self, kind: str, **fields: Any) -> None:
+        self.out.append(Report(kind, {"round": self.head.round, **fields}))

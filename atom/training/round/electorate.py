@@ -1,0 +1,105 @@
+"""Who may decide the round of a head, given what the directory shows. Pure.
+
+Ordinarily the voters fixed by the last commit, as soon as a quorum of them can be alive. When no
+quorum is left, the survivors may go on without it once every missing voter is confirmed dead or
+its lease has been gone for the grace time; the commit then records that it is their branch.
+"""
+
+from dataclasses import dataclass
+
+from atom.swarm.chain import MAX_VOTERS, Head, Voter
+from atom.swarm.membership import is_quorum, standing
+from atom.swarm.records import Lease, PeerState
+from atom.training.round.slots import ORDINARY, Survivors
+from atom.training.round.vocabulary import View
+
+ACTIVE_STATES = frozenset(
+    {
+        PeerState.ACCUMULATING,
+        PeerState.REDUCING,
+        PeerState.STEPPING,
+        PeerState.PAUSED,
+        PeerState.LEAVING,
+    }
+)
+
+
+@dataclass(frozen=True)
+class Electorate:
+    """`survivors` empty: the head's voters by quorum. Else: all of the survivors, no fewer."""
+
+    voters: tuple[Voter, ...]
+    survivors: Survivors = ORDINARY
+
+    def satisfied_by(self, present: set[Voter]) -> bool:
+        if self.survivors:
+            return present >= set(self.survivors)
+        return is_quorum(self.voters, present)
+
+
+def same_head(head: Head, view: View) -> dict[str, Lease]:
+    """Fresh leases of other peers that could take part in the round of `head`."""
+    return {
+        peer_id: lease
+        for peer_id, lease in view.fresh.items()
+        if lease.head == head.digest and lease.state in ACTIVE_STATES
+    }
+
+
+def alive_voters(head: Head, me: Voter, view: View) -> set[Voter]:
+    """Voters with a fresh lease, whatever head they show: slow is not dead."""
+    return {
+        voter
+        for voter in head.voters
+        if voter == me
+        or (
+            (lease := view.fresh.get(voter.peer_id)) is not None
+            and lease.incarnation == voter.incarnation
+        )
+    }
+
+
+def gone_for_good(head: Head, me: Voter, view: View, grace_seconds: float) -> bool:
+    """Whether every voter that is not alive is confirmed dead, or was silent for the grace time."""
+    missing = set(head.voters) - alive_voters(head, me, view)
+    return all(
+        voter in view.dead
+        or voter.peer_id == me.peer_id
+        or view.lapsed_seconds.get(voter, 0.0) >= grace_seconds
+        for voter in missing
+    )
+
+
+def electorate(
+    head: Head, me: Voter, view: View, grace_seconds: float, branches: bool
+) -> Electorate | None:
+    """Whom to ask for the next commit; None while we may not coordinate or have to wait."""
+    alive = alive_voters(head, me, view)
+    if is_quorum(head.voters, alive):
+        return Electorate(head.voters) if me in head.voters else None
+    confirmed_only = gone_for_good(head, me, view, float("inf"))
+    if not confirmed_only and not (branches and gone_for_good(head, me, view, grace_seconds)):
+        return None
+    others = [Voter(i, lease.incarnation) for i, lease in same_head(head, view).items()]
+    survivors = tuple(sorted(standing([me, *others])[:MAX_VOTERS]))
+    return Electorate(survivors, survivors) if me in survivors else None
+
+
+def objection_to_branch(
+    head: Head, me: Voter, view: View, survivors: Survivors, grace_seconds: float
+) -> bool:
+    """Whether *we* know better than the proposer of a branch: a voter it left out is not gone."""
+    alive = alive_voters(head, me, view)
+    left_out = alive - set(survivors)
+    return (
+        me not in survivors
+        or bool(left_out)
+        or is_quorum(head.voters, alive)
+        or not gone_for_good(head, me, view, grace_seconds)
+    )
+
+
+def rank(voters: tuple[Voter, ...], me: Voter, head: Head, alive: set[Voter]) -> int:
+    """Our place in line to coordinate: dealt anew by every head, the absent passed over."""
+    line = [voter for voter in standing(voters, head.digest) if voter in alive or voter == me]
+    return line.index(me)

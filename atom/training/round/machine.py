@@ -1,0 +1,248 @@
+"""The round of one replica: voter, contributor and (in turn) coordinator. Pure.
+
+`handle(event, now)` returns actions and touches nothing outside the machine: no clock, no socket,
+no tensor. Safety rests on three rules alone: promises and accepted values are never forgotten
+within a head; a value accepted by anybody in a quorum is finished rather than recomputed; and
+gradients count only for the head they were computed on. Timeouts and leases decide when to try,
+never what is true; so a wrong timeout costs time, not correctness.
+"""
+
+from collections.abc import Callable
+
+from atom.base.reasons import Reason
+from atom.swarm.chain import Head, Voter
+from atom.swarm.messages import (
+    Abort,
+    Accept,
+    AcceptedVote,
+    CommitNotice,
+    Message,
+    Nack,
+    Prepare,
+    Prevote,
+    PrevoteAnswer,
+    Promise,
+    Ring,
+    Suspect,
+)
+from atom.swarm.records import Lease
+from atom.training.round.coordinator import Coordinator
+from atom.training.round.desk import Desk, HeadState
+from atom.training.round.member import Member
+from atom.training.round.terms import Terms
+from atom.training.round.vocabulary import (
+    Action,
+    CaughtUp,
+    Event,
+    Fetched,
+    FetchFailed,
+    Frozen,
+    LeaveRequested,
+    Phase,
+    Received,
+    RingFailed,
+    RingFinished,
+    Stepped,
+    Thaw,
+    Tick,
+    Unreachable,
+    View,
+)
+
+
+class RoundMachine:
+    """See the module. Not thread-safe: one loop owns it."""
+
+    def __init__(
+        self,
+        me: Voter,
+        head: Head,
+        state_digest: bytes,
+        terms: Terms,
+        sign: Callable[[str, bytes], bytes],
+        now: float,
+    ) -> None:
+        self._desk = Desk(me, terms, sign, HeadState(head, state_digest, now))
+        self._desk.deliver = self._on_message
+        self._coordinator = Coordinator(self._desk)
+        self._member = Member(self._desk, self._coordinator)
+        self._last_tick = now
+        self._behind_since: float | None = None
+        self._shunned: dict[str, float] = {}
+
+    # ---- what others may see
+
+    @property
+    def phase(self) -> Phase:
+        return self._desk.phase
+
+    @property
+    def head(self) -> Head:
+        return self._desk.head
+
+    @property
+    def state_digest(self) -> bytes:
+        """Digest of the state at `head`; empty while stepping."""
+        return self._desk.state.state_digest
+
+    @property
+    def leaving(self) -> bool:
+        return self._desk.leaving
+
+    @property
+    def finished(self) -> bool:
+        """The run's last round is committed here."""
+        last = self._desk.terms.last_round
+        return last is not None and self.head.round >= last
+
+    # ---- the door
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        """The machine's answer to one event at time `now` (seconds, monotonic)."""
+        desk, member = self._desk, self._member
+        desk.now, desk.out = now, []
+        match event:
+            case Tick(view):
+                self._on_tick(view)
+            case Received(sender, incarnation, message):
+                self._on_message(Voter(sender, incarnation), message)
+            case Frozen(ballot, sequences, loss_sum):
+                member.on_frozen(ballot, sequences, loss_sum)
+            case RingFinished(ballot, digest, norm):
+                member.on_ring_finished(ballot, digest, norm)
+            case RingFailed(ballot, suspect, reason):
+                member.on_ring_failed(ballot, suspect, reason)
+            case Fetched(digest, norm):
+                member.on_fetched(digest, norm)
+            case FetchFailed(digest):
+                member.on_fetch_failed(digest)
+            case Stepped(head, state_digest):
+                self._on_stepped(head, state_digest)
+            case CaughtUp():
+                self._on_caught_up(event)
+            case Unreachable(peer_id):
+                self._coordinator.on_unreachable(peer_id)
+            case LeaveRequested():
+                desk.leaving = True
+        return desk.out
+
+    # ---- time
+
+    def _on_tick(self, view: View) -> None:
+        desk = self._desk
+        gap, self._last_tick = desk.now - self._last_tick, desk.now
+        desk.view = view
+        if gap > desk.patience.thaw_gap:
+            desk.report("thawed", seconds=round(gap, 1))
+            self._behind_since = None
+            self._coordinator.rest()
+        if desk.phase in (Phase.SYNCING, Phase.STEPPING) or self._look_for_better_head():
+            return
+        if not self.finished:
+            self._coordinator.tick()
+        self._member.tick()
+
+    def _look_for_better_head(self) -> bool:
+        """Starts catching up once a preferred head was visible for a while; True if so."""
+        desk = self._desk
+        better = [lease for lease in desk.view.fresh.values() if self._is_better(lease)]
+        if not better:
+            self._behind_since = None
+            return False
+        if self._behind_since is None:
+            self._behind_since = desk.now
+        if desk.now - self._behind_since < desk.patience.behind:
+            return False
+        self._behind_since = None
+        better.sort(key=lambda lease: (-lease.work, lease.head, lease.peer_id))
+        donors = tuple(lease.peer_id for lease in better)
+        self._member.catch_up(donors, "a preferred head is out there")
+        return True
+
+    def _is_better(self, lease: Lease) -> bool:
+        mine = self.head
+        return (
+            lease.head != mine.digest
+            and (lease.work, mine.digest) > (mine.work, lease.head)
+            and self._shunned.get(lease.peer_id, 0.0) <= self._desk.now
+        )
+
+    # ---- messages
+
+    def _on_message(self, sender: Voter, message: Message) -> None:
+        if isinstance(message, Prevote):
+            self._member.on_prevote(sender, message)
+        elif isinstance(message, CommitNotice):
+            if self._may_handle(sender, message, message.commit.value.parent):
+                self._member.on_commit(message.commit)
+        elif isinstance(message, Prepare | Ring | Accept):
+            self._on_call(sender, message)
+        elif getattr(message, "parent", None) == self.head.digest:
+            self._on_answer(sender, message)
+
+    def _on_call(self, sender: Voter, message: Prepare | Ring | Accept) -> None:
+        """What only the ballot's own coordinator may say."""
+        ballot = message.ballot
+        if Voter(ballot.coordinator, ballot.incarnation) != sender:
+            return
+        if not self._may_handle(sender, message, message.parent):
+            return
+        if message.parent != self.head.digest:
+            self._desk.nack(sender, ballot, Reason.WRONG_HEAD, message.parent)
+            return
+        match message:
+            case Prepare():
+                self._member.on_prepare(sender, message)
+            case Ring():
+                self._member.on_ring(sender, message)
+            case Accept():
+                self._member.on_accept(sender, message)
+
+    def _may_handle(self, sender: Voter, message: Message, parent: bytes) -> bool:
+        """Between two states nothing is decided; what concerns the next one waits for it."""
+        phase = self.phase
+        if phase is Phase.STEPPING and parent == self.head.digest:
+            self._desk.state.deferred.append((sender, message))
+        return phase not in (Phase.STEPPING, Phase.SYNCING)
+
+    def _on_answer(self, sender: Voter, message: Message) -> None:
+        match message:
+            case PrevoteAnswer():
+                self._coordinator.on_prevote_answer(sender, message)
+            case Promise():
+                self._coordinator.on_promise(sender, message)
+            case Nack():
+                self._coordinator.on_nack(sender, message)
+            case Suspect():
+                self._coordinator.on_suspect(sender, message)
+            case AcceptedVote():
+                self._coordinator.on_vote(sender, message)
+            case Abort():
+                self._member.on_abort(sender, message)
+            case _:
+                pass
+
+    # ---- states
+
+    def _on_stepped(self, head: bytes, state_digest: bytes) -> None:
+        desk = self._desk
+        if desk.phase is not Phase.STEPPING or head != self.head.digest:
+            return
+        desk.phase = Phase.ACCUMULATING
+        desk.state.state_digest = state_digest
+        desk.out.append(Thaw())
+        waiting, desk.state.deferred = desk.state.deferred, []
+        for sender, message in waiting:
+            self._on_message(sender, message)
+
+    def _on_caught_up(self, event: CaughtUp) -> None:
+        desk = self._desk
+        until = desk.now + desk.patience.shun
+        self._shunned.update(dict.fromkeys(event.shunned, until))
+        if event.head.digest == self.head.digest:
+            desk.state.state_digest = event.state_digest  # promises at this head still bind us
+        else:
+            desk.state = HeadState(event.head, event.state_digest, desk.now, since=desk.now)
+            self._coordinator.reset()
+        desk.phase = Phase.ACCUMULATING
+        desk.out.append(Thaw())

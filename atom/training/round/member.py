@@ -1,0 +1,300 @@
+"""Taking part in a round: promise, freeze, reduce, accept, step. Voters and contributors alike."""
+
+from atom.base.reasons import Reason
+from atom.swarm.chain import VOTE_DOMAIN, Ballot, Commit, Contribution, Value, Voter, vote_payload
+from atom.swarm.membership import certificate_problem, signed_by
+from atom.swarm.messages import (
+    Abort,
+    Accept,
+    AcceptedVote,
+    Prepare,
+    Prevote,
+    PrevoteAnswer,
+    Promise,
+    Ring,
+    Suspect,
+)
+from atom.training.round.coordinator import Coordinator
+from atom.training.round.desk import Desk, HeadState
+from atom.training.round.electorate import objection_to_branch
+from atom.training.round.vocabulary import (
+    Apply,
+    CatchUp,
+    FetchResult,
+    Freeze,
+    Phase,
+    StartRing,
+    StopRing,
+    Thaw,
+)
+
+_VIEW_SLACK_S = 2.0
+"""Two peers' views of the same lease may differ by a renewal: how much sooner we agree."""
+_NORM_TOLERANCE = 1e-6
+
+
+class Member:
+    """This replica's part in attempts that somebody (perhaps itself) coordinates."""
+
+    def __init__(self, desk: Desk, coordinator: Coordinator) -> None:
+        self._desk = desk
+        self._coordinator = coordinator
+
+    def tick(self) -> None:
+        """Nobody is waited for without end: then counting goes on, promises stay."""
+        desk = self._desk
+        waited = desk.now - desk.state.since
+        if desk.phase is Phase.PROMISED and waited > 2 * desk.promise_patience() + 3:
+            self.let_go()
+        if desk.phase is Phase.HOLDING and waited > desk.patience.holding:
+            self.let_go()
+
+    def let_go(self) -> None:
+        """Back to accumulating. What was promised, accepted or held stays."""
+        desk = self._desk
+        self._coordinator.attempt = None
+        self._stop_ring()
+        if desk.phase in (Phase.PROMISED, Phase.REDUCING, Phase.HOLDING):
+            desk.phase = Phase.ACCUMULATING
+            desk.out.append(Thaw())
+
+    def catch_up(self, donors: tuple[str, ...], reason: str, discard: bool = False) -> None:
+        """Out of the rounds until the state is right again."""
+        self.let_go()
+        self._desk.phase = Phase.SYNCING
+        self._desk.out.append(CatchUp(donors, reason, discard))
+
+    def _stop_ring(self) -> None:
+        desk = self._desk
+        if desk.phase is Phase.REDUCING:
+            assert desk.state.ballot is not None
+            desk.out.append(StopRing(desk.state.ballot))
+
+    # ---- promising
+
+    def on_prevote(self, sender: Voter, message: Prevote) -> None:
+        desk = self._desk
+        state, attempt = desk.state, self._coordinator.attempt
+        recent = desk.now < state.active_at + desk.patience.quiet
+        engaged = attempt is not None and attempt.ballot is not None
+        idle = desk.phase not in (Phase.SYNCING, Phase.STEPPING)
+        if message.parent != desk.head.digest:
+            refusal = Reason.WRONG_HEAD.value
+        elif engaged or not idle or (recent and state.active_by != sender.peer_id):
+            refusal = Reason.BUSY.value
+        else:
+            refusal = ""
+        desk.send(sender.peer_id, PrevoteAnswer(message.parent, message.serial, refusal))
+
+    def on_prepare(self, sender: Voter, message: Prepare) -> None:
+        desk, ballot, survivors = self._desk, message.ballot, message.survivors
+        state = desk.state
+        state.highest_seen = max(state.highest_seen, ballot.attempt)
+        grace = max(desk.patience.grace - _VIEW_SLACK_S, 0.0)
+        if survivors and objection_to_branch(desk.head, desk.me, desk.view, survivors, grace):
+            desk.nack(sender, ballot, Reason.VOTER_ALIVE)
+            return
+        if not state.slots.slot(survivors).promise(ballot):
+            desk.nack(sender, ballot, Reason.BALLOT_TOO_LOW)
+            return
+        self._notice(sender, ballot)
+        self._stop_ring()
+        self._enter(Phase.PROMISED)
+        state.ballot = ballot
+        desk.out.append(Freeze(ballot))
+
+    def on_frozen(self, ballot: Ballot, sequences: int, loss_sum: float) -> None:
+        desk, state = self._desk, self._desk.state
+        if desk.phase is not Phase.PROMISED or state.ballot != ballot:
+            return
+        state.since = desk.now
+        state.frozen_counts[ballot] = sequences
+        survivors = state.slots.survivors_of(ballot)
+        promise = Promise(
+            parent=desk.head.digest,
+            ballot=ballot,
+            accepted=state.slots.slot(survivors).accepted,
+            accepted_before_branch=state.slots.ordinary.accepted if survivors else None,
+            sequences=sequences,
+            loss_sum=loss_sum,
+            state_digest=state.state_digest,
+            leaving=desk.leaving,
+        )
+        desk.send(ballot.coordinator, promise)
+
+    def on_abort(self, sender: Voter, message: Abort) -> None:
+        desk = self._desk
+        ours = desk.state.ballot == message.ballot
+        if not ours or sender.peer_id != message.ballot.coordinator:
+            return
+        if message.reason == Reason.STATE_MISMATCH:
+            donors = tuple(sorted(set(desk.view.fresh) - {desk.me.peer_id}))
+            self.catch_up(donors, "our state differs from the others'", discard=True)
+        else:
+            self.let_go()
+
+    # ---- reducing
+
+    def on_ring(self, sender: Voter, message: Ring) -> None:
+        desk, state = self._desk, self._desk.state
+        if desk.phase is not Phase.PROMISED or message.ballot != state.ballot:
+            return
+        counted = state.frozen_counts.get(message.ballot)
+        mine = [m for m in message.members if m.peer_id == desk.me.peer_id]
+        if len(mine) != 1 or mine[0].sequences != counted or not _distinct(message.members):
+            desk.nack(sender, message.ballot, Reason.BAD_WEIGHT)
+            return
+        self._enter(Phase.REDUCING)
+        desk.out.append(StartRing(message.parent, message.ballot, message.members))
+
+    def on_ring_finished(self, ballot: Ballot, digest: bytes, norm: float) -> None:
+        desk, state = self._desk, self._desk.state
+        if desk.phase is not Phase.REDUCING or state.ballot != ballot:
+            return
+        self._enter(Phase.HOLDING)
+        state.held[digest] = norm
+        state.ring_results[ballot] = digest
+        self._coordinator.on_own_result(ballot, digest, norm)
+        self.go_on()
+
+    def on_ring_failed(self, ballot: Ballot, suspect: str, reason: str) -> None:
+        desk = self._desk
+        if desk.phase is not Phase.REDUCING or desk.state.ballot != ballot:
+            return
+        self._enter(Phase.PROMISED)
+        desk.report("ring-broken", suspect=suspect, reason=reason)
+        desk.send(ballot.coordinator, Suspect(desk.head.digest, ballot, suspect, reason))
+
+    # ---- accepting
+
+    def on_accept(self, sender: Voter, message: Accept) -> None:
+        desk, slots = self._desk, self._desk.state.slots
+        if not slots.slot(slots.survivors_of(message.ballot)).may_accept(message.ballot):
+            desk.nack(sender, message.ballot, Reason.BALLOT_TOO_LOW)
+            return
+        self._notice(sender, message.ballot)
+        if not self._refused(sender, message):
+            desk.state.pending_accept = (sender, message)
+            self.go_on()
+
+    def _refused(self, sender: Voter, message: Accept) -> bool:
+        problem = self._objection(message.value)
+        if problem is not None:
+            self._desk.report("value-refused", reason=problem.value)
+            self._desk.nack(sender, message.ballot, problem)
+        return problem is not None
+
+    def _objection(self, value: Value) -> Reason | None:
+        """Why we do not vouch for `value`, as far as we can tell by ourselves."""
+        desk, state = self._desk, self._desk.state
+        if value.parent != desk.head.digest or value.round != desk.head.round + 1:
+            return Reason.WRONG_HEAD
+        if not _distinct(value.contributions) or value.sequences <= 0 or not value.voters_next:
+            return Reason.BAD_WEIGHT
+        counted = state.frozen_counts.get(value.origin)
+        mine = [c.sequences for c in value.contributions if c.peer_id == desk.me.peer_id]
+        if counted is not None and sum(mine) not in (0, counted):
+            return Reason.BAD_WEIGHT
+        ours = state.ring_results.get(value.origin)
+        if ours is not None and ours != value.result_digest:
+            return Reason.DIGEST_MISMATCH
+        norm = state.held.get(value.result_digest)
+        if norm is not None and abs(norm - value.gradient_norm) > _NORM_TOLERANCE * norm:
+            return Reason.DIGEST_MISMATCH
+        return None
+
+    def _accept(self, message: Accept) -> None:
+        desk, slots = self._desk, self._desk.state.slots
+        survivors = slots.survivors_of(message.ballot)
+        if not slots.slot(survivors).may_accept(message.ballot):
+            return
+        slots.slot(survivors).accept(message.ballot, message.value)
+        digest = message.value.digest()
+        payload = vote_payload(desk.head.digest, message.ballot, digest, survivors)
+        signature = desk.sign(VOTE_DOMAIN, signed_by(desk.me, payload))
+        vote = AcceptedVote(desk.head.digest, message.ballot, digest, signature)
+        desk.send(message.ballot.coordinator, vote)
+
+    # ---- committing
+
+    def on_commit(self, commit: Commit) -> None:
+        desk = self._desk
+        value = commit.value
+        if value.parent != desk.head.digest or value.round != desk.head.round + 1:
+            return
+        problem = certificate_problem(desk.head.voters, commit)
+        if problem is None and (value.sequences <= 0 or not value.voters_next):
+            problem = Reason.BAD_WEIGHT
+        if problem is not None:
+            desk.report("commit-refused", reason=problem.value)
+            return
+        desk.state.pending_commit = commit
+        self.go_on()
+
+    def go_on(self) -> None:
+        """A result arrived, or is asked for: continue with whatever waits for it."""
+        state = self._desk.state
+        if state.pending_commit is not None:
+            if self._at_hand(state.pending_commit.value):
+                self._apply(state.pending_commit)
+        elif state.pending_accept is not None:
+            sender, message = state.pending_accept
+            if self._at_hand(message.value):
+                state.pending_accept = None
+                if not self._refused(sender, message):
+                    self._accept(message)
+
+    def _at_hand(self, value: Value) -> bool:
+        """Whether the value's result is in memory; asks for it if no ring of ours brings it."""
+        desk, state = self._desk, self._desk.state
+        if value.result_digest in state.held:
+            return True
+        coming = desk.phase is Phase.REDUCING and state.ballot == value.origin
+        if not coming and value.result_digest not in state.fetching:
+            state.fetching.add(value.result_digest)
+            holders = [c.peer_id for c in value.contributions if c.peer_id != desk.me.peer_id]
+            desk.out.append(FetchResult(value.result_digest, tuple(holders)))
+        return False
+
+    def on_fetched(self, digest: bytes, norm: float) -> None:
+        state = self._desk.state
+        state.fetching.discard(digest)
+        state.held[digest] = norm
+        self.go_on()
+
+    def on_fetch_failed(self, digest: bytes) -> None:
+        state = self._desk.state
+        if digest not in state.fetching:
+            return
+        state.fetching.discard(digest)
+        state.pending_accept = None
+        commit, state.pending_commit = state.pending_commit, None
+        if commit is not None:
+            donors = [c.peer_id for c in commit.value.contributions]
+            others = tuple(peer for peer in donors if peer != self._desk.me.peer_id)
+            self.catch_up(others, "the committed result could not be fetched")
+
+    def _apply(self, commit: Commit) -> None:
+        desk = self._desk
+        self._stop_ring()
+        head = desk.head.after(commit.value)
+        desk.out.append(Apply(commit, head))
+        desk.state = HeadState(head, b"", desk.now, since=desk.now)
+        desk.phase = Phase.STEPPING
+        self._coordinator.reset()
+
+    # ---- small things
+
+    def _enter(self, phase: Phase) -> None:
+        self._desk.phase = phase
+        self._desk.state.since = self._desk.now
+
+    def _notice(self, sender: Voter, ballot: Ballot) -> None:
+        if sender != self._desk.me:
+            self._desk.state.active_at = self._desk.now
+            self._desk.state.active_by = sender.peer_id
+            self._coordinator.step_aside(ballot)
+
+
+def _distinct(members: tuple[Contribution, ...]) -> bool:
+    return len({member.peer_id for member in members}) == len(members)

@@ -1,0 +1,62 @@
+"""The acceptor's memory: what was promised and accepted for one parent head. Pure Paxos core.
+
+Kept in memory only: a restarted process is a new incarnation, hence no voter. A branch attempt
+has a slot of its own, so that accepting in it can never complete an ordinary quorum.
+"""
+
+from dataclasses import dataclass, field
+
+from atom.swarm.chain import Ballot, Value, Voter
+from atom.swarm.messages import Accepted
+
+Survivors = tuple[Voter, ...]
+ORDINARY: Survivors = ()
+
+
+@dataclass
+class Slot:
+    """One single-decree acceptor. Ballots only grow; an accepted value is never forgotten."""
+
+    promised: Ballot | None = None
+    accepted: Accepted | None = None
+
+    def promise(self, ballot: Ballot) -> bool:
+        """Promises to ignore lower ballots; False if a higher one was promised already."""
+        if self.promised is not None and ballot < self.promised:
+            return False
+        self.promised = ballot
+        return True
+
+    def may_accept(self, ballot: Ballot) -> bool:
+        return self.promised is None or ballot >= self.promised
+
+    def accept(self, ballot: Ballot, value: Value) -> None:
+        assert self.may_accept(ballot)
+        self.promised = ballot
+        self.accepted = Accepted(ballot, value)
+
+
+@dataclass
+class Slots:
+    """The slots of one parent head: the ordinary one, and one per set of survivors."""
+
+    by_survivors: dict[Survivors, Slot] = field(default_factory=dict)
+
+    def slot(self, survivors: Survivors) -> Slot:
+        return self.by_survivors.setdefault(survivors, Slot())
+
+    def survivors_of(self, ballot: Ballot) -> Survivors:
+        """Which slot a ballot belongs to: the one that promised it, else the ordinary one."""
+        for survivors, slot in self.by_survivors.items():
+            if slot.promised == ballot:
+                return survivors
+        return ORDINARY
+
+    @property
+    def ordinary(self) -> Slot:
+        return self.slot(ORDINARY)
+
+    @property
+    def highest_attempt(self) -> int:
+        promised = [slot.promised.attempt for slot in self.by_survivors.values() if slot.promised]
+        return max(promised, default=0)

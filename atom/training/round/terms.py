@@ -1,0 +1,37 @@
+"""What a round needs to know of the run, and how patient it is."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long to wait for what, in seconds. Decides when to try, never what is true."""
+
+    prevote: float = 1.0
+    promise: float = 1.0
+    """At least; more when the slowest peer's accumulation pass takes longer."""
+    votes: float = 1.0
+    """Wait for all living voters; then a quorum suffices."""
+    quiet: float = 3.0
+    """Silence after which another coordinator takes over."""
+    rank: float = 1.0
+    holding: float = 5.0
+    behind: float = 1.5
+    """A better head must be visible this long: its commit notice may be under way."""
+    thaw_gap: float = 2.0
+    """A gap between ticks that means we were frozen ourselves: stop leading, look first."""
+    thaw_rest: float = 4.0
+    retry: float = 0.5
+    shun: float = 20.0
+    grace: float = 12.0
+
+
+@dataclass(frozen=True)
+class Terms:
+    """The run's numbers. `branches` False: never go on without a quorum of silent voters."""
+
+    global_batch: int
+    """Sequences per round, over all peers."""
+    last_round: int | None = None
+    branches: bool = True
+    patience: Patience = Patience()

@@ -1,0 +1,208 @@
+"""What can happen to a round, and what it can ask for. Frozen values, no behaviour."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from atom.swarm.chain import Ballot, Commit, Contribution, Head, Voter
+from atom.swarm.messages import Message
+from atom.swarm.records import Lease
+
+
+class Phase(StrEnum):
+    """What this member is doing for the round of its head."""
+
+    ACCUMULATING = "accumulating"
+    PROMISED = "promised"
+    """Counting is frozen; waiting for the ring's composition."""
+    REDUCING = "reducing"
+    HOLDING = "holding"
+    """Has the averaged gradient; waiting for the vote and the commit."""
+    STEPPING = "stepping"
+    SYNCING = "syncing"
+    """The state is behind, beside or unknown: no part in any round."""
+
+
+@dataclass(frozen=True)
+class View:
+    """What the directory shows right now. A hint for triggers and patience, never a vote."""
+
+    fresh: Mapping[str, Lease] = field(default_factory=dict)
+    """Fresh leases of the *other* peers."""
+    lapsed_seconds: Mapping[Voter, float] = field(default_factory=dict)
+    """Per voter of our head without a fresh lease: for how long, by our own clock."""
+    dead: frozenset[Voter] = frozenset()
+    """Voters confirmed gone: they said goodbye, or their peer runs a newer incarnation."""
+    sequences: int = 0
+    """Our own count."""
+    pass_seconds: float = 0.0
+    """Our own longest recent accumulation pass."""
+
+
+# ---- events
+
+
+@dataclass(frozen=True)
+class Tick:
+    view: View
+
+
+@dataclass(frozen=True)
+class Received:
+    """A message from an authenticated peer; `incarnation` is what it said in its handshake."""
+
+    sender: str
+    incarnation: bytes
+    message: Message
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """Counting stands still for this ballot; the gradients in memory are these sequences'."""
+
+    ballot: Ballot
+    sequences: int
+    loss_sum: float
+
+
+@dataclass(frozen=True)
+class RingFinished:
+    ballot: Ballot
+    digest: bytes
+    norm: float
+
+
+@dataclass(frozen=True)
+class RingFailed:
+    ballot: Ballot
+    suspect: str
+    """Peer id, or "" when the culprit is unknown."""
+    reason: str
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """A result asked for by `FetchResult` is in memory."""
+
+    digest: bytes
+    norm: float
+
+
+@dataclass(frozen=True)
+class FetchFailed:
+    digest: bytes
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """The commit of `head` is applied; the state now has this digest."""
+
+    head: bytes
+    state_digest: bytes
+
+
+@dataclass(frozen=True)
+class CaughtUp:
+    """The state was brought to `head`; `shunned` are donors whose claims did not hold."""
+
+    head: Head
+    state_digest: bytes
+    shunned: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Unreachable:
+    """A message could not be delivered: nobody listens at any known address."""
+
+    peer_id: str
+
+
+@dataclass(frozen=True)
+class LeaveRequested:
+    pass
+
+
+Event = (
+    Tick
+    | Received
+    | Frozen
+    | RingFinished
+    | RingFailed
+    | Fetched
+    | FetchFailed
+    | Stepped
+    | CaughtUp
+    | Unreachable
+    | LeaveRequested
+)
+
+# ---- actions
+
+
+@dataclass(frozen=True)
+class Send:
+    to: str
+    message: Message
+
+
+@dataclass(frozen=True)
+class Freeze:
+    """Stop counting at the next pass boundary, then report `Frozen(ballot, …)`."""
+
+    ballot: Ballot
+
+
+@dataclass(frozen=True)
+class Thaw:
+    """Counting may go on. Always after `StopRing`: a ring must never read moving gradients."""
+
+
+@dataclass(frozen=True)
+class StartRing:
+    parent: bytes
+    ballot: Ballot
+    members: tuple[Contribution, ...]
+
+
+@dataclass(frozen=True)
+class StopRing:
+    """End the ring of this ballot and return only when it no longer touches the gradients."""
+
+    ballot: Ballot
+
+
+@dataclass(frozen=True)
+class FetchResult:
+    digest: bytes
+    holders: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Apply:
+    """The round is decided: step with the held result, drop the gradients of its parent."""
+
+    commit: Commit
+    head: Head
+    """The head after the step."""
+
+
+@dataclass(frozen=True)
+class CatchUp:
+    """Bring the state to the chain these donors serve, then report `CaughtUp`."""
+
+    donors: tuple[str, ...]
+    reason: str
+    discard: bool = False
+    """Our own state is not to be trusted, even where its head is right."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """Something worth a line in the event log."""
+
+    kind: str
+    fields: Mapping[str, Any]
+
+
+Action = Send | Freeze | Thaw | StartRing | StopRing | FetchResult | Apply | CatchUp | Report
