@@ -1,0 +1,131 @@
+"""The chain of commits on disk: appended before a step is taken, replayed after a restart.
+
+A record is a length and an encoded commit notice. An unfinished last record (power loss while
+appending) is cut off; anything else that does not read back is refused, never guessed at.
+"""
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from atom.base.errors import PeerRefused, StorageError
+from atom.base.reasons import Reason
+from atom.swarm.chain import Commit, Head
+from atom.swarm.membership import certificate_problem
+from atom.swarm.messages import CommitNotice, decode, encode
+
+_LENGTH_BYTES = 4
+_MAX_RECORD_BYTES = 256 * 1024
+
+
+class Journal:
+    """The commits since genesis, in memory and in `path`. One writer."""
+
+    def __init__(self, path: Path, genesis: Head) -> None:
+        self._path = path
+        self.genesis = genesis
+        self.commits: list[Commit] = []
+        self.heads: list[Head] = [genesis]
+
+    @classmethod
+    def open(cls, path: Path, genesis: Head) -> "Journal":
+        """Reads what is there. Raises: StorageError if it is damaged or of another run."""
+        journal = cls(path, genesis)
+        raw = path.read_bytes() if path.exists() else b""
+        commits, end = parse_commits(raw)
+        if end < len(raw):
+            os.truncate(path, end)
+        try:
+            journal.heads = verified_heads(genesis, commits)
+        except PeerRefused as problem:
+            raise StorageError(
+                f"{path} does not continue this run's genesis ({problem})",
+                "move the state directory aside and join again",
+            ) from problem
+        journal.commits = commits
+        return journal
+
+    @property
+    def head(self) -> Head:
+        return self.heads[-1]
+
+    def append(self, commit: Commit) -> Head:
+        """Makes `commit` durable and returns the head after it. It must extend our head."""
+        assert commit.value.parent == self.head.digest
+        with self._path.open("ab") as file:
+            file.write(_record(commit))
+            file.flush()
+            os.fsync(file.fileno())
+        self.commits.append(commit)
+        self.heads.append(self.head.after(commit.value))
+        return self.head
+
+    def replace(self, commits: Sequence[Commit], heads: Sequence[Head]) -> None:
+        """Takes over another (verified) chain: written aside, synced, renamed."""
+        aside = self._path.with_suffix(".new")
+        with aside.open("wb") as file:
+            for commit in commits:
+                file.write(_record(commit))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, self._path)
+        self.commits, self.heads = list(commits), list(heads)
+
+    def position(self, head_digest: bytes) -> int | None:
+        """How many commits lead to that head on this chain; None if it is not on it."""
+        for index in range(len(self.heads) - 1, -1, -1):
+            if self.heads[index].digest == head_digest:
+                return index
+        return None
+
+    def serialised(self) -> bytes:
+        """The whole chain as peers exchange it."""
+        return serialise_commits(self.commits)
+
+
+def serialise_commits(commits: Iterable[Commit]) -> bytes:
+    return b"".join(_record(commit) for commit in commits)
+
+
+def parse_commits(raw: bytes) -> tuple[list[Commit], int]:
+    """The commits in `raw` and where the last whole record ends.
+
+    Raises: PeerRefused if a whole record is not a commit.
+    """
+    commits: list[Commit] = []
+    start = 0
+    while start + _LENGTH_BYTES <= len(raw):
+        size = int.from_bytes(raw[start : start + _LENGTH_BYTES], "big")
+        if size > _MAX_RECORD_BYTES:
+            raise PeerRefused(Reason.TOO_LARGE, "commit record")
+        end = start + _LENGTH_BYTES + size
+        if end > len(raw):
+            break
+        message = decode(raw[start + _LENGTH_BYTES : end])
+        if not isinstance(message, CommitNotice):
+            raise PeerRefused(Reason.MALFORMED, "not a commit")
+        commits.append(message.commit)
+        start = end
+    return commits, start
+
+
+def verified_heads(genesis: Head, commits: Sequence[Commit]) -> list[Head]:
+    """The heads along a chain, every certificate checked from genesis on.
+
+    Raises: PeerRefused with BAD_CERTIFICATE or WRONG_HEAD at the first commit that does not hold.
+    """
+    heads = [genesis]
+    for commit in commits:
+        head, value = heads[-1], commit.value
+        if value.parent != head.digest or value.round != head.round + 1:
+            raise PeerRefused(Reason.WRONG_HEAD, f"round {value.round}")
+        problem = certificate_problem(head.voters, commit)
+        if problem is not None or value.sequences <= 0 or not value.voters_next:
+            raise PeerRefused(problem or Reason.BAD_WEIGHT, f"round {value.round}")
+        heads.append(head.after(value))
+    return heads
+
+
+def _record(commit: Commit) -> bytes:
+    raw = encode(CommitNotice(commit))
+    return len(raw).to_bytes(_LENGTH_BYTES, "big") + raw

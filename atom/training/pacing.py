@@ -1,0 +1,42 @@
+"""How much to train before looking up. Pure.
+
+A peer first works off its fair share of the global batch without asking. Beyond that it helps the
+slower ones, but only on what it knows: it waits for a look at the others' counts that is newer
+than its own last pass. So the swarm meets the global batch closely, at any model size, without
+anybody extrapolating anybody's speed.
+"""
+
+from dataclasses import dataclass
+
+MAX_MICRO_BATCHES_PER_PASS = 8
+
+
+@dataclass(frozen=True)
+class SwarmCount:
+    """The others' counts for our head, as last seen at `seen_at` (seconds, our clock)."""
+
+    others_sequences: int = 0
+    peers: int = 1
+    """Peers that accumulate for our head, ourselves included."""
+    seen_at: float = float("-inf")
+
+
+def next_pass(
+    own_sequences: int,
+    last_pass_ended: float,
+    swarm: SwarmCount,
+    global_batch: int,
+    micro_batch: int,
+) -> int:
+    """Micro-batches to train in the next pass; 0: wait for news."""
+    share = -(-global_batch // max(swarm.peers, 1))
+    missing = global_batch - own_sequences - swarm.others_sequences
+    if missing <= 0:
+        return 0
+    if own_sequences < share:
+        wanted = min(share - own_sequences, missing)
+    elif swarm.seen_at > last_pass_ended:
+        wanted = -(-missing // max(swarm.peers, 1))
+    else:
+        return 0
+    return max(1, min(-(-wanted // micro_batch), MAX_MICRO_BATCHES_PER_PASS))

@@ -1,0 +1,149 @@
+"""The thread that owns the replica: trains pass after pass, and obeys commands in between.
+
+Everything that touches the model's memory happens on this thread, so a command never meets a half
+finished pass. A freeze is therefore answered at the next pass boundary.
+"""
+
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from atom.base.clock import Clock
+from atom.training.pacing import SwarmCount, next_pass
+
+Batch = dict[str, torch.Tensor]
+
+
+class PassResult(Protocol):
+    """What a pass adds to the count: see `atom.training.replica.PassResult`."""
+
+    @property
+    def sequences(self) -> int: ...
+    @property
+    def loss_sum(self) -> float: ...
+    @property
+    def seconds(self) -> float: ...
+
+
+class Trainable(Protocol):
+    """The part of a replica that a worker drives."""
+
+    @property
+    def sequences(self) -> int: ...
+    def run_pass(self, batches: Sequence[Batch]) -> PassResult: ...
+
+
+@dataclass(frozen=True)
+class Work:
+    """What to train on and how much at a time."""
+
+    global_batch: int
+    micro_batch: int
+    next_batch: Callable[[int], Batch]
+    """`next_batch(n)`: the next n sequences of this round."""
+
+
+class Worker:
+    """Runs passes while nothing holds it. `hold`/`release` name the reasons to stand still."""
+
+    def __init__(
+        self,
+        replica: Trainable,
+        work: Work,
+        clock: Clock,
+        on_pass: Callable[[], None],
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
+        self._replica = replica
+        self._work = work
+        self._clock = clock
+        self._on_pass = on_pass
+        self._on_failure = on_failure
+        self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._holds: set[str] = {"starting"}
+        self._last_pass_ended = float("-inf")
+        self._passes: deque[tuple[float, int, float]] = deque(maxlen=32)
+        self._thread = threading.Thread(target=self._run, name="worker", daemon=True)
+        self.swarm = SwarmCount()
+        """Replaced by the loop at every look at the directory."""
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends the thread after the command or pass under way."""
+        self._commands.put(None)
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def submit(self, command: Callable[[], None]) -> None:
+        """Runs `command` on the worker's thread, in order, between passes."""
+        self._commands.put(command)
+
+    def hold(self, reason: str) -> None:
+        """No further pass until `release(reason)`. Takes effect at the next pass boundary."""
+        self.submit(lambda: self._holds.add(reason))
+
+    def release(self, reason: str) -> None:
+        self.submit(lambda: self._holds.discard(reason))
+
+    def nudge(self) -> None:
+        """Look again: the counts of the others are news."""
+        self.submit(lambda: None)
+
+    @property
+    def pass_seconds(self) -> float:
+        """The longest of the recent passes."""
+        return max((seconds for _, _, seconds in list(self._passes)), default=0.0)
+
+    def rate(self, horizon_s: float = 30.0) -> float:
+        """Sequences per second over the last `horizon_s`, idle time included."""
+        now = self._clock.now()
+        recent = [(at, n) for at, n, _ in list(self._passes) if now - at <= horizon_s]
+        if not recent:
+            return 0.0
+        span = max(now - recent[0][0], self.pass_seconds, 1e-3)
+        return sum(n for _, n in recent) / span
+
+    def _run(self) -> None:
+        try:
+            while self._step():
+                pass
+        except BaseException as failure:  # noqa: BLE001 - the supervisor: the daemon decides
+            self._on_failure(failure)
+
+    def _step(self) -> bool:
+        size = self._next_pass()
+        try:
+            command = self._commands.get(block=size == 0)
+        except queue.Empty:
+            self._train(size)
+            return True
+        if command is not None:
+            command()
+        return command is not None
+
+    def _next_pass(self) -> int:
+        if self._holds:
+            return 0
+        return next_pass(
+            self._replica.sequences,
+            self._last_pass_ended,
+            self.swarm,
+            self._work.global_batch,
+            self._work.micro_batch,
+        )
+
+    def _train(self, micro_batches: int) -> None:
+        started = self._clock.now()
+        batches = [self._work.next_batch(self._work.micro_batch) for _ in range(micro_batches)]
+        result = self._replica.run_pass(batches)
+        self._last_pass_ended = self._clock.now()
+        seconds = self._last_pass_ended - started
+        self._passes.append((self._last_pass_ended, result.sequences, seconds))
+        self._on_pass()
