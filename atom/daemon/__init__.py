@@ -1,0 +1,1 @@
+"""One peer as a process: its state directory, its life from start to goodbye, its control API."""

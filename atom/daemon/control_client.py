@@ -1,0 +1,45 @@
+"""Talking to the daemon on this machine."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from atom.base.errors import ControlError
+from atom.wire import control_pb2, control_pb2_grpc
+
+_TIMEOUT_S = 10.0
+
+
+class ControlClient:
+    """One call per command. Raises: ControlError if no daemon answers."""
+
+    def __init__(self, socket_path: Path) -> None:
+        self._path = socket_path
+
+    def info(self) -> dict[str, Any]:
+        reply = self._call("Info", control_pb2.InfoRequest())
+        info: dict[str, Any] = json.loads(reply.json)
+        return info
+
+    def pause(self) -> str:
+        return str(self._call("Pause", control_pb2.PauseRequest()).message)
+
+    def resume(self) -> str:
+        return str(self._call("Resume", control_pb2.ResumeRequest()).message)
+
+    def leave(self, deadline_s: float | None = None) -> str:
+        request = control_pb2.LeaveRequest(deadline_seconds=deadline_s or 0.0)
+        return str(self._call("Leave", request).message)
+
+    def _call(self, method: str, request: Any) -> Any:
+        with grpc.insecure_channel(f"unix:{self._path}") as channel:
+            stub = control_pb2_grpc.ControlStub(channel)
+            try:
+                return getattr(stub, method)(request, timeout=_TIMEOUT_S)
+            except grpc.RpcError as problem:
+                raise ControlError(
+                    f"no daemon answers on {self._path}",
+                    "is one running? name its state directory with --state DIR",
+                ) from problem

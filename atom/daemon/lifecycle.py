@@ -1,0 +1,80 @@
+"""A peer's life as others see it, and when it ends. Pure.
+
+    starting → syncing → accumulating → reducing → stepping → accumulating → … → leaving → left
+
+Pausing keeps what was counted and goes on voting; leaving first sees the counted work committed.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from atom.swarm.records import PeerState
+from atom.training.round.vocabulary import Phase
+
+LINGER_S = 10.0
+"""At the end a peer stays this long at most, for others to fetch the last round from it."""
+
+_STATE_OF_PHASE = {
+    Phase.ACCUMULATING: PeerState.ACCUMULATING,
+    Phase.PROMISED: PeerState.REDUCING,
+    Phase.REDUCING: PeerState.REDUCING,
+    Phase.HOLDING: PeerState.REDUCING,
+    Phase.STEPPING: PeerState.STEPPING,
+    Phase.SYNCING: PeerState.SYNCING,
+}
+
+
+class Ending(StrEnum):
+    """Why a daemon ended by its own decision."""
+
+    ROUNDS_REACHED = "rounds-reached"
+    LEFT = "left"
+    LEFT_LATE = "left-late"
+    """The deadline came first: counted work was given up."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the decision rests on. Times are seconds of the daemon's clock."""
+
+    phase: Phase
+    now: float
+    paused: bool = False
+    leave_by: float | None = None
+    """Deadline of a requested leave."""
+    sequences: int = 0
+    """Counted and not yet committed."""
+    finished_at: float | None = None
+    """When the run's last round was committed here."""
+    laggards: int = 0
+    """Fresh peers of this run whose head is not ours."""
+    settled_at: float | None = None
+    """When nothing of ours was left uncommitted, after the leave was requested."""
+
+
+def peer_state(facts: Facts) -> PeerState:
+    """What the lease says."""
+    state = _STATE_OF_PHASE[facts.phase]
+    if state is not PeerState.ACCUMULATING:
+        return state
+    if facts.leave_by is not None:
+        return PeerState.LEAVING
+    return PeerState.PAUSED if facts.paused else PeerState.ACCUMULATING
+
+
+def ending(facts: Facts) -> Ending | None:
+    """Whether to end now, and why; None: live on."""
+    busy = facts.phase not in (Phase.ACCUMULATING, Phase.SYNCING)
+    if facts.finished_at is not None and not busy:
+        waited = facts.now - facts.finished_at
+        if facts.laggards == 0 or waited >= LINGER_S:
+            return Ending.ROUNDS_REACHED
+    if facts.leave_by is None:
+        return None
+    if facts.settled_at is not None and not busy:
+        waited = facts.now - facts.settled_at
+        if facts.laggards == 0 or waited >= LINGER_S:
+            return Ending.LEFT
+    if facts.now >= facts.leave_by:
+        return Ending.LEFT if facts.sequences == 0 else Ending.LEFT_LATE
+    return None

@@ -1,0 +1,119 @@
+"""Everything a peer keeps on disk, in one directory that one daemon at a time may use."""
+
+import fcntl
+import hashlib
+import os
+import tempfile
+from pathlib import Path
+from typing import IO
+
+from atom.base.errors import StorageError
+
+_MAX_SOCKET_PATH_BYTES = 100
+
+
+class StateDirectory:
+    """Paths below `root`; `lock` before writing anything."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.expanduser().absolute()
+        self._lock: IO[str] | None = None
+
+    @property
+    def identity(self) -> Path:
+        return self.root / "identity.key"
+
+    @property
+    def manifest(self) -> Path:
+        return self.root / "manifest.bin"
+
+    @property
+    def chain(self) -> Path:
+        return self.root / "chain.bin"
+
+    @property
+    def snapshots(self) -> Path:
+        return self.root / "snapshots"
+
+    @property
+    def results(self) -> Path:
+        return self.root / "results"
+
+    @property
+    def downloads(self) -> Path:
+        return self.root / "downloads"
+
+    @property
+    def tokens(self) -> Path:
+        return self.root / "tokens"
+
+    @property
+    def program(self) -> Path:
+        """The generated source of this peer's sub-models, for people to read."""
+        return self.root / "program"
+
+    @property
+    def events(self) -> Path:
+        return self.root / "events.jsonl"
+
+    @property
+    def known_addresses(self) -> Path:
+        """DHT addresses of peers met before: the way back into the swarm after a restart."""
+        return self.root / "addresses.json"
+
+    @property
+    def dht_log(self) -> Path:
+        return self.root / "dht.log"
+
+    @property
+    def control_socket(self) -> Path:
+        """Beside the rest, unless the path is too long for a Unix socket."""
+        path = self.root / "control.sock"
+        if len(os.fsencode(path)) <= _MAX_SOCKET_PATH_BYTES:
+            return path
+        name = hashlib.sha256(os.fsencode(self.root)).hexdigest()[:16]
+        return Path(tempfile.gettempdir()) / f"atom-{os.getuid()}-{name}.sock"
+
+    def lock(self) -> None:
+        """Creates the directory and claims it until the process ends.
+
+        Raises: StorageError if it cannot be used, or another daemon uses it.
+        """
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            file = (self.root / "daemon.lock").open("a+")
+        except OSError as problem:
+            raise StorageError(
+                f"cannot use the state directory {self.root}: {problem.strerror}",
+                "choose another one with --state DIR",
+            ) from problem
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as problem:
+            file.close()
+            raise StorageError(
+                f"another daemon runs in {self.root}",
+                "stop it with `atom leave`, or choose another directory with --state DIR",
+            ) from problem
+        self._lock = file
+
+    def unlock(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+
+def write_atomically(path: Path, raw: bytes) -> None:
+    """Aside, synced, renamed. Raises: StorageError when the disk is full or gone."""
+    aside = path.with_name(path.name + ".partial")
+    try:
+        with aside.open("wb") as file:
+            file.write(raw)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+    except OSError as problem:
+        aside.unlink(missing_ok=True)
+        raise StorageError(
+            f"cannot write {path}: {problem.strerror}", "free some disk space"
+        ) from problem
