@@ -271,7 +271,12 @@ _SCHEMA: Mapping[type, Mapping[str, _Field]] = {
         "survivors": _VOTERS,
     },
     Vote: {"voter": _One(Voter), "signature": _SIGNATURE},
-    Commit: {"value": _One(Value), "ballot": _BALLOT, "votes": _Many(Vote, MAX_VOTERS)},
+    Commit: {
+        "value": _One(Value),
+        "ballot": _BALLOT,
+        "votes": _Many(Vote, MAX_VOTERS),
+        "survivors": _VOTERS,
+    },
     Accepted: {"ballot": _BALLOT, "value": _One(Value)},
     Prevote: {"parent": _DIGEST, "serial": _COUNT},
     PrevoteAnswer: {"parent": _DIGEST, "serial": _COUNT, "refusal": _TEXT},

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
+from atom.swarm import messages
 from atom.swarm.chain import Ballot, Commit, Contribution, Value, Vote, Voter
 from atom.swarm.identity import peer_id_of
 from atom.swarm.messages import (
@@ -36,6 +37,7 @@ from atom.swarm.messages import (
     encode_commits,
     is_peer_id,
 )
+from atom.wire import round_pb2
 
 PEERS = [peer_id_of(bytes([number]) * 32) for number in range(4)]
 PARENT = b"p" * 32
@@ -43,7 +45,8 @@ VOTERS = tuple(Voter(peer, b"i" * 16, number) for number, peer in enumerate(PEER
 BALLOT = Ballot(3, PEERS[0], b"i" * 16)
 PARTS = tuple(Contribution(peer, b"i" * 16, 8, 20.25) for peer in PEERS)
 VALUE = Value(PARENT, 7, BALLOT, b"r" * 32, 1.5, b"s" * 32, PARTS, VOTERS, VOTERS[:2])
-COMMIT = Commit(VALUE, BALLOT, tuple(Vote(voter, b"x" * 64) for voter in VOTERS))
+VOTES = tuple(Vote(voter, b"x" * 64) for voter in VOTERS)
+COMMIT = Commit(VALUE, BALLOT, VOTES, VOTERS[1:])
 HEAD = HeadNotice(b"h" * 32, 7, 224)
 
 EXAMPLES: list[Message] = [
@@ -81,6 +84,13 @@ def test_the_digest_of_a_value_survives_the_wire() -> None:
     assert isinstance(arrived, Accept)
     assert arrived.value.digest() == VALUE.digest()
     assert arrived.value.voters_next[3].absences == 3  # left out of equality, not of the wire
+
+
+@pytest.mark.parametrize("kind", messages._SCHEMA, ids=lambda kind: kind.__name__)
+def test_schema_dataclass_and_proto_have_the_same_fields(kind: type) -> None:
+    schema = set(messages._SCHEMA[kind])
+    assert schema == {field.name for field in dataclasses.fields(kind)}
+    assert schema == set(getattr(round_pb2, kind.__name__).DESCRIPTOR.fields_by_name)
 
 
 def test_a_bare_chain_survives_and_is_bounded() -> None:
