@@ -1,0 +1,116 @@
+"""What the parts of one peer's transport share, and how much strangers may take of it."""
+
+import threading
+from collections import Counter
+from dataclasses import dataclass
+
+from atom.base.clock import Clock
+from atom.base.errors import PeerRefused
+from atom.base.events import EventSink
+from atom.swarm.crew import Crew
+from atom.swarm.handshake import Local
+from atom.swarm.rate_limit import TokenBucket
+
+
+@dataclass(frozen=True)
+class TransportLimits:
+    """Bounds on time, connections and memory. The defaults suit swarms up to a few hundred."""
+
+    handshake_s: float = 5.0
+    connect_s: float = 3.0
+    connections: int = 256
+    connections_per_peer: int = 12
+    handshakes: int = 64
+    """Connections that have not yet proved who they are."""
+    handshakes_per_host: int = 16
+    unclaimed_rings: int = 32
+    unclaimed_ring_s: float = 10.0
+    queued_messages: int = 256
+    """Per destination; more are dropped."""
+    queued_bytes: int = 8 * 1024 * 1024
+    lane_idle_s: float = 30.0
+    """An outgoing message connection closes after this much silence, an incoming one after
+    three times as much."""
+    frame_s: float = 30.0
+    """From a message frame's first byte to its last."""
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """One peer's identity, limits, log, clock and threads."""
+
+    local: Local
+    limits: TransportLimits
+    events: EventSink
+    clock: Clock
+    crew: Crew
+    closing: threading.Event
+
+
+class RefusalLog:
+    """Writes refusals as events, at most ten a second, so that a flood cannot fill the disk."""
+
+    def __init__(self, events: EventSink, clock: Clock) -> None:
+        self._events = events
+        self._clock = clock
+        self._bucket = TokenBucket(10.0, 50.0)
+        self._unwritten = 0
+        self._lock = threading.Lock()
+
+    def write(self, refused: PeerRefused, host: str, peer_id: str) -> None:
+        with self._lock:
+            if not self._bucket.allow(self._clock.now()):
+                self._unwritten += 1
+                return
+            unwritten, self._unwritten = self._unwritten, 0
+        self._events.emit(
+            "connection_refused",
+            reason=refused.reason.value,
+            detail=refused.detail[:200],
+            host=host,
+            peer_id=peer_id,
+            unwritten=unwritten,
+        )
+
+
+class Doorkeeper:
+    """Counts incoming connections: in all, unproven, per host while unproven, per peer."""
+
+    def __init__(self, limits: TransportLimits) -> None:
+        self._limits = limits
+        self._lock = threading.Lock()
+        self._hosts: Counter[str] = Counter()
+        self._peers: Counter[str] = Counter()
+
+    def enter(self, host: str) -> bool:
+        """Whether a connection from `host` may start its handshake; counts it if so."""
+        with self._lock:
+            unproven, proven = self._hosts.total(), self._peers.total()
+            if unproven + proven >= self._limits.connections:
+                return False
+            if unproven >= self._limits.handshakes:
+                return False
+            if self._hosts[host] >= self._limits.handshakes_per_host:
+                return False
+            self._hosts[host] += 1
+            return True
+
+    def identify(self, host: str, peer_id: str) -> bool:
+        """Moves a connection from `host` to `peer_id`; False (nothing moved) if it has enough."""
+        with self._lock:
+            if self._peers[peer_id] >= self._limits.connections_per_peer:
+                return False
+            self._drop(self._hosts, host)
+            self._peers[peer_id] += 1
+            return True
+
+    def leave(self, host: str, peer_id: str) -> None:
+        """A connection ended; `peer_id` is empty if it never proved one."""
+        with self._lock:
+            self._drop(self._peers if peer_id else self._hosts, peer_id or host)
+
+    @staticmethod
+    def _drop(counts: Counter[str], key: str) -> None:
+        counts[key] -= 1
+        if counts[key] <= 0:
+            del counts[key]

@@ -1,0 +1,154 @@
+"""Channels: frames of four bytes of length, one byte of kind, then the payload, over any stream.
+
+A channel is used by one thread at a time in all (OpenSSL's connection object has no lock); only
+`close` may come from another thread, and frees whoever is blocked.
+"""
+
+import math
+import struct
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Protocol
+
+from atom.base.errors import PeerRefused
+from atom.base.reasons import Reason
+
+_HEADER = struct.Struct(">IB")
+_SLICE_S = 0.05  # how soon a set `stop` is noticed
+
+
+class Purpose(IntEnum):
+    """What a connection is for; fixed by its handshake."""
+
+    MESSAGES = 1
+    RING = 2
+    BLOBS = 3
+
+
+class Kind(IntEnum):
+    """What a frame is."""
+
+    CHALLENGE = 1
+    HELLO = 2
+    WELCOME = 3
+    REFUSED = 4
+    MESSAGE = 16
+    CHUNK = 32
+    WAITING = 33
+    """Ring: "I am alive, and myself waiting for my left neighbour." """
+    BROKEN = 34
+    BLOB_REQUEST = 48
+    BLOB = 49
+
+
+class Interrupted(ConnectionError):
+    """The caller's own `stop` was set; the stream itself is intact."""
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long an operation may wait: `silence_s` without a byte, never past `deadline`."""
+
+    silence_s: float
+    deadline: float = math.inf
+    """On the monotonic clock."""
+    stop: threading.Event | None = None
+
+    @classmethod
+    def within(cls, seconds: float) -> "Patience":
+        """Everything done with this value must end within `seconds` from now."""
+        return cls(seconds, time.monotonic() + seconds)
+
+    def wait_s(self, last_byte: float) -> float:
+        """How long to block now. Raises: TimeoutError, Interrupted."""
+        if self.stop is not None and self.stop.is_set():
+            raise Interrupted("stopped")
+        left = min(last_byte + self.silence_s, self.deadline) - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("no byte for too long")
+        return left if self.stop is None else min(left, _SLICE_S)
+
+
+class Stream(Protocol):
+    """Bytes in order, both ways."""
+
+    def send_all(self, view: memoryview, patience: Patience) -> None:
+        """Raises: TimeoutError, Interrupted, ConnectionError."""
+
+    def recv_into(self, view: memoryview, patience: Patience) -> None:
+        """Fills `view`. Raises: TimeoutError, Interrupted, ConnectionError at end of stream."""
+
+    def idle(self) -> bool:
+        """Whether nothing (no data, no end of stream) waits to be received."""
+
+    def close(self) -> None:
+        """From any thread, any number of times; blocked calls raise ConnectionError."""
+
+
+class Channel:
+    """Frames over a stream to one authenticated peer."""
+
+    def __init__(self, stream: Stream, on_close: Callable[["Channel"], None] | None = None) -> None:
+        self.stream = stream
+        self.peer_id = ""
+        self.incarnation = b""
+        self.purpose = Purpose.MESSAGES
+        self.tag = b""
+        self.claimed = False
+        self.closed = threading.Event()
+        self._on_close = on_close
+
+    def send_frame(self, kind: Kind, *parts: bytes | memoryview, patience: Patience) -> None:
+        """Sends the parts as one frame. Raises: TimeoutError, Interrupted, ConnectionError."""
+        head = _HEADER.pack(sum(len(part) for part in parts), kind)
+        small = [part for part in parts if len(part) < 4096]
+        if len(small) == len(parts):
+            self.stream.send_all(memoryview(head + b"".join(parts)), patience)
+            return
+        self.stream.send_all(memoryview(head), patience)
+        for part in parts:
+            self.stream.send_all(memoryview(part), patience)
+
+    def recv_header(self, limit: int, patience: Patience) -> tuple[int, int]:
+        """The next frame's kind and payload length.
+
+        Raises: PeerRefused(TOO_LARGE) above `limit`; TimeoutError, Interrupted, ConnectionError.
+        """
+        head = bytearray(_HEADER.size)
+        self.stream.recv_into(memoryview(head), patience)
+        length, kind = _HEADER.unpack(head)
+        if length > limit:
+            raise PeerRefused(Reason.TOO_LARGE, f"frame of {length} bytes, at most {limit}")
+        return kind, length
+
+    def recv_into(self, view: memoryview, patience: Patience) -> None:
+        """Fills `view` with the next bytes of the current frame's payload."""
+        self.stream.recv_into(view, patience)
+
+    def recv_frame(self, kind: Kind, limit: int, patience: Patience) -> bytes:
+        """One whole frame of the expected kind.
+
+        Raises: PeerRefused(MALFORMED) for another kind, and as `recv_header`.
+        """
+        found, length = self.recv_header(limit, patience)
+        if found != kind:
+            raise PeerRefused(Reason.MALFORMED, f"frame kind {found} instead of {kind.name}")
+        return self.recv_rest(length, patience)
+
+    def recv_rest(self, length: int, patience: Patience) -> bytes:
+        """The payload after `recv_header`, in new memory."""
+        payload = bytearray(length)
+        self.stream.recv_into(memoryview(payload), patience)
+        return bytes(payload)
+
+    def close(self) -> None:
+        """Ends the connection; idempotent; frees a thread blocked in any other method."""
+        if self.closed.is_set():
+            return
+        self.closed.set()
+        self.stream.close()
+        if self._on_close is not None:
+            self._on_close(self)

@@ -1,0 +1,160 @@
+"""Who is at the other end, for what: three frames inside TLS, bounded in size and time.
+
+The server is known by its certificate. The client signs the server's nonce together with the
+server's identity and certificate, so the signature is worth nothing on any other connection.
+"""
+
+import secrets
+from dataclasses import dataclass
+
+from blake3 import blake3
+from google.protobuf.message import DecodeError, Message
+
+from atom.base.errors import PeerRefused
+from atom.base.reasons import Reason
+from atom.swarm.chain import canonical_digest
+from atom.swarm.frames import Channel, Kind, Patience, Purpose
+from atom.swarm.identity import Identity, verify
+from atom.swarm.messages import is_peer_id
+from atom.wire import transport_pb2 as wire
+
+PROTOCOL_VERSION = 1
+HELLO_DOMAIN = "hello"
+MAX_TAG_BYTES = 64
+_MAX_FRAME_BYTES = 1024
+_DETAIL_CHARACTERS = 200
+
+
+@dataclass(frozen=True)
+class Local:
+    """This process, as handshakes state it."""
+
+    identity: Identity
+    run_id: bytes
+    """32 bytes: the digest of the run's manifest."""
+    incarnation: bytes
+    """16 random bytes per process start."""
+
+
+def greet(
+    channel: Channel, local: Local, server: str, certificate: bytes, patience: Patience
+) -> None:
+    """The client's half, on a channel that has its purpose and tag; sets peer and incarnation.
+
+    Raises: PeerRefused with the server's reason or our own; OSError.
+    """
+    challenge = wire.Challenge()
+    _parse(challenge, channel.recv_frame(Kind.CHALLENGE, _MAX_FRAME_BYTES, patience))
+    if challenge.version != PROTOCOL_VERSION:
+        raise PeerRefused(Reason.WRONG_VERSION, f"the other end speaks {challenge.version}")
+    hello = wire.Hello(
+        version=PROTOCOL_VERSION,
+        run_id=local.run_id,
+        peer_id=local.identity.peer_id,
+        incarnation=local.incarnation,
+        purpose=int(channel.purpose),
+        tag=channel.tag,
+    )
+    payload = _signed_part(hello, server, certificate, challenge.nonce)
+    hello.signature = local.identity.sign(HELLO_DOMAIN, payload)
+    channel.send_frame(Kind.HELLO, hello.SerializeToString(), patience=patience)
+    channel.incarnation = _await_welcome(channel, patience)
+    channel.peer_id = server
+
+
+def receive(channel: Channel, local: Local, certificate: bytes, patience: Patience) -> None:
+    """The server's half up to the verdict: fills in who and what the channel is for.
+
+    Ends with the caller's `welcome` or `refuse`. Raises: PeerRefused, OSError.
+    """
+    nonce = secrets.token_bytes(32)
+    challenge = wire.Challenge(version=PROTOCOL_VERSION, nonce=nonce)
+    channel.send_frame(Kind.CHALLENGE, challenge.SerializeToString(), patience=patience)
+    hello = wire.Hello()
+    try:
+        _parse(hello, channel.recv_frame(Kind.HELLO, _MAX_FRAME_BYTES, patience))
+    except PeerRefused as error:
+        raise PeerRefused(Reason.BAD_HANDSHAKE, error.detail) from error
+    _check_hello(hello, local)
+    payload = _signed_part(hello, local.identity.peer_id, certificate, nonce)
+    if not verify(hello.peer_id, HELLO_DOMAIN, payload, hello.signature):
+        raise PeerRefused(Reason.BAD_SIGNATURE, "hello is not signed by the peer it names")
+    channel.peer_id = hello.peer_id
+    channel.incarnation = hello.incarnation
+    channel.purpose = Purpose(hello.purpose)
+    channel.tag = hello.tag
+
+
+def welcome(channel: Channel, local: Local, patience: Patience) -> None:
+    """Tells the client it is in. Raises: OSError."""
+    answer = wire.Welcome(incarnation=local.incarnation)
+    channel.send_frame(Kind.WELCOME, answer.SerializeToString(), patience=patience)
+
+
+def refuse(channel: Channel, refused: PeerRefused, patience: Patience) -> None:
+    """Tells the client why not. Raises: OSError."""
+    answer = wire.Refused(reason=refused.reason.value, detail=refused.detail[:_DETAIL_CHARACTERS])
+    channel.send_frame(Kind.REFUSED, answer.SerializeToString(), patience=patience)
+
+
+def named_reason(text: str, otherwise: Reason) -> Reason:
+    """A reason from the wire, or `otherwise` for a name we do not know."""
+    try:
+        return Reason(text)
+    except ValueError:
+        return otherwise
+
+
+def _await_welcome(channel: Channel, patience: Patience) -> bytes:
+    kind, length = channel.recv_header(_MAX_FRAME_BYTES, patience)
+    raw = channel.recv_rest(length, patience)
+    if kind == Kind.REFUSED:
+        refused = wire.Refused()
+        _parse(refused, raw)
+        reason = named_reason(refused.reason, Reason.BAD_HANDSHAKE)
+        raise PeerRefused(reason, f"by the other end: {refused.detail[:_DETAIL_CHARACTERS]}")
+    answer = wire.Welcome()
+    _parse(answer, raw)
+    if kind != Kind.WELCOME or len(answer.incarnation) != 16:
+        raise PeerRefused(Reason.BAD_HANDSHAKE, "neither welcome nor refusal")
+    return answer.incarnation
+
+
+def _check_hello(hello: wire.Hello, local: Local) -> None:
+    if hello.version != PROTOCOL_VERSION:
+        raise PeerRefused(Reason.WRONG_VERSION, f"client speaks {hello.version}")
+    if hello.run_id != local.run_id:
+        raise PeerRefused(Reason.WRONG_RUN, "client belongs to another run")
+    well_formed = (
+        is_peer_id(hello.peer_id)
+        and len(hello.incarnation) == 16
+        and hello.purpose in set(Purpose)
+        and len(hello.tag) <= MAX_TAG_BYTES
+    )
+    if not well_formed:
+        raise PeerRefused(Reason.BAD_HANDSHAKE, "a field of hello is out of bounds")
+
+
+def _signed_part(hello: wire.Hello, server: str, certificate: bytes, nonce: bytes) -> bytes:
+    """Everything that makes this connection this one."""
+    return canonical_digest(
+        "hello",
+        [
+            hello.version,
+            hello.run_id,
+            hello.peer_id,
+            hello.incarnation,
+            hello.purpose,
+            hello.tag,
+            server,
+            blake3(certificate).digest(),
+            nonce,
+        ],
+    )
+
+
+def _parse(into: Message, raw: bytes) -> None:
+    try:
+        into.ParseFromString(raw)
+    except DecodeError as error:
+        raise PeerRefused(Reason.BAD_HANDSHAKE, "unreadable handshake frame") from error

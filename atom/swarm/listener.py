@@ -1,0 +1,129 @@
+"""The door: accepts connections, gives each a thread, and lets in who proves to be a peer."""
+
+import contextlib
+import errno
+import socket
+import threading
+
+from atom.base.errors import AddressError, PeerRefused, PortInUseError
+from atom.base.reasons import Reason
+from atom.swarm import handshake
+from atom.swarm.endpoint import Doorkeeper, Endpoint, RefusalLog
+from atom.swarm.frames import Channel, Patience
+from atom.swarm.router import Router
+from atom.swarm.streams import SocketStream
+from atom.swarm.tls import Credentials, tune, wrap
+
+_BACKLOG = 64
+_LAST_WORDS_S = 0.3
+
+
+class Listener:
+    """One listening socket. `close` cuts every incoming connection, proven or not."""
+
+    def __init__(self, endpoint: Endpoint, credentials: Credentials, router: Router) -> None:
+        self._endpoint = endpoint
+        self._credentials = credentials
+        self._router = router
+        self._doorkeeper = Doorkeeper(endpoint.limits)
+        self._refusals = RefusalLog(endpoint.events, endpoint.clock)
+        self._lock = threading.Lock()
+        self._open: set[Channel] = set()
+        self._socket: socket.socket | None = None
+
+    def start(self, bind: tuple[str, int]) -> tuple[str, int]:
+        """Listens and returns the bound address. Raises: PortInUseError, AddressError."""
+        family = socket.AF_INET6 if ":" in bind[0] else socket.AF_INET
+        try:
+            self._socket = socket.create_server(bind, family=family, backlog=_BACKLOG)
+        except OSError as error:
+            where = f"{bind[0]}:{bind[1]}"
+            if error.errno == errno.EADDRINUSE:
+                raise PortInUseError(
+                    f"port {bind[1]} is in use", "choose another port, or 0 for any free one"
+                ) from error
+            raise AddressError(f"cannot listen on {where}: {error}") from error
+        self._endpoint.crew.start("atom-accept", self._accept)
+        name = self._socket.getsockname()
+        return str(name[0]), int(name[1])
+
+    def close(self) -> None:
+        """Stops listening and cuts all incoming connections; does not wait for their threads."""
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)  # wakes accept
+        with self._lock:
+            cut = list(self._open)
+        for channel in cut:
+            channel.close()
+
+    def _accept(self) -> None:
+        assert self._socket is not None
+        closing = self._endpoint.closing
+        with self._socket:
+            while not closing.is_set():
+                try:
+                    accepted, address = self._socket.accept()
+                except OSError:  # closing, or out of descriptors: then breathe and go on
+                    closing.wait(0.1)
+                    continue
+                self._take(accepted, str(address[0]))
+
+    def _take(self, accepted: socket.socket, host: str) -> None:
+        if not self._doorkeeper.enter(host):
+            accepted.close()
+            self._refusals.write(PeerRefused(Reason.TOO_MANY_CONNECTIONS), host, "")
+            return
+        self._endpoint.crew.start("atom-inbound", lambda: self._serve(accepted, host))
+
+    def _serve(self, accepted: socket.socket, host: str) -> None:
+        try:
+            tune(accepted)
+            stream = SocketStream(wrap(accepted, self._credentials, server_side=True))
+        except OSError:  # gone before it said anything
+            accepted.close()
+            self._doorkeeper.leave(host, "")
+            return
+        proven: list[str] = []
+        channel = Channel(stream, lambda closed: self._left(closed, host, proven))
+        with self._lock:
+            self._open.add(channel)
+        if self._endpoint.closing.is_set() or not self._admit(channel, stream, host, proven):
+            channel.close()
+            return
+        self._router.route(channel)
+
+    def _admit(self, channel: Channel, stream: SocketStream, host: str, proven: list[str]) -> bool:
+        """Handshake within its limits; a refusal is logged, and told if there is anyone to tell."""
+        patience = Patience.within(self._endpoint.limits.handshake_s)
+        try:
+            stream.handshake(patience)
+            handshake.receive(
+                channel, self._endpoint.local, self._credentials.certificate, patience
+            )
+            self._router.screen(channel)
+            if not self._doorkeeper.identify(host, channel.peer_id):
+                raise PeerRefused(Reason.TOO_MANY_CONNECTIONS, "from this peer")
+            proven.append(channel.peer_id)
+            handshake.welcome(channel, self._endpoint.local, patience)
+        except PeerRefused as refused:
+            self._refusals.write(refused, host, channel.peer_id)
+            self._say_no(channel, refused)
+        except TimeoutError:
+            self._refusals.write(PeerRefused(Reason.TIMEOUT, "handshake"), host, "")
+        except ConnectionError as error:
+            self._refusals.write(PeerRefused(Reason.BAD_HANDSHAKE, str(error)), host, "")
+        else:
+            return True
+        return False
+
+    def _say_no(self, channel: Channel, refused: PeerRefused) -> None:
+        patience = Patience.within(_LAST_WORDS_S)
+        with contextlib.suppress(OSError, PeerRefused):
+            handshake.refuse(channel, refused, patience)
+            channel.recv_header(0, patience)  # closing with unread bytes would erase the answer
+
+    def _left(self, channel: Channel, host: str, proven: list[str]) -> None:
+        with self._lock:
+            self._open.discard(channel)
+        self._doorkeeper.leave(host, proven[0] if proven else "")

@@ -1,0 +1,90 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Challenge(_message.Message):
+    __slots__ = ("version", "nonce")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    nonce: bytes
+    def __init__(self, version: _Optional[int] = ..., nonce: _Optional[bytes] = ...) -> None: ...
+
+class Hello(_message.Message):
+    __slots__ = ("version", "run_id", "peer_id", "incarnation", "purpose", "tag", "signature")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    PEER_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    PURPOSE_FIELD_NUMBER: _ClassVar[int]
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    run_id: bytes
+    peer_id: str
+    incarnation: bytes
+    purpose: int
+    tag: bytes
+    signature: bytes
+    def __init__(self, version: _Optional[int] = ..., run_id: _Optional[bytes] = ..., peer_id: _Optional[str] = ..., incarnation: _Optional[bytes] = ..., purpose: _Optional[int] = ..., tag: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class Welcome(_message.Message):
+    __slots__ = ("incarnation",)
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    incarnation: bytes
+    def __init__(self, incarnation: _Optional[bytes] = ...) -> None: ...
+
+class Refused(_message.Message):
+    __slots__ = ("reason", "detail")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    detail: str
+    def __init__(self, reason: _Optional[str] = ..., detail: _Optional[str] = ...) -> None: ...
+
+class Broken(_message.Message):
+    __slots__ = ("suspect", "reason")
+    SUSPECT_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    suspect: str
+    reason: str
+    def __init__(self, suspect: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class BlobRequest(_message.Message):
+    __slots__ = ("name", "manifest", "arena", "chunk")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    MANIFEST_FIELD_NUMBER: _ClassVar[int]
+    ARENA_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    manifest: bool
+    arena: int
+    chunk: int
+    def __init__(self, name: _Optional[str] = ..., manifest: bool = ..., arena: _Optional[int] = ..., chunk: _Optional[int] = ...) -> None: ...
+
+class ArenaManifest(_message.Message):
+    __slots__ = ("name", "dtype", "elements", "chunk_digests")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    ELEMENTS_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    dtype: str
+    elements: int
+    chunk_digests: bytes
+    def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., elements: _Optional[int] = ..., chunk_digests: _Optional[bytes] = ...) -> None: ...
+
+class BlobManifest(_message.Message):
+    __slots__ = ("name", "head", "round", "arenas")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    HEAD_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    ARENAS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    head: bytes
+    round: int
+    arenas: _containers.RepeatedCompositeFieldContainer[ArenaManifest]
+    def __init__(self, name: _Optional[str] = ..., head: _Optional[bytes] = ..., round: _Optional[int] = ..., arenas: _Optional[_Iterable[_Union[ArenaManifest, _Mapping]]] = ...) -> None: ...
