@@ -163,8 +163,8 @@ class Block(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """hidden [B, S, D] → [B, S, D]."""
-        hidden = hidden + self.attention(self.attention_norm(hidden))
-        return hidden + self.feed_forward(self.feed_forward_norm(hidden))
+        attended: Tensor = hidden + self.attention(self.attention_norm(hidden))
+        return attended + self.feed_forward(self.feed_forward_norm(attended))
 
 
 class GPT3(nn.Module):
@@ -198,7 +198,7 @@ class GPT3(nn.Module):
 
     def logits(self, tokens: Tensor) -> Tensor:
         """What comes after each token: tokens int64 [B, S] → [B, S, V] in the weights' dtype."""
-        hidden: Tensor = self.embedding(tokens)
+        hidden = self.embedding(tokens)
         for block in self.blocks:
             hidden = block(hidden)
         return functional.linear(self.final_norm(hidden), self.embedding.tokens.weight)

@@ -10,9 +10,11 @@ from pathlib import Path
 
 BLOCK_BYTES = 1 << 20
 
-# Tests are data for tests; the rest differs between machines with the same Python.
+# Tests are data for tests, encodings are tables of numbers; the rest differs between machines
+# with the same Python.
 _STDLIB_SKIPPED_FOLDERS = frozenset(
-    {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "lib-dynload"}
+    {"test", "tests", "idle_test", "encodings"}
+    | {"site-packages", "dist-packages", "__pycache__", "lib-dynload"}
 )
 _STDLIB_SKIPPED_PREFIXES = ("_sysconfigdata", "_distutils_system_mod", "sitecustomize")
 

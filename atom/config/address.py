@@ -1,0 +1,41 @@
+"""Addresses as people write them: HOST:PORT, [IPv6]:PORT, or a host alone."""
+
+import string
+
+_HOST_CHARACTERS = frozenset(string.ascii_letters + string.digits + "-._:%")
+_MAX_HOST_CHARACTERS = 253
+
+
+def parse_host_port(text: str) -> tuple[str, int]:
+    """ "0.0.0.0:31337" or "[::1]:31337" → host, port; port 0 means any free one.
+
+    Raises: ValueError saying what is wrong with it.
+    """
+    host, colon, port = text.rpartition(":")
+    if not colon or not host:
+        raise ValueError(f"{text!r} is not HOST:PORT, for example 0.0.0.0:31337")
+    if not (port.isascii() and port.isdigit() and len(port) <= 5 and int(port) < 1 << 16):
+        raise ValueError(f"{port!r} in {text!r} is not a port between 0 and 65535")
+    return parse_host(host), int(port)
+
+
+def parse_host(text: str) -> str:
+    """A name, an IPv4 address or a bracketed IPv6 address → the same without brackets.
+
+    Raises: ValueError if it is none.
+    """
+    bracketed = text.startswith("[") and text.endswith("]")
+    host = text[1:-1] if bracketed else text
+    fits = 0 < len(host) <= _MAX_HOST_CHARACTERS and _HOST_CHARACTERS.issuperset(host)
+    if not fits or (":" in host) != bracketed:
+        raise ValueError(f"{text!r} is not a host; write a name, 192.0.2.1 or [2001:db8::1]")
+    return host
+
+
+def check_announcement(text: str) -> str:
+    """Accepts HOST or HOST:PORT, and gives it back. Raises: ValueError for anything else."""
+    if ":" in text and not text.endswith("]"):
+        parse_host_port(text)
+    else:
+        parse_host(text)
+    return text

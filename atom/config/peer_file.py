@@ -1,0 +1,87 @@
+"""The peer file: what one box gives. Every key is optional, an empty file is a valid one."""
+
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from atom.config.address import check_announcement, parse_host_port
+from atom.config.section import BitsPerSecond, Bytes, PathText, Section
+
+MAX_ANNOUNCED = 8
+
+
+def _auto_is_none(value: Any) -> Any:
+    return None if value == "auto" else value
+
+
+def _check_listen(text: str) -> str:
+    parse_host_port(text)
+    return text
+
+
+BytesOrAuto = Annotated[Annotated[Bytes, Field(gt=0)] | None, BeforeValidator(_auto_is_none)]
+HostPortText = Annotated[str, AfterValidator(_check_listen)]
+AnnouncementText = Annotated[str, AfterValidator(check_announcement)]
+
+
+class Device(Section):
+    """[device]"""
+
+    kind: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:[0-9]{1,3})?)$")
+    """auto (the first GPU, else the CPU), cpu, cuda, or cuda:N."""
+    memory_bytes: BytesOrAuto = Field(default=None, alias="memory")
+    """Device memory that sub-models may fill: "8 GiB"; "auto": what is free."""
+    cpu_threads: int | None = Field(default=None, ge=1, le=1024)
+    """Threads for computing on the CPU; omitted: PyTorch decides."""
+
+
+class Host(Section):
+    """[host]"""
+
+    memory_bytes: BytesOrAuto = Field(default=None, alias="memory")
+    """Host memory for weights, moments and gradients: "48 GiB"; "auto": what is free."""
+
+
+class Network(Section):
+    """[network]"""
+
+    listen: HostPortText = "0.0.0.0:0"
+    """HOST:PORT where the DHT node listens; port 0: any free one."""
+    data_port: int = Field(default=0, ge=0, lt=1 << 16)
+    """Where gradients and state travel; 0: any free port. Same host as `listen`."""
+    announce: Annotated[tuple[AnnouncementText, ...], Field(max_length=MAX_ANNOUNCED)] = ()
+    """Hosts or HOST:PORTs where others reach this box; empty: its own addresses."""
+    upload_bits_per_s: BitsPerSecond | None = Field(default=None, alias="upload", gt=0)
+    """Most bandwidth to send with: "400 Mbit/s"; omitted: no limit."""
+    download_bits_per_s: BitsPerSecond | None = Field(default=None, alias="download", gt=0)
+    """Most bandwidth to receive with; omitted: no limit."""
+
+    @property
+    def listen_host_port(self) -> tuple[str, int]:
+        return parse_host_port(self.listen)
+
+
+class State(Section):
+    """[state]"""
+
+    directory: PathText | None = None
+    """Where identity, snapshots, events and tokens are kept, relative to this file."""
+
+
+class LocalData(Section):
+    """[data]: where this box keeps the run's text, if not where the run file says."""
+
+    paths: Annotated[tuple[PathText, ...], Field(max_length=1024)] | None = None
+    """Files, folders and globs, relative to this file."""
+    tokenizer: PathText | None = None
+    """The run's tokenizer.json, relative to this file."""
+
+
+class PeerFile(Section):
+    """A whole peer file."""
+
+    device: Device = Device()
+    host: Host = Host()
+    network: Network = Network()
+    state: State = State()
+    data: LocalData = LocalData()

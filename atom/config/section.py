@@ -1,0 +1,58 @@
+"""What all sections of the configuration files share: strict, frozen, unknown keys refused."""
+
+from typing import Annotated, Any, NoReturn
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
+from pydantic_core import PydanticCustomError
+
+from atom.base.units import parse_bits_per_s, parse_bytes
+
+
+class Section(BaseModel):
+    """A table of a file. The text under each field is its meaning."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+    )
+
+
+def refuse(key: str, what: str, hint: str = "") -> NoReturn:
+    """Fails a check between keys; `key` is relative to the section that checks.
+
+    Braces in the text are safe: they travel as context, not as template.
+    """
+    raise PydanticCustomError("refused", "{what}", {"key": key, "what": what, "hint": hint})
+
+
+def _bytes_of(value: Any) -> int:
+    return parse_bytes(_text(value, "8 GiB"))
+
+
+def _bits_per_s_of(value: Any) -> float:
+    return parse_bits_per_s(_text(value, "400 Mbit/s"))
+
+
+def _text(value: Any, example: str) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} has no unit; write a text such as {example!r}")
+    return value
+
+
+PathText = Annotated[str, Field(min_length=1, max_length=4096, pattern=r"^[^\x00]+$")]
+"""A file, folder or glob as it was written."""
+
+Bytes = Annotated[
+    int, BeforeValidator(_bytes_of), PlainSerializer(lambda count: f"{count} B", return_type=str)
+]
+"""A size, written with its unit: "8 GiB"."""
+
+BitsPerSecond = Annotated[
+    float,
+    BeforeValidator(_bits_per_s_of),
+    PlainSerializer(lambda rate: f"{rate:f} bit/s", return_type=str),
+]
+"""A bandwidth, written with its unit: "400 Mbit/s"."""
