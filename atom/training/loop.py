@@ -1,0 +1,229 @@
+"""The thin loop of a round: events in, the machine decides, actions out.
+
+One thread owns the machine. Everything slow happens elsewhere and comes back as an event: passes
+and steps on the worker's thread, the ring on its own, the directory's readings from another.
+"""
+
+import queue
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from atom.base.clock import Clock
+from atom.base.errors import PeerRefused
+from atom.base.events import EventSink
+from atom.swarm.chain import Ballot, Commit, Contribution, Head, Voter
+from atom.swarm.freshness import LeaseBook
+from atom.swarm.messages import decode, encode
+from atom.swarm.records import Lease
+from atom.training.pacing import SwarmCount
+from atom.training.round.electorate import same_head
+from atom.training.round.machine import RoundMachine
+from atom.training.round.vocabulary import (
+    Action,
+    Apply,
+    CatchUp,
+    Event,
+    FetchResult,
+    Freeze,
+    LeaveRequested,
+    Received,
+    Report,
+    Send,
+    StartRing,
+    StopRing,
+    Thaw,
+    Tick,
+    Unreachable,
+    View,
+)
+
+TICK_S = 0.1
+
+
+class Hands(Protocol):
+    """What the loop's actions need done; each reports back with `RoundLoop.post`."""
+
+    def send(self, peer_id: str, raw: bytes) -> bool: ...
+    def know_addresses(self, peer_id: str, addresses: tuple[str, ...]) -> None: ...
+    def freeze(self, ballot: Ballot) -> None: ...
+    def thaw(self) -> None: ...
+    def start_ring(
+        self, parent: bytes, ballot: Ballot, members: tuple[Contribution, ...]
+    ) -> None: ...
+    def stop_ring(self, ballot: Ballot) -> None:
+        """Returns only when that ring no longer reads the gradients."""
+
+    def fetch_result(self, digest: bytes, holders: tuple[str, ...]) -> None: ...
+    def apply(self, commit: Commit, head: Head) -> None: ...
+    def catch_up(self, donors: tuple[str, ...], reason: str, discard: bool) -> None: ...
+    def own_sequences(self) -> int: ...
+    def pass_seconds(self) -> float: ...
+    def tell_progress(self, swarm: SwarmCount) -> None: ...
+    def changed(self) -> None:
+        """Head or phase are others: the lease should say so soon."""
+
+
+@dataclass(frozen=True)
+class LeasesRead:
+    """A reading of the directory (not an event of the machine: it becomes part of its view)."""
+
+    leases: Mapping[str, Lease]
+
+
+class RoundLoop:
+    """Owns the machine and the book of leases; `post` may be called from any thread."""
+
+    def __init__(
+        self,
+        machine: RoundMachine,
+        me: Voter,
+        hands: Hands,
+        clock: Clock,
+        events: EventSink,
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
+        self._machine = machine
+        self._me = me
+        self._hands = hands
+        self._clock = clock
+        self._events = events
+        self._on_failure = on_failure
+        self._inbox: queue.SimpleQueue[Event | LeasesRead | None] = queue.SimpleQueue()
+        self._book = LeaseBook()
+        self._view = View()
+        self._seen_at = float("-inf")
+        self._next_tick = clock.now()
+        self._last_seen: tuple[bytes, str] = (b"", "")
+        self._thread = threading.Thread(target=self._run, name="round", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        self._inbox.put(None)
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def post(self, event: Event | LeasesRead) -> None:
+        self._inbox.put(event)
+
+    def receive(self, peer_id: str, incarnation: bytes, raw: bytes) -> None:
+        """A message from the transport. Malformed ones are refused by name and forgotten."""
+        try:
+            self.post(Received(peer_id, incarnation, decode(raw)))
+        except PeerRefused as refused:
+            self._events.emit("message-refused", peer=peer_id, reason=refused.reason.value)
+
+    def unreachable(self, peer_id: str, _refused: bool) -> None:
+        self.post(Unreachable(peer_id))
+
+    def leave(self) -> None:
+        self.post(LeaveRequested())
+
+    @property
+    def view(self) -> View:
+        """The last view the machine was shown; a frozen value, safe to read from any thread."""
+        return self._view
+
+    # ---- the thread
+
+    def _run(self) -> None:
+        try:
+            while self._turn():
+                pass
+        except BaseException as failure:  # noqa: BLE001 - the supervisor: the daemon decides
+            self._on_failure(failure)
+
+    def _turn(self) -> bool:
+        wait = max(self._next_tick - self._clock.now(), 0.0)
+        try:
+            event = self._inbox.get(timeout=min(wait, TICK_S))
+        except queue.Empty:
+            self._tick()
+            return True
+        if isinstance(event, LeasesRead):
+            self._take_leases(event.leases)
+            self._tick()
+        elif event is not None:
+            self._handle(event)
+            if self._clock.now() >= self._next_tick:
+                self._tick()
+        return event is not None
+
+    def _tick(self) -> None:
+        self._next_tick = self._clock.now() + TICK_S
+        self._view = self._look()
+        self._handle(Tick(self._view))
+
+    def _handle(self, event: Event) -> None:
+        for action in self._machine.handle(event, self._clock.now()):
+            self._carry_out(action)
+        now_seen = (self._machine.head.digest, self._machine.phase.value)
+        if now_seen != self._last_seen:
+            self._last_seen = now_seen
+            self._hands.changed()
+
+    def _take_leases(self, leases: Mapping[str, Lease]) -> None:
+        now = self._clock.now()
+        self._book.update(leases, now)
+        self._seen_at = now
+        for peer_id, lease in leases.items():
+            if peer_id != self._me.peer_id:
+                self._hands.know_addresses(peer_id, lease.addresses)
+
+    def _look(self) -> View:
+        now = self._clock.now()
+        head = self._machine.head
+        fresh = self._book.fresh(now)
+        others = {peer: lease for peer, lease in fresh.items() if peer != self._me.peer_id}
+        absent = [
+            voter
+            for voter in head.voters
+            if voter != self._me
+            and getattr(others.get(voter.peer_id), "incarnation", None) != voter.incarnation
+        ]
+        view = View(
+            fresh=others,
+            lapsed_seconds={voter: self._book.missing_for(voter, now) for voter in absent},
+            dead=frozenset(
+                voter
+                for voter in absent
+                if self._book.has_left(voter) or self._book.is_replaced(voter, now)
+            ),
+            sequences=self._hands.own_sequences(),
+            pass_seconds=self._hands.pass_seconds(),
+        )
+        mates = same_head(head, view)
+        count = sum(lease.sequences for lease in mates.values())
+        self._hands.tell_progress(SwarmCount(count, len(mates) + 1, self._seen_at))
+        return view
+
+    # ---- actions
+
+    def _carry_out(self, action: Action) -> None:
+        hands = self._hands
+        match action:
+            case Send(to, message):
+                if not hands.send(to, encode(message)):
+                    self.post(Unreachable(to))
+            case Freeze(ballot):
+                hands.freeze(ballot)
+            case Thaw():
+                hands.thaw()
+            case StartRing(parent, ballot, members):
+                hands.start_ring(parent, ballot, members)
+            case StopRing(ballot):
+                hands.stop_ring(ballot)
+            case FetchResult(digest, holders):
+                hands.fetch_result(digest, holders)
+            case Apply(commit, head):
+                hands.apply(commit, head)
+            case CatchUp(donors, reason, discard):
+                hands.catch_up(donors, reason, discard)
+            case Report(kind, fields):
+                self._report(kind, fields)
+
+    def _report(self, kind: str, fields: Mapping[str, Any]) -> None:
+        self._events.emit(kind, **fields)
