@@ -6,6 +6,7 @@ model into sub-models differs from peer to peer; the arenas do not, so any two p
 compare and hand over arenas byte by byte.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -56,6 +57,20 @@ class ParameterLayout:
 
 
 @dataclass(frozen=True)
+class ValueSpec:
+    """What a value between sub-models (or a batch entry) looks like for one micro-batch."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    needs_grad: bool = False
+    """Does a gradient flow back through it (static, decided at trace time)."""
+
+    @property
+    def size_bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
 class SubModel:
     """A run of consecutive layers that is loaded, computed and dropped together.
 
@@ -94,3 +109,9 @@ class Program:
     graph_hash: str
     """sha256 hex of the traced graph: the same on every peer with the same model and versions."""
     metadata: Mapping[str, str] = field(default_factory=dict)
+    values: Mapping[str, ValueSpec] = field(default_factory=dict)
+    """Every batch entry and every value that crosses a cut, by name."""
+    parameter_dtype: torch.dtype = torch.float32
+    """The one dtype of all parameters: the dtype the model was traced in."""
+    frozen: frozenset[str] = frozenset()
+    """Parameters in the layout that take no gradient and must not be updated."""

@@ -1,0 +1,121 @@
+"""What calls do besides computing: which values carry gradients, what is changed in place.
+
+Both are found by running the graph once on fake tensors with gradients on, not from schemas
+alone: a schema does not say which values share memory.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_leaves
+
+from atom.graph.ir import ValueSpec
+
+_RUNNING_STATISTICS = {"batch_norm", "instance_norm"}
+"""Operators that write their arguments `running_mean`, `running_var` though no schema says so."""
+
+
+@dataclass
+class Effects:
+    """What one run on fake tensors showed."""
+
+    specs: dict[fx.Node, ValueSpec] = field(default_factory=dict)
+    mutating: set[fx.Node] = field(default_factory=set)
+    mutated_inputs: dict[fx.Node, fx.Node] = field(default_factory=dict)
+    """Placeholder → the first call that changed it in place."""
+    alias_spans: list[tuple[fx.Node, fx.Node]] = field(default_factory=list)
+    """(call that made the memory, last call that changed it in place)."""
+
+
+def observe(root: fx.GraphModule, fakes: Sequence[torch.Tensor], mode: FakeTensorMode) -> Effects:
+    """Runs `root` on `fakes`, one per placeholder, in order."""
+    observer = _Observer(root)
+    with mode, torch.enable_grad():
+        observer.run(*fakes)
+    return observer.finish()
+
+
+class _Observer(fx.Interpreter):
+    def __init__(self, root: fx.GraphModule) -> None:
+        super().__init__(root, garbage_collect_values=False)
+        self.effects = Effects()
+        # Every value stays alive during the run, so a storage's address names it.
+        self._maker: dict[int, fx.Node] = {}
+        self._last_change: dict[int, fx.Node] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        inputs = [(node, self.env[node]) for node in n.all_input_nodes if node in self.env]
+        tensors = [t for _, value in inputs for t in tree_leaves(value) if _is_tensor(t)]
+        versions = [tensor._version for tensor in tensors]
+        result = super().run_node(n)
+        for tensor, version in zip(tensors, versions, strict=True):
+            if tensor._version != version:
+                self._changed(tensor, n)
+        for tensor in self._written_by_schema(n):
+            self._changed(tensor, n)
+        self._made(n, result)
+        return result
+
+    def finish(self) -> Effects:
+        for storage, last in self._last_change.items():
+            maker = self._maker[storage]
+            if maker.op != "placeholder":
+                self.effects.alias_spans.append((maker, last))
+        return self.effects
+
+    def _made(self, node: fx.Node, result: Any) -> None:
+        for tensor in tree_leaves(result):
+            if _is_tensor(tensor):
+                self._maker.setdefault(_storage(tensor), node)
+        if _is_tensor(result):
+            self.effects.specs[node] = ValueSpec(
+                tuple(result.shape), result.dtype, result.requires_grad
+            )
+
+    def _changed(self, tensor: torch.Tensor, node: fx.Node) -> None:
+        storage = _storage(tensor)
+        self.effects.mutating.add(node)
+        self._last_change[storage] = node
+        maker = self._maker[storage]
+        if maker.op == "placeholder":
+            self.effects.mutated_inputs.setdefault(maker, node)
+
+    def _written_by_schema(self, node: fx.Node) -> list[torch.Tensor]:
+        schema = getattr(node.target, "_schema", None)
+        if schema is None:
+            return []
+        bound = bind(node)
+        names = [
+            argument.name
+            for argument in schema.arguments
+            if argument.alias_info is not None and argument.alias_info.is_write
+        ]
+        if schema.name.partition("::")[2] in _RUNNING_STATISTICS and (
+            bound.get("training") or bound.get("use_input_stats")
+        ):
+            names += ["running_mean", "running_var"]
+        written = [bound[name] for name in names if isinstance(bound.get(name), fx.Node)]
+        return [t for node in written for t in tree_leaves(self.env[node]) if _is_tensor(t)]
+
+
+def bind(node: fx.Node) -> Mapping[str, Any]:
+    """Arguments of a call by their names in the operator's schema; defaults left out."""
+    names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
+    return {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+
+
+def is_random(node: fx.Node) -> bool:
+    """Whether the call draws from the default generator."""
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)

@@ -1,0 +1,246 @@
+"""One aten call as the Python that a person would have written, meaning the same aten call.
+
+A public name is used only where it is a plain binding of the operator (torch.cumsum, a Tensor
+method, an arithmetic sign) or a wrapper known to end in exactly this operator; everything else is
+called as `torch.ops.…`, which is always the same operator.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as functional
+from torch import fx
+
+from atom.graph.effects import bind
+
+TRACE_DEVICE = torch.device("cpu")
+"""Models are traced on this device; in the program it stands for whichever device runs it."""
+
+
+@dataclass(frozen=True)
+class Expression:
+    """`head(arguments)`, or just `head` where there are no arguments to lay out."""
+
+    head: str
+    arguments: tuple[str, ...] | None = None
+
+    def __str__(self) -> str:
+        return self.head if self.arguments is None else f"{self.head}({', '.join(self.arguments)})"
+
+
+Names = Mapping[fx.Node, str]
+
+_SIGNS = {
+    "add.Tensor": "+", "sub.Tensor": "-", "mul.Tensor": "*", "div.Tensor": "/",
+    "matmul.default": "@", "pow.Tensor_Scalar": "**", "pow.Tensor_Tensor": "**",
+    "eq.Tensor": "==", "eq.Scalar": "==", "ne.Tensor": "!=", "ne.Scalar": "!=",
+    "lt.Tensor": "<", "lt.Scalar": "<", "le.Tensor": "<=", "le.Scalar": "<=",
+    "gt.Tensor": ">", "gt.Scalar": ">", "ge.Tensor": ">=", "ge.Scalar": ">=",
+}  # fmt: skip
+
+_METHODS = {
+    "chunk", "clone", "contiguous", "detach", "expand", "expand_as", "flatten", "masked_fill",
+    "permute", "repeat", "reshape", "split", "squeeze", "t", "to", "transpose", "type_as",
+    "unsqueeze", "view", "view_as", "mean", "sum",
+}  # fmt: skip
+"""Operators that read better as methods of their first argument."""
+
+_SIZES_FIRST = {"view", "reshape", "permute", "expand", "repeat"}
+"""Methods whose list of sizes is written out: `x.view(2, -1)`."""
+
+_TO_THE_END = 2**63 - 1
+"""What tracing writes for the missing end of a slice."""
+
+_UNSAID = {"pin_memory": False, "layout": torch.strided}
+"""Arguments that tracing fills in and that mean the default on every device."""
+
+
+def expression(node: fx.Node, names: Names) -> Expression:
+    """The Python for one call. `names` gives each argument's local name."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        raise AssertionError(f"not an operator: {target}")
+    if target.namespace == "aten":
+        special = _SPECIAL.get(f"{target._opname}.{target._overloadname}")
+        written = special(node, names) if special else None
+        return written or _sign(node, names) or _public(node, names) or _operator(node, names)
+    return _operator(node, names)
+
+
+def literal(value: Any, names: Names) -> str:
+    """An argument: a local name, or a Python literal that gives the same value."""
+    match value:
+        case fx.Node():
+            return names[value]
+        case list() | tuple():
+            return "[" + ", ".join(literal(item, names) for item in value) + "]"
+        case torch.device():
+            return "self.device" if value == TRACE_DEVICE else f"torch.device({str(value)!r})"
+        case float() if not math.isfinite(value):
+            return f'float("{value}")'
+        case str():
+            return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+        case bool() | int() | float() | complex() | None:
+            return repr(value)
+        case torch.dtype() | torch.memory_format() | torch.layout():
+            return repr(value)
+    raise AssertionError(f"no literal for {value!r}")
+
+
+def _arguments(node: fx.Node, names: Names, skip: int = 0) -> tuple[str, ...]:
+    """Positional ones as traced, then keywords; trailing defaults are left out."""
+    schema = node.target._schema.arguments  # type: ignore[union-attr]
+    positional = list(node.args)
+    while len(positional) > 1 and _is_default(schema[len(positional) - 1], positional[-1]):
+        positional.pop()
+    keywords = {
+        argument.name: node.kwargs[argument.name]
+        for argument in schema
+        if argument.name in node.kwargs
+        and not _is_default(argument, node.kwargs[argument.name])
+        and _UNSAID.get(argument.name, ...) != node.kwargs[argument.name]
+    }
+    return (
+        *(literal(value, names) for value in positional[skip:]),
+        *(f"{key}={literal(value, names)}" for key, value in keywords.items()),
+    )
+
+
+def _is_default(argument: Any, value: Any) -> bool:
+    if not argument.has_default_value() or isinstance(value, fx.Node):
+        return False
+    default = argument.default_value
+    return type(default) is type(value) and default == value
+
+
+def _sign(node: fx.Node, names: Names) -> Expression | None:
+    sign = _SIGNS.get(_name(node))
+    if sign is None or node.kwargs or len(node.args) != 2 or not isinstance(node.args[0], fx.Node):
+        return None
+    left, right = (literal(value, names) for value in node.args)
+    return Expression(f"{left} {sign} {right}")
+
+
+def _public(node: fx.Node, names: Names) -> Expression | None:
+    """torch.<op>, a method, or F.<op>, where that is the operator's own binding."""
+    name = _opname(node)
+    is_method = hasattr(torch._C.TensorBase, name) and bool(node.args)
+    if is_method and isinstance(node.args[0], fx.Node) and (name in _METHODS or name[-1] == "_"):
+        return _method(node, names)
+    if name.startswith("_"):
+        return None
+    if hasattr(torch._C._VariableFunctions, name) and hasattr(torch, name):
+        return Expression(f"torch.{name}", _arguments(node, names))
+    if is_method and isinstance(node.args[0], fx.Node):
+        return _method(node, names)
+    binding = getattr(torch._C._nn, name, None)
+    if binding is not None and getattr(functional, name, None) is binding:
+        return Expression(f"F.{name}", _arguments(node, names))
+    return None
+
+
+def _method(node: fx.Node, names: Names) -> Expression | None:
+    name = _opname(node)
+    if name == "to" and "layout" in node.kwargs:
+        return None  # to.dtype_layout has no public spelling
+    rest = _arguments(node, names, skip=1)
+    if name in _SIZES_FIRST and len(rest) == 1 and isinstance(node.args[1], list | tuple):
+        rest = tuple(literal(value, names) for value in node.args[1])
+    return Expression(f"{literal(node.args[0], names)}.{name}", rest)
+
+
+def _operator(node: fx.Node, names: Names) -> Expression:
+    return Expression(f"torch.ops.{node.target}", _arguments(node, names))
+
+
+def _embedding(node: fx.Node, names: Names) -> Expression | None:
+    bound = bind(node)
+    if bound.get("sparse") or bound.get("scale_grad_by_freq"):
+        return None
+    arguments = [literal(bound["indices"], names), literal(bound["weight"], names)]
+    if bound.get("padding_idx", -1) != -1:
+        arguments.append(f"padding_idx={bound['padding_idx']}")
+    return Expression("F.embedding", tuple(arguments))
+
+
+def _layer_norm(node: fx.Node, names: Names) -> Expression | None:
+    # The last argument, cudnn_enable, is ignored by the operator.
+    return Expression("F.layer_norm", tuple(literal(value, names) for value in node.args[:5]))
+
+
+def _dropout(node: fx.Node, names: Names) -> Expression | None:
+    bound = bind(node)
+    arguments = [literal(bound["input"], names), literal(bound["p"], names)]
+    if not bound["train"]:
+        arguments.append("training=False")
+    return Expression("F.dropout", tuple(arguments))
+
+
+def _cross_entropy(node: fx.Node, names: Names) -> Expression | None:
+    bound = bind(node)
+    arguments = [literal(bound["self"], names), literal(bound["target"], names)]
+    if bound.get("weight") is not None:
+        arguments.append(f"weight={literal(bound['weight'], names)}")
+    reduction = {0: "none", 1: "mean", 2: "sum"}[bound.get("reduction", 1)]
+    if reduction != "mean":
+        arguments.append(f'reduction="{reduction}"')
+    for name, default in (("ignore_index", -100), ("label_smoothing", 0.0)):
+        if bound.get(name, default) != default:
+            arguments.append(f"{name}={bound[name]}")
+    return Expression("F.cross_entropy", tuple(arguments))
+
+
+def _attention(node: fx.Node, names: Names) -> Expression | None:
+    schema = node.target._schema.arguments  # type: ignore[union-attr]
+    bound = bind(node)
+    arguments = [literal(bound[argument.name], names) for argument in schema[:3]]
+    arguments += [
+        f"{argument.name}={literal(bound[argument.name], names)}"
+        for argument in schema[3:]
+        if argument.name in bound and not _is_default(argument, bound[argument.name])
+    ]
+    return Expression("F.scaled_dot_product_attention", tuple(arguments))
+
+
+def _rsub(node: fx.Node, names: Names) -> Expression | None:
+    if len(node.args) != 2 or node.kwargs:
+        return None
+    return Expression(f"{literal(node.args[1], names)} - {literal(node.args[0], names)}")
+
+
+def _slice(node: fx.Node, names: Names) -> Expression | None:
+    bound = bind(node)
+    dimension, start, end = bound.get("dim", 0), bound.get("start"), bound.get("end")
+    if dimension < 0 or bound.get("step", 1) != 1:
+        return None
+    first = "" if start in (None, 0) else str(start)
+    last = "" if end in (None, _TO_THE_END) else str(end)
+    index = ", ".join([":"] * dimension + [f"{first}:{last}"])
+    return Expression(f"{literal(bound['self'], names)}[{index}]")
+
+
+def _silu(node: fx.Node, names: Names) -> Expression | None:
+    return Expression("F.silu", _arguments(node, names))
+
+
+_SPECIAL: dict[str, Callable[[fx.Node, Names], Expression | None]] = {
+    "embedding.default": _embedding,
+    "layer_norm.default": _layer_norm,
+    "dropout.default": _dropout,
+    "cross_entropy_loss.default": _cross_entropy,
+    "scaled_dot_product_attention.default": _attention,
+    "rsub.Scalar": _rsub,
+    "silu.default": _silu,
+    "slice.Tensor": _slice,
+}
+
+
+def _opname(node: fx.Node) -> str:
+    return str(node.target._opname)  # type: ignore[union-attr]
+
+
+def _name(node: fx.Node) -> str:
+    return f"{_opname(node)}.{node.target._overloadname}"  # type: ignore[union-attr]

@@ -1,0 +1,147 @@
+"""Models to programs, programs to modules."""
+
+import hashlib
+import linecache
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from atom.base.errors import MismatchError, ModelError
+from atom.graph.codegen import Cut, Source
+from atom.graph.cost import layer_costs
+from atom.graph.ir import Program, SubModel, ValueSpec
+from atom.graph.layers import Layer, layers_of
+from atom.graph.partition import balanced_cut, finest_cut
+from atom.graph.trace import trace
+from atom.graph.traced import Graph
+
+CANONICAL_HASH = "canonical_program_hash"
+"""Key in `Program.metadata`: the source hash at the finest cut, equal on all peers of a run."""
+
+
+def compile_program(
+    model: nn.Module,
+    example_batch: Mapping[str, torch.Tensor],
+    cut: Cut | None = None,
+    device_budget_bytes: int | None = None,
+) -> Program:
+    """Traces, cuts and prints a model whose forward returns the mean loss.
+
+    Without `cut`: fewest balanced sub-models within `device_budget_bytes`; without either, one
+    sub-model per layer. The model may be on `meta`; it and the batch are left as they were.
+
+    Raises: ModelError naming what cannot be traced or cut; DeviceError if a layer does not fit.
+    """
+    return build_program(trace(model, example_batch), cut, device_budget_bytes)
+
+
+def build_program(
+    graph: Graph, cut: Cut | None = None, device_budget_bytes: int | None = None
+) -> Program:
+    """`compile_program` for a graph already traced: several cuts cost one trace.
+
+    Raises: ModelError for a cut that is not consecutive; DeviceError if a layer does not fit.
+    """
+    layers = layers_of(graph)
+    if cut is None and device_budget_bytes is not None:
+        cut = balanced_cut(layer_costs(graph, layers), device_budget_bytes)
+    finest = finest_cut(len(layers))
+    cut = finest if cut is None else [(first, last) for first, last in cut]
+    _check_cut(cut, layers)
+    source = Source(graph, layers, cut)
+    canonical = source.hash if cut == finest else Source(graph, layers, finest).hash
+    return Program(
+        layout=graph.layout,
+        sub_models=source.sub_models,
+        batch_inputs=tuple(graph.batch.values()),
+        loss=graph.value_name(graph.loss),
+        source=source.text,
+        source_hash=source.hash,
+        graph_hash=graph.graph_hash,
+        metadata={**graph.metadata, CANONICAL_HASH: canonical},
+        values=_crossing_values(graph, source.sub_models),
+        parameter_dtype=graph.parameter_dtype,
+        frozen=graph.frozen,
+    )
+
+
+def canonical_program_hash(model: nn.Module, example_batch: Mapping[str, torch.Tensor]) -> str:
+    """sha256 hex of the source at the finest cut: what all peers of a run must agree on.
+
+    Any program of the same model has it too: `program.metadata[CANONICAL_HASH]`.
+
+    Raises: ModelError naming what cannot be traced.
+    """
+    return compile_program(model, example_batch).source_hash
+
+
+def load(
+    program: Program, device: torch.device | str, directory: Path | None = None
+) -> list[Callable[[], nn.Module]]:
+    """One factory per sub-model. Each call builds a new module: parameters on `meta`, to be
+    bound by whoever runs it; constants on `device`.
+
+    Runs the program's source, so only give it programs that this process generated. With
+    `directory`, the source is written there as well, to be read.
+
+    Raises: MismatchError if the source is not the one that its hash names.
+    """
+    if hashlib.sha256(program.source.encode()).hexdigest() != program.source_hash:
+        raise MismatchError("the program's source does not have the program's hash")
+    namespace = _execute(program, directory)
+    on = torch.device(device)
+    return [partial(namespace[sub_model.class_name], on) for sub_model in program.sub_models]
+
+
+def bind(module: nn.Module, sub_model: SubModel, parameters: Mapping[str, torch.Tensor]) -> None:
+    """Puts tensors in the place of the module's `meta` parameters; no copy.
+
+    `parameters` is keyed by names in the layout. Whether one trains stays as generated.
+    """
+    for path, name in sub_model.parameters:
+        owner_path, _, attribute = path.rpartition(".")
+        owner = module.get_submodule(owner_path)
+        trains = owner.get_parameter(attribute).requires_grad
+        setattr(owner, attribute, nn.Parameter(parameters[name], requires_grad=trains))
+
+
+def _execute(program: Program, directory: Path | None) -> dict[str, Any]:
+    filename = f"<sub-models {program.source_hash[:12]}>"
+    if directory is not None:
+        path = directory / f"sub_models_{program.source_hash[:12]}.py"
+        path.write_text(program.source, encoding="utf-8")
+        filename = str(path)
+    lines = program.source.splitlines(keepends=True)
+    # Without a modification time the entry is never checked against a file: tracebacks show it.
+    linecache.cache[filename] = (len(program.source), None, lines, filename)
+    namespace: dict[str, Any] = {"__name__": f"atom_sub_models_{program.source_hash[:12]}"}
+    exec(compile(program.source, filename, "exec"), namespace)
+    return namespace
+
+
+def _check_cut(cut: Sequence[tuple[int, int]], layers: Sequence[Layer]) -> None:
+    expected = 0
+    for first, last in cut:
+        if first != expected or not first <= last < len(layers):
+            raise ModelError(
+                f"the cut's sub-model ({first}, {last}) does not follow layer {expected - 1}",
+                f"cover layers 0 to {len(layers) - 1} in order",
+            )
+        expected = last + 1
+    if expected != len(layers):
+        raise ModelError(
+            f"the cut ends at layer {expected - 1}", f"the last layer is {len(layers) - 1}"
+        )
+
+
+def _crossing_values(graph: Graph, sub_models: Iterable[SubModel]) -> dict[str, ValueSpec]:
+    names = {name for sub_model in sub_models for name in (*sub_model.inputs, *sub_model.outputs)}
+    values = {name: graph.specs[node] for node, name in graph.batch.items()}
+    for node in graph.calls:
+        if graph.value_name(node) in names:
+            values[graph.value_name(node)] = graph.specs[node]
+    return values

@@ -1,0 +1,92 @@
+"""A model as one flat list of aten calls: what tracing gives and every later step reads.
+
+Names: a *value* is one tensor of one micro-batch; a batch entry keeps its own name, every other
+value has the name of the call that made it. A *position* counts calls; "a cut at p" separates
+call p-1 from call p.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import fx
+
+from atom.graph.ir import ParameterLayout, ValueSpec
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A buffer, or a tensor that the model's forward makes from numbers. `tensor` is on the CPU."""
+
+    name: str
+    tensor: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A traced model. The fx nodes belong to `root` and must not be changed."""
+
+    model_name: str
+    root: fx.GraphModule
+    """Holds the nested graphs of `no_grad` and autocast regions."""
+    calls: tuple[fx.Node, ...]
+    """Calls in topological order, without assertions and without what nobody uses."""
+    parameters: Mapping[fx.Node, str]
+    """Placeholder → name in the layout."""
+    constants: Mapping[fx.Node, Constant]
+    batch: Mapping[fx.Node, str]
+    """Placeholder → name of the batch's entry, in the order of the model's forward arguments."""
+    loss: fx.Node
+    layout: ParameterLayout
+    parameter_dtype: torch.dtype
+    frozen: frozenset[str]
+    """Parameters without gradient."""
+    specs: Mapping[fx.Node, ValueSpec]
+    """What every tensor of the graph looks like; nodes that give several tensors are absent."""
+    forbidden_cuts: frozenset[int]
+    """Positions where a cut would give wrong results."""
+    graph_hash: str
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def call_set(self) -> frozenset[fx.Node]:
+        return frozenset(self.calls)
+
+    def value_name(self, node: fx.Node) -> str:
+        """The name of a batch entry or of a call's result between sub-models."""
+        if node in self.batch:
+            return self.batch[node]
+        taken = node.name in self.batch.values()
+        return f"{node.name}_" if taken else node.name
+
+
+def is_getitem(node: fx.Node) -> bool:
+    """Whether the node picks one result of a call that gives several."""
+    return node.op == "call_function" and getattr(node.target, "__name__", "") == "getitem"
+
+
+def layer_path(node: fx.Node) -> list[tuple[str, str]]:
+    """The modules a call was made in, outermost first: (path, qualified class name).
+
+    A module called for the second time has a path that ends in "@1".
+    """
+    stack = node.meta.get("nn_module_stack") or {}
+    return [
+        (path + key[key.index("@") :] if "@" in key and "@" not in path else path, str(kind))
+        for key, (path, kind) in stack.items()
+        if path
+    ]
+
+
+def source_line(node: fx.Node) -> str:
+    """ "file:line" of the user's code that made this call, or an empty string."""
+    frames = [
+        line.strip()
+        for line in (node.meta.get("stack_trace") or "").splitlines()
+        if line.strip().startswith("File ") and "/torch/" not in line
+    ]
+    if not frames:
+        return ""
+    file, line = frames[-1].split(",")[:2]
+    return file.removeprefix("File ").strip('"') + ":" + line.removeprefix(" line ")
