@@ -1,0 +1,1 @@
+"""Host optimizer: gradient accounting, clipping, learning rate, AdamW over flat arenas."""

@@ -1,0 +1,58 @@
+"""What a replica has accumulated since the state it belongs to: gradients, and of how much data."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+
+from atom.base.errors import AtomError
+
+
+class GradientsPoisoned(AtomError):
+    """A pass ended half-way through adding its gradients: only `reset` helps."""
+
+
+@dataclass
+class GradientArena:
+    """Sums over sequences since the last `reset`. Not synchronised: passes and reads take turns."""
+
+    flat: torch.Tensor
+    """[total elements] float32, on the host; summed into by the engine."""
+    tag: bytes = b""
+    """Head of the state that the gradients were computed at: they are worthless at any other."""
+    sequences: int = field(default=0, init=False)
+    loss_sum: float = field(default=0.0, init=False)
+    """Summed mean loss per sequence, nats."""
+    poisoned: bool = field(default=False, init=False)
+
+    @property
+    def sums(self) -> torch.Tensor:
+        """The gradients, not copied. Raises: GradientsPoisoned."""
+        self._require_whole()
+        return self.flat
+
+    @contextmanager
+    def accumulating(self) -> Iterator[None]:
+        """Wraps a pass that adds to `flat`: whatever interrupts it leaves the arena poisoned.
+
+        Raises: GradientsPoisoned when it already is.
+        """
+        self._require_whole()
+        self.poisoned = True
+        yield
+        self.poisoned = False
+
+    def count(self, sequences: int, loss_sum: float) -> None:
+        """Notes what the pass just added."""
+        self.sequences += sequences
+        self.loss_sum += loss_sum
+
+    def reset(self, tag: bytes = b"") -> None:
+        """Starts again from nothing, at the state named by `tag`."""
+        self.flat.zero_()
+        self.tag, self.sequences, self.loss_sum, self.poisoned = tag, 0, 0.0, False
+
+    def _require_whole(self) -> None:
+        if self.poisoned:
+            raise GradientsPoisoned("a pass was interrupted; its gradients are incomplete")

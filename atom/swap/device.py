@@ -1,0 +1,204 @@
+"""The device edge: where slots live, and who moves bytes to and from them.
+
+`Device` is the contract. `CpuDevice` fulfils it with real slots and real threads on a box without
+a GPU; `atom.swap.streams.CudaDevice` does with streams and events. The engine knows neither.
+"""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from atom.swap.host_memory import allocate_host_memory
+
+
+@dataclass(frozen=True)
+class Copy:
+    """Overwrite `destination` with `source`; both flat, contiguous, of one length and dtype."""
+
+    destination: torch.Tensor
+    source: torch.Tensor
+
+
+@dataclass(frozen=True)
+class HostSum:
+    """Bring `source` [n] from the device to the host: add it to `destination` [n], or replace."""
+
+    destination: torch.Tensor
+    source: torch.Tensor
+    replace: bool
+
+
+@dataclass(frozen=True)
+class RandomState:
+    """State of the generators that a sub-model's random operations draw from."""
+
+    cpu: torch.Tensor
+    device: torch.Tensor | None
+
+
+class Device(Protocol):
+    """Moves and memory. All methods are called by the one thread that runs the engine.
+
+    Work is only *issued* by most methods; errors of background work are raised by the next
+    method that waits for it. After an error the caller should `drain` and start anew.
+    """
+
+    @property
+    def torch_device(self) -> torch.device: ...
+
+    def host_memory(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
+        """Zeros on the host that this device copies from and to at full speed, until `close`."""
+        ...
+
+    def slot_memory(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
+        """Zeros on the device, for the life of the process."""
+        ...
+
+    def reserve_gradients(self, slots: int, elements: int) -> None:
+        """Prepares for `gradients_out` of up to `elements` per slot, so that none allocates."""
+        ...
+
+    def computing(self) -> AbstractContextManager[object]:
+        """Where the engine's tensor operations run."""
+        ...
+
+    def load(self, slot: int, copies: Sequence[Copy]) -> None:
+        """Starts filling a slot, once everything computed so far has finished."""
+        ...
+
+    def wait_loaded(self, slot: int) -> None:
+        """Operations issued from now on see the slot's content."""
+        ...
+
+    def gradients_out(self, gradient_slot: int, sums: Sequence[HostSum]) -> None:
+        """Starts bringing gradients to the host, once everything computed so far has finished."""
+        ...
+
+    def wait_gradients_out(self, gradient_slot: int) -> None:
+        """Returns when the host holds the sums of the last `gradients_out` of that slot."""
+        ...
+
+    def drain(self) -> None:
+        """Returns when nothing is under way any more. Raises: the first background error."""
+        ...
+
+    def seed(self, seed: int) -> RandomState:
+        """The random state that follows from a seed; the current state is left as it was."""
+        ...
+
+    def random_state(self) -> RandomState: ...
+
+    def set_random_state(self, state: RandomState) -> None: ...
+
+    def close(self) -> None:
+        """Ends the threads and releases host memory. Idempotent."""
+        ...
+
+
+class Lane:
+    """One background thread, started when first used, with at most one job per slot to wait for."""
+
+    def __init__(self, name: str) -> None:
+        self._executor = ThreadPoolExecutor(1, name)
+        self._jobs: dict[int, Future[None]] = {}
+
+    def submit(self, slot: int, job: Callable[[], None]) -> None:
+        self.wait(slot)
+        self._jobs[slot] = self._executor.submit(job)
+
+    def wait(self, slot: int) -> None:
+        """Returns once the slot's last job is done. Raises: what the job raised."""
+        job = self._jobs.pop(slot, None)
+        if job is not None:
+            job.result()
+
+    def drain(self) -> None:
+        """Waits for every job. Raises: what the first failed one raised."""
+        jobs, self._jobs = list(self._jobs.values()), {}
+        wait(jobs)
+        for job in jobs:
+            job.result()
+
+    def close(self) -> None:
+        self._executor.shutdown(wait=True, cancel_futures=True)
+
+
+class CpuDevice:
+    """Slots in ordinary memory, filled and emptied by background threads.
+
+    Computing is synchronous here, so whatever was computed "so far" has finished when a load or a
+    gradient leaves; the two lanes still overlap with what is computed next.
+    """
+
+    def __init__(self) -> None:
+        self._loads = Lane("atom-load")
+        self._gradients = Lane("atom-gradients-out")
+
+    @property
+    def torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def host_memory(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
+        return allocate_host_memory(elements, dtype)
+
+    def slot_memory(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
+        return allocate_host_memory(elements, dtype)
+
+    def reserve_gradients(self, slots: int, elements: int) -> None:
+        """Nothing to prepare: gradients are added from the slot itself."""
+
+    def computing(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def load(self, slot: int, copies: Sequence[Copy]) -> None:
+        self._loads.submit(slot, lambda: _copy_all(copies))
+
+    def wait_loaded(self, slot: int) -> None:
+        self._loads.wait(slot)
+
+    def gradients_out(self, gradient_slot: int, sums: Sequence[HostSum]) -> None:
+        self._gradients.submit(gradient_slot, lambda: add_all(sums))
+
+    def wait_gradients_out(self, gradient_slot: int) -> None:
+        self._gradients.wait(gradient_slot)
+
+    def drain(self) -> None:
+        try:
+            self._loads.drain()
+        finally:
+            self._gradients.drain()
+
+    def seed(self, seed: int) -> RandomState:
+        generator = torch.Generator()
+        generator.manual_seed(seed)
+        return RandomState(generator.get_state(), None)
+
+    def random_state(self) -> RandomState:
+        return RandomState(torch.get_rng_state(), None)
+
+    def set_random_state(self, state: RandomState) -> None:
+        torch.set_rng_state(state.cpu)
+
+    def close(self) -> None:
+        self._loads.close()
+        self._gradients.close()
+
+
+@torch.no_grad()
+def _copy_all(copies: Sequence[Copy]) -> None:
+    for copy in copies:
+        copy.destination.copy_(copy.source)
+
+
+@torch.no_grad()
+def add_all(sums: Sequence[HostSum]) -> None:
+    """Carries out the sums; sources and destinations are both in host memory."""
+    for part in sums:
+        if part.replace:
+            part.destination.copy_(part.source)
+        else:
+            part.destination.add_(part.source)

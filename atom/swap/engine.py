@@ -1,0 +1,274 @@
+"""The engine: carries out a schedule, event by event, on a device.
+
+Units: a micro-batch's loss is the mean over its sequences; the gradients that reach the host are
+summed over sequences, so gradient arena / sequences = gradient of the mean loss. Within a pass
+they are summed in float32 in the order of the micro-batches; the pass's sum is then added to the
+arena.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from atom.base.errors import AtomError
+from atom.graph.ir import Program
+from atom.swap import segment
+from atom.swap.device import Device
+from atom.swap.device_slots import BoundSubModel, DeviceSlots, Factory, Tag, bind
+from atom.swap.host_store import HostStore
+from atom.swap.parameter_gradients import ParameterGradients
+from atom.swap.schedule import (
+    Backward,
+    Drop,
+    Event,
+    Forward,
+    GradientOut,
+    Load,
+    Shape,
+    evaluation_pass,
+    training_pass,
+)
+from atom.swap.segment import Computed, MicroBatch
+
+
+class PassCancelled(AtomError):
+    """`should_stop` said so in the middle of a pass. The gradient arena holds a part of it."""
+
+
+def _never() -> bool:
+    return False
+
+
+@dataclass(frozen=True)
+class _Pass:
+    batches: list[MicroBatch]
+    training: bool
+
+
+class Engine:
+    """Runs one program's passes. One thread; the host store must not change meanwhile.
+
+    Several engines (training, evaluation) may share store, slots and device, taking turns.
+    `loss_scale` multiplies the loss before the backward and is divided out in float32; float16
+    needs it, choose a power of two.
+
+    When a pass raises, whatever the reason, the gradient arena holds an unknown part of that pass:
+    drop it (zero it) before the next. Parameters are untouched, and the engine is usable again.
+
+    Raises: ValueError for a loss scale with float32.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        factories: Sequence[Factory],
+        store: HostStore,
+        slots: DeviceSlots,
+        device: Device,
+        loss_scale: float = 1.0,
+    ) -> None:
+        if loss_scale != 1.0 and store.precision == torch.float32:
+            raise ValueError("float32 needs no loss scale")
+        self._program = program
+        self._store = store
+        self._slots = slots
+        self._device = device
+        self._loss_scale = loss_scale
+        self._bound = bind(program, factories, slots, store.working)
+        self._exact = store.precision == torch.float32
+        users = _users(program)
+        self._first_used = _names_by_user(users, 0)
+        self._last_used = _names_by_user(users, -1)
+
+    @cached_property
+    def _gradients(self) -> ParameterGradients:
+        """Made by the first training pass: an engine that only evaluates needs none."""
+        return ParameterGradients(
+            self._bound, self._program.layout, self._slots, self._store.gradients, self._device
+        )
+
+    def run_pass(
+        self,
+        micro_batches: Sequence[Mapping[str, Tensor]],
+        seeds: Sequence[int],
+        should_stop: Callable[[], bool] = _never,
+    ) -> list[float]:
+        """Forward and backward of every micro-batch; gradients are added to `store.gradients`.
+
+        Each micro-batch maps the program's batch inputs to tensors whose first dimension counts
+        sequences; `seeds` has one seed per micro-batch, for its random operations (dropout): they
+        come out as in the uncut model after `torch.manual_seed`. The process's own generators are
+        used meanwhile and put back. Returns each micro-batch's mean loss. `should_stop` is asked
+        between events.
+
+        Raises: PassCancelled; ValueError for a micro-batch that does not fit the program, before
+        anything is changed; whatever the model's own computation raises.
+        """
+        current = self._begin(micro_batches, seeds, training=True)
+        schedule = training_pass(self._shape(len(micro_batches)), self.resident())
+        return self._run(schedule, current, should_stop)
+
+    def evaluate(
+        self,
+        micro_batches: Sequence[Mapping[str, Tensor]],
+        should_stop: Callable[[], bool] = _never,
+    ) -> list[float]:
+        """Mean loss of each micro-batch, without gradients. Raises: as `run_pass`.
+
+        Dropout is what the program was traced with: evaluate a program traced in eval mode.
+        """
+        current = self._begin(micro_batches, [0] * len(micro_batches), training=False)
+        schedule = evaluation_pass(self._shape(len(micro_batches)), self.resident())
+        return self._run(schedule, current, should_stop)
+
+    def sequences_of(self, micro_batch: Mapping[str, Tensor]) -> int:
+        """How many sequences a micro-batch has: the first dimension of its first entry."""
+        return micro_batch[self._program.batch_inputs[0]].shape[0]
+
+    def resident(self) -> list[int]:
+        """Sub-models whose slot holds their current parameters."""
+        tags = self._slots.tags
+        return [
+            part.sub_model.index
+            for part in self._bound
+            if tags.get(part.slot) == self._tag(part.sub_model.index)
+        ]
+
+    def _shape(self, micro_batches: int) -> Shape:
+        return Shape(len(self._bound), micro_batches, len(self._slots.weights))
+
+    def _tag(self, sub_model: int) -> Tag:
+        return Tag(self._program.source_hash, sub_model, self._store.version)
+
+    def _run(
+        self, schedule: Sequence[Event], current: _Pass, should_stop: Callable[[], bool]
+    ) -> list[float]:
+        random_outside = self._device.random_state()
+        try:
+            with self._device.computing():
+                for event, following in zip(schedule, [*schedule[1:], None], strict=True):
+                    if should_stop():
+                        raise PassCancelled("the pass was cancelled")
+                    self._carry_out(event, following, current)
+                losses = [float(batch.loss) for batch in current.batches if batch.loss is not None]
+            self._device.drain()
+            return losses
+        except BaseException:
+            self._abandon()
+            raise
+        finally:
+            self._device.set_random_state(random_outside)
+
+    def _abandon(self) -> None:
+        """Forgets an interrupted pass. The failure that interrupted it is the one to report."""
+        self._slots.tags.clear()
+        for part in self._bound:
+            for parameter in part.parameters.values():
+                parameter.grad = None
+        try:
+            self._device.drain()
+        except Exception:  # noqa: BLE001 - a consequence of the failure that is being raised
+            return
+
+    def _begin(
+        self, micro_batches: Sequence[Mapping[str, Tensor]], seeds: Sequence[int], training: bool
+    ) -> _Pass:
+        """Checks the batches and brings them to the device. Raises: ValueError."""
+        if not micro_batches or len(micro_batches) != len(seeds):
+            raise ValueError(f"{len(micro_batches)} micro-batches, {len(seeds)} seeds")
+        names = self._program.batch_inputs
+        batches = []
+        for entries, seed in zip(micro_batches, seeds, strict=True):
+            missing = [name for name in names if name not in entries]
+            if missing:
+                raise ValueError(f"a micro-batch lacks {', '.join(missing)}")
+            with self._device.computing():
+                values = {name: entries[name].to(self._device.torch_device) for name in names}
+            batches.append(MicroBatch(values, self.sequences_of(entries), self._device.seed(seed)))
+        return _Pass(batches, training)
+
+    def _carry_out(self, event: Event, following: Event | None, current: _Pass) -> None:
+        match event:
+            case Load(sub_model, slot):
+                self._slots.tags[slot] = self._tag(sub_model)
+                self._device.load(slot, self._bound[sub_model].copies)
+            case Drop(_, slot):
+                self._slots.tags.pop(slot, None)
+            case Forward(sub_model, micro_batch):
+                keep = following == Backward(sub_model, micro_batch)
+                self._forward(self._bound[sub_model], current, micro_batch, keep)
+            case Backward(sub_model, micro_batch):
+                self._backward(self._bound[sub_model], current, micro_batch)
+            case GradientOut(sub_model):
+                self._gradients.send(sub_model)
+
+    def _forward(self, part: BoundSubModel, current: _Pass, micro_batch: int, keep: bool) -> None:
+        self._device.wait_loaded(part.slot)
+        batch, index = current.batches[micro_batch], part.sub_model.index
+        if current.training:
+            batch.random_before[index] = batch.random
+        self._device.set_random_state(batch.random)
+        computed = segment.compute(part.module, part.sub_model, batch.values, current.training)
+        batch.random = self._device.random_state()
+        for name, value in computed.outputs.items():
+            batch.values[name] = value.detach()
+        if self._program.loss in computed.outputs:
+            batch.loss = batch.values[self._program.loss]
+        batch.computed = computed if keep else None
+        if not current.training:
+            _release(batch, self._last_used[index])
+
+    def _backward(self, part: BoundSubModel, current: _Pass, micro_batch: int) -> None:
+        self._device.wait_loaded(part.slot)
+        batch, index = current.batches[micro_batch], part.sub_model.index
+        if micro_batch == 0:
+            self._gradients.begin(index)
+        computed = batch.computed or self._recompute(part, batch)
+        batch.computed = None
+        if self._program.loss in computed.outputs:
+            loss = computed.outputs[self._program.loss]
+            batch.gradients[self._program.loss] = torch.full_like(loss, self._seed(batch))
+        segment.push_back(computed, batch.gradients, self._gradients.roots(index, micro_batch))
+        self._gradients.take(index, micro_batch, self._weight(batch))
+        batch.random_before.pop(index)
+        _release(batch, self._first_used[index])
+
+    def _recompute(self, part: BoundSubModel, batch: MicroBatch) -> Computed:
+        self._device.set_random_state(batch.random_before[part.sub_model.index])
+        return segment.compute(part.module, part.sub_model, batch.values)
+
+    def _seed(self, batch: MicroBatch) -> float:
+        """What the backward starts with. Sixteen bits cannot count sequences exactly, so there
+        the count is multiplied in afterwards, in float32."""
+        return float(batch.sequences) if self._exact else self._loss_scale
+
+    def _weight(self, batch: MicroBatch) -> float:
+        return 1.0 if self._exact else batch.sequences / self._loss_scale
+
+
+def _users(program: Program) -> dict[str, list[int]]:
+    """Per value the sub-models that take it, ascending."""
+    users: dict[str, list[int]] = {}
+    for sub_model in program.sub_models:
+        for name in sub_model.inputs:
+            users.setdefault(name, []).append(sub_model.index)
+    return users
+
+
+def _names_by_user(
+    users: Mapping[str, Sequence[int]], position: int
+) -> defaultdict[int, list[str]]:
+    """Per sub-model the values of which it is the first (position 0) or last (-1) user."""
+    names: defaultdict[int, list[str]] = defaultdict(list)
+    for name, indices in users.items():
+        names[indices[position]].append(name)
+    return names
+
+
+def _release(batch: MicroBatch, names: Sequence[str]) -> None:
+    for name in names:
+        batch.values.pop(name, None)

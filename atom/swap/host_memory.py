@@ -1,0 +1,61 @@
+"""Host memory for arenas: whole pages, huge where the kernel allows, faulted in before use.
+
+A page fault costs about as much as copying the page; taken one by one inside the first training
+pass they would dominate it, so they are taken here, by several threads at once.
+"""
+
+import mmap
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+HUGE_PAGE_BYTES = 2 * 2**20
+_PIECE_BYTES = 64 * HUGE_PAGE_BYTES
+_MAXIMUM_THREADS = 8
+
+
+def allocate_host_memory(elements: int, dtype: torch.dtype) -> torch.Tensor:
+    """A flat tensor of zeros [elements], page-aligned, all pages present.
+
+    The memory belongs to this process alone: a forked child does not see it (a fork would turn
+    every later write into a page copy, and could part a GPU's copy engine from the pages it was
+    given). It is freed with the last tensor that uses it.
+
+    Raises: MemoryError when the host has not got that much.
+    """
+    size_bytes = max(elements, 1) * dtype.itemsize
+    padded_bytes = -(-size_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+    try:
+        pages = mmap.mmap(-1, padded_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(f"the host cannot give {padded_bytes} bytes: {error}") from error
+    _advise(pages, "MADV_DONTFORK")
+    if padded_bytes >= HUGE_PAGE_BYTES:
+        _advise(pages, "MADV_HUGEPAGE")
+    memory = torch.frombuffer(pages, dtype=dtype, count=elements)
+    _touch_every_page(memory)
+    return memory
+
+
+def _advise(pages: mmap.mmap, name: str) -> None:
+    """Advice is a wish: kernels built without a feature refuse it, which changes nothing."""
+    advice = getattr(mmap, name, None)
+    if advice is None:
+        return
+    try:
+        pages.madvise(advice)
+    except OSError:
+        return
+
+
+def _touch_every_page(memory: torch.Tensor) -> None:
+    """Writes zeros, in parallel: filling releases the interpreter lock, faults are per thread."""
+    step = _PIECE_BYTES // memory.element_size()
+    pieces = [memory[start : start + step] for start in range(0, memory.numel(), step)]
+    threads = min(len(pieces), len(os.sched_getaffinity(0)), _MAXIMUM_THREADS)
+    if threads <= 1:
+        memory.zero_()
+        return
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(torch.Tensor.zero_, pieces))

@@ -1,0 +1,62 @@
+"""The whole model in host memory: flat arenas, one element of each per parameter element."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from atom.graph.ir import ParameterLayout
+from atom.swap.host_memory import allocate_host_memory
+
+PRECISIONS = (torch.float32, torch.bfloat16, torch.float16)
+"""Number formats in which sub-models may compute. The master weights are always float32."""
+
+
+@dataclass
+class HostStore:
+    """Arenas of one replica, each [layout.total_elements], gaps between parameters zero.
+
+    `working` is what the device loads: the master itself in float32, else its rounded copy.
+    `version` counts changes of `working`; whatever was loaded under another version is stale.
+    Not synchronised: the engine and the optimizer take turns.
+    """
+
+    layout: ParameterLayout
+    precision: torch.dtype
+    master: torch.Tensor
+    exp_avg: torch.Tensor
+    exp_avg_sq: torch.Tensor
+    gradients: torch.Tensor
+    working: torch.Tensor
+    version: int = field(default=0)
+
+    @classmethod
+    def allocate(
+        cls,
+        layout: ParameterLayout,
+        precision: torch.dtype = torch.float32,
+        host_memory: Callable[[int, torch.dtype], torch.Tensor] = allocate_host_memory,
+    ) -> "HostStore":
+        """All zeros. `host_memory(elements, dtype)` comes from the device that will read it.
+
+        Raises: ValueError for a precision not in PRECISIONS; MemoryError.
+        """
+        if precision not in PRECISIONS:
+            raise ValueError(f"{precision} is not one of {PRECISIONS}")
+        elements = layout.total_elements
+        master, exp_avg, exp_avg_sq, gradients = (
+            host_memory(elements, torch.float32) for _ in range(4)
+        )
+        exact = precision == torch.float32
+        working = master if exact else host_memory(elements, precision)
+        return cls(layout, precision, master, exp_avg, exp_avg_sq, gradients, working)
+
+    def changed(self) -> None:
+        """Declares everything loaded from `working` stale. Call after every change of it."""
+        self.version += 1
+
+    def round_master(self) -> None:
+        """Rewrites `working` from `master` and declares loaded copies stale."""
+        if self.working is not self.master:
+            self.working.copy_(self.master)
+        self.changed()

@@ -1,0 +1,154 @@
+"""Parameter gradients on their way from autograd to the host: summed per pass, then sent off.
+
+On the device they are summed in float32, micro-batch by micro-batch, in a flat slot laid out like
+the parameters' own. A parameter that several sub-models use (a tied weight) carries its sum from
+the later to the earlier one through a host buffer of its own, and reaches the arena once, with
+the earliest.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from atom.graph.ir import ParameterLayout
+from atom.swap.device import Device, HostSum
+from atom.swap.device_slots import BoundSubModel, DeviceSlots, padded_elements
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A parameter and its part of the gradient slot."""
+
+    parameter: nn.Parameter
+    sum: Tensor
+    """In the parameter's shape."""
+    whole: Tensor
+    """`sum` and the alignment padding behind it, flat."""
+    gap: Tensor
+    """That padding: other sub-models wrote here, the arena wants zeros."""
+    carrier: Tensor | None
+    """Host buffer [like whole] with what later sub-models summed; None: nothing is carried."""
+
+
+class ParameterGradients:
+    """The gradient slots of one program, and where each sub-model's sums go.
+
+    In float32 a carried sum is a root of the first micro-batch's backward, as in the uncut model.
+    In half precision it is added afterwards instead: a root would be rounded to sixteen bits.
+    """
+
+    def __init__(
+        self,
+        bound: Sequence[BoundSubModel],
+        layout: ParameterLayout,
+        slots: DeviceSlots,
+        arena: Tensor,
+        device: Device,
+    ) -> None:
+        self._device = device
+        self._slots = len(slots.gradients)
+        self._exact = slots.weights[0].dtype == torch.float32
+        users = _users(bound)
+        carriers = {
+            name: device.host_memory(padded_elements(layout.by_name[name].numel), torch.float32)
+            for name, indices in users.items()
+            if len(indices) > 1
+        }
+        self._places: list[list[_Place]] = []
+        self._sums: list[list[HostSum]] = []
+        for part in bound:
+            index = part.sub_model.index
+            slot = slots.gradients[index % self._slots]
+            incoming = {n: c for n, c in carriers.items() if index in users[n][:-1]}
+            outgoing = {n: c for n, c in carriers.items() if index in users[n][1:]}
+            self._places.append(_places(part, layout, slot, incoming))
+            self._sums.append(_host_sums(part, layout, slot, arena, outgoing))
+
+    def begin(self, sub_model: int) -> None:
+        """Prepares the slot for the sub-model's first micro-batch. Call where one computes."""
+        for slot in range(self._slots):
+            self._device.wait_gradients_out(slot)
+        for place in self._places[sub_model]:
+            place.gap.zero_()
+            if place.carrier is not None:
+                place.whole.copy_(place.carrier, non_blocking=True)
+
+    def roots(self, sub_model: int, micro_batch: int) -> list[tuple[nn.Parameter, Tensor]]:
+        """Gradients that enter this micro-batch's backward as roots."""
+        if micro_batch > 0 or not self._exact:
+            return []
+        places = self._places[sub_model]
+        return [(place.parameter, place.sum) for place in places if place.carrier is not None]
+
+    def take(self, sub_model: int, micro_batch: int, weight: float) -> None:
+        """Moves the parameters' `.grad`, times `weight`, into the slot's sums."""
+        for place in self._places[sub_model]:
+            self._take(place, micro_batch == 0, weight)
+            place.parameter.grad = None
+
+    def _take(self, place: _Place, first: bool, weight: float) -> None:
+        gradient = place.parameter.grad
+        carried = first and place.carrier is not None
+        if gradient is None:
+            if first and not carried:
+                place.sum.zero_()
+        elif first and (not carried or self._exact):
+            place.sum.copy_(gradient)
+            if weight != 1.0:
+                place.sum.mul_(weight)
+        else:
+            place.sum.add_(gradient, alpha=weight)
+
+    def send(self, sub_model: int) -> None:
+        """Starts adding the sub-model's sums to the host's arena."""
+        self._device.gradients_out(sub_model % self._slots, self._sums[sub_model])
+
+
+def _users(bound: Sequence[BoundSubModel]) -> dict[str, list[int]]:
+    """Per parameter the sub-models that use it, ascending."""
+    users: dict[str, list[int]] = {}
+    for part in bound:
+        for name in part.parameters:
+            users.setdefault(name, []).append(part.sub_model.index)
+    return users
+
+
+def _places(
+    part: BoundSubModel, layout: ParameterLayout, slot: Tensor, incoming: dict[str, Tensor]
+) -> list[_Place]:
+    places = []
+    for name, parameter in part.parameters.items():
+        spec, start = layout.by_name[name], part.layout.offsets[name]
+        whole = slot[start : start + padded_elements(spec.numel)]
+        total = whole[: spec.numel].view(spec.shape)
+        places.append(_Place(parameter, total, whole, whole[spec.numel :], incoming.get(name)))
+    return places
+
+
+def _host_sums(
+    part: BoundSubModel,
+    layout: ParameterLayout,
+    slot: Tensor,
+    arena: Tensor,
+    outgoing: dict[str, Tensor],
+) -> list[HostSum]:
+    """Adds to the arena by contiguous run; what goes on to an earlier sub-model to its carrier."""
+    sums, stretches = [], list[tuple[int, int, int]]()
+    for name, start in part.layout.offsets.items():
+        spec = layout.by_name[name]
+        elements = padded_elements(spec.numel)
+        if name in outgoing:
+            sums.append(HostSum(outgoing[name], slot[start : start + elements], replace=True))
+            continue
+        if stretches:
+            arena_start, slot_start, length = stretches[-1]
+            if (arena_start + length, slot_start + length) == (spec.offset, start):
+                stretches[-1] = (arena_start, slot_start, length + elements)
+                continue
+        stretches.append((spec.offset, start, elements))
+    for arena_start, slot_start, length in stretches:
+        source = slot[slot_start : slot_start + length]
+        sums.append(HostSum(arena[arena_start : arena_start + length], source, replace=False))
+    return sums

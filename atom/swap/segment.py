@@ -1,0 +1,90 @@
+"""One sub-model on one micro-batch: forward, recompute and backward, bit-equal to the whole model.
+
+Three habits make a cut invisible in the bits:
+
+* The forward pass runs with gradients enabled and inputs that require them exactly as in the
+  recompute, though its graph is thrown away: attention picks its kernel by `requires_grad`, and
+  two kernels give two results.
+* A gradient that later sub-models already summed for a value (or a tied parameter) enters the
+  earlier sub-model's backward as one more root. Autograd then adds up in the order in which it
+  would have in the uncut model; adding afterwards gives other bits.
+* Random operations replay from the generator state that the first forward began with.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from atom.graph.ir import SubModel
+from atom.swap.device import RandomState
+
+
+@dataclass
+class MicroBatch:
+    """What one micro-batch has in flight between sub-models."""
+
+    values: dict[str, Tensor]
+    """Batch entries and boundary values by name, detached, on the device."""
+    sequences: int
+    random: RandomState
+    """Where its own stream of random numbers stands: the same whatever the cut or the company."""
+    gradients: dict[str, Tensor] = field(default_factory=dict)
+    """Gradients of boundary values, summed over the sub-models visited so far."""
+    random_before: dict[int, RandomState] = field(default_factory=dict)
+    """Per sub-model: the random state its forward began with."""
+    computed: "Computed | None" = None
+    """The last sub-model's graph, when its backward comes next."""
+    loss: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Computed:
+    """A sub-model's graph on one micro-batch: its inputs as leaves, and what came of them."""
+
+    inputs: dict[str, Tensor]
+    outputs: dict[str, Tensor]
+
+
+def compute(
+    module: nn.Module, sub_model: SubModel, values: Mapping[str, Tensor], record: bool = True
+) -> Computed:
+    """Runs the sub-model on `values`, recording a graph from its inputs and parameters."""
+    needs = zip(sub_model.inputs, sub_model.inputs_need_grad, strict=True)
+    inputs = {name: values[name].detach().requires_grad_(need) for name, need in needs}
+    with torch.set_grad_enabled(record):
+        outputs = module(*inputs.values())
+    return Computed(inputs, dict(zip(sub_model.outputs, outputs, strict=True)))
+
+
+def push_back(
+    computed: Computed,
+    gradients: dict[str, Tensor],
+    carried: Sequence[tuple[nn.Parameter, Tensor]] = (),
+) -> None:
+    """Backward through one graph: from gradients of its outputs to those of its inputs.
+
+    Takes the outputs' entries out of `gradients` and leaves the inputs'. Parameters receive
+    theirs in `.grad`, which for `carried` ones includes the gradient given.
+    """
+    roots: list[Tensor] = []
+    root_gradients: list[Tensor] = []
+    for name, output in computed.outputs.items():
+        gradient = gradients.pop(name, None)
+        if gradient is not None and output.requires_grad:
+            roots.append(output)
+            root_gradients.append(gradient)
+    leaves = {name: leaf for name, leaf in computed.inputs.items() if leaf.requires_grad}
+    for name, leaf in leaves.items():
+        if name in gradients:
+            roots.append(leaf)
+            root_gradients.append(gradients[name])
+    for parameter, gradient in carried:
+        roots.append(parameter)
+        root_gradients.append(gradient)
+    if roots:
+        torch.autograd.backward(roots, root_gradients)
+    for name, leaf in leaves.items():
+        if leaf.grad is not None:
+            gradients[name] = leaf.grad

@@ -1,0 +1,206 @@
+"""A CUDA device: three persistent streams (in, compute, out), ordered by events alone.
+
+Why each ordering holds:
+
+* A load into a slot waits for `free[slot]`, recorded on the compute stream when the load was
+  issued: whatever used the slot before has then finished.
+* Computing on a slot waits for `loaded[slot]`, recorded on the in stream behind the copies. The
+  event is recorded by the loader's thread, so the engine first waits for that thread's job.
+* A gradient leaves after `ready[slot]`, recorded on the compute stream; the host thread that adds
+  it waits for the copy, and the engine waits for that thread before it writes the slot again.
+
+So no tensor is ever released to another stream (no `record_stream`), and after the first pass
+nothing here allocates. Loads are issued by their own thread: a thread that launches kernels cannot
+keep a fast link busy as well.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from atom.base.errors import DeviceError
+from atom.swap.device import Copy, HostSum, Lane, RandomState, add_all
+from atom.swap.host_memory import allocate_host_memory
+
+_MINIMUM_REGISTERED_BYTES = 64 * 2**10
+"""Below this, registering costs more than it gives."""
+
+
+class CudaDevice:
+    """One GPU, by index. Used by one engine thread at a time.
+
+    Raises: DeviceError when there is no such GPU, or it lacks `precision`.
+    """
+
+    def __init__(self, index: int = 0, precision: torch.dtype = torch.float32) -> None:
+        _require_gpu(index, precision)
+        self._device = torch.device("cuda", index)
+        with torch.cuda.device(self._device):
+            self._in = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            self._compute = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            self._out = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._free: dict[int, torch.cuda.Event] = {}
+        self._loaded: dict[int, torch.cuda.Event] = {}
+        self._ready: dict[int, torch.cuda.Event] = {}
+        self._copied: dict[int, torch.cuda.Event] = {}
+        self._staging: dict[int, torch.Tensor] = {}
+        self._loads = Lane("atom-load")
+        self._gradients = Lane("atom-gradients-out")
+        self._registered: list[torch.Tensor] = []
+
+    @property
+    def torch_device(self) -> torch.device:
+        return self._device
+
+    def host_memory(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
+        """Page-locked zeros. Faulted in first, registered after: much faster than pinning cold
+        pages, and without PyTorch's rounding up to powers of two. Held until `close`."""
+        memory = allocate_host_memory(elements, dtype)
+        size_bytes = elements * dtype.itemsize
+        if size_bytes >= _MINIMUM_REGISTERED_BYTES:
+            _register(memory.data_ptr(), size_bytes)
+            self._registered.append(memory)
+        return memory
+
+    def slot_memory(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
+        with torch.cuda.device(self._device):
+            memory = torch.zeros(elements, dtype=dtype, device=self._device)
+            torch.cuda.synchronize()
+        return memory
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        with torch.cuda.device(self._device), torch.cuda.stream(self._compute):
+            yield
+
+    def load(self, slot: int, copies: Sequence[Copy]) -> None:
+        free = _event(self._free, slot)
+        free.record(self._compute)
+        loaded = _event(self._loaded, slot)
+        self._loads.submit(slot, lambda: self._copy_in(free, loaded, copies))
+
+    def _copy_in(
+        self, free: torch.cuda.Event, loaded: torch.cuda.Event, copies: Sequence[Copy]
+    ) -> None:
+        with torch.no_grad(), torch.cuda.device(self._device), torch.cuda.stream(self._in):
+            self._in.wait_event(free)
+            for copy in copies:
+                copy.destination.copy_(copy.source, non_blocking=True)
+            loaded.record(self._in)
+
+    def wait_loaded(self, slot: int) -> None:
+        self._loads.wait(slot)
+        if slot in self._loaded:
+            self._compute.wait_event(self._loaded[slot])
+
+    def gradients_out(self, gradient_slot: int, sums: Sequence[HostSum]) -> None:
+        ready = _event(self._ready, gradient_slot)
+        ready.record(self._compute)
+        copied = _event(self._copied, gradient_slot)
+        staging = self._staging[gradient_slot]
+        self._gradients.submit(gradient_slot, lambda: self._bring_out(ready, copied, staging, sums))
+
+    def _bring_out(
+        self,
+        ready: torch.cuda.Event,
+        copied: torch.cuda.Event,
+        staging: torch.Tensor,
+        sums: Sequence[HostSum],
+    ) -> None:
+        landed, offset = [], 0
+        with torch.no_grad(), torch.cuda.device(self._device), torch.cuda.stream(self._out):
+            self._out.wait_event(ready)
+            for part in sums:
+                piece = staging[offset : offset + part.source.numel()]
+                piece.copy_(part.source, non_blocking=True)
+                landed.append(HostSum(part.destination, piece, part.replace))
+                offset += piece.numel()
+            copied.record(self._out)
+        copied.synchronize()
+        add_all(landed)
+
+    def reserve_gradients(self, slots: int, elements: int) -> None:
+        for slot in range(slots):
+            self._staging[slot] = self.host_memory(elements, torch.float32)
+
+    def wait_gradients_out(self, gradient_slot: int) -> None:
+        self._gradients.wait(gradient_slot)
+
+    def drain(self) -> None:
+        failures: list[Exception] = []
+        waits: tuple[Callable[[], None], ...] = (
+            self._loads.drain,
+            self._gradients.drain,
+            self._in.synchronize,
+            self._compute.synchronize,
+            self._out.synchronize,
+        )
+        for wait in waits:
+            try:
+                wait()
+            except Exception as error:  # noqa: BLE001 - every lane must be quiet before we report
+                failures.append(error)
+        if failures:
+            raise failures[0]
+
+    def seed(self, seed: int) -> RandomState:
+        cpu, gpu = torch.Generator(), torch.Generator(self._device)
+        cpu.manual_seed(seed)
+        gpu.manual_seed(seed)
+        return RandomState(cpu.get_state(), gpu.get_state())
+
+    def random_state(self) -> RandomState:
+        return RandomState(torch.get_rng_state(), torch.cuda.get_rng_state(self._device))
+
+    def set_random_state(self, state: RandomState) -> None:
+        torch.set_rng_state(state.cpu)
+        if state.device is not None:
+            torch.cuda.set_rng_state(state.device, self._device)
+
+    def close(self) -> None:
+        self._loads.close()
+        self._gradients.close()
+        torch.cuda.synchronize(self._device)
+        self._staging.clear()
+        for memory in self._registered:
+            _cudart().cudaHostUnregister(memory.data_ptr())
+        self._registered.clear()
+
+
+def _require_gpu(index: int, precision: torch.dtype) -> None:
+    if not torch.cuda.is_available():
+        raise DeviceError(
+            "this machine has no usable CUDA GPU", 'use device = "cpu", or check the driver'
+        )
+    if index >= torch.cuda.device_count():
+        raise DeviceError(
+            f"there is no GPU {index}; this machine has {torch.cuda.device_count()}",
+            "count from 0",
+        )
+    with torch.cuda.device(index):
+        if precision == torch.bfloat16 and not torch.cuda.is_bf16_supported():
+            raise DeviceError(
+                f"{torch.cuda.get_device_name(index)} has no bfloat16",
+                'only runs with precision = "float16" or "float32" suit it',
+            )
+
+
+def _event(events: dict[int, torch.cuda.Event], slot: int) -> torch.cuda.Event:
+    if slot not in events:
+        events[slot] = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    return events[slot]
+
+
+def _register(pointer: int, size_bytes: int) -> None:
+    code = _cudart().cudaHostRegister(pointer, size_bytes, 0)
+    if int(code) != 0:
+        raise DeviceError(
+            f"the driver cannot lock {size_bytes} bytes of host memory (CUDA error {int(code)})",
+            "raise the limit of locked memory (ulimit -l), or free host memory",
+        )
+
+
+def _cudart() -> Any:
+    return torch.cuda.cudart()  # type: ignore[no-untyped-call]

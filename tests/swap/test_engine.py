@@ -1,0 +1,328 @@
+"""A swapped step is the plain step, bit for bit."""
+
+import threading
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from hand_written_program import (
+    FINEST,
+    HALVES,
+    WHOLE,
+    batches,
+    compile_by_hand,
+    initial_value,
+    plain_loss,
+)
+from torch import Tensor
+
+from atom.graph.ir import Program
+from atom.optim.adamw import AdamW, AdamWSettings
+from atom.swap.device import Copy, CpuDevice
+from atom.swap.device_slots import DeviceSlots
+from atom.swap.engine import Engine, PassCancelled
+from atom.swap.host_store import HostStore
+
+SETTINGS = AdamWSettings(betas=(0.9, 0.99), weight_decay=0.1)
+RATE, STEPS = 0.05, 4
+
+
+class Rig:
+    """An engine over a hand-written program, on a CPU device that counts its loads."""
+
+    def __init__(
+        self,
+        cut: Sequence[Sequence[str]],
+        dropout: float = 0.1,
+        gain: bool = False,
+        slots: int = 2,
+        precision: torch.dtype = torch.float32,
+        device: CpuDevice | None = None,
+    ) -> None:
+        self.program, self.classes = compile_by_hand(cut, dropout, gain)
+        self.device = device or CpuDevice()
+        self.store = HostStore.allocate(self.program.layout, precision)
+        fill(self.store, self.program)
+        self.slots = DeviceSlots.allocate([self.program], self.device, precision, slots)
+        scale = 2.0**10 if precision == torch.float16 else 1.0
+        self.engine = Engine(self.program, self.classes, self.store, self.slots, self.device, scale)
+
+    def parameters(self) -> dict[str, Tensor]:
+        layout = self.program.layout
+        return {spec.name: layout.view(self.store.master, spec.name) for spec in layout.specs}
+
+    def gradients(self) -> dict[str, Tensor]:
+        layout = self.program.layout
+        return {spec.name: layout.view(self.store.gradients, spec.name) for spec in layout.specs}
+
+
+def fill(store: HostStore, program: Program) -> None:
+    for spec in program.layout.specs:
+        view = program.layout.view(store.master, spec.name)
+        view.copy_(initial_value(spec.name, spec.shape))
+    store.round_master()
+
+
+def plain_parameters(program: Program) -> dict[str, Tensor]:
+    return {
+        spec.name: initial_value(spec.name, spec.shape).requires_grad_()
+        for spec in program.layout.specs
+    }
+
+
+def plain_gradients(
+    parameters: dict[str, Tensor],
+    micro_batches: Sequence[dict[str, Tensor]],
+    seeds: Sequence[int],
+    dropout: float,
+    tie_is_cut: bool,
+) -> list[float]:
+    """Plain PyTorch: leaves the gradients, summed over sequences, in `.grad`.
+
+    Where the cut parts the two uses of the tied weight, its sum is defined layer-major: first all
+    micro-batches of the later use, then those of the earlier one.
+    """
+    apart = tie_is_cut and len(micro_batches) > 1
+    tied = parameters["embed.weight"]
+    head = tied.detach().clone().requires_grad_() if apart else tied
+    for parameter in parameters.values():
+        parameter.grad = None
+    losses, early = [], []
+    for batch, seed in zip(micro_batches, seeds, strict=True):
+        torch.manual_seed(seed)
+        loss = plain_loss(batch, parameters, dropout, head)
+        loss.backward(torch.tensor(float(len(batch["tokens"]))))
+        losses.append(loss.item())
+        if apart:
+            early.append(tied.grad)
+            tied.grad = None
+    if apart:
+        tied.grad = head.grad
+        for gradient in early:
+            tied.grad = tied.grad + gradient
+    return losses
+
+
+def plain_optimizer(parameters: dict[str, Tensor]) -> torch.optim.AdamW:
+    matrices = [p for p in parameters.values() if p.dim() >= 2]
+    vectors = [p for p in parameters.values() if p.dim() < 2]
+    groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
+    return torch.optim.AdamW(
+        groups, lr=RATE, betas=SETTINGS.betas, weight_decay=SETTINGS.weight_decay, fused=True
+    )
+
+
+@pytest.mark.parametrize("slots", [2, 3])
+@pytest.mark.parametrize("sizes", [(4,), (4, 3, 5)])
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("cut", [FINEST, HALVES, WHOLE], ids=["finest", "halves", "whole"])
+def test_steps_are_bit_equal_to_plain_pytorch(
+    cut: Sequence[Sequence[str]], dropout: float, sizes: tuple[int, ...], slots: int
+) -> None:
+    rig = Rig(cut, dropout, slots=slots)
+    adamw = AdamW(rig.store, SETTINGS)
+    plain = plain_parameters(rig.program)
+    optimizer = plain_optimizer(plain)
+    for step in range(1, STEPS + 1):
+        micro_batches = batches(sizes, seed=step)
+        seeds = [100 * step + c for c in range(len(sizes))]
+
+        rig.store.gradients.zero_()
+        losses = rig.engine.run_pass(micro_batches, seeds)
+        plain_losses = plain_gradients(plain, micro_batches, seeds, dropout, cut is not WHOLE)
+        assert losses == plain_losses
+        for name, gradient in rig.gradients().items():
+            assert torch.equal(gradient, plain[name].grad), name
+
+        adamw.step(rig.store.gradients / sum(sizes), RATE, step)
+        for parameter in plain.values():
+            parameter.grad /= sum(sizes)
+        optimizer.step()
+        for name, weight in rig.parameters().items():
+            assert torch.equal(weight, plain[name]), name
+
+
+@pytest.mark.parametrize("cut", [FINEST, HALVES, WHOLE], ids=["finest", "halves", "whole"])
+def test_a_parameter_used_many_times_sums_in_autograds_order(cut: Sequence[Sequence[str]]) -> None:
+    rig = Rig(cut, gain=True)
+    plain = plain_parameters(rig.program)
+    micro_batches = batches([5])
+    rig.engine.run_pass(micro_batches, [7])
+    plain_gradients(plain, micro_batches, [7], 0.1, tie_is_cut=True)
+    for name, gradient in rig.gradients().items():
+        assert torch.equal(gradient, plain[name].grad), name
+
+
+def test_the_cut_does_not_change_dropout_or_losses() -> None:
+    micro_batches = batches([4, 2, 3])
+    losses = [Rig(cut).engine.run_pass(micro_batches, [1, 2, 3]) for cut in (FINEST, HALVES, WHOLE)]
+    assert losses[0] == losses[1] == losses[2]
+
+
+def test_passes_add_up() -> None:
+    rig, once = Rig(FINEST), Rig(FINEST)
+    first, second = batches([4], seed=1), batches([2], seed=2)
+    rig.engine.run_pass(first, [1])
+    after_first = rig.store.gradients.clone()
+    rig.engine.run_pass(second, [2])
+    once.engine.run_pass(second, [2])
+    assert torch.equal(rig.store.gradients, after_first + once.store.gradients)
+
+
+def test_gaps_between_parameters_stay_zero() -> None:
+    rig = Rig(HALVES, gain=True)
+    for _ in range(2):
+        rig.engine.run_pass(batches([4, 4]), [1, 2])
+    inside = torch.zeros(rig.program.layout.total_elements, dtype=torch.bool)
+    for spec in rig.program.layout.specs:
+        inside[spec.offset : spec.offset + spec.numel] = True
+    assert not rig.store.gradients[~inside].any()
+    assert rig.store.gradients[inside].all()
+
+
+def test_recompute_sees_what_the_forward_saw() -> None:
+    """Gradients enabled and the same inputs requiring them, both times: kernels are chosen by it."""
+    rig = Rig(FINEST)
+    rig.engine.run_pass(batches([2]), [0])
+    for module_class in rig.classes[:-1]:
+        forward, recompute = module_class.calls
+        assert forward == recompute
+        assert forward[0] is True
+    assert len(rig.classes[-1].calls) == 1, "the last sub-model is computed once"
+
+
+def test_global_random_state_is_left_alone() -> None:
+    rig = Rig(FINEST)
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    rig.engine.run_pass(batches([2]), [0])
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_evaluation_is_the_plain_loss_and_changes_nothing() -> None:
+    rig = Rig(FINEST, dropout=0.0)
+    plain = plain_parameters(rig.program)
+    micro_batches = batches([3, 2])
+    losses = rig.engine.evaluate(micro_batches)
+    assert losses == [
+        plain_loss(batch, plain, 0.0, plain["embed.weight"]).item() for batch in micro_batches
+    ]
+    assert not rig.store.gradients.any()
+
+
+def test_residents_are_reused_until_the_version_changes() -> None:
+    rig = Rig(FINEST)
+    rig.engine.run_pass(batches([2]), [0])
+    assert rig.engine.resident() == [0, 1]
+    rig.store.changed()
+    assert rig.engine.resident() == []
+
+
+def test_two_engines_share_slots_without_confusion() -> None:
+    rig = Rig(FINEST, dropout=0.0)
+    program, classes = compile_by_hand(WHOLE, 0.0)
+    slots = DeviceSlots.allocate([rig.program, program], rig.device, torch.float32)
+    fine = Engine(rig.program, rig.classes, rig.store, slots, rig.device)
+    whole = Engine(program, classes, rig.store, slots, rig.device)
+    micro_batches = batches([3])
+    expected = rig.engine.run_pass(micro_batches, [0])
+    for _ in range(2):
+        assert fine.run_pass(micro_batches, [0]) == expected
+        assert whole.evaluate(micro_batches) == expected
+
+
+@pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16])
+def test_half_precision_computes_in_it_and_sums_in_float32(precision: torch.dtype) -> None:
+    rig, exact = Rig(FINEST, dropout=0.0, precision=precision), Rig(FINEST, dropout=0.0)
+    micro_batches = batches([4, 3])
+    losses = rig.engine.run_pass(micro_batches, [0, 0])
+    assert losses == pytest.approx(exact.engine.run_pass(micro_batches, [0, 0]), rel=0.02)
+    assert rig.slots.weights[0].dtype == precision
+    reference = exact.store.gradients
+    error = (rig.store.gradients - reference).norm() / reference.norm()
+    assert error < 0.03
+    AdamW(rig.store, SETTINGS).step(rig.store.gradients / 7, RATE, 1)
+    assert torch.equal(rig.store.working, rig.store.master.to(precision))
+
+
+def test_a_loss_scale_is_refused_where_it_would_change_bits() -> None:
+    rig = Rig(WHOLE)
+    with pytest.raises(ValueError, match="loss scale"):
+        Engine(rig.program, rig.classes, rig.store, rig.slots, rig.device, 2.0)
+
+
+def stop_after(calls: int) -> Callable[[], bool]:
+    remaining = iter([False] * calls)
+    return lambda: next(remaining, True)
+
+
+@pytest.mark.parametrize("calls", [0, 1, 5, 9, 14])
+def test_a_cancelled_pass_says_so_and_the_next_one_is_right(calls: int) -> None:
+    rig, fresh = Rig(FINEST), Rig(FINEST)
+    micro_batches = batches([2, 2])
+    with pytest.raises(PassCancelled):
+        rig.engine.run_pass(micro_batches, [1, 2], stop_after(calls))
+    rig.store.gradients.zero_()
+    assert rig.engine.run_pass(micro_batches, [1, 2]) == fresh.engine.run_pass(
+        micro_batches, [1, 2]
+    )
+    assert torch.equal(rig.store.gradients, fresh.store.gradients)
+
+
+class FailingLoads(CpuDevice):
+    """Fails the n-th load, in the loader's thread."""
+
+    def __init__(self, failing: int) -> None:
+        super().__init__()
+        self.failing, self.count = failing, 0
+        self.threads: set[str] = set()
+
+    def load(self, slot: int, copies: Sequence[Copy]) -> None:
+        self.count += 1
+        if self.count == self.failing:
+            copies = [Copy(copy.destination, copy.source[:1].repeat(3)) for copy in copies]
+        super().load(slot, copies)
+
+
+@pytest.mark.parametrize("failing", [1, 3, 5])
+def test_a_failed_load_is_raised_and_its_slot_never_trusted(failing: int) -> None:
+    rig, fresh = Rig(FINEST, device=FailingLoads(failing)), Rig(FINEST)
+    with pytest.raises(RuntimeError, match="size"):
+        rig.engine.run_pass(batches([2]), [1])
+    assert rig.engine.resident() == []
+    rig.store.gradients.zero_()
+    rig.engine.run_pass(batches([2]), [1])
+    fresh.engine.run_pass(batches([2]), [1])
+    assert torch.equal(rig.store.gradients, fresh.store.gradients)
+
+
+def test_a_failing_model_leaves_the_engine_usable() -> None:
+    rig = Rig(FINEST)
+    bad = batches([2])
+    bad[0]["targets"] = bad[0]["targets"] + 1000
+    with pytest.raises((IndexError, RuntimeError)):
+        rig.engine.run_pass(bad, [0])
+    rig.store.gradients.zero_()
+    fresh = Rig(FINEST)
+    assert rig.engine.run_pass(batches([2]), [0]) == fresh.engine.run_pass(batches([2]), [0])
+
+
+@pytest.mark.parametrize(
+    ("micro_batches", "seeds"),
+    [([], []), ([{"tokens": torch.zeros(1, 6, dtype=torch.long)}], [0]), (batches([2]), [])],
+)
+def test_batches_that_do_not_fit_are_refused(
+    micro_batches: list[dict[str, Tensor]], seeds: list[int]
+) -> None:
+    with pytest.raises(ValueError, match="micro-batch"):
+        Rig(FINEST).engine.run_pass(micro_batches, seeds)
+
+
+def test_closing_ends_the_threads() -> None:
+    rig = Rig(FINEST)
+    before = threading.active_count()
+    rig.engine.run_pass(batches([2]), [0])
+    assert threading.active_count() > before
+    rig.device.close()
+    rig.device.close()
+    assert threading.active_count() == before
