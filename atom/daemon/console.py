@@ -1,0 +1,27 @@
+"""What a daemon says to the person at its terminal; the command line decides how it looks."""
+
+from typing import Protocol
+
+
+class Console(Protocol):
+    def join_address(self, address: str) -> None:
+        """The one string that others paste to join this run."""
+
+    def note(self, text: str) -> None:
+        """One line worth reading."""
+
+    def progress(self, what: str, done: int, total: int) -> None:
+        """How far a long step is; `done == total` ends it."""
+
+
+class Silence:
+    """Says nothing: for tests and embedding."""
+
+    def join_address(self, address: str) -> None:
+        pass
+
+    def note(self, text: str) -> None:
+        pass
+
+    def progress(self, what: str, done: int, total: int) -> None:
+        pass

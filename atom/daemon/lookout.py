@@ -1,0 +1,124 @@
+"""Keeps our lease alive and reads everybody's: the directory's two rhythms on one thread."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from atom.base.clock import Clock
+from atom.base.events import EventSink
+from atom.swarm.dht_errors import DirectoryUnavailable
+from atom.swarm.directory import Directory
+from atom.swarm.records import RENEW_SECONDS, Lease
+
+T = TypeVar("T")
+
+READ_S = 0.4
+SETTLE_S = 0.15
+"""News wait this long for more news, so that one change is one publication."""
+CALL_S = 15.0
+
+
+class Lookout:
+    """Runs an event loop on its own thread; everything about the directory happens there."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        events: EventSink,
+        describe: Callable[[], Lease],
+        on_leases: Callable[[dict[str, Lease]], None],
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
+        self._clock = clock
+        self._events = events
+        self._describe = describe
+        self._on_leases = on_leases
+        self._on_failure = on_failure
+        self._loop = asyncio.new_event_loop()
+        self._news = asyncio.Event()
+        self._directory: Directory | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._blind = False
+        self._thread = threading.Thread(target=self._loop.run_forever, name="lookout", daemon=True)
+
+    def start(self) -> None:
+        """Starts the thread; `watch` starts the rhythms."""
+        self._thread.start()
+
+    def call(self, task: Coroutine[Any, Any, T], timeout_s: float = CALL_S) -> T:
+        """Runs `task` on the lookout's loop and waits for it. Raises what it raises."""
+        return asyncio.run_coroutine_threadsafe(task, self._loop).result(timeout_s)
+
+    def watch(self, directory: Directory) -> None:
+        """Begins to publish and read."""
+
+        async def begin() -> None:
+            self._directory = directory
+            for rhythm in (self._publish(directory), self._read(directory)):
+                self._tasks.append(asyncio.create_task(self._guard(rhythm)))
+
+        self.call(begin())
+
+    def nudge(self) -> None:
+        """Our lease has news: publish soon. From any thread."""
+        self._loop.call_soon_threadsafe(self._news.set)
+
+    def close(self) -> None:
+        """Publishes the last word (the lease as it is now) and closes the directory."""
+        if self._thread.is_alive():
+            try:
+                self.call(self._farewell())
+            except (TimeoutError, DirectoryUnavailable):
+                self._events.emit("farewell-unheard")
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+        self._loop.close()
+
+    async def _farewell(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._directory is None:
+            return
+        try:
+            async with asyncio.timeout(3.0):
+                await self._directory.publish_lease(self._describe())
+        finally:
+            await self._directory.close()
+
+    async def _guard(self, rhythm: Coroutine[Any, Any, None]) -> None:
+        try:
+            await rhythm
+        except Exception as failure:  # noqa: BLE001 - the supervisor: the daemon decides
+            self._on_failure(failure)
+
+    async def _publish(self, directory: Directory) -> None:
+        while True:
+            try:
+                await directory.publish_lease(self._describe())
+            except DirectoryUnavailable as problem:
+                self._lost_sight(problem)
+            try:
+                await asyncio.wait_for(self._news.wait(), RENEW_SECONDS)
+                await asyncio.sleep(SETTLE_S)
+            except TimeoutError:
+                pass
+            self._news.clear()
+
+    async def _read(self, directory: Directory) -> None:
+        while True:
+            started = self._clock.now()
+            try:
+                leases = await directory.read_leases()
+            except DirectoryUnavailable as problem:
+                self._lost_sight(problem)
+            else:
+                self._blind = False
+                self._on_leases(leases)
+            await asyncio.sleep(max(READ_S - (self._clock.now() - started), READ_S / 4))
+
+    def _lost_sight(self, problem: Exception) -> None:
+        if not self._blind:
+            self._blind = True
+            self._events.emit("directory-unavailable", detail=str(problem))
