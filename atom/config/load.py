@@ -74,7 +74,8 @@ def run_from_text(text: str, name: str = "the run's manifest") -> RunFile:
     try:
         tree = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{name}: not JSON: {error}", "the founder's version differs") from None
+        hint = "the founder may run another version of Atom"
+        raise ConfigError(f"{name}: not JSON: {error}", hint) from None
     return _validated(RunFile, tree, name)
 
 

@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from atom.base.errors import ConfigError
 from atom.config.section import Bytes, PathText, Section, refuse
 
 BYTE_VOCABULARY = 256
@@ -186,15 +187,19 @@ class RunFile(Section):
     def pinned(self, vocabulary_size: int, tokenizer_sha256: str) -> "RunFile":
         """The run with what its founder's tokenizer decides, so that joiners can check theirs.
 
-        Raises: ValueError if the run file asks for another tokenizer or too small a vocabulary.
+        Raises: ConfigError for another tokenizer, or one with more tokens than the vocabulary.
         """
         wanted = self.model.vocabulary_size or vocabulary_size
         if wanted < vocabulary_size:
-            raise ValueError(
-                f"model.vocabulary_size: {wanted} is less than the tokenizer's {vocabulary_size}"
+            raise ConfigError(
+                f"model.vocabulary_size: {wanted} is less than the tokenizer's {vocabulary_size}",
+                "raise it, or leave it out",
             )
         if self.data.tokenizer_sha256 not in (None, tokenizer_sha256):
-            raise ValueError("data.tokenizer_sha256: the tokenizer is another one")
+            raise ConfigError(
+                "data.tokenizer: this is another tokenizer than the run's",
+                "get the tokenizer.json that the run's founder uses",
+            )
         model = self.model.model_copy(update={"vocabulary_size": wanted})
         data = self.data.model_copy(update={"tokenizer_sha256": tokenizer_sha256})
         return self.model_copy(update={"model": model, "data": data})

@@ -163,8 +163,9 @@ class Block(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """hidden [B, S, D] → [B, S, D]."""
-        attended: Tensor = hidden + self.attention(self.attention_norm(hidden))
-        return attended + self.feed_forward(self.feed_forward_norm(attended))
+        hidden = hidden + self.attention(self.attention_norm(hidden))
+        result: Tensor = hidden + self.feed_forward(self.feed_forward_norm(hidden))
+        return result
 
 
 class GPT3(nn.Module):

@@ -97,12 +97,12 @@ def _characters(blocks: Iterable[bytes]) -> Iterator[str]:
 
 
 def _pieces(texts: Iterable[str]) -> Iterator[str]:
-    """Cuts after the last newline once a piece is long enough; nothing is lost or added."""
+    """Cuts after the first newline once a piece is long enough, wherever the blocks ended."""
     held = ""
     for text in texts:
         held += text
         while len(held) >= _PIECE_CHARACTERS:
-            end = held.find("\n", _PIECE_CHARACTERS - 1) + 1
+            end = held.find("\n", _PIECE_CHARACTERS - 1, _LINE_CHARACTERS) + 1
             if not end and len(held) < _LINE_CHARACTERS:
                 break
             end = end or _LINE_CHARACTERS

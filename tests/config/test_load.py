@@ -1,0 +1,279 @@
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from atom.base.errors import ConfigError
+from atom.config.load import (
+    MAX_FILE_BYTES,
+    load_peer_file,
+    load_run_file,
+    normalised_run_text,
+    parse_peer_text,
+    parse_run_text,
+    run_from_text,
+)
+from atom.config.peer_file import PeerFile
+
+READY = Path(__file__).parents[2] / "peers"
+EXAMPLE = (READY / "shakespeare.toml").read_text()
+
+
+def complaint(old: str, new: str) -> ConfigError:
+    assert old in EXAMPLE
+    with pytest.raises(ConfigError) as caught:
+        parse_run_text(EXAMPLE.replace(old, new), "r.toml")
+    return caught.value
+
+
+def peer_complaint(text: str) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        parse_peer_text(text, Path("/box"), "p.toml")
+    return caught.value
+
+
+@pytest.mark.parametrize("path", sorted(READY.glob("*.toml")), ids=lambda path: path.name)
+def test_every_ready_file_loads(path: Path) -> None:
+    if "[run]" in path.read_text():
+        run = load_run_file(path)
+        assert run_from_text(normalised_run_text(run)) == run
+    else:
+        assert load_peer_file(path) != PeerFile()
+
+
+def test_the_ready_files_are_all_there() -> None:
+    names = {path.stem for path in READY.glob("*.toml")}
+    assert names >= {"demo", "shakespeare", "gpt3-small", "gpt3-xl", "gpt3-2.7b"}
+    assert names >= {"cpu", "gpu-8gb", "gpu-12gb", "gpu-24gb", "bootstrap"}
+
+
+def test_the_example_means_what_it_says() -> None:
+    run = parse_run_text(EXAMPLE)
+    assert (run.run.name, run.run.rounds, run.run.seed) == ("shakespeare", 2000, 1337)
+    assert run.model.shape() == {
+        "size": None, "layers": 4, "heads": 4, "model_dim": 128,
+        "sequence_tokens": 64, "dropout": 0.0,
+    }  # fmt: skip
+    assert (run.data.paths, run.data.tokenizer) == (("input.txt",), "bytes")
+    assert run.optimizer.betas == (0.9, 0.99)
+    assert run.optimizer.epsilon == 1e-8
+    assert run.validation is not None
+    assert (run.validation.every_rounds, run.validation.batches) == (250, 20)
+    assert (run.swarm.grace_seconds, run.swarm.survivors) == (12.0, "branch")
+    assert run.snapshot.every_rounds == 50
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "place", "hint"),
+    [
+        ("heads = 4", "haeds = 4", "model.haeds: unknown key", "did you mean heads?"),
+        ("[batch]", "[bacth]", "bacth: unknown section", "did you mean batch?"),
+        ("seed =", "epsilon = 1\nseed =", "run.epsilon: unknown key", "under [optimizer]"),
+        ("[run]", "[device]\n[run]", "device: unknown section", "--peer"),
+        ("layers = 4", 'layers = "4"', 'model.layers: expected a whole number, not "4"', "blocks"),
+        ("layers = 4", "layers = 4.0", "model.layers: expected a whole number", "blocks"),
+        ("layers = 4", "layers = true", "model.layers: expected a whole number, not true", ""),
+        ("layers = 4", "layers = 0", "model.layers: must be at least 1, not 0", ""),
+        ("layers = 4", "", "model.layers: missing", 'size = "small"'),
+        ("layers = 4", 'size = "small"', "model.heads: size = 'small'", "remove one"),
+        ("layers = 4", 'size = "smal"', "model.size: expected 'small', 'medium'", ""),
+        ("heads = 4", "heads = 3", "model.model_dim: 128 is not divisible by heads = 3", ""),
+        ("dropout = 0.0", "dropout = 1.0", "model.dropout: must be below 1.0", ""),
+        ('"float32" ', '"float64" ', "model.precision: expected 'float32'", ""),
+        ('"shakespeare"', '"Shake"', 'run.name: cannot be "Shake"', "1 to 63"),
+        ('"shakespeare"', '"-x"', 'run.name: cannot be "-x"', ""),
+        ('"shakespeare"', f'"{"x" * 64}"', "run.name: cannot be", ""),
+        ("rounds = 2000", "", "optimizer.decay: cosine needs a last round", "constant"),
+        ("rounds = 2000", "rounds = 99", "optimizer.warmup_rounds: is longer", ""),
+        ("seed = 1337", "seed = -1", "run.seed: must be at least 0", ""),
+        ("seed = 1337", "seed = 1999-01-01", "run.seed: expected a whole number", ""),
+        ('["input.txt"]', "[]", "data.paths: missing", "input.txt"),
+        ('["input.txt"]', '"input.txt"', "data.paths: expected a list in brackets", ""),
+        ('["input.txt"]', '["a\\u0000"]', "data.paths[0]: cannot be", ""),
+        ('"text" ', '"python-stdlib" ', "data.paths: ", "text"),
+        ('"text" ', '"web" ', "data.source: expected 'text' or 'python-stdlib'", ""),
+        ("fraction = 0.1", "fraction = 0.0", "data.validation_fraction: ", "[validation]"),
+        ("fraction = 0.1", "fraction = 0.1\nmax_bytes = 9", "data.max_bytes: 9 has no unit", ""),
+        ("fraction = 0.1", 'fraction = 0.1\nmax_bytes = "9 Gb"', "units B, kB, MB", ""),
+        ("sequences = 12\n", "sequences = 13\n", "batch.micro_batch_sequences: 13 is more", ""),
+        ("= 1e-3", "= nan", "optimizer.learning_rate: expected a finite number", "highest"),
+        ("= 1e-3", "= 0", "optimizer.learning_rate: must be above 0", ""),
+        ("= 1e-4", "= 1e-2", "optimizer.final_learning_rate: is above learning_rate", ""),
+        ("[0.9, 0.99]", "[0.9]", "optimizer.betas: has too few entries", ""),
+        ("[0.9, 0.99]", "[0.9, 1.0]", "optimizer.betas[1]: must be below 1.0", ""),
+        ("clip_norm = 1.0", "clip_norm = -1", "optimizer.clip_norm: must be at least 0", ""),
+        ("[optimizer]", "[[optimizer]]", "optimizer: expected a section", "[optimizer]"),
+        ("batches = 20", "batches = 0", "validation.batches: must be at least 1", ""),
+    ],
+)
+def test_mistakes_in_a_run_file_are_named(old: str, new: str, place: str, hint: str) -> None:
+    error = complaint(old, new)
+    assert error.message.startswith("r.toml: ")
+    assert place in error.message
+    assert hint in error.hint
+    assert "pydantic" not in error.message
+
+
+def test_a_vocabulary_must_hold_the_bytes() -> None:
+    error = complaint("layers = 4", "layers = 4\nvocabulary_size = 200")
+    assert "model.vocabulary_size: the bytes tokenizer has 256" in error.message
+
+
+def test_several_mistakes_are_told_at_once() -> None:
+    error = complaint("layers = 4\nheads = 4", "layers = 0\nheads = 'x'")
+    assert "model.layers" in error.message.splitlines()[0]
+    assert "model.heads" in error.message.splitlines()[1]
+
+
+def test_missing_sections_are_named() -> None:
+    with pytest.raises(ConfigError, match=r"the section \[run\] is missing"):
+        parse_run_text("")
+
+
+def test_malformed_toml_names_the_line() -> None:
+    assert "at line 21" in complaint("[batch]", "[batch").message
+    with pytest.raises(ConfigError, match="not valid TOML"):
+        parse_run_text("a = " + "[" * 30_000)
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "hint"),
+    [
+        ('[device]\nmemory = "8 Gb"', "device.memory: '8 Gb' is not", "8 GiB"),
+        ("[device]\nmemory = 8", "device.memory: 8 has no unit", "8 GiB"),
+        ('[device]\nmemory = "0 B"', "device.memory: must be above 0", ""),
+        ('[device]\nmemory_bytes = "1 B"', "device.memory_bytes: unknown key", "memory?"),
+        ('[device]\nkind = "gpu"', 'device.kind: cannot be "gpu"', "cuda:N"),
+        ('[host]\nmemory = "lots"', "host.memory: 'lots' is not", ""),
+        ('[network]\nlisten = "localhost"', "network.listen: 'localhost' is not HOST:PORT", ""),
+        ('[network]\nlisten = "a:99999"', "is not a port", ""),
+        ('[network]\nlisten = "::1:80"', "is not a host", ""),
+        ('[network]\nupload = "3 MB/s"', "network.upload: '3 MB/s' is not", "Mbit/s"),
+        ('[network]\nupload = "0 bit/s"', "network.upload: must be above 0", ""),
+        ('[network]\nannounce = ["a b"]', "network.announce[0]: 'a b' is not a host", ""),
+        (f"[network]\nannounce = {['a'] * 9}", "network.announce: has more than 8", ""),
+        ("[network]\ndata_port = 65536", "network.data_port: must be below 65536", ""),
+        ('[run]\nname = "x"', "run: unknown section", "run file"),
+        ("[netwrok]", "netwrok: unknown section", "network"),
+    ],
+)
+def test_mistakes_in_a_peer_file_are_named(text: str, place: str, hint: str) -> None:
+    error = peer_complaint(text)
+    assert error.message.startswith("p.toml: ")
+    assert place in error.message
+    assert hint in error.hint
+
+
+def test_an_empty_peer_file_is_valid_and_so_is_none() -> None:
+    assert parse_peer_text("", Path("/box")) == PeerFile() == load_peer_file(None)
+    assert PeerFile().network.listen_host_port == ("0.0.0.0", 0)
+
+
+def test_a_full_peer_file_has_units_and_absolute_paths(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "p.toml").write_text(
+        '[device]\nkind = "cuda:1"\nmemory = "8 GiB"\ncpu_threads = 3\n'
+        '[host]\nmemory = "auto"\n'
+        '[network]\nlisten = "[::1]:80"\nannounce = ["a.example:1", "[::1]", "192.0.2.1"]\n'
+        'upload = "400 Mbit/s"\ndata_port = 5\n'
+        '[state]\ndirectory = "s"\n[data]\npaths = ["*.txt", "/abs"]\ntokenizer = "~/t.json"\n'
+    )
+    monkeypatch.setenv("HOME", "/home/me")
+    peer = load_peer_file(tmp_path / "p.toml")
+    assert (peer.device.kind, peer.device.memory_bytes, peer.device.cpu_threads) == (
+        "cuda:1", 8 * 2**30, 3,
+    )  # fmt: skip
+    assert peer.host.memory_bytes is None
+    assert peer.network.listen_host_port == ("::1", 80)
+    assert peer.network.upload_bits_per_s == 4e8
+    assert peer.network.download_bits_per_s is None
+    assert peer.state.directory == str(tmp_path / "s")
+    assert peer.data.paths == (str(tmp_path / "*.txt"), "/abs")
+    assert peer.data.tokenizer == "/home/me/t.json"
+
+
+def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    (tmp_path / "there.toml").write_text(EXAMPLE)
+    (tmp_path / "latin.toml").write_bytes(b'name = "\xe9"')
+    (tmp_path / "long.toml").write_bytes(b"#" * (MAX_FILE_BYTES + 1))
+    for name, what, hint in (
+        ("gone.toml", "no such file", "there.toml"),
+        ("", "is a folder", "there.toml"),
+        ("latin.toml", "not UTF-8 text (byte 8)", "UTF-8"),
+        ("long.toml", "longer than 64 KiB", ""),
+        ("there.toml/below", "cannot be read", ""),
+        ("nul\0", "cannot be read", ""),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            load_run_file(tmp_path / name)
+        assert what in caught.value.message
+        assert str(tmp_path) in caught.value.message
+        assert hint in caught.value.hint
+    with pytest.raises(ConfigError, match="no such file"):
+        load_peer_file(tmp_path / "gone.toml")
+
+
+def test_editors_marks_and_line_ends_do_no_harm(tmp_path: Path) -> None:
+    path = tmp_path / "r.toml"
+    path.write_bytes(b"\xef\xbb\xbf" + EXAMPLE.replace("\n", "\r\n").encode())
+    assert load_run_file(path) == parse_run_text(EXAMPLE)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "x", "[]", "null", "3", '"run"', "{}", "[" * 60_000, " " * 70_000,
+        '{"run": {"name": "\\u001b[31m"}}', '{"\\u001b[2J": 1}', '{"run": "\ud800"}',
+        '{"run": {"seed": ' + "9" * 5000 + "}}",
+    ],
+    ids=range(13),
+)  # fmt: skip
+def test_a_strangers_nonsense_is_a_plain_error(text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        run_from_text(text)
+    printed = caught.value.message + caught.value.hint
+    assert all(character.isprintable() or character == "\n" for character in printed)
+    assert len(printed) < 2000
+
+
+def test_a_strangers_file_is_checked_like_ones_own() -> None:
+    text = normalised_run_text(parse_run_text(EXAMPLE))
+    for old, new in (
+        ('"heads":4', '"heads":3'), ("0.99", "NaN"), ("2000", "1e999"), ('"seed"', '"sead"'),
+    ):  # fmt: skip
+        assert old in text
+        with pytest.raises(ConfigError):
+            run_from_text(text.replace(old, new))
+
+
+@given(st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(
+        st.sampled_from(["run", "model", "name", "optimizer", "betas", "x", "size"]), inner
+    ),
+    max_leaves=12,
+))  # fmt: skip
+@settings(max_examples=150, deadline=None)
+def test_no_tree_gets_past_as_anything_but_a_config_error(tree: object) -> None:
+    import json
+
+    with pytest.raises(ConfigError):
+        run_from_text(json.dumps(tree))
+
+
+def test_normalised_text_forgets_how_it_was_written() -> None:
+    other = EXAMPLE.replace("1e-3", "0.001").replace("clip_norm = 1.0", "clip_norm = 1")
+    other = "# comment\n" + other.replace("layers = 4", 'layers    = 4\nfamily = "gpt3"')
+    other = other.replace('family = "gpt3" ', "# ", 1)
+    first, second = parse_run_text(EXAMPLE), parse_run_text(other)
+    assert first == second
+    assert normalised_run_text(first) == normalised_run_text(second)
+
+
+def test_sizes_travel_with_their_unit() -> None:
+    text = EXAMPLE.replace("fraction = 0.1", 'fraction = 0.1\nmax_bytes = "1.5 MiB"')
+    run = parse_run_text(text)
+    assert run.data.max_bytes == 3 * 2**19
+    assert run_from_text(normalised_run_text(run)) == run

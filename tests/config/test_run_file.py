@@ -1,0 +1,114 @@
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from pydantic import ValidationError
+
+from atom.base.errors import ConfigError
+from atom.config.load import load_run_file, parse_peer_text
+from atom.config.peer_file import PeerFile
+from atom.config.problems import _section_of
+from atom.config.run_file import RunFile, SizeName
+from atom.config.sources import text_sources
+from atom.models.data.dataset import open_dataset
+from atom.models.gpt3 import SIZES, GPT3Config
+
+READY = Path(__file__).parents[2] / "peers"
+HERE = Path("/runs")
+
+
+@pytest.fixture
+def shakespeare() -> RunFile:
+    return load_run_file(READY / "shakespeare.toml")
+
+
+@pytest.fixture
+def small() -> RunFile:
+    return load_run_file(READY / "gpt3-small.toml")
+
+
+def test_sizes_are_those_of_the_models_room() -> None:
+    assert list(get_args(SizeName)) == list(SIZES)
+
+
+@pytest.mark.parametrize("path", sorted(READY.glob("gpt3-*.toml")), ids=lambda path: path.stem)
+def test_a_run_file_describes_a_model(path: Path) -> None:
+    model = load_run_file(path).model
+    config = GPT3Config.build(vocabulary_size=model.vocabulary_size or 0, **model.shape())
+    assert config.layers == SIZES[path.stem.removeprefix("gpt3-")].layers
+    assert config.vocabulary_size == 50304
+
+
+def test_the_demo_has_text_on_every_machine(tmp_path: Path) -> None:
+    run = load_run_file(READY / "demo.toml")
+    sources = text_sources(run, PeerFile(), None)
+    dataset = open_dataset(
+        run.data.source,
+        sources.paths,
+        sources.tokenizer,
+        validation_fraction=run.data.validation_fraction,
+        sequence_tokens=run.model.sequence_tokens,
+        seed=run.run.seed,
+        cache_folder=tmp_path,
+        max_bytes=run.data.max_bytes,
+    )
+    assert run.run.rounds is not None
+    assert dataset.train_windows > 2 * run.run.rounds * run.batch.global_sequences
+    assert dataset.validation_windows > 100
+
+
+@pytest.mark.parametrize("file", [RunFile, PeerFile])
+def test_every_key_says_what_it_means(file: type) -> None:
+    for name, field in file.model_fields.items():
+        section = _section_of(field.annotation)
+        assert section is not None
+        for key, inner in section.model_fields.items():
+            assert inner.description, f"{name}.{key}"
+
+
+def test_files_are_frozen(shakespeare: RunFile) -> None:
+    with pytest.raises(ValidationError):
+        shakespeare.model.layers = 5  # type: ignore[misc]
+    assert hash(shakespeare) == hash(load_run_file(READY / "shakespeare.toml"))
+
+
+def test_pinning_fixes_what_the_tokenizer_decides(shakespeare: RunFile, small: RunFile) -> None:
+    pinned = shakespeare.pinned(256, "a" * 64)
+    assert (pinned.model.vocabulary_size, pinned.data.tokenizer_sha256) == (256, "a" * 64)
+    assert pinned.pinned(256, "a" * 64) == pinned
+    assert small.pinned(50257, "a" * 64).model.vocabulary_size == 50304
+    with pytest.raises(ConfigError, match="another tokenizer"):
+        pinned.pinned(256, "b" * 64)
+    with pytest.raises(ConfigError, match="60000"):
+        small.pinned(60_000, "a" * 64)
+
+
+def test_ones_own_run_file_names_paths_beside_it(shakespeare: RunFile, small: RunFile) -> None:
+    assert text_sources(shakespeare, PeerFile(), HERE).paths == ("/runs/input.txt",)
+    sources = text_sources(small, PeerFile(), HERE)
+    assert (sources.paths, sources.tokenizer) == (("/runs/text",), "/runs/tokenizer.json")
+
+
+def test_a_strangers_paths_are_never_opened(shakespeare: RunFile, small: RunFile) -> None:
+    for run in (shakespeare, small):
+        with pytest.raises(ConfigError) as caught:
+            text_sources(run, PeerFile(), None)
+        assert "founder's machine" in caught.value.message
+        assert "--peer" in caught.value.hint
+    peer = parse_peer_text('[data]\npaths = ["mine.txt"]\n', Path("/box"))
+    assert text_sources(shakespeare, peer, None).paths == ("/box/mine.txt",)
+    with pytest.raises(ConfigError, match=r"data\.tokenizer"):
+        text_sources(small, peer, None)
+
+
+def test_the_peer_files_copy_goes_before_the_run_files(small: RunFile) -> None:
+    peer = parse_peer_text('[data]\npaths = ["m"]\ntokenizer = "t.json"\n', Path("/box"))
+    for folder in (None, HERE):
+        sources = text_sources(small, peer, folder)
+        assert (sources.paths, sources.tokenizer) == (("/box/m",), "/box/t.json")
+
+
+def test_a_stranger_cannot_make_python_stdlib_read_files() -> None:
+    run = load_run_file(READY / "demo.toml")
+    peer = parse_peer_text('[data]\npaths = ["m"]\n', Path("/box"))
+    assert text_sources(run, peer, None).paths == ()

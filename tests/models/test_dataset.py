@@ -1,0 +1,216 @@
+import errno
+import fcntl
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from atom.models.data import cache
+from atom.models.data.cache import cached_tokens
+from atom.models.data.corpus import Corpus, text_corpus
+from atom.models.data.dataset import Dataset, open_dataset
+from atom.models.data.tokenizer import ByteTokenizer
+from atom.models.data.windows import Windows, split_tokens
+
+
+class NumberTokenizer:
+    """One token per byte, `offset` higher, for vocabularies that need wider types."""
+
+    separator = ()
+
+    def __init__(self, offset: int) -> None:
+        self.offset = offset
+        self.vocabulary_size = offset + 256
+        self.digest = str(offset)
+
+    def encode(self, blocks):
+        for block in blocks:
+            yield [byte + self.offset for byte in block]
+
+
+def corpus_of(tmp_path: Path, *texts: bytes) -> Corpus:
+    folder = tmp_path / "text"
+    folder.mkdir(parents=True, exist_ok=True)
+    for index, text in enumerate(texts):
+        (folder / f"{index}").write_bytes(text)
+    return text_corpus([folder])
+
+
+def dataset_of(tmp_path: Path, text: bytes, **changes: object) -> Dataset:
+    corpus_of(tmp_path, text)
+    arguments = {"validation_fraction": 0.25, "sequence_tokens": 4, "seed": 7} | changes
+    cache_folder = tmp_path / "cache"
+    return open_dataset(
+        "text", [tmp_path / "text"], "bytes", cache_folder=cache_folder, **arguments
+    )
+
+
+@pytest.mark.parametrize(
+    ("offset", "dtype"), [(0, torch.uint8), (1000, torch.uint16), (70_000, torch.int32)]
+)
+def test_tokens_come_back_in_the_narrowest_type(
+    tmp_path: Path, offset: int, dtype: torch.dtype
+) -> None:
+    corpus = corpus_of(tmp_path, bytes(range(200)))
+    tokens = cached_tokens(corpus, NumberTokenizer(offset), tmp_path / "cache").tokens
+    assert tokens.dtype == dtype
+    assert tokens.to(torch.int64).tolist() == [offset + i for i in range(200)]
+
+
+def test_documents_are_separated(tmp_path: Path) -> None:
+    corpus = corpus_of(tmp_path, b"one", b"two")
+    tokens = cached_tokens(corpus, ByteTokenizer(), tmp_path / "cache").tokens
+    assert bytes(tokens.tolist()) == b"one\ntwo"
+
+
+def test_text_is_tokenised_once(tmp_path: Path) -> None:
+    corpus = corpus_of(tmp_path, b"abc", b"defg")
+    progress: list[tuple[int, int]] = []
+    for _ in range(2):
+        cached_tokens(corpus, ByteTokenizer(), tmp_path / "c", lambda *p: progress.append(p))
+    assert progress == [(3, 7), (7, 7)]
+    (tmp_path / "text" / "0").write_bytes(b"abd")
+    changed = cached_tokens(text_corpus([tmp_path / "text"]), ByteTokenizer(), tmp_path / "c")
+    assert bytes(changed.tokens.tolist()) == b"abd\ndefg"
+    assert len(list((tmp_path / "c").iterdir())) == 2
+
+
+@pytest.mark.parametrize("damage", ["truncate", "header", "empty"])
+def test_a_damaged_cache_is_written_again(tmp_path: Path, damage: str) -> None:
+    corpus = corpus_of(tmp_path, b"text" * 100)
+    first = cached_tokens(corpus, ByteTokenizer(), tmp_path / "c")
+    [path] = (tmp_path / "c").iterdir()
+    whole = path.read_bytes()
+    del first
+    broken = {"truncate": whole[:-1], "header": b"{}" + whole[2:], "empty": b""}
+    path.write_bytes(broken[damage])
+    again = cached_tokens(corpus, ByteTokenizer(), tmp_path / "c")
+    assert bytes(again.tokens.tolist()) == b"text" * 100
+    assert path.read_bytes() == whole
+
+
+def test_an_interrupted_tokenisation_leaves_nothing(tmp_path: Path) -> None:
+    def interrupt(done_bytes: int, total_bytes: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        cached_tokens(corpus_of(tmp_path, b"abc"), ByteTokenizer(), tmp_path / "c", interrupt)
+    assert list((tmp_path / "c").iterdir()) == []
+
+
+def test_a_full_disk_passes_up_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(cache.os, "fsync", full)
+    with pytest.raises(OSError, match="No space") as caught:
+        cached_tokens(corpus_of(tmp_path, b"abc"), ByteTokenizer(), tmp_path / "c")
+    assert caught.value.errno == errno.ENOSPC
+    assert list((tmp_path / "c").iterdir()) == []
+
+
+def test_what_a_dead_writer_left_is_removed_and_a_living_ones_is_not(tmp_path: Path) -> None:
+    folder = tmp_path / "c"
+    folder.mkdir()
+    (folder / "dead.partial").write_bytes(b"x")
+    with (folder / "alive.partial").open("wb") as alive:
+        fcntl.flock(alive, fcntl.LOCK_EX)
+        cached_tokens(corpus_of(tmp_path, b"abc"), ByteTokenizer(), folder)
+        assert {path.suffix for path in folder.iterdir()} == {".tokens", ".partial"}
+        assert not (folder / "dead.partial").exists()
+
+
+def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
+    class Strict(ByteTokenizer):
+        def encode(self, blocks):
+            return iter([[ord(c) % 256 for c in b"".join(blocks).decode("utf-8")]])
+
+    with pytest.raises(ValueError, match=r"text/1 is not UTF-8"):
+        cached_tokens(corpus_of(tmp_path, b"good", b"\xff"), Strict(), tmp_path / "c")
+
+
+def test_windows_shift_targets_by_one() -> None:
+    windows = Windows(torch.arange(10, dtype=torch.uint8), 3)
+    assert len(windows) == 3
+    tokens, targets = windows.batch([2, 0])
+    assert tokens.tolist() == [[6, 7, 8], [0, 1, 2]]
+    assert targets.tolist() == [[7, 8, 9], [1, 2, 3]]
+    assert tokens.dtype == targets.dtype == torch.int64
+    assert tokens.is_contiguous()
+    assert targets.is_contiguous()
+    with pytest.raises(IndexError):
+        windows.batch([3])
+    with pytest.raises(ValueError, match="at least one"):
+        windows.batch([])
+
+
+def test_the_split_shares_no_token() -> None:
+    train, held_out = split_tokens(torch.arange(10), 0.25)
+    assert (train.tolist(), held_out.tolist()) == ([*range(8)], [8, 9])
+    with pytest.raises(ValueError, match="validation_fraction"):
+        split_tokens(torch.arange(10), 1.0)
+
+
+def test_equal_text_gives_equal_batches_and_digests(tmp_path: Path) -> None:
+    text = bytes(range(256)) * 2
+    one, two = dataset_of(tmp_path / "1", text), dataset_of(tmp_path / "2", text)
+    assert one.digest == two.digest
+    assert one.vocabulary_size == 256
+    positions = [0, 5, one.train_windows, 3 * one.train_windows + 1]
+    for mine, theirs in zip(one.batch(positions), two.batch(positions), strict=True):
+        assert mine.shape == (4, 4)
+        assert torch.equal(mine, theirs)
+
+
+def test_the_digest_names_tokens_split_and_windows(tmp_path: Path) -> None:
+    text = bytes(200)
+    digests = {
+        dataset_of(tmp_path / "a", text).digest,
+        dataset_of(tmp_path / "b", text, validation_fraction=0.5).digest,
+        dataset_of(tmp_path / "c", text, sequence_tokens=5).digest,
+        dataset_of(tmp_path / "d", text[:-1] + b"x").digest,
+    }
+    assert len(digests) == 4
+    assert dataset_of(tmp_path / "a", text, seed=8).digest in digests
+
+
+def test_an_epoch_shows_every_training_token_once(tmp_path: Path) -> None:
+    dataset = dataset_of(tmp_path, bytes(range(200)), validation_fraction=0.0)
+    _, targets = dataset.batch(range(dataset.train_windows))
+    assert sorted(targets.flatten().tolist()) == list(range(1, 1 + 4 * dataset.train_windows))
+
+
+def test_validation_batches_are_fixed_and_never_trained_on(tmp_path: Path) -> None:
+    dataset = dataset_of(tmp_path, bytes(range(200)))
+    other_seed = dataset_of(tmp_path, bytes(range(200)), seed=99)
+    count = dataset.validation_windows
+    assert count == 12
+    seen = []
+    for index in range(4):
+        tokens, targets = dataset.validation_batch(index, 3)
+        assert torch.equal(tokens, other_seed.validation_batch(index, 3)[0])
+        assert min(tokens.min(), targets.min()).item() >= 150
+        seen += tokens[:, 0].tolist()
+    assert len(set(seen)) == count
+    assert torch.equal(dataset.validation_batch(4, 3)[0], dataset.validation_batch(0, 3)[0])
+
+
+def test_too_little_text_is_said_with_numbers(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"training text has 4 tokens.*sequence of 4"):
+        dataset_of(tmp_path / "a", b"12345", validation_fraction=0.2)
+    with pytest.raises(ValueError, match="validation text has 2 tokens"):
+        dataset_of(tmp_path / "b", bytes(20), validation_fraction=0.1)
+    none = dataset_of(tmp_path / "c", bytes(20), validation_fraction=0.0)
+    with pytest.raises(ValueError, match="no validation text"):
+        none.validation_batch(0, 1)
+
+
+def test_an_unknown_source_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="web"):
+        open_dataset(
+            "web", [], "bytes",
+            validation_fraction=0, sequence_tokens=4, seed=0, cache_folder=tmp_path,
+        )  # fmt: skip

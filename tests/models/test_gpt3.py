@@ -1,0 +1,179 @@
+import dataclasses
+import math
+
+import pytest
+import torch
+
+from atom.models.gpt3 import (
+    GPT3,
+    SIZES,
+    GPT3Config,
+    initial_value,
+    initialise,
+    parameter_count,
+    parameter_shapes,
+)
+
+TINY = GPT3Config(layers=2, heads=2, model_dim=16, sequence_tokens=8, vocabulary_size=32)
+PAPER_MILLIONS = {
+    "small": 125, "medium": 350, "large": 760, "xl": 1300,
+    "2.7b": 2700, "6.7b": 6700, "13b": 13000, "175b": 175000,
+}  # fmt: skip
+
+
+def tiny(**changes: object) -> GPT3:
+    model = GPT3(dataclasses.replace(TINY, **changes))
+    initialise(model, seed=1)
+    return model
+
+
+def batch(sequences: int = 2, length: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    tokens = torch.randint(0, 32, (sequences, length + 1), generator=generator)
+    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_counts_are_exact_and_near_the_papers_rounded_ones(size: str) -> None:
+    config = SIZES[size]
+    layers, width = config.layers, config.model_dim
+    exact = layers * (12 * width**2 + 13 * width) + 2 * width
+    exact += (config.vocabulary_size + config.sequence_tokens) * width
+    assert parameter_count(config) == exact
+    # The paper rounds to two or three digits: 350M is 356M, 2.7B is 2.65B, by its own numbers.
+    assert exact / 1e6 == pytest.approx(PAPER_MILLIONS[size], rel=0.02)
+
+
+@pytest.mark.parametrize("size", ["small", "large", "6.7b", "175b"])
+def test_counts_are_within_one_percent_where_the_paper_does_not_round_harder(size: str) -> None:
+    assert parameter_count(SIZES[size]) / 1e6 == pytest.approx(PAPER_MILLIONS[size], rel=0.01)
+
+
+def test_names_are_in_order_of_first_use_and_the_head_is_tied() -> None:
+    names = list(parameter_shapes(TINY))
+    assert names[:2] == ["embedding.tokens.weight", "embedding.positions.weight"]
+    assert "blocks.0.attention.qkv.weight" in names
+    assert names[-2:] == ["final_norm.weight", "final_norm.bias"]
+    assert len(names) == 2 + 12 * 2 + 2
+
+
+def test_a_value_depends_on_seed_name_and_shape_alone() -> None:
+    name, shape = "blocks.1.feed_forward.contract.weight", (16, 64)
+    before = torch.get_rng_state()
+    first = initial_value(TINY, name, shape, seed=3)
+    torch.rand(7)
+    assert torch.equal(first, initial_value(TINY, name, shape, seed=3))
+    assert not torch.equal(first, initial_value(TINY, name, shape, seed=4))
+    other = initial_value(TINY, name.replace("1", "0"), shape, seed=3)
+    assert not torch.equal(first, other)
+    torch.set_rng_state(before)
+    initial_value(TINY, name, shape, seed=3)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_initialise_uses_the_same_values_in_any_order() -> None:
+    model = tiny()
+    for name, parameter in reversed(list(model.named_parameters())):
+        expected = initial_value(TINY, name, tuple(parameter.shape), seed=1)
+        assert torch.equal(parameter, expected), name
+
+
+def test_initial_deviations_follow_the_paper() -> None:
+    wide = dataclasses.replace(TINY, layers=8)
+    shape = (256, 256)
+    plain = initial_value(wide, "blocks.0.attention.qkv.weight", shape, seed=0)
+    scaled = initial_value(wide, "blocks.0.attention.projection.weight", shape, seed=0)
+    assert plain.std().item() == pytest.approx(0.02, rel=0.02)
+    assert scaled.std().item() == pytest.approx(0.02 / 4, rel=0.02)
+    assert initial_value(wide, "final_norm.weight", (4,), 0).tolist() == [1.0] * 4
+    assert initial_value(wide, "final_norm.bias", (4,), 0).tolist() == [0.0] * 4
+
+
+def test_the_first_loss_is_that_of_a_guess() -> None:
+    assert tiny()(*batch(8)).item() == pytest.approx(math.log(32), abs=0.1)
+
+
+def test_no_position_sees_the_future() -> None:
+    model = tiny()
+    tokens, _ = batch(1)
+    changed = tokens.clone()
+    changed[0, 5] = (changed[0, 5] + 1) % 32
+    before, after = model.logits(tokens), model.logits(changed)
+    assert torch.equal(before[0, :5], after[0, :5])
+    assert not torch.equal(before[0, 5:], after[0, 5:])
+
+
+def test_shorter_sequences_work_and_longer_ones_do_not() -> None:
+    model = tiny()
+    assert model.logits(batch(1, 3)[0]).shape == (1, 3, 32)
+    with pytest.raises(RuntimeError):
+        model(*batch(1, 9))
+
+
+def test_loss_is_float32_for_bfloat16_weights() -> None:
+    model = GPT3(TINY, dtype=torch.bfloat16)
+    initialise(model, seed=1)
+    loss = model(*batch())
+    assert loss.dtype == torch.float32
+    assert loss.item() == pytest.approx(tiny()(*batch()).item(), abs=0.05)
+    assert model.logits(batch()[0]).dtype == torch.bfloat16
+
+
+def test_dropout_only_while_training() -> None:
+    model = tiny(dropout=0.5)
+    assert not torch.equal(model(*batch()), model(*batch()))
+    model.eval()
+    assert torch.equal(model(*batch()), model(*batch()))
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_exports_and_stays_bit_equal(dropout: float) -> None:
+    model = tiny(dropout=dropout)
+    tokens, targets = batch()
+    exported = torch.export.export(model, (tokens, targets), strict=False)
+    results = []
+    for run in (model, exported.module()):
+        torch.manual_seed(0)
+        model.zero_grad()
+        loss = run(tokens, targets)
+        loss.backward()
+        results.append((loss.detach(), [p.grad.clone() for p in run.parameters()]))
+    assert torch.equal(results[0][0], results[1][0])
+    assert len(results[0][1]) == len(results[1][1]) == 28
+    assert all(map(torch.equal, results[0][1], results[1][1]))
+
+
+def test_learns_a_repeated_sequence() -> None:
+    model = tiny()
+    tokens, targets = batch()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    first = model(tokens, targets).item()
+    for _ in range(30):
+        optimizer.zero_grad()
+        loss = model(tokens, targets)
+        loss.backward()
+        optimizer.step()
+    assert loss.item() < first / 2
+
+
+@pytest.mark.parametrize(
+    ("numbers", "named"),
+    [
+        ({"size": "huge"}, "huge"),
+        ({"size": "small", "layers": 2}, "either"),
+        ({"layers": 2, "heads": 2}, "model_dim"),
+        ({"layers": 2, "heads": 3, "model_dim": 16}, "divisible"),
+        ({"layers": 0, "heads": 2, "model_dim": 16}, "layers"),
+        ({"layers": 1, "heads": 2, "model_dim": 16, "dropout": 1.0}, "dropout"),
+    ],
+)
+def test_impossible_numbers_are_refused_by_name(numbers: dict[str, object], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        GPT3Config.build(vocabulary_size=256, **numbers)
+
+
+def test_build_takes_a_size_or_numbers() -> None:
+    small = GPT3Config.build(size="small", vocabulary_size=256, sequence_tokens=64, dropout=0.1)
+    assert small == GPT3Config(12, 12, 768, 64, 256, 0.1)
+    numbers = GPT3Config.build(layers=2, heads=2, model_dim=16, vocabulary_size=32)
+    assert numbers == dataclasses.replace(TINY, sequence_tokens=2048)

@@ -1,0 +1,24 @@
+import subprocess
+import sys
+
+BLOCKED = "numpy pydantic tokenizers blake3 hivemind grpc safetensors psutil atom.base atom.config"
+PROGRAM = f"""
+import sys
+for name in {BLOCKED.split()!r}:
+    sys.modules[name] = None
+import warnings
+warnings.simplefilter("ignore")
+import tempfile
+from pathlib import Path
+import atom.models.gpt3
+from atom.models.data.dataset import open_dataset
+dataset = open_dataset(
+    "python-stdlib", [], "bytes", validation_fraction=0.1, sequence_tokens=64, seed=1,
+    cache_folder=Path(tempfile.mkdtemp(dir=sys.argv[1])), max_bytes=100_000,
+)
+assert dataset.batch([0, 1])[0].shape == (2, 64)
+"""
+
+
+def test_models_and_data_run_with_torch_alone(tmp_path) -> None:
+    subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path)], check=True, timeout=60)

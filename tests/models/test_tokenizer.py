@@ -1,0 +1,74 @@
+from pathlib import Path
+
+import pytest
+import tokenizers
+from tokenizers import models, pre_tokenizers
+
+from atom.models.data import tokenizer as module
+from atom.models.data.tokenizer import ByteTokenizer, JsonTokenizer, load_tokenizer
+
+
+def word_file(path: Path, *special: str) -> Path:
+    """A tokenizer.json of a few words; all others are 0."""
+    words = ["[UNK]", "hello", "world", "é", *special]
+    built = tokenizers.Tokenizer(
+        models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]")
+    )
+    built.pre_tokenizer = pre_tokenizers.Whitespace()
+    built.save(str(path))
+    return path
+
+
+def numbers(coder: module.Tokenizer, *blocks: bytes) -> list[int]:
+    return [number for run in coder.encode(blocks) for number in run]
+
+
+def test_bytes_are_their_own_tokens() -> None:
+    assert numbers(ByteTokenizer(), b"a\xff", b"\x00") == [97, 255, 0]
+    assert isinstance(load_tokenizer("bytes"), ByteTokenizer)
+
+
+def test_a_json_file_gives_its_own_numbers(tmp_path: Path) -> None:
+    coder = load_tokenizer(word_file(tmp_path / "t.json", "<|endoftext|>"))
+    assert coder.vocabulary_size == 5
+    assert coder.separator == (4,)
+    assert numbers(coder, b"hello \xc3", b"\xa9\nworld nobody") == [1, 3, 2, 0]
+
+
+def test_digests_name_the_file(tmp_path: Path) -> None:
+    first = JsonTokenizer(word_file(tmp_path / "a.json"))
+    same = JsonTokenizer(word_file(tmp_path / "b.json"))
+    other = JsonTokenizer(word_file(tmp_path / "c.json", "</s>"))
+    assert first.digest == same.digest != other.digest
+    assert first.separator == ()
+
+
+def test_pieces_lose_nothing_however_the_blocks_fall(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_PIECE_CHARACTERS", 4)
+    monkeypatch.setattr(module, "_LINE_CHARACTERS", 10)
+    text = "ab\ncdef\n" + "x" * 25 + "\nend"
+    one = list(module._pieces([text]))
+    assert "".join(one) == text
+    assert one[:2] == ["ab\ncdef\n", "x" * 10]
+    assert list(module._pieces(list(text))) == one
+
+
+def test_text_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    coder = load_tokenizer(word_file(tmp_path / "t.json"))
+    with pytest.raises(UnicodeDecodeError):
+        numbers(coder, b"hello \xff")
+    with pytest.raises(UnicodeDecodeError):
+        numbers(coder, b"cut \xc3")
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"\xff", b"[1, 2]"])
+def test_a_file_that_is_no_tokenizer_is_refused_by_name(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "t.json"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"t\.json is not a tokenizer"):
+        load_tokenizer(path)
+
+
+def test_a_missing_file_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"gone\.json cannot be read"):
+        load_tokenizer(tmp_path / "gone.json")
