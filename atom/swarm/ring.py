@@ -1,0 +1,173 @@
+"""The ring's geometry, pure: who sits where, which piece travels when, and who is in a sum.
+
+An arena is cut into buckets, a bucket into N segments (one per member), a segment into chunks.
+In step s (0 ≤ s < 2(N−1)) of a bucket, rank r sends segment r−s and receives segment r−s−1
+(mod N). The first N−1 steps reduce (each member adds its own), after which rank r owns the whole
+sum of segment r+1; the last N−1 steps gather. Every piece received in step s is what is sent in
+step s+1. (Patarasu & Yuan 2009, "Bandwidth optimal all-reduce algorithms".)
+"""
+
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from atom.swarm.chain import Ballot, canonical_digest
+
+ALIGNMENT = 16
+"""Elements. Vector kernels round alike on every processor only if pieces start and end here."""
+
+_HEADER = struct.Struct(">8sBHQ")
+_SEARCH_STEPS = 20_000
+
+
+@dataclass(frozen=True)
+class Step:
+    """One chunk on one hop: elements [start, stop) of the arena."""
+
+    gather: bool
+    hop: int
+    """0 to members - 2 within the phase."""
+    start: int
+    stop: int
+    contributors: int
+    """Bit k: rank k's part is in this sum."""
+    needs: int
+    """Sending: how many chunks must have been received before this one can go."""
+    last_sum: bool = False
+    """Receiving: adding our part completes the sum, and we own it."""
+
+
+@dataclass(frozen=True)
+class RingPlan:
+    """How `elements` (a multiple of 16) travel among `members` peers.
+
+    Buckets bound how much of the arena is in motion; chunks are the unit of pipelining.
+    """
+
+    elements: int
+    members: int
+    bucket_elements: int = 4 * 1024 * 1024
+    chunk_elements: int = 64 * 1024
+
+    def __post_init__(self) -> None:
+        sizes = (self.elements, self.bucket_elements, self.chunk_elements)
+        assert self.members >= 1
+        assert all(size % ALIGNMENT == 0 for size in sizes), sizes
+        assert self.bucket_elements > 0
+        assert self.chunk_elements > 0
+
+    def sends(self, rank: int) -> Iterator[Step]:
+        """What `rank` sends to its right neighbour, in order."""
+        arrived = 0
+        for bucket in range(0, self.elements, self.bucket_elements):
+            before = 0  # chunks of this bucket received in the steps before the last one
+            for step in range(2 * (self.members - 1)):
+                chunks = self._chunks(bucket, (rank - step) % self.members)
+                for index, (start, stop) in enumerate(chunks):
+                    needs = arrived + before + index + 1 if step else 0
+                    yield self._step(step, rank - step, start, stop, needs)
+                before += len(chunks) if step else 0
+            arrived += self._received(bucket, rank)
+
+    def receives(self, rank: int) -> Iterator[Step]:
+        """What `rank` receives from its left neighbour, in order."""
+        for bucket in range(0, self.elements, self.bucket_elements):
+            for step in range(2 * (self.members - 1)):
+                segment = (rank - step - 1) % self.members
+                for start, stop in self._chunks(bucket, segment):
+                    yield self._step(step, segment, start, stop, 0)
+
+    def segment(self, bucket: int, index: int) -> tuple[int, int]:
+        """Bounds of one segment of the bucket that starts at `bucket`; may be empty."""
+        units = (min(bucket + self.bucket_elements, self.elements) - bucket) // ALIGNMENT
+        start = bucket + ALIGNMENT * (units * index // self.members)
+        return start, bucket + ALIGNMENT * (units * (index + 1) // self.members)
+
+    def header_bytes(self) -> int:
+        """Length of every chunk's header."""
+        return _HEADER.size + (self.members + 7) // 8
+
+    def header(self, tag: bytes, step: Step) -> bytes:
+        """What precedes the chunk on the wire; sender and receiver compute the same."""
+        bitmap = step.contributors.to_bytes((self.members + 7) // 8, "little")
+        return _HEADER.pack(tag[:8], step.gather, step.hop, step.start) + bitmap
+
+    def _chunks(self, bucket: int, segment: int) -> list[tuple[int, int]]:
+        start, stop = self.segment(bucket, segment)
+        size = self.chunk_elements
+        return [(at, min(at + size, stop)) for at in range(start, stop, size)]
+
+    def _received(self, bucket: int, rank: int) -> int:
+        steps = range(2 * (self.members - 1))
+        return sum(len(self._chunks(bucket, (rank - s - 1) % self.members)) for s in steps)
+
+    def _step(self, step: int, segment: int, start: int, stop: int, needs: int) -> Step:
+        gather, hop = divmod(step, self.members - 1)
+        summed = self.members if gather else step + 1
+        return Step(
+            gather=bool(gather),
+            hop=hop,
+            start=start,
+            stop=stop,
+            contributors=contributors(segment, summed, self.members),
+            needs=needs,
+            last_sum=step == self.members - 2,
+        )
+
+
+def contributors(segment: int, count: int, members: int) -> int:
+    """Bitmap of the first `count` ranks that add to a segment: it starts at its own rank."""
+    bitmap = 0
+    for offset in range(count):
+        bitmap |= 1 << ((segment + offset) % members)
+    return bitmap
+
+
+def ring_tag(parent: bytes, ballot: Ballot) -> bytes:
+    """The name of one attempt's ring: channels and chunks of another attempt never mix in."""
+    return canonical_digest("ring", [parent, ballot])
+
+
+@dataclass(frozen=True)
+class Link:
+    """A member's way to the network."""
+
+    peer_id: str
+    bits_per_s: float
+
+
+def ring_order(
+    members: Sequence[Link], unreachable: Iterable[frozenset[str]] = ()
+) -> tuple[str, ...] | None:
+    """An order in which no two neighbours are unreachable to each other; None if there is none.
+
+    Each member carries the same load wherever it sits, so a ring is as fast as its slowest link;
+    what an order can do is put like beside like, fastest first, so that a slow link is met by one
+    fast neighbour's buffers and not by many. Deterministic; the search is bounded, and with very
+    many broken pairs it may give up (None) although an order exists.
+    """
+    ranked = [link.peer_id for link in sorted(members, key=lambda m: (-m.bits_per_s, m.peer_id))]
+    broken = set(unreachable)
+    if len(ranked) <= 1:
+        return tuple(ranked)
+    budget = [_SEARCH_STEPS]
+    return _extend(ranked[:1], ranked[1:], broken, budget)
+
+
+def _extend(
+    placed: list[str], left: list[str], broken: set[frozenset[str]], budget: list[int]
+) -> tuple[str, ...] | None:
+    """Depth-first: the next fastest member that can sit beside the last one."""
+    if not left:
+        closes = frozenset((placed[-1], placed[0])) not in broken
+        return tuple(placed) if closes else None
+    for index, candidate in enumerate(left):
+        if budget[0] <= 0:
+            return None
+        if frozenset((placed[-1], candidate)) in broken:
+            continue
+        budget[0] -= 1
+        rest = left[:index] + left[index + 1 :]
+        if found := _extend([*placed, candidate], rest, broken, budget):
+            return found
+    return None

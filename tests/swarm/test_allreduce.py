@@ -1,0 +1,334 @@
+"""Rings of real threads over loopback and memory: equal bytes everywhere, or a named failure."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import Tensor
+
+from atom.base.events import EventList
+from atom.base.reasons import Reason
+from atom.swarm.allreduce import RingBroken, all_reduce, open_ring
+from atom.swarm.chain import Ballot
+from atom.swarm.codec import CODECS, BFloat16, Codec, Float32
+from atom.swarm.frames import Channel, Kind, Patience, Purpose
+from atom.swarm.identity import Identity
+from atom.swarm.local_transport import LocalNetwork, LocalTransport
+from atom.swarm.ring import RingPlan, ring_tag
+from atom.swarm.transport import PeerTransport, Transport
+
+PARENT, RUN = b"p" * 32, b"r" * 32
+SOON = 20.0
+SILENCE_S = 0.5
+
+
+class Swarm:
+    """Some transports that know each other, and threads to run their members in."""
+
+    def __init__(self, kind: str, size: int) -> None:
+        network = LocalNetwork()
+        self.transports: list[PeerTransport] = []
+        for number in range(size):
+            identity, inc = Identity.create(), bytes([number]) * 16
+            self.transports.append(
+                Transport(identity, RUN, inc, ("127.0.0.1", 0), EventList())
+                if kind == "tcp"
+                else LocalTransport(network, identity, inc, EventList())
+            )
+        for transport in self.transports:
+            transport.start()
+        for one in self.transports:
+            for other in self.transports:
+                host, port = other.address
+                one.set_addresses(other.peer_id, [f"{host}:{port}"])
+        self.order = tuple(transport.peer_id for transport in self.transports)
+        self.ballot = Ballot(1, self.order[0], bytes(16))
+        self.pool = ThreadPoolExecutor(size)
+
+    def open(self, rank: int) -> tuple[Channel | None, Channel | None]:
+        me = self.order[rank]
+        return open_ring(self.transports[rank], me, self.order, PARENT, self.ballot, SOON)
+
+    def member(
+        self,
+        rank: int,
+        source: Tensor | None,
+        elements: int,
+        codec: Codec | None = None,
+        cancelled: threading.Event | None = None,
+        tag: bytes | None = None,
+        silence_s: float = SILENCE_S * 4,
+    ) -> Tensor:
+        result = torch.full((elements,), float("nan"))
+        left, right = self.open(rank)
+        all_reduce(
+            source, result, rank, self.order, left, right,
+            tag if tag is not None else ring_tag(PARENT, self.ballot),
+            scale=1 / 64, progress_timeout_s=silence_s, cancelled=cancelled, codec=codec,
+            plan=RingPlan(elements, len(self.order), 48 * 1024, 4 * 1024),
+        )  # fmt: skip
+        return result
+
+    def start(self, work: Callable[[int], Tensor]) -> list["Future[Tensor]"]:
+        return [self.pool.submit(work, rank) for rank in range(len(self.order))]
+
+    def close(self) -> None:
+        for transport in self.transports:
+            transport.close()
+        self.pool.shutdown()
+
+
+@pytest.fixture
+def swarm_of() -> Iterator[Callable[[str, int], Swarm]]:
+    made: list[Swarm] = []
+
+    def make(kind: str, size: int) -> Swarm:
+        made.append(Swarm(kind, size))
+        return made[-1]
+
+    before = threading.active_count()
+    yield make
+    for swarm in made:
+        swarm.close()
+    assert threading.active_count() == before
+
+
+def sources(count: int, elements: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(elements)
+    return [torch.randn(elements, generator=generator) for _ in range(count)]
+
+
+def broken(future: "Future[Tensor]") -> RingBroken:
+    failure = future.exception(timeout=SOON)
+    assert isinstance(failure, RingBroken), failure
+    return failure
+
+
+@pytest.mark.parametrize("codec", [Float32(), BFloat16()], ids=lambda codec: codec.name)
+@pytest.mark.parametrize(
+    ("kind", "size", "elements"),
+    [("tcp", 2, 100_000), ("tcp", 3, 100_000), ("tcp", 4, 100_000), ("local", 2, 16),
+     ("local", 3, 32), ("local", 5, 70_016), ("local", 1, 4096)],
+)  # fmt: skip
+def test_all_members_get_the_same_mean(
+    swarm_of: Callable[[str, int], Swarm], kind: str, size: int, elements: int, codec: Codec
+) -> None:
+    swarm, parts = swarm_of(kind, size), sources(size, elements)
+    kept = [part.clone() for part in parts]
+    work = swarm.start(lambda rank: swarm.member(rank, parts[rank], elements, codec))
+    results = [future.result(SOON) for future in work]
+    exact = sum(part.double() for part in parts) / 64
+    tolerance = 1e-6 if codec.name == "float32" else 2e-2
+    for result in results:
+        assert torch.equal(result, results[0])
+        torch.testing.assert_close(result.double(), exact, rtol=tolerance, atol=tolerance / 10)
+    assert all(torch.equal(part, copy) for part, copy in zip(parts, kept, strict=True))
+
+
+def test_a_member_without_gradients_passes_zeros(swarm_of: Callable[[str, int], Swarm]) -> None:
+    swarm, parts = swarm_of("local", 3), sources(3, 20_000)
+    work = swarm.start(lambda rank: swarm.member(rank, None if rank == 1 else parts[rank], 20_000))
+    results = [future.result(SOON) for future in work]
+    assert all(torch.equal(result, results[0]) for result in results)
+    torch.testing.assert_close(results[0], (parts[0] + parts[2]) / 64)
+
+
+def test_a_killed_member_is_named_by_all(swarm_of: Callable[[str, int], Swarm]) -> None:
+    swarm, parts = swarm_of("tcp", 4), sources(4, 4_000_000)
+    begun = threading.Event()
+
+    def work(rank: int) -> Tensor:
+        if rank != 2:
+            return swarm.member(rank, parts[rank], 4_000_000)
+        left, right = swarm.open(rank)
+        assert left is not None
+        assert right is not None
+        left.recv_header(1 << 20, Patience(SOON))  # the ring is under way
+        begun.set()
+        left.close()
+        right.close()
+        return parts[rank]
+
+    futures = swarm.start(work)
+    assert begun.wait(SOON)
+    for rank in (0, 1, 3):
+        failure = broken(futures[rank])
+        assert failure.suspect == swarm.order[2]
+        assert failure.reason is Reason.RING_BROKEN
+
+
+def test_a_frozen_member_is_named_by_all(swarm_of: Callable[[str, int], Swarm]) -> None:
+    swarm, parts = swarm_of("tcp", 4), sources(4, 100_000)
+    over = threading.Event()
+
+    def work(rank: int) -> Tensor:
+        if rank != 2:
+            return swarm.member(rank, parts[rank], 100_000, silence_s=SILENCE_S)
+        channels = swarm.open(rank)
+        assert over.wait(SOON)
+        for channel in channels:
+            assert channel is not None
+            channel.close()
+        return parts[rank]
+
+    futures = swarm.start(work)
+    try:
+        for rank in (0, 1, 3):
+            failure = broken(futures[rank])
+            assert failure.suspect == swarm.order[2]
+            assert failure.reason is Reason.TIMEOUT
+    finally:
+        over.set()
+
+
+@pytest.mark.parametrize("culprit", [0, 1, 2])
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+def test_a_member_with_bad_numbers_is_named_by_all(
+    swarm_of: Callable[[str, int], Swarm], culprit: int, poison: float
+) -> None:
+    swarm, parts = swarm_of("local", 3), sources(3, 60_000)
+    parts[culprit][31_000] = poison
+    for future in swarm.start(lambda rank: swarm.member(rank, parts[rank], 60_000)):
+        failure = broken(future)
+        assert failure.reason is Reason.NOT_FINITE
+        assert failure.suspect == swarm.order[culprit]
+
+
+def test_a_sum_that_overflows_is_nobodys_fault_but_named(
+    swarm_of: Callable[[str, int], Swarm],
+) -> None:
+    swarm = swarm_of("local", 2)
+    parts = [torch.full((64,), 3e38) for _ in range(2)]
+    for future in swarm.start(lambda rank: swarm.member(rank, parts[rank], 64)):
+        assert broken(future).reason is Reason.NOT_FINITE
+
+
+def test_a_lone_member_refuses_bad_numbers(swarm_of: Callable[[str, int], Swarm]) -> None:
+    swarm = swarm_of("local", 1)
+    with pytest.raises(RingBroken) as failure:
+        swarm.member(0, torch.full((64,), float("nan")), 64)
+    assert (failure.value.suspect, failure.value.reason) == (swarm.order[0], Reason.NOT_FINITE)
+
+
+def test_cancelling_ends_the_ring_for_all(swarm_of: Callable[[str, int], Swarm]) -> None:
+    swarm, parts = swarm_of("tcp", 3), sources(3, 100_000)
+    cancelled = threading.Event()
+
+    def work(rank: int) -> Tensor:
+        if rank == 0:
+            return swarm.member(rank, parts[rank], 100_000, cancelled=cancelled, silence_s=SOON)
+        if rank == 1:
+            return swarm.member(rank, parts[rank], 100_000, silence_s=SOON)
+        channels = swarm.open(rank)  # stands still: only the cancellation can end this
+        cancelled.set()
+        assert channels[0] is not None
+        for channel in channels:
+            assert channel is not None
+        futures[0].exception(SOON)
+        futures[1].exception(SOON)
+        for channel in channels:
+            channel.close()
+        return parts[rank]
+
+    ready = threading.Event()
+    futures: list[Future[Tensor]] = []
+
+    def gated(rank: int) -> Tensor:
+        assert ready.wait(SOON)
+        return work(rank)
+
+    futures += swarm.start(gated)
+    ready.set()
+    assert broken(futures[0]).reason is Reason.SUPERSEDED
+    assert broken(futures[1]).reason is Reason.SUPERSEDED
+    futures[2].result(SOON)
+
+
+def test_chunks_of_another_attempt_are_malformed(swarm_of: Callable[[str, int], Swarm]) -> None:
+    swarm, parts = swarm_of("local", 2), sources(2, 4096)
+    stale = ring_tag(b"q" * 32, swarm.ballot)
+
+    def work(rank: int) -> Tensor:
+        return swarm.member(rank, parts[rank], 4096, tag=stale if rank else None)
+
+    failures = [broken(future) for future in swarm.start(work)]
+    assert {failure.reason for failure in failures} == {Reason.MALFORMED}
+
+
+@pytest.mark.parametrize("field", ["bitmap", "hop", "start", "length", "kind"])
+def test_a_wrong_header_is_malformed_and_blames_the_sender(
+    swarm_of: Callable[[str, int], Swarm], field: str
+) -> None:
+    swarm, part = swarm_of("local", 2), sources(1, 4096)[0]
+    plan = RingPlan(4096, 2, 48 * 1024, 4 * 1024)
+    future = swarm.pool.submit(swarm.member, 0, part, 4096)
+    left, right = swarm.open(1)
+    assert left is not None
+    assert right is not None
+    step = next(plan.sends(1))
+    header = bytearray(plan.header(ring_tag(PARENT, swarm.ballot), step))
+    places = {"bitmap": -1, "hop": 10, "start": 18}
+    if field in places:
+        header[places[field]] ^= 1
+    kind = Kind.MESSAGE if field == "kind" else Kind.CHUNK
+    size = 4 * (step.stop - step.start) - (4 if field == "length" else 0)
+    right.send_frame(kind, bytes(header), bytes(size), patience=Patience(SOON))
+    failure = broken(future)
+    assert (failure.reason, failure.suspect) == (Reason.MALFORMED, swarm.order[1])
+    left.close()
+    right.close()
+
+
+def test_a_neighbour_that_waits_forever_is_not_believed_forever(
+    swarm_of: Callable[[str, int], Swarm],
+) -> None:
+    swarm, part = swarm_of("local", 2), sources(1, 4096)[0]
+    future = swarm.pool.submit(swarm.member, 0, part, 4096, silence_s=0.1)
+    left, right = swarm.open(1)
+    assert left is not None
+    assert right is not None
+    deadline = time.monotonic() + SOON
+    while not future.done() and time.monotonic() < deadline:
+        try:
+            right.send_frame(Kind.WAITING, patience=Patience(SOON))
+        except ConnectionError:
+            break
+        right.closed.wait(0.02)
+    assert broken(future).reason is Reason.TIMEOUT
+    left.close()
+    right.close()
+
+
+def test_an_absent_neighbour_is_named(swarm_of: Callable[[str, int], Swarm]) -> None:
+    swarm = swarm_of("tcp", 3)
+    with pytest.raises(RingBroken) as failure:
+        open_ring(swarm.transports[0], swarm.order[0], swarm.order, PARENT, swarm.ballot, 0.1)
+    assert (failure.value.suspect, failure.value.reason) == (swarm.order[2], Reason.TIMEOUT)
+    swarm.transports[1].close()
+    with pytest.raises(RingBroken) as failure:
+        open_ring(swarm.transports[0], swarm.order[0], swarm.order, PARENT, swarm.ballot, 0.1)
+    assert (failure.value.suspect, failure.value.reason) == (swarm.order[1], Reason.RING_BROKEN)
+
+
+def test_a_channel_of_an_old_ballot_is_not_taken(swarm_of: Callable[[str, int], Swarm]) -> None:
+    swarm = swarm_of("local", 2)
+    old = ring_tag(PARENT, Ballot(0, swarm.order[0], bytes(16)))
+    stale = swarm.transports[1].connect(swarm.order[0], Purpose.RING, old)
+    with pytest.raises(RingBroken) as failure:
+        open_ring(swarm.transports[0], swarm.order[0], swarm.order, PARENT, swarm.ballot, 0.1)
+    assert failure.value.reason is Reason.TIMEOUT
+    stale.close()
+
+
+@pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS.keys())
+def test_codecs_are_idempotent(codec: Codec) -> None:
+    values = torch.cat([torch.randn(1000) * 10.0**power for power in range(-38, 38)])
+    scratch = torch.empty(4 * values.numel(), dtype=torch.uint8)
+    decoded = torch.empty_like(values)
+    once = codec.encode(values, scratch).clone()
+    assert once.numel() == codec.bytes_per_element * values.numel()
+    codec.decode(once, decoded)
+    assert torch.equal(codec.encode(decoded, scratch), once)
