@@ -119,7 +119,7 @@ class Engine:
     ) -> list[float]:
         """Mean loss of each micro-batch, without gradients. Raises: as `run_pass`.
 
-        Dropout is what the program was traced with: evaluate a program traced in eval mode.
+        Dropout is as the program was traced: evaluate one that was traced without.
         """
         current = self._begin(micro_batches, [0] * len(micro_batches), training=False)
         schedule = evaluation_pass(self._shape(len(micro_batches)), self.resident())
@@ -180,14 +180,15 @@ class Engine:
         """Checks the batches and brings them to the device. Raises: ValueError."""
         if not micro_batches or len(micro_batches) != len(seeds):
             raise ValueError(f"{len(micro_batches)} micro-batches, {len(seeds)} seeds")
-        names = self._program.batch_inputs
+        for entries in micro_batches:
+            _require_fit(self._program, entries)
         batches = []
         for entries, seed in zip(micro_batches, seeds, strict=True):
-            missing = [name for name in names if name not in entries]
-            if missing:
-                raise ValueError(f"a micro-batch lacks {', '.join(missing)}")
             with self._device.computing():
-                values = {name: entries[name].to(self._device.torch_device) for name in names}
+                values = {
+                    name: entries[name].to(self._device.torch_device)
+                    for name in self._program.batch_inputs
+                }
             batches.append(MicroBatch(values, self.sequences_of(entries), self._device.seed(seed)))
         return _Pass(batches, training)
 
@@ -248,6 +249,19 @@ class Engine:
 
     def _weight(self, batch: MicroBatch) -> float:
         return 1.0 if self._exact else batch.sequences / self._loss_scale
+
+
+def _require_fit(program: Program, micro_batch: Mapping[str, Tensor]) -> None:
+    """A program is traced for one shape; another would fail deep inside it, or not at all."""
+    for name in program.batch_inputs:
+        if name not in micro_batch:
+            raise ValueError(f"a micro-batch lacks {name}")
+        given, spec = micro_batch[name], program.values.get(name)
+        if spec is not None and (tuple(given.shape), given.dtype) != (spec.shape, spec.dtype):
+            raise ValueError(
+                f"a micro-batch's {name} is {tuple(given.shape)} {given.dtype}; "
+                f"the program was made for {spec.shape} {spec.dtype}"
+            )
 
 
 def _users(program: Program) -> dict[str, list[int]]:

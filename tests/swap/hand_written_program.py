@@ -5,7 +5,7 @@ dropout, and optionally a parameter used several times in each of several sub-mo
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from atom.graph.ir import ParameterLayout, Program, SubModel
@@ -103,7 +103,7 @@ def _sub_model(index: int, cut: Sequence[Sequence[str]], gain: bool) -> SubModel
     needs_x0 = any(stage.startswith("block") for part in cut[index:] for stage in part)
     inputs = [name for name, stage in (("tokens", "embed"), ("targets", "head")) if stage in stages]
     if index > 0:
-        inputs += ["x.%d" % (index - 1)]
+        inputs += [f"x.{index - 1}"]
         inputs += ["x0"] if any(stage.startswith("block") for stage in stages) else []
     outputs = ["loss"] if index == last else [f"x.{index}"]
     if index == 0 and index < last and needs_x0:

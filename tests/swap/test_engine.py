@@ -181,7 +181,7 @@ def test_gaps_between_parameters_stay_zero() -> None:
 
 
 def test_recompute_sees_what_the_forward_saw() -> None:
-    """Gradients enabled and the same inputs requiring them, both times: kernels are chosen by it."""
+    """Gradients on, and the same inputs requiring them, both times: kernels are chosen by it."""
     rig = Rig(FINEST)
     rig.engine.run_pass(batches([2]), [0])
     for module_class in rig.classes[:-1]:
