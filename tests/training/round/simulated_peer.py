@@ -1,0 +1,490 @@
+"""One simulated process: the real machine, and a loop that carries out what it asks for.
+
+The loop is honest and slow: everything takes time, anything may happen in between, and every
+action is checked against what the machine's contract promises about it.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from atom.swarm.chain import Ballot, Commit, Head, Voter, canonical_digest
+from atom.swarm.freshness import LeaseBook
+from atom.swarm.identity import Identity
+from atom.swarm.membership import certificate_problem
+from atom.swarm.messages import CommitNotice
+from atom.swarm.records import RENEW_SECONDS, Lease, PeerState
+from atom.training.round import RoundMachine
+from atom.training.round.vocabulary import (
+    Action,
+    Apply,
+    CatchUp,
+    CaughtUp,
+    Event,
+    Fetched,
+    FetchFailed,
+    FetchResult,
+    Freeze,
+    Frozen,
+    LeaveRequested,
+    Phase,
+    Received,
+    Report,
+    Send,
+    StartRing,
+    Stepped,
+    StopRing,
+    Thaw,
+    Tick,
+    Unreachable,
+    View,
+)
+from simulated_ring import Result, Runner, Work
+
+if TYPE_CHECKING:
+    from simulation import Swarm
+
+TICK_SECONDS = 0.3
+READ_SECONDS = 0.9
+_STATES = {
+    Phase.ACCUMULATING: PeerState.ACCUMULATING,
+    Phase.STEPPING: PeerState.STEPPING,
+    Phase.SYNCING: PeerState.SYNCING,
+}
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A replica's history: heads and state digests since genesis, and the work they contain."""
+
+    heads: tuple[Head, ...]
+    states: tuple[bytes, ...]
+    commits: tuple[Commit, ...] = ()
+    works: frozenset[Work] = frozenset()
+
+    @property
+    def head(self) -> Head:
+        return self.heads[-1]
+
+    @property
+    def state(self) -> bytes:
+        return self.states[-1]
+
+    def after(self, commit: Commit, head: Head, result: Result) -> "Chain":
+        state = canonical_digest("state", [self.state, result.digest, result.norm])
+        assert not self.works & result.works, "work counted twice"
+        return Chain(
+            (*self.heads, head),
+            (*self.states, state),
+            (*self.commits, commit),
+            self.works | result.works,
+        )
+
+    def problem(self) -> str:
+        """Why a stranger would not follow this chain; empty if it would."""
+        head = self.heads[0]
+        for commit, claimed in zip(self.commits, self.heads[1:], strict=True):
+            if certificate_problem(head.voters, commit) is not None:
+                return f"bad certificate at round {claimed.round}"
+            if commit.value.parent != head.digest or head.after(commit.value) != claimed:
+                return f"broken link at round {claimed.round}"
+            head = claimed
+        return ""
+
+
+@dataclass
+class Seat:
+    """What outlives a process: name, key, habits and the disk."""
+
+    name: str
+    identity: Identity
+    disk: Chain
+    pass_sequences: int = 4
+    pass_seconds: float = 1.0
+    step_seconds: float = 0.2
+    process: "Process | None" = None
+    born: int = 0
+
+    @property
+    def peer_id(self) -> str:
+        return self.identity.peer_id
+
+
+@dataclass
+class _Gradients:
+    works: list[Work] = field(default_factory=list)
+    frozen: bool = False
+    freezing: Ballot | None = None
+    passing: bool = False
+
+
+class Process:
+    """One incarnation of one seat. Begins with `start`, ends with `die`."""
+
+    def __init__(self, swarm: "Swarm", seat: Seat, incarnation: bytes) -> None:
+        self.swarm, self.seat = swarm, seat
+        self.me = Voter(seat.peer_id, incarnation)
+        self.chain = seat.disk
+        self.dice = random.Random(incarnation)
+        self.machine = RoundMachine(
+            self.me,
+            self.chain.head,
+            self.chain.state,
+            swarm.terms,
+            seat.identity.sign,
+            swarm.agenda.now,
+        )
+        self.results: dict[bytes, Result] = {}
+        self.alive = True
+        self.stopped = False
+        self.paused = False
+        """Takes part, but computes nothing."""
+        self.crash_after: int | None = None
+        """Actions until this process dies in the middle of carrying them out."""
+        self.backlog: list[Callable[[], None]] = []
+        self.gradients = _Gradients()
+        self.reports: list[str] = []
+        self._book = LeaseBook()
+        self._serial = 0
+        self._published_at = float("-inf")
+        self._published: tuple[object, ...] = ()
+        self._work_number = 0
+        self._ring: Ballot | None = None
+        self._syncing = False
+        self._left_at: float | None = None
+
+    @property
+    def peer_id(self) -> str:
+        return self.me.peer_id
+
+    @property
+    def sequences(self) -> int:
+        return len(self.gradients.works) * self.seat.pass_sequences
+
+    def start(self) -> None:
+        self.later(self.dice.uniform(0, TICK_SECONDS), self._tick)
+        self.later(self.dice.uniform(0, READ_SECONDS), self._read_directory)
+        self._start_pass()
+
+    def die(self) -> None:
+        self.alive = False
+        self.seat.process = None
+        self.swarm.tell(self, "dies")
+
+    def suspend(self) -> None:
+        """Like SIGSTOP: whatever happens to it waits, or (messages) may be lost."""
+        self.stopped = True
+        self.swarm.tell(self, "is suspended")
+
+    def resume(self, keep_messages: bool = True) -> None:
+        if not self.stopped:
+            return
+        self.stopped = False
+        self.swarm.tell(self, "goes on")
+        waiting, self.backlog = self.backlog, []
+        for act in waiting:
+            if keep_messages or getattr(act, "__name__", "") != "arrival":
+                self.later(0.001, act)
+
+    def leave(self) -> None:
+        self._left_at = self.swarm.agenda.now + 10.0
+        self._handle(LeaveRequested())
+
+    def later(self, delay_s: float, act: Callable[[], None]) -> None:
+        """In this process's own time: never after its death, not while it is suspended."""
+        self.swarm.agenda.after(delay_s, lambda: self._when_running(act))
+
+    def _when_running(self, act: Callable[[], None]) -> None:
+        if self.stopped:
+            self.backlog.append(act)
+        elif self.alive:
+            act()
+
+    # ---- the machine
+
+    def receive(self, sender: Voter, message: object) -> bool:
+        """A message arrives; False if there is nobody."""
+        if not self.alive:
+            return False
+
+        def arrival() -> None:
+            self._handle(Received(sender.peer_id, sender.incarnation, message))
+
+        self._when_running(arrival)
+        return True
+
+    def _handle(self, event: Event) -> None:
+        if not self.alive:
+            return
+        before = self.machine.head
+        if not isinstance(event, Tick):
+            self.swarm.tell(self, event)
+        actions = self.machine.handle(event, self.swarm.agenda.now)
+        self._check_head(before, event, actions)
+        for action in actions:
+            if self.crash_after is not None:
+                self.crash_after -= 1
+                if self.crash_after < 0:
+                    self.die()
+                    return
+            self.swarm.tell(self, action)
+            self._carry_out(action)
+
+    def _check_head(self, before: Head, event: Event, actions: list[Action]) -> None:
+        after = self.machine.head
+        applied = [action for action in actions if isinstance(action, Apply)]
+        assert len(applied) <= 1, "two steps at once"
+        if before.digest == after.digest:
+            assert not applied
+        elif isinstance(event, CaughtUp):
+            assert after == event.head
+            assert after.prefers(before), "a chain was replaced by one not preferred"
+        else:
+            assert applied, "the head changed by itself"
+            assert applied[0].head == after == before.after(applied[0].commit.value)
+
+    def _carry_out(self, action: Action) -> None:
+        match action:
+            case Send():
+                self._send(action)
+            case Freeze(ballot):
+                self._freeze(ballot)
+            case Thaw():
+                assert self._ring is None, "thawed under a running ring"
+                self.gradients.frozen, self.gradients.freezing = False, None
+                self._start_pass()
+            case StartRing():
+                self._start_ring(action)
+            case StopRing(ballot):
+                self.swarm.rings.stop(self.peer_id, self.machine.head.digest, ballot)
+                self._ring = None
+            case FetchResult(digest, holders):
+                self._fetch(digest, list(holders))
+            case Apply():
+                self._apply(action)
+            case CatchUp():
+                self._catch_up(action)
+            case Report(kind):
+                self.reports.append(kind)
+
+    def _send(self, action: Send) -> None:
+        assert action.to != self.peer_id, "a message to itself went to the wire"
+        if isinstance(action.message, CommitNotice):
+            self.swarm.witness.sees_commit(action.message.commit)
+
+        def refused() -> None:
+            if self.swarm.network.passes(action.to, self.peer_id):
+                self._when_running(lambda: self._handle(Unreachable(action.to)))
+
+        self.swarm.network.send(
+            self.peer_id,
+            action.to,
+            action.message,
+            lambda message: self.swarm.deliver(self.me, action.to, message),
+            refused,
+        )
+
+    # ---- counting
+
+    def _start_pass(self) -> None:
+        gradients = self.gradients
+        if not gradients.passing and not gradients.frozen and not self.paused:
+            gradients.passing = True
+            parent = self.chain.head.digest
+            self.later(self.seat.pass_seconds, lambda: self._end_pass(parent))
+
+    def _end_pass(self, parent: bytes) -> None:
+        gradients = self.gradients
+        gradients.passing = False
+        useful = parent == self.chain.head.digest == self.machine.head.digest
+        if useful and self.machine.phase is not Phase.SYNCING:
+            assert not gradients.frozen and self._ring is None, "counting went on while frozen"
+            self._work_number += 1
+            gradients.works.append((self.peer_id, self.me.incarnation, self._work_number))
+        if gradients.freezing is not None:
+            self._report_frozen()
+        else:
+            self._start_pass()
+
+    def _freeze(self, ballot: Ballot) -> None:
+        assert self._ring is None, "frozen anew under a running ring"
+        self.gradients.freezing = ballot
+        if not self.gradients.passing:
+            self._report_frozen()
+
+    def _report_frozen(self) -> None:
+        gradients = self.gradients
+        assert gradients.freezing is not None
+        gradients.frozen = True
+        event = Frozen(gradients.freezing, self.sequences, float(self.sequences))
+        self.later(self.dice.uniform(0.0, 0.05), lambda: self._handle(event))
+
+    def _drop_gradients(self) -> None:
+        self.gradients.works.clear()
+
+    # ---- ring and result
+
+    def _start_ring(self, action: StartRing) -> None:
+        assert self._ring is None, "two rings at once"
+        assert self.gradients.frozen, "a ring over moving gradients"
+        assert action.parent == self.machine.head.digest == self.chain.head.digest
+        mine = [m.sequences for m in action.members if m.peer_id == self.peer_id]
+        assert mine == [self.sequences], "the ring's weight is not what is in memory"
+        self._ring = action.ballot
+        runner = Runner(
+            self.peer_id,
+            self.me.incarnation,
+            tuple(self.gradients.works),
+            lambda: self.alive and not self.stopped,
+            self.later,
+            lambda event, result: self._end_ring(action.ballot, event, result),
+            lambda: tuple(self.gradients.works),
+        )
+        self.swarm.rings.join(runner, action)
+
+    def _end_ring(self, ballot: Ballot, event: Event, result: Result | None) -> None:
+        if result is not None:
+            self.results[result.digest] = result
+        if self._ring == ballot:
+            self._ring = None
+            self.later(self.dice.uniform(0.0, 0.05), lambda: self._handle(event))
+
+    def _fetch(self, digest: bytes, holders: list[str]) -> None:
+        if not holders:
+            self.later(0.01, lambda: self._handle(FetchFailed(digest)))
+            return
+        self.later(self.dice.uniform(0.05, 0.4), lambda: self._try_holder(digest, holders))
+
+    def _try_holder(self, digest: bytes, holders: list[str]) -> None:
+        other = self.swarm.reachable(self.peer_id, holders[0])
+        if other is None or digest not in other.results:
+            self._fetch(digest, holders[1:])
+            return
+        result = self.results[digest] = other.results[digest]
+        self._handle(Fetched(digest, result.norm))
+
+    # ---- states
+
+    def _apply(self, action: Apply) -> None:
+        assert self._ring is None, "a step under a running ring"
+        assert not self._syncing, "a step while the state is being replaced"
+        assert self.chain.head.digest == action.commit.value.parent
+        assert certificate_problem(self.chain.head.voters, action.commit) is None
+        self.swarm.witness.sees_commit(action.commit)
+        result = self.results[action.commit.value.result_digest]
+        self._drop_gradients()
+        chain = self.chain.after(action.commit, action.head, result)
+        self.later(self.seat.step_seconds * self.dice.uniform(0.5, 2), lambda: self._step(chain))
+
+    def _step(self, chain: Chain) -> None:
+        self._adopt(chain)
+        self._handle(Stepped(chain.head.digest, chain.state))
+        self._start_pass()
+
+    def _catch_up(self, action: CatchUp) -> None:
+        assert not self._syncing, "two catch-ups at once"
+        self._syncing = True
+        delay = self.dice.uniform(0.2, 1.5)
+        self.later(delay, lambda: self._end_catch_up(action))
+
+    def _end_catch_up(self, action: CatchUp) -> None:
+        self._syncing = False
+        shunned, best = [], self.chain
+        for donor in action.donors:
+            other = self.swarm.reachable(self.peer_id, donor)
+            if other is None or other.chain.problem():
+                shunned.append(donor)
+            elif other.chain.head.prefers(best.head) or action.discard:
+                best = other.chain if not best.head.prefers(other.chain.head) else best
+            elif other.machine.head.digest == other.chain.head.digest:
+                shunned.append(donor)
+        if best.head.digest != self.chain.head.digest:
+            self._drop_gradients()
+        if action.discard:
+            self._drop_gradients()
+        self._adopt(best)
+        self._handle(CaughtUp(best.head, best.state, tuple(shunned)))
+
+    def _adopt(self, chain: Chain) -> None:
+        self.chain = chain
+        parents = {head.digest for head in chain.heads[-2:]}
+        self.results = {d: r for d, r in self.results.items() if r.parent in parents}
+        self.swarm.witness.sees_state(chain.head, chain.state)
+        lag = self.dice.choice([0.0, 0.0, 1.0, 4.0])
+        self.later(lag, lambda: self._write_disk(chain))
+
+    def _write_disk(self, chain: Chain) -> None:
+        if not self.seat.disk.head.prefers(chain.head):
+            self.seat.disk = chain
+
+    # ---- the directory
+
+    def _tick(self) -> None:
+        self._handle(Tick(self.view()))
+        if not self.alive:
+            return
+        self._publish_if_news()
+        if self._left_at is not None and self._may_go():
+            self._publish(PeerState.LEFT)
+            self.die()
+            return
+        self.later(TICK_SECONDS * self.dice.uniform(0.9, 1.1), self._tick)
+
+    def _may_go(self) -> bool:
+        voter = self.me in self.machine.head.voters
+        return not voter or self.swarm.agenda.now >= (self._left_at or 0.0)
+
+    def _read_directory(self) -> None:
+        reading = self.swarm.directory.read(self.peer_id)
+        if reading is not None:
+            self._book.update(reading, self.swarm.agenda.now)
+        self.later(READ_SECONDS * self.dice.uniform(0.9, 1.1), self._read_directory)
+
+    def view(self) -> View:
+        now, book = self.swarm.agenda.now, self._book
+        fresh = {p: lease for p, lease in book.fresh(now).items() if p != self.peer_id}
+        voters = [v for v in self.machine.head.voters if v.peer_id != self.peer_id]
+        silent = [v for v in voters if v.peer_id not in fresh]
+        return View(
+            fresh=fresh,
+            lapsed_seconds={v: book.missing_for(v, now) for v in silent},
+            dead=frozenset(v for v in voters if book.has_left(v) or book.is_replaced(v, now)),
+            sequences=self.sequences,
+            pass_seconds=self.seat.pass_seconds,
+        )
+
+    def _publish_if_news(self) -> None:
+        news = (self.machine.head.digest, self.machine.phase, self.sequences)
+        due = self.swarm.agenda.now - self._published_at >= RENEW_SECONDS
+        if due or news != self._published:
+            self._published = news
+            leaving = self._left_at is not None
+            phase = _STATES.get(self.machine.phase, PeerState.REDUCING)
+            self._publish(PeerState.LEAVING if leaving else phase)
+
+    def _publish(self, state: PeerState) -> None:
+        self._published_at = now = self.swarm.agenda.now
+        self._serial += 1
+        head = self.machine.head
+        stepping = self.machine.phase is Phase.STEPPING
+        lease = Lease(
+            peer_id=self.peer_id,
+            incarnation=self.me.incarnation,
+            serial=self._serial,
+            issued_at=now,
+            state=state,
+            head=head.digest,
+            round=head.round,
+            work=head.work,
+            sequences=0 if stepping else self.sequences,
+            rounds_joined=0,
+            sequences_committed=0,
+            sequences_per_s=0.0,
+            tokens_per_s=0.0,
+            pass_seconds=self.seat.pass_seconds,
+            loss=None,
+            state_digest=self.machine.state_digest,
+            addresses=(),
+        )
+        self.swarm.directory.publish(lease)

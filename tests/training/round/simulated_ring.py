@@ -1,0 +1,115 @@
+"""The all-reduce of simulated peers: it ends well only if all took part in the same one to the end.
+
+Members finish one by one, so any of them may hold a result that others never get.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from atom.swarm.chain import Contribution, canonical_digest
+from atom.training.round.vocabulary import RingFailed, RingFinished, StartRing
+from simulated_world import Agenda, Network
+
+STALL_SECONDS = 3.0
+
+Work = tuple[str, bytes, int]
+"""One accumulation pass: (peer id, incarnation, number). Counted at most once per chain."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """An averaged gradient: what went in, under the parent it was computed on."""
+
+    parent: bytes
+    digest: bytes
+    norm: float
+    works: frozenset[Work]
+
+
+@dataclass
+class Runner:
+    """One process in one ring. Functions, so that the ring knows nothing else of a process."""
+
+    peer_id: str
+    incarnation: bytes
+    works: tuple[Work, ...]
+    running: Callable[[], bool]
+    """Whether the process exists and is not suspended."""
+    later: Callable[[float, Callable[[], None]], None]
+    """The process's own time: stands still while it is suspended, ends when it dies."""
+    report: Callable[[RingFinished | RingFailed, Result | None], None]
+    frozen_works: Callable[[], tuple[Work, ...]]
+    state: str = "running"
+
+
+@dataclass
+class _Ring:
+    members: tuple[Contribution, ...]
+    runners: dict[str, Runner] = field(default_factory=dict)
+
+    @property
+    def complete(self) -> bool:
+        return len(self.runners) == len(self.members)
+
+
+class Rings:
+    """All rings of one swarm, by parent and ballot."""
+
+    def __init__(self, agenda: Agenda, network: Network, dice: random.Random) -> None:
+        self._agenda = agenda
+        self._network = network
+        self._dice = dice
+        self._rings: dict[tuple[bytes, object], _Ring] = {}
+
+    def join(self, runner: Runner, start: StartRing) -> None:
+        """Adds the runner. Asserts what a ring's bytes cannot protect themselves against."""
+        ring = self._rings.setdefault((start.parent, start.ballot), _Ring(start.members))
+        assert ring.members == start.members, "two compositions for one ballot"
+        assert runner.peer_id not in ring.runners, "one ballot's ring started twice"
+        mine = [m for m in start.members if m.peer_id == runner.peer_id]
+        assert [m.incarnation for m in mine] == [runner.incarnation], "somebody else's place"
+        ring.runners[runner.peer_id] = runner
+        runner.later(STALL_SECONDS, lambda: self._check_start(runner, ring, start))
+        if ring.complete:
+            base = self._dice.uniform(0.1, 1.2)
+            for member in ring.runners.values():
+                delay = base + self._dice.uniform(0.0, 0.5)
+                member.later(delay, lambda m=member: self._finish(m, ring, start))
+
+    def stop(self, peer_id: str, parent: bytes, ballot: object) -> None:
+        ring = self._rings.get((parent, ballot))
+        if ring is not None and ring.runners[peer_id].state == "running":
+            ring.runners[peer_id].state = "stopped"
+
+    def _check_start(self, runner: Runner, ring: _Ring, start: StartRing) -> None:
+        if runner.state == "running" and not ring.complete:
+            absent = [m.peer_id for m in ring.members if m.peer_id not in ring.runners]
+            self._fail(runner, start, self._dice.choice(absent))
+
+    def _finish(self, runner: Runner, ring: _Ring, start: StartRing) -> None:
+        if runner.state != "running":
+            return
+        assert runner.works == runner.frozen_works(), "gradients moved under a ring"
+        culprits = [p for p, other in ring.runners.items() if not self._serves(other, runner)]
+        if culprits:
+            delay = self._dice.choice([0.3, STALL_SECONDS])
+            suspect = self._dice.choice([*culprits, *culprits, ""])
+            runner.later(delay, lambda: self._fail(runner, start, suspect))
+            return
+        runner.state = "done"
+        works = frozenset(work for other in ring.runners.values() for work in other.works)
+        digest = canonical_digest("sum", [start.parent, ring.members, sorted(works)])
+        norm = 1.0 + digest[0] / 256
+        result = Result(start.parent, digest, norm, works)
+        runner.report(RingFinished(start.ballot, digest, norm), result)
+
+    def _serves(self, other: Runner, runner: Runner) -> bool:
+        here, there = runner.peer_id, other.peer_id
+        linked = self._network.passes(here, there) and self._network.passes(there, here)
+        return other.state in ("running", "done") and other.running() and linked
+
+    def _fail(self, runner: Runner, start: StartRing, suspect: str) -> None:
+        if runner.state == "running":
+            runner.state = "failed"
+            runner.report(RingFailed(start.ballot, suspect, "no progress"), None)

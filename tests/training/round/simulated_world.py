@@ -1,0 +1,140 @@
+"""What lies between simulated peers: time, a network and a directory, none of them trustworthy."""
+
+import heapq
+import itertools
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from atom.swarm.messages import Message, decode, encode
+from atom.swarm.records import LEASE_SECONDS, Lease
+
+
+class Agenda:
+    """Virtual time: what is due next happens next, and nothing else takes any time."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+
+    def after(self, delay_s: float, act: Callable[[], None]) -> None:
+        heapq.heappush(self._due, (self.now + delay_s, next(self._order), act))
+
+    def run_until(self, time_s: float) -> None:
+        while self._due and self._due[0][0] <= time_s:
+            self.now, _, act = heapq.heappop(self._due)
+            act()
+        self.now = time_s
+
+
+@dataclass(frozen=True)
+class Weather:
+    """How badly messages and leases travel. Delays are (shortest, longest) in seconds."""
+
+    loss: float = 0.0
+    duplicates: float = 0.0
+    delay: tuple[float, float] = (0.002, 0.05)
+    slow: float = 0.0
+    """Share of messages that take up to `slow_delay` instead, overtaken by later ones."""
+    slow_delay: float = 6.0
+    lease_loss: float = 0.0
+    lease_delay: tuple[float, float] = (0.05, 0.6)
+    refusals: float = 0.8
+    """Share of messages to a dead process whose sender learns that nobody listens."""
+
+
+CALM = Weather()
+
+
+class Network:
+    """Carries messages between peer ids, through the bytes of the wire if `through_bytes`."""
+
+    def __init__(self, agenda: Agenda, dice: random.Random, through_bytes: bool = False) -> None:
+        self._agenda = agenda
+        self._dice = dice
+        self._through_bytes = through_bytes
+        self.weather = CALM
+        self.blocked: set[tuple[str, str]] = set()
+        """(from, to): what cannot pass, one way each."""
+        self.drop: Callable[[str, str, Message], bool] = lambda source, target, message: False
+        """For scripts: True loses this one message."""
+
+    def passes(self, source: str, target: str) -> bool:
+        return (source, target) not in self.blocked
+
+    def send(
+        self,
+        source: str,
+        target: str,
+        message: Message,
+        deliver: Callable[[Message], bool],
+        refused: Callable[[], None],
+    ) -> None:
+        """`deliver` says whether anybody was there; if not, `refused` may be called."""
+        if self._through_bytes:
+            message = decode(encode(message))
+        if self.drop(source, target, message):
+            return
+        copies = 1 + (self._dice.random() < self.weather.duplicates)
+        for _ in range(copies):
+            if self._dice.random() >= self.weather.loss:
+                self._agenda.after(
+                    self._delay(), lambda: self._arrive(source, target, message, deliver, refused)
+                )
+
+    def _arrive(
+        self,
+        source: str,
+        target: str,
+        message: Message,
+        deliver: Callable[[Message], bool],
+        refused: Callable[[], None],
+    ) -> None:
+        if not self.passes(source, target):
+            return
+        if not deliver(message) and self._dice.random() < self.weather.refusals:
+            self._agenda.after(self._delay(), refused)
+
+    def _delay(self) -> float:
+        if self._dice.random() < self.weather.slow:
+            return self._dice.uniform(0.0, self.weather.slow_delay)
+        return self._dice.uniform(*self.weather.delay)
+
+
+class Directory:
+    """A DHT: every reader has its own, late and lossy, copy of everybody's lease."""
+
+    def __init__(self, agenda: Agenda, dice: random.Random) -> None:
+        self._agenda = agenda
+        self._dice = dice
+        self.weather = CALM
+        self.dark: set[str] = set()
+        """Peers that reach no part of the directory."""
+        self.hidden: set[tuple[str, str]] = set()
+        """(publisher, reader): this reader's part of the directory does not get that lease."""
+        self._copies: dict[str, dict[str, tuple[float, Lease]]] = {}
+
+    def add_reader(self, peer_id: str) -> None:
+        self._copies.setdefault(peer_id, {})
+
+    def publish(self, lease: Lease) -> None:
+        if lease.peer_id in self.dark:
+            return
+        expires = self._agenda.now + LEASE_SECONDS
+        for reader, copy in self._copies.items():
+            if (lease.peer_id, reader) in self.hidden or reader == lease.peer_id:
+                continue
+            if self._dice.random() < self.weather.lease_loss:
+                continue
+            delay = self._dice.uniform(*self.weather.lease_delay)
+            self._agenda.after(
+                delay, lambda copy=copy: copy.update({lease.peer_id: (expires, lease)})
+            )
+
+    def read(self, reader: str) -> dict[str, Lease] | None:
+        """The unexpired leases this reader can see; None if it cannot read at all."""
+        if reader in self.dark:
+            return None
+        now = self._agenda.now
+        return {p: lease for p, (until, lease) in self._copies[reader].items() if until > now}

@@ -1,0 +1,362 @@
+"""A whole swarm in one process: one seed, one history. Machines are real, the world is not.
+
+`Swarm` wires seats, network, directory and rings together; `Witness` sees every commit and every
+state and holds them against what the protocol promises; `Chaos` deals faults. When a promise is
+broken, the error tells the story that led to it.
+"""
+
+import itertools
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+
+from blake3 import blake3
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from atom.swarm.chain import Commit, Head, Voter, genesis
+from atom.swarm.identity import Identity
+from atom.swarm.membership import certificate_problem
+from atom.swarm.messages import Message
+from atom.training.round import Terms
+from atom.training.round.vocabulary import Phase
+from simulated_peer import Chain, Process, Seat
+from simulated_ring import Rings
+from simulated_world import CALM, Agenda, Directory, Network, Weather
+
+NAMES = "ABCDEFGHIJKLMNOP"
+STORY_LINES = 400
+
+
+@lru_cache(maxsize=64)
+def identity(number: int) -> Identity:
+    """The same key for the same number, always."""
+    seed = blake3(f"identity {number}".encode()).digest()
+    return Identity(Ed25519PrivateKey.from_private_bytes(seed))
+
+
+class Witness:
+    """Remembers what happened anywhere; no replica sees as much."""
+
+    def __init__(self, start: Chain) -> None:
+        self.heads: dict[bytes, Head] = {start.head.digest: start.head}
+        self.states: dict[bytes, bytes] = {start.head.digest: start.state}
+        self.ordinary: dict[bytes, bytes] = {}
+        """Parent → digest of the one value that an ordinary quorum committed."""
+        self.branches = 0
+
+    def sees_commit(self, commit: Commit) -> None:
+        parent = self.heads[commit.value.parent]
+        assert certificate_problem(parent.voters, commit) is None, "a commit without a certificate"
+        head = parent.after(commit.value)
+        self.branches += bool(commit.survivors) and head.digest not in self.heads
+        self.heads[head.digest] = head
+        if not commit.survivors:
+            digest = commit.value.digest()
+            first = self.ordinary.setdefault(parent.digest, digest)
+            assert first == digest, "two ordinary commits on one parent"
+
+    def sees_state(self, head: Head, state: bytes) -> None:
+        first = self.states.setdefault(head.digest, state)
+        assert first == state, "equal heads, different states"
+
+
+@dataclass
+class Setting:
+    """What a history starts from."""
+
+    peers: int = 3
+    all_voters: bool = True
+    """Else only the first is a voter at genesis, as in a real run."""
+    global_batch: int = 12
+    pass_seconds: Sequence[float] = (1.0,)
+    branches: bool = True
+    last_round: int | None = None
+    through_bytes: bool = False
+
+
+class Swarm:
+    """See the module. Drive it with `run`, break it by hand or with `Chaos`."""
+
+    def __init__(self, seed: int, setting: Setting | None = None) -> None:
+        self.seed, self.setting = seed, setting or Setting()
+        self.dice = random.Random(seed)
+        self.agenda = Agenda()
+        self.network = Network(self.agenda, self.dice, self.setting.through_bytes)
+        self.directory = Directory(self.agenda, self.dice)
+        self.rings = Rings(self.agenda, self.network, self.dice)
+        self.terms = Terms(
+            self.setting.global_batch, self.setting.last_round, self.setting.branches
+        )
+        self._story: list[tuple[float, str, object]] = []
+        self._numbers = itertools.count(1)
+        self.seats: list[Seat] = []
+        keys = self.dice.sample(range(24), self.setting.peers)
+        incarnations = [self._incarnation() for _ in keys]
+        voters = [
+            Voter(identity(k).peer_id, i) for k, i in zip(keys, incarnations, strict=True)
+        ]
+        first = genesis(b"m" * 32, b"s" * 32, voters[0])
+        if self.setting.all_voters:
+            first = replace(first, voters=tuple(sorted(voters)))
+        self.start = Chain((first,), (b"s" * 32,))
+        self.witness = Witness(self.start)
+        for key, incarnation in zip(keys, incarnations, strict=True):
+            self._begin(self._seat(key), incarnation)
+
+    # ---- the cast
+
+    def _seat(self, key: int) -> Seat:
+        number = len(self.seats)
+        paces = self.setting.pass_seconds
+        seat = Seat(
+            NAMES[number], identity(key), self.start, pass_seconds=paces[number % len(paces)]
+        )
+        self.seats.append(seat)
+        self.directory.add_reader(seat.peer_id)
+        return seat
+
+    def _incarnation(self) -> bytes:
+        return blake3(f"{self.seed} {next(self._numbers)}".encode()).digest(length=16)
+
+    def _begin(self, seat: Seat, incarnation: bytes) -> Process:
+        process = seat.process = Process(self, seat, incarnation)
+        self.tell(process, f"begins at round {process.chain.head.round}")
+        process.start()
+        return process
+
+    def join(self) -> Process:
+        """A new peer, at genesis."""
+        return self._begin(self._seat(24 + len(self.seats)), self._incarnation())
+
+    def restart(self, name: str) -> Process:
+        """A dead peer comes back from its disk, as a new incarnation."""
+        seat = self.seats[NAMES.index(name)]
+        assert seat.process is None
+        return self._begin(seat, self._incarnation())
+
+    def __getitem__(self, name: str) -> Process:
+        process = self.seats[NAMES.index(name)].process
+        assert process is not None, f"{name} is dead"
+        return process
+
+    @property
+    def living(self) -> list[Process]:
+        return [seat.process for seat in self.seats if seat.process is not None]
+
+    def name_of(self, peer_id: str) -> str:
+        return next((seat.name for seat in self.seats if seat.peer_id == peer_id), "?")
+
+    # ---- the world
+
+    def deliver(self, sender: Voter, target: str, message: Message) -> bool:
+        seat = next(seat for seat in self.seats if seat.peer_id == target)
+        return seat.process is not None and seat.process.receive(sender, message)
+
+    def reachable(self, here: str, there: str) -> Process | None:
+        """The process of `there`, if `here` could fetch something from it now."""
+        linked = self.network.passes(here, there) and self.network.passes(there, here)
+        for process in self.living:
+            if process.peer_id == there and linked and not process.stopped:
+                return process
+        return None
+
+    def cut(self, *groups: str) -> None:
+        """Partitions the network into groups of names; unnamed peers reach everybody."""
+        for one, other in itertools.permutations(groups, 2):
+            self.cut_one_way(one, other)
+
+    def cut_one_way(self, sources: str, targets: str) -> None:
+        for a, b in itertools.product(sources, targets):
+            self.network.blocked.add((self._id(a), self._id(b)))
+
+    def hide(self, *groups: str) -> None:
+        """Partitions the directory the same way."""
+        for one, other in itertools.permutations(groups, 2):
+            for a, b in itertools.product(one, other):
+                self.directory.hidden.add((self._id(a), self._id(b)))
+
+    def heal(self) -> None:
+        """No fault any more; the dead stay dead."""
+        self.network.blocked.clear()
+        self.network.weather = self.directory.weather = CALM
+        self.directory.dark.clear()
+        self.directory.hidden.clear()
+        for process in self.living:
+            process.crash_after = None
+            process.resume()
+
+    def _id(self, name: str) -> str:
+        return self.seats[NAMES.index(name)].peer_id
+
+    # ---- time
+
+    def run(self, seconds: float) -> None:
+        try:
+            self.agenda.run_until(self.agenda.now + seconds)
+        except AssertionError as error:
+            raise AssertionError(f"seed {self.seed}: {error}\n{self.story()}") from error
+
+    def run_until_agreed(self, within: float, rounds: int = 2) -> float:
+        """Runs until all living peers share one head, `rounds` beyond now's highest.
+
+        Returns the seconds it took. Raises: AssertionError with the story after `within`.
+        """
+        began = self.agenda.now
+        goal = max((p.chain.head.round for p in self.living), default=0) + rounds
+        while not self.agreed(goal):
+            if self.agenda.now >= began + within:
+                raise AssertionError(
+                    f"seed {self.seed}: no agreement on round {goal} within {within} s\n"
+                    f"{self.story()}"
+                )
+            self.run(0.25)
+        return self.agenda.now - began
+
+    def agreed(self, goal: int) -> bool:
+        """Whether all living peers have the same state, at round `goal` or later."""
+        tips = {process.chain.head.digest for process in self.living}
+        return len(tips) == 1 and self.living[0].chain.head.round >= goal
+
+    # ---- the story
+
+    def tell(self, process: Process, what: object) -> None:
+        self._story.append((self.agenda.now, process.seat.name, what))
+
+    def note(self, text: str) -> None:
+        self._story.append((self.agenda.now, "-", text))
+
+    def story(self, lines: int = STORY_LINES) -> str:
+        text = [f"{t:8.3f} {who}  {what}" for t, who, what in self._story[-lines:]]
+        tips = [
+            f"at the end {p.seat.name}: round {p.chain.head.round}, {p.machine.phase}"
+            for p in self.living
+        ]
+        return self._readable("\n".join([*text, *tips]))
+
+    def _readable(self, text: str) -> str:
+        for seat in self.seats:
+            text = text.replace(seat.peer_id, seat.name)
+        for head in self.witness.heads.values():
+            name = f"<head {head.round}:{head.digest.hex()[:4]}>"
+            text = text.replace(repr(head.digest), name)
+        return text
+
+
+@dataclass
+class Chaos:
+    """Deals faults from a seed until `seconds` have passed, then heals what can be healed."""
+
+    swarm: Swarm
+    seconds: float = 30.0
+    most_peers: int = 6
+    dice: random.Random = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.dice = random.Random(self.swarm.seed + 1_000_003)
+
+    def run(self) -> None:
+        swarm, end = self.swarm, self.swarm.agenda.now + self.seconds
+        while swarm.agenda.now < end:
+            swarm.run(min(self.dice.expovariate(1 / 3.0), end - swarm.agenda.now))
+            self._strike()
+        self._note("the faults end")
+        swarm.heal()
+        dead = [seat.name for seat in swarm.seats if seat.process is None]
+        for name in dead:
+            if not swarm.living or self.dice.random() < 0.5:
+                swarm.restart(name)
+
+    def _strike(self) -> None:
+        faults = [
+            self._crash, self._crash, self._crash_soon, self._crash_soon, self._restart,
+            self._restart, self._suspend, self._partition, self._deafen, self._isolate,
+            self._mend, self._mend, self._darken, self._hide, self._storm, self._join,
+            self._leave,
+        ]  # fmt: skip
+        self.dice.choice(faults)()
+
+    def _someone(self) -> Process | None:
+        return self.dice.choice(self.swarm.living) if self.swarm.living else None
+
+    def _crash(self) -> None:
+        if (process := self._someone()) is not None:
+            process.die()
+
+    def _crash_soon(self) -> None:
+        if (process := self._someone()) is not None:
+            process.crash_after = self.dice.randrange(60)
+
+    def _restart(self) -> None:
+        dead = [seat.name for seat in self.swarm.seats if seat.process is None]
+        if dead:
+            self.swarm.restart(self.dice.choice(dead))
+
+    def _suspend(self) -> None:
+        if (process := self._someone()) is not None and not process.stopped:
+            process.suspend()
+            keep = self.dice.random() < 0.7
+            duration = self.dice.choice([0.5, 2.5, 6.0, 14.0])
+            self.swarm.agenda.after(duration, lambda: process.resume(keep))
+
+    def _partition(self) -> None:
+        names = [seat.name for seat in self.swarm.seats]
+        self.dice.shuffle(names)
+        at = self.dice.randrange(1, len(names)) if len(names) > 1 else 1
+        one, other = "".join(names[:at]), "".join(names[at:])
+        self._note(f"cut {one} | {other}")
+        self.swarm.cut(one, other)
+        if self.dice.random() < 0.6:
+            self.swarm.hide(one, other)
+
+    def _deafen(self) -> None:
+        one, other = self.dice.choices([seat.name for seat in self.swarm.seats], k=2)
+        if one != other:
+            self._note(f"{one} cannot reach {other}")
+            self.swarm.cut_one_way(one, other)
+
+    def _isolate(self) -> None:
+        names = [seat.name for seat in self.swarm.seats]
+        one = self.dice.choice(names)
+        self._note(f"{one} is alone")
+        self.swarm.cut(one, "".join(set(names) - {one}))
+
+    def _mend(self) -> None:
+        self._note("all lines mended")
+        self.swarm.network.blocked.clear()
+        self.swarm.directory.hidden.clear()
+        self.swarm.directory.dark.clear()
+        self.swarm.network.weather = self.swarm.directory.weather = CALM
+
+    def _darken(self) -> None:
+        if (process := self._someone()) is not None:
+            self._note(f"{process.seat.name} loses the directory")
+            self.swarm.directory.dark.add(process.peer_id)
+
+    def _hide(self) -> None:
+        one, other = self.dice.choices([seat.name for seat in self.swarm.seats], k=2)
+        self._note(f"{other} no longer sees the leases of {one}")
+        self.swarm.hide(one, other)
+
+    def _storm(self) -> None:
+        weather = Weather(
+            loss=self.dice.choice([0.0, 0.05, 0.3]),
+            duplicates=self.dice.choice([0.0, 0.2]),
+            delay=self.dice.choice([(0.002, 0.05), (0.01, 1.0)]),
+            slow=self.dice.choice([0.0, 0.1]),
+            lease_loss=self.dice.choice([0.0, 0.3]),
+            lease_delay=self.dice.choice([(0.05, 0.6), (0.1, 5.0)]),
+        )
+        self._note(f"{weather}")
+        self.swarm.network.weather = self.swarm.directory.weather = weather
+
+    def _join(self) -> None:
+        if len(self.swarm.seats) < self.most_peers:
+            self.swarm.join()
+
+    def _leave(self) -> None:
+        if (process := self._someone()) is not None and len(self.swarm.living) > 1:
+            process.later(0.0, process.leave)
+
+    def _note(self, text: str) -> None:
+        self.swarm.note(text)
