@@ -77,7 +77,7 @@ def test_the_example_means_what_it_says() -> None:
         ("layers = 4", "layers = 0", "model.layers: must be at least 1, not 0", ""),
         ("layers = 4", "", "model.layers: missing", 'size = "small"'),
         ("layers = 4", 'size = "small"', "model.heads: size = 'small'", "remove one"),
-        ("layers = 4", 'size = "smal"', "model.size: expected 'small', 'medium'", ""),
+        ("layers = 4", 'size = "small2"', "model.size: expected 'small', 'medium'", ""),
         ("heads = 4", "heads = 3", "model.model_dim: 128 is not divisible by heads = 3", ""),
         ("dropout = 0.0", "dropout = 1.0", "model.dropout: must be below 1.0", ""),
         ('"float32" ', '"float64" ', "model.precision: expected 'float32'", ""),
@@ -155,7 +155,7 @@ def test_malformed_toml_names_the_line() -> None:
         (f"[network]\nannounce = {['a'] * 9}", "network.announce: has more than 8", ""),
         ("[network]\ndata_port = 65536", "network.data_port: must be below 65536", ""),
         ('[run]\nname = "x"', "run: unknown section", "run file"),
-        ("[netwrok]", "netwrok: unknown section", "network"),
+        ("[networq]", "networq: unknown section", "network"),
     ],
 )
 def test_mistakes_in_a_peer_file_are_named(text: str, place: str, hint: str) -> None:
