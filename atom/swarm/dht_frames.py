@@ -1,0 +1,97 @@
+"""What the daemon and its DHT process say to each other: JSON frames over a socket pair.
+
+A frame is four bytes of length (big-endian) and a JSON object; bytes travel as base64. Requests
+carry an `id` that the answer repeats; the first frame from the child, without one, says whether
+the node is up.
+"""
+
+import asyncio
+import base64
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from atom.base.errors import AddressError, PortInUseError, UserError
+
+MAX_FRAME_BYTES = 16 * 2**20
+MAX_RECORDS_PER_FETCH = 4096
+"""More leases than this are cut off: with 1 KiB each they stay well below a frame."""
+
+
+@dataclass(frozen=True)
+class NodeSettings:
+    """How a DHT node meets the world."""
+
+    identity_path: str | None = None
+    """libp2p key file; None: a throw-away identity (for onlookers)."""
+    listen: str | None = None
+    """HOST:PORT; None: any free port on the loopback interface."""
+    announce: tuple[str, ...] = ()
+    """libp2p multiaddrs others should dial instead of the ones we see ourselves."""
+    initial_peers: tuple[str, ...] = ()
+    """libp2p multiaddrs, each ending in /p2p/<peer id>; none: a new DHT begins here."""
+    contacts: tuple[str, ...] = ()
+    """DHT nodes met before: dialled too, but it is no error if none of them answers."""
+    client_mode: bool = False
+    """An onlooker: asks others, stores nothing for them, accepts no calls."""
+    auto_relay: bool = False
+    """Look for a relay when nobody can dial us."""
+    log_path: str | None = None
+    """Where the node's own noise goes; None: nowhere."""
+
+
+def settings_to_json(settings: NodeSettings) -> dict[str, Any]:
+    return asdict(settings)
+
+
+def settings_from_json(fields: dict[str, Any]) -> NodeSettings:
+    for name in ("announce", "initial_peers", "contacts"):
+        fields[name] = tuple(fields[name])
+    return NodeSettings(**fields)
+
+
+def encode_frame(message: dict[str, Any]) -> bytes:
+    """Raises: ValueError if the message is too large for a frame."""
+    body = json.dumps(message, separators=(",", ":")).encode()
+    if len(body) > MAX_FRAME_BYTES:
+        raise ValueError(f"a frame of {len(body)} bytes")
+    return len(body).to_bytes(4, "big") + body
+
+
+async def read_frame(reader: asyncio.StreamReader) -> dict[str, Any] | None:
+    """The next frame; None when the other side is gone. Raises: ValueError for nonsense."""
+    try:
+        size = int.from_bytes(await reader.readexactly(4), "big")
+        if size > MAX_FRAME_BYTES:
+            raise ValueError(f"a frame of {size} bytes")
+        message = json.loads(await reader.readexactly(size))
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return None
+    if not isinstance(message, dict):
+        raise ValueError("a frame that is no object")
+    return message
+
+
+def to_text(raw: bytes) -> str:
+    return base64.b64encode(raw).decode()
+
+
+def from_text(text: str) -> bytes:
+    return base64.b64decode(text, validate=True)
+
+
+_ERROR_KINDS: dict[str, type[UserError]] = {
+    "address": AddressError,
+    "port": PortInUseError,
+    "other": UserError,
+}
+
+
+def error_to_json(error: UserError) -> dict[str, str]:
+    """For the journey through the socket; `error_from_json` makes it an exception again."""
+    kind = next((k for k, cls in _ERROR_KINDS.items() if type(error) is cls), "other")
+    return {"kind": kind, "message": error.message, "hint": error.hint}
+
+
+def error_from_json(fields: dict[str, str]) -> UserError:
+    return _ERROR_KINDS.get(fields["kind"], UserError)(fields["message"], fields["hint"])

@@ -1,0 +1,92 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class SignedRecord(_message.Message):
+    __slots__ = ("kind", "payload", "signature")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    payload: bytes
+    signature: bytes
+    def __init__(self, kind: _Optional[str] = ..., payload: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class LeaseBody(_message.Message):
+    __slots__ = ("run", "owner", "peer_id", "expires_at", "incarnation", "serial", "issued_at", "state", "head", "round", "work", "sequences", "rounds_joined", "sequences_committed", "sequences_per_s", "tokens_per_s", "pass_seconds", "loss", "state_digest", "addresses")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    PEER_ID_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_AT_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    SERIAL_FIELD_NUMBER: _ClassVar[int]
+    ISSUED_AT_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    HEAD_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    WORK_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_JOINED_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCES_COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    PASS_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    STATE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    owner: str
+    peer_id: str
+    expires_at: float
+    incarnation: bytes
+    serial: int
+    issued_at: float
+    state: str
+    head: bytes
+    round: int
+    work: int
+    sequences: int
+    rounds_joined: int
+    sequences_committed: int
+    sequences_per_s: float
+    tokens_per_s: float
+    pass_seconds: float
+    loss: float
+    state_digest: bytes
+    addresses: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, run: _Optional[str] = ..., owner: _Optional[str] = ..., peer_id: _Optional[str] = ..., expires_at: _Optional[float] = ..., incarnation: _Optional[bytes] = ..., serial: _Optional[int] = ..., issued_at: _Optional[float] = ..., state: _Optional[str] = ..., head: _Optional[bytes] = ..., round: _Optional[int] = ..., work: _Optional[int] = ..., sequences: _Optional[int] = ..., rounds_joined: _Optional[int] = ..., sequences_committed: _Optional[int] = ..., sequences_per_s: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., pass_seconds: _Optional[float] = ..., loss: _Optional[float] = ..., state_digest: _Optional[bytes] = ..., addresses: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class PackageVersion(_message.Message):
+    __slots__ = ("package", "version")
+    PACKAGE_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    package: str
+    version: str
+    def __init__(self, package: _Optional[str] = ..., version: _Optional[str] = ...) -> None: ...
+
+class ManifestBody(_message.Message):
+    __slots__ = ("run", "owner", "run_file_zlib", "graph_hash", "program_hash", "versions", "data_digest", "initial_state_digest", "founder_incarnation", "created_at")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    RUN_FILE_ZLIB_FIELD_NUMBER: _ClassVar[int]
+    GRAPH_HASH_FIELD_NUMBER: _ClassVar[int]
+    PROGRAM_HASH_FIELD_NUMBER: _ClassVar[int]
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    DATA_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    INITIAL_STATE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    FOUNDER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    CREATED_AT_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    owner: str
+    run_file_zlib: bytes
+    graph_hash: str
+    program_hash: str
+    versions: _containers.RepeatedCompositeFieldContainer[PackageVersion]
+    data_digest: str
+    initial_state_digest: bytes
+    founder_incarnation: bytes
+    created_at: float
+    def __init__(self, run: _Optional[str] = ..., owner: _Optional[str] = ..., run_file_zlib: _Optional[bytes] = ..., graph_hash: _Optional[str] = ..., program_hash: _Optional[str] = ..., versions: _Optional[_Iterable[_Union[PackageVersion, _Mapping]]] = ..., data_digest: _Optional[str] = ..., initial_state_digest: _Optional[bytes] = ..., founder_incarnation: _Optional[bytes] = ..., created_at: _Optional[float] = ...) -> None: ...
