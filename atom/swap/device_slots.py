@@ -95,16 +95,23 @@ class DeviceSlots:
         """Slots large enough for every sub-model of `programs`. Raises: ValueError below two."""
         if slots < MINIMUM_SLOTS:
             raise ValueError(f"{slots} slots: swapping needs at least {MINIMUM_SLOTS}")
-        elements = max(
-            SlotLayout.of(sub_model, program.layout).elements
-            for program in programs
-            for sub_model in program.sub_models
-        )
+        elements = max(largest_elements(program) for program in programs)
         device.reserve_gradients(GRADIENT_SLOTS, elements)
         return cls(
             tuple(device.slot_memory(elements, precision) for _ in range(slots)),
             tuple(device.slot_memory(elements, torch.float32) for _ in range(GRADIENT_SLOTS)),
         )
+
+
+def largest_elements(program: Program) -> int:
+    """Elements a slot needs for any sub-model of the program."""
+    return max(SlotLayout.of(part, program.layout).elements for part in program.sub_models)
+
+
+def device_bytes(program: Program, precision: torch.dtype, slots: int = MINIMUM_SLOTS) -> int:
+    """What `DeviceSlots.allocate` takes on the device; activations come on top."""
+    per_element = slots * precision.itemsize + GRADIENT_SLOTS * torch.float32.itemsize
+    return largest_elements(program) * per_element
 
 
 @dataclass(frozen=True)

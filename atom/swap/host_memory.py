@@ -33,7 +33,7 @@ def allocate_host_memory(elements: int, dtype: torch.dtype) -> torch.Tensor:
     _advise(pages, "MADV_DONTFORK")
     if padded_bytes >= HUGE_PAGE_BYTES:
         _advise(pages, "MADV_HUGEPAGE")
-    memory = torch.frombuffer(pages, dtype=dtype, count=elements)
+    memory = torch.frombuffer(pages, dtype=dtype)[:elements]
     _touch_every_page(memory)
     return memory
 

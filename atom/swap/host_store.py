@@ -60,3 +60,9 @@ class HostStore:
         if self.working is not self.master:
             self.working.copy_(self.master)
         self.changed()
+
+
+def host_bytes(layout: ParameterLayout, precision: torch.dtype) -> int:
+    """What `HostStore.allocate` takes."""
+    working_bytes = 0 if precision == torch.float32 else precision.itemsize
+    return layout.total_elements * (4 * torch.float32.itemsize + working_bytes)

@@ -68,10 +68,13 @@ class ParameterGradients:
 
     def begin(self, sub_model: int) -> None:
         """Prepares the slot for the sub-model's first micro-batch. Call where one computes."""
-        for slot in range(self._slots):
+        places = self._places[sub_model]
+        carries = any(place.carrier is not None for place in places)
+        for slot in range(self._slots) if carries else (sub_model % self._slots,):
             self._device.wait_gradients_out(slot)
-        for place in self._places[sub_model]:
-            place.gap.zero_()
+        for place in places:
+            if place.gap.numel() > 0:
+                place.gap.zero_()
             if place.carrier is not None:
                 place.whole.copy_(place.carrier, non_blocking=True)
 

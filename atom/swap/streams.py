@@ -189,7 +189,8 @@ def _require_gpu(index: int, precision: torch.dtype) -> None:
 
 def _event(events: dict[int, torch.cuda.Event], slot: int) -> torch.cuda.Event:
     if slot not in events:
-        events[slot] = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        # Blocking: a host thread that waits for it sleeps instead of burning a core.
+        events[slot] = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
     return events[slot]
 
 

@@ -1,7 +1,7 @@
 """A swapped step is the plain step, bit for bit."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 import torch
@@ -18,13 +18,22 @@ from torch import Tensor
 
 from atom.graph.ir import Program
 from atom.optim.adamw import AdamW, AdamWSettings
-from atom.swap.device import Copy, CpuDevice
+from atom.swap.device import Copy, CpuDevice, HostSum
 from atom.swap.device_slots import DeviceSlots
 from atom.swap.engine import Engine, PassCancelled
 from atom.swap.host_store import HostStore
 
 SETTINGS = AdamWSettings(betas=(0.9, 0.99), weight_decay=0.1)
 RATE, STEPS = 0.05, 4
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tensors this small only lose by being shared out."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 class Rig:
@@ -326,3 +335,56 @@ def test_closing_ends_the_threads() -> None:
     rig.device.close()
     rig.device.close()
     assert threading.active_count() == before
+
+
+class WatchedGradients(CpuDevice):
+    """Holds every gradient back until it is waited for: nobody may have relied on luck."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._held: dict[int, Sequence[HostSum]] = {}
+
+    def gradients_out(self, gradient_slot: int, sums: Sequence[HostSum]) -> None:
+        assert gradient_slot not in self._held, "the slot's last gradients are still under way"
+        self._held[gradient_slot] = sums
+
+    def wait_gradients_out(self, gradient_slot: int) -> None:
+        if gradient_slot in self._held:
+            super().gradients_out(gradient_slot, self._held.pop(gradient_slot))
+        super().wait_gradients_out(gradient_slot)
+
+    def drain(self) -> None:
+        for gradient_slot in list(self._held):
+            self.wait_gradients_out(gradient_slot)
+        super().drain()
+
+
+class LateLoads(CpuDevice):
+    """Loads nothing until the engine waits for it, and then scribbles over what was dropped."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._held: dict[int, Sequence[Copy]] = {}
+
+    def load(self, slot: int, copies: Sequence[Copy]) -> None:
+        for copy in copies:
+            copy.destination.fill_(float("nan"))
+        self._held[slot] = copies
+
+    def wait_loaded(self, slot: int) -> None:
+        if slot in self._held:
+            super().load(slot, self._held.pop(slot))
+        super().wait_loaded(slot)
+
+
+@pytest.mark.parametrize("device_class", [WatchedGradients, LateLoads])
+@pytest.mark.parametrize("cut", [FINEST, HALVES, WHOLE], ids=["finest", "halves", "whole"])
+def test_nothing_depends_on_background_work_being_quick(
+    device_class: type[CpuDevice], cut: Sequence[Sequence[str]]
+) -> None:
+    slow, quick = Rig(cut, gain=True, device=device_class()), Rig(cut, gain=True)
+    for step in range(2):
+        micro_batches = batches([3, 2], seed=step)
+        losses = slow.engine.run_pass(micro_batches, [1, 2])
+        assert losses == quick.engine.run_pass(micro_batches, [1, 2])
+    assert torch.equal(slow.store.gradients, quick.store.gradients)

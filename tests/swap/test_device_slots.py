@@ -1,0 +1,89 @@
+import pytest
+import torch
+from hand_written_program import FINEST, HALVES, WHOLE, compile_by_hand
+
+from atom.graph.ir import ParameterLayout, SubModel
+from atom.graph.program import compile_program, load
+from atom.models.gpt3 import GPT3, GPT3Config
+from atom.swap.device import CpuDevice
+from atom.swap.device_slots import DeviceSlots, Run, SlotLayout, bind, device_bytes
+from atom.swap.host_store import HostStore, host_bytes
+
+LAYOUT = ParameterLayout.of({"a": (5,), "b": (4, 8), "c": (3,), "d": (16,)})
+
+
+def sub_model(*names: str) -> SubModel:
+    paths = tuple((f"p{position}", name) for position, name in enumerate(names))
+    return SubModel(0, "Part", paths, (), (), (), (), 0, 0)
+
+
+def test_neighbours_travel_in_one_copy() -> None:
+    layout = SlotLayout.of(sub_model("c", "b"), LAYOUT)
+    assert layout.runs == (Run(arena_offset=16, slot_offset=0, elements=48),)
+    assert layout.offsets == {"b": 0, "c": 32}
+
+
+def test_a_parameter_from_elsewhere_is_a_run_of_its_own() -> None:
+    layout = SlotLayout.of(sub_model("c", "d", "a", "a"), LAYOUT)
+    assert layout.runs == (Run(0, 0, 16), Run(48, 16, 32))
+    assert layout.elements == 48, "used twice, loaded once"
+
+
+@pytest.mark.parametrize("cut", [FINEST, HALVES, WHOLE])
+def test_a_load_brings_every_parameter(cut: tuple[tuple[str, ...], ...]) -> None:
+    program, factories = compile_by_hand(cut, 0.0)
+    store = HostStore.allocate(program.layout)
+    store.master.copy_(torch.arange(program.layout.total_elements))
+    slots = DeviceSlots.allocate([program], CpuDevice(), torch.float32)
+    for part in bind(program, factories, slots, store.working):
+        for copy in part.copies:
+            copy.destination.copy_(copy.source)
+        for path, name in part.sub_model.parameters:
+            parameter = part.module.get_parameter(path)
+            assert torch.equal(parameter, program.layout.view(store.master, name))
+            assert parameter is part.parameters[name]
+
+
+def test_identical_blocks_in_one_slot_share_a_module() -> None:
+    model = GPT3(GPT3Config(6, 1, 8, sequence_tokens=4, vocabulary_size=11))
+    tokens = torch.zeros(1, 4, dtype=torch.long)
+    program = compile_program(model, {"tokens": tokens, "targets": tokens})
+    store = HostStore.allocate(program.layout)
+    slots = DeviceSlots.allocate([program], CpuDevice(), torch.float32)
+    bound = bind(program, load(program, "cpu"), slots, store.working)
+    modules = {id(part.module) for part in bound}
+    distinct = {(part.sub_model.class_name, part.slot) for part in bound}
+    assert len(modules) == len(distinct) < len(bound)
+
+
+def test_slots_fit_the_largest_sub_model_of_any_program() -> None:
+    fine, _ = compile_by_hand(FINEST, 0.0)
+    whole, _ = compile_by_hand(WHOLE, 0.0)
+    slots = DeviceSlots.allocate([fine, whole], CpuDevice(), torch.bfloat16, 3)
+    assert [slot.numel() for slot in slots.weights] == [whole.layout.total_elements] * 3
+    allocated = [*slots.weights, *slots.gradients]
+    assert sum(slot.nbytes for slot in allocated) == device_bytes(whole, torch.bfloat16, 3)
+    with pytest.raises(ValueError, match="at least 2"):
+        DeviceSlots.allocate([fine], CpuDevice(), torch.float32, 1)
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+def test_the_store_takes_what_was_announced(precision: torch.dtype) -> None:
+    store = HostStore.allocate(LAYOUT, precision)
+    arenas = {store.master, store.exp_avg, store.exp_avg_sq, store.gradients, store.working}
+    assert sum(arena.nbytes for arena in arenas) == host_bytes(LAYOUT, precision)
+    assert not any(arena.any() for arena in arenas)
+
+
+def test_the_working_copy_follows_the_master_and_makes_loads_stale() -> None:
+    store = HostStore.allocate(LAYOUT, torch.bfloat16)
+    store.master.fill_(1 / 3)
+    before = store.version
+    store.round_master()
+    assert torch.equal(store.working, store.master.bfloat16())
+    assert store.version > before
+
+
+def test_other_precisions_are_refused() -> None:
+    with pytest.raises(ValueError, match="float64"):
+        HostStore.allocate(LAYOUT, torch.float64)
