@@ -5,7 +5,7 @@ appending) is cut off; anything else that does not read back is refused, never g
 """
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from atom.base.errors import PeerRefused, StorageError
@@ -79,12 +79,8 @@ class Journal:
         return None
 
     def serialised(self) -> bytes:
-        """The whole chain as peers exchange it."""
-        return serialise_commits(self.commits)
-
-
-def serialise_commits(commits: Iterable[Commit]) -> bytes:
-    return b"".join(_record(commit) for commit in commits)
+        """The whole chain as peers exchange it (and as the file holds it)."""
+        return b"".join(_record(commit) for commit in self.commits)
 
 
 def parse_commits(raw: bytes) -> tuple[list[Commit], int]:

@@ -57,7 +57,9 @@ class Hands(Protocol):
 
     def fetch_result(self, digest: bytes, holders: tuple[str, ...]) -> None: ...
     def apply(self, commit: Commit, head: Head) -> None: ...
-    def catch_up(self, donors: tuple[str, ...], reason: str, discard: bool) -> None: ...
+    def catch_up(self, donors: Mapping[str, bytes], reason: str, discard: bool) -> None:
+        """`donors`: peer id → the head its lease shows."""
+
     def own_sequences(self) -> int: ...
     def pass_seconds(self) -> float: ...
     def tell_progress(self, swarm: SwarmCount) -> None: ...
@@ -221,7 +223,9 @@ class RoundLoop:
             case Apply(commit, head):
                 hands.apply(commit, head)
             case CatchUp(donors, reason, discard):
-                hands.catch_up(donors, reason, discard)
+                fresh = self._view.fresh
+                heads = {peer: fresh[peer].head for peer in donors if peer in fresh}
+                hands.catch_up(heads, reason, discard)
             case Report(kind, fields):
                 self._report(kind, fields)
 

@@ -1,0 +1,203 @@
+"""Bringing a replica to a head: after a restart from disk, after an absence from the others.
+
+A state is a snapshot plus the results since, and the chain says which results those are. The
+chain comes first and is verified from genesis; whatever bytes follow are accepted only under the
+names it gives them. So it does not matter who delivers.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from atom.base.errors import AtomError, PeerRefused
+from atom.base.events import EventSink
+from atom.base.reasons import Reason
+from atom.swarm.arenas import state_digest
+from atom.swarm.chain import Commit, Head
+from atom.training.journal import Journal, parse_commits, verified_heads
+from atom.training.replica import Replica
+from atom.training.results import Results
+from atom.training.snapshot import list_snapshots, load_snapshot
+
+Arenas = dict[str, torch.Tensor]
+
+
+class CatchUpFailed(AtomError):
+    """Nobody could bring us to a better head; `shunned` served what did not hold."""
+
+    def __init__(self, message: str, shunned: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.shunned = shunned
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A snapshot that a donor serves."""
+
+    round: int
+    head: bytes
+
+
+class Donors(Protocol):
+    """What other peers serve. Every call raises PeerRefused or OSError when it fails."""
+
+    def chain(self, peer_id: str, head: bytes) -> bytes: ...
+    def offers(self, peer_id: str) -> list[Offer]: ...
+    def state(self, offer: Offer, peers: Sequence[str]) -> Arenas: ...
+    def result(self, digest: bytes, peers: Sequence[str]) -> torch.Tensor: ...
+
+
+class Replay:
+    """Used on the worker's thread, but for `fetch_result`."""
+
+    def __init__(
+        self,
+        replica: Replica,
+        journal: Journal,
+        results: Results,
+        snapshots: Path,
+        donors: Donors,
+        initialise: Callable[[], bool],
+        events: EventSink,
+    ) -> None:
+        """`initialise` sets the replica to round 0 and says whether that is the run's round 0."""
+        self._replica = replica
+        self._journal = journal
+        self._results = results
+        self._snapshots = snapshots
+        self._donors = donors
+        self._initialise = initialise
+        self._events = events
+
+    def restore(self) -> bool:
+        """From our own disk to the newest head whose state can be rebuilt.
+
+        Journal entries beyond it are cut off: those rounds have to be fetched. False if not even
+        the run's first state is at hand; the replica is then not usable before `run` succeeds.
+        """
+        base = self._from_disk()
+        usable = base is not None
+        for commit in self._journal.commits[base or 0 :] if usable else []:
+            result = self._results.get(commit.value.result_digest)
+            if result is None:
+                break
+            self._apply(commit, result)
+        reached = self._replica.round if usable else 0
+        journal = self._journal
+        if reached < len(journal.commits):
+            journal.replace(journal.commits[:reached], journal.heads[: reached + 1])
+        return usable
+
+    def run(self, donors: Mapping[str, bytes], discard: bool) -> None:
+        """To the best chain that the donors (peer id → its head) prove. Raises: CatchUpFailed."""
+        shunned: list[str] = []
+        problems: list[str] = []
+        for donor, claimed in donors.items():
+            others = [donor, *(peer for peer in donors if peer != donor)]
+            try:
+                commits, heads = self._verified_chain(donor, claimed)
+                if not self._wanted(heads[-1], discard):
+                    problems.append(f"{donor} has nothing better")
+                    continue
+                self._follow(commits, heads, others, discard)
+                return
+            except PeerRefused as refused:
+                shunned.append(donor)
+                problems.append(f"{donor}: {refused}")
+            except OSError as problem:
+                problems.append(f"{donor}: {problem}")
+        raise CatchUpFailed("; ".join(problems) or "no donors", tuple(shunned))
+
+    def fetch_result(self, digest: bytes, peers: Sequence[str]) -> torch.Tensor:
+        """A result by its digest, from whoever holds it. Raises: PeerRefused, OSError."""
+        held = self._results.get(digest)
+        return held if held is not None else self._donors.result(digest, peers)
+
+    def _from_disk(self) -> int | None:
+        """Loads the newest snapshot on our chain, else round 0; the round, or None."""
+        for snapshot in list_snapshots(self._snapshots):
+            if self._journal.position(snapshot.head) != snapshot.round:
+                continue
+            arenas = load_snapshot(snapshot)
+            if state_digest(arenas) == snapshot.state_digest:
+                self._replica.load_state(arenas, snapshot.round)
+                return snapshot.round
+            self._events.emit("snapshot-damaged", path=snapshot.path.name)
+        return 0 if self._initialise() else None
+
+    def _verified_chain(self, donor: str, claimed: bytes) -> tuple[list[Commit], list[Head]]:
+        raw = self._donors.chain(donor, claimed)
+        commits, end = parse_commits(raw)
+        if end != len(raw):
+            raise PeerRefused(Reason.MALFORMED, "the chain ends in the middle of a commit")
+        heads = verified_heads(self._journal.genesis, commits)
+        if heads[-1].digest != claimed:
+            raise PeerRefused(Reason.WRONG_HEAD, "the chain does not lead to the head claimed")
+        return commits, heads
+
+    def _wanted(self, head: Head, discard: bool) -> bool:
+        ours = self._journal.head
+        return head.prefers(ours) or (discard and head.digest == ours.digest)
+
+    def _follow(
+        self, commits: list[Commit], heads: list[Head], peers: list[str], discard: bool
+    ) -> None:
+        """Replays from our own state if it is on the chain, else from a donor's snapshot."""
+        here = len(self._journal.commits)
+        on_chain = here < len(heads) and heads[here].digest == self._journal.head.digest
+        if on_chain and not discard and self._replay(commits[here:], peers):
+            return
+        base = self._from_donors(commits, heads, peers)
+        self._journal.replace(commits[:base], heads[: base + 1])
+        if not self._replay(commits[base:], peers):
+            raise OSError("the donors do not serve the results since their snapshot")
+
+    def _replay(self, commits: Sequence[Commit], peers: Sequence[str]) -> bool:
+        """Applies the commits in order; False (with some applied) if a result is not served."""
+        for commit in commits:
+            digest = commit.value.result_digest
+            try:
+                result = self.fetch_result(digest, peers)
+            except PeerRefused as refused:
+                if refused.reason is Reason.NOT_FOUND:
+                    return False
+                raise
+            self._results.hold(digest, result)
+            self._results.save(digest)
+            self._journal.append(commit)
+            self._apply(commit, result)
+            self._results.release()
+        return True
+
+    def _from_donors(self, commits: list[Commit], heads: list[Head], peers: list[str]) -> int:
+        """Loads the newest state on the chain that is offered; its round."""
+        offers = {
+            offer.round: offer
+            for peer in peers
+            for offer in self._offers(peer)
+            if offer.round < len(heads) and heads[offer.round].digest == offer.head
+        }
+        if not offers:
+            if self._initialise():
+                return 0
+            raise OSError("no donor serves a state on the chain")
+        offer = offers[max(offers)]
+        arenas = self._donors.state(offer, peers)
+        if offer.round < len(commits):
+            certified = commits[offer.round].value.parent_state_digest
+            if state_digest(arenas) != certified:
+                raise PeerRefused(Reason.STATE_MISMATCH, f"state of round {offer.round}")
+        self._replica.load_state(arenas, offer.round)
+        return offer.round
+
+    def _offers(self, peer: str) -> list[Offer]:
+        try:
+            return self._donors.offers(peer)
+        except (OSError, PeerRefused):
+            return []
+
+    def _apply(self, commit: Commit, result: torch.Tensor) -> None:
+        self._replica.apply(result, commit.value.gradient_norm, commit.value.round)

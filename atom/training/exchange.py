@@ -1,0 +1,149 @@
+"""The ring of one ballot, on a thread of its own; at most one at a time touches the gradients."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from atom.base.clock import Clock
+from atom.base.reasons import Reason
+from atom.optim.clipping import gradient_norm
+from atom.swarm.allreduce import RingBroken, all_reduce, open_ring
+from atom.swarm.arenas import arena_digest
+from atom.swarm.chain import Ballot, Contribution
+from atom.swarm.ring import ring_tag
+from atom.swarm.transport import PeerTransport
+from atom.training.results import Results
+from atom.training.round.vocabulary import RingFailed, RingFinished
+
+OPEN_S = 3.0
+PROGRESS_S = 3.0
+
+
+@dataclass
+class _Run:
+    ballot: Ballot
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    reading: bool = False
+    """Whether it is past the point where it may read the gradients."""
+    thread: threading.Thread | None = None
+
+
+class Exchange:
+    """Starts and stops rings; results go to `results`, outcomes to `post`."""
+
+    def __init__(
+        self,
+        transport: PeerTransport,
+        results: Results,
+        gradients: Callable[[], Tensor],
+        post: Callable[[RingFinished | RingFailed], None],
+        clock: Clock,
+    ) -> None:
+        self._transport = transport
+        self._results = results
+        self._gradients = gradients
+        self._post = post
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._run: _Run | None = None
+        self.seconds: dict[bytes, float] = {}
+        """How long the latest rings took, by result digest."""
+
+    def start(self, parent: bytes, ballot: Ballot, members: tuple[Contribution, ...]) -> None:
+        """Begins the ring of `ballot`. The gradients stand still until it ends or is stopped."""
+        run = _Run(ballot)
+        run.thread = threading.Thread(
+            target=self._reduce, args=(run, parent, members), name="ring", daemon=True
+        )
+        with self._lock:
+            assert self._run is None or self._run.cancelled.is_set()
+            self._run = run
+        run.thread.start()
+
+    def stop(self, ballot: Ballot) -> None:
+        """Ends it. On return its thread does not read the gradients any more, nor ever will."""
+        with self._lock:
+            run = self._run
+            if run is None or run.ballot != ballot:
+                return
+            self._run = None
+            run.cancelled.set()
+            reading = run.reading
+        if reading and run.thread is not None:
+            run.thread.join()
+
+    def close(self) -> None:
+        run = self._run
+        if run is not None:
+            self.stop(run.ballot)
+
+    def _reduce(self, run: _Run, parent: bytes, members: tuple[Contribution, ...]) -> None:
+        started = self._clock.now()
+        try:
+            digest, norm = self._all_reduce(run, parent, members)
+        except RingBroken as broken:
+            self._fail(run, broken.suspect or "", broken.reason.value)
+            return
+        except Exception as fault:  # noqa: BLE001 - whatever it is, it voids this ring only
+            self._fail(run, "", f"{type(fault).__name__}: {fault}"[:200])
+            return
+        self.seconds = {digest: self._clock.now() - started}
+        if not run.cancelled.is_set():
+            self._forget(run)
+            self._post(RingFinished(run.ballot, digest, norm))
+
+    def _all_reduce(
+        self, run: _Run, parent: bytes, members: tuple[Contribution, ...]
+    ) -> tuple[bytes, float]:
+        me = self._transport.peer_id
+        order = [member.peer_id for member in members]
+        rank = order.index(me)
+        total = sum(member.sequences for member in members)
+        if total <= 0:
+            raise RingBroken(None, Reason.BAD_WEIGHT, "nobody contributes")
+        left, right = open_ring(self._transport, me, order, parent, run.ballot, OPEN_S)
+        if not self._may_read(run):
+            for channel in (left, right):
+                if channel is not None:
+                    channel.close()
+            raise RingBroken(None, Reason.SUPERSEDED)
+        result = self._results.buffer()
+        try:
+            source = self._gradients() if members[rank].sequences else None
+            tag = ring_tag(parent, run.ballot)
+            all_reduce(
+                source,
+                result,
+                rank,
+                order,
+                left,
+                right,
+                tag,
+                1.0 / total,
+                PROGRESS_S,
+                run.cancelled,
+            )
+            norm = gradient_norm(result)
+            digest = arena_digest(result)
+        except BaseException:
+            self._results.discard(result)
+            raise
+        self._results.hold(digest, result)
+        return digest, norm
+
+    def _fail(self, run: _Run, suspect: str, reason: str) -> None:
+        if not run.cancelled.is_set():
+            self._forget(run)
+            self._post(RingFailed(run.ballot, suspect, reason))
+
+    def _may_read(self, run: _Run) -> bool:
+        with self._lock:
+            run.reading = not run.cancelled.is_set()
+            return run.reading
+
+    def _forget(self, run: _Run) -> None:
+        with self._lock:
+            if self._run is run:
+                self._run = None

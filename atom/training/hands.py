@@ -1,0 +1,276 @@
+"""The actions of a round on a real replica: what the loop asks for is done here.
+
+Work on the model's memory is handed to the worker's thread, transfers to threads of their own;
+each outcome comes back to the loop as an event.
+"""
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from atom.base.clock import Clock
+from atom.base.errors import PeerRefused
+from atom.base.events import EventSink
+from atom.optim.clipping import gradient_norm
+from atom.swarm.arenas import state_digest
+from atom.swarm.chain import Ballot, Commit, Contribution, Head
+from atom.swarm.transport import PeerTransport
+from atom.training.catch_up import CatchUpFailed, Replay
+from atom.training.exchange import Exchange
+from atom.training.journal import Journal
+from atom.training.pacing import SwarmCount
+from atom.training.replica import Replica
+from atom.training.results import Results
+from atom.training.round.vocabulary import CaughtUp, Event, Fetched, FetchFailed, Frozen, Stepped
+from atom.training.samples import Deck
+from atom.training.shelf import Shelf
+from atom.training.snapshot import prune_snapshots, write_snapshot
+from atom.training.worker import Worker
+
+ROUND = "round"
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What happens every so many rounds."""
+
+    snapshot_rounds: int
+    validation_rounds: int | None
+    validation_batches: int
+    micro_batch: int
+    sequence_tokens: int
+
+
+@dataclass
+class Tally:
+    """What this process had a part in; read from other threads, written by the worker's."""
+
+    rounds_joined: int = 0
+    sequences_committed: int = 0
+    loss: float | None = None
+    tokens_per_s: float = 0.0
+    last_commit_at: float | None = None
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A replica and what stands around it."""
+
+    replica: Replica
+    worker: Worker
+    deck: Deck
+    journal: Journal
+    results: Results
+    shelf: Shelf
+    replay: Replay
+    snapshots: Path
+
+
+class ReplicaHands:
+    """See `atom.training.loop.Hands`. Everything it needs is given; `bind` closes the circle."""
+
+    def __init__(
+        self,
+        bench: Bench,
+        transport: PeerTransport,
+        schedule: Schedule,
+        clock: Clock,
+        events: EventSink,
+    ) -> None:
+        self._replica = bench.replica
+        self._worker = bench.worker
+        self._deck = bench.deck
+        self._journal = bench.journal
+        self._results = bench.results
+        self._shelf = bench.shelf
+        self._replay = bench.replay
+        self._snapshots = bench.snapshots
+        self._transport = transport
+        self._schedule = schedule
+        self._clock = clock
+        self._events = events
+        self._exchange: Exchange
+        self._post: Callable[[Event], None]
+        self._on_change: Callable[[], None]
+        self.tally = Tally()
+        self.after_step: Callable[[], None] = lambda: None
+        """Called on the worker's thread after each step: the daemon's chance to hold it."""
+
+    def bind(self, post: Callable[[Event], None], on_change: Callable[[], None]) -> None:
+        """Where outcomes go; before the loop starts."""
+        self._post = post
+        self._on_change = on_change
+        self._exchange = Exchange(
+            self._transport, self._results, lambda: self._replica.gradients, post, self._clock
+        )
+
+    def close(self) -> None:
+        self._exchange.close()
+
+    # ---- messages and views
+
+    def send(self, peer_id: str, raw: bytes) -> bool:
+        return self._transport.send(peer_id, raw)
+
+    def know_addresses(self, peer_id: str, addresses: tuple[str, ...]) -> None:
+        self._transport.set_addresses(peer_id, addresses)
+
+    def own_sequences(self) -> int:
+        return self._replica.sequences
+
+    def pass_seconds(self) -> float:
+        return self._worker.pass_seconds
+
+    def tell_progress(self, swarm: SwarmCount) -> None:
+        if swarm != self._worker.swarm:
+            self._worker.swarm = swarm
+            self._worker.nudge()
+
+    def changed(self) -> None:
+        self._on_change()
+
+    # ---- counting
+
+    def freeze(self, ballot: Ballot) -> None:
+        self._worker.hold(ROUND)
+        self._worker.submit(lambda: self._report_frozen(ballot))
+
+    def thaw(self) -> None:
+        self._worker.release(ROUND)
+
+    def _report_frozen(self, ballot: Ballot) -> None:
+        if self._replica.sequences and not _is_finite(self._replica.gradients):
+            self._events.emit("gradients-dropped", reason="not-finite")
+            self._replica.reset_gradients(self._journal.head.digest)
+        self._post(Frozen(ballot, self._replica.sequences, self._replica.loss_sum))
+
+    # ---- ring
+
+    def start_ring(self, parent: bytes, ballot: Ballot, members: tuple[Contribution, ...]) -> None:
+        self._exchange.start(parent, ballot, members)
+
+    def stop_ring(self, ballot: Ballot) -> None:
+        self._exchange.stop(ballot)
+
+    def fetch_result(self, digest: bytes, holders: tuple[str, ...]) -> None:
+        def fetch() -> None:
+            try:
+                result = self._replay.fetch_result(digest, holders)
+            except (CatchUpFailed, PeerRefused, OSError) as problem:
+                self._events.emit("fetch-failed", detail=str(problem)[:200])
+                self._post(FetchFailed(digest))
+                return
+            self._results.hold(digest, result)
+            self._post(Fetched(digest, gradient_norm(result)))
+
+        threading.Thread(target=fetch, name="fetch", daemon=True).start()
+
+    # ---- stepping
+
+    def apply(self, commit: Commit, head: Head) -> None:
+        self._worker.hold(ROUND)
+        self._worker.submit(lambda: self._step(commit, head))
+
+    def _step(self, commit: Commit, head: Head) -> None:
+        value = commit.value
+        result = self._results.get(value.result_digest)
+        assert result is not None, "only held results are applied"
+        self._results.save(value.result_digest)
+        self._journal.append(commit)
+        self._replica.apply(result, value.gradient_norm, value.round)
+        digest = self._start_round(head)
+        self._post(Stepped(head.digest, digest))
+        self._account(commit, digest)
+        self._results.release()
+        self._shelf.announce_chain()
+        if value.round % self._schedule.snapshot_rounds == 0:
+            self.snapshot(digest)
+        self.after_step()
+
+    def begin(self, head: Head) -> bytes:
+        """Sets out from `head`, whose state the replica holds; returns its digest."""
+        self._shelf.announce_chain()
+        return self._start_round(head)
+
+    def _start_round(self, head: Head) -> bytes:
+        self._replica.reset_gradients(head.digest)
+        self._deck.deal(head)
+        return state_digest(self._replica.state_arenas())
+
+    def _account(self, commit: Commit, digest: bytes) -> None:
+        value, tally, now = commit.value, self.tally, self._clock.now()
+        mine = [c for c in value.contributions if c.peer_id == self._transport.peer_id]
+        tally.rounds_joined += bool(mine)
+        tally.sequences_committed += sum(c.sequences for c in mine)
+        tally.loss = value.loss
+        if tally.last_commit_at is not None:
+            seconds = max(now - tally.last_commit_at, 1e-3)
+            tally.tokens_per_s = value.sequences * self._schedule.sequence_tokens / seconds
+        tally.last_commit_at = now
+        self._events.emit(
+            "round",
+            round=value.round,
+            loss=round(value.loss, 6),
+            **self._validation(value.round),
+            sequences=value.sequences,
+            tokens_per_s=round(tally.tokens_per_s, 1),
+            members=[c.peer_id for c in value.contributions],
+            contributed=[c.sequences for c in value.contributions],
+            digest=digest.hex(),
+            reduce_seconds=round(self._exchange.seconds.get(value.result_digest, 0.0), 4),
+            gradient_norm=value.gradient_norm,
+            voters=[v.peer_id for v in value.voters_next],
+            branch=bool(commit.survivors),
+        )
+
+    def _validation(self, round_number: int) -> dict[str, Any]:
+        s = self._schedule
+        if s.validation_rounds is None or round_number % s.validation_rounds:
+            return {}
+        batches = self._deck.validation_batches(s.validation_batches, s.micro_batch)
+        return {"validation_loss": round(self._replica.evaluate(batches), 6)}
+
+    def snapshot(self, digest: bytes) -> None:
+        """Saves the state and drops the results it covers, but for the snapshot before it."""
+        head = self._journal.head
+        arenas = self._replica.state_arenas()
+        write_snapshot(self._snapshots, head.round, head.digest, digest, arenas)
+        kept = prune_snapshots(self._snapshots)
+        oldest = kept[-1].round
+        self._results.prune(
+            {c.value.result_digest for c in self._journal.commits if c.value.round > oldest}
+        )
+        self._shelf.announce_snapshots(kept)
+
+    # ---- catching up
+
+    def catch_up(self, donors: Mapping[str, bytes], reason: str, discard: bool) -> None:
+        self._worker.hold(ROUND)
+        self._worker.submit(lambda: self._catch_up(donors, reason, discard))
+
+    def _catch_up(self, donors: Mapping[str, bytes], reason: str, discard: bool) -> None:
+        self._events.emit("catching-up", reason=reason, donors=list(donors))
+        before = self._journal.head
+        shunned: tuple[str, ...] = ()
+        try:
+            self._replay.run(donors, discard)
+        except CatchUpFailed as failed:
+            shunned = failed.shunned
+            self._events.emit("catch-up-failed", detail=str(failed)[:300])
+        head = self._journal.head
+        if head != before or discard:
+            digest = self._start_round(head)
+            self._shelf.announce_chain()
+            self.snapshot(digest)
+            self._events.emit("caught-up", round=head.round, digest=digest.hex())
+        else:
+            digest = state_digest(self._replica.state_arenas())
+        self._post(CaughtUp(head, digest, shunned))
+
+
+def _is_finite(gradients: torch.Tensor) -> bool:
+    return bool(torch.isfinite(gradients).all())

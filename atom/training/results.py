@@ -1,0 +1,92 @@
+"""Averaged gradients: in memory until their round is over, on disk until a snapshot covers them.
+
+A result is named by its digest and never changes once it has its name, so it can be handed to
+anyone who asks for that digest.
+"""
+
+import threading
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from atom.base.errors import StorageError
+
+_KEY = "result"
+
+
+class Results:
+    """Thread-safe. Tensors are flat float32 [elements] on the host."""
+
+    def __init__(self, folder: Path, elements: int) -> None:
+        self._folder = folder
+        self._elements = elements
+        self._lock = threading.Lock()
+        self._held: dict[bytes, torch.Tensor] = {}
+        self._spare: list[torch.Tensor] = []
+
+    def buffer(self) -> torch.Tensor:
+        """An arena for a result to come; give it back with `hold` or `discard`."""
+        with self._lock:
+            if self._spare:
+                return self._spare.pop()
+        return torch.zeros(self._elements)
+
+    def hold(self, digest: bytes, result: torch.Tensor) -> None:
+        with self._lock:
+            self._held[digest] = result
+
+    def discard(self, result: torch.Tensor) -> None:
+        with self._lock:
+            self._spare.append(result)
+
+    def get(self, digest: bytes) -> torch.Tensor | None:
+        """From memory, else from disk; None if it is in neither (or the file is damaged)."""
+        with self._lock:
+            held = self._held.get(digest)
+        if held is not None:
+            return held
+        try:
+            stored = load_file(self.path(digest)).get(_KEY)
+        except (OSError, SafetensorError):
+            return None
+        fits = stored is not None and stored.shape == (self._elements,)
+        return stored if fits and stored is not None else None
+
+    def stored(self) -> list[bytes]:
+        """Digests of the results on disk."""
+        return [bytes.fromhex(path.stem) for path in self._folder.glob("*.safetensors")]
+
+    def path(self, digest: bytes) -> Path:
+        return self._folder / f"{digest.hex()}.safetensors"
+
+    def save(self, digest: bytes) -> None:
+        """Puts a held result on disk. Raises: StorageError when the disk is full or gone."""
+        with self._lock:
+            result = self._held[digest]
+        self._folder.mkdir(parents=True, exist_ok=True)
+        path = self.path(digest)
+        aside = path.with_suffix(".partial")
+        try:
+            save_file({_KEY: result}, aside)
+            aside.replace(path)
+        except (OSError, SafetensorError) as problem:
+            aside.unlink(missing_ok=True)
+            raise StorageError(
+                f"could not write {path}: {problem}", "free some disk space, then start again"
+            ) from problem
+
+    def release(self) -> None:
+        """The round is over: forgets what is in memory, keeps two arenas for the next."""
+        with self._lock:
+            self._spare.extend(self._held.values())
+            self._held.clear()
+            del self._spare[2:]
+
+    def prune(self, keep: set[bytes]) -> None:
+        """Deletes stored results but those named."""
+        names = {digest.hex() for digest in keep}
+        for path in self._folder.glob("*.safetensors"):
+            if path.stem not in names:
+                path.unlink(missing_ok=True)

@@ -1,0 +1,147 @@
+"""What this peer offers others to catch up from, and how it fetches the same from them.
+
+    chain/<head>      the commits from genesis to that head, as bytes
+    snapshots         which states are offered: a JSON list of [round, head]
+    state/<head>      a state's arenas, read from a snapshot file
+    result/<digest>   one averaged gradient
+
+Only immutable things are offered, from files or copies: a joiner never sees a half-made step, and
+never makes anybody wait.
+"""
+
+import json
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from atom.base.errors import PeerRefused
+from atom.base.reasons import Reason
+from atom.swarm.blobs import BlobShelf
+from atom.swarm.rate_limit import TokenBucket
+from atom.swarm.state_transfer import FetchOptions, fetch, fetch_bytes, fetch_result
+from atom.swarm.transport import PeerTransport
+from atom.training.catch_up import Arenas, Offer
+from atom.training.journal import Journal
+from atom.training.results import Results
+from atom.training.snapshot import Snapshot
+
+KEPT_CHAINS = 8
+"""A reader may have learned our head from a lease that is some rounds old."""
+MAX_CHAIN_BYTES = 1 << 30
+MAX_OFFERS_BYTES = 16 * 1024
+_SNAPSHOTS = "snapshots"
+_ATTEMPTS = 3
+
+
+class Shelf:
+    """Keeps the blob shelf in step with the journal, the results and the snapshots."""
+
+    def __init__(self, blobs: BlobShelf, journal: Journal, results: Results) -> None:
+        self._blobs = blobs
+        self._journal = journal
+        self._results = results
+        self._chains: deque[str] = deque()
+        self._states: set[str] = set()
+
+    def announce_chain(self) -> None:
+        """After each change of the journal: offers its chain and the results on disk."""
+        name = f"chain/{self._journal.head.digest.hex()}"
+        self._blobs.register(name, self._journal.serialised())
+        if name not in self._chains:
+            self._chains.append(name)
+        while len(self._chains) > KEPT_CHAINS:
+            self._blobs.remove(self._chains.popleft())
+        self._announce_results()
+
+    def announce_snapshots(self, snapshots: Sequence[Snapshot]) -> None:
+        """Offers exactly these states."""
+        names = set()
+        for snapshot in snapshots:
+            name = f"state/{snapshot.head.hex()}"
+            names.add(name)
+            if name not in self._states:
+                self._blobs.register(name, snapshot.path, snapshot.head, snapshot.round)
+        for gone in self._states - names:
+            self._blobs.remove(gone)
+        self._states = names
+        listed = json.dumps([[s.round, s.head.hex()] for s in snapshots])
+        self._blobs.register(_SNAPSHOTS, listed.encode())
+        self._announce_results()
+
+    def _announce_results(self) -> None:
+        offered = {name for name in self._blobs.names() if name.startswith("result/")}
+        stored = {f"result/{digest.hex()}": digest for digest in self._results.stored()}
+        for name in offered - set(stored):
+            self._blobs.remove(name)
+        for name in set(stored) - offered:
+            self._blobs.register(name, self._results.path(stored[name]))
+
+
+class PeerDonors:
+    """`atom.training.catch_up.Donors` over the transport."""
+
+    def __init__(
+        self,
+        transport: PeerTransport,
+        elements: int,
+        downloads: Path,
+        bucket: TokenBucket | None,
+        on_progress: Callable[[int, int], None],
+    ) -> None:
+        self._transport = transport
+        self._elements = elements
+        self._downloads = downloads
+        self._bucket = bucket
+        self._on_progress = on_progress
+        self._stop = threading.Event()
+
+    def close(self) -> None:
+        """Ends fetches under way."""
+        self._stop.set()
+
+    def chain(self, peer_id: str, head: bytes) -> bytes:
+        options = FetchOptions(MAX_CHAIN_BYTES, bucket=self._bucket)
+        name = f"chain/{head.hex()}"
+        return fetch_bytes(self._transport, [peer_id], name, options, stop=self._stop)
+
+    def offers(self, peer_id: str) -> list[Offer]:
+        raw = self._offers_bytes(peer_id)
+        try:
+            listed = json.loads(raw)
+            return [Offer(int(rnd), bytes.fromhex(head)) for rnd, head in listed]
+        except (ValueError, TypeError) as problem:
+            raise PeerRefused(Reason.MALFORMED, "list of snapshots") from problem
+
+    def _offers_bytes(self, peer_id: str) -> bytes:
+        """The list may change between its digest and its content: then it is asked for again."""
+        options = FetchOptions(MAX_OFFERS_BYTES)
+        for attempt in range(_ATTEMPTS):
+            try:
+                return fetch_bytes(self._transport, [peer_id], _SNAPSHOTS, options, stop=self._stop)
+            except PeerRefused as refused:
+                if refused.reason is not Reason.HASH_MISMATCH or attempt == _ATTEMPTS - 1:
+                    raise
+        raise AssertionError("unreachable")
+
+    def state(self, offer: Offer, peers: Sequence[str]) -> Arenas:
+        """Resumes what an interrupted fetch of the same state left in the downloads folder."""
+        name = f"state/{offer.head.hex()}"
+        limit = 3 * 4 * self._elements + (1 << 20)
+        options = FetchOptions(limit, bucket=self._bucket)
+        fetched = fetch(
+            self._transport,
+            peers,
+            name,
+            options,
+            into=self._downloads / offer.head.hex()[:16],
+            on_progress=self._on_progress,
+            stop=self._stop,
+        )
+        return fetched.arenas
+
+    def result(self, digest: bytes, peers: Sequence[str]) -> torch.Tensor:
+        options = FetchOptions(4 * self._elements + (1 << 20), bucket=self._bucket)
+        return fetch_result(self._transport, peers, digest, options, stop=self._stop)
