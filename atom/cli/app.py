@@ -1,0 +1,185 @@
+"""The `atom` command: what there is, in the words of `--help`. Heavy imports wait for their command."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from atom.cli.arguments import gather_addresses
+from atom.cli.exit_codes import MEANINGS, ExitCode
+from atom.cli.failures import run_guarded
+
+_TRAIN, _LOOK, _CONTROL = "Train", "Look at a swarm", "The daemon on this machine"
+_EPILOGUE = "\n".join(("Exit codes:", *(f"{code:3d}  {text}" for code, text in MEANINGS.items())))
+
+app = typer.Typer(
+    name="atom",
+    help="Train large models on volunteers' machines: every peer has the whole model.",
+    epilog=_EPILOGUE,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+class _Debug:
+    on = False
+
+
+PeerOption = Annotated[
+    Path | None, typer.Option("--peer", metavar="PEER.toml", help="What this box gives.")
+]
+StateOption = Annotated[
+    Path | None,
+    typer.Option("--state", metavar="DIR", help="Where identity, snapshots and events are kept."),
+]
+DaemonStateOption = Annotated[
+    Path | None,
+    typer.Option("--state", metavar="DIR", help="The daemon's state directory, if several run."),
+]
+ListenOption = Annotated[
+    str | None, typer.Option(metavar="HOST:PORT", help="Where the DHT node listens.")
+]
+InitialPeersOption = Annotated[
+    list[str] | None,
+    typer.Option(metavar="ADDRESS…", help="DHT nodes to enter through, as libp2p multiaddrs."),
+]
+AddressArgument = Annotated[
+    str, typer.Argument(metavar="ADDRESS", help="What `atom start` printed after `join:`.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="A JSON object on stdout.")]
+
+
+@app.callback()
+def common(
+    debug: Annotated[
+        bool, typer.Option("--debug", envvar="ATOM_DEBUG", help="Show tracebacks of errors.")
+    ] = False,
+) -> None:
+    _Debug.on = debug
+
+
+@app.command(rich_help_panel=_TRAIN)
+def start(
+    run_file: Annotated[Path, typer.Argument(metavar="RUN.toml", help="What the swarm agrees on.")],
+    peer: PeerOption = None,
+    state: StateOption = None,
+    listen: ListenOption = None,
+    initial_peers: InitialPeersOption = None,
+) -> int:
+    """Found a run and train it here; the first line of stdout is the address to join by."""
+    from atom.cli.daemons import found_run
+
+    return found_run(run_file, peer, state, listen, tuple(initial_peers or ()))
+
+
+@app.command(rich_help_panel=_TRAIN)
+def join(address: AddressArgument, peer: PeerOption = None, state: StateOption = None) -> int:
+    """Join a run: fetch its state, then train with the others."""
+    from atom.cli.daemons import join_run
+
+    return join_run(address, peer, state)
+
+
+@app.command(rich_help_panel=_TRAIN)
+def bootstrap(
+    listen: ListenOption = None,
+    peer: PeerOption = None,
+    state: StateOption = None,
+    initial_peers: InitialPeersOption = None,
+) -> None:
+    """Serve as an entrance to the DHT, without training."""
+    from atom.cli.bootstrap import BootstrapOptions, serve_bootstrap
+
+    serve_bootstrap(BootstrapOptions(listen, peer, state, tuple(initial_peers or ())))
+
+
+@app.command(rich_help_panel=_LOOK)
+def status(address: AddressArgument, as_json: JsonOption = False) -> None:
+    """Show a swarm once, from the DHT alone, without joining."""
+    from atom.cli.status import show_status
+
+    show_status(address, as_json)
+
+
+@app.command(rich_help_panel=_LOOK)
+def watch(address: AddressArgument) -> None:
+    """Show a swarm as it lives, from the DHT alone, until Ctrl-C."""
+    from atom.cli.watch import watch_swarm
+
+    watch_swarm(address)
+
+
+@app.command(rich_help_panel=_CONTROL)
+def pause(state: DaemonStateOption = None) -> None:
+    """Stop computing, stay in the swarm; what was counted is kept."""
+    from atom.cli.control import pause_daemon
+
+    pause_daemon(state)
+
+
+@app.command(rich_help_panel=_CONTROL)
+def resume(state: DaemonStateOption = None) -> None:
+    """Compute again."""
+    from atom.cli.control import resume_daemon
+
+    resume_daemon(state)
+
+
+@app.command(rich_help_panel=_CONTROL)
+def leave(
+    state: DaemonStateOption = None,
+    deadline: Annotated[
+        str | None, typer.Option(metavar="TIME", help='Give up waiting after "30 s", "2 min", …')
+    ] = None,
+) -> None:
+    """Finish cleanly: no mini-batch already counted is lost."""
+    from atom.cli.arguments import parse_deadline
+    from atom.cli.control import leave_daemon
+
+    leave_daemon(state, parse_deadline(deadline))
+
+
+@app.command(rich_help_panel=_CONTROL)
+def info(state: DaemonStateOption = None, as_json: JsonOption = False) -> None:
+    """What the daemon is doing, and with what."""
+    from atom.cli.control import show_info
+
+    show_info(state, as_json)
+
+
+@app.command(rich_help_panel=_TRAIN)
+def demo(
+    rounds: Annotated[
+        int | None, typer.Option(min=8, help="Rounds to train; the run file's number otherwise.")
+    ] = None,
+    directory: Annotated[
+        Path, typer.Option(metavar="DIR", help="Where everything is written.")
+    ] = Path("atom-demo"),
+) -> int:
+    """Three peers on this machine train a GPT; one is killed, another joins. Under 4 minutes."""
+    from atom.cli.demo.command import run_demo
+
+    return run_demo(directory, rounds)
+
+
+@app.command(rich_help_panel=_LOOK)
+def version() -> None:
+    """Print the version."""
+    from atom import __version__
+
+    typer.echo(__version__)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The console script. Returns the exit code; says errors on stderr."""
+    given = gather_addresses(sys.argv[1:] if arguments is None else arguments)
+    return run_guarded(
+        lambda: app(given or ["--help"], prog_name="atom", standalone_mode=False),
+        is_debug=lambda: _Debug.on,
+    )
+
+
+__all__ = ["ExitCode", "app", "main"]

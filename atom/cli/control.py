@@ -1,0 +1,66 @@
+"""`atom pause`, `resume`, `leave`, `info`: the daemon on this machine, over its socket."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from atom.cli.local_daemons import find_daemon
+from atom.cli.terminal import stdout_console
+
+
+def pause_daemon(state: Path | None) -> None:
+    """Raises: ControlError."""
+    typer.echo(_client(state).pause())
+
+
+def resume_daemon(state: Path | None) -> None:
+    """Raises: ControlError."""
+    typer.echo(_client(state).resume())
+
+
+def leave_daemon(state: Path | None, deadline_s: float | None) -> None:
+    """Raises: ControlError."""
+    typer.echo(_client(state).leave(deadline_s))
+
+
+def show_info(state: Path | None, as_json: bool) -> None:
+    """Raises: ControlError."""
+    info = _client(state).info()
+    if as_json:
+        typer.echo(json.dumps(info, indent=2))
+        return
+    table = Table.grid(padding=(0, 2))
+    for key, value in flattened(info):
+        table.add_row(Text(key.replace("_", " "), "bold"), Text(value))
+    stdout_console().print(table)
+
+
+def flattened(info: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """Nested keys joined by dots, values in words: what a person reads of a JSON object."""
+    rows: list[tuple[str, str]] = []
+    for key, value in info.items():
+        if isinstance(value, dict):
+            rows += flattened(value, f"{prefix}{key}.")
+        else:
+            rows.append((f"{prefix}{key}", _words(value)))
+    return rows
+
+
+def _words(value: object) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return ", ".join(map(_words, value)) or "–"
+    return f"{value:,.3f}" if isinstance(value, float) else str(value)
+
+
+def _client(state: Path | None) -> Any:
+    from atom.daemon.control_client import ControlClient  # gRPC: a quarter of a second
+
+    return ControlClient(find_daemon(state))

@@ -1,0 +1,39 @@
+"""`atom start` and `atom join`: a daemon in the foreground."""
+
+from pathlib import Path
+
+from atom.cli.daemon_console import TerminalConsole
+from atom.cli.exit_codes import ExitCode
+from atom.daemon.lifecycle import Ending
+from atom.daemon.peer import JoinOptions, StartOptions, run_join, run_start
+
+
+def found_run(
+    run_file: Path,
+    peer_file: Path | None,
+    state: Path | None,
+    listen: str | None,
+    initial_peers: tuple[str, ...],
+) -> ExitCode:
+    """Blocks until the daemon ends. Raises: UserError of every kind."""
+    console = TerminalConsole()
+    try:
+        return code_of(
+            run_start(StartOptions(run_file, peer_file, state, listen, initial_peers), console)
+        )
+    finally:
+        console.close()
+
+
+def join_run(address: str, peer_file: Path | None, state: Path | None) -> ExitCode:
+    """Blocks until the daemon ends. Raises: UserError of every kind."""
+    console = TerminalConsole()
+    try:
+        return code_of(run_join(JoinOptions(address, peer_file, state), console))
+    finally:
+        console.close()
+
+
+def code_of(ending: Ending) -> ExitCode:
+    """Leaving late is no error of anyone's, but work was lost: scripts may want to know."""
+    return ExitCode.LEFT_LATE if ending is Ending.LEFT_LATE else ExitCode.OK

@@ -1,0 +1,64 @@
+"""Exit codes: numbered, stable, the same in `atom --help`, the documentation and service units."""
+
+from enum import IntEnum
+
+from atom.base import errors
+from atom.base.errors import UserError
+
+
+class ExitCode(IntEnum):
+    """What a process of ours ends with. Never renumber: scripts rely on it."""
+
+    OK = 0
+    FAULT = 1
+    USAGE = 2
+    CONFIG = 3
+    ADDRESS = 4
+    PORT = 5
+    STORAGE = 6
+    MISMATCH = 7
+    DEVICE = 8
+    MODEL = 9
+    CONTROL = 10
+    LEFT_LATE = 11
+    OTHER = 12
+    INTERRUPTED = 130
+    TERMINATED = 143
+
+
+MEANINGS: dict[ExitCode, str] = {
+    ExitCode.OK: "done",
+    ExitCode.FAULT: "unexpected fault, or a demo that missed its goal",
+    ExitCode.USAGE: "wrong command, option or argument",
+    ExitCode.CONFIG: "a run or peer file cannot be used",
+    ExitCode.ADDRESS: "an address is malformed, unreachable, or names no known run",
+    ExitCode.PORT: "the port is in use",
+    ExitCode.STORAGE: "the disk is full, or a directory cannot be used",
+    ExitCode.MISMATCH: "this installation differs from what the swarm agreed on",
+    ExitCode.DEVICE: "the device is missing or too small",
+    ExitCode.MODEL: "the model cannot be trained faithfully",
+    ExitCode.CONTROL: "no daemon answers, or it refused the command",
+    ExitCode.LEFT_LATE: "left at the deadline with counted work not yet committed",
+    ExitCode.OTHER: "another mistake that the message explains",
+    ExitCode.INTERRUPTED: "interrupted (Ctrl-C)",
+    ExitCode.TERMINATED: "terminated (SIGTERM)",
+}
+
+_OF_ERROR: dict[type[UserError], ExitCode] = {
+    errors.ConfigError: ExitCode.CONFIG,
+    errors.AddressError: ExitCode.ADDRESS,
+    errors.PortInUseError: ExitCode.PORT,
+    errors.StorageError: ExitCode.STORAGE,
+    errors.MismatchError: ExitCode.MISMATCH,
+    errors.DeviceError: ExitCode.DEVICE,
+    errors.ModelError: ExitCode.MODEL,
+    errors.ControlError: ExitCode.CONTROL,
+}
+
+
+def exit_code_of(error: UserError) -> ExitCode:
+    """The code of the nearest class in the tree of errors that has one."""
+    for kind in type(error).__mro__:
+        if kind in _OF_ERROR:
+            return _OF_ERROR[kind]
+    return ExitCode.OTHER

@@ -1,0 +1,56 @@
+"""Which daemon on this machine is meant."""
+
+import socket
+from pathlib import Path
+
+from atom.base.errors import ControlError
+from atom.config.places import state_home
+from atom.daemon.state_directory import StateDirectory
+
+_CONNECT_S = 1.0
+_START_HINT = "start one with `atom start`, or name its state directory with --state DIR"
+
+
+def find_daemon(state: Path | None, home: Path | None = None) -> Path:
+    """The control socket of the daemon in `state`, else of the only one under the usual place.
+
+    Raises: ControlError if there is none, or more than one.
+    """
+    if state is not None:
+        return _named(StateDirectory(state))
+    home = state_home() if home is None else home
+    running = [folder for folder in _state_directories(home) if _listens(folder.control_socket)]
+    if not running:
+        raise ControlError(f"no daemon of yours runs under {home}", _START_HINT)
+    if len(running) > 1:
+        names = ", ".join(str(folder.root) for folder in running)
+        raise ControlError(
+            f"{len(running)} daemons run on this machine: {names}",
+            f"say which one: --state {running[0].root}",
+        )
+    return running[0].control_socket
+
+
+def _named(folder: StateDirectory) -> Path:
+    if not folder.root.is_dir():
+        raise ControlError(f"there is no state directory {folder.root}", _START_HINT)
+    if not _listens(folder.control_socket):
+        raise ControlError(f"no daemon runs in {folder.root}", _START_HINT)
+    return folder.control_socket
+
+
+def _state_directories(home: Path) -> list[StateDirectory]:
+    if not home.is_dir():
+        return []
+    return [StateDirectory(path) for path in sorted(home.iterdir()) if path.is_dir()]
+
+
+def _listens(path: Path) -> bool:
+    """A socket file may be left behind by a daemon that was killed."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(_CONNECT_S)
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return False
+        return True

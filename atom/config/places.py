@@ -1,0 +1,30 @@
+"""Where things are kept when nobody said where: the XDG base directories."""
+
+import os
+from pathlib import Path
+
+
+def state_home() -> Path:
+    """The folder with one state directory per run: $XDG_DATA_HOME/atom, or ~/.local/share/atom."""
+    return _base("XDG_DATA_HOME", ".local/share") / "atom"
+
+
+def default_state_directory(run_name: str) -> Path:
+    """Where a peer of this run keeps its state unless told otherwise. Created by nobody here."""
+    return state_home() / run_name
+
+
+def bootstrap_state_directory() -> Path:
+    """Where a bootstrap node keeps its key; no run's name starts with an underscore."""
+    return state_home() / "_bootstrap"
+
+
+def crash_directory() -> Path:
+    """Where reports of unexpected faults go: $XDG_STATE_HOME/atom, or ~/.local/state/atom."""
+    return _base("XDG_STATE_HOME", ".local/state") / "atom"
+
+
+def _base(variable: str, below_home: str) -> Path:
+    # The specification: a relative path in these variables is to be ignored.
+    named = Path(os.environ.get(variable, ""))
+    return named if named.is_absolute() else Path.home() / below_home
