@@ -18,6 +18,9 @@ from atom.graph.traced import Graph
 Cut = Sequence[tuple[int, int]]
 """Sub-models as (first layer, last layer), both included, in order."""
 
+_COLUMN = 24
+"""Characters for the values in a row of the table."""
+
 _IMPORTS = """\
 import torch
 import torch.nn.functional as F
@@ -236,7 +239,7 @@ def table(
         names = [layer.name for layer in layers[sub_model.first_layer : sub_model.last_layer + 1]]
         numel = sum(layout.by_name[name].numel for _, name in sub_model.parameters)
         span = names[0] if len(names) == 1 else f"{names[0]} … {names[-1]}"
-        takes, gives = ", ".join(sub_model.inputs), ", ".join(sub_model.outputs)
+        takes, gives = _shortened(sub_model.inputs), _shortened(sub_model.outputs)
         rows.append((str(sub_model.index), sub_model.class_name, span, f"{numel:,}", takes, gives))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
@@ -245,6 +248,15 @@ def table(
             for column, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         yield _safe("  " + "  ".join(cells)).rstrip()
+
+
+def _shortened(names: Sequence[str]) -> str:
+    """The names, or as many as fit a column of the table."""
+    text = ", ".join(names)
+    if len(text) <= _COLUMN or len(names) == 1:
+        return text
+    head = text[:_COLUMN].rpartition(", ")[0] or names[0]
+    return f"{head}, … ({len(names)})"
 
 
 def _spans(names: Sequence[str]) -> str:

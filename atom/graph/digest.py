@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from atom.graph.ir import ValueSpec
-from atom.graph.traced import Constant
+from atom.graph.traced import Constant, nested_graph
 
 
 def graph_hash(
@@ -17,7 +17,6 @@ def graph_hash(
     loss: fx.Node,
     specs: Mapping[fx.Node, ValueSpec],
     constants: Mapping[fx.Node, Constant],
-    root: fx.GraphModule,
 ) -> str:
     """sha256 hex over operators, arguments, shapes, dtypes, gradients and constants' values.
 
@@ -31,7 +30,7 @@ def graph_hash(
         digest.update(f"input {_spec(specs[node])}\n".encode())
         if node in constants:
             digest.update(hashlib.sha256(tensor_bytes(constants[node].tensor)).digest())
-    for line in _lines(calls, index, specs, root):
+    for line in _lines(calls, index, specs):
         digest.update(line.encode())
     digest.update(f"loss %{index[loss]}".encode())
     return digest.hexdigest()
@@ -49,37 +48,35 @@ def _lines(
     calls: Iterable[fx.Node],
     index: dict[fx.Node, int],
     specs: Mapping[fx.Node, ValueSpec],
-    root: fx.GraphModule,
 ) -> Iterable[str]:
     for node in calls:
-        arguments = _text((node.args, node.kwargs), index, root)
+        arguments = _text((node.args, node.kwargs), index)
         index[node] = len(index)
         spec = _spec(specs[node]) if node in specs else "several"
         yield f"{node.target} {arguments} -> {spec}\n"
 
 
-def _text(value: Any, index: Mapping[fx.Node, int], root: fx.GraphModule) -> str:
+def _text(value: Any, index: Mapping[fx.Node, int]) -> str:
     if isinstance(value, fx.Node):
-        return _nested(value, root) if value.op == "get_attr" else f"%{index[value]}"
+        return _nested(value) if value.op == "get_attr" else f"%{index[value]}"
     if isinstance(value, Mapping):
-        return ",".join(f"{key}={_text(item, index, root)}" for key, item in sorted(value.items()))
+        return ",".join(f"{key}={_text(item, index)}" for key, item in sorted(value.items()))
     if isinstance(value, list | tuple):
-        return "(" + ",".join(_text(item, index, root) for item in value) + ")"
+        return "(" + ",".join(_text(item, index) for item in value) + ")"
     return repr(value)
 
 
-def _nested(node: fx.Node, root: fx.GraphModule) -> str:
-    graph = root.get_submodule(str(node.target))
-    assert isinstance(graph, fx.GraphModule)
+def _nested(node: fx.Node) -> str:
+    graph = nested_graph(node)
     index: dict[fx.Node, int] = {}
     lines = []
     for inner in graph.graph.nodes:
         if inner.op == "placeholder":
             index[inner] = len(index)
         elif inner.op == "call_function":
-            lines += list(_lines([inner], index, {}, graph))
+            lines += list(_lines([inner], index, {}))
         elif inner.op == "output":
-            lines.append(_text(inner.args, index, graph))
+            lines.append(_text(inner.args, index))
     return "{" + "".join(lines) + "}"
 
 

@@ -4,6 +4,7 @@ Both are found by running the graph once on fake tensors with gradients on, not 
 alone: a schema does not say which values share memory.
 """
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -61,6 +62,10 @@ class _Observer(fx.Interpreter):
         return result
 
     def finish(self) -> Effects:
+        # Asked at the end: memory made without gradient may have been written to with one.
+        for node, spec in self.effects.specs.items():
+            needs_grad = bool(self.env[node].requires_grad)
+            self.effects.specs[node] = dataclasses.replace(spec, needs_grad=needs_grad)
         for storage, last in self._last_change.items():
             maker = self._maker[storage]
             if maker.op != "placeholder":
@@ -72,9 +77,7 @@ class _Observer(fx.Interpreter):
             if _is_tensor(tensor):
                 self._maker.setdefault(_storage(tensor), node)
         if _is_tensor(result):
-            self.effects.specs[node] = ValueSpec(
-                tuple(result.shape), result.dtype, result.requires_grad
-            )
+            self.effects.specs[node] = ValueSpec(tuple(result.shape), result.dtype)
 
     def _changed(self, tensor: torch.Tensor, node: fx.Node) -> None:
         storage = _storage(tensor)

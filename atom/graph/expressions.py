@@ -38,7 +38,8 @@ _SIGNS = {
     "matmul.default": "@", "pow.Tensor_Scalar": "**", "pow.Tensor_Tensor": "**",
     "eq.Tensor": "==", "eq.Scalar": "==", "ne.Tensor": "!=", "ne.Scalar": "!=",
     "lt.Tensor": "<", "lt.Scalar": "<", "le.Tensor": "<=", "le.Scalar": "<=",
-    "gt.Tensor": ">", "gt.Scalar": ">", "ge.Tensor": ">=", "ge.Scalar": ">=",
+    "bitwise_and.Tensor": "&", "bitwise_or.Tensor": "|", "bitwise_not.default": "~",
+    "neg.default": "-", "gt.Tensor": ">", "gt.Scalar": ">", "ge.Tensor": ">=", "ge.Scalar": ">=",
 }  # fmt: skip
 
 _METHODS = {
@@ -48,8 +49,15 @@ _METHODS = {
 }  # fmt: skip
 """Operators that read better as methods of their first argument."""
 
+_BINDINGS = (type(torch.cos), type(torch.Tensor.cos))
+_THIN_WRAPPERS = {"split"}
+"""Written in Python, but known to end in the same operator."""
+
 _SIZES_FIRST = {"view", "reshape", "permute", "expand", "repeat"}
 """Methods whose list of sizes is written out: `x.view(2, -1)`."""
+
+_DIMENSION_FIRST = {"unsqueeze", "squeeze"}
+"""Methods whose only argument is a dimension: `x.unsqueeze(0)`."""
 
 _TO_THE_END = 2**63 - 1
 """What tracing writes for the missing end of a slice."""
@@ -91,22 +99,23 @@ def literal(value: Any, names: Names) -> str:
 
 
 def _arguments(node: fx.Node, names: Names, skip: int = 0) -> tuple[str, ...]:
-    """Positional ones as traced, then keywords; trailing defaults are left out."""
+    """Positional ones first; from the first default, bool or `dim` on, all by their names."""
     schema = node.target._schema.arguments  # type: ignore[union-attr]
-    positional = list(node.args)
-    while len(positional) > 1 and _is_default(schema[len(positional) - 1], positional[-1]):
-        positional.pop()
-    keywords = {
-        argument.name: node.kwargs[argument.name]
-        for argument in schema
-        if argument.name in node.kwargs
-        and not _is_default(argument, node.kwargs[argument.name])
-        and _UNSAID.get(argument.name, ...) != node.kwargs[argument.name]
-    }
-    return (
-        *(literal(value, names) for value in positional[skip:]),
-        *(f"{key}={literal(value, names)}" for key, value in keywords.items()),
-    )
+    written, by_name = [], False
+    for index, argument in enumerate(schema):
+        given = index < len(node.args)
+        if not given and argument.name not in node.kwargs:
+            continue
+        value = node.args[index] if given else node.kwargs[argument.name]
+        if _is_default(argument, value) or _UNSAID.get(argument.name, ...) == value:
+            by_name = True
+            continue
+        named = not given or isinstance(value, bool) or argument.name == "dim"
+        by_name = by_name or (named and _opname(node) not in _DIMENSION_FIRST)
+        if index >= skip:
+            text = literal(value, names)
+            written.append(f"{argument.name}={text}" if by_name else text)
+    return tuple(written)
 
 
 def _is_default(argument: Any, value: Any) -> bool:
@@ -118,28 +127,36 @@ def _is_default(argument: Any, value: Any) -> bool:
 
 def _sign(node: fx.Node, names: Names) -> Expression | None:
     sign = _SIGNS.get(_name(node))
-    if sign is None or node.kwargs or len(node.args) != 2 or not isinstance(node.args[0], fx.Node):
+    if sign is None or node.kwargs or not isinstance(node.args[0], fx.Node):
         return None
+    if len(node.args) == 1:
+        return Expression(f"{sign}{literal(node.args[0], names)}")
     left, right = (literal(value, names) for value in node.args)
-    return Expression(f"{left} {sign} {right}")
+    return Expression(f"{left}**{right}" if sign == "**" else f"{left} {sign} {right}")
 
 
 def _public(node: fx.Node, names: Names) -> Expression | None:
     """torch.<op>, a method, or F.<op>, where that is the operator's own binding."""
     name = _opname(node)
-    is_method = hasattr(torch._C.TensorBase, name) and bool(node.args)
-    if is_method and isinstance(node.args[0], fx.Node) and (name in _METHODS or name[-1] == "_"):
+    has_self = bool(node.args) and isinstance(node.args[0], fx.Node)
+    is_method = has_self and _is_binding(getattr(torch.Tensor, name, None), name)
+    if is_method and (name in _METHODS or name[-1] == "_"):
         return _method(node, names)
     if name.startswith("_"):
         return None
-    if hasattr(torch._C._VariableFunctions, name) and hasattr(torch, name):
+    if _is_binding(getattr(torch, name, None), name):
         return Expression(f"torch.{name}", _arguments(node, names))
-    if is_method and isinstance(node.args[0], fx.Node):
+    if is_method:
         return _method(node, names)
     binding = getattr(torch._C._nn, name, None)
     if binding is not None and getattr(functional, name, None) is binding:
         return Expression(f"F.{name}", _arguments(node, names))
     return None
+
+
+def _is_binding(function: object, name: str) -> bool:
+    """Whether a function calls its operator directly, not through Python that may do more."""
+    return name in _THIN_WRAPPERS or isinstance(function, _BINDINGS)
 
 
 def _method(node: fx.Node, names: Names) -> Expression | None:
@@ -205,6 +222,10 @@ def _attention(node: fx.Node, names: Names) -> Expression | None:
     return Expression("F.scaled_dot_product_attention", tuple(arguments))
 
 
+def _clone_of_constant(node: fx.Node, names: Names) -> Expression | None:
+    return Expression(f"{literal(node.args[0], names)}.clone", ())
+
+
 def _rsub(node: fx.Node, names: Names) -> Expression | None:
     if len(node.args) != 2 or node.kwargs:
         return None
@@ -232,6 +253,7 @@ _SPECIAL: dict[str, Callable[[fx.Node, Names], Expression | None]] = {
     "dropout.default": _dropout,
     "cross_entropy_loss.default": _cross_entropy,
     "scaled_dot_product_attention.default": _attention,
+    "lift_fresh_copy.default": _clone_of_constant,
     "rsub.Scalar": _rsub,
     "silu.default": _silu,
     "slice.Tensor": _slice,

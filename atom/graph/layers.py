@@ -12,9 +12,10 @@ from itertools import groupby
 
 from torch import fx
 
-from atom.graph.traced import Graph, layer_path
+from atom.graph.traced import Graph, layer_path, with_nested
 
 _NUMBERED = re.compile(r"(^|\.)\d+(@\d+)?$")
+_SPAN = " … "
 
 
 @dataclass(frozen=True)
@@ -54,8 +55,9 @@ def _runs(graph: Graph) -> Iterator[_Run]:
 
 
 def _numbered(node: fx.Node) -> str:
-    """The outermost numbered module, or an empty string."""
-    return next((path for path, _ in layer_path(node) if _NUMBERED.search(path)), "")
+    """The outermost numbered module, or an empty string. A region's is that of its calls."""
+    paths = (path for call in with_nested(node) for path, _ in layer_path(call))
+    return next((path for path in paths if _NUMBERED.search(path)), "")
 
 
 def _top_level(node: fx.Node) -> str:
@@ -81,22 +83,24 @@ def _has_parameters(graph: Graph, calls: Sequence[fx.Node]) -> bool:
 
 
 def _legal(graph: Graph, runs: list[_Run]) -> list[_Run]:
-    """Moves each boundary on to the next legal one; runs that vanish join their neighbour."""
-    ends: list[int] = []
-    end = 0
-    for _, calls in runs:
+    """Moves each boundary on to the next legal one; runs that vanish join the one before."""
+    legal: list[_Run] = []
+    end = reached = 0
+    for key, calls in runs:
         end += len(calls)
-        legal = max(end, ends[-1] if ends else 0)
-        while legal in graph.forbidden_cuts and legal < len(graph.calls):
-            legal += 1
-        ends.append(legal)
-    ends[-1] = len(graph.calls)
-    starts = [0, *ends[:-1]]
-    return [
-        (key, graph.calls[start:stop])
-        for (key, _), start, stop in zip(runs, starts, ends, strict=True)
-        if stop > start
-    ]
+        stop = end
+        while stop in graph.forbidden_cuts and stop < len(graph.calls):
+            stop += 1
+        if stop <= reached:
+            legal[-1] = (_joined(legal[-1][0], key), legal[-1][1])
+            continue
+        legal.append((key, graph.calls[reached:stop]))
+        reached = stop
+    return legal
+
+
+def _joined(first: str, last: str) -> str:
+    return f"{first.partition(_SPAN)[0] or 'embedding'}{_SPAN}{last or 'head'}"
 
 
 def _layer(graph: Graph, key: str, calls: tuple[fx.Node, ...], index: int, last: int) -> Layer:
@@ -106,7 +110,7 @@ def _layer(graph: Graph, key: str, calls: tuple[fx.Node, ...], index: int, last:
     return Layer(
         name=name,
         kind=kind,
-        prefix=key.partition("@")[0],
+        prefix="" if _SPAN in key else key.partition("@")[0],
         calls=calls,
         parameters=tuple(node for node in read if node in graph.parameters),
         constants=tuple(node for node in read if node in graph.constants),
@@ -130,8 +134,12 @@ def _reads(user: fx.Node, graph: Graph, inside: set[fx.Node]) -> bool:
 def _role(
     graph: Graph, key: str, calls: tuple[fx.Node, ...], index: int, last: int
 ) -> tuple[str, str]:
+    if _SPAN in key:
+        return key, "Layers"
     if key:
-        kinds = dict(pair for call in calls for pair in layer_path(call))
+        kinds = dict(
+            pair for call in calls for inner in with_nested(call) for pair in layer_path(inner)
+        )
         return key, kinds[key].rpartition(".")[2]
     if last == 0:
         return "model", graph.model_name

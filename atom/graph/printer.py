@@ -14,9 +14,16 @@ import torch
 from torch import fx, nn
 
 from atom.graph.digest import tensor_bytes
-from atom.graph.expressions import Expression, expression, literal
+from atom.graph.expressions import TRACE_DEVICE, Expression, expression
 from atom.graph.layers import Layer
-from atom.graph.traced import Constant, Graph, is_getitem, layer_path
+from atom.graph.traced import (
+    Constant,
+    Graph,
+    is_getitem,
+    layer_path,
+    nested_graph,
+    with_nested,
+)
 
 LINE_LENGTH = 100
 INDENT = "    "
@@ -28,6 +35,9 @@ _RESERVED_LOCALS = {
     "next", "pow", "range", "round", "set", "slice", "sorted", "sum", "tuple", "type", "zip",
 }  # fmt: skip
 """Fixed, not asked from `builtins` and `keyword`: every Python version must choose alike."""
+
+_NUMBERED_BY_TORCH = re.compile(r"^lifted_tensor_\d+$")
+"""Tensors that forward makes from numbers: counted over the whole model, so not named so here."""
 
 _RESERVED_ATTRIBUTES = {"device", *dir(nn.Module())}
 
@@ -89,11 +99,12 @@ class LayerText:
         self._borrowed_arguments = arguments
 
     def _name_constants(self) -> None:
-        if "self.device" in "".join(_device_texts(self._layer.calls, self._graph)):
+        if _names_device(self._layer.calls):
             self._head.append(f"{BODY}self.device = device")
         for node in self._layer.constants:
             constant = self._graph.constants[node]
-            attribute = unique(identifier(self._relative(constant.name)), self._attributes)
+            wanted = _NUMBERED_BY_TORCH.sub("tensor", self._relative(constant.name))
+            attribute = unique(identifier(wanted), self._attributes)
             self._names[node] = f"self.{attribute}"
             self._head += constant_lines(attribute, constant)
 
@@ -128,9 +139,7 @@ class LayerText:
         """`with torch.no_grad()` and `with torch.autocast(…)`: the nested graph, written out."""
         settings = [a for a in node.args if not isinstance(a, fx.Node)]
         inner, *arguments = [a for a in node.args if isinstance(a, fx.Node)]
-        graph = _owner(inner).get_submodule(str(inner.target))
-        assert isinstance(graph, fx.GraphModule)
-        nodes = list(graph.graph.nodes)
+        nodes = list(nested_graph(inner).graph.nodes)
         placeholders = [n for n in nodes if n.op == "placeholder"]
         for placeholder, argument in zip(placeholders, arguments, strict=True):
             self._names[placeholder] = self._names[argument]
@@ -161,7 +170,8 @@ class LayerText:
         return ", ".join(targets) if count > 1 else f"({targets[0]},)"
 
     def _local(self, node: fx.Node, alone: dict[fx.Node, str]) -> str:
-        path = self._relative(alone[node]) if node in alone else ""
+        path = alone.get(node, "")
+        path = "" if path == self._layer.prefix else self._relative(path)
         return identifier(path or str(getattr(node.target, "_opname", "value")))
 
     def _relative(self, path: str) -> str:
@@ -174,7 +184,7 @@ class LayerText:
         if not isinstance(value, torch.Tensor):
             picked = [v for v in value or () if isinstance(v, torch.Tensor)]
             shapes = {tuple(v.shape) for v in picked}
-            return f"{len(picked)} times {list(shapes.pop())}" if len(shapes) == 1 else ""
+            return f"{len(picked)} x {list(shapes.pop())}" if len(shapes) == 1 else ""
         dtype = str(value.dtype).removeprefix("torch.")
         usual = value.dtype is self._graph.parameter_dtype
         return str(list(value.shape)) if usual else f"{dtype} {list(value.shape)}"
@@ -200,20 +210,25 @@ def statement(target: str, written: Expression, comment: str) -> Iterator[str]:
 def constant_lines(attribute: str, constant: Constant) -> Iterator[str]:
     """The assignment of a constant's values in `__init__`; exact to the bit."""
     tensor = constant.tensor
-    plain = not tensor.is_complex() and bool(torch.isfinite(tensor).all())
-    if tensor.numel() <= _FEW_ELEMENTS and plain:
-        yield f"{BODY}self.{attribute} = torch.tensor("
-        yield f"{BODY}{INDENT}{tensor.tolist()!r}, dtype={tensor.dtype}, device=device"
-        yield f"{BODY})"
+    values = repr(tensor.tolist()) if tensor.numel() <= _FEW_ELEMENTS else ""
+    if values and len(values) < LINE_LENGTH - len(BODY) - len(INDENT) and _reads_back(tensor):
+        arguments = (values, f"dtype={tensor.dtype}", "device=device")
+        for line in statement(f"self.{attribute}", Expression("torch.tensor", arguments), ""):
+            yield BODY + line
         return
     text = base64.b64encode(tensor_bytes(tensor)).decode()
-    width = LINE_LENGTH - len(BODY) - len(INDENT) - 2
+    width = LINE_LENGTH - len(BODY) - len(INDENT) - len('"",')
     yield f"{BODY}self.{attribute} = constant("
     for start in range(0, max(len(text), 1), width):
         comma = "," if start + width >= len(text) else ""
         yield f'{BODY}{INDENT}"{text[start : start + width]}"{comma}'
     yield f"{BODY}{INDENT}{tensor.dtype}, {list(tensor.shape)}, device,"
     yield f"{BODY})"
+
+
+def _reads_back(tensor: torch.Tensor) -> bool:
+    """Whether Python's literals for the elements give the same elements."""
+    return not tensor.is_complex() and bool(torch.isfinite(tensor).all())
 
 
 def tuple_text(names: Sequence[str]) -> str:
@@ -250,14 +265,8 @@ def _alone_in_module(calls: Sequence[fx.Node]) -> dict[fx.Node, str]:
     for node in calls:
         stack = layer_path(node)
         if stack:
-            paths.setdefault(stack[-1][0], []).append(node)
+            paths.setdefault(stack[-1][0].partition("@")[0], []).append(node)
     return {nodes[0]: path for path, nodes in paths.items() if len(nodes) == 1}
-
-
-def _owner(node: fx.Node) -> fx.GraphModule:
-    owner = node.graph.owning_module
-    assert isinstance(owner, fx.GraphModule)
-    return owner
 
 
 def _context(settings: Sequence[object]) -> str:
@@ -272,13 +281,12 @@ def _context(settings: Sequence[object]) -> str:
     )
 
 
-def _device_texts(calls: Iterable[fx.Node], graph: Graph) -> Iterator[str]:
-    """Every device named in a call, nested graphs included."""
-    for node in calls:
-        for value in (*node.args, *node.kwargs.values()):
-            if isinstance(value, torch.device):
-                yield literal(value, {})
-            elif isinstance(value, fx.Node) and value.op == "get_attr":
-                inner = _owner(value).get_submodule(str(value.target))
-                assert isinstance(inner, fx.GraphModule)
-                yield from _device_texts(inner.graph.nodes, graph)
+def _names_device(calls: Iterable[fx.Node]) -> bool:
+    """Whether a call makes its result on the tracing device, nested graphs included."""
+    return any(
+        value == TRACE_DEVICE
+        for call in calls
+        for node in with_nested(call)
+        for value in (*node.args, *node.kwargs.values())
+        if isinstance(value, torch.device)
+    )

@@ -97,7 +97,7 @@ class _Reading:
             frozen=frozen.intersection(names),
             specs=self.effects.specs,
             forbidden_cuts=_forbidden_cuts(calls, loss, self.effects),
-            graph_hash=graph_hash(inputs, calls, loss, self.effects.specs, constants, root),
+            graph_hash=graph_hash(inputs, calls, loss, self.effects.specs, constants),
             metadata=self._metadata(model, names),
         )
 

@@ -6,10 +6,11 @@ example batch and the dtype of the parameters are part of the graph.
 """
 
 import inspect
+import io
 import logging
 import traceback
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 
 import torch
 from torch import nn
@@ -106,11 +107,12 @@ def _untraceable(model: nn.Module, error: Exception) -> ModelError:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Torch logs the whole graph when tracing fails; the error says it in one line."""
+    """Torch prints and logs the whole graph when tracing fails; the error says it in one line."""
     logger = logging.getLogger("torch")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
     try:
-        yield
+        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+            yield
     finally:
         logger.setLevel(level)

@@ -5,7 +5,7 @@ value has the name of the call that made it. A *position* counts calls; "a cut a
 call p-1 from call p.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -77,6 +77,25 @@ def layer_path(node: fx.Node) -> list[tuple[str, str]]:
         for key, (path, kind) in stack.items()
         if path
     ]
+
+
+def nested_graph(node: fx.Node) -> fx.GraphModule:
+    """The graph that a `get_attr` node names."""
+    owner = node.graph.owning_module
+    assert isinstance(owner, fx.GraphModule)
+    nested = owner.get_submodule(str(node.target))
+    assert isinstance(nested, fx.GraphModule)
+    return nested
+
+
+def with_nested(node: fx.Node) -> Iterator[fx.Node]:
+    """The call itself, and for a region the calls inside it."""
+    yield node
+    for argument in node.args:
+        if isinstance(argument, fx.Node) and argument.op == "get_attr":
+            for inner in nested_graph(argument).graph.nodes:
+                if inner.op == "call_function":
+                    yield from with_nested(inner)
 
 
 def source_line(node: fx.Node) -> str:

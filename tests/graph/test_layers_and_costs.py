@@ -1,0 +1,124 @@
+"""Layers end where a cut is legal; costs are counted from shapes."""
+
+import torch
+from torch import fx
+from traced_modules import (
+    VOCABULARY,
+    WIDTH,
+    Buffers,
+    InPlace,
+    LearnedBias,
+    Plain,
+    Rotary,
+    Skips,
+    TiedGPT,
+    hidden_states,
+    tokens_and_targets,
+)
+
+from atom.graph.cost import layer_costs
+from atom.graph.layers import layers_of
+from atom.graph.program import compile_program
+from atom.graph.trace import trace
+from atom.graph.traced import Graph, is_getitem
+
+
+def layer_names(graph: Graph) -> list[str]:
+    return [layer.name for layer in layers_of(graph)]
+
+
+def test_layers_of_a_gpt() -> None:
+    graph = trace(TiedGPT(), tokens_and_targets())
+    assert layer_names(graph) == ["embedding", "blocks.0", "blocks.1", "blocks.2", "head"]
+    layers = layers_of(graph)
+    assert [len(layer.outputs) for layer in layers] == [1] * 5
+    assert tuple(call for layer in layers for call in layer.calls) == graph.calls
+
+
+def test_without_numbered_modules_top_level_ones_are_layers() -> None:
+    assert layer_names(trace(Plain(), hidden_states())) == ["encoder", "decoder"]
+
+
+def test_a_repeated_layer_is_a_layer_each_time_with_one_set_of_parameters() -> None:
+    graph = trace(Buffers(), hidden_states())
+    program = compile_program(Buffers(), hidden_states())
+    names = [{name for _, name in s.parameters} for s in program.sub_models]
+    assert {"layers.0.weight", "layers.0.bias"} in names
+    assert sum("layers.0.weight" in used for used in names) == 2
+    assert len(graph.layout.specs) == 6
+    assert graph.frozen == {"layers.1.weight", "layers.1.bias"}
+
+
+def test_cuts_never_split_in_place_chains_nor_results_from_their_call() -> None:
+    graph = trace(InPlace(), hidden_states())
+    layers = layers_of(graph)
+    owner = {call: layer.name for layer in layers for call in layer.calls}
+    written = [c for c in graph.calls if str(c.target).partition(".")[2].startswith("copy_")]
+    made = next(c for c in graph.calls if "zeros_like" in str(c.target))
+    assert len(written) == 2
+    assert {owner[call] for call in written} == {owner[made]}
+    for call in graph.calls:
+        if is_getitem(call):
+            maker = call.args[0]
+            assert isinstance(maker, fx.Node)
+            assert owner[call] == owner[maker]
+    assert len(layers) > 1
+
+
+def test_what_crosses_and_which_way_gradients_flow() -> None:
+    rotary = compile_program(Rotary(), hidden_states())
+    needs = dict(
+        zip(rotary.sub_models[1].inputs, rotary.sub_models[1].inputs_need_grad, strict=True)
+    )
+    assert sorted(needs.values()) == [False, False, True, True]
+    learned = compile_program(LearnedBias(), tokens_and_targets())
+    assert learned.sub_models[2].inputs_need_grad == (True, True)
+    skips = compile_program(Skips(), Skips.batch())
+    assert skips.batch_inputs == ("hidden", "weight", "keep")
+    assert "keep" in skips.sub_models[-1].inputs
+    assert not any("keep" in sub_model.inputs for sub_model in skips.sub_models[:-1])
+    assert all(name in skips.values for s in skips.sub_models for name in s.inputs + s.outputs)
+
+
+def test_layout_is_in_order_of_first_use_with_tied_weights_once() -> None:
+    model = TiedGPT(layers=1)
+    layout = compile_program(model, tokens_and_targets()).layout
+    names = [spec.name for spec in layout.specs]
+    assert names[:4] == [
+        "tokens.weight", "positions.weight", "blocks.0.norm1.weight", "blocks.0.norm1.bias",
+    ]  # fmt: skip
+    assert names[-2:] == ["norm.weight", "norm.bias"]
+    assert sorted(names) == sorted(name for name, _ in model.named_parameters())
+    assert {s.name: s.shape for s in layout.specs} == {
+        name: tuple(parameter.shape) for name, parameter in model.named_parameters()
+    }
+
+
+def test_tied_modules_take_their_first_name() -> None:
+    model = TiedGPT(layers=2)
+    model.blocks[1].up = model.blocks[0].up
+    program = compile_program(model, tokens_and_targets())
+    assert "blocks.1.up.weight" not in program.layout.by_name
+    assert ("blocks_0_up_weight", "blocks.0.up.weight") in program.sub_models[2].parameters
+
+
+def test_costs() -> None:
+    graph = trace(TiedGPT().bfloat16(), tokens_and_targets())
+    embedding, block, _, _, head = layer_costs(graph, layers_of(graph))
+    boundary = 2 * 16 * WIDTH * 2
+    assert embedding.parameter_bytes == (VOCABULARY + 16) * WIDTH * 2
+    assert block.parameter_bytes == (12 * WIDTH * WIDTH + 13 * WIDTH) * 2
+    assert (block.input_bytes, block.output_bytes) == (boundary, boundary)
+    assert head.input_bytes == boundary + 2 * 16 * 8
+    assert head.output_bytes == 4
+    products = 2 * 32 * 12 * WIDTH * WIDTH
+    assert products < block.flops < 1.5 * products
+    assert block.working_bytes > 8 * boundary
+
+
+def test_static_gradients_match_what_runs() -> None:
+    graph = trace(Skips(), Skips.batch())
+    by_name = {graph.value_name(node): spec for node, spec in graph.specs.items()}
+    assert by_name["keep"].dtype is torch.bool
+    assert not by_name["hidden"].needs_grad
+    assert by_name[graph.value_name(graph.loss)].needs_grad

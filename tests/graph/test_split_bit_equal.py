@@ -1,0 +1,94 @@
+"""A split model computes the same bits as the whole one."""
+
+import itertools
+
+import pytest
+import torch
+from torch import nn
+from traced_modules import ZOO, Batch, CountsCalls, TiedGPT, hidden_states, tokens_and_targets
+
+from atom.base.errors import ModelError
+from atom.graph.layers import layers_of
+from atom.graph.program import build_program, compile_program
+from atom.graph.trace import trace
+from atom.graph.verify import verify_against_eager
+from atom.models.gpt3 import GPT3, GPT3Config
+
+
+def check_cuts(model: nn.Module, example: Batch, batch: Batch, most: int = 12) -> None:
+    """Every cut of a short model; of a longer one the whole, the finest, and some between."""
+    graph = trace(model, example)
+    layers = len(layers_of(graph))
+    inner = range(1, layers)
+    cuts = [c for size in range(layers) for c in itertools.combinations(inner, size)]
+    for places in cuts[:: -(-len(cuts) // most)] + cuts[-1:]:
+        starts = [0, *places, layers]
+        cut = [(a, b - 1) for a, b in itertools.pairwise(starts)]
+        verify_against_eager(model, build_program(graph, cut), batch)
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_zoo_at_many_cuts(name: str) -> None:
+    torch.manual_seed(0)
+    make, batch = ZOO[name]
+    check_cuts(make(), batch(0), batch(1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("cut", [None, [(0, 1), (2, 2), (3, 4)], [(0, 4)]])
+def test_gpt(dtype: torch.dtype, dropout: float, cut: list[tuple[int, int]] | None) -> None:
+    torch.manual_seed(0)
+    model = TiedGPT(dropout=dropout, length=128).to(dtype)
+    program = compile_program(model, tokens_and_targets(0, 128), cut)
+    verify_against_eager(model, program, tokens_and_targets(1, 128))
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_gpt3(dtype: torch.dtype, dropout: float) -> None:
+    torch.manual_seed(0)
+    config = GPT3Config(3, 2, 16, sequence_tokens=16, vocabulary_size=32, dropout=dropout)
+    model = GPT3(config, dtype=dtype)
+    check_cuts(model, tokens_and_targets(0), tokens_and_targets(1), most=3)
+
+
+def test_the_model_and_the_random_state_are_left_alone() -> None:
+    model, batch = TiedGPT(dropout=0.1), tokens_and_targets()
+    model.eval()
+    parameters = {name: id(p) for name, p in model.named_parameters()}
+    before = torch.get_rng_state()
+    program = compile_program(model, batch)
+    verify_against_eager(model, program, batch)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert {name: id(p) for name, p in model.named_parameters()} == parameters
+    assert not any(module.training for module in model.modules())
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_one_tensor_under_two_names_stays_two_inputs() -> None:
+    torch.manual_seed(0)
+    model, ids = TiedGPT(), tokens_and_targets()["tokens"]
+    program = compile_program(model, {"tokens": ids, "targets": ids})
+    verify_against_eager(model, program, tokens_and_targets(1))
+    verify_against_eager(model, program, {"tokens": ids, "targets": ids})
+
+
+def test_python_state_that_tracing_froze_is_caught() -> None:
+    model = CountsCalls()
+    program = compile_program(model, hidden_states())
+    with pytest.raises(ModelError, match="loss"):
+        verify_against_eager(model, program, hidden_states(1))
+
+
+def test_a_program_of_another_model_is_caught_by_parameter() -> None:
+    class Detached(TiedGPT):
+        def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            self.blocks[1].up.weight.requires_grad_(False)
+            return super().forward(tokens, targets)
+
+    torch.manual_seed(0)
+    model, other = TiedGPT(), Detached()
+    program = compile_program(model, tokens_and_targets())
+    with pytest.raises(ModelError, match=r"blocks\.1\.up\.weight"):
+        verify_against_eager(other, program, tokens_and_targets())

@@ -1,0 +1,301 @@
+"""Small modules, each with something that makes splitting go wrong."""
+
+import random
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+BATCH, LENGTH, WIDTH, HEADS, VOCABULARY = 2, 16, 16, 2, 32
+
+Batch = dict[str, Tensor]
+
+
+def tokens_and_targets(seed: int = 0, length: int = LENGTH) -> Batch:
+    generator = torch.Generator().manual_seed(seed)
+    shape = (BATCH, length)
+    return {
+        "tokens": torch.randint(0, VOCABULARY, shape, generator=generator),
+        "targets": torch.randint(0, VOCABULARY, shape, generator=generator),
+    }
+
+
+def hidden_states(seed: int = 0) -> Batch:
+    generator = torch.Generator().manual_seed(seed)
+    return {"hidden": torch.randn(BATCH, LENGTH, WIDTH, generator=generator)}
+
+
+class Attention(nn.Module):
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
+        self.out = nn.Linear(WIDTH, WIDTH)
+        self.dropout = dropout
+
+    def forward(self, hidden: Tensor, mask: Tensor | None = None) -> Tensor:
+        shape = (*hidden.shape[:2], HEADS, WIDTH // HEADS)
+        q, k, v = (t.view(shape).transpose(1, 2) for t in self.qkv(hidden).split(WIDTH, dim=2))
+        mixed = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=mask is None, dropout_p=self.dropout
+        )
+        return self.out(mixed.transpose(1, 2).reshape(hidden.shape))
+
+
+class Block(nn.Module):
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(WIDTH)
+        self.attention = Attention(dropout)
+        self.norm2 = nn.LayerNorm(WIDTH)
+        self.up = nn.Linear(WIDTH, 4 * WIDTH)
+        self.down = nn.Linear(4 * WIDTH, WIDTH)
+        self.drop = nn.Dropout(dropout)
+
+    def forward(self, hidden: Tensor, mask: Tensor | None = None) -> Tensor:
+        hidden = hidden + self.attention(self.norm1(hidden), mask)
+        inner = F.gelu(self.up(self.norm2(hidden)), approximate="tanh")
+        return hidden + self.drop(self.down(inner))
+
+
+class TiedGPT(nn.Module):
+    """Tied embedding and head, positions from arange, dropout."""
+
+    def __init__(self, layers: int = 3, dropout: float = 0.0, length: int = LENGTH) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(VOCABULARY, WIDTH)
+        self.positions = nn.Embedding(length, WIDTH)
+        self.drop = nn.Dropout(dropout)
+        self.blocks = nn.ModuleList(Block(dropout) for _ in range(layers))
+        self.norm = nn.LayerNorm(WIDTH)
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        hidden = self.drop(self.tokens(tokens) + self.positions(positions))
+        for block in self.blocks:
+            hidden = block(hidden)
+        logits = F.linear(self.norm(hidden), self.tokens.weight)
+        return F.cross_entropy(logits.view(-1, VOCABULARY).float(), targets.view(-1))
+
+
+class LearnedBias(nn.Module):
+    """A learned mask used by all blocks: its gradient is a sum over sub-models (as in T5)."""
+
+    def __init__(self, layers: int = 3, dropout: float = 0.1) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(VOCABULARY, WIDTH)
+        self.bias = nn.Parameter(torch.randn(HEADS, LENGTH, LENGTH))
+        self.blocks = nn.ModuleList(Block(dropout) for _ in range(layers))
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        hidden, mask = self.tokens(tokens), self.bias.unsqueeze(0) * 0.5
+        for block in self.blocks:
+            hidden = block(hidden, mask)
+        logits = hidden @ self.tokens.weight.t()
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+class Skips(nn.Module):
+    """Values that live over several layers, several inputs, one of them unused by most layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.up = nn.ModuleList(nn.Linear(2 * WIDTH, WIDTH) for _ in range(3))
+
+    def forward(self, hidden: Tensor, weight: Tensor, keep: Tensor) -> Tensor:
+        first, skips = hidden, []
+        for layer in self.down:
+            hidden = torch.tanh(layer(hidden))
+            skips.append(hidden)
+        for layer in self.up:
+            hidden = torch.relu(layer(torch.cat([hidden, skips.pop()], dim=-1))) + first
+        return (hidden.masked_fill(~keep, 0.0) * weight).pow(2).mean() + hidden.var(dim=1).sum()
+
+    @staticmethod
+    def batch(seed: int = 0) -> Batch:
+        shape, generator = (BATCH, LENGTH, WIDTH), torch.Generator().manual_seed(seed)
+        return {
+            **hidden_states(seed),
+            "weight": torch.rand(shape, generator=generator),
+            "keep": torch.rand(shape, generator=generator) > 0.5,
+        }
+
+
+class Regions(nn.Module):
+    """no_grad and autocast regions, a detached branch, a number tensor made in forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        for layer in self.layers:
+            with torch.no_grad():
+                scale = layer(hidden).abs().mean(dim=-1, keepdim=True)
+                shift = scale - 1
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                hidden = layer(hidden) * scale
+            hidden = hidden.float() + shift * torch.tensor([2.0, 0.5] * (WIDTH // 2))
+        return (1 - hidden).square().mean() * 2.5
+
+
+class InPlace(nn.Module):
+    """Memory changed after the layer that made it, through a view."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        seen = torch.zeros_like(hidden)
+        for index, layer in enumerate(self.layers):
+            hidden = layer(hidden).relu_()
+            if index < 2:
+                seen[:, index] = hidden[:, index]
+        left, right = hidden.chunk(2, dim=-1)
+        return (left * right).sum() + seen.exp().mean()
+
+
+class Buffers(nn.Module):
+    """Constants small and larger, a frozen layer, an unused parameter, one layer used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.tensor([1.0, float("inf"), 0.1] + [1.5] * (WIDTH - 3)))
+        self.register_buffer("mask", torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril())
+        self.bound = torch.tensor(0.75)
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.layers[1].requires_grad_(False)
+        self.unused = nn.Parameter(torch.zeros(3))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        for layer in (*self.layers, self.layers[0]):
+            scores = (hidden @ hidden.transpose(1, 2)).masked_fill(~self.mask, float("-inf"))
+            hidden = layer(torch.softmax(scores, -1) @ hidden).clamp(max=self.bound)
+        return (hidden / self.scale).sum(dim=(1, 2)).mean()
+
+
+class Rotary(nn.Module):
+    """cos and sin made once, used by all layers, without gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(3))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        angles = torch.outer(torch.arange(LENGTH).float(), torch.arange(WIDTH) / WIDTH)
+        cos, sin = angles.cos()[None], angles.sin()[None]
+        for layer in self.layers:
+            left, right = hidden.chunk(2, dim=-1)
+            turned = hidden * cos + torch.cat([-right, left], dim=-1) * sin
+            hidden = F.silu(layer(turned)) + hidden
+        return F.log_softmax(hidden, dim=-1)[..., 3:7].mean().neg()
+
+
+class Plain(nn.Module):
+    """No numbered modules at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Linear(WIDTH, 4)
+        self.decoder = nn.Linear(4, WIDTH)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return F.mse_loss(self.decoder(self.encoder(hidden).sigmoid()), hidden)
+
+
+ZOO: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Batch]]] = {
+    "gpt": (lambda: TiedGPT(dropout=0.1), tokens_and_targets),
+    "learned bias": (LearnedBias, tokens_and_targets),
+    "skips": (Skips, Skips.batch),
+    "regions": (Regions, hidden_states),
+    "in place": (InPlace, hidden_states),
+    "buffers": (Buffers, hidden_states),
+    "rotary": (Rotary, hidden_states),
+    "plain": (Plain, hidden_states),
+    "sequential": (
+        lambda: WithLoss(nn.Sequential(nn.Linear(WIDTH, 8), nn.Tanh(), nn.Linear(8, 4))),
+        hidden_states,
+    ),
+}
+
+
+class WithLoss(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.inner(hidden).square().mean()
+
+
+class StraightThrough(torch.autograd.Function):
+    """Rounds; its backward passes the gradient through, which tracing cannot see."""
+
+    @staticmethod
+    def forward(ctx: object, value: Tensor) -> Tensor:
+        return value.round()
+
+    @staticmethod
+    def backward(ctx: object, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        return gradient
+
+
+class Rounds(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return StraightThrough.apply(self.layer(hidden)).sum()
+
+
+class DrawsInPython(Rounds):
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.layer(hidden).sum() * random.random()
+
+
+class DependsOnData(Rounds):
+    def forward(self, hidden: Tensor) -> Tensor:
+        if hidden.sum() > 0:
+            return self.layer(hidden).sum()
+        return self.layer(hidden).mean()
+
+
+class CountsCalls(Rounds):
+    """Python state that changes with every call: invisible to tracing."""
+
+    calls = 0
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        self.calls += 1
+        return self.layer(hidden).sum() * self.calls
+
+
+class NotALoss(Rounds):
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.layer(hidden)
+
+
+class ChangesItsInput(Rounds):
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.layer(hidden.mul_(2)).sum()
+
+
+class Normalised(Rounds):
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.norm(self.layer(hidden).transpose(1, 2)).square().mean()
+
+
+class LargeTable(Rounds):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.zeros(256, 256))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.layer(hidden).sum() + self.table.sum()
