@@ -112,6 +112,14 @@ class Channel:
         for part in parts:
             self.stream.send_all(memoryview(part), patience)
 
+    def send_header(self, kind: Kind, length: int, patience: Patience) -> None:
+        """Begins a frame whose `length` bytes follow by `send_part`."""
+        self.stream.send_all(memoryview(_HEADER.pack(length, kind)), patience)
+
+    def send_part(self, part: memoryview, patience: Patience) -> None:
+        """More of a frame that `send_header` began."""
+        self.stream.send_all(part, patience)
+
     def recv_header(self, limit: int, patience: Patience) -> tuple[int, int]:
         """The next frame's kind and payload length.
 

@@ -1,0 +1,190 @@
+"""The shelf: named, immutable contents that this peer serves to others in chunks.
+
+Names say what is meant: `state/<head hex>` (a replica's arenas at a certified head),
+`result/<digest hex>` (one averaged gradient arena), `chain` (the commits, as bytes). What is on
+the shelf must not change: give it a snapshot file or a copy, never an arena that is still
+being written.
+"""
+
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from google.protobuf.message import DecodeError
+from torch import Tensor
+
+from atom.base.clock import Clock
+from atom.base.errors import PeerRefused
+from atom.base.reasons import Reason
+from atom.swarm import handshake
+from atom.swarm.arena_sources import ArenaSource, TensorArena, safetensors_arenas
+from atom.swarm.arenas import (
+    CHUNK_BYTES,
+    DTYPES,
+    ArenaManifest,
+    chunk_digest,
+)
+from atom.swarm.frames import Channel, Kind, Patience
+from atom.swarm.manifest import Manifest
+from atom.swarm.rate_limit import TokenBucket
+from atom.wire import transport_pb2 as wire
+
+MAX_REQUEST_BYTES = 1024
+BYTES_ARENA = "bytes"
+"""Name of the one arena of a blob that is plain bytes."""
+RESULT_ARENA = "result"
+"""Name of the one arena of a blob that is a single tensor."""
+_IDLE_S = 60.0
+_SEND_SILENCE_S = 15.0
+_PACED_BYTES = 32 * 1024
+
+
+class _Blob:
+    """One name on the shelf; hashed when its manifest is first asked for."""
+
+    def __init__(self, name: str, arenas: Mapping[str, ArenaSource], head: bytes, rnd: int) -> None:
+        self._name, self._head, self._round = name, head, rnd
+        self._arenas = dict(arenas)
+        self._sources = list(arenas.values())
+        self._lock = threading.Lock()
+        self._manifest: Manifest | None = None
+
+    def manifest(self) -> Manifest:
+        with self._lock:
+            if self._manifest is None:
+                arenas = tuple(_hash(name, source) for name, source in self._arenas.items())
+                self._manifest = Manifest(self._name, arenas, self._head, self._round)
+            return self._manifest
+
+    def chunk(self, arena: int, chunk: int) -> bytes | memoryview:
+        if arena < len(self._sources):
+            source = self._sources[arena]
+            length = source.elements * DTYPES[source.dtype].itemsize
+            if chunk * CHUNK_BYTES < length:
+                return source.read(chunk * CHUNK_BYTES, min((chunk + 1) * CHUNK_BYTES, length))
+        raise PeerRefused(Reason.NOT_FOUND, f"no chunk {chunk} of arena {arena}")
+
+
+def _hash(name: str, source: ArenaSource) -> ArenaManifest:
+    length = source.elements * DTYPES[source.dtype].itemsize
+    digests = [
+        chunk_digest(source.read(start, min(start + CHUNK_BYTES, length)))
+        for start in range(0, length, CHUNK_BYTES)
+    ]
+    return ArenaManifest(name, source.dtype, source.elements, b"".join(digests))
+
+
+Content = bytes | Tensor | Path | Mapping[str, Tensor]
+"""Bytes; one tensor; a safetensors snapshot file; or a state's arenas by name."""
+
+
+class BlobShelf:
+    """What this peer serves, by name. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._blobs: dict[str, _Blob] = {}
+
+    def register(self, name: str, content: Content, head: bytes = b"", round: int = 0) -> None:
+        """Serves `content` (immutable from now on) under `name`, in place of what had that name.
+
+        Raises: StorageError for a snapshot file that cannot be read.
+        """
+        blob = _Blob(name, _sources(content), head, round)
+        with self._lock:
+            self._blobs[name] = blob
+
+    def remove(self, name: str) -> None:
+        """Stops serving `name`; running reads of it still finish."""
+        with self._lock:
+            self._blobs.pop(name, None)
+
+    def names(self) -> list[str]:
+        with self._lock:
+            return sorted(self._blobs)
+
+    def manifest(self, name: str) -> Manifest:
+        """Raises: PeerRefused(NOT_FOUND); OSError from a snapshot file."""
+        return self._find(name).manifest()
+
+    def chunk(self, name: str, arena: int, chunk: int) -> bytes | memoryview:
+        """Raises: PeerRefused(NOT_FOUND); OSError from a snapshot file."""
+        return self._find(name).chunk(arena, chunk)
+
+    def _find(self, name: str) -> _Blob:
+        with self._lock:
+            if name not in self._blobs:
+                raise PeerRefused(Reason.NOT_FOUND, "no such blob")
+            return self._blobs[name]
+
+
+def _sources(content: Content) -> dict[str, ArenaSource]:
+    if isinstance(content, Path):
+        return safetensors_arenas(content)
+    if isinstance(content, bytes):
+        raw = torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else torch.empty(0)
+        return {BYTES_ARENA: TensorArena(raw.to(torch.uint8))}
+    if isinstance(content, Tensor):
+        return {RESULT_ARENA: TensorArena(content)}
+    return {name: TensorArena(tensor) for name, tensor in content.items()}
+
+
+class BlobServer:
+    """Answers blob channels from a shelf, at most `uploads` at once and within a common rate."""
+
+    def __init__(
+        self, shelf: BlobShelf, clock: Clock, bucket: TokenBucket | None = None, uploads: int = 16
+    ) -> None:
+        self._shelf = shelf
+        self._clock = clock
+        self._bucket = bucket
+        self._slots = threading.BoundedSemaphore(uploads)
+
+    def serve(self, channel: Channel) -> None:
+        """One channel, until the other end leaves; give this to the transport as `on_blobs`.
+
+        Raises: PeerRefused for a malformed request; OSError when the channel ends.
+        """
+        if not self._slots.acquire(blocking=False):
+            refused = PeerRefused(Reason.BUSY, "enough uploads are running")
+            handshake.refuse(channel, refused, Patience(_SEND_SILENCE_S))
+            return
+        try:
+            while not channel.closed.is_set():
+                self._answer(channel)
+        finally:
+            self._slots.release()
+
+    def _answer(self, channel: Channel) -> None:
+        request = wire.BlobRequest()
+        try:
+            raw = channel.recv_frame(Kind.BLOB_REQUEST, MAX_REQUEST_BYTES, Patience(_IDLE_S))
+            request.ParseFromString(raw)
+        except DecodeError as error:
+            raise PeerRefused(Reason.MALFORMED, "unreadable request") from error
+        patience = Patience(_SEND_SILENCE_S)
+        try:
+            answer = self._look_up(request)
+        except PeerRefused as refused:
+            handshake.refuse(channel, refused, patience)
+            return
+        self._send(channel, memoryview(answer), patience)
+
+    def _look_up(self, request: wire.BlobRequest) -> bytes | memoryview:
+        try:
+            if request.manifest:
+                return self._shelf.manifest(request.name).encode()
+            return self._shelf.chunk(request.name, request.arena, request.chunk)
+        except OSError as error:  # our disk's fault: to the asker the blob is simply not here
+            raise PeerRefused(Reason.NOT_FOUND, "no longer readable") from error
+
+    def _send(self, channel: Channel, answer: memoryview, patience: Patience) -> None:
+        """One frame, in small parts under a rate limit: a slow donor must not look silent."""
+        channel.send_header(Kind.BLOB, len(answer), patience)
+        size = len(answer) if self._bucket is None else _PACED_BYTES
+        for start in range(0, len(answer), max(size, 1)):
+            part = answer[start : start + size]
+            if self._bucket is not None:
+                channel.closed.wait(self._bucket.take(len(part), self._clock.now()))
+            channel.send_part(part, patience)

@@ -1,0 +1,288 @@
+"""A state arrives whole from several donors, whatever some of them do."""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from atom.base.clock import BootClock
+from atom.base.errors import MismatchError, PeerRefused, StorageError
+from atom.base.events import EventList
+from atom.base.reasons import Reason
+from atom.swarm.arenas import CHUNK_BYTES, arena_digest, state_digest
+from atom.swarm.blobs import BlobServer, BlobShelf
+from atom.swarm.frames import Channel
+from atom.swarm.identity import Identity
+from atom.swarm.local_transport import LocalNetwork, LocalTransport
+from atom.swarm.manifest import Manifest
+from atom.swarm.rate_limit import TokenBucket
+from atom.swarm.state_transfer import FetchOptions, fetch, fetch_bytes, fetch_result
+from atom.swarm.transport import PeerTransport, Transport
+
+SOON = 20.0
+NAME = "state/" + "ab" * 32
+CHUNK = CHUNK_BYTES // 4
+ALL = 1 << 30
+
+
+class LyingShelf(BlobShelf):
+    """Tells the truth in manifests and lies in chunks."""
+
+    def chunk(self, name: str, arena: int, chunk: int) -> bytes | memoryview:
+        return bytes(len(super().chunk(name, arena, chunk)))
+
+
+class StuckShelf(BlobShelf):
+    """Answers the manifest, then never again until released."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.release = threading.Event()
+
+    def chunk(self, name: str, arena: int, chunk: int) -> bytes | memoryview:
+        self.release.wait(SOON)
+        return super().chunk(name, arena, chunk)
+
+
+class CountingShelf(BlobShelf):
+    """Counts the chunks it gave, and can fall over after some."""
+
+    def __init__(self, gives: int = 1 << 30) -> None:
+        super().__init__()
+        self.given = 0
+        self._gives = gives
+
+    def chunk(self, name: str, arena: int, chunk: int) -> bytes | memoryview:
+        if self.given >= self._gives:
+            raise ConnectionError("fell over")
+        self.given += 1
+        return super().chunk(name, arena, chunk)
+
+
+class Town:
+    """Donors around one peer that fetches."""
+
+    def __init__(self, kind: str) -> None:
+        self._network = LocalNetwork()
+        self._kind = kind
+        self.transports: list[PeerTransport] = []
+        self.me = self._add(None)
+
+    def donor(self, shelf: BlobShelf, bucket: TokenBucket | None = None) -> str:
+        transport = self._add(BlobServer(shelf, BootClock(), bucket).serve)
+        host, port = transport.address
+        self.me.set_addresses(transport.peer_id, [f"{host}:{port}"])
+        return transport.peer_id
+
+    def close(self) -> None:
+        for transport in self.transports:
+            transport.close()
+
+    def _add(self, serve: Callable[[Channel], None] | None) -> PeerTransport:
+        identity, incarnation = Identity.create(), bytes([len(self.transports)]) * 16
+        transport: PeerTransport = (
+            Transport(identity, bytes(32), incarnation, ("127.0.0.1", 0), EventList())
+            if self._kind == "tcp"
+            else LocalTransport(self._network, identity, incarnation, EventList())
+        )
+        transport.set_handlers(on_blobs=serve)
+        transport.start()
+        self.transports.append(transport)
+        return transport
+
+
+@pytest.fixture(params=["local", "tcp"])
+def town(request: pytest.FixtureRequest) -> Iterator[Town]:
+    yield from towns(request.param)
+
+
+@pytest.fixture
+def local_town() -> Iterator[Town]:
+    yield from towns("local")
+
+
+def towns(kind: str) -> Iterator[Town]:
+    before = threading.active_count()
+    town = Town(kind)
+    yield town
+    town.close()
+    assert threading.active_count() == before
+
+
+def state(seed: int = 0) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        "master": torch.randn(3 * CHUNK + 7, generator=generator),
+        "moment": torch.randn(CHUNK, generator=generator).bfloat16(),
+        "none": torch.empty(0),
+    }
+
+
+def stocked(shelf: BlobShelf, contents: Mapping[str, Tensor] | None = None) -> BlobShelf:
+    shelf.register(NAME, state() if contents is None else contents, head=b"h" * 32, round=3)
+    return shelf
+
+
+def options(**changes: object) -> FetchOptions:
+    chosen: dict[str, object] = {"max_bytes": ALL, "expected_digest": state_digest(state())}
+    return FetchOptions(**(chosen | changes))  # type: ignore[arg-type]
+
+
+def assert_is_state(arenas: Mapping[str, Tensor]) -> None:
+    assert arenas.keys() == state().keys()
+    assert all(torch.equal(arenas[name], tensor) for name, tensor in state().items())
+
+
+def test_a_state_comes_from_several_donors(town: Town) -> None:
+    donors = [town.donor(stocked(BlobShelf())) for _ in range(3)]
+    steps: list[tuple[int, int]] = []
+    fetched = fetch(town.me, donors, NAME, options(), on_progress=lambda *step: steps.append(step))
+    assert_is_state(fetched.arenas)
+    assert (fetched.manifest.head, fetched.manifest.round) == (b"h" * 32, 3)
+    total = fetched.manifest.byte_count
+    assert max(steps) == (total, total)
+    assert fetched.reused_bytes == 0
+
+
+def test_liars_strangers_and_the_absent_are_replaced(town: Town) -> None:
+    events = EventList()
+    donors = [
+        Identity.create().peer_id,
+        town.donor(stocked(LyingShelf())),
+        town.donor(stocked(BlobShelf(), state(seed=1))),
+        town.donor(BlobShelf()),
+        town.donor(stocked(CountingShelf(gives=1))),
+        town.donor(stocked(BlobShelf())),
+    ]
+    fetched = fetch(town.me, donors, NAME, options(max_donors=1), events=events)
+    assert_is_state(fetched.arenas)
+    dropped = {event["peer_id"]: event["reason"] for event in events.events}
+    assert dropped[donors[1]] == dropped[donors[2]] == "hash-mismatch"
+    assert dropped[donors[3]] == "not-found"
+    assert donors[5] not in dropped
+
+
+def test_a_stuck_donor_does_not_hold_the_others_up(local_town: Town) -> None:
+    stuck = StuckShelf()
+    donors = [local_town.donor(stocked(stuck)), local_town.donor(stocked(BlobShelf()))]
+    try:
+        fetched = fetch(local_town.me, donors, NAME, options(silence_s=0.3))
+        assert_is_state(fetched.arenas)
+    finally:
+        stuck.release.set()
+
+
+def test_when_nobody_is_left_the_last_reason_is_told(local_town: Town) -> None:
+    for donors, reason in (
+        ([], Reason.NOT_FOUND),
+        ([local_town.donor(BlobShelf())], Reason.NOT_FOUND),
+        ([local_town.donor(stocked(LyingShelf()))], Reason.HASH_MISMATCH),
+    ):
+        with pytest.raises(PeerRefused) as refused:
+            fetch(local_town.me, donors, NAME, options())
+        assert refused.value.reason is reason
+
+
+def test_a_promise_of_too_much_is_refused(local_town: Town) -> None:
+    donor = local_town.donor(stocked(BlobShelf()))
+    with pytest.raises(PeerRefused) as refused:
+        fetch(local_town.me, [donor], NAME, options(max_bytes=CHUNK_BYTES))
+    assert refused.value.reason is Reason.TOO_LARGE
+
+
+def test_without_a_digest_the_majority_decides(local_town: Town) -> None:
+    donors = [
+        local_town.donor(stocked(BlobShelf(), state(seed=1))),
+        local_town.donor(stocked(BlobShelf())),
+        local_town.donor(stocked(BlobShelf())),
+    ]
+    fetched = fetch(local_town.me, donors, NAME, options(expected_digest=None))
+    assert_is_state(fetched.arenas)
+    assert fetched.agreeing == 2
+
+
+def test_an_interrupted_fetch_resumes_on_disk(local_town: Town, tmp_path: Path) -> None:
+    first = local_town.donor(stocked(CountingShelf(gives=2)))
+    with pytest.raises(PeerRefused):
+        fetch(local_town.me, [first], NAME, options(), into=tmp_path)
+    shelf = CountingShelf()
+    second = local_town.donor(stocked(shelf))
+    fetched = fetch(local_town.me, [second], NAME, options(), into=tmp_path)
+    assert_is_state(fetched.arenas)
+    assert fetched.reused_bytes > 0
+    assert shelf.given < 5  # of five chunks
+
+
+def test_a_rejoining_peer_fetches_only_what_changed(local_town: Town) -> None:
+    mine, shelf = state(), CountingShelf()
+    mine["master"][CHUNK + 1] += 1
+    donor = local_town.donor(stocked(shelf))
+    fetched = fetch(local_town.me, [donor], NAME, options(), into=mine)
+    assert shelf.given == 1
+    assert_is_state(mine)
+    assert fetched.arenas["master"].data_ptr() == mine["master"].data_ptr()
+
+
+def test_a_state_of_another_program_is_a_mismatch(local_town: Town) -> None:
+    donor = local_town.donor(stocked(BlobShelf()))
+    with pytest.raises(MismatchError, match="moment"):
+        fetch(local_town.me, [donor], NAME, options(), into={"master": state()["master"]})
+
+
+def test_an_unusable_directory_is_a_storage_error(local_town: Town, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    donor = local_town.donor(stocked(BlobShelf()))
+    with pytest.raises(StorageError):
+        fetch(local_town.me, [donor], NAME, options(), into=tmp_path / "file")
+
+
+def test_stopping_ends_a_fetch(local_town: Town) -> None:
+    stuck, stop = StuckShelf(), threading.Event()
+    donor = local_town.donor(stocked(stuck))
+    stop.set()
+    try:
+        with pytest.raises(PeerRefused) as refused:
+            fetch(local_town.me, [donor], NAME, options(), stop=stop)
+    finally:
+        stuck.release.set()
+    assert refused.value.reason is Reason.SUPERSEDED
+
+
+def test_rates_are_asked_for_every_byte(local_town: Town) -> None:
+    class Recording(TokenBucket):
+        spent = 0.0
+
+        def take(self, amount: float, now: float) -> float:
+            self.spent += amount
+            return 0.0
+
+    up, down = Recording(1, 1), Recording(1, 1)
+    donor = local_town.donor(stocked(BlobShelf()), up)
+    fetched = fetch(local_town.me, [donor], NAME, options(bucket=down))
+    assert down.spent == fetched.manifest.byte_count
+    manifest = Manifest(NAME, fetched.manifest.arenas, b"h" * 32, 3).encode()
+    assert up.spent == fetched.manifest.byte_count + len(manifest)
+
+
+def test_a_result_is_fetched_by_its_digest(town: Town) -> None:
+    result, into, wrong = torch.randn(CHUNK + 16), torch.empty(CHUNK + 16), BlobShelf()
+    digest, right = arena_digest(result), BlobShelf()
+    wrong.register(f"result/{digest.hex()}", result + 1)
+    right.register(f"result/{digest.hex()}", result)
+    donors = [town.donor(wrong), town.donor(right)]
+    fetch_result(town.me, donors, digest, into, FetchOptions(into.numel() * 4))
+    assert torch.equal(into, result)
+
+
+def test_plain_bytes_are_fetched_whole(town: Town) -> None:
+    shelf, raw = BlobShelf(), bytes(range(256)) * 40_000
+    shelf.register("chain", raw)
+    shelf.register("result/x", torch.ones(4))
+    donor = town.donor(shelf)
+    assert fetch_bytes(town.me, [donor], "chain", FetchOptions(len(raw))) == raw
+    with pytest.raises(PeerRefused) as refused:
+        fetch_bytes(town.me, [donor], "result/x", FetchOptions(100))
+    assert refused.value.reason is Reason.MALFORMED
