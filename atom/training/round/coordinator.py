@@ -148,7 +148,9 @@ class Coordinator:
 
     def _prepare(self, chosen: Electorate) -> None:
         desk = self._desk
-        number = max(desk.state.slots.highest_attempt, desk.state.highest_seen) + 1
+        promised = desk.state.slots.highest_promised
+        number = max(promised.attempt if promised else 0, desk.state.highest_seen) + 1
+        desk.state.highest_seen = number  # no ballot twice, even if we refuse our own
         ballot = Ballot(number, desk.me.peer_id, desk.me.incarnation)
         invited = set(same_head(desk.head, desk.view)) | {desk.me.peer_id}
         if chosen.survivors:

@@ -37,6 +37,8 @@ class HeadState:
     fetching: set[bytes] = field(default_factory=set)
     pending_accept: tuple[Voter, Accept] | None = None
     pending_commit: Commit | None = None
+    reduced: Ballot | None = None
+    """The last ballot whose ring we entered: none is entered twice."""
     deferred: list[tuple[Voter, Message]] = field(default_factory=list)
 
 
@@ -94,8 +96,7 @@ class Desk:
     ) -> None:
         if sender == self.me:
             return
-        slots = self.state.slots
-        promised = slots.slot(slots.survivors_of(ballot)).promised
+        promised = self.state.slots.highest_promised
         answer = Nack(parent or self.head.digest, ballot, promised, reason.value)
         self.send(sender.peer_id, answer)
 

@@ -94,6 +94,8 @@ class Member:
         if survivors and objection_to_branch(desk.head, desk.me, desk.view, survivors, grace):
             desk.nack(sender, ballot, Reason.VOTER_ALIVE)
             return
+        if ballot == state.slots.slot(survivors).promised:
+            return  # a duplicate: our answer to the first is under way
         if not state.slots.slot(survivors).promise(ballot):
             desk.nack(sender, ballot, Reason.BALLOT_TOO_LOW)
             return
@@ -110,6 +112,8 @@ class Member:
         state.since = desk.now
         state.frozen_counts[ballot] = sequences
         survivors = state.slots.survivors_of(ballot)
+        if survivors is None:
+            return
         promise = Promise(
             parent=desk.head.digest,
             ballot=ballot,
@@ -139,12 +143,15 @@ class Member:
         desk, state = self._desk, self._desk.state
         if desk.phase is not Phase.PROMISED or message.ballot != state.ballot:
             return
+        if state.reduced == message.ballot:
+            return  # frames of its first run may still be about
         counted = state.frozen_counts.get(message.ballot)
         mine = [m for m in message.members if m.peer_id == desk.me.peer_id]
         if len(mine) != 1 or mine[0].sequences != counted or not _distinct(message.members):
             desk.nack(sender, message.ballot, Reason.BAD_WEIGHT)
             return
         self._enter(Phase.REDUCING)
+        state.reduced = message.ballot
         desk.out.append(StartRing(message.parent, message.ballot, message.members))
 
     def on_ring_finished(self, ballot: Ballot, digest: bytes, norm: float) -> None:
@@ -169,8 +176,12 @@ class Member:
 
     def on_accept(self, sender: Voter, message: Accept) -> None:
         desk, slots = self._desk, self._desk.state.slots
-        if not slots.slot(slots.survivors_of(message.ballot)).may_accept(message.ballot):
-            desk.nack(sender, message.ballot, Reason.BALLOT_TOO_LOW)
+        if slots.survivors_of(message.ballot) is None:
+            highest = slots.highest_promised
+            outdone = highest is not None and highest > message.ballot
+            desk.nack(
+                sender, message.ballot, Reason.BALLOT_TOO_LOW if outdone else Reason.NOT_FOUND
+            )
             return
         self._notice(sender, message.ballot)
         if not self._refused(sender, message):
@@ -206,7 +217,7 @@ class Member:
     def _accept(self, message: Accept) -> None:
         desk, slots = self._desk, self._desk.state.slots
         survivors = slots.survivors_of(message.ballot)
-        if not slots.slot(survivors).may_accept(message.ballot):
+        if survivors is None:
             return
         slots.slot(survivors).accept(message.ballot, message.value)
         digest = message.value.digest()

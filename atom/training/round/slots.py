@@ -15,24 +15,27 @@ ORDINARY: Survivors = ()
 
 @dataclass
 class Slot:
-    """One single-decree acceptor. Ballots only grow; an accepted value is never forgotten."""
+    """One single-decree acceptor. Ballots only grow; an accepted value is never forgotten.
+
+    It accepts only at a ballot it promised *here*: a vote that strayed into another slot would
+    count where its coordinator never asked what was accepted before.
+    """
 
     promised: Ballot | None = None
     accepted: Accepted | None = None
 
     def promise(self, ballot: Ballot) -> bool:
-        """Promises to ignore lower ballots; False if a higher one was promised already."""
-        if self.promised is not None and ballot < self.promised:
+        """Promises to ignore lower ballots; False unless this one is higher than any before."""
+        if self.promised is not None and ballot <= self.promised:
             return False
         self.promised = ballot
         return True
 
     def may_accept(self, ballot: Ballot) -> bool:
-        return self.promised is None or ballot >= self.promised
+        return self.promised == ballot
 
     def accept(self, ballot: Ballot, value: Value) -> None:
         assert self.may_accept(ballot)
-        self.promised = ballot
         self.accepted = Accepted(ballot, value)
 
 
@@ -45,18 +48,19 @@ class Slots:
     def slot(self, survivors: Survivors) -> Slot:
         return self.by_survivors.setdefault(survivors, Slot())
 
-    def survivors_of(self, ballot: Ballot) -> Survivors:
-        """Which slot a ballot belongs to: the one that promised it, else the ordinary one."""
+    def survivors_of(self, ballot: Ballot) -> Survivors | None:
+        """Which slot still promises exactly this ballot; None if it is unknown or outdone."""
         for survivors, slot in self.by_survivors.items():
             if slot.promised == ballot:
                 return survivors
-        return ORDINARY
+        return None
 
     @property
     def ordinary(self) -> Slot:
         return self.slot(ORDINARY)
 
     @property
-    def highest_attempt(self) -> int:
-        promised = [slot.promised.attempt for slot in self.by_survivors.values() if slot.promised]
-        return max(promised, default=0)
+    def highest_promised(self) -> Ballot | None:
+        """Over all slots: what a new attempt has to surpass to be heard in any of them."""
+        promised = [slot.promised for slot in self.by_survivors.values() if slot.promised]
+        return max(promised, default=None)

@@ -150,13 +150,17 @@ class Process:
         self._published_at = float("-inf")
         self._published: tuple[object, ...] = ()
         self._work_number = 0
-        self._ring: Ballot | None = None
+        self._ring: StartRing | None = None
         self._syncing = False
         self._left_at: float | None = None
 
     @property
     def peer_id(self) -> str:
         return self.me.peer_id
+
+    @property
+    def leaving(self) -> bool:
+        return self._left_at is not None
 
     @property
     def sequences(self) -> int:
@@ -257,8 +261,7 @@ class Process:
             case StartRing():
                 self._start_ring(action)
             case StopRing(ballot):
-                self.swarm.rings.stop(self.peer_id, self.machine.head.digest, ballot)
-                self._ring = None
+                self._stop_ring(ballot)
             case FetchResult(digest, holders):
                 self._fetch(digest, list(holders))
             case Apply():
@@ -331,22 +334,28 @@ class Process:
         assert action.parent == self.machine.head.digest == self.chain.head.digest
         mine = [m.sequences for m in action.members if m.peer_id == self.peer_id]
         assert mine == [self.sequences], "the ring's weight is not what is in memory"
-        self._ring = action.ballot
+        self._ring = action
         runner = Runner(
             self.peer_id,
             self.me.incarnation,
             tuple(self.gradients.works),
             lambda: self.alive and not self.stopped,
             self.later,
-            lambda event, result: self._end_ring(action.ballot, event, result),
+            lambda event, result: self._end_ring(action, event, result),
             lambda: tuple(self.gradients.works),
         )
         self.swarm.rings.join(runner, action)
 
-    def _end_ring(self, ballot: Ballot, event: Event, result: Result | None) -> None:
+    def _stop_ring(self, ballot: Ballot) -> None:
+        if self._ring is not None:
+            assert self._ring.ballot == ballot, "stopped another ring than the running one"
+            self.swarm.rings.stop(self.peer_id, self._ring)
+            self._ring = None
+
+    def _end_ring(self, start: StartRing, event: Event, result: Result | None) -> None:
         if result is not None:
             self.results[result.digest] = result
-        if self._ring == ballot:
+        if self._ring is start:
             self._ring = None
             self.later(self.dice.uniform(0.0, 0.05), lambda: self._handle(event))
 
@@ -459,9 +468,8 @@ class Process:
         due = self.swarm.agenda.now - self._published_at >= RENEW_SECONDS
         if due or news != self._published:
             self._published = news
-            leaving = self._left_at is not None
             phase = _STATES.get(self.machine.phase, PeerState.REDUCING)
-            self._publish(PeerState.LEAVING if leaving else phase)
+            self._publish(PeerState.LEAVING if self.leaving else phase)
 
     def _publish(self, state: PeerState) -> None:
         self._published_at = now = self.swarm.agenda.now

@@ -77,10 +77,10 @@ class Rings:
                 delay = base + self._dice.uniform(0.0, 0.5)
                 member.later(delay, lambda m=member: self._finish(m, ring, start))
 
-    def stop(self, peer_id: str, parent: bytes, ballot: object) -> None:
-        ring = self._rings.get((parent, ballot))
-        if ring is not None and ring.runners[peer_id].state == "running":
-            ring.runners[peer_id].state = "stopped"
+    def stop(self, peer_id: str, start: StartRing) -> None:
+        runner = self._rings[start.parent, start.ballot].runners[peer_id]
+        if runner.state == "running":
+            runner.state = "stopped"
 
     def _check_start(self, runner: Runner, ring: _Ring, start: StartRing) -> None:
         if runner.state == "running" and not ring.complete:

@@ -22,6 +22,7 @@ from atom.training.round import Terms
 from atom.training.round.vocabulary import Phase
 from simulated_peer import Chain, Process, Seat
 from simulated_ring import Rings
+from simulated_story import Story
 from simulated_world import CALM, Agenda, Directory, Network, Weather
 
 NAMES = "ABCDEFGHIJKLMNOP"
@@ -88,7 +89,8 @@ class Swarm:
         self.terms = Terms(
             self.setting.global_batch, self.setting.last_round, self.setting.branches
         )
-        self._story: list[tuple[float, str, object]] = []
+        self._names: dict[str, str] = {}
+        self._story = Story(self._names)
         self._numbers = itertools.count(1)
         self.seats: list[Seat] = []
         keys = self.dice.sample(range(24), self.setting.peers)
@@ -113,6 +115,7 @@ class Swarm:
             NAMES[number], identity(key), self.start, pass_seconds=paces[number % len(paces)]
         )
         self.seats.append(seat)
+        self._names[seat.peer_id] = seat.name
         self.directory.add_reader(seat.peer_id)
         return seat
 
@@ -143,9 +146,6 @@ class Swarm:
     @property
     def living(self) -> list[Process]:
         return [seat.process for seat in self.seats if seat.process is not None]
-
-    def name_of(self, peer_id: str) -> str:
-        return next((seat.name for seat in self.seats if seat.peer_id == peer_id), "?")
 
     # ---- the world
 
@@ -221,26 +221,17 @@ class Swarm:
     # ---- the story
 
     def tell(self, process: Process, what: object) -> None:
-        self._story.append((self.agenda.now, process.seat.name, what))
+        self._story.add(self.agenda.now, process.seat.name, what)
 
     def note(self, text: str) -> None:
-        self._story.append((self.agenda.now, "-", text))
+        self._story.add(self.agenda.now, "-", text)
 
     def story(self, lines: int = STORY_LINES) -> str:
-        text = [f"{t:8.3f} {who}  {what}" for t, who, what in self._story[-lines:]]
         tips = [
             f"at the end {p.seat.name}: round {p.chain.head.round}, {p.machine.phase}"
             for p in self.living
         ]
-        return self._readable("\n".join([*text, *tips]))
-
-    def _readable(self, text: str) -> str:
-        for seat in self.seats:
-            text = text.replace(seat.peer_id, seat.name)
-        for head in self.witness.heads.values():
-            name = f"<head {head.round}:{head.digest.hex()[:4]}>"
-            text = text.replace(repr(head.digest), name)
-        return text
+        return "\n".join([self._story.text(lines), *tips])
 
 
 @dataclass
@@ -355,7 +346,9 @@ class Chaos:
             self.swarm.join()
 
     def _leave(self) -> None:
-        if (process := self._someone()) is not None and len(self.swarm.living) > 1:
+        staying = [p for p in self.swarm.living if not p.leaving]
+        if len(staying) > 1:
+            process = self.dice.choice(staying)
             process.later(0.0, process.leave)
 
     def _note(self, text: str) -> None:
