@@ -39,6 +39,8 @@ class Facts:
 
     phase: Phase
     now: float
+    started: bool = False
+    """We have looked around, and nobody is ahead of us."""
     paused: bool = False
     leave_by: float | None = None
     """Deadline of a requested leave."""
@@ -57,6 +59,8 @@ def peer_state(facts: Facts) -> PeerState:
     state = _STATE_OF_PHASE[facts.phase]
     if state is not PeerState.ACCUMULATING:
         return state
+    if not facts.started:
+        return PeerState.STARTING
     if facts.leave_by is not None:
         return PeerState.LEAVING
     return PeerState.PAUSED if facts.paused else PeerState.ACCUMULATING

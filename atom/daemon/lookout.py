@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from atom.base.clock import Clock
 from atom.base.events import EventSink
-from atom.swarm.dht_errors import DirectoryUnavailable
+from atom.swarm.dht_client import DirectoryUnavailable
 from atom.swarm.directory import Directory
 from atom.swarm.records import RENEW_SECONDS, Lease
 
@@ -22,19 +22,12 @@ CALL_S = 15.0
 class Lookout:
     """Runs an event loop on its own thread; everything about the directory happens there."""
 
-    def __init__(
-        self,
-        clock: Clock,
-        events: EventSink,
-        describe: Callable[[], Lease],
-        on_leases: Callable[[dict[str, Lease]], None],
-        on_failure: Callable[[BaseException], None],
-    ) -> None:
+    def __init__(self, clock: Clock, events: EventSink) -> None:
         self._clock = clock
         self._events = events
-        self._describe = describe
-        self._on_leases = on_leases
-        self._on_failure = on_failure
+        self._describe: Callable[[], Lease] | None = None
+        self._on_leases: Callable[[dict[str, Lease]], None] = lambda leases: None
+        self._on_failure: Callable[[BaseException], None] = lambda failure: None
         self._loop = asyncio.new_event_loop()
         self._news = asyncio.Event()
         self._directory: Directory | None = None
@@ -50,12 +43,23 @@ class Lookout:
         """Runs `task` on the lookout's loop and waits for it. Raises what it raises."""
         return asyncio.run_coroutine_threadsafe(task, self._loop).result(timeout_s)
 
-    def watch(self, directory: Directory) -> None:
-        """Begins to publish and read."""
+    def attend(self, directory: Directory) -> None:
+        """This directory is ours to close."""
+        self._directory = directory
+
+    def watch(
+        self,
+        describe: Callable[[], Lease],
+        on_leases: Callable[[dict[str, Lease]], None],
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
+        """Begins to publish what `describe` says and to hand on what is read."""
+        directory = self._directory
+        assert directory is not None
+        self._describe, self._on_leases, self._on_failure = describe, on_leases, on_failure
 
         async def begin() -> None:
-            self._directory = directory
-            for rhythm in (self._publish(directory), self._read(directory)):
+            for rhythm in (self._publish(directory, describe), self._read(directory)):
                 self._tasks.append(asyncio.create_task(self._guard(rhythm)))
 
         self.call(begin())
@@ -82,8 +86,9 @@ class Lookout:
         if self._directory is None:
             return
         try:
-            async with asyncio.timeout(3.0):
-                await self._directory.publish_lease(self._describe())
+            if self._describe is not None:
+                async with asyncio.timeout(3.0):
+                    await self._directory.publish_lease(self._describe())
         finally:
             await self._directory.close()
 
@@ -93,10 +98,10 @@ class Lookout:
         except Exception as failure:  # noqa: BLE001 - the supervisor: the daemon decides
             self._on_failure(failure)
 
-    async def _publish(self, directory: Directory) -> None:
+    async def _publish(self, directory: Directory, describe: Callable[[], Lease]) -> None:
         while True:
             try:
-                await directory.publish_lease(self._describe())
+                await directory.publish_lease(describe())
             except DirectoryUnavailable as problem:
                 self._lost_sight(problem)
             try:

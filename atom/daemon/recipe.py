@@ -1,25 +1,27 @@
 """From a run file to a replica that trains: data, model, program, device. Knows no peers."""
 
-import hashlib
-import json
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from atom.base.errors import ConfigError, DeviceError, MismatchError
+from atom import __version__
+from atom.base.errors import ConfigError, MismatchError
 from atom.config.peer_file import PeerFile
 from atom.config.run_file import RunFile
+from atom.config.sources import text_sources
 from atom.graph.ir import Program
-from atom.graph.program import compile_program, load
+from atom.graph.program import build_program, compile_program
+from atom.graph.trace import trace
 from atom.graph.verify import verify_against_eager
 from atom.models.data.dataset import Dataset, open_dataset
 from atom.models.gpt3 import GPT3, GPT3Config, initial_value
 from atom.optim.adamw import AdamWSettings
 from atom.optim.rate import RateSettings
-from atom.swap.device import Device, open_device
-from atom.training.replica import LoadedProgram, Replica, ReplicaSettings
+from atom.swap.device import CpuDevice, Device
+from atom.training.replica import Replica, ReplicaSettings
 
 PRECISIONS = {
     "float32": torch.float32,
@@ -28,6 +30,8 @@ PRECISIONS = {
 }
 SHRINK_LAYERS = 2
 """The start-up check compares this many layers of the model with the eager module."""
+GPU_SHARE = 0.9
+"""Of the free device memory, where the peer file names no cap: the rest is the driver's."""
 Progress = Callable[[int, int], None]
 
 
@@ -43,20 +47,24 @@ class Recipe:
     versions: tuple[tuple[str, str], ...]
 
 
-def open_data(run: RunFile, peer: PeerFile, cache: Path, progress: Progress | None) -> Dataset:
-    """Tokenises (once) and maps the run's text. Raises: ConfigError."""
-    data = run.data
-    paths = peer.data.paths if peer.data.paths is not None else data.paths
+def open_data(
+    run: RunFile, peer: PeerFile, run_folder: Path | None, cache: Path, progress: Progress
+) -> Dataset:
+    """Tokenises (once) and maps the run's text; a stranger's run gives no `run_folder`.
+
+    Raises: ConfigError.
+    """
+    sources = text_sources(run, peer, run_folder)
     try:
         return open_dataset(
-            data.source,
-            list(paths),
-            peer.data.tokenizer or data.tokenizer,
-            validation_fraction=data.validation_fraction,
+            run.data.source,
+            sources.paths,
+            sources.tokenizer,
+            validation_fraction=run.data.validation_fraction,
             sequence_tokens=run.model.sequence_tokens,
             seed=run.run.seed,
             cache_folder=cache,
-            max_bytes=data.max_bytes,
+            max_bytes=run.data.max_bytes,
             on_progress=progress,
         )
     except ValueError as problem:
@@ -66,36 +74,37 @@ def open_data(run: RunFile, peer: PeerFile, cache: Path, progress: Progress | No
         ) from problem
 
 
-def write_recipe(run: RunFile, vocabulary_size: int) -> Recipe:
-    """Traces the model without weights and names its program. Raises: ModelError."""
-    config = GPT3Config.build(vocabulary_size=vocabulary_size, **run.model.shape())
-    program = _compile(config, run, evaluate=False, budget_bytes=None)
-    return Recipe(run, config, program.graph_hash, program.source_hash, _versions())
+def write_recipe(run: RunFile) -> Recipe:
+    """Traces the (pinned) run's model without weights and names it. Raises: ModelError."""
+    assert run.model.vocabulary_size is not None, "a pinned run knows its vocabulary"
+    config = GPT3Config.build(vocabulary_size=run.model.vocabulary_size, **run.model.shape())
+    program = build_program(trace(*_on_meta(config, run)))
+    versions = (("atom-swarm", __version__), ("torch", torch.__version__.split("+")[0]))
+    return Recipe(run, config, program.graph_hash, program.source_hash, versions)
 
 
-def check_recipe(recipe: Recipe, graph_hash: str, program_hash: str, versions: object) -> None:
-    """Raises: MismatchError, naming what differs from what the run was founded with."""
-    theirs = {str(k): str(v) for k, v in versions} if isinstance(versions, tuple) else {}
+def check_recipe(
+    recipe: Recipe, graph_hash: str, program_hash: str, versions: Sequence[tuple[str, str]]
+) -> None:
+    """Whether this installation computes what the run was founded with.
+
+    Raises: MismatchError naming the package whose version differs, else the hash that does.
+    """
+    if (recipe.graph_hash, recipe.program_hash) == (graph_hash, program_hash):
+        return
+    wanted = dict(versions)
     for package, version in recipe.versions:
-        wanted = theirs.get(package)
-        if wanted != version and (recipe.graph_hash, recipe.program_hash) != (
-            graph_hash,
-            program_hash,
-        ):
+        if wanted.get(package, version) != version:
             raise MismatchError(
-                f"this installation has {package} {version}, the run was founded with {wanted}, "
+                f"the run was founded with {package} {wanted[package]}, here is {version}, "
                 "and the sub-models come out differently",
-                f"install {package} {wanted}, for example: pip install '{package}=={wanted}'",
+                f"install that version: pip install '{package}=={wanted[package]}'",
             )
-    for what, ours, wanted in (
-        ("graph", recipe.graph_hash, graph_hash),
-        ("program", recipe.program_hash, program_hash),
-    ):
-        if ours != wanted:
-            raise MismatchError(
-                f"the {what} generated here has hash {ours[:16]}, the run's is {wanted[:16]}",
-                "install the same version of atom as the peer that founded the run",
-            )
+    raise MismatchError(
+        f"the sub-models generated here have hash {recipe.program_hash[:16]}, "
+        f"the run's have {program_hash[:16]}",
+        "install the same version of atom and its libraries as the run's founder",
+    )
 
 
 def build_replica(recipe: Recipe, peer: PeerFile, dropout_seed: int, folder: Path) -> Replica:
@@ -107,21 +116,69 @@ def build_replica(recipe: Recipe, peer: PeerFile, dropout_seed: int, folder: Pat
     if peer.device.cpu_threads:
         torch.set_num_threads(peer.device.cpu_threads)
     _verify(recipe)
-    device = _open_device(peer, recipe)
-    budget = peer.device.memory_bytes or device.free_bytes()
-    training = _compile(recipe.config, run, evaluate=False, budget_bytes=budget)
-    loaded = LoadedProgram(training, load(training, folder))
+    device = open_device(peer.device.kind, PRECISIONS[run.model.precision])
+    budget = peer.device.memory_bytes or _free_bytes(device)
+    training = _compile(recipe.config, run, budget)
     evaluation = None
     if run.model.dropout > 0:
-        program = _compile(recipe.config, run, evaluate=True, budget_bytes=budget)
-        evaluation = LoadedProgram(program, load(program, folder / "evaluation"))
-    return Replica(loaded, evaluation, _settings(run, dropout_seed), device)
+        undropped = dataclasses.replace(recipe.config, dropout=0.0)
+        evaluation = _compile(undropped, run, budget)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "sub_models.py").write_text(training.source, encoding="utf-8")
+    return Replica(training, evaluation, _settings(run, dropout_seed), device)
 
 
 def initial_values(recipe: Recipe) -> Callable[[str, tuple[int, ...]], torch.Tensor]:
     """The run's seeded round 0, parameter by parameter."""
     seed = recipe.run.run.seed
     return lambda name, shape: initial_value(recipe.config, name, shape, seed)
+
+
+def open_device(kind: str, precision: torch.dtype) -> Device:
+    """`auto`, `cpu`, `cuda` or `cuda:N`. Raises: DeviceError."""
+    if kind == "cpu" or (kind == "auto" and not torch.cuda.is_available()):
+        return CpuDevice()
+    from atom.swap.streams import CudaDevice
+
+    _, _, index = kind.partition(":")
+    return CudaDevice(int(index or 0), precision)
+
+
+def _free_bytes(device: Device) -> int | None:
+    """None: no cap, the finest cut serves as well as any (host memory is the CPU's)."""
+    if device.torch_device.type != "cuda":
+        return None
+    free, _ = torch.cuda.mem_get_info(device.torch_device)
+    return int(free * GPU_SHARE)
+
+
+def _compile(config: GPT3Config, run: RunFile, budget_bytes: int | None) -> Program:
+    model, batch = _on_meta(config, run)
+    return compile_program(model, batch, device_budget_bytes=budget_bytes)
+
+
+def _on_meta(config: GPT3Config, run: RunFile) -> tuple[GPT3, dict[str, torch.Tensor]]:
+    model = GPT3(config, device="meta", dtype=PRECISIONS[run.model.precision])
+    shape = (run.batch.micro_batch_sequences, config.sequence_tokens)
+    batch = {
+        name: torch.zeros(shape, dtype=torch.int64, device="meta") for name in ("tokens", "targets")
+    }
+    return model, batch
+
+
+def _verify(recipe: Recipe) -> None:
+    """A two-layer shrink of the model, split at every layer, must equal the eager module."""
+    layers = min(SHRINK_LAYERS, recipe.config.layers)
+    small = dataclasses.replace(recipe.config, layers=layers)
+    model = GPT3(small, dtype=PRECISIONS[recipe.run.model.precision])
+    sequences = min(2, recipe.run.batch.micro_batch_sequences)
+    generator = torch.Generator().manual_seed(0)
+    shape = (sequences, small.sequence_tokens)
+    batch = {
+        name: torch.randint(small.vocabulary_size, shape, generator=generator)
+        for name in ("tokens", "targets")
+    }
+    verify_against_eager(model, compile_program(model, batch), batch)
 
 
 def _settings(run: RunFile, dropout_seed: int) -> ReplicaSettings:
@@ -139,64 +196,3 @@ def _settings(run: RunFile, dropout_seed: int) -> ReplicaSettings:
         precision=PRECISIONS[run.model.precision],
         dropout_seed=dropout_seed,
     )
-
-
-def _open_device(peer: PeerFile, recipe: Recipe) -> Device:
-    device = open_device(peer.device.kind)
-    precision = recipe.run.model.precision
-    if precision == "bfloat16" and device.torch_device.type == "cuda":
-        major, _ = torch.cuda.get_device_capability(device.torch_device)
-        if major < 8:
-            raise DeviceError(
-                "this GPU has no bfloat16, which the run computes in",
-                "join a run with precision float16 or float32",
-            )
-    return device
-
-
-def _compile(
-    config: GPT3Config, run: RunFile, *, evaluate: bool, budget_bytes: int | None
-) -> Program:
-    model = _meta_model(config, run)
-    model.train(not evaluate)
-    batch = _example(config, run.batch.micro_batch_sequences)
-    return compile_program(model, batch, device_budget_bytes=budget_bytes)
-
-
-def _meta_model(config: GPT3Config, run: RunFile) -> GPT3:
-    return GPT3(config, device="meta", dtype=PRECISIONS[run.model.precision])
-
-
-def _example(config: GPT3Config, sequences: int) -> dict[str, torch.Tensor]:
-    shape = (sequences, config.sequence_tokens)
-    return {
-        "tokens": torch.zeros(shape, dtype=torch.int64, device="meta"),
-        "targets": torch.zeros(shape, dtype=torch.int64, device="meta"),
-    }
-
-
-def _verify(recipe: Recipe) -> None:
-    """A two-layer shrink of the model, split at every layer, must equal the eager module."""
-    import dataclasses
-
-    small = dataclasses.replace(recipe.config, layers=min(SHRINK_LAYERS, recipe.config.layers))
-    model = GPT3(small, dtype=PRECISIONS[recipe.run.model.precision])
-    sequences = min(2, recipe.run.batch.micro_batch_sequences)
-    generator = torch.Generator().manual_seed(0)
-    shape = (sequences, small.sequence_tokens)
-    batch = {
-        name: torch.randint(small.vocabulary_size, shape, generator=generator)
-        for name in ("tokens", "targets")
-    }
-    program = compile_program(model, batch)
-    verify_against_eager(model, program, batch)
-
-
-def _versions() -> tuple[tuple[str, str], ...]:
-    from atom import __version__
-
-    return (("atom-swarm", __version__), ("torch", torch.__version__.split("+")[0]))
-
-
-def digest_of_text(text: str) -> str:
-    return hashlib.sha256(json.dumps(text).encode()).hexdigest()

@@ -24,6 +24,19 @@ from atom.training.snapshot import list_snapshots, load_snapshot
 
 Arenas = dict[str, torch.Tensor]
 
+_LIES = frozenset(
+    {
+        Reason.BAD_CERTIFICATE,
+        Reason.BAD_WEIGHT,
+        Reason.HASH_MISMATCH,
+        Reason.MALFORMED,
+        Reason.STATE_MISMATCH,
+        Reason.TOO_LARGE,
+        Reason.WRONG_HEAD,
+    }
+)
+"""Refusals that tell on the donor, not on the network."""
+
 
 class CatchUpFailed(AtomError):
     """Nobody could bring us to a better head; `shunned` served what did not hold."""
@@ -105,7 +118,8 @@ class Replay:
                 self._follow(commits, heads, others, discard)
                 return
             except PeerRefused as refused:
-                shunned.append(donor)
+                if refused.reason in _LIES:
+                    shunned.append(donor)
                 problems.append(f"{donor}: {refused}")
             except OSError as problem:
                 problems.append(f"{donor}: {problem}")

@@ -144,4 +144,6 @@ class PeerDonors:
 
     def result(self, digest: bytes, peers: Sequence[str]) -> torch.Tensor:
         options = FetchOptions(4 * self._elements + (1 << 20), bucket=self._bucket)
-        return fetch_result(self._transport, peers, digest, options, stop=self._stop)
+        result = torch.zeros(self._elements)
+        fetch_result(self._transport, peers, digest, result, options, stop=self._stop)
+        return result

@@ -1,0 +1,206 @@
+"""Becoming a peer of a run: as its founder from a run file, or by an address from its manifest."""
+
+import hashlib
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from atom.base.errors import AddressError, ConfigError, MismatchError, PeerRefused, StorageError
+from atom.config.load import load_peer_file, load_run_file, normalised_run_text, run_from_text
+from atom.config.peer_file import PeerFile
+from atom.config.places import default_state_directory
+from atom.config.run_file import RunFile
+from atom.daemon.console import Console
+from atom.daemon.recipe import (
+    Recipe,
+    build_replica,
+    check_recipe,
+    initial_values,
+    open_data,
+    write_recipe,
+)
+from atom.daemon.state_directory import StateDirectory, write_atomically
+from atom.models.data.dataset import Dataset
+from atom.swarm.arenas import state_digest
+from atom.swarm.chain import Head, Voter, genesis
+from atom.swarm.identity import Identity
+from atom.swarm.record_codec import decode_manifest, encode_manifest, manifest_digest
+from atom.swarm.records import Manifest
+from atom.training.replica import Replica
+
+
+@dataclass(frozen=True)
+class StartOptions:
+    """`atom start`."""
+
+    run_file: Path
+    peer_file: Path | None = None
+    state: Path | None = None
+    listen: str | None = None
+    initial_peers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class JoinOptions:
+    """`atom join`."""
+
+    address: str
+    peer_file: Path | None = None
+    state: Path | None = None
+
+
+@dataclass(frozen=True)
+class Box:
+    """This machine's side: what it gives, where it keeps things, who it is."""
+
+    peer: PeerFile
+    state: StateDirectory
+    identity: Identity
+    incarnation: bytes
+
+    @property
+    def me(self) -> Voter:
+        return Voter(self.identity.peer_id, self.incarnation)
+
+
+@dataclass(frozen=True)
+class Membership:
+    """The run's side: what everybody agreed on, and our replica of it."""
+
+    manifest: Manifest
+    record: bytes
+    """The manifest with its owner's signature, to be published again and again."""
+    run: RunFile
+    recipe: Recipe
+    dataset: Dataset
+    replica: Replica
+
+    @property
+    def run_id(self) -> bytes:
+        return manifest_digest(self.manifest)
+
+    @property
+    def genesis(self) -> Head:
+        founder = Voter(self.manifest.owner, self.manifest.founder_incarnation)
+        return genesis(self.run_id, self.manifest.initial_state_digest, founder)
+
+    def initialise(self) -> bool:
+        """Sets the replica to round 0; whether that is bit for bit the run's round 0."""
+        self.replica.initialise(initial_values(self.recipe))
+        digest = state_digest(self.replica.state_arenas())
+        return digest == self.manifest.initial_state_digest
+
+
+def open_box(run_name: str, peer_file: Path | None, state: Path | None) -> Box:
+    """Reads the peer file, claims the state directory. Raises: ConfigError, StorageError."""
+    peer = load_peer_file(peer_file)
+    configured = Path(peer.state.directory) if peer.state.directory else None
+    directory = StateDirectory(state or configured or default_state_directory(run_name))
+    directory.lock()
+    identity = Identity.load_or_create(directory.identity)
+    return Box(peer, directory, identity, secrets.token_bytes(16))
+
+
+def found_run(options: StartOptions, box: Box, run: RunFile, console: Console) -> Membership:
+    """Founds the run, or takes up the one that was founded in this state directory.
+
+    Raises: ConfigError, StorageError, MismatchError, ModelError, DeviceError.
+    """
+    folder = options.run_file.absolute().parent
+    dataset = open_data(run, box.peer, folder, box.state.tokens, _bar(console, "tokenising"))
+    try:
+        run = run.pinned(dataset.vocabulary_size, dataset.tokenizer_digest)
+    except ValueError as problem:
+        raise ConfigError(f"{options.run_file}: {problem}") from problem
+    recipe = write_recipe(run)
+    replica = _replica(recipe, box)
+    if box.state.manifest.exists():
+        manifest, record = _read_manifest(box, run.run.name)
+        _check_same_run(manifest, run, box, options.run_file)
+        check_recipe(recipe, manifest.graph_hash, manifest.program_hash, manifest.versions)
+        return Membership(manifest, record, run, recipe, dataset, replica)
+    replica.initialise(initial_values(recipe))
+    manifest = Manifest(
+        run=run.run.name,
+        owner=box.identity.peer_id,
+        run_file=normalised_run_text(run),
+        graph_hash=recipe.graph_hash,
+        program_hash=recipe.program_hash,
+        versions=recipe.versions,
+        data_digest=dataset.digest,
+        initial_state_digest=state_digest(replica.state_arenas()),
+        founder_incarnation=box.incarnation,
+        created_at=time.time(),
+    )
+    record = encode_manifest(manifest, box.identity)
+    write_atomically(box.state.manifest, record)
+    return Membership(manifest, record, run, recipe, dataset, replica)
+
+
+def enter_run(manifest: Manifest, record: bytes, box: Box, console: Console) -> Membership:
+    """Takes part in the run of a (verified) manifest.
+
+    Raises: as `found_run`; MismatchError if this installation or text differs from the run's.
+    """
+    if box.state.manifest.exists():
+        known, _ = _read_manifest(box, manifest.run)
+        if manifest_digest(known) != manifest_digest(manifest):
+            raise StorageError(
+                f"{box.state.root} belongs to another run named {manifest.run!r}",
+                "choose another directory with --state DIR",
+            )
+    run = run_from_text(manifest.run_file)
+    if run.run.name != manifest.run:
+        raise MismatchError(f"the manifest of {manifest.run!r} holds the run {run.run.name!r}")
+    dataset = open_data(run, box.peer, None, box.state.tokens, _bar(console, "tokenising"))
+    run.pinned(dataset.vocabulary_size, dataset.tokenizer_digest)
+    if manifest.data_digest and dataset.digest != manifest.data_digest:
+        raise MismatchError(
+            "the training text here differs from the run's",
+            "get the same files as the founder (for python-stdlib: the same Python version)",
+        )
+    recipe = write_recipe(run)
+    check_recipe(recipe, manifest.graph_hash, manifest.program_hash, manifest.versions)
+    replica = _replica(recipe, box)
+    write_atomically(box.state.manifest, record)
+    return Membership(manifest, record, run, recipe, dataset, replica)
+
+
+def read_run(options: StartOptions) -> RunFile:
+    """The run file of `atom start`. Raises: ConfigError."""
+    return load_run_file(options.run_file)
+
+
+def _replica(recipe: Recipe, box: Box) -> Replica:
+    seed = int.from_bytes(hashlib.sha256(box.incarnation).digest()[:8], "big") >> 1
+    return build_replica(recipe, box.peer, seed, box.state.program)
+
+
+def _read_manifest(box: Box, run_name: str) -> tuple[Manifest, bytes]:
+    record = box.state.manifest.read_bytes()
+    try:
+        return decode_manifest(record, run_name), record
+    except PeerRefused as refused:
+        raise StorageError(
+            f"{box.state.root} holds another run than {run_name!r} ({refused})",
+            "choose another directory with --state DIR",
+        ) from refused
+
+
+def _check_same_run(manifest: Manifest, run: RunFile, box: Box, path: Path) -> None:
+    if manifest.owner != box.identity.peer_id:
+        raise AddressError(
+            f"the run in {box.state.root} was founded by another peer",
+            "take part in it with `atom join ADDRESS`, or start anew with another --state DIR",
+        )
+    if manifest.run_file != normalised_run_text(run):
+        raise MismatchError(
+            f"{path} has changed since the run was founded in {box.state.root}",
+            "undo the change, or found a new run with another name or --state DIR",
+        )
+
+
+def _bar(console: Console, what: str) -> Callable[[int, int], None]:
+    return lambda done, total: console.progress(what, done, total)

@@ -1,0 +1,361 @@
+"""A running peer: starts its parts, shows its lease, obeys its owner, and knows when to end."""
+
+import json
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from types import FrameType
+from typing import Any
+
+from atom.base.clock import Clock
+from atom.base.events import EventSink
+from atom.daemon.console import Console
+from atom.daemon.control import ControlServer
+from atom.daemon.founding import Membership
+from atom.daemon.lifecycle import Ending, Facts, ending, peer_state
+from atom.daemon.lookout import Lookout
+from atom.daemon.state_directory import StateDirectory, write_atomically
+from atom.swarm.chain import Voter
+from atom.swarm.directory import Directory
+from atom.swarm.records import Lease, PeerState
+from atom.swarm.transport import Transport
+from atom.training.catch_up import Replay
+from atom.training.hands import ReplicaHands
+from atom.training.journal import Journal
+from atom.training.loop import LeasesRead, RoundLoop
+from atom.training.round import RoundMachine
+from atom.training.round.vocabulary import Phase
+from atom.training.shelf import PeerDonors
+from atom.training.worker import Worker
+
+LEAVE_S = 60.0
+"""How long a requested leave may take to see the counted work committed."""
+_LOOK_S = 0.1
+_CONTACTS_S = 20.0
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a life is made of; built and wired by `atom.daemon.peer`."""
+
+    me: Voter
+    member: Membership
+    transport: Transport
+    data_addresses: Callable[[], tuple[str, ...]]
+    worker: Worker
+    hands: ReplicaHands
+    replay: Replay
+    journal: Journal
+    donors: PeerDonors
+    lookout: Lookout
+    control: ControlServer
+    make_loop: Callable[[bytes], tuple[RoundMachine, RoundLoop]]
+
+
+class Life:
+    """One peer from its first breath to its last. Also the control API's target."""
+
+    def __init__(
+        self,
+        state: StateDirectory,
+        console: Console,
+        events: EventSink,
+        clock: Clock,
+        join_address: str,
+    ) -> None:
+        self._state = state
+        self._console = console
+        self._events = events
+        self._clock = clock
+        self._join_address = join_address
+        self.parts: Parts
+        self._machine: RoundMachine | None = None
+        self._loop: RoundLoop | None = None
+        self._wake = threading.Event()
+        self._asked: list[int] = []
+        self._failure: BaseException | None = None
+        self._serial = 0
+        self._gone = False
+        self._facts = Facts(Phase.SYNCING, 0.0)
+        self._facts_lock = threading.Lock()
+        self._looked_around = False
+        self._saved_contacts: tuple[str, ...] = ()
+        self._contacts_due = 0.0
+
+    # ---- living
+
+    def live(self, directory: Directory) -> Ending:
+        """Trains until the run or the owner ends it. Raises: what a part failed with."""
+        parts = self.parts
+        parts.transport.start()
+        parts.control.start()
+        parts.worker.start()
+        with self._signals():
+            self._begin()
+            while True:
+                self._wake.wait(_LOOK_S)
+                self._wake.clear()
+                if self._failure is not None:
+                    raise self._failure
+                self._obey_signals()
+                verdict = self._look()
+                if verdict is not None:
+                    self._say_goodbye(verdict)
+                    return verdict
+                self._save_contacts(directory)
+
+    def close(self) -> None:
+        """Ends every part, in the order that lets each finish what it holds."""
+        parts = self.parts
+        self._gone = True
+        parts.donors.close()
+        if self._loop is not None:
+            self._loop.close()
+            parts.hands.close()
+        parts.worker.close()
+        parts.control.close()
+        parts.lookout.close()
+        parts.transport.close()
+
+    def fail(self, failure: BaseException) -> None:
+        """A part cannot go on: end the whole peer, its disk state is whole."""
+        if self._failure is None:
+            self._failure = failure
+        self._wake.set()
+
+    def on_pass(self) -> None:
+        """A pass ended: the count is news."""
+        self.parts.lookout.nudge()
+
+    def on_change(self) -> None:
+        """Head or phase changed."""
+        self.parts.lookout.nudge()
+        self._wake.set()
+
+    def _begin(self) -> None:
+        """Rebuilds our last state on the worker's thread, then joins the rounds."""
+        restored = threading.Event()
+        outcome: list[tuple[bool, bytes]] = []
+
+        def restore() -> None:
+            parts = self.parts
+            usable = parts.replay.restore()
+            digest = parts.hands.begin(parts.journal.head)
+            if usable and not any(self._state.snapshots.glob("round-*")):
+                parts.hands.snapshot(digest)
+            outcome.append((usable, digest))
+            restored.set()
+
+        self.parts.worker.submit(restore)
+        while not restored.wait(_LOOK_S):
+            if self._failure is not None:
+                raise self._failure
+        usable, digest = outcome[0]
+        self._enter_rounds(usable, digest)
+
+    def _enter_rounds(self, usable: bool, digest: bytes) -> None:
+        parts = self.parts
+        self._machine, self._loop = parts.make_loop(digest if usable else b"")
+        parts.hands.after_step = self._after_step
+        head = parts.journal.head
+        self._events.emit(
+            "started",
+            run=parts.member.manifest.run,
+            peer=parts.me.peer_id,
+            incarnation=parts.me.incarnation.hex(),
+            round=head.round,
+            digest=digest.hex(),
+        )
+        self._console.note(f"peer {parts.me.peer_id} at round {head.round}")
+        self._loop.start()
+        parts.lookout.watch(self._next_lease, self._take_leases, self.fail)
+
+    def _take_leases(self, leases: dict[str, Lease]) -> None:
+        assert self._loop is not None
+        self._loop.post(LeasesRead(leases))
+        self._looked_around = True
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """SIGTERM and SIGINT ask to leave; a second one insists."""
+
+        asked: list[int] = []
+
+        def on_signal(number: int, frame: FrameType | None) -> None:
+            asked.append(number)  # no locks in here: the main thread may hold them
+            self._wake.set()
+
+        self._asked = asked
+
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {s: signal.signal(s, on_signal) for s in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _obey_signals(self) -> None:
+        while self._asked:
+            name = signal.Signals(self._asked.pop(0)).name
+            if self._facts.leave_by is None:
+                self._console.note(f"{name}: leaving (once more: at once)")
+                self.leave(None)
+            else:
+                self._update(leave_by=self._clock.now())
+
+    def _update(self, **changes: Any) -> Facts:
+        with self._facts_lock:
+            self._facts = replace(self._facts, **changes)
+            return self._facts
+
+    # ---- the end
+
+    def _look(self) -> Ending | None:
+        assert self._machine is not None
+        assert self._loop is not None
+        now = self._clock.now()
+        if self._machine.finished and self._facts.finished_at is None:
+            self._update(finished_at=now)
+            self.parts.worker.hold("finished")
+        head = self._machine.head
+        others = self._loop.view.fresh.values()
+        behind = sum(lease.head != head.digest and lease.work <= head.work for lease in others)
+        ahead = sum(lease.head != head.digest and lease.work > head.work for lease in others)
+        facts = self._update(
+            phase=self._machine.phase,
+            now=now,
+            sequences=self.parts.hands.own_sequences(),
+            laggards=behind,
+        )
+        if not facts.started and self._looked_around and not ahead:
+            self._update(started=True)
+            self.parts.worker.release("starting")
+            self.on_change()
+        return ending(facts)
+
+    def _after_step(self) -> None:
+        """On the worker's thread: a peer that leaves starts nothing new after a commit."""
+        if self._facts.leave_by is not None:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Also on the worker's thread: settled as soon as nothing of ours is uncommitted."""
+        if self.parts.hands.own_sequences() == 0 and self._facts.settled_at is None:
+            self.parts.worker.hold("leaving")
+            self._update(settled_at=self._clock.now())
+
+    def _say_goodbye(self, verdict: Ending) -> None:
+        self._gone = True
+        assert self._machine is not None
+        head = self._machine.head
+        digest = self._machine.state_digest
+        self._events.emit("left", ending=verdict.value, round=head.round, digest=digest.hex())
+        self._console.note(f"ended at round {head.round}: {verdict.value}")
+
+    def _save_contacts(self, directory: Directory) -> None:
+        if self._clock.now() < self._contacts_due:
+            return
+        self._contacts_due = self._clock.now() + _CONTACTS_S
+        contacts = directory.contacts()
+        if contacts and contacts != self._saved_contacts:
+            write_atomically(self._state.known_addresses, json.dumps(contacts).encode())
+            self._saved_contacts = contacts
+
+    # ---- what others see
+
+    def _next_lease(self) -> Lease:
+        """Our lease as of now, with a new serial. Called on the lookout's thread."""
+        self._serial += 1
+        return self._lease()
+
+    def _lease(self) -> Lease:
+        parts, machine = self.parts, self._machine
+        assert machine is not None
+        head, tally = machine.head, parts.hands.tally
+        tokens = parts.member.run.model.sequence_tokens
+        rate = parts.worker.rate()
+        facts = replace(self._facts, phase=machine.phase)
+        return Lease(
+            peer_id=parts.me.peer_id,
+            incarnation=parts.me.incarnation,
+            serial=self._serial,
+            issued_at=time.time(),
+            state=PeerState.LEFT if self._gone else peer_state(facts),
+            head=head.digest,
+            round=head.round,
+            work=head.work,
+            sequences=parts.hands.own_sequences(),
+            rounds_joined=tally.rounds_joined,
+            sequences_committed=tally.sequences_committed,
+            sequences_per_s=rate,
+            tokens_per_s=rate * tokens,
+            pass_seconds=parts.worker.pass_seconds,
+            loss=tally.loss,
+            state_digest=machine.state_digest,
+            addresses=parts.data_addresses(),
+        )
+
+    # ---- the control API
+
+    def info(self) -> Mapping[str, Any]:
+        """What `atom info` shows. Keys are documented for volunteers."""
+        parts, machine = self.parts, self._machine
+        lease = self._lease() if machine is not None else None
+        return {
+            "run": parts.member.manifest.run,
+            "peer_id": parts.me.peer_id,
+            "state": lease.state.value if lease else PeerState.STARTING.value,
+            "round": lease.round if lease else 0,
+            "rounds": parts.member.run.run.rounds,
+            "global_batch": parts.member.run.batch.global_sequences,
+            "mini_batches": lease.sequences if lease else 0,
+            "rounds_joined": parts.hands.tally.rounds_joined,
+            "sequences_committed": parts.hands.tally.sequences_committed,
+            "sequences_per_s": round(lease.sequences_per_s, 3) if lease else 0.0,
+            "tokens_per_s": round(lease.tokens_per_s, 1) if lease else 0.0,
+            "loss": parts.hands.tally.loss,
+            "digest": lease.state_digest.hex() if lease else "",
+            "voters": [v.peer_id for v in machine.head.voters] if machine else [],
+            "peers": sorted(self._loop.view.fresh) if self._loop else [],
+            "join_address": self._join_address,
+            "data_addresses": list(parts.data_addresses()),
+            "state_directory": str(self._state.root),
+        }
+
+    def pause(self) -> str:
+        if self._facts.paused:
+            return "already paused"
+        self._update(paused=True)
+        self.parts.worker.hold("paused")
+        self._events.emit("paused")
+        self.on_change()
+        return "paused: nothing new is trained; what was counted stays, rounds go on"
+
+    def resume(self) -> str:
+        if not self._facts.paused:
+            return "not paused"
+        self._update(paused=False)
+        self.parts.worker.release("paused")
+        self._events.emit("resumed")
+        self.on_change()
+        return "resumed"
+
+    def leave(self, deadline_s: float | None) -> str:
+        """Sees the counted work committed, then ends; at the deadline at the latest."""
+        if self._facts.leave_by is not None:
+            return "already leaving"
+        seconds = LEAVE_S if deadline_s is None else deadline_s
+        self._update(paused=False, leave_by=self._clock.now() + seconds)
+        self.parts.worker.release("paused")
+        self.parts.worker.submit(self._settle)
+        if self._loop is not None:
+            self._loop.leave()
+        self._events.emit("leaving", deadline_s=seconds)
+        self.on_change()
+        return f"leaving once the counted work is committed, in at most {seconds:.0f} s"

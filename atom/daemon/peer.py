@@ -1,0 +1,220 @@
+"""The composition root: one peer, from its files to its goodbye. Everything is wired here."""
+
+import json
+from contextlib import ExitStack
+
+from atom.base.clock import BootClock
+from atom.base.events import EventLog
+from atom.daemon.addresses import announced_multiaddrs, data_addresses
+from atom.daemon.console import Console
+from atom.daemon.control import ControlServer
+from atom.daemon.founding import (
+    Box,
+    JoinOptions,
+    Membership,
+    StartOptions,
+    enter_run,
+    found_run,
+    open_box,
+    read_run,
+)
+from atom.daemon.life import Life, Parts
+from atom.daemon.lifecycle import Ending
+from atom.daemon.lookout import Lookout
+from atom.swarm.addresses import (
+    JoinAddress,
+    format_join_address,
+    parse_join_address,
+    parse_listen,
+    parse_multiaddrs,
+)
+from atom.swarm.blobs import BlobServer, BlobShelf
+from atom.swarm.dht_frames import NodeSettings
+from atom.swarm.directory import DhtDirectory, open_directory
+from atom.swarm.rate_limit import TokenBucket
+from atom.swarm.transport import Transport
+from atom.training.catch_up import Replay
+from atom.training.hands import Bench, ReplicaHands, Schedule
+from atom.training.journal import Journal
+from atom.training.loop import RoundLoop
+from atom.training.results import Results
+from atom.training.round import Patience, RoundMachine, Terms
+from atom.training.samples import Deck
+from atom.training.shelf import PeerDonors, Shelf
+from atom.training.snapshot import prune_snapshots
+from atom.training.worker import Work, Worker
+
+__all__ = ["JoinOptions", "StartOptions", "run_join", "run_start"]
+
+
+def run_start(options: StartOptions, console: Console) -> Ending:
+    """Founds (or takes up) a run and trains until it ends. Raises: UserError."""
+    run = read_run(options)
+    box = open_box(run.run.name, options.peer_file, options.state)
+    listen = options.listen or box.peer.network.listen
+    initial = parse_multiaddrs(options.initial_peers)
+    with ExitStack() as stack:
+        stack.callback(box.state.unlock)
+        events = EventLog(box.state.events)
+        node = _node(box, listen, initial)
+        owner = box.identity.peer_id
+        lookout, directory = _look(stack, events, node, run.run.name, owner)
+        member = found_run(options, box, run, console)
+        lookout.call(directory.publish_manifest(member.record))
+        entrance = initial or lookout.call(directory.visible_addresses())
+        address = format_join_address(JoinAddress(tuple(entrance[:1]), run.run.name, owner))
+        console.join_address(address)
+        life = _assemble(stack, box, member, lookout, address, listen, console, events)
+        return life.live(directory)
+
+
+def run_join(options: JoinOptions, console: Console) -> Ending:
+    """Joins a run by its address and trains until it ends. Raises: UserError."""
+    address = parse_join_address(options.address)
+    box = open_box(address.run, options.peer_file, options.state)
+    listen = box.peer.network.listen
+    with ExitStack() as stack:
+        stack.callback(box.state.unlock)
+        events = EventLog(box.state.events)
+        node = _node(box, listen, address.bootstrap)
+        lookout, directory = _look(stack, events, node, address.run, address.owner)
+        manifest, record = lookout.call(directory.read_manifest())
+        console.note(f"joining {manifest.run}, founded by {manifest.owner}")
+        member = enter_run(manifest, record, box, console)
+        lookout.call(directory.publish_manifest(member.record))
+        life = _assemble(stack, box, member, lookout, options.address, listen, console, events)
+        return life.live(directory)
+
+
+def _look(
+    stack: ExitStack, events: EventLog, node: NodeSettings, run: str, owner: str | None
+) -> tuple[Lookout, DhtDirectory]:
+    """The directory, open, on the lookout's thread; closed with the stack whatever happens."""
+    lookout = Lookout(BootClock(), events)
+    stack.callback(lookout.close)
+    lookout.start()
+    directory = lookout.call(open_directory(run, owner, node, events), 60.0)
+    lookout.attend(directory)
+    return lookout, directory
+
+
+def _node(box: Box, listen: str, initial_peers: tuple[str, ...]) -> NodeSettings:
+    return NodeSettings(
+        identity_path=str(box.state.identity),
+        listen=listen,
+        announce=announced_multiaddrs(box.peer.network.announce, parse_listen(listen).port),
+        initial_peers=initial_peers,
+        contacts=_known_contacts(box),
+        log_path=str(box.state.dht_log),
+    )
+
+
+def _known_contacts(box: Box) -> tuple[str, ...]:
+    """DHT nodes met in an earlier life; a damaged list is no reason not to start."""
+    try:
+        listed = json.loads(box.state.known_addresses.read_text(encoding="utf-8"))
+        return parse_multiaddrs([str(text) for text in listed][:16])
+    except (OSError, ValueError, TypeError):
+        return ()
+
+
+def _assemble(
+    stack: ExitStack,
+    box: Box,
+    member: Membership,
+    lookout: Lookout,
+    address: str,
+    listen: str,
+    console: Console,
+    events: EventLog,
+) -> Life:
+    clock = BootClock()
+    transport = _transport(box, member, listen, events)
+    journal = Journal.open(box.state.chain, member.genesis)
+    elements = member.replica.gradients.numel()
+    results = Results(box.state.results, elements)
+    blobs = BlobShelf()
+    bucket = _bucket(box.peer.network.download_bits_per_s)
+    donors = PeerDonors(
+        transport,
+        elements,
+        box.state.downloads,
+        bucket,
+        lambda done, total: console.progress("fetching the state", done, total),
+    )
+    replay = Replay(
+        member.replica, journal, results, box.state.snapshots, donors, member.initialise, events
+    )
+    deck = Deck(member.dataset, box.identity.peer_id)
+    batch = member.run.batch
+    life = Life(box.state, console, events, clock, address)
+    work = Work(batch.global_sequences, batch.micro_batch_sequences, deck.next_batch)
+    worker = Worker(member.replica, work, clock, life.on_pass, life.fail)
+    shelf = Shelf(blobs, journal, results)
+    bench = Bench(
+        member.replica, worker, deck, journal, results, shelf, replay, box.state.snapshots
+    )
+    hands = ReplicaHands(bench, transport, _schedule(member), clock, events)
+    shelf.announce_snapshots(prune_snapshots(box.state.snapshots))
+    upload = _bucket(box.peer.network.upload_bits_per_s)
+    server = BlobServer(blobs, clock, upload)
+
+    def make_loop(head_digest: bytes) -> tuple[RoundMachine, RoundLoop]:
+        machine = RoundMachine(
+            box.me, journal.head, head_digest, _terms(member), box.identity.sign, clock.now()
+        )
+        loop = RoundLoop(machine, box.me, hands, clock, events, life.fail)
+        hands.bind(loop.post, life.on_change)
+        transport.set_handlers(loop.receive, loop.unreachable, server.serve)
+        return machine, loop
+
+    life.parts = Parts(
+        me=box.me,
+        member=member,
+        transport=transport,
+        data_addresses=lambda: data_addresses(box.peer.network.announce, transport.address),
+        worker=worker,
+        hands=hands,
+        replay=replay,
+        journal=journal,
+        donors=donors,
+        lookout=lookout,
+        control=ControlServer(life, box.state.control_socket),
+        make_loop=make_loop,
+    )
+    stack.callback(life.close)
+    return life
+
+
+def _transport(box: Box, member: Membership, listen: str, events: EventLog) -> Transport:
+    host = parse_listen(listen).host
+    bind = (host, box.peer.network.data_port)
+    return Transport(box.identity, member.run_id, box.incarnation, bind, events)
+
+
+def _schedule(member: Membership) -> Schedule:
+    run = member.run
+    return Schedule(
+        snapshot_rounds=run.snapshot.every_rounds,
+        validation_rounds=run.validation.every_rounds if run.validation else None,
+        validation_batches=run.validation.batches if run.validation else 0,
+        micro_batch=run.batch.micro_batch_sequences,
+        sequence_tokens=run.model.sequence_tokens,
+    )
+
+
+def _terms(member: Membership) -> Terms:
+    run = member.run
+    return Terms(
+        global_batch=run.batch.global_sequences,
+        last_round=run.run.rounds,
+        branches=run.swarm.survivors == "branch",
+        patience=Patience(grace=run.swarm.grace_seconds),
+    )
+
+
+def _bucket(bits_per_s: float | None) -> TokenBucket | None:
+    if bits_per_s is None:
+        return None
+    bytes_per_s = bits_per_s / 8
+    return TokenBucket(bytes_per_s, max(bytes_per_s, 4 << 20))
