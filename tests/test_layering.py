@@ -1,0 +1,153 @@
+"""Imports go one way, and each foreign library has one door."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+ATOM = ROOT / "atom"
+
+COLUMN = ["base", "config", "graph", "swap", "optim", "training", "daemon", "cli"]
+ALLOWED: dict[str, set[str]] = {
+    "base": set(),
+    "wire": set(),
+    "models": set(),
+    "config": {"base"},
+    "graph": {"base"},
+    "swap": {"base", "graph"},
+    "optim": {"base", "graph", "swap"},
+    "swarm": {"base", "wire", "config"},
+    "training": {"base", "config", "models", "graph", "swap", "optim", "swarm"},
+    "daemon": {
+        "base", "wire", "config", "models", "graph", "swap", "optim", "swarm", "training",
+    },
+    "cli": {"base", "config", "models", "swarm", "training", "daemon"},
+    "dashboard": {"base", "config", "swarm"},
+}  # fmt: skip
+
+MEETING_PLACE = "training"
+"""Only here may one file import both the model's column and the swarm (the daemon wires)."""
+
+DOORS: dict[str, tuple[str, ...]] = {
+    "hivemind": ("atom/swarm/dht_node.py", "atom/swarm/p2pd.py"),
+    "grpc": ("atom/daemon/control.py", "atom/daemon/control_client.py", "atom/wire/"),
+    "pydantic": ("atom/config/",),
+    "rich": ("atom/cli/",),
+    "typer": ("atom/cli/",),
+    "matplotlib": ("atom/cli/",),
+    "tokenizers": ("atom/models/data/tokenizer.py",),
+    "safetensors": ("atom/training/",),
+    "ssl": ("atom/swarm/",),
+}
+TORCH_ALONE = ("graph", "swap", "optim", "models")
+NOT_WITH_TORCH_ALONE = {
+    "hivemind", "grpc", "pydantic", "blake3", "google", "cryptography", "base58", "psutil",
+    "rich", "typer", "matplotlib", "safetensors",
+}  # fmt: skip
+
+
+def sources() -> list[Path]:
+    return sorted(p for p in ATOM.rglob("*.py") if "/wire/" not in p.as_posix())
+
+
+def imported_modules(path: Path) -> Iterator[str]:
+    """Every module a file imports, at the top or inside functions."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative imports hide the direction"
+            yield node.module or ""
+
+
+def room_of(module: str) -> str | None:
+    parts = module.split(".")
+    return parts[1] if parts[0] == "atom" and len(parts) > 1 else None
+
+
+def violations() -> Iterator[str]:
+    for path in sources():
+        room = path.relative_to(ATOM).parts[0]
+        if room.endswith(".py"):
+            continue
+        for module in imported_modules(path):
+            target = room_of(module)
+            if target is not None and target != room and target not in ALLOWED[room]:
+                yield f"{path.relative_to(ROOT)} imports {module}"
+
+
+def test_imports_go_one_way() -> None:
+    assert list(violations()) == []
+
+
+def test_every_room_is_known() -> None:
+    rooms = {p.name for p in ATOM.iterdir() if p.is_dir() and p.name != "__pycache__"}
+    assert rooms == set(ALLOWED)
+
+
+def test_the_column_is_a_column() -> None:
+    for index, room in enumerate(COLUMN):
+        right = set(COLUMN[index + 1 :])
+        assert not ALLOWED[room] & right
+
+
+@pytest.mark.parametrize("library", sorted(DOORS))
+def test_one_door_per_foreign_library(library: str) -> None:
+    strays = [
+        path.relative_to(ROOT).as_posix()
+        for path in sources()
+        if any(module.split(".")[0] == library for module in imported_modules(path))
+        and not path.relative_to(ROOT).as_posix().startswith(DOORS[library])
+    ]
+    assert strays == []
+
+
+def test_the_models_column_needs_torch_alone() -> None:
+    strays = [
+        f"{path.relative_to(ROOT)}: {module}"
+        for room in TORCH_ALONE
+        for path in sorted((ATOM / room).rglob("*.py"))
+        for module in imported_modules(path)
+        if module.split(".")[0] in NOT_WITH_TORCH_ALONE
+    ]
+    assert strays == []
+
+
+def test_swarm_never_hears_of_graphs_and_the_column_never_of_peers() -> None:
+    for path in sources():
+        room = path.relative_to(ATOM).parts[0]
+        targets = {room_of(module) for module in imported_modules(path)}
+        if room in ("graph", "swap", "optim"):
+            assert "swarm" not in targets, path
+        if room == "swarm":
+            assert not targets & {"graph", "swap", "optim", "models", "training"}, path
+
+
+def test_no_pickle_anywhere() -> None:
+    forbidden = {"pickle", "cloudpickle", "dill", "shelve", "marshal"}
+    for path in sources():
+        assert not forbidden & {m.split(".")[0] for m in imported_modules(path)}, path
+        assert "torch.load(" not in path.read_text(encoding="utf-8"), path
+
+
+def test_no_import_cycles_between_files() -> None:
+    graph = {}
+    for path in sources():
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        graph[name] = {m for m in imported_modules(path) if m.startswith("atom.")}
+    state: dict[str, int] = {}
+
+    def visit(name: str, trail: list[str]) -> None:
+        state[name] = 1
+        for target in sorted(graph.get(name, set())):
+            if target not in graph or state.get(target) == 2:
+                continue
+            assert state.get(target) != 1, " → ".join([*trail, name, target])
+            visit(target, [*trail, name])
+        state[name] = 2
+
+    for name in sorted(graph):
+        if name not in state:
+            visit(name, [])
