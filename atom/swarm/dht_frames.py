@@ -36,6 +36,8 @@ class NodeSettings:
     """An onlooker: asks others, stores nothing for them, accepts no calls."""
     auto_relay: bool = False
     """Look for a relay when nobody can dial us."""
+    redial_seconds: float = 10.0
+    """How often nodes that dropped out of sight are asked again."""
     log_path: str | None = None
     """Where the node's own noise goes; None: nowhere."""
 

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 MAX_REQUESTS = 64
 """Requests under way at once; further ones are refused rather than queued."""
-REDIAL_SECONDS = 10.0
 KEEP_SECONDS = 60.0
 KEEP_LIFETIME_SECONDS = 600.0
 CLOSE_SECONDS = 2.0
@@ -59,15 +58,15 @@ class DhtService:
         opening = await read_frame(self._reader)
         if opening is None:
             return
-        p2pd = P2pDaemon(folder)
+        settings, p2pd = settings_from_json(opening["open"]), P2pDaemon(folder)
         first = asyncio.create_task(read_frame(self._reader))  # sees the parent hang up meanwhile
-        joining = asyncio.create_task(self._join(settings_from_json(opening["open"]), p2pd))
+        joining = asyncio.create_task(self._join(settings, p2pd))
         try:
             await asyncio.wait({first, joining}, return_when=asyncio.FIRST_COMPLETED)
             if joining.done():
                 joining.result()
                 await self._send({"phase": "ready"})
-                await self._serve_until_end(p2pd, first)
+                await self._serve_until_end(p2pd, first, settings.redial_seconds)
         except UserError as error:
             await self._send({"phase": "failed", "error": error_to_json(error)})
         finally:
@@ -84,10 +83,13 @@ class DhtService:
         self._node = DhtNode(settings, p2pd.socket_path)
         await self._node.open()
 
-    async def _serve_until_end(self, p2pd: P2pDaemon, first: Pending) -> None:
+    async def _serve_until_end(self, p2pd: P2pDaemon, first: Pending, redial_s: float) -> None:
         """Ends when the parent hangs up or p2pd dies (the parent then sees *us* hang up)."""
         ends = [asyncio.create_task(self._serve(first)), asyncio.create_task(p2pd.wait())]
-        chores = [asyncio.create_task(self._redial()), asyncio.create_task(self._keep_alive())]
+        chores = [
+            asyncio.create_task(self._redial(redial_s)),
+            asyncio.create_task(self._keep_alive()),
+        ]
         await asyncio.wait([*ends, *chores], return_when=asyncio.FIRST_COMPLETED)
         for task in [*ends, *chores, *self._tasks]:
             task.cancel()
@@ -152,9 +154,9 @@ class DhtService:
             for key, subkey in list(self._kept):
                 await self._quietly(self._store_kept(key, subkey))
 
-    async def _redial(self) -> None:
+    async def _redial(self, every_s: float) -> None:
         while True:
-            await asyncio.sleep(REDIAL_SECONDS * random.uniform(0.8, 1.2))
+            await asyncio.sleep(every_s * random.uniform(0.8, 1.2))
             await self._quietly(self._node.redial())
 
     async def _quietly(self, work: Any) -> None:

@@ -32,6 +32,8 @@ class SteadyClient:
         self._watching: asyncio.Task[None] | None = None
         self.contacts: tuple[str, ...] = settings.contacts
         """DHT nodes met lately, as multiaddrs: where to look after a restart."""
+        self.restarted = asyncio.Event()
+        """Set each time the process has been started again; clear it to wait for the next."""
 
     @property
     def process_id(self) -> int | None:
@@ -96,6 +98,7 @@ class SteadyClient:
                 self._emit("dht_restart_failed", detail=error.message)
                 continue
             self._emit("dht_process_restarted")
+            self.restarted.set()
             return
 
     async def _hold_port(self) -> None:

@@ -1,0 +1,81 @@
+"""A stock `hivemind-dht` node as a bootstrap, as anybody may run one, and how to end it."""
+
+import contextlib
+import re
+import selectors
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import psutil
+
+_SKEWED = """
+import sys, time
+real = time.time
+ahead_s = float(sys.argv.pop(1))
+time.time = lambda: real() + ahead_s
+from hivemind.hivemind_cli.run_dht import main
+main()
+"""
+_ADDRESS = re.compile(r"/ip4/127\.0\.0\.1/tcp/[0-9]+/p2p/[A-Za-z0-9]+")
+
+
+@contextlib.contextmanager
+def stock_node(clock_ahead_s: float = 0.0) -> Iterator[str]:
+    """Its multiaddr, while it runs. Takes its orphans along, which it does not itself."""
+    arguments = [str(clock_ahead_s), "--host_maddrs", "/ip4/127.0.0.1/tcp/0"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", _SKEWED, *arguments],
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    try:
+        yield _first_address(process)
+    finally:
+        family = psutil.Process(process.pid).children(recursive=True)
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(5)
+        process.kill()
+        process.wait()
+        end_all([member.pid for member in family])
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def end_all(pids: list[int]) -> None:
+    """SIGKILLs those that still run."""
+    for pid in pids:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            psutil.Process(pid).kill()
+
+
+def wait_until_gone(pids: list[int], timeout_s: float = 15.0) -> list[int]:
+    """Those that are still there when time is up: none, hopefully."""
+    deadline = time.monotonic() + timeout_s
+    left = []
+    for pid in pids:
+        try:
+            psutil.Process(pid).wait(max(0.0, deadline - time.monotonic()))
+        except psutil.NoSuchProcess:
+            continue
+        except psutil.TimeoutExpired:
+            left.append(pid)
+    return left
+
+
+def _first_address(process: subprocess.Popen[bytes], timeout_s: float = 60.0) -> str:
+    assert process.stdout is not None
+    seen = ""
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ)
+        deadline = time.monotonic() + timeout_s
+        while selector.select(max(0.0, deadline - time.monotonic())):
+            chunk = process.stdout.read1(65536)
+            seen += chunk.decode(errors="replace")
+            found = _ADDRESS.search(seen)
+            if found is not None and seen.find("\n", found.end()) >= 0:
+                return found[0]
+            if not chunk:
+                break
+    raise AssertionError(f"hivemind-dht did not start: {seen}")

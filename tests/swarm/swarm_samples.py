@@ -1,0 +1,50 @@
+"""Leases and manifests to test with."""
+
+from dataclasses import replace
+from typing import Any
+
+from atom.swarm.identity import Identity
+from atom.swarm.records import Lease, Manifest, PeerState
+
+INCARNATION = bytes(range(16))
+HEAD = bytes(32)
+
+_LEASE = Lease(
+    peer_id="",
+    incarnation=INCARNATION,
+    serial=1,
+    issued_at=1_700_000_000.5,
+    state=PeerState.ACCUMULATING,
+    head=HEAD,
+    round=3,
+    work=36,
+    sequences=5,
+    rounds_joined=2,
+    sequences_committed=17,
+    sequences_per_s=1.25,
+    tokens_per_s=80.0,
+    pass_seconds=0.5,
+    loss=5.5,
+    state_digest=b"d" * 32,
+    addresses=("127.0.0.1:4000", "[::1]:4000"),
+)
+
+
+def a_lease(peer_id: str = "peer", **changes: Any) -> Lease:
+    return replace(_LEASE, peer_id=peer_id, **changes)
+
+
+def a_manifest(owner: Identity, **changes: Any) -> Manifest:
+    manifest = Manifest(
+        run="shakespeare",
+        owner=owner.peer_id,
+        run_file='[run]\nname = "shakespeare"\n',
+        graph_hash="ab" * 32,
+        program_hash="cd" * 32,
+        versions=(("torch", "2.9.0"), ("atom", "0.1.0")),
+        data_digest="",
+        initial_state_digest=b"s" * 32,
+        founder_incarnation=INCARNATION,
+        created_at=1_700_000_000.0,
+    )
+    return replace(manifest, **changes)

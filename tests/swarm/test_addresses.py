@@ -1,0 +1,138 @@
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atom.base.errors import AddressError
+from atom.swarm.addresses import (
+    EXAMPLE_JOIN,
+    EXAMPLE_MULTIADDR,
+    EXAMPLE_PEER,
+    JoinAddress,
+    ListenAddress,
+    format_join_address,
+    parse_join_address,
+    parse_listen,
+    parse_multiaddr,
+    parse_multiaddrs,
+    peer_id_in,
+    rank_addresses,
+)
+
+RSA_PEER = "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
+
+
+def test_the_example_is_read_in_all_its_parts():
+    assert parse_join_address(EXAMPLE_JOIN) == JoinAddress(
+        (EXAMPLE_MULTIADDR,), "shakespeare", EXAMPLE_PEER
+    )
+
+
+def test_the_owner_may_be_absent_and_there_may_be_several_entrances():
+    other = f"/dns4/node.example.org/tcp/31337/p2p/{RSA_PEER}"
+    address = parse_join_address(f"  {EXAMPLE_MULTIADDR},{other}/run/my.run-2 \n")
+    assert address == JoinAddress((EXAMPLE_MULTIADDR, other), "my.run-2", None)
+    assert parse_join_address(format_join_address(address)) == address
+
+
+@given(
+    st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", fullmatch=True),
+    st.booleans(),
+    st.integers(1, 65535),
+    st.ip_addresses(),
+)
+def test_what_is_formatted_is_read_back(run, with_owner, port, host):
+    bootstrap = f"{ListenAddress(str(host), port).multiaddr()}/p2p/{RSA_PEER}"
+    address = JoinAddress((bootstrap,), run, EXAMPLE_PEER if with_owner else None)
+    assert parse_join_address(format_join_address(address)) == address
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "names no run"),
+        ("/run/x", "no DHT node"),
+        (EXAMPLE_MULTIADDR, "names no run"),
+        (f"{EXAMPLE_MULTIADDR}/run/", "run's name"),
+        (f"{EXAMPLE_MULTIADDR}/run/a b", "run's name"),
+        (f"{EXAMPLE_MULTIADDR}/run/x/owner", "only /owner/ID"),
+        (f"{EXAMPLE_MULTIADDR}/run/x/owner/{RSA_PEER}", "owner"),
+        (f"{EXAMPLE_MULTIADDR}/run/x/extra/y", "only /owner/ID"),
+        ("/ip4/10.0.0.5/tcp/31337/run/x", "/p2p/PEER_ID"),
+        (f"/ip4/10.0.0.555/tcp/31337/p2p/{EXAMPLE_PEER}/run/x", "malformed value"),
+        (f"/ip4/10.0.0.5/tcp/70000/p2p/{EXAMPLE_PEER}/run/x", "malformed value"),
+        (f"/ip4/10.0.0.5/p2p/{EXAMPLE_PEER}/run/x", "no port"),
+        (f"/tcp/1/p2p/{EXAMPLE_PEER}/run/x", "no host"),
+        (f"/ip4/10.0.0.5/ftp/1/p2p/{EXAMPLE_PEER}/run/x", "/ftp is unknown"),
+        ("/ip4/10.0.0.5/tcp/1/p2p/12D3KooW…/run/x", "malformed value"),
+        (f"http://{EXAMPLE_MULTIADDR}/run/x", "multiaddr"),
+        ("x" * 5000, "at most"),
+    ],
+)
+def test_a_malformed_join_address_is_named_and_an_example_given(text, said):
+    with pytest.raises(AddressError) as caught:
+        parse_join_address(text)
+    assert said in caught.value.message
+    assert caught.value.hint
+    assert len(caught.value.message) < 400
+
+
+@given(st.text(alphabet="/:.,ip46tcrunowe0123456789\x00é ", max_size=80))
+def test_no_text_causes_anything_but_an_address_error(text):
+    for parse in (parse_join_address, parse_multiaddr, parse_listen):
+        with contextlib.suppress(AddressError):
+            parse(text)
+
+
+def test_the_number_of_dht_nodes_is_bounded():
+    assert parse_multiaddrs([EXAMPLE_MULTIADDR] * 16)
+    with pytest.raises(AddressError):
+        parse_multiaddrs([EXAMPLE_MULTIADDR] * 17)
+
+
+def test_the_peer_id_of_a_relayed_address_is_the_last_one():
+    relayed = f"{EXAMPLE_MULTIADDR}/p2p-circuit/p2p/{RSA_PEER}"
+    assert peer_id_in(parse_multiaddr(relayed)) == RSA_PEER
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port"),
+    [
+        ("0.0.0.0:31337", "0.0.0.0", 31337),
+        (":0", "0.0.0.0", 0),
+        ("localhost:65535", "127.0.0.1", 65535),
+        ("[::]:80", "::", 80),
+        ("[2001:db8:0::1]:80", "2001:db8::1", 80),
+    ],
+)
+def test_listen_addresses(text, host, port):
+    listen = parse_listen(text)
+    assert listen == ListenAddress(host, port)
+    assert parse_listen(str(listen)) == listen
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "31337", "1.2.3.4", "1.2.3.4:", "1.2.3.4:x", "1.2.3.4:65536", "1.2.3.4:-1", "::1:80",
+     "[1.2.3.4]:80", "[::1:80", "example.org:80", "1.2.3.4:٣", "1.2.3.4:000080",
+     "[fe80::1%eth0]:1"],
+)  # fmt: skip
+def test_malformed_listen_addresses(text):
+    with pytest.raises(AddressError) as caught:
+        parse_listen(text)
+    assert "HOST:PORT" in caught.value.hint
+
+
+def test_the_address_most_worth_pasting_comes_first():
+    def at(host):
+        return f"/ip4/{host}/tcp/1/p2p/{EXAMPLE_PEER}"
+
+    relay = f"/ip4/8.8.8.8/tcp/1/p2p/{RSA_PEER}/p2p-circuit/p2p/{EXAMPLE_PEER}"
+    name = f"/dns4/node.example.org/tcp/1/p2p/{EXAMPLE_PEER}"
+    visible = [relay, at("127.0.0.1"), at("172.17.0.1"), at("192.168.1.7"), at("8.8.8.8"), name]
+    ranked = rank_addresses(visible, primary_host="192.168.1.7")
+    assert ranked == (
+        *(at("8.8.8.8"), name, at("192.168.1.7"), at("172.17.0.1"), at("127.0.0.1")), relay
+    )  # fmt: skip
+    assert rank_addresses([]) == ()
