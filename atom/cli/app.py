@@ -1,4 +1,4 @@
-"""The `atom` command: what there is, in the words of `--help`. Heavy imports wait for their command."""
+"""The `atom` command and its `--help`. Heavy imports wait for the command that needs them."""
 
 import sys
 from collections.abc import Sequence

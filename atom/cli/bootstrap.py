@@ -7,11 +7,10 @@ from pathlib import Path
 
 import typer
 
-from atom.base.errors import ConfigError
 from atom.cli.daemon_console import TerminalConsole
-from atom.config.address import parse_host, parse_host_port
 from atom.config.load import load_peer_file
 from atom.config.places import bootstrap_state_directory
+from atom.daemon.addresses import announced_multiaddrs
 from atom.daemon.state_directory import StateDirectory
 from atom.swarm.addresses import parse_listen, parse_multiaddrs
 from atom.swarm.bootstrap import run_bootstrap
@@ -46,7 +45,7 @@ def serve_bootstrap(options: BootstrapOptions) -> None:
     node = NodeSettings(
         identity_path=str(state.identity),
         listen=str(where),
-        announce=announced(peer.network.announce, where.port),
+        announce=announced_multiaddrs(peer.network.announce, where.port),
         initial_peers=parse_multiaddrs(options.initial_peers),
         log_path=str(state.dht_log),
     )
@@ -55,33 +54,6 @@ def serve_bootstrap(options: BootstrapOptions) -> None:
         asyncio.run(_serve(node, TerminalConsole()))
     finally:
         state.unlock()
-
-
-def announced(names: tuple[str, ...], listen_port: int) -> tuple[str, ...]:
-    """HOST or HOST:PORT, as in a peer file, as multiaddrs.
-
-    Raises: ConfigError for a HOST alone while the port is left to chance.
-    """
-    return tuple(_multiaddr(name, listen_port) for name in names)
-
-
-def _multiaddr(name: str, listen_port: int) -> str:
-    if ":" in name and not name.endswith("]"):
-        host, port = parse_host_port(name)
-    else:
-        host, port = parse_host(name), listen_port
-    if port == 0:
-        raise ConfigError(
-            f"network.announce: {name!r} has no port, and network.listen leaves it to chance",
-            "give listen a port, or announce HOST:PORT",
-        )
-    return f"/{_family(host)}/{host}/tcp/{port}"
-
-
-def _family(host: str) -> str:
-    if ":" in host:
-        return "ip6"
-    return "ip4" if host.replace(".", "").isdigit() else "dns4"
 
 
 async def _serve(node: NodeSettings, console: TerminalConsole) -> None:

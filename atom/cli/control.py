@@ -52,11 +52,11 @@ def flattened(info: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
 
 def _words(value: object) -> str:
     if value is None:
-        return "–"
+        return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list):
-        return ", ".join(map(_words, value)) or "–"
+        return ", ".join(map(_words, value)) or "-"
     return f"{value:,.3f}" if isinstance(value, float) else str(value)
 
 

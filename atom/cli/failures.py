@@ -50,7 +50,9 @@ def run_guarded(command: Callable[[], Any], is_debug: Callable[[], bool]) -> int
         return ExitCode.TERMINATED
     except Exception as fault:  # noqa: BLE001  the last supervisor: nobody above could report it
         known = _as_user_error(fault)
-        return _say_fault(fault, is_debug()) if known is None else _say_user_error(known, is_debug())
+        return (
+            _say_fault(fault, is_debug()) if known is None else _say_user_error(known, is_debug())
+        )
 
 
 def say_error(message: str, hint: str = "") -> None:

@@ -33,7 +33,9 @@ class LossChart:
         quiet, line = Style(dim=True), console.get_style("bar.complete")
         width = options.max_width - _LABEL_COLUMNS - 1
         first, last = self._rounds()
-        for row, text in enumerate(dots(self.points, (first, last), (low, high), width, self.height)):
+        for row, text in enumerate(
+            dots(self.points, (first, last), (low, high), width, self.height)
+        ):
             label = {0: f"{high:.2f}", self.height - 1: f"{low:.2f}"}.get(row, "")
             yield Segment(f"{label:>{_LABEL_COLUMNS - 1}} │", quiet)
             yield Segment(text, line)

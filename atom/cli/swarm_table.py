@@ -1,9 +1,10 @@
 """A swarm on a terminal: headline, bar toward the global batch, table of peers. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from rich import box
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, JustifyMethod, RenderableType, RenderResult
+from rich.measure import Measurement
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -16,6 +17,12 @@ _ID_CHARACTERS = 6
 _DIGEST_CHARACTERS = 8
 _BAR_COLUMNS = 40
 
+_ANY = 10_000
+_COLUMNS = (
+    "name", "peer", "state", "round", "mini-batches", "seq/s", "tokens/s", "digest", "lease age",
+)  # fmt: skip
+_NUMBERS = frozenset({"round", "mini-batches", "seq/s", "tokens/s", "lease age"})
+_FIRST_TO_GO = ("seq/s", "lease age", "tokens/s", "digest", "round")
 _STATE_STYLES = {
     "starting": "yellow",
     "syncing": "yellow",
@@ -61,43 +68,61 @@ def batch_bar(view: SwarmView) -> RenderableType:
     return row
 
 
-def peers_table(view: SwarmView, names: Mapping[str, str] | None = None) -> Table:
-    """One row per peer; `names` (peer id → name) adds a column where given."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    if names is not None:
-        table.add_column("name", no_wrap=True)
-    table.add_column("peer", no_wrap=True)
-    table.add_column("state", no_wrap=True, min_width=len("accumulating"))
-    for title in ("round", "mini-batches", "seq/s", "tokens/s"):
-        table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("digest", no_wrap=True)
-    table.add_column("lease age", justify="right", no_wrap=True)
-    for peer in view.peers:
-        named = [] if names is None else [Text(names.get(peer.peer_id, ""), "bold")]
-        table.add_row(*named, *_cells(peer, view))
-    return table
+class PeersTable:
+    """One row per peer; `names` (peer id → name) adds a column. Drops columns on narrow screens."""
+
+    def __init__(self, view: SwarmView, names: Mapping[str, str] | None = None) -> None:
+        self._view = view
+        self._names = names
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        titles = [title for title in _COLUMNS if title != "name" or self._names is not None]
+        table = self._table(titles)
+        for title in _FIRST_TO_GO:
+            if Measurement.get(console, options.update(max_width=_ANY), table).maximum <= (
+                options.max_width
+            ):
+                break
+            titles.remove(title)
+            table = self._table(titles)
+        yield table
+
+    def _table(self, titles: Sequence[str]) -> Table:
+        table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold")
+        for title in titles:
+            justify: JustifyMethod = "right" if title in _NUMBERS else "left"
+            width = len("accumulating") if title == "state" else None
+            table.add_column(title, justify=justify, no_wrap=True, min_width=width)
+        names = self._names or {}
+        for peer in self._view.peers:
+            cells = _cells(peer, self._view, names.get(peer.peer_id, ""))
+            table.add_row(*(cells[title] for title in titles))
+        return table
 
 
 def swarm(sight: Sight, names: Mapping[str, str] | None = None) -> Group:
     """All of it, one below the other."""
-    return Group(headline(sight), Text(), batch_bar(sight.view), peers_table(sight.view, names))
-
-
-def _cells(peer: PeerView, view: SwarmView) -> tuple[Text, ...]:
-    gone = peer.state == "left"
-    aged = peer.lease_age_s > LEASE_SECONDS / 2
-    behind = peer.round != view.round
-    row = "dim" if gone else ""
-    return (
-        Text(short_id(peer.peer_id), row),
-        Text(peer.state, _STATE_STYLES.get(peer.state, row)),
-        Text(f"{peer.round:,}", "yellow" if behind and not gone else row),
-        Text(f"{peer.mini_batches:,}", row),
-        Text(f"{peer.rate:,.1f}", row),
-        Text(f"{peer.tokens_per_s:,.0f}", row),
-        Text(peer.digest[:_DIGEST_CHARACTERS] or "–", row),
-        Text(f"{peer.lease_age_s:.1f} s", "yellow" if aged and not gone else row),
+    return Group(
+        headline(sight), Text(), batch_bar(sight.view), Text(), PeersTable(sight.view, names)
     )
+
+
+def _cells(peer: PeerView, view: SwarmView, name: str) -> dict[str, Text]:
+    gone = peer.state == "left"
+    row = "dim" if gone else ""
+    behind = "yellow" if peer.round != view.round and not gone else row
+    aged = "yellow" if peer.lease_age_s > LEASE_SECONDS / 2 and not gone else row
+    return {
+        "name": Text(name, row or "bold"),
+        "peer": Text(short_id(peer.peer_id), row),
+        "state": Text(peer.state, _STATE_STYLES.get(peer.state, row)),
+        "round": Text(f"{peer.round:,}", behind),
+        "mini-batches": Text(f"{peer.mini_batches:,}", row),
+        "seq/s": Text(f"{peer.rate:,.1f}", row),
+        "tokens/s": Text(f"{peer.tokens_per_s:,.0f}", row),
+        "digest": Text(peer.digest[:_DIGEST_CHARACTERS] or "-", row),
+        "lease age": Text(f"{peer.lease_age_s:.1f} s", aged),
+    }
 
 
 def _count(before: str, number: str, after: str) -> Text:

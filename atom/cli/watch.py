@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -12,7 +12,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from atom.base.errors import AtomError
-from atom.cli.loss_chart import LossChart
+from atom.cli.loss_chart import LossChart, Point
 from atom.cli.onlooker import Onlooker, Sight, onlooking
 from atom.cli.signals import run_to_the_end
 from atom.cli.swarm_table import swarm
@@ -28,7 +28,7 @@ class LossHistory:
     """The losses seen so far, one per round; a chain that went back drops the rounds after it."""
 
     def __init__(self) -> None:
-        self.points: list[tuple[float, float]] = []
+        self.points: list[Point] = []
 
     def add(self, round_number: int, loss: float | None) -> None:
         if loss is None:
@@ -48,15 +48,15 @@ def watch_swarm(address: str) -> None:
 
 def frame(
     sight: Sight,
-    history: LossHistory,
+    losses: Sequence[Point],
     names: Mapping[str, str] | None = None,
     below: RenderableType = "",
 ) -> RenderableType:
     """The whole display: swarm, loss chart, and whatever belongs below."""
     parts: list[RenderableType] = [swarm(sight, names)]
-    if len(history.points) > 1:
+    if len(losses) > 1:
         parts.append(Text("loss (nats per token) by round", "bold"))
-        parts.append(LossChart(history.points, sight.rounds, _CHART_ROWS))
+        parts.append(LossChart(losses, sight.rounds, _CHART_ROWS))
     parts.append(below)
     return Padding(Group(*parts), (1, 2))
 
@@ -96,13 +96,13 @@ async def _watch(address: str, console: Console) -> None:
 
 async def _watch_live(onlooker: Onlooker, sight: Sight, console: Console) -> None:
     history, problem = LossHistory(), ""
-    last = frame(sight, history)
+    last = frame(sight, history.points)
     try:
         with live_display(console) as live:
             while True:
                 history.add(sight.view.round, sight.view.loss)
-                last = frame(sight, history)
-                live.update(frame(sight, history, below=_footer(problem)), refresh=True)
+                last = frame(sight, history.points)
+                live.update(frame(sight, history.points, below=_footer(problem)), refresh=True)
                 sight, problem = await _next(onlooker, sight)
     finally:
         console.print(last)  # what was seen last stays readable on the ordinary screen

@@ -1,0 +1,47 @@
+"""A peer in the play: its process, its state directory, what it wrote down, what became of it."""
+
+from pathlib import Path
+
+from atom.cli.demo.actor import Actor
+from atom.cli.demo.record import EventTail
+from atom.cli.demo.stage import Stage
+from atom.cli.demo.verdict import FINISHED
+from atom.daemon.state_directory import StateDirectory
+from atom.swarm.identity import Identity
+
+
+class Player:
+    """Peer `number` of the demo; the first is the founder."""
+
+    def __init__(self, stage: Stage, number: int) -> None:
+        self.name = f"peer {number}"
+        self.state: Path = stage.state(number)
+        self.actor = Actor(self.name, stage.log(number))
+        self.tail = EventTail(StateDirectory(self.state).events)
+        self.fate = ""
+        """Empty while it lives."""
+        self.entered = False
+        """Whether the swarm has seen it ready to train."""
+        self._peer_id = ""
+
+    @property
+    def is_alive(self) -> bool:
+        return not self.fate
+
+    @property
+    def peer_id(self) -> str:
+        """Empty until its key is on disk."""
+        path = StateDirectory(self.state).identity
+        if not self._peer_id and path.exists():
+            self._peer_id = Identity.load_or_create(path).peer_id
+        return self._peer_id
+
+    def check(self) -> None:
+        """Notices a finished process. Raises: ActorFailed if it did not end as it should."""
+        code = self.actor.exit_code
+        if not self.is_alive or code is None:
+            return
+        if code != 0:
+            self.fate = f"failed ({code})"
+            raise self.actor.failure(f"ended with exit code {code}")
+        self.fate = FINISHED

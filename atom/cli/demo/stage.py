@@ -1,0 +1,117 @@
+"""The demo's folder: claimed, emptied only if it is one of ours, and what lies where in it."""
+
+import fcntl
+import importlib.resources
+import re
+import shutil
+from pathlib import Path
+from typing import IO
+
+from atom.base.errors import StorageError
+
+_MARKER = ".atom-demo"
+_PEER_FILE = """\
+# Every peer of the demo: one thread each, reachable from this machine alone.
+[device]
+kind = "cpu"
+memory = "1 GiB"
+cpu_threads = 1
+
+[network]
+listen = "127.0.0.1:0"
+"""
+
+
+class Stage:
+    """Paths below `root`; `claim` before using any of them."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.expanduser().absolute()
+        self.run_file = self.root / "run.toml"
+        self.peer_file = self.root / "peer.toml"
+        self.events = self.root / "events.jsonl"
+        self.plot = self.root / "loss.png"
+        self.address = self.root / "address.txt"
+        self.control_log = self.root / "control.log"
+        self._tokens = self.root / "tokens"
+        self._lock: IO[str] | None = None
+
+    def state(self, number: int) -> Path:
+        return self.root / "peers" / str(number)
+
+    def log(self, number: int) -> Path:
+        return self.root / f"peer-{number}.log"
+
+    def claim(self, rounds: int | None) -> None:
+        """Empties the folder and writes the files that the peers read.
+
+        Raises: StorageError if it holds something else, or another demo uses it.
+        """
+        self._make_ours()
+        self._lock_or_refuse()
+        self._clear()
+        self.run_file.write_text(run_text(rounds), encoding="utf-8")
+        self.peer_file.write_text(_PEER_FILE, encoding="utf-8")
+        self._tokens.mkdir()
+
+    def prepare_peer(self, number: int) -> None:
+        """A state directory that shares the token cache: the text is tokenised once."""
+        self.state(number).mkdir(parents=True)
+        (self.state(number) / "tokens").symlink_to(self._tokens)
+
+    def release(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def _make_ours(self) -> None:
+        hint = "name another folder with --directory DIR"
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            is_foreign = any(self.root.iterdir()) and not (self.root / _MARKER).exists()
+        except OSError as problem:
+            what = f"cannot use {self.root} for the demo: {problem.strerror}"
+            raise StorageError(what, hint) from None
+        if is_foreign:
+            raise StorageError(f"{self.root} is not empty, and no demo wrote what it holds", hint)
+
+    def _lock_or_refuse(self) -> None:
+        self._lock = (self.root / _MARKER).open("a")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self.release()
+            raise StorageError(
+                f"another demo runs in {self.root}",
+                "wait for it, or name another folder with --directory DIR",
+            ) from None
+
+    def _clear(self) -> None:
+        for path in self.root.iterdir():
+            if path.name == _MARKER:
+                continue
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+
+
+def run_text(rounds: int | None) -> str:
+    """The demo's run file; with another number of rounds its warmup keeps its share of them."""
+    packaged = importlib.resources.files("atom.cli").joinpath("data/demo.toml")
+    text = packaged.read_text(encoding="utf-8")
+    if rounds is None:
+        return text
+    before, warmup = _number(text, "rounds"), _number(text, "warmup_rounds")
+    text = _with_number(text, "rounds", rounds)
+    return _with_number(text, "warmup_rounds", warmup * rounds // before)
+
+
+def _number(text: str, key: str) -> int:
+    match = re.search(rf"(?m)^{key} = ([0-9]+)", text)
+    assert match is not None, f"the demo's run file says nothing about {key}"
+    return int(match[1])
+
+
+def _with_number(text: str, key: str, value: int) -> str:
+    return re.sub(rf"(?m)^({key} = )[0-9]+", rf"\g<1>{value}", text)
