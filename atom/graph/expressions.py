@@ -185,7 +185,8 @@ def _embedding(node: fx.Node, names: Names) -> Expression | None:
 
 def _layer_norm(node: fx.Node, names: Names) -> Expression | None:
     # The last argument, cudnn_enable, is ignored by the operator.
-    return Expression("F.layer_norm", tuple(literal(value, names) for value in node.args[:5]))
+    arguments = _arguments(node, names)
+    return Expression("F.layer_norm", tuple(a for a in arguments if "cudnn_enable" not in a))
 
 
 def _dropout(node: fx.Node, names: Names) -> Expression | None:

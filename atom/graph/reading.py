@@ -46,7 +46,7 @@ def read_exported(
         elif spec.kind is InputKind.USER_INPUT:
             entries.append(node)
         else:
-            constants[node] = _constant(exported, spec.target or "")
+            constants[node] = _constant(model, exported, spec.target or "")
     loss = _loss(model, exported)
     frozen = frozenset(n for n, p in model.named_parameters() if not p.requires_grad)
     fakes = _fakes(placeholders, parameters, frozen, mode)
@@ -191,9 +191,24 @@ def _first_names(model: nn.Module) -> dict[str, str]:
     }
 
 
-def _constant(exported: ExportedProgram, target: str) -> Constant:
+def _constant(model: nn.Module, exported: ExportedProgram, target: str) -> Constant:
     source = exported.constants if target in exported.constants else exported.state_dict
-    return Constant(target, source[target].detach().cpu())
+    tensor = source[target].detach()
+    for name, parameter in model.named_parameters():
+        if _same_memory(parameter, tensor):
+            raise ModelError(
+                f"the model reads the parameter {name} from outside its modules; "
+                "tracing would freeze its values",
+                "use it as an attribute of its module, not from a list or dictionary",
+            )
+    if tensor.is_meta:
+        raise ModelError(f"the tensor {target} is on the meta device and has no values")
+    return Constant(target, tensor.cpu())
+
+
+def _same_memory(parameter: torch.Tensor, tensor: torch.Tensor) -> bool:
+    storages = parameter.untyped_storage(), tensor.untyped_storage()
+    return bool(storages[0]._cdata == storages[1]._cdata)
 
 
 def _refuse_large(constant: Constant) -> None:

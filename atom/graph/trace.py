@@ -8,6 +8,7 @@ example batch and the dtype of the parameters are part of the graph.
 import inspect
 import io
 import logging
+import os
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
@@ -96,13 +97,18 @@ def _fake_batch(batch: Mapping[str, torch.Tensor], mode: FakeTensorMode) -> dict
 
 def _untraceable(model: nn.Module, error: Exception) -> ModelError:
     frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if "/torch/" not in f.filename and f.filename != __file__]
+    own = [frame for frame in frames if _is_users(frame.filename)]
     place = f" at {own[-1].filename}:{own[-1].lineno} ({own[-1].line})" if own else ""
     reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     hint = "the model's forward must not depend on values in tensors, only on their shapes"
     if "data-dependent" not in reason and "DataDependent" not in type(error).__name__:
         hint = "check that the model runs on this batch and returns its scalar loss"
     return ModelError(f"{type(model).__name__} cannot be traced{place}: {reason}", hint)
+
+
+def _is_users(filename: str) -> bool:
+    in_python = filename.startswith(os.path.dirname(os.__file__)) and "-packages" not in filename
+    return not in_python and "/torch/" not in filename and filename != __file__
 
 
 @contextmanager

@@ -58,7 +58,7 @@ def _compare(program: Program, expected: Step, found: Step) -> None:
             f"the sub-models' loss is {found.loss.item()!r}, the model's {expected.loss.item()!r}",
             _HINT,
         )
-    for name in program.layout.by_name:
+    for name in dict.fromkeys([*program.layout.by_name, *expected.gradients]):
         wanted, gradient = expected.gradients.get(name), found.gradients.get(name)
         if wanted is None and gradient is None:
             continue

@@ -40,8 +40,7 @@ def test_real_names_clean_calls_and_shapes() -> None:
     source = compile_program(TiedGPT(dropout=0.1), tokens_and_targets()).source
     for line in (
         "        self.attention_qkv_weight = weight(48, 16)",
-        "        norm1 = F.layer_norm(x, [16], self.norm1_weight, self.norm1_bias, 1e-05)"
-        "  # [2, 16, 16]",
+        "        norm1 = F.layer_norm(x, [16], self.norm1_weight, self.norm1_bias)  # [2, 16, 16]",
         "        tokens_1 = F.embedding(tokens, self.tokens_weight)  # [2, 16, 16]",
         "        drop = F.dropout(down, 0.1)  # [2, 16, 16]",
         "    def forward(self, x, targets):",

@@ -9,6 +9,7 @@ from traced_modules import (
     ChangesItsInput,
     DependsOnData,
     DrawsInPython,
+    HoldsAParameterAside,
     LargeTable,
     Normalised,
     NotALoss,
@@ -21,6 +22,12 @@ from traced_modules import (
 from atom.base.errors import ModelError
 from atom.graph.trace import trace
 
+
+def on_meta(make: type[nn.Module]) -> nn.Module:
+    with torch.device("meta"):
+        return make()
+
+
 REFUSED = {
     "custom backward": (Rounds, "StraightThrough"),
     "python randomness": (DrawsInPython, "random"),
@@ -31,6 +38,11 @@ REFUSED = {
     "momentless statistics": (
         lambda: Normalised(nn.InstanceNorm1d(WIDTH, track_running_stats=True)),
         r"buffer norm\.(running_mean|num_batches_tracked)",
+    ),
+    "parameter held aside": (HoldsAParameterAside, r"parameter other\.weight from outside"),
+    "meta parameter held aside": (
+        lambda: on_meta(HoldsAParameterAside),
+        r"traced_modules\.py:\d+ .*self\.held",
     ),
     "large buffer": (LargeTable, "table has 262144 bytes"),
 }

@@ -1,5 +1,6 @@
 """Small modules, each with something that makes splitting go wrong."""
 
+import itertools
 import random
 from collections.abc import Callable
 
@@ -266,11 +267,10 @@ class DependsOnData(Rounds):
 class CountsCalls(Rounds):
     """Python state that changes with every call: invisible to tracing."""
 
-    calls = 0
+    calls = itertools.count(1)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        self.calls += 1
-        return self.layer(hidden).sum() * self.calls
+        return self.layer(hidden).sum() * next(self.calls)
 
 
 class NotALoss(Rounds):
@@ -290,6 +290,16 @@ class Normalised(Rounds):
 
     def forward(self, hidden: Tensor) -> Tensor:
         return self.norm(self.layer(hidden).transpose(1, 2)).square().mean()
+
+
+class HoldsAParameterAside(Rounds):
+    def __init__(self) -> None:
+        super().__init__()
+        self.other = nn.Linear(WIDTH, WIDTH)
+        self.held = [self.other.weight]
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return (self.layer(hidden) @ self.held[0]).sum()
 
 
 class LargeTable(Rounds):
