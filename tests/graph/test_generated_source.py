@@ -13,7 +13,14 @@ from traced_modules import BATCH, LENGTH, WIDTH, ZOO, TiedGPT, hidden_states, to
 
 from atom.base.errors import DeviceError, MismatchError, ModelError
 from atom.graph.profile import profile
-from atom.graph.program import CANONICAL_HASH, canonical_program_hash, compile_program, load
+from atom.graph.program import (
+    CANONICAL_HASH,
+    build_program,
+    canonical_program_hash,
+    compile_program,
+    load,
+)
+from atom.graph.trace import trace
 from atom.graph.verify import verify_against_eager
 from atom.models.gpt3 import GPT3, SIZES, GPT3Config
 
@@ -154,8 +161,9 @@ def test_gpt3_175b_in_full() -> None:
 
 def test_a_gpt_of_twelve_layers_stays_short_at_any_cut() -> None:
     model = GPT3(GPT3Config(12, 2, 16, sequence_tokens=16, vocabulary_size=32), device="meta")
+    graph = trace(model, tokens_and_targets())
     for cut in (None, [(0, 13)], [(0, 3), (4, 6), (7, 13)]):
-        source = compile_program(model, tokens_and_targets(), cut).source
+        source = build_program(graph, cut).source
         assert len(source.splitlines()) < 200
 
 

@@ -97,16 +97,22 @@ def test_the_hash_sees_what_matters_and_not_the_names() -> None:
     def graph_hash(model: nn.Module) -> str:
         return trace(model, tokens_and_targets()).graph_hash
 
-    base = graph_hash(TiedGPT())
-    assert graph_hash(TiedGPT()) == base
-    renamed = TiedGPT()
+    base = graph_hash(TiedGPT(layers=2))
+    assert graph_hash(TiedGPT(layers=2)) == base
+    renamed = TiedGPT(layers=2)
     renamed.blocks[0].ascend = renamed.blocks[0].up
     assert graph_hash(renamed) == base
-    frozen = TiedGPT()
+    frozen = TiedGPT(layers=2)
     frozen.blocks[0].up.bias.requires_grad_(False)
-    tied = TiedGPT()
+    tied = TiedGPT(layers=2)
     tied.blocks[1].up.weight = tied.blocks[0].up.weight
-    others = [TiedGPT(layers=2), TiedGPT(dropout=0.1), TiedGPT().bfloat16(), frozen, tied]
+    others = [
+        TiedGPT(layers=1),
+        TiedGPT(layers=2, dropout=0.1),
+        TiedGPT(layers=2).bfloat16(),
+        frozen,
+        tied,
+    ]
     assert len({base, *map(graph_hash, others)}) == len(others) + 1
 
 
