@@ -40,7 +40,8 @@ class Coordinator:
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
         self._serial = 0
-        self.lead_after = desk.now
+        stranger = desk.me not in desk.head.voters
+        self.lead_after = desk.now + (desk.patience.thaw_rest if stranger else 0.0)
         self.reset()
 
     def reset(self) -> None:
@@ -68,7 +69,7 @@ class Coordinator:
 
     def _maybe_lead(self) -> None:
         desk = self._desk
-        if desk.phase is not Phase.ACCUMULATING or desk.now < self.lead_after:
+        if desk.phase is not Phase.ACCUMULATING or desk.now < self.lead_after or desk.behind:
             return
         if not self._has_cause():
             self._trigger_since = None
@@ -156,15 +157,26 @@ class Coordinator:
         if chosen.survivors:
             invited &= {voter.peer_id for voter in chosen.survivors}
         else:
-            invited -= {peer for peer, count in self._suspicions.items() if count >= 2}
+            invited -= self._suspected(chosen, invited)
         deadline = desk.now + desk.promise_patience()
         self.attempt = Attempt(chosen, Stage.PREPARE, desk.now, deadline, ballot=ballot)
         self.attempt.expected = invited
         desk.tell(invited, Prepare(desk.head.digest, ballot, chosen.survivors))
 
+    def _suspected(self, chosen: Electorate, invited: set[str]) -> set[str]:
+        """Whom to go without after two broken rings; nobody, if the others could not decide."""
+        suspected = {peer for peer, count in self._suspicions.items() if count >= 2}
+        rest = {v for v in chosen.voters if v.peer_id in invited - suspected}
+        if chosen.satisfied_by(rest):
+            return suspected - {self._desk.me.peer_id}
+        self._suspicions.clear()
+        return set()
+
     def on_promise(self, sender: Voter, message: Promise) -> None:
         attempt = self._attempt_of(message.ballot, Stage.PREPARE)
-        if attempt is not None:
+        lease = self._desk.view.fresh.get(sender.peer_id)
+        outlived = lease is not None and lease.incarnation != sender.incarnation
+        if attempt is not None and not outlived:
             attempt.promises[sender] = message
             self._check_promises()
 
@@ -173,7 +185,7 @@ class Coordinator:
         assert attempt is not None
         if not attempt.all_answered() and self._desk.now < attempt.deadline:
             return
-        if not attempt.decidable():
+        if not attempt.decidable() or self._desk.me not in attempt.promises:
             self.give_up(Reason.NO_QUORUM)
             return
         accepted = value_to_finish(attempt.promises)
@@ -290,7 +302,7 @@ class Coordinator:
         desk = self._desk
         votes = tuple(Vote(voter, attempt.votes[voter]) for voter in sorted(attempt.votes))
         commit = Commit(attempt.value, attempt.ballot, votes, attempt.electorate.survivors)
-        audience = set(same_head(desk.head, desk.view)) | {desk.me.peer_id}
+        audience = set(desk.view.fresh) | {desk.me.peer_id}  # joiners about to arrive too
         audience |= {member.peer_id for member in attempt.value.contributions}
         audience |= {voter.peer_id for voter in attempt.electorate.voters}
         self.attempt = None

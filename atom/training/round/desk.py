@@ -59,6 +59,8 @@ class Desk:
         self.phase = Phase.ACCUMULATING
         self.view = View()
         self.leaving = False
+        self.behind = False
+        """A preferred head is claimed somewhere: neither lead nor branch before that is known."""
         self.now = state.entered
         self.out: list[Action] = []
         self.jitter = random.Random(me.incarnation)

@@ -80,9 +80,12 @@ def electorate(
     confirmed_only = gone_for_good(head, me, view, float("inf"))
     if not confirmed_only and not (branches and gone_for_good(head, me, view, grace_seconds)):
         return None
-    others = [Voter(i, lease.incarnation) for i, lease in same_head(head, view).items()]
-    survivors = tuple(sorted(standing([me, *others])[:MAX_VOTERS]))
-    return Electorate(survivors, survivors) if me in survivors else None
+    present = {me} | {Voter(i, lease.incarnation) for i, lease in same_head(head, view).items()}
+    if alive - present:
+        return None  # alive, but on its way to or from another head: it has to answer too
+    ordered = standing(alive | {me}) + standing(present - alive - {me})
+    survivors = tuple(sorted(ordered[:MAX_VOTERS]))
+    return Electorate(survivors, survivors)
 
 
 def objection_to_branch(

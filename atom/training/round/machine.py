@@ -7,6 +7,7 @@ gradients count only for the head they were computed on. Timeouts and leases dec
 never what is true; so a wrong timeout costs time, not correctness.
 """
 
+from collections import deque
 from collections.abc import Callable
 
 from atom.base.reasons import Reason
@@ -49,6 +50,9 @@ from atom.training.round.vocabulary import (
     View,
 )
 
+_MAX_DEFERRED = 64
+_MAX_MISSED = 8
+
 
 class RoundMachine:
     """See the module. Not thread-safe: one loop owns it."""
@@ -69,6 +73,8 @@ class RoundMachine:
         self._last_tick = now
         self._behind_since: float | None = None
         self._shunned: dict[str, float] = {}
+        self._missed: deque[tuple[Voter, CommitNotice]] = deque(maxlen=_MAX_MISSED)
+        """Commits heard of while catching up: the first after our new head may be among them."""
 
     # ---- what others may see
 
@@ -138,6 +144,7 @@ class RoundMachine:
             self._coordinator.rest()
         if desk.phase in (Phase.SYNCING, Phase.STEPPING) or self._look_for_better_head():
             return
+        desk.behind = self._behind_since is not None
         if not self.finished:
             self._coordinator.tick()
         self._member.tick()
@@ -146,12 +153,16 @@ class RoundMachine:
         """Starts catching up once a preferred head was visible for a while; True if so."""
         desk = self._desk
         better = [lease for lease in desk.view.fresh.values() if self._is_better(lease)]
+        if desk.state.pending_commit is not None:
+            better = []  # one result is less to fetch than a state
         if not better:
             self._behind_since = None
             return False
         if self._behind_since is None:
             self._behind_since = desk.now
-        if desk.now - self._behind_since < desk.patience.behind:
+        took_part = desk.state.ballot is not None
+        patience = desk.patience.behind if took_part else desk.patience.behind_bystander
+        if desk.now - self._behind_since < patience:
             return False
         self._behind_since = None
         better.sort(key=lambda lease: (-lease.work, lease.head, lease.peer_id))
@@ -201,8 +212,11 @@ class RoundMachine:
     def _may_handle(self, sender: Voter, message: Message, parent: bytes) -> bool:
         """Between two states nothing is decided; what concerns the next one waits for it."""
         phase = self.phase
-        if phase is Phase.STEPPING and parent == self.head.digest:
-            self._desk.state.deferred.append((sender, message))
+        deferred = self._desk.state.deferred
+        if phase is Phase.STEPPING and parent == self.head.digest and len(deferred) < _MAX_DEFERRED:
+            deferred.append((sender, message))
+        elif phase is Phase.SYNCING and isinstance(message, CommitNotice):
+            self._missed.append((sender, message))
         return phase not in (Phase.STEPPING, Phase.SYNCING)
 
     def _on_answer(self, sender: Voter, message: Message) -> None:
@@ -237,6 +251,8 @@ class RoundMachine:
 
     def _on_caught_up(self, event: CaughtUp) -> None:
         desk = self._desk
+        if desk.phase is not Phase.SYNCING:
+            return
         until = desk.now + desk.patience.shun
         self._shunned.update(dict.fromkeys(event.shunned, until))
         if event.head.digest == self.head.digest:
@@ -246,3 +262,7 @@ class RoundMachine:
             self._coordinator.reset()
         desk.phase = Phase.ACCUMULATING
         desk.out.append(Thaw())
+        missed = list(self._missed)
+        self._missed.clear()
+        for sender, message in missed:
+            self._on_message(sender, message)

@@ -17,6 +17,7 @@ from atom.swarm.messages import (
 from atom.training.round.coordinator import Coordinator
 from atom.training.round.desk import Desk, HeadState
 from atom.training.round.electorate import objection_to_branch
+from atom.training.round.slots import Survivors
 from atom.training.round.vocabulary import (
     Apply,
     CatchUp,
@@ -43,6 +44,7 @@ class Member:
     def tick(self) -> None:
         """Nobody is waited for without end: then counting goes on, promises stay."""
         desk = self._desk
+        self.go_on()
         waited = desk.now - desk.state.since
         if desk.phase is Phase.PROMISED and waited > 2 * desk.promise_patience() + 3:
             self.let_go()
@@ -77,7 +79,8 @@ class Member:
         state, attempt = desk.state, self._coordinator.attempt
         recent = desk.now < state.active_at + desk.patience.quiet
         engaged = attempt is not None and attempt.ballot is not None
-        idle = desk.phase not in (Phase.SYNCING, Phase.STEPPING)
+        # a ring that runs makes progress, or says within seconds that it does not
+        idle = desk.phase not in (Phase.SYNCING, Phase.STEPPING, Phase.REDUCING)
         if message.parent != desk.head.digest:
             refusal = Reason.WRONG_HEAD.value
         elif engaged or not idle or (recent and state.active_by != sender.peer_id):
@@ -90,8 +93,7 @@ class Member:
         desk, ballot, survivors = self._desk, message.ballot, message.survivors
         state = desk.state
         state.highest_seen = max(state.highest_seen, ballot.attempt)
-        grace = max(desk.patience.grace - _VIEW_SLACK_S, 0.0)
-        if survivors and objection_to_branch(desk.head, desk.me, desk.view, survivors, grace):
+        if survivors and self._objects_to_branch(survivors):
             desk.nack(sender, ballot, Reason.VOTER_ALIVE)
             return
         if ballot == state.slots.slot(survivors).promised:
@@ -104,6 +106,14 @@ class Member:
         self._enter(Phase.PROMISED)
         state.ballot = ballot
         desk.out.append(Freeze(ballot))
+
+    def _objects_to_branch(self, survivors: Survivors) -> bool:
+        desk = self._desk
+        patience = desk.patience.grace - _VIEW_SLACK_S if desk.terms.branches else float("inf")
+        known_better = objection_to_branch(
+            desk.head, desk.me, desk.view, survivors, max(patience, 0.0)
+        )
+        return known_better or desk.behind
 
     def on_frozen(self, ballot: Ballot, sequences: int, loss_sum: float) -> None:
         desk, state = self._desk, self._desk.state
@@ -129,7 +139,7 @@ class Member:
     def on_abort(self, sender: Voter, message: Abort) -> None:
         desk = self._desk
         ours = desk.state.ballot == message.ballot
-        if not ours or sender.peer_id != message.ballot.coordinator:
+        if not ours or desk.phase is Phase.SYNCING or sender.peer_id != message.ballot.coordinator:
             return
         if message.reason == Reason.STATE_MISMATCH:
             donors = tuple(sorted(set(desk.view.fresh) - {desk.me.peer_id}))
@@ -171,6 +181,7 @@ class Member:
         self._enter(Phase.PROMISED)
         desk.report("ring-broken", suspect=suspect, reason=reason)
         desk.send(ballot.coordinator, Suspect(desk.head.digest, ballot, suspect, reason))
+        self.go_on()  # what waited for this ring's result has to fetch it now
 
     # ---- accepting
 
@@ -245,6 +256,8 @@ class Member:
     def go_on(self) -> None:
         """A result arrived, or is asked for: continue with whatever waits for it."""
         state = self._desk.state
+        if self._desk.phase in (Phase.STEPPING, Phase.SYNCING):
+            return  # the state itself is being written: once it is whole, a tick asks again
         if state.pending_commit is not None:
             if self._at_hand(state.pending_commit.value):
                 self._apply(state.pending_commit)
@@ -278,12 +291,19 @@ class Member:
         if digest not in state.fetching:
             return
         state.fetching.discard(digest)
-        state.pending_accept = None
-        commit, state.pending_commit = state.pending_commit, None
-        if commit is not None:
-            donors = [c.peer_id for c in commit.value.contributions]
-            others = tuple(peer for peer in donors if peer != self._desk.me.peer_id)
-            self.catch_up(others, "the committed result could not be fetched")
+        accept, commit = state.pending_accept, state.pending_commit
+        if accept is not None and accept[1].value.result_digest == digest:
+            state.pending_accept = None
+        if commit is None or commit.value.result_digest != digest:
+            return
+        state.pending_commit = None
+        if self._desk.phase is not Phase.SYNCING:
+            self._fetch_state_instead(commit)
+
+    def _fetch_state_instead(self, commit: Commit) -> None:
+        donors = [part.peer_id for part in commit.value.contributions]
+        others = tuple(peer for peer in donors if peer != self._desk.me.peer_id)
+        self.catch_up(others, "the committed result could not be fetched")
 
     def _apply(self, commit: Commit) -> None:
         desk = self._desk

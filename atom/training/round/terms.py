@@ -18,6 +18,8 @@ class Patience:
     holding: float = 5.0
     behind: float = 1.5
     """A better head must be visible this long: its commit notice may be under way."""
+    behind_bystander: float = 0.3
+    """The same for who had no part in the round: a joiner must not stay a round behind."""
     thaw_gap: float = 2.0
     """A gap between ticks that means we were frozen ourselves: stop leading, look first."""
     thaw_rest: float = 4.0

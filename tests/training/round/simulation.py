@@ -255,8 +255,10 @@ class Chaos:
         swarm.heal()
         dead = [seat.name for seat in swarm.seats if seat.process is None]
         for name in dead:
-            if not swarm.living or self.dice.random() < 0.5:
+            if all(p.leaving for p in swarm.living) or self.dice.random() < 0.5:
                 swarm.restart(name)
+        if all(p.leaving for p in swarm.living):
+            swarm.join()
 
     def _strike(self) -> None:
         faults = [
