@@ -32,6 +32,8 @@ from atom.training.snapshot import prune_snapshots, write_snapshot
 from atom.training.worker import Worker
 
 ROUND = "round"
+FETCH_ATTEMPTS = 5
+FETCH_PAUSE_S = 0.4
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,7 @@ class ReplicaHands:
         self._exchange: Exchange
         self._post: Callable[[Event], None]
         self._on_change: Callable[[], None]
+        self._closing = threading.Event()
         self.tally = Tally()
         self.after_step: Callable[[], None] = lambda: None
         """Called on the worker's thread after each step: the daemon's chance to hold it."""
@@ -109,6 +112,7 @@ class ReplicaHands:
         )
 
     def close(self) -> None:
+        self._closing.set()
         self._exchange.close()
 
     # ---- messages and views
@@ -157,17 +161,24 @@ class ReplicaHands:
         self._exchange.stop(ballot)
 
     def fetch_result(self, digest: bytes, holders: tuple[str, ...]) -> None:
-        def fetch() -> None:
+        task = threading.Thread(
+            target=self._fetch, args=(digest, holders), name="fetch", daemon=True
+        )
+        task.start()
+
+    def _fetch(self, digest: bytes, holders: tuple[str, ...]) -> None:
+        for attempt in range(FETCH_ATTEMPTS):
             try:
                 result = self._replay.fetch_result(digest, holders)
-            except (CatchUpFailed, PeerRefused, OSError) as problem:
-                self._events.emit("fetch-failed", detail=str(problem)[:200])
-                self._post(FetchFailed(digest))
-                return
-            self._results.hold(digest, result)
-            self._post(Fetched(digest, gradient_norm(result)))
-
-        threading.Thread(target=fetch, name="fetch", daemon=True).start()
+                break
+            except (PeerRefused, OSError) as problem:
+                if attempt + 1 == FETCH_ATTEMPTS:
+                    self._events.emit("fetch-failed", detail=str(problem)[:200])
+                    self._post(FetchFailed(digest))
+                    return
+            self._closing.wait(FETCH_PAUSE_S)  # a holder offers it once it is on its disk
+        self._results.hold(digest, result)
+        self._post(Fetched(digest, gradient_norm(result)))
 
     # ---- stepping
 
@@ -180,6 +191,7 @@ class ReplicaHands:
         result = self._results.get(value.result_digest)
         assert result is not None, "only held results are applied"
         self._results.save(value.result_digest)
+        self._shelf.announce_results()
         self._journal.append(commit)
         self._replica.apply(result, value.gradient_norm, value.round)
         digest = self._start_round(head)

@@ -18,7 +18,7 @@ from atom.swarm.freshness import LeaseBook
 from atom.swarm.messages import decode, encode
 from atom.swarm.records import Lease
 from atom.training.pacing import SwarmCount
-from atom.training.round.electorate import same_head
+from atom.training.round.electorate import ACTIVE_STATES, same_head
 from atom.training.round.machine import RoundMachine
 from atom.training.round.vocabulary import (
     Action,
@@ -197,10 +197,20 @@ class RoundLoop:
             sequences=self._hands.own_sequences(),
             pass_seconds=self._hands.pass_seconds(),
         )
-        mates = same_head(head, view)
-        count = sum(lease.sequences for lease in mates.values())
-        self._hands.tell_progress(SwarmCount(count, len(mates) + 1, self._seen_at))
+        self._hands.tell_progress(self._count(head, view))
         return view
+
+    def _count(self, head: Head, view: View) -> SwarmCount:
+        """What the others counted, and how many share the work: those at our head, and members
+        of the last round whose new lease is still on its way."""
+        mates = same_head(head, view)
+        coming = {
+            peer
+            for peer, lease in view.fresh.items()
+            if peer in head.members and lease.state in ACTIVE_STATES and lease.round < head.round
+        }
+        sequences = sum(lease.sequences for lease in mates.values())
+        return SwarmCount(sequences, len(coming | set(mates)) + 1, self._seen_at)
 
     # ---- actions
 

@@ -54,7 +54,7 @@ class Shelf:
             self._chains.append(name)
         while len(self._chains) > KEPT_CHAINS:
             self._blobs.remove(self._chains.popleft())
-        self._announce_results()
+        self.announce_results()
 
     def announce_snapshots(self, snapshots: Sequence[Snapshot]) -> None:
         """Offers exactly these states."""
@@ -69,9 +69,10 @@ class Shelf:
         self._states = names
         listed = json.dumps([[s.round, s.head.hex()] for s in snapshots])
         self._blobs.register(_SNAPSHOTS, listed.encode())
-        self._announce_results()
+        self.announce_results()
 
-    def _announce_results(self) -> None:
+    def announce_results(self) -> None:
+        """Offers what is on disk, and nothing else."""
         offered = {name for name in self._blobs.names() if name.startswith("result/")}
         stored = {f"result/{digest.hex()}": digest for digest in self._results.stored()}
         for name in offered - set(stored):
