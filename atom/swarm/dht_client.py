@@ -15,7 +15,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 from pathlib import Path
 from typing import IO, Any
 
@@ -49,10 +48,13 @@ class DirectoryUnavailable(AtomError):
 
 
 class DhtClient:
-    """One DHT process. Made, started, used and closed once, all in one event loop."""
+    """One DHT process. Made, started, used and closed once, all in one event loop, whose thread
+    must live until then: the kernel ends the process with it."""
 
     def __init__(self, settings: NodeSettings) -> None:
         self._settings = settings
+        self._follow_pid = os.getpid()
+        """The kernel ends the child with the *thread* that runs our event loop; 0: it does not."""
         self._process: subprocess.Popen[bytes] | None = None
         self._folder: Path | None = None
         self._writer: asyncio.StreamWriter | None = None
@@ -125,7 +127,7 @@ class DhtClient:
             self._process = subprocess.Popen(
                 [
                     *(sys.executable, "-P", "-m", "atom.swarm.dht_process"),
-                    *(str(theirs.fileno()), str(_parent_to_follow()), str(self._folder)),
+                    *(str(theirs.fileno()), str(self._follow_pid), str(self._folder)),
                 ],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
@@ -210,12 +212,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-
-
-def _parent_to_follow() -> int:
-    """Our pid, or 0 when we must not be followed: the kernel's signal comes when the starting
-    *thread* ends, and only the main thread lives as long as the process."""
-    return os.getpid() if threading.current_thread() is threading.main_thread() else 0
 
 
 def _environment() -> dict[str, str]:

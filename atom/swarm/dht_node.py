@@ -34,6 +34,7 @@ from atom.swarm.record_keys import LEASE_DOMAIN, MANIFEST_DOMAIN, Claim
 DIAL_SECONDS = 8.0
 CALL_SECONDS = 3.0
 """A node that does not answer in this time is passed over."""
+STORE_SECONDS = CALL_SECONDS + 0.5
 REPLICAS = 5
 BEAM = 8
 """Nodes asked per key, nearest first: the replicas, and a few in case some have just joined."""
@@ -86,6 +87,7 @@ class DhtNode:
     def __init__(self, settings: NodeSettings, p2pd_socket: Path) -> None:
         self._settings = settings
         self._p2pd_socket = p2pd_socket
+        self._gate = RecordGate()
         self._p2p: Any = None
         self._node: Any = None
         self._contacts: dict[str, str] = {
@@ -98,13 +100,12 @@ class DhtNode:
         P2P._UNIX_SOCKET_PREFIX = f"/unix{self._p2pd_socket.parent}/"
         self._p2p = await P2P.replicate(Multiaddr(f"/unix{self._p2pd_socket}"))
         reached = await self._dial_initial_peers()
-        gate = RecordGate()
         try:
             self._node = await DHTNode.create(
                 p2p=self._p2p,
                 initial_peers=reached or None,
                 client_mode=self._settings.client_mode,
-                record_validator=gate,
+                record_validator=self._gate,
                 num_replicas=REPLICAS,
                 wait_timeout=CALL_SECONDS,
                 cache_locally=False,
@@ -117,13 +118,23 @@ class DhtNode:
             raise dht_errors.explain_refusal(str(error)) from None
         self._node.protocol.storage.maxsize = MAX_KEYS
         self._node.protocol.cache.maxsize = MAX_KEYS
-        self._node.protocol._validate_dictionary = gate.keep_valid
+        self._node.protocol._validate_dictionary = self._gate.keep_valid
 
     async def store(self, key: str, subkey: str, record: bytes, expires_at: float) -> bool:
-        """Whether some node took it; False if one holds a record that expires later."""
+        """Whether some node (ours included) took it; False if they hold one that expires later.
+
+        It is stored here first: a neighbour that keeps silent delays the search for the nodes
+        in charge by seconds, and whoever asks us meanwhile should hear the news.
+        """
         if len(record) > MAX_RECORD_BYTES:
             return False
-        return bool(await self._node.store(key, record, expires_at, subkey=subkey))
+        here = self._store_here(key, subkey, record, expires_at)
+        try:
+            async with asyncio.timeout(STORE_SECONDS):
+                there = await self._node.store(key, record, expires_at, subkey=subkey)
+        except TimeoutError:
+            return here
+        return here or bool(there)
 
     async def fetch(self, keys: Sequence[str], deadline_s: float) -> tuple[list[Found], bool]:
         """All records under `keys`, and whether every search ended within `deadline_s`.
@@ -219,6 +230,16 @@ class DhtNode:
         strangers = [peer for peer in self._contacts if peer not in initial]
         for peer in strangers[: max(0, len(strangers) - MAX_CONTACTS)]:
             del self._contacts[peer]
+
+    def _store_here(self, key: str, subkey: str, record: bytes, expires_at: float) -> bool:
+        if self._settings.client_mode:
+            return False
+        key_id, value = DHTID.generate(key), MSGPackSerializer.dumps(record)
+        stored = DHTRecord(key_id.to_bytes(), MSGPackSerializer.dumps(subkey), value, expires_at)
+        storage = self._node.protocol.storage
+        return self._gate.validate(stored) and bool(
+            storage.store(key_id, value, expires_at, subkey=subkey)
+        )
 
     def _stored_here(self, key: str) -> dict[str, tuple[bytes, float]]:
         item = self._node.protocol.storage.get(DHTID.generate(key))

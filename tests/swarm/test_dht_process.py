@@ -29,6 +29,8 @@ from atom.swarm.dht_frames import NodeSettings
 
 async def main():
     client = DhtClient(NodeSettings())
+    if sys.argv[2] == "socket":
+        client._follow_pid = 0
     await client.start()
     print(client.process_id, client._folder, flush=True)
     await asyncio.Event().wait()
@@ -41,9 +43,9 @@ else:
 
 
 @contextlib.contextmanager
-def parent(thread="main"):
+def parent(thread="main", tie="kernel"):
     """A daemon-like process with a DHT process: (parent, pids of all below it, folder)."""
-    process = subprocess.Popen([sys.executable, "-c", PARENT, thread], stdout=subprocess.PIPE)
+    process = subprocess.Popen([sys.executable, "-c", PARENT, thread, tie], stdout=subprocess.PIPE)
     pids = []
     try:
         assert process.stdout is not None
@@ -65,7 +67,7 @@ def test_sigkill_of_the_daemon_leaves_no_process():
 
 
 def test_sigkill_of_the_daemon_ends_even_a_stopped_child():
-    with parent() as (process, pids, _folder):
+    with parent("thread") as (process, pids, _folder):
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
         process.kill()
@@ -73,8 +75,7 @@ def test_sigkill_of_the_daemon_ends_even_a_stopped_child():
 
 
 def test_without_the_kernels_signal_the_closed_socket_is_enough():
-    """Started from a thread that may end, the child is not tied to it by the kernel."""
-    with parent("thread") as (process, pids, folder):
+    with parent(tie="socket") as (process, pids, folder):
         assert folder.exists()
         process.kill()
         assert wait_until_gone(pids) == []
