@@ -94,7 +94,7 @@ class PeersTable:
             width = len("accumulating") if title == "state" else None
             table.add_column(title, justify=justify, no_wrap=True, min_width=width)
         names = self._names or {}
-        for peer in self._view.peers:
+        for peer in sorted(self._view.peers, key=lambda peer: names.get(peer.peer_id, "")):
             cells = _cells(peer, self._view, names.get(peer.peer_id, ""))
             table.add_row(*(cells[title] for title in titles))
         return table

@@ -21,7 +21,9 @@ from atom.swarm.addresses import parse_join_address
 
 LOOK_EVERY_S = 1.0
 MAX_POINTS = 10_000
-_CHART_ROWS = 6
+MIN_CHART_ROWS, MAX_CHART_ROWS = 3, 8
+_FRAME_ROWS = 12
+"""Headline, bar, the table's head, the chart's title and axis, and the blank lines between."""
 
 
 class LossHistory:
@@ -51,14 +53,21 @@ def frame(
     losses: Sequence[Point],
     names: Mapping[str, str] | None = None,
     below: RenderableType = "",
+    chart_rows: int = MAX_CHART_ROWS,
 ) -> RenderableType:
     """The whole display: swarm, loss chart, and whatever belongs below."""
-    parts: list[RenderableType] = [swarm(sight, names)]
-    if len(losses) > 1:
+    parts: list[RenderableType] = [swarm(sight, names), Text()]
+    if len(losses) > 1 and chart_rows >= MIN_CHART_ROWS:
         parts.append(Text("loss (nats per token) by round", "bold"))
-        parts.append(LossChart(losses, sight.rounds, _CHART_ROWS))
+        parts.append(LossChart(losses, sight.rounds, chart_rows))
+        parts.append(Text())
     parts.append(below)
-    return Padding(Group(*parts), (1, 2))
+    return Padding(Group(*parts), (1, 2, 0, 2))
+
+
+def chart_rows(screen_rows: int, peers: int, other_rows: int) -> int:
+    """Rows left for the chart on this screen: what is below it must stay visible."""
+    return min(MAX_CHART_ROWS, screen_rows - _FRAME_ROWS - peers - other_rows)
 
 
 def plain_line(sight: Sight) -> str:
@@ -102,7 +111,9 @@ async def _watch_live(onlooker: Onlooker, sight: Sight, console: Console) -> Non
             while True:
                 history.add(sight.view.round, sight.view.loss)
                 last = frame(sight, history.points)
-                live.update(frame(sight, history.points, below=_footer(problem)), refresh=True)
+                rows = chart_rows(console.height, len(sight.view.peers), other_rows=1)
+                below = _footer(problem)
+                live.update(frame(sight, history.points, None, below, rows), refresh=True)
                 sight, problem = await _next(onlooker, sight)
     finally:
         console.print(last)  # what was seen last stays readable on the ordinary screen

@@ -12,9 +12,11 @@ from rich.text import Text
 
 from atom.cli.loss_chart import Point
 from atom.cli.onlooker import Sight
-from atom.cli.watch import frame, live_display, plain_line
+from atom.cli.watch import chart_rows, frame, live_display, plain_line
 
 _STORY_LINES = 8
+_OTHER_ROWS = 4
+"""The demo's own headline and footer, with a blank line each."""
 _LINE_EVERY_S = 5.0
 
 
@@ -67,11 +69,15 @@ class LiveDisplay:
             (f" of at most {_minutes(self.limit_s)}", "quiet"),
         )
         story = Group(*(self._line(line) for line in self.story[-_STORY_LINES:]))
-        body: RenderableType = Padding(story, (1, 2))
+        body: RenderableType = Padding(story, (1, 2, 0, 2))
         if moment.sight is not None:
-            body = frame(moment.sight, moment.losses, moment.names, Padding(story, (1, 0, 0, 0)))
+            peers = len(moment.sight.view.peers)
+            rows = chart_rows(
+                self.live.console.height, peers, min(len(self.story), _STORY_LINES) + _OTHER_ROWS
+            )
+            body = frame(moment.sight, moment.losses, moment.names, story, rows)
         hint = Text("Ctrl-C ends the demo and all its processes", "quiet")
-        group = Group(Padding(head, (1, 2, 0, 2)), body, Padding(hint, (0, 2)))
+        group = Group(Padding(head, (1, 2, 0, 2)), body, Padding(hint, (1, 2, 0, 2)))
         self.live.update(group, refresh=True)
 
     def _line(self, line: StoryLine) -> Text:

@@ -131,8 +131,8 @@ class Performance:
             return
         victim = self.players[VICTIM]
         victim.actor.kill()
-        victim.fate = f"killed in round {self._round + 1}"
-        self._say(f"{victim.name} killed with SIGKILL after round {self._round}")
+        victim.fate = "killed"
+        self._say(f"{victim.name} killed with SIGKILL after round {self._round}: the others go on")
         self._note("peer-killed", peer=victim.name, peer_id=victim.peer_id, round=self._round)
         self.marks.append(Mark(self._round, f"{victim.name} killed", is_loss=True))
 
@@ -147,7 +147,7 @@ class Performance:
             player.check()
         if self._looking is not None and self._looking.done():
             await self._looking  # raises why the DHT cannot be seen
-        names = {player.peer_id: player.name for player in self.players.values()}
+        names = {player.peer_id: player.title for player in self.players.values()}
         losses = [(e["round"], e["loss"]) for e in rounds_of(self.founder.tail.events)]
         self._display.show(Moment(self._elapsed_s(), self._sight, names, losses))
 

@@ -25,6 +25,11 @@ class Player:
         self._peer_id = ""
 
     @property
+    def title(self) -> str:
+        """The name, and the fate of one that met it."""
+        return f"{self.name} ({self.fate})" if self.fate else self.name
+
+    @property
     def is_alive(self) -> bool:
         return not self.fate
 

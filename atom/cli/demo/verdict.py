@@ -44,8 +44,7 @@ def sum_up(
     told = [event for event in rounds_of(founder) if mini_batches(event, peer_id) is not None]
     count = sum(mini_batches(event, peer_id) or 0 for event in told)
     seconds = told[-1]["time"] - told[0]["time"] if len(told) > 1 else 0.0
-    own = rounds_of(events)
-    last = own[-1] if own else {}
+    last = _last_state(events)
     return PeerResult(
         name=name,
         peer_id=peer_id,
@@ -67,6 +66,13 @@ def judge(results: Sequence[PeerResult], losses: Sequence[float], rounds: int) -
     """All claims of the demo; it succeeded if every one held."""
     survivors = [result for result in results if result.survived]
     return [_all_rounds(survivors, rounds), _loss_fell(losses), _identical(survivors)]
+
+
+def _last_state(events: Sequence[Event]) -> Event:
+    """Where a replica stands: at its last round, or where it was fetched to; {} if unknown."""
+    telling = ("started", "round", "caught-up", "left")
+    states = [event for event in events if event["event"] in telling and event.get("digest")]
+    return states[-1] if states else {}
 
 
 def _all_rounds(survivors: Sequence[PeerResult], rounds: int) -> Check:
