@@ -22,7 +22,6 @@ from atom.swarm.chain import Voter
 from atom.swarm.directory import Directory
 from atom.swarm.records import Lease, PeerState
 from atom.swarm.transport import Transport
-from atom.training.catch_up import Replay
 from atom.training.hands import ReplicaHands
 from atom.training.journal import Journal
 from atom.training.loop import LeasesRead, RoundLoop
@@ -47,7 +46,6 @@ class Parts:
     data_addresses: Callable[[], tuple[str, ...]]
     worker: Worker
     hands: ReplicaHands
-    replay: Replay
     journal: Journal
     donors: PeerDonors
     lookout: Lookout
@@ -138,27 +136,21 @@ class Life:
     def _begin(self) -> None:
         """Rebuilds our last state on the worker's thread, then joins the rounds."""
         restored = threading.Event()
-        outcome: list[tuple[bool, bytes]] = []
+        digests: list[bytes] = []
 
         def restore() -> None:
-            parts = self.parts
-            usable = parts.replay.restore()
-            digest = parts.hands.begin(parts.journal.head)
-            if usable and not any(self._state.snapshots.glob("round-*")):
-                parts.hands.snapshot(digest)
-            outcome.append((usable, digest))
+            digests.append(self.parts.hands.begin())
             restored.set()
 
         self.parts.worker.submit(restore)
         while not restored.wait(_LOOK_S):
             if self._failure is not None:
                 raise self._failure
-        usable, digest = outcome[0]
-        self._enter_rounds(usable, digest)
+        self._enter_rounds(digests[0])
 
-    def _enter_rounds(self, usable: bool, digest: bytes) -> None:
+    def _enter_rounds(self, digest: bytes) -> None:
         parts = self.parts
-        self._machine, self._loop = parts.make_loop(digest if usable else b"")
+        self._machine, self._loop = parts.make_loop(digest)
         parts.hands.after_step = self._after_step
         head = parts.journal.head
         self._events.emit(

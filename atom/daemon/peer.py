@@ -175,7 +175,6 @@ def _assemble(
         data_addresses=lambda: data_addresses(box.peer.network.announce, transport.address),
         worker=worker,
         hands=hands,
-        replay=replay,
         journal=journal,
         donors=donors,
         lookout=lookout,

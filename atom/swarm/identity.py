@@ -29,7 +29,8 @@ def public_key_of(peer_id: str) -> Ed25519PublicKey:
     """The key inside a peer id. Raises: ValueError if it is not an Ed25519 peer id."""
     raw = base58.b58decode(peer_id)
     head = _IDENTITY_MULTIHASH + _PUBLIC_PREFIX
-    if len(raw) != len(head) + 32 or not raw.startswith(head):
+    canonical = base58.b58encode(raw).decode() == peer_id  # blanks would decode to the same
+    if len(raw) != len(head) + 32 or not raw.startswith(head) or not canonical:
         raise ValueError(f"not an Ed25519 peer id: {peer_id!r}")
     return Ed25519PublicKey.from_public_bytes(raw[len(head) :])
 

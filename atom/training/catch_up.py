@@ -84,25 +84,26 @@ class Replay:
         self._donors = donors
         self._initialise = initialise
         self._events = events
+        self.usable = False
+        """Whether the replica holds the state of the journal's head."""
 
-    def restore(self) -> bool:
+    def restore(self) -> None:
         """From our own disk to the newest head whose state can be rebuilt.
 
-        Journal entries beyond it are cut off: those rounds have to be fetched. False if not even
-        the run's first state is at hand; the replica is then not usable before `run` succeeds.
+        Journal entries beyond it are cut off: those rounds have to be fetched. Not `usable` if not
+        even the run's first state is at hand: then `run` has to bring one.
         """
         base = self._from_disk()
-        usable = base is not None
-        for commit in self._journal.commits[base or 0 :] if usable else []:
+        self.usable = base is not None
+        for commit in self._journal.commits[base:] if base is not None else []:
             result = self._results.get(commit.value.result_digest)
             if result is None:
                 break
             self._apply(commit, result)
-        reached = self._replica.round if usable else 0
+        reached = self._replica.round if self.usable else 0
         journal = self._journal
         if reached < len(journal.commits):
             journal.replace(journal.commits[:reached], journal.heads[: reached + 1])
-        return usable
 
     def run(self, donors: Mapping[str, bytes], discard: bool) -> None:
         """To the best chain that the donors (peer id → its head) prove. Raises: CatchUpFailed."""
@@ -162,10 +163,11 @@ class Replay:
         """Replays from our own state if it is on the chain, else from a donor's snapshot."""
         here = len(self._journal.commits)
         on_chain = here < len(heads) and heads[here].digest == self._journal.head.digest
-        if on_chain and not discard and self._replay(commits[here:], peers):
+        if on_chain and self.usable and not discard and self._replay(commits[here:], peers):
             return
         base = self._from_donors(commits, heads, peers)
         self._journal.replace(commits[:base], heads[: base + 1])
+        self.usable = True
         if not self._replay(commits[base:], peers):
             raise OSError("the donors do not serve the results since their snapshot")
 
@@ -195,6 +197,7 @@ class Replay:
             if offer.round < len(heads) and heads[offer.round].digest == offer.head
         }
         if not offers:
+            self.usable = False  # from here on the replica holds round 0, or nothing
             if self._initialise():
                 return 0
             raise OSError("no donor serves a state on the chain")
@@ -204,6 +207,7 @@ class Replay:
             certified = commits[offer.round].value.parent_state_digest
             if state_digest(arenas) != certified:
                 raise PeerRefused(Reason.STATE_MISMATCH, f"state of round {offer.round}")
+        self.usable = False  # until the journal says the same
         self._replica.load_state(arenas, offer.round)
         return offer.round
 

@@ -203,10 +203,17 @@ class ReplicaHands:
             self.snapshot(digest)
         self.after_step()
 
-    def begin(self, head: Head) -> bytes:
-        """Sets out from `head`, whose state the replica holds; returns its digest."""
+    def begin(self) -> bytes:
+        """Rebuilds our last state from disk; its digest, empty if there is none. On the worker's
+        thread, before the first round."""
+        self._replay.restore()
+        digest = self._start_round(self._journal.head)
+        if not self._replay.usable:
+            return b""
         self._shelf.announce_chain()
-        return self._start_round(head)
+        if not any(self._snapshots.glob("round-*.safetensors")):
+            self.snapshot(digest)
+        return digest
 
     def _start_round(self, head: Head) -> bytes:
         self._replica.reset_gradients(head.digest)
@@ -274,7 +281,9 @@ class ReplicaHands:
             shunned = failed.shunned
             self._events.emit("catch-up-failed", detail=str(failed)[:300])
         head = self._journal.head
-        if head != before or discard:
+        if not self._replay.usable:
+            digest = b""
+        elif head != before or discard:
             digest = self._start_round(head)
             self._shelf.announce_chain()
             self.snapshot(digest)

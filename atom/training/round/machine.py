@@ -66,8 +66,13 @@ class RoundMachine:
         sign: Callable[[str, bytes], bytes],
         now: float,
     ) -> None:
+        """An empty `state_digest` says that we have no state of this run yet."""
         self._desk = Desk(me, terms, sign, HeadState(head, state_digest, now))
         self._desk.deliver = self._on_message
+        self._adrift = not state_digest
+        self._seek_at = now
+        if self._adrift:
+            self._desk.phase = Phase.SYNCING
         self._coordinator = Coordinator(self._desk)
         self._member = Member(self._desk, self._coordinator)
         self._last_tick = now
@@ -142,12 +147,23 @@ class RoundMachine:
             desk.report("thawed", seconds=round(gap, 1))
             self._behind_since = None
             self._coordinator.rest()
+        if self._adrift:
+            self._seek_state()
         if desk.phase in (Phase.SYNCING, Phase.STEPPING) or self._look_for_better_head():
             return
         desk.behind = self._behind_since is not None
         if not self.finished:
             self._coordinator.tick()
         self._member.tick()
+
+    def _seek_state(self) -> None:
+        """Without a state of our own, anybody's will do."""
+        desk = self._desk
+        leases = sorted(desk.view.fresh.values(), key=lambda lease: (-lease.work, lease.head))
+        donors = tuple(lease.peer_id for lease in leases if lease.state_digest)
+        if donors and desk.now >= self._seek_at:
+            self._seek_at = float("inf")
+            self._member.catch_up(donors, "no usable state here", discard=True)
 
     def _look_for_better_head(self) -> bool:
         """Starts catching up once a preferred head was visible for a while; True if so."""
@@ -255,6 +271,10 @@ class RoundMachine:
             return
         until = desk.now + desk.patience.shun
         self._shunned.update(dict.fromkeys(event.shunned, until))
+        self._adrift = not event.state_digest
+        if self._adrift:
+            self._seek_at = desk.now + desk.patience.behind
+            return
         if event.head.digest == self.head.digest:
             desk.state.state_digest = event.state_digest  # promises at this head still bind us
         else:

@@ -104,7 +104,8 @@ class Stepped:
 
 @dataclass(frozen=True)
 class CaughtUp:
-    """The state was brought to `head`; `shunned` are donors whose claims did not hold."""
+    """The state was brought to `head`, or left there; `shunned` are donors whose claims did not
+    hold. An empty digest: there is no usable state at all."""
 
     head: Head
     state_digest: bytes
