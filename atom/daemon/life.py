@@ -159,6 +159,7 @@ class Life:
             peer=parts.me.peer_id,
             incarnation=parts.me.incarnation.hex(),
             round=head.round,
+            head=head.digest.hex(),
             digest=digest.hex(),
         )
         self._console.note(f"peer {parts.me.peer_id} at round {head.round}")
@@ -247,7 +248,13 @@ class Life:
         assert self._machine is not None
         head = self._machine.head
         digest = self._machine.state_digest
-        self._events.emit("left", ending=verdict.value, round=head.round, digest=digest.hex())
+        self._events.emit(
+            "left",
+            ending=verdict.value,
+            round=head.round,
+            head=head.digest.hex(),
+            digest=digest.hex(),
+        )
         self._console.note(f"ended at round {head.round}: {verdict.value}")
 
     def _save_contacts(self, directory: Directory) -> None:

@@ -239,6 +239,7 @@ class ReplicaHands:
             tokens_per_s=round(tally.tokens_per_s, 1),
             members=[c.peer_id for c in value.contributions],
             contributed=[c.sequences for c in value.contributions],
+            head=self._journal.head.digest.hex(),
             digest=digest.hex(),
             reduce_seconds=round(self._exchange.seconds.get(value.result_digest, 0.0), 4),
             gradient_norm=value.gradient_norm,
@@ -287,7 +288,9 @@ class ReplicaHands:
             digest = self._start_round(head)
             self._shelf.announce_chain()
             self.snapshot(digest)
-            self._events.emit("caught-up", round=head.round, digest=digest.hex())
+            self._events.emit(
+                "caught-up", round=head.round, head=head.digest.hex(), digest=digest.hex()
+            )
         else:
             digest = state_digest(self._replica.state_arenas())
         self._post(CaughtUp(head, digest, shunned))
