@@ -1,0 +1,73 @@
+"""The control API over a real socket."""
+
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atom.base.errors import ControlError
+from atom.daemon.control import ControlServer
+from atom.daemon.control_client import ControlClient
+
+
+class Target:
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+
+    def info(self) -> Mapping[str, Any]:
+        return {"run": "demo", "round": 3}
+
+    def pause(self) -> str:
+        self.calls.append("pause")
+        return "paused"
+
+    def resume(self) -> str:
+        self.calls.append("resume")
+        return "resumed"
+
+    def leave(self, deadline_s: float | None) -> str:
+        self.calls.append(deadline_s)
+        return "leaving"
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[tuple[Target, Path]]:
+    target, path = Target(), tmp_path / "control.sock"
+    server = ControlServer(target, path)
+    server.start()
+    yield target, path
+    server.close()
+
+
+def test_every_command_arrives(served: tuple[Target, Path]) -> None:
+    target, path = served
+    client = ControlClient(path)
+    assert client.info() == {"run": "demo", "round": 3}
+    assert (client.pause(), client.resume()) == ("paused", "resumed")
+    assert client.leave(12.5) == "leaving"
+    client.leave()
+    assert target.calls == ["pause", "resume", 12.5, None]
+
+
+def test_only_the_owner_may_open_the_socket(served: tuple[Target, Path]) -> None:
+    _, path = served
+    assert stat.S_IMODE(os.stat(path).st_mode) & 0o077 == 0
+
+
+def test_nobody_there_is_a_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(ControlError) as problem:
+        ControlClient(tmp_path / "none.sock").info()
+    assert "--state" in problem.value.hint
+
+
+def test_a_socket_left_behind_is_taken_over(tmp_path: Path) -> None:
+    path = tmp_path / "control.sock"
+    path.write_text("")
+    server = ControlServer(Target(), path)
+    server.start()
+    assert ControlClient(path).info()["round"] == 3
+    server.close()
+    assert not path.exists()

@@ -1,0 +1,56 @@
+"""One directory, one daemon, nothing half-written."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from atom.base.errors import StorageError
+from atom.daemon.state_directory import StateDirectory, write_atomically
+
+
+def test_a_second_daemon_is_turned_away_until_the_first_ends(tmp_path: Path) -> None:
+    first, second = StateDirectory(tmp_path / "s"), StateDirectory(tmp_path / "s")
+    first.lock()
+    with pytest.raises(StorageError, match="another daemon"):
+        second.lock()
+    first.unlock()
+    second.lock()
+    second.unlock()
+
+
+def test_the_lock_goes_with_the_process(tmp_path: Path) -> None:
+    code = (
+        "from pathlib import Path; from atom.daemon.state_directory import StateDirectory; "
+        f"StateDirectory(Path({str(tmp_path / 's')!r})).lock(); import os; os._exit(9)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 9
+    mine = StateDirectory(tmp_path / "s")
+    mine.lock()
+    mine.unlock()
+
+
+def test_an_unusable_place_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(StorageError) as problem:
+        StateDirectory(tmp_path / "file" / "state").lock()
+    assert "--state" in problem.value.hint
+
+
+def test_the_control_socket_fits_whatever_the_path(tmp_path: Path) -> None:
+    short, long = StateDirectory(Path("/tmp/a")), StateDirectory(tmp_path / ("x" * 120))
+    assert short.control_socket == Path("/tmp/a/control.sock")
+    assert len(str(long.control_socket)) < 108
+    assert long.control_socket != StateDirectory(tmp_path / ("y" * 120)).control_socket
+
+
+def test_atomic_write_replaces_or_leaves_alone(tmp_path: Path) -> None:
+    path = tmp_path / "manifest.bin"
+    write_atomically(path, b"one")
+    write_atomically(path, b"two")
+    assert path.read_bytes() == b"two"
+    (tmp_path / "manifest.bin.partial").mkdir()
+    with pytest.raises((StorageError, OSError)):
+        write_atomically(path, b"three")
+    assert path.read_bytes() == b"two"

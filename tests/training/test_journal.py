@@ -1,0 +1,135 @@
+"""The chain on disk: appended, verified from genesis, cut where a crash left it."""
+
+from pathlib import Path
+
+import pytest
+
+from atom.base.errors import PeerRefused, StorageError
+from atom.base.reasons import Reason
+from atom.swarm.chain import (
+    VOTE_DOMAIN,
+    Ballot,
+    Commit,
+    Contribution,
+    Head,
+    Value,
+    Vote,
+    Voter,
+    genesis,
+    vote_payload,
+)
+from atom.swarm.identity import Identity
+from atom.swarm.membership import signed_by
+from atom.training.journal import Journal, parse_commits, verified_heads
+
+IDENTITY = Identity.create()
+ME = Voter(IDENTITY.peer_id, b"i" * 16)
+GENESIS = genesis(b"m" * 32, b"s" * 32, ME)
+
+
+def commit_on(head: Head, sequences: int = 8, signer: Identity = IDENTITY) -> Commit:
+    ballot = Ballot(1, ME.peer_id, ME.incarnation)
+    value = Value(
+        parent=head.digest,
+        round=head.round + 1,
+        origin=ballot,
+        result_digest=bytes([head.round % 256]) * 32,
+        gradient_norm=0.5,
+        parent_state_digest=b"d" * 32,
+        contributions=(Contribution(ME.peer_id, ME.incarnation, sequences, 3.0),),
+        voters_next=(ME,),
+    )
+    payload = vote_payload(head.digest, ballot, value.digest())
+    signature = signer.sign(VOTE_DOMAIN, signed_by(ME, payload))
+    return Commit(value, ballot, (Vote(ME, signature),))
+
+
+def chain(length: int) -> list[Commit]:
+    commits, head = [], GENESIS
+    for _ in range(length):
+        commits.append(commit_on(head))
+        head = head.after(commits[-1].value)
+    return commits
+
+
+def written(path: Path, length: int) -> Journal:
+    journal = Journal.open(path, GENESIS)
+    for commit in chain(length):
+        journal.append(commit)
+    return journal
+
+
+def test_reads_back_what_was_appended(tmp_path: Path) -> None:
+    journal = written(tmp_path / "chain.bin", 5)
+    again = Journal.open(tmp_path / "chain.bin", GENESIS)
+    assert again.commits == journal.commits
+    assert again.head == journal.head
+    assert again.head.round == 5
+    assert again.head.work == 40
+
+
+def test_position_on_the_chain(tmp_path: Path) -> None:
+    journal = written(tmp_path / "chain.bin", 3)
+    assert journal.position(GENESIS.digest) == 0
+    assert journal.position(journal.heads[2].digest) == 2
+    assert journal.position(b"x" * 32) is None
+
+
+@pytest.mark.parametrize("lost", [1, 3, 50])
+def test_an_unfinished_last_record_is_cut_off(tmp_path: Path, lost: int) -> None:
+    path = tmp_path / "chain.bin"
+    journal = written(path, 3)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-lost])
+    again = Journal.open(path, GENESIS)
+    assert again.commits == journal.commits[:2]
+    again.append(journal.commits[2])
+    assert path.read_bytes() == whole
+
+
+def test_another_runs_chain_is_refused(tmp_path: Path) -> None:
+    written(tmp_path / "chain.bin", 2)
+    other = genesis(b"other manifest".ljust(32), b"s" * 32, ME)
+    with pytest.raises(StorageError, match="genesis"):
+        Journal.open(tmp_path / "chain.bin", other)
+
+
+def test_damage_inside_is_refused_not_guessed_at(tmp_path: Path) -> None:
+    path = tmp_path / "chain.bin"
+    written(path, 3)
+    raw = bytearray(path.read_bytes())
+    raw[40] ^= 1
+    path.write_bytes(bytes(raw))
+    with pytest.raises((StorageError, PeerRefused)):
+        Journal.open(path, GENESIS)
+
+
+def test_a_forged_certificate_ends_a_chain() -> None:
+    commits = chain(2)
+    head = GENESIS.after(commits[0].value)
+    commits[1] = commit_on(head, signer=Identity.create())
+    with pytest.raises(PeerRefused) as refused:
+        verified_heads(GENESIS, commits)
+    assert refused.value.reason is Reason.BAD_CERTIFICATE
+
+
+def test_a_gap_ends_a_chain() -> None:
+    commits = chain(3)
+    with pytest.raises(PeerRefused) as refused:
+        verified_heads(GENESIS, [commits[0], commits[2]])
+    assert refused.value.reason is Reason.WRONG_HEAD
+
+
+def test_replace_takes_over_another_chain(tmp_path: Path) -> None:
+    journal = written(tmp_path / "chain.bin", 2)
+    other = [commit_on(GENESIS, sequences=99)]
+    journal.replace(other, verified_heads(GENESIS, other))
+    assert Journal.open(tmp_path / "chain.bin", GENESIS).commits == other
+
+
+def test_a_strangers_bytes_are_refused_by_name() -> None:
+    with pytest.raises(PeerRefused):
+        parse_commits((10).to_bytes(4, "big") + b"0123456789")
+    with pytest.raises(PeerRefused) as refused:
+        parse_commits((1 << 30).to_bytes(4, "big"))
+    assert refused.value.reason is Reason.TOO_LARGE

@@ -1,0 +1,63 @@
+"""How much to train before looking up."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atom.training.pacing import MAX_MICRO_BATCHES_PER_PASS, SwarmCount, next_pass
+
+
+def test_alone_a_peer_trains_exactly_the_global_batch() -> None:
+    own = passes = 0
+    while size := next_pass(own, 0.0, SwarmCount(seen_at=-1.0), 64, 8):
+        own += size * 8
+        passes += 1
+    assert own == 64
+    assert passes == 1
+
+
+def test_a_fair_share_needs_no_news() -> None:
+    stale = SwarmCount(others_sequences=0, peers=3, seen_at=0.0)
+    assert next_pass(0, 5.0, stale, 60, 10) == 2
+    assert next_pass(20, 5.0, stale, 60, 10) == 0, "beyond it, only on a newer look"
+
+
+def test_helps_the_slow_ones_on_a_newer_look() -> None:
+    seen = SwarmCount(others_sequences=10, peers=3, seen_at=6.0)
+    assert next_pass(20, 5.0, seen, 60, 10) == 1
+
+
+def test_stops_when_the_swarm_has_enough() -> None:
+    assert next_pass(0, 0.0, SwarmCount(60, 3, 1.0), 60, 10) == 0
+
+
+@given(
+    own=st.integers(0, 500),
+    others=st.integers(0, 500),
+    peers=st.integers(1, 50),
+    newer=st.booleans(),
+    global_batch=st.integers(1, 400),
+    micro=st.integers(1, 64),
+)
+def test_never_more_than_is_missing_rounded_up(
+    own: int, others: int, peers: int, newer: bool, global_batch: int, micro: int
+) -> None:
+    swarm = SwarmCount(others, peers, 1.0 if newer else 0.0)
+    size = next_pass(own, 0.5, swarm, global_batch, micro)
+    missing = global_batch - own - others
+    assert 0 <= size <= MAX_MICRO_BATCHES_PER_PASS
+    assert size == 0 or (size - 1) * micro < missing
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=60), st.integers(1, 6))
+def test_any_interleaving_of_peers_reaches_the_batch(order: list[int], micro: int) -> None:
+    """Whoever gets to run, with true news at every turn: nobody waits while work is missing."""
+    counts = [0, 0, 0, 0]
+    for clock in range(400):
+        turn = order[clock % len(order)]
+        others = sum(counts) - counts[turn]
+        size = next_pass(counts[turn], clock - 0.5, SwarmCount(others, 4, float(clock)), 48, micro)
+        counts[turn] += size * micro
+        if sum(counts) >= 48:
+            break
+        assert size > 0
+    assert 48 <= sum(counts) < 48 + micro * 4

@@ -1,0 +1,89 @@
+"""Snapshots and results: whole or not there."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from atom.base.errors import StorageError
+from atom.training.results import Results
+from atom.training.snapshot import (
+    list_snapshots,
+    load_snapshot,
+    prune_snapshots,
+    write_snapshot,
+)
+
+
+def arenas(value: float) -> dict[str, torch.Tensor]:
+    return {name: torch.full((32,), value) for name in ("master", "exp_avg", "exp_avg_sq")}
+
+
+def test_snapshot_round_trip(tmp_path: Path) -> None:
+    written = write_snapshot(tmp_path, 7, b"h" * 32, b"d" * 32, arenas(1.5))
+    assert list_snapshots(tmp_path) == [written]
+    loaded = load_snapshot(written)
+    assert all(torch.equal(loaded[name], value) for name, value in arenas(1.5).items())
+
+
+def test_newest_first_and_pruned(tmp_path: Path) -> None:
+    for number in (1, 3, 2):
+        write_snapshot(tmp_path, number, bytes([number]) * 32, b"d" * 32, arenas(number))
+    kept = prune_snapshots(tmp_path, keep=2)
+    assert [snapshot.round for snapshot in kept] == [3, 2]
+    assert [snapshot.round for snapshot in list_snapshots(tmp_path)] == [3, 2]
+
+
+def test_a_damaged_snapshot_is_passed_over(tmp_path: Path) -> None:
+    good = write_snapshot(tmp_path, 1, b"a" * 32, b"d" * 32, arenas(1))
+    bad = write_snapshot(tmp_path, 2, b"b" * 32, b"d" * 32, arenas(2))
+    bad.path.write_bytes(bad.path.read_bytes()[:100])
+    assert list_snapshots(tmp_path) == [good]
+
+
+def test_no_room_is_said_and_nothing_half_written(tmp_path: Path) -> None:
+    occupied = tmp_path / "snapshots"
+    occupied.mkdir()
+    target = occupied / f"round-{1:09d}-{(b'a' * 32).hex()[:16]}.partial"
+    target.mkdir()  # the file cannot be written there, whoever runs this test
+    with pytest.raises((StorageError, IsADirectoryError)):
+        write_snapshot(occupied, 1, b"a" * 32, b"d" * 32, arenas(1))
+    assert list_snapshots(occupied) == []
+
+
+def test_results_in_memory_then_on_disk(tmp_path: Path) -> None:
+    results = Results(tmp_path, 32)
+    buffer = results.buffer()
+    buffer.fill_(2.0)
+    results.hold(b"r" * 32, buffer)
+    results.save(b"r" * 32)
+    results.release()
+    stored = results.get(b"r" * 32)
+    assert stored is not None
+    assert torch.equal(stored, torch.full((32,), 2.0))
+    assert results.stored() == [b"r" * 32]
+    assert results.buffer() is buffer, "arenas are used again"
+
+
+def test_unknown_and_damaged_results_are_not_there(tmp_path: Path) -> None:
+    results = Results(tmp_path, 32)
+    assert results.get(b"u" * 32) is None
+    results.hold(b"r" * 32, torch.zeros(32))
+    results.save(b"r" * 32)
+    results.release()
+    results.path(b"r" * 32).write_bytes(b"garbage")
+    assert results.get(b"r" * 32) is None
+    other_size = Results(tmp_path, 64)
+    other_size.hold(b"s" * 32, torch.zeros(32))
+    other_size.save(b"s" * 32)
+    other_size.release()
+    assert other_size.get(b"s" * 32) is None
+
+
+def test_prune_keeps_only_what_is_named(tmp_path: Path) -> None:
+    results = Results(tmp_path, 32)
+    for letter in (b"a", b"b", b"c"):
+        results.hold(letter * 32, torch.zeros(32))
+        results.save(letter * 32)
+    results.prune({b"b" * 32})
+    assert results.stored() == [b"b" * 32]

@@ -1,0 +1,110 @@
+"""The worker's thread: passes while nothing holds it, commands in between."""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from atom.base.clock import BootClock
+from atom.training.worker import Batch, Work, Worker
+
+WAIT_S = 10.0
+
+
+@dataclass(frozen=True)
+class Done:
+    sequences: int
+    loss_sum: float = 0.0
+    seconds: float = 0.01
+
+
+class Counter:
+    """A replica that only counts."""
+
+    def __init__(self) -> None:
+        self.sequences = 0
+        self.in_pass = False
+        self.fail = False
+
+    def run_pass(self, batches: Sequence[Batch]) -> Done:
+        if self.fail:
+            raise RuntimeError("out of memory")
+        self.in_pass = True
+        size = sum(len(batch["tokens"]) for batch in batches)
+        self.sequences += size
+        self.in_pass = False
+        return Done(size)
+
+
+class Scene:
+    def __init__(self) -> None:
+        self.replica = Counter()
+        self.passed = threading.Event()
+        self.failures: list[BaseException] = []
+        self.failed = threading.Event()
+        work = Work(24, 4, lambda n: {"tokens": torch.zeros(n, 2)})
+        self.worker = Worker(self.replica, work, BootClock(), self.passed.set, self._fail)
+        self.worker.start()
+
+    def _fail(self, failure: BaseException) -> None:
+        self.failures.append(failure)
+        self.failed.set()
+
+    def on_worker(self, what: str = "") -> int:
+        """Runs a command behind everything submitted; the count it sees."""
+        seen: list[int] = []
+        done = threading.Event()
+        self.worker.submit(lambda: (seen.append(self.replica.sequences), done.set()))  # type: ignore[arg-type, return-value, func-returns-value]
+        assert done.wait(WAIT_S), what
+        return seen[0]
+
+
+@pytest.fixture
+def scene() -> Scene:
+    return Scene()
+
+
+def test_does_nothing_until_released(scene: Scene) -> None:
+    assert scene.on_worker() == 0
+    scene.worker.release("starting")
+    assert scene.passed.wait(WAIT_S)
+    scene.worker.close()
+    assert scene.replica.sequences == 24, "alone it trains exactly the global batch, then waits"
+
+
+def test_held_for_two_reasons_needs_both_released(scene: Scene) -> None:
+    scene.worker.hold("paused")
+    scene.worker.release("starting")
+    assert scene.on_worker() == 0
+    scene.worker.release("paused")
+    assert scene.passed.wait(WAIT_S)
+    scene.worker.close()
+
+
+def test_a_command_never_meets_half_a_pass(scene: Scene) -> None:
+    met: list[bool] = []
+    scene.worker.release("starting")
+    for _ in range(200):
+        scene.worker.submit(lambda: met.append(scene.replica.in_pass))
+    scene.worker.close()
+    assert met == [False] * 200
+
+
+def test_a_failing_pass_is_reported_and_ends_the_thread(scene: Scene) -> None:
+    scene.replica.fail = True
+    scene.worker.release("starting")
+    assert scene.failed.wait(WAIT_S)
+    assert str(scene.failures[0]) == "out of memory"
+    scene.worker.close()
+
+
+def test_rate_and_longest_pass(scene: Scene) -> None:
+    assert scene.worker.rate() == 0.0
+    scene.worker.release("starting")
+    assert scene.passed.wait(WAIT_S)
+    scene.on_worker()
+    assert scene.worker.rate() > 0
+    assert scene.worker.pass_seconds >= 0
+    scene.worker.close()
