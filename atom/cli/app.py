@@ -1,5 +1,6 @@
 """The `atom` command and its `--help`. Heavy imports wait for the command that needs them."""
 
+import io
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -112,6 +113,22 @@ def watch(address: AddressArgument) -> None:
     watch_swarm(address)
 
 
+@app.command(rich_help_panel=_LOOK)
+def dashboard(
+    address: AddressArgument,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Port of the page; 0: any free one.")
+    ] = None,
+    host: Annotated[
+        str | None, typer.Option(help="Who may open it: 127.0.0.1, this machine alone.")
+    ] = None,
+) -> None:
+    """Show a swarm in the browser, from the DHT alone, until Ctrl-C."""
+    from atom.cli.dashboard import show_dashboard
+
+    show_dashboard(address, port, host)
+
+
 @app.command(rich_help_panel=_CONTROL)
 def pause(state: DaemonStateOption = None) -> None:
     """Stop computing, stay in the swarm; what was counted is kept."""
@@ -175,6 +192,9 @@ def version() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The console script. Returns the exit code; says errors on stderr."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a poor terminal shall not end a command
     given = gather_addresses(sys.argv[1:] if arguments is None else arguments)
     return run_guarded(
         lambda: app(given or ["--help"], prog_name="atom", standalone_mode=False),

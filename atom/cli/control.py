@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from rich.table import Table
 from rich.text import Text
 
 from atom.cli.local_daemons import find_daemon
@@ -33,10 +32,11 @@ def show_info(state: Path | None, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(info, indent=2))
         return
-    table = Table.grid(padding=(0, 2))
-    for key, value in flattened(info):
-        table.add_row(Text(key.replace("_", " "), "bold"), Text(value))
-    stdout_console().print(table)
+    rows, console = flattened(info), stdout_console()
+    width = max((len(key) for key, _ in rows), default=0)
+    for key, value in rows:
+        line = Text.assemble((f"{key.replace('_', ' '):<{width}}", "bold"), f"  {value}")
+        console.print(line, soft_wrap=True)  # whole lines: addresses are there to be copied
 
 
 def flattened(info: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:

@@ -6,6 +6,7 @@ from atom.cli.daemon_console import TerminalConsole
 from atom.cli.exit_codes import ExitCode
 from atom.daemon.lifecycle import Ending
 from atom.daemon.peer import JoinOptions, StartOptions, run_join, run_start
+from atom.swarm.addresses import parse_listen, parse_multiaddrs
 
 
 def found_run(
@@ -16,6 +17,9 @@ def found_run(
     initial_peers: tuple[str, ...],
 ) -> ExitCode:
     """Blocks until the daemon ends. Raises: UserError of every kind."""
+    if listen is not None:
+        parse_listen(listen)  # arguments are refused before anything is touched
+    parse_multiaddrs(initial_peers)
     console = TerminalConsole()
     try:
         return code_of(

@@ -1,0 +1,104 @@
+"""Swarms to look at, made by hand."""
+
+import asyncio
+
+from atom.base.clock import ManualClock
+from atom.cli.onlooker import Onlooker, Sight
+from atom.config.load import normalised_run_text, parse_run_text
+from atom.swarm.directory_memory import MemoryDht, MemoryDirectory
+from atom.swarm.identity import Identity
+from atom.swarm.record_codec import encode_manifest
+from atom.swarm.records import Lease, Manifest, PeerState
+
+RUN = """\
+[run]
+name = "tiny"
+rounds = 30
+[model]
+family = "gpt3"
+layers = 1
+heads = 1
+model_dim = 8
+sequence_tokens = 8
+[data]
+source = "python-stdlib"
+[batch]
+global_sequences = 64
+micro_batch_sequences = 8
+[optimizer]
+learning_rate = 1e-3
+"""
+DIGEST = bytes(range(32))
+
+
+class Village:
+    """A run on an in-memory DHT, with peers that say what the test wants."""
+
+    def __init__(self, peers: int = 2) -> None:
+        self.dht = MemoryDht(ManualClock(1_000.0))
+        self.identities = sorted(
+            (Identity.create() for _ in range(peers)), key=lambda identity: identity.peer_id
+        )
+        self.owner = self.identities[0]
+
+    def manifest(self) -> Manifest:
+        return Manifest(
+            run="tiny",
+            owner=self.owner.peer_id,
+            run_file=normalised_run_text(parse_run_text(RUN)),
+            graph_hash="a" * 64,
+            program_hash="b" * 64,
+            versions=(("torch", "2.9"),),
+            data_digest="c" * 64,
+            initial_state_digest=DIGEST,
+            founder_incarnation=b"i" * 16,
+            created_at=1.0,
+        )
+
+    async def publish(self, **wishes: object) -> None:
+        """Every peer's lease, and the manifest."""
+        for number, identity in enumerate(self.identities):
+            directory = MemoryDirectory(self.dht, "tiny", self.owner.peer_id, identity)
+            if identity is self.owner:
+                record = encode_manifest(self.manifest(), identity)
+                await directory.publish_manifest(record)
+            await directory.publish_lease(lease(identity.peer_id, sequences=10 + number, **wishes))
+
+    async def onlooker(self) -> Onlooker:
+        directory = MemoryDirectory(self.dht, "tiny", None)
+        manifest, _ = await directory.read_manifest()
+        return Onlooker(directory, manifest)
+
+
+def lease(peer_id: str, **wishes: object) -> Lease:
+    fields: dict[str, object] = {
+        "peer_id": peer_id,
+        "incarnation": b"i" * 16,
+        "serial": 1,
+        "issued_at": 1_000.0,
+        "state": PeerState.ACCUMULATING,
+        "head": DIGEST,
+        "round": 7,
+        "work": 448,
+        "sequences": 10,
+        "rounds_joined": 7,
+        "sequences_committed": 224,
+        "sequences_per_s": 12.5,
+        "tokens_per_s": 100.0,
+        "pass_seconds": 0.5,
+        "loss": 2.5,
+        "state_digest": DIGEST,
+        "addresses": ("127.0.0.1:4000",),
+    }
+    return Lease(**(fields | wishes))  # type: ignore[arg-type]
+
+
+def sight(peers: int = 2, **wishes: object) -> Sight:
+    """What an onlooker sees of a village whose leases have these fields."""
+
+    async def look() -> Sight:
+        village = Village(peers)
+        await village.publish(**wishes)
+        return await (await village.onlooker()).look()
+
+    return asyncio.run(look())
