@@ -38,7 +38,7 @@ class Crew:
         try:
             work()
         except Exception:  # noqa: BLE001 - supervisor: one connection must not take all along
-            self._events.emit("thread_failed", traceback=traceback.format_exc(limit=8))
+            self._events.emit("thread-failed", traceback=traceback.format_exc(limit=8))
         finally:
             with self._lock:
                 self._living.discard(threading.current_thread())

@@ -115,7 +115,7 @@ class RecordReader:
             return
         self._reported.add(entry)
         self._events.emit(
-            "record_refused", peer_id=entry[0], reason=refusal.reason.value, detail=refusal.detail
+            "record-refused", peer_id=entry[0], reason=refusal.reason.value, detail=refusal.detail
         )
 
 

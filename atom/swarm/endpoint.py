@@ -64,7 +64,7 @@ class RefusalLog:
                 return
             unwritten, self._unwritten = self._unwritten, 0
         self._events.emit(
-            "connection_refused",
+            "connection-refused",
             reason=refused.reason.value,
             detail=refused.detail[:200],
             host=host,

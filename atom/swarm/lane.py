@@ -36,7 +36,7 @@ class Lanes:
             queued_bytes = sum(map(len, queue))
             full = len(queue) >= limits.queued_messages
             if full or queued_bytes + len(raw) > limits.queued_bytes:
-                self._endpoint.events.emit("message_dropped", peer_id=peer_id, reason="queue full")
+                self._endpoint.events.emit("message-dropped", peer_id=peer_id, reason="queue full")
                 return False
             queue.append(raw)
             self._changed.notify_all()
@@ -107,7 +107,7 @@ class Lanes:
             return
         refused = isinstance(error, Unreachable) and error.refused
         self._endpoint.events.emit(
-            "peer_unreachable", peer_id=peer_id, refused=refused, detail=str(error)[:200]
+            "peer-unreachable", peer_id=peer_id, refused=refused, detail=str(error)[:200]
         )
         if self.on_unreachable is not None:
             self.on_unreachable(peer_id, refused)

@@ -88,7 +88,7 @@ class Router:
         """Serves the channel to its end; a ring channel passes to whoever claims it."""
         if channel.purpose is Purpose.RING:
             if not self.rings.offer(channel, self._endpoint.limits.unclaimed_ring_s):
-                self._endpoint.events.emit("ring_unclaimed", peer_id=channel.peer_id)
+                self._endpoint.events.emit("ring-unclaimed", peer_id=channel.peer_id)
                 channel.close()
             return
         try:
@@ -98,7 +98,7 @@ class Router:
                 self.on_blobs(channel)
         except PeerRefused as refused:
             self._endpoint.events.emit(
-                "connection_dropped",
+                "connection-dropped",
                 reason=refused.reason.value,
                 detail=refused.detail[:200],
                 peer_id=channel.peer_id,

@@ -303,7 +303,7 @@ class _Fetch:
             self._last = refused
         if self._events is not None:
             self._events.emit(
-                "donor_dropped",
+                "donor-dropped",
                 peer_id=peer_id,
                 blob=self._name,
                 reason=refused.reason.value,

@@ -116,7 +116,7 @@ class Transport:
         self._lanes.wake()
         self._dialer.close()
         if not self._endpoint.crew.join(_JOIN_S):
-            self._endpoint.events.emit("threads_left", seconds=_JOIN_S)
+            self._endpoint.events.emit("threads-left", seconds=_JOIN_S)
 
     def set_addresses(self, peer_id: str, addresses: Sequence[str]) -> None:
         """Where `peer_id` listens, as "host:port"; at most eight, malformed ones are left out."""

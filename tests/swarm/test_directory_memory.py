@@ -80,8 +80,8 @@ def test_invalid_leases_are_dropped_and_reported_once(dht):
             assert set(await directory.read_leases()) == {OWNER.peer_id}
         reported = {(e["event"], e["peer_id"], e["reason"]) for e in events.events}
         assert reported == {
-            ("record_refused", PEER.peer_id, "wrong-run"),
-            ("record_refused", "nobody", "malformed"),
+            ("record-refused", PEER.peer_id, "wrong-run"),
+            ("record-refused", "nobody", "malformed"),
         }
         assert len(events.events) == 2
 

@@ -96,7 +96,7 @@ def peers(kind: str) -> Iterator[Callable[..., Peer]]:
     for peer in made:
         peer.transport.close()
     assert threading.active_count() == before
-    assert not any(e["event"] == "thread_failed" for peer in made for e in peer.events.events)
+    assert not any(e["event"] == "thread-failed" for peer in made for e in peer.events.events)
 
 
 def test_messages_arrive_with_sender_and_incarnation(make_peer: Callable[[], Peer]) -> None:
@@ -154,7 +154,7 @@ def test_a_stale_tag_is_never_claimed_and_ends(make_peer: Callable[[], Peer]) ->
     with pytest.raises(PeerRefused) as refused:
         two.transport.accept_ring(one.transport.peer_id, b"new", 0.05)
     assert refused.value.reason is Reason.TIMEOUT
-    two.events.wait("ring_unclaimed", peer_id=one.transport.peer_id)
+    two.events.wait("ring-unclaimed", peer_id=one.transport.peer_id)
     with pytest.raises(ConnectionError):
         stale.recv_header(10, Patience(SOON))
 
@@ -189,7 +189,7 @@ def test_another_run_is_refused_by_name(make_tcp_peer: Callable[..., Peer]) -> N
     with pytest.raises(PeerRefused) as refused:
         one.transport.connect(two.transport.peer_id, Purpose.RING, b"tag")
     assert refused.value.reason is Reason.WRONG_RUN
-    two.events.wait("connection_refused", reason="wrong-run")
+    two.events.wait("connection-refused", reason="wrong-run")
 
 
 def test_another_identity_is_refused_by_the_client(make_tcp_peer: Callable[..., Peer]) -> None:
@@ -266,14 +266,14 @@ def test_garbage_is_refused_and_logged(make_tcp_peer: Callable[..., Peer]) -> No
     peer = make_tcp_peer()
     with socket.create_connection(peer.transport.address) as plain:
         plain.sendall(b"GET / HTTP/1.1\r\n\r\n" * 10)
-        peer.events.wait("connection_refused", reason="bad-handshake")
+        peer.events.wait("connection-refused", reason="bad-handshake")
     check_still_serving(peer)
 
 
 def test_a_silent_stranger_is_cut_in_time(make_tcp_peer: Callable[..., Peer]) -> None:
     peer = make_tcp_peer()
     with socket.create_connection(peer.transport.address):
-        peer.events.wait("connection_refused", reason="timeout")
+        peer.events.wait("connection-refused", reason="timeout")
     check_still_serving(peer)
 
 
@@ -287,7 +287,7 @@ def test_an_oversized_hello_is_refused_by_name(make_tcp_peer: Callable[..., Peer
         context.wrap_socket(plain) as wrapped,
     ):
         wrapped.sendall((1 << 20).to_bytes(4, "big") + bytes([Kind.HELLO]))
-        event = peer.events.wait("connection_refused")
+        event = peer.events.wait("connection-refused")
     assert event["reason"] == "bad-handshake"
     assert "1048576" in str(event["detail"])
 
@@ -298,7 +298,7 @@ def test_an_oversized_message_frame_ends_the_connection(
     peer = make_tcp_peer()
     channel = shake(peer, Local(Identity.create(), RUN, bytes(16)))
     channel.stream.send_all(memoryview(b"\xff\xff\xff\xff\x10"), Patience(SOON))
-    peer.events.wait("connection_dropped", reason="too-large")
+    peer.events.wait("connection-dropped", reason="too-large")
     with pytest.raises(ConnectionError):
         channel.recv_header(10, Patience(SOON))
     channel.close()
@@ -320,7 +320,7 @@ def test_unproven_connections_are_bounded_per_host(make_tcp_peer: Callable[..., 
     limits = dataclasses.replace(QUICK, handshake_s=60.0, handshakes_per_host=2)
     peer = make_tcp_peer(limits=limits)
     silent = [socket.create_connection(peer.transport.address) for _ in range(3)]
-    peer.events.wait("connection_refused", reason="too-many-connections")
+    peer.events.wait("connection-refused", reason="too-many-connections")
     for plain in silent:
         plain.close()
 
