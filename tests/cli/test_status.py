@@ -4,6 +4,7 @@ import json
 
 import pytest
 from rich.console import Console
+from swarm_sights import DIGEST, Village, sight
 
 from atom.base.errors import AddressError
 from atom.cli.onlooker import Onlooker
@@ -11,7 +12,6 @@ from atom.cli.swarm_table import short_id, swarm
 from atom.cli.terminal import THEME
 from atom.swarm.directory_memory import MemoryDirectory
 from atom.swarm.records import PeerState
-from swarm_sights import DIGEST, Village, sight
 
 
 def drawn(renderable: object, width: int = 100, **options: object) -> str:

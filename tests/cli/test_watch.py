@@ -3,11 +3,11 @@ import math
 
 import pytest
 from rich.console import Console
+from swarm_sights import sight
 
 from atom.cli.loss_chart import LossChart, dots
 from atom.cli.terminal import THEME
 from atom.cli.watch import LossHistory, chart_rows, frame, plain_line
-from swarm_sights import sight
 
 
 def drawn(renderable: object, width: int, height: int) -> list[str]:
