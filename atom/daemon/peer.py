@@ -31,7 +31,7 @@ from atom.swarm.addresses import (
 from atom.swarm.blobs import BlobServer, BlobShelf
 from atom.swarm.dht_frames import NodeSettings
 from atom.swarm.directory import DhtDirectory, open_directory
-from atom.swarm.rate_limit import TokenBucket
+from atom.swarm.throttle import Bandwidth
 from atom.swarm.transport import Transport
 from atom.training.catch_up import Replay
 from atom.training.hands import Bench, ReplicaHands, Schedule
@@ -134,12 +134,10 @@ def _assemble(
     elements = member.replica.gradients.numel()
     results = Results(box.state.results, elements)
     blobs = BlobShelf()
-    bucket = _bucket(box.peer.network.download_bits_per_s)
     donors = PeerDonors(
         transport,
         elements,
         box.state.downloads,
-        bucket,
         lambda done, total: console.progress("fetching the state", done, total),
     )
     replay = Replay(
@@ -156,8 +154,7 @@ def _assemble(
     )
     hands = ReplicaHands(bench, transport, _schedule(member), clock, events)
     shelf.announce_snapshots(prune_snapshots(box.state.snapshots))
-    upload = _bucket(box.peer.network.upload_bits_per_s)
-    server = BlobServer(blobs, clock, upload)
+    server = BlobServer(blobs, clock)
 
     def make_loop(head_digest: bytes) -> tuple[RoundMachine, RoundLoop]:
         machine = RoundMachine(
@@ -186,9 +183,12 @@ def _assemble(
 
 
 def _transport(box: Box, member: Membership, listen: str, events: EventLog) -> Transport:
-    host = parse_listen(listen).host
-    bind = (host, box.peer.network.data_port)
-    return Transport(box.identity, member.run_id, box.incarnation, bind, events)
+    network = box.peer.network
+    bind = (parse_listen(listen).host, network.data_port)
+    bandwidth = Bandwidth.of(network.upload_bits_per_s, network.download_bits_per_s)
+    return Transport(
+        box.identity, member.run_id, box.incarnation, bind, events, bandwidth=bandwidth
+    )
 
 
 def _schedule(member: Membership) -> Schedule:
@@ -210,10 +210,3 @@ def _terms(member: Membership) -> Terms:
         branches=run.swarm.survivors == "branch",
         patience=Patience(grace=run.swarm.grace_seconds),
     )
-
-
-def _bucket(bits_per_s: float | None) -> TokenBucket | None:
-    if bits_per_s is None:
-        return None
-    bytes_per_s = bits_per_s / 8
-    return TokenBucket(bytes_per_s, max(bytes_per_s, 4 << 20))

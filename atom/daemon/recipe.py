@@ -5,10 +5,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import torch
 
 from atom import __version__
-from atom.base.errors import ConfigError, MismatchError
+from atom.base.errors import ConfigError, DeviceError, MismatchError
+from atom.base.units import format_bytes
 from atom.config.peer_file import PeerFile
 from atom.config.run_file import RunFile
 from atom.config.sources import text_sources
@@ -21,6 +23,7 @@ from atom.models.gpt3 import GPT3, GPT3Config, initial_value
 from atom.optim.adamw import AdamWSettings
 from atom.optim.rate import RateSettings
 from atom.swap.device import CpuDevice, Device
+from atom.swap.host_store import host_bytes
 from atom.training.replica import Replica, ReplicaSettings
 
 PRECISIONS = {
@@ -30,6 +33,8 @@ PRECISIONS = {
 }
 SHRINK_LAYERS = 2
 """The start-up check compares this many layers of the model with the eager module."""
+RESULT_ARENAS = 2
+"""Averaged gradients held at once: the one being voted on, and the next."""
 GPU_SHARE = 0.9
 """Of the free device memory, where the peer file names no cap: the rest is the driver's."""
 Progress = Callable[[int, int], None]
@@ -123,9 +128,24 @@ def build_replica(recipe: Recipe, peer: PeerFile, dropout_seed: int, folder: Pat
     if run.model.dropout > 0:
         undropped = dataclasses.replace(recipe.config, dropout=0.0)
         evaluation = _compile(undropped, run, budget)
+    _check_host_memory(training, run, peer)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "sub_models.py").write_text(training.source, encoding="utf-8")
     return Replica(training, evaluation, _settings(run, dropout_seed), device)
+
+
+def _check_host_memory(program: Program, run: RunFile, peer: PeerFile) -> None:
+    """Weights, moments, gradients and two averaged results have to fit, before any is allocated."""
+    elements = program.layout.total_elements
+    need = host_bytes(program.layout, PRECISIONS[run.model.precision])
+    need += RESULT_ARENAS * elements * torch.float32.itemsize
+    have = peer.host.memory_bytes or psutil.virtual_memory().available
+    if need > have:
+        raise DeviceError(
+            f"a replica of this model takes {format_bytes(need)} of host memory, "
+            f"here {format_bytes(have)} may be used",
+            "join a run with a smaller model, or free memory (peer file: [host] memory)",
+        )
 
 
 def initial_values(recipe: Recipe) -> Callable[[str, tuple[int, ...]], torch.Tensor]:

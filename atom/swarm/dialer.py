@@ -111,7 +111,7 @@ class Dialer:
         connected = self._connect(parse_address(address), limits.connect_s)
         tune(connected)
         stream = SocketStream(wrap(connected, self._credentials, server_side=False))
-        channel = Channel(stream, self._left)
+        channel = Channel(self._endpoint.bandwidth.limit(stream), self._left)
         channel.purpose, channel.tag = purpose, tag
         with self._lock:
             self._open.add(channel)

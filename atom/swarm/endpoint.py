@@ -2,7 +2,7 @@
 
 import threading
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from atom.base.clock import Clock
 from atom.base.errors import PeerRefused
@@ -10,6 +10,7 @@ from atom.base.events import EventSink
 from atom.swarm.crew import Crew
 from atom.swarm.handshake import Local
 from atom.swarm.rate_limit import TokenBucket
+from atom.swarm.throttle import Bandwidth
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class Endpoint:
     clock: Clock
     crew: Crew
     closing: threading.Event
+    bandwidth: Bandwidth = field(default_factory=Bandwidth)
 
 
 class RefusalLog:

@@ -85,7 +85,8 @@ class Listener:
             self._doorkeeper.leave(host, "")
             return
         proven: list[str] = []
-        channel = Channel(stream, lambda closed: self._left(closed, host, proven))
+        limited = self._endpoint.bandwidth.limit(stream)
+        channel = Channel(limited, lambda closed: self._left(closed, host, proven))
         with self._lock:
             self._open.add(channel)
         if self._endpoint.closing.is_set() or not self._admit(channel, stream, host, proven):

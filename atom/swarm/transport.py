@@ -22,6 +22,7 @@ from atom.swarm.lane import Lanes, OnUnreachable
 from atom.swarm.listener import Listener
 from atom.swarm.messages import MAX_COMMITS_BYTES
 from atom.swarm.router import OnBlobs, OnMessage, Router
+from atom.swarm.throttle import Bandwidth
 from atom.swarm.tls import Credentials, make_credentials
 
 _JOIN_S = 10.0
@@ -64,6 +65,7 @@ class Transport:
         events: EventSink,
         clock: Clock | None = None,
         limits: TransportLimits | None = None,
+        bandwidth: Bandwidth | None = None,
     ) -> None:
         assert len(run_id) == 32
         assert len(incarnation) == 16
@@ -76,6 +78,7 @@ class Transport:
             clock=clock or BootClock(),
             crew=Crew(events),
             closing=threading.Event(),
+            bandwidth=bandwidth or Bandwidth(),
         )
         credentials: Credentials = make_credentials(identity)
         self._router = Router(self._endpoint)

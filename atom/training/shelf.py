@@ -20,7 +20,6 @@ import torch
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.swarm.blobs import BlobShelf
-from atom.swarm.rate_limit import TokenBucket
 from atom.swarm.state_transfer import FetchOptions, fetch, fetch_bytes, fetch_result
 from atom.swarm.transport import PeerTransport
 from atom.training.catch_up import Arenas, Offer
@@ -89,13 +88,11 @@ class PeerDonors:
         transport: PeerTransport,
         elements: int,
         downloads: Path,
-        bucket: TokenBucket | None,
         on_progress: Callable[[int, int], None],
     ) -> None:
         self._transport = transport
         self._elements = elements
         self._downloads = downloads
-        self._bucket = bucket
         self._on_progress = on_progress
         self._stop = threading.Event()
 
@@ -104,7 +101,7 @@ class PeerDonors:
         self._stop.set()
 
     def chain(self, peer_id: str, head: bytes) -> bytes:
-        options = FetchOptions(MAX_CHAIN_BYTES, bucket=self._bucket)
+        options = FetchOptions(MAX_CHAIN_BYTES)
         name = f"chain/{head.hex()}"
         return fetch_bytes(self._transport, [peer_id], name, options, stop=self._stop)
 
@@ -131,7 +128,7 @@ class PeerDonors:
         """Resumes what an interrupted fetch of the same state left in the downloads folder."""
         name = f"state/{offer.head.hex()}"
         limit = 3 * 4 * self._elements + (1 << 20)
-        options = FetchOptions(limit, bucket=self._bucket)
+        options = FetchOptions(limit)
         fetched = fetch(
             self._transport,
             peers,
@@ -144,7 +141,7 @@ class PeerDonors:
         return fetched.arenas
 
     def result(self, digest: bytes, peers: Sequence[str]) -> torch.Tensor:
-        options = FetchOptions(4 * self._elements + (1 << 20), bucket=self._bucket)
+        options = FetchOptions(4 * self._elements + (1 << 20))
         result = torch.zeros(self._elements)
         fetch_result(self._transport, peers, digest, result, options, stop=self._stop)
         return result

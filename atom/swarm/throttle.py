@@ -1,0 +1,81 @@
+"""A volunteer's bandwidth caps: one bucket per direction, shared by every connection.
+
+Bytes go in small slices, so that a slow link shows steady progress instead of silence, and a
+capped reader slows the sender down through TCP itself.
+"""
+
+import threading
+import time
+from dataclasses import dataclass
+
+from atom.swarm.frames import Patience, Stream
+from atom.swarm.rate_limit import TokenBucket
+
+SLICE_BYTES = 16 * 1024
+
+
+@dataclass(frozen=True)
+class Bandwidth:
+    """Caps in bytes per second; None: no cap."""
+
+    upload: TokenBucket | None = None
+    download: TokenBucket | None = None
+
+    @classmethod
+    def of(cls, upload_bits_per_s: float | None, download_bits_per_s: float | None) -> "Bandwidth":
+        """Caps from bits per second; a quarter of a second's worth may go at once."""
+        return cls(_bucket(upload_bits_per_s), _bucket(download_bits_per_s))
+
+    def limit(self, stream: Stream) -> Stream:
+        """`stream` within the caps; itself if there are none."""
+        if self.upload is None and self.download is None:
+            return stream
+        return ThrottledStream(stream, self)
+
+
+class ThrottledStream:
+    """A stream that waits its turn. `close` frees whoever waits."""
+
+    def __init__(self, stream: Stream, bandwidth: Bandwidth) -> None:
+        self._stream = stream
+        self._bandwidth = bandwidth
+        self._closed = threading.Event()
+
+    def send_all(self, view: memoryview, patience: Patience) -> None:
+        """Raises: as the stream below."""
+        upload = self._bandwidth.upload
+        if upload is None:
+            self._stream.send_all(view, patience)
+            return
+        for start in range(0, len(view), SLICE_BYTES):
+            part = view[start : start + SLICE_BYTES]
+            self._take_turn(upload, len(part))
+            self._stream.send_all(part, patience)
+
+    def recv_into(self, view: memoryview, patience: Patience) -> None:
+        """Raises: as the stream below."""
+        download = self._bandwidth.download
+        if download is None:
+            self._stream.recv_into(view, patience)
+            return
+        for start in range(0, len(view), SLICE_BYTES):
+            part = view[start : start + SLICE_BYTES]
+            self._stream.recv_into(part, patience)
+            self._take_turn(download, len(part))
+
+    def idle(self) -> bool:
+        return self._stream.idle()
+
+    def close(self) -> None:
+        self._closed.set()
+        self._stream.close()
+
+    def _take_turn(self, bucket: TokenBucket, count: int) -> None:
+        self._closed.wait(bucket.take(count, time.monotonic()))
+
+
+def _bucket(bits_per_s: float | None) -> TokenBucket | None:
+    if bits_per_s is None:
+        return None
+    bytes_per_s = bits_per_s / 8
+    return TokenBucket(bytes_per_s, max(bytes_per_s / 4, SLICE_BYTES))
