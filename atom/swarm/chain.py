@@ -96,7 +96,7 @@ class Commit:
     ballot: Ballot
     votes: tuple[Vote, ...]
     survivors: tuple[Voter, ...] = ()
-    """Empty: a quorum of the parent's voters vouches. Else all of these do, after the grace time."""
+    """Empty: a quorum of the parent's voters vouches. Else all of these, after the grace time."""
 
 
 @dataclass(frozen=True)
