@@ -1,0 +1,135 @@
+"""The page over HTTP. Serves what the feed has seen; takes nothing but GET, and no input at all."""
+
+import errno
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from aiohttp import web
+
+from atom.base.errors import PortInUseError, UserError
+from atom.dashboard.feed import LOOK_EVERY_S, SwarmFeed
+from atom.dashboard.page import content, page
+from atom.dashboard.script import SCRIPT
+from atom.dashboard.style import ICON, STYLE
+
+LOOPBACK = "127.0.0.1"
+
+_HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+_OWN_NAMES = frozenset({"127.0.0.1", "localhost", "[::1]"})
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@dataclass(frozen=True)
+class Listening:
+    """Where the dashboard listens; port 0: any free one."""
+
+    port: int
+    host: str = LOOPBACK
+
+
+async def serve(
+    feed: SwarmFeed,
+    where: Listening,
+    ready: Callable[[str], None],
+    every_s: float = LOOK_EVERY_S,
+) -> None:
+    """Follows the swarm and serves the page until cancelled; `ready` is given the URL.
+
+    Raises: PortInUseError; UserError for a host that is not this machine's.
+    """
+    runner = web.AppRunner(_application(feed, where), access_log=None)
+    await runner.setup()
+    try:
+        ready(await _listen(runner, where))
+        await feed.follow(every_s)
+    finally:
+        await runner.cleanup()
+
+
+def _application(feed: SwarmFeed, where: Listening) -> web.Application:
+    guards = [_with_headers]
+    if where.host == LOOPBACK:
+        guards.append(_own_name_only)
+    application = web.Application(middlewares=[web.middleware(guard) for guard in guards])
+    application.add_routes(
+        [
+            web.get("/", _serving(lambda: page(feed.seen), "text/html")),
+            web.get("/content.html", _serving(lambda: content(feed.seen), "text/html")),
+            web.get("/swarm.json", _serving_json(feed)),
+            web.get("/style.css", _serving(lambda: STYLE, "text/css")),
+            web.get("/script.js", _serving(lambda: SCRIPT, "text/javascript")),
+            web.get("/icon.svg", _serving(lambda: ICON, "image/svg+xml")),
+        ]
+    )
+    return application
+
+
+async def _listen(runner: web.AppRunner, where: Listening) -> str:
+    """Starts listening. Returns the URL. Raises: PortInUseError, UserError."""
+    try:
+        await web.TCPSite(runner, where.host, where.port).start()
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise PortInUseError(
+                f"port {where.port} of {where.host} is in use",
+                "name another with --port, or 0 for any free one",
+            ) from None
+        raise UserError(
+            f"cannot listen on {where.host} port {where.port}: {error.strerror or error}",
+            f"name an address of this machine, such as {LOOPBACK}, and a port above 1023",
+        ) from None
+    host, port = runner.addresses[0][:2]
+    return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
+
+
+def _serving(text: Callable[[], str], content_type: str) -> _Handler:
+    async def handle(_: web.Request) -> web.Response:
+        return web.Response(text=text(), content_type=content_type, charset="utf-8")
+
+    return handle
+
+
+def _serving_json(feed: SwarmFeed) -> _Handler:
+    async def handle(_: web.Request) -> web.Response:
+        seen = feed.seen
+        body: dict[str, Any] = seen.view.to_json()
+        body |= {"rounds": seen.rounds, "losses": seen.losses, "problem": seen.problem}
+        return web.json_response(body)
+
+    return handle
+
+
+async def _with_headers(request: web.Request, handler: _Handler) -> web.StreamResponse:
+    try:
+        response = await handler(request)
+    except web.HTTPException as refusal:
+        refusal.headers.update(_HEADERS)
+        raise
+    response.headers.update(_HEADERS)
+    return response
+
+
+async def _own_name_only(request: web.Request, handler: _Handler) -> web.StreamResponse:
+    """Under a strange name we would be part of a stranger's site (DNS rebinding)."""
+    name = request.host.rpartition(":")[0] if _has_port(request.host) else request.host
+    if name not in _OWN_NAMES:
+        raise web.HTTPMisdirectedRequest(text="open the address that atom dashboard printed")
+    return await handler(request)
+
+
+def _has_port(host: str) -> bool:
+    return ":" in host and not host.endswith("]")
+
+
+__all__ = ["LOOPBACK", "Listening", "serve"]

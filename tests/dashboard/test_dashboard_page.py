@@ -1,0 +1,120 @@
+"""What was seen → HTML: complete, well-formed, and nothing of a stranger's is ever markup."""
+
+from html.parser import HTMLParser
+
+import pytest
+from seen_samples import a_peer, a_view, seen
+
+from atom.dashboard.feed import Seen
+from atom.dashboard.page import MAX_ROWS, agreement, content, page
+from atom.swarm.view import SwarmView
+
+HOSTILE = "<script>alert(1)</script>\"' onmouseover=x &lt;"
+_WITHOUT_END = {"meta", "link", "br"}
+
+
+class Document(HTMLParser):
+    """Text and elements of a page; fails on tags that do not nest."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[str] = []
+        self.feed(html)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in _WITHOUT_END:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(self.texts)
+
+
+def test_everything_that_status_says_is_on_the_page() -> None:
+    peers = a_peer(), a_peer(peer_id="12D3KooWother", state="syncing", round=6, digest="")
+    text = Document(page(seen(a_view(*peers), rounds=2000))).text
+    for word in ("shakespeare", "7", "of 2,000", "2.5000", "12", "80", "…oWpeer", "…Wother",
+                 "accumulating", "syncing", "1.2", "abababab", "0.4 s", "1 behind"):  # fmt: skip
+        assert word in text, word
+
+
+@pytest.mark.parametrize("field", ["run", "peer_id", "state", "digest", "problem"])
+def test_a_strangers_text_is_text(field: str) -> None:
+    peer = a_peer(**{field: HOSTILE}) if field in ("peer_id", "state", "digest") else a_peer()
+    view = a_view(peer, **({"run": HOSTILE} if field == "run" else {}))
+    problem = HOSTILE if field == "problem" else ""
+    document = Document(page(seen(view, problem=problem)))
+    scripts = [attributes for tag, attributes in document.tags if tag == "script"]
+    assert scripts == [{"src": "script.js", "defer": None}]
+    for _, attributes in document.tags:
+        assert not any(name.startswith("on") for name in attributes)
+        if "title" in attributes and field in ("peer_id", "digest"):
+            assert attributes["title"] in (HOSTILE, "12D3KooWpeer", "ab" * 32)
+    if field in ("run", "state", "problem"):
+        assert HOSTILE in document.texts
+
+
+def test_a_state_nobody_knows_gets_no_class_of_its_own() -> None:
+    document = Document(content(seen(a_view(a_peer(state="card tile")))))
+    assert ("span", {"class": "state other"}) in document.tags
+
+
+def test_nothing_is_fetched_from_elsewhere() -> None:
+    for _, attributes in Document(page(seen(a_view()))).tags:
+        for name in ("src", "href"):
+            assert ":" not in (attributes.get(name) or "")
+            assert "//" not in (attributes.get(name) or "")
+        assert "style" not in attributes, "the policy forbids inline styles"
+
+
+@pytest.mark.parametrize(
+    ("view", "verdict"),
+    [
+        (a_view(a_peer(), a_peer(peer_id="b")), "identical"),
+        (a_view(a_peer(), a_peer(peer_id="b", digest="ef" * 32)), "different"),
+        (a_view(a_peer(), a_peer(peer_id="b", digest="ef" * 32, round=6)), "identical"),
+        (a_view(a_peer(), a_peer(peer_id="b", digest="ef" * 32, state="left")), "identical"),
+        (a_view(a_peer(digest="")), "unknown"),
+    ],
+)
+def test_replicas_are_compared_at_one_round(view: SwarmView, verdict: str) -> None:
+    assert agreement(view) == verdict
+    assert verdict in Document(content(seen(view))).texts
+
+
+def test_what_is_not_known_is_said() -> None:
+    view = a_view(global_batch=None, loss=None, peers=())
+    text = Document(page(Seen(view, None, ()))).text
+    assert "the global batch is not known" in text
+    assert "no peer of this run is alive" in text
+    assert "the curve begins with the second round" in text
+
+
+def test_a_huge_swarm_is_cut_and_counted() -> None:
+    peers = tuple(a_peer(peer_id=f"peer{number}") for number in range(MAX_ROWS + 1234))
+    document = Document(content(seen(a_view(*peers))))
+    assert sum(tag == "tr" for tag, _ in document.tags) == MAX_ROWS + 1
+    assert "and 1,234 more" in document.texts
+
+
+def test_old_leases_and_late_peers_are_marked() -> None:
+    view = a_view(a_peer(lease_age_s=6.5), a_peer(round=5), a_peer(state="left", round=1))
+    marked = content(seen(view))
+    assert '<span class="warn">6.5 s</span>' in marked
+    assert '<span class="warn">5</span>' in marked
+    assert '<span class="warn">1</span>' not in marked
+    assert '<tr class="gone">' in marked

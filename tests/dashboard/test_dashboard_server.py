@@ -1,0 +1,154 @@
+"""The real server over real HTTP, with a swarm that is made up."""
+
+import asyncio
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from email.message import Message
+
+import pytest
+from seen_samples import a_peer, a_view
+
+from atom.base.errors import AtomError, PortInUseError, UserError
+from atom.dashboard.feed import SwarmFeed
+from atom.dashboard.server import Listening, serve
+from atom.swarm.view import SwarmView
+
+SOON_S = 20.0
+
+
+class FakeSwarm:
+    """Gives the views in turn, then the last one for ever; `None` is a DHT that is silent."""
+
+    def __init__(self, *views: SwarmView | None) -> None:
+        self.views = list(views)
+        self.looked = asyncio.Event()
+
+    async def __call__(self) -> SwarmView:
+        view = self.views.pop(0) if len(self.views) > 1 else self.views[0]
+        if len(self.views) == 1:
+            self.looked.set()
+        if view is None:
+            raise AtomError("no answer <here>")
+        return view
+
+
+class Answer:
+    def __init__(self, status: int, headers: Message, body: bytes) -> None:
+        self.status, self.headers, self.text = status, headers, body.decode()
+
+
+def get(url: str, host: str | None = None, method: str = "GET") -> Answer:
+    request = urllib.request.Request(url, method=method)
+    if host is not None:
+        request.add_header("Host", host)
+    try:
+        with urllib.request.urlopen(request, timeout=SOON_S) as answer:
+            return Answer(answer.status, answer.headers, answer.read())
+    except urllib.error.HTTPError as refusal:
+        with refusal:
+            return Answer(refusal.code, refusal.headers, refusal.read())
+
+
+def served(visit: Callable[[str], None], feed: SwarmFeed, swarm: FakeSwarm | None = None) -> None:
+    """Runs `visit` against the feed's page; with `swarm`, once all its views were seen."""
+
+    async def run() -> None:
+        url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        server = asyncio.create_task(serve(feed, Listening(0), url.set_result, every_s=0.001))
+        try:
+            if swarm is not None:
+                await asyncio.wait_for(swarm.looked.wait(), SOON_S)
+                await feed.look()
+            await asyncio.to_thread(visit, await asyncio.wait_for(url, SOON_S))
+        finally:
+            server.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await server
+
+    asyncio.run(run())
+
+
+def test_json_has_the_swarm_and_the_losses_seen() -> None:
+    first, second = a_view(round=6, loss=2.75), a_view()
+    swarm = FakeSwarm(second)
+
+    def visit(url: str) -> None:
+        answer = get(url + "swarm.json")
+        assert answer.headers.get_content_type() == "application/json"
+        body = json.loads(answer.text)
+        assert body["losses"] == [[6, 2.75], [7, 2.5]]
+        assert (body["rounds"], body["problem"]) == (2000, "")
+        assert {key: body[key] for key in second.to_json()} == json.loads(
+            json.dumps(second.to_json())
+        )
+
+    served(visit, SwarmFeed(swarm, first, 2000), swarm)
+
+
+def test_every_answer_carries_the_policy() -> None:
+    def visit(url: str) -> None:
+        for path, kind in [("", "text/html"), ("content.html", "text/html"),
+                           ("style.css", "text/css"), ("script.js", "text/javascript"),
+                           ("icon.svg", "image/svg+xml"), ("swarm.json", "application/json"),
+                           ("nothing", "text/plain")]:  # fmt: skip
+            answer = get(url + path)
+            assert answer.status == (404 if path == "nothing" else 200)
+            assert answer.headers.get_content_type() == kind
+            policy = answer.headers["Content-Security-Policy"]
+            assert "default-src 'none'" in policy
+            assert "unsafe" not in policy
+            assert "http" not in policy
+            assert answer.headers["X-Content-Type-Options"] == "nosniff"
+            assert answer.headers["Cache-Control"] == "no-store"
+
+    swarm = FakeSwarm(a_view())
+    served(visit, SwarmFeed(swarm, a_view()))
+
+
+def test_it_only_answers_to_its_own_name_and_only_get() -> None:
+    def visit(url: str) -> None:
+        assert get(url, host="evil.example").status == 421
+        assert get(url, host="evil.example:8700").status == 421
+        assert get(url, host="localhost:8700").status == 200
+        assert get(url, host="[::1]").status == 200
+        assert get(url, method="POST").status == 405
+        assert get(url, method="POST").headers["Content-Security-Policy"]
+
+    served(visit, SwarmFeed(FakeSwarm(a_view()), a_view()))
+
+
+def test_a_silent_dht_leaves_the_last_view_and_is_said() -> None:
+    swarm = FakeSwarm(a_view(round=9), None)
+
+    def visit(url: str) -> None:
+        page = get(url).text
+        assert "the DHT is silent, trying again (no answer &lt;here&gt;)" in page
+        assert json.loads(get(url + "swarm.json").text)["round"] == 9
+
+    served(visit, SwarmFeed(swarm, a_view()), swarm)
+
+
+def test_strangers_are_escaped_over_the_wire() -> None:
+    view = a_view(a_peer(peer_id="<b>", state="<i>"), run="<u>")
+
+    def visit(url: str) -> None:
+        for path in ("", "content.html"):
+            text = get(url + path).text
+            assert not any(tag in text for tag in ("<b>3", "<i>", "<u>"))
+            assert all(word in text for word in ("&lt;b&gt;", "&lt;i&gt;", "&lt;u&gt;"))
+
+    served(visit, SwarmFeed(FakeSwarm(view), view))
+
+
+def test_a_port_in_use_and_a_strange_host_are_the_users_to_mend() -> None:
+    def visit(url: str) -> None:
+        port = int(url.rstrip("/").rpartition(":")[2])
+        feed = SwarmFeed(FakeSwarm(a_view()), a_view())
+        with pytest.raises(PortInUseError, match=str(port)):
+            asyncio.run(serve(feed, Listening(port), str.encode))
+        with pytest.raises(UserError, match=r"192\.0\.2\.1"):
+            asyncio.run(serve(feed, Listening(0, "192.0.2.1"), str.encode))
+
+    served(visit, SwarmFeed(FakeSwarm(a_view()), a_view()))
