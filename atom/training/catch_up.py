@@ -12,7 +12,7 @@ from typing import Protocol
 
 import torch
 
-from atom.base.errors import AtomError, PeerRefused
+from atom.base.errors import AtomError, PeerRefused, StorageError
 from atom.base.events import EventSink
 from atom.base.reasons import Reason
 from atom.swarm.arenas import state_digest
@@ -20,7 +20,7 @@ from atom.swarm.chain import Commit, Head
 from atom.training.journal import Journal, parse_commits, verified_heads
 from atom.training.replica import Replica
 from atom.training.results import Results
-from atom.training.snapshot import list_snapshots, load_snapshot
+from atom.training.snapshot import Snapshot, list_snapshots, load_snapshot
 
 Arenas = dict[str, torch.Tensor]
 
@@ -136,12 +136,23 @@ class Replay:
         for snapshot in list_snapshots(self._snapshots):
             if self._journal.position(snapshot.head) != snapshot.round:
                 continue
-            arenas = load_snapshot(snapshot)
-            if state_digest(arenas) == snapshot.state_digest:
-                self._replica.load_state(arenas, snapshot.round)
+            if self._load(snapshot):
                 return snapshot.round
             self._events.emit("snapshot-damaged", path=snapshot.path.name)
         return 0 if self._initialise() else None
+
+    def _load(self, snapshot: Snapshot) -> bool:
+        """Only the state that the file's own name and the next commit vouch for."""
+        try:
+            arenas = load_snapshot(snapshot)
+        except StorageError:
+            return False
+        following = self._journal.commits[snapshot.round : snapshot.round + 1]
+        certified = {commit.value.parent_state_digest for commit in following}
+        if {state_digest(arenas)} != {snapshot.state_digest} | certified:
+            return False
+        self._replica.load_state(arenas, snapshot.round)
+        return True
 
     def _verified_chain(self, donor: str, claimed: bytes) -> tuple[list[Commit], list[Head]]:
         raw = self._donors.chain(donor, claimed)

@@ -32,16 +32,16 @@ class Journal:
         """Reads what is there. Raises: StorageError if it is damaged or of another run."""
         journal = cls(path, genesis)
         raw = path.read_bytes() if path.exists() else b""
-        commits, end = parse_commits(raw)
-        if end < len(raw):
-            os.truncate(path, end)
         try:
+            commits, end = parse_commits(raw)
             journal.heads = verified_heads(genesis, commits)
         except PeerRefused as problem:
             raise StorageError(
-                f"{path} does not continue this run's genesis ({problem})",
-                "move the state directory aside and join again",
+                f"{path} is damaged, or does not continue this run's genesis ({problem})",
+                "move that file aside: the peer then fetches chain and state from the swarm",
             ) from problem
+        if end < len(raw):
+            os.truncate(path, end)
         journal.commits = commits
         return journal
 

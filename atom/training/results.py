@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from atom.base.errors import StorageError
+from atom.swarm.arenas import arena_digest
 
 _KEY = "result"
 
@@ -42,7 +43,7 @@ class Results:
             self._spare.append(result)
 
     def get(self, digest: bytes) -> torch.Tensor | None:
-        """From memory, else from disk; None if it is in neither (or the file is damaged)."""
+        """From memory, else from disk; None if it is in neither (or not under its own digest)."""
         with self._lock:
             held = self._held.get(digest)
         if held is not None:
@@ -51,8 +52,9 @@ class Results:
             stored = load_file(self.path(digest)).get(_KEY)
         except (OSError, SafetensorError):
             return None
-        fits = stored is not None and stored.shape == (self._elements,)
-        return stored if fits and stored is not None else None
+        if stored is None or stored.shape != (self._elements,) or stored.dtype != torch.float32:
+            return None
+        return stored if arena_digest(stored) == digest else None
 
     def stored(self) -> list[bytes]:
         """Digests of the results on disk."""

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from atom.base.errors import StorageError
+from atom.swarm.arenas import arena_digest
 from atom.training.results import Results
 from atom.training.snapshot import (
     list_snapshots,
@@ -55,29 +56,30 @@ def test_results_in_memory_then_on_disk(tmp_path: Path) -> None:
     results = Results(tmp_path, 32)
     buffer = results.buffer()
     buffer.fill_(2.0)
-    results.hold(b"r" * 32, buffer)
-    results.save(b"r" * 32)
+    name = arena_digest(buffer)
+    results.hold(name, buffer)
+    results.save(name)
     results.release()
-    stored = results.get(b"r" * 32)
+    stored = results.get(name)
     assert stored is not None
     assert torch.equal(stored, torch.full((32,), 2.0))
-    assert results.stored() == [b"r" * 32]
+    assert results.stored() == [name]
     assert results.buffer() is buffer, "arenas are used again"
 
 
 def test_unknown_and_damaged_results_are_not_there(tmp_path: Path) -> None:
     results = Results(tmp_path, 32)
     assert results.get(b"u" * 32) is None
-    results.hold(b"r" * 32, torch.zeros(32))
-    results.save(b"r" * 32)
+    name = arena_digest(torch.ones(32))
+    results.hold(name, torch.ones(32))
+    results.save(name)
     results.release()
-    results.path(b"r" * 32).write_bytes(b"garbage")
-    assert results.get(b"r" * 32) is None
-    other_size = Results(tmp_path, 64)
-    other_size.hold(b"s" * 32, torch.zeros(32))
-    other_size.save(b"s" * 32)
-    other_size.release()
-    assert other_size.get(b"s" * 32) is None
+    assert results.get(name) is not None
+    assert Results(tmp_path, 64).get(name) is None, "of a model of another size"
+    whole = results.path(name).read_bytes()
+    for damaged in (b"garbage", whole[:-40], whole[:-1] + b"\x00", b""):
+        results.path(name).write_bytes(damaged)
+        assert results.get(name) is None
 
 
 def test_prune_keeps_only_what_is_named(tmp_path: Path) -> None:
