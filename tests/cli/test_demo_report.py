@@ -12,10 +12,11 @@ from atom.cli.demo.stage import Stage
 from atom.cli.demo.verdict import FINISHED, Check, PeerResult
 from atom.cli.terminal import THEME
 
+D, E = ("head", "d" * 64), ("head", "e" * 64)
 RESULTS = [
-    PeerResult("peer 1", "12D3KooWAAAAAA", FINISHED, True, 100, 3200, 900.0, 100, "h", "d" * 64),
-    PeerResult("peer 2", "12D3KooWBBBBBB", "killed", False, 25, 800, 910.0, 25, "g", "e" * 64),
-    PeerResult("peer 3", "", "", False, 0, 0, 0.0, 0, "", ""),
+    PeerResult("peer 1", "12D3KooWAAAAAA", FINISHED, 100, 3200, 900.0, {100: D}),
+    PeerResult("peer 2", "12D3KooWBBBBBB", "killed", 25, 800, 910.0, {25: E}),
+    PeerResult("peer 3", "", "", 0, 0, 0.0, {}),
 ]
 
 

@@ -2,50 +2,73 @@ import dataclasses
 
 import pytest
 
-from atom.cli.demo.verdict import FINISHED, PeerResult, judge, sum_up
+from atom.cli.demo.verdict import FINISHED, STOPPED, PeerResult, judge, sum_up
 
 FALLING = [5.0, 4.0, 2.4]
-GOOD = PeerResult("peer 1", "A", FINISHED, True, 100, 900, 50.0, 100, "head", "digest")
-KILLED = dataclasses.replace(
-    GOOD, name="peer 2", fate="killed", survived=False, last_round=25, digest="old"
+STATES = {number: (f"head {number}", f"digest {number}") for number in range(1, 101)}
+GOOD = PeerResult("peer 1", "A", FINISHED, 100, 900, 50.0, STATES)
+LOSS = "the loss fell below half of its first value"
+IDENTICAL = "all surviving replicas are bit-identical"
+
+
+def other(fate: str = FINISHED, **states: tuple[str, str]) -> PeerResult:
+    """A second peer; `r7=("head", "digest")` is another state after round 7."""
+    changed = {int(name[1:]): state for name, state in states.items()}
+    return dataclasses.replace(GOOD, name="peer 2", fate=fate, states=STATES | changed)
+
+
+def until(last: int, first: int = 1, fate: str = FINISHED) -> PeerResult:
+    states = {number: STATES[number] for number in range(first, last + 1)}
+    return dataclasses.replace(GOOD, name="peer 3", fate=fate, states=states)
+
+
+def failed(results: list[PeerResult], losses: list[float] = FALLING) -> list[str]:
+    return [check.claim for check in judge(results, losses, 100) if not check.passed]
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        [other()],
+        [other(), until(25, fate="killed")],
+        [other("killed", r25=("forked", "away")), other()],
+        [until(100, first=74), other()],
+    ],
 )
-
-
-def failed(results: list[PeerResult], losses: list[float], rounds: int = 100) -> list[str]:
-    return [check.claim for check in judge(results, losses, rounds) if not check.passed]
-
-
-def other(**changes: object) -> PeerResult:
-    return dataclasses.replace(GOOD, name="peer 3", **changes)  # type: ignore[arg-type]
-
-
-def test_all_is_well() -> None:
-    assert failed([GOOD, KILLED, other()], FALLING) == []
+def test_all_is_well(others: list[PeerResult]) -> None:
+    assert failed([GOOD, *others]) == []
 
 
 @pytest.mark.parametrize(
     "losses", [[], [5.0], [5.0, 2.5], [5.0, 2.4, 3.0], [5.0, float("nan")], [float("nan"), 1.0]]
 )
 def test_the_loss_did_not_fall(losses: list[float]) -> None:
-    assert failed([GOOD, other()], losses) == ["the loss fell below half of its first value"]
+    assert failed([GOOD, other()], losses) == [LOSS]
 
 
-@pytest.mark.parametrize("change", [{"digest": "other"}, {"head": "other"}])
-def test_replicas_differ(change: dict[str, str]) -> None:
-    assert failed([GOOD, other(**change)], FALLING) == ["all surviving replicas are bit-identical"]
+@pytest.mark.parametrize(
+    "others",
+    [
+        [],
+        [other("killed")],
+        [other(r100=("head 100", "another"))],
+        [other(r100=("another", "digest 100"))],
+        [other(r50=("head 50", "another"))],
+        [until(99)],
+        [until(98), other()],
+        [until(0)],
+    ],
+)
+def test_replicas_are_not_proven_identical(others: list[PeerResult]) -> None:
+    assert failed([GOOD, *others]) == [IDENTICAL]
 
 
-def test_no_digest_proves_nothing() -> None:
-    blank = [dataclasses.replace(peer, digest="") for peer in (GOOD, other())]
-    assert failed(blank, FALLING) == ["all surviving replicas are bit-identical"]
-
-
-def test_one_survivor_proves_nothing() -> None:
-    assert len(failed([GOOD, KILLED], FALLING)) == 2
-
-
-def test_a_survivor_stayed_behind() -> None:
-    assert len(failed([GOOD, other(last_round=99, digest="older")], FALLING)) == 2
+def test_stopped_peers_may_differ_by_what_was_on_its_way() -> None:
+    stopped = dataclasses.replace(GOOD, fate=STOPPED)
+    assert failed([stopped, until(99, fate=STOPPED)]) == []
+    assert failed([stopped, until(90, fate=STOPPED)]) == [IDENTICAL]
+    assert failed([stopped, other(STOPPED, r99=("x", "y"))]) == [IDENTICAL]
+    assert failed([stopped, other(STOPPED), until(60, fate="still joining")]) == []
 
 
 def event(kind: str, time: float, **fields: object) -> dict[str, object]:
@@ -69,7 +92,8 @@ def test_shares_are_read_from_the_founders_rounds() -> None:
 
 def test_the_replica_is_read_from_its_own_events() -> None:
     result = sum_up("peer 1", "A", FINISHED, FOUNDERS, FOUNDERS, sequence_tokens=10)
-    assert (result.last_round, result.head, result.digest) == (3, "h3", "d3")
+    assert result.states == {0: ("", "d0"), 1: ("", "d1"), 2: ("", "d2"), 3: ("h3", "d3")}
+    assert (result.last_round, result.digest) == (3, "d3")
     assert result.survived
 
 

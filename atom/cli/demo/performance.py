@@ -13,6 +13,7 @@ from atom.cli.demo.player import Player
 from atom.cli.demo.record import Event, rounds_of
 from atom.cli.demo.script import Cue, Scene, cues
 from atom.cli.demo.stage import Stage
+from atom.cli.demo.verdict import STOPPED
 from atom.cli.onlooker import Sight, onlooking
 from atom.swarm.addresses import parse_join_address
 from atom.swarm.records import PeerState
@@ -59,7 +60,8 @@ class Performance:
         return self.players[1]
 
     async def play(self) -> None:
-        """Raises: ActorFailed if a daemon fails or time is up; AtomError if the DHT is lost."""
+        """Raises: ActorFailed if a daemon fails, or nothing was trained when the time was up;
+        AtomError if the DHT cannot be seen."""
         self._began = time.monotonic()
         try:
             async with asyncio.timeout(self._plan.limit_s):
@@ -68,9 +70,7 @@ class Performance:
                 await self._gather()
                 await self._run_to_the_end()
         except TimeoutError:
-            where = f"at round {self._round} of {self._plan.rounds}"
-            what = f"was {where} when {self._plan.limit_s:.0f} s were over"
-            raise self.founder.actor.failure(what) from None
+            self._stop()
         finally:
             await self._clear_up()
 
@@ -135,6 +135,15 @@ class Performance:
         self._say(f"{victim.name} killed with SIGKILL after round {self._round}: the others go on")
         self._note("peer-killed", peer=victim.name, peer_id=victim.peer_id, round=self._round)
         self.marks.append(Mark(self._round, f"{victim.name} killed", is_loss=True))
+
+    def _stop(self) -> None:
+        """Time is up on a slow machine: what was trained until now is judged."""
+        if self._round == 0:
+            raise self.founder.actor.failure(f"trained nothing in {self._plan.limit_s:.0f} s")
+        self._say(f"time is up at round {self._round} of {self._plan.rounds}: the demo ends here")
+        for player in self.players.values():
+            if player.is_alive:
+                player.fate = STOPPED if player.entered else "still joining"
 
     # ---- scenery
 

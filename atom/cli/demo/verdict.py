@@ -1,10 +1,19 @@
 """Whether the demo showed what it claims. Pure."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from atom.cli.demo.record import Event, mini_batches, rounds_of
+
+FINISHED = "finished"
+STOPPED = "stopped in time"
+"""Alive and in the swarm when the time was up."""
+IN_FLIGHT_ROUNDS = 2
+"""Stopped peers may differ by commits that were on their way."""
+
+State = tuple[str, str]
+"""Head and digest of a replica, hexadecimal."""
 
 
 @dataclass(frozen=True)
@@ -14,17 +23,26 @@ class PeerResult:
     name: str
     peer_id: str
     fate: str
-    """ "finished", or what happened instead."""
-    survived: bool
     rounds: int
     """Committed rounds it had a part in."""
     mini_batches: int
     """Sequences it contributed to them."""
     tokens_per_s: float
     """Contributed tokens over the time from its first to its last round."""
-    last_round: int
-    head: str
-    digest: str
+    states: Mapping[int, State]
+    """What its replica was after each round that it committed or fetched."""
+
+    @property
+    def survived(self) -> bool:
+        return self.fate in (FINISHED, STOPPED)
+
+    @property
+    def last_round(self) -> int:
+        return max(self.states, default=0)
+
+    @property
+    def digest(self) -> str:
+        return self.states.get(self.last_round, ("", ""))[1]
 
 
 @dataclass(frozen=True)
@@ -44,42 +62,31 @@ def sum_up(
     told = [event for event in rounds_of(founder) if mini_batches(event, peer_id) is not None]
     count = sum(mini_batches(event, peer_id) or 0 for event in told)
     seconds = told[-1]["time"] - told[0]["time"] if len(told) > 1 else 0.0
-    last = _last_state(events)
     return PeerResult(
         name=name,
         peer_id=peer_id,
         fate=fate,
-        survived=fate == FINISHED,
         rounds=len(told),
         mini_batches=count,
         tokens_per_s=count * sequence_tokens / seconds if seconds else 0.0,
-        last_round=int(last.get("round", 0)),
-        head=str(last.get("head", "")),
-        digest=str(last.get("digest", "")),
+        states=_states(events),
     )
-
-
-FINISHED = "finished"
 
 
 def judge(results: Sequence[PeerResult], losses: Sequence[float], rounds: int) -> list[Check]:
     """All claims of the demo; it succeeded if every one held."""
     survivors = [result for result in results if result.survived]
-    return [_all_rounds(survivors, rounds), _loss_fell(losses), _identical(survivors)]
+    return [_loss_fell(losses), _identical(survivors, rounds)]
 
 
-def _last_state(events: Sequence[Event]) -> Event:
-    """Where a replica stands: at its last round, or where it was fetched to; {} if unknown."""
+def _states(events: Sequence[Event]) -> dict[int, State]:
+    """Of a round told twice (a branch was given up) the later telling."""
     telling = ("started", "round", "caught-up", "left")
-    states = [event for event in events if event["event"] in telling and event.get("digest")]
-    return states[-1] if states else {}
-
-
-def _all_rounds(survivors: Sequence[PeerResult], rounds: int) -> Check:
-    reached = [result.last_round for result in survivors]
-    passed = len(reached) > 1 and all(number == rounds for number in reached)
-    figures = f"{len(reached)} survivors, at round {_list(reached)} of {rounds}"
-    return Check("every surviving peer reached the last round", passed, figures)
+    return {
+        int(event["round"]): (str(event.get("head", "")), str(event["digest"]))
+        for event in events
+        if event["event"] in telling and event.get("digest")
+    }
 
 
 def _loss_fell(losses: Sequence[float]) -> Check:
@@ -91,12 +98,29 @@ def _loss_fell(losses: Sequence[float]) -> Check:
     return Check(claim, passed, f"{first:.4f} → {last:.4f}, half is {first / 2:.4f}")
 
 
-def _identical(survivors: Sequence[PeerResult]) -> Check:
-    states = {(result.last_round, result.head, result.digest) for result in survivors}
-    passed = len(survivors) > 1 and len(states) == 1 and all(digest for _, _, digest in states)
-    digests = _list(sorted({result.digest[:16] or "none" for result in survivors}))
-    return Check("all surviving replicas are bit-identical", passed, f"digest {digests}")
+def _identical(survivors: Sequence[PeerResult], rounds: int) -> Check:
+    """Equal at the end, and after every round that more than one of them had."""
+    claim = "all surviving replicas are bit-identical"
+    if len(survivors) < 2:
+        return Check(claim, False, f"{len(survivors)} of them proves nothing")
+    differing = _differing_rounds(survivors)
+    if differing:
+        return Check(claim, False, f"they differ after round {differing[0]}")
+    common = set.intersection(*(set(result.states) for result in survivors))
+    last, newest = max(common, default=0), max(result.last_round for result in survivors)
+    finished = all(result.fate == FINISHED for result in survivors)
+    if last == 0 or newest - last > (0 if finished else IN_FLIGHT_ROUNDS):
+        where = ", ".join(f"{result.name} at round {result.last_round}" for result in survivors)
+        return Check(claim, False, where)
+    digest = survivors[0].states[last][1]
+    figures = f"{len(survivors)} replicas after round {last} of {rounds}: {digest[:16]}"
+    return Check(claim, True, figures)
 
 
-def _list(values: Sequence[object]) -> str:
-    return ", ".join(dict.fromkeys(map(str, values))) or "none"
+def _differing_rounds(survivors: Sequence[PeerResult]) -> list[int]:
+    numbers = sorted({number for result in survivors for number in result.states})
+    return [
+        number
+        for number in numbers
+        if len({result.states[number] for result in survivors if number in result.states}) > 1
+    ]
