@@ -259,24 +259,31 @@ class Member:
         if self._desk.phase in (Phase.STEPPING, Phase.SYNCING):
             return  # the state itself is being written: once it is whole, a tick asks again
         if state.pending_commit is not None:
-            if self._at_hand(state.pending_commit.value):
+            vouchers = tuple(vote.voter for vote in state.pending_commit.votes)
+            if self._at_hand(state.pending_commit.value, vouchers):
                 self._apply(state.pending_commit)
         elif state.pending_accept is not None:
             sender, message = state.pending_accept
-            if self._at_hand(message.value):
+            vouchers = state.slots.survivors_of(message.ballot) or self._desk.head.voters
+            if self._at_hand(message.value, vouchers):
                 state.pending_accept = None
                 if not self._refused(sender, message):
                     self._accept(message)
 
-    def _at_hand(self, value: Value) -> bool:
-        """Whether the value's result is in memory; asks for it if no ring of ours brings it."""
+    def _at_hand(self, value: Value, vouchers: tuple[Voter, ...]) -> bool:
+        """Whether the value's result is in memory; asks for it if no ring of ours brings it.
+
+        Whoever averaged it may be gone by now; whoever accepted it holds it too.
+        """
         desk, state = self._desk, self._desk.state
         if value.result_digest in state.held:
             return True
         coming = desk.phase is Phase.REDUCING and state.ballot == value.origin
         if not coming and value.result_digest not in state.fetching:
             state.fetching.add(value.result_digest)
-            holders = [c.peer_id for c in value.contributions if c.peer_id != desk.me.peer_id]
+            contributors = [part.peer_id for part in value.contributions]
+            holders = dict.fromkeys(contributors + [voter.peer_id for voter in vouchers])
+            holders.pop(desk.me.peer_id, None)
             desk.out.append(FetchResult(value.result_digest, tuple(holders)))
         return False
 

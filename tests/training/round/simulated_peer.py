@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from simulated_ring import Result, Runner, Work
+
 from atom.swarm.chain import Ballot, Commit, Head, Voter, canonical_digest
 from atom.swarm.freshness import LeaseBook
 from atom.swarm.identity import Identity
@@ -40,7 +42,6 @@ from atom.training.round.vocabulary import (
     Unreachable,
     View,
 )
-from simulated_ring import Result, Runner, Work
 
 if TYPE_CHECKING:
     from simulation import Swarm
@@ -234,6 +235,8 @@ class Process:
                     return
             self.swarm.tell(self, action)
             self._carry_out(action)
+            if not self.alive:
+                return
 
     def _check_head(self, before: Head, event: Event, actions: list[Action]) -> None:
         after = self.machine.head
@@ -302,7 +305,8 @@ class Process:
         gradients.passing = False
         useful = parent == self.chain.head.digest == self.machine.head.digest
         if useful and self.machine.phase is not Phase.SYNCING:
-            assert not gradients.frozen and self._ring is None, "counting went on while frozen"
+            assert not gradients.frozen, "counting went on while frozen"
+            assert self._ring is None, "counting went on under a ring"
             self._work_number += 1
             gradients.works.append((self.peer_id, self.me.incarnation, self._work_number))
         if gradients.freezing is not None:

@@ -7,9 +7,10 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from simulated_world import Agenda, Network
+
 from atom.swarm.chain import Contribution, canonical_digest
 from atom.training.round.vocabulary import RingFailed, RingFinished, StartRing
-from simulated_world import Agenda, Network
 
 STALL_SECONDS = 3.0
 

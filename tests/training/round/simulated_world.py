@@ -6,7 +6,8 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from atom.swarm.messages import Message, decode, encode
+from atom.swarm.message_codec import decode, encode
+from atom.swarm.messages import Message
 from atom.swarm.records import LEASE_SECONDS, Lease
 
 
@@ -47,6 +48,10 @@ class Weather:
 CALM = Weather()
 
 
+def lose_nothing(source: str, target: str, message: Message) -> bool:
+    return False
+
+
 class Network:
     """Carries messages between peer ids, through the bytes of the wire if `through_bytes`."""
 
@@ -57,7 +62,7 @@ class Network:
         self.weather = CALM
         self.blocked: set[tuple[str, str]] = set()
         """(from, to): what cannot pass, one way each."""
-        self.drop: Callable[[str, str, Message], bool] = lambda source, target, message: False
+        self.drop: Callable[[str, str, Message], bool] = lose_nothing
         """For scripts: True loses this one message."""
 
     def passes(self, source: str, target: str) -> bool:

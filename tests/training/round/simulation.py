@@ -13,18 +13,27 @@ from functools import lru_cache
 
 from blake3 import blake3
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from simulated_peer import Chain, Process, Seat
+from simulated_ring import Rings
+from simulated_story import Story
+from simulated_world import CALM, Agenda, Directory, Network, Weather, lose_nothing
 
 from atom.swarm.chain import Commit, Head, Voter, genesis
 from atom.swarm.identity import Identity
 from atom.swarm.membership import certificate_problem
-from atom.swarm.messages import Message
+from atom.swarm.messages import (
+    Abort,
+    Accept,
+    AcceptedVote,
+    CommitNotice,
+    Message,
+    Prepare,
+    Promise,
+    Ring,
+)
 from atom.training.round import Terms
-from atom.training.round.vocabulary import Phase
-from simulated_peer import Chain, Process, Seat
-from simulated_ring import Rings
-from simulated_story import Story
-from simulated_world import CALM, Agenda, Directory, Network, Weather
 
+_WEIGHTY = (Prepare, Promise, Ring, Accept, AcceptedVote, CommitNotice, CommitNotice, Abort)
 NAMES = "ABCDEFGHIJKLMNOP"
 STORY_LINES = 400
 
@@ -95,9 +104,7 @@ class Swarm:
         self.seats: list[Seat] = []
         keys = self.dice.sample(range(24), self.setting.peers)
         incarnations = [self._incarnation() for _ in keys]
-        voters = [
-            Voter(identity(k).peer_id, i) for k, i in zip(keys, incarnations, strict=True)
-        ]
+        voters = [Voter(identity(k).peer_id, i) for k, i in zip(keys, incarnations, strict=True)]
         first = genesis(b"m" * 32, b"s" * 32, voters[0])
         if self.setting.all_voters:
             first = replace(first, voters=tuple(sorted(voters)))
@@ -153,6 +160,9 @@ class Swarm:
         seat = next(seat for seat in self.seats if seat.peer_id == target)
         return seat.process is not None and seat.process.receive(sender, message)
 
+    def process_of(self, peer_id: str) -> Process | None:
+        return next((p for p in self.living if p.peer_id == peer_id), None)
+
     def reachable(self, here: str, there: str) -> Process | None:
         """The process of `there`, if `here` could fetch something from it now."""
         linked = self.network.passes(here, there) and self.network.passes(there, here)
@@ -179,6 +189,7 @@ class Swarm:
     def heal(self) -> None:
         """No fault any more; the dead stay dead."""
         self.network.blocked.clear()
+        self.network.drop = lose_nothing
         self.network.weather = self.directory.weather = CALM
         self.directory.dark.clear()
         self.directory.hidden.clear()
@@ -198,20 +209,22 @@ class Swarm:
             raise AssertionError(f"seed {self.seed}: {error}\n{self.story()}") from error
 
     def run_until_agreed(self, within: float, rounds: int = 2) -> float:
-        """Runs until all living peers share one head, `rounds` beyond now's highest.
+        """Runs until all living peers share one head, and again `rounds` later.
 
         Returns the seconds it took. Raises: AssertionError with the story after `within`.
         """
         began = self.agenda.now
-        goal = max((p.chain.head.round for p in self.living), default=0) + rounds
+        self._run_until_round(0, began + within)
+        self._run_until_round(self.living[0].chain.head.round + rounds, began + within)
+        return self.agenda.now - began
+
+    def _run_until_round(self, goal: int, deadline: float) -> None:
         while not self.agreed(goal):
-            if self.agenda.now >= began + within:
+            if self.agenda.now >= deadline:
                 raise AssertionError(
-                    f"seed {self.seed}: no agreement on round {goal} within {within} s\n"
-                    f"{self.story()}"
+                    f"seed {self.seed}: no agreement on round {goal} in time\n{self.story()}"
                 )
             self.run(0.25)
-        return self.agenda.now - began
 
     def agreed(self, goal: int) -> bool:
         """Whether all living peers have the same state, at round `goal` or later."""
@@ -241,6 +254,8 @@ class Chaos:
     swarm: Swarm
     seconds: float = 30.0
     most_peers: int = 6
+    pause_seconds: float = 3.0
+    """Mean time between two faults."""
     dice: random.Random = field(init=False)
 
     def __post_init__(self) -> None:
@@ -249,7 +264,7 @@ class Chaos:
     def run(self) -> None:
         swarm, end = self.swarm, self.swarm.agenda.now + self.seconds
         while swarm.agenda.now < end:
-            swarm.run(min(self.dice.expovariate(1 / 3.0), end - swarm.agenda.now))
+            swarm.run(min(self.dice.expovariate(1 / self.pause_seconds), end - swarm.agenda.now))
             self._strike()
         self._note("the faults end")
         swarm.heal()
@@ -265,7 +280,8 @@ class Chaos:
             self._crash, self._crash, self._crash_soon, self._crash_soon, self._restart,
             self._restart, self._suspend, self._partition, self._deafen, self._isolate,
             self._mend, self._mend, self._darken, self._hide, self._storm, self._join,
-            self._leave,
+            self._leave, self._swallow, self._swallow, self._crash_after_sending,
+            self._crash_after_sending,
         ]  # fmt: skip
         self.dice.choice(faults)()
 
@@ -279,6 +295,31 @@ class Chaos:
     def _crash_soon(self) -> None:
         if (process := self._someone()) is not None:
             process.crash_after = self.dice.randrange(60)
+
+    def _crash_after_sending(self) -> None:
+        """The worst moments: between two copies of the same important message."""
+        kind, copies = self.dice.choice(_WEIGHTY), self.dice.randrange(3)
+        self._note(f"who sends {copies + 1} {kind.__name__} dies")
+
+        def fatal(source: str, target: str, message: Message) -> bool:
+            nonlocal copies
+            if not isinstance(message, kind):
+                return False
+            copies -= 1
+            process = self.swarm.process_of(source)
+            if copies < 0 and process is not None:
+                self.swarm.network.drop = lose_nothing
+                process.die()
+            return copies < 0
+
+        self.swarm.network.drop = fatal
+
+    def _swallow(self) -> None:
+        kind, victim = self.dice.choice(_WEIGHTY), self.dice.choice(self.swarm.seats)
+        self._note(f"{kind.__name__} to {victim.name} is lost")
+        self.swarm.network.drop = lambda source, target, message: (
+            isinstance(message, kind) and target == victim.peer_id
+        )
 
     def _restart(self) -> None:
         dead = [seat.name for seat in self.swarm.seats if seat.process is None]
@@ -317,6 +358,7 @@ class Chaos:
     def _mend(self) -> None:
         self._note("all lines mended")
         self.swarm.network.blocked.clear()
+        self.swarm.network.drop = lose_nothing
         self.swarm.directory.hidden.clear()
         self.swarm.directory.dark.clear()
         self.swarm.network.weather = self.swarm.directory.weather = CALM
