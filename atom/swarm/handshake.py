@@ -14,8 +14,7 @@ from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.swarm.chain import canonical_digest
 from atom.swarm.frames import Channel, Kind, Patience, Purpose
-from atom.swarm.identity import Identity, verify
-from atom.swarm.messages import is_peer_id
+from atom.swarm.identity import Identity, is_peer_id, verify
 from atom.wire import transport_pb2 as wire
 
 PROTOCOL_VERSION = 1

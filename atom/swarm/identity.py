@@ -7,6 +7,7 @@ signature speak with one identity, and anyone can verify a signature from the pe
 
 import os
 import tempfile
+from functools import lru_cache
 from pathlib import Path
 
 import base58
@@ -20,6 +21,9 @@ _PUBLIC_PREFIX = bytes.fromhex("08011220")  # protobuf: key type Ed25519, 32 byt
 _IDENTITY_MULTIHASH = bytes.fromhex("0024")  # multihash "identity", 36 bytes follow
 
 
+MAX_PEER_ID_CHARACTERS = 64
+
+
 def peer_id_of(public_key: bytes) -> str:
     """The libp2p peer id (base58) of a raw 32-byte Ed25519 public key."""
     return base58.b58encode(_IDENTITY_MULTIHASH + _PUBLIC_PREFIX + public_key).decode()
@@ -29,10 +33,21 @@ def public_key_of(peer_id: str) -> Ed25519PublicKey:
     """The key inside a peer id. Raises: ValueError if it is not an Ed25519 peer id."""
     raw = base58.b58decode(peer_id)
     head = _IDENTITY_MULTIHASH + _PUBLIC_PREFIX
-    canonical = base58.b58encode(raw).decode() == peer_id  # blanks would decode to the same
+    # The decoder forgives trailing blanks: one peer must not have two names.
+    canonical = base58.b58encode(raw).decode() == peer_id
     if len(raw) != len(head) + 32 or not raw.startswith(head) or not canonical:
         raise ValueError(f"not an Ed25519 peer id: {peer_id!r}")
     return Ed25519PublicKey.from_public_bytes(raw[len(head) :])
+
+
+@lru_cache(maxsize=8192)
+def is_peer_id(text: str) -> bool:
+    """Whether `text` is an Ed25519 peer id in its one canonical spelling."""
+    try:
+        public_key_of(text[:MAX_PEER_ID_CHARACTERS])
+    except ValueError:
+        return False
+    return len(text) <= MAX_PEER_ID_CHARACTERS
 
 
 def verify(peer_id: str, domain: str, payload: bytes, signature: bytes) -> bool:

@@ -8,7 +8,7 @@ from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.swarm.endpoint import Endpoint
 from atom.swarm.frames import Channel, Kind, Patience, Purpose
-from atom.swarm.messages import MAX_COMMITS_BYTES
+from atom.swarm.message_codec import MAX_MESSAGE_BYTES
 
 OnMessage = Callable[[str, bytes, bytes], None]
 """peer id, incarnation, message bytes; called from many threads."""
@@ -111,7 +111,7 @@ class Router:
     def _read_messages(self, channel: Channel) -> None:
         idle = Patience(3 * self._endpoint.limits.lane_idle_s)
         while not self._endpoint.closing.is_set():
-            kind, length = channel.recv_header(MAX_COMMITS_BYTES, idle)
+            kind, length = channel.recv_header(MAX_MESSAGE_BYTES, idle)
             if kind != Kind.MESSAGE:
                 raise PeerRefused(Reason.MALFORMED, f"frame kind {kind} among messages")
             raw = channel.recv_rest(length, Patience.within(self._endpoint.limits.frame_s))

@@ -20,7 +20,7 @@ from atom.swarm.handshake import Local
 from atom.swarm.identity import Identity
 from atom.swarm.lane import Lanes, OnUnreachable
 from atom.swarm.listener import Listener
-from atom.swarm.messages import MAX_COMMITS_BYTES
+from atom.swarm.message_codec import MAX_MESSAGE_BYTES
 from atom.swarm.router import OnBlobs, OnMessage, Router
 from atom.swarm.throttle import Bandwidth
 from atom.swarm.tls import Credentials, make_credentials
@@ -127,7 +127,7 @@ class Transport:
 
     def send(self, peer_id: str, raw: bytes) -> bool:
         """Fire and forget; False if dropped at once. Later failures go to `on_unreachable`."""
-        assert len(raw) <= MAX_COMMITS_BYTES
+        assert len(raw) <= MAX_MESSAGE_BYTES
         return self._lanes.send(peer_id, raw)
 
     def connect(self, peer_id: str, purpose: Purpose, tag: bytes = b"") -> Channel:

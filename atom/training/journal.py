@@ -12,7 +12,8 @@ from atom.base.errors import PeerRefused, StorageError
 from atom.base.reasons import Reason
 from atom.swarm.chain import Commit, Head
 from atom.swarm.membership import certificate_problem
-from atom.swarm.messages import CommitNotice, decode, encode
+from atom.swarm.message_codec import decode, encode
+from atom.swarm.messages import CommitNotice
 
 _LENGTH_BYTES = 4
 _MAX_RECORD_BYTES = 256 * 1024

@@ -15,7 +15,7 @@ from atom.base.errors import PeerRefused
 from atom.base.events import EventSink
 from atom.swarm.chain import Ballot, Commit, Contribution, Head, Voter
 from atom.swarm.freshness import LeaseBook
-from atom.swarm.messages import decode, encode
+from atom.swarm.message_codec import decode, encode
 from atom.swarm.records import Lease
 from atom.training.pacing import SwarmCount
 from atom.training.round.electorate import ACTIVE_STATES, same_head

@@ -207,36 +207,8 @@ class Abort(_message.Message):
     reason: str
     def __init__(self, parent: _Optional[bytes] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
 
-class HeadNotice(_message.Message):
-    __slots__ = ("head", "round", "work")
-    HEAD_FIELD_NUMBER: _ClassVar[int]
-    ROUND_FIELD_NUMBER: _ClassVar[int]
-    WORK_FIELD_NUMBER: _ClassVar[int]
-    head: bytes
-    round: int
-    work: int
-    def __init__(self, head: _Optional[bytes] = ..., round: _Optional[int] = ..., work: _Optional[int] = ...) -> None: ...
-
-class CommitsQuery(_message.Message):
-    __slots__ = ("since",)
-    SINCE_FIELD_NUMBER: _ClassVar[int]
-    since: bytes
-    def __init__(self, since: _Optional[bytes] = ...) -> None: ...
-
-class Commits(_message.Message):
-    __slots__ = ("since", "known", "commits", "head")
-    SINCE_FIELD_NUMBER: _ClassVar[int]
-    KNOWN_FIELD_NUMBER: _ClassVar[int]
-    COMMITS_FIELD_NUMBER: _ClassVar[int]
-    HEAD_FIELD_NUMBER: _ClassVar[int]
-    since: bytes
-    known: bool
-    commits: _containers.RepeatedCompositeFieldContainer[Commit]
-    head: HeadNotice
-    def __init__(self, since: _Optional[bytes] = ..., known: bool = ..., commits: _Optional[_Iterable[_Union[Commit, _Mapping]]] = ..., head: _Optional[_Union[HeadNotice, _Mapping]] = ...) -> None: ...
-
 class RoundMessage(_message.Message):
-    __slots__ = ("prevote", "prevote_answer", "prepare", "promise", "nack", "ring", "suspect", "accept", "accepted_vote", "commit", "abort", "head", "commits_query", "commits")
+    __slots__ = ("prevote", "prevote_answer", "prepare", "promise", "nack", "ring", "suspect", "accept", "accepted_vote", "commit", "abort")
     PREVOTE_FIELD_NUMBER: _ClassVar[int]
     PREVOTE_ANSWER_FIELD_NUMBER: _ClassVar[int]
     PREPARE_FIELD_NUMBER: _ClassVar[int]
@@ -248,9 +220,6 @@ class RoundMessage(_message.Message):
     ACCEPTED_VOTE_FIELD_NUMBER: _ClassVar[int]
     COMMIT_FIELD_NUMBER: _ClassVar[int]
     ABORT_FIELD_NUMBER: _ClassVar[int]
-    HEAD_FIELD_NUMBER: _ClassVar[int]
-    COMMITS_QUERY_FIELD_NUMBER: _ClassVar[int]
-    COMMITS_FIELD_NUMBER: _ClassVar[int]
     prevote: Prevote
     prevote_answer: PrevoteAnswer
     prepare: Prepare
@@ -262,7 +231,4 @@ class RoundMessage(_message.Message):
     accepted_vote: AcceptedVote
     commit: CommitNotice
     abort: Abort
-    head: HeadNotice
-    commits_query: CommitsQuery
-    commits: Commits
-    def __init__(self, prevote: _Optional[_Union[Prevote, _Mapping]] = ..., prevote_answer: _Optional[_Union[PrevoteAnswer, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., promise: _Optional[_Union[Promise, _Mapping]] = ..., nack: _Optional[_Union[Nack, _Mapping]] = ..., ring: _Optional[_Union[Ring, _Mapping]] = ..., suspect: _Optional[_Union[Suspect, _Mapping]] = ..., accept: _Optional[_Union[Accept, _Mapping]] = ..., accepted_vote: _Optional[_Union[AcceptedVote, _Mapping]] = ..., commit: _Optional[_Union[CommitNotice, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., head: _Optional[_Union[HeadNotice, _Mapping]] = ..., commits_query: _Optional[_Union[CommitsQuery, _Mapping]] = ..., commits: _Optional[_Union[Commits, _Mapping]] = ...) -> None: ...
+    def __init__(self, prevote: _Optional[_Union[Prevote, _Mapping]] = ..., prevote_answer: _Optional[_Union[PrevoteAnswer, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., promise: _Optional[_Union[Promise, _Mapping]] = ..., nack: _Optional[_Union[Nack, _Mapping]] = ..., ring: _Optional[_Union[Ring, _Mapping]] = ..., suspect: _Optional[_Union[Suspect, _Mapping]] = ..., accept: _Optional[_Union[Accept, _Mapping]] = ..., accepted_vote: _Optional[_Union[AcceptedVote, _Mapping]] = ..., commit: _Optional[_Union[CommitNotice, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ...) -> None: ...

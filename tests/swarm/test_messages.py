@@ -10,19 +10,16 @@ from hypothesis import strategies as st
 
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
-from atom.swarm import messages
+from atom.swarm import message_codec
 from atom.swarm.chain import Ballot, Commit, Contribution, Value, Vote, Voter
-from atom.swarm.identity import peer_id_of
+from atom.swarm.identity import is_peer_id, peer_id_of
+from atom.swarm.message_codec import MAX_MESSAGE_BYTES, decode, encode
 from atom.swarm.messages import (
-    MAX_MESSAGE_BYTES,
     Abort,
     Accept,
     Accepted,
     AcceptedVote,
     CommitNotice,
-    Commits,
-    CommitsQuery,
-    HeadNotice,
     Message,
     Nack,
     Prepare,
@@ -31,11 +28,6 @@ from atom.swarm.messages import (
     Promise,
     Ring,
     Suspect,
-    decode,
-    decode_commits,
-    encode,
-    encode_commits,
-    is_peer_id,
 )
 from atom.wire import round_pb2
 
@@ -47,7 +39,6 @@ PARTS = tuple(Contribution(peer, b"i" * 16, 8, 20.25) for peer in PEERS)
 VALUE = Value(PARENT, 7, BALLOT, b"r" * 32, 1.5, b"s" * 32, PARTS, VOTERS, VOTERS[:2])
 VOTES = tuple(Vote(voter, b"x" * 64) for voter in VOTERS)
 COMMIT = Commit(VALUE, BALLOT, VOTES, VOTERS[1:])
-HEAD = HeadNotice(b"h" * 32, 7, 224)
 
 EXAMPLES: list[Message] = [
     Prevote(PARENT, 1),
@@ -67,10 +58,6 @@ EXAMPLES: list[Message] = [
     AcceptedVote(PARENT, BALLOT, VALUE.digest(), b"x" * 64),
     CommitNotice(COMMIT),
     Abort(PARENT, BALLOT, "early"),
-    HEAD,
-    CommitsQuery(PARENT),
-    Commits(PARENT, True, (COMMIT, COMMIT), HEAD),
-    Commits(PARENT, False, (), HEAD),
 ]
 
 
@@ -86,19 +73,11 @@ def test_the_digest_of_a_value_survives_the_wire() -> None:
     assert arrived.value.voters_next[3].absences == 3  # left out of equality, not of the wire
 
 
-@pytest.mark.parametrize("kind", messages._SCHEMA, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", message_codec._SCHEMA, ids=lambda kind: kind.__name__)
 def test_schema_dataclass_and_proto_have_the_same_fields(kind: type) -> None:
-    schema = set(messages._SCHEMA[kind])
+    schema = set(message_codec._SCHEMA[kind])
     assert schema == {field.name for field in dataclasses.fields(kind)}
     assert schema == set(getattr(round_pb2, kind.__name__).DESCRIPTOR.fields_by_name)
-
-
-def test_a_bare_chain_survives_and_is_bounded() -> None:
-    raw = encode_commits((COMMIT,) * 3)
-    assert decode_commits(raw) == (COMMIT,) * 3
-    with pytest.raises(PeerRefused) as refused:
-        decode_commits(raw, limit=2)
-    assert refused.value.reason is Reason.TOO_LARGE
 
 
 def bad(message: Message, **changes: object) -> Message:
@@ -118,7 +97,6 @@ BAD = [
     bad(Accept(PARENT, BALLOT, VALUE), value=dataclasses.replace(VALUE, gradient_norm=math.inf)),
     bad(AcceptedVote(PARENT, BALLOT, PARENT, b"x" * 64), signature=b"x" * 63),
     bad(Nack(PARENT, BALLOT, None, ""), ballot=None),
-    bad(Commits(PARENT, True, (), HEAD), head=None),
 ]
 
 
@@ -137,11 +115,7 @@ def test_too_many_voters_or_members_are_too_large() -> None:
         assert refused.value.reason is Reason.TOO_LARGE
 
 
-def test_only_commits_may_be_long() -> None:
-    many = (COMMIT,) * 400
-    raw = encode(Commits(PARENT, True, many, HEAD))
-    assert len(raw) > MAX_MESSAGE_BYTES
-    assert decode(raw) == Commits(PARENT, True, many, HEAD)
+def test_no_message_may_be_long() -> None:
     wide = encode(Ring(PARENT, BALLOT, PARTS * 1000))
     assert len(wide) > MAX_MESSAGE_BYTES
     with pytest.raises(PeerRefused) as refused:

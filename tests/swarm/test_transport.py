@@ -109,8 +109,12 @@ def test_messages_arrive_with_sender_and_incarnation(make_peer: Callable[[], Pee
         sender, incarnation, raw = two.heard.get(timeout=SOON)
         assert (sender, incarnation) == (one.transport.peer_id, bytes([0]) * 16)
         assert raw == b"message %d" % number
-    two.transport.send(one.transport.peer_id, b"x" * (4 << 20))
-    assert one.heard.get(timeout=SOON) == (two.transport.peer_id, bytes([1]) * 16, b"x" * (4 << 20))
+    two.transport.send(one.transport.peer_id, b"x" * (256 << 10))
+    assert one.heard.get(timeout=SOON) == (
+        two.transport.peer_id,
+        bytes([1]) * 16,
+        b"x" * (256 << 10),
+    )
 
 
 def test_a_peer_that_closed_is_refused_by_its_host(make_peer: Callable[[], Peer]) -> None:
