@@ -170,7 +170,7 @@ def info(state: DaemonStateOption = None, as_json: JsonOption = False) -> None:
 @app.command(rich_help_panel=_TRAIN)
 def demo(
     rounds: Annotated[
-        int | None, typer.Option(min=8, help="Rounds to train; the run file's number otherwise.")
+        int | None, typer.Option(min=8, help="Rounds to train; fewer than about 60 miss the goal.")
     ] = None,
     directory: Annotated[
         Path, typer.Option(metavar="DIR", help="Where everything is written.")

@@ -46,7 +46,7 @@ class Case:
 
 STATE = ("--state", "state")
 CASES = [
-    Case("no such file", ("start", "runn.toml"), ExitCode.CONFIG, "runn.toml: no such file",
+    Case("no such file", ("start", "absent.toml"), ExitCode.CONFIG, "absent.toml: no such file",
          "run.toml"),
     Case("a folder", ("start", "."), ExitCode.CONFIG, "is a folder", "run.toml"),
     Case("malformed", ("start", "bad.toml"), ExitCode.CONFIG, "not valid TOML", "quotes",
@@ -81,7 +81,7 @@ CASES = [
     Case("foreign folder", ("demo", "--directory", "."), ExitCode.STORAGE, "is not empty",
          "--directory"),
     Case("too few rounds", ("demo", "--rounds", "2"), ExitCode.USAGE, "--rounds", "atom demo"),
-    Case("unknown command", ("strat",), ExitCode.USAGE, "strat", "start"),
+    Case("unknown command", ("stat",), ExitCode.USAGE, "stat", "start"),
     Case("unknown option", ("status", "--jsn", "x"), ExitCode.USAGE, "--jsn", "--json"),
     Case("argument forgotten", ("join",), ExitCode.USAGE, "ADDRESS", "atom join --help"),
     Case("bootstrap listen", ("bootstrap", "--listen", "0.0.0.0:99999"), ExitCode.ADDRESS,

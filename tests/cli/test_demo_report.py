@@ -36,13 +36,21 @@ def test_the_report_tells_everything(tmp_path: Path) -> None:
     page.print(report([StoryLine(1.5, "peer 2 killed")], RESULTS, checks, stage))
     shown = text_of(page)
     for expected in (
-        "1.5 s  peer 2 killed", "…AAAAAA", "3,200", "900", "d" * 16, "killed",
+        "1.5 s  peer 2 killed", "…AAAAAA", "3,200", "900", "d" * 12, "killed",
         "✓ the loss fell   5 → 2", "✗ identical   digest d, e", "ended by the demo",
     ):  # fmt: skip
         assert expected in shown
     folded = shown.replace("\n", "").replace(" ", "")
     assert str(stage.plot) in folded
     assert str(stage.events) in folded
+
+
+def test_the_report_fits_an_ordinary_terminal(tmp_path: Path) -> None:
+    page = Console(file=io.StringIO(), width=80, theme=THEME)
+    page.print(report([], RESULTS[:2], [], Stage(tmp_path)))
+    shown = text_of(page)
+    for title in ("peer 1", "rounds", "mini-batches", "tokens/s", "d" * 12, "finished"):
+        assert title in shown
 
 
 def test_plain_lines_now_and_then() -> None:

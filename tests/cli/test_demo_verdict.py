@@ -23,7 +23,7 @@ def until(last: int, first: int = 1, fate: str = FINISHED) -> PeerResult:
 
 
 def failed(results: list[PeerResult], losses: list[float] = FALLING) -> list[str]:
-    return [check.claim for check in judge(results, losses, 100) if not check.passed]
+    return [check.claim for check in judge(results, losses) if not check.passed]
 
 
 @pytest.mark.parametrize(

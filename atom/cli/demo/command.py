@@ -93,4 +93,4 @@ class _Play:
         with contextlib.suppress(OSError):  # the verdict matters more than the picture
             draw_loss(self._stage.plot, founder, self._performance.marks, title)
         losses = [float(event["loss"]) for event in rounds_of(founder)]
-        return results, judge(results, losses, self._plan.rounds)
+        return results, judge(results, losses)

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 from atom.base.errors import AtomError
 from atom.cli.demo.actor import Actor, ActorFailed
@@ -92,7 +93,7 @@ class Performance:
         finally:
             address.cancel()
         self._stage.address.write_text(self._address + "\n", encoding="utf-8")
-        self._say(f"founder listens: its address is in {self._stage.address}")
+        self._say(f"founder listens: its address is in {_brief(self._stage.address)}")
 
     async def _gather(self) -> None:
         """The others join by the founder's address. It waits for them: nobody misses the start."""
@@ -250,3 +251,9 @@ class Performance:
 
     def _note(self, kind: str, **fields: object) -> None:
         self.events.append({"time": round(time.time(), 3), "event": kind, **fields})
+
+
+def _brief(path: Path) -> str:
+    """Seen from the working directory, if it lies below."""
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)

@@ -13,7 +13,7 @@ from atom.cli.demo.stage import Stage
 from atom.cli.demo.verdict import Check, PeerResult
 from atom.cli.swarm_table import short_id
 
-_DIGEST_CHARACTERS = 16
+_DIGEST_CHARACTERS = 12
 _NUMBERS = ("rounds", "mini-batches", "tokens/s")
 
 
@@ -25,12 +25,12 @@ def report(
     parts: list[RenderableType] = [*lines, Text(), _table(results), Text()]
     parts += [_check(check) for check in checks]
     parts += [Text(), _file("loss curve", str(stage.plot)), _file("events", str(stage.events))]
-    return Padding(Group(*parts), (1, 2))
+    return Padding(Group(*parts), (1, 0, 1, 2))
 
 
 def _table(results: Sequence[PeerResult]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold")
-    for title in ("peer", "id", *_NUMBERS, "replica digest", "fate"):
+    for title in ("peer", "id", *_NUMBERS, "digest", "fate"):
         table.add_column(title, justify="right" if title in _NUMBERS else "left", no_wrap=True)
     for result in results:
         row = "" if result.survived else "dim"
