@@ -83,7 +83,7 @@ def write_recipe(run: RunFile) -> Recipe:
     """Traces the (pinned) run's model without weights and names it. Raises: ModelError."""
     assert run.model.vocabulary_size is not None, "a pinned run knows its vocabulary"
     config = GPT3Config.build(vocabulary_size=run.model.vocabulary_size, **run.model.shape())
-    program = build_program(trace(*_on_meta(config, run)))
+    program = build_program(trace(*model_on_meta(config, run)))
     versions = (("atom-swarm", __version__), ("torch", torch.__version__.split("+")[0]))
     return Recipe(run, config, program.graph_hash, program.source_hash, versions)
 
@@ -122,7 +122,7 @@ def build_replica(recipe: Recipe, peer: PeerFile, dropout_seed: int, folder: Pat
         torch.set_num_threads(peer.device.cpu_threads)
     _verify(recipe)
     device = open_device(peer.device.kind, PRECISIONS[run.model.precision])
-    budget = peer.device.memory_bytes or _free_bytes(device)
+    budget = peer.device.memory_bytes or free_device_bytes(device)
     training = _compile(recipe.config, run, budget)
     evaluation = None
     if run.model.dropout > 0:
@@ -164,7 +164,7 @@ def open_device(kind: str, precision: torch.dtype) -> Device:
     return CudaDevice(int(index or 0), precision)
 
 
-def _free_bytes(device: Device) -> int | None:
+def free_device_bytes(device: Device) -> int | None:
     """None: no cap, the finest cut serves as well as any (host memory is the CPU's)."""
     if device.torch_device.type != "cuda":
         return None
@@ -173,11 +173,11 @@ def _free_bytes(device: Device) -> int | None:
 
 
 def _compile(config: GPT3Config, run: RunFile, budget_bytes: int | None) -> Program:
-    model, batch = _on_meta(config, run)
+    model, batch = model_on_meta(config, run)
     return compile_program(model, batch, device_budget_bytes=budget_bytes)
 
 
-def _on_meta(config: GPT3Config, run: RunFile) -> tuple[GPT3, dict[str, torch.Tensor]]:
+def model_on_meta(config: GPT3Config, run: RunFile) -> tuple[GPT3, dict[str, torch.Tensor]]:
     model = GPT3(config, device="meta", dtype=PRECISIONS[run.model.precision])
     shape = (run.batch.micro_batch_sequences, config.sequence_tokens)
     batch = {
