@@ -1,0 +1,159 @@
+"""The documentation names everything that the code does, and its links lead somewhere."""
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import typer
+
+from atom.base.reasons import Reason
+from atom.cli.app import app
+from atom.cli.exit_codes import MEANINGS
+from atom.config.peer_file import PeerFile
+from atom.config.run_file import RunFile
+from atom.config.section import Section
+from atom.swarm.view import PeerView, SwarmView
+from atom.training.round.terms import Patience
+from atom.wire import round_pb2
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+PAGES = sorted([ROOT / "README.md", *DOCS.glob("*.md")])
+
+_LINK = re.compile(r"\]\(([^)\s]+)\)")
+_FENCE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
+_EVENT = re.compile(r'\b(?:emit|_emit|report)\(\s*"([a-z][a-z_-]*)"')
+
+
+def text_of(name: str) -> str:
+    return (DOCS / name).read_text(encoding="utf-8")
+
+
+def section_of(page: str, heading: str) -> str:
+    """The text below the heading, up to the next one of any level; empty if it is missing."""
+    _, _, below = text_of(page).partition(f"\n{heading}\n")
+    return re.split(r"^#{1,4} ", below, maxsplit=1, flags=re.MULTILINE)[0]
+
+
+def first_cells(text: str) -> set[str]:
+    """What stands in backquotes in the first column of tables."""
+    cells = re.findall(r"^\| ([^|]*)\|", text, re.MULTILINE)
+    return {word for cell in cells for word in re.findall(r"`([^`]+)`", cell)}
+
+
+def keys_of(model: type[Section]) -> Iterator[tuple[str, set[str]]]:
+    """(section, its keys as they are written in the file)."""
+    for name, field in model.model_fields.items():
+        annotation = field.annotation
+        options = [annotation, *getattr(annotation, "__args__", ())]
+        section = next(o for o in options if isinstance(o, type) and issubclass(o, Section))
+        yield name, {inner.alias or key for key, inner in section.model_fields.items()}
+
+
+@pytest.mark.parametrize(("page", "model"), [("owner.md", RunFile), ("volunteer.md", PeerFile)])
+def test_every_key_of_a_file_is_documented_and_no_other(page: str, model: type[Section]) -> None:
+    for section, keys in keys_of(model):
+        assert first_cells(section_of(page, f"### [{section}]")) == keys, f"[{section}]"
+
+
+def test_exit_codes() -> None:
+    rows = re.findall(r"^\| (\d+) \| (.*) \|$", section_of("volunteer.md", "## Exit codes"), re.M)
+    assert rows == [(str(int(code)), meaning) for code, meaning in MEANINGS.items()]
+
+
+def test_reasons() -> None:
+    documented = first_cells(section_of("protocol.md", "## Named reasons"))
+    assert documented == {reason.value for reason in Reason}
+
+
+def test_round_messages() -> None:
+    documented = first_cells(section_of("protocol.md", "## Messages"))
+    assert documented == set(round_pb2.RoundMessage.DESCRIPTOR.fields_by_name)
+
+
+def test_patience() -> None:
+    text = section_of("protocol.md", "## Patience: all time limits")
+    rows = dict(re.findall(r"^\| `(\w+)` \| ([0-9.]+) s \|", text, re.M))
+    defaults = Patience()
+    assert {name: float(seconds) for name, seconds in rows.items()} == {
+        field.name: getattr(defaults, field.name) for field in fields(Patience)
+    }
+
+
+def test_commands_and_their_options() -> None:
+    rows = [
+        line
+        for line in section_of("volunteer.md", "## Commands").splitlines()
+        if line.startswith("| `atom ")
+    ]
+    documented = {row.split("`")[1].split()[1]: row for row in rows}
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    assert set(documented) == set(commands)
+    for name, command in commands.items():
+        wanted = {option for p in command.params for option in p.opts if option.startswith("--")}
+        assert set(re.findall(r"--[a-z-]+", documented[name])) == wanted - {"--help"}, name
+
+
+def test_keys_of_info() -> None:
+    tree = ast.parse((ROOT / "atom/daemon/life.py").read_text(encoding="utf-8"))
+    info = next(n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name == "info")
+    returned = next(n.value for n in ast.walk(info) if isinstance(n, ast.Return))
+    assert isinstance(returned, ast.Dict)
+    keys = {key.value for key in returned.keys if isinstance(key, ast.Constant)}
+    assert first_cells(section_of("volunteer.md", "### Keys of `atom info --json`")) == keys
+
+
+def test_keys_of_status() -> None:
+    peer = PeerView("id", "accumulating", 1, 2, 3.0, 4.0, "", 0.5)
+    shown = SwarmView("run", 1, 8, 2, 0.5, "", 4.0, (peer,)).to_json()
+    text = section_of("volunteer.md", "### Keys of `atom status --json`")
+    named = set(re.findall(r"`(\w+)`", text))
+    assert named == set(shown) | set(shown["peers"][0])
+
+
+def test_every_event_is_documented() -> None:
+    sources = [p for p in (ROOT / "atom").rglob("*.py") if "/cli/" not in p.as_posix()]
+    emitted = {
+        kind for path in sources for kind in _EVENT.findall(path.read_text(encoding="utf-8"))
+    }
+    assert "round" in emitted, "the pattern finds no events any more"
+    documented = first_cells(section_of("volunteer.md", "## events.jsonl"))
+    assert emitted - {"round"} <= documented
+
+
+def anchors_of(path: Path) -> set[str]:
+    """The anchors that headings get: lower case, blanks to hyphens, punctuation dropped."""
+    headings = re.findall(r"^#{1,6} (.+)$", _FENCE.sub("", path.read_text(encoding="utf-8")), re.M)
+    return {
+        re.sub(r"[^\w\- ]", "", heading.lower().strip()).replace(" ", "-") for heading in headings
+    }
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in _LINK.findall(_FENCE.sub("", page.read_text(encoding="utf-8"))):
+        if re.match(r"[a-z]+:", link):
+            continue
+        target, _, anchor = link.partition("#")
+        path = (page.parent / target).resolve() if target else page
+        assert path.exists(), f"{page.name}: {link}"
+        if anchor:
+            assert anchor in anchors_of(path), f"{page.name}: {link}"
+
+
+def test_named_source_files_exist() -> None:
+    """Paths in backquotes that look like ours are there (a leading `atom/` may be left out)."""
+    for page in PAGES:
+        text = _FENCE.sub("", page.read_text(encoding="utf-8"))
+        for name in re.findall(r"`((?:[a-z_]+/)+[a-z0-9_.-]+\.(?:py|toml|md))`", text):
+            if name.startswith("program/"):  # of a state directory
+                continue
+            assert (ROOT / name).exists() or (ROOT / "atom" / name).exists(), f"{page.name}: {name}"
+
+
+def test_pictures_are_small() -> None:
+    for picture in (DOCS / "img").iterdir():
+        assert picture.stat().st_size < 200_000, picture.name
