@@ -114,6 +114,7 @@ def found_run(options: StartOptions, box: Box, run: RunFile, console: Console) -
         run = run.pinned(dataset.vocabulary_size, dataset.tokenizer_digest)
     except ValueError as problem:
         raise ConfigError(f"{options.run_file}: {problem}") from problem
+    console.note("tracing the model and checking its sub-models against it")
     recipe = write_recipe(run)
     replica = _replica(recipe, box)
     if box.state.manifest.exists():
@@ -161,6 +162,7 @@ def enter_run(manifest: Manifest, record: bytes, box: Box, console: Console) -> 
             "the training text here differs from the run's",
             "get the same files as the founder (for python-stdlib: the same Python version)",
         )
+    console.note("tracing the model and checking that its sub-models are the run's")
     recipe = write_recipe(run)
     check_recipe(recipe, manifest.graph_hash, manifest.program_hash, manifest.versions)
     replica = _replica(recipe, box)

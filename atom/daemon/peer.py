@@ -50,11 +50,11 @@ __all__ = ["JoinOptions", "StartOptions", "run_join", "run_start"]
 def run_start(options: StartOptions, console: Console) -> Ending:
     """Founds (or takes up) a run and trains until it ends. Raises: UserError."""
     run = read_run(options)
-    box = open_box(run.run.name, options.peer_file, options.state)
-    listen = options.listen or box.peer.network.listen
     initial = parse_multiaddrs(options.initial_peers)
+    box = open_box(run.run.name, options.peer_file, options.state)
     with ExitStack() as stack:
         stack.callback(box.state.unlock)
+        listen = options.listen or box.peer.network.listen
         events = EventLog(box.state.events)
         node = _node(box, listen, initial)
         owner = box.identity.peer_id
@@ -72,9 +72,9 @@ def run_join(options: JoinOptions, console: Console) -> Ending:
     """Joins a run by its address and trains until it ends. Raises: UserError."""
     address = parse_join_address(options.address)
     box = open_box(address.run, options.peer_file, options.state)
-    listen = box.peer.network.listen
     with ExitStack() as stack:
         stack.callback(box.state.unlock)
+        listen = box.peer.network.listen
         events = EventLog(box.state.events)
         node = _node(box, listen, address.bootstrap)
         lookout, directory = _look(stack, events, node, address.run, address.owner)

@@ -82,7 +82,7 @@ class SteadyClient:
                     self.contacts = tuple(answer["addresses"])
 
     async def _start_again(self) -> None:
-        self._emit("dht_process_ended")
+        self._emit("dht-process-ended")
         pause_s = FIRST_PAUSE_SECONDS
         while True:
             await self._client.close()
@@ -95,9 +95,9 @@ class SteadyClient:
                 for (key, subkey), record in list(self._kept.items()):
                     await self.call("keep", key=key, subkey=subkey, record=record)
             except (UserError, DirectoryUnavailable) as error:
-                self._emit("dht_restart_failed", detail=error.message)
+                self._emit("dht-restart-failed", detail=error.message)
                 continue
-            self._emit("dht_process_restarted")
+            self._emit("dht-process-restarted")
             self.restarted.set()
             return
 
