@@ -1,0 +1,96 @@
+"""The same training without a swarm: one process, one module, the whole batch at once."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from atom.config.load import run_from_text
+from atom.config.run_file import RunFile
+from atom.models.data.dataset import Dataset, open_dataset
+from atom.models.gpt3 import GPT3, GPT3Config, initialise
+from atom.swarm.chain import Commit, Head
+from atom.swarm.records import Manifest
+
+
+def open_data_of(run: RunFile, cache: Path) -> Dataset:
+    return open_dataset(
+        run.data.source,
+        (),
+        run.data.tokenizer,
+        validation_fraction=run.data.validation_fraction,
+        sequence_tokens=run.model.sequence_tokens,
+        seed=run.run.seed,
+        cache_folder=cache,
+        max_bytes=run.data.max_bytes,
+    )
+
+
+def samples_of(dataset: Dataset, head: Head, commit: Commit) -> list[int]:
+    """The positions that the round after `head` averaged over, member by member."""
+    return [
+        dataset.sampler.draw_position(head.cursor, head.members, part.peer_id, k)
+        for part in commit.value.contributions
+        for k in range(part.sequences)
+    ]
+
+
+def train_plainly(
+    manifest: Manifest, commits: Sequence[Commit], heads: Sequence[Head], cache: Path
+) -> tuple[dict[str, Tensor], list[float]]:
+    """Weights by name and the loss of every round, trained on the samples of `commits`."""
+    run = run_from_text(manifest.run_file)
+    dataset = open_data_of(run, cache)
+    assert run.model.vocabulary_size is not None
+    shape = run.model.shape()
+    model = GPT3(GPT3Config.build(vocabulary_size=run.model.vocabulary_size, **shape))
+    initialise(model, run.run.seed)
+    optimizer = torch.optim.AdamW(
+        _parameter_groups(model, run.optimizer.weight_decay),
+        lr=run.optimizer.learning_rate,
+        betas=run.optimizer.betas,
+        eps=run.optimizer.epsilon,
+    )
+    losses = []
+    for head, commit in zip(heads, commits, strict=False):
+        for group in optimizer.param_groups:
+            group["lr"] = _rate(run, commit.value.round - 1)
+        tokens, targets = dataset.batch(samples_of(dataset, head, commit))
+        loss = model(tokens, targets)
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), run.optimizer.clip_norm)
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return {name: value.detach() for name, value in model.named_parameters()}, losses
+
+
+def relative_difference(weights: dict[str, Tensor], reference: dict[str, Tensor]) -> float:
+    """‖a - b‖ / ‖b‖ over all weights as one vector, in float64."""
+    assert weights.keys() == reference.keys()
+    pairs = [(weights[name].double(), reference[name].double()) for name in reference]
+    difference = sum(float((a - b).square().sum()) for a, b in pairs)
+    return math.sqrt(difference / sum(float(b.square().sum()) for _, b in pairs))
+
+
+def _parameter_groups(model: GPT3, weight_decay: float) -> list[dict[str, object]]:
+    """Biases and norms do not decay."""
+    matrices = [p for p in model.parameters() if p.dim() >= 2]
+    vectors = [p for p in model.parameters() if p.dim() < 2]
+    return [
+        {"params": matrices, "weight_decay": weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
+
+
+def _rate(run: RunFile, iteration: int) -> float:
+    """Linear warmup, then a cosine that reaches the final rate in the last round."""
+    peak, final = run.optimizer.learning_rate, run.optimizer.final_learning_rate
+    warmup = run.optimizer.warmup_rounds
+    assert run.run.rounds is not None
+    if iteration < warmup:
+        return peak * (iteration + 1) / (warmup + 1)
+    progress = (iteration - warmup) / (run.run.rounds - 1 - warmup)
+    return final + (peak - final) * 0.5 * (1 + math.cos(math.pi * progress))

@@ -1,0 +1,366 @@
+"""Real daemons on this machine: started, frozen, killed and watched from outside."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+import atom
+from atom.base.errors import ControlError
+from atom.daemon.control_client import ControlClient
+from atom.swarm.p2pd import die_with_parent
+
+START_S = 90.0
+"""For importing PyTorch, tracing and tokenising on a machine with better things to do."""
+GONE_S = 15.0
+POLL_S = 0.05
+
+Event = dict[str, Any]
+
+RUN = """\
+[run]
+name = "{name}"
+{rounds}
+seed = 5
+
+[model]
+family = "gpt3"
+layers = 2
+heads = 2
+model_dim = 32
+sequence_tokens = 16
+
+[data]
+source = "python-stdlib"
+max_bytes = "200 kB"
+
+[batch]
+global_sequences = 96
+micro_batch_sequences = 4
+
+[optimizer]
+learning_rate = 1e-3
+final_learning_rate = {final_rate}
+betas = [0.9, 0.95]
+weight_decay = 0.1
+{schedule}
+clip_norm = 1.0
+
+[swarm]
+grace_seconds = {grace_s}
+
+[snapshot]
+every_rounds = {snapshot_rounds}
+"""
+PEER = """\
+[device]
+kind = "cpu"
+cpu_threads = 1
+
+[network]
+listen = "127.0.0.1:0"
+"""
+
+
+def endless(name: str, grace_s: float, snapshot_rounds: int) -> str:
+    """A run file without a last round."""
+    return RUN.format(
+        name=name,
+        rounds="",
+        final_rate=1e-3,
+        schedule="",
+        grace_s=grace_s,
+        snapshot_rounds=snapshot_rounds,
+    )
+
+
+def ending(name: str, rounds: int) -> str:
+    """A run file with a last round, warmup and decay; the last round is a snapshot's."""
+    return RUN.format(
+        name=name,
+        rounds=f"rounds = {rounds}",
+        final_rate=1e-4,
+        schedule='warmup_rounds = 4\ndecay = "cosine"',
+        grace_s=2,
+        snapshot_rounds=rounds,
+    )
+
+
+class Peer:
+    """One peer over all its lives: its state directory, its process if it has one."""
+
+    def __init__(self, name: str, root: Path) -> None:
+        self.name = name
+        self.root = root
+        self.state = root / name
+        self.log = root / f"{name}.log"
+        self.output = root / f"{name}.out"
+        self.arguments: tuple[str, ...] = ()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._frozen: list[psutil.Process] = []
+        self._events: list[Event] = []
+        self._read_bytes = 0
+
+    # ---- its lives
+
+    def start(self, *arguments: str, file_size_bytes: int | None = None) -> None:
+        """`atom ARGUMENTS… --state … --peer …`; without arguments, those of its last life."""
+        assert self._process is None or self._process.poll() is not None
+        self.arguments = arguments or self.arguments
+        common = ("--state", str(self.state), "--peer", str(self.root / "peer.toml"))
+        with self.log.open("ab") as log, self.output.open("wb") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "atom", *self.arguments, *common],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=log,
+                env=_environment(self.root),
+                preexec_fn=lambda: _before_exec(file_size_bytes),
+            )
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        return None if self._process is None else self._process.poll()
+
+    def family(self) -> list[psutil.Process]:
+        """The daemon and everything it started."""
+        daemon = psutil.Process(self.pid)
+        return [daemon, *daemon.children(recursive=True)]
+
+    def kill(self) -> list[psutil.Process]:
+        """SIGKILL to the daemon alone. Returns who of its family outlived it too long."""
+        family = self.family()
+        os.kill(self.pid, signal.SIGKILL)
+        self.wait()
+        _, alive = psutil.wait_procs(family[1:], timeout=GONE_S)
+        return list(alive)
+
+    def freeze(self, whole_family: bool) -> None:
+        """SIGSTOP: as a suspended machine (the whole family), or a daemon that hangs."""
+        self._frozen = self.family() if whole_family else self.family()[:1]
+        for process in self._frozen:
+            process.suspend()
+
+    def thaw(self) -> None:
+        for process in self._frozen:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.resume()
+        self._frozen = []
+
+    def wait(self, timeout_s: float = 60.0) -> int:
+        """The exit code. Raises: AssertionError if it does not end."""
+        assert self._process is not None
+        try:
+            return self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"{self.name} does not end\n{self.story()}") from None
+
+    def remove(self) -> None:
+        """Whatever happened: nothing of it runs afterwards."""
+        if self._process is None or self._process.poll() is not None:
+            return
+        for process in self.family():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        self._process.wait()
+
+    # ---- what it says
+
+    @property
+    def control(self) -> ControlClient:
+        return ControlClient(self.state / "control.sock")
+
+    def events(self, kind: str | None = None) -> list[Event]:
+        """All so far, over all lives; only what is new is read."""
+        path = self.state / "events.jsonl"
+        if path.exists():
+            with path.open("rb") as file:
+                file.seek(self._read_bytes)
+                whole, newline, _ = file.read().rpartition(b"\n")
+            self._read_bytes += len(whole + newline)
+            self._events += [json.loads(line) for line in whole.splitlines()]
+        return [event for event in self._events if kind in (None, event["event"])]
+
+    @property
+    def lives(self) -> int:
+        return len(self.events("started"))
+
+    @property
+    def peer_id(self) -> str:
+        return str(self.events("started")[0]["peer"])
+
+    @property
+    def rounds(self) -> list[Event]:
+        return self.events("round")
+
+    @property
+    def last_round(self) -> int:
+        told = [e for e in self.events() if e["event"] in ("round", "started", "caught-up")]
+        return int(told[-1]["round"]) if told else 0
+
+    def errors(self) -> str:
+        return self.log.read_text(encoding="utf-8", errors="replace") if self.log.exists() else ""
+
+    def story(self, lines: int = 12) -> str:
+        """The end of what it wrote, for people who wonder why a test failed."""
+        events = [str({k: _short(v) for k, v in e.items()}) for e in self.events()[-lines:]]
+        tail = self.errors().splitlines()[-lines:]
+        return "\n".join([f"--- {self.name} (exit code {self.exit_code})", *tail, *events])
+
+
+class Swarm:
+    """A founder and its joiners in one folder. Ends with everything ended."""
+
+    def __init__(self, root: Path, run_text: str, names: Sequence[str]) -> None:
+        self.root = root
+        self.run_file = root / "run.toml"
+        self.run_file.write_text(run_text, encoding="utf-8")
+        (root / "peer.toml").write_text(PEER, encoding="utf-8")
+        (root / "t").mkdir()
+        self.peers = [Peer(name, root) for name in names]
+        self.address = ""
+        self._paused: list[Peer] = []
+
+    @property
+    def founder(self) -> Peer:
+        return self.peers[0]
+
+    @property
+    def joiners(self) -> list[Peer]:
+        return self.peers[1:]
+
+    def found(self, initial_peers: Sequence[str] = ()) -> None:
+        """Starts the founder, on a port that it will have in every life."""
+        entrance = ["--initial-peers", *initial_peers] if initial_peers else []
+        listen = f"127.0.0.1:{free_port()}"
+        self.founder.start("start", str(self.run_file), "--listen", listen, *entrance)
+
+    def is_gathered(self) -> bool:
+        """Does what can be done now to get everybody in and standing still; whether that is so.
+
+        The joiners start as soon as the founder has an address, and whoever can be told to pause
+        is told so: nobody misses a round.
+        """
+        if not self.address:
+            self.address = self._printed_address()
+            for joiner in self.joiners if self.address else []:
+                joiner.start("join", self.address)
+        for peer in self.peers:
+            if peer not in self._paused and (peer.state / "control.sock").exists():
+                with contextlib.suppress(ControlError):  # it listens a moment after
+                    peer.control.pause()
+                    self._paused.append(peer)
+        if len(self._paused) < len(self.peers) or not all(peer.lives for peer in self.peers):
+            return False
+        everybody = {peer.peer_id for peer in self.peers}
+        return all({*p.control.info()["peers"], p.peer_id} >= everybody for p in self.peers)
+
+    def resume(self) -> None:
+        for peer in self._paused:
+            peer.control.resume()
+        self._paused = []
+
+    def until(self, condition: Callable[[], object], what: str, timeout_s: float = 30.0) -> float:
+        """Waits for `condition`; how long it took. Raises: AssertionError with everyone's story."""
+        started = time.monotonic()
+        while not condition():
+            if time.monotonic() - started > timeout_s:
+                raise AssertionError(f"not within {timeout_s:.0f} s: {what}\n{self.story()}")
+            time.sleep(POLL_S)
+        return time.monotonic() - started
+
+    def story(self) -> str:
+        return "\n".join(peer.story() for peer in self.peers)
+
+    def left_over(self) -> list[str]:
+        """Files of ended daemons outside of their state directories (PyTorch's caches apart)."""
+        names = [path.name for path in (self.root / "t").iterdir()]
+        return [name for name in names if not name.startswith("torchinductor")]
+
+    def close(self) -> None:
+        for peer in self.peers:
+            peer.remove()
+
+    def _printed_address(self) -> str:
+        assert self.founder.exit_code is None, self.founder.story()
+        first, newline, _ = self.founder.output.read_text(encoding="utf-8").partition("\n")
+        return first.removeprefix("join: ") if newline else ""
+
+
+@contextlib.contextmanager
+def swarm_in(root: Path, run_text: str, names: Sequence[str]) -> Iterator[Swarm]:
+    swarm = Swarm(root, run_text, names)
+    try:
+        yield swarm
+    finally:
+        swarm.close()
+
+
+def gather(swarms: Sequence[Swarm]) -> None:
+    """Gets everybody into these swarms, side by side, standing still until `resume`."""
+    waiting = list(swarms)
+
+    def look() -> bool:
+        waiting[:] = [swarm for swarm in waiting if not swarm.is_gathered()]
+        return not waiting
+
+    swarms[0].until(look, "everybody in", START_S * len(swarms))
+
+
+def atom_command(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs `atom ARGUMENTS…` to its end."""
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "atom", *arguments],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=START_S,
+        check=False,
+        env=_environment(root),
+    )
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _environment(root: Path) -> dict[str, str]:
+    """Atom importable as it is here, no GPU, one arithmetic thread, temporary files in sight."""
+    return os.environ | {
+        "PYTHONPATH": str(Path(atom.__file__).parent.parent),
+        "NO_COLOR": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "OMP_NUM_THREADS": "1",
+        "TMPDIR": str(root / "t"),
+        "XDG_STATE_HOME": str(root / "crashes"),
+    }
+
+
+def _before_exec(file_size_bytes: int | None) -> None:
+    die_with_parent()
+    if file_size_bytes is not None:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_FSIZE, (file_size_bytes, file_size_bytes))
+
+
+def _short(value: Any) -> Any:
+    if isinstance(value, str) and len(value) > 40:
+        return value[-6:]
+    return [_short(item) for item in value] if isinstance(value, list) else value

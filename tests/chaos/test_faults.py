@@ -1,0 +1,234 @@
+"""Kill, freeze and restart real daemons during rounds: no divergence, no stuck swarm, no orphan.
+
+Twice each here. The long form, twenty times each with freezes of twenty seconds, is the same tests
+under `ATOM_CHAOS_TIMES=20 ATOM_CHAOS_FREEZE_S=20` (see the Makefile).
+"""
+
+import os
+import random
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from swarm_history import check_peers, digests_by_head
+from swarm_of_processes import START_S, Peer, Swarm, endless, gather, swarm_in
+
+TIMES = int(os.environ.get("ATOM_CHAOS_TIMES", "2"))
+FREEZE_S = float(os.environ.get("ATOM_CHAOS_FREEZE_S", "3"))
+BOUND_S = 30.0
+"""Within this the others commit again, and whoever came back contributes again."""
+GRACE_S = 2.0
+PATIENCE_S = TIMES * (FREEZE_S + 2 * START_S)
+RUN = "faults"
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
+    names = ("ada", "bob", "cyd")
+    with swarm_in(tmp_path_factory.mktemp("of"), endless(RUN, GRACE_S, 10), names) as swarm:
+        swarm.found()
+        gather([swarm])
+        swarm.resume()
+        yield swarm
+
+
+@pytest.mark.timeout(PATIENCE_S)
+@pytest.mark.parametrize("attempt", range(TIMES))
+def test_killed_during_a_round(three: Swarm, attempt: int) -> None:
+    victim = pick(three, attempt, "kill")
+    orphans = victim.kill()
+    assert orphans == [], "SIGKILL left processes behind"
+    went_on = others_go_on(three, victim)
+    back = comes_back(three, victim)
+    report(three, "killed", victim, went_on, back)
+
+
+@pytest.mark.timeout(PATIENCE_S)
+@pytest.mark.parametrize("attempt", range(TIMES))
+def test_frozen_during_a_round(three: Swarm, attempt: int) -> None:
+    victim = pick(three, attempt, "freeze")
+    ends_at = time.monotonic() + FREEZE_S
+    victim.freeze(whole_family=attempt % 2 == 0)
+    try:
+        went_on = others_go_on(three, victim)
+        three.until(lambda: time.monotonic() >= ends_at, "the end of the freeze", FREEZE_S + 1)
+    finally:
+        victim.thaw()
+    mark = len(victim.rounds)
+    back = three.until(lambda: contributes(three, victim, mark), "the thawed one's part", BOUND_S)
+    assert victim.exit_code is None
+    report(three, "frozen", victim, went_on, back)
+
+
+@pytest.mark.timeout(PATIENCE_S)
+@pytest.mark.parametrize("attempt", range(TIMES))
+def test_restarted_with_damaged_files(three: Swarm, attempt: int) -> None:
+    """It leaves cleanly; then what it finds on its disk is not what it wrote."""
+    victim = pick(three, attempt, "restart")
+    family = victim.family()
+    victim.control.leave(60.0)
+    assert victim.wait() == 0, victim.story()
+    assert victim.events("left")[-1]["ending"] == "left"
+    assert psutil.wait_procs(family, timeout=5.0)[1] == []
+    DAMAGES[attempt % len(DAMAGES)](victim.state)
+    went_on = others_go_on(three, victim)
+    back = comes_back(three, victim)
+    report(three, "restarted", victim, went_on, back)
+
+
+@pytest.mark.timeout(PATIENCE_S)
+def test_paused_and_resumed(three: Swarm) -> None:
+    victim = pick(three, 1, "pause")
+    victim.control.pause()
+    three.until(lambda: victim.control.info()["state"] == "paused", "the pause")
+    mark, witness = len(victim.rounds) + 1, others(three, victim)[0]
+    three.until(lambda: len(victim.rounds) > mark + 2, "rounds that a paused peer follows")
+    assert not any(contribution(event, victim.peer_id) for event in victim.rounds[mark:])
+    victim.control.resume()
+    mark = len(victim.rounds)
+    three.until(lambda: contributes(three, victim, mark), "its part after the pause", BOUND_S)
+    assert witness.exit_code is None
+
+
+@pytest.mark.timeout(PATIENCE_S)
+def test_all_end_on_one_chain(three: Swarm) -> None:
+    for peer in three.peers:
+        peer.control.pause()
+    three.until(lambda: at_one_head(three), "everybody at one head", BOUND_S)
+    families = [process for peer in three.peers for process in peer.family()]
+    for peer in three.peers:
+        peer.control.leave(60.0)
+        assert peer.wait(BOUND_S) == 0, three.story()
+    discarded = check_peers(three.peers, RUN)
+    say(f"{three.founder.last_round} rounds, {discarded} reports of discarded ones")
+    assert psutil.wait_procs(families, timeout=5.0)[1] == []
+    assert three.left_over() == []
+
+
+# ---- what happens to the victim's disk
+
+
+def truncate_snapshots(state: Path) -> None:
+    for path in (state / "snapshots").glob("*.safetensors"):
+        os.truncate(path, path.stat().st_size // 2)
+
+
+def flip_results(state: Path) -> None:
+    for path in (state / "results").glob("*.safetensors"):
+        flip_byte(path, -5)
+
+
+def flip_snapshots(state: Path) -> None:
+    for path in (state / "snapshots").glob("*.safetensors"):
+        flip_byte(path, -5)
+
+
+def tear_chain(state: Path) -> None:
+    path = state / "chain.bin"
+    os.truncate(path, path.stat().st_size - 7)
+
+
+def lose_chain(state: Path) -> None:
+    (state / "chain.bin").unlink()
+
+
+def lose_everything_but_identity(state: Path) -> None:
+    for name in ("snapshots", "results"):
+        for path in (state / name).iterdir():
+            path.unlink()
+    lose_chain(state)
+
+
+def nothing(state: Path) -> None:
+    """A clean restart."""
+
+
+DAMAGES = (
+    truncate_snapshots,
+    flip_results,
+    nothing,
+    tear_chain,
+    flip_snapshots,
+    lose_chain,
+    lose_everything_but_identity,
+)
+
+
+def flip_byte(path: Path, offset: int) -> None:
+    raw = bytearray(path.read_bytes())
+    raw[offset] ^= 0xFF
+    path.write_bytes(raw)
+
+
+# ---- what the tests wait for
+
+
+def pick(swarm: Swarm, attempt: int, salt: str) -> Peer:
+    """The next victim, at some moment of a round in which all took part. Founders included."""
+    swarm.until(lambda: all_in(swarm), "a round of all three", BOUND_S)
+    random_moment = random.Random(f"{salt} {attempt}").uniform(0.0, 0.5)
+    moment = time.monotonic() + random_moment
+    swarm.until(lambda: time.monotonic() >= moment, "the moment")
+    return swarm.peers[(attempt + 1) % len(swarm.peers)]
+
+
+def all_in(swarm: Swarm) -> bool:
+    everybody = {peer.peer_id for peer in swarm.peers}
+    return all(peer.rounds and set(peer.rounds[-1]["members"]) == everybody for peer in swarm.peers)
+
+
+def others(swarm: Swarm, victim: Peer) -> list[Peer]:
+    return [peer for peer in swarm.peers if peer is not victim]
+
+
+def others_go_on(swarm: Swarm, victim: Peer) -> float:
+    """Seconds until all the others committed twice more."""
+    marks = {peer.name: peer.last_round for peer in others(swarm, victim)}
+    return swarm.until(
+        lambda: all(p.last_round >= marks[p.name] + 2 for p in others(swarm, victim)),
+        f"rounds without {victim.name}",
+        BOUND_S,
+    )
+
+
+def comes_back(swarm: Swarm, victim: Peer) -> float:
+    """Starts it again; seconds from there to its part in a round, its own loading time apart."""
+    lives, mark = victim.lives, len(victim.rounds)
+    victim.start()
+    swarm.until(lambda: victim.lives > lives or victim.exit_code, "its new life", START_S)
+    assert victim.exit_code is None, victim.story()
+    return swarm.until(lambda: contributes(swarm, victim, mark), "its part in a round", BOUND_S)
+
+
+def contributes(swarm: Swarm, victim: Peer, mark: int) -> bool:
+    """Whether it had a part in a round that the others committed too, after its first `mark`."""
+    heads = {event["head"] for peer in others(swarm, victim) for event in peer.rounds[-50:]}
+    news = victim.rounds[mark:]
+    return any(contribution(e, victim.peer_id) and e["head"] in heads for e in news)
+
+
+def contribution(event: dict[str, list[object]], peer_id: str) -> object:
+    return dict(zip(event["members"], event["contributed"], strict=True)).get(peer_id, 0)
+
+
+def at_one_head(swarm: Swarm) -> bool:
+    infos = [peer.control.info() for peer in swarm.peers]
+    standing = all(info["state"] == "paused" for info in infos)
+    return standing and len({(info["round"], info["digest"]) for info in infos}) == 1
+
+
+def report(swarm: Swarm, what: str, victim: Peer, went_on: float, back: float) -> None:
+    """No divergence so far; the figures for whoever looks at the output."""
+    digests_by_head([peer.events() for peer in swarm.peers])
+    branches = len({e["head"] for peer in swarm.peers for e in peer.rounds if e["branch"]})
+    say(
+        f"{what} {victim.name} at round {victim.last_round}: the others' second round after "
+        f"{went_on:.1f} s, its own part after {back:.1f} s; branches so far: {branches}"
+    )
+
+
+def say(line: str) -> None:
+    sys.stdout.write(line + "\n")
