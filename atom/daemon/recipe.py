@@ -17,6 +17,7 @@ from atom.config.sources import text_sources
 from atom.graph.ir import Program
 from atom.graph.program import build_program, compile_program
 from atom.graph.trace import trace
+from atom.graph.traced import Graph
 from atom.graph.verify import verify_against_eager
 from atom.models.data.dataset import Dataset, open_dataset
 from atom.models.gpt3 import GPT3, GPT3Config, initial_value
@@ -46,6 +47,7 @@ class Recipe:
 
     run: RunFile
     config: GPT3Config
+    graph: Graph
     graph_hash: str
     program_hash: str
     """Source hash at the finest cut: what the manifest carries and every joiner compares."""
@@ -83,9 +85,10 @@ def write_recipe(run: RunFile) -> Recipe:
     """Traces the (pinned) run's model without weights and names it. Raises: ModelError."""
     assert run.model.vocabulary_size is not None, "a pinned run knows its vocabulary"
     config = GPT3Config.build(vocabulary_size=run.model.vocabulary_size, **run.model.shape())
-    program = build_program(trace(*model_on_meta(config, run)))
+    graph = trace(*model_on_meta(config, run))
+    program = build_program(graph)
     versions = (("atom-swarm", __version__), ("torch", torch.__version__.split("+")[0]))
-    return Recipe(run, config, program.graph_hash, program.source_hash, versions)
+    return Recipe(run, config, graph, program.graph_hash, program.source_hash, versions)
 
 
 def check_recipe(
@@ -123,11 +126,12 @@ def build_replica(recipe: Recipe, peer: PeerFile, dropout_seed: int, folder: Pat
     _verify(recipe)
     device = open_device(peer.device.kind, PRECISIONS[run.model.precision])
     budget = peer.device.memory_bytes or free_device_bytes(device)
-    training = _compile(recipe.config, run, budget)
+    training = build_program(recipe.graph, device_budget_bytes=budget)
     evaluation = None
     if run.model.dropout > 0:
         undropped = dataclasses.replace(recipe.config, dropout=0.0)
-        evaluation = _compile(undropped, run, budget)
+        graph = trace(*model_on_meta(undropped, run))
+        evaluation = build_program(graph, device_budget_bytes=budget)
     _check_host_memory(training, run, peer)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "sub_models.py").write_text(training.source, encoding="utf-8")
@@ -170,11 +174,6 @@ def free_device_bytes(device: Device) -> int | None:
         return None
     free, _ = torch.cuda.mem_get_info(device.torch_device)
     return int(free * GPU_SHARE)
-
-
-def _compile(config: GPT3Config, run: RunFile, budget_bytes: int | None) -> Program:
-    model, batch = model_on_meta(config, run)
-    return compile_program(model, batch, device_budget_bytes=budget_bytes)
 
 
 def model_on_meta(config: GPT3Config, run: RunFile) -> tuple[GPT3, dict[str, torch.Tensor]]:
