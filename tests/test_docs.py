@@ -97,12 +97,18 @@ def test_commands_and_their_options() -> None:
         assert set(re.findall(r"--[a-z-]+", documented[name])) == wanted - {"--help"}, name
 
 
-def test_keys_of_info() -> None:
-    tree = ast.parse((ROOT / "atom/daemon/life.py").read_text(encoding="utf-8"))
-    info = next(n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name == "info")
-    returned = next(n.value for n in ast.walk(info) if isinstance(n, ast.Return))
+def returned_keys(path: str, function: str) -> set[object]:
+    """The literal keys of the dictionary that a function returns."""
+    tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+    found = next(n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name == function)
+    returned = next(n.value for n in ast.walk(found) if isinstance(n, ast.Return))
     assert isinstance(returned, ast.Dict)
-    keys = {key.value for key in returned.keys if isinstance(key, ast.Constant)}
+    return {key.value for key in returned.keys if isinstance(key, ast.Constant)}
+
+
+def test_keys_of_info() -> None:
+    keys = returned_keys("atom/daemon/portrait.py", "info_of")
+    keys |= returned_keys("atom/daemon/life.py", "info")
     assert first_cells(section_of("volunteer.md", "### Keys of `atom info --json`")) == keys
 
 

@@ -3,54 +3,29 @@
 import json
 import signal
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import FrameType
 from typing import Any
 
 from atom.base.clock import Clock
 from atom.base.events import EventSink
 from atom.daemon.console import Console
-from atom.daemon.control import ControlServer
-from atom.daemon.founding import Membership
-from atom.daemon.lifecycle import Ending, Facts, ending, peer_state
-from atom.daemon.lookout import Lookout
+from atom.daemon.lifecycle import Ending, Facts, ending
+from atom.daemon.parts import Parts
+from atom.daemon.portrait import info_of, lease_of
 from atom.daemon.state_directory import StateDirectory, write_atomically
-from atom.swarm.chain import Voter
 from atom.swarm.directory import Directory
-from atom.swarm.records import Lease, PeerState
-from atom.swarm.transport import Transport
-from atom.training.hands import ReplicaHands
-from atom.training.journal import Journal
+from atom.swarm.records import Lease
 from atom.training.loop import LeasesRead, RoundLoop
 from atom.training.round import RoundMachine
-from atom.training.round.vocabulary import Phase
-from atom.training.shelf import PeerDonors
-from atom.training.worker import Worker
+from atom.training.round.vocabulary import Phase, View
 
 LEAVE_S = 60.0
 """How long a requested leave may take to see the counted work committed."""
 _LOOK_S = 0.1
 _CONTACTS_S = 20.0
-
-
-@dataclass(frozen=True)
-class Parts:
-    """What a life is made of; built and wired by `atom.daemon.peer`."""
-
-    me: Voter
-    member: Membership
-    transport: Transport
-    data_addresses: Callable[[], tuple[str, ...]]
-    worker: Worker
-    hands: ReplicaHands
-    journal: Journal
-    donors: PeerDonors
-    lookout: Lookout
-    control: ControlServer
-    make_loop: Callable[[bytes], tuple[RoundMachine, RoundLoop]]
 
 
 class Life:
@@ -266,64 +241,20 @@ class Life:
             write_atomically(self._state.known_addresses, json.dumps(contacts).encode())
             self._saved_contacts = contacts
 
-    # ---- what others see
-
     def _next_lease(self) -> Lease:
-        """Our lease as of now, with a new serial. Called on the lookout's thread."""
+        """Our lease as of now. Called on the lookout's thread."""
+        assert self._machine is not None
         self._serial += 1
-        return self._lease()
-
-    def _lease(self) -> Lease:
-        parts, machine = self.parts, self._machine
-        assert machine is not None
-        head, tally = machine.head, parts.hands.tally
-        tokens = parts.member.run.model.sequence_tokens
-        rate = parts.worker.rate()
-        facts = replace(self._facts, phase=machine.phase)
-        return Lease(
-            peer_id=parts.me.peer_id,
-            incarnation=parts.me.incarnation,
-            serial=self._serial,
-            issued_at=time.time(),
-            state=PeerState.LEFT if self._gone else peer_state(facts),
-            head=head.digest,
-            round=head.round,
-            work=head.work,
-            sequences=parts.hands.own_sequences(),
-            rounds_joined=tally.rounds_joined,
-            sequences_committed=tally.sequences_committed,
-            sequences_per_s=rate,
-            tokens_per_s=rate * tokens,
-            pass_seconds=parts.worker.pass_seconds,
-            loss=tally.loss,
-            state_digest=machine.state_digest,
-            addresses=parts.data_addresses(),
-        )
+        return lease_of(self.parts, self._machine, self._facts, self._serial, self._gone)
 
     # ---- the control API
 
     def info(self) -> Mapping[str, Any]:
-        """What `atom info` shows. Keys are documented for volunteers."""
-        parts, machine = self.parts, self._machine
-        lease = self._lease() if machine is not None else None
+        """What `atom info` shows."""
+        view = self._loop.view if self._loop is not None else View()
         return {
-            "run": parts.member.manifest.run,
-            "peer_id": parts.me.peer_id,
-            "state": lease.state.value if lease else PeerState.STARTING.value,
-            "round": lease.round if lease else 0,
-            "rounds": parts.member.run.run.rounds,
-            "global_batch": parts.member.run.batch.global_sequences,
-            "mini_batches": lease.sequences if lease else 0,
-            "rounds_joined": parts.hands.tally.rounds_joined,
-            "sequences_committed": parts.hands.tally.sequences_committed,
-            "sequences_per_s": round(lease.sequences_per_s, 3) if lease else 0.0,
-            "tokens_per_s": round(lease.tokens_per_s, 1) if lease else 0.0,
-            "loss": parts.hands.tally.loss,
-            "digest": lease.state_digest.hex() if lease else "",
-            "voters": [v.peer_id for v in machine.head.voters] if machine else [],
-            "peers": sorted(self._loop.view.fresh) if self._loop else [],
+            **info_of(self.parts, self._machine, self._facts, view),
             "join_address": self._join_address,
-            "data_addresses": list(parts.data_addresses()),
             "state_directory": str(self._state.root),
         }
 

@@ -18,9 +18,10 @@ from atom.daemon.founding import (
     open_box,
     read_run,
 )
-from atom.daemon.life import Life, Parts
+from atom.daemon.life import Life
 from atom.daemon.lifecycle import Ending
 from atom.daemon.lookout import Lookout
+from atom.daemon.parts import Parts
 from atom.swarm.addresses import (
     JoinAddress,
     format_join_address,
@@ -153,7 +154,7 @@ def _assemble(
         member.replica, worker, deck, journal, results, shelf, replay, box.state.snapshots
     )
     hands = ReplicaHands(bench, transport, _schedule(member), clock, events)
-    shelf.announce_snapshots(prune_snapshots(box.state.snapshots))
+    shelf.announce_snapshots(prune_snapshots(box.state.snapshots, journal.leads_to))
     server = BlobServer(blobs, clock)
 
     def make_loop(head_digest: bytes) -> tuple[RoundMachine, RoundLoop]:

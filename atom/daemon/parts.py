@@ -1,0 +1,33 @@
+"""What a running peer is made of; built and wired by `atom.daemon.peer`."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from atom.daemon.control import ControlServer
+from atom.daemon.founding import Membership
+from atom.daemon.lookout import Lookout
+from atom.swarm.chain import Voter
+from atom.swarm.transport import Transport
+from atom.training.hands import ReplicaHands
+from atom.training.journal import Journal
+from atom.training.loop import RoundLoop
+from atom.training.round import RoundMachine
+from atom.training.shelf import PeerDonors
+from atom.training.worker import Worker
+
+
+@dataclass(frozen=True)
+class Parts:
+    """One of each; started and ended by `atom.daemon.life`."""
+
+    me: Voter
+    member: Membership
+    transport: Transport
+    data_addresses: Callable[[], tuple[str, ...]]
+    worker: Worker
+    hands: ReplicaHands
+    journal: Journal
+    donors: PeerDonors
+    lookout: Lookout
+    control: ControlServer
+    make_loop: Callable[[bytes], tuple[RoundMachine, RoundLoop]]

@@ -1,0 +1,67 @@
+"""How a peer shows itself: its lease to the swarm, its information to its owner."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from atom.daemon.lifecycle import Facts, peer_state
+from atom.daemon.parts import Parts
+from atom.swarm.records import Lease, PeerState
+from atom.training.round import RoundMachine
+from atom.training.round.vocabulary import View
+
+
+def lease_of(parts: Parts, machine: RoundMachine, facts: Facts, serial: int, gone: bool) -> Lease:
+    """The lease as of now. Head and count are read one after the other, without a lock: a lease
+    is a hint, and a count that belongs to the head before at most triggers an early attempt."""
+    head, tally = machine.head, parts.hands.tally
+    rate = parts.worker.rate()
+    return Lease(
+        peer_id=parts.me.peer_id,
+        incarnation=parts.me.incarnation,
+        serial=serial,
+        issued_at=time.time(),
+        state=PeerState.LEFT if gone else peer_state(replace(facts, phase=machine.phase)),
+        head=head.digest,
+        round=head.round,
+        work=head.work,
+        sequences=parts.hands.own_sequences(),
+        rounds_joined=tally.rounds_joined,
+        sequences_committed=tally.sequences_committed,
+        sequences_per_s=rate,
+        tokens_per_s=rate * parts.member.run.model.sequence_tokens,
+        pass_seconds=parts.worker.pass_seconds,
+        loss=tally.loss,
+        state_digest=machine.state_digest,
+        addresses=parts.data_addresses(),
+    )
+
+
+def info_of(
+    parts: Parts, machine: RoundMachine | None, facts: Facts, view: View
+) -> Mapping[str, Any]:
+    """What `atom info` shows; `machine` is None until our last state is rebuilt."""
+    run, tally = parts.member.run, parts.hands.tally
+    rate = parts.worker.rate()
+    state = PeerState.STARTING
+    if machine is not None:
+        state = peer_state(replace(facts, phase=machine.phase))
+    return {
+        "run": parts.member.manifest.run,
+        "peer_id": parts.me.peer_id,
+        "state": state.value,
+        "round": machine.head.round if machine else 0,
+        "rounds": run.run.rounds,
+        "global_batch": run.batch.global_sequences,
+        "mini_batches": parts.hands.own_sequences(),
+        "rounds_joined": tally.rounds_joined,
+        "sequences_committed": tally.sequences_committed,
+        "sequences_per_s": round(rate, 3),
+        "tokens_per_s": round(rate * run.model.sequence_tokens, 1),
+        "loss": tally.loss,
+        "digest": machine.state_digest.hex() if machine else "",
+        "voters": [voter.peer_id for voter in machine.head.voters] if machine else [],
+        "peers": sorted(view.fresh),
+        "data_addresses": list(parts.data_addresses()),
+    }
