@@ -168,6 +168,24 @@ def info(state: DaemonStateOption = None, as_json: JsonOption = False) -> None:
 
 
 @app.command(rich_help_panel=_TRAIN)
+def plan(
+    run_file: Annotated[Path, typer.Argument(metavar="RUN.toml", help="What the swarm agrees on.")],
+    peer: PeerOption = None,
+    link: Annotated[
+        str | None, typer.Option(metavar="RATE", help='Host to device, such as "24 GB/s".')
+    ] = None,
+    compute: Annotated[
+        str | None, typer.Option(metavar="RATE", help='What the device does, "90 TFLOP/s".')
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """What this box would do for a run: memory, sub-models, schedule. Needs no weights."""
+    from atom.cli.plan import show_plan
+
+    show_plan(run_file, peer, link, compute, as_json)
+
+
+@app.command(rich_help_panel=_TRAIN)
 def demo(
     rounds: Annotated[
         int | None, typer.Option(min=8, help="Rounds to train; fewer than about 60 miss the goal.")
