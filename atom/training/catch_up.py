@@ -134,7 +134,7 @@ class Replay:
     def _from_disk(self) -> int | None:
         """Loads the newest snapshot on our chain, else round 0; the round, or None."""
         for snapshot in list_snapshots(self._snapshots):
-            if self._journal.position(snapshot.head) != snapshot.round:
+            if not self._journal.leads_to(snapshot):
                 continue
             if self._load(snapshot):
                 return snapshot.round

@@ -259,7 +259,7 @@ class ReplicaHands:
         head = self._journal.head
         arenas = self._replica.state_arenas()
         write_snapshot(self._snapshots, head.round, head.digest, digest, arenas)
-        kept = prune_snapshots(self._snapshots)
+        kept = prune_snapshots(self._snapshots, self._journal.leads_to)
         oldest = kept[-1].round
         self._results.prune(
             {c.value.result_digest for c in self._journal.commits if c.value.round > oldest}

@@ -14,6 +14,7 @@ from atom.swarm.chain import Commit, Head
 from atom.swarm.membership import certificate_problem
 from atom.swarm.message_codec import decode, encode
 from atom.swarm.messages import CommitNotice
+from atom.training.snapshot import Snapshot
 
 _LENGTH_BYTES = 4
 _MAX_RECORD_BYTES = 256 * 1024
@@ -78,6 +79,10 @@ class Journal:
             if self.heads[index].digest == head_digest:
                 return index
         return None
+
+    def leads_to(self, snapshot: Snapshot) -> bool:
+        """Whether its state is one of this chain."""
+        return self.position(snapshot.head) == snapshot.round
 
     def serialised(self) -> bytes:
         """The whole chain as peers exchange it (and as the file holds it)."""

@@ -5,6 +5,7 @@ and the results since, it brings a restarted peer to the very state it had.
 """
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,12 +75,20 @@ def load_snapshot(snapshot: Snapshot) -> dict[str, torch.Tensor]:
         ) from problem
 
 
-def prune_snapshots(folder: Path, keep: int = KEPT) -> list[Snapshot]:
-    """Deletes all but the newest `keep`; returns those kept, newest first."""
-    snapshots = list_snapshots(folder)
-    for old in snapshots[keep:]:
+def prune_snapshots(
+    folder: Path, is_ours: Callable[[Snapshot], bool], keep: int = KEPT
+) -> list[Snapshot]:
+    """Deletes all but `keep`; returns those kept that are ours, newest first.
+
+    `is_ours` says whether our chain leads there. What a discarded branch left, be its rounds ever
+    so high, goes first, but not before there is something of ours in its place.
+    """
+    newest_first = list_snapshots(folder)
+    ours = [snapshot for snapshot in newest_first if is_ours(snapshot)]
+    others = [snapshot for snapshot in newest_first if snapshot not in ours]
+    for old in (ours + others)[keep:]:
         old.path.unlink(missing_ok=True)
-    return snapshots[:keep]
+    return ours[:keep]
 
 
 def _describe(path: Path) -> Snapshot | None:

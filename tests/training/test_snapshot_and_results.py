@@ -9,6 +9,7 @@ from atom.base.errors import StorageError
 from atom.swarm.arenas import arena_digest
 from atom.training.results import Results
 from atom.training.snapshot import (
+    Snapshot,
     list_snapshots,
     load_snapshot,
     prune_snapshots,
@@ -30,9 +31,25 @@ def test_snapshot_round_trip(tmp_path: Path) -> None:
 def test_newest_first_and_pruned(tmp_path: Path) -> None:
     for number in (1, 3, 2):
         write_snapshot(tmp_path, number, bytes([number]) * 32, b"d" * 32, arenas(number))
-    kept = prune_snapshots(tmp_path, keep=2)
+    kept = prune_snapshots(tmp_path, lambda snapshot: True, keep=2)
     assert [snapshot.round for snapshot in kept] == [3, 2]
     assert [snapshot.round for snapshot in list_snapshots(tmp_path)] == [3, 2]
+
+
+def test_a_discarded_branch_never_outlives_our_own_state(tmp_path: Path) -> None:
+    def is_ours(snapshot: Snapshot) -> bool:
+        return snapshot.head.startswith(b"our")
+
+    for number in (115, 120):  # of a branch that had got further, with less work
+        write_snapshot(tmp_path, number, b"their".ljust(32), b"d" * 32, arenas(number))
+    assert prune_snapshots(tmp_path, is_ours) == []
+    assert len(list_snapshots(tmp_path)) == 2, "nothing of ours takes their place yet"
+    first = write_snapshot(tmp_path, 110, b"our first".ljust(32), b"d" * 32, arenas(110))
+    assert prune_snapshots(tmp_path, is_ours) == [first]
+    assert [snapshot.round for snapshot in list_snapshots(tmp_path)] == [120, 110]
+    second = write_snapshot(tmp_path, 112, b"our second".ljust(32), b"d" * 32, arenas(112))
+    assert prune_snapshots(tmp_path, is_ours) == [second, first]
+    assert list_snapshots(tmp_path) == [second, first]
 
 
 def test_a_damaged_snapshot_is_passed_over(tmp_path: Path) -> None:
