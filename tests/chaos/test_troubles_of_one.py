@@ -1,0 +1,67 @@
+"""One daemon and its machine's troubles: a full disk, a damaged chain, a port that is taken."""
+
+import socket
+from collections.abc import Iterator
+
+import psutil
+import pytest
+from swarm_of_processes import START_S, Peer, Swarm, ending, swarm_in
+
+STORAGE, PORT = 6, 5
+FULL_AT_BYTES = 300_000
+"""Room for tokens and results, not for a snapshot."""
+
+
+@pytest.fixture
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
+    with swarm_in(tmp_path_factory.mktemp("one"), ending("alone", 5), ["ada"]) as swarm:
+        yield swarm
+
+
+def ends_with(swarm: Swarm, code: int) -> str:
+    """What the founder says on its way out; a user's trouble is told without a traceback."""
+    peer = swarm.founder
+    assert peer.wait(START_S) == code, peer.story()
+    assert "Traceback" not in peer.errors()
+    assert swarm.left_over() == []
+    return peer.errors()
+
+
+def restart(peer: Peer, **limits: int) -> None:
+    peer.log.unlink()
+    peer.start(**limits)
+
+
+@pytest.mark.timeout(4 * START_S)
+def test_a_full_disk_then_a_damaged_chain(alone: Swarm) -> None:
+    peer = alone.founder
+    peer.start("start", str(alone.run_file), file_size_bytes=FULL_AT_BYTES)
+    alone.until((peer.state / "program").exists, "a process worth looking at", START_S)
+    family = peer.family()
+    said = ends_with(alone, STORAGE)
+    assert "could not write the snapshot" in said
+    assert "hint:" in said
+    assert psutil.wait_procs(family, timeout=5.0)[1] == [], "no process outlives a failure"
+
+    restart(peer)
+    ends_with(alone, 0)
+    assert peer.events("left")[-1]["ending"] == "rounds-reached"
+    assert peer.last_round == 5
+
+    chain = peer.state / "chain.bin"
+    raw = bytearray(chain.read_bytes())
+    raw[len(raw) // 2] ^= 0xFF
+    chain.write_bytes(raw)
+    restart(peer)
+    said = ends_with(alone, STORAGE)
+    assert "chain.bin is damaged" in said
+    assert chain.read_bytes() == raw
+
+
+def test_a_port_that_is_taken(alone: Swarm) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        alone.founder.start("start", str(alone.run_file), "--listen", f"127.0.0.1:{port}")
+        said = ends_with(alone, PORT)
+    assert f"127.0.0.1:{port}" in said
+    assert "hint:" in said
