@@ -51,7 +51,7 @@ from atom.training.round.vocabulary import (
 )
 
 _MAX_DEFERRED = 64
-_MAX_MISSED = 8
+_MAX_AHEAD = 16
 
 
 class RoundMachine:
@@ -78,8 +78,9 @@ class RoundMachine:
         self._last_tick = now
         self._behind_since: float | None = None
         self._shunned: dict[str, float] = {}
-        self._missed: deque[tuple[Voter, CommitNotice]] = deque(maxlen=_MAX_MISSED)
-        """Commits heard of while catching up: the first after our new head may be among them."""
+        self._ahead: deque[CommitNotice] = deque(maxlen=_MAX_AHEAD)
+        """Commits heard before we stood where they start: else a joiner, who gets to a head when
+        the next commit has been said already, would chase a fast swarm for ever."""
 
     # ---- what others may see
 
@@ -200,12 +201,27 @@ class RoundMachine:
         if isinstance(message, Prevote):
             self._member.on_prevote(sender, message)
         elif isinstance(message, CommitNotice):
-            if self._may_handle(sender, message, message.commit.value.parent):
-                self._member.on_commit(message.commit)
+            self._on_commit(sender, message)
         elif isinstance(message, Prepare | Ring | Accept):
             self._on_call(sender, message)
         elif getattr(message, "parent", None) == self.head.digest:
             self._on_answer(sender, message)
+
+    def _on_commit(self, sender: Voter, message: CommitNotice) -> None:
+        value = message.commit.value
+        if value.parent != self.head.digest or self.phase is Phase.SYNCING:
+            if value.round > self.head.round:
+                self._ahead.append(message)
+        elif self._may_handle(sender, message, value.parent):
+            self._member.on_commit(message.commit)
+
+    def _take_up_commits(self) -> None:
+        """We stand at a head: perhaps what follows it was heard before."""
+        self._ahead = deque(
+            (m for m in self._ahead if m.commit.value.round > self.head.round), _MAX_AHEAD
+        )
+        for message in list(self._ahead):
+            self._member.on_commit(message.commit)
 
     def _on_call(self, sender: Voter, message: Prepare | Ring | Accept) -> None:
         """What only the ballot's own coordinator may say."""
@@ -231,8 +247,6 @@ class RoundMachine:
         deferred = self._desk.state.deferred
         if phase is Phase.STEPPING and parent == self.head.digest and len(deferred) < _MAX_DEFERRED:
             deferred.append((sender, message))
-        elif phase is Phase.SYNCING and isinstance(message, CommitNotice):
-            self._missed.append((sender, message))
         return phase not in (Phase.STEPPING, Phase.SYNCING)
 
     def _on_answer(self, sender: Voter, message: Message) -> None:
@@ -264,6 +278,7 @@ class RoundMachine:
         waiting, desk.state.deferred = desk.state.deferred, []
         for sender, message in waiting:
             self._on_message(sender, message)
+        self._take_up_commits()
 
     def _on_caught_up(self, event: CaughtUp) -> None:
         desk = self._desk
@@ -282,7 +297,4 @@ class RoundMachine:
             self._coordinator.reset()
         desk.phase = Phase.ACCUMULATING
         desk.out.append(Thaw())
-        missed = list(self._missed)
-        self._missed.clear()
-        for sender, message in missed:
-            self._on_message(sender, message)
+        self._take_up_commits()
