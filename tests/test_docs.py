@@ -107,8 +107,18 @@ def returned_keys(path: str, function: str) -> set[object]:
 
 
 def test_keys_of_info() -> None:
-    keys = returned_keys("atom/daemon/portrait.py", "info_of")
-    keys |= returned_keys("atom/daemon/life.py", "info")
+    """What `info` puts together: its own keys, and those of the portrait it spreads."""
+    keys: set[object] = set()
+    for file, name in (("life", "info"), ("portrait", "info_of")):
+        tree = ast.parse((ROOT / f"atom/daemon/{file}.py").read_text(encoding="utf-8"))
+        function = next(
+            node
+            for node in ast.walk(tree)
+            if isinstance(node, ast.FunctionDef) and node.name == name
+        )
+        returned = next(node.value for node in ast.walk(function) if isinstance(node, ast.Return))
+        assert isinstance(returned, ast.Dict)
+        keys |= {key.value for key in returned.keys if isinstance(key, ast.Constant)}
     assert first_cells(section_of("volunteer.md", "### Keys of `atom info --json`")) == keys
 
 
