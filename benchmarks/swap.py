@@ -12,6 +12,7 @@ it does more than the plain side. Needs torch alone.
 
 import argparse
 import functools
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,6 +21,7 @@ import torch
 from sides import Timing, machine, publish, ratio
 from torch import Tensor
 
+from atom.base.errors import UserError
 from atom.base.units import parse_bytes
 from atom.graph.ir import Program
 from atom.graph.program import compile_program
@@ -235,4 +237,7 @@ def _options() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except UserError as problem:
+        sys.exit(f"error: {problem.message}\nhint:  {problem.hint}")
