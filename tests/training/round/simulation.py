@@ -31,9 +31,13 @@ from atom.swarm.messages import (
     Promise,
     Ring,
 )
-from atom.training.round import Terms
+from atom.training.round import Patience, Terms
 
 _WEIGHTY = (Prepare, Promise, Ring, Accept, AcceptedVote, CommitNotice, CommitNotice, Abort)
+HASTY = Patience(
+    prevote=0.3, promise=0.5, votes=0.2, quiet=0.2, rank=0.05, holding=1.5, retry=0.1, grace=4.0
+)
+"""Everybody wants to lead, nobody waits: more rivalry in a minute than in a year of patience."""
 NAMES = "ABCDEFGHIJKLMNOP"
 STORY_LINES = 400
 
@@ -83,6 +87,7 @@ class Setting:
     branches: bool = True
     last_round: int | None = None
     through_bytes: bool = False
+    patience: Patience = Patience()
 
 
 class Swarm:
@@ -96,7 +101,10 @@ class Swarm:
         self.directory = Directory(self.agenda, self.dice)
         self.rings = Rings(self.agenda, self.network, self.dice)
         self.terms = Terms(
-            self.setting.global_batch, self.setting.last_round, self.setting.branches
+            self.setting.global_batch,
+            self.setting.last_round,
+            self.setting.branches,
+            self.setting.patience,
         )
         self._names: dict[str, str] = {}
         self._story = Story(self._names)
