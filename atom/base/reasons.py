@@ -15,12 +15,9 @@ class Reason(StrEnum):
     TIMEOUT = "timeout"
     # records
     BAD_SIGNATURE = "bad-signature"
-    REPLAYED = "replayed"
-    EXPIRED = "expired"
     # rounds
     WRONG_HEAD = "wrong-head"
     BALLOT_TOO_LOW = "ballot-too-low"
-    NOT_A_VOTER = "not-a-voter"
     VOTER_ALIVE = "voter-alive"
     BUSY = "busy"
     EARLY = "early"

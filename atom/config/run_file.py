@@ -150,6 +150,8 @@ class Swarm(Section):
 
     grace_seconds: float = Field(default=12.0, ge=1, le=86400)
     """How long the others wait for silent voters before they go on without a quorum."""
+    codec: Literal["float32", "bfloat16"] = "float32"
+    """How gradients travel between peers: bfloat16 halves the traffic, and rounds the average."""
     survivors: Literal["branch", "pause"] = "branch"
     """Without a quorum: go on as a recorded branch, or wait for as long as it takes."""
 

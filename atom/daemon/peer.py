@@ -30,6 +30,7 @@ from atom.swarm.addresses import (
     parse_multiaddrs,
 )
 from atom.swarm.blobs import BlobServer, BlobShelf
+from atom.swarm.codec import CODECS
 from atom.swarm.dht_frames import NodeSettings
 from atom.swarm.directory import DhtDirectory, open_directory
 from atom.swarm.throttle import Bandwidth
@@ -153,7 +154,8 @@ def _assemble(
     bench = Bench(
         member.replica, worker, deck, journal, results, shelf, replay, box.state.snapshots
     )
-    hands = ReplicaHands(bench, transport, _schedule(member), clock, events)
+    codec = CODECS[member.run.swarm.codec]
+    hands = ReplicaHands(bench, transport, _schedule(member), clock, events, codec)
     shelf.announce_snapshots(prune_snapshots(box.state.snapshots, journal.leads_to))
     server = BlobServer(blobs, clock)
 
@@ -200,6 +202,7 @@ def _schedule(member: Membership) -> Schedule:
         validation_batches=run.validation.batches if run.validation else 0,
         micro_batch=run.batch.micro_batch_sequences,
         sequence_tokens=run.model.sequence_tokens,
+        last_round=run.run.rounds,
     )
 
 

@@ -226,7 +226,7 @@ def _sub_models(
                 first_name=layers[0].name,
                 last_name=layers[-1].name,
                 load_bytes=SlotLayout.of(part, program.layout).elements * precision.itemsize,
-                need_bytes=need_bytes(layers),
+                need_bytes=need_bytes(layers, precision.itemsize),
                 flops=sum(layer.flops for layer in layers),
             )
         )

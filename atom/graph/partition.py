@@ -1,9 +1,10 @@
 """Where to cut a chain of layers into sub-models that fit a device.
 
-While a sub-model computes, the next one is being loaded, so a sub-model with parameters P,
-gradients G (as large as P) and activations A needs
+While a sub-model computes, the next one is being loaded; while its gradients leave, the next
+one's are made. So the device holds two slots for parameters P, in the run's precision, and two for
+their gradients G, in float32 whatever the precision. With activations A a sub-model needs
 
-    2·P + G + A ≤ device budget,
+    2·P + 2·G + A ≤ device budget,
 
 where a parameter used by several layers of one sub-model is held once, and A is what the
 sub-model takes and gives plus the working memory of all its layers (backward recomputes the whole
@@ -23,6 +24,8 @@ from dataclasses import dataclass, field
 
 from atom.base.errors import DeviceError
 from atom.base.units import format_bytes
+
+GRADIENT_ELEMENT_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -51,24 +54,33 @@ def finest_cut(layers: int) -> list[tuple[int, int]]:
     return [(index, index) for index in range(layers)]
 
 
-def need_bytes(layers: Sequence[LayerCost]) -> int:
-    """Device memory of one sub-model made of these consecutive layers."""
-    return _need(layers, _parameter_bytes(layers))
+def need_bytes(layers: Sequence[LayerCost], element_bytes: int = GRADIENT_ELEMENT_BYTES) -> int:
+    """Device memory of one sub-model made of these consecutive layers.
+
+    `element_bytes`: of one parameter as it is loaded (2 in bfloat16 and float16).
+    """
+    working = sum(layer.working_bytes for layer in layers)
+    held = _held_bytes(_parameter_bytes(layers), element_bytes)
+    return held + working + layers[0].input_bytes + layers[-1].output_bytes
 
 
-def balanced_cut(layers: Sequence[LayerCost], device_budget_bytes: int) -> list[tuple[int, int]]:
+def balanced_cut(
+    layers: Sequence[LayerCost],
+    device_budget_bytes: int,
+    element_bytes: int = GRADIENT_ELEMENT_BYTES,
+) -> list[tuple[int, int]]:
     """The fewest, most even sub-models that fit, as (first layer, last layer), both included.
 
     Raises: DeviceError naming the first layer that does not fit alone.
     """
     for layer in layers:
-        _refuse_too_large(layer, device_budget_bytes)
+        _refuse_too_large(layer, device_budget_bytes, element_bytes)
     best: list[tuple[int, int]] = [(0, 0)]
     starts = [0]
     for end in range(1, len(layers) + 1):
         found, start = min(
             ((best[start][0] + 1, max(best[start][1], held)), start)
-            for start, held in _fitting_starts(layers, end, device_budget_bytes)
+            for start, held in _fitting_starts(layers, end, device_budget_bytes, element_bytes)
         )
         best.append(found)
         starts.append(start)
@@ -76,7 +88,7 @@ def balanced_cut(layers: Sequence[LayerCost], device_budget_bytes: int) -> list[
 
 
 def _fitting_starts(
-    layers: Sequence[LayerCost], end: int, budget_bytes: int
+    layers: Sequence[LayerCost], end: int, budget_bytes: int, element_bytes: int
 ) -> list[tuple[int, int]]:
     """(start, parameter bytes) of every sub-model that ends before `end` and fits."""
     held: dict[str, int] = {}
@@ -85,10 +97,10 @@ def _fitting_starts(
         held.update(layers[start].parameters)
         working += layers[start].working_bytes
         parameter_bytes = sum(held.values())
-        if 3 * parameter_bytes + working > budget_bytes:
+        need = _held_bytes(parameter_bytes, element_bytes) + working
+        if need > budget_bytes:
             break  # earlier starts only need more
-        boundary = layers[start].input_bytes + layers[end - 1].output_bytes
-        if 3 * parameter_bytes + working + boundary <= budget_bytes:
+        if need + layers[start].input_bytes + layers[end - 1].output_bytes <= budget_bytes:
             fitting.append((start, parameter_bytes))
     return fitting
 
@@ -101,12 +113,12 @@ def _walk_back(starts: Sequence[int]) -> list[tuple[int, int]]:
     return cut[::-1]
 
 
-def _refuse_too_large(layer: LayerCost, budget_bytes: int) -> None:
-    need = need_bytes([layer])
+def _refuse_too_large(layer: LayerCost, budget_bytes: int, element_bytes: int) -> None:
+    need = need_bytes([layer], element_bytes)
     if need > budget_bytes:
         raise DeviceError(
             f"layer {layer.name} needs {format_bytes(need)} of device memory "
-            f"(twice its parameters, their gradients, activations); "
+            f"(its parameters and their gradients twice, activations); "
             f"the budget is {format_bytes(budget_bytes)}",
             "give the peer more device memory, or use smaller micro-batches or bfloat16",
         )
@@ -119,6 +131,6 @@ def _parameter_bytes(layers: Sequence[LayerCost]) -> int:
     return sum(held.values())
 
 
-def _need(layers: Sequence[LayerCost], parameter_bytes: int) -> int:
-    working = sum(layer.working_bytes for layer in layers)
-    return 3 * parameter_bytes + working + layers[0].input_bytes + layers[-1].output_bytes
+def _held_bytes(parameter_bytes: int, element_bytes: int) -> int:
+    """Both slots of parameters and of gradients."""
+    return 2 * parameter_bytes + 2 * parameter_bytes * GRADIENT_ELEMENT_BYTES // element_bytes

@@ -48,7 +48,8 @@ def build_program(
     """
     layers = layers_of(graph)
     if cut is None and device_budget_bytes is not None:
-        cut = balanced_cut(layer_costs(graph, layers), device_budget_bytes)
+        costs = layer_costs(graph, layers)
+        cut = balanced_cut(costs, device_budget_bytes, graph.parameter_dtype.itemsize)
     finest = finest_cut(len(layers))
     cut = finest if cut is None else [(first, last) for first, last in cut]
     _check_cut(cut, layers)

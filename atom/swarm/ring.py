@@ -8,7 +8,7 @@ step s+1. (Patarasu & Yuan 2009, "Bandwidth optimal all-reduce algorithms".)
 """
 
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from atom.swarm.chain import Ballot, canonical_digest
@@ -17,7 +17,6 @@ ALIGNMENT = 16
 """Elements. Vector kernels round alike on every processor only if pieces start and end here."""
 
 _HEADER = struct.Struct(">8sBHQ")
-_SEARCH_STEPS = 20_000
 
 
 @dataclass(frozen=True)
@@ -126,48 +125,3 @@ def contributors(segment: int, count: int, members: int) -> int:
 def ring_tag(parent: bytes, ballot: Ballot) -> bytes:
     """The name of one attempt's ring: channels and chunks of another attempt never mix in."""
     return canonical_digest("ring", [parent, ballot])
-
-
-@dataclass(frozen=True)
-class Link:
-    """A member's way to the network."""
-
-    peer_id: str
-    bits_per_s: float
-
-
-def ring_order(
-    members: Sequence[Link], unreachable: Iterable[frozenset[str]] = ()
-) -> tuple[str, ...] | None:
-    """An order in which no two neighbours are unreachable to each other; None if there is none.
-
-    Each member carries the same load wherever it sits, so a ring is as fast as its slowest link;
-    what an order can do is put like beside like, fastest first, so that a slow link is met by one
-    fast neighbour's buffers and not by many. Deterministic; the search is bounded, and with very
-    many broken pairs it may give up (None) although an order exists.
-    """
-    ranked = [link.peer_id for link in sorted(members, key=lambda m: (-m.bits_per_s, m.peer_id))]
-    broken = set(unreachable)
-    if len(ranked) <= 1:
-        return tuple(ranked)
-    budget = [_SEARCH_STEPS]
-    return _extend(ranked[:1], ranked[1:], broken, budget)
-
-
-def _extend(
-    placed: list[str], left: list[str], broken: set[frozenset[str]], budget: list[int]
-) -> tuple[str, ...] | None:
-    """Depth-first: the next fastest member that can sit beside the last one."""
-    if not left:
-        closes = frozenset((placed[-1], placed[0])) not in broken
-        return tuple(placed) if closes else None
-    for index, candidate in enumerate(left):
-        if budget[0] <= 0:
-            return None
-        if frozenset((placed[-1], candidate)) in broken:
-            continue
-        budget[0] -= 1
-        rest = left[:index] + left[index + 1 :]
-        if found := _extend([*placed, candidate], rest, broken, budget):
-            return found
-    return None

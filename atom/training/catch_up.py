@@ -61,6 +61,8 @@ class Donors(Protocol):
     def offers(self, peer_id: str) -> list[Offer]: ...
     def state(self, offer: Offer, peers: Sequence[str]) -> Arenas: ...
     def result(self, digest: bytes, peers: Sequence[str]) -> torch.Tensor: ...
+    def forget(self, offer: Offer) -> None:
+        """The state is loaded: what was downloaded for it may go."""
 
 
 class Replay:
@@ -220,6 +222,7 @@ class Replay:
                 raise PeerRefused(Reason.STATE_MISMATCH, f"state of round {offer.round}")
         self.usable = False  # until the journal says the same
         self._replica.load_state(arenas, offer.round)
+        self._donors.forget(offer)
         return offer.round
 
     def _offers(self, peer: str) -> list[Offer]:

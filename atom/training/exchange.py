@@ -12,6 +12,7 @@ from atom.optim.clipping import gradient_norm
 from atom.swarm.allreduce import RingBroken, all_reduce, open_ring
 from atom.swarm.arenas import arena_digest
 from atom.swarm.chain import Ballot, Contribution
+from atom.swarm.codec import Codec
 from atom.swarm.ring import ring_tag
 from atom.swarm.transport import PeerTransport
 from atom.training.results import Results
@@ -40,12 +41,14 @@ class Exchange:
         gradients: Callable[[], Tensor],
         post: Callable[[RingFinished | RingFailed], None],
         clock: Clock,
+        codec: Codec,
     ) -> None:
         self._transport = transport
         self._results = results
         self._gradients = gradients
         self._post = post
         self._clock = clock
+        self._codec = codec
         self._lock = threading.Lock()
         self._run: _Run | None = None
         self.seconds: dict[bytes, float] = {}
@@ -124,6 +127,7 @@ class Exchange:
                 1.0 / total,
                 PROGRESS_S,
                 run.cancelled,
+                self._codec,
             )
             norm = gradient_norm(result)
             digest = arena_digest(result)

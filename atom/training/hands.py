@@ -18,6 +18,7 @@ from atom.base.events import EventSink
 from atom.optim.clipping import gradient_norm
 from atom.swarm.arenas import state_digest
 from atom.swarm.chain import Ballot, Commit, Contribution, Head
+from atom.swarm.codec import Codec
 from atom.swarm.transport import PeerTransport
 from atom.training.catch_up import CatchUpFailed, Replay
 from atom.training.exchange import Exchange
@@ -45,6 +46,7 @@ class Schedule:
     validation_batches: int
     micro_batch: int
     sequence_tokens: int
+    last_round: int | None = None
 
 
 @dataclass
@@ -82,6 +84,7 @@ class ReplicaHands:
         schedule: Schedule,
         clock: Clock,
         events: EventSink,
+        codec: Codec,
     ) -> None:
         self._replica = bench.replica
         self._worker = bench.worker
@@ -95,6 +98,7 @@ class ReplicaHands:
         self._schedule = schedule
         self._clock = clock
         self._events = events
+        self._codec = codec
         self._exchange: Exchange
         self._post: Callable[[Event], None]
         self._on_change: Callable[[], None]
@@ -108,7 +112,12 @@ class ReplicaHands:
         self._post = post
         self._on_change = on_change
         self._exchange = Exchange(
-            self._transport, self._results, lambda: self._replica.gradients, post, self._clock
+            self._transport,
+            self._results,
+            lambda: self._replica.gradients,
+            post,
+            self._clock,
+            self._codec,
         )
 
     def close(self) -> None:
@@ -199,7 +208,8 @@ class ReplicaHands:
         self._account(commit, digest)
         self._results.release()
         self._shelf.announce_chain()
-        if value.round % self._schedule.snapshot_rounds == 0:
+        due = value.round % self._schedule.snapshot_rounds == 0
+        if due or value.round == self._schedule.last_round:
             self.snapshot(digest)
         self.after_step()
 

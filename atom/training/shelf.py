@@ -10,6 +10,7 @@ never makes anybody wait.
 """
 
 import json
+import shutil
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -134,11 +135,17 @@ class PeerDonors:
             peers,
             name,
             options,
-            into=self._downloads / offer.head.hex()[:16],
+            into=self._folder(offer),
             on_progress=self._on_progress,
             stop=self._stop,
         )
         return fetched.arenas
+
+    def forget(self, offer: Offer) -> None:
+        shutil.rmtree(self._folder(offer), ignore_errors=True)
+
+    def _folder(self, offer: Offer) -> Path:
+        return self._downloads / offer.head.hex()[:16]
 
     def result(self, digest: bytes, peers: Sequence[str]) -> torch.Tensor:
         options = FetchOptions(4 * self._elements + (1 << 20))

@@ -83,7 +83,7 @@ def test_more_memory_never_means_more_sub_models(layers: list[LayerCost]) -> Non
 def test_what_does_not_fit_is_named_with_need_and_budget() -> None:
     layers = [LayerCost("small", {"a": 10}), LayerCost("blocks.7", {"b": 2**30})]
     with pytest.raises(
-        DeviceError, match=r"blocks\.7 needs 3\.0 GiB.*budget is 2\.0 GiB"
+        DeviceError, match=r"blocks\.7 needs 4\.0 GiB.*budget is 2\.0 GiB"
     ) as caught:
         balanced_cut(layers, 2 * 2**30)
     assert "micro-batches" in caught.value.hint
@@ -91,12 +91,21 @@ def test_what_does_not_fit_is_named_with_need_and_budget() -> None:
 
 def test_even_pieces_beat_greedy_ones() -> None:
     layers = [LayerCost(str(index), {str(index): 10}) for index in range(4)]
-    assert balanced_cut(layers, 3 * 30) == [(0, 1), (2, 3)]
+    assert balanced_cut(layers, 4 * 30) == [(0, 1), (2, 3)]
 
 
 def test_a_tied_parameter_is_counted_once() -> None:
     layers = [LayerCost("first", {"tied": 100}), LayerCost("last", {"tied": 100})]
-    assert balanced_cut(layers, 300) == [(0, 1)]
+    assert balanced_cut(layers, 400) == [(0, 1)]
+
+
+def test_gradients_are_float32_whatever_the_precision() -> None:
+    layers = [LayerCost("one", {"a": 100})]
+    assert need_bytes(layers, element_bytes=4) == 2 * 100 + 2 * 100
+    assert need_bytes(layers, element_bytes=2) == 2 * 100 + 2 * 200
+    with pytest.raises(DeviceError):
+        balanced_cut(layers, 599, element_bytes=2)
+    assert balanced_cut(layers, 600, element_bytes=2) == [(0, 0)]
 
 
 def test_finest() -> None:

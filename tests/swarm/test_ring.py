@@ -1,12 +1,11 @@
 """The plan alone: simulated with sets, it must put every part into every sum exactly once."""
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atom.swarm.chain import Ballot
 from atom.swarm.identity import peer_id_of
-from atom.swarm.ring import ALIGNMENT, Link, RingPlan, contributors, ring_order, ring_tag
+from atom.swarm.ring import ALIGNMENT, RingPlan, contributors, ring_tag
 
 PLANS = st.builds(
     RingPlan,
@@ -91,32 +90,3 @@ def test_tags_differ_by_parent_and_ballot() -> None:
     ballots = [Ballot(1, peer, bytes(16)), Ballot(2, peer, bytes(16))]
     tags = {ring_tag(parent, ballot) for parent in (b"a" * 32, b"b" * 32) for ballot in ballots}
     assert len(tags) == 4
-
-
-def links(*names: str) -> list[Link]:
-    return [Link(name, 1e6) for name in names]
-
-
-def test_order_is_fastest_first_and_the_same_everywhere() -> None:
-    members = [Link("slow", 1e6), Link("b", 1e9), Link("a", 1e9)]
-    assert ring_order(members) == ("a", "b", "slow")
-    assert ring_order(members[::-1]) == ("a", "b", "slow")
-    assert ring_order([]) == ()
-    assert ring_order(links("a")) == ("a",)
-
-
-@pytest.mark.parametrize("broken", [[("a", "b")], [("a", "b"), ("c", "d")], [("a", "d")]])
-def test_unreachable_pairs_are_never_neighbours(broken: list[tuple[str, str]]) -> None:
-    pairs = [frozenset(pair) for pair in broken]
-    order = ring_order(links("a", "b", "c", "d"), pairs)
-    assert order is not None
-    assert sorted(order) == ["a", "b", "c", "d"]
-    around = {frozenset((order[i - 1], order[i])) for i in range(4)}
-    assert not around & set(pairs)
-
-
-def test_no_order_is_none_and_soon() -> None:
-    assert ring_order(links("a", "b"), [frozenset(("a", "b"))]) is None
-    names = [f"p{number}" for number in range(30)]
-    isolated = [frozenset(("p0", name)) for name in names[2:]]
-    assert ring_order(links(*names), isolated) is None

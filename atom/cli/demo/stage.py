@@ -14,7 +14,7 @@ _PEER_FILE = """\
 # Every peer of the demo: one thread each, reachable from this machine alone.
 [device]
 kind = "cpu"
-memory = "1 GiB"
+memory = "16 MiB"             # so little that the model goes through it in four pieces
 cpu_threads = 1
 
 [network]
