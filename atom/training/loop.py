@@ -203,7 +203,7 @@ class RoundLoop:
     def _count(self, head: Head, view: View) -> SwarmCount:
         """What the others counted, and how many share the work: those at our head, and members
         of the last round whose new lease is still on its way."""
-        mates = same_head(head, view)
+        mates = self._machine.answering(same_head(head, view))
         coming = {
             peer
             for peer, lease in view.fresh.items()

@@ -4,6 +4,8 @@ A coordinator holds no authority over what is true. It may only propose a result
 its own ballot made, or finish a value that somebody in a quorum accepted before.
 """
 
+from collections.abc import Iterable
+
 from atom.base.reasons import Reason
 from atom.swarm.chain import VOTE_DOMAIN, Ballot, Commit, Contribution, Value, Vote, Voter
 from atom.swarm.chain import vote_payload as payload_of
@@ -22,6 +24,7 @@ from atom.swarm.messages import (
     Ring,
     Suspect,
 )
+from atom.swarm.records import Lease
 from atom.training.round.attempt import Attempt, Stage, odd_states_out, value_to_finish
 from atom.training.round.desk import Desk
 from atom.training.round.electorate import (
@@ -51,6 +54,8 @@ class Coordinator:
         self._trigger_since: float | None = None
         self._told_waiting = False
         self._suspicions: dict[str, int] = {}
+        self._unheard: dict[str, int] = {}
+        """Who gave no answer, and the serial of the lease it showed then."""
 
     # ---- when
 
@@ -91,9 +96,22 @@ class Coordinator:
         desk = self._desk
         if any(slot.accepted for slot in desk.state.slots.by_survivors.values()):
             return True
-        others = same_head(desk.head, desk.view).values()
+        others = self.answering(same_head(desk.head, desk.view)).values()
         count = desk.view.sequences + sum(lease.sequences for lease in others)
         return count >= desk.terms.global_batch
+
+    def answering(self, leases: dict[str, Lease]) -> dict[str, Lease]:
+        """Those of `leases` to count on. What a silent peer has counted does not come to the ring:
+        until it renews its lease, the others have to do that work as well."""
+        return {
+            peer_id: lease
+            for peer_id, lease in leases.items()
+            if self._unheard.get(peer_id) != lease.serial
+        }
+
+    def _give_up_on(self, peers: Iterable[str]) -> None:
+        fresh = self._desk.view.fresh
+        self._unheard.update({peer: fresh[peer].serial for peer in peers if peer in fresh})
 
     def _tell_if_waiting(self, chosen: Electorate | None) -> None:
         desk = self._desk
@@ -185,6 +203,7 @@ class Coordinator:
         assert attempt is not None
         if not attempt.all_answered() and self._desk.now < attempt.deadline:
             return
+        self._give_up_on(attempt.expected - {voter.peer_id for voter in attempt.promises})
         if not attempt.decidable() or self._desk.me not in attempt.promises:
             self.give_up(Reason.NO_QUORUM)
             return
@@ -326,6 +345,7 @@ class Coordinator:
 
     def on_unreachable(self, peer_id: str) -> None:
         """Nobody there, or nothing to be had from it: stop waiting for its answer."""
+        self._give_up_on([peer_id])
         attempt = self.attempt
         if attempt is None:
             return

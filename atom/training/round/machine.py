@@ -107,6 +107,10 @@ class RoundMachine:
         last = self._desk.terms.last_round
         return last is not None and self.head.round >= last
 
+    def answering(self, leases: dict[str, Lease]) -> dict[str, Lease]:
+        """Those of `leases` whose counts will come to the next ring, as far as we know."""
+        return self._coordinator.answering(leases)
+
     # ---- the door
 
     def handle(self, event: Event, now: float) -> list[Action]:

@@ -1,0 +1,138 @@
+"""A peer that is gone, but whose lease still shows what it counted: the others do its work."""
+
+from dataclasses import replace
+
+from atom.swarm.chain import Ballot, Head, Voter
+from atom.swarm.identity import Identity
+from atom.swarm.messages import Prepare, Prevote, PrevoteAnswer, Promise
+from atom.swarm.records import Lease, PeerState
+from atom.training.round import RoundMachine, Terms
+from atom.training.round.vocabulary import (
+    Action,
+    Freeze,
+    Frozen,
+    Phase,
+    Received,
+    Report,
+    Send,
+    StartRing,
+    Tick,
+    Unreachable,
+    View,
+)
+
+US = Identity.create()
+ME = Voter(US.peer_id, b"m" * 16)
+MATE, GONE = (Voter(Identity.create().peer_id, letter * 16) for letter in (b"a", b"g"))
+VOTERS = tuple(sorted([ME, MATE, GONE]))
+HEAD = Head(b"h" * 32, 7, 700, 700, VOTERS, tuple(v.peer_id for v in VOTERS))
+STATE = b"d" * 32
+
+
+def lease(voter: Voter, sequences: int, serial: int = 1) -> Lease:
+    return Lease(
+        peer_id=voter.peer_id,
+        incarnation=voter.incarnation,
+        serial=serial,
+        issued_at=0.0,
+        state=PeerState.ACCUMULATING,
+        head=HEAD.digest,
+        round=HEAD.round,
+        work=HEAD.work,
+        sequences=sequences,
+        rounds_joined=0,
+        sequences_committed=0,
+        sequences_per_s=1.0,
+        tokens_per_s=1.0,
+        pass_seconds=0.1,
+        loss=None,
+        state_digest=STATE,
+        addresses=(),
+    )
+
+
+class Story:
+    """Our machine, with a mate that answers and a third that shows its count and says nothing."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        terms = Terms(global_batch=96)
+        self.machine = RoundMachine(ME, HEAD, STATE, terms, US.sign, self.now)
+        self.leases = {v.peer_id: lease(v, 32) for v in (MATE, GONE)}
+        self.own = 32
+        self.reports: list[str] = []
+        self.ring: StartRing | None = None
+
+    def tick(self, seconds: float = 0.1) -> None:
+        self.now += seconds
+        self.take(self.machine.handle(Tick(View(fresh=self.leases, sequences=self.own)), self.now))
+
+    def until(self, what: str, seconds: float) -> None:
+        ends_at = self.now + seconds
+        while what not in self.reports and self.ring is None:
+            assert self.now < ends_at, f"no {what} in {seconds} s"
+            self.tick()
+
+    def take(self, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case Send(MATE.peer_id, message):
+                    self.answer(message)
+                case Freeze(ballot):
+                    self.tell(Frozen(ballot, self.own, 1.0))
+                case StartRing():
+                    self.ring = action
+                case Report(kind, fields):
+                    self.reports.append(f"{kind} {fields.get('reason', '')}")
+                case _:
+                    pass
+
+    def answer(self, message: object) -> None:
+        match message:
+            case Prevote(parent, serial):
+                self.hear(PrevoteAnswer(parent, serial, ""))
+            case Prepare(parent, ballot, _):
+                self.hear(promise(parent, ballot, self.leases[MATE.peer_id].sequences))
+            case _:
+                pass
+
+    def hear(self, message: PrevoteAnswer | Promise) -> None:
+        self.tell(Received(MATE.peer_id, MATE.incarnation, message))
+
+    def tell(self, event: Frozen | Received | Unreachable) -> None:
+        self.take(self.machine.handle(event, self.now))
+
+    def counted_on(self) -> set[str]:
+        return set(self.machine.answering(self.leases))
+
+
+def promise(parent: bytes, ballot: Ballot, sequences: int) -> Promise:
+    return Promise(parent, ballot, None, None, sequences, 1.0, STATE, False)
+
+
+def test_the_rest_work_for_a_silent_peer_long_before_its_lease_lapses() -> None:
+    story = Story()
+    assert story.counted_on() == {MATE.peer_id, GONE.peer_id}
+    story.until("attempt-ended early", 8.0)
+    assert story.counted_on() == {MATE.peer_id}
+    story.reports.clear()
+    for _ in range(30):
+        story.tick()
+    assert story.reports == [], "nothing to try while the count of those who answer is too low"
+    story.own = 64
+    story.until("ring", 6.0)
+    assert story.ring is not None
+    assert {m.peer_id: m.sequences for m in story.ring.members} == {
+        ME.peer_id: 64,
+        MATE.peer_id: 32,
+    }
+
+
+def test_whoever_renews_its_lease_is_counted_on_again() -> None:
+    story = Story()
+    story.tick()
+    story.tell(Unreachable(GONE.peer_id))
+    assert story.counted_on() == {MATE.peer_id}
+    story.leases[GONE.peer_id] = replace(story.leases[GONE.peer_id], serial=2)
+    assert story.counted_on() == {MATE.peer_id, GONE.peer_id}
+    assert story.machine.phase is Phase.ACCUMULATING
