@@ -139,7 +139,7 @@ def _cut_title(plan: Plan) -> str:
 
 def _sub_models(parts: Sequence[PlannedSubModel]) -> RenderableType:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="quiet")
-    for title in ("#", "layers", "load", "GFLOP forward"):
+    for title in ("#", "layers", "load", "on the device", "GFLOP forward"):
         table.add_column(title, justify="left" if title == "layers" else "right")
     shown = list(parts)
     if len(parts) > MAX_SUB_MODELS:
@@ -152,6 +152,7 @@ def _sub_models(parts: Sequence[PlannedSubModel]) -> RenderableType:
             str(part.index),
             " … ".join(dict.fromkeys(names)),
             format_bytes(part.load_bytes),
+            format_bytes(part.need_bytes),
             f"{part.flops / 1e9:,.1f}",
         )
     return table
