@@ -55,6 +55,7 @@ class Life:
         self._facts = Facts(Phase.SYNCING, 0.0)
         self._facts_lock = threading.Lock()
         self._looked_around = False
+        self._dropped_before_leaving = 0
         self._saved_contacts: tuple[str, ...] = ()
         self._contacts_due = 0.0
 
@@ -119,6 +120,7 @@ class Life:
 
         self.parts.worker.submit(restore)
         while not restored.wait(_LOOK_S):
+            self._obey_signals()
             if self._failure is not None:
                 raise self._failure
         self._enter_rounds(digests[0])
@@ -139,6 +141,8 @@ class Life:
         )
         self._console.note(f"peer {parts.me.peer_id} at round {head.round}")
         self._loop.start()
+        if self._facts.leave_by is not None:
+            self._loop.leave()
         parts.lookout.watch(self._next_lease, self._take_leases, self.fail)
 
     def _take_leases(self, leases: dict[str, Lease]) -> None:
@@ -214,6 +218,9 @@ class Life:
 
     def _settle(self) -> None:
         """Also on the worker's thread: settled as soon as nothing of ours is uncommitted."""
+        dropped = self.parts.hands.tally.sequences_dropped
+        if dropped > self._dropped_before_leaving:
+            self._update(work_dropped=True)
         if self.parts.hands.own_sequences() == 0 and self._facts.settled_at is None:
             self.parts.worker.hold("leaving")
             self._update(settled_at=self._clock.now())
@@ -281,6 +288,7 @@ class Life:
         if self._facts.leave_by is not None:
             return "already leaving"
         seconds = LEAVE_S if deadline_s is None else deadline_s
+        self._dropped_before_leaving = self.parts.hands.tally.sequences_dropped
         self._update(paused=False, leave_by=self._clock.now() + seconds)
         self.parts.worker.release("paused")
         self.parts.worker.submit(self._settle)

@@ -30,7 +30,7 @@ class Ending(StrEnum):
     ROUNDS_REACHED = "rounds-reached"
     LEFT = "left"
     LEFT_LATE = "left-late"
-    """The deadline came first: counted work was given up."""
+    """Counted work was given up: the deadline came first, or a round closed without it."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,8 @@ class Facts:
     """When the run's last round was committed here."""
     laggards: int = 0
     """Fresh peers of this run whose head is not ours."""
+    work_dropped: bool = False
+    """A round closed without work that we had counted when asked to leave."""
     settled_at: float | None = None
     """When nothing of ours was left uncommitted, after the leave was requested."""
 
@@ -78,7 +80,10 @@ def ending(facts: Facts) -> Ending | None:
     if facts.settled_at is not None and not busy:
         waited = facts.now - facts.settled_at
         if facts.laggards == 0 or waited >= LINGER_S:
-            return Ending.LEFT
-    if facts.now >= facts.leave_by:
-        return Ending.LEFT if facts.sequences == 0 else Ending.LEFT_LATE
-    return None
+            return _left(facts)
+    return _left(facts) if facts.now >= facts.leave_by else None
+
+
+def _left(facts: Facts) -> Ending:
+    lost = facts.sequences > 0 or facts.work_dropped
+    return Ending.LEFT_LATE if lost else Ending.LEFT

@@ -1,9 +1,12 @@
 """The composition root: one peer, from its files to its goodbye. Everything is wired here."""
 
+import contextlib
 import json
+import resource
 from contextlib import ExitStack
 
 from atom.base.clock import BootClock
+from atom.base.errors import AddressError
 from atom.base.events import EventLog
 from atom.daemon.addresses import announced_multiaddrs, data_addresses
 from atom.daemon.console import Console
@@ -31,6 +34,7 @@ from atom.swarm.addresses import (
 )
 from atom.swarm.blobs import BlobServer, BlobShelf
 from atom.swarm.codec import CODECS
+from atom.swarm.dht_client import DirectoryUnavailable
 from atom.swarm.dht_frames import NodeSettings
 from atom.swarm.directory import DhtDirectory, open_directory
 from atom.swarm.throttle import Bandwidth
@@ -46,11 +50,15 @@ from atom.training.shelf import PeerDonors, Shelf
 from atom.training.snapshot import prune_snapshots
 from atom.training.worker import Work, Worker
 
+DHT_START_S = 180.0
+"""More than a node's own patience with slow machines and silent entrances."""
+
 __all__ = ["JoinOptions", "StartOptions", "run_join", "run_start"]
 
 
 def run_start(options: StartOptions, console: Console) -> Ending:
     """Founds (or takes up) a run and trains until it ends. Raises: UserError."""
+    _raise_file_limit()
     run = read_run(options)
     initial = parse_multiaddrs(options.initial_peers)
     box = open_box(run.run.name, options.peer_file, options.state)
@@ -72,6 +80,7 @@ def run_start(options: StartOptions, console: Console) -> Ending:
 
 def run_join(options: JoinOptions, console: Console) -> Ending:
     """Joins a run by its address and trains until it ends. Raises: UserError."""
+    _raise_file_limit()
     address = parse_join_address(options.address)
     box = open_box(address.run, options.peer_file, options.state)
     with ExitStack() as stack:
@@ -95,9 +104,23 @@ def _look(
     lookout = Lookout(BootClock(), events)
     stack.callback(lookout.close)
     lookout.start()
-    directory = lookout.call(open_directory(run, owner, node, events), 60.0)
+    try:
+        directory = lookout.call(open_directory(run, owner, node, events), DHT_START_S)
+    except (DirectoryUnavailable, TimeoutError) as problem:
+        raise AddressError(
+            f"the DHT node did not come up: {problem or 'no answer'}",
+            f"try again; its own log is {node.log_path}",
+        ) from problem
     lookout.attend(directory)
     return lookout, directory
+
+
+def _raise_file_limit() -> None:
+    """Every stored result that is offered is an open file: ask for all the system allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _node(box: Box, listen: str, initial_peers: tuple[str, ...]) -> NodeSettings:

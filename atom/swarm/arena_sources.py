@@ -4,6 +4,7 @@ import json
 import os
 import weakref
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -69,6 +70,18 @@ class FileArena:
 
     def read(self, start: int, stop: int) -> bytes:
         return self._file.read(self._offset + start, self._offset + stop)
+
+
+@dataclass(frozen=True)
+class FileBytes:
+    """The first `length` bytes of a file that only grows, or is replaced as a whole."""
+
+    path: Path
+    length: int
+
+    def open(self) -> FileArena:
+        """Raises: OSError."""
+        return FileArena(OpenFile(self.path), "uint8", self.length, 0)
 
 
 def safetensors_arenas(path: Path) -> dict[str, ArenaSource]:

@@ -18,7 +18,7 @@ from atom.base.clock import Clock
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.swarm import handshake
-from atom.swarm.arena_sources import ArenaSource, TensorArena, safetensors_arenas
+from atom.swarm.arena_sources import ArenaSource, FileBytes, TensorArena, safetensors_arenas
 from atom.swarm.arenas import (
     CHUNK_BYTES,
     DTYPES,
@@ -75,7 +75,7 @@ def _hash(name: str, source: ArenaSource) -> ArenaManifest:
     return ArenaManifest(name, source.dtype, source.elements, b"".join(digests))
 
 
-Content = bytes | Tensor | Path | Mapping[str, Tensor]
+Content = bytes | FileBytes | Tensor | Path | Mapping[str, Tensor]
 """Bytes; one tensor; a safetensors snapshot file; or a state's arenas by name."""
 
 
@@ -120,6 +120,8 @@ class BlobShelf:
 
 
 def _sources(content: Content) -> dict[str, ArenaSource]:
+    if isinstance(content, FileBytes):
+        return {BYTES_ARENA: content.open()}
     if isinstance(content, Path):
         return safetensors_arenas(content)
     if isinstance(content, bytes):

@@ -49,12 +49,15 @@ class Lanes:
 
     def _run(self, peer_id: str) -> None:
         channel: Channel | None = None
+        with self._changed:
+            ours = self._queues[peer_id]
         try:
             while (raw := self._next(peer_id)) is not None:
                 channel = self._deliver(peer_id, raw, channel)
         finally:
             with self._changed:
-                self._queues.pop(peer_id, None)
+                if self._queues.get(peer_id) is ours:  # not the queue of the lane after us
+                    del self._queues[peer_id]
             if channel is not None:
                 channel.close()
 

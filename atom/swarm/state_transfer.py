@@ -97,7 +97,8 @@ def fetch_result(
     work = _Fetch(
         transport, donors, f"result/{digest.hex()}", options, {RESULT_ARENA: into}, None, None
     )
-    work.accepts = lambda manifest: [arena.digest() for arena in manifest.arenas] == [digest]
+    wanted = [(RESULT_ARENA, digest)]
+    work.accepts = lambda manifest: [(a.name, a.digest()) for a in manifest.arenas] == wanted
     work.run(stop or threading.Event())
 
 

@@ -2,7 +2,8 @@
 
 A state is a snapshot plus the results since, and the chain says which results those are. The
 chain comes first and is verified from genesis; whatever bytes follow are accepted only under the
-names it gives them. So it does not matter who delivers.
+names it gives them. So it does not matter who delivers; but for the newest state of all, which no
+commit names yet: the next round compares its digest with everybody else's.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,12 +13,12 @@ from typing import Protocol
 
 import torch
 
-from atom.base.errors import AtomError, PeerRefused, StorageError
+from atom.base.errors import AtomError, MismatchError, PeerRefused, StorageError
 from atom.base.events import EventSink
 from atom.base.reasons import Reason
 from atom.swarm.arenas import state_digest
 from atom.swarm.chain import Commit, Head
-from atom.training.journal import Journal, parse_commits, verified_heads
+from atom.training.journal import Journal, parse_commits
 from atom.training.replica import Replica
 from atom.training.results import Results
 from atom.training.snapshot import Snapshot, list_snapshots, load_snapshot
@@ -124,6 +125,9 @@ class Replay:
                 if refused.reason in _LIES:
                     shunned.append(donor)
                 problems.append(f"{donor}: {refused}")
+            except (ValueError, MismatchError) as misfit:  # what it serves is not of this model
+                shunned.append(donor)
+                problems.append(f"{donor}: {misfit}")
             except OSError as problem:
                 problems.append(f"{donor}: {problem}")
         raise CatchUpFailed("; ".join(problems) or "no donors", tuple(shunned))
@@ -161,7 +165,7 @@ class Replay:
         commits, end = parse_commits(raw)
         if end != len(raw):
             raise PeerRefused(Reason.MALFORMED, "the chain ends in the middle of a commit")
-        heads = verified_heads(self._journal.genesis, commits)
+        heads = self._journal.verified(commits)
         if heads[-1].digest != claimed:
             raise PeerRefused(Reason.WRONG_HEAD, "the chain does not lead to the head claimed")
         return commits, heads
@@ -207,18 +211,20 @@ class Replay:
             offer.round: offer
             for peer in peers
             for offer in self._offers(peer)
-            if offer.round < len(heads) and heads[offer.round].digest == offer.head
+            if 0 <= offer.round < len(heads) and heads[offer.round].digest == offer.head
         }
         if not offers:
             self.usable = False  # from here on the replica holds round 0, or nothing
             if self._initialise():
                 return 0
             raise OSError("no donor serves a state on the chain")
-        offer = offers[max(offers)]
+        # A later commit certifies the digest of an earlier state: prefer one that is vouched for.
+        certified = [number for number in offers if number < len(commits)]
+        offer = offers[max(certified or offers)]
         arenas = self._donors.state(offer, peers)
         if offer.round < len(commits):
-            certified = commits[offer.round].value.parent_state_digest
-            if state_digest(arenas) != certified:
+            vouched_for = commits[offer.round].value.parent_state_digest
+            if state_digest(arenas) != vouched_for:
                 raise PeerRefused(Reason.STATE_MISMATCH, f"state of round {offer.round}")
         self.usable = False  # until the journal says the same
         self._replica.load_state(arenas, offer.round)

@@ -29,7 +29,7 @@ from atom.training.results import Results
 from atom.training.round.vocabulary import CaughtUp, Event, Fetched, FetchFailed, Frozen, Stepped
 from atom.training.samples import Deck
 from atom.training.shelf import Shelf
-from atom.training.snapshot import prune_snapshots, write_snapshot
+from atom.training.snapshot import prune_snapshots, tidy_snapshots, write_snapshot
 from atom.training.worker import Worker
 
 ROUND = "round"
@@ -55,6 +55,8 @@ class Tally:
 
     rounds_joined: int = 0
     sequences_committed: int = 0
+    sequences_dropped: int = 0
+    """Counted here, but not in the round that was committed: it had closed without them."""
     loss: float | None = None
     tokens_per_s: float = 0.0
     last_commit_at: float | None = None
@@ -176,18 +178,24 @@ class ReplicaHands:
         task.start()
 
     def _fetch(self, digest: bytes, holders: tuple[str, ...]) -> None:
-        for attempt in range(FETCH_ATTEMPTS):
-            try:
-                result = self._replay.fetch_result(digest, holders)
-                break
-            except (PeerRefused, OSError) as problem:
-                if attempt + 1 == FETCH_ATTEMPTS:
-                    self._events.emit("fetch-failed", detail=str(problem)[:200])
-                    self._post(FetchFailed(digest))
-                    return
-            self._closing.wait(FETCH_PAUSE_S)  # a holder offers it once it is on its disk
+        try:
+            result = self._fetched(digest, holders)
+            norm = gradient_norm(result)
+        except Exception as problem:  # noqa: BLE001 - whatever it is, the round must hear of it
+            self._events.emit("fetch-failed", detail=f"{type(problem).__name__}: {problem}"[:200])
+            self._post(FetchFailed(digest))
+            return
         self._results.hold(digest, result)
-        self._post(Fetched(digest, gradient_norm(result)))
+        self._post(Fetched(digest, norm))
+
+    def _fetched(self, digest: bytes, holders: tuple[str, ...]) -> torch.Tensor:
+        """Asks again for a while: a holder offers a result once it is on its disk."""
+        for _ in range(FETCH_ATTEMPTS - 1):
+            try:
+                return self._replay.fetch_result(digest, holders)
+            except (PeerRefused, OSError):
+                self._closing.wait(FETCH_PAUSE_S)
+        return self._replay.fetch_result(digest, holders)
 
     # ---- stepping
 
@@ -197,6 +205,7 @@ class ReplicaHands:
 
     def _step(self, commit: Commit, head: Head) -> None:
         value = commit.value
+        counted = self._replica.sequences
         result = self._results.get(value.result_digest)
         assert result is not None, "only held results are applied"
         self._results.save(value.result_digest)
@@ -204,9 +213,10 @@ class ReplicaHands:
         self._journal.append(commit)
         self._replica.apply(result, value.gradient_norm, value.round)
         digest = self._start_round(head)
-        self._post(Stepped(head.digest, digest))
-        self._account(commit, digest)
+        # Before anybody hears of the step: what is held from now on belongs to the next round.
         self._results.release()
+        self._post(Stepped(head.digest, digest))
+        self._account(commit, digest, counted)
         self._shelf.announce_chain()
         due = value.round % self._schedule.snapshot_rounds == 0
         if due or value.round == self._schedule.last_round:
@@ -216,6 +226,8 @@ class ReplicaHands:
     def begin(self) -> bytes:
         """Rebuilds our last state from disk; its digest, empty if there is none. On the worker's
         thread, before the first round."""
+        self._results.tidy()
+        tidy_snapshots(self._snapshots)
         self._replay.restore()
         digest = self._start_round(self._journal.head)
         if not self._replay.usable:
@@ -230,11 +242,13 @@ class ReplicaHands:
         self._deck.deal(head)
         return state_digest(self._replica.state_arenas())
 
-    def _account(self, commit: Commit, digest: bytes) -> None:
+    def _account(self, commit: Commit, digest: bytes, counted: int) -> None:
         value, tally, now = commit.value, self.tally, self._clock.now()
         mine = [c for c in value.contributions if c.peer_id == self._transport.peer_id]
+        averaged = sum(c.sequences for c in mine)
         tally.rounds_joined += bool(mine)
-        tally.sequences_committed += sum(c.sequences for c in mine)
+        tally.sequences_committed += averaged
+        tally.sequences_dropped += max(counted - averaged, 0)
         tally.loss = value.loss
         if tally.last_commit_at is not None:
             seconds = max(now - tally.last_commit_at, 1e-3)

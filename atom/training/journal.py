@@ -28,6 +28,7 @@ class Journal:
         self.genesis = genesis
         self.commits: list[Commit] = []
         self.heads: list[Head] = [genesis]
+        self._size_bytes = 0
 
     @classmethod
     def open(cls, path: Path, genesis: Head) -> "Journal":
@@ -45,6 +46,7 @@ class Journal:
         if end < len(raw):
             os.truncate(path, end)
         journal.commits = commits
+        journal._size_bytes = end
         return journal
 
     @property
@@ -58,6 +60,7 @@ class Journal:
             file.write(_record(commit))
             file.flush()
             os.fsync(file.fileno())
+            self._size_bytes = file.tell()
         self.commits.append(commit)
         self.heads.append(self.head.after(commit.value))
         return self.head
@@ -70,6 +73,7 @@ class Journal:
                 file.write(_record(commit))
             file.flush()
             os.fsync(file.fileno())
+            self._size_bytes = file.tell()
         os.replace(aside, self._path)
         self.commits, self.heads = list(commits), list(heads)
 
@@ -84,9 +88,26 @@ class Journal:
         """Whether its state is one of this chain."""
         return self.position(snapshot.head) == snapshot.round
 
-    def serialised(self) -> bytes:
-        """The whole chain as peers exchange it (and as the file holds it)."""
-        return b"".join(_record(commit) for commit in self.commits)
+    def verified(self, commits: Sequence[Commit]) -> list[Head]:
+        """`verified_heads` of another chain; what it shares with ours is not checked again.
+
+        Raises: PeerRefused as `verified_heads`.
+        """
+        shared = 0
+        for ours, theirs in zip(self.commits, commits, strict=False):
+            if ours != theirs:
+                break
+            shared += 1
+        known = self.heads[: shared + 1]
+        return known[:-1] + verified_heads(known[-1], commits[shared:])
+
+    @property
+    def file(self) -> tuple[Path, int]:
+        """Where the whole chain lies as peers exchange it, and how many bytes of it are written.
+
+        The file only grows, or is replaced as a whole: who has it open keeps what it offered.
+        """
+        return self._path, self._size_bytes
 
 
 def parse_commits(raw: bytes) -> tuple[list[Commit], int]:
@@ -112,7 +133,7 @@ def parse_commits(raw: bytes) -> tuple[list[Commit], int]:
 
 
 def verified_heads(genesis: Head, commits: Sequence[Commit]) -> list[Head]:
-    """The heads along a chain, every certificate checked from genesis on.
+    """The heads along a chain, every certificate checked from the first head on.
 
     Raises: PeerRefused with BAD_CERTIFICATE or WRONG_HEAD at the first commit that does not hold.
     """

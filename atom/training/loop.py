@@ -16,6 +16,7 @@ from atom.base.events import EventSink
 from atom.swarm.chain import Ballot, Commit, Contribution, Head, Voter
 from atom.swarm.freshness import LeaseBook
 from atom.swarm.message_codec import decode, encode
+from atom.swarm.rate_limit import TokenBucket
 from atom.swarm.records import Lease
 from atom.training.pacing import SwarmCount
 from atom.training.round.electorate import ACTIVE_STATES, same_head
@@ -40,6 +41,8 @@ from atom.training.round.vocabulary import (
 )
 
 TICK_S = 0.1
+MAX_WAITING = 4096
+"""Events in the inbox beyond which strangers' messages are dropped."""
 
 
 class Hands(Protocol):
@@ -94,6 +97,7 @@ class RoundLoop:
         self._on_failure = on_failure
         self._inbox: queue.SimpleQueue[Event | LeasesRead | None] = queue.SimpleQueue()
         self._book = LeaseBook()
+        self._complaints = TokenBucket(1.0, 20.0)
         self._view = View()
         self._seen_at = float("-inf")
         self._next_tick = clock.now()
@@ -112,11 +116,15 @@ class RoundLoop:
         self._inbox.put(event)
 
     def receive(self, peer_id: str, incarnation: bytes, raw: bytes) -> None:
-        """A message from the transport. Malformed ones are refused by name and forgotten."""
+        """A message from the transport. Malformed ones are refused by name and forgotten; more
+        than the loop can take are dropped, as a network would."""
+        if self._inbox.qsize() >= MAX_WAITING:
+            return
         try:
             self.post(Received(peer_id, incarnation, decode(raw)))
         except PeerRefused as refused:
-            self._events.emit("message-refused", peer=peer_id, reason=refused.reason.value)
+            if self._complaints.allow(self._clock.now()):
+                self._events.emit("message-refused", peer=peer_id, reason=refused.reason.value)
 
     def unreachable(self, peer_id: str, _refused: bool) -> None:
         self.post(Unreachable(peer_id))

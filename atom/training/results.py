@@ -4,6 +4,7 @@ A result is named by its digest and never changes once it has its name, so it ca
 anyone who asks for that digest.
 """
 
+import re
 import threading
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from atom.base.errors import StorageError
 from atom.swarm.arenas import arena_digest
 
 _KEY = "result"
+_DIGEST_NAME = re.compile("[0-9a-f]{64}")
 
 
 class Results:
@@ -58,7 +60,16 @@ class Results:
 
     def stored(self) -> list[bytes]:
         """Digests of the results on disk."""
-        return [bytes.fromhex(path.stem) for path in self._folder.glob("*.safetensors")]
+        return [
+            bytes.fromhex(path.stem)
+            for path in self._folder.glob("*.safetensors")
+            if _DIGEST_NAME.fullmatch(path.stem)
+        ]
+
+    def tidy(self) -> None:
+        """Removes what a crash left half-written."""
+        for path in self._folder.glob("*.partial"):
+            path.unlink(missing_ok=True)
 
     def path(self, digest: bytes) -> Path:
         return self._folder / f"{digest.hex()}.safetensors"

@@ -20,6 +20,7 @@ import torch
 
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
+from atom.swarm.arena_sources import FileBytes
 from atom.swarm.blobs import BlobShelf
 from atom.swarm.state_transfer import FetchOptions, fetch, fetch_bytes, fetch_result
 from atom.swarm.transport import PeerTransport
@@ -32,6 +33,8 @@ KEPT_CHAINS = 8
 """A reader may have learned our head from a lease that is some rounds old."""
 MAX_CHAIN_BYTES = 1 << 30
 MAX_OFFERS_BYTES = 16 * 1024
+MAX_OFFERS = 64
+STATE_ARENAS = ("master", "exp_avg", "exp_avg_sq")
 _SNAPSHOTS = "snapshots"
 _ATTEMPTS = 3
 
@@ -49,7 +52,9 @@ class Shelf:
     def announce_chain(self) -> None:
         """After each change of the journal: offers its chain and the results on disk."""
         name = f"chain/{self._journal.head.digest.hex()}"
-        self._blobs.register(name, self._journal.serialised())
+        path, size_bytes = self._journal.file
+        if size_bytes:
+            self._blobs.register(name, FileBytes(path, size_bytes))
         if name not in self._chains:
             self._chains.append(name)
         while len(self._chains) > KEPT_CHAINS:
@@ -81,6 +86,19 @@ class Shelf:
             self._blobs.register(name, self._results.path(stored[name]))
 
 
+def parse_offers(raw: bytes) -> list[Offer]:
+    """A stranger's list of snapshots, at most `MAX_OFFERS`. Raises: PeerRefused(MALFORMED)."""
+    try:
+        listed = json.loads(raw)
+        offers = [(rnd, bytes.fromhex(head)) for rnd, head in listed]
+    except (ValueError, TypeError, RecursionError) as problem:
+        raise PeerRefused(Reason.MALFORMED, "list of snapshots") from problem
+    sane = all(type(rnd) is int and 0 <= rnd < 2**63 and len(head) == 32 for rnd, head in offers)
+    if not sane or len(offers) > MAX_OFFERS:
+        raise PeerRefused(Reason.MALFORMED, "list of snapshots")
+    return [Offer(rnd, head) for rnd, head in offers]
+
+
 class PeerDonors:
     """`atom.training.catch_up.Donors` over the transport."""
 
@@ -107,12 +125,8 @@ class PeerDonors:
         return fetch_bytes(self._transport, [peer_id], name, options, stop=self._stop)
 
     def offers(self, peer_id: str) -> list[Offer]:
-        raw = self._offers_bytes(peer_id)
-        try:
-            listed = json.loads(raw)
-            return [Offer(int(rnd), bytes.fromhex(head)) for rnd, head in listed]
-        except (ValueError, TypeError) as problem:
-            raise PeerRefused(Reason.MALFORMED, "list of snapshots") from problem
+        """What a donor says it has. Raises: PeerRefused, OSError."""
+        return parse_offers(self._offers_bytes(peer_id))
 
     def _offers_bytes(self, peer_id: str) -> bytes:
         """The list may change between its digest and its content: then it is asked for again."""
@@ -139,6 +153,11 @@ class PeerDonors:
             on_progress=self._on_progress,
             stop=self._stop,
         )
+        for name in STATE_ARENAS:
+            arena = fetched.arenas.get(name)
+            if arena is None or arena.dtype != torch.float32 or arena.numel() != self._elements:
+                self.forget(offer)
+                raise PeerRefused(Reason.MALFORMED, f"the state's {name} is not of this model")
         return fetched.arenas
 
     def forget(self, offer: Offer) -> None:

@@ -75,6 +75,12 @@ def load_snapshot(snapshot: Snapshot) -> dict[str, torch.Tensor]:
         ) from problem
 
 
+def tidy_snapshots(folder: Path) -> None:
+    """Removes what a crash left half-written."""
+    for path in folder.glob("*.partial"):
+        path.unlink(missing_ok=True)
+
+
 def prune_snapshots(
     folder: Path, is_ours: Callable[[Snapshot], bool], keep: int = KEPT
 ) -> list[Snapshot]:

@@ -14,6 +14,7 @@ from typing import Protocol
 import torch
 
 from atom.base.clock import Clock
+from atom.swap.engine import PassCancelled
 from atom.training.pacing import SwarmCount, next_pass
 
 Batch = dict[str, torch.Tensor]
@@ -35,7 +36,7 @@ class Trainable(Protocol):
 
     @property
     def sequences(self) -> int: ...
-    def run_pass(self, batches: Sequence[Batch]) -> PassResult: ...
+    def run_pass(self, batches: Sequence[Batch], should_stop: Callable[[], bool]) -> PassResult: ...
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,7 @@ class Worker:
         self._on_pass = on_pass
         self._on_failure = on_failure
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._closing = threading.Event()
         self._holds: set[str] = {"starting"}
         self._last_pass_ended = float("-inf")
         self._passes: deque[tuple[float, int, float]] = deque(maxlen=32)
@@ -76,7 +78,8 @@ class Worker:
         self._thread.start()
 
     def close(self) -> None:
-        """Ends the thread after the command or pass under way."""
+        """Ends the thread: breaks off a pass, finishes a command."""
+        self._closing.set()
         self._commands.put(None)
         if self._thread.is_alive():
             self._thread.join()
@@ -129,7 +132,7 @@ class Worker:
         return command is not None
 
     def _next_pass(self) -> int:
-        if self._holds:
+        if self._holds or self._closing.is_set():
             return 0
         return next_pass(
             self._replica.sequences,
@@ -142,7 +145,10 @@ class Worker:
     def _train(self, micro_batches: int) -> None:
         started = self._clock.now()
         batches = [self._work.next_batch(self._work.micro_batch) for _ in range(micro_batches)]
-        result = self._replica.run_pass(batches)
+        try:
+            result = self._replica.run_pass(batches, self._closing.is_set)
+        except PassCancelled:
+            return  # only closing cancels a pass: its gradients will not be asked for
         self._last_pass_ended = self._clock.now()
         seconds = self._last_pass_ended - started
         self._passes.append((self._last_pass_ended, result.sequences, seconds))

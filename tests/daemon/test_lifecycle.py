@@ -46,6 +46,8 @@ def test_a_leave_waits_for_the_counted_work() -> None:
     assert ending(leaving) is None
     assert ending(replace(leaving, sequences=0, settled_at=100.0)) is Ending.LEFT
     assert ending(replace(leaving, phase=Phase.REDUCING, settled_at=100.0)) is None
+    dropped = replace(leaving, sequences=0, settled_at=100.0, work_dropped=True)
+    assert ending(dropped) is Ending.LEFT_LATE
 
 
 def test_the_deadline_ends_it_either_way() -> None:

@@ -1,7 +1,7 @@
 """The worker's thread: passes while nothing holds it, commands in between."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -28,7 +28,7 @@ class Counter:
         self.in_pass = False
         self.fail = False
 
-    def run_pass(self, batches: Sequence[Batch]) -> Done:
+    def run_pass(self, batches: Sequence[Batch], should_stop: Callable[[], bool]) -> Done:
         if self.fail:
             raise RuntimeError("out of memory")
         self.in_pass = True
