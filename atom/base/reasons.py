@@ -18,6 +18,7 @@ class Reason(StrEnum):
     # rounds
     WRONG_HEAD = "wrong-head"
     BALLOT_TOO_LOW = "ballot-too-low"
+    NOT_A_VOTER = "not-a-voter"
     VOTER_ALIVE = "voter-alive"
     BUSY = "busy"
     EARLY = "early"

@@ -43,6 +43,8 @@ class Coordinator:
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
         self._serial = 0
+        self._last_attempt = 0
+        """Over all heads: late word of an old ballot must never be taken for a new one's."""
         stranger = desk.me not in desk.head.voters
         self.lead_after = desk.now + (desk.patience.thaw_rest if stranger else 0.0)
         self.reset()
@@ -168,8 +170,8 @@ class Coordinator:
     def _prepare(self, chosen: Electorate) -> None:
         desk = self._desk
         promised = desk.state.slots.highest_promised
-        number = max(promised.attempt if promised else 0, desk.state.highest_seen) + 1
-        desk.state.highest_seen = number  # no ballot twice, even if we refuse our own
+        seen = max(promised.attempt if promised else 0, desk.state.highest_seen)
+        self._last_attempt = number = max(seen, self._last_attempt) + 1
         ballot = Ballot(number, desk.me.peer_id, desk.me.incarnation)
         invited = set(same_head(desk.head, desk.view)) | {desk.me.peer_id}
         if chosen.survivors:

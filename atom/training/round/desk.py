@@ -13,6 +13,8 @@ from atom.training.round.slots import Slots
 from atom.training.round.terms import Patience, Terms
 from atom.training.round.vocabulary import Action, Phase, Report, Send, View
 
+_HEADS_REMEMBERED = 64
+
 
 @dataclass
 class HeadState:
@@ -64,11 +66,21 @@ class Desk:
         self.now = state.entered
         self.out: list[Action] = []
         self.jitter = random.Random(me.incarnation)
+        self._left: dict[bytes, Slots] = {}
         self.deliver: Callable[[Voter, Message], None]
 
     @property
     def head(self) -> Head:
         return self.state.head
+
+    def enter(self, head: Head, state_digest: bytes) -> None:
+        """Another head is ours. What was promised or accepted at any head binds this process for
+        good: a failed catch-up may bring us back to one that we had left."""
+        self._left[self.state.head.digest] = self.state.slots
+        while len(self._left) > _HEADS_REMEMBERED:
+            del self._left[next(iter(self._left))]
+        slots = self._left.pop(head.digest, None) or Slots()
+        self.state = HeadState(head, state_digest, self.now, slots=slots, since=self.now)
 
     @property
     def patience(self) -> Patience:

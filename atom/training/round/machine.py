@@ -296,8 +296,9 @@ class RoundMachine:
             return
         if event.head.digest == self.head.digest:
             desk.state.state_digest = event.state_digest  # promises at this head still bind us
+            desk.state.held.clear()  # the memory they were in served the catching up
         else:
-            desk.state = HeadState(event.head, event.state_digest, desk.now, since=desk.now)
+            desk.enter(event.head, event.state_digest)
             self._coordinator.reset()
         desk.phase = Phase.ACCUMULATING
         desk.out.append(Thaw())

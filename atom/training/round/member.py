@@ -15,7 +15,7 @@ from atom.swarm.messages import (
     Suspect,
 )
 from atom.training.round.coordinator import Coordinator
-from atom.training.round.desk import Desk, HeadState
+from atom.training.round.desk import Desk
 from atom.training.round.electorate import objection_to_branch
 from atom.training.round.slots import Survivors
 from atom.training.round.vocabulary import (
@@ -92,6 +92,9 @@ class Member:
     def on_prepare(self, sender: Voter, message: Prepare) -> None:
         desk, ballot, survivors = self._desk, message.ballot, message.survivors
         state = desk.state
+        if sender not in (survivors or desk.head.voters):
+            desk.nack(sender, ballot, Reason.NOT_A_VOTER)
+            return
         state.highest_seen = max(state.highest_seen, ballot.attempt)
         if survivors and self._objects_to_branch(survivors):
             desk.nack(sender, ballot, Reason.VOTER_ALIVE)
@@ -247,11 +250,24 @@ class Member:
         problem = certificate_problem(desk.head.voters, commit)
         if problem is None and (value.sequences <= 0 or not value.voters_next):
             problem = Reason.BAD_WEIGHT
+        if problem is None and self._knows_better_than(commit):
+            problem = Reason.VOTER_ALIVE
         if problem is not None:
             desk.report("commit-refused", reason=problem.value)
             return
         desk.state.pending_commit = commit
         self.go_on()
+
+    def _knows_better_than(self, commit: Commit) -> bool:
+        """A voter does not step on a branch that it would not have agreed to: if that branch is
+        the better chain in the end, fork choice brings us there."""
+        desk = self._desk
+        if not commit.survivors or desk.me not in desk.head.voters:
+            return False
+        accepted = desk.state.slots.slot(commit.survivors).accepted
+        if accepted is not None and accepted.value == commit.value:
+            return False
+        return self._objects_to_branch(commit.survivors)
 
     def go_on(self) -> None:
         """A result arrived, or is asked for: continue with whatever waits for it."""
@@ -317,7 +333,7 @@ class Member:
         self._stop_ring()
         head = desk.head.after(commit.value)
         desk.out.append(Apply(commit, head))
-        desk.state = HeadState(head, b"", desk.now, since=desk.now)
+        desk.enter(head, b"")
         desk.phase = Phase.STEPPING
         self._coordinator.reset()
 
