@@ -13,6 +13,7 @@ from atom.swarm.allreduce import RingBroken, all_reduce, open_ring
 from atom.swarm.arenas import arena_digest
 from atom.swarm.chain import Ballot, Contribution
 from atom.swarm.codec import Codec
+from atom.swarm.frames import Channel
 from atom.swarm.ring import ring_tag
 from atom.swarm.transport import PeerTransport
 from atom.training.results import Results
@@ -108,9 +109,7 @@ class Exchange:
             raise RingBroken(None, Reason.BAD_WEIGHT, "nobody contributes")
         left, right = open_ring(self._transport, me, order, parent, run.ballot, OPEN_S)
         if not self._may_read(run):
-            for channel in (left, right):
-                if channel is not None:
-                    channel.close()
+            _hang_up(left, right)
             raise RingBroken(None, Reason.SUPERSEDED)
         result = self._results.buffer()
         try:
@@ -132,6 +131,7 @@ class Exchange:
             norm = gradient_norm(result)
             digest = arena_digest(result)
         except BaseException:
+            _hang_up(left, right)  # the neighbours need not wait for us
             self._results.discard(result)
             raise
         self._results.hold(digest, result)
@@ -151,3 +151,9 @@ class Exchange:
         with self._lock:
             if self._run is run:
                 self._run = None
+
+
+def _hang_up(*channels: Channel | None) -> None:
+    for channel in channels:
+        if channel is not None:
+            channel.close()
