@@ -1,0 +1,288 @@
+"""Rings of one ballot: equal results on every member, and no reading after a stop."""
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from atom.base.clock import BootClock
+from atom.base.events import EventList
+from atom.swarm.arenas import arena_digest
+from atom.swarm.chain import Ballot, Contribution
+from atom.swarm.codec import Float32
+from atom.swarm.frames import Channel
+from atom.swarm.identity import Identity
+from atom.swarm.local_transport import LocalNetwork, LocalTransport
+from atom.training.exchange import Exchange
+from atom.training.results import Results
+from atom.training.round.vocabulary import RingFailed, RingFinished
+
+ELEMENTS = 256
+PARENT = b"p" * 32
+WAIT_S = 20.0
+
+
+class Doorway(LocalTransport):
+    """Lets a ring's opening wait until `let_in` is set."""
+
+    def __init__(self, network: LocalNetwork, number: int) -> None:
+        super().__init__(network, Identity.create(), bytes([number]) * 16, EventList())
+        self.opening = threading.Event()
+        self.let_in = threading.Event()
+        self.let_in.set()
+
+    def accept_ring(self, peer_id: str, tag: bytes, timeout_s: float) -> Channel:
+        self.opening.set()
+        assert self.let_in.wait(WAIT_S)
+        return super().accept_ring(peer_id, tag, timeout_s)
+
+
+class Member:
+    """An exchange with gradients that say when they are asked for, and may be held up."""
+
+    def __init__(self, network: LocalNetwork, number: int, folder: Path) -> None:
+        self.transport = Doorway(network, number)
+        self.transport.start()
+        self.results = Results(folder, ELEMENTS)
+        self.gradients = torch.full((ELEMENTS,), float(10**number))
+        self.reads = 0
+        self.reading = threading.Event()
+        self.may_read = threading.Event()
+        self.may_read.set()
+        self.fault: Exception | None = None
+        self.outcomes: queue.SimpleQueue[RingFinished | RingFailed] = queue.SimpleQueue()
+        self.exchange = Exchange(
+            self.transport, self.results, self._read, self.outcomes.put, BootClock(), Float32()
+        )
+
+    def _read(self) -> Tensor:
+        self.reads += 1
+        self.reading.set()
+        assert self.may_read.wait(WAIT_S)
+        if self.fault is not None:
+            raise self.fault
+        return self.gradients
+
+    def finished(self) -> RingFinished:
+        outcome = self.outcomes.get(timeout=WAIT_S)
+        assert isinstance(outcome, RingFinished), outcome
+        return outcome
+
+    def failed(self) -> RingFailed:
+        outcome = self.outcomes.get(timeout=WAIT_S)
+        assert isinstance(outcome, RingFailed), outcome
+        return outcome
+
+    def result(self, digest: bytes) -> Tensor:
+        held = self.results.get(digest)
+        assert held is not None
+        return held
+
+
+class Circle:
+    """Some members on one network."""
+
+    def __init__(self, size: int, folder: Path) -> None:
+        network = LocalNetwork()
+        self.members = [Member(network, number, folder / str(number)) for number in range(size)]
+
+    def ballot(self, attempt: int = 1) -> Ballot:
+        return Ballot(attempt, self.members[0].transport.peer_id, bytes(16))
+
+    def shares(self, sequences: tuple[int, ...]) -> tuple[Contribution, ...]:
+        return tuple(
+            Contribution(member.transport.peer_id, bytes(16), count, 1.0)
+            for member, count in zip(self.members, sequences, strict=True)
+        )
+
+    def start(self, sequences: tuple[int, ...], attempt: int = 1) -> Ballot:
+        for number in range(len(self.members)):
+            self.start_one(number, sequences, attempt)
+        return self.ballot(attempt)
+
+    def start_one(self, number: int, sequences: tuple[int, ...], attempt: int = 1) -> None:
+        exchange = self.members[number].exchange
+        exchange.start(PARENT, self.ballot(attempt), self.shares(sequences))
+
+    def close(self) -> None:
+        for member in self.members:
+            member.transport.let_in.set()
+            member.may_read.set()
+            member.exchange.close()
+        for member in self.members:
+            member.transport.close()
+        join(rings())
+
+
+def rings() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "ring"]
+
+
+def join(threads: list[threading.Thread]) -> None:
+    for thread in threads:
+        thread.join(WAIT_S)
+        assert not thread.is_alive()
+
+
+@pytest.fixture
+def circle_of(tmp_path: Path) -> Iterator[Callable[[int], Circle]]:
+    made: list[Circle] = []
+
+    def make(size: int) -> Circle:
+        made.append(Circle(size, tmp_path / str(len(made))))
+        return made[-1]
+
+    before = threading.active_count()
+    yield make
+    for circle in made:
+        circle.close()
+    assert threading.active_count() == before
+
+
+@pytest.mark.parametrize("sequences", [(4,), (3, 5), (2, 4, 2)])
+def test_all_members_hold_the_same_mean(
+    circle_of: Callable[[int], Circle], sequences: tuple[int, ...]
+) -> None:
+    circle = circle_of(len(sequences))
+    ballot = circle.start(sequences)
+    outcomes = [member.finished() for member in circle.members]
+    assert len(set(outcomes)) == 1, "digest and norm are everybody's"
+    total = sum(float(10**number) for number in range(len(sequences))) / sum(sequences)
+    mean = torch.full((ELEMENTS,), total)
+    for member in circle.members:
+        assert torch.equal(member.result(outcomes[0].digest), mean)
+        assert member.exchange.seconds.keys() == {outcomes[0].digest}
+    assert outcomes[0].ballot == ballot
+    assert outcomes[0].digest == arena_digest(mean)
+    assert outcomes[0].norm == pytest.approx(total * ELEMENTS**0.5)
+
+
+def test_the_gradients_are_left_as_they_were(circle_of: Callable[[int], Circle]) -> None:
+    circle = circle_of(2)
+    kept = [member.gradients.clone() for member in circle.members]
+    circle.start((1, 1))
+    for member, before in zip(circle.members, kept, strict=True):
+        member.finished()
+        assert torch.equal(member.gradients, before)
+
+
+def test_a_member_without_sequences_adds_nothing(circle_of: Callable[[int], Circle]) -> None:
+    circle = circle_of(3)
+    circle.members[1].gradients.fill_(float("nan"))  # whatever lies there is not its part
+    circle.start((1, 0, 3))
+    digests = {member.finished().digest for member in circle.members}
+    assert len(digests) == 1
+    mean = torch.full((ELEMENTS,), (1.0 + 100.0) / 4)
+    assert torch.equal(circle.members[1].result(digests.pop()), mean)
+    assert circle.members[1].reads == 0
+
+
+def test_a_ring_of_nothing_is_refused(circle_of: Callable[[int], Circle]) -> None:
+    circle = circle_of(1)
+    ballot = circle.start((0,))
+    assert circle.members[0].failed() == RingFailed(ballot, "", "bad-weight")
+
+
+def test_stopped_while_opening_it_never_reads(circle_of: Callable[[int], Circle]) -> None:
+    circle = circle_of(2)
+    stopped, other = circle.members
+    stopped.transport.let_in.clear()
+    circle.start_one(0, (1, 1))
+    assert stopped.transport.opening.wait(WAIT_S)
+    opening = rings()
+    stopped.exchange.stop(circle.ballot())
+    assert [thread.is_alive() for thread in opening] == [True], "nobody waited for the opening"
+    circle.start_one(1, (1, 1))
+    stopped.transport.let_in.set()
+    other.failed()  # the connections came up, and were dropped again
+    join(opening)
+    assert stopped.reads == 0
+    assert stopped.outcomes.empty(), "whoever stopped it does not hear of it again"
+
+
+def test_stop_waits_for_the_last_reading(circle_of: Callable[[int], Circle]) -> None:
+    circle = circle_of(2)
+    stopped = circle.members[0]
+    stopped.may_read.clear()
+    ballot = circle.start((1, 1))
+    assert stopped.reading.wait(WAIT_S)
+    returned = threading.Event()
+
+    def stop() -> None:
+        stopped.exchange.stop(ballot)
+        returned.set()
+
+    stopping = threading.Thread(target=stop, daemon=True)
+    stopping.start()
+    assert not returned.wait(0.1), "the gradients are being read"
+    stopped.may_read.set()
+    assert returned.wait(WAIT_S)
+    join([stopping])
+    assert stopped.outcomes.empty()
+    circle.members[1].outcomes.get(timeout=WAIT_S)  # so little may have been through already
+
+
+def test_stop_breaks_off_a_ring_under_way(circle_of: Callable[[int], Circle]) -> None:
+    circle = circle_of(2)
+    stopped, slow = circle.members
+    slow.may_read.clear()
+    ballot = circle.start((1, 1))
+    assert slow.reading.wait(WAIT_S)
+    assert stopped.reading.wait(WAIT_S)
+    stopped.exchange.stop(ballot)
+    assert len(rings()) == 1, "only the slow one's is left"
+    assert stopped.outcomes.empty()
+    slow.may_read.set()
+    slow.failed()
+
+
+def test_stopping_another_ballot_changes_nothing(circle_of: Callable[[int], Circle]) -> None:
+    circle = circle_of(2)
+    circle.members[0].may_read.clear()
+    circle.start((1, 1))
+    assert circle.members[0].reading.wait(WAIT_S)
+    circle.members[0].exchange.stop(circle.ballot(attempt=7))
+    circle.members[0].may_read.set()
+    assert circle.members[0].finished() == circle.members[1].finished()
+
+
+def test_another_ring_after_a_stopped_one(circle_of: Callable[[int], Circle]) -> None:
+    circle = circle_of(2)
+    stopped, other = circle.members
+    stopped.may_read.clear()
+    stopped.transport.let_in.clear()
+    circle.start((1, 1))
+    assert stopped.transport.opening.wait(WAIT_S)
+    for member in circle.members:
+        member.exchange.stop(circle.ballot())
+    stopped.transport.let_in.set()
+    stopped.may_read.set()
+    ballot = circle.start((1, 1), attempt=2)
+    assert stopped.finished().ballot == ballot
+    assert other.finished().ballot == ballot
+
+
+def test_a_fault_voids_this_ring_only(circle_of: Callable[[int], Circle]) -> None:
+    circle = circle_of(2)
+    faulty, other = circle.members
+    faulty.fault = RuntimeError("poisoned")
+    ballot = circle.start((1, 1))
+    assert faulty.failed() == RingFailed(ballot, "", "RuntimeError: poisoned")
+    assert other.failed().reason == "ring-broken", "hung up on, not kept waiting"
+    faulty.fault = None
+    circle.start((1, 1), attempt=2)
+    assert faulty.finished() == other.finished()
+
+
+def test_numbers_that_are_not_finite_name_their_peer(circle_of: Callable[[int], Circle]) -> None:
+    circle = circle_of(2)
+    circle.members[1].gradients[17] = float("inf")
+    circle.start((1, 1))
+    suspect = circle.members[1].transport.peer_id
+    for member in circle.members:
+        failed = member.failed()
+        assert (failed.suspect, failed.reason) == (suspect, "not-finite")
