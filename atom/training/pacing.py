@@ -6,6 +6,8 @@ than its own last pass. So the swarm meets the global batch closely, at any mode
 anybody extrapolating anybody's speed.
 """
 
+import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 MAX_MICRO_BATCHES_PER_PASS = 8
@@ -40,3 +42,15 @@ def next_pass(
     else:
         return 0
     return max(1, min(-(-wanted // micro_batch), MAX_MICRO_BATCHES_PER_PASS))
+
+
+def usual_pass_seconds(passes: Sequence[tuple[int, float]]) -> float:
+    """How long others should wait for a pass of ours, of recent ones (sequences, seconds).
+
+    The largest at the median pace: a machine that was suspended in the middle of a pass is not
+    slow, and whoever waits for its answer would wait as long again.
+    """
+    if not passes:
+        return 0.0
+    pace = statistics.median(seconds / max(sequences, 1) for sequences, seconds in passes)
+    return pace * max(sequences for sequences, _ in passes)

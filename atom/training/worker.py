@@ -15,7 +15,7 @@ import torch
 
 from atom.base.clock import Clock
 from atom.swap.engine import PassCancelled
-from atom.training.pacing import SwarmCount, next_pass
+from atom.training.pacing import SwarmCount, next_pass, usual_pass_seconds
 
 Batch = dict[str, torch.Tensor]
 
@@ -101,8 +101,8 @@ class Worker:
 
     @property
     def pass_seconds(self) -> float:
-        """The longest of the recent passes."""
-        return max((seconds for _, _, seconds in list(self._passes)), default=0.0)
+        """What a pass takes here: see `usual_pass_seconds`."""
+        return usual_pass_seconds([(count, seconds) for _, count, seconds in list(self._passes)])
 
     def rate(self, horizon_s: float = 30.0) -> float:
         """Sequences per second over the last `horizon_s`, idle time included."""

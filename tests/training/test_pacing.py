@@ -1,5 +1,6 @@
 """How much to train before looking up."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -61,3 +62,13 @@ def test_any_interleaving_of_peers_reaches_the_batch(order: list[int], micro: in
             break
         assert size > 0
     assert 48 <= sum(counts) < 48 + micro * 4
+
+
+def test_a_pass_takes_what_the_largest_takes_at_the_usual_pace() -> None:
+    assert usual_pass_seconds([]) == 0.0
+    assert usual_pass_seconds([(4, 1.0), (8, 2.0), (8, 2.2)]) == pytest.approx(2.0)
+
+
+def test_a_suspended_machine_is_not_slow() -> None:
+    passes = [(8, 0.5)] * 5 + [(8, 30.0)] + [(8, 0.5)] + [(4, 20.0)]
+    assert usual_pass_seconds(passes) == pytest.approx(0.5)
