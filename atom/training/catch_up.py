@@ -113,7 +113,7 @@ class Replay:
         shunned: list[str] = []
         problems: list[str] = []
         for donor, claimed in donors.items():
-            others = [donor, *(peer for peer in donors if peer != donor)]
+            others = [donor, *(peer for peer in donors if peer not in {donor, *shunned})]
             try:
                 commits, heads = self._verified_chain(donor, claimed)
                 if not self._wanted(heads[-1], discard):
