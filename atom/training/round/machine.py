@@ -220,12 +220,13 @@ class RoundMachine:
             self._member.on_commit(message.commit)
 
     def _take_up_commits(self) -> None:
-        """We stand at a head: perhaps what follows it was heard before."""
-        self._ahead = deque(
-            (m for m in self._ahead if m.commit.value.round > self.head.round), _MAX_AHEAD
-        )
-        for message in list(self._ahead):
-            self._member.on_commit(message.commit)
+        """We stand at a head: perhaps what follows it was heard before. Each is taken up once: if
+        its result is nowhere to be had, it would send us catching up again and again."""
+        here, heard = self.head, [m for m in self._ahead if m.commit.value.round > self.head.round]
+        self._ahead = deque((m for m in heard if m.commit.value.parent != here.digest), _MAX_AHEAD)
+        for message in heard:
+            if message.commit.value.parent == here.digest:
+                self._member.on_commit(message.commit)
 
     def _on_call(self, sender: Voter, message: Prepare | Ring | Accept) -> None:
         """What only the ballot's own coordinator may say."""

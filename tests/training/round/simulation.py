@@ -247,12 +247,12 @@ class Swarm:
     def note(self, text: str) -> None:
         self._story.add(self.agenda.now, "-", text)
 
-    def story(self, lines: int = STORY_LINES) -> str:
+    def story(self, lines: int | None = None) -> str:
         tips = [
             f"at the end {p.seat.name}: round {p.chain.head.round}, {p.machine.phase}"
             for p in self.living
         ]
-        return "\n".join([self._story.text(lines), *tips])
+        return "\n".join([self._story.text(lines or STORY_LINES), *tips])
 
 
 @dataclass
