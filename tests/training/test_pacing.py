@@ -4,7 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atom.training.pacing import MAX_MICRO_BATCHES_PER_PASS, SwarmCount, next_pass
+from atom.training.pacing import (
+    MAX_MICRO_BATCHES_PER_PASS,
+    SwarmCount,
+    next_pass,
+    usual_pass_seconds,
+)
 
 
 def test_alone_a_peer_trains_exactly_the_global_batch() -> None:
