@@ -80,6 +80,35 @@ def test_restarted_with_damaged_files(three: Swarm, attempt: int) -> None:
 
 
 @pytest.mark.timeout(PATIENCE_S)
+@pytest.mark.parametrize("attempt", range(1 + TIMES // 5))
+def test_two_parts_that_each_went_on_alone_become_one_again(three: Swarm, attempt: int) -> None:
+    """First two are frozen, so that the third opens a branch; then the third, so that the two
+    decide by themselves. Afterwards one of both stories is discarded, by all alike."""
+    alone = pick(three, attempt, "fork")
+    two = others(three, alone)
+    try:
+        for peer in two:
+            peer.freeze(whole_family=attempt % 2 == 0)
+        branched = others_go_on(three, *two)
+        alone.freeze(whole_family=attempt % 2 == 1)
+        for peer in two:
+            peer.thaw()
+        quorum = others_go_on(three, alone, rounds=1)
+    finally:
+        for peer in three.peers:
+            peer.thaw()
+    theirs = {event["head"] for event in two[0].rounds}
+    assert alone.rounds[-1]["head"] not in theirs, "nothing to bring together"
+    marks = {peer.name: len(peer.rounds) for peer in three.peers}
+    healed = three.until(
+        lambda: all(contributes(three, peer, marks[peer.name]) for peer in three.peers),
+        "rounds of all three",
+        BOUND_S,
+    )
+    report(three, f"branch after {branched:.1f} s; then frozen", alone, quorum, healed)
+
+
+@pytest.mark.timeout(PATIENCE_S)
 def test_paused_and_resumed(three: Swarm) -> None:
     victim = pick(three, 1, "pause")
     victim.control.pause()
@@ -184,12 +213,13 @@ def others(swarm: Swarm, victim: Peer) -> list[Peer]:
     return [peer for peer in swarm.peers if peer is not victim]
 
 
-def others_go_on(swarm: Swarm, victim: Peer) -> float:
-    """Seconds until all the others committed twice more."""
-    marks = {peer.name: peer.last_round for peer in others(swarm, victim)}
+def others_go_on(swarm: Swarm, *victims: Peer, rounds: int = 2) -> float:
+    """Seconds until all but the victims committed so many more rounds."""
+    rest = [peer for peer in swarm.peers if peer not in victims]
+    marks = {peer.name: peer.last_round + rounds for peer in rest}
     return swarm.until(
-        lambda: all(p.last_round >= marks[p.name] + 2 for p in others(swarm, victim)),
-        f"rounds without {victim.name}",
+        lambda: all(peer.last_round >= marks[peer.name] for peer in rest),
+        f"rounds without {', '.join(victim.name for victim in victims)}",
         BOUND_S,
     )
 
@@ -225,7 +255,7 @@ def report(swarm: Swarm, what: str, victim: Peer, went_on: float, back: float) -
     digests_by_head([peer.events() for peer in swarm.peers])
     branches = len({e["head"] for peer in swarm.peers for e in peer.rounds if e["branch"]})
     say(
-        f"{what} {victim.name} at round {victim.last_round}: the others' second round after "
+        f"{what} {victim.name} at round {victim.last_round}: the others' rounds after "
         f"{went_on:.1f} s, its own part after {back:.1f} s; branches so far: {branches}"
     )
 

@@ -12,7 +12,7 @@ import torch
 from dht_stock import stock_node
 from plain_training import relative_difference, train_plainly
 from swarm_history import check_peers, read_chain, read_manifest
-from swarm_of_processes import Peer, Swarm, atom_command, ending, gather, swarm_in
+from swarm_of_processes import START_S, Peer, Swarm, atom_command, ending, gather, swarm_in
 
 from atom.config.load import run_from_text
 from atom.graph.program import build_program
@@ -20,6 +20,8 @@ from atom.graph.trace import trace
 from atom.models.gpt3 import GPT3, GPT3Config
 from atom.swarm.records import Manifest
 from atom.training.snapshot import list_snapshots, load_snapshot
+
+pytestmark = pytest.mark.timeout(4 * START_S)
 
 ROUNDS = 20
 TOLERANCE = 1e-5
@@ -53,7 +55,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, Swar
         yield swarms
 
 
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_weights_are_those_of_a_plain_loop(trained: dict[int, Swarm], size: int) -> None:
     swarm = trained[size]
