@@ -1,0 +1,380 @@
+"""The loop between events, the machine's decisions and the hands; no replica, no swarm."""
+
+import queue
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from atom.base.clock import ManualClock
+from atom.base.events import EventList
+from atom.swarm.chain import Ballot, Commit, Contribution, Head, Value, Voter, genesis
+from atom.swarm.freshness import GAP_SECONDS
+from atom.swarm.identity import Identity
+from atom.swarm.message_codec import encode
+from atom.swarm.messages import Abort, Prevote
+from atom.swarm.records import LEASE_SECONDS, Lease, PeerState
+from atom.training.loop import MAX_WAITING, LeasesRead, RoundLoop
+from atom.training.pacing import SwarmCount
+from atom.training.round.vocabulary import (
+    Action,
+    Apply,
+    CatchUp,
+    Event,
+    FetchResult,
+    Freeze,
+    LeaveRequested,
+    Phase,
+    Received,
+    Report,
+    Send,
+    StartRing,
+    StopRing,
+    Thaw,
+    Tick,
+    Unreachable,
+    View,
+)
+
+PEERS = sorted(Identity.create().peer_id for _ in range(4))
+ME, ANN, BOB, CAT = (Voter(peer, b"i" * 16) for peer in PEERS)
+BALLOT = Ballot(1, ME.peer_id, ME.incarnation)
+START = replace(
+    genesis(b"m" * 32, b"s" * 32, ME), voters=(ME, ANN, BOB), members=(ME.peer_id, ANN.peer_id)
+)
+WAIT_S = 20.0
+
+
+class ScriptedMachine:
+    """Answers events with what the test laid down, and keeps the events."""
+
+    def __init__(self) -> None:
+        self.head: Head = START
+        self.phase = Phase.ACCUMULATING
+        self.global_batch = 64
+        self.answers: dict[type, list[Action]] = {}
+        self.failure: Exception | None = None
+        self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self.views: queue.SimpleQueue[View] = queue.SimpleQueue()
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        if isinstance(event, Tick):
+            self.views.put(event.view)
+        else:
+            self.events.put(event)
+        if self.failure is not None and not isinstance(event, Tick):
+            raise self.failure
+        return self.answers.pop(type(event), [])
+
+    def answering(self, leases: dict[str, Lease]) -> dict[str, Lease]:
+        return leases
+
+
+class RecordingHands:
+    """Notes every call, in order, on one line: name and arguments."""
+
+    def __init__(self) -> None:
+        self.calls: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
+        self.progress: list[SwarmCount] = []
+        self.addresses: dict[str, tuple[str, ...]] = {}
+        self.reachable = True
+        self.threads: set[str] = set()
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        def call(*arguments: Any) -> None:
+            self.threads.add(threading.current_thread().name)
+            self.calls.put((name, *arguments))
+
+        return call
+
+    def send(self, peer_id: str, raw: bytes) -> bool:
+        self.calls.put(("send", peer_id, raw))
+        return self.reachable
+
+    def know_addresses(self, peer_id: str, addresses: tuple[str, ...]) -> None:
+        self.addresses[peer_id] = addresses
+
+    def own_sequences(self) -> int:
+        return 5
+
+    def pass_seconds(self) -> float:
+        return 0.75
+
+    def tell_progress(self, swarm: SwarmCount) -> None:
+        self.progress.append(swarm)
+
+
+class Stage:
+    def __init__(self) -> None:
+        self.machine, self.hands = ScriptedMachine(), RecordingHands()
+        self.clock, self.events = ManualClock(1000.0), EventList()
+        self.failures: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
+        machine: Any = self.machine
+        self.loop = RoundLoop(machine, ME, self.hands, self.clock, self.events, self.failures.put)
+
+    def next_event(self) -> Event:
+        return self.machine.events.get(timeout=WAIT_S)
+
+    def next_call(self) -> tuple[Any, ...]:
+        return self.hands.calls.get(timeout=WAIT_S)
+
+    def read(self, *leases: Lease) -> View:
+        """The view after a reading of the directory: the last one that it brought about."""
+        self.loop.post(LeasesRead({lease.peer_id: lease for lease in leases}))
+        self.settle()
+        return self.loop.view
+
+    def settle(self) -> None:
+        """Everything posted so far has been handled."""
+        self.loop.post(LeaveRequested())
+        while not isinstance(self.next_event(), LeaveRequested):
+            pass
+
+
+@pytest.fixture
+def idle() -> Stage:
+    """Not started: what is posted waits in the inbox."""
+    return Stage()
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    before = threading.active_count()
+    stage = Stage()
+    stage.loop.start()
+    assert stage.next_call() == ("changed",)  # the lease says where we begin
+    yield stage
+    stage.loop.close()
+    assert threading.active_count() == before
+    assert stage.failures.empty(), stage.failures.get()
+
+
+def lease(voter: Voter, serial: int = 1, **changes: Any) -> Lease:
+    plain = Lease(
+        peer_id=voter.peer_id,
+        incarnation=voter.incarnation,
+        serial=serial,
+        issued_at=0.0,
+        state=PeerState.ACCUMULATING,
+        head=START.digest,
+        round=0,
+        work=0,
+        sequences=7,
+        rounds_joined=0,
+        sequences_committed=0,
+        sequences_per_s=1.0,
+        tokens_per_s=1.0,
+        pass_seconds=1.0,
+        loss=None,
+        state_digest=b"",
+        addresses=("10.0.0.1:7",),
+    )
+    return replace(plain, **changes)
+
+
+def value() -> Value:
+    part = Contribution(ME.peer_id, ME.incarnation, 8, 1.0)
+    return Value(START.digest, 1, BALLOT, b"r" * 32, 1.0, b"s" * 32, (part,), (ME,))
+
+
+# ---- actions
+
+
+def test_actions_are_carried_out_in_order_on_the_loops_thread(stage: Stage) -> None:
+    commit = Commit(value(), BALLOT, ())
+    head = START.after(value())
+    members = value().contributions
+    message = Abort(START.digest, BALLOT, "early")
+    stage.machine.answers[LeaveRequested] = [
+        StopRing(BALLOT),
+        Thaw(),
+        Freeze(BALLOT),
+        StartRing(START.digest, BALLOT, members),
+        Send(ANN.peer_id, message),
+        FetchResult(b"r" * 32, (ANN.peer_id,)),
+        Apply(commit, head),
+        CatchUp((ANN.peer_id,), "behind", True),
+    ]
+    stage.loop.leave()
+    assert [stage.next_call() for _ in range(8)] == [
+        ("stop_ring", BALLOT),
+        ("thaw",),
+        ("freeze", BALLOT),
+        ("start_ring", START.digest, BALLOT, members),
+        ("send", ANN.peer_id, encode(message)),
+        ("fetch_result", b"r" * 32, (ANN.peer_id,)),
+        ("apply", commit, head),
+        ("catch_up", {}, "behind", True),
+    ]
+    assert stage.hands.threads == {"round"}
+
+
+def test_donors_are_named_with_the_heads_of_their_leases(stage: Stage) -> None:
+    stage.read(lease(ANN, head=b"a" * 32), lease(BOB, head=b"b" * 32))
+    stage.machine.answers[LeaveRequested] = [CatchUp((BOB.peer_id, CAT.peer_id), "behind")]
+    stage.loop.leave()
+    assert stage.next_call() == ("catch_up", {BOB.peer_id: b"b" * 32}, "behind", False)
+
+
+def test_reports_become_events(stage: Stage) -> None:
+    stage.machine.answers[LeaveRequested] = [Report("branch", {"round": 3})]
+    stage.settle()
+    stage.settle()
+    assert stage.events.events == [{"event": "branch", "round": 3}]
+
+
+def test_what_cannot_be_sent_comes_back_as_unreachable(stage: Stage) -> None:
+    stage.hands.reachable = False
+    stage.machine.answers[LeaveRequested] = [Send(ANN.peer_id, Prevote(START.digest, 1))]
+    stage.loop.leave()
+    assert stage.next_event() == LeaveRequested()
+    assert stage.next_event() == Unreachable(ANN.peer_id)
+    stage.loop.unreachable(BOB.peer_id, True)
+    assert stage.next_event() == Unreachable(BOB.peer_id)
+
+
+@pytest.mark.parametrize("what", ["head", "phase"])
+def test_a_change_is_said_once(stage: Stage, what: str) -> None:
+    changed = {"head": START.after(value()), "phase": Phase.STEPPING}
+    setattr(stage.machine, what, changed[what])
+    for _ in range(3):
+        stage.settle()
+    assert stage.next_call() == ("changed",)
+    assert stage.hands.calls.empty()
+
+
+# ---- messages
+
+
+def test_a_message_comes_with_who_sent_it(stage: Stage) -> None:
+    message = Prevote(START.digest, 4)
+    stage.loop.receive(ANN.peer_id, ANN.incarnation, encode(message))
+    assert stage.next_event() == Received(ANN.peer_id, ANN.incarnation, message)
+
+
+def test_malformed_messages_are_refused_and_complaints_bounded(idle: Stage) -> None:
+    for _ in range(100):
+        idle.loop.receive(ANN.peer_id, ANN.incarnation, b"\xff" * 40)
+    refused = {"event": "message-refused", "peer": ANN.peer_id, "reason": "malformed"}
+    assert idle.events.events == [refused] * 20
+    idle.clock.advance(2.0)
+    for _ in range(100):
+        idle.loop.receive(ANN.peer_id, ANN.incarnation, bytes(1 << 19))
+    assert idle.events.events[20:] == [{**refused, "reason": "too-large"}] * 2
+    idle.loop.start()
+    idle.settle()  # and nothing of it reached the machine
+    idle.loop.close()
+    assert idle.machine.events.empty()
+
+
+def test_the_inbox_is_bounded_for_strangers_alone(idle: Stage) -> None:
+    raw = encode(Prevote(START.digest, 4))
+    for _ in range(MAX_WAITING + 50):
+        idle.loop.receive(ANN.peer_id, ANN.incarnation, raw)
+    idle.loop.leave()
+    idle.loop.start()
+    received = [idle.next_event() for _ in range(MAX_WAITING + 1)]
+    idle.loop.close()
+    assert all(isinstance(event, Received) for event in received[:-1])
+    assert received[-1] == LeaveRequested(), "our own events are never dropped"
+    assert idle.machine.events.empty()
+
+
+# ---- leases
+
+
+def test_the_view_shows_the_others_and_our_own_counts(stage: Stage) -> None:
+    ours, theirs = lease(ME, sequences=999), lease(ANN)
+    view = stage.read(ours, theirs)
+    assert view.fresh == {ANN.peer_id: theirs}, "our own lease says nothing new"
+    assert (view.sequences, view.pass_seconds) == (5, 0.75)
+    assert stage.hands.addresses == {ANN.peer_id: ("10.0.0.1:7",)}
+
+
+def test_others_at_our_head_are_counted(stage: Stage) -> None:
+    elsewhere = lease(CAT, head=b"x" * 32, sequences=100, round=9)
+    stage.read(lease(ME), lease(ANN), lease(BOB, sequences=2), elsewhere)
+    assert stage.hands.progress[-1] == SwarmCount(7 + 2, 3, 1000.0)
+
+
+def test_a_mate_whose_new_lease_is_on_its_way_shares_the_work(stage: Stage) -> None:
+    stage.machine.head = replace(START, digest=b"n" * 32, round=1)
+    stage.read(lease(ANN), lease(BOB))  # only Ann was in the last round
+    assert stage.hands.progress[-1] == SwarmCount(0, 2, 1000.0)
+
+
+def keep_reading(stage: Stage, seconds: float, *voters: Voter) -> View:
+    """Readings in which only `voters` give signs of life, for so long."""
+    view, serial = stage.loop.view, 2
+    for _ in range(int(seconds / (GAP_SECONDS / 2))):
+        stage.clock.advance(GAP_SECONDS / 2)
+        view = stage.read(*(lease(voter, serial) for voter in voters))
+        serial += 1
+    return view
+
+
+def test_a_silent_voter_lapses(stage: Stage) -> None:
+    stage.read(lease(ANN), lease(BOB))
+    view = keep_reading(stage, 2 * LEASE_SECONDS, ANN)
+    assert view.fresh.keys() == {ANN.peer_id}
+    assert view.lapsed_seconds == {BOB: 2 * LEASE_SECONDS}
+    assert view.dead == frozenset()
+
+
+def test_while_we_do_not_look_nobody_lapses(stage: Stage) -> None:
+    stage.read(lease(ANN), lease(BOB))
+    stage.clock.advance(100.0)
+    stage.settle()
+    assert stage.loop.view.fresh == {}
+    assert stage.loop.view.lapsed_seconds == {ANN: 0.0, BOB: 0.0}
+
+
+def test_who_left_or_lives_on_as_another_is_dead(stage: Stage) -> None:
+    stage.read(lease(ANN), lease(BOB))
+    stage.clock.advance(1.0)
+    reborn = lease(replace(BOB, incarnation=b"n" * 16))
+    view = stage.read(lease(ANN, 2, state=PeerState.LEFT), reborn)
+    assert view.dead == {ANN, BOB}
+    assert view.fresh == {BOB.peer_id: reborn}
+
+
+# ---- the end
+
+
+def test_a_failing_machine_ends_the_loop_and_is_reported(idle: Stage) -> None:
+    idle.loop.start()
+    idle.machine.failure = AssertionError("a value that cannot be")
+    idle.loop.leave()
+    assert idle.failures.get(timeout=WAIT_S) is idle.machine.failure
+    idle.loop.close()
+    assert idle.failures.empty()
+
+
+def test_failing_hands_are_reported_too(idle: Stage) -> None:
+    def full(*_: Any) -> None:
+        raise OSError("no space left")
+
+    idle.hands.freeze = full
+    idle.machine.answers[LeaveRequested] = [Freeze(BALLOT)]
+    idle.loop.start()
+    idle.loop.leave()
+    assert str(idle.failures.get(timeout=WAIT_S)) == "no space left"
+    idle.loop.close()
+
+
+def test_closing_handles_what_was_posted_before(idle: Stage) -> None:
+    idle.loop.leave()
+    idle.loop.start()
+    idle.loop.close()
+    assert idle.next_event() == LeaveRequested()
+    assert not [thread for thread in threading.enumerate() if thread.name == "round"]
+
+
+def ticks(stage: Stage, count: int) -> Mapping[int, View]:
+    return {number: stage.machine.views.get(timeout=WAIT_S) for number in range(count)}
+
+
+def test_it_ticks_without_any_news(stage: Stage) -> None:
+    assert len(ticks(stage, 3)) == 3
