@@ -432,7 +432,10 @@ def test_a_failed_catch_up_leaves_us_where_we_were(stage: Stage) -> None:
     stage.replay.on_run = fail
     stage.hands.catch_up({"a": b"h" * 32}, "behind", discard=False)
     state = state_digest(stage.replica.arenas)
-    assert stage.next_event() == CaughtUp(stage.start, state, ("a", "b"))
+    caught = stage.next_event()
+    assert isinstance(caught, CaughtUp)
+    assert (caught.head, caught.state_digest) == (stage.start, state)
+    assert caught.shunned == ("a", "b")
     assert kinds(stage) == ["catching-up", "catch-up-failed"]
     assert stage.replica.sequences == 8, "the gradients still belong to this head"
 
