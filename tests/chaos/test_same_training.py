@@ -77,6 +77,8 @@ def test_weights_are_those_of_a_plain_loop(trained: dict[int, Swarm], size: int)
     assert losses[-1] < losses[0] - 0.1
     assert [c.value.loss for c in commits] == pytest.approx(losses, rel=1e-4)
     for peer in swarm.peers:
+        source = (peer.state / "program" / "sub_models.py").read_text(encoding="utf-8")
+        assert source.startswith('"""GPT3 as 4 sub-models'), "swapped, at the finest cut"
         difference = relative_difference(final_weights(peer, manifest), reference)
         assert difference <= TOLERANCE, f"{peer.name}: {difference:.2e}"
 
