@@ -1,5 +1,6 @@
 """Events: one JSON object per line, appended, readable while the daemon writes."""
 
+import contextlib
 import json
 import threading
 import time
@@ -15,7 +16,10 @@ class EventSink(Protocol):
 
 
 class EventLog:
-    """Appends events to a file, one line each, flushed at once. `time` is Unix seconds."""
+    """Appends events to a file, one line each, flushed at once. `time` is Unix seconds.
+
+    A log that cannot be written is no reason to stop what it reports on: such lines are lost.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -23,7 +27,11 @@ class EventLog:
 
     def emit(self, kind: str, **fields: Any) -> None:
         line = json.dumps({"time": round(time.time(), 3), "event": kind, **fields})
-        with self._lock, self._path.open("a", encoding="utf-8") as file:
+        with (
+            self._lock,
+            contextlib.suppress(OSError),
+            self._path.open("a", encoding="utf-8") as file,
+        ):
             file.write(line + "\n")
 
 

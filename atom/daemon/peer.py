@@ -73,8 +73,8 @@ def run_start(options: StartOptions, console: Console) -> Ending:
         lookout.call(directory.publish_manifest(member.record))
         entrance = initial or lookout.call(directory.visible_addresses())
         address = format_join_address(JoinAddress(tuple(entrance[:1]), run.run.name, owner))
-        console.join_address(address)
         life = _assemble(stack, box, member, lookout, address, listen, console, events)
+        console.join_address(address)
         return life.live(directory)
 
 
@@ -93,7 +93,12 @@ def run_join(options: JoinOptions, console: Console) -> Ending:
         console.note(f"joining {manifest.run}, founded by {manifest.owner}")
         member = enter_run(manifest, record, box, console)
         lookout.call(directory.publish_manifest(member.record))
-        life = _assemble(stack, box, member, lookout, options.address, listen, console, events)
+        entrance = lookout.call(directory.visible_addresses())
+        ours = format_join_address(
+            JoinAddress(tuple(entrance[:1]) or address.bootstrap, address.run, manifest.owner)
+        )
+        console.note(f"others may join through this peer: {ours}")
+        life = _assemble(stack, box, member, lookout, ours, listen, console, events)
         return life.live(directory)
 
 

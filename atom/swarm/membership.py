@@ -11,7 +11,7 @@ from collections.abc import Set as AbstractSet
 from blake3 import blake3
 
 from atom.base.reasons import Reason
-from atom.swarm.chain import MAX_VOTERS, VOTE_DOMAIN, Commit, Voter, vote_payload
+from atom.swarm.chain import MAX_VOTERS, VOTE_DOMAIN, Commit, Head, Voter, vote_payload
 from atom.swarm.identity import verify
 
 
@@ -58,15 +58,21 @@ def voters_next(
     return tuple(sorted(chosen)[:MAX_VOTERS])
 
 
-def certificate_problem(voters: Sequence[Voter], commit: Commit) -> Reason | None:
-    """Why `commit` does not bind a replica whose head has these `voters`; None if it does."""
+def certificate_problem(head: Head, commit: Commit) -> Reason | None:
+    """Why `commit` does not bind a replica at `head`; None if it does.
+
+    A branch needs somebody who belongs to the run: a voter of the head or a member of its round,
+    by peer id, since all may have been restarted. Strangers alone found no branch.
+    """
     if commit.value.survivors not in ((), commit.survivors):
         return Reason.BAD_CERTIFICATE
     signed = _valid_votes(commit)
     if commit.survivors:
         complete = len(commit.survivors) <= MAX_VOTERS and signed >= set(commit.survivors)
-        return None if complete else Reason.BAD_CERTIFICATE
-    return None if is_quorum(voters, signed) else Reason.BAD_CERTIFICATE
+        known = {voter.peer_id for voter in head.voters} | set(head.members)
+        ours = any(voter.peer_id in known for voter in commit.survivors)
+        return None if complete and ours else Reason.BAD_CERTIFICATE
+    return None if is_quorum(head.voters, signed) else Reason.BAD_CERTIFICATE
 
 
 def _valid_votes(commit: Commit) -> set[Voter]:

@@ -34,8 +34,12 @@ from atom.wire import round_pb2
 
 MAX_MESSAGE_BYTES = 256 * 1024
 MAX_CONTRIBUTIONS = 4096
+MAX_SEQUENCES = 2**24
+"""One peer's part in one round: as much as the largest global batch a run file may ask for."""
+MAX_LOSS = 1e15
+"""Sum over a peer's sequences, nats: any sum of them stays finite."""
 MAX_COUNT = 2**40
-"""Bound of sequences, rounds, attempts and serials: none is reached in a lifetime."""
+"""Bound of rounds, attempts and serials: none is reached in a lifetime."""
 MAX_TEXT_BYTES = 256
 
 
@@ -83,7 +87,8 @@ _STATE_DIGEST = _Scalar(lambda raw: len(raw) in (0, 32))  # empty: not computed
 _PEER = _Scalar(is_peer_id)
 _PEER_OR_EMPTY = _Scalar(lambda text: text == "" or is_peer_id(text))
 _COUNT = _at_most(MAX_COUNT)
-_FINITE = _Scalar(math.isfinite)
+_LOSS = _Scalar(lambda number: abs(number) <= MAX_LOSS)
+_SEQUENCES = _at_most(MAX_SEQUENCES)
 _NORM = _Scalar(lambda number: math.isfinite(number) and number >= 0.0)
 _TEXT = _Scalar(lambda text: len(text.encode()) <= MAX_TEXT_BYTES)
 _FLAG = _Scalar(lambda flag: True)
@@ -97,8 +102,8 @@ _SCHEMA: Mapping[type, Mapping[str, _Field]] = {
     Contribution: {
         "peer_id": _PEER,
         "incarnation": _INCARNATION,
-        "sequences": _COUNT,
-        "loss_sum": _FINITE,
+        "sequences": _SEQUENCES,
+        "loss_sum": _LOSS,
     },
     Value: {
         "parent": _DIGEST,
@@ -127,8 +132,8 @@ _SCHEMA: Mapping[type, Mapping[str, _Field]] = {
         "ballot": _BALLOT,
         "accepted": _One(Accepted, optional=True),
         "accepted_before_branch": _One(Accepted, optional=True),
-        "sequences": _COUNT,
-        "loss_sum": _FINITE,
+        "sequences": _SEQUENCES,
+        "loss_sum": _LOSS,
         "state_digest": _STATE_DIGEST,
         "leaving": _FLAG,
     },

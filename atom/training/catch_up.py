@@ -125,6 +125,8 @@ class Replay:
                 if refused.reason in _LIES:
                     shunned.append(donor)
                 problems.append(f"{donor}: {refused}")
+            except StorageError:
+                raise  # our own disk, not the donor's fault
             except (ValueError, MismatchError) as misfit:  # what it serves is not of this model
                 shunned.append(donor)
                 problems.append(f"{donor}: {misfit}")

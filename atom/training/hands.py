@@ -4,6 +4,7 @@ Work on the model's memory is handed to the worker's thread, transfers to thread
 each outcome comes back to the loop as an event.
 """
 
+import math
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ import torch
 from atom.base.clock import Clock
 from atom.base.errors import PeerRefused
 from atom.base.events import EventSink
+from atom.base.reasons import Reason
 from atom.optim.clipping import gradient_norm
 from atom.swarm.arenas import state_digest
 from atom.swarm.chain import Ballot, Commit, Contribution, Head
@@ -181,6 +183,8 @@ class ReplicaHands:
         try:
             result = self._fetched(digest, holders)
             norm = gradient_norm(result)
+            if not math.isfinite(norm):
+                raise PeerRefused(Reason.NOT_FINITE, "the result fetched")
         except Exception as problem:  # noqa: BLE001 - whatever it is, the round must hear of it
             self._events.emit("fetch-failed", detail=f"{type(problem).__name__}: {problem}"[:200])
             self._post(FetchFailed(digest))
@@ -300,10 +304,11 @@ class ReplicaHands:
         self._events.emit("catching-up", reason=reason, donors=list(donors))
         before = self._journal.head
         shunned: tuple[str, ...] = ()
+        failed_donors: tuple[str, ...] = ()
         try:
             self._replay.run(donors, discard)
         except CatchUpFailed as failed:
-            shunned = failed.shunned
+            shunned, failed_donors = failed.shunned, tuple(donors)
             self._events.emit("catch-up-failed", detail=str(failed)[:300])
         head = self._journal.head
         if not self._replay.usable:
@@ -317,7 +322,7 @@ class ReplicaHands:
             )
         else:
             digest = state_digest(self._replica.state_arenas())
-        self._post(CaughtUp(head, digest, shunned))
+        self._post(CaughtUp(head, digest, shunned, failed_donors))
 
 
 def _is_finite(gradients: torch.Tensor) -> bool:

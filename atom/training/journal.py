@@ -56,11 +56,16 @@ class Journal:
     def append(self, commit: Commit) -> Head:
         """Makes `commit` durable and returns the head after it. It must extend our head."""
         assert commit.value.parent == self.head.digest
-        with self._path.open("ab") as file:
-            file.write(_record(commit))
-            file.flush()
-            os.fsync(file.fileno())
-            self._size_bytes = file.tell()
+        record = _record(commit)
+        parse_commits(record)  # nothing is written that would not be read back
+        try:
+            with self._path.open("ab") as file:
+                file.write(record)
+                file.flush()
+                os.fsync(file.fileno())
+                self._size_bytes = file.tell()
+        except OSError as problem:
+            raise _unwritable(self._path, problem) from problem
         self.commits.append(commit)
         self.heads.append(self.head.after(commit.value))
         return self.head
@@ -68,13 +73,16 @@ class Journal:
     def replace(self, commits: Sequence[Commit], heads: Sequence[Head]) -> None:
         """Takes over another (verified) chain: written aside, synced, renamed."""
         aside = self._path.with_suffix(".new")
-        with aside.open("wb") as file:
-            for commit in commits:
-                file.write(_record(commit))
-            file.flush()
-            os.fsync(file.fileno())
-            self._size_bytes = file.tell()
-        os.replace(aside, self._path)
+        try:
+            with aside.open("wb") as file:
+                for commit in commits:
+                    file.write(_record(commit))
+                file.flush()
+                os.fsync(file.fileno())
+                self._size_bytes = file.tell()
+            os.replace(aside, self._path)
+        except OSError as problem:
+            raise _unwritable(self._path, problem) from problem
         self.commits, self.heads = list(commits), list(heads)
 
     def position(self, head_digest: bytes) -> int | None:
@@ -142,11 +150,18 @@ def verified_heads(genesis: Head, commits: Sequence[Commit]) -> list[Head]:
         head, value = heads[-1], commit.value
         if value.parent != head.digest or value.round != head.round + 1:
             raise PeerRefused(Reason.WRONG_HEAD, f"round {value.round}")
-        problem = certificate_problem(head.voters, commit)
+        problem = certificate_problem(head, commit)
         if problem is not None or value.sequences <= 0 or not value.voters_next:
             raise PeerRefused(problem or Reason.BAD_WEIGHT, f"round {value.round}")
         heads.append(head.after(value))
     return heads
+
+
+def _unwritable(path: Path, problem: OSError) -> StorageError:
+    return StorageError(
+        f"cannot write {path}: {problem.strerror}",
+        "free some disk space, check the state directory, then start again",
+    )
 
 
 def _record(commit: Commit) -> bytes:

@@ -217,7 +217,8 @@ class RoundLoop:
             for peer, lease in view.fresh.items()
             if peer in head.members and lease.state in ACTIVE_STATES and lease.round < head.round
         }
-        sequences = sum(lease.sequences for lease in mates.values())
+        wanted = self._machine.global_batch
+        sequences = sum(min(lease.sequences, wanted) for lease in mates.values())
         return SwarmCount(sequences, len(coming | set(mates)) + 1, self._seen_at)
 
     # ---- actions

@@ -56,6 +56,7 @@ class Coordinator:
         self._trigger_since: float | None = None
         self._told_waiting = False
         self._suspicions: dict[str, int] = {}
+        self._rings_broken = 0
         self._unheard: dict[str, int] = {}
         """Who gave no answer, and the serial of the lease it showed then."""
 
@@ -99,16 +100,18 @@ class Coordinator:
         if any(slot.accepted for slot in desk.state.slots.by_survivors.values()):
             return True
         others = self.answering(same_head(desk.head, desk.view)).values()
-        count = desk.view.sequences + sum(lease.sequences for lease in others)
-        return count >= desk.terms.global_batch
+        wanted = desk.terms.global_batch
+        counts = [min(lease.sequences, wanted) for lease in others]
+        return desk.view.sequences + sum(counts) >= wanted
 
     def answering(self, leases: dict[str, Lease]) -> dict[str, Lease]:
         """Those of `leases` to count on. What a silent peer has counted does not come to the ring:
-        until it renews its lease, the others have to do that work as well."""
+        until it renews its lease, the others have to do that work as well. Nor does the work of
+        one that broke two rings."""
         return {
             peer_id: lease
             for peer_id, lease in leases.items()
-            if self._unheard.get(peer_id) != lease.serial
+            if self._unheard.get(peer_id) != lease.serial and self._suspicions.get(peer_id, 0) < 2
         }
 
     def _give_up_on(self, peers: Iterable[str]) -> None:
@@ -196,7 +199,9 @@ class Coordinator:
         attempt = self._attempt_of(message.ballot, Stage.PREPARE)
         lease = self._desk.view.fresh.get(sender.peer_id)
         outlived = lease is not None and lease.incarnation != sender.incarnation
-        if attempt is not None and not outlived:
+        if attempt is None or outlived or sender.peer_id not in attempt.expected:
+            return
+        if all(voter == sender or voter.peer_id != sender.peer_id for voter in attempt.promises):
             attempt.promises[sender] = message
             self._check_promises()
 
@@ -256,7 +261,9 @@ class Coordinator:
         if message.peer_id:
             self._suspicions[message.peer_id] = self._suspicions.get(message.peer_id, 0) + 1
         self.give_up(Reason.RING_BROKEN)
-        self._retry_at = self._desk.now  # at once: the dead will not answer the next prepare
+        self._rings_broken += 1
+        if self._rings_broken == 1:
+            self._retry_at = self._desk.now  # at once: the dead will not answer the next prepare
 
     def on_own_result(self, ballot: Ballot, digest: bytes, norm: float) -> None:
         """Our ring finished: if it was our attempt's, propose what it made."""
@@ -333,14 +340,17 @@ class Coordinator:
 
     def on_nack(self, sender: Voter, message: Nack) -> None:
         desk = self._desk
-        if message.promised is not None:
-            desk.state.highest_seen = max(desk.state.highest_seen, message.promised.attempt)
         attempt = self.attempt
         if attempt is None or attempt.ballot != message.ballot:
             return
+        if sender.peer_id not in attempt.expected:
+            return
+        if message.promised is not None and sender in attempt.electorate.voters:
+            desk.state.see(message.promised.attempt)
         stage = attempt.stage.value
         desk.report("nack", peer=sender.peer_id, reason=message.reason, stage=stage)
-        if message.reason in (Reason.BALLOT_TOO_LOW, Reason.VOTER_ALIVE):
+        ends = message.reason in (Reason.BALLOT_TOO_LOW, Reason.VOTER_ALIVE)
+        if ends and sender in attempt.electorate.voters:
             self.give_up(Reason.SUPERSEDED)
         else:
             self.on_unreachable(sender.peer_id)

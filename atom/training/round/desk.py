@@ -14,6 +14,9 @@ from atom.training.round.terms import Patience, Terms
 from atom.training.round.vocabulary import Action, Phase, Report, Send, View
 
 _HEADS_REMEMBERED = 64
+_MAX_ATTEMPT_JUMP = 2**32
+_GUEST_PASS_S = 10.0
+"""How long a pass of a peer that has not been in a round yet is waited for."""
 
 
 @dataclass
@@ -42,6 +45,11 @@ class HeadState:
     reduced: Ballot | None = None
     """The last ballot whose ring we entered: none is entered twice."""
     deferred: list[tuple[Voter, Message]] = field(default_factory=list)
+
+    def see(self, attempt: int) -> None:
+        """Notes an attempt's number; absurd ones are not to drive ours out of bounds."""
+        if attempt <= self.highest_seen + _MAX_ATTEMPT_JUMP:
+            self.highest_seen = max(self.highest_seen, attempt)
 
 
 class Desk:
@@ -88,8 +96,12 @@ class Desk:
 
     def promise_patience(self) -> float:
         """A peer answers a prepare at its next pass boundary: wait for the slowest, bounded."""
-        leases = same_head(self.head, self.view).values()
-        slowest = max([self.view.pass_seconds, *(lease.pass_seconds for lease in leases)])
+        known = {voter.peer_id for voter in self.head.voters} | set(self.head.members)
+        passes = [
+            lease.pass_seconds if peer_id in known else min(lease.pass_seconds, _GUEST_PASS_S)
+            for peer_id, lease in same_head(self.head, self.view).items()
+        ]
+        slowest = max([self.view.pass_seconds, *passes])
         return max(self.patience.promise, min(2 * slowest + 0.5, 60.0))
 
     def send(self, peer_id: str, message: Message) -> None:

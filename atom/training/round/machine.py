@@ -102,6 +102,11 @@ class RoundMachine:
         return self._desk.leaving
 
     @property
+    def global_batch(self) -> int:
+        """Sequences per round; no single lease counts for more."""
+        return self._desk.terms.global_batch
+
+    @property
     def finished(self) -> bool:
         """The run's last round is committed here."""
         last = self._desk.terms.last_round
@@ -290,6 +295,7 @@ class RoundMachine:
         if desk.phase is not Phase.SYNCING:
             return
         until = desk.now + desk.patience.shun
+        self._shunned.update(dict.fromkeys(event.failed, desk.now + desk.patience.unhelpful))
         self._shunned.update(dict.fromkeys(event.shunned, until))
         self._adrift = not event.state_digest
         if self._adrift:

@@ -95,7 +95,7 @@ class Member:
         if sender not in (survivors or desk.head.voters):
             desk.nack(sender, ballot, Reason.NOT_A_VOTER)
             return
-        state.highest_seen = max(state.highest_seen, ballot.attempt)
+        state.see(ballot.attempt)
         if survivors and self._objects_to_branch(survivors):
             desk.nack(sender, ballot, Reason.VOTER_ALIVE)
             return
@@ -224,7 +224,7 @@ class Member:
         if ours is not None and ours != value.result_digest:
             return Reason.DIGEST_MISMATCH
         norm = state.held.get(value.result_digest)
-        if norm is not None and abs(norm - value.gradient_norm) > _NORM_TOLERANCE * norm:
+        if norm is not None and not abs(norm - value.gradient_norm) <= _NORM_TOLERANCE * norm:
             return Reason.DIGEST_MISMATCH
         return None
 
@@ -247,7 +247,7 @@ class Member:
         value = commit.value
         if value.parent != desk.head.digest or value.round != desk.head.round + 1:
             return
-        problem = certificate_problem(desk.head.voters, commit)
+        problem = certificate_problem(desk.head, commit)
         if problem is None and (value.sequences <= 0 or not value.voters_next):
             problem = Reason.BAD_WEIGHT
         if problem is None and self._knows_better_than(commit):

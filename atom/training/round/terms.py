@@ -25,6 +25,9 @@ class Patience:
     thaw_rest: float = 4.0
     retry: float = 0.5
     shun: float = 20.0
+    unhelpful: float = 5.0
+    """A better head that could not be fetched is left alone this long; whoever claims it may lie,
+    or be out of our reach."""
     grace: float = 12.0
 
 

@@ -110,6 +110,8 @@ class CaughtUp:
     head: Head
     state_digest: bytes
     shunned: tuple[str, ...] = ()
+    failed: tuple[str, ...] = ()
+    """Donors of which none could help: asked again only after a while, training goes on."""
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,7 @@ class Chain:
         """Why a stranger would not follow this chain; empty if it would."""
         head = self.heads[0]
         for commit, claimed in zip(self.commits, self.heads[1:], strict=True):
-            if certificate_problem(head.voters, commit) is not None:
+            if certificate_problem(head, commit) is not None:
                 return f"bad certificate at round {claimed.round}"
             if commit.value.parent != head.digest or head.after(commit.value) != claimed:
                 return f"broken link at round {claimed.round}"
@@ -383,7 +383,7 @@ class Process:
         assert self._ring is None, "a step under a running ring"
         assert not self._syncing, "a step while the state is being replaced"
         assert self.chain.head.digest == action.commit.value.parent
-        assert certificate_problem(self.chain.head.voters, action.commit) is None
+        assert certificate_problem(self.chain.head, action.commit) is None
         self.swarm.witness.sees_commit(action.commit)
         result = self.results[action.commit.value.result_digest]
         self._drop_gradients()

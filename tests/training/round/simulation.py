@@ -34,6 +34,7 @@ from atom.swarm.messages import (
 from atom.training.round import Patience, Terms
 
 _WEIGHTY = (Prepare, Promise, Ring, Accept, AcceptedVote, CommitNotice, CommitNotice, Abort)
+PATIENT = Patience()
 HASTY = Patience(
     prevote=0.3, promise=0.5, votes=0.2, quiet=0.2, rank=0.05, holding=1.5, retry=0.1, grace=4.0
 )
@@ -61,7 +62,7 @@ class Witness:
 
     def sees_commit(self, commit: Commit) -> None:
         parent = self.heads[commit.value.parent]
-        assert certificate_problem(parent.voters, commit) is None, "a commit without a certificate"
+        assert certificate_problem(parent, commit) is None, "a commit without a certificate"
         head = parent.after(commit.value)
         self.branches += bool(commit.survivors) and head.digest not in self.heads
         self.heads[head.digest] = head
@@ -87,7 +88,7 @@ class Setting:
     branches: bool = True
     last_round: int | None = None
     through_bytes: bool = False
-    patience: Patience = Patience()
+    patience: Patience = PATIENT
 
 
 class Swarm:
