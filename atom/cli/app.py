@@ -11,6 +11,7 @@ import typer
 from atom.cli.arguments import gather_addresses
 from atom.cli.exit_codes import MEANINGS, ExitCode
 from atom.cli.failures import run_guarded
+from atom.cli.signals import end_at_once_on_signals
 
 _TRAIN, _LOOK, _CONTROL = "Train", "Look at a swarm", "The daemon on this machine"
 _EPILOGUE = "\n".join(("Exit codes:", *(f"{code:3d}  {text}" for code, text in MEANINGS.items())))
@@ -71,6 +72,7 @@ def start(
     initial_peers: InitialPeersOption = None,
 ) -> int:
     """Found a run and train it here; the first line of stdout is the address to join by."""
+    end_at_once_on_signals()
     from atom.cli.daemons import found_run
 
     return found_run(run_file, peer, state, listen, tuple(initial_peers or ()))
@@ -79,6 +81,7 @@ def start(
 @app.command(rich_help_panel=_TRAIN)
 def join(address: AddressArgument, peer: PeerOption = None, state: StateOption = None) -> int:
     """Join a run: fetch its state, then train with the others."""
+    end_at_once_on_signals()
     from atom.cli.daemons import join_run
 
     return join_run(address, peer, state)

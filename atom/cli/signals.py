@@ -4,13 +4,32 @@ Ctrl-C is asyncio's own business: it cancels the task and raises KeyboardInterru
 """
 
 import asyncio
+import os
 import signal
+import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from atom.cli.failures import Terminated
 
 T = TypeVar("T")
+
+
+def end_at_once_on_signals() -> None:
+    """Until the daemon lives (it then leaves in good order), there is nothing to finish.
+
+    An exception raised inside a half-done import of torch or numpy would be worse than an end:
+    the system closes our files and locks, and the DHT process goes when its socket closes.
+    """
+
+    def end(number: int, frame: object) -> None:
+        os.write(2, b"\ninterrupted before the peer took part\n")
+        os._exit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():
+        return
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, end)
 
 
 def run_to_the_end(work: Coroutine[Any, Any, T]) -> T:
