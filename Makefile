@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v p
 BIN := .venv/bin
 PACKAGE := atom
 
-.PHONY: demo test check format proto bench clean
+.PHONY: demo test chaos check format proto bench clean
 
 .venv: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -15,6 +15,10 @@ demo: .venv
 
 test: .venv
 	$(BIN)/python -m pytest
+
+# Twenty kills, twenty freezes of 20 s and twenty restarts of real daemons; about half an hour.
+chaos: .venv
+	ATOM_CHAOS_TIMES=20 ATOM_CHAOS_FREEZE_S=20 $(BIN)/python -m pytest tests/chaos/test_faults.py -s
 
 check: .venv
 	$(BIN)/ruff check .
