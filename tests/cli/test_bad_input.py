@@ -177,7 +177,7 @@ def test_debug_shows_the_traceback(
     ("fault", "code"),
     [
         (OSError(28, "No space left on device", "/data/x"), ExitCode.STORAGE),
-        (PermissionError(13, "Permission denied", "/root/x"), ExitCode.STORAGE),
+        (PermissionError(13, "Permission denied", "/srv/x"), ExitCode.STORAGE),
         (KeyboardInterrupt(), ExitCode.INTERRUPTED),
     ],
 )
