@@ -85,6 +85,9 @@ def electorate(
         return None  # alive, but on its way to or from another head: it has to answer too
     ordered = standing(alive | {me}) + standing(present - alive - {me})
     survivors = tuple(sorted(ordered[:MAX_VOTERS]))
+    known = {voter.peer_id for voter in head.voters} | set(head.members)
+    if all(voter.peer_id not in known for voter in survivors):
+        return None  # a branch of strangers binds nobody: wait for one of the run's own
     return Electorate(survivors, survivors)
 
 
