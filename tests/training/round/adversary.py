@@ -5,6 +5,7 @@ directory, believe any silence, and be interrupted anywhere. Nothing is promised
 here, only that nothing false is ever committed.
 """
 
+import itertools
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -71,6 +72,8 @@ class _Player:
     frozen: bool = False
     ring: StartRing | None = None
     results: dict[bytes, Result] = field(default_factory=dict)
+    lease: Lease | None = None
+    """As the directory has it: perhaps of some time ago."""
     due: list[Callable[[], Event | None]] = field(default_factory=list)
     """Events the loop will report, each when the adversary likes; None: not after all."""
 
@@ -84,6 +87,7 @@ class Adversary:
         self.now = 0.0
         self.names: dict[str, str] = {}
         self.story = Story(self.names)
+        self.silence: set[tuple[str, str]] = set()
         self.post: list[tuple[Voter, str, Message]] = []
         self.rings: dict[tuple[bytes, Ballot], tuple[tuple[Contribution, ...], set[str]]] = {}
         keys = self.dice.sample(range(24), peers)
@@ -113,6 +117,8 @@ class Adversary:
 
     def step(self) -> None:
         player = self.dice.choice(list(self.players.values()))
+        if self.dice.random() < 0.005:
+            self._deal_silence()
         move = self.dice.random()
         if move < self.faults:
             self._restart(player)
@@ -129,6 +135,14 @@ class Adversary:
 
     # ---- moves
 
+    def _deal_silence(self) -> None:
+        """Who hears nothing of whom for the next while; what was said meanwhile may come later."""
+        share, alone = self.dice.choice([0.0, 0.0, 0.4]), self.dice.choice(list(self.players))
+        pairs = itertools.permutations(self.players, 2)
+        self.silence = {pair for pair in pairs if alone in pair or self.dice.random() < share}
+        if self.dice.random() < 0.3:
+            self.silence.clear()
+
     def _restart(self, player: _Player) -> None:
         keep = self.dice.randrange(1, len(player.chain.heads) + 1)
         chain = player.chain
@@ -141,6 +155,8 @@ class Adversary:
     def _deliver(self) -> None:
         recent = self.post[-12:] if self.dice.random() < 0.7 else self.post[-200:]
         sender, target, message = self.dice.choice(recent)
+        if (sender.peer_id, target) in self.silence:
+            return
         event: Event = Received(sender.peer_id, sender.incarnation, message)
         self._handle(self.players[target], event)
 
@@ -155,8 +171,11 @@ class Adversary:
     def _view(self, player: _Player) -> View:
         fresh, dead = {}, set()
         for other in self.players.values():
-            if other is not player and self.dice.random() < 0.7:
-                fresh[other.me.peer_id] = _lease(other)
+            if self.dice.random() < 0.5:
+                other.lease = _lease(other)
+            heard = (other.me.peer_id, player.me.peer_id) not in self.silence
+            if other is not player and heard and self.dice.random() < 0.9:
+                fresh[other.me.peer_id] = other.lease or _lease(other)
         voters = player.machine.head.voters
         for voter in voters:
             other = self.players[voter.peer_id]
@@ -259,7 +278,8 @@ class Adversary:
         assert player.machine.head.digest == player.chain.head.digest, "caught up while stepping"
         best = player.chain
         for other in self.players.values():
-            if other.chain.head.prefers(best.head) and self.dice.random() < 0.7:
+            silent = (other.me.peer_id, player.me.peer_id) in self.silence
+            if other.chain.head.prefers(best.head) and not silent:
                 assert not other.chain.problem()
                 best = other.chain
         if best is not player.chain:

@@ -403,21 +403,22 @@ class Process:
 
     def _end_catch_up(self, action: CatchUp) -> None:
         self._syncing = False
-        shunned, best = [], self.chain
+        shunned, failed, best = [], [], self.chain
         for donor in action.donors:
             other = self.swarm.reachable(self.peer_id, donor)
-            if other is None or other.chain.problem():
+            if other is None:
+                failed.append(donor)
+            elif other.chain.problem():
                 shunned.append(donor)
             elif other.chain.head.prefers(best.head) or action.discard:
                 best = other.chain if not best.head.prefers(other.chain.head) else best
-            elif other.machine.head.digest == other.chain.head.digest:
-                shunned.append(donor)
-        if best.head.digest != self.chain.head.digest:
-            self._drop_gradients()
-        if action.discard:
+            else:
+                failed.append(donor)
+        if best is not self.chain:
+            failed.clear()
             self._drop_gradients()
         self._adopt(best)
-        self._handle(CaughtUp(best.head, best.state, tuple(shunned)))
+        self._handle(CaughtUp(best.head, best.state, tuple(shunned), tuple(failed)))
 
     def _adopt(self, chain: Chain) -> None:
         self.chain = chain

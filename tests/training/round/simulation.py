@@ -41,6 +41,8 @@ HASTY = Patience(
 """Everybody wants to lead, nobody waits: more rivalry in a minute than in a year of patience."""
 NAMES = "ABCDEFGHIJKLMNOP"
 STORY_LINES = 400
+HEALED_SECONDS = 60.0
+"""Within this time after the last fault all living peers share a head, and rounds go on."""
 
 
 @lru_cache(maxsize=64)
@@ -406,3 +408,20 @@ class Chaos:
 
     def _note(self, text: str) -> None:
         self.swarm.note(text)
+
+
+def history(seed: int) -> Swarm:
+    """One whole history: a swarm, its faults, and the agreement that has to follow them."""
+    dice = random.Random(seed)
+    setting = Setting(
+        peers=dice.choice([1, 2, 2, 3, 3, 4, 5]),
+        all_voters=dice.random() < 0.7,
+        global_batch=dice.choice([8, 12, 16, 24]),
+        pass_seconds=dice.choice([(1.0,), (0.4,), (0.5, 1.5), (0.3, 1.0, 3.0)]),
+        patience=dice.choice([PATIENT, HASTY]),
+    )
+    swarm = Swarm(seed, setting)
+    swarm.run(dice.choice([0.0, 5.0, 9.0]))
+    Chaos(swarm, dice.choice([15.0, 30.0]), pause_seconds=dice.choice([0.7, 1.5, 3.0])).run()
+    swarm.run_until_agreed(HEALED_SECONDS)
+    return swarm

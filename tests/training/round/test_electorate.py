@@ -1,0 +1,158 @@
+"""Whom to ask, given what the directory shows: the voters while they can be a quorum, else who is
+left, and only when the others are gone for good."""
+
+from collections.abc import Collection
+from typing import Any
+
+import pytest
+
+from atom.swarm.chain import MAX_VOTERS, Head, Voter
+from atom.swarm.membership import standing
+from atom.swarm.records import Lease, PeerState
+from atom.training.round.electorate import (
+    Electorate,
+    alive_voters,
+    electorate,
+    gone_for_good,
+    objection_to_branch,
+    rank,
+    same_head,
+)
+from atom.training.round.vocabulary import View
+
+A, B, C, D, E = VOTERS = tuple(
+    standing([Voter(name, name.encode() * 16) for name in ("a", "b", "c", "d", "e")])
+)
+"""In the order of standing: A breaks ties."""
+GRACE = 12.0
+
+
+def head_of(*voters: Voter) -> Head:
+    return Head(b"h" * 32, 4, 96, 96, tuple(sorted(voters)), ())
+
+
+def lease(voter: Voter, head: bytes = b"h" * 32, **changes: Any) -> Lease:
+    state = changes.get("state", PeerState.ACCUMULATING)
+    return Lease(
+        voter.peer_id, voter.incarnation, 1, 0.0, state, head, 4, 96, 8, 0, 0, 0.0, 0.0, 1.0,
+        None, b"", (),
+    )  # fmt: skip
+
+
+def view(
+    *fresh: Lease, silent: dict[Voter, float] | None = None, dead: Collection[Voter] = ()
+) -> View:
+    return View({item.peer_id: item for item in fresh}, silent or {}, frozenset(dead))
+
+
+def choose(head: Head, me: Voter, seen: View, branches: bool = True) -> Electorate | None:
+    return electorate(head, me, seen, GRACE, branches)
+
+
+def test_the_voters_of_the_head_while_a_quorum_may_be_alive() -> None:
+    head = head_of(A, B, C)
+    assert choose(head, A, view(lease(B))) == Electorate(head.voters)
+    assert choose(head, D, view(lease(A), lease(B))) is None, "a stranger leads nobody"
+
+
+def test_without_a_quorum_silence_has_to_last_the_grace_time() -> None:
+    head = head_of(A, B, C)
+    for seconds in (0.0, 8.0, 11.9):
+        assert choose(head, B, view(silent={A: seconds, C: 99.0})) is None
+    assert choose(head, B, view(silent={A: 12.0, C: 99.0})) == Electorate((B,), (B,))
+
+
+def test_a_blind_view_says_nothing_about_the_dead() -> None:
+    assert choose(head_of(A, B), B, view()) is None
+
+
+def test_confirmed_deaths_need_no_grace() -> None:
+    head = head_of(A, B, C)
+    assert choose(head, B, view(dead={A, C})) == Electorate((B,), (B,))
+    assert choose(head, B, view(dead={A}, silent={C: 3.0})) is None
+
+
+def test_an_owner_without_branches_waits_for_the_silent_but_not_for_the_dead() -> None:
+    head = head_of(A, B)
+    assert choose(head, B, view(silent={A: 1e6}), branches=False) is None
+    assert choose(head, B, view(dead={A}), branches=False) == Electorate((B,), (B,))
+
+
+def test_a_restarted_last_peer_goes_on_from_its_own_old_incarnation() -> None:
+    reborn = Voter(A.peer_id, b"n" * 16)
+    assert choose(head_of(A), reborn, view()) == Electorate((reborn,), (reborn,))
+
+
+def test_a_restarted_peer_does_not_pass_over_living_voters() -> None:
+    reborn = Voter(A.peer_id, b"n" * 16)
+    chosen = choose(head_of(A, B), reborn, view(lease(B)))
+    assert chosen == Electorate(tuple(sorted([reborn, B])), tuple(sorted([reborn, B])))
+
+
+def test_no_branch_while_a_living_voter_is_elsewhere() -> None:
+    head = head_of(A, B, C, D, E)
+    gone = {A, C, D}
+    away = (lease(E, head=b"x" * 32), lease(E, state=PeerState.SYNCING))
+    for elsewhere in away:
+        assert choose(head, B, view(elsewhere, dead=gone)) is None
+    assert choose(head, B, view(lease(E), dead=gone)) == Electorate((B, E), (B, E))
+
+
+def test_a_crowd_of_guests_never_crowds_a_voter_out() -> None:
+    guests = [Voter(f"guest {n}", b"g" * 16) for n in range(20)]
+    head = head_of(A, B, C, D, E)
+    seen = view(lease(E), *(lease(guest) for guest in guests), dead={A, C, D})
+    chosen = choose(head, B, seen)
+    assert chosen is not None
+    assert {B, E} <= set(chosen.survivors)
+    assert len(chosen.survivors) == MAX_VOTERS
+
+
+def test_all_survivors_or_none() -> None:
+    branch = Electorate((A, B), (A, B))
+    assert branch.satisfied_by({A, B, C})
+    assert not branch.satisfied_by({A, C})
+    assert Electorate((A, B, C)).satisfied_by({A, C})
+
+
+@pytest.mark.parametrize(
+    ("survivors", "seen", "objects"),
+    [
+        ((B, C), view(lease(C), dead={A}, silent={D: 20.0, E: 20.0}), False),
+        ((B,), view(lease(C), dead={A}, silent={D: 20.0, E: 20.0}), True),
+        ((C,), view(dead={A, D, E}), True),
+        ((B, C), view(lease(C), lease(A), silent={D: 20.0, E: 20.0}), True),
+        ((B, C), view(lease(C), dead={A}, silent={D: 5.0, E: 20.0}), True),
+        ((B, C), view(lease(C), lease(A), lease(D)), True),
+    ],
+    ids=["agrees", "left out a living", "not asked", "sees another", "too soon", "sees a quorum"],
+)
+def test_who_knows_better_objects(survivors: tuple[Voter, ...], seen: View, objects: bool) -> None:
+    head = head_of(A, B, C, D, E)
+    assert objection_to_branch(head, B, seen, survivors, GRACE) is objects
+
+
+def test_leases_of_another_incarnation_are_nobody_s() -> None:
+    head = head_of(A, B)
+    seen = view(lease(Voter(B.peer_id, b"n" * 16)))
+    assert alive_voters(head, A, seen) == {A}
+    assert not gone_for_good(head, A, seen, GRACE)
+
+
+def test_only_active_peers_on_our_head_can_take_part() -> None:
+    seen = view(
+        lease(A), lease(B, head=b"x" * 32), lease(C, state=PeerState.SYNCING),
+        lease(D, state=PeerState.LEFT), lease(E, state=PeerState.LEAVING),
+    )  # fmt: skip
+    assert set(same_head(head_of(A), seen)) == {A.peer_id, E.peer_id}
+
+
+def test_every_head_deals_the_line_anew_and_the_absent_are_passed_over() -> None:
+    firsts = set()
+    for number in range(30):
+        head = Head(bytes([number]) * 32, 4, 96, 96, VOTERS, ())
+        places = [rank(VOTERS, voter, head, set(VOTERS)) for voter in VOTERS]
+        assert sorted(places) == [0, 1, 2, 3, 4]
+        firsts.add(VOTERS[places.index(0)])
+        assert rank(VOTERS, A, head, {A}) == 0
+    assert len(firsts) > 1
