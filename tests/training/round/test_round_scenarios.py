@@ -1,0 +1,389 @@
+"""The traces that broke simpler protocols, and the deaths that a round has to outlive.
+
+`Witness`, `Chain` and `Process` check the promises on the way (one ordinary commit per parent,
+equal heads equal states, no work counted twice, no ring over moving gradients); these tests say
+what happens, and that it goes on.
+"""
+
+from collections.abc import Callable
+
+import pytest
+from simulated_world import lose_nothing
+from simulation import Setting, Swarm
+
+from atom.swarm.chain import Commit
+from atom.swarm.membership import standing
+from atom.swarm.messages import (
+    Accept,
+    AcceptedVote,
+    CommitNotice,
+    Message,
+    Prepare,
+    Prevote,
+    Promise,
+    Ring,
+)
+
+GRACE_SECONDS = 12.0
+
+
+def calm_swarm(peers: int = 3, rounds: int = 1, seed: int = 5, **changes: object) -> Swarm:
+    swarm = Swarm(seed, Setting(peers=peers, **changes))  # type: ignore[arg-type]
+    if rounds:
+        swarm.run_until_agreed(60.0, rounds)
+    return swarm
+
+
+def tie_breaker(swarm: Swarm) -> str:
+    first = standing(swarm.living[0].machine.head.voters)[0]
+    return next(seat.name for seat in swarm.seats if seat.peer_id == first.peer_id)
+
+
+def others(swarm: Swarm, *names: str) -> str:
+    return "".join(seat.name for seat in swarm.seats if seat.name not in names)
+
+
+def commits(swarm: Swarm) -> list[Commit]:
+    return list(swarm.living[0].chain.commits)
+
+
+def contributors(swarm: Swarm, commit: Commit) -> str:
+    members = [part.peer_id for part in commit.value.contributions]
+    return "".join(sorted(seat.name for seat in swarm.seats if seat.peer_id in members))
+
+
+def run_until(swarm: Swarm, condition: Callable[[], bool], within: float = 30.0) -> None:
+    deadline = swarm.agenda.now + within
+    while not condition():
+        assert swarm.agenda.now < deadline, f"it never happened\n{swarm.story()}"
+        swarm.run(0.05)
+
+
+# ---- the plain case
+
+
+@pytest.mark.parametrize("peers", [1, 2, 3, 5])
+def test_rounds_go_on_through_the_bytes_of_the_wire(peers: int) -> None:
+    swarm = calm_swarm(peers, rounds=4, through_bytes=True)
+    assert swarm.witness.branches == 0
+    assert contributors(swarm, commits(swarm)[0]) == "ABCDE"[:peers]
+
+
+def test_newcomers_become_voters() -> None:
+    swarm = calm_swarm(3, rounds=4, all_voters=False)
+    assert len(swarm["A"].machine.head.voters) == 3
+    swarm.join()
+    run_until(swarm, lambda: len(swarm["A"].machine.head.voters) == 4, 60.0)
+    assert swarm.witness.branches == 0
+
+
+def test_the_run_ends_with_its_last_round() -> None:
+    swarm = calm_swarm(3, rounds=0, last_round=3)
+    swarm.run(60.0)
+    assert {p.chain.head.round for p in swarm.living} == {3}
+    assert all(process.machine.finished for process in swarm.living)
+
+
+def test_no_ballot_ever_returns() -> None:
+    swarm = calm_swarm(3, rounds=8)
+    ballots = [commit.ballot for commit in commits(swarm)]
+    assert len(ballots) == len(set(ballots)), "word of an old round could pass for a new one's"
+
+
+# ---- partitions: a local opinion of who is alive is no electorate
+
+
+def test_peers_that_see_only_themselves_commit_nothing() -> None:
+    swarm = calm_swarm(3, branches=False)
+    swarm.cut("A", "B", "C")
+    swarm.hide("A", "B", "C")
+    head = swarm["A"].chain.head
+    swarm.run(60.0)
+    assert {process.chain.head for process in swarm.living} == {head}
+    swarm.heal()
+    swarm.run_until_agreed(30.0)
+    assert swarm.witness.branches == 0
+
+
+def test_overlapping_views_make_no_two_majorities() -> None:
+    swarm = calm_swarm(3, branches=False)
+    swarm.cut("A", "C")
+    swarm.hide("A", "C")
+    swarm.network.drop = lambda source, target, message: isinstance(message, CommitNotice)
+    swarm.run(40.0)
+    swarm.heal()
+    swarm.run_until_agreed(30.0)
+    assert swarm.witness.branches == 0
+
+
+def test_of_two_equal_halves_only_one_goes_on() -> None:
+    swarm = calm_swarm(4, branches=False, global_batch=8)
+    first = tie_breaker(swarm)
+    mate = others(swarm, first)[0]
+    rest = others(swarm, first, mate)
+    before = swarm["A"].chain.head.round
+    swarm.cut(first + mate, rest)
+    swarm.hide(first + mate, rest)
+    swarm.run(30.0)
+    assert swarm[first].chain.head.round > before
+    assert {swarm[name].chain.head.round for name in rest} == {before}
+    swarm.heal()
+    swarm.run_until_agreed(30.0)
+
+
+def test_two_branches_become_one_again_and_the_better_one_wins() -> None:
+    swarm = calm_swarm(4, global_batch=8)
+    first = tie_breaker(swarm)
+    rest = others(swarm, first)[:2]
+    swarm.cut(others(swarm, *rest), rest)
+    swarm.hide(others(swarm, *rest), rest)
+    swarm.run(40.0)
+    tips = [process.chain.head for process in swarm.living]
+    assert len(set(tips)) == 2
+    assert swarm.witness.branches >= 1
+    swarm.heal()
+    swarm.run_until_agreed(30.0)
+    winner = max(tips, key=lambda head: head.work)
+    assert winner in swarm["A"].chain.heads
+
+
+def test_an_owner_may_forbid_branches() -> None:
+    swarm = calm_swarm(3, branches=False)
+    for name in others(swarm, tie_breaker(swarm)):
+        swarm[name].die()
+    head = swarm.living[0].chain.head
+    swarm.run(60.0)
+    assert swarm.living[0].chain.head == head
+    assert "no-quorum" in swarm.living[0].reports
+
+
+# ---- lost commits: asked for what was accepted, not for what was seen
+
+
+def test_a_peer_that_missed_the_commit_catches_up_and_counts_nothing_twice() -> None:
+    swarm = calm_swarm(3)
+    lost = swarm.seats[1].peer_id
+    swarm.network.drop = lambda source, target, message: (
+        isinstance(message, CommitNotice) and target == lost
+    )
+    swarm.run_until_agreed(60.0, 3)
+    assert swarm.witness.branches == 0
+
+
+def test_what_a_dead_coordinator_committed_unheard_is_finished_not_recomputed() -> None:
+    swarm = calm_swarm(3, rounds=0)
+    decided: list[str] = []
+
+    def unheard(source: str, target: str, message: Message) -> bool:
+        if isinstance(message, CommitNotice) and not decided:
+            process = swarm.process_of(source)
+            assert process is not None
+            decided.append(message.commit.value.digest().hex())
+            process.die()
+        return isinstance(message, CommitNotice) and not decided
+
+    swarm.network.drop = unheard
+    run_until(swarm, lambda: bool(decided))
+    swarm.run_until_agreed(30.0)
+    assert commits(swarm)[0].value.digest().hex() == decided[0]
+    assert swarm.witness.branches == 0
+
+
+def test_a_committer_that_returns_from_its_disk_meets_its_own_commit() -> None:
+    swarm = calm_swarm(3)
+    swarm.network.drop = lambda source, target, message: isinstance(message, CommitNotice)
+    before = swarm["A"].chain.head.round
+    run_until(swarm, lambda: any(p.chain.head.round > before for p in swarm.living))
+    ahead = next(p for p in swarm.living if p.chain.head.round > before)
+    commit = ahead.chain.commits[before]
+    ahead.seat.disk = ahead.chain
+    ahead.die()
+    swarm.network.drop = lose_nothing
+    swarm.run(1.0)
+    swarm.restart(ahead.seat.name)
+    swarm.run_until_agreed(40.0)
+    assert commits(swarm)[before] == commit or commits(swarm)[before].value == commit.value
+
+
+# ---- deaths
+
+
+@pytest.mark.parametrize(
+    "kind", [Prevote, Prepare, Promise, Ring, Accept, AcceptedVote, CommitNotice]
+)
+@pytest.mark.parametrize("copies", [0, 1])
+def test_whoever_dies_while_saying_something_is_outlived(kind: type, copies: int) -> None:
+    swarm = calm_swarm(4)
+    sent = 0
+
+    def fatal(source: str, target: str, message: Message) -> bool:
+        nonlocal sent
+        if isinstance(message, kind):
+            sent += 1
+            process = swarm.process_of(source)
+            if sent == copies + 1 and process is not None:
+                process.die()
+        return False
+
+    swarm.network.drop = fatal
+    run_until(swarm, lambda: len(swarm.living) == 3)
+    swarm.network.drop = lose_nothing
+    swarm.run_until_agreed(40.0)
+    assert swarm.witness.branches == 0
+
+
+def test_a_broken_ring_is_tried_again_without_the_dead() -> None:
+    swarm = calm_swarm(4)
+    rings: list[str] = []
+
+    def remember(source: str, target: str, message: Message) -> bool:
+        rings.append(target if isinstance(message, Ring) else "")
+        return False
+
+    swarm.network.drop = remember
+    run_until(swarm, lambda: any(rings))
+    victim = swarm.process_of(next(target for target in rings if target))
+    assert victim is not None
+    victim.die()
+    round_number = victim.chain.head.round
+    run_until(swarm, lambda: all(p.chain.head.round > round_number for p in swarm.living), 15.0)
+    assert victim.seat.name not in contributors(swarm, commits(swarm)[round_number])
+    assert swarm.witness.branches == 0
+
+
+@pytest.mark.parametrize("survivor_breaks_ties", [True, False])
+def test_of_two_peers_one_dies_silently(survivor_breaks_ties: bool) -> None:
+    swarm = calm_swarm(2, global_batch=8)
+    first = tie_breaker(swarm)
+    victim = others(swarm, first) if survivor_breaks_ties else first
+    swarm[victim].die()
+    seconds = swarm.run_until_agreed(40.0, 1)
+    assert (swarm.witness.branches == 0) is survivor_breaks_ties
+    assert (seconds < GRACE_SECONDS) is survivor_breaks_ties
+
+
+def test_three_of_five_vanish_and_the_two_go_on_after_the_grace_time() -> None:
+    swarm = calm_swarm(5)
+    gone_at = swarm.agenda.now
+    for name in "ABC":
+        swarm[name].die()
+    head = swarm["D"].chain.head.round
+    swarm.run(GRACE_SECONDS - 2.5)
+    assert swarm["D"].chain.head.round <= head + 1, "only a commit that was under way"
+    swarm.run_until_agreed(30.0)
+    assert swarm.witness.branches >= 1
+    assert swarm.agenda.now - gone_at < 40.0
+
+
+def test_a_last_peer_restarts_and_goes_on_at_once() -> None:
+    swarm = calm_swarm(1)
+    swarm["A"].seat.disk = swarm["A"].chain
+    swarm["A"].die()
+    swarm.restart("A")
+    assert swarm.run_until_agreed(GRACE_SECONDS, 1) < GRACE_SECONDS
+    assert swarm.witness.branches == 1
+
+
+def test_a_restarted_voter_has_no_vote_until_voted_in() -> None:
+    swarm = calm_swarm(3)
+    swarm["B"].die()
+    reborn = swarm.restart("B")
+    assert reborn.me not in swarm["A"].machine.head.voters
+    run_until(swarm, lambda: reborn.me in swarm["A"].machine.head.voters)
+    assert swarm.witness.branches == 0
+
+
+def test_who_restarts_in_the_middle_of_a_vote_cannot_vote_again() -> None:
+    swarm = calm_swarm(3)
+    votes: list[str] = []
+
+    def reborn_after_voting(source: str, target: str, message: Message) -> bool:
+        process = swarm.process_of(source)
+        if isinstance(message, AcceptedVote) and process is not None and len(votes) < 4:
+            votes.append(source)
+            process.die()
+            swarm.agenda.after(0.5, lambda: swarm.restart(process.seat.name))
+            return True
+        return False
+
+    swarm.network.drop = reborn_after_voting
+    swarm.run(20.0)
+    assert votes
+    swarm.network.drop = lose_nothing
+    swarm.run_until_agreed(60.0)
+
+
+def test_a_goodbye_drops_the_voter_and_nobody_waits_for_it() -> None:
+    swarm = calm_swarm(3)
+    leaver = swarm["B"]
+    leaver.leave()
+    run_until(swarm, lambda: not leaver.alive)
+    head = swarm["A"].machine.head
+    assert leaver.peer_id not in {voter.peer_id for voter in head.voters}
+    assert swarm.run_until_agreed(15.0) < GRACE_SECONDS
+    assert swarm.witness.branches == 0
+
+
+def test_all_but_one_say_goodbye_one_after_another() -> None:
+    swarm = calm_swarm(4)
+    for name in "ABC":
+        leaver = swarm[name]
+        leaver.leave()
+        run_until(swarm, lambda leaver=leaver: not leaver.alive)
+    swarm.run_until_agreed(15.0)
+    assert swarm.witness.branches == 0
+
+
+# ---- frozen processes
+
+
+@pytest.mark.parametrize("keep_messages", [True, False])
+@pytest.mark.parametrize("seconds", [3.0, 9.0, 20.0])
+def test_a_frozen_coordinator_wakes_up_in_another_time(seconds: float, keep_messages: bool) -> None:
+    swarm = calm_swarm(3)
+    asked: list[str] = []
+
+    def remember(source: str, target: str, message: Message) -> bool:
+        if isinstance(message, Prepare):
+            asked.append(source)
+        return False
+
+    swarm.network.drop = remember
+    run_until(swarm, lambda: bool(asked))
+    sleeper = swarm.process_of(asked[0])
+    assert sleeper is not None
+    sleeper.suspend()
+    before = sleeper.chain.head.round
+    swarm.run(seconds)
+    if seconds > 12.0:
+        assert all(p.chain.head.round > before for p in swarm.living if p is not sleeper)
+    sleeper.resume(keep_messages)
+    swarm.run_until_agreed(30.0)
+    assert swarm.witness.branches == 0
+
+
+def test_a_count_that_dies_with_its_peer_does_not_make_a_round() -> None:
+    swarm = calm_swarm(3, global_batch=30)
+    run_until(swarm, lambda: swarm["C"].sequences >= 8)
+    swarm["C"].die()
+    swarm.run_until_agreed(40.0)
+    assert all(commit.value.sequences >= 30 for commit in commits(swarm))
+
+
+def test_a_suspected_quorum_is_forgiven() -> None:
+    swarm = calm_swarm(2)
+    broken = 0
+
+    def sever(source: str, target: str, message: Message) -> bool:
+        nonlocal broken
+        if isinstance(message, Ring) and broken < 4:
+            broken += 1
+            swarm.cut("A", "B")
+            swarm.agenda.after(2.0, swarm.network.blocked.clear)
+        return False
+
+    swarm.network.drop = sever
+    swarm.run(30.0)
+    assert broken == 4
+    swarm.network.drop = lose_nothing
+    swarm.run_until_agreed(40.0)
