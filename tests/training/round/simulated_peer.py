@@ -196,6 +196,10 @@ class Process:
         self._left_at = self.swarm.agenda.now + 10.0
         self._handle(LeaveRequested())
 
+    def stay(self) -> None:
+        """Does not leave after all: the machine says goodbye in its promises, but goes on."""
+        self._left_at = None
+
     def later(self, delay_s: float, act: Callable[[], None]) -> None:
         """In this process's own time: never after its death, not while it is suspended."""
         self.swarm.agenda.after(delay_s, lambda: self._when_running(act))

@@ -281,10 +281,27 @@ class Chaos:
         swarm.heal()
         dead = [seat.name for seat in swarm.seats if seat.process is None]
         for name in dead:
-            if all(p.leaving for p in swarm.living) or self.dice.random() < 0.5:
+            if not swarm.living or self.dice.random() < 0.5:
                 swarm.restart(name)
-        if all(p.leaving for p in swarm.living):
-            swarm.join()
+        self._bring_back_one_who_belongs()
+
+    def _bring_back_one_who_belongs(self) -> None:
+        """Strangers to a head found no branch from it: without any of its voters and members the
+        run rests until one of them returns."""
+        swarm = self.swarm
+        chains = [process.chain for process in swarm.living]
+        head = max(
+            (chain.head for chain in chains), key=lambda h: (h.work, -int(h.digest.hex(), 16))
+        )
+        belong = {voter.peer_id for voter in head.voters} | set(head.members)
+        if any(p.peer_id in belong and not p.leaving for p in swarm.living):
+            return
+        for seat in swarm.seats:
+            if seat.peer_id in belong and seat.process is None:
+                swarm.restart(seat.name)
+                return
+        for process in swarm.living:
+            process.stay()
 
     def _strike(self) -> None:
         faults = [
@@ -401,10 +418,9 @@ class Chaos:
             self.swarm.join()
 
     def _leave(self) -> None:
-        staying = [p for p in self.swarm.living if not p.leaving]
+        staying = [p for p in self.swarm.living if not p.leaving and not p.stopped]
         if len(staying) > 1:
-            process = self.dice.choice(staying)
-            process.later(0.0, process.leave)
+            self.dice.choice(staying).leave()
 
     def _note(self, text: str) -> None:
         self.swarm.note(text)
