@@ -24,7 +24,7 @@ from atom.daemon.recipe import (
 from atom.graph.cost import layer_costs
 from atom.graph.ir import Program
 from atom.graph.layers import layers_of
-from atom.graph.partition import LayerCost, need_bytes
+from atom.graph.partition.balanced import LayerCost, need_bytes
 from atom.graph.program import build_program
 from atom.graph.trace import trace
 from atom.models.data.tokenizer import load_tokenizer

@@ -10,7 +10,7 @@ from torch import fx
 
 from atom.graph.ir import ValueSpec
 from atom.graph.layers import Layer
-from atom.graph.partition import LayerCost
+from atom.graph.partition.balanced import LayerCost
 from atom.graph.traced import Graph
 
 _VIEWS = {

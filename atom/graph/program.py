@@ -15,7 +15,7 @@ from atom.graph.codegen import Cut, Source
 from atom.graph.cost import layer_costs
 from atom.graph.ir import Program, SubModel, ValueSpec
 from atom.graph.layers import Layer, layers_of
-from atom.graph.partition import balanced_cut, finest_cut
+from atom.graph.partition.balanced import balanced_cut, finest_cut
 from atom.graph.trace import trace
 from atom.graph.traced import Graph
 

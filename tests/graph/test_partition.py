@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atom.base.errors import DeviceError
-from atom.graph.partition import LayerCost, balanced_cut, finest_cut, need_bytes
+from atom.graph.partition.balanced import LayerCost, balanced_cut, finest_cut, need_bytes
 
 
 @st.composite

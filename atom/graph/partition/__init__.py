@@ -1,0 +1,1 @@
+"""Where to cut a model into sub-models: pure arithmetic over a chain of operations."""

@@ -1,0 +1,86 @@
+"""The partitioner's question: a chain of operations, the machine, and the terms of a plan.
+
+Operations stand in the order in which they run. A sub-model is a run of consecutive operations;
+a partition says where each sub-model ends. Nothing here knows tensors or devices: seconds and
+bytes come from a profile (measured) or from rates (assumed).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One call of the traced graph, for one micro-batch."""
+
+    name: str
+    """For messages: the module's path and the operator, `blocks.3.mlp linear`."""
+    parameters: Mapping[str, int]
+    """Name in the layout → elements; a tied parameter is listed by every operation using it."""
+    forward_s: float
+    backward_s: float
+    """Without the recomputed forward."""
+    working_bytes: int
+    """What forward keeps for backward."""
+    transient_bytes: int
+    """The most it holds besides while it runs, forward or backward: scratch, and gradients of
+    its inputs and outputs."""
+
+
+@dataclass(frozen=True)
+class Value:
+    """A tensor that operations hand on. `made_by` -1: an entry of the batch."""
+
+    size_bytes: int
+    made_by: int
+    last_used_by: int
+
+
+@dataclass(frozen=True)
+class Chain:
+    operations: tuple[Operation, ...]
+    values: tuple[Value, ...]
+    forbidden: frozenset[int] = frozenset()
+    """Position p: no sub-model may begin at operation p. Tuples and their picks, memory and its
+    last change in place stay together."""
+    recurring: tuple[int, ...] = ()
+    """Per operation an identity: equal numbers cost the same by construction (empty: unknown)."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """How fast bytes move between host and device, both ways at once."""
+
+    load_bytes_per_s: float
+    gradient_bytes_per_s: float
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a plan is made for."""
+
+    device_bytes: int
+    """Everything the plan may hold on the device at any one time."""
+    micro_batches: int
+    """Accumulated in one pass (C)."""
+    element_bytes: int
+    """Of a parameter as it is loaded: 2 in bfloat16 and float16, 4 in float32."""
+    slots: int = 2
+    """Weight slots, all as large as the largest sub-model."""
+    gradient_slots: int = 2
+    """Gradient slots, as large, float32 whatever the precision."""
+    reserved_bytes: int = 0
+    """Of `device_bytes`, already given to something else."""
+
+
+@dataclass(frozen=True)
+class Partition:
+    """An answer: sub-model s is operations [ends[s-1], ends[s])."""
+
+    ends: tuple[int, ...]
+    seconds: float
+    """Of one pass, as the problem's objective counts them."""
+    cut_bytes: int
+    """Values kept between sub-models, for one micro-batch."""
+    device_bytes: int
+    """What the plan holds at its peak."""
