@@ -1,16 +1,21 @@
 """Context managers around tracing: they turn what would be silently wrong into a named refusal."""
 
+import io
+import logging
 import random
 import sys
+import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import Any
 
 import torch
-from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from atom.base.errors import ModelError
+
+_REGISTERED = "torch._library.autograd"
+"""Where torch makes the functions of custom operators with a registered backward. Those stay one
+call in the graph, and with it their backward."""
 
 
 @contextmanager
@@ -19,32 +24,57 @@ def refuse_custom_backward() -> Iterator[None]:
 
     Raises: ModelError naming the function.
     """
-    original = torch.autograd.Function.__dict__["apply"]
+    # Not Function itself: `apply` of a subclass may have been taken before, as a plain function,
+    # and that would pass by. What it ends in is looked up here, at every call.
+    base: Any = torch.autograd.function._SingleLevelFunction
+    own = base.__dict__.get("apply")
 
-    def refuse(function: type, *_: Any, **__: Any) -> Any:
+    def apply(function: Any, *args: Any, **kwargs: Any) -> Any:
+        if function.__module__ == _REGISTERED:
+            return super(base, function).apply(*args, **kwargs)
         raise ModelError(
             f"the model uses {function.__module__}.{function.__qualname__}, a custom "
             "autograd.Function; tracing would lose its backward",
-            "write it with ordinary operations, or wrap it as a custom operator "
-            "(torch.library.custom_op with register_autograd)",
+            _instead_of(f"{function.__module__}.{function.__qualname__}"),
         )
 
-    torch.autograd.Function.apply = classmethod(refuse)  # type: ignore[method-assign, assignment]
+    base.apply = classmethod(apply)
     try:
         yield
     finally:
-        torch.autograd.Function.apply = original  # type: ignore[method-assign]
+        if own is None:
+            del base.apply
+        else:
+            base.apply = own
+
+
+def _instead_of(function: str) -> str:
+    if function == "torch.utils.checkpoint.CheckpointFunction":
+        return "leave checkpointing out (sub-models recompute anyway), or give use_reentrant=False"
+    return (
+        "write it with ordinary operations, or wrap it as a custom operator "
+        "(torch.library.custom_op with register_autograd)"
+    )
 
 
 @contextmanager
 def refuse_python_randomness() -> Iterator[None]:
-    """A number drawn by Python while tracing becomes a constant of the program: refuse it.
+    """A number drawn by Python while tracing becomes a constant of the program: refuse it. The
+    generators are left as they were.
 
     Raises: ModelError naming the generator.
     """
+    python, numpy_random = random.getstate(), sys.modules.get("numpy.random")
+    numpy_state = numpy_random.get_state() if numpy_random else None
     before = _python_random_states()
-    yield
-    for name, state in _python_random_states().items():
+    try:
+        yield
+        after = _python_random_states()
+    finally:
+        random.setstate(python)
+        if numpy_random:
+            numpy_random.set_state(numpy_state)
+    for name, state in after.items():
         if name in before and before[name] != state:
             raise ModelError(
                 f"the model's forward draws random numbers with {name}; "
@@ -54,71 +84,22 @@ def refuse_python_randomness() -> Iterator[None]:
 
 
 @contextmanager
-def training_mode(model: nn.Module) -> Iterator[None]:
-    """Traces as it trains: a model given in evaluation mode is switched, and switched back."""
-    modes = [(module, module.training) for module in model.modules()]
-    if not model.training:
-        model.train()
+def quiet() -> Iterator[None]:
+    """Torch prints, warns and logs the whole graph when tracing fails; the error says it in one
+    line."""
+    logger = logging.getLogger("torch")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
     try:
-        yield
+        with (
+            redirect_stdout(io.StringIO()),
+            redirect_stderr(io.StringIO()),
+            warnings.catch_warnings(),
+        ):
+            warnings.simplefilter("ignore")
+            yield
     finally:
-        for module, mode in modes:
-            module.training = mode
-
-
-@contextmanager
-def fake_parameters(model: nn.Module, mode: FakeTensorMode) -> Iterator[None]:
-    """Stands in fake CPU tensors for all parameters, so that a model on any device, `meta`
-    included, gives the same graph and no weight is ever read. Tied parameters stay tied.
-    """
-    saved = [
-        (module, key, parameter)
-        for module in model.modules()
-        for key, parameter in module._parameters.items()
-        if parameter is not None
-    ]
-    fakes: dict[int, nn.Parameter] = {}
-    try:
-        for module, key, parameter in saved:
-            if id(parameter) not in fakes:
-                fakes[id(parameter)] = _fake(parameter, mode)
-            module._parameters[key] = fakes[id(parameter)]
-        yield
-    finally:
-        for module, key, parameter in saved:
-            module._parameters[key] = parameter
-
-
-@contextmanager
-def buffers_on_cpu(model: nn.Module) -> Iterator[None]:
-    """Gives tracing CPU copies of buffers. Raises: ModelError for a buffer without values."""
-    saved = [
-        (module, key, buffer)
-        for module in model.modules()
-        for key, buffer in module._buffers.items()
-        if buffer is not None
-    ]
-    for name, buffer in model.named_buffers():
-        if buffer.is_meta:
-            raise ModelError(
-                f"the buffer {name} is on the meta device and has no values",
-                "build it on the CPU, or compute it in forward",
-            )
-    try:
-        for module, key, buffer in saved:
-            module._buffers[key] = buffer.detach().cpu()
-        yield
-    finally:
-        for module, key, buffer in saved:
-            module._buffers[key] = buffer
-
-
-def _fake(parameter: nn.Parameter, mode: FakeTensorMode) -> nn.Parameter:
-    with mode:
-        stand_in = torch.empty_strided(
-            parameter.shape, parameter.stride(), dtype=parameter.dtype, device="cpu"
-        )
-        return nn.Parameter(stand_in, requires_grad=parameter.requires_grad)
+        logger.setLevel(level)
 
 
 def _python_random_states() -> dict[str, Any]:

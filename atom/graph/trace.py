@@ -6,12 +6,11 @@ example batch and the dtype of the parameters are part of the graph.
 """
 
 import inspect
-import io
-import logging
 import os
+import sysconfig
 import traceback
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from collections.abc import Mapping
+from contextlib import ExitStack
 
 import torch
 from torch import nn
@@ -19,27 +18,37 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import ExportedProgram
 
 from atom.base.errors import ModelError
-from atom.graph.guards import (
+from atom.graph.attention_masks import masks_as_in_eager
+from atom.graph.guards import quiet, refuse_custom_backward, refuse_python_randomness
+from atom.graph.reading import read_exported
+from atom.graph.stand_ins import (
+    PythonState,
     buffers_on_cpu,
     fake_parameters,
-    refuse_custom_backward,
-    refuse_python_randomness,
-    training_mode,
+    mode_of_use,
+    plain_context,
 )
-from atom.graph.reading import read_exported
 from atom.graph.traced import Graph
 
+_NOT_THE_USERS = tuple(
+    os.path.join(folder, "")
+    for folder in (os.path.dirname(torch.__file__), sysconfig.get_paths()["stdlib"])
+)
 
-def trace(model: nn.Module, example_batch: Mapping[str, torch.Tensor]) -> Graph:
+def trace(
+    model: nn.Module, example_batch: Mapping[str, torch.Tensor], training: bool = True
+) -> Graph:
     """The graph of `model(**example_batch)`, which must return the scalar mean loss.
 
     The model and the batch are left as they were. Needs no weights: the model may be on `meta`.
+    Optional inputs that the batch leaves out are `None` in the graph. Without `training`: the
+    graph of the model in evaluation mode, for a loss without dropout.
 
     Raises: ModelError naming what cannot be traced faithfully.
     """
     batch = _in_forward_order(model, example_batch)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    exported = _export(model, batch, mode)
+    exported = _export(model, batch, mode, training)
     return read_exported(model, batch, exported, mode)
 
 
@@ -65,16 +74,38 @@ def _in_forward_order(
 
 
 def _export(
-    model: nn.Module, batch: Mapping[str, torch.Tensor], mode: FakeTensorMode
+    model: nn.Module, batch: Mapping[str, torch.Tensor], mode: FakeTensorMode, training: bool
+) -> ExportedProgram:
+    state = PythonState(model)
+    try:
+        exported = _export_once(model, batch, mode, training)
+        if state.changed_number():
+            # A cache has settled after one run; what changes again would go on changing.
+            exported = _export_once(model, batch, mode, training)
+        if changed := state.changed_number():
+            raise ModelError(
+                f"the model's forward changes {changed} at every call; "
+                "tracing would freeze it to what it was once",
+                "keep it out of forward, or hand it in with the batch",
+            )
+        return exported
+    finally:
+        state.restore()
+
+
+def _export_once(
+    model: nn.Module, batch: Mapping[str, torch.Tensor], mode: FakeTensorMode, training: bool
 ) -> ExportedProgram:
     with ExitStack() as stack:
         for guard in (
-            training_mode(model),
+            mode_of_use(model, training),
             buffers_on_cpu(model),
             fake_parameters(model, mode),
             refuse_python_randomness(),
             refuse_custom_backward(),
-            _quiet(),
+            masks_as_in_eager(),
+            plain_context(),
+            quiet(),
         ):
             stack.enter_context(guard)
         try:
@@ -99,26 +130,20 @@ def _untraceable(model: nn.Module, error: Exception) -> ModelError:
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if _is_users(frame.filename)]
     place = f" at {own[-1].filename}:{own[-1].lineno} ({own[-1].line})" if own else ""
-    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    hint = "the model's forward must not depend on values in tensors, only on their shapes"
-    if "data-dependent" not in reason and "DataDependent" not in type(error).__name__:
-        hint = "check that the model runs on this batch and returns its scalar loss"
-    return ModelError(f"{type(model).__name__} cannot be traced{place}: {reason}", hint)
+    lines = str(error).strip().splitlines()
+    reason = lines[0] if lines else type(error).__name__
+    return ModelError(f"{type(model).__name__} cannot be traced{place}: {reason}", _hint(error))
+
+
+def _hint(error: Exception) -> str:
+    if "data-dependent" in str(error) or "DataDependent" in type(error).__name__:
+        return "the model's forward must not depend on values in tensors, only on their shapes"
+    if "in output" in str(error):
+        return "return the loss alone, from a wrapper where needed (and use no cache)"
+    return "check that the model runs on this batch and returns its scalar loss"
 
 
 def _is_users(filename: str) -> bool:
-    in_python = filename.startswith(os.path.dirname(os.__file__)) and "-packages" not in filename
-    return not in_python and "/torch/" not in filename and filename != __file__
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Torch prints and logs the whole graph when tracing fails; the error says it in one line."""
-    logger = logging.getLogger("torch")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-            yield
-    finally:
-        logger.setLevel(level)
+    in_python = filename.startswith(_NOT_THE_USERS) and "-packages" not in filename
+    in_torch = filename.startswith(_NOT_THE_USERS[0])
+    return not in_python and not in_torch and filename != __file__

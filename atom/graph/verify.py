@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from atom.base.errors import ModelError
-from atom.graph.guards import training_mode
+from atom.graph.stand_ins import mode_of_use
 from atom.graph.ir import Program
 from atom.graph.program import load
 from atom.graph.reference import Step, run_reference
@@ -27,7 +27,7 @@ def verify_against_eager(
     """
     device = next(iter(batch.values())).device
     devices = [device] if device.type == "cuda" else []
-    with training_mode(model), torch.random.fork_rng(devices):
+    with mode_of_use(model, True), torch.random.fork_rng(devices):
         torch.manual_seed(seed)
         expected = _eager(model, batch)
         torch.manual_seed(seed)
