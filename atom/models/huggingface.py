@@ -1,0 +1,268 @@
+"""Causal language models of the `transformers` library, from a config.json alone.
+
+A config is data and may be a stranger's: only the library's own classes are used, keys that choose
+implementations or name places are dropped, sizes are bounded, and the network is never asked.
+The only door to `transformers`.
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from atom.models.first_values import reset
+from atom.models.on_meta import parameters_on_meta
+from atom.models.source import SourceError
+
+MAX_CONFIG_BYTES = 32 * 1024
+MAX_LAYERS = 4096
+MAX_NUMBER = 2**31
+_DROPPED_KEYS = frozenset(
+    {
+        "attn_implementation", "experts_implementation", "auto_map", "dtype", "torch_dtype",
+        "transformers_version", "use_cache", "name_or_path", "kernel_config", "use_kernels",
+        "trust_remote_code", "custom_pipelines", "id2label", "label2id",
+    }
+)  # fmt: skip
+"""Keys that choose an implementation, name a place, or say nothing about the model. Those that
+begin with an underscore are dropped as well."""
+
+Config = Any
+"""A `transformers.PretrainedConfig`: the library's types are dynamic."""
+
+
+def read_config(text: str) -> dict[str, Any]:
+    """The keys of a config.json that describe the model. Raises: SourceError.
+
+    Anybody's bytes: bounded, checked, nothing of it is executed.
+    """
+    if len(text.encode("utf-8", "surrogatepass")) > MAX_CONFIG_BYTES:
+        raise SourceError(
+            f"the config is longer than {MAX_CONFIG_BYTES // 1024} KiB",
+            "name the config.json of one model",
+        )
+    try:
+        content = json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise SourceError(
+            f"the config is not JSON: {error}", "check its commas and quotes"
+        ) from None
+    if not isinstance(content, dict):
+        raise SourceError(
+            "the config is no JSON object", "it begins with { and names the model_type"
+        )
+    if content.get("quantization_config") is not None:
+        raise SourceError(
+            "the config asks for quantized weights, which cannot be trained",
+            "take out quantization_config",
+        )
+    _check_model_type(content)
+    kept = _without_choices(content)
+    assert isinstance(kept, dict)
+    return kept
+
+
+def canonical_config(text: str) -> str:
+    """Equal models give equal texts. Raises: SourceError."""
+    return json.dumps(read_config(text), sort_keys=True, separators=(",", ":"))
+
+
+def open_config(content: Mapping[str, Any]) -> tuple[Config, type]:
+    """The library's config object and its causal language model. Raises: SourceError."""
+    library = _library()
+    kind = content["model_type"]
+    configs, models = library.CONFIG_MAPPING, library.MODEL_FOR_CAUSAL_LM_MAPPING
+    if kind not in configs:
+        raise SourceError(
+            f"transformers {version()} knows no model_type {kind!r}",
+            'code that a config brings along is never run; write a module = "…:factory" for it',
+        )
+    try:
+        config = configs[kind].from_dict(dict(content))
+    # The library checks configs in many ways; whatever it raises is about this one.
+    except Exception as error:
+        raise _unusable(error) from error
+    if type(config) not in models or config.is_encoder_decoder:
+        raise SourceError(
+            f"{kind} is no causal language model",
+            "only decoders that predict the next token can be trained on text",
+        )
+    model_class: type = models[type(config)]
+    _check_architecture(content, model_class)
+    layers = getattr(config, "num_hidden_layers", 1)
+    if not isinstance(layers, int) or not 1 <= layers <= MAX_LAYERS:
+        raise SourceError(f"num_hidden_layers is {layers!r}", f"from 1 to {MAX_LAYERS}")
+    return config, model_class
+
+
+def build_causal_lm(content: Mapping[str, Any], dtype: torch.dtype) -> nn.Module:
+    """The model on `meta`, its buffers with values, `forward(input_ids, labels)` → mean loss.
+
+    Its parameters have the names that `transformers` gives them. Raises: SourceError.
+    """
+    config, model_class = open_config(content)
+    try:
+        with parameters_on_meta():
+            model = model_class._from_config(config, dtype=dtype)  # type: ignore[attr-defined]
+    except Exception as error:  # as above: it is about this config
+        raise _unusable(error) from error
+    return _returning_loss(model)
+
+
+def own_initialisation(owner: nn.Module, around: Sequence[nn.Module]) -> None:
+    """As `transformers` does it: the module's constructor, then `_init_weights` of the model it
+    belongs to, for it and for everything around it, inside out.
+    """
+    reset(owner, around)
+    chain = [owner, *around]
+    for index, module in enumerate(chain):
+        model = next(outer for outer in chain[index:] if hasattr(outer, "_init_weights"))
+        _initialise(model, module)
+
+
+def refuse_lookahead(model: nn.Module, vocabulary_size: int, sequence_tokens: int) -> None:
+    """A model that sees later tokens would learn to copy. Raises: SourceError."""
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(vocabulary_size, (1, min(8, sequence_tokens)), generator=generator)
+    if tokens.shape[1] < 2 or vocabulary_size < 2:
+        return
+    changed = tokens.clone()
+    changed[0, -1] = (changed[0, -1] + 1) % vocabulary_size
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            logits = [_logits(model, ids)[:, :-1].float() for ids in (tokens, changed)]
+    finally:
+        model.train(was_training)
+    if not torch.allclose(*logits, rtol=1e-2, atol=1e-3):
+        raise SourceError(
+            f"{type(model).__name__} as configured looks at later tokens",
+            "an encoder becomes a decoder with is_decoder = true in its config",
+        )
+
+
+def version() -> str:
+    """The installed transformers' version. Raises: SourceError if there is none."""
+    return str(_library().__version__)
+
+
+@cache
+def _library() -> Any:
+    # Before the import: the library reads them once.
+    os.environ["HF_HUB_OFFLINE"] = os.environ["TRANSFORMERS_OFFLINE"] = "1"
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    try:
+        import transformers
+        from transformers.utils import logging
+    except ImportError as error:
+        raise SourceError(
+            f"a model from a Hugging Face config needs the package transformers ({error})",
+            "pip install 'atom-swarm[hf]'",
+        ) from error
+    logging.set_verbosity_error()
+    return transformers
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no number")
+
+
+def _check_model_type(content: Mapping[str, Any]) -> None:
+    kind = content.get("model_type")
+    if not isinstance(kind, str) or not kind.replace("_", "").replace("-", "").isalnum():
+        raise SourceError(
+            "the config names no model_type", 'such as "model_type": "llama"; see config.json'
+        )
+
+
+def _without_choices(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {
+            key: _without_choices(inner)
+            for key, inner in value.items()
+            if not key.startswith("_") and key not in _DROPPED_KEYS and inner is not None
+        }
+    if isinstance(value, list):
+        return [_without_choices(inner) for inner in value]
+    if isinstance(value, int | float) and not -MAX_NUMBER <= value <= MAX_NUMBER:
+        raise SourceError(f"the config holds {value}", f"numbers are at most {MAX_NUMBER}")
+    return value
+
+
+def _check_architecture(content: Mapping[str, Any], model_class: type) -> None:
+    named = content.get("architectures") or [model_class.__name__]
+    if model_class.__name__ not in named:
+        raise SourceError(
+            f"the config is of {', '.join(map(str, named))[:80]}, no causal language model",
+            f"transformers' causal model for it is {model_class.__name__}",
+        )
+
+
+def _returning_loss(model: nn.Module) -> nn.Module:
+    """Changes the model's class, not its modules: parameters keep their names."""
+    parent: Any = type(model)
+
+    def forward(self: nn.Module, input_ids: Tensor, labels: Tensor) -> Tensor:
+        """The mean loss, nats per token, of int64 [sequences, tokens]; labels are not shifted."""
+        with _masks_as_in_eager():
+            output = parent.forward(
+                self, input_ids=input_ids, labels=labels, use_cache=False, return_dict=True
+            )
+        loss: Tensor = output.loss
+        return loss
+
+    names = {"forward": forward, "__module__": parent.__module__, "plain_forward": parent.forward}
+    model.__class__ = type(parent.__name__, (parent,), names)
+    return model
+
+
+def _logits(model: nn.Module, input_ids: Tensor) -> Tensor:
+    plain: Callable[..., Any] = model.plain_forward  # type: ignore[assignment]
+    logits: Tensor = plain(input_ids=input_ids, use_cache=False, return_dict=True).logits
+    return logits
+
+
+@contextmanager
+def _masks_as_in_eager() -> Iterator[None]:
+    """While exporting, the library builds whole masks where it otherwise says `is_causal`: other
+    kernels, other bits. It also looks for packed sequences in values; a run's text has none.
+    """
+    from transformers import masking_utils
+
+    replaced: dict[str, Callable[..., Any]] = {
+        "is_torchdynamo_exporting": lambda: False,
+        "find_packed_sequence_indices": lambda *_, **__: None,
+    }
+    saved = {name: getattr(masking_utils, name) for name in replaced}
+    try:
+        for name, value in replaced.items():
+            setattr(masking_utils, name, value)
+        yield
+    finally:
+        for name, value in saved.items():
+            setattr(masking_utils, name, value)
+
+
+def _initialise(model: Any, module: nn.Module) -> None:
+    try:
+        model._init_weights(module)
+    except (RuntimeError, NotImplementedError) as error:
+        kind = type(module).__name__
+        raise SourceError(
+            f"transformers' initialisation of {kind} needs the whole model at once: {error}",
+            'such a model can be had with module = "…:factory"',
+        ) from error
+
+
+def _unusable(error: Exception) -> SourceError:
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return SourceError(
+        f"transformers {version()} cannot use the config: {lines[-1].strip()[:300]}",
+        "check the named key in config.json",
+    )

@@ -1,0 +1,225 @@
+"""Anybody's module as a source of models: a factory in the run's own code.
+
+The factory is called as often as a model is needed, each time from the same random state; it
+returns `(module, example_batch)` or `(module, example_batch, dataset)`. Its values are the run's
+first values, so the model needs memory once more while they are taken. A factory that builds on
+`meta` is initialised module by module, by `reset_parameters`, and needs no such memory.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from atom.models.first_values import FirstValues, reset, seeded
+from atom.models.on_meta import drop_values
+from atom.models.own_code import OwnCode, load_factory, place_in
+from atom.models.source import Batch, InitialValue, ModelSource, SourceError
+
+TEXT_ENTRIES = (("tokens", "targets"), ("input_ids", "labels"))
+"""What a module without a dataset takes, int64 [sequences, sequence_tokens]: each token with the
+next one, or the tokens twice, for modules that shift labels themselves as transformers' do."""
+_SHAPE = "return module, example_batch — or module, example_batch, dataset"
+
+
+@dataclass(frozen=True)
+class Made:
+    """What a factory gave, checked."""
+
+    module: nn.Module
+    example: Mapping[str, Tensor]
+    dataset: Any | None
+
+
+@dataclass(frozen=True)
+class ModuleSource:
+    """See `atom.models.source.ModelSource`. Use `open`."""
+
+    name: str
+    path: Path
+    factory: Callable[[], Any]
+    seed: int
+    sequence_tokens: int | None
+    """Of the run's text; None: the factory brings a dataset."""
+    example: Mapping[str, Tensor]
+    """On `meta`; the count of sequences is the factory's."""
+    dataset: Any | None
+    silent: bool = False
+
+    packages: tuple[tuple[str, str], ...] = ()
+    vocabulary_size: int | None = None
+
+    @classmethod
+    def open(cls, code: OwnCode, seed: int, sequence_tokens: int | None) -> "ModuleSource":
+        """Runs the code once, for what the batch looks like and for the dataset.
+
+        Raises: SourceError naming what the factory returned instead.
+        """
+        factory = load_factory(code)
+        made = _make(code.entry, code.path, factory, seed)
+        if sequence_tokens is None and made.dataset is None:
+            raise SourceError(
+                f"{code.entry} returns no dataset, but the run's data is to come from it",
+                'return module, example_batch, dataset — or set [data] source = "text"',
+            )
+        if sequence_tokens is not None and made.dataset is not None:
+            raise SourceError(
+                f"{code.entry} returns a dataset, but the run has [data] of its own",
+                'set [data] source = "module", or return module, example_batch alone',
+            )
+        if sequence_tokens is not None:
+            _check_text_entries(code.entry, made.example, sequence_tokens)
+        example = {name: value.to("meta") for name, value in made.example.items()}
+        return cls(code.entry, code.path, factory, seed, sequence_tokens, example, made.dataset)
+
+    def build(self, dtype: torch.dtype) -> nn.Module:
+        module = self._make(self.seed).module
+        _cast_buffers(module, dtype)
+        drop_values(module, dtype)
+        return module
+
+    def example_batch(self, sequences: int) -> Batch:
+        return {
+            name: torch.zeros((sequences, *value.shape[1:]), dtype=value.dtype, device="meta")
+            for name, value in self.example.items()
+        }
+
+    def text_batch(self, tokens: Tensor, targets: Tensor) -> Batch:
+        if set(self.example) == set(TEXT_ENTRIES[1]):
+            return {"input_ids": tokens, "labels": tokens.clone()}
+        return {"tokens": tokens, "targets": targets}
+
+    def initial_values(self, seed: int) -> InitialValue:
+        module = self._make(seed).module
+        values = {name: value.detach() for name, value in module.named_parameters()}
+        later = FirstValues(module, reset, seed)
+
+        def value_of(name: str, shape: tuple[int, ...]) -> Tensor:
+            value = values.pop(name)
+            owner, _, key = name.rpartition(".")
+            if value.is_meta:
+                return later(name, shape)
+            # Memory goes as the values are taken; a tied parameter is asked for once.
+            _forget(module.get_submodule(owner), key)
+            return value.to("cpu", torch.float32)
+
+        return value_of
+
+    def without_dropout(self) -> ModelSource:
+        return dataclasses.replace(self, silent=True)
+
+    def shrunk(self) -> ModelSource:
+        return self
+
+    def inspect(self, model: nn.Module) -> None:
+        """Nothing is known about it that could be asked."""
+
+    def _make(self, seed: int) -> Made:
+        made = _make(self.name, self.path, self.factory, seed)
+        if self.silent:
+            _silence(made.module)
+        return made
+
+
+def _make(name: str, path: Path, factory: Callable[[], Any], seed: int) -> Made:
+    try:
+        with seeded(f"{seed}:factory"):
+            returned = factory()
+    # It is somebody's code: whatever it raises is to be told with its place.
+    except Exception as error:
+        raise SourceError(
+            f"{name} failed: {type(error).__name__}: {error}{place_in(path, error)}",
+            "the factory is called without arguments",
+        ) from error
+    if not isinstance(returned, tuple) or len(returned) not in (2, 3):
+        raise SourceError(f"{name} returned {_kind(returned)}", _SHAPE)
+    module, example = returned[:2]
+    if not isinstance(module, nn.Module):
+        raise SourceError(f"{name} returned {_kind(module)} where the module belongs", _SHAPE)
+    _check_example(name, example)
+    dataset = returned[2] if len(returned) == 3 else None
+    if dataset is not None:
+        _check_dataset(name, dataset)
+    return Made(module, example, dataset)
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"a tuple of {len(value)}"
+    return f"an object of type {type(value).__name__}"
+
+
+def _check_example(name: str, example: Any) -> None:
+    hint = 'such as {"tokens": torch.zeros(2, 128, dtype=torch.int64), …}, first the sequences'
+    if not isinstance(example, dict) or not example:
+        raise SourceError(f"{name} returned {_kind(example)} as its example batch", hint)
+    sizes = set()
+    for key, value in example.items():
+        if not isinstance(key, str) or not isinstance(value, Tensor) or not value.dim():
+            raise SourceError(f"{name}'s example batch has {key!r}: {_kind(value)}", hint)
+        sizes.add(value.shape[0])
+    if len(sizes) > 1 or 0 in sizes:
+        raise SourceError(
+            f"{name}'s example batch has entries of {sorted(sizes)} sequences",
+            "the first dimension of every entry counts the sequences",
+        )
+
+
+def _check_dataset(name: str, dataset: Any) -> None:
+    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+        raise SourceError(
+            f"{name} returned {_kind(dataset)} as its dataset",
+            "it needs __len__() and __getitem__(index), which returns a dict of tensors",
+        )
+    if not len(dataset):
+        raise SourceError(f"{name} returned an empty dataset", "it needs at least one sample")
+
+
+def _check_text_entries(name: str, example: Mapping[str, Tensor], sequence_tokens: int) -> None:
+    allowed = " or ".join(" and ".join(entries) for entries in TEXT_ENTRIES)
+    if set(example) not in [set(entries) for entries in TEXT_ENTRIES]:
+        raise SourceError(
+            f"{name}'s example batch has {', '.join(sorted(example))}; text comes as {allowed}",
+            'or return a dataset as well, and set [data] source = "module"',
+        )
+    for key, value in example.items():
+        if value.dtype != torch.int64 or value.dim() != 2:
+            what = f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+            raise SourceError(
+                f"{name}'s example batch has {key}: {what}",
+                "text comes as int64 [sequences, sequence_tokens]",
+            )
+        if value.shape[1] != sequence_tokens:
+            raise SourceError(
+                f"{name}'s example batch has sequences of {value.shape[1]} tokens, "
+                f"the run file says {sequence_tokens}",
+                f"set [model] sequence_tokens = {value.shape[1]}",
+            )
+
+
+def _cast_buffers(module: nn.Module, dtype: torch.dtype) -> None:
+    """As `module.to(dtype)`, which would copy the parameters as well."""
+    for part in module.modules():
+        for key, buffer in part._buffers.items():
+            if buffer is not None and buffer.dtype.is_floating_point:
+                part._buffers[key] = buffer.to(dtype)
+
+
+def _forget(owner: nn.Module, key: str) -> None:
+    parameter = owner._parameters[key]
+    assert parameter is not None
+    owner._parameters[key] = nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
+
+
+def _silence(module: nn.Module) -> None:
+    """nn.Dropout's `p`, and probabilities that modules keep as `dropout`, `attention_dropout`, …"""
+    for part in module.modules():
+        if isinstance(part, nn.modules.dropout._DropoutNd):
+            part.p = 0.0
+        for key, value in vars(part).items():
+            if "drop" in key and isinstance(value, float):
+                setattr(part, key, 0.0)
