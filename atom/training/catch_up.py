@@ -60,7 +60,10 @@ class Donors(Protocol):
 
     def chain(self, peer_id: str, head: bytes) -> bytes: ...
     def offers(self, peer_id: str) -> list[Offer]: ...
-    def state(self, offer: Offer, peers: Sequence[str]) -> Arenas: ...
+    def state(self, offer: Offer, peers: Sequence[str], digest: bytes | None) -> Arenas:
+        """`digest`: what the state's must be; None: what most of the peers say."""
+        ...
+
     def result(self, digest: bytes, peers: Sequence[str]) -> torch.Tensor: ...
     def forget(self, offer: Offer) -> None:
         """The state is loaded: what was downloaded for it may go."""
@@ -220,18 +223,32 @@ class Replay:
             if self._initialise():
                 return 0
             raise OSError("no donor serves a state on the chain")
-        # A later commit certifies the digest of an earlier state: prefer one that is vouched for.
-        certified = [number for number in offers if number < len(commits)]
-        offer = offers[max(certified or offers)]
-        arenas = self._donors.state(offer, peers)
-        if offer.round < len(commits):
-            vouched_for = commits[offer.round].value.parent_state_digest
-            if state_digest(arenas) != vouched_for:
-                raise PeerRefused(Reason.STATE_MISMATCH, f"state of round {offer.round}")
+        offer, arenas = self._first_state(list(offers.values()), commits, peers)
         self.usable = False  # until the journal says the same
         self._replica.load_state(arenas, offer.round)
         self._donors.forget(offer)
         return offer.round
+
+    def _first_state(
+        self, offers: list[Offer], commits: list[Commit], peers: list[str]
+    ) -> tuple[Offer, Arenas]:
+        """The newest state that a later commit vouches for, else the newest. A peer that offers
+        what it does not have, or something else, must not stand in the way of an older offer.
+        """
+        offers.sort(key=lambda offer: (offer.round < len(commits), offer.round), reverse=True)
+        failed: PeerRefused | OSError | None = None
+        for offer in offers:
+            following = commits[offer.round : offer.round + 1]
+            digest = following[0].value.parent_state_digest if following else None
+            try:
+                arenas = self._donors.state(offer, peers, digest)
+                if digest is not None and state_digest(arenas) != digest:
+                    raise PeerRefused(Reason.STATE_MISMATCH, f"state of round {offer.round}")
+                return offer, arenas
+            except (PeerRefused, OSError) as problem:
+                failed = failed or problem
+        assert failed is not None, "called without offers"
+        raise failed
 
     def _offers(self, peer: str) -> list[Offer]:
         try:

@@ -139,11 +139,11 @@ class PeerDonors:
                     raise
         raise AssertionError("unreachable")
 
-    def state(self, offer: Offer, peers: Sequence[str]) -> Arenas:
+    def state(self, offer: Offer, peers: Sequence[str], digest: bytes | None) -> Arenas:
         """Resumes what an interrupted fetch of the same state left in the downloads folder."""
         name = f"state/{offer.head.hex()}"
         limit = 3 * 4 * self._elements + (1 << 20)
-        options = FetchOptions(limit)
+        options = FetchOptions(limit, expected_digest=digest)
         fetched = fetch(
             self._transport,
             peers,

@@ -185,7 +185,7 @@ class FakeDonors:
     def offers(self, peer_id: str) -> list[Offer]:
         return self._of(peer_id).offers
 
-    def state(self, offer: Offer, peers: Sequence[str]) -> Arenas:
+    def state(self, offer: Offer, peers: Sequence[str], digest: bytes | None) -> Arenas:
         self.asked.append(offer.round)
         for peer in peers:
             if offer in self._of(peer).states:
@@ -489,6 +489,21 @@ def test_a_liar_does_not_keep_us_from_the_next_donor(
     table = {"liar": liar, "honest": Served(offers=[2])}
     peer.with_donors(FakeDonors(table)).run(heads("liar", "honest"), discard=False)
     assert peer.at(ROUNDS)
+
+
+@pytest.mark.parametrize("lie", [None, wrong_state], ids=["nothing", "another state"])
+def test_a_newer_offer_that_does_not_hold_gives_way_to_an_older_one(
+    peer_of: Make, lie: Callable[[Served], None] | None
+) -> None:
+    peer, liar = peer_of(knows_start=False), Served(offers=[3])
+    if lie is None:
+        liar.states = {}
+    else:
+        lie(liar)
+    donors = FakeDonors({"honest": Served(offers=[2]), "liar": liar})
+    peer.with_donors(donors).run(heads("honest", "liar"), discard=False)
+    assert peer.at(ROUNDS)
+    assert donors.asked == [3, 2], "the newest that a commit vouches for comes first"
 
 
 def test_offers_beside_the_chain_are_ignored(peer_of: Make) -> None:
