@@ -61,7 +61,7 @@ def parse_peer_text(text: str, folder: Path, name: str = "peer file") -> PeerFil
 
 def normalised_run_text(run: RunFile) -> str:
     """The canonical JSON of a run file: equal runs give equal text. Travels in the manifest."""
-    content = run.model_dump(mode="json", exclude_none=True)
+    content = run.model_dump(mode="json", exclude_none=True, exclude=run.unused_keys())
     return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 

@@ -14,6 +14,22 @@ Count = Annotated[int, Field(ge=1, le=2**31)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 
 
+SourceName = Literal["family", "huggingface", "module"]
+SOURCES: tuple[SourceName, ...] = ("family", "huggingface", "module")
+MAX_CONFIG_CHARACTERS = 32 * 1024
+_ENTRY = r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*$"
+_KEYS: dict[str, set[str]] = {
+    "family": {"size", "layers", "heads", "model_dim", "vocabulary_size", "dropout"},
+    "huggingface": {"huggingface_config"},
+    "module": {"module_sha256"},
+}
+_INSTEAD = {
+    "family": "it belongs to models of another source",
+    "huggingface": "the config.json says it: change it there",
+    "module": "the factory says it: change it there",
+}
+
+
 class Run(Section):
     """[run]"""
 
@@ -26,10 +42,18 @@ class Run(Section):
 
 
 class Model(Section):
-    """[model]: a named size, or the numbers."""
+    """[model]: one of family, huggingface and module says where it comes from."""
 
-    family: Literal["gpt3"]
-    """Which architecture."""
+    family: Literal["gpt3"] | None = None
+    """An architecture of ours: a named size, or the numbers."""
+    huggingface: PathText | None = None
+    """A config.json of a causal language model of transformers, relative to the run file."""
+    huggingface_config: str | None = Field(default=None, max_length=MAX_CONFIG_CHARACTERS)
+    """Content of the config.json, filled in when the run is founded."""
+    module: str | None = Field(default=None, pattern=_ENTRY, max_length=256)
+    """Own code: "package.module:factory"."""
+    module_sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
+    """Digest of the factory's source file, filled in when the run is founded."""
     size: SizeName | None = None
     """A size of the GPT-3 paper, instead of layers, heads and model_dim."""
     layers: int | None = Field(default=None, ge=1, le=4096)
@@ -49,6 +73,9 @@ class Model(Section):
 
     @model_validator(mode="after")
     def _check(self) -> "Model":
+        self._check_source()
+        if self.family is None:
+            return self
         numbers = {"layers": self.layers, "heads": self.heads, "model_dim": self.model_dim}
         for key, value in numbers.items():
             if self.size is not None and value is not None:
@@ -60,17 +87,46 @@ class Model(Section):
             refuse("model_dim", f"{self.model_dim} is not divisible by heads = {self.heads}")
         return self
 
+    @property
+    def source(self) -> SourceName:
+        """Which of the three keys says where the model comes from."""
+        return next(name for name in SOURCES if getattr(self, name) is not None)
+
+    def foreign_keys(self) -> set[str]:
+        """Keys that say nothing about a model of this source."""
+        own = _KEYS[self.source]
+        return {key for keys in _KEYS.values() for key in keys} - own
+
     def shape(self) -> dict[str, Any]:
-        """Keyword arguments that describe the model, all but the vocabulary."""
+        """Keyword arguments that describe a model of a family, all but the vocabulary.
+
+        Raises: ConfigError for a model of another source.
+        """
+        if self.family is None:
+            raise ConfigError(
+                f"model.{self.source}: this command knows models of a family only",
+                'such as family = "gpt3"',
+            )
         keys = {"size", "layers", "heads", "model_dim", "sequence_tokens", "dropout"}
         return self.model_dump(include=keys)
+
+    def _check_source(self) -> None:
+        named = [name for name in SOURCES if getattr(self, name) is not None]
+        if not named:
+            hint = 'huggingface = "config.json" or module = "package.module:factory" are others'
+            refuse("family", 'missing: a model comes from somewhere: family = "gpt3"', hint)
+        if len(named) > 1:
+            refuse(named[1], f"the model comes from {named[0]} already", "remove one of the two")
+        for key in sorted(self.foreign_keys() & self.model_fields_set):
+            if getattr(self, key) is not None:
+                refuse(key, f"says nothing with {named[0]}", _INSTEAD[named[0]])
 
 
 class Data(Section):
     """[data]"""
 
-    source: Literal["text", "python-stdlib"]
-    """Text files, or the source code of Python's own standard library."""
+    source: Literal["text", "python-stdlib", "module"]
+    """Text files, the source code of Python's own standard library, or the module's dataset."""
     paths: Annotated[tuple[PathText, ...], Field(max_length=1024)] = ()
     """Files, folders and globs, relative to the run file."""
     tokenizer: PathText = "bytes"
@@ -86,8 +142,12 @@ class Data(Section):
     def _check(self) -> "Data":
         if self.source == "text" and not self.paths:
             refuse("paths", 'missing: source = "text" needs files', 'paths = ["input.txt"]')
-        if self.source == "python-stdlib" and self.paths:
-            refuse("paths", 'source = "python-stdlib" takes no paths', 'use source = "text"')
+        if self.source != "text" and self.paths:
+            refuse("paths", f'source = "{self.source}" takes no paths', 'use source = "text"')
+        if self.source == "module":
+            for key in ("tokenizer", "tokenizer_sha256", "max_bytes"):
+                if key in self.model_fields_set:
+                    refuse(key, "the module brings its own dataset, not text", "remove it")
         return self
 
 
@@ -181,6 +241,8 @@ class RunFile(Section):
         if self.validation and not self.data.validation_fraction:
             hint = "set it, 0.1 for example, or remove [validation]"
             refuse("data.validation_fraction", "[validation] needs text that is held back", hint)
+        if self.data.source == "module":
+            self._check_module_data()
         vocabulary = self.model.vocabulary_size
         if self.data.tokenizer == "bytes" and (vocabulary or BYTE_VOCABULARY) < BYTE_VOCABULARY:
             refuse("model.vocabulary_size", f"the bytes tokenizer has {BYTE_VOCABULARY} tokens")
@@ -202,9 +264,40 @@ class RunFile(Section):
                 "data.tokenizer: this is another tokenizer than the run's",
                 "get the tokenizer.json that the run's founder uses",
             )
-        model = self.model.model_copy(update={"vocabulary_size": wanted})
+        model = self.model
+        if model.family is not None:
+            model = model.model_copy(update={"vocabulary_size": wanted})
         data = self.data.model_copy(update={"tokenizer_sha256": tokenizer_sha256})
         return self.model_copy(update={"model": model, "data": data})
+
+    def with_source(self, *, config: str | None = None, code: str | None = None) -> "RunFile":
+        """The run with the content of its config.json, or the digest of its code, as read here.
+
+        Raises: ConfigError if the run was founded with another one.
+        """
+        for key, found in (("huggingface_config", config), ("module_sha256", code)):
+            if getattr(self.model, key) not in (None, found):
+                raise ConfigError(
+                    f"model.{key}: {self.model.source} = {getattr(self.model, self.model.source)!r}"
+                    " is another one here",
+                    f"remove {key}, it is filled in when a run is founded",
+                )
+        pinned = {"huggingface_config": config, "module_sha256": code}
+        return self.model_copy(update={"model": self.model.model_copy(update=pinned)})
+
+    def unused_keys(self) -> dict[str, set[str]]:
+        """Section → keys that say nothing in this run, and are left out of its text."""
+        model = set() if self.model.family is not None else self.model.foreign_keys()
+        if self.data.source != "module":
+            return {"model": model}
+        return {"model": model | {"sequence_tokens"}, "data": {"tokenizer"}}
+
+    def _check_module_data(self) -> None:
+        if self.model.module is None:
+            hint = 'use source = "text", or [model] module = "package.module:factory"'
+            refuse("data.source", "the model is no module that could bring a dataset", hint)
+        if "sequence_tokens" in self.model.model_fields_set:
+            refuse("model.sequence_tokens", "the module brings samples, not text", "remove it")
 
     def _check_rounds(self) -> None:
         rounds, optimizer = self.run.rounds, self.optimizer

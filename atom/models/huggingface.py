@@ -137,10 +137,10 @@ def refuse_lookahead(model: nn.Module, vocabulary_size: int, sequence_tokens: in
     model.eval()
     try:
         with torch.no_grad():
-            logits = [_logits(model, ids)[:, :-1].float() for ids in (tokens, changed)]
+            before, after = (_logits(model, ids)[:, :-1].float() for ids in (tokens, changed))
     finally:
         model.train(was_training)
-    if not torch.allclose(*logits, rtol=1e-2, atol=1e-3):
+    if not torch.allclose(before, after, rtol=1e-2, atol=1e-3):
         raise SourceError(
             f"{type(model).__name__} as configured looks at later tokens",
             "an encoder becomes a decoder with is_decoder = true in its config",
@@ -165,7 +165,7 @@ def _library() -> Any:
             f"a model from a Hugging Face config needs the package transformers ({error})",
             "pip install 'atom-swarm[hf]'",
         ) from error
-    logging.set_verbosity_error()
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     return transformers
 
 

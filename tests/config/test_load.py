@@ -92,7 +92,7 @@ def test_the_example_means_what_it_says() -> None:
         ('["input.txt"]', '"input.txt"', "data.paths: expected a list in brackets", ""),
         ('["input.txt"]', '["a\\u0000"]', "data.paths[0]: cannot be", ""),
         ('"text" ', '"python-stdlib" ', "data.paths: ", "text"),
-        ('"text" ', '"web" ', "data.source: expected 'text' or 'python-stdlib'", ""),
+        ('"text" ', '"web" ', "data.source: expected 'text', 'python-stdlib' or 'module'", ""),
         ("fraction = 0.1", "fraction = 0.0", "data.validation_fraction: ", "[validation]"),
         ("fraction = 0.1", "fraction = 0.1\nmax_bytes = 9", "data.max_bytes: 9 has no unit", ""),
         ("fraction = 0.1", 'fraction = 0.1\nmax_bytes = "9 Gb"', "units B, kB, MB", ""),
