@@ -1,4 +1,4 @@
-"""A cut graph as Python source: one module per distinct sub-model, and a table of what runs when.
+"""A cut graph as Python source: one class per distinct sub-model, and a table of what runs when.
 
 The source is a pure function of the graph and the cut: the same bytes on every peer.
 """
@@ -10,16 +10,23 @@ from dataclasses import dataclass, field
 
 from torch import fx
 
-from atom.graph.ir import ParameterLayout, SubModel
-from atom.graph.layers import Layer
-from atom.graph.printer import BODY, INDENT, LINE_LENGTH, LayerText, identifier, tuple_text, unique
+from atom.graph.contents import Row, table
+from atom.graph.ir import SubModel
+from atom.graph.layers import Layer, pieces_of
+from atom.graph.printer import LayerText, input_shapes
+from atom.graph.python_text import (
+    BODY,
+    INDENT,
+    LINE_LENGTH,
+    assignment,
+    docstring_text,
+    identifier,
+    returned,
+    shortened,
+    signature,
+    unique,
+)
 from atom.graph.traced import Graph
-
-Cut = Sequence[tuple[int, int]]
-"""Sub-models as (first layer, last layer), both included, in order."""
-
-_COLUMN = 24
-"""Characters for the values in a row of the table."""
 
 _IMPORTS = """\
 import torch
@@ -35,9 +42,7 @@ def weight(*shape: int{trains}) -> nn.Parameter:
 '''
 
 _CONSTANT = '''\
-def constant(
-    text: str, dtype: torch.dtype, shape: list[int], device: torch.device
-) -> torch.Tensor:
+def constant(text: str, dtype: torch.dtype, shape: list[int], device: torch.device) -> torch.Tensor:
     """A tensor from the base64 of its elements."""
     elements = torch.frombuffer(bytearray(base64.b64decode(text)), dtype=dtype)
     return elements.reshape(shape).to(device)
@@ -53,38 +58,72 @@ class _Class:
 
 
 class Source:
-    """Generates the source. `text` and `sub_models` are ready after construction."""
+    """Generates the source. `text` and `sub_models` are ready after construction.
 
-    def __init__(self, graph: Graph, layers: Sequence[Layer], cut: Cut) -> None:
+    `ends` are the positions in `graph.calls` where sub-models end, as `pieces_of` checks them.
+    """
+
+    def __init__(self, graph: Graph, layers: Sequence[Layer], ends: Sequence[int]) -> None:
         self._graph = graph
-        self._layers = layers
         self._classes: dict[str, _Class] = {}
         self._names: set[str] = {"F", "nn", "torch", "base64"}
-        self.sub_models = tuple(
-            self._sub_model(index, first, last) for index, (first, last) in enumerate(cut)
-        )
+        self._rows: list[Row] = []
+        self.sub_models = tuple(self._sub_models(pieces_of(graph, layers, ends), ends))
         self.text = "\n".join(self._file()) + "\n"
         self.hash = hashlib.sha256(self.text.encode()).hexdigest()
 
-    def _sub_model(self, index: int, first: int, last: int) -> SubModel:
-        layers = self._layers[first : last + 1]
-        if first == last:
-            text = LayerText(self._graph, layers[0], frozenset())
-            name = self._layer_class(layers[0], text).name
+    def _sub_models(self, pieces: Sequence[Layer], ends: Sequence[int]) -> Iterator[SubModel]:
+        first = start = 0
+        for index, end in enumerate(ends):
+            last, reached = first, start
+            while (reached := reached + len(pieces[last].calls)) < end:
+                last += 1
+            yield self._sub_model(index, pieces[first : last + 1], start, end)
+            first, start = last + 1, end
+
+    def _sub_model(
+        self, index: int, pieces: Sequence[Layer], first_call: int, end_call: int
+    ) -> SubModel:
+        if len(pieces) == 1:
+            text = LayerText(self._graph, pieces[0], frozenset())
+            class_name = self._layer_class(pieces[0], text).name
             parameters = text.own
         else:
-            name, parameters = self._chain(layers)
-        inputs, outputs = crossings(self._graph, layers)
+            class_name, parameters = self._chain(pieces)
+        inputs, outputs = crossings(self._graph, pieces)
+        row = self._row(class_name, pieces, parameters, inputs, outputs)
+        self._rows.append(row)
         return SubModel(
             index=index,
-            class_name=name,
+            class_name=class_name,
             parameters=tuple(parameters),
             inputs=tuple(self._graph.value_name(node) for node in inputs),
             outputs=tuple(self._graph.value_name(node) for node in outputs),
             inputs_need_grad=tuple(self._graph.specs[node].needs_grad for node in inputs),
             outputs_need_grad=tuple(self._graph.specs[node].needs_grad for node in outputs),
-            first_layer=first,
-            last_layer=last,
+            first_layer=pieces[0].index,
+            last_layer=pieces[-1].index,
+            name=row.span,
+            first_call=first_call,
+            end_call=end_call,
+        )
+
+    def _row(
+        self,
+        class_name: str,
+        pieces: Sequence[Layer],
+        parameters: Sequence[tuple[str, str]],
+        inputs: Sequence[fx.Node],
+        outputs: Sequence[fx.Node],
+    ) -> Row:
+        specs, places = self._graph.specs, self._graph.layout.by_name
+        return Row(
+            class_name=class_name,
+            first_layer=pieces[0].name,
+            last_layer=pieces[-1].name,
+            parameters=sum(places[name].numel for _, name in parameters),
+            bytes_in=sum(specs[node].size_bytes for node in inputs),
+            bytes_out=sum(specs[node].size_bytes for node in outputs),
         )
 
     def _layer_class(self, layer: Layer, text: LayerText) -> _Class:
@@ -143,7 +182,8 @@ class Source:
     def _class_lines(self, made: _Class) -> Iterator[str]:
         yield f"class {made.name}(nn.Module):"
         numbers = f": {made.own_numel:,} parameters" if made.own_numel else ""
-        yield f'{INDENT}"""{_safe(_spans(made.used_by))}{numbers}."""'
+        room = LINE_LENGTH - len(INDENT) - len('"""."""') - len(numbers)
+        yield f'{INDENT}"""{docstring_text(_spans(made.used_by, room))}{numbers}."""'
         yield ""
         yield from made.lines
 
@@ -152,7 +192,7 @@ class Source:
         total = sum(spec.numel for spec in graph.layout.specs)
         dtype = str(graph.parameter_dtype).removeprefix("torch.")
         classes = len({sub_model.class_name for sub_model in self.sub_models})
-        yield f'"""{_safe(graph.model_name)} as {_several(many, "sub-model")} of ' + (
+        yield f'"""{docstring_text(graph.model_name)} as {_several(many, "sub-model")} of ' + (
             f"{_several(classes, 'kind')}. Generated; do not edit."
         )
         yield ""
@@ -161,11 +201,12 @@ class Source:
         for node, name in graph.batch.items():
             spec = graph.specs[node]
             kind = str(spec.dtype).removeprefix("torch.")
-            yield f"    {_safe(name)}: {kind} {list(spec.shape)}"
+            yield f"    {docstring_text(name)}: {kind} {list(spec.shape)}"
         yield ""
-        yield "Forward runs down this table, backward runs up:"
+        yield "Forward runs down this table, backward runs up. In, out: what a micro-batch brings over"
+        yield "the cut before, and leaves behind for later sub-models."
         yield ""
-        yield from table(graph.layout, self._layers, self.sub_models)
+        yield from table(self._rows)
         yield '"""'
 
 
@@ -199,20 +240,22 @@ class _Chain:
         arguments += [self._owner[name] for name in text.borrowed]
         for node in layer.outputs:
             self._local[node] = unique("x", self._taken)
-        targets = tuple_text([self._local[node] for node in layer.outputs])
-        self._calls.append(f"{targets} = self.{member}({', '.join(arguments)})")
+        targets = [self._local[node] for node in layer.outputs]
+        if len(targets) == 1:
+            targets = [f"({targets[0]},)"]
+        self._calls += assignment(targets, f"self.{member}", arguments)
 
     def lines(self) -> list[str]:
-        arguments = ", ".join(["self", *(self._local[node] for node in self._inputs)])
-        results = tuple_text([self._local[node] for node in self._outputs])
+        arguments = [self._local[node] for node in self._inputs]
         return [
             f"{INDENT}def __init__(self, device: torch.device) -> None:",
             f"{BODY}super().__init__()",
             *(BODY + line for line in self._members),
             "",
-            f"{INDENT}def forward({arguments}):",
-            *(BODY + line for line in self._calls),
-            f"{BODY}return {results}",
+            *signature("forward", ["self", *arguments]),
+            *input_shapes(self._graph, self._inputs, arguments),
+            *self._calls,
+            *returned([self._local[node] for node in self._outputs]),
         ]
 
 
@@ -230,46 +273,15 @@ def crossings(graph: Graph, layers: Sequence[Layer]) -> tuple[list[fx.Node], lis
     return list(inputs), outputs
 
 
-def table(
-    layout: ParameterLayout, layers: Sequence[Layer], sub_models: Sequence[SubModel]
-) -> Iterator[str]:
-    """One row per sub-model."""
-    rows = [("#", "class", "layers", "parameters", "takes", "gives")]
-    for sub_model in sub_models:
-        names = [layer.name for layer in layers[sub_model.first_layer : sub_model.last_layer + 1]]
-        numel = sum(layout.by_name[name].numel for _, name in sub_model.parameters)
-        span = names[0] if len(names) == 1 else f"{names[0]} … {names[-1]}"
-        takes, gives = _shortened(sub_model.inputs), _shortened(sub_model.outputs)
-        rows.append((str(sub_model.index), sub_model.class_name, span, f"{numel:,}", takes, gives))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        cells = [
-            cell.rjust(width) if column in (0, 3) else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        yield _safe("  " + "  ".join(cells)).rstrip()
-
-
-def _shortened(names: Sequence[str]) -> str:
-    """The names, or as many as fit a column of the table."""
-    text = ", ".join(names)
-    if len(text) <= _COLUMN or len(names) == 1:
-        return text
-    head = text[:_COLUMN].rpartition(", ")[0] or names[0]
-    return f"{head}, … ({len(names)})"
-
-
-def _spans(names: Sequence[str]) -> str:
+def _spans(names: Sequence[str], width: int) -> str:
     text = ", ".join(names)
     if len(text) <= LINE_LENGTH // 2:
         return text
-    return f"{names[0]} … {names[-1]} ({len(names)} times)"
+    times = f" ({len(names)} times)" if len(names) > 1 else ""
+    between = ", …, " if any("…" in name for name in names) else " … "
+    ends = between.join(dict.fromkeys([names[0], names[-1]]))
+    return shortened(ends, width - len(times)) + times
 
 
 def _several(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def _safe(text: str) -> str:
-    """Names come from the user's model: none may end the docstring it is printed in."""
-    return text.replace("\\", "/").replace('"', "'")

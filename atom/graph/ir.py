@@ -17,6 +17,11 @@ ALIGNMENT_ELEMENTS = 16
 """Every parameter starts at a multiple of this: elementwise kernels treat it alike in any cut."""
 
 
+def padded_elements(numel: int) -> int:
+    """Elements a parameter takes up in an arena or slot, padding included."""
+    return -(-numel // ALIGNMENT_ELEMENTS) * ALIGNMENT_ELEMENTS
+
+
 @dataclass(frozen=True)
 class ParameterSpec:
     """One parameter's place in an arena. `offset` and `numel` count elements, not bytes."""
@@ -43,7 +48,7 @@ class ParameterLayout:
             for extent in shape:
                 numel *= extent
             specs.append(ParameterSpec(name, tuple(shape), offset, numel))
-            offset += -(-numel // ALIGNMENT_ELEMENTS) * ALIGNMENT_ELEMENTS
+            offset += padded_elements(numel)
         return cls(tuple(specs), offset)
 
     @cached_property
@@ -72,7 +77,7 @@ class ValueSpec:
 
 @dataclass(frozen=True)
 class SubModel:
-    """A run of consecutive layers that is loaded, computed and dropped together.
+    """A run of consecutive calls that is loaded, computed and dropped together.
 
     The generated class `class_name` has one `nn.Parameter` per entry of `parameters` and a
     `forward(*inputs) -> tuple` that returns one value per entry of `outputs`.
@@ -91,6 +96,13 @@ class SubModel:
     outputs_need_grad: tuple[bool, ...]
     first_layer: int
     last_layer: int
+    """Layers it has calls of, both included; where a cut falls inside a layer, neighbours share
+    that layer."""
+    name: str = ""
+    """For people: "blocks.3", "blocks.3 (1/2)", "blocks.3 (2/2) … blocks.5"."""
+    first_call: int = 0
+    end_call: int = 0
+    """It is the traced graph's calls [first_call, end_call)."""
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,21 @@
-"""Layers: the pieces a model is cut between.
+"""Layers: the parts of a model that have a name, and the pieces that a cut makes of them.
 
 A *layer* is a run of consecutive calls made in the same numbered module ("blocks.3"). What comes
 before the first numbered module is the embedding, what follows the last is the head. A model
 without numbered modules is grouped by its top-level modules instead.
+
+A cut may fall between any two calls that belong to different memory. Where it falls inside a
+layer, the layer becomes several *pieces*: "blocks.3 (1/2)", "blocks.3 (2/2)".
 """
 
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import accumulate, groupby, pairwise
 
 from torch import fx
 
+from atom.base.errors import ModelError
 from atom.graph.traced import Graph, layer_path, with_nested
 
 _NUMBERED = re.compile(r"(^|\.)\d+(@\d+)?$")
@@ -20,7 +24,7 @@ _SPAN = " … "
 
 @dataclass(frozen=True)
 class Layer:
-    """A run of consecutive calls, with what flows in and out of it."""
+    """A run of consecutive calls, with what flows in and out of it; or a piece of one."""
 
     name: str
     kind: str
@@ -35,6 +39,10 @@ class Layer:
     """Batch entries and earlier layers' values, in order of first use."""
     outputs: tuple[fx.Node, ...]
     """Values that later layers use, and the loss, in the order they are made."""
+    whole: tuple[fx.Node, ...]
+    """All calls of the layer that this is a piece of; its own if it is no piece."""
+    index: int
+    """Of the layer, counted over the model from 0; pieces of one layer share it."""
 
 
 def layers_of(graph: Graph) -> tuple[Layer, ...]:
@@ -103,28 +111,97 @@ def _joined(first: str, last: str) -> str:
     return f"{first.partition(_SPAN)[0] or 'embedding'}{_SPAN}{last or 'head'}"
 
 
+def layer_ends(layers: Sequence[Layer]) -> tuple[int, ...]:
+    """Positions in the graph's calls where the layers end."""
+    return tuple(accumulate(len(layer.calls) for layer in layers))
+
+
+def pieces_of(graph: Graph, layers: Sequence[Layer], ends: Sequence[int]) -> tuple[Layer, ...]:
+    """The layers, cut also at the positions `ends`: every end is then the end of a piece.
+
+    Raises: ModelError unless the ends grow, are legal places to cut, and reach the last call.
+    """
+    _check_ends(graph, ends)
+    wanted, start = frozenset(ends), 0
+    pieces: list[Layer] = []
+    for layer in layers:
+        stop = start + len(layer.calls)
+        inner = [position for position in range(start + 1, stop) if position in wanted]
+        spans = list(pairwise([start, *inner, stop]))
+        for number, (first, last) in enumerate(spans, 1):
+            pieces.append(_piece(graph, layer, graph.calls[first:last], number, len(spans)))
+        start = stop
+    return tuple(pieces)
+
+
+def _check_ends(graph: Graph, ends: Sequence[int]) -> None:
+    calls = graph.calls
+    for before, end in pairwise([0, *ends]):
+        if not before < end <= len(calls):
+            raise ModelError(
+                f"the cut's end {end} does not follow {before}",
+                f"ends grow from 1 to {len(calls)}, the number of the model's operations",
+            )
+        if end < len(calls) and end in graph.forbidden_cuts:
+            raise ModelError(
+                f"the cut at {end} separates {calls[end - 1].name} from {calls[end].name}, "
+                "which share memory",
+                "cut at a position that the graph does not forbid",
+            )
+    if not ends or ends[-1] != len(calls):
+        raise ModelError(
+            f"the cut ends at {ends[-1] if ends else 0}, the model's last operation at {len(calls)}"
+        )
+
+
+def _piece(
+    graph: Graph, layer: Layer, calls: tuple[fx.Node, ...], number: int, count: int
+) -> Layer:
+    if count == 1:
+        return layer
+    role = "Start" if number == 1 else "End" if number == count else "Middle"
+    return Layer(
+        name=f"{layer.name} ({number}/{count})",
+        kind=f"{layer.kind}{role}",
+        prefix=layer.prefix,
+        calls=calls,
+        whole=layer.calls,
+        index=layer.index,
+        **_flows(graph, calls),
+    )
+
+
 def _layer(graph: Graph, key: str, calls: tuple[fx.Node, ...], index: int, last: int) -> Layer:
-    inside = set(calls)
-    read = list(dict.fromkeys(node for call in calls for node in call.all_input_nodes))
     name, kind = _role(graph, key, calls, index, last)
     return Layer(
         name=name,
         kind=kind,
         prefix="" if _SPAN in key else key.partition("@")[0],
         calls=calls,
-        parameters=tuple(node for node in read if node in graph.parameters),
-        constants=tuple(node for node in read if node in graph.constants),
-        inputs=tuple(
+        whole=calls,
+        index=index,
+        **_flows(graph, calls),
+    )
+
+
+def _flows(graph: Graph, calls: tuple[fx.Node, ...]) -> dict[str, tuple[fx.Node, ...]]:
+    """What a `Layer` of these calls reads and gives, by the names of its fields."""
+    inside = set(calls)
+    read = list(dict.fromkeys(node for call in calls for node in call.all_input_nodes))
+    return {
+        "parameters": tuple(node for node in read if node in graph.parameters),
+        "constants": tuple(node for node in read if node in graph.constants),
+        "inputs": tuple(
             node
             for node in read
             if node in graph.batch or (node.op == "call_function" and node not in inside)
         ),
-        outputs=tuple(
+        "outputs": tuple(
             node
             for node in calls
             if node is graph.loss or any(_reads(user, graph, inside) for user in node.users)
         ),
-    )
+    }
 
 
 def _reads(user: fx.Node, graph: Graph, inside: set[fx.Node]) -> bool:

@@ -1,4 +1,4 @@
-"""A layer as the text of an `nn.Module` class.
+"""A layer, or a piece of one, as the text of an `nn.Module` class.
 
 Two layers that compute the same give the same text, whatever they are called in the model: local
 names come from the layer's own modules and operators, never from the whole graph. That is how
@@ -6,7 +6,6 @@ identical layers come to share one class.
 """
 
 import base64
-import keyword
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -14,8 +13,21 @@ import torch
 from torch import fx, nn
 
 from atom.graph.digest import tensor_bytes
-from atom.graph.expressions import TRACE_DEVICE, Expression, expression
+from atom.graph.expressions import TRACE_DEVICE, expression
+from atom.graph.ir import ValueSpec
 from atom.graph.layers import Layer
+from atom.graph.python_text import (
+    BODY,
+    INDENT,
+    LINE_LENGTH,
+    assignment,
+    identifier,
+    remark,
+    returned,
+    signature,
+    tuple_text,
+    unique,
+)
 from atom.graph.traced import (
     Constant,
     Graph,
@@ -25,9 +37,6 @@ from atom.graph.traced import (
     with_nested,
 )
 
-LINE_LENGTH = 100
-INDENT = "    "
-BODY = INDENT * 2
 _FEW_ELEMENTS = 16
 _RESERVED_LOCALS = {
     "self", "torch", "F", "abs", "all", "any", "bool", "case", "complex", "filter", "float",
@@ -52,6 +61,8 @@ class LayerText:
     def __init__(self, graph: Graph, layer: Layer, borrowed: frozenset[str]) -> None:
         self._graph = graph
         self._layer = layer
+        self._alone = _alone_in_module(layer.whole)
+        self._whole = frozenset(layer.whole)
         self._names: dict[fx.Node, str] = {}
         self._locals = set(_RESERVED_LOCALS)
         self._attributes = set(_RESERVED_ATTRIBUTES)
@@ -64,15 +75,18 @@ class LayerText:
         self._name_parameters(borrowed)
         self._name_constants()
         self._name_inputs()
-        forward = [*self._statements(layer.calls), self._return()]
-        arguments = ", ".join(["self", *self._arguments])
+        forward = [
+            *signature("forward", ["self", *self._arguments]),
+            *input_shapes(graph, layer.inputs, self._arguments),
+            *self._statements(layer.calls, BODY),
+            *returned([self._names[node] for node in layer.outputs]),
+        ]
         self.lines = [
             f"{INDENT}def __init__(self, device: torch.device) -> None:",
             f"{BODY}super().__init__()",
             *self._head,
             "",
-            f"{INDENT}def forward({arguments}):",
-            *(BODY + line if line else line for line in forward),
+            *forward,
         ]
 
     @property
@@ -93,9 +107,9 @@ class LayerText:
             attribute = unique(wanted, self._attributes)
             self._names[node] = f"self.{attribute}"
             self.own.append((attribute, name))
-            shape = ", ".join(map(str, self._graph.specs[node].shape))
-            frozen = ", trains=False" if name in self._graph.frozen else ""
-            self._head.append(f"{BODY}self.{attribute} = weight({shape}{frozen})")
+            shape = [str(extent) for extent in self._graph.specs[node].shape]
+            frozen = ["trains=False"] if name in self._graph.frozen else []
+            self._head += assignment([self._names[node]], "weight", [*shape, *frozen])
         self._borrowed_arguments = arguments
 
     def _name_constants(self) -> None:
@@ -110,32 +124,38 @@ class LayerText:
 
     def _name_inputs(self) -> None:
         for node in self._layer.inputs:
-            entry = self._graph.batch.get(node)
-            self._names[node] = unique(identifier(entry) if entry else "x", self._locals)
+            self._names[node] = unique(self._input_name(node), self._locals)
             self._arguments.append(self._names[node])
         self._arguments += self._borrowed_arguments
 
-    def _return(self) -> str:
-        return f"return {tuple_text([self._names[node] for node in self._layer.outputs])}"
+    def _input_name(self, node: fx.Node) -> str:
+        """The batch's word, or what an earlier piece of the same layer calls it, or x."""
+        if node in self._graph.batch:
+            return identifier(self._graph.batch[node])
+        maker = node.args[0] if is_getitem(node) else node
+        if isinstance(maker, fx.Node) and maker in self._whole:
+            name = self._local(maker)
+            return name if maker is node else f"{name}_{node.args[1]}"
+        return "x"
 
-    def _statements(self, calls: Iterable[fx.Node]) -> Iterator[str]:
-        calls = list(calls)
-        alone = _alone_in_module(calls)
+    def _statements(self, calls: Iterable[fx.Node], indent: str) -> Iterator[str]:
         for node in calls:
             if is_getitem(node):
                 continue
             if isinstance(node.target, torch._ops.HigherOrderOperator):
-                yield from self._region(node)
+                yield from self._region(node, indent)
                 continue
             written = expression(node, self._names)
             picks = _picks(node)
             if picks:
-                target = self._unpack(node, picks)
+                targets = self._unpack(node, picks)
             else:
-                target = self._names[node] = unique(self._local(node, alone), self._locals)
-            yield from statement(target, written, self._comment(node))
+                self._names[node] = unique(self._local(node), self._locals)
+                targets = [self._names[node]]
+            comment = self._comment(node)
+            yield from assignment(targets, written.head, written.arguments, comment, indent)
 
-    def _region(self, node: fx.Node) -> Iterator[str]:
+    def _region(self, node: fx.Node, indent: str) -> Iterator[str]:
         """`with torch.no_grad()` and `with torch.autocast(…)`: the nested graph, written out."""
         settings = [a for a in node.args if not isinstance(a, fx.Node)]
         inner, *arguments = [a for a in node.args if isinstance(a, fx.Node)]
@@ -143,12 +163,12 @@ class LayerText:
         placeholders = [n for n in nodes if n.op == "placeholder"]
         for placeholder, argument in zip(placeholders, arguments, strict=True):
             self._names[placeholder] = self._names[argument]
-        yield f"with {_context(settings)}:"
+        yield f"{indent}with {_context(settings)}:"
         calls = [n for n in nodes if n.op == "call_function" and "_assert_" not in str(n.target)]
-        for line in self._statements(calls):
-            yield INDENT + line
+        self._alone.update(_alone_in_module(calls))
+        yield from self._statements(calls, indent + INDENT)
         if not calls:
-            yield INDENT + "pass"
+            yield f"{indent}{INDENT}pass"
         results = nodes[-1].args[0]
         assert isinstance(results, list | tuple)
         for pick in _picks(node):
@@ -156,21 +176,21 @@ class LayerText:
             assert isinstance(result, fx.Node)
             self._names[pick] = self._names[result]
 
-    def _unpack(self, node: fx.Node, picks: Sequence[fx.Node]) -> str:
+    def _unpack(self, node: fx.Node, picks: Sequence[fx.Node]) -> list[str]:
         """`q, k, v = x.split(…)`: one local name per result, `_` for what nobody reads."""
         count = len(node.meta["val"])
         targets = ["_"] * count
-        base = self._local(node, {})
+        base = self._local(node)
         by_index: dict[int, str] = {}
         for pick in picks:
             index = int(pick.args[1]) % count  # type: ignore[arg-type]
             if index not in by_index:
                 by_index[index] = targets[index] = unique(f"{base}_{index}", self._locals)
             self._names[pick] = by_index[index]
-        return ", ".join(targets) if count > 1 else f"({targets[0]},)"
+        return targets if count > 1 else [tuple_text(targets)]
 
-    def _local(self, node: fx.Node, alone: dict[fx.Node, str]) -> str:
-        path = alone.get(node, "")
+    def _local(self, node: fx.Node) -> str:
+        path = self._alone.get(node, "")
         path = "" if path == self._layer.prefix else self._relative(path)
         return identifier(path or str(getattr(node.target, "_opname", "value")))
 
@@ -185,74 +205,49 @@ class LayerText:
             picked = [v for v in value or () if isinstance(v, torch.Tensor)]
             shapes = {tuple(v.shape) for v in picked}
             return f"{len(picked)} x {list(shapes.pop())}" if len(shapes) == 1 else ""
-        dtype = str(value.dtype).removeprefix("torch.")
-        usual = value.dtype is self._graph.parameter_dtype
-        return str(list(value.shape)) if usual else f"{dtype} {list(value.shape)}"
+        return shape_text(ValueSpec(tuple(value.shape), value.dtype), self._graph.parameter_dtype)
 
 
-def statement(target: str, written: Expression, comment: str) -> Iterator[str]:
-    """One assignment inside a method, broken over lines where it is too long for one."""
-    tail = f"  # {comment}" if comment else ""
-    whole = f"{target} = {written}{tail}"
-    width = LINE_LENGTH - len(BODY) - len(INDENT)
-    if len(whole) <= width or not written.arguments:
-        yield whole
-        return
-    yield f"{target} = {written.head}("
-    arguments = ", ".join(written.arguments)
-    if len(arguments) <= width:
-        yield INDENT + arguments
-    else:
-        yield from (f"{INDENT}{argument}," for argument in written.arguments)
-    yield f"){tail}"
+def input_shapes(
+    graph: Graph, inputs: Sequence[fx.Node], arguments: Sequence[str]
+) -> Iterator[str]:
+    """A comment with the shapes of `forward`'s arguments; borrowed parameters are left out."""
+    yield from remark(
+        f"{name}: {shape_text(graph.specs[node], graph.parameter_dtype)}"
+        for node, name in zip(inputs, arguments, strict=False)
+    )
+
+
+def shape_text(spec: ValueSpec, usual: torch.dtype) -> str:
+    """`[2, 16]`, or `int64 [2, 16]` where the dtype is not the usual one."""
+    dtype = str(spec.dtype).removeprefix("torch.")
+    return str(list(spec.shape)) if spec.dtype is usual else f"{dtype} {list(spec.shape)}"
 
 
 def constant_lines(attribute: str, constant: Constant) -> Iterator[str]:
     """The assignment of a constant's values in `__init__`; exact to the bit."""
     tensor = constant.tensor
-    values = repr(tensor.tolist()) if tensor.numel() <= _FEW_ELEMENTS else ""
-    if values and len(values) < LINE_LENGTH - len(BODY) - len(INDENT) and _reads_back(tensor):
-        arguments = (values, f"dtype={tensor.dtype}", "device=device")
-        for line in statement(f"self.{attribute}", Expression("torch.tensor", arguments), ""):
-            yield BODY + line
+    if tensor.numel() <= _FEW_ELEMENTS and _reads_back(tensor):
+        arguments = [repr(tensor.tolist()), f"dtype={tensor.dtype}", "device=device"]
+        yield from assignment([f"self.{attribute}"], "torch.tensor", arguments)
         return
     text = base64.b64encode(tensor_bytes(tensor)).decode()
+    kind = [str(tensor.dtype), str(list(tensor.shape)), "device"]
     width = LINE_LENGTH - len(BODY) - len(INDENT) - len('"",')
+    if len(text) <= width:
+        yield from assignment([f"self.{attribute}"], "constant", [f'"{text}"', *kind])
+        return
     yield f"{BODY}self.{attribute} = constant("
-    for start in range(0, max(len(text), 1), width):
+    for start in range(0, len(text), width):
         comma = "," if start + width >= len(text) else ""
         yield f'{BODY}{INDENT}"{text[start : start + width]}"{comma}'
-    yield f"{BODY}{INDENT}{tensor.dtype}, {list(tensor.shape)}, device,"
+    yield from (f"{BODY}{INDENT}{argument}," for argument in kind)
     yield f"{BODY})"
 
 
 def _reads_back(tensor: torch.Tensor) -> bool:
     """Whether Python's literals for the elements give the same elements."""
     return not tensor.is_complex() and bool(torch.isfinite(tensor).all())
-
-
-def tuple_text(names: Sequence[str]) -> str:
-    """A tuple of these names, as it is written in an assignment or a return."""
-    if len(names) < 2:
-        return f"({names[0]},)" if names else "()"
-    return ", ".join(names)
-
-
-def identifier(text: str) -> str:
-    """A Python name that resembles `text`."""
-    name = re.sub(r"\W+", "_", text, flags=re.ASCII).strip("_") or "value"
-    if name[0].isdigit():
-        name = f"layer_{name}"
-    return f"{name}_" if keyword.iskeyword(name) else name
-
-
-def unique(base: str, taken: set[str]) -> str:
-    """`base`, or with a number if that is taken; the result is taken from now on."""
-    name, number = base, 1
-    while name in taken:
-        name, number = f"{base}_{number}", number + 1
-    taken.add(name)
-    return name
 
 
 def _picks(node: fx.Node) -> list[fx.Node]:

@@ -11,16 +11,20 @@ import torch
 from torch import nn
 
 from atom.base.errors import MismatchError, ModelError
-from atom.graph.codegen import Cut, Source
+from atom.graph.codegen import Source
 from atom.graph.cost import layer_costs
 from atom.graph.ir import Program, SubModel, ValueSpec
-from atom.graph.layers import Layer, layers_of
-from atom.graph.partition.balanced import balanced_cut, finest_cut
+from atom.graph.layers import layer_ends, layers_of
+from atom.graph.partition.balanced import balanced_cut
 from atom.graph.trace import trace
 from atom.graph.traced import Graph
 
+Cut = Sequence[tuple[int, int]]
+"""Sub-models as (first layer, last layer), both included, in order."""
+
 CANONICAL_HASH = "canonical_program_hash"
-"""Key in `Program.metadata`: the source hash at the finest cut, equal on all peers of a run."""
+"""Key in `Program.metadata`: the source hash with one sub-model per layer, equal on all peers of
+a run whatever their cuts."""
 
 
 def compile_program(
@@ -40,21 +44,31 @@ def compile_program(
 
 
 def build_program(
-    graph: Graph, cut: Cut | None = None, device_budget_bytes: int | None = None
+    graph: Graph,
+    cut: Cut | None = None,
+    device_budget_bytes: int | None = None,
+    *,
+    ends: Sequence[int] | None = None,
 ) -> Program:
     """`compile_program` for a graph already traced: several cuts cost one trace.
 
-    Raises: ModelError for a cut that is not consecutive; DeviceError if a layer does not fit.
+    `ends` cuts between operations instead of layers: positions in `graph.calls` where sub-models
+    end, growing, none of them in `graph.forbidden_cuts`, the last one `len(graph.calls)`.
+
+    Raises: ModelError for a cut that is not consecutive or not legal, or that is given twice;
+    DeviceError if a layer does not fit.
     """
     layers = layers_of(graph)
-    if cut is None and device_budget_bytes is not None:
+    if cut is not None and ends is not None:
+        raise ModelError("the cut is given twice, in layers and in operations")
+    if cut is None and ends is None and device_budget_bytes is not None:
         costs = layer_costs(graph, layers)
         cut = balanced_cut(costs, device_budget_bytes, graph.parameter_dtype.itemsize)
-    finest = finest_cut(len(layers))
-    cut = finest if cut is None else [(first, last) for first, last in cut]
-    _check_cut(cut, layers)
-    source = Source(graph, layers, cut)
-    canonical = source.hash if cut == finest else Source(graph, layers, finest).hash
+    finest = layer_ends(layers)
+    if ends is None:
+        ends = finest if cut is None else _ends_of(cut, finest)
+    source = Source(graph, layers, tuple(ends))
+    canonical = source if tuple(ends) == finest else Source(graph, layers, finest)
     return Program(
         layout=graph.layout,
         sub_models=source.sub_models,
@@ -63,7 +77,7 @@ def build_program(
         source=source.text,
         source_hash=source.hash,
         graph_hash=graph.graph_hash,
-        metadata={**graph.metadata, CANONICAL_HASH: canonical},
+        metadata={**graph.metadata, CANONICAL_HASH: canonical.hash},
         values=_crossing_values(graph, source.sub_models),
         parameter_dtype=graph.parameter_dtype,
         frozen=graph.frozen,
@@ -71,7 +85,7 @@ def build_program(
 
 
 def canonical_program_hash(model: nn.Module, example_batch: Mapping[str, torch.Tensor]) -> str:
-    """sha256 hex of the source at the finest cut: what all peers of a run must agree on.
+    """sha256 hex of the source with one sub-model per layer: what all peers must agree on.
 
     Any program of the same model has it too: `program.metadata[CANONICAL_HASH]`.
 
@@ -124,19 +138,21 @@ def _execute(program: Program, directory: Path | None) -> dict[str, Any]:
     return namespace
 
 
-def _check_cut(cut: Sequence[tuple[int, int]], layers: Sequence[Layer]) -> None:
+def _ends_of(cut: Cut, finest: Sequence[int]) -> tuple[int, ...]:
+    """Positions for a cut in layers. Raises: ModelError unless it covers all layers in order."""
     expected = 0
     for first, last in cut:
-        if first != expected or not first <= last < len(layers):
+        if first != expected or not first <= last < len(finest):
             raise ModelError(
                 f"the cut's sub-model ({first}, {last}) does not follow layer {expected - 1}",
-                f"cover layers 0 to {len(layers) - 1} in order",
+                f"cover layers 0 to {len(finest) - 1} in order",
             )
         expected = last + 1
-    if expected != len(layers):
+    if expected != len(finest):
         raise ModelError(
-            f"the cut ends at layer {expected - 1}", f"the last layer is {len(layers) - 1}"
+            f"the cut ends at layer {expected - 1}", f"the last layer is {len(finest) - 1}"
         )
+    return tuple(finest[last] for _, last in cut)
 
 
 def _crossing_values(graph: Graph, sub_models: Iterable[SubModel]) -> dict[str, ValueSpec]:
