@@ -14,6 +14,8 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
+from atom.base.errors import ModelError
+from atom.graph.failures import unknowable
 from atom.graph.ir import ValueSpec
 
 _RUNNING_STATISTICS = {"batch_norm", "instance_norm"}
@@ -33,10 +35,17 @@ class Effects:
 
 
 def observe(root: fx.GraphModule, fakes: Sequence[torch.Tensor], mode: FakeTensorMode) -> Effects:
-    """Runs `root` on `fakes`, one per placeholder, in order."""
+    """Runs `root` on `fakes`, one per placeholder, in order.
+
+    Raises: ModelError with the place of a call whose result cannot be foreseen from shapes.
+    """
     observer = _Observer(root)
-    with mode, torch.enable_grad():
-        observer.run(*fakes)
+    try:
+        with mode, torch.enable_grad():
+            observer.run(*fakes)
+    except ModelError as error:
+        # fx appends pages to the text of whatever passes through it.
+        raise ModelError(error.message, error.hint) from error.__cause__
     return observer.finish()
 
 
@@ -52,7 +61,12 @@ class _Observer(fx.Interpreter):
         inputs = [(node, self.env[node]) for node in n.all_input_nodes if node in self.env]
         tensors = [t for _, value in inputs for t in tree_leaves(value) if _is_tensor(t)]
         versions = [tensor._version for tensor in tensors]
-        result = super().run_node(n)
+        try:
+            result = super().run_node(n)
+        # An operator's own shape rule raises what it likes: a number or a shape that depends on
+        # data, an operator without a rule.
+        except Exception as error:
+            raise unknowable(n, error) from error
         for tensor, version in zip(tensors, versions, strict=True):
             if tensor._version != version:
                 self._changed(tensor, n)

@@ -10,6 +10,8 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import Any
 
 import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
 
 from atom.base.errors import ModelError
 
@@ -48,13 +50,65 @@ def refuse_custom_backward() -> Iterator[None]:
             base.apply = own
 
 
+_INSTEAD_OF = {
+    "torch.utils.checkpoint.CheckpointFunction": (
+        "leave checkpointing out (sub-models recompute anyway), or give use_reentrant=False"
+    ),
+    "torch.nn.modules._functions.BackwardHookFunction": "remove the modules' backward hooks",
+}
+
+
 def _instead_of(function: str) -> str:
-    if function == "torch.utils.checkpoint.CheckpointFunction":
-        return "leave checkpointing out (sub-models recompute anyway), or give use_reentrant=False"
-    return (
+    return _INSTEAD_OF.get(
+        function,
         "write it with ordinary operations, or wrap it as a custom operator "
-        "(torch.library.custom_op with register_autograd)"
+        "(torch.library.custom_op with register_autograd)",
     )
+
+
+@contextmanager
+def refuse_gradient_hooks() -> Iterator[None]:
+    """A hook that forward puts on a tensor's gradient would be lost: refuse it.
+
+    Raises: ModelError.
+    """
+    original = torch.Tensor.register_hook
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise ModelError(
+            "the model's forward calls Tensor.register_hook; tracing would lose the hook",
+            "change the gradient with a custom operator (torch.library.custom_op with "
+            "register_autograd), or leave it as it is",
+        )
+
+    torch.Tensor.register_hook = refuse  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.Tensor.register_hook = original  # type: ignore[method-assign]
+
+
+def refuse_untraceable_parts(model: nn.Module) -> None:
+    """What a model is made of, looked at before it is run.
+
+    Raises: ModelError naming the module or parameter.
+    """
+    for path, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise ModelError(
+                f"the module {path or type(model).__name__} is TorchScript, which cannot be traced",
+                "use the Python module it was made from",
+            )
+    for name, parameter in model.named_parameters():
+        if is_lazy(parameter):
+            raise ModelError(
+                f"the parameter {name} has no shape yet", "run the model once before it is traced"
+            )
+        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+            raise ModelError(
+                f"the parameter {name} has a gradient hook, which would never be called",
+                "remove the hook",
+            )
 
 
 @contextmanager

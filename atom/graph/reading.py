@@ -12,8 +12,9 @@ from torch.export.graph_signature import InputKind
 from atom.base.errors import ModelError
 from atom.graph.digest import graph_hash
 from atom.graph.effects import Effects, is_random, observe
+from atom.graph.failures import place_of
 from atom.graph.ir import ParameterLayout
-from atom.graph.traced import Constant, Graph, is_getitem, source_line
+from atom.graph.traced import Constant, Graph, is_getitem
 
 SMALL_CONSTANT_BYTES = 64 * 1024
 """Buffers up to this size are written into the generated source."""
@@ -137,7 +138,7 @@ class _Reading:
         }
         for node, call in self.effects.mutated_inputs.items():
             raise ModelError(
-                f"the model changes {named[node]} in place, at {source_line(call) or call.name}",
+                f"the model changes {named[node]} in place, at {place_of(call)}",
                 "state that changes in forward would differ between peers: use a layer without "
                 "running statistics (LayerNorm, GroupNorm), or freeze it",
             )
@@ -169,7 +170,7 @@ class _Reading:
 
 
 def _check_call(node: fx.Node) -> None:
-    value, place = node.meta.get("val"), source_line(node) or node.name
+    value, place = node.meta.get("val"), place_of(node)
     nested = isinstance(node.target, torch._ops.HigherOrderOperator)
     if nested and str(node.target) not in _REGIONS:
         raise ModelError(
@@ -193,7 +194,13 @@ def _first_names(model: nn.Module) -> dict[str, str]:
 
 def _constant(model: nn.Module, exported: ExportedProgram, target: str) -> Constant:
     source = exported.constants if target in exported.constants else exported.state_dict
-    tensor = source[target].detach()
+    found = source[target]
+    if not isinstance(found, torch.Tensor):
+        raise ModelError(
+            f"the model's forward uses {target}, a {type(found).__name__}",
+            "random numbers must come from torch's default generator",
+        )
+    tensor = found.detach()
     for name, parameter in model.named_parameters():
         if _same_memory(parameter, tensor):
             raise ModelError(
@@ -226,8 +233,9 @@ def _loss(model: nn.Module, exported: ExportedProgram) -> fx.Node:
     outputs = list(exported.graph_signature.user_outputs)
     nodes = {node.name: node for node in exported.graph.nodes if node.op == "call_function"}
     if len(outputs) != 1 or not isinstance(outputs[0], str) or outputs[0] not in nodes:
+        what = f"{len(outputs)} values" if len(outputs) != 1 else "no tensor that it computed"
         raise ModelError(
-            f"{type(model).__name__}.forward returns {len(outputs)} values, not the loss alone",
+            f"{type(model).__name__}.forward returns {what}, not the loss alone",
             "return the mean loss of the micro-batch as one scalar tensor",
         )
     loss: fx.Node = nodes[outputs[0]]

@@ -27,7 +27,7 @@ def parameters_on_meta() -> Iterator[None]:
         if param is not None and not param.is_meta:
             module._parameters[name] = nn.Parameter(param.detach().to("meta"), param.requires_grad)
 
-    nn.Module.register_parameter = register  # type: ignore[method-assign]
+    nn.Module.register_parameter = register  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
@@ -104,42 +104,84 @@ def plain_context() -> Iterator[None]:
 
 
 class PythonState:
-    """Attributes of a model's modules, as they were when this was made."""
+    """Python attributes of a model's modules: numbers, and sizes of lists and dictionaries.
+
+    Tracing runs forward once and freezes what it read. What forward itself changes would have
+    been different at the next call, unless it was a cache that settles.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._saved = [(module, _attributes(module)) for module in model.modules()]
-        self._numbers = _numbers(model)
+        self._contents = [
+            (value, value.copy())
+            for _, attributes in self._saved
+            for value in attributes.values()
+            if type(value) in (list, dict, set)
+        ]
+        self._before = _numbers(model)
+        self._after = self._before
 
-    def changed_number(self) -> str:
-        """ "path: before → after" of a number that changed since this was last asked, or ""."""
-        before, self._numbers = self._numbers, _numbers(self._model)
-        changed = (
-            f"{path} ({before[path]!r} → {value!r})"
-            for path, value in self._numbers.items()
-            if path in before and before[path] != value
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Looks at the state as forward ends: export itself puts attributes back later."""
+        self._before = _numbers(self._model)
+
+        def look(*_: Any) -> None:
+            self._after = _numbers(self._model)
+
+        hook = self._model.register_forward_hook(look)
+        try:
+            yield
+        finally:
+            hook.remove()
+
+    def changed(self) -> str:
+        """ "path (before → after)" of what the last watched forward changed, or an empty string."""
+        return next(
+            (
+                f"{'.'.join(filter(None, key))} ({self._before[key]!r} → {value!r})"
+                for key, value in self._after.items()
+                if key in self._before and self._before[key] != value
+            ),
+            "",
         )
-        return next(changed, "")
+
+    def keep(self) -> None:
+        """Leaves numbers as the last watched forward left them, for one more."""
+        modules = dict(self._model.named_modules())
+        for (path, attribute), value in self._after.items():
+            if isinstance(vars(modules[path]).get(attribute), int | float):
+                setattr(modules[path], attribute, value)
 
     def restore(self) -> None:
-        """Puts attributes back; those that were added go."""
+        """Puts everything back; attributes that were added go."""
         for module, attributes in self._saved:
             for key in _attributes(module).keys() - attributes.keys():
                 del vars(module)[key]
             vars(module).update(attributes)
+        for container, content in self._contents:
+            container.clear()
+            container.extend(content) if isinstance(container, list) else container.update(content)
 
 
 def _attributes(module: nn.Module) -> dict[str, Any]:
-    return {key: value for key, value in vars(module).items() if key not in _HELD_APART}
-
-
-def _numbers(model: nn.Module) -> dict[str, float]:
     return {
-        f"{path}.{key}" if path else key: value
-        for path, module in model.named_modules()
-        for key, value in _attributes(module).items()
-        if isinstance(value, int | float) and key != "training"
+        key: value
+        for key, value in vars(module).items()
+        if key not in _HELD_APART and not key.endswith("_hooks") and "_hooks_" not in key
     }
+
+
+def _numbers(model: nn.Module) -> dict[tuple[str, str], float]:
+    numbers: dict[tuple[str, str], float] = {}
+    for path, module in model.named_modules():
+        for key, value in _attributes(module).items():
+            if isinstance(value, int | float) and key != "training":
+                numbers[path, key] = value
+            elif type(value) in (list, dict, set):
+                numbers[path, f"len({key})"] = len(value)
+    return numbers
 
 
 def _fake(parameter: nn.Parameter, mode: FakeTensorMode) -> nn.Parameter:

@@ -6,9 +6,6 @@ example batch and the dtype of the parameters are part of the graph.
 """
 
 import inspect
-import os
-import sysconfig
-import traceback
 from collections.abc import Mapping
 from contextlib import ExitStack
 
@@ -19,7 +16,14 @@ from torch.export import ExportedProgram
 
 from atom.base.errors import ModelError
 from atom.graph.attention_masks import masks_as_in_eager
-from atom.graph.guards import quiet, refuse_custom_backward, refuse_python_randomness
+from atom.graph.failures import untraceable
+from atom.graph.guards import (
+    quiet,
+    refuse_custom_backward,
+    refuse_gradient_hooks,
+    refuse_python_randomness,
+    refuse_untraceable_parts,
+)
 from atom.graph.reading import read_exported
 from atom.graph.stand_ins import (
     PythonState,
@@ -30,10 +34,6 @@ from atom.graph.stand_ins import (
 )
 from atom.graph.traced import Graph
 
-_NOT_THE_USERS = tuple(
-    os.path.join(folder, "")
-    for folder in (os.path.dirname(torch.__file__), sysconfig.get_paths()["stdlib"])
-)
 
 def trace(
     model: nn.Module, example_batch: Mapping[str, torch.Tensor], training: bool = True
@@ -76,13 +76,15 @@ def _in_forward_order(
 def _export(
     model: nn.Module, batch: Mapping[str, torch.Tensor], mode: FakeTensorMode, training: bool
 ) -> ExportedProgram:
+    refuse_untraceable_parts(model)
     state = PythonState(model)
     try:
-        exported = _export_once(model, batch, mode, training)
-        if state.changed_number():
+        exported = _export_once(model, batch, mode, training, state)
+        if state.changed():
             # A cache has settled after one run; what changes again would go on changing.
-            exported = _export_once(model, batch, mode, training)
-        if changed := state.changed_number():
+            state.keep()
+            exported = _export_once(model, batch, mode, training, state)
+        if changed := state.changed():
             raise ModelError(
                 f"the model's forward changes {changed} at every call; "
                 "tracing would freeze it to what it was once",
@@ -94,7 +96,11 @@ def _export(
 
 
 def _export_once(
-    model: nn.Module, batch: Mapping[str, torch.Tensor], mode: FakeTensorMode, training: bool
+    model: nn.Module,
+    batch: Mapping[str, torch.Tensor],
+    mode: FakeTensorMode,
+    training: bool,
+    state: PythonState,
 ) -> ExportedProgram:
     with ExitStack() as stack:
         for guard in (
@@ -103,6 +109,8 @@ def _export_once(
             fake_parameters(model, mode),
             refuse_python_randomness(),
             refuse_custom_backward(),
+            refuse_gradient_hooks(),
+            state.watched(),
             masks_as_in_eager(),
             plain_context(),
             quiet(),
@@ -114,7 +122,7 @@ def _export_once(
             raise
         # Tracing runs the user's forward: whatever that or torch raises is about the model.
         except Exception as error:
-            raise _untraceable(model, error) from error
+            raise untraceable(model, error) from error
 
 
 def _fake_batch(batch: Mapping[str, torch.Tensor], mode: FakeTensorMode) -> dict[str, torch.Tensor]:
@@ -124,26 +132,3 @@ def _fake_batch(batch: Mapping[str, torch.Tensor], mode: FakeTensorMode) -> dict
             name: torch.empty(value.shape, dtype=value.dtype, device="cpu")
             for name, value in batch.items()
         }
-
-
-def _untraceable(model: nn.Module, error: Exception) -> ModelError:
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if _is_users(frame.filename)]
-    place = f" at {own[-1].filename}:{own[-1].lineno} ({own[-1].line})" if own else ""
-    lines = str(error).strip().splitlines()
-    reason = lines[0] if lines else type(error).__name__
-    return ModelError(f"{type(model).__name__} cannot be traced{place}: {reason}", _hint(error))
-
-
-def _hint(error: Exception) -> str:
-    if "data-dependent" in str(error) or "DataDependent" in type(error).__name__:
-        return "the model's forward must not depend on values in tensors, only on their shapes"
-    if "in output" in str(error):
-        return "return the loss alone, from a wrapper where needed (and use no cache)"
-    return "check that the model runs on this batch and returns its scalar loss"
-
-
-def _is_users(filename: str) -> bool:
-    in_python = filename.startswith(_NOT_THE_USERS) and "-packages" not in filename
-    in_torch = filename.startswith(_NOT_THE_USERS[0])
-    return not in_python and not in_torch and filename != __file__
