@@ -29,9 +29,11 @@ from atom.graph.program import build_program
 from atom.graph.trace import trace
 from atom.models.data.tokenizer import load_tokenizer
 from atom.models.gpt3 import GPT3Config
+from atom.swap.arrangement import MINIMUM_SLOTS
 from atom.swap.device_slots import SlotLayout, device_bytes
 from atom.swap.host_store import host_bytes
-from atom.swap.schedule import MINIMUM_SLOTS, Shape, check, loaded_elements, training_pass
+from atom.swap.schedule import Shape, loaded_elements, training_pass
+from atom.swap.schedule_check import check
 from atom.training.pacing import MAX_MICRO_BATCHES_PER_PASS
 
 FLOAT32_BYTES = torch.float32.itemsize

@@ -4,15 +4,20 @@
 a GPU; `atom.swap.streams.CudaDevice` does with streams and events. The engine knows neither.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
+from atom.base.clock import BootClock, Clock
 from atom.swap.host_memory import allocate_host_memory
+
+Report = Callable[[float, float], None]
+"""Told when a piece of work began and ended, in seconds of the device's clock; from any thread,
+and at the latest when the device has been drained. Work that fails is not reported."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +71,11 @@ class Device(Protocol):
         """Where the engine's tensor operations run."""
         ...
 
-    def load(self, slot: int, copies: Sequence[Copy]) -> None:
+    def timed(self, report: Report) -> AbstractContextManager[object]:
+        """Reports how long the operations issued within it took. Inside `computing`."""
+        ...
+
+    def load(self, slot: int, copies: Sequence[Copy], report: Report | None = None) -> None:
         """Starts filling a slot, once everything computed so far has finished."""
         ...
 
@@ -74,7 +83,9 @@ class Device(Protocol):
         """Operations issued from now on see the slot's content."""
         ...
 
-    def gradients_out(self, gradient_slot: int, sums: Sequence[HostSum]) -> None:
+    def gradients_out(
+        self, gradient_slot: int, sums: Sequence[HostSum], report: Report | None = None
+    ) -> None:
         """Starts bringing gradients to the host, once everything computed so far has finished."""
         ...
 
@@ -134,7 +145,8 @@ class CpuDevice:
     gradient leaves; the two lanes still overlap with what is computed next.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._clock = clock or BootClock()
         self._loads = Lane("atom-load")
         self._gradients = Lane("atom-gradients-out")
 
@@ -154,14 +166,26 @@ class CpuDevice:
     def computing(self) -> AbstractContextManager[object]:
         return nullcontext()
 
-    def load(self, slot: int, copies: Sequence[Copy]) -> None:
-        self._loads.submit(slot, lambda: _copy_all(copies))
+    @contextmanager
+    def timed(self, report: Report) -> Iterator[None]:
+        started = self._clock.now()
+        yield
+        report(started, self._clock.now())
+
+    def load(self, slot: int, copies: Sequence[Copy], report: Report | None = None) -> None:
+        self._loads.submit(slot, lambda: self._reported(lambda: _copy_all(copies), report))
 
     def wait_loaded(self, slot: int) -> None:
         self._loads.wait(slot)
 
-    def gradients_out(self, gradient_slot: int, sums: Sequence[HostSum]) -> None:
-        self._gradients.submit(gradient_slot, lambda: add_all(sums))
+    def gradients_out(
+        self, gradient_slot: int, sums: Sequence[HostSum], report: Report | None = None
+    ) -> None:
+        self._gradients.submit(gradient_slot, lambda: self._reported(lambda: add_all(sums), report))
+
+    def _reported(self, job: Callable[[], None], report: Report | None) -> None:
+        with nullcontext() if report is None else self.timed(report):
+            job()
 
     def wait_gradients_out(self, gradient_slot: int) -> None:
         self._gradients.wait(gradient_slot)

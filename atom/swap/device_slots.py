@@ -1,14 +1,21 @@
-"""Device memory for sub-models: a few flat slots, reused for ever, with modules that view them."""
+"""Device memory for sub-models: a few flat slots, reused for ever, with modules that view them.
+
+Slots that sub-models share come first, then one per resident sub-model. Each is memory of its own:
+a load into one leaves the version counters of all others alone, so a graph kept over a resident's
+parameters stays valid while its neighbours are swapped.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 import torch
 from torch import nn
 
 from atom.graph.ir import ALIGNMENT_ELEMENTS, ParameterLayout, Program, SubModel
+from atom.swap.arrangement import Arrangement
 from atom.swap.device import Copy, Device
-from atom.swap.schedule import MINIMUM_SLOTS
+from atom.swap.schedule import Shape
 
 GRADIENT_SLOTS = 2
 """One leaves for the host while the next is summed."""
@@ -66,10 +73,11 @@ def padded_elements(numel: int) -> int:
 
 @dataclass(frozen=True)
 class Tag:
-    """What a slot holds: which program's sub-model, as of which version of the host's store."""
+    """What a slot holds: a sub-model's pieces of the arena, as of a version of the host's store.
+    Programs that cut the model alike make use of each other's loads."""
 
-    source_hash: str
     sub_model: int
+    runs: tuple[Run, ...]
     version: int
 
 
@@ -78,9 +86,12 @@ class DeviceSlots:
     """Flat slots on the device, shared by all programs of one replica (training, evaluation)."""
 
     weights: tuple[torch.Tensor, ...]
-    """[largest sub-model's elements] each, in the computing precision."""
+    """In the computing precision: the shared slots, [largest swapped sub-model's elements] each;
+    then the residents', [its own elements] each."""
     gradients: tuple[torch.Tensor, ...]
     """[largest sub-model's elements] each, float32."""
+    arrangements: dict[str, Arrangement]
+    """By the source hash of the programs that the slots were made for."""
     tags: dict[int, Tag] = field(default_factory=dict)
     """Per weight slot: what it holds. Absent while its content is not to be trusted."""
 
@@ -90,28 +101,70 @@ class DeviceSlots:
         programs: Sequence[Program],
         device: Device,
         precision: torch.dtype,
-        slots: int = MINIMUM_SLOTS,
+        arrangement: Arrangement | None = None,
     ) -> "DeviceSlots":
-        """Slots large enough for every sub-model of `programs`. Raises: ValueError below two."""
-        if slots < MINIMUM_SLOTS:
-            raise ValueError(f"{slots} slots: swapping needs at least {MINIMUM_SLOTS}")
-        elements = max(largest_elements(program) for program in programs)
-        device.reserve_gradients(GRADIENT_SLOTS, elements)
+        """Slots in which the first of `programs` runs as `arrangement` says (none: all swapped).
+
+        Others that cut the model alike (evaluation without dropout) run in the very same slots.
+        One that is cut otherwise has no residents: it is swapped through the shared slots, which
+        are made large enough for it.
+
+        Raises: ValueError for an arrangement of sub-models that the program has not got.
+        """
+        arranged = _arranged(programs, arrangement or Arrangement())
+        sizes = [_weight_elements(*each) for each in arranged]
+        weights = [max(slot) for slot in zip_longest(*sizes, fillvalue=0)]
+        largest = max(_elements(program) for program in programs)
+        device.reserve_gradients(GRADIENT_SLOTS, largest)
         return cls(
-            tuple(device.slot_memory(elements, precision) for _ in range(slots)),
-            tuple(device.slot_memory(elements, torch.float32) for _ in range(GRADIENT_SLOTS)),
+            tuple(device.slot_memory(elements, precision) for elements in weights),
+            tuple(device.slot_memory(largest, torch.float32) for _ in range(GRADIENT_SLOTS)),
+            {program.source_hash: its_own for program, its_own in arranged},
         )
 
+    def arrangement_of(self, program: Program) -> Arrangement:
+        """Raises: ValueError for a program that the slots were not made for."""
+        if program.source_hash not in self.arrangements:
+            raise ValueError("the slots were not made for this program")
+        return self.arrangements[program.source_hash]
 
-def largest_elements(program: Program) -> int:
-    """Elements a slot needs for any sub-model of the program."""
-    return max(SlotLayout.of(part, program.layout).elements for part in program.sub_models)
+
+def device_bytes(
+    program: Program, precision: torch.dtype, arrangement: Arrangement | None = None
+) -> int:
+    """What `DeviceSlots.allocate` takes on the device for a program, and others cut like it.
+
+    Activations, kept graphs and values between sub-models come on top.
+    """
+    weights = sum(_weight_elements(program, arrangement or Arrangement()))
+    gradients = GRADIENT_SLOTS * _elements(program)
+    return weights * precision.itemsize + gradients * torch.float32.itemsize
 
 
-def device_bytes(program: Program, precision: torch.dtype, slots: int = MINIMUM_SLOTS) -> int:
-    """What `DeviceSlots.allocate` takes on the device; activations come on top."""
-    per_element = slots * precision.itemsize + GRADIENT_SLOTS * torch.float32.itemsize
-    return largest_elements(program) * per_element
+def _arranged(
+    programs: Sequence[Program], arrangement: Arrangement
+) -> list[tuple[Program, Arrangement]]:
+    first = _layouts(programs[0])
+    swapping = Arrangement(arrangement.slots)
+    return [(each, arrangement if _layouts(each) == first else swapping) for each in programs]
+
+
+def _weight_elements(program: Program, arrangement: Arrangement) -> list[int]:
+    """Per weight slot, what it has to hold."""
+    layouts, resident = _layouts(program), arrangement.resident
+    Shape(len(layouts), 1, arrangement)  # refuses residents that do not exist
+    swapped = (each.elements for s, each in enumerate(layouts) if s not in resident)
+    shared = [max(swapped, default=0)] * arrangement.slots
+    return [*shared, *(layouts[s].elements for s in sorted(resident))]
+
+
+def _layouts(program: Program) -> list[SlotLayout]:
+    return [SlotLayout.of(part, program.layout) for part in program.sub_models]
+
+
+def _elements(program: Program) -> int:
+    """Of the largest sub-model."""
+    return max(layout.elements for layout in _layouts(program))
 
 
 @dataclass(frozen=True)
@@ -133,12 +186,14 @@ def bind(
 ) -> list[BoundSubModel]:
     """Builds every sub-model's module and binds its parameters to views of its slot.
 
-    Sub-models of one class in one slot share one module. Sub-model s uses slot s % len(slots).
+    Sub-models of one class in one slot share one module. Raises: ValueError for a program that the
+    slots were not made for.
     """
+    shape = Shape(len(program.sub_models), 1, slots.arrangement_of(program))
     modules: dict[object, tuple[nn.Module, dict[str, nn.Parameter]]] = {}
     bound = []
     for sub_model, factory in zip(program.sub_models, factories, strict=True):
-        slot = sub_model.index % len(slots.weights)
+        slot = shape.slot_of(sub_model.index)
         layout = SlotLayout.of(sub_model, program.layout)
         places = tuple((path, layout.offsets[name]) for path, name in sub_model.parameters)
         key = (sub_model.class_name, slot, places)

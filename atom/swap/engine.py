@@ -8,8 +8,9 @@ arena.
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from torch import Tensor
 from atom.base.errors import AtomError
 from atom.graph.ir import Program
 from atom.swap import segment
-from atom.swap.device import Device
+from atom.swap.device import Device, Report
 from atom.swap.device_slots import BoundSubModel, DeviceSlots, Factory, Tag, bind
 from atom.swap.host_store import HostStore
 from atom.swap.parameter_gradients import ParameterGradients
@@ -34,6 +35,10 @@ from atom.swap.schedule import (
 )
 from atom.swap.segment import Computed, MicroBatch
 
+Observer = Callable[[Event, float, float], None]
+"""Told of each load, forward, backward and gradient-out when it began and ended, in seconds of the
+device's clock; from several threads, in no order, all of a pass before the pass returns."""
+
 
 class PassCancelled(AtomError):
     """`should_stop` said so in the middle of a pass. The gradient arena holds a part of it."""
@@ -47,6 +52,7 @@ def _never() -> bool:
 class _Pass:
     batches: list[MicroBatch]
     training: bool
+    shape: Shape
 
 
 class Engine:
@@ -59,7 +65,10 @@ class Engine:
     When a pass raises, whatever the reason, the gradient arena holds an unknown part of that pass:
     drop it (zero it) before the next. Parameters are untouched, and the engine is usable again.
 
-    Raises: ValueError for a loss scale with float32.
+    Forward and backward are observed without what they waited for, so that the gaps between them
+    are the device's idle time.
+
+    Raises: ValueError for a loss scale with float32, or a program the slots were not made for.
     """
 
     def __init__(
@@ -70,6 +79,7 @@ class Engine:
         slots: DeviceSlots,
         device: Device,
         loss_scale: float = 1.0,
+        observer: Observer | None = None,
     ) -> None:
         if loss_scale != 1.0 and store.precision == torch.float32:
             raise ValueError("float32 needs no loss scale")
@@ -78,6 +88,8 @@ class Engine:
         self._slots = slots
         self._device = device
         self._loss_scale = loss_scale
+        self._observer = observer
+        self._arrangement = slots.arrangement_of(program)
         self._bound = bind(program, factories, slots, store.working)
         self._exact = store.precision == torch.float32
         users = _users(program)
@@ -109,7 +121,7 @@ class Engine:
         anything is changed; whatever the model's own computation raises.
         """
         current = self._begin(micro_batches, seeds, training=True)
-        schedule = training_pass(self._shape(len(micro_batches)), self.resident())
+        schedule = training_pass(current.shape, self.loaded())
         return self._run(schedule, current, should_stop)
 
     def evaluate(
@@ -122,27 +134,22 @@ class Engine:
         Dropout is as the program was traced: evaluate one that was traced without.
         """
         current = self._begin(micro_batches, [0] * len(micro_batches), training=False)
-        schedule = evaluation_pass(self._shape(len(micro_batches)), self.resident())
+        schedule = evaluation_pass(current.shape, self.loaded())
         return self._run(schedule, current, should_stop)
 
     def sequences_of(self, micro_batch: Mapping[str, Tensor]) -> int:
         """How many sequences a micro-batch has: the first dimension of its first entry."""
         return micro_batch[self._program.batch_inputs[0]].shape[0]
 
-    def resident(self) -> list[int]:
+    def loaded(self) -> list[int]:
         """Sub-models whose slot holds their current parameters."""
         tags = self._slots.tags
         return [
-            part.sub_model.index
-            for part in self._bound
-            if tags.get(part.slot) == self._tag(part.sub_model.index)
+            part.sub_model.index for part in self._bound if tags.get(part.slot) == self._tag(part)
         ]
 
-    def _shape(self, micro_batches: int) -> Shape:
-        return Shape(len(self._bound), micro_batches, len(self._slots.weights))
-
-    def _tag(self, sub_model: int) -> Tag:
-        return Tag(self._program.source_hash, sub_model, self._store.version)
+    def _tag(self, part: BoundSubModel) -> Tag:
+        return Tag(part.sub_model.index, part.layout.runs, self._store.version)
 
     def _run(
         self, schedule: Sequence[Event], current: _Pass, should_stop: Callable[[], bool]
@@ -150,22 +157,24 @@ class Engine:
         random_outside = self._device.random_state()
         try:
             with self._device.computing():
-                for event, following in zip(schedule, [*schedule[1:], None], strict=True):
+                for event in schedule:
                     if should_stop():
                         raise PassCancelled("the pass was cancelled")
-                    self._carry_out(event, following, current)
+                    self._carry_out(event, current)
                 losses = [float(batch.loss) for batch in current.batches if batch.loss is not None]
             self._device.drain()
             return losses
         except BaseException:
-            self._abandon()
+            self._abandon(current)
             raise
         finally:
             self._device.set_random_state(random_outside)
 
-    def _abandon(self) -> None:
+    def _abandon(self, current: _Pass) -> None:
         """Forgets an interrupted pass. The failure that interrupted it is the one to report."""
         self._slots.tags.clear()
+        for batch in current.batches:
+            batch.computed.clear()
         for part in self._bound:
             for parameter in part.parameters.values():
                 parameter.grad = None
@@ -190,27 +199,42 @@ class Engine:
                     for name in self._program.batch_inputs
                 }
             batches.append(MicroBatch(values, self.sequences_of(entries), self._device.seed(seed)))
-        return _Pass(batches, training)
+        return _Pass(batches, training, Shape(len(self._bound), len(batches), self._arrangement))
 
-    def _carry_out(self, event: Event, following: Event | None, current: _Pass) -> None:
+    def _carry_out(self, event: Event, current: _Pass) -> None:
         match event:
             case Load(sub_model, slot):
-                self._slots.tags[slot] = self._tag(sub_model)
-                self._device.load(slot, self._bound[sub_model].copies)
+                part = self._bound[sub_model]
+                self._slots.tags[slot] = self._tag(part)
+                self._device.load(slot, part.copies, self._report(event))
             case Drop(_, slot):
                 self._slots.tags.pop(slot, None)
             case Forward(sub_model, micro_batch):
-                keep = following == Backward(sub_model, micro_batch)
-                self._forward(self._bound[sub_model], current, micro_batch, keep)
+                part = self._bound[sub_model]
+                self._device.wait_loaded(part.slot)
+                with self._timed(event):
+                    self._forward(part, current, current.batches[micro_batch])
             case Backward(sub_model, micro_batch):
-                self._backward(self._bound[sub_model], current, micro_batch)
+                part = self._bound[sub_model]
+                self._device.wait_loaded(part.slot)
+                if micro_batch == 0:
+                    self._gradients.wait_for_slot(sub_model)
+                with self._timed(event):
+                    self._backward(part, current.batches[micro_batch], micro_batch)
             case GradientOut(sub_model):
-                self._gradients.send(sub_model)
+                self._gradients.send(sub_model, self._report(event))
 
-    def _forward(self, part: BoundSubModel, current: _Pass, micro_batch: int, keep: bool) -> None:
-        self._device.wait_loaded(part.slot)
-        batch, index = current.batches[micro_batch], part.sub_model.index
-        if current.training:
+    def _report(self, event: Event) -> Report | None:
+        return None if self._observer is None else partial(self._observer, event)
+
+    def _timed(self, event: Event) -> AbstractContextManager[object]:
+        report = self._report(event)
+        return nullcontext() if report is None else self._device.timed(report)
+
+    def _forward(self, part: BoundSubModel, current: _Pass, batch: MicroBatch) -> None:
+        index = part.sub_model.index
+        keep = current.training and current.shape.keeps_graph(index)
+        if current.training and not keep:
             batch.random_before[index] = batch.random
         self._device.set_random_state(batch.random)
         computed = segment.compute(part.module, part.sub_model, batch.values, current.training)
@@ -219,27 +243,25 @@ class Engine:
             batch.values[name] = value.detach()
         if self._program.loss in computed.outputs:
             batch.loss = batch.values[self._program.loss]
-        batch.computed = computed if keep else None
+        if keep:
+            batch.computed[index] = computed
         if not current.training:
             _release(batch, self._last_used[index])
 
-    def _backward(self, part: BoundSubModel, current: _Pass, micro_batch: int) -> None:
-        self._device.wait_loaded(part.slot)
-        batch, index = current.batches[micro_batch], part.sub_model.index
+    def _backward(self, part: BoundSubModel, batch: MicroBatch, micro_batch: int) -> None:
+        index = part.sub_model.index
         if micro_batch == 0:
             self._gradients.begin(index)
-        computed = batch.computed or self._recompute(part, batch)
-        batch.computed = None
+        computed = batch.computed.pop(index, None) or self._recompute(part, batch)
         if self._program.loss in computed.outputs:
             loss = computed.outputs[self._program.loss]
             batch.gradients[self._program.loss] = torch.full_like(loss, self._seed(batch))
         segment.push_back(computed, batch.gradients, self._gradients.roots(index, micro_batch))
         self._gradients.take(index, micro_batch, self._weight(batch))
-        batch.random_before.pop(index)
         _release(batch, self._first_used[index])
 
     def _recompute(self, part: BoundSubModel, batch: MicroBatch) -> Computed:
-        self._device.set_random_state(batch.random_before[part.sub_model.index])
+        self._device.set_random_state(batch.random_before.pop(part.sub_model.index))
         return segment.compute(part.module, part.sub_model, batch.values)
 
     def _seed(self, batch: MicroBatch) -> float:

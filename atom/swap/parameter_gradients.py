@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from atom.graph.ir import ParameterLayout
-from atom.swap.device import Device, HostSum
+from atom.swap.device import Device, HostSum, Report
 from atom.swap.device_slots import BoundSubModel, DeviceSlots, padded_elements
 
 
@@ -66,13 +66,16 @@ class ParameterGradients:
             self._places.append(_places(part, layout, slot, incoming))
             self._sums.append(_host_sums(part, layout, slot, arena, outgoing))
 
-    def begin(self, sub_model: int) -> None:
-        """Prepares the slot for the sub-model's first micro-batch. Call where one computes."""
-        places = self._places[sub_model]
-        carries = any(place.carrier is not None for place in places)
+    def wait_for_slot(self, sub_model: int) -> None:
+        """Returns when the slot's last sums are on the host, and those carried on from there."""
+        carries = any(place.carrier is not None for place in self._places[sub_model])
         for slot in range(self._slots) if carries else (sub_model % self._slots,):
             self._device.wait_gradients_out(slot)
-        for place in places:
+
+    def begin(self, sub_model: int) -> None:
+        """Prepares the slot for the sub-model's first micro-batch. Call where one computes, after
+        `wait_for_slot`."""
+        for place in self._places[sub_model]:
             if place.gap.numel() > 0:
                 place.gap.zero_()
             if place.carrier is not None:
@@ -104,9 +107,9 @@ class ParameterGradients:
         else:
             place.sum.add_(gradient, alpha=weight)
 
-    def send(self, sub_model: int) -> None:
+    def send(self, sub_model: int, report: Report | None = None) -> None:
         """Starts adding the sub-model's sums to the host's arena."""
-        self._device.gradients_out(sub_model % self._slots, self._sums[sub_model])
+        self._device.gradients_out(sub_model % self._slots, self._sums[sub_model], report)
 
 
 def _users(bound: Sequence[BoundSubModel]) -> dict[str, list[int]]:

@@ -1,21 +1,29 @@
 """The layer-major schedule as data: which sub-model is where, and who computes when.
 
 All C micro-batches run through a sub-model before the next one is needed, so the bytes moved per
-pass do not depend on C. Sub-model s always uses slot `s % slots`. That one rule gives everything
-else: the last `slots` sub-models of the forward pass are still there when the backward begins, the
-first `slots` are still there when the backward ends, and while one slot computes the others are
-being filled with what comes next.
+pass do not depend on C. The sub-models that are swapped take the shared slots in turn: of these,
+number n (counted among themselves) always uses slot `n % slots`. That one rule gives everything
+else: the last ones of the forward pass are still there when the backward begins, the first ones
+are still there when the backward ends, and while one slot computes the others are being filled
+with what comes next. A resident sub-model has a slot of its own behind the shared ones and is
+loaded once per version of the parameters.
 
-The same list is executed by the engine, simulated for a plan and checked by the tests.
+Loads are issued in the order in which they are needed, each as early as its slot allows: whatever
+is needed later never stands in the way of what is needed sooner. So a load that has to wait for
+its slot holds back the residents needed after it as well, even if the link could have had one of
+them meanwhile: how long that would have blocked it, only a clock knows.
+
+The same list is executed by the engine, timed for a plan and checked by the tests.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 from typing import NamedTuple
 
-MINIMUM_SLOTS = 2
-"""One slot computes while the other loads."""
+from atom.swap.arrangement import Arrangement
 
 
 @dataclass(frozen=True)
@@ -44,7 +52,8 @@ class Drop:
 
 @dataclass(frozen=True)
 class Backward:
-    """Recompute a sub-model on one micro-batch and push gradients through it."""
+    """Push gradients through a sub-model on one micro-batch, recomputed first unless its graph was
+    kept."""
 
     sub_model: int
     micro_batch: int
@@ -58,10 +67,6 @@ class GradientOut:
 
 
 Event = Load | Forward | Drop | Backward | GradientOut
-
-
-class ScheduleError(AssertionError):
-    """A schedule breaks an invariant: a defect of Atom, never of a user."""
 
 
 class _Kind(Enum):
@@ -79,61 +84,92 @@ class _Visit(NamedTuple):
 
 @dataclass(frozen=True)
 class Shape:
-    """What a schedule is made for."""
+    """What a schedule is made for. Raises: ValueError if there is no schedule for it."""
 
     sub_models: int
     micro_batches: int
-    slots: int = MINIMUM_SLOTS
+    arrangement: Arrangement = field(default_factory=Arrangement)
 
     def __post_init__(self) -> None:
-        if self.sub_models < 1 or self.micro_batches < 1 or self.slots < MINIMUM_SLOTS:
+        unknown = [s for s in self.arrangement.resident if not 0 <= s < self.sub_models]
+        if self.sub_models < 1 or self.micro_batches < 1 or unknown:
             raise ValueError(f"no schedule exists for {self}")
 
+    @property
+    def slots(self) -> int:
+        """Weight slots: the shared ones (which stay empty if nothing is swapped), then one per
+        resident sub-model, in their order."""
+        return self.arrangement.slots + len(self.arrangement.resident)
+
     def slot_of(self, sub_model: int) -> int:
-        return sub_model % self.slots
+        return self._slots[sub_model]
+
+    def keeps_graph(self, sub_model: int) -> bool:
+        """Is the graph of its forward there when its backward comes, so that none is recomputed?"""
+        return sub_model == self.sub_models - 1 or sub_model in self.arrangement.kept
+
+    @cached_property
+    def _slots(self) -> tuple[int, ...]:
+        slots, swapped, resident = list[int](), 0, 0
+        for sub_model in range(self.sub_models):
+            if sub_model in self.arrangement.resident:
+                slots.append(self.arrangement.slots + resident)
+                resident += 1
+            else:
+                slots.append(swapped % self.arrangement.slots)
+                swapped += 1
+        return tuple(slots)
 
 
-def training_pass(shape: Shape, resident: Iterable[int] = ()) -> list[Event]:
+def training_pass(shape: Shape, loaded: Iterable[int] = ()) -> list[Event]:
     """Forward and backward of every micro-batch through every sub-model.
 
-    `resident` sub-models are already in their slots, with current parameters.
+    `loaded` sub-models are already in their slots, with current parameters.
     """
     last = shape.sub_models - 1
     forward = [_Visit(s, _Kind.FORWARD) for s in range(last)]
     backward = [_Visit(s, _Kind.BACKWARD) for s in reversed(range(last))]
-    return _plan(shape, [*forward, _Visit(last, _Kind.TURN), *backward], resident)
+    return _plan(shape, [*forward, _Visit(last, _Kind.TURN), *backward], loaded)
 
 
-def evaluation_pass(shape: Shape, resident: Iterable[int] = ()) -> list[Event]:
+def evaluation_pass(shape: Shape, loaded: Iterable[int] = ()) -> list[Event]:
     """Forward only, of every micro-batch through every sub-model."""
-    return _plan(shape, [_Visit(s, _Kind.FORWARD) for s in range(shape.sub_models)], resident)
+    return _plan(shape, [_Visit(s, _Kind.FORWARD) for s in range(shape.sub_models)], loaded)
 
 
-def _plan(shape: Shape, visits: Sequence[_Visit], resident: Iterable[int]) -> list[Event]:
-    occupants = {shape.slot_of(s): s for s in resident}
+def _plan(shape: Shape, visits: Sequence[_Visit], loaded: Iterable[int]) -> list[Event]:
+    """Before each visit, loads for this and coming ones are issued, up to the first whose slot
+    holds what is needed sooner."""
+    occupants = {shape.slot_of(s): s for s in loaded}
+    needed_sooner: Counter[int] = Counter()
     events: list[Event] = []
-    for position, visit in enumerate(visits):
-        window = visits[position : position + shape.slots]
-        events += _prefetch(shape, [v.sub_model for v in window], occupants)
+    ahead = 0
+    for visit in visits:
+        while ahead < len(visits) and _free(shape, visits[ahead], occupants, needed_sooner):
+            events += _load(shape, visits[ahead].sub_model, occupants)
+            needed_sooner[visits[ahead].sub_model] += 1
+            ahead += 1
         events += _compute(visit, shape.micro_batches)
+        needed_sooner[visit.sub_model] -= 1
     return events
 
 
-def _prefetch(shape: Shape, needed: Sequence[int], occupants: dict[int, int]) -> list[Event]:
-    """Loads what is needed, soonest first, until a slot is met whose content is needed sooner."""
-    events: list[Event] = []
-    for ahead, sub_model in enumerate(needed):
-        slot = shape.slot_of(sub_model)
-        occupant = occupants.get(slot)
-        if occupant == sub_model:
-            continue
-        if occupant in needed[:ahead]:
-            break
-        if occupant is not None:
-            events.append(Drop(occupant, slot))
-        events.append(Load(sub_model, slot))
-        occupants[slot] = sub_model
-    return events
+def _free(
+    shape: Shape, visit: _Visit, occupants: dict[int, int], needed_sooner: Counter[int]
+) -> bool:
+    """Is the visited sub-model in its slot, or can it be loaded there now?"""
+    occupant = occupants.get(shape.slot_of(visit.sub_model))
+    return occupant is None or occupant == visit.sub_model or needed_sooner[occupant] == 0
+
+
+def _load(shape: Shape, sub_model: int, occupants: dict[int, int]) -> list[Event]:
+    slot = shape.slot_of(sub_model)
+    occupant = occupants.get(slot)
+    if occupant == sub_model:
+        return []
+    occupants[slot] = sub_model
+    load = Load(sub_model, slot)
+    return [load] if occupant is None else [Drop(occupant, slot), load]
 
 
 def _compute(visit: _Visit, micro_batches: int) -> list[Event]:
@@ -151,68 +187,3 @@ def _compute(visit: _Visit, micro_batches: int) -> list[Event]:
 def loaded_elements(schedule: Iterable[Event], elements: Sequence[int]) -> int:
     """Parameter elements copied to the device; `elements[s]` is the size of sub-model s."""
     return sum(elements[event.sub_model] for event in schedule if isinstance(event, Load))
-
-
-@dataclass
-class _Simulation:
-    shape: Shape
-    occupants: dict[int, int] = field(default_factory=dict)
-    forwards: list[int] = field(default_factory=list)
-    """Per micro-batch, sub-models whose forward is done."""
-    backwards: list[int] = field(default_factory=list)
-    gradients_out: list[int] = field(default_factory=list)
-
-    def apply(self, event: Event) -> None:
-        match event:
-            case Load(sub_model, slot):
-                _require(slot not in self.occupants, event, "the slot is in use")
-                _require(0 <= slot < self.shape.slots, event, "there is no such slot")
-                _require(sub_model not in self.occupants.values(), event, "it is loaded already")
-                self.occupants[slot] = sub_model
-            case Drop(sub_model, slot):
-                _require(self.occupants.get(slot) == sub_model, event, "it is not in that slot")
-                del self.occupants[slot]
-            case Forward(sub_model, micro_batch):
-                self._require_loaded(event, sub_model)
-                _require(self.forwards[micro_batch] == sub_model, event, "forward out of order")
-                self.forwards[micro_batch] += 1
-            case Backward(sub_model, micro_batch):
-                self._require_loaded(event, sub_model)
-                _require(self.forwards[micro_batch] == self.shape.sub_models, event, "too early")
-                expected = self.shape.sub_models - 1 - self.backwards[micro_batch]
-                _require(sub_model == expected, event, "backward out of order")
-                self.backwards[micro_batch] += 1
-            case GradientOut(sub_model):
-                done = min(self.backwards) >= self.shape.sub_models - sub_model
-                _require(done, event, "a backward is missing")
-                _require(sub_model not in self.gradients_out, event, "its gradients are out")
-                self.gradients_out.append(sub_model)
-
-    def _require_loaded(self, event: Event, sub_model: int) -> None:
-        _require(sub_model in self.occupants.values(), event, "it is in no slot")
-
-
-def check(
-    schedule: Iterable[Event], shape: Shape, resident: Iterable[int] = (), *, training: bool = True
-) -> frozenset[int]:
-    """Simulates a schedule and returns the sub-models that are in a slot at its end.
-
-    Raises: ScheduleError naming the first event that computes in a slot not loaded, loads into a
-    slot in use, comes out of order, or is missing.
-    """
-    shape_zeros = [0] * shape.micro_batches
-    simulation = _Simulation(
-        shape, {shape.slot_of(s): s for s in resident}, [*shape_zeros], [*shape_zeros]
-    )
-    for event in schedule:
-        simulation.apply(event)
-    expected = shape.sub_models if training else 0
-    _require(set(simulation.forwards) == {shape.sub_models}, "the end", "a forward is missing")
-    _require(set(simulation.backwards) == {expected}, "the end", "a backward is missing")
-    _require(len(simulation.gradients_out) == expected, "the end", "a gradient stayed behind")
-    return frozenset(simulation.occupants.values())
-
-
-def _require(condition: bool, event: object, complaint: str) -> None:
-    if not condition:
-        raise ScheduleError(f"{event}: {complaint}")

@@ -34,8 +34,8 @@ class MicroBatch:
     """Gradients of boundary values, summed over the sub-models visited so far."""
     random_before: dict[int, RandomState] = field(default_factory=dict)
     """Per sub-model: the random state its forward began with."""
-    computed: "Computed | None" = None
-    """The last sub-model's graph, when its backward comes next."""
+    computed: "dict[int, Computed]" = field(default_factory=dict)
+    """Per sub-model: its graph, if it waits for the backward instead of being recomputed."""
     loss: Tensor | None = None
 
 

@@ -12,6 +12,10 @@ Why each ordering holds:
 So no tensor is ever released to another stream (no `record_stream`), and after the first pass
 nothing here allocates. Loads are issued by their own thread: a thread that launches kernels cannot
 keep a fast link busy as well.
+
+Times are taken by events too, so that measuring makes nobody wait: pairs of them are recorded
+around the work, and read when the device has been drained. They count from one origin, recorded
+when the first of them is wanted, whose time on the clock is known because the device is idle then.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -20,8 +24,9 @@ from typing import Any
 
 import torch
 
+from atom.base.clock import BootClock, Clock
 from atom.base.errors import DeviceError
-from atom.swap.device import Copy, HostSum, Lane, RandomState, add_all
+from atom.swap.device import Copy, HostSum, Lane, RandomState, Report, add_all
 from atom.swap.host_memory import allocate_host_memory
 
 _MINIMUM_REGISTERED_BYTES = 64 * 2**10
@@ -34,9 +39,15 @@ class CudaDevice:
     Raises: DeviceError when there is no such GPU, or it lacks `precision`.
     """
 
-    def __init__(self, index: int = 0, precision: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self,
+        index: int = 0,
+        precision: torch.dtype = torch.float32,
+        clock: Clock | None = None,
+    ) -> None:
         _require_gpu(index, precision)
         self._device = torch.device("cuda", index)
+        self._times = _Times(clock or BootClock())
         with torch.cuda.device(self._device):
             self._in = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             self._compute = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -75,19 +86,32 @@ class CudaDevice:
         with torch.cuda.device(self._device), torch.cuda.stream(self._compute):
             yield
 
-    def load(self, slot: int, copies: Sequence[Copy]) -> None:
+    @contextmanager
+    def timed(self, report: Report) -> Iterator[None]:
+        self._times.begin(self._compute)
+        with self._times.around(self._compute, report):
+            yield
+
+    def load(self, slot: int, copies: Sequence[Copy], report: Report | None = None) -> None:
+        if report is not None:
+            self._times.begin(self._compute)
         free = _event(self._free, slot)
         free.record(self._compute)
         loaded = _event(self._loaded, slot)
-        self._loads.submit(slot, lambda: self._copy_in(free, loaded, copies))
+        self._loads.submit(slot, lambda: self._copy_in(free, loaded, copies, report))
 
     def _copy_in(
-        self, free: torch.cuda.Event, loaded: torch.cuda.Event, copies: Sequence[Copy]
+        self,
+        free: torch.cuda.Event,
+        loaded: torch.cuda.Event,
+        copies: Sequence[Copy],
+        report: Report | None,
     ) -> None:
         with torch.no_grad(), torch.cuda.device(self._device), torch.cuda.stream(self._in):
             self._in.wait_event(free)
-            for copy in copies:
-                copy.destination.copy_(copy.source, non_blocking=True)
+            with self._times.around(self._in, report):
+                for copy in copies:
+                    copy.destination.copy_(copy.source, non_blocking=True)
             loaded.record(self._in)
 
     def wait_loaded(self, slot: int) -> None:
@@ -95,12 +119,18 @@ class CudaDevice:
         if slot in self._loaded:
             self._compute.wait_event(self._loaded[slot])
 
-    def gradients_out(self, gradient_slot: int, sums: Sequence[HostSum]) -> None:
+    def gradients_out(
+        self, gradient_slot: int, sums: Sequence[HostSum], report: Report | None = None
+    ) -> None:
+        if report is not None:
+            self._times.begin(self._compute)
         ready = _event(self._ready, gradient_slot)
         ready.record(self._compute)
         copied = _event(self._copied, gradient_slot)
         staging = self._staging[gradient_slot]
-        self._gradients.submit(gradient_slot, lambda: self._bring_out(ready, copied, staging, sums))
+        self._gradients.submit(
+            gradient_slot, lambda: self._bring_out(ready, copied, staging, sums, report)
+        )
 
     def _bring_out(
         self,
@@ -108,10 +138,12 @@ class CudaDevice:
         copied: torch.cuda.Event,
         staging: torch.Tensor,
         sums: Sequence[HostSum],
+        report: Report | None,
     ) -> None:
         landed, offset = [], 0
         with torch.no_grad(), torch.cuda.device(self._device), torch.cuda.stream(self._out):
             self._out.wait_event(ready)
+            started = None if report is None else self._times.mark(self._out)
             for part in sums:
                 piece = staging[offset : offset + part.source.numel()]
                 piece.copy_(part.source, non_blocking=True)
@@ -120,6 +152,8 @@ class CudaDevice:
             copied.record(self._out)
         copied.synchronize()
         add_all(landed)
+        if report is not None and started is not None:
+            self._times.report_until_now(started, report)
 
     def reserve_gradients(self, slots: int, elements: int) -> None:
         for slot in range(slots):
@@ -142,6 +176,7 @@ class CudaDevice:
                 wait()
             except Exception as error:  # noqa: BLE001 - every lane must be quiet before we report
                 failures.append(error)
+        self._times.end(tell=not failures)
         if failures:
             raise failures[0]
 
@@ -167,6 +202,54 @@ class CudaDevice:
         for memory in self._registered:
             _cudart().cudaHostUnregister(memory.data_ptr())
         self._registered.clear()
+
+
+class _Times:
+    """Seconds on the clock of what happens on streams, from one drain of the device to the next."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._origin: torch.cuda.Event | None = None
+        self._origin_s = 0.0
+        self._pending: list[tuple[torch.cuda.Event, torch.cuda.Event, Report]] = []
+
+    def begin(self, stream: torch.cuda.Stream) -> None:
+        """Sets the origin unless there is one. Call from the engine's thread."""
+        if self._origin is None:
+            stream.synchronize()
+            self._origin_s = self._clock.now()
+            self._origin = self.mark(stream)
+
+    def mark(self, stream: torch.cuda.Stream) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(stream)
+        return event
+
+    @contextmanager
+    def around(self, stream: torch.cuda.Stream, report: Report | None) -> Iterator[None]:
+        if report is None:
+            yield
+            return
+        started = self.mark(stream)
+        yield
+        self._pending.append((started, self.mark(stream), report))
+
+    def report_until_now(self, started: torch.cuda.Event, report: Report) -> None:
+        """For work that a host thread ends; `started` has passed."""
+        report(self._at(started), self._clock.now())
+
+    def end(self, tell: bool) -> None:
+        """Reports what is pending and forgets the origin. The device is idle."""
+        pending, self._pending = self._pending, []
+        if tell:
+            for started, ended, report in pending:
+                report(self._at(started), self._at(ended))
+        self._origin = None
+
+    def _at(self, event: torch.cuda.Event) -> float:
+        assert self._origin is not None
+        after_ms = float(self._origin.elapsed_time(event))
+        return self._origin_s + after_ms / 1e3
 
 
 def _require_gpu(index: int, precision: torch.dtype) -> None:

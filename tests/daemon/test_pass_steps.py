@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 
 from atom.daemon.load_hiding import HidingTokens, Rates, hiding_tokens
 from atom.daemon.pass_steps import PassStep, pass_steps
-from atom.swap.schedule import GradientOut, Load, Shape, check, evaluation_pass, training_pass
+from atom.swap.arrangement import Arrangement
+from atom.swap.schedule import GradientOut, Load, Shape, evaluation_pass, training_pass
+from atom.swap.schedule_check import check
 
 
 def test_a_small_pass_step_by_step() -> None:
@@ -27,7 +29,7 @@ def test_a_small_pass_step_by_step() -> None:
 
 @given(st.integers(1, 9), st.integers(1, 4), st.integers(2, 4))
 def test_no_load_and_no_gradient_is_lost(sub_models: int, micro_batches: int, slots: int) -> None:
-    shape = Shape(sub_models, micro_batches, slots)
+    shape = Shape(sub_models, micro_batches, Arrangement(slots))
     first = training_pass(shape)
     left = check(first, shape)
     for resident, schedule in (((), first), (left, training_pass(shape, left))):

@@ -5,6 +5,7 @@ from hand_written_program import FINEST, HALVES, WHOLE, compile_by_hand
 from atom.graph.ir import ParameterLayout, SubModel
 from atom.graph.program import compile_program, load
 from atom.models.gpt3 import GPT3, GPT3Config
+from atom.swap.arrangement import Arrangement
 from atom.swap.device import CpuDevice
 from atom.swap.device_slots import DeviceSlots, Run, SlotLayout, bind, device_bytes
 from atom.swap.host_store import HostStore, host_bytes
@@ -59,12 +60,14 @@ def test_identical_blocks_in_one_slot_share_a_module() -> None:
 def test_slots_fit_the_largest_sub_model_of_any_program() -> None:
     fine, _ = compile_by_hand(FINEST, 0.0)
     whole, _ = compile_by_hand(WHOLE, 0.0)
-    slots = DeviceSlots.allocate([fine, whole], CpuDevice(), torch.bfloat16, 3)
+    slots = DeviceSlots.allocate([fine, whole], CpuDevice(), torch.bfloat16, Arrangement(3))
     assert [slot.numel() for slot in slots.weights] == [whole.layout.total_elements] * 3
     allocated = [*slots.weights, *slots.gradients]
-    assert sum(slot.nbytes for slot in allocated) == device_bytes(whole, torch.bfloat16, 3)
+    assert sum(slot.nbytes for slot in allocated) == device_bytes(
+        whole, torch.bfloat16, Arrangement(3)
+    )
     with pytest.raises(ValueError, match="at least 2"):
-        DeviceSlots.allocate([fine], CpuDevice(), torch.float32, 1)
+        DeviceSlots.allocate([fine], CpuDevice(), torch.float32, Arrangement(1))
 
 
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from atom.graph.ir import Program
 from atom.optim.adamw import AdamW, AdamWSettings
-from atom.swap.device import Copy, CpuDevice, HostSum
+from atom.swap.arrangement import Arrangement
+from atom.swap.device import Copy, CpuDevice, HostSum, Report
 from atom.swap.device_slots import DeviceSlots
 from atom.swap.engine import Engine, PassCancelled
 from atom.swap.host_store import HostStore
@@ -44,7 +45,7 @@ class Rig:
         cut: Sequence[Sequence[str]],
         dropout: float = 0.1,
         gain: bool = False,
-        slots: int = 2,
+        arrangement: Arrangement | None = None,
         precision: torch.dtype = torch.float32,
         device: CpuDevice | None = None,
     ) -> None:
@@ -52,7 +53,7 @@ class Rig:
         self.device = device or CpuDevice()
         self.store = HostStore.allocate(self.program.layout, precision)
         fill(self.store, self.program)
-        self.slots = DeviceSlots.allocate([self.program], self.device, precision, slots)
+        self.slots = DeviceSlots.allocate([self.program], self.device, precision, arrangement)
         scale = 2.0**10 if precision == torch.float16 else 1.0
         self.engine = Engine(self.program, self.classes, self.store, self.slots, self.device, scale)
 
@@ -128,7 +129,7 @@ def plain_optimizer(parameters: dict[str, Tensor]) -> torch.optim.AdamW:
 def test_steps_are_bit_equal_to_plain_pytorch(
     cut: Sequence[Sequence[str]], dropout: float, sizes: tuple[int, ...], slots: int
 ) -> None:
-    rig = Rig(cut, dropout, slots=slots)
+    rig = Rig(cut, dropout, arrangement=Arrangement(slots))
     adamw = AdamW(rig.store, SETTINGS)
     plain = plain_parameters(rig.program)
     optimizer = plain_optimizer(plain)
@@ -222,9 +223,9 @@ def test_evaluation_is_the_plain_loss_and_changes_nothing() -> None:
 def test_residents_are_reused_until_the_version_changes() -> None:
     rig = Rig(FINEST)
     rig.engine.run_pass(batches([2]), [0])
-    assert rig.engine.resident() == [0, 1]
+    assert rig.engine.loaded() == [0, 1]
     rig.store.changed()
-    assert rig.engine.resident() == []
+    assert rig.engine.loaded() == []
 
 
 def test_two_engines_share_slots_without_confusion() -> None:
@@ -286,11 +287,11 @@ class FailingLoads(CpuDevice):
         self.failing, self.count = failing, 0
         self.threads: set[str] = set()
 
-    def load(self, slot: int, copies: Sequence[Copy]) -> None:
+    def load(self, slot: int, copies: Sequence[Copy], report: Report | None = None) -> None:
         self.count += 1
         if self.count == self.failing:
             copies = [Copy(copy.destination, copy.source[:1].repeat(3)) for copy in copies]
-        super().load(slot, copies)
+        super().load(slot, copies, report)
 
 
 @pytest.mark.parametrize("failing", [1, 3, 5])
@@ -298,7 +299,7 @@ def test_a_failed_load_is_raised_and_its_slot_never_trusted(failing: int) -> Non
     rig, fresh = Rig(FINEST, device=FailingLoads(failing)), Rig(FINEST)
     with pytest.raises(RuntimeError, match="size"):
         rig.engine.run_pass(batches([2]), [1])
-    assert rig.engine.resident() == []
+    assert rig.engine.loaded() == []
     rig.store.gradients.zero_()
     rig.engine.run_pass(batches([2]), [1])
     fresh.engine.run_pass(batches([2]), [1])
@@ -344,7 +345,9 @@ class WatchedGradients(CpuDevice):
         super().__init__()
         self._held: dict[int, Sequence[HostSum]] = {}
 
-    def gradients_out(self, gradient_slot: int, sums: Sequence[HostSum]) -> None:
+    def gradients_out(
+        self, gradient_slot: int, sums: Sequence[HostSum], report: Report | None = None
+    ) -> None:
         assert gradient_slot not in self._held, "the slot's last gradients are still under way"
         self._held[gradient_slot] = sums
 
@@ -366,7 +369,7 @@ class LateLoads(CpuDevice):
         super().__init__()
         self._held: dict[int, Sequence[Copy]] = {}
 
-    def load(self, slot: int, copies: Sequence[Copy]) -> None:
+    def load(self, slot: int, copies: Sequence[Copy], report: Report | None = None) -> None:
         for copy in copies:
             copy.destination.fill_(float("nan"))
         self._held[slot] = copies

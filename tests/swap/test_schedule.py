@@ -1,48 +1,37 @@
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from schedules import shapes, shapes_with_loaded
 
+from atom.swap.arrangement import Arrangement
 from atom.swap.schedule import (
     Backward,
     Drop,
+    Event,
     Forward,
     GradientOut,
     Load,
-    ScheduleError,
     Shape,
-    check,
     evaluation_pass,
     loaded_elements,
     training_pass,
 )
-
-shapes = st.builds(
-    Shape,
-    sub_models=st.integers(1, 12),
-    micro_batches=st.integers(1, 5),
-    slots=st.integers(2, 6),
-)
+from atom.swap.schedule_check import ScheduleError, check
 
 
-@st.composite
-def shapes_with_residents(draw: st.DrawFn) -> tuple[Shape, frozenset[int]]:
-    """A shape, and sub-models that may be in their slots: at most one per slot."""
-    shape = draw(shapes)
-    held = draw(st.sets(st.integers(0, shape.sub_models - 1)))
-    return shape, frozenset({shape.slot_of(s): s for s in held}.values())
-
-
-@given(shapes_with_residents())
+@given(shapes_with_loaded())
 def test_every_pass_keeps_the_invariants(case: tuple[Shape, frozenset[int]]) -> None:
-    shape, resident = case
-    check(training_pass(shape, resident), shape, resident)
-    check(evaluation_pass(shape, resident), shape, resident, training=False)
+    shape, loaded = case
+    check(training_pass(shape, loaded), shape, loaded)
+    check(evaluation_pass(shape, loaded), shape, loaded, training=False)
 
 
-@given(shapes_with_residents())
+@given(shapes_with_loaded())
 def test_counts_per_pass(case: tuple[Shape, frozenset[int]]) -> None:
-    shape, resident = case
-    events = training_pass(shape, resident)
+    shape, loaded = case
+    events = training_pass(shape, loaded)
     for s in range(shape.sub_models):
         for c in range(shape.micro_batches):
             assert events.count(Forward(s, c)) == 1
@@ -50,34 +39,99 @@ def test_counts_per_pass(case: tuple[Shape, frozenset[int]]) -> None:
         assert events.count(GradientOut(s)) == 1
 
 
-@given(shapes_with_residents(), st.integers(1, 9))
+@given(shapes_with_loaded(), st.integers(1, 9))
 def test_traffic_does_not_depend_on_the_micro_batches(
     case: tuple[Shape, frozenset[int]], micro_batches: int
 ) -> None:
-    shape, resident = case
-    other = Shape(shape.sub_models, micro_batches, shape.slots)
+    shape, loaded = case
+    other = Shape(shape.sub_models, micro_batches, shape.arrangement)
     sizes = [10**s for s in range(shape.sub_models)]
-    moved = loaded_elements(training_pass(shape, resident), sizes)
-    assert moved == loaded_elements(training_pass(other, resident), sizes)
+    moved = loaded_elements(training_pass(shape, loaded), sizes)
+    assert moved == loaded_elements(training_pass(other, loaded), sizes)
 
 
-@given(shapes)
+@given(shapes())
 def test_what_fits_stays(shape: Shape) -> None:
-    """Cold: S loads forward, and backward all but the last `slots`. Warm: the first stay too."""
-    kept = min(shape.slots, shape.sub_models)
+    """Cold: every load forward, and backward all swapped but the last `slots`. Warm: no resident,
+    and of the swapped neither the last nor the first."""
+    resident = shape.arrangement.resident
+    swapped = [s for s in range(shape.sub_models) if s not in resident]
+    fitting = min(shape.arrangement.slots, len(swapped))
     cold = training_pass(shape)
-    assert sum(isinstance(e, Load) for e in cold) == 2 * shape.sub_models - kept
+    assert count_loads(cold) == shape.sub_models + len(swapped) - fitting
     at_end = check(cold, shape)
-    assert at_end == frozenset(range(kept))
+    assert at_end == resident | frozenset(swapped[:fitting])
     warm = training_pass(shape, at_end)
-    assert sum(isinstance(e, Load) for e in warm) == 2 * (shape.sub_models - kept)
+    assert count_loads(warm) == 2 * (len(swapped) - fitting)
+    assert check(warm, shape, at_end) == at_end
 
 
-@given(shapes)
+@given(shapes())
 def test_the_next_sub_model_is_loaded_before_this_one_computes(shape: Shape) -> None:
     events = training_pass(shape)
     for s in range(1, shape.sub_models):
         assert events.index(Load(s, shape.slot_of(s))) < events.index(Forward(s - 1, 0))
+
+
+@given(shapes_with_loaded())
+def test_loads_are_issued_in_the_order_in_which_they_are_needed(
+    case: tuple[Shape, frozenset[int]],
+) -> None:
+    shape, loaded = case
+    events = training_pass(shape, loaded)
+    first_uses = []
+    for position, event in enumerate(events):
+        if isinstance(event, Load):
+            later = (n for n, e in enumerate(events[position:]) if uses(e, event.sub_model))
+            first_uses.append(position + next(later))
+    assert first_uses == sorted(first_uses)
+
+
+@given(shapes_with_loaded())
+def test_residents_are_loaded_at_most_once_and_stay(case: tuple[Shape, frozenset[int]]) -> None:
+    shape, loaded = case
+    events = training_pass(shape, loaded)
+    for s in shape.arrangement.resident:
+        assert events.count(Load(s, shape.slot_of(s))) == (s not in loaded)
+        assert Drop(s, shape.slot_of(s)) not in events
+
+
+@given(shapes())
+def test_every_resident_has_a_slot_of_its_own(shape: Shape) -> None:
+    resident = sorted(shape.arrangement.resident)
+    own = [shape.slot_of(s) for s in resident]
+    assert own == list(range(shape.arrangement.slots, shape.slots))
+    swapped = [s for s in range(shape.sub_models) if s not in shape.arrangement.resident]
+    shared = [n % shape.arrangement.slots for n in range(len(swapped))]
+    assert [shape.slot_of(s) for s in swapped] == shared
+
+
+def test_a_resident_in_the_middle_does_not_disturb_the_turns() -> None:
+    assert training_pass(Shape(4, 1, Arrangement(2, frozenset({1})))) == [
+        Load(0, 0), Load(1, 2), Load(2, 1), Forward(0, 0),
+        Drop(0, 0), Load(3, 0), Forward(1, 0), Forward(2, 0),
+        Forward(3, 0), Backward(3, 0), GradientOut(3),
+        Drop(3, 0), Load(0, 0), Backward(2, 0), GradientOut(2),
+        Backward(1, 0), GradientOut(1),
+        Backward(0, 0), GradientOut(0),
+    ]  # fmt: skip
+
+
+def test_a_resident_waits_behind_what_is_needed_sooner() -> None:
+    """2 needs the slot of 0, so 3 is not loaded before it, though its own slot is free."""
+    events = training_pass(Shape(4, 1, Arrangement(2, frozenset({3}))))
+    assert events[:6] == [
+        Load(0, 0), Load(1, 1), Forward(0, 0),
+        Drop(0, 0), Load(2, 0), Load(3, 2),
+    ]  # fmt: skip
+
+
+def count_loads(events: Sequence[Event]) -> int:
+    return sum(isinstance(event, Load) for event in events)
+
+
+def uses(event: Event, sub_model: int) -> bool:
+    return isinstance(event, Forward | Backward) and event.sub_model == sub_model
 
 
 def test_three_sub_models_two_slots_as_written() -> None:
@@ -109,7 +163,54 @@ def test_the_check_finds_damage(damage, complaint) -> None:  # type: ignore[no-u
         check(events, Shape(3, 1))
 
 
-@pytest.mark.parametrize("numbers", [(0, 1, 2), (1, 0, 2), (1, 1, 1)])
-def test_impossible_shapes_are_refused(numbers: tuple[int, int, int]) -> None:
+RESIDENTS = Shape(4, 2, Arrangement(2, frozenset({1, 2}), frozenset({1})))
+
+
+@pytest.mark.parametrize(
+    ("damage", "complaint"),
+    [
+        (lambda events: events.insert(8, Drop(1, 2)), "it is resident"),
+        (lambda events: replace(events, Load(1, 2), Load(1, 3)), "it is not its slot"),
+        (lambda events: replace(events, Load(1, 2), Load(1, 0)), "it is not its slot"),
+        (lambda events: events.insert(8, Load(1, 2)), "it is loaded already"),
+        (lambda events: swap(events, Backward(3, 0), Forward(3, 1)), "a second graph"),
+        (lambda events: swap(events, GradientOut(3), Backward(1, 0)), "out of order|gradient slot"),
+        (lambda events: move_behind(events, GradientOut(3), Backward(1, 0)), "gradient slot"),
+    ],
+)
+def test_the_check_finds_damage_to_residents(damage, complaint) -> None:  # type: ignore[no-untyped-def]
+    events = training_pass(RESIDENTS)
+    check(events, RESIDENTS)
+    damage(events)
+    with pytest.raises(ScheduleError, match=complaint):
+        check(events, RESIDENTS)
+
+
+def replace(events: list[Event], old: Event, new: Event) -> None:
+    events[events.index(old)] = new
+
+
+def swap(events: list[Event], one: Event, other: Event) -> None:
+    first, second = events.index(one), events.index(other)
+    events[first], events[second] = other, one
+
+
+def move_behind(events: list[Event], moved: Event, other: Event) -> None:
+    events.remove(moved)
+    events.insert(events.index(other) + 1, moved)
+
+
+@pytest.mark.parametrize(
+    "numbers", [(0, 1), (1, 0), (2, 1, frozenset({2})), (2, 1, frozenset({-1}))]
+)
+def test_impossible_shapes_are_refused(numbers) -> None:  # type: ignore[no-untyped-def]
+    sub_models, micro_batches, *resident = numbers
     with pytest.raises(ValueError, match="no schedule"):
-        Shape(*numbers)
+        Shape(sub_models, micro_batches, Arrangement(2, *resident))
+
+
+def test_impossible_arrangements_are_refused() -> None:
+    with pytest.raises(ValueError, match="at least 2"):
+        Arrangement(1)
+    with pytest.raises(ValueError, match="not resident"):
+        Arrangement(2, frozenset({1}), frozenset({2}))

@@ -16,6 +16,7 @@ from atom.optim.adamw import AdamWSettings
 from atom.optim.clipping import clip_coefficient, gradient_norm
 from atom.optim.gradients import GradientsPoisoned
 from atom.optim.rate import RateSettings, learning_rate
+from atom.swap.arrangement import Arrangement
 from atom.swap.device import CpuDevice
 from atom.swap.engine import PassCancelled
 from atom.training.replica import Replica, ReplicaSettings
@@ -31,7 +32,7 @@ def config(dropout: float) -> GPT3Config:
 
 def settings(slots: int = 2, precision: torch.dtype = torch.float32) -> ReplicaSettings:
     adamw = AdamWSettings(betas=(0.9, 0.99), weight_decay=0.1)
-    return ReplicaSettings(RATE, adamw, 0.5, precision, slots, dropout_seed=3)
+    return ReplicaSettings(RATE, adamw, 0.5, precision, Arrangement(slots), dropout_seed=3)
 
 
 def batches(count: int, seed: int) -> list[dict[str, Tensor]]:

@@ -1,0 +1,100 @@
+"""Why the device waits: the gaps in a timeline's computing, each put down to what filled it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+from atom.swap.schedule import Backward
+from atom.swap.timeline import Span, Timeline
+
+NEGLIGIBLE_S = 1e-9
+"""Rounding of sums of seconds, not a gap."""
+NEGLIGIBLE_SHARE = 0.05
+"""Of a load: a pause this short before it is the handing over from one to the next."""
+
+
+class Reason(Enum):
+    """What would have to change for the wait to be shorter."""
+
+    START = "the pass begins: nothing is loaded yet"
+    LINK = "loads follow each other without a pause, and take longer than computing"
+    SLOT = "the link was idle before this load: its slot was in use too long"
+    GRADIENTS = "gradients had not left their slot yet"
+    HOST = "the host was busy with something else"
+
+
+@dataclass(frozen=True)
+class Stall:
+    """The device had nothing to do until `sub_model` could go on."""
+
+    sub_model: int
+    reason: Reason
+    start_s: float
+    end_s: float
+
+    @property
+    def seconds(self) -> float:
+        return self.end_s - self.start_s
+
+
+def stalls(timeline: Timeline) -> list[Stall]:
+    """Every wait of the device, in order; waits of one pass plus its computing make up the time
+    from its beginning until it computes no more."""
+    loads, outs = timeline.lane("load"), timeline.lane("gradients")
+    found: list[Stall] = []
+    free_s = 0.0
+    for span in timeline.lane("compute"):
+        if span.start_s - free_s > NEGLIGIBLE_S:
+            found += _explain(span, free_s, loads, outs)
+        free_s = max(free_s, span.end_s)
+    return found
+
+
+def seconds_by_reason(timeline: Timeline) -> dict[Reason, float]:
+    """All reasons, the absent ones with 0."""
+    totals = dict.fromkeys(Reason, 0.0)
+    for stall in stalls(timeline):
+        totals[stall.reason] += stall.seconds
+    return totals
+
+
+def _explain(span: Span, free_s: float, loads: list[Span], outs: list[Span]) -> Iterator[Stall]:
+    """Cuts the gap [free_s, span.start_s] at the end of the load, then of the gradients."""
+    at, end = free_s, span.start_s
+    for reason, until in _causes(span, free_s, loads, outs):
+        until = min(until, end)
+        if until - at > NEGLIGIBLE_S:
+            yield Stall(span.sub_model, reason, at, until)
+            at = until
+    if end - at > NEGLIGIBLE_S:
+        yield Stall(span.sub_model, Reason.HOST, at, end)
+
+
+def _causes(
+    span: Span, free_s: float, loads: list[Span], outs: list[Span]
+) -> Iterator[tuple[Reason, float]]:
+    """Each with the second until which it held the sub-model back."""
+    own = [
+        position
+        for position, load in enumerate(loads)
+        if load.sub_model == span.sub_model and free_s < load.end_s <= span.start_s
+    ]
+    if own:
+        yield _why_late(loads, own[-1]), loads[own[-1]].end_s
+    if isinstance(span.event, Backward) and span.micro_batch == 0:
+        yield Reason.GRADIENTS, max((o.end_s for o in outs if o.end_s <= span.start_s), default=0.0)
+
+
+def _why_late(loads: list[Span], position: int) -> Reason:
+    """Follows loads that touch back to the first of them: did the pass begin with it?"""
+    touching = position
+    while touching and _touch(loads[touching - 1], loads[touching]):
+        touching -= 1
+    if loads[touching].start_s <= NEGLIGIBLE_S:
+        return Reason.START if position == 0 else Reason.LINK
+    return Reason.SLOT if touching == position else Reason.LINK
+
+
+def _touch(load: Span, following: Span) -> bool:
+    pause_s = following.start_s - load.end_s
+    return pause_s <= max(NEGLIGIBLE_S, NEGLIGIBLE_SHARE * following.seconds)

@@ -1,0 +1,190 @@
+"""A schedule in time: predicted from durations, or recorded while the engine carries it out.
+
+Three lanes work at once: the link into the device, the device, and the link out of it. Each takes
+its work in the order of the schedule, one piece after the other. What holds a piece back, as in
+the engine and its devices:
+
+* a load: everything computed before it was issued (its slot may have been in use till then);
+* computing: the load of that sub-model; and for its first backward the gradient slot, whose last
+  sums must have reached the host (all slots, where a tied parameter's sum is carried on);
+* a gradient-out: the backward before it.
+
+A prediction leaves out what the host does between events, and that the lanes share memory.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from atom.swap.device_slots import GRADIENT_SLOTS
+from atom.swap.schedule import Backward, Drop, Event, Forward, GradientOut, Load, Shape
+
+Lane = Literal["load", "compute", "gradients"]
+
+
+@dataclass(frozen=True)
+class Durations:
+    """Seconds per sub-model, in order; forward and backward for one micro-batch.
+
+    Raises: ValueError if they are not of one length, or negative.
+    """
+
+    load_s: tuple[float, ...]
+    forward_s: tuple[float, ...]
+    """Also of the recomputation."""
+    backward_s: tuple[float, ...]
+    """Without recomputation."""
+    gradient_out_s: tuple[float, ...]
+    """For the sum over all micro-batches, until it is added to the host's."""
+    carrying: frozenset[int] = frozenset()
+    """Sub-models that continue the sum of a parameter tied to later ones."""
+
+    def __post_init__(self) -> None:
+        columns = (self.load_s, self.forward_s, self.backward_s, self.gradient_out_s)
+        if len({len(column) for column in columns}) > 1:
+            raise ValueError(f"durations of {[len(c) for c in columns]} sub-models")
+        if any(seconds < 0 for column in columns for seconds in column):
+            raise ValueError("a duration is negative")
+
+
+@dataclass(frozen=True)
+class Span:
+    """When an event was at work, in seconds from the beginning of the pass."""
+
+    event: Event
+    start_s: float
+    end_s: float
+
+    @property
+    def lane(self) -> Lane:
+        match self.event:
+            case Load() | Drop():
+                return "load"
+            case GradientOut():
+                return "gradients"
+        return "compute"
+
+    @property
+    def sub_model(self) -> int:
+        return self.event.sub_model
+
+    @property
+    def micro_batch(self) -> int | None:
+        """None for loads and gradients."""
+        return self.event.micro_batch if isinstance(self.event, Forward | Backward) else None
+
+    @property
+    def seconds(self) -> float:
+        return self.end_s - self.start_s
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """One pass. Spans in the order in which they began; those of a lane do not overlap."""
+
+    spans: tuple[Span, ...]
+
+    @property
+    def seconds(self) -> float:
+        """From the beginning of the pass to the end of whatever ends last."""
+        return max((span.end_s for span in self.spans), default=0.0)
+
+    @property
+    def utilisation(self) -> float:
+        """Share of the pass in which the device computes, recomputing included."""
+        return self.busy_s("compute") / self.seconds if self.seconds else 0.0
+
+    def busy_s(self, lane: Lane) -> float:
+        return sum(span.seconds for span in self.lane(lane))
+
+    def lane(self, lane: Lane) -> list[Span]:
+        return [span for span in self.spans if span.lane == lane]
+
+    @classmethod
+    def of(cls, spans: Iterable[Span]) -> "Timeline":
+        """Puts spans into order and lets the pass begin with the first of them."""
+        ordered = sorted(spans, key=lambda span: (span.start_s, span.end_s))
+        origin = ordered[0].start_s if ordered else 0.0
+        return cls(tuple(Span(s.event, s.start_s - origin, s.end_s - origin) for s in ordered))
+
+
+@dataclass
+class Recording:
+    """An engine's observer. Called from several threads: appending to a list needs no lock."""
+
+    spans: list[Span] = field(default_factory=list)
+
+    def __call__(self, event: Event, start_s: float, end_s: float) -> None:
+        self.spans.append(Span(event, start_s, end_s))
+
+    def take(self) -> Timeline:
+        """The pass recorded since the last call. Call between passes."""
+        spans, self.spans = self.spans, []
+        return Timeline.of(spans)
+
+
+def simulate(schedule: Iterable[Event], shape: Shape, durations: Durations) -> Timeline:
+    """When each event of a pass would be at work.
+
+    The schedule must be sound (`schedule_check.check`). What it finds loaded costs nothing.
+    Raises: ValueError for durations of another number of sub-models.
+    """
+    if len(durations.load_s) != shape.sub_models:
+        raise ValueError(f"durations of {len(durations.load_s)} sub-models for {shape}")
+    lanes = _Lanes(shape, durations)
+    spans = [span for event in schedule if (span := lanes.take(event)) is not None]
+    return Timeline(tuple(sorted(spans, key=lambda span: (span.start_s, span.end_s))))
+
+
+@dataclass
+class _Lanes:
+    """Until when each lane is busy, and what has become available when."""
+
+    shape: Shape
+    durations: Durations
+    link_in_s: float = 0.0
+    device_s: float = 0.0
+    link_out_s: float = 0.0
+    loaded_s: dict[int, float] = field(default_factory=dict)
+    gradient_slots_s: list[float] = field(default_factory=lambda: [0.0] * GRADIENT_SLOTS)
+
+    def take(self, event: Event) -> Span | None:
+        match event:
+            case Load():
+                span = self._load(event)
+            case Forward() | Backward():
+                span = self._compute(event)
+            case GradientOut():
+                span = self._gradient_out(event)
+            case Drop():
+                return None
+        return span
+
+    def _load(self, event: Load) -> Span:
+        start = max(self.link_in_s, self.device_s)
+        self.link_in_s = start + self.durations.load_s[event.sub_model]
+        self.loaded_s[event.sub_model] = self.link_in_s
+        return Span(event, start, self.link_in_s)
+
+    def _compute(self, event: Forward | Backward) -> Span:
+        s = event.sub_model
+        start = max(self.device_s, self.loaded_s.get(s, 0.0))
+        seconds = self.durations.forward_s[s]
+        if isinstance(event, Backward):
+            again = 0.0 if self.shape.keeps_graph(s) else seconds
+            seconds = again + self.durations.backward_s[s]
+            if event.micro_batch == 0:
+                start = max(start, self._gradient_slot_free_s(s))
+        self.device_s = start + seconds
+        return Span(event, start, self.device_s)
+
+    def _gradient_slot_free_s(self, sub_model: int) -> float:
+        if sub_model in self.durations.carrying:
+            return max(self.gradient_slots_s)
+        return self.gradient_slots_s[sub_model % GRADIENT_SLOTS]
+
+    def _gradient_out(self, event: GradientOut) -> Span:
+        start = max(self.link_out_s, self.device_s)
+        self.link_out_s = start + self.durations.gradient_out_s[event.sub_model]
+        self.gradient_slots_s[event.sub_model % GRADIENT_SLOTS] = self.link_out_s
+        return Span(event, start, self.link_out_s)
