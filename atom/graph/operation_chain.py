@@ -1,0 +1,50 @@
+"""The partitioner's question about a graph: its operations with their seconds and bytes."""
+
+from collections.abc import Hashable, Sequence
+
+from atom.graph.operations import OperationCost, operation_costs
+from atom.graph.partition.chain import Chain, Operation
+from atom.graph.profile.seconds import OperationSeconds
+from atom.graph.traced import Graph
+
+
+def operation_chain(
+    graph: Graph, seconds: Sequence[OperationSeconds], fused: bool = False
+) -> Chain:
+    """One operation per entry of `graph.calls`, with the seconds of a profile of this graph.
+
+    `fused`: for a GPU, whose kernels keep less for the backward than a CPU's.
+
+    Raises: ValueError if `seconds` is not one entry per call.
+    """
+    if len(seconds) != len(graph.calls):
+        raise ValueError(f"{len(seconds)} timings for {len(graph.calls)} operations")
+    costs = operation_costs(graph, fused)
+    operations = tuple(map(_operation, costs.operations, seconds))
+    return Chain(operations, costs.values, graph.forbidden_cuts, _recurring(operations))
+
+
+def _operation(cost: OperationCost, seconds: OperationSeconds) -> Operation:
+    return Operation(
+        name=cost.name,
+        parameters=cost.parameters,
+        forward_s=seconds.forward_s,
+        backward_s=seconds.backward_s,
+        working_bytes=cost.kept_bytes,
+        transient_bytes=cost.transient_bytes,
+    )
+
+
+def _recurring(operations: Sequence[Operation]) -> tuple[int, ...]:
+    numbers: dict[Hashable, int] = {}
+    return tuple(numbers.setdefault(_identity(one), len(numbers)) for one in operations)
+
+
+def _identity(operation: Operation) -> Hashable:
+    return (
+        tuple(operation.parameters.values()),
+        operation.forward_s,
+        operation.backward_s,
+        operation.working_bytes,
+        operation.transient_bytes,
+    )

@@ -1,0 +1,216 @@
+"""What every operation of a graph costs in bytes and kernels, in the order in which they run.
+
+Memory is counted where it is made: what autograd keeps of a tensor belongs to the call that
+allocated it, once, however many calls keep it and through whichever view. So the sum over any run
+of operations is what that run keeps, besides the values it takes from outside.
+"""
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+from torch import fx
+
+from atom.graph.alone import Form, arguments_of, form_key
+from atom.graph.call_cost import CallCost, Kernel, dissect
+from atom.graph.ir import padded_elements
+from atom.graph.partition.chain import Value
+from atom.graph.traced import Graph, is_getitem, layer_path
+
+_NOTHING = CallCost((), (), (), True, frozenset(), frozenset(), 0, 0, 0)
+
+
+@dataclass(frozen=True)
+class OperationCost:
+    """One call, for one micro-batch."""
+
+    name: str
+    """Module path and operator: `blocks.3.mlp linear`."""
+    parameters: Mapping[str, int]
+    """Name in the layout → elements, alignment included."""
+    forms: tuple[Form, ...]
+    """Of its arguments, in the order of `arguments_of`."""
+    forward: tuple[Kernel, ...]
+    backward: tuple[Kernel, ...]
+    kept_bytes: int
+    """Of the memory this call makes, what forward keeps for backward."""
+    transient_bytes: int
+    """The most in use besides while it runs, forward or backward."""
+
+
+@dataclass(frozen=True)
+class OperationCosts:
+    operations: tuple[OperationCost, ...]
+    """One per entry of `graph.calls`."""
+    values: tuple[Value, ...]
+    """Batch entries, then every value that another operation than its maker uses."""
+
+
+def operation_costs(graph: Graph, fused: bool = False) -> OperationCosts:
+    """Costs of every call. `fused`: on a GPU, whose kernels keep less than a CPU's."""
+    return _Walk(graph, fused).finish()
+
+
+@dataclass
+class _Memory:
+    """A piece of memory: who made it, who uses it last, and whether autograd keeps it."""
+
+    made_by: int
+    """-1: not by a call (batch, parameters, constants)."""
+    size_bytes: int
+    last_used_by: int
+    kept: bool = False
+    has_gradient: bool = False
+
+
+@dataclass(frozen=True)
+class _Place:
+    form: Form
+    memory: _Memory
+
+
+class _Walk:
+    def __init__(self, graph: Graph, fused: bool) -> None:
+        self._graph = graph
+        self._fused = fused
+        self._known: dict[Hashable, CallCost] = {}
+        self._places: dict[fx.Node, list[_Place]] = {}
+        self._memories: list[_Memory] = []
+        self._costs: list[CallCost] = []
+        self._forms: list[tuple[Form, ...]] = []
+        for node in (*graph.parameters, *graph.constants, *graph.batch):
+            self._places[node] = [_Place(_given(graph, node), _Memory(-1, 0, -1, kept=True))]
+        for position, node in enumerate(graph.calls):
+            self._call(position, node)
+
+    def finish(self) -> OperationCosts:
+        kept = self._kept()
+        transient = self._transient(kept)
+        operations = tuple(
+            OperationCost(
+                name=name_of(node),
+                parameters=self._parameters(node),
+                forms=self._forms[position],
+                forward=self._costs[position].forward,
+                backward=(*self._costs[position].backward, *self._sums(node)),
+                kept_bytes=kept[position],
+                transient_bytes=transient[position],
+            )
+            for position, node in enumerate(self._graph.calls)
+        )
+        return OperationCosts(operations, tuple(self._values()))
+
+    def _call(self, position: int, node: fx.Node) -> None:
+        arguments = arguments_of(node)
+        for argument in arguments:
+            for place in self._places[argument]:
+                place.memory.last_used_by = position
+        if is_getitem(node):
+            self._places[node] = [self._places[arguments[0]][int(str(node.args[1]))]]
+            self._costs.append(_NOTHING)
+            self._forms.append(())
+            return
+        places = [self._places[argument][0] for argument in arguments]
+        forms = tuple(place.form for place in places)
+        key = form_key(node, forms)
+        if key not in self._known:
+            self._known[key] = dissect(node, forms, self._fused)
+        cost = self._known[key]
+        self._costs.append(cost)
+        self._forms.append(forms)
+        self._places[node] = made = self._made(position, cost, places)
+        for index in cost.keeps_arguments:
+            places[index].memory.kept = True
+        for index in cost.keeps_results:
+            made[index].memory.kept = True
+
+    def _made(self, position: int, cost: CallCost, arguments: Sequence[_Place]) -> list[_Place]:
+        places: list[_Place] = []
+        for result in cost.results:
+            if result.alias_of is not None:
+                memory = arguments[result.alias_of].memory
+            elif result.new_bytes or not places:
+                memory = _Memory(position, result.new_bytes, position)
+                self._memories.append(memory)
+            else:
+                memory = places[-1].memory  # several results in one piece of memory
+            memory.has_gradient |= result.form.needs_grad
+            places.append(_Place(result.form, memory))
+        return places
+
+    def _kept(self) -> list[int]:
+        kept = [cost.keeps_more_bytes for cost in self._costs]
+        for memory in self._memories:
+            if memory.kept:
+                kept[memory.made_by] += memory.size_bytes
+        return kept
+
+    def _transient(self, kept: Sequence[int]) -> list[int]:
+        """Forward: unkept values alive, and scratch. Backward: gradients of values that both an
+        earlier and a later call use, and whatever the call's own backward takes."""
+        calls = len(self._costs)
+        unkept = _alive(((m, 0) for m in self._memories if not m.kept), calls)
+        pending = _alive(((m, 1) for m in self._memories if m.has_gradient), calls)
+        return [
+            max(
+                unkept[position] + max(0, cost.forward_peak_bytes - kept[position]),
+                pending[position] + cost.backward_peak_bytes,
+            )
+            for position, cost in enumerate(self._costs)
+        ]
+
+    def _parameters(self, node: fx.Node) -> dict[str, int]:
+        layout, names = self._graph.layout.by_name, self._graph.parameters
+        used = (names[argument] for argument in arguments_of(node) if argument in names)
+        return {name: padded_elements(layout[name].numel) for name in used}
+
+    def _sums(self, node: fx.Node) -> Iterable[Kernel]:
+        """Gradients added up: of a result that several calls use, of parameters in float32."""
+        users = sum(user in self._graph.call_set for user in node.users)
+        for place in self._places[node]:
+            if users > 1 and place.form.needs_grad and len(self._places[node]) == 1:
+                size = place.form.size_bytes
+                yield from [Kernel(0.0, 3 * size, place.form.dtype)] * (users - 1)
+        for argument in arguments_of(node):
+            if argument in self._graph.parameters and self._places[argument][0].form.needs_grad:
+                form = self._places[argument][0].form
+                moved = form.size_bytes + 2 * form.span * torch.float32.itemsize
+                yield Kernel(0.0, moved, torch.float32)
+
+    def _values(self) -> Iterable[Value]:
+        position = {node: index for index, node in enumerate(self._graph.calls)}
+        for node in (*self._graph.batch, *self._graph.calls):
+            made_by = position.get(node, -1)
+            users = [position[user] for user in node.users if user in position]
+            if node in self._graph.specs and (users or node is self._graph.loss):
+                place = self._places[node][0]
+                size = min(self._graph.specs[node].size_bytes, place.form.size_bytes)
+                yield Value(size, made_by, max(users, default=made_by))
+
+
+def _alive(memories: Iterable[tuple[_Memory, int]], calls: int) -> list[int]:
+    """Per call, bytes of the memory made before it and used by it, or `later` calls after it."""
+    change = [0] * (calls + 1)
+    for memory, later in memories:
+        first, last = memory.made_by + 1, memory.last_used_by + 1 - later
+        if first < last:
+            change[first] += memory.size_bytes
+            change[last] -= memory.size_bytes
+    return list(accumulate(change))[:calls]
+
+
+def _given(graph: Graph, node: fx.Node) -> Form:
+    spec = graph.specs[node]
+    needs_grad = spec.needs_grad
+    if node in graph.parameters:
+        needs_grad = graph.parameters[node] not in graph.frozen
+    stride = torch.empty(spec.shape, device="meta").stride()
+    return Form(spec.shape, tuple(stride), spec.dtype, needs_grad)
+
+
+def name_of(node: fx.Node) -> str:
+    """A call as a person would look for it: the module's path and the operator."""
+    path = layer_path(node)
+    operator = getattr(node.target, "_opname", getattr(node.target, "__name__", "call"))
+    return f"{path[-1][0]} {operator}" if path else str(operator)

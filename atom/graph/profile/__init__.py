@@ -1,0 +1,35 @@
+"""Seconds and bytes of a graph's layers and operations, on a device: measured, or assumed."""
+
+from atom.graph.profile.assumed import assume_graph
+from atom.graph.profile.cache import ProfileCache, ProfileKey
+from atom.graph.profile.devices import DEVICES, AssumedDevice, assumed_device
+from atom.graph.profile.measured import device_name, measure_graph
+from atom.graph.profile.rates import measure_host_copy, measure_link
+from atom.graph.profile.seconds import (
+    LayerProfile,
+    LinkRates,
+    OperationSeconds,
+    Profile,
+    Spread,
+)
+from atom.graph.profile.sub_models import SubModelSeconds, profile
+
+__all__ = [
+    "DEVICES",
+    "AssumedDevice",
+    "LayerProfile",
+    "LinkRates",
+    "OperationSeconds",
+    "Profile",
+    "ProfileCache",
+    "ProfileKey",
+    "Spread",
+    "SubModelSeconds",
+    "assume_graph",
+    "assumed_device",
+    "device_name",
+    "measure_graph",
+    "measure_host_copy",
+    "measure_link",
+    "profile",
+]

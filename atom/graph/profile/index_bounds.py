@@ -1,0 +1,58 @@
+"""Below what the integers that a call takes must stay, so that made-up ones are valid.
+
+A table looked up at one row only is faster than it is in earnest, so zeros are a last resort.
+"""
+
+from collections.abc import Mapping
+
+from torch import fx
+
+from atom.graph.effects import bind
+from atom.graph.ir import ValueSpec
+from atom.graph.traced import Graph
+
+_SAME_VALUES = {
+    "view", "reshape", "transpose", "permute", "unsqueeze", "squeeze", "expand", "slice", "flatten",
+    "contiguous", "to", "clone", "detach", "alias", "select",
+}  # fmt: skip
+
+Specs = Mapping[fx.Node, ValueSpec]
+
+
+def index_bounds(graph: Graph) -> dict[str, int]:
+    """By name, the bound of every batch entry and value of integers that is only an index."""
+    bounds = {}
+    for node in (*graph.batch, *graph.calls):
+        spec = graph.specs.get(node)
+        if spec is not None and not spec.dtype.is_floating_point:
+            bound = value_bound(node, graph.specs)
+            if bound is not None:
+                bounds[graph.value_name(node)] = bound
+    return bounds
+
+
+def value_bound(node: fx.Node, specs: Specs) -> int | None:
+    """What every user of a value allows; None if one of them is not known to look up."""
+    bounds = [argument_bound(user, node, specs) for user in node.users]
+    known = [bound for bound in bounds if bound is not None]
+    return min(known) if known and len(known) == len(bounds) else None
+
+
+def argument_bound(user: fx.Node, argument: fx.Node, specs: Specs) -> int | None:
+    """What one call allows of an argument."""
+    name = str(getattr(user.target, "_opname", ""))
+    if name in _SAME_VALUES:
+        return value_bound(user, specs)
+    if name == "embedding" and user.args[1] is argument:
+        return _extent(user.args[0], 0, specs)
+    if name in ("cross_entropy_loss", "nll_loss", "nll_loss_nd") and user.args[1] is argument:
+        classes = user.args[0]
+        dimensions = len(specs[classes].shape) if isinstance(classes, fx.Node) else 0
+        return _extent(classes, min(1, dimensions - 1), specs)
+    if name in ("gather", "index_select") and bind(user).get("index") is argument:
+        return _extent(user.args[0], int(str(bind(user)["dim"])), specs)
+    return None
+
+
+def _extent(node: object, dimension: int, specs: Specs) -> int | None:
+    return specs[node].shape[dimension] if isinstance(node, fx.Node) and node in specs else None

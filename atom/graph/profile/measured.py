@@ -1,0 +1,68 @@
+"""A graph's profile, measured: one layer at a time, so that no model is too large."""
+
+import platform
+from pathlib import Path
+
+import torch
+
+from atom.base.errors import DeviceError
+from atom.graph.operations import operation_costs
+from atom.graph.profile.by_layer import layer_profiles, shared, summed
+from atom.graph.profile.index_bounds import index_bounds
+from atom.graph.profile.node_by_node import measure_operations
+from atom.graph.profile.rates import measure_link
+from atom.graph.profile.roofline import TYPICAL
+from atom.graph.profile.seconds import LinkRates, Profile
+from atom.graph.profile.sub_models import profile
+from atom.graph.program import build_program
+from atom.graph.traced import Graph
+
+GRANULARITIES = ("layer", "operator")
+
+
+def measure_graph(
+    graph: Graph,
+    device: torch.device | str,
+    granularity: str = "layer",
+    repeats: int = 5,
+    link: LinkRates | None = None,
+) -> Profile:
+    """Runs every distinct layer (or call) forward and backward on the device, each alone.
+
+    Parameters and inputs are made up; at any time those of one layer exist. Without `link`, the
+    rates of copies to and from the device are measured too.
+
+    Raises: ValueError for an unknown granularity; DeviceError if a layer does not fit the device.
+    """
+    if granularity not in GRANULARITIES:
+        raise ValueError(f"granularity {granularity!r} is none of {', '.join(GRANULARITIES)}")
+    device = torch.device(device)
+    costs = operation_costs(graph, fused=device.type == "cuda")
+    link = link or measure_link(device)
+    try:
+        if granularity == "operator":
+            operations = measure_operations(graph, costs, device, repeats)
+            timings = summed(graph, operations)
+        else:
+            timings = profile(build_program(graph), device, repeats, index_bounds(graph))
+            operations = shared(graph, costs, timings, TYPICAL[device.type])
+    except torch.OutOfMemoryError as error:
+        raise DeviceError(
+            f"a layer of {graph.model_name} does not fit the device with its activations",
+            "take smaller micro-batches, or profile on a larger device",
+        ) from error
+    layers = layer_profiles(graph, costs, timings, link)
+    return Profile("measured", device_name(device), granularity, layers, operations, link)
+
+
+def device_name(device: torch.device | str) -> str:
+    """The model of a processor: what a measurement is good for."""
+    device = torch.device(device)
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    information = Path("/proc/cpuinfo")
+    if information.is_file():
+        for line in information.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

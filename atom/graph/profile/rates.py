@@ -1,0 +1,69 @@
+"""How fast bytes move: between host and device, and within the host."""
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from atom.graph.profile.seconds import LinkRates, Spread
+
+_BUFFER_BYTES = 64 * 2**20
+
+
+def measure_link(
+    device: torch.device | str, repeats: int = 5, buffer_bytes: int = _BUFFER_BYTES
+) -> LinkRates:
+    """Plain copies of flat buffers, one way after the other.
+
+    On a GPU between its memory and page-locked host memory. Where the device is the CPU, by a
+    background thread, as loads are there: a copy in, and float32 sums out.
+    """
+    device = torch.device(device)
+    elements = max(1, buffer_bytes // torch.float32.itemsize)
+    host = torch.ones(elements, pin_memory=device.type == "cuda")
+    there = torch.ones(elements, device=device)
+
+    def load() -> None:
+        there.copy_(host, non_blocking=True)
+
+    def gradients_out() -> None:
+        if device.type == "cpu":
+            host.add_(there)
+        else:
+            host.copy_(there, non_blocking=True)
+
+    size_bytes = elements * torch.float32.itemsize
+    with ThreadPoolExecutor(1, "atom-profile") as background:
+
+        def rate(action: Callable[[], None]) -> Spread:
+            samples = background.submit(_samples, action, device, repeats).result()
+            return Spread.of([size_bytes / sample for sample in samples])
+
+        return LinkRates(rate(load), rate(gradients_out))
+
+
+def measure_host_copy(repeats: int = 5, buffer_bytes: int = _BUFFER_BYTES) -> Spread:
+    """Bytes per second that one copy within host memory brings, read and written counted once."""
+    source = torch.ones(max(1, buffer_bytes), dtype=torch.uint8)
+    target = torch.zeros_like(source)
+    samples = _samples(lambda: target.copy_(source), torch.device("cpu"), repeats)
+    return Spread.of([source.numel() / sample for sample in samples])
+
+
+def _samples(action: Callable[[], object], device: torch.device, repeats: int) -> list[float]:
+    """Seconds of each repeat, after a first one that touches the memory."""
+    action()
+    samples = []
+    for _ in range(repeats):
+        start = now(device)
+        action()
+        samples.append(max(now(device) - start, 1e-9))
+    return samples
+
+
+def now(device: torch.device) -> float:
+    """Seconds on a steady clock, once the device has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()

@@ -1,0 +1,185 @@
+"""Seconds and memory of sub-models, measured on the device that will run them."""
+
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from atom.graph.ir import Program, SubModel
+from atom.graph.profile.rates import now
+from atom.graph.profile.seconds import Spread
+from atom.graph.program import bind, load
+
+_ENOUGH_S = 0.2
+"""Small sub-models are measured more often than asked, until they have run this long."""
+_MOST_REPEATS = 40
+
+
+@dataclass(frozen=True)
+class SubModelSeconds:
+    """One micro-batch. `backward` does not include the recomputed forward, but the sums of
+    parameters' gradients in float32."""
+
+    forward: Spread
+    backward: Spread
+    kept_bytes: int | None = None
+    """What forward keeps for backward, inputs included, parameters not; None: not looked at."""
+    peak_bytes: int | None = None
+    """The most that forward and backward add to the device's memory; None: not known here."""
+
+    @property
+    def forward_s(self) -> float:
+        return self.forward.median
+
+    @property
+    def backward_s(self) -> float:
+        return self.backward.median
+
+
+def profile(
+    program: Program,
+    device: torch.device | str,
+    repeats: int = 5,
+    index_bounds: Mapping[str, int] | None = None,
+) -> tuple[SubModelSeconds, ...]:
+    """One entry per sub-model. Sub-models that share a class are measured once; each is dropped
+    before the next, so that a model of any size is measured on one small device.
+
+    Compile with the finest cut to measure layer by layer. Integer inputs are random below their
+    bound in `index_bounds`, by name; zero without one.
+    """
+    device, bounds = torch.device(device), index_bounds or {}
+    measured: dict[Hashable, SubModelSeconds] = {}
+    keys = [_key(program, sub_model) for sub_model in program.sub_models]
+    factories = load(program, device)
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        for key, sub_model, make in zip(keys, program.sub_models, factories, strict=True):
+            if key not in measured:
+                bench = _Bench(program, sub_model, make, device, bounds)
+                measured[key] = bench.measure(repeats)
+                del bench
+    return tuple(measured[key] for key in keys)
+
+
+def _key(program: Program, sub_model: SubModel) -> Hashable:
+    """Equal for sub-models that do the same to values that look the same."""
+    inputs = tuple(program.values[name] for name in sub_model.inputs)
+    shapes = tuple(program.layout.by_name[name].shape for _, name in sub_model.parameters)
+    return sub_model.class_name, inputs, shapes
+
+
+class _Bench:
+    """One sub-model on the device, with made-up parameters and inputs."""
+
+    def __init__(
+        self,
+        program: Program,
+        sub_model: SubModel,
+        make: Callable[[], nn.Module],
+        device: torch.device,
+        bounds: Mapping[str, int],
+    ) -> None:
+        self._program, self._sub_model, self._device = program, sub_model, device
+        self._bounds = bounds
+        self._module = make()
+        parameters = self._parameters()
+        bind(self._module, sub_model, parameters)
+        self._sums = {
+            name: torch.zeros_like(parameter, dtype=torch.float32)
+            for name, parameter in parameters.items()
+            if name not in program.frozen
+        }
+        self._sum_gradients()
+
+    def measure(self, repeats: int) -> SubModelSeconds:
+        self._once()  # chooses kernels and fills caches
+        with _saved_storages(self._module) as kept:
+            peak_bytes = self._peak_of_one()
+        forward: list[float] = []
+        backward: list[float] = []
+        while len(forward) < repeats or (
+            sum(forward) + sum(backward) < _ENOUGH_S and len(forward) < _MOST_REPEATS
+        ):
+            there, back = self._once()
+            forward.append(there)
+            backward.append(back)
+        kept_bytes = sum(kept.values())
+        return SubModelSeconds(Spread.of(forward), Spread.of(backward), kept_bytes, peak_bytes)
+
+    def _once(self) -> tuple[float, float]:
+        inputs = self._inputs()
+        start = now(self._device)
+        outputs = self._module(*inputs)
+        between = now(self._device)
+        roots = [output for output in outputs if output.requires_grad]
+        gradients = [torch.ones_like(root) for root in roots]
+        begin = now(self._device)
+        if roots:
+            torch.autograd.backward(roots, gradients)
+        return between - start, now(self._device) - begin
+
+    def _peak_of_one(self) -> int | None:
+        if self._device.type != "cuda":
+            self._once()
+            return None
+        torch.cuda.reset_peak_memory_stats(self._device)
+        before = torch.cuda.memory_allocated(self._device)
+        self._once()
+        return torch.cuda.max_memory_allocated(self._device) - before
+
+    def _parameters(self) -> dict[str, torch.Tensor]:
+        layout, dtype = self._program.layout.by_name, self._program.parameter_dtype
+        return {
+            name: torch.full(layout[name].shape, 0.01, dtype=dtype, device=self._device)
+            for name in {name for _, name in self._sub_model.parameters}
+        }
+
+    def _sum_gradients(self) -> None:
+        """Each gradient is added up as soon as it is there, and dropped."""
+        for path, name in self._sub_model.parameters:
+            parameter = self._module.get_parameter(path)
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                    _adder(self._sums[name])
+                )
+
+    def _inputs(self) -> list[torch.Tensor]:
+        return [self._input(name) for name in self._sub_model.inputs]
+
+    def _input(self, name: str) -> torch.Tensor:
+        spec = self._program.values[name]
+        if spec.dtype.is_floating_point:
+            value = torch.rand(spec.shape, device=self._device).to(spec.dtype)
+        elif name in self._bounds:
+            bound = self._bounds[name]
+            value = torch.randint(0, bound, spec.shape, dtype=spec.dtype, device=self._device)
+        else:
+            value = torch.zeros(spec.shape, dtype=spec.dtype, device=self._device)
+        return value.requires_grad_(spec.needs_grad)
+
+
+def _adder(total: torch.Tensor) -> Callable[[torch.Tensor], None]:
+    def add(parameter: torch.Tensor) -> None:
+        assert parameter.grad is not None
+        total.add_(parameter.grad)
+        parameter.grad = None
+
+    return add
+
+
+@contextmanager
+def _saved_storages(module: nn.Module) -> Iterator[dict[int, int]]:
+    """Bytes of each piece of memory that autograd keeps, the module's own left out."""
+    own = {t.untyped_storage().data_ptr() for t in [*module.parameters(), *module.buffers()]}
+    kept: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        yield kept
