@@ -1,0 +1,76 @@
+"""One function, two solvers; and the refusal, in words, of what cannot be cut."""
+
+from typing import Literal
+
+from atom.base.errors import DeviceError
+from atom.base.units import format_bytes
+from atom.graph.partition import algorithm_one, dynamic
+from atom.graph.partition.budget import smallest_budget_bytes
+from atom.graph.partition.chain import Chain, Machine, Partition, Terms
+from atom.graph.partition.figures import Figures, figures_of
+from atom.graph.partition.price import cost_of
+
+Solver = Literal["dynamic", "exhaustive"]
+
+_HINT = "fewer micro-batches per pass, bfloat16, a smaller batch, or more device memory"
+
+
+def partition(
+    chain: Chain, machine: Machine, terms: Terms, solver: Solver = "dynamic"
+) -> Partition:
+    """The cut that takes the least seconds, then keeps the least bytes, of those that fit.
+
+    `exhaustive` is for small chains: its time doubles with every position.
+
+    Raises: DeviceError if none fits, naming the operation that asks for most, what it needs, what
+    is there, and the smallest `device_bytes` that would do; ValueError for an empty chain.
+    """
+    found = find_partition(chain, machine, terms, solver)
+    if found is None:
+        raise _refusal(chain, machine, terms)
+    return found
+
+
+def find_partition(
+    chain: Chain, machine: Machine, terms: Terms, solver: Solver = "dynamic"
+) -> Partition | None:
+    """As `partition`, but None if none fits: for those who try many terms."""
+    if solver == "exhaustive":
+        figures = figures_of(chain, machine, terms, merge=False)
+        positions = algorithm_one.search(figures)
+    else:
+        figures = figures_of(chain, machine, terms)
+        positions = dynamic.search(figures)
+    if positions is None:
+        return None
+    return cost_of(chain, machine, terms, figures.ends(positions))
+
+
+def smallest_device_bytes(chain: Chain, machine: Machine, terms: Terms) -> int:
+    """The least `terms.device_bytes` for which a partition exists; the given ones do not matter."""
+    figures = figures_of(chain, machine, terms)
+    beside = terms.device_bytes - figures.budget_bytes
+    return beside + smallest_budget_bytes(figures)
+
+
+def _refusal(chain: Chain, machine: Machine, terms: Terms) -> DeviceError:
+    figures = figures_of(chain, machine, terms, merge=False)
+    alone = [_alone_bytes(figures, position) for position in range(len(figures.atoms))]
+    hungriest = max(range(len(alone)), key=alone.__getitem__)
+    beside = terms.device_bytes - figures.budget_bytes
+    name = chain.operations[figures.atoms[hungriest].begin].name
+    smallest = smallest_device_bytes(chain, machine, terms)
+    what = "alone" if alone[hungriest] > figures.budget_bytes else "and values between sub-models"
+    return DeviceError(
+        f"{name} needs {format_bytes(alone[hungriest] + beside)} of device memory {what}; "
+        f"there are {format_bytes(terms.device_bytes)}, and with {terms.micro_batches} "
+        f"micro-batches per pass {format_bytes(smallest)} ({smallest} bytes) are the least "
+        f"that would do",
+        _HINT,
+    )
+
+
+def _alone_bytes(figures: Figures, position: int) -> int:
+    atom = figures.atoms[position]
+    slots = figures.held_bytes * sum(atom.parameters.values())
+    return slots + atom.working_bytes + atom.transient_bytes
