@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from atom.graph.fit import require_fit
 from atom.graph.ir import Program, SubModel
 from atom.graph.program import bind
 
@@ -28,6 +29,17 @@ class Step:
     gradients: Mapping[str, torch.Tensor]
 
 
+@dataclass(frozen=True)
+class Steps:
+    """Several micro-batches: a loss each, and the gradients of their sum."""
+
+    losses: Sequence[torch.Tensor]
+    gradients: Mapping[str, torch.Tensor]
+
+
+_RandomState = tuple[torch.Tensor, list[torch.Tensor]]
+
+
 def run_reference(
     program: Program,
     modules: Sequence[nn.Module],
@@ -36,48 +48,107 @@ def run_reference(
 ) -> Step:
     """Loss and gradients of one micro-batch. `modules` (one per sub-model) are bound to
     `parameters`, which are keyed by names in the layout and not changed.
+
+    Raises: ModelError for a batch that does not fit.
     """
+    steps = run_layer_major(program, modules, parameters, [batch])
+    return Step(steps.losses[0], steps.gradients)
+
+
+def run_layer_major(
+    program: Program,
+    modules: Sequence[nn.Module],
+    parameters: Mapping[str, torch.Tensor],
+    batches: Sequence[Mapping[str, torch.Tensor]],
+    seeds: Sequence[int] | None = None,
+) -> Steps:
+    """Losses of several micro-batches, and the gradients of their sum, in the order of a pass.
+
+    Each sub-model, last to first, takes all micro-batches in turn before the next. A parameter's
+    gradient is the sum over its sub-models in that order, within one over the micro-batches; what
+    later sub-models summed for it enters the first micro-batch's backward as a root. With a
+    parameter used in one sub-model, that is the order of plain accumulation. For one used in
+    several (tied) it is not: (h₁+h₂)+e₁+e₂ here, (h₁+e₁)+(h₂+e₂) there; other last bits.
+
+    With `seeds`, every micro-batch draws its own random numbers, as after `torch.manual_seed`.
+
+    Raises: ModelError for a batch that does not fit.
+    """
+    for batch in batches:
+        require_fit(program, batch)
     for module, sub_model in zip(modules, program.sub_models, strict=True):
         bind(module, sub_model, parameters)
+    runs = []
+    for index, batch in enumerate(batches):
+        if seeds is not None:
+            torch.manual_seed(seeds[index])
+        runs.append(_forward(program, modules, batch))
+    end = _random_state()
+    sums: dict[str, torch.Tensor] = {}
+    for index in reversed(range(len(modules))):
+        module, sub_model = modules[index], program.sub_models[index]
+        for number, run in enumerate(runs):
+            _set_random_state(run.states[index])
+            _backward(module, sub_model, run, sums if number == 0 else {})
+            _take(module, sub_model, sums, first=number == 0)
+    _set_random_state(end)
+    return Steps([run.values[program.loss] for run in runs], sums)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """One micro-batch's values, their gradients so far, and the random state per sub-model."""
+
+    values: dict[str, torch.Tensor]
+    gradients: dict[str, torch.Tensor]
+    states: list[_RandomState]
+
+
+def _forward(
+    program: Program, modules: Sequence[nn.Module], batch: Mapping[str, torch.Tensor]
+) -> _Run:
     values, states = dict(batch), []
     for module, sub_model in zip(modules, program.sub_models, strict=True):
         states.append(_random_state())
         outputs = module(*_inputs(sub_model, values))
         for name, output in zip(sub_model.outputs, outputs, strict=True):
             values[name] = output.detach()
-    end = _random_state()
-    gradients = {program.loss: torch.ones_like(values[program.loss])}
-    for module, sub_model, state in reversed(
-        list(zip(modules, program.sub_models, states, strict=True))
-    ):
-        _set_random_state(state)
-        _backward(module, sub_model, values, gradients)
-    _set_random_state(end)
-    names = program.layout.by_name
-    return Step(values[program.loss], {n: g for n, g in gradients.items() if n in names})
+    return _Run(values, {program.loss: torch.ones_like(values[program.loss])}, states)
 
 
 def _backward(
-    module: nn.Module,
-    sub_model: SubModel,
-    values: Mapping[str, torch.Tensor],
-    gradients: dict[str, torch.Tensor],
+    module: nn.Module, sub_model: SubModel, run: _Run, carried: Mapping[str, torch.Tensor]
 ) -> None:
-    """Adds what flows through one sub-model to `gradients` (values and parameters)."""
-    if not any(name in gradients for name in sub_model.outputs):
+    """Adds what flows through one sub-model to the run's gradients, and leaves the parameters'
+    in `.grad`, those in `carried` included.
+    """
+    if not any(name in run.gradients for name in sub_model.outputs):
         return
-    inputs = _inputs(sub_model, values)
+    inputs = _inputs(sub_model, run.values)
     outputs = module(*inputs)
     leaves = [(n, t) for n, t in zip(sub_model.inputs, inputs, strict=True) if t.requires_grad]
-    for path, name in sub_model.parameters:
-        if (parameter := module.get_parameter(path)).requires_grad:
-            leaves.append((name, parameter))
     ends = list(zip(sub_model.outputs, outputs, strict=True))
-    roots = [(name, tensor) for name, tensor in [*ends, *leaves] if name in gradients]
-    torch.autograd.backward([t for _, t in roots], [gradients[name] for name, _ in roots])
+    roots = [(t, run.gradients[name]) for name, t in [*ends, *leaves] if name in run.gradients]
+    for path, name in sub_model.parameters:
+        if name in carried:
+            roots.append((module.get_parameter(path), carried[name]))
+    torch.autograd.backward([tensor for tensor, _ in roots], [gradient for _, gradient in roots])
     for name, leaf in leaves:
         if leaf.grad is not None:
-            gradients[name] = leaf.grad
+            run.gradients[name] = leaf.grad
+
+
+def _take(
+    module: nn.Module, sub_model: SubModel, sums: dict[str, torch.Tensor], first: bool
+) -> None:
+    """Moves the parameters' `.grad` to the sums; the first micro-batch's holds what was carried."""
+    for path, name in sub_model.parameters:
+        parameter = module.get_parameter(path)
+        if parameter.grad is not None:
+            sums[name] = (
+                parameter.grad if first or name not in sums else sums[name] + parameter.grad
+            )
+            parameter.grad = None
 
 
 def _inputs(sub_model: SubModel, values: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
@@ -85,9 +156,6 @@ def _inputs(sub_model: SubModel, values: Mapping[str, torch.Tensor]) -> list[tor
         values[name].detach().requires_grad_(needs_grad)
         for name, needs_grad in zip(sub_model.inputs, sub_model.inputs_need_grad, strict=True)
     ]
-
-
-_RandomState = tuple[torch.Tensor, list[torch.Tensor]]
 
 
 def _random_state() -> _RandomState:

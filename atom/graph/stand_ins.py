@@ -14,27 +14,6 @@ _HELD_APART = {"_parameters", "_buffers", "_modules"}
 
 
 @contextmanager
-def parameters_on_meta() -> Iterator[None]:
-    """Modules built inside have parameters without memory, but real buffers: a table made in a
-    constructor (rotary frequencies) is part of the graph, and on `meta` it would have no values.
-
-    Of each parameter memory is asked for once and given back untouched.
-    """
-    original = nn.Module.register_parameter
-
-    def register(module: nn.Module, name: str, param: nn.Parameter | None) -> None:
-        original(module, name, param)
-        if param is not None and not param.is_meta:
-            module._parameters[name] = nn.Parameter(param.detach().to("meta"), param.requires_grad)
-
-    nn.Module.register_parameter = register  # type: ignore[method-assign, assignment]
-    try:
-        yield
-    finally:
-        nn.Module.register_parameter = original  # type: ignore[method-assign]
-
-
-@contextmanager
 def mode_of_use(model: nn.Module, training: bool) -> Iterator[None]:
     """Traces as it is used: a model given in the other mode is switched, and switched back. Within
     a model that trains, modules that the user put in evaluation mode stay there.
