@@ -1,0 +1,330 @@
+"""However a device is used, the bits are the same: only loads and recomputes are saved."""
+
+import functools
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+import pytest
+import torch
+from hand_written_program import FINEST, HALVES, batches, compile_by_hand, initial_value
+from torch import Tensor
+
+from atom.graph.ir import Program
+from atom.optim.adamw import AdamW, AdamWSettings
+from atom.swap.arrangement import Arrangement
+from atom.swap.device import Copy, CpuDevice, HostSum, Report
+from atom.swap.device_slots import DeviceSlots, device_bytes
+from atom.swap.engine import Engine, PassCancelled
+from atom.swap.host_store import HostStore
+from atom.swap.schedule import Drop, Load, Shape, training_pass
+from atom.swap.schedule_check import ScheduleError, check
+from atom.swap.timeline import Recording
+
+SUB_MODELS = len(FINEST)
+EVERY = frozenset(range(SUB_MODELS))
+RESIDENT = {"none": frozenset(), "first": {0}, "last": {3}, "middle": {1, 2}, "all": EVERY}
+PRECISIONS = [torch.float32, torch.bfloat16]
+OPEN: list[CpuDevice] = []
+"""Devices of the test that runs."""
+
+
+def arrangement(slots: int, resident: str, kept: str) -> Arrangement:
+    stay = frozenset(RESIDENT[resident])
+    keep = {"none": frozenset(), "some": frozenset(sorted(stay)[:1]), "all": stay}[kept]
+    return Arrangement(slots, stay, keep)
+
+
+@pytest.fixture(autouse=True)
+def surroundings() -> Iterator[None]:
+    """One thread: tensors this small only lose by being shared out. Devices are closed."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+    while OPEN:
+        OPEN.pop().close()
+
+
+class Trainer:
+    """Engines for training and evaluation over one store, with an optimizer and an observer."""
+
+    def __init__(
+        self,
+        arranged: Arrangement | None = None,
+        precision: torch.dtype = torch.float32,
+        device: CpuDevice | None = None,
+        evaluation_cut: Sequence[Sequence[str]] = FINEST,
+    ) -> None:
+        self.program, self.classes = compile_by_hand(FINEST, 0.2, gain=True)
+        evaluation, factories = compile_by_hand(evaluation_cut, 0.0, gain=True)
+        self.device = device or CpuDevice()
+        OPEN.append(self.device)
+        self.store = HostStore.allocate(self.program.layout, precision)
+        fill(self.store, self.program)
+        programs = [self.program, evaluation]
+        self.slots = DeviceSlots.allocate(programs, self.device, precision, arranged)
+        self.recording, self.evaluated = Recording(), Recording()
+        parts = (self.store, self.slots, self.device, 1.0)
+        self.engine = Engine(self.program, self.classes, *parts, self.recording)
+        self.evaluation = Engine(evaluation, factories, *parts, self.evaluated)
+        self.adamw = AdamW(self.store, AdamWSettings())
+        self.steps = 0
+
+    def run_pass(self, seed: int, count: int) -> tuple[list[float], Tensor]:
+        losses = self.engine.run_pass(batches([3, 2, 4][:count], seed), range(seed, seed + count))
+        return losses, self.store.gradients.clone()
+
+    def cancelled_pass(self, seed: int, count: int, events: int) -> None:
+        remaining = iter([False] * events)
+        with pytest.raises(PassCancelled):
+            self.engine.run_pass(
+                batches([3, 2, 4][:count], seed),
+                range(count),
+                lambda: next(remaining, True),
+            )
+        self.store.gradients.zero_()
+
+    def step(self) -> Tensor:
+        self.steps += 1
+        self.adamw.step(self.store.gradients / 7, 0.05, self.steps)
+        self.store.gradients.zero_()
+        return self.store.master.clone()
+
+    def loads(self) -> list[int]:
+        """Since the last call."""
+        return [span.sub_model for span in self.recording.take().lane("load")]
+
+
+def fill(store: HostStore, program: Program) -> None:
+    for spec in program.layout.specs:
+        view = program.layout.view(store.master, spec.name)
+        view.copy_(initial_value(spec.name, spec.shape))
+    store.round_master()
+
+
+def story(trainer: Trainer, count: int) -> list[object]:
+    """Passes with and without a step, an evaluation or a cancelled pass in between."""
+    told: list[object] = [trainer.run_pass(1, count), trainer.run_pass(2, count), trainer.step()]
+    told += [trainer.run_pass(3, count), trainer.evaluation.evaluate(batches([2, 2]))]
+    trainer.cancelled_pass(4, count, events=7 + count)
+    told += [trainer.run_pass(5, count), trainer.step()]
+    told += [trainer.evaluation.evaluate(batches([2, 2])), trainer.run_pass(6, count)]
+    return told
+
+
+@functools.cache
+def swapped_story(count: int, precision: torch.dtype) -> list[object]:
+    """With the arrangement that `test_engine` proves equal to plain PyTorch."""
+    return story(Trainer(None, precision), count)
+
+
+def assert_same(one: object, other: object) -> None:
+    if isinstance(one, Tensor):
+        assert isinstance(other, Tensor)
+        assert torch.equal(one, other)
+    elif isinstance(one, list | tuple):
+        assert isinstance(other, list | tuple)
+        for mine, theirs in zip(one, other, strict=True):
+            assert_same(mine, theirs)
+    else:
+        assert one == other
+
+
+@pytest.mark.parametrize("precision", PRECISIONS, ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("kept", ["none", "some", "all"])
+@pytest.mark.parametrize("resident", RESIDENT)
+@pytest.mark.parametrize("slots", [2, 3, 4])
+def test_every_arrangement_gives_the_same_bits(
+    slots: int, resident: str, kept: str, count: int, precision: torch.dtype
+) -> None:
+    if resident == "none" and kept != "none":
+        return  # nothing is resident that could be kept
+    trainer = Trainer(arrangement(slots, resident, kept), precision)
+    assert_same(story(trainer, count), swapped_story(count, precision))
+
+
+@pytest.mark.parametrize("events", range(0, 32, 3))
+def test_a_cancelled_pass_leaves_nothing_behind(events: int) -> None:
+    trainer = Trainer(arrangement(2, "middle", "all"))
+    trainer.cancelled_pass(8, 3, events)
+    assert trainer.engine.loaded() == []
+    expected = Trainer().run_pass(1, 3)
+    for _ in range(2):
+        assert_same(trainer.run_pass(1, 3), expected)
+        trainer.store.gradients.zero_()
+
+
+def test_a_resident_is_loaded_once_per_version() -> None:
+    trainer = Trainer(Arrangement(2, frozenset({0, 2})))
+    trainer.run_pass(1, 2)
+    assert trainer.loads() == [0, 1, 2, 3], "two are swapped, and two slots hold both"
+    trainer.run_pass(2, 2)
+    assert trainer.loads() == []
+    trainer.step()
+    trainer.run_pass(3, 2)
+    assert trainer.loads() == [0, 1, 2, 3]
+    trainer.cancelled_pass(4, 2, events=5)
+    trainer.loads()
+    trainer.run_pass(5, 2)
+    assert trainer.loads() == [0, 1, 2, 3], "after a failure no slot is trusted"
+
+
+def test_what_is_kept_is_computed_once() -> None:
+    trainer = Trainer(Arrangement(2, frozenset({0, 1, 2}), frozenset({1})))
+    trainer.run_pass(1, 3)
+    assert [len(each.calls) for each in trainer.classes] == [6, 3, 6, 3]
+
+
+def test_an_evaluation_cut_alike_finds_the_residents() -> None:
+    trainer = Trainer(Arrangement(2, EVERY))
+    trainer.run_pass(1, 1)
+    trainer.evaluation.evaluate(batches([2]))
+    assert trainer.evaluated.take().lane("load") == []
+    trainer.step()
+    trainer.evaluation.evaluate(batches([2]))
+    trainer.loads()
+    trainer.run_pass(2, 1)
+    assert trainer.loads() == []
+
+
+@pytest.mark.parametrize("resident", RESIDENT)
+def test_an_evaluation_cut_otherwise_leaves_the_residents_alone(resident: str) -> None:
+    arranged = arrangement(2, resident, "all")
+    trainer = Trainer(arranged, evaluation_cut=HALVES)
+    before = trainer.run_pass(1, 2)
+    trainer.loads()
+    losses = trainer.evaluation.evaluate(batches([2, 3]))
+    assert losses == Trainer().evaluation.evaluate(batches([2, 3]))
+    trainer.store.gradients.zero_()
+    assert_same(trainer.run_pass(1, 2), before)
+    assert not arranged.resident.intersection(trainer.loads())
+
+
+@pytest.mark.parametrize("resident", RESIDENT)
+@pytest.mark.parametrize("slots", [2, 4])
+@pytest.mark.parametrize("precision", PRECISIONS, ids=["float32", "bfloat16"])
+def test_slots_take_what_was_announced(slots: int, resident: str, precision: torch.dtype) -> None:
+    arranged = arrangement(slots, resident, "none")
+    trainer = Trainer(arranged, precision)
+    allocated = [*trainer.slots.weights, *trainer.slots.gradients]
+    announced = device_bytes(trainer.program, precision, arranged)
+    assert sum(slot.nbytes for slot in allocated) == announced
+    if resident == "all":
+        assert [slot.numel() for slot in trainer.slots.weights[:slots]] == [0] * slots
+
+
+def test_residents_that_do_not_exist_are_refused() -> None:
+    program, _ = compile_by_hand(FINEST, 0.0)
+    beyond = Arrangement(2, frozenset({SUB_MODELS}))
+    with pytest.raises(ValueError, match="no schedule"):
+        DeviceSlots.allocate([program], CpuDevice(), torch.float32, beyond)
+    with pytest.raises(ValueError, match="no schedule"):
+        device_bytes(program, torch.float32, beyond)
+
+
+def test_slots_of_other_programs_are_refused() -> None:
+    trainer = Trainer()
+    stranger, factories = compile_by_hand(HALVES, 0.5)
+    with pytest.raises(ValueError, match="not made for"):
+        Engine(stranger, factories, trainer.store, trainer.slots, trainer.device)
+
+
+# --- graphs over parameters -------------------------------------------------------------------
+
+
+def kept_but_swapped(sub_model: int) -> Arrangement:
+    """What `Arrangement` refuses."""
+    arranged = Arrangement(2)
+    object.__setattr__(arranged, "kept", frozenset({sub_model}))
+    return arranged
+
+
+def test_autograd_would_notice_a_graph_over_a_slot_that_was_reloaded() -> None:
+    trainer = Trainer(kept_but_swapped(1))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        trainer.run_pass(1, 1)
+
+
+def test_the_check_notices_it_before() -> None:
+    shape = Shape(SUB_MODELS, 1, kept_but_swapped(1))
+    with pytest.raises(ScheduleError, match="a graph refers to it"):
+        check(training_pass(shape), shape)
+
+
+def test_loads_leave_the_versions_of_residents_alone() -> None:
+    trainer = Trainer(Arrangement(2, frozenset({1}), frozenset({1})))
+    trainer.run_pass(1, 1)
+    before = [slot._version for slot in trainer.slots.weights]
+    trainer.run_pass(2, 1)
+    after = [slot._version for slot in trainer.slots.weights]
+    assert trainer.loads(), "the others were loaded"
+    assert after[2] == before[2]
+    assert after[0] > before[0]
+
+
+# --- background work --------------------------------------------------------------------------
+
+
+class LateDevice(CpuDevice):
+    """Spoils a slot when its load is issued and fills it when it is waited for; holds gradients
+    back until somebody needs them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._loads_held: dict[int, tuple[Sequence[Copy], Report | None]] = {}
+        self._gradients_held: dict[int, tuple[Sequence[HostSum], Report | None]] = {}
+
+    def load(self, slot: int, copies: Sequence[Copy], report: Report | None = None) -> None:
+        assert slot not in self._loads_held, "nobody waited for the load before"
+        for copy in copies:
+            copy.destination.fill_(float("nan"))
+        self._loads_held[slot] = (copies, report)
+
+    def wait_loaded(self, slot: int) -> None:
+        if slot in self._loads_held:
+            super().load(slot, *self._loads_held.pop(slot))
+        super().wait_loaded(slot)
+
+    def gradients_out(
+        self, gradient_slot: int, sums: Sequence[HostSum], report: Report | None = None
+    ) -> None:
+        assert gradient_slot not in self._gradients_held, "the last gradients are under way"
+        self._gradients_held[gradient_slot] = (sums, report)
+
+    def wait_gradients_out(self, gradient_slot: int) -> None:
+        if gradient_slot in self._gradients_held:
+            super().gradients_out(gradient_slot, *self._gradients_held.pop(gradient_slot))
+        super().wait_gradients_out(gradient_slot)
+
+    def drain(self) -> None:
+        self._loads_held.clear()
+        for gradient_slot in list(self._gradients_held):
+            self.wait_gradients_out(gradient_slot)
+        super().drain()
+
+
+@pytest.mark.parametrize("resident", RESIDENT)
+@pytest.mark.parametrize("slots", [2, 3])
+def test_nothing_depends_on_background_work_being_quick(slots: int, resident: str) -> None:
+    late = Trainer(arrangement(slots, resident, "some"), device=LateDevice())
+    assert_same(story(late, 3), swapped_story(3, torch.float32))
+
+
+def test_every_event_is_observed_once_and_in_the_order_of_its_lane() -> None:
+    arranged = arrangement(2, "middle", "some")
+    trainer = Trainer(arranged)
+    trainer.run_pass(1, 2)
+    schedule = training_pass(Shape(SUB_MODELS, 2, arranged))
+    timeline = trainer.recording.take()
+    for lane in ("load", "compute", "gradients"):
+        spans = timeline.lane(lane)
+        observed = [span.event for span in spans]
+        assert observed == [event for event in schedule if event in observed]
+        for before, after in pairwise(spans):
+            assert before.start_s <= before.end_s <= after.start_s
+    timed = [event for event in schedule if not isinstance(event, Drop)]
+    assert len(timeline.spans) == len(timed)
+    assert {span.event for span in timeline.spans} == set(timed)
+    assert isinstance(timeline.spans[0].event, Load)
+    assert timeline.spans[0].start_s == 0

@@ -1,0 +1,249 @@
+"""A pass in time: by hand, and by what no pass may do."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from schedules import shapes_with_loaded
+
+from atom.swap.arrangement import Arrangement
+from atom.swap.device_slots import GRADIENT_SLOTS
+from atom.swap.schedule import (
+    Backward,
+    Drop,
+    Event,
+    Forward,
+    GradientOut,
+    Load,
+    Shape,
+    evaluation_pass,
+    training_pass,
+)
+from atom.swap.stalls import Reason, Stall, seconds_by_reason, stalls
+from atom.swap.timeline import Durations, Recording, Span, Timeline, simulate
+
+
+def alike(sub_models: int, load: float, forward: float, backward: float, out: float) -> Durations:
+    columns = (load, forward, backward, out)
+    return Durations(*((seconds,) * sub_models for seconds in columns))
+
+
+def times(timeline: Timeline) -> list[tuple[Event, float, float]]:
+    return [(span.event, span.start_s, span.end_s) for span in timeline.spans]
+
+
+def simulated(shape: Shape, durations: Durations) -> Timeline:
+    return simulate(training_pass(shape), shape, durations)
+
+
+# --- by hand ----------------------------------------------------------------------------------
+
+
+def test_three_sub_models_by_hand() -> None:
+    timeline = simulated(Shape(3, 1), alike(3, 2, 1, 2, 1))
+    assert times(timeline) == [
+        (Load(0, 0), 0, 2), (Forward(0, 0), 2, 3), (Load(1, 1), 2, 4), (Forward(1, 0), 4, 5),
+        (Load(2, 0), 4, 6), (Forward(2, 0), 6, 7), (Backward(2, 0), 7, 9),
+        (GradientOut(2), 9, 10), (Load(0, 0), 9, 11), (Backward(1, 0), 9, 12),
+        (GradientOut(1), 12, 13), (Backward(0, 0), 12, 15), (GradientOut(0), 15, 16),
+    ]  # fmt: skip
+    assert timeline.seconds == 16
+    assert timeline.utilisation == 11 / 16
+    assert stalls(timeline) == [
+        Stall(0, Reason.START, 0, 2),
+        Stall(1, Reason.LINK, 3, 4),
+        Stall(2, Reason.LINK, 5, 6),
+    ]
+
+
+def test_a_pass_that_finds_its_residents_computes_at_once() -> None:
+    every = frozenset(range(3))
+    shape = Shape(3, 2, Arrangement(2, every, frozenset({0, 1})))
+    durations = alike(3, 2, 1, 2, 1)
+    timeline = simulate(training_pass(shape, every), shape, durations)
+    assert timeline.busy_s("load") == 0
+    assert timeline.busy_s("compute") == 3 * 2 * (1 + 2), "nothing is recomputed"
+    assert stalls(timeline) == []
+    assert timeline.seconds == 18 + 1, "the last gradients leave when all is computed"
+
+
+def test_a_load_waits_for_its_slot_while_the_link_is_idle() -> None:
+    durations = Durations((1, 1, 10, 1), (3,) * 4, (1,) * 4, (0,) * 4)
+    found = stalls(simulated(Shape(4, 1), durations))
+    assert found[1] == Stall(2, Reason.SLOT, 7, 14)
+    found = stalls(simulated(Shape(4, 1, Arrangement(3)), durations))
+    assert found[1] == Stall(2, Reason.LINK, 7, 12), "with a slot more it follows the others"
+
+
+def test_a_backward_waits_for_its_gradient_slot() -> None:
+    durations = alike(3, 2, 1, 2, 100)
+    timeline = simulated(Shape(3, 1), durations)
+    assert (Backward(0, 0), 109, 112) in times(timeline)
+    assert stalls(timeline)[-1] == Stall(0, Reason.GRADIENTS, 12, 109)
+
+
+def test_a_tied_parameter_waits_for_every_gradient_slot() -> None:
+    columns = alike(3, 2, 1, 2, 100)
+    durations = Durations(
+        columns.load_s, columns.forward_s, columns.backward_s, columns.gradient_out_s,
+        carrying=frozenset({0}),
+    )  # fmt: skip
+    timeline = simulated(Shape(3, 1), durations)
+    assert (Backward(0, 0), 209, 212) in times(timeline)
+
+
+def test_an_evaluation_has_no_backward() -> None:
+    shape = Shape(3, 2)
+    timeline = simulate(evaluation_pass(shape), shape, alike(3, 1, 2, 5, 5))
+    assert timeline.busy_s("gradients") == 0
+    assert timeline.seconds == 1 + 3 * 2 * 2
+
+
+def test_what_takes_no_time_passes_in_none() -> None:
+    assert simulated(Shape(4, 3), alike(4, 0, 0, 0, 0)).seconds == 0
+    assert simulated(Shape(4, 3), alike(4, 0, 0, 0, 0)).utilisation == 0
+
+
+@pytest.mark.parametrize(
+    ("columns", "complaint"),
+    [
+        (((1.0,), (1.0,), (1.0,), (1.0, 1.0)), "sub-models"),
+        (((1.0,), (-1.0,), (1.0,), (1.0,)), "negative"),
+    ],
+)
+def test_impossible_durations_are_refused(columns, complaint) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(ValueError, match=complaint):
+        Durations(*columns)
+
+
+def test_durations_of_another_program_are_refused() -> None:
+    with pytest.raises(ValueError, match="2 sub-models"):
+        simulated(Shape(3, 1), alike(2, 1, 1, 1, 1))
+
+
+# --- by what no pass may do -------------------------------------------------------------------
+
+
+@st.composite
+def passes(draw: st.DrawFn) -> tuple[list[Event], Shape, Durations]:
+    """Whole seconds, so that sums are exact."""
+    shape, loaded = draw(shapes_with_loaded(most_sub_models=8))
+    return training_pass(shape, loaded), shape, draw(durations_for(shape.sub_models))
+
+
+@st.composite
+def durations_for(draw: st.DrawFn, sub_models: int) -> Durations:
+    seconds = st.integers(0, 20).map(float)
+    column = st.lists(seconds, min_size=sub_models, max_size=sub_models).map(tuple)
+    carrying = draw(st.frozensets(st.integers(0, sub_models - 1)))
+    return Durations(*(draw(column) for _ in range(4)), carrying)
+
+
+@given(passes())
+def test_a_lane_does_one_thing_after_the_other(case: tuple[list[Event], Shape, Durations]) -> None:
+    schedule, shape, durations = case
+    timeline = simulate(schedule, shape, durations)
+    assert len(timeline.spans) == sum(not isinstance(event, Drop) for event in schedule)
+    by_lane = {"load": (Load,), "compute": (Forward, Backward), "gradients": (GradientOut,)}
+    for lane, kinds in by_lane.items():
+        spans = timeline.lane(lane)
+        for before, after in pairwise(spans):
+            assert before.end_s <= after.start_s
+        assert [s.event for s in spans] == [e for e in schedule if isinstance(e, kinds)]
+
+
+@given(passes())
+def test_nothing_begins_before_what_it_needs_nor_later(
+    case: tuple[list[Event], Shape, Durations],
+) -> None:
+    schedule, shape, durations = case
+    spans = {id(span.event): span for span in simulate(schedule, shape, durations).spans}
+    lane_end = {"load": 0.0, "compute": 0.0, "gradients": 0.0}
+    loaded, sent = dict[int, float](), dict[int, float]()
+    for event in schedule:
+        if isinstance(event, Drop):
+            continue
+        span, s = spans[id(event)], event.sub_model
+        needs = [lane_end[span.lane]]
+        if isinstance(event, Load | GradientOut):
+            needs.append(lane_end["compute"])
+        else:
+            needs.append(loaded.get(s, 0.0))
+        if isinstance(event, Backward) and event.micro_batch == 0:
+            slots = [t for t in sent if s in durations.carrying or (t - s) % GRADIENT_SLOTS == 0]
+            needs += [sent[t] for t in slots]
+        assert span.start_s == max(needs)
+        lane_end[span.lane] = span.end_s
+        if isinstance(event, Load):
+            loaded[s] = span.end_s
+        if isinstance(event, GradientOut):
+            sent[s] = span.end_s
+
+
+@given(passes(), st.data())
+def test_more_work_never_makes_a_pass_shorter(
+    case: tuple[list[Event], Shape, Durations], data: st.DataObject
+) -> None:
+    schedule, shape, durations = case
+    more = data.draw(durations_for(shape.sub_models))
+    longer = Durations(
+        *(
+            tuple(a + b for a, b in zip(mine, added, strict=True))
+            for mine, added in (
+                (durations.load_s, more.load_s),
+                (durations.forward_s, more.forward_s),
+                (durations.backward_s, more.backward_s),
+                (durations.gradient_out_s, more.gradient_out_s),
+            )
+        ),
+        durations.carrying | more.carrying,
+    )
+    before = simulate(schedule, shape, durations)
+    after = {id(span.event): span for span in simulate(schedule, shape, longer).spans}
+    assert all(after[id(span.event)].end_s >= span.end_s for span in before.spans)
+
+
+@given(passes())
+def test_waits_and_work_make_up_the_time(case: tuple[list[Event], Shape, Durations]) -> None:
+    schedule, shape, durations = case
+    timeline = simulate(schedule, shape, durations)
+    waited = seconds_by_reason(timeline)
+    computed_until = max(span.end_s for span in timeline.lane("compute"))
+    assert sum(waited.values()) + timeline.busy_s("compute") == computed_until
+    assert waited[Reason.HOST] == 0, "a prediction knows no other reasons"
+
+
+@given(passes())
+def test_a_resident_never_costs_time_once_loaded(
+    case: tuple[list[Event], Shape, Durations],
+) -> None:
+    """Everything resident and loaded is the fastest a pass with these graphs can be."""
+    schedule, shape, durations = case
+    every = frozenset(range(shape.sub_models))
+    kept = shape.arrangement.kept
+    best = Shape(shape.sub_models, shape.micro_batches, Arrangement(2, every, kept))
+    fastest = simulate(training_pass(best, every), best, durations)
+    assert fastest.seconds <= simulate(schedule, shape, durations).seconds
+
+
+# --- recorded ---------------------------------------------------------------------------------
+
+
+def test_a_recording_begins_with_its_first_span() -> None:
+    recording = Recording()
+    recording(Forward(0, 0), 105.0, 107.0)
+    recording(Load(0, 0), 100.0, 104.0)
+    timeline = recording.take()
+    assert times(timeline) == [(Load(0, 0), 0, 4), (Forward(0, 0), 5, 7)]
+    assert (timeline.spans[1].micro_batch, timeline.spans[0].micro_batch) == (0, None)
+    assert stalls(timeline) == [Stall(0, Reason.START, 0, 4), Stall(0, Reason.HOST, 4, 5)]
+    assert recording.take() == Timeline(())
+    assert Timeline(()).seconds == 0
+
+
+def test_a_span_knows_its_lane() -> None:
+    events = (Load(1, 0), Forward(1, 0), Backward(1, 0), GradientOut(1))
+    spans = [Span(event, 0.0, 1.0) for event in events]
+    assert [span.lane for span in spans] == ["load", "compute", "compute", "gradients"]
+    assert {span.sub_model for span in spans} == {1}
