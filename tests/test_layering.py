@@ -40,6 +40,7 @@ DOORS: dict[str, tuple[str, ...]] = {
     "matplotlib": ("atom/cli/",),
     "tokenizers": ("atom/models/data/tokenizer.py",),
     "safetensors": ("atom/training/",),
+    "transformers": ("atom/models/huggingface.py",),
     "ssl": ("atom/swarm/",),
 }
 TORCH_ALONE = ("graph", "swap", "optim", "models")

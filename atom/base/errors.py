@@ -9,6 +9,7 @@ AtomError
 │   ├── MismatchError    versions, program hash or state differ from what the swarm agreed on
 │   ├── DeviceError      the GPU is missing, too small, or lacks a number format
 │   ├── ModelError       a model that cannot be traced, cut or run faithfully
+│   ├── TrustError       the run brings code of an owner that nobody here said to trust
 │   └── ControlError     no daemon answers on the control socket, or it refused the command
 └── PeerRefused          a remote peer did something we do not accept; carries a named reason
 """
@@ -55,6 +56,10 @@ class DeviceError(UserError):
 
 class ModelError(UserError):
     """A model cannot be traced, cut or run faithfully."""
+
+
+class TrustError(UserError):
+    """The run brings code that the person at the keyboard has not said to trust."""
 
 
 class ControlError(UserError):

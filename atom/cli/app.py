@@ -79,12 +79,20 @@ def start(
 
 
 @app.command(rich_help_panel=_TRAIN)
-def join(address: AddressArgument, peer: PeerOption = None, state: StateOption = None) -> int:
+def join(
+    address: AddressArgument,
+    peer: PeerOption = None,
+    state: StateOption = None,
+    trust: Annotated[
+        str | None,
+        typer.Option(metavar="KEY", help="Run the code of this owner's run: their peer id."),
+    ] = None,
+) -> int:
     """Join a run: fetch its state, then train with the others."""
     end_at_once_on_signals()
     from atom.cli.daemons import join_run
 
-    return join_run(address, peer, state)
+    return join_run(address, peer, state, trust)
 
 
 @app.command(rich_help_panel=_TRAIN)

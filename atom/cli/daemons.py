@@ -29,11 +29,13 @@ def found_run(
         console.close()
 
 
-def join_run(address: str, peer_file: Path | None, state: Path | None) -> ExitCode:
+def join_run(
+    address: str, peer_file: Path | None, state: Path | None, trust: str | None
+) -> ExitCode:
     """Blocks until the daemon ends. Raises: UserError of every kind."""
     console = TerminalConsole()
     try:
-        return code_of(run_join(JoinOptions(address, peer_file, state), console))
+        return code_of(run_join(JoinOptions(address, peer_file, state, trust), console))
     finally:
         console.close()
 

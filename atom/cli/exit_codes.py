@@ -22,6 +22,7 @@ class ExitCode(IntEnum):
     CONTROL = 10
     LEFT_LATE = 11
     OTHER = 12
+    TRUST = 13
     INTERRUPTED = 130
     TERMINATED = 143
 
@@ -40,6 +41,7 @@ MEANINGS: dict[ExitCode, str] = {
     ExitCode.CONTROL: "no daemon answers, or it refused the command",
     ExitCode.LEFT_LATE: "left at the deadline with counted work not yet committed",
     ExitCode.OTHER: "another mistake that the message explains",
+    ExitCode.TRUST: "the run brings its owner's code, and --trust does not name that owner",
     ExitCode.INTERRUPTED: "interrupted (Ctrl-C)",
     ExitCode.TERMINATED: "terminated (SIGTERM)",
 }
@@ -52,6 +54,7 @@ _OF_ERROR: dict[type[UserError], ExitCode] = {
     errors.MismatchError: ExitCode.MISMATCH,
     errors.DeviceError: ExitCode.DEVICE,
     errors.ModelError: ExitCode.MODEL,
+    errors.TrustError: ExitCode.TRUST,
     errors.ControlError: ExitCode.CONTROL,
 }
 

@@ -7,22 +7,32 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from atom.base.errors import AddressError, ConfigError, MismatchError, PeerRefused, StorageError
+from atom.base.errors import (
+    AddressError,
+    ConfigError,
+    MismatchError,
+    ModelError,
+    PeerRefused,
+    StorageError,
+)
 from atom.config.load import load_peer_file, load_run_file, normalised_run_text, run_from_text
 from atom.config.peer_file import PeerFile
 from atom.config.places import default_state_directory
 from atom.config.run_file import RunFile
 from atom.daemon.console import Console
+from atom.daemon.model_source import open_samples, open_source, open_text, pin_source
 from atom.daemon.recipe import (
     Recipe,
     build_replica,
     check_recipe,
     initial_values,
-    open_data,
+    refuse_versions,
     write_recipe,
 )
 from atom.daemon.state_directory import StateDirectory, write_atomically
 from atom.models.data.dataset import Dataset
+from atom.models.data.samples import Samples
+from atom.models.own_code import OwnCode
 from atom.swarm.arenas import state_digest
 from atom.swarm.chain import Head, Voter, genesis
 from atom.swarm.identity import Identity
@@ -49,6 +59,8 @@ class JoinOptions:
     address: str
     peer_file: Path | None = None
     state: Path | None = None
+    trust: str | None = None
+    """Peer id of the owner whose code may run here."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +86,10 @@ class Membership:
     """The manifest with its owner's signature, to be published again and again."""
     run: RunFile
     recipe: Recipe
-    dataset: Dataset
+    samples: Samples
     replica: Replica
+    code: bytes | None = None
+    """The run's own code, to be served to others."""
 
     @property
     def run_id(self) -> bytes:
@@ -109,41 +123,59 @@ def found_run(options: StartOptions, box: Box, run: RunFile, console: Console) -
     Raises: ConfigError, StorageError, MismatchError, ModelError, DeviceError.
     """
     folder = options.run_file.absolute().parent
-    dataset = open_data(run, box.peer, folder, box.state.tokens, _bar(console, "tokenising"))
+    run, code = pin_source(run, folder)
+    text = open_text(run, box.peer, folder, box.state.tokens, _bar(console, "tokenising"))
     try:
-        run = run.pinned(dataset.vocabulary_size, dataset.tokenizer_digest)
+        run = _pinned(run, text)
     except ValueError as problem:
         raise ConfigError(f"{options.run_file}: {problem}") from problem
-    console.note("tracing the model and checking its sub-models against it")
-    recipe = write_recipe(run)
-    replica = _replica(recipe, box)
     if box.state.manifest.exists():
         manifest, record = _read_manifest(box, run.run.name)
         _check_same_run(manifest, run, box, options.run_file)
-        check_recipe(recipe, manifest.graph_hash, manifest.program_hash, manifest.versions)
-        return Membership(manifest, record, run, recipe, dataset, replica)
-    replica.initialise(initial_values(recipe))
+        return _make(run, text, code, box, console, manifest).member(manifest, record)
+    made = _make(run, text, code, box, console)
+    made.replica.initialise(initial_values(made.recipe))
     manifest = Manifest(
         run=run.run.name,
         owner=box.identity.peer_id,
         run_file=normalised_run_text(run),
-        graph_hash=recipe.graph_hash,
-        program_hash=recipe.program_hash,
-        versions=recipe.versions,
-        data_digest=dataset.digest,
-        initial_state_digest=state_digest(replica.state_arenas()),
+        graph_hash=made.recipe.graph_hash,
+        program_hash=made.recipe.program_hash,
+        versions=made.recipe.versions,
+        data_digest=made.samples.digest,
+        initial_state_digest=state_digest(made.replica.state_arenas()),
         founder_incarnation=box.incarnation,
         created_at=time.time(),
     )
     record = encode_manifest(manifest, box.identity)
     write_atomically(box.state.manifest, record)
-    return Membership(manifest, record, run, recipe, dataset, replica)
+    return made.member(manifest, record)
 
 
-def enter_run(manifest: Manifest, record: bytes, box: Box, console: Console) -> Membership:
-    """Takes part in the run of a (verified) manifest.
+def enter_run(
+    manifest: Manifest, record: bytes, code: OwnCode | None, box: Box, console: Console
+) -> Membership:
+    """Takes part in the run of a (verified) manifest; `code` is the run's own, and is run.
 
     Raises: as `found_run`; MismatchError if this installation or text differs from the run's.
+    """
+    run = run_of(manifest, box)
+    text = open_text(run, box.peer, None, box.state.tokens, _bar(console, "tokenising"))
+    run = _pinned(run, text)
+    try:
+        made = _make(run, text, code, box, console, manifest)
+    except (ConfigError, ModelError) as problem:
+        # Another version of a library may not even know the model.
+        refuse_versions(manifest.versions, problem)
+        raise
+    write_atomically(box.state.manifest, record)
+    return made.member(manifest, record)
+
+
+def run_of(manifest: Manifest, box: Box) -> RunFile:
+    """The run of a (verified) manifest.
+
+    Raises: ConfigError; MismatchError; StorageError if this state directory is another run's.
     """
     if box.state.manifest.exists():
         known, _ = _read_manifest(box, manifest.run)
@@ -155,19 +187,10 @@ def enter_run(manifest: Manifest, record: bytes, box: Box, console: Console) -> 
     run = run_from_text(manifest.run_file)
     if run.run.name != manifest.run:
         raise MismatchError(f"the manifest of {manifest.run!r} holds the run {run.run.name!r}")
-    dataset = open_data(run, box.peer, None, box.state.tokens, _bar(console, "tokenising"))
-    run.pinned(dataset.vocabulary_size, dataset.tokenizer_digest)
-    if manifest.data_digest and dataset.digest != manifest.data_digest:
-        raise MismatchError(
-            "the training text here differs from the run's",
-            "get the same files as the founder (for python-stdlib: the same Python version)",
-        )
-    console.note("tracing the model and checking that its sub-models are the run's")
-    recipe = write_recipe(run)
-    check_recipe(recipe, manifest.graph_hash, manifest.program_hash, manifest.versions)
-    replica = _replica(recipe, box)
-    write_atomically(box.state.manifest, record)
-    return Membership(manifest, record, run, recipe, dataset, replica)
+    for source, pinned in (("huggingface", "huggingface_config"), ("module", "module_sha256")):
+        if run.model.source == source and getattr(run.model, pinned) is None:
+            raise MismatchError(f"the manifest of {manifest.run!r} holds no {pinned}")
+    return run
 
 
 def read_run(options: StartOptions) -> RunFile:
@@ -175,9 +198,54 @@ def read_run(options: StartOptions) -> RunFile:
     return load_run_file(options.run_file)
 
 
-def _replica(recipe: Recipe, box: Box) -> Replica:
+@dataclass(frozen=True)
+class _Made:
+    """What a run becomes on this machine."""
+
+    recipe: Recipe
+    samples: Samples
+    replica: Replica
+    code: bytes | None
+
+    def member(self, manifest: Manifest, record: bytes) -> Membership:
+        run = self.recipe.run
+        return Membership(manifest, record, run, self.recipe, self.samples, self.replica, self.code)
+
+
+def _make(
+    run: RunFile,
+    text: Dataset | None,
+    code: OwnCode | None,
+    box: Box,
+    console: Console,
+    manifest: Manifest | None = None,
+) -> _Made:
+    """Source, samples, recipe, replica; before memory is spent, compared with the manifest."""
+    source = open_source(run, code)
+    samples = open_samples(run, source, text)
+    if manifest is not None:
+        _check_data(samples, manifest)
+    console.note("tracing the model and checking its sub-models against it")
+    recipe = write_recipe(run, source)
+    if manifest is not None:
+        check_recipe(recipe, manifest.graph_hash, manifest.program_hash, manifest.versions)
     seed = int.from_bytes(hashlib.sha256(box.incarnation).digest()[:8], "big") >> 1
-    return build_replica(recipe, box.peer, seed, box.state.program)
+    replica = build_replica(recipe, samples, box.peer, seed, box.state.program, console.note)
+    return _Made(recipe, samples, replica, None if code is None else code.content)
+
+
+def _pinned(run: RunFile, text: Dataset | None) -> RunFile:
+    if text is None:
+        return run
+    return run.pinned(text.vocabulary_size, text.tokenizer_digest)
+
+
+def _check_data(samples: Samples, manifest: Manifest) -> None:
+    if manifest.data_digest and samples.digest != manifest.data_digest:
+        raise MismatchError(
+            "the training text here differs from the run's",
+            "get the same files as the founder (for python-stdlib: the same Python version)",
+        )
 
 
 def _read_manifest(box: Box, run_name: str) -> tuple[Manifest, bytes]:
@@ -199,7 +267,8 @@ def _check_same_run(manifest: Manifest, run: RunFile, box: Box, path: Path) -> N
         )
     if manifest.run_file != normalised_run_text(run):
         raise MismatchError(
-            f"{path} has changed since the run was founded in {box.state.root}",
+            f"{path}, or the model it names, has changed since the run was founded "
+            f"in {box.state.root}",
             "undo the change, or found a new run with another name or --state DIR",
         )
 

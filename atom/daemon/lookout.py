@@ -47,6 +47,12 @@ class Lookout:
         """This directory is ours to close."""
         self._directory = directory
 
+    @property
+    def directory(self) -> Directory:
+        """The one that is attended; call it through `call`."""
+        assert self._directory is not None
+        return self._directory
+
     def watch(
         self,
         describe: Callable[[], Lease],

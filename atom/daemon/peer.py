@@ -20,10 +20,12 @@ from atom.daemon.founding import (
     found_run,
     open_box,
     read_run,
+    run_of,
 )
 from atom.daemon.life import Life
 from atom.daemon.lifecycle import Ending
 from atom.daemon.lookout import Lookout
+from atom.daemon.own_code import blob_name, check_trust, obtain_code
 from atom.daemon.parts import Parts
 from atom.swarm.addresses import (
     JoinAddress,
@@ -75,6 +77,8 @@ def run_start(options: StartOptions, console: Console) -> Ending:
         address = format_join_address(JoinAddress(tuple(entrance[:1]), run.run.name, owner))
         life = _assemble(stack, box, member, lookout, address, listen, console, events)
         console.join_address(address)
+        if member.code is not None:
+            console.note(f"volunteers who trust your code join with --trust {owner}")
         return life.live(directory)
 
 
@@ -91,7 +95,9 @@ def run_join(options: JoinOptions, console: Console) -> Ending:
         lookout, directory = _look(stack, events, node, address.run, address.owner)
         manifest, record = lookout.call(directory.read_manifest())
         console.note(f"joining {manifest.run}, founded by {manifest.owner}")
-        member = enter_run(manifest, record, box, console)
+        check_trust(manifest.owner, options.trust)
+        code = obtain_code(run_of(manifest, box), manifest, options, box, lookout, events)
+        member = enter_run(manifest, record, code, box, console)
         lookout.call(directory.publish_manifest(member.record))
         entrance = lookout.call(directory.visible_addresses())
         ours = format_join_address(
@@ -173,7 +179,9 @@ def _assemble(
     replay = Replay(
         member.replica, journal, results, box.state.snapshots, donors, member.initialise, events
     )
-    deck = Deck(member.dataset, box.identity.peer_id)
+    deck = Deck(member.samples, box.identity.peer_id)
+    if member.code is not None:
+        blobs.register(blob_name(member.run), member.code)
     batch = member.run.batch
     life = Life(box.state, console, events, clock, address)
     work = Work(batch.global_sequences, batch.micro_batch_sequences, deck.next_batch)
@@ -229,7 +237,7 @@ def _schedule(member: Membership) -> Schedule:
         validation_rounds=run.validation.every_rounds if run.validation else None,
         validation_batches=run.validation.batches if run.validation else 0,
         micro_batch=run.batch.micro_batch_sequences,
-        sequence_tokens=run.model.sequence_tokens,
+        sequence_tokens=member.samples.tokens_per_sample,
         last_round=run.run.rounds,
     )
 

@@ -1,26 +1,31 @@
-"""From a run file to a replica that trains: data, model, program, device. Knows no peers."""
+"""From a run and its model's source to a replica that trains: program, device. Knows no peers."""
 
-import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
+from torch import nn
 
 from atom import __version__
-from atom.base.errors import ConfigError, DeviceError, MismatchError
+from atom.base.errors import DeviceError, MismatchError, ModelError
 from atom.base.units import format_bytes
 from atom.config.peer_file import PeerFile
 from atom.config.run_file import RunFile
-from atom.config.sources import text_sources
+from atom.daemon.model_source import source_errors
+from atom.graph.effects import bind, is_random
 from atom.graph.ir import Program
 from atom.graph.program import build_program, compile_program
 from atom.graph.trace import trace
-from atom.graph.traced import Graph
+from atom.graph.traced import Graph, source_line, with_nested
 from atom.graph.verify import verify_against_eager
-from atom.models.data.dataset import Dataset, open_dataset
-from atom.models.gpt3 import GPT3, GPT3Config, initial_value
+from atom.models.data.samples import Samples
+from atom.models.gpt3 import GPT3Config
+from atom.models.gpt3_source import GPT3Source
+from atom.models.source import Batch, InitialValue, ModelSource, materialised
 from atom.optim.adamw import AdamWSettings
 from atom.optim.rate import RateSettings
 from atom.swap.device import CpuDevice, Device
@@ -32,13 +37,14 @@ PRECISIONS = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-SHRINK_LAYERS = 2
-"""The start-up check compares this many layers of the model with the eager module."""
+CHECKED_PARAMETERS = 1 << 27
+"""A model that has no shrink is itself compared with the eager module, if it is no larger."""
+CHECKED_MEMORY_SHARE = 0.5
+"""Of the free host memory, at most, for the start-up check: weights, and gradients twice."""
 RESULT_ARENAS = 2
 """Averaged gradients held at once: the one being voted on, and the next."""
 GPU_SHARE = 0.9
 """Of the free device memory, where the peer file names no cap: the rest is the driver's."""
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -46,7 +52,7 @@ class Recipe:
     """A run's model, traced and named, before any memory for weights is spent."""
 
     run: RunFile
-    config: GPT3Config
+    source: ModelSource
     graph: Graph
     graph_hash: str
     program_hash: str
@@ -54,41 +60,19 @@ class Recipe:
     versions: tuple[tuple[str, str], ...]
 
 
-def open_data(
-    run: RunFile, peer: PeerFile, run_folder: Path | None, cache: Path, progress: Progress
-) -> Dataset:
-    """Tokenises (once) and maps the run's text; a stranger's run gives no `run_folder`.
+def write_recipe(run: RunFile, source: ModelSource) -> Recipe:
+    """Traces the (pinned) run's model without weights and names it.
 
-    Raises: ConfigError.
+    Raises: ConfigError, ModelError.
     """
-    sources = text_sources(run, peer, run_folder)
-    try:
-        return open_dataset(
-            run.data.source,
-            sources.paths,
-            sources.tokenizer,
-            validation_fraction=run.data.validation_fraction,
-            sequence_tokens=run.model.sequence_tokens,
-            seed=run.run.seed,
-            cache_folder=cache,
-            max_bytes=run.data.max_bytes,
-            on_progress=progress,
-        )
-    except ValueError as problem:
-        raise ConfigError(
-            f"the run's text cannot be used: {problem}",
-            "name the files under [data] paths, in the run file or in your peer file",
-        ) from problem
-
-
-def write_recipe(run: RunFile) -> Recipe:
-    """Traces the (pinned) run's model without weights and names it. Raises: ModelError."""
-    assert run.model.vocabulary_size is not None, "a pinned run knows its vocabulary"
-    config = GPT3Config.build(vocabulary_size=run.model.vocabulary_size, **run.model.shape())
-    graph = trace(*model_on_meta(config, run))
+    graph = _trace(run, source)
     program = build_program(graph)
-    versions = (("atom-swarm", __version__), ("torch", torch.__version__.split("+")[0]))
-    return Recipe(run, config, graph, program.graph_hash, program.source_hash, versions)
+    versions = (
+        ("atom-swarm", __version__),
+        ("torch", torch.__version__.split("+")[0]),
+        *source.packages,
+    )
+    return Recipe(run, source, graph, program.graph_hash, program.source_hash, versions)
 
 
 def check_recipe(
@@ -100,14 +84,7 @@ def check_recipe(
     """
     if (recipe.graph_hash, recipe.program_hash) == (graph_hash, program_hash):
         return
-    wanted = dict(versions)
-    for package, version in recipe.versions:
-        if wanted.get(package, version) != version:
-            raise MismatchError(
-                f"the run was founded with {package} {wanted[package]}, here is {version}, "
-                "and the sub-models come out differently",
-                f"install that version: pip install '{package}=={wanted[package]}'",
-            )
+    refuse_versions(versions)
     raise MismatchError(
         f"the sub-models generated here have hash {recipe.program_hash[:16]}, "
         f"the run's have {program_hash[:16]}",
@@ -115,23 +92,56 @@ def check_recipe(
     )
 
 
-def build_replica(recipe: Recipe, peer: PeerFile, dropout_seed: int, folder: Path) -> Replica:
+def refuse_versions(wanted: Sequence[tuple[str, str]], because: Exception | None = None) -> None:
+    """`wanted`: a run's (package, version) pairs. `because`: what does not work here.
+
+    Raises: MismatchError naming the first package whose version differs here.
+    """
+    for package, version in wanted:
+        here = _version_here(package)
+        if here is not None and here != version:
+            raise MismatchError(
+                f"the run was founded with {package} {version}, here is {here}, "
+                + (f"and {because}" if because else "and the sub-models come out differently"),
+                f"install that version: pip install '{package}=={version}'",
+            )
+
+
+def _version_here(package: str) -> str | None:
+    """None: nothing that decides a model, or not installed."""
+    if package == "atom-swarm":
+        return __version__
+    if package == "torch":
+        return torch.__version__.split("+")[0]
+    try:
+        return metadata.version(package) if package == "transformers" else None
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def build_replica(
+    recipe: Recipe,
+    samples: Samples,
+    peer: PeerFile,
+    dropout_seed: int,
+    folder: Path,
+    note: Callable[[str], None],
+) -> Replica:
     """Checks the program against eager, cuts it for this device, allocates the replica.
 
-    Leaves the generated source in `folder`. Raises: DeviceError, ModelError, MemoryError.
+    Leaves the generated source in `folder`. Raises: ConfigError, DeviceError, ModelError,
+    MemoryError.
     """
     run = recipe.run
     if peer.device.cpu_threads:
         torch.set_num_threads(peer.device.cpu_threads)
-    _verify(recipe)
+    _verify(recipe, samples, note)
     device = open_device(peer.device.kind, PRECISIONS[run.model.precision])
     budget = peer.device.memory_bytes or free_device_bytes(device)
     training = build_program(recipe.graph, device_budget_bytes=budget)
     evaluation = None
-    if run.model.dropout > 0:
-        undropped = dataclasses.replace(recipe.config, dropout=0.0)
-        graph = trace(*model_on_meta(undropped, run))
-        evaluation = build_program(graph, device_budget_bytes=budget)
+    if run.validation is not None and _draws(recipe.graph):
+        evaluation = build_program(_without_randomness(recipe), device_budget_bytes=budget)
     _check_host_memory(training, run, peer)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "sub_models.py").write_text(training.source, encoding="utf-8")
@@ -152,10 +162,16 @@ def _check_host_memory(program: Program, run: RunFile, peer: PeerFile) -> None:
         )
 
 
-def initial_values(recipe: Recipe) -> Callable[[str, tuple[int, ...]], torch.Tensor]:
-    """The run's seeded round 0, parameter by parameter."""
-    seed = recipe.run.run.seed
-    return lambda name, shape: initial_value(recipe.config, name, shape, seed)
+def initial_values(recipe: Recipe) -> InitialValue:
+    """The run's seeded round 0, parameter by parameter. Raises (the values, too): ConfigError."""
+    with source_errors(recipe.run):
+        value_of = recipe.source.initial_values(recipe.run.run.seed)
+
+    def told(name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        with source_errors(recipe.run):
+            return value_of(name, shape)
+
+    return told
 
 
 def open_device(kind: str, precision: torch.dtype) -> Device:
@@ -176,28 +192,75 @@ def free_device_bytes(device: Device) -> int | None:
     return int(free * GPU_SHARE)
 
 
-def model_on_meta(config: GPT3Config, run: RunFile) -> tuple[GPT3, dict[str, torch.Tensor]]:
-    model = GPT3(config, device="meta", dtype=PRECISIONS[run.model.precision])
-    shape = (run.batch.micro_batch_sequences, config.sequence_tokens)
-    batch = {
-        name: torch.zeros(shape, dtype=torch.int64, device="meta") for name in ("tokens", "targets")
-    }
-    return model, batch
+def model_on_meta(config: GPT3Config, run: RunFile) -> tuple[nn.Module, Batch]:
+    """A family's model and example batch, for planning."""
+    source = GPT3Source(config)
+    model = source.build(PRECISIONS[run.model.precision])
+    return model, source.example_batch(run.batch.micro_batch_sequences)
 
 
-def _verify(recipe: Recipe) -> None:
-    """A two-layer shrink of the model, split at every layer, must equal the eager module."""
-    layers = min(SHRINK_LAYERS, recipe.config.layers)
-    small = dataclasses.replace(recipe.config, layers=layers)
-    model = GPT3(small, dtype=PRECISIONS[recipe.run.model.precision])
-    sequences = min(2, recipe.run.batch.micro_batch_sequences)
-    generator = torch.Generator().manual_seed(0)
-    shape = (sequences, small.sequence_tokens)
-    batch = {
-        name: torch.randint(small.vocabulary_size, shape, generator=generator)
-        for name in ("tokens", "targets")
-    }
-    verify_against_eager(model, compile_program(model, batch), batch)
+def _trace(run: RunFile, source: ModelSource, training: bool = True) -> Graph:
+    with source_errors(run):
+        model = source.build(PRECISIONS[run.model.precision])
+        batch = source.example_batch(run.batch.micro_batch_sequences)
+    return trace(model, batch, training)
+
+
+def _verify(recipe: Recipe, samples: Samples, note: Callable[[str], None]) -> None:
+    """A shrink of the model, split at every layer, must equal the eager module."""
+    run = recipe.run
+    sequences = min(2, run.batch.micro_batch_sequences)
+    precision = PRECISIONS[run.model.precision]
+    with source_errors(run):
+        small = recipe.source.shrunk()
+        model = small.build(precision)
+        why = _too_large(sum(p.numel() for p in model.parameters()), small is recipe.source)
+        if why:
+            note(f"the sub-models are not checked against the whole model: {why}")
+            return
+        program = compile_program(model, small.example_batch(sequences))
+        model = materialised(small, precision, run.run.seed)
+        small.inspect(model)
+        batch = samples.batch(range(sequences))
+    verify_against_eager(model, program, batch)
+
+
+def _too_large(parameters: int, whole: bool) -> str:
+    """Why a model is not compared with eager; empty: it is."""
+    if whole and parameters > CHECKED_PARAMETERS:
+        return f"it has {parameters:,} parameters, and no smaller model of its make is known"
+    need, have = 12 * parameters, int(psutil.virtual_memory().available * CHECKED_MEMORY_SHARE)
+    if need > have:
+        return f"two layers of it take {format_bytes(need)}, here {format_bytes(have)} are free"
+    return ""
+
+
+def _without_randomness(recipe: Recipe) -> Graph:
+    """The graph in evaluation mode. Raises: ModelError if it still draws random numbers."""
+    graph = _trace(recipe.run, recipe.source, training=False)
+    hint = "make it depend on self.training, as nn.Dropout does, or remove [validation]"
+    if place := _draws(graph):
+        raise ModelError(f"validation would be random: the model draws numbers at {place}", hint)
+    if graph.layout != recipe.graph.layout:
+        raise ModelError("in evaluation mode the model uses its parameters in another way", hint)
+    return graph
+
+
+def _draws(graph: Graph) -> str:
+    """Where the graph draws random numbers; empty: nowhere."""
+    for call in graph.calls:
+        for node in with_nested(call):
+            if is_random(node) and not _drops_nothing(bind(node)):
+                return source_line(node) or node.name
+    return ""
+
+
+def _drops_nothing(arguments: Mapping[str, Any]) -> bool:
+    """Dropout in evaluation mode, or with probability 0; attention's is 0 when left out."""
+    if arguments.get("train") is False:
+        return True
+    otherwise = 0.0 if "query" in arguments else None
+    return bool(arguments.get("p", arguments.get("dropout_p", otherwise)) == 0)
 
 
 def _settings(run: RunFile, dropout_seed: int) -> ReplicaSettings:

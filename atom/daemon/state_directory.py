@@ -53,6 +53,11 @@ class StateDirectory:
         return self.root / "program"
 
     @property
+    def own_code(self) -> Path:
+        """The source file of a run whose model is its owner's own code."""
+        return self.root / "own_code.py"
+
+    @property
     def events(self) -> Path:
         return self.root / "events.jsonl"
 

@@ -39,9 +39,6 @@ class GPT3Source:
     def initial_values(self, seed: int) -> InitialValue:
         return lambda name, shape: initial_value(self.config, name, shape, seed)
 
-    def without_dropout(self) -> ModelSource:
-        return GPT3Source(dataclasses.replace(self.config, dropout=0.0))
-
     def shrunk(self) -> ModelSource:
         layers = min(SHRINK_LAYERS, self.config.layers)
         return GPT3Source(dataclasses.replace(self.config, layers=layers))

@@ -7,8 +7,7 @@ The only door to `transformers`.
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -210,10 +209,9 @@ def _returning_loss(model: nn.Module) -> nn.Module:
 
     def forward(self: nn.Module, input_ids: Tensor, labels: Tensor) -> Tensor:
         """The mean loss, nats per token, of int64 [sequences, tokens]; labels are not shifted."""
-        with _masks_as_in_eager():
-            output = parent.forward(
-                self, input_ids=input_ids, labels=labels, use_cache=False, return_dict=True
-            )
+        output = parent.forward(
+            self, input_ids=input_ids, labels=labels, use_cache=False, return_dict=True
+        )
         loss: Tensor = output.loss
         return loss
 
@@ -226,27 +224,6 @@ def _logits(model: nn.Module, input_ids: Tensor) -> Tensor:
     plain: Callable[..., Any] = model.plain_forward  # type: ignore[assignment]
     logits: Tensor = plain(input_ids=input_ids, use_cache=False, return_dict=True).logits
     return logits
-
-
-@contextmanager
-def _masks_as_in_eager() -> Iterator[None]:
-    """While exporting, the library builds whole masks where it otherwise says `is_causal`: other
-    kernels, other bits. It also looks for packed sequences in values; a run's text has none.
-    """
-    from transformers import masking_utils
-
-    replaced: dict[str, Callable[..., Any]] = {
-        "is_torchdynamo_exporting": lambda: False,
-        "find_packed_sequence_indices": lambda *_, **__: None,
-    }
-    saved = {name: getattr(masking_utils, name) for name in replaced}
-    try:
-        for name, value in replaced.items():
-            setattr(masking_utils, name, value)
-        yield
-    finally:
-        for name, value in saved.items():
-            setattr(masking_utils, name, value)
 
 
 def _initialise(model: Any, module: nn.Module) -> None:

@@ -51,13 +51,6 @@ class HuggingFaceSource:
         model = self.build(torch.float32)
         return FirstValues(model, huggingface.own_initialisation, seed)
 
-    def without_dropout(self) -> ModelSource:
-        values = self._config.to_dict()
-        silent = {
-            key: 0.0 for key, value in values.items() if "drop" in key and isinstance(value, float)
-        }
-        return HuggingFaceSource(self._content | silent, self._sequence_tokens)
-
     def shrunk(self) -> ModelSource:
         layers = getattr(self._config, "num_hidden_layers", SHRINK_LAYERS)
         if layers <= SHRINK_LAYERS:

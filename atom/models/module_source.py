@@ -6,7 +6,6 @@ first values, so the model needs memory once more while they are taken. A factor
 `meta` is initialised module by module, by `reset_parameters`, and needs no such memory.
 """
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,7 +47,6 @@ class ModuleSource:
     example: Mapping[str, Tensor]
     """On `meta`; the count of sequences is the factory's."""
     dataset: Any | None
-    silent: bool = False
 
     packages: tuple[tuple[str, str], ...] = ()
     vocabulary_size: int | None = None
@@ -109,9 +107,6 @@ class ModuleSource:
 
         return value_of
 
-    def without_dropout(self) -> ModelSource:
-        return dataclasses.replace(self, silent=True)
-
     def shrunk(self) -> ModelSource:
         return self
 
@@ -119,10 +114,7 @@ class ModuleSource:
         """Nothing is known about it that could be asked."""
 
     def _make(self, seed: int) -> Made:
-        made = _make(self.name, self.path, self.factory, seed)
-        if self.silent:
-            _silence(made.module)
-        return made
+        return _make(self.name, self.path, self.factory, seed)
 
 
 def _make(name: str, path: Path, factory: Callable[[], Any], seed: int) -> Made:
@@ -213,13 +205,3 @@ def _forget(owner: nn.Module, key: str) -> None:
     parameter = owner._parameters[key]
     assert parameter is not None
     owner._parameters[key] = nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
-
-
-def _silence(module: nn.Module) -> None:
-    """nn.Dropout's `p`, and probabilities that modules keep as `dropout`, `attention_dropout`, …"""
-    for part in module.modules():
-        if isinstance(part, nn.modules.dropout._DropoutNd):
-            part.p = 0.0
-        for key, value in vars(part).items():
-            if "drop" in key and isinstance(value, float):
-                setattr(part, key, 0.0)

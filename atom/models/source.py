@@ -57,9 +57,6 @@ class ModelSource(Protocol):
         Raises (the call, or the values): SourceError.
         """
 
-    def without_dropout(self) -> "ModelSource":
-        """The same model with every dropout it is known to have set to 0."""
-
     def shrunk(self) -> "ModelSource":
         """A smaller model of the same make, for a check against eager; itself if it has none."""
 

@@ -233,6 +233,7 @@ class Swarm:
         (root / "t").mkdir()
         self.peers = [Peer(name, root) for name in names]
         self.address = ""
+        self.join_options: tuple[str, ...] = ()
         self._paused: list[Peer] = []
 
     @property
@@ -258,7 +259,7 @@ class Swarm:
         if not self.address:
             self.address = self._printed_address()
             for joiner in self.joiners if self.address else []:
-                joiner.start("join", self.address)
+                joiner.start("join", self.address, *self.join_options)
         for peer in self.peers:
             if peer not in self._paused and (peer.state / "control.sock").exists():
                 with contextlib.suppress(ControlError):  # it listens a moment after

@@ -1,0 +1,125 @@
+"""From a run file's [model] to the source that builds it, and to what it trains on."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from atom.base.errors import ConfigError
+from atom.config.peer_file import PeerFile
+from atom.config.run_file import RunFile
+from atom.config.sources import text_sources
+from atom.models.data.dataset import Dataset, open_dataset
+from atom.models.data.samples import OwnSamples, Samples, TextSamples
+from atom.models.gpt3 import GPT3Config
+from atom.models.gpt3_source import GPT3Source
+from atom.models.huggingface import MAX_CONFIG_BYTES, canonical_config
+from atom.models.huggingface_source import HuggingFaceSource
+from atom.models.module_source import ModuleSource
+from atom.models.own_code import OwnCode, find_code
+from atom.models.source import ModelSource, SourceError
+
+Progress = Callable[[int, int], None]
+
+
+@contextmanager
+def source_errors(run: RunFile) -> Iterator[None]:
+    """A model that cannot be had is a mistake in the run file's key that names it."""
+    try:
+        yield
+    except SourceError as problem:
+        raise ConfigError(f"model.{run.model.source}: {problem.message}", problem.hint) from problem
+
+
+def pin_source(run: RunFile, folder: Path) -> tuple[RunFile, OwnCode | None]:
+    """The founder's run with its config.json in it, or the digest of its code, and that code.
+
+    Paths are relative to `folder`. Raises: ConfigError.
+    """
+    with source_errors(run):
+        if run.model.huggingface is not None:
+            path = folder / Path(run.model.huggingface).expanduser()
+            return run.with_source(config=canonical_config(_config_text(path))), None
+        if run.model.module is not None:
+            code = find_code(run.model.module, folder)
+            return run.with_source(code=code.sha256), code
+    return run, None
+
+
+def open_source(run: RunFile, code: OwnCode | None) -> ModelSource:
+    """The source of a run that has been pinned. Runs `code`, so only give it what may run here.
+
+    Raises: ConfigError.
+    """
+    model = run.model
+    with source_errors(run):
+        if model.huggingface is not None:
+            assert model.huggingface_config is not None, "pinned when it was founded"
+            return HuggingFaceSource.of_text(model.huggingface_config, model.sequence_tokens)
+        if model.module is not None:
+            assert code is not None, "fetched before"
+            own_data = run.data.source == "module"
+            sequence_tokens = None if own_data else model.sequence_tokens
+            return ModuleSource.open(code, run.run.seed, sequence_tokens)
+    assert model.vocabulary_size is not None, "a pinned run knows its vocabulary"
+    shape = model.shape()
+    return GPT3Source(GPT3Config.build(vocabulary_size=model.vocabulary_size, **shape))
+
+
+def open_samples(run: RunFile, source: ModelSource, text: Dataset | None) -> Samples:
+    """What the run trains on: its text (see `open_text`), or the module's dataset.
+
+    Raises: ConfigError.
+    """
+    if text is None:
+        assert isinstance(source, ModuleSource)
+        with source_errors(run):
+            fraction = run.data.validation_fraction
+            return OwnSamples(source.dataset, source.example, fraction, run.run.seed)
+    if source.vocabulary_size is not None and source.vocabulary_size < text.vocabulary_size:
+        raise ConfigError(
+            f"model.{run.model.source}: the model has {source.vocabulary_size} tokens, "
+            f"the run's tokenizer {text.vocabulary_size}",
+            "use the model's own tokenizer.json, or raise the vocabulary in its config",
+        )
+    return TextSamples(text, source.text_batch)
+
+
+def open_text(
+    run: RunFile, peer: PeerFile, run_folder: Path | None, cache: Path, progress: Progress
+) -> Dataset | None:
+    """Tokenises (once) and maps the run's text; None for a run whose module brings a dataset.
+
+    A stranger's run gives no `run_folder`. Raises: ConfigError.
+    """
+    if run.data.source == "module":
+        return None
+    sources = text_sources(run, peer, run_folder)
+    try:
+        return open_dataset(
+            run.data.source,
+            sources.paths,
+            sources.tokenizer,
+            validation_fraction=run.data.validation_fraction,
+            sequence_tokens=run.model.sequence_tokens,
+            seed=run.run.seed,
+            cache_folder=cache,
+            max_bytes=run.data.max_bytes,
+            on_progress=progress,
+        )
+    except ValueError as problem:
+        raise ConfigError(
+            f"the run's text cannot be used: {problem}",
+            "name the files under [data] paths, in the run file or in your peer file",
+        ) from problem
+
+
+def _config_text(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MAX_CONFIG_BYTES + 1)
+        return raw.decode("utf-8-sig")
+    except (OSError, ValueError) as error:
+        what = getattr(error, "strerror", None) or "not UTF-8 text"
+        raise SourceError(
+            f"{path} cannot be read: {what}", "the path is relative to the run file"
+        ) from error
