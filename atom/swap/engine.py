@@ -239,8 +239,9 @@ class Engine:
         self._device.set_random_state(batch.random)
         computed = segment.compute(part.module, part.sub_model, batch.values, current.training)
         batch.random = self._device.random_state()
+        weights = self._slots.weights[part.slot]
         for name, value in computed.outputs.items():
-            batch.values[name] = value.detach()
+            batch.values[name] = segment.outliving(value.detach(), weights)
         if self._program.loss in computed.outputs:
             batch.loss = batch.values[self._program.loss]
         if keep:

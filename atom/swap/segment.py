@@ -58,6 +58,17 @@ def compute(
     return Computed(inputs, dict(zip(sub_model.outputs, outputs, strict=True)))
 
 
+def outliving(value: Tensor, weights: Tensor) -> Tensor:
+    """The value, in memory of its own if it is a view of `weights`: the slot they are in will hold
+    another sub-model's. Strides stay (kernels are chosen by them), expanded dimensions too.
+    """
+    if value.untyped_storage().data_ptr() != weights.untyped_storage().data_ptr():
+        return value
+    once = value[tuple(slice(1 if stride == 0 else None) for stride in value.stride())]
+    copy = torch.empty_strided(once.shape, once.stride(), dtype=value.dtype, device=value.device)
+    return copy.copy_(once).expand(value.shape)
+
+
 def push_back(
     computed: Computed,
     gradients: dict[str, Tensor],

@@ -1,0 +1,105 @@
+"""One step three ways: the whole module, its sub-models plainly, its sub-models swapped."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from traced_modules import Batch
+
+from atom.graph.ir import Program
+from atom.graph.layers import layer_ends, layers_of
+from atom.graph.program import build_program, load
+from atom.graph.reference import run_layer_major
+from atom.graph.traced import Graph
+from atom.swap.device import CpuDevice
+from atom.swap.device_slots import DeviceSlots
+from atom.swap.engine import Engine
+from atom.swap.host_store import HostStore
+
+Result = tuple[list[float], dict[str, Tensor]]
+"""Losses, and gradients of their sum by parameter; parameters without gradient are left out."""
+
+
+def eager(model: nn.Module, batches: Sequence[Batch], seeds: Sequence[int]) -> Result:
+    """Plain accumulation."""
+    model.zero_grad(set_to_none=True)
+    losses = []
+    for batch, seed in zip(batches, seeds, strict=True):
+        torch.manual_seed(seed)
+        loss = model(**{name: value.clone() for name, value in batch.items()})
+        loss.backward()
+        losses.append(loss.item())
+    return losses, {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+
+
+def plain(
+    model: nn.Module, program: Program, batches: Sequence[Batch], seeds: Sequence[int]
+) -> Result:
+    """The reference."""
+    modules = [make() for make in load(program, "cpu")]
+    parameters = {name: p.detach() for name, p in model.named_parameters()}
+    steps = run_layer_major(program, modules, parameters, batches, seeds)
+    return [loss.item() for loss in steps.losses], dict(steps.gradients)
+
+
+def swapped(
+    model: nn.Module, program: Program, batches: Sequence[Batch], seeds: Sequence[int]
+) -> Result:
+    """The engine with two slots. It weighs with sequences: give it powers of two of them."""
+    device = CpuDevice()
+    store = HostStore.allocate(program.layout)
+    parameters = dict(model.named_parameters())
+    for name in program.layout.by_name:
+        program.layout.view(store.master, name).copy_(parameters[name].detach())
+    store.round_master()
+    slots = DeviceSlots.allocate([program], device, torch.float32)
+    assert len(slots.weights) == 2
+    engine = Engine(program, load(program, "cpu"), store, slots, device)
+    losses = engine.run_pass(batches, seeds)
+    gradients = {
+        name: program.layout.view(store.gradients, name) / engine.sequences_of(batches[0])
+        for name in program.layout.by_name
+    }
+    return losses, gradients
+
+
+def finest(graph: Graph) -> Program:
+    """A sub-model per operation, but where that would be wrong."""
+    last = len(graph.calls)
+    ends = [end for end in range(1, last) if end not in graph.forbidden_cuts]
+    return build_program(graph, ends=[*ends, last])
+
+
+def halves(graph: Graph) -> Program:
+    """Two sub-models, cut between two layers in the middle."""
+    ends = layer_ends(layers_of(graph))
+    middle = ends[(len(ends) - 1) // 2]
+    return build_program(graph, ends=[*([middle] if middle < ends[-1] else []), ends[-1]])
+
+
+CUTS = {"finest": finest, "halves": halves}
+
+
+def assert_equal(found: Result, expected: Result, frozen: frozenset[str] = frozenset()) -> None:
+    """Bit by bit; what has no gradient in `expected` has none, or zeros where arenas hold it."""
+    assert found[0] == expected[0]
+    assert not expected[1].keys() - found[1].keys()
+    for name, gradient in found[1].items():
+        if name in expected[1]:
+            assert torch.equal(gradient, expected[1][name]), name
+        else:
+            assert not gradient.any(), name
+    assert not frozen & expected[1].keys()
+
+
+def largest_crossing(program: Program) -> int:
+    """The most values that any cut is crossed by."""
+    last_use = {name: part.index for part in program.sub_models for name in part.inputs}
+    alive: set[str] = set()
+    most = 0
+    for before, after in pairwise(program.sub_models):
+        alive |= set(before.outputs)
+        alive = {name for name in alive if last_use.get(name, -1) >= after.index}
+        most = max(most, len(alive))
+    return most
