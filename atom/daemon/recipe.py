@@ -19,6 +19,12 @@ from atom.daemon.model_source import source_errors
 from atom.graph.effects import bind, is_random
 from atom.graph.ir import Program
 from atom.graph.program import build_program, compile_program
+from atom.graph.startup_check import (
+    StartupCheck,
+    Subject,
+    decide_startup_check,
+    parameter_bytes,
+)
 from atom.graph.trace import trace
 from atom.graph.traced import Graph, source_line, with_nested
 from atom.graph.verify import verify_against_eager
@@ -37,10 +43,8 @@ PRECISIONS = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-CHECKED_PARAMETERS = 1 << 27
-"""A model that has no shrink is itself compared with the eager module, if it is no larger."""
 CHECKED_MEMORY_SHARE = 0.5
-"""Of the free host memory, at most, for the start-up check: weights, and gradients twice."""
+"""Of the free host memory, at most, for the start-up check of a smaller model."""
 RESULT_ARENAS = 2
 """Averaged gradients held at once: the one being voted on, and the next."""
 GPU_SHARE = 0.9
@@ -209,30 +213,31 @@ def _trace(run: RunFile, source: ModelSource, training: bool = True) -> Graph:
 def _verify(recipe: Recipe, samples: Samples, note: Callable[[str], None]) -> None:
     """A shrink of the model, split at every layer, must equal the eager module."""
     run = recipe.run
-    sequences = min(2, run.batch.micro_batch_sequences)
     precision = PRECISIONS[run.model.precision]
+    sequences = min(2, run.batch.micro_batch_sequences)
     with source_errors(run):
-        small = recipe.source.shrunk()
-        model = small.build(precision)
-        why = _too_large(sum(p.numel() for p in model.parameters()), small is recipe.source)
-        if why:
-            note(f"the sub-models are not checked against the whole model: {why}")
+        source = recipe.source.shrunk()
+        check = _startup_check(recipe, source, precision)
+        if check.subject is Subject.NOTHING:
+            note(check.reason)
             return
-        program = compile_program(model, small.example_batch(sequences))
-        model = materialised(small, precision, run.run.seed)
-        small.inspect(model)
+        if check.subject is Subject.WHOLE:
+            source = recipe.source
+        program = compile_program(source.build(precision), source.example_batch(sequences))
+        model = materialised(source, precision, run.run.seed)
+        source.inspect(model)
         batch = samples.batch(range(sequences))
     verify_against_eager(model, program, batch)
 
 
-def _too_large(parameters: int, whole: bool) -> str:
-    """Why a model is not compared with eager; empty: it is."""
-    if whole and parameters > CHECKED_PARAMETERS:
-        return f"it has {parameters:,} parameters, and no smaller model of its make is known"
-    need, have = 12 * parameters, int(psutil.virtual_memory().available * CHECKED_MEMORY_SHARE)
-    if need > have:
-        return f"two layers of it take {format_bytes(need)}, here {format_bytes(have)} are free"
-    return ""
+def _startup_check(recipe: Recipe, shrunk: ModelSource, precision: torch.dtype) -> StartupCheck:
+    """Raises: SourceError."""
+    whole_bytes = parameter_bytes(recipe.source.build(precision))
+    if shrunk is recipe.source:
+        return decide_startup_check(whole_bytes, None)
+    limit_bytes = int(psutil.virtual_memory().available * CHECKED_MEMORY_SHARE)
+    shrunk_bytes = parameter_bytes(shrunk.build(precision))
+    return decide_startup_check(whole_bytes, shrunk_bytes, limit_bytes)
 
 
 def _without_randomness(recipe: Recipe) -> Graph:

@@ -14,6 +14,7 @@ EXPECTED = {
     errors.DeviceError: 8,
     errors.ModelError: 9,
     errors.ControlError: 10,
+    errors.TrustError: 13,
     errors.UserError: 12,
 }
 
