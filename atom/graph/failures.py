@@ -18,6 +18,9 @@ DATA_DEPENDENT = (
 _NAMES_ONLY_AN_OPERATOR = {"DataDependentOutputException", "DynamicOutputShapeException"}
 """Errors of torch whose whole text is the name of an inner operator."""
 
+_GENERATED = "<"
+"""What names of code without a file begin with."""
+
 _TORCH, _PYTHON, _OURS = (
     os.path.join(folder, "")
     for folder in (
@@ -77,4 +80,4 @@ def _hint(error: Exception) -> str:
 def _is_users(filename: str) -> bool:
     """Site packages lie within Python's folder: a model from one is the user's, torch is not."""
     in_python = filename.startswith(_PYTHON) and "-packages" not in filename
-    return not in_python and not filename.startswith((_TORCH, _OURS))
+    return not in_python and not filename.startswith((_TORCH, _OURS, _GENERATED))

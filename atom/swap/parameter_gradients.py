@@ -85,8 +85,11 @@ class ParameterGradients:
         """Gradients that enter this micro-batch's backward as roots."""
         if micro_batch > 0 or not self._exact:
             return []
-        places = self._places[sub_model]
-        return [(place.parameter, place.sum) for place in places if place.carrier is not None]
+        return [
+            (place.parameter, place.sum)
+            for place in self._places[sub_model]
+            if place.carrier is not None and place.parameter.requires_grad
+        ]
 
     def take(self, sub_model: int, micro_batch: int, weight: float) -> None:
         """Moves the parameters' `.grad`, times `weight`, into the slot's sums."""

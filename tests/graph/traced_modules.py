@@ -222,6 +222,99 @@ ZOO: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Batch]]] = {
 }
 
 
+class LongSkips(nn.Module):
+    """Every layer's value is used again at the far end: all of them cross the cuts between."""
+
+    DEPTH = 6
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(self.DEPTH))
+        self.up = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(self.DEPTH))
+        self.gates = nn.ParameterList(torch.ones(WIDTH) for _ in range(self.DEPTH))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        skips = [hidden]
+        for layer in self.down:
+            skips.append(F.dropout(F.gelu(layer(skips[-1])), 0.1) + skips[0])
+        hidden = skips[-1]
+        for layer, gate in zip(self.up, self.gates, strict=True):
+            hidden = layer(hidden) * gate + skips.pop() * skips[0].mean()
+        return torch.stack([*skips, hidden]).square().mean()
+
+
+class TwiceTied(nn.Module):
+    """One matrix as embedding, once more in the middle, and as head."""
+
+    USES = ("tokens.weight", "middle.weight", "head.weight")
+
+    def __init__(self, tied: bool = True) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(VOCABULARY, WIDTH)
+        self.middle = nn.Linear(WIDTH, VOCABULARY, bias=False)
+        self.back = nn.Linear(VOCABULARY, WIDTH)
+        self.norm = nn.LayerNorm(WIDTH)
+        self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
+        if tied:
+            self.middle.weight = self.head.weight = self.tokens.weight
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        hidden = F.dropout(self.tokens(tokens), 0.1)
+        hidden = self.norm(hidden + self.back(self.middle(hidden).relu()))
+        return F.cross_entropy(self.head(hidden).flatten(0, 1), targets.flatten())
+
+    batch = staticmethod(tokens_and_targets)
+
+
+class SeveralInputs(nn.Module):
+    """A buffer, a frozen parameter, changes in place, an input that may be left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.linspace(0.5, 2, WIDTH))
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.frozen = nn.Linear(WIDTH, WIDTH).requires_grad_(False)
+        self.offset = nn.Parameter(torch.randn(1, 1, WIDTH))
+
+    def forward(
+        self, hidden: Tensor, keep: Tensor, bias: Tensor | None = None, target: Tensor | None = None
+    ) -> Tensor:
+        # A view of a parameter, used far from where it is made.
+        offset = self.offset.expand(hidden.shape)
+        for layer in self.layers:
+            hidden = F.dropout(layer(hidden), 0.1).mul_(self.scale)
+            hidden[:, 0] += 1
+            hidden = self.frozen(hidden.masked_fill_(~keep, 0.25))
+        hidden = hidden + offset
+        if bias is not None:
+            hidden = hidden + bias
+        return F.mse_loss(hidden, torch.zeros_like(hidden) if target is None else target)
+
+    @staticmethod
+    def batch(seed: int = 0) -> Batch:
+        generator = torch.Generator().manual_seed(seed)
+        shape = (BATCH, LENGTH, WIDTH)
+        return {
+            **hidden_states(seed),
+            "keep": torch.rand(shape, generator=generator) > 0.2,
+            "bias": torch.randn(shape, generator=generator),
+            "target": torch.randn(shape, generator=generator),
+        }
+
+    @classmethod
+    def batch_without_bias(cls, seed: int = 0) -> Batch:
+        return {name: entry for name, entry in cls.batch(seed).items() if name != "bias"}
+
+
+OWN: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Batch]]] = {
+    "long skips": (LongSkips, hidden_states),
+    "twice tied": (TwiceTied, tokens_and_targets),
+    "several inputs": (SeveralInputs, SeveralInputs.batch),
+    "several inputs, one left out": (SeveralInputs, SeveralInputs.batch_without_bias),
+    **ZOO,
+}
+
+
 class WithLoss(nn.Module):
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()

@@ -1,0 +1,94 @@
+"""Modules written by anybody train swapped as they train whole, bit by bit."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from swapped import CUTS, Result, assert_equal, eager, largest_crossing, plain, swapped
+from traced_modules import (
+    OWN,
+    LongSkips,
+    SeveralInputs,
+    TwiceTied,
+    hidden_states,
+)
+
+from atom.base.errors import ModelError
+from atom.graph.program import build_program
+from atom.graph.trace import trace
+from atom.graph.verify import verify_against_eager
+
+Run = Callable[..., Result]
+
+
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("name", OWN)
+def test_swapped_is_whole(name: str, cut: str) -> None:
+    torch.manual_seed(0)
+    make, batch = OWN[name]
+    model = make()
+    graph = trace(model, batch(0))
+    program = CUTS[cut](graph)
+    expected = eager(model, [batch(1)], [3])
+    assert_equal(plain(model, program, [batch(1)], [3]), expected, graph.frozen)
+    assert_equal(swapped(model, program, [batch(1)], [3]), expected, graph.frozen)
+
+
+def test_skips_cross_many_cuts() -> None:
+    graph = trace(LongSkips(), hidden_states())
+    assert largest_crossing(CUTS["finest"](graph)) > LongSkips.DEPTH
+
+
+def test_a_tied_weight_is_stored_once_and_summed_layer_by_layer() -> None:
+    """For tied weights, several micro-batches are summed use by use, from the last to the first:
+    all micro-batches of one, then those of the one before. Untied, each use has its own sum.
+    """
+    torch.manual_seed(0)
+    model, untied = TwiceTied(), TwiceTied(tied=False)
+    untied.load_state_dict(model.state_dict())
+    batches, seeds = [TwiceTied.batch(1), TwiceTied.batch(2)], [5, 6]
+    apart = [eager(untied, [b], [s])[1] for b, s in zip(batches, seeds, strict=True)]
+    apart = [{name: g.clone() for name, g in each.items()} for each in apart]
+    graph = trace(model, TwiceTied.batch(0))
+    first, *others = TwiceTied.USES
+    assert first in graph.layout.by_name
+    assert not set(others) & graph.layout.by_name.keys()
+
+    sums = None
+    for use in reversed(TwiceTied.USES):
+        for each in apart:
+            sums = each[use] if sums is None else sums + each[use]
+    program = CUTS["finest"](graph)
+    for run in (plain, swapped):
+        _, gradients = run(model, program, batches, seeds)
+        assert torch.equal(gradients[first], sums)
+    _, accumulated = eager(model, batches, seeds)
+    torch.testing.assert_close(sums, accumulated[first])
+    assert not torch.equal(sums, accumulated[first]), "the order shows, or the test shows nothing"
+
+
+def test_an_input_left_out_is_none_and_stays_out() -> None:
+    torch.manual_seed(0)
+    model = SeveralInputs()
+    given, left_out = SeveralInputs.batch(1), SeveralInputs.batch_without_bias(1)
+    with_bias = build_program(trace(model, SeveralInputs.batch(0)))
+    without_bias = build_program(trace(model, SeveralInputs.batch_without_bias(0)))
+    verify_against_eager(model, with_bias, given)
+    verify_against_eager(model, without_bias, left_out)
+    with pytest.raises(ModelError, match="has bias, which the program was made without"):
+        plain(model, without_bias, [given], [0])
+    with pytest.raises(ModelError, match="lacks bias"):
+        plain(model, with_bias, [left_out], [0])
+
+
+@pytest.mark.parametrize("run", [plain, swapped])
+def test_a_batch_of_another_make_is_refused(run: Run) -> None:
+    torch.manual_seed(0)
+    model = LongSkips()
+    program = build_program(trace(model, hidden_states()))
+    hidden = hidden_states(1)["hidden"]
+    for wrong in (hidden[:1], hidden.double(), hidden[:, :5]):
+        with pytest.raises(ValueError, match=r"hidden is .* was made for"):
+            run(model, program, [{"hidden": wrong}], [0])
+    with pytest.raises(ModelError, match=r"hidden is float32 \[1, 16, 16\]; .*for float32 \[2, 16"):
+        plain(model, program, [{"hidden": hidden[:1]}], [0])
