@@ -19,6 +19,7 @@ def show_status(address: str, as_json: bool) -> None:
     from atom.cli.swarm_table import swarm
 
     stdout_console().print(swarm(sight))
+    stdout_console().print(f"owner {sight.view.owner}", style="dim", soft_wrap=True)
     if not sight.view.peers:
         stderr_console().print("[hint]hint:[/]  the run is known, but no peer of it is alive")
 

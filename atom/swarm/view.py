@@ -39,11 +39,14 @@ class SwarmView:
     head: str
     tokens_per_s: float
     peers: tuple[PeerView, ...]
+    owner: str = ""
+    """Peer id of who founded the run."""
 
     def to_json(self) -> dict[str, Any]:
         """JSON-serialisable; the keys of `atom status --json`."""
         return {
             "run": self.run,
+            "owner": self.owner,
             "round": self.round,
             "global_batch": self.global_batch,
             "accumulated": self.accumulated,
@@ -72,6 +75,7 @@ def view_swarm(
         head=head.hex(),
         tokens_per_s=sum(lease.tokens_per_s for lease in counted),
         peers=tuple(_peer_view(lease, unix_time) for lease in ordered),
+        owner=manifest.owner,
     )
 
 
