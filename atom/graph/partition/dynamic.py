@@ -32,6 +32,7 @@ from atom.graph.partition.sweep import (
     INFINITE,
     Plan,
     Sweep,
+    bound_of,
     least_units,
     least_units_plan,
     price_of,
@@ -103,10 +104,15 @@ class Ranks:
     def rank_activation(self, activation_bytes: int) -> int:
         return int(np.searchsorted(self.activation_bytes, activation_bytes))
 
+    def lows(self, box: Box) -> tuple[int, int]:
+        """Elements and activation bytes: the least that max P and max A are."""
+        elements = int(self.elements[box.low_elements])
+        return elements, int(self.activation_bytes[box.low_activation])
+
     def lows_bytes(self, figures: Figures, box: Box) -> int:
         """What slots and activations take at least."""
-        elements = int(self.elements[box.low_elements])
-        return figures.held_bytes * elements + int(self.activation_bytes[box.low_activation])
+        elements, activation_bytes = self.lows(box)
+        return figures.held_bytes * elements + activation_bytes
 
     def allowed(self, spans: Spans, box: Box) -> NDArray[np.bool_]:
         return np.asarray(
@@ -180,16 +186,18 @@ class _Branching:
         return (
             self._parts(box, frugal, bound)
             or self._parts(box, plan, bound)
-            or self._decide(plain, weighted, least)
+            or self._decide(box, plain, weighted, least)
         )
 
     def _parts(self, box: Box, plan: Plan, bound: int) -> list[tuple[int, Box]]:
         children = self._ranks.children(self._figures, box, plan.elements, plan.activation_bytes)
         return [(bound, child) for child in children] if children else []
 
-    def _decide(self, plain: Sweep, weighted: Sweep, least: Whole) -> list[tuple[int, Box]]:
+    def _decide(
+        self, box: Box, plain: Sweep, weighted: Sweep, least: Whole
+    ) -> list[tuple[int, Box]]:
         """Searches the box to the end."""
-        labels = LabelSearch(self._figures, plain, weighted, least)
+        labels = LabelSearch(self._figures, plain, weighted, least, self._ranks.lows(box))
         positions = labels.run(self._best_price)
         self.labels += labels.expanded
         if positions is not None:
@@ -202,24 +210,32 @@ class _Branching:
         """The price of a kept unit that bounds the box best: the sweep, the bound, and the
         cheapest plan met that keeps no more than `room`."""
         bound, weighted = 0, None
-        for _ in range(_MULTIPLIERS):
+        for attempt in range(_MULTIPLIERS):
             more = (frugal.ticks - costly.ticks) << self._figures.cut_bits
             weight = max(1, more // (costly.units - frugal.units))
             weight = min(weight, _MOST_PRICE >> self._figures.cut_bits)
+            if attempt == 0 and self._weight > 1:
+                weight = self._weight
             sweep = self._sweep(weight, allowed)
             plan = sweep.best()
             assert plan is not None
             self._offer(plan)
-            if weighted is None or plan.price - weight * room > bound:
-                bound, weighted = plan.price - weight * room, sweep
+            bits = self._figures.cut_bits
+            lower = int(bound_of(np.array(plan.price), weight, np.array(room), bits))
+            if weighted is None or lower > bound:
+                bound, weighted = lower, sweep
             frugal_price = (frugal.ticks << self._figures.cut_bits) + weight * frugal.units
-            if plan.price >= frugal_price or bound >= self._best_price:
+            costly_price = (costly.ticks << self._figures.cut_bits) + weight * costly.units
+            if bound >= self._best_price:
+                break
+            if attempt > 0 and plan.price >= min(frugal_price, costly_price):
                 break
             if plan.units <= room:
                 frugal = plan
             else:
                 costly = plan
         assert weighted is not None
+        self._weight = weighted.weight
         return weighted, bound, frugal
 
     def _fits_beside(self, units: int, box: Box) -> NDArray[np.bool_]:

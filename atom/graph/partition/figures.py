@@ -2,9 +2,9 @@
 
 Sums of floating-point seconds depend on their order, and two plans that cost the same would differ
 in the last bit; then "least time, then least cut bytes" never reaches the bytes. So time is counted
-in ticks of a nanosecond (longer only if a pass is so long that 60 bits would not hold it), bytes
-at a cut in units of their greatest common divisor, and a plan's price is the one integer
-`ticks · 2^bits + units`.
+in ticks: a nanosecond, or more if a pass is so long that 59 bits would not hold its price. Bytes at
+a cut are counted in units of their greatest common divisor, and a plan's price is the one integer
+`ticks · 2^bits + units`. Seconds are rounded operation by operation, so equal layers stay equal.
 
 Operations that no cut may part are merged into an *atom*; every position between two atoms is then
 a legal cut. Also merged, without loss of optimality, is an operation that costs nothing (a view)
@@ -12,14 +12,15 @@ into the atom before it, if cutting after it is never worse than cutting before 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from atom.graph.partition.chain import Chain, Machine, Operation, Terms, Value
 
 GRADIENT_ELEMENT_BYTES = 4
 _TICK_S = 1e-9
-_KEY_BITS = 59
+_PRICE_BITS = 59
 
 
 @dataclass(frozen=True)
@@ -81,9 +82,11 @@ def figures_of(chain: Chain, machine: Machine, terms: Terms, merge: bool = True)
     bits = (sum(value.size_bytes for value in crossing) // unit + 1).bit_length()
     tick_s = _tick_s(chain, machine, terms, bits)
     batch_bytes = sum(value.size_bytes for value in chain.values if value.made_by < 0)
+    forward = _ticks((o.forward_s for o in chain.operations), terms.micro_batches, tick_s)
+    backward = _ticks((o.backward_s for o in chain.operations), terms.micro_batches, tick_s)
     return Figures(
         atoms=tuple(
-            _atom(chain.operations[a:b], a, terms.micro_batches, tick_s)
+            _atom(chain.operations[a:b], a, forward[b] - forward[a], backward[b] - backward[a])
             for a, b in zip(begins, [*begins[1:], count], strict=True)
         ),
         values=tuple(Value(v.size_bytes // unit, v.made_by, v.last_used_by) for v in crossing),
@@ -105,14 +108,20 @@ def held_bytes(terms: Terms) -> int:
     return terms.slots * terms.element_bytes + terms.gradient_slots * GRADIENT_ELEMENT_BYTES
 
 
-def _atom(operations: Sequence[Operation], begin: int, micro_batches: int, tick_s: float) -> Atom:
+def _ticks(seconds: Iterable[float], micro_batches: int, tick_s: float) -> list[int]:
+    """Of all operations before each position."""
+    rounded = (round(micro_batches * one / tick_s) for one in seconds)
+    return list(accumulate(rounded, initial=0))
+
+
+def _atom(operations: Sequence[Operation], begin: int, forward: int, backward: int) -> Atom:
     parameters: dict[str, int] = {}
     for operation in operations:
         parameters.update(operation.parameters)
     return Atom(
         begin=begin,
-        forward_ticks=sum(round(micro_batches * o.forward_s / tick_s) for o in operations),
-        backward_ticks=sum(round(micro_batches * o.backward_s / tick_s) for o in operations),
+        forward_ticks=forward,
+        backward_ticks=backward,
         parameters=parameters,
         working_bytes=sum(o.working_bytes for o in operations),
         transient_bytes=max(o.transient_bytes for o in operations),
@@ -129,7 +138,7 @@ def _atom_of(begins: Sequence[int], count: int) -> list[int]:
 
 
 def _tick_s(chain: Chain, machine: Machine, terms: Terms, cut_bits: int) -> float:
-    """A nanosecond, or as much more as keeps every price below 2^59."""
+    """Long enough, too, to keep every price below 2^59."""
     compute_s = sum(2 * o.forward_s + o.backward_s for o in chain.operations)
     elements = sum(sum(o.parameters.values()) for o in chain.operations)
     per_element_s = (
@@ -137,7 +146,7 @@ def _tick_s(chain: Chain, machine: Machine, terms: Terms, cut_bits: int) -> floa
         + GRADIENT_ELEMENT_BYTES / machine.gradient_bytes_per_s
     )
     most_s = 2 * (terms.micro_batches * compute_s + elements * per_element_s) + 1e-6
-    room = _KEY_BITS - cut_bits
+    room = _PRICE_BITS - cut_bits
     return max(_TICK_S, most_s / 2.0**room)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from atom.graph.partition.figures import Figures
 from atom.graph.partition.spans import Whole
-from atom.graph.partition.sweep import INFINITE, Sweep
+from atom.graph.partition.sweep import INFINITE, Sweep, bound_of
 
 
 @dataclass(frozen=True)
@@ -56,13 +56,22 @@ class Label:
 
 class LabelSearch:
     """One search. `plain` has weight 1, `weighted` any; both allow the same spans. `least_units`:
-    per position, what the rest keeps at least."""
+    per position, what the rest keeps at least. `lows`: max P and max A are at least so large
+    (plans with smaller ones are judged as if they had these)."""
 
-    def __init__(self, figures: Figures, plain: Sweep, weighted: Sweep, least_units: Whole) -> None:
+    def __init__(
+        self,
+        figures: Figures,
+        plain: Sweep,
+        weighted: Sweep,
+        least_units: Whole,
+        lows: tuple[int, int],
+    ) -> None:
         self._figures = figures
         self._plain = plain
         self._weighted = weighted
         self._least_units = least_units
+        self._lows = lows
         self._queue: list[tuple[int, int, int, Label]] = []
         self._order = counter()
         self._closed: dict[tuple[int, int, int], list[Label]] = {}
@@ -126,7 +135,9 @@ class LabelSearch:
     ) -> None:
         """The spans that can still become a partition that fits and costs less than `below`."""
         figures, spans = self._figures, self._plain.spans
-        units, elements, activation = 0, spans.elements[indices], spans.activation_bytes[indices]
+        units = 0
+        elements = np.maximum(spans.elements[indices], self._lows[0])
+        activation = np.maximum(spans.activation_bytes[indices], self._lows[1])
         if before is not None:
             units = before.units
             units += int(spans.out_units[spans.base[before.begin] + before.end])
@@ -138,10 +149,7 @@ class LabelSearch:
         rest = spans.out_units[indices] + self._least_units[ends]
         bound = np.maximum(
             self._to_go(self._plain, follow, begin, indices) + prices,
-            self._to_go(self._weighted, follow, begin, indices)
-            + prices
-            - self._weighted.weight * (room - units)
-            + rest,
+            self._weighted_bound(follow, begin, indices, prices, units, room),
         )
         for place in np.flatnonzero((units + rest <= room) & (bound < below)):
             label = Label(
@@ -156,6 +164,15 @@ class LabelSearch:
             )
             entry = (int(bound[place]), -label.end, next(self._order), label)
             heapq.heappush(self._queue, entry)
+
+    def _weighted_bound(
+        self, follow: int, begin: int, indices: Whole, prices: Whole, units: int, room: Whole
+    ) -> Whole:
+        """On the whole price: what is before has `prices` and keeps `units` of the `room`."""
+        weight = self._weighted.weight
+        least = self._to_go(self._weighted, follow, begin, indices)
+        whole = least + prices + (weight - 1) * units
+        return bound_of(whole, weight, room, self._figures.cut_bits)
 
     def _to_go(self, sweep: Sweep, follow: int, begin: int, indices: Whole) -> Whole:
         if follow > 0:

@@ -200,3 +200,15 @@ def price_of(spans: Spans, stalls: Stalls, positions: tuple[int, ...]) -> int:
         price += (compute << stalls.bits) + int(spans.out_units[indices[s]])
         price += stalls.between(indices[s], indices[s + 1], s <= last - stalls.slots)
     return price
+
+
+def bound_of(least: Whole, weight: int, room: Whole, bits: int) -> Whole:
+    """A bound from below on the weight-1 price of whatever keeps at most `room` units and whose
+    price at `weight` is at least `least`.
+
+    Of ticks t and units u: t · 2^bits + weight · u ≥ least and u ≤ room give the least t; for that
+    t, the first of them gives the least u. One tick more costs more than any u.
+    """
+    ticks = -((weight * room - least) >> bits)
+    units = -(((ticks << bits) - least) // weight)
+    return np.asarray((ticks << bits) + np.maximum(units, 0))
