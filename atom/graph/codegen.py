@@ -203,8 +203,8 @@ class Source:
             kind = str(spec.dtype).removeprefix("torch.")
             yield f"    {docstring_text(name)}: {kind} {list(spec.shape)}"
         yield ""
-        yield "Forward runs down this table, backward runs up. In, out: what a micro-batch brings over"
-        yield "the cut before, and leaves behind for later sub-models."
+        yield "Forward runs down this table, backward runs up. In and out: what a sub-model takes"
+        yield "and gives, in bytes of one micro-batch."
         yield ""
         yield from table(self._rows)
         yield '"""'
@@ -221,6 +221,8 @@ class _Chain:
             node: unique(identifier(graph.batch.get(node, "x")), self._taken)
             for node in self._inputs
         }
+        reads = ((node, position) for position, layer in enumerate(layers) for node in layer.inputs)
+        self._last_reader = {**dict(reads), **dict.fromkeys(self._outputs, len(layers))}
         self._owner: dict[str, str] = {}
         self._members: list[str] = []
         self._calls: list[str] = []
@@ -238,6 +240,9 @@ class _Chain:
         self._members.append(f"self.{member} = {class_name}(device)")
         arguments = [self._local[node] for node in layer.inputs]
         arguments += [self._owner[name] for name in text.borrowed]
+        for node in layer.inputs:
+            if self._last_reader[node] <= position:
+                self._taken.discard(self._local[node])  # a name holds its memory
         for node in layer.outputs:
             self._local[node] = unique("x", self._taken)
         targets = [self._local[node] for node in layer.outputs]

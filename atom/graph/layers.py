@@ -145,7 +145,7 @@ def _check_ends(graph: Graph, ends: Sequence[int]) -> None:
         if end < len(calls) and end in graph.forbidden_cuts:
             raise ModelError(
                 f"the cut at {end} separates {calls[end - 1].name} from {calls[end].name}, "
-                "which share memory",
+                "which belong together",
                 "cut at a position that the graph does not forbid",
             )
     if not ends or ends[-1] != len(calls):

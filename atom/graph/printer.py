@@ -45,6 +45,14 @@ _RESERVED_LOCALS = {
 }  # fmt: skip
 """Fixed, not asked from `builtins` and `keyword`: every Python version must choose alike."""
 
+_KEEP_THE_NAME = {
+    "add", "clone", "contiguous", "div", "flatten", "masked_fill", "mul", "permute", "reshape",
+    "squeeze", "sub", "t", "to", "transpose", "unsqueeze", "view",
+}  # fmt: skip
+"""Operators after which a value is still what its name says; and those that work in place."""
+
+_SHORTER = {"scaled_dot_product_attention": "attention", "cross_entropy_loss": "loss"}
+
 _NUMBERED_BY_TORCH = re.compile(r"^lifted_tensor_\d+$")
 """Tensors that forward makes from numbers: counted over the whole model, so not named so here."""
 
@@ -63,6 +71,8 @@ class LayerText:
         self._layer = layer
         self._alone = _alone_in_module(layer.whole)
         self._whole = frozenset(layer.whole)
+        self._results = frozenset(layer.outputs)
+        self._position: dict[fx.Node, int] = {}
         self._names: dict[fx.Node, str] = {}
         self._locals = set(_RESERVED_LOCALS)
         self._attributes = set(_RESERVED_ATTRIBUTES)
@@ -139,6 +149,8 @@ class LayerText:
         return "x"
 
     def _statements(self, calls: Iterable[fx.Node], indent: str) -> Iterator[str]:
+        calls = list(calls)
+        self._position.update({node: position for position, node in enumerate(calls)})
         for node in calls:
             if is_getitem(node):
                 continue
@@ -150,10 +162,35 @@ class LayerText:
             if picks:
                 targets = self._unpack(node, picks)
             else:
-                self._names[node] = unique(self._local(node), self._locals)
-                targets = [self._names[node]]
+                name = self._taken_over(node) or unique(self._local(node), self._locals)
+                self._names[node] = name
+                targets = [name]
             comment = self._comment(node)
             yield from assignment(targets, written.head, written.arguments, comment, indent)
+
+    def _taken_over(self, node: fx.Node) -> str:
+        """The first argument's name, where nobody reads that after this call and no module gives
+        a better one: `x = x + projection`. (A local name holds its memory until forward returns.)
+        """
+        first = next(iter(node.args), None)
+        if node in self._alone or not isinstance(first, fx.Node) or first not in self._names:
+            return ""
+        if not _alike(first, node):
+            return ""
+        name = self._names[first]
+        held = [other for other, used in self._names.items() if used == name]
+        return name if all(self._ends_at(other, node) for other in held) else ""
+
+    def _ends_at(self, value: fx.Node, call: fx.Node) -> bool:
+        """Whether this local value has its last reader in `call`."""
+        local = value.op == "call_function" or value in self._graph.batch
+        if not local or value in self._results or value.graph is not call.graph:
+            return False
+        here = self._position[call]
+        return all(
+            user.op == "call_function" and self._position.get(user, -1) <= here
+            for user in value.users
+        )
 
     def _region(self, node: fx.Node, indent: str) -> Iterator[str]:
         """`with torch.no_grad()` and `with torch.autocast(…)`: the nested graph, written out."""
@@ -192,7 +229,7 @@ class LayerText:
     def _local(self, node: fx.Node) -> str:
         path = self._alone.get(node, "")
         path = "" if path == self._layer.prefix else self._relative(path)
-        return identifier(path or str(getattr(node.target, "_opname", "value")))
+        return identifier(path or _operator(node))
 
     def _relative(self, path: str) -> str:
         prefix = self._layer.prefix
@@ -248,6 +285,21 @@ def constant_lines(attribute: str, constant: Constant) -> Iterator[str]:
 def _reads_back(tensor: torch.Tensor) -> bool:
     """Whether Python's literals for the elements give the same elements."""
     return not tensor.is_complex() and bool(torch.isfinite(tensor).all())
+
+
+def _alike(before: fx.Node, after: fx.Node) -> bool:
+    """Whether one value is the other in a new form or with new numbers."""
+    old, new = before.meta.get("val"), after.meta.get("val")
+    operator = _operator(after)
+    if not isinstance(old, torch.Tensor) or not isinstance(new, torch.Tensor):
+        return False
+    keeps_name = operator in _KEEP_THE_NAME or operator[-1] == "_"
+    return keeps_name and old.numel() == new.numel()
+
+
+def _operator(node: fx.Node) -> str:
+    name = str(getattr(node.target, "_opname", "value"))
+    return _SHORTER.get(name, name)
 
 
 def _picks(node: fx.Node) -> list[fx.Node]:

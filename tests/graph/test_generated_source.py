@@ -1,7 +1,9 @@
 """The source: readable, shared between identical layers, the same bytes everywhere."""
 
 import dataclasses
+import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import traceback
@@ -12,6 +14,7 @@ import torch
 from traced_modules import BATCH, LENGTH, WIDTH, ZOO, TiedGPT, hidden_states, tokens_and_targets
 
 from atom.base.errors import DeviceError, MismatchError, ModelError
+from atom.graph.layers import layer_ends, layers_of
 from atom.graph.profile import profile
 from atom.graph.program import (
     CANONICAL_HASH,
@@ -21,19 +24,30 @@ from atom.graph.program import (
     load,
 )
 from atom.graph.trace import trace
+from atom.graph.traced import Graph
 from atom.graph.verify import verify_against_eager
 from atom.models.gpt3 import GPT3, SIZES, GPT3Config
 
-PRINT_HASHES = """
-import torch
-from traced_modules import ZOO
-from atom.graph.program import compile_program
-for name in ("gpt", "skips", "regions", "buffers"):
-    make, batch = ZOO[name]
-    torch.manual_seed(0)
-    program = compile_program(make(), batch(0))
-    print(program.source_hash, program.graph_hash)
-"""
+PRINT_HASHES = "import test_generated_source as here; print(here.some_hashes())"
+
+
+def some_hashes() -> list[str]:
+    hashes = []
+    for name in ("gpt", "skips", "regions", "buffers"):
+        make, batch = ZOO[name]
+        torch.manual_seed(0)
+        graph = trace(make(), batch(0))
+        hashes.append(graph.graph_hash)
+        hashes += [hash_of(source) for source in sources_at_several_cuts(graph)]
+    return hashes
+
+
+def hash_of(source: str) -> str:
+    return hashlib.sha256(source.encode()).hexdigest()
+
+
+def legal_ends(graph: Graph) -> list[int]:
+    return [end for end in range(1, len(graph.calls)) if end not in graph.forbidden_cuts]
 
 
 def test_identical_blocks_share_one_class() -> None:
@@ -57,23 +71,117 @@ def test_real_names_clean_calls_and_shapes() -> None:
     assert max(map(len, source.splitlines())) <= 100
 
 
-@pytest.mark.parametrize("name", ZOO)
-def test_every_generated_line_fits(name: str) -> None:
-    make, batch = ZOO[name]
-    source = compile_program(make(), batch(0)).source
-    assert max(map(len, source.splitlines())) <= 100
-    assert not any(line != line.rstrip() for line in source.splitlines())
+def sources_at_several_cuts(graph: Graph) -> list[str]:
+    """In layers, whole, at the finest cut, and at a cut inside some layers."""
+    legal, count = legal_ends(graph), len(graph.calls)
+    cuts = (None, [count], [*legal, count], [*legal[2::7], count])
+    return [build_program(graph, ends=ends).source for ends in cuts]
+
+
+def test_the_source_is_formatted(tmp_path: Path) -> None:
+    for number, (make, batch) in enumerate(ZOO.values()):
+        for cut, source in enumerate(sources_at_several_cuts(trace(make(), batch(0)))):
+            (tmp_path / f"model_{number}_cut_{cut}.py").write_text(source)
+            assert max(map(len, source.splitlines())) <= 100
+            assert not any(line != line.rstrip() for line in source.splitlines())
+    assert_formatted(tmp_path)
+
+
+def assert_formatted(directory: Path) -> None:
+    command = [sys.executable, "-m", "ruff", "format", "--isolated", "--line-length=100", "--diff"]
+    done = subprocess.run([*command, directory], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+class Crowded(torch.nn.Module):
+    """Names and argument lists too long for a line, in every kind of statement."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        name = "projection_with_a_name_that_goes_on_and_on"
+        self.parts = torch.nn.ModuleList(
+            torch.nn.ModuleDict({f"{name}_{length}": torch.nn.Linear(WIDTH, WIDTH)})
+            for length in ("short", "longer_than_any_name_should_ever_be")
+        )
+        table = torch.linspace(0.0, 1.0, WIDTH) / 3
+        self.register_buffer("table_of_numbers_that_fill_more_than_a_line", table)
+        self.register_buffer("unspeakable", torch.full((WIDTH,), float("nan")).nan_to_num(0.1))
+        self.register_buffer("infinite", torch.full((3,), float("inf")))
+        self.register_buffer("pattern", torch.eye(WIDTH, dtype=torch.bool))
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        collected = []
+        for part in self.parts:
+            for layer in part.values():
+                hidden = layer(hidden) * self.table_of_numbers_that_fill_more_than_a_line
+                collected += [*hidden.split(1, dim=-1), hidden[..., None, 3:5].flatten(1)[:, :3]]
+        pieces = torch.cat([piece.flatten(1) for piece in collected[::-1]], dim=1)
+        widened = torch.nn.functional.pad(pieces, (1, 2, 0, 1), mode="constant", value=0.125)
+        kept = widened.clamp(max=self.infinite[0]).add(self.unspeakable.sum(), alpha=2)
+        masked = hidden.masked_fill(self.pattern, float("-inf")).amax(dim=(0, 1, 2), keepdim=True)
+        return kept.square().mean() + masked.sum() * 1e-20
+
+
+def test_a_crowded_source_is_formatted_too(tmp_path: Path) -> None:
+    graph = trace(Crowded(), hidden_states())
+    for cut, source in enumerate(sources_at_several_cuts(graph)):
+        (tmp_path / f"cut_{cut}.py").write_text(source)
+    assert_formatted(tmp_path)
+    verify_against_eager(Crowded(), build_program(graph), hidden_states(1))
 
 
 def test_same_bytes_under_any_hash_seed() -> None:
-    printed = set()
-    for seed in ("1", "77"):
-        environment = {**os.environ, "PYTHONHASHSEED": seed}
-        environment["PYTHONPATH"] = str(Path(__file__).parent)
-        command = [sys.executable, "-c", PRINT_HASHES]
-        printed.add(subprocess.check_output(command, env=environment, timeout=100, text=True))
+    command = [sys.executable, "-c", PRINT_HASHES]
+    here, running = str(Path(__file__).parent), []
+    for seed in ("0", "1", "77"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": here}
+        running.append(
+            subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+        )
+    expected = some_hashes()
+    assert len(set(expected)) == len(expected) == 20
+    for process in running:
+        assert process.communicate(timeout=100)[0].strip() == str(expected)
+
+
+LAY_OUT = """
+import sys
+from atom.graph.contents import Row, table
+from atom.graph.python_text import assignment, identifier, remark, returned, signature
+names = [identifier(f"модель.layers.{i}.attention-projection" * (1 + i % 3)) for i in range(40)]
+rows = [Row(f"Block{i % 3}", n, n, 10**i, 7**i, i) for i, n in enumerate(names[:9] * 4)]
+lines = [*table(rows), *signature("forward", names), *returned(names), *remark(names)]
+for i, name in enumerate(names):
+    arguments = [*names[:i], f"[{', '.join(names[i:])}]"] if i else []
+    lines += assignment(names[i % 7 : i % 7 + 1 + i // 9], f"torch.{name}", arguments, "[2, 16]")
+lines.append(repr([identifier(w) for w in ("type", "match", "case", "None", "lambda", "a.3", "é")]))
+sys.stdout.reconfigure(encoding="utf-8")
+print("\\n".join(lines))
+"""
+
+
+def other_pythons() -> list[str]:
+    """Interpreters on the path, and those that a version manager keeps beside this one."""
+    names = [f"python3.{minor}" for minor in (11, 12, 13, 14)]
+    found = [path for path in map(shutil.which, names) if path is not None]
+    beside = Path(sys.base_prefix).parent
+    found += [str(path) for name in names for path in sorted(beside.glob(f"*/bin/{name}"))]
+    return [python for python in found if runs(python, "")]
+
+
+def runs(python: str, program: str) -> bool:
+    return subprocess.run([python, "-c", program], capture_output=True, timeout=60).returncode == 0
+
+
+def test_every_python_lays_out_alike() -> None:
+    """What does not need torch; the rest of the generator asks nothing of the Python version."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    printed = {
+        subprocess.check_output([python, "-c", LAY_OUT], env=environment, timeout=60)
+        for python in [sys.executable, *other_pythons()]
+    }
     assert len(printed) == 1
-    assert len(printed.pop().split()) == 8
+    assert len(printed.pop().splitlines()) > 100
 
 
 def test_canonical_hash_does_not_depend_on_the_cut() -> None:
@@ -150,13 +258,31 @@ def test_gpt3_175b_compiles_without_its_weights() -> None:
     assert numel == (50257 + 2048) * 12288 + 2 * 1_812_099_072 + 2 * 12288
 
 
-def test_gpt3_175b_in_full() -> None:
+def test_gpt3_175b_in_full_at_any_cut(tmp_path: Path) -> None:
     batch = {name: torch.zeros(1, 2048, dtype=torch.int64) for name in ("tokens", "targets")}
-    model = GPT3(SIZES["175b"], device="meta", dtype=torch.bfloat16)
-    program = compile_program(model, batch, device_budget_bytes=48 * 2**30)
-    assert 174e9 < program.layout.total_elements < 176e9
-    assert len(program.sub_models) < 98
-    assert len(program.source.splitlines()) < 400
+    graph = trace(GPT3(SIZES["175b"], device="meta", dtype=torch.bfloat16), batch)
+    assert 174e9 < graph.layout.total_elements < 176e9
+    layers = [0, *layer_ends(layers_of(graph))]
+    within = layers[2] - layers[1]
+    middle = [s + within // 2 for s in layers[1:-2] if s + within // 2 not in graph.forbidden_cuts]
+    assert len(middle) == 96
+    cuts = {
+        "layers": layers[1:],
+        "inside every layer": [*middle, layers[-1]],
+        "also between layers": sorted([*layers[1:], *middle]),
+        "inside every fifth layer": [*middle[2::5], layers[-1]],
+        "whole": layers[-1:],
+    }
+    for number, (name, ends) in enumerate(cuts.items()):
+        program = build_program(graph, ends=ends)
+        assert len(program.sub_models) == len(ends), name
+        assert len(program.source.splitlines()) < 400, name
+        table = program.source.partition("#  class")[2].partition('"""')[0]
+        assert len(table.splitlines()) < 12, name
+        (tmp_path / f"cut_{number}.py").write_text(program.source)
+    assert_formatted(tmp_path)
+    budgeted = build_program(graph, device_budget_bytes=48 * 2**30)
+    assert len(budgeted.sub_models) < 98
 
 
 def test_a_gpt_of_twelve_layers_stays_short_at_any_cut() -> None:

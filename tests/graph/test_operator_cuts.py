@@ -1,0 +1,264 @@
+"""Cuts between any two operators: the same bits, few classes, names for the pieces."""
+
+import functools
+import itertools
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from traced_modules import (
+    BATCH,
+    HEADS,
+    LENGTH,
+    WIDTH,
+    ZOO,
+    Attention,
+    Batch,
+    TiedGPT,
+    hidden_states,
+    tokens_and_targets,
+)
+
+from atom.base.errors import ModelError
+from atom.graph.ir import Program
+from atom.graph.layers import layer_ends, layers_of
+from atom.graph.program import CANONICAL_HASH, bind, build_program, load
+from atom.graph.trace import trace
+from atom.graph.traced import Graph
+from atom.graph.verify import verify_against_eager
+from atom.models.gpt3 import GPT3, GPT3Config
+
+TINY = GPT3Config(2, 2, 16, sequence_tokens=16, vocabulary_size=32, dropout=0.1)
+
+
+class SideValues(nn.Module):
+    """A mask that is expanded, cos and sin, a slice: views that live over many calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Attention(0.1) for _ in range(2))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        angles = torch.outer(torch.arange(LENGTH).float(), torch.arange(WIDTH) / WIDTH)
+        cos, sin = angles.cos()[None], angles.sin()[None]
+        seen = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
+        mask = seen[None, None].expand(BATCH, HEADS, LENGTH, LENGTH)
+        for layer in self.layers:
+            first, second = hidden.chunk(2, dim=-1)
+            hidden = layer(hidden * cos + torch.cat([-second, first], dim=-1) * sin, mask)
+        return (hidden[:, 0] - first[:, -1].mean()).square().mean()
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Batch]]] = {
+    **ZOO,
+    "gpt3": (lambda: GPT3(TINY), tokens_and_targets),
+    "gpt, longer": (
+        lambda: TiedGPT(dropout=0.1, length=128),
+        functools.partial(tokens_and_targets, length=128),
+    ),
+    "side values": (SideValues, hidden_states),
+}
+
+
+@functools.cache
+def traced(name: str) -> tuple[nn.Module, Graph]:
+    make, batch = MODELS[name]
+    torch.manual_seed(0)
+    model = make()
+    return model, trace(model, batch(0))
+
+
+def legal_ends(graph: Graph) -> list[int]:
+    """All but the last, which every cut has."""
+    return [end for end in range(1, len(graph.calls)) if end not in graph.forbidden_cuts]
+
+
+@st.composite
+def cut_models(draw: st.DrawFn) -> tuple[str, tuple[int, ...]]:
+    name = draw(st.sampled_from(sorted(MODELS)))
+    _, graph = traced(name)
+    inner = draw(st.sets(st.sampled_from(legal_ends(graph)), max_size=24))
+    return name, (*sorted(inner), len(graph.calls))
+
+
+@settings(max_examples=48, deadline=None, derandomize=True)
+@given(cut_models())
+def test_any_legal_cut_gives_the_model_s_bits(case: tuple[str, tuple[int, ...]]) -> None:
+    name, ends = case
+    model, graph = traced(name)
+    program = build_program(graph, ends=ends)
+    assert tuple(sub_model.end_call for sub_model in program.sub_models) == ends
+    verify_against_eager(model, program, MODELS[name][1](1))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_finest_legal_cut_gives_the_model_s_bits(name: str) -> None:
+    model, graph = traced(name)
+    program = build_program(graph, ends=[*legal_ends(graph), len(graph.calls)])
+    verify_against_eager(model, program, MODELS[name][1](1))
+
+
+class LlamaLoss(nn.Module):
+    """A transformers Llama that returns its loss alone."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        transformers = pytest.importorskip("transformers")
+        config = transformers.LlamaConfig(
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            vocab_size=32,
+            attention_dropout=dropout,
+            use_cache=False,
+        )
+        self.inner = transformers.LlamaForCausalLM(config)
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        loss: Tensor = self.inner(input_ids=tokens, labels=targets).loss
+        return loss
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_a_llama_from_transformers(dropout: float) -> None:
+    torch.manual_seed(0)
+    model = LlamaLoss(dropout)
+    graph = trace(model, tokens_and_targets(0, 32))
+    legal, count = legal_ends(graph), len(graph.calls)
+    for ends in ([*legal, count], [*legal[3::7], count], [*legal[10::41], count]):
+        verify_against_eager(model, build_program(graph, ends=ends), tokens_and_targets(1, 32))
+
+
+def test_pieces_of_identical_layers_share_classes_and_whole_layers_stay_whole() -> None:
+    graph = trace(TiedGPT(layers=8), tokens_and_targets())
+    layers = layers_of(graph)
+    starts = [0, *layer_ends(layers)]
+    # Inside layers 2, 4, 6 at the same operator, at the end of the first and of the last.
+    ends = [starts[1], *(starts[layer] + 8 for layer in (2, 4, 6)), starts[8], starts[-1]]
+    program = build_program(graph, ends=ends)
+    names = [sub_model.name for sub_model in program.sub_models]
+    assert names == [
+        "embedding",
+        "blocks.0 … blocks.1 (1/2)",
+        "blocks.1 (2/2) … blocks.3 (1/2)",
+        "blocks.3 (2/2) … blocks.5 (1/2)",
+        "blocks.5 (2/2) … blocks.6",
+        "blocks.7 … head",
+    ]
+    classes = [sub_model.class_name for sub_model in program.sub_models]
+    assert classes[2] == classes[3]
+    assert len(set(classes)) == 5
+    lines = program.source.splitlines()
+    assert [line for line in lines if line.startswith("class Block")] == [
+        "class Block(nn.Module):",
+        "class BlockStart(nn.Module):",
+        "class BlockEnd(nn.Module):",
+    ]
+    assert "        self.layer_1 = Block(device)" in lines
+    paths = dict(program.sub_models[2].parameters)
+    assert paths["layer_1.norm1_weight"] == "blocks.2.norm1.weight"
+
+
+def test_a_piece_calls_its_layer_s_values_by_their_names() -> None:
+    graph = trace(TiedGPT(layers=1), tokens_and_targets())
+    split = next(i for i, node in enumerate(graph.calls) if "split" in str(node.target))
+    up = next(i for i, node in enumerate(graph.calls) if node.name == "linear_2")
+    program = build_program(graph, ends=[split + 4, up + 1, len(graph.calls)])
+    lines = program.source.splitlines()
+    for line in (
+        "def forward(self, split_0, split_1, split_2, x):",
+        "# split_0: [2, 16, 16]; split_1: [2, 16, 16]; split_2: [2, 16, 16]; x: [2, 16, 16]",
+        "x = x + attention_out  # [2, 16, 16]",
+        "def forward(self, up, add):",
+        "(x,) = self.layer_0(x, x_1)",
+    ):
+        assert any(line == written.strip() for written in lines), line
+
+
+def test_sub_models_say_which_calls_and_layers_they_have() -> None:
+    graph = trace(TiedGPT(), tokens_and_targets())
+    starts = [0, *layer_ends(layers_of(graph))]
+    ends = [starts[1] + 1, starts[1] + 6, starts[3], starts[-1]]
+    found = build_program(graph, ends=ends).sub_models
+    assert [s.first_call for s in found] == [0, *ends[:-1]]
+    assert [(s.first_layer, s.last_layer) for s in found] == [(0, 1), (1, 1), (1, 2), (3, 4)]
+
+
+def test_ends_at_layers_are_the_cut_in_layers() -> None:
+    graph = trace(TiedGPT(), tokens_and_targets())
+    ends = layer_ends(layers_of(graph))
+    assert build_program(graph, ends=ends) == build_program(graph)
+    assert build_program(graph, ends=ends[1::3]) == build_program(graph, [(0, 1), (2, 4)])
+
+
+def test_the_canonical_hash_does_not_depend_on_the_ends() -> None:
+    _, graph = traced("gpt")
+    canonical = build_program(graph).source_hash
+    finest = build_program(graph, ends=[*legal_ends(graph), len(graph.calls)])
+    assert finest.source_hash != canonical
+    assert finest.metadata[CANONICAL_HASH] == canonical
+
+
+@pytest.mark.parametrize("ends", [(), (0, 80), (5,), (5, 5, 80), (9, 5, 80), (81,), (-1, 80)])
+def test_ends_that_do_not_grow_to_the_last_call_are_refused(ends: tuple[int, ...]) -> None:
+    _, graph = traced("gpt")
+    assert len(graph.calls) == 80
+    with pytest.raises(ModelError, match="the cut"):
+        build_program(graph, ends=ends)
+
+
+def test_forbidden_ends_are_refused_by_the_names_of_the_calls() -> None:
+    _, graph = traced("in place")
+    for end in sorted(graph.forbidden_cuts - {len(graph.calls)}):
+        before, after = graph.calls[end - 1].name, graph.calls[end].name
+        with pytest.raises(ModelError, match=f"separates {before} from {after}"):
+            build_program(graph, ends=[end, len(graph.calls)])
+
+
+def test_a_cut_given_twice_is_refused() -> None:
+    _, graph = traced("gpt")
+    with pytest.raises(ModelError, match="twice"):
+        build_program(graph, [(0, 4)], ends=[len(graph.calls)])
+
+
+def crossing_values(name: str) -> tuple[Program, dict[str, Tensor]]:
+    """Every value between sub-models at the finest cut, as forward makes it."""
+    model, graph = traced(name)
+    program = build_program(graph, ends=[*legal_ends(graph), len(graph.calls)])
+    parameters = {n: p.detach() for n, p in model.named_parameters()}
+    values: dict[str, Tensor] = MODELS[name][1](1)
+    for make, sub_model in zip(load(program, "cpu"), program.sub_models, strict=True):
+        module = make()
+        bind(module, sub_model, parameters)
+        outputs = module(*(values[n] for n in sub_model.inputs))
+        for output_name, output in zip(sub_model.outputs, outputs, strict=True):
+            assert output_name not in values
+            values[output_name] = output.detach()
+    return program, values
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_value_is_given_once_however_many_cuts_it_crosses(name: str) -> None:
+    program, values = crossing_values(name)
+    given = list(itertools.chain.from_iterable(s.outputs for s in program.sub_models))
+    assert len(given) == len(set(given))
+    for value_name, value in values.items():
+        spec = program.values[value_name]
+        assert (tuple(value.shape), value.dtype) == (spec.shape, spec.dtype)
+
+
+def test_expanded_values_stay_expanded_and_views_share_their_memory() -> None:
+    program, values = crossing_values("side values")
+    expanded = [v for v in values.values() if v.dim() == 4 and v.dtype is torch.bool]
+    assert any(mask.stride()[:2] == (0, 0) for mask in expanded)
+    assert all(v.untyped_storage().nbytes() == LENGTH * LENGTH for v in expanded)
+    halves = [v for n, v in values.items() if n.startswith("getitem") and v.dim() == 3]
+    stored = {v.untyped_storage().data_ptr() for v in halves}
+    assert len(stored) < len(halves)
+    without = {n for n, spec in program.values.items() if not spec.needs_grad}
+    assert {"cos", "sin", "expand"} <= without
