@@ -224,8 +224,8 @@ def _verify(recipe: Recipe, samples: Samples, note: Callable[[str], None]) -> No
         if check.subject is Subject.WHOLE:
             source = recipe.source
         program = compile_program(source.build(precision), source.example_batch(sequences))
+        source.inspect(materialised(source, torch.float32, run.run.seed))
         model = materialised(source, precision, run.run.seed)
-        source.inspect(model)
         batch = samples.batch(range(sequences))
     verify_against_eager(model, program, batch)
 

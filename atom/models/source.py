@@ -61,7 +61,7 @@ class ModelSource(Protocol):
         """A smaller model of the same make, for a check against eager; itself if it has none."""
 
     def inspect(self, model: nn.Module) -> None:
-        """Looks at what only values show; `model` has some, and is left as it was.
+        """Looks at what only values show; `model` has some, in float32, and is left as it was.
 
         Raises: SourceError.
         """

@@ -1,0 +1,248 @@
+"""Causal language models by their config: names, values, masks, loss, and what is refused."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from atom.graph.program import compile_program
+from atom.graph.verify import verify_against_eager
+from atom.models.huggingface import MAX_CONFIG_BYTES, canonical_config, read_config
+from atom.models.huggingface_source import HuggingFaceSource
+from atom.models.source import SourceError, materialised
+
+transformers = pytest.importorskip("transformers")
+
+COMMON = {
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "vocab_size": 64,
+    "max_position_embeddings": 32,
+}
+LLAMA = COMMON | {"model_type": "llama", "intermediate_size": 48, "num_key_value_heads": 2}
+GPT2 = {
+    "model_type": "gpt2",
+    "architectures": ["GPT2LMHeadModel"],
+    "n_embd": 32,
+    "n_layer": 3,
+    "n_head": 4,
+    "vocab_size": 64,
+    "n_positions": 32,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+CONFIGS = {
+    "llama": LLAMA,
+    "gpt2": GPT2,
+    "tied-qwen2": LLAMA | {"model_type": "qwen2", "tie_word_embeddings": True},
+    "mixtral": LLAMA | {"model_type": "mixtral", "num_local_experts": 4},
+}
+SEQUENCE = 16
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def source(config: dict[str, Any], tokens: int = SEQUENCE) -> HuggingFaceSource:
+    return HuggingFaceSource.of_text(json.dumps(config), tokens)
+
+
+def refusal(config: dict[str, Any], tokens: int = SEQUENCE) -> SourceError:
+    with pytest.raises(SourceError) as caught:
+        source(config, tokens)
+    assert caught.value.hint
+    return caught.value
+
+
+def windows(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """(tokens, targets) as a run's text gives them."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randint(64, (2, SEQUENCE + 1), generator=generator)
+    return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
+
+
+@pytest.fixture(params=CONFIGS, scope="module")
+def config(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return CONFIGS[request.param]
+
+
+def library_model(config: dict[str, Any]) -> nn.Module:
+    parsed = transformers.AutoConfig.for_model(**config)
+    model: nn.Module = transformers.AutoModelForCausalLM.from_config(parsed)
+    return model
+
+
+def test_names_and_ties_are_the_library_s(config: dict[str, Any]) -> None:
+    built = source(config).build(torch.float32)
+    own = library_model(config)
+    assert all(parameter.is_meta for parameter in built.parameters())
+    assert [n for n, _ in built.named_parameters()] == [n for n, _ in own.named_parameters()]
+    assert built.state_dict().keys() == own.state_dict().keys()
+    expected = dict(own.named_buffers())
+    for name, buffer in built.named_buffers():
+        assert torch.equal(buffer, expected[name]), name
+
+
+def test_values_are_drawn_as_the_library_draws_them(config: dict[str, Any]) -> None:
+    model = materialised(source(config), torch.float32, seed=1)
+    torch.manual_seed(0)
+    own = dict(library_model(config).named_parameters())
+    for name, parameter in model.named_parameters():
+        spread, expected = parameter.std().item(), own[name].std().item()
+        assert spread == pytest.approx(expected, rel=0.25, abs=1e-9), name
+        assert parameter.mean().item() == pytest.approx(own[name].mean().item(), abs=5e-3), name
+    if config["model_type"] == "gpt2":  # scaled by what is around it, not by the layer itself
+        scaled = model.get_parameter("transformer.h.0.mlp.c_proj.weight").std().item()
+        assert scaled == pytest.approx(0.02 / 6**0.5, rel=0.1)
+
+
+def test_values_depend_on_seed_and_name_alone(config: dict[str, Any]) -> None:
+    shapes = {n: tuple(p.shape) for n, p in source(config).build(torch.float32).named_parameters()}
+    values = source(config).initial_values(5)
+    forwards = {name: values(name, shape) for name, shape in shapes.items()}
+    torch.manual_seed(99)
+    torch.set_num_threads(4)
+    values = source(config).initial_values(5)
+    for name in reversed(shapes):
+        assert torch.equal(values(name, shapes[name]), forwards[name]), name
+    assert torch.get_num_threads() == 4
+    other = source(config).initial_values(6)
+    name = max(shapes, key=lambda n: shapes[n])
+    assert not torch.equal(other(name, shapes[name]), forwards[name])
+
+
+def test_asking_for_values_leaves_the_random_state_alone() -> None:
+    values = source(LLAMA).initial_values(5)
+    torch.manual_seed(3)
+    expected = torch.rand(4)
+    torch.manual_seed(3)
+    values("model.embed_tokens.weight", (64, 32))
+    assert torch.equal(torch.rand(4), expected)
+
+
+def test_the_loss_is_the_library_s_own(config: dict[str, Any]) -> None:
+    own_source = source(config)
+    model = materialised(own_source, torch.float32, seed=1).eval()
+    own = library_model(config).eval()
+    own.load_state_dict(model.state_dict())
+    tokens, targets = windows()
+    loss = model(**own_source.text_batch(tokens, targets))
+    # By hand: every token but the last predicts the one after it.
+    logits = own(input_ids=tokens).logits[:, :-1].float()
+    expected = nn.functional.cross_entropy(logits.flatten(0, 1), targets[:, :-1].flatten())
+    assert torch.equal(loss, own(input_ids=tokens, labels=tokens).loss)
+    torch.testing.assert_close(loss, expected)
+
+
+def test_a_batch_has_two_tensors_of_its_own() -> None:
+    batch = source(LLAMA).text_batch(*windows())
+    assert list(batch) == ["input_ids", "labels"]
+    assert batch["input_ids"].data_ptr() != batch["labels"].data_ptr()
+    example = source(LLAMA).example_batch(3)
+    assert list(example) == ["input_ids", "labels"]
+    assert {tuple(value.shape) for value in example.values()} == {(3, SEQUENCE)}
+    assert {value.dtype for value in example.values()} == {torch.int64}
+
+
+def test_the_shrink_is_bit_equal_to_eager(config: dict[str, Any]) -> None:
+    small = source(config).shrunk()
+    model = materialised(small, torch.float32, seed=1)
+    small.inspect(model)
+    program = compile_program(small.build(torch.float32), small.example_batch(2))
+    verify_against_eager(model, program, small.text_batch(*windows()))
+    layers = {name for name, _ in model.named_modules() if name.endswith((".0", ".1", ".2"))}
+    assert not any(name.endswith((".h.2", ".layers.2")) for name in layers)
+
+
+def test_choices_of_implementation_and_code_are_left_out() -> None:
+    tricks = {
+        "_attn_implementation": "somebody/kernel",
+        "attn_implementation": "flash_attention_2",
+        "auto_map": {"AutoModelForCausalLM": "evil.py--Evil"},
+        "torch_dtype": "bfloat16",
+        "use_cache": True,
+        "nested": {"_commit_hash": "x", "kept": [1, {"auto_map": 2}]},
+    }
+    kept = read_config(json.dumps(LLAMA | tricks))
+    assert kept == LLAMA | {"nested": {"kept": [1, {}]}}
+    assert canonical_config(json.dumps(LLAMA | tricks | {"nested": None})) == canonical_config(
+        json.dumps(dict(reversed(LLAMA.items())))
+    )
+
+
+def test_precision_is_the_run_s() -> None:
+    built = source(LLAMA | {"torch_dtype": "float64"}).build(torch.bfloat16)
+    assert {parameter.dtype for parameter in built.parameters()} == {torch.bfloat16}
+    assert {buffer.dtype for _, buffer in built.named_buffers()} == {torch.float32}
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"model_type": "no_such_model"}, "knows no model_type 'no_such_model'"),
+        ({"model_type": None}, "names no model_type"),
+        ({"model_type": "../llama"}, "names no model_type"),
+        ({"model_type": "t5"}, "t5 is no causal language model"),
+        ({"model_type": "vit"}, "vit is no causal language model"),
+        ({"architectures": ["LlamaForSequenceClassification"]}, "no causal language model"),
+        ({"num_hidden_layers": 10**6}, "num_hidden_layers is 1000000"),
+        ({"hidden_size": 2**40}, "the config holds 1099511627776"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantized"),
+        ({"hidden_act": "no-such-act"}, ""),
+        ({"max_position_embeddings": 8}, "sequences of 16 tokens, but the model has 8"),
+    ],
+)
+def test_what_cannot_be_trained_is_named(change: dict[str, Any], what: str) -> None:
+    config = LLAMA | change
+    if "hidden_act" in change:
+        with pytest.raises(SourceError, match="cannot use the config"):
+            source(config).build(torch.float32)
+        return
+    assert what in refusal(config).message
+
+
+@pytest.mark.parametrize("text", ["[1]", "{", '"llama"', '{"model_type": NaN}', "[" * 5000, "\x00"])
+def test_what_is_no_config_is_named(text: str) -> None:
+    with pytest.raises(SourceError, match="the config"):
+        read_config(text)
+
+
+def test_a_config_is_bounded() -> None:
+    with pytest.raises(SourceError, match="longer than 32 KiB"):
+        read_config(json.dumps(LLAMA | {"note": "x" * MAX_CONFIG_BYTES}))
+
+
+def test_an_encoder_that_sees_later_tokens_is_refused() -> None:
+    bert = COMMON | {"model_type": "bert", "intermediate_size": 48}
+    for is_decoder in (False, True):
+        small = source(bert | {"is_decoder": is_decoder}).shrunk()
+        model = materialised(small, torch.float32, seed=1)
+        if is_decoder:
+            small.inspect(model)
+        else:
+            with pytest.raises(SourceError, match="looks at later tokens"):
+                small.inspect(model)
+
+
+def test_without_the_library_the_command_to_install_it_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import sys
+
+    from atom.models import huggingface
+
+    huggingface._library.cache_clear()
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    try:
+        assert refusal(LLAMA).hint == "pip install 'atom-swarm[hf]'"
+    finally:
+        huggingface._library.cache_clear()
