@@ -84,15 +84,14 @@ def make_inputs(
 ) -> tuple[dict[fx.Node, torch.Tensor], tuple[torch.Tensor, ...]]:
     """Arguments by node, and the leaves among them that want a gradient."""
     inputs, leaves = {}, []
-    mutable = _changes_arguments(node)
+    mutable = changes_arguments(node)
     for argument, form in zip(arguments_of(node), forms, strict=True):
         tensor = fill(argument, form).as_strided(form.shape, form.stride)
         if form.needs_grad and form.dtype.is_floating_point:
             tensor.requires_grad_()
             leaves.append(tensor)
-            # A leaf that wants a gradient may not be changed in place; a copy of it may.
-            tensor = tensor.clone() if mutable else tensor
-        inputs[argument] = tensor
+        # A leaf that wants a gradient, and a view, may not be changed in place; a copy may.
+        inputs[argument] = tensor.clone() if mutable else tensor
     return inputs, tuple(leaves)
 
 
@@ -125,7 +124,8 @@ def _filled(value: Any, inputs: Inputs) -> Any:
     return map_arg(value, fill)
 
 
-def _changes_arguments(node: fx.Node) -> bool:
+def changes_arguments(node: fx.Node) -> bool:
+    """Whether the call writes to what it is given: such arguments serve once."""
     schema = getattr(node.target, "_schema", None)
     return schema is not None and bool(schema.is_mutable)
 

@@ -240,11 +240,17 @@ def _grouped(args: tuple[Any, ...], result: Any) -> float:
     return 2.0 * float(math.prod(result.shape) * args[0].shape[-1])
 
 
+def _grouped_backward(args: tuple[Any, ...], result: Any) -> float:
+    """Gradients of the rows and of the matrices: [M, K], [E, K, N], and [M, N] coming in."""
+    return 4.0 * float(args[0].numel() * args[1].shape[-1])
+
+
 _FORMULAS: dict[str, Callable[[tuple[Any, ...], Any], float]] = {
     "_scaled_dot_product_flash_attention_for_cpu": _attention,
     "_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
     "_grouped_mm": _grouped,
     "grouped_mm_fallback": _grouped,
+    "grouped_mm_fallback_backward": _grouped_backward,
 }
 """Operators that PyTorch's own table of formulas leaves out."""
 

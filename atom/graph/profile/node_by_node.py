@@ -50,10 +50,14 @@ class _Bench:
         self._graph, self._node, self._device = graph, node, device
 
     def measure(self, forms: Sequence[Form], repeats: int) -> OperationSeconds:
-        inputs, leaves = alone.make_inputs(self._node, forms, self._fill)
-        sums = self._sums(inputs, leaves)
-        samples = [self._once(inputs, leaves, sums) for _ in range(repeats + 1)][1:]
-        going, coming = zip(*samples, strict=True)
+        made = alone.make_inputs(self._node, forms, self._fill)
+        sums = self._sums(*made)
+        samples = []
+        for _ in range(repeats + 1):
+            samples.append(self._once(*made, sums))
+            if alone.changes_arguments(self._node):
+                made = alone.make_inputs(self._node, forms, self._fill)
+        going, coming = zip(*samples[1:], strict=True)  # the first one chooses kernels
         return OperationSeconds(statistics.median(going), statistics.median(coming))
 
     def _once(
@@ -83,7 +87,7 @@ class _Bench:
     def _fill(self, argument: fx.Node, form: Form) -> torch.Tensor:
         if form.dtype.is_floating_point:
             return torch.rand(form.span, device=self._device).to(form.dtype)
-        bound = argument_bound(self._node, argument, self._graph.specs) or 1
+        bound = argument_bound(self._node, argument, self._graph) or 1
         if form.dtype is torch.bool:
             return torch.ones(form.span, dtype=form.dtype, device=self._device)
         return torch.randint(bound, (form.span,), dtype=form.dtype, device=self._device)

@@ -65,7 +65,8 @@ class LayerProfile:
     output_bytes: int
     """Of the values it hands on."""
     kept_bytes: int
-    """What forward keeps for backward; inputs count where they are kept, parameters do not."""
+    """What forward keeps for backward, parameters aside. Measured, inputs count where they are
+    kept; counted, where they are made."""
     working_bytes: int
     """The most in use while it runs besides parameters and their summed gradients. The
     allocator's word on a GPU, else `kept_bytes` and what the costs add to it."""

@@ -15,6 +15,7 @@ from atom.graph.program import bind, load
 _ENOUGH_S = 0.2
 """Small sub-models are measured more often than asked, until they have run this long."""
 _MOST_REPEATS = 40
+_PATTERN_ELEMENTS = 2**20
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,7 @@ class _Bench:
     def _parameters(self) -> dict[str, torch.Tensor]:
         layout, dtype = self._program.layout.by_name, self._program.parameter_dtype
         return {
-            name: torch.full(layout[name].shape, 0.01, dtype=dtype, device=self._device)
+            name: _made_up(layout[name].numel, dtype, self._device).view(layout[name].shape)
             for name in {name for _, name in self._sub_model.parameters}
         }
 
@@ -158,6 +159,13 @@ class _Bench:
         else:
             value = torch.zeros(spec.shape, dtype=spec.dtype, device=self._device)
         return value.requires_grad_(spec.needs_grad)
+
+
+def _made_up(numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Small numbers of both signs, flat. A pattern repeated: drawing billions takes minutes, and
+    equal ones give results so small that a CPU computes them many times slower."""
+    pattern = torch.empty(min(numel, _PATTERN_ELEMENTS), device=device).uniform_(-0.05, 0.05)
+    return pattern.to(dtype).repeat(-(-numel // max(1, pattern.numel())))[:numel]
 
 
 def _adder(total: torch.Tensor) -> Callable[[torch.Tensor], None]:

@@ -1,0 +1,212 @@
+"""What operations keep, compute and hand on, against what autograd and torch say."""
+
+import dataclasses
+
+import pytest
+import torch
+from big_and_small import GPT3_NAMES, HF_NAMES, MODELS, Batch, bert, gpt3, llama, tokens
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+from traced_modules import ZOO, TiedGPT, tokens_and_targets
+
+from atom.graph import call_cost
+from atom.graph.ir import padded_elements
+from atom.graph.layers import layers_of
+from atom.graph.operation_chain import operation_chain
+from atom.graph.operations import OperationCosts, operation_costs
+from atom.graph.partition.chain import Chain
+from atom.graph.profile import OperationSeconds, profile
+from atom.graph.profile.index_bounds import index_bounds
+from atom.graph.program import build_program
+from atom.graph.trace import trace
+from atom.graph.traced import Graph
+from atom.models.gpt3 import GPT3, SIZES
+
+
+def kept_in_earnest(model: nn.Module, batch: Batch) -> int:
+    """Bytes of the memory that autograd keeps, the model's own and the batch's left out."""
+    own = {t.untyped_storage().data_ptr() for t in [*model.parameters(), *model.buffers()]}
+    own |= {t.untyped_storage().data_ptr() for t in batch.values()}
+    kept: dict[int, torch.Tensor] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = tensor
+        return tensor
+
+    model.train()
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        model(**batch)
+    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+
+
+def kept(costs: OperationCosts) -> int:
+    return sum(operation.kept_bytes for operation in costs.operations)
+
+
+def flops(costs: OperationCosts) -> tuple[float, float]:
+    return (
+        sum(kernel.flops for one in costs.operations for kernel in one.forward),
+        sum(kernel.flops for one in costs.operations for kernel in one.backward),
+    )
+
+
+def chain_of(graph: Graph) -> Chain:
+    seconds = [OperationSeconds(0.25, 0.5)] * len(graph.calls)
+    return operation_chain(graph, seconds)
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_what_is_kept_is_what_autograd_keeps(name: str) -> None:
+    make, batch = MODELS[name]
+    model = make()
+    costs = operation_costs(trace(model, batch))
+    assert kept(costs) == kept_in_earnest(model, batch)
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_what_each_layer_keeps(name: str) -> None:
+    make, batch = MODELS[name]
+    graph = trace(make(), batch)
+    costs = operation_costs(graph)
+    measured = profile(build_program(graph), "cpu", 1, index_bounds(graph))
+    position = {node: index for index, node in enumerate(graph.calls)}
+    for layer, timing in list(zip(layers_of(graph), measured, strict=True))[1:-1]:
+        predicted = sum(costs.operations[position[node]].kept_bytes for node in layer.calls)
+        assert timing.kept_bytes is not None
+        assert abs(predicted - timing.kept_bytes) <= 0.1 * timing.kept_bytes, layer.name
+
+
+def test_a_gpu_keeps_one_byte_for_a_dropped_element() -> None:
+    graph = trace(gpt3(0.1), tokens(*GPT3_NAMES))
+    dropped = [i for i, node in enumerate(graph.calls) if "dropout.default" in str(node.target)]
+    on_cpu, on_gpu = operation_costs(graph), operation_costs(graph, fused=True)
+    elements = 2 * 32 * 64
+    for index in dropped:
+        masks = [costs.operations[index].kept_bytes % (4 * elements) for costs in (on_cpu, on_gpu)]
+        assert masks == [0, elements]
+    assert kept(on_gpu) < kept(on_cpu)
+
+
+@pytest.mark.parametrize(
+    ("model", "names"),
+    [(gpt3(0.1), GPT3_NAMES), (llama("eager"), HF_NAMES), (bert("eager"), HF_NAMES)],
+)
+def test_operations_counted_as_torch_counts_them(model: nn.Module, names: tuple[str, str]) -> None:
+    batch = tokens(*names)
+    with FlopCounterMode(display=False) as counter:
+        loss = model.train()(**batch)
+        forward = counter.get_total_flops()
+        loss.backward()
+    backward = counter.get_total_flops() - forward
+    assert flops(operation_costs(trace(model, batch))) == (forward, backward)
+
+
+def test_fused_attention_is_counted_too() -> None:
+    graph = trace(gpt3(), tokens(*GPT3_NAMES))
+    attention = next(
+        one for one in operation_costs(graph).operations if one.name.endswith("attention")
+    )
+    assert attention.name == "blocks.0.attention scaled_dot_product_attention"
+    products = 2 * 2 * 4 * 32 * 32 * 16
+    assert sum(kernel.flops for kernel in attention.forward) == 2 * products
+    assert sum(kernel.flops for kernel in attention.backward) == 5 * products
+
+
+@pytest.mark.parametrize("name", sorted(ZOO))
+def test_every_graph_has_costs(name: str) -> None:
+    make, batch = ZOO[name]
+    model = make()
+    graph = trace(model, batch(0))
+    costs = operation_costs(graph)
+    assert len(costs.operations) == len(graph.calls)
+    assert kept(costs) == pytest.approx(kept_in_earnest(model, batch(0)), rel=0.25)
+    for value in costs.values:
+        assert -1 <= value.made_by <= value.last_used_by < len(graph.calls)
+
+
+def test_a_call_that_no_fake_can_run_is_judged_by_its_results(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graph = trace(TiedGPT(layers=1), tokens_and_targets())
+    exact = operation_costs(graph)
+
+    def fails(*_: object) -> None:
+        raise RuntimeError("no fake kernel")
+
+    monkeypatch.setattr(call_cost, "_dissect", fails)
+    judged = operation_costs(graph)
+    assert kept(judged) >= kept(exact)
+    assert judged.values[0] == exact.values[0]
+
+
+def test_values_are_made_once_and_used_last_somewhere() -> None:
+    graph = trace(gpt3(), tokens(*GPT3_NAMES))
+    chain = chain_of(graph)
+    last = len(graph.calls) - 1
+    ids = 2 * 32 * 8
+    batch = [value for value in chain.values if value.made_by == -1]
+    assert [(value.size_bytes, value.last_used_by) for value in batch] == [
+        (ids, 1),
+        (ids, last - 1),
+    ]
+    # The logits in half precision would be upcast: here `to` changes nothing and shares memory.
+    logits = 2 * 32 * 128 * 4
+    assert sum(value.size_bytes == logits for value in chain.values) >= 2
+    loss = chain.values[-1]
+    assert (loss.size_bytes, loss.made_by, loss.last_used_by) == (4, last, last)
+    assert chain.forbidden == graph.forbidden_cuts
+
+
+def test_the_head_holds_its_logits_twice_in_its_backward() -> None:
+    graph = trace(GPT3(gpt3().config, dtype=torch.bfloat16), tokens(*GPT3_NAMES))  # type: ignore[arg-type]
+    loss, float32 = operation_costs(graph).operations[-1], 2 * 32 * 128 * 4
+    assert loss.kept_bytes >= float32
+    assert loss.transient_bytes >= 2 * float32
+
+
+def test_parameters_by_operation_are_aligned_and_tied_ones_are_named_twice() -> None:
+    graph = trace(gpt3(), tokens(*GPT3_NAMES))
+    chain = chain_of(graph)
+    used = [name for operation in chain.operations for name in operation.parameters]
+    assert set(used) == set(graph.layout.by_name)
+    assert used.count("embedding.tokens.weight") == 2
+    for operation in chain.operations:
+        for name, elements in operation.parameters.items():
+            assert elements == padded_elements(graph.layout.by_name[name].numel)
+
+
+def test_equal_layers_recur() -> None:
+    graph = trace(gpt3(), tokens(*GPT3_NAMES))
+    chain = chain_of(graph)
+    blocks = [
+        [i for i, operation in enumerate(chain.operations) if operation.name.startswith(prefix)]
+        for prefix in ("blocks.0", "blocks.1", "blocks.2")
+    ]
+    numbers = [[chain.recurring[i] for i in block] for block in blocks]
+    assert numbers[0] == numbers[1] == numbers[2]
+    by_number: dict[int, tuple[float, ...]] = {}
+    for number, one in zip(chain.recurring, chain.operations, strict=True):
+        figures = (one.forward_s, one.backward_s, one.working_bytes, one.transient_bytes)
+        assert by_number.setdefault(number, figures) == figures
+
+
+def test_a_timing_is_needed_for_every_operation() -> None:
+    graph = trace(gpt3(), tokens(*GPT3_NAMES))
+    with pytest.raises(ValueError, match="3 timings for"):
+        operation_chain(graph, [OperationSeconds(1.0, 1.0)] * 3)
+
+
+def test_a_model_larger_than_any_memory() -> None:
+    config = dataclasses.replace(SIZES["175b"], layers=12)
+    model = GPT3(config, device="meta", dtype=torch.bfloat16)
+    graph = trace(model, tokens(*GPT3_NAMES))
+    costs = operation_costs(graph, fused=True)
+    block = [one for one in costs.operations if one.name.startswith("blocks.7")]
+    width = config.model_dim
+    elements = sum(sum(one.parameters.values()) for one in block)
+    assert elements == 12 * width**2 + 13 * width
+    forward = sum(kernel.flops for one in block for kernel in one.forward)
+    attention = 4 * 2 * 32 * 32 * width
+    assert forward == 2 * 64 * 12 * width**2 + attention

@@ -1,0 +1,172 @@
+"""Kept profiles: used when they are right, made anew and said so when they are not."""
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from traced_modules import TiedGPT, tokens_and_targets
+
+from atom.base.errors import StorageError
+from atom.graph.profile import (
+    LayerProfile,
+    LinkRates,
+    OperationSeconds,
+    Profile,
+    ProfileCache,
+    ProfileKey,
+    Spread,
+)
+from atom.graph.trace import trace
+
+SPREAD = Spread(2.0, 1.0, 3.0)
+LAYER = LayerProfile("blocks.0", SPREAD, SPREAD, SPREAD, SPREAD, 64, 64, 16, 128, 256)
+PROFILE = Profile(
+    source="measured",
+    device_name="a processor",
+    granularity="layer",
+    layers=(LAYER,),
+    operations=(OperationSeconds(0.5, 1.0), OperationSeconds(1.5, 0.0)),
+    link=LinkRates(SPREAD, SPREAD),
+)
+KEY = ProfileKey("ab" * 32, "cpu: a processor", "torch.float32", (), "layer", "2.9", 2)
+
+
+class Measured:
+    """Counts how often a profile was made."""
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    def __call__(self) -> Profile:
+        self.times += 1
+        return PROFILE
+
+
+def ask(cache: ProfileCache, measured: Measured, key: ProfileKey = KEY) -> tuple[Profile, str]:
+    return cache.get(key, layers=1, operations=2, measure=measured)
+
+
+def test_measured_once(tmp_path: Path) -> None:
+    cache, measured = ProfileCache(tmp_path / "profiles"), Measured()
+    assert ask(cache, measured) == (PROFILE, "")
+    assert ask(cache, measured) == (PROFILE, "")
+    assert measured.times == 1
+    assert [path.name for path in (tmp_path / "profiles").iterdir()] == [KEY.file_name]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"graph_hash": "cd" * 32},
+        {"device": "cpu: another"},
+        {"precision": "torch.bfloat16"},
+        {"batch": (("tokens", "torch.int64", (2, 16)),)},
+        {"granularity": "operator"},
+        {"torch_version": "2.10"},
+        {"threads": 3},
+    ],
+)
+def test_another_question_has_another_answer(tmp_path: Path, change: dict[str, Any]) -> None:
+    cache, measured = ProfileCache(tmp_path), Measured()
+    ask(cache, measured)
+    ask(cache, measured, dataclasses.replace(KEY, **change))
+    assert measured.times == 2
+
+
+def _set(*path: str | int, to: Any) -> Callable[[Any], Any]:
+    def change(content: Any) -> Any:
+        place = content
+        for step in path[:-1]:
+            place = place[step]
+        place[path[-1]] = to
+        return content
+
+    return change
+
+
+def _drop_layer(content: Any) -> Any:
+    content["profile"]["layers"] = []
+    return content
+
+
+BAD: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "old": (_set("format", to=0), "another version"),
+    "foreign": (_set("key", "graph_hash", to="cd" * 32), "something else"),
+    "negative": (_set("profile", "operations", 0, "forward_s", to=-1.0), "no amount"),
+    "infinite": (_set("profile", "operations", 1, "backward_s", to=float("inf")), "no amount"),
+    "not a number": (_set("profile", "operations", 1, "backward_s", to=float("nan")), "no amount"),
+    "text": (_set("profile", "operations", 1, "backward_s", to="1"), "no number"),
+    "truth": (_set("profile", "operations", 1, "backward_s", to=True), "no number"),
+    "bytes": (_set("profile", "layers", 0, "kept_bytes", to=1.5), "number of bytes"),
+    "upside down": (_set("profile", "layers", 0, "load_s", "low", to=9.0), "quartiles"),
+    "no rate": (_set("profile", "link", "load_bytes_per_s", "low", to=0), "rate of zero"),
+    "too few": (_drop_layer, "layers and operations"),
+    "one more field": (_set("profile", "more", to=1), "not an object"),
+    "long name": (_set("profile", "layers", 0, "name", to="a" * 10_000), "short text"),
+    "no list": (_set("profile", "operations", to=3), "not a list"),
+    "empty": (lambda _: None, "not an object"),
+}
+
+
+@pytest.mark.parametrize("name", sorted(BAD))
+def test_a_file_that_cannot_be_right_is_made_anew_and_said_so(tmp_path: Path, name: str) -> None:
+    change, reason = BAD[name]
+    cache, measured = ProfileCache(tmp_path), Measured()
+    ask(cache, measured)
+    path = tmp_path / KEY.file_name
+    path.write_text(json.dumps(change(json.loads(path.read_text()))))
+    profile, note = ask(cache, measured)
+    assert profile == PROFILE
+    assert reason in note
+    assert str(path) in note
+    assert measured.times == 2
+    assert ask(cache, measured) == (PROFILE, "")
+
+
+@pytest.mark.parametrize("raw", [b"", b"\xff\xfe", b'{"format": 1', b"[" * 100_000])
+def test_damaged_bytes(tmp_path: Path, raw: bytes) -> None:
+    cache, measured = ProfileCache(tmp_path), Measured()
+    (tmp_path / KEY.file_name).write_bytes(raw)
+    assert "not JSON" in ask(cache, measured)[1]
+    assert ask(cache, measured)[1] == ""
+
+
+def test_a_measurement_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    def fails() -> Profile:
+        raise RuntimeError("out of luck")
+
+    with pytest.raises(RuntimeError, match="out of luck"):
+        ProfileCache(tmp_path / "new").get(KEY, 1, 2, fails)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_profile_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+    bad = dataclasses.replace(PROFILE, operations=(OperationSeconds(float("nan"), 0.0),) * 2)
+    with pytest.raises(ValueError, match="JSON"):
+        ProfileCache(tmp_path).get(KEY, 1, 2, lambda: bad)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_place_to_write_to(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(StorageError, match="cannot be kept") as caught:
+        ask(ProfileCache(tmp_path / "file"), Measured())
+    assert caught.value.hint
+
+
+def test_the_key_of_a_graph() -> None:
+    graph = trace(TiedGPT(), tokens_and_targets())
+    key = ProfileKey.of(graph, "cpu")
+    assert key.graph_hash == graph.graph_hash
+    assert key.batch == (
+        ("tokens", "torch.int64", (2, 16)),
+        ("targets", "torch.int64", (2, 16)),
+    )
+    assert key.torch_version == torch.__version__
+    assert key.threads == torch.get_num_threads()
+    assert key.device.startswith("cpu: ")
+    assert key.file_name != dataclasses.replace(key, threads=99).file_name

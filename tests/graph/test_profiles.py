@@ -1,0 +1,213 @@
+"""Profiles measured and assumed; what makes up inputs; the rates of copies."""
+
+import itertools
+import math
+import weakref
+
+import pytest
+import torch
+from big_and_small import GPT3_NAMES, HF_NAMES, bert, gpt3, llama, tokens
+from traced_modules import ZOO, TiedGPT, tokens_and_targets
+
+from atom.base.errors import DeviceError
+from atom.graph.layers import layers_of
+from atom.graph.profile import (
+    DEVICES,
+    LinkRates,
+    Profile,
+    Spread,
+    assume_graph,
+    assumed_device,
+    measure_graph,
+    measure_host_copy,
+    measure_link,
+    sub_models,
+)
+from atom.graph.profile.index_bounds import index_bounds
+from atom.graph.trace import trace
+from atom.graph.traced import Graph
+from atom.models.gpt3 import GPT3, GPT3Config
+
+LINK = LinkRates(Spread(1e9, 5e8, 2e9), Spread.exactly(1e9))
+
+
+def check(profile: Profile, graph: Graph) -> None:
+    """What holds for every profile."""
+    layers = layers_of(graph)
+    assert [layer.name for layer in profile.layers] == [layer.name for layer in layers]
+    assert len(profile.operations) == len(graph.calls)
+    for going in (True, False):
+        by_layer = [x.forward_s if going else x.backward_s for x in profile.layers]
+        by_call = [x.forward_s if going else x.backward_s for x in profile.operations]
+        assert sum(by_call) == pytest.approx(sum(spread.median for spread in by_layer))
+        assert all(math.isfinite(seconds) and seconds >= 0 for seconds in by_call)
+        assert all(spread.low <= spread.median <= spread.high for spread in by_layer)
+    for layer in profile.layers:
+        assert layer.working_bytes >= layer.kept_bytes
+        assert layer.load_s.median == pytest.approx(
+            layer.parameter_bytes / profile.link.load_bytes_per_s.median
+        )
+
+
+def gpt3_graph(dtype: torch.dtype = torch.float32) -> Graph:
+    config = GPT3Config(3, 4, 64, sequence_tokens=32, vocabulary_size=128)
+    return trace(GPT3(config, device="meta", dtype=dtype), tokens(*GPT3_NAMES))
+
+
+@pytest.mark.parametrize("granularity", ["layer", "operator"])
+def test_measured(granularity: str) -> None:
+    graph = gpt3_graph()
+    profile = measure_graph(graph, "cpu", granularity, repeats=2, link=LINK)
+    check(profile, graph)
+    assert (profile.source, profile.granularity) == ("measured", granularity)
+    assert profile.device_name
+    first, second = profile.layers[1:3]
+    assert (first.forward_s, first.backward_s) == (second.forward_s, second.backward_s)
+    assert first.parameter_bytes == (12 * 64**2 + 13 * 64) * 4 == first.gradient_bytes
+    assert first.output_bytes == 2 * 32 * 64 * 4
+    assert profile.layers[0].forward_s.median > 0
+
+
+@pytest.mark.parametrize("granularity", ["layer", "operator"])
+@pytest.mark.parametrize("name", sorted(ZOO))
+def test_every_graph_is_measured(name: str, granularity: str) -> None:
+    make, batch = ZOO[name]
+    graph = trace(make(), batch(0))
+    check(measure_graph(graph, "cpu", granularity, repeats=1, link=LINK), graph)
+
+
+@pytest.mark.parametrize("granularity", ["layer", "operator"])
+def test_models_that_nobody_prepared_are_measured(granularity: str) -> None:
+    for model in (llama(), bert()):
+        graph = trace(model, tokens(*HF_NAMES))
+        check(measure_graph(graph, "cpu", granularity, repeats=1, link=LINK), graph)
+
+
+def test_an_unknown_granularity() -> None:
+    with pytest.raises(ValueError, match="layer, operator"):
+        measure_graph(gpt3_graph(), "cpu", "atom")
+
+
+def test_only_one_layers_parameters_exist_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    live = peak = 0
+    make_up = sub_models._made_up
+
+    def counted(numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        nonlocal live, peak
+        tensor = make_up(numel, dtype, device)
+        size = tensor.numel() * tensor.itemsize
+        live += size
+        peak = max(peak, live)
+        weakref.finalize(tensor.untyped_storage(), freed, size)
+        return tensor
+
+    def freed(size: int) -> None:
+        nonlocal live
+        live -= size
+
+    monkeypatch.setattr(sub_models, "_made_up", counted)
+    config = GPT3Config(8, 4, 256, sequence_tokens=8, vocabulary_size=64)
+    model = GPT3(config, device="meta")
+    batch = {name: torch.zeros(1, 8, dtype=torch.int64) for name in GPT3_NAMES}
+    profile = measure_graph(trace(model, batch), "cpu", repeats=1, link=LINK)
+    largest = max(layer.parameter_bytes for layer in profile.layers)
+    assert 0 < peak <= largest
+    assert live == 0
+    assert largest < sum(layer.parameter_bytes for layer in profile.layers) / 6
+
+
+def test_measuring_draws_no_random_number_of_the_callers() -> None:
+    graph = trace(TiedGPT(dropout=0.1), tokens_and_targets())
+    before = torch.get_rng_state()
+    measure_graph(graph, "cpu", repeats=1, link=LINK)
+    measure_graph(graph, "cpu", "operator", repeats=1, link=LINK)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_made_up_integers_are_valid_and_spread() -> None:
+    bounds = index_bounds(gpt3_graph())
+    assert (bounds["tokens"], bounds["targets"]) == (128, 128)
+    hf = index_bounds(trace(llama(), tokens(*HF_NAMES)))
+    assert (hf["input_ids"], hf["labels"]) == (128, 128)
+
+
+def test_rates_of_copies() -> None:
+    link = measure_link("cpu", repeats=3, buffer_bytes=2**16)
+    for rate in (link.load_bytes_per_s, link.gradient_bytes_per_s):
+        assert 0 < rate.low <= rate.median <= rate.high
+    assert measure_host_copy(repeats=1, buffer_bytes=2**16).median > 0
+
+
+def test_spread() -> None:
+    assert Spread.of([1, 2, 3, 4, 5]) == Spread(3, 2, 4)
+    assert Spread.of([7]) == Spread.exactly(7)
+    assert Spread(4, 2, 8).time_of(16) == Spread(4, 2, 8)
+
+
+@pytest.mark.parametrize("device", sorted(DEVICES))
+def test_assumed(device: str) -> None:
+    graph = gpt3_graph(torch.float16)
+    profile = assume_graph(graph, device)
+    check(profile, graph)
+    assert profile.source == "assumed"
+    assert all(layer.forward_s.low == layer.forward_s.high for layer in profile.layers)
+    first, second = profile.layers[1:3]
+    assert first.forward_s == second.forward_s
+
+
+def test_a_backward_costs_twice_its_forward_where_products_rule() -> None:
+    config = GPT3Config(1, 16, 4096, sequence_tokens=2048, vocabulary_size=256)
+    batch = {name: torch.zeros(4, 2048, dtype=torch.int64) for name in GPT3_NAMES}
+    graph = trace(GPT3(config, device="meta", dtype=torch.float16), batch)
+    block = assume_graph(graph, "v100-32g").layers[1]
+    assert 1.9 < block.backward_s.median / block.forward_s.median < 2.3
+    products = 2 * 4 * 2048 * 12 * 4096**2
+    rate = DEVICES["v100-32g"].flops_per_s[torch.float16].value
+    assert products / rate < block.forward_s.median < 1.6 * products / rate
+
+
+def test_faster_devices_are_faster() -> None:
+    graph = gpt3_graph(torch.float32)
+    order = ("gtx1080ti-11g", "v100-32g", "h200")
+    totals = [
+        sum(one.forward_s + one.backward_s for one in assume_graph(graph, name).operations)
+        for name in order
+    ]
+    assert all(slow > fast for slow, fast in itertools.pairwise(totals))
+
+
+def test_an_unknown_device_is_answered_with_the_known_ones() -> None:
+    with pytest.raises(DeviceError, match="'rtx5090' is no device") as caught:
+        assume_graph(gpt3_graph(), "rtx5090")
+    for name in DEVICES:
+        assert name in caught.value.hint
+
+
+@pytest.mark.parametrize("name", ["gtx1080ti-11g", "v100-32g"])
+def test_old_cards_have_no_bfloat16(name: str) -> None:
+    with pytest.raises(DeviceError, match="does not compute in bfloat16") as caught:
+        assume_graph(gpt3_graph(torch.bfloat16), name)
+    assert "float16" in caught.value.hint
+    assert assumed_device(name, torch.float16).name == name
+
+
+def test_every_figure_has_a_source() -> None:
+    for device in DEVICES.values():
+        figures = [
+            device.memory_bytes, device.memory_bytes_per_s, device.link_bytes_per_s,
+            device.launch_s, *device.flops_per_s.values(),
+        ]  # fmt: skip
+        for figure in figures:
+            assert figure.value > 0
+            assert len(figure.source) > 10
+
+
+def test_frozen_parameters_have_no_gradient_to_send() -> None:
+    model = gpt3()
+    for parameter in model.get_submodule("blocks.0").parameters():
+        parameter.requires_grad_(False)
+    graph = trace(model, tokens(*GPT3_NAMES))
+    profile = measure_graph(graph, "cpu", repeats=1, link=LINK)
+    assert profile.layers[1].gradient_bytes == 0
+    assert profile.layers[1].gradient_out_s.median == 0
+    assert profile.layers[2].gradient_bytes > 0
