@@ -1,8 +1,9 @@
 import pytest
 import torch
 
+from atom.base.clock import ManualClock
 from atom.base.errors import DeviceError
-from atom.swap.streams import CudaDevice
+from atom.swap.streams import CudaDevice, _Times
 
 
 def test_without_a_gpu_the_message_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -17,3 +18,72 @@ def test_a_gpu_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(DeviceError, match="no GPU 2"):
         CudaDevice(2)
+
+
+class FakeStream:
+    """A device whose time passes by the work given to it, in milliseconds."""
+
+    def __init__(self) -> None:
+        self.now_ms = 1e6
+        self.synchronized = 0
+
+    def synchronize(self) -> None:
+        self.synchronized += 1
+
+
+class FakeEvent:
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self, stream: FakeStream) -> None:
+        self.at_ms = stream.now_ms
+
+    def elapsed_time(self, later: "FakeEvent") -> float:
+        return later.at_ms - self.at_ms
+
+
+@pytest.fixture
+def stream(monkeypatch: pytest.MonkeyPatch) -> FakeStream:
+    monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
+    return FakeStream()
+
+
+def test_times_on_streams_become_times_on_the_clock_once_drained(stream: FakeStream) -> None:
+    clock, told = ManualClock(50.0), list[tuple[float, float]]()
+    times = _Times(clock)
+    for origin_s in (50.0, 70.0):
+        times.begin(stream)
+        for _ in range(2):
+            stream.now_ms += 1000
+            with times.around(stream, lambda *span: told.append(span)):
+                stream.now_ms += 500
+            times.begin(stream)
+        assert told == [], "nobody waited for them"
+        times.end(tell=True)
+        assert told == [(origin_s + 1.0, origin_s + 1.5), (origin_s + 2.5, origin_s + 3.0)]
+        told.clear()
+        clock.advance(20)
+    assert stream.synchronized == 2, "once per origin"
+
+
+def test_what_a_host_thread_ends_is_told_at_once(stream: FakeStream) -> None:
+    clock, told = ManualClock(10.0), list[tuple[float, float]]()
+    times = _Times(clock)
+    times.begin(stream)
+    stream.now_ms += 250
+    started = times.mark(stream)
+    clock.advance(2)
+    times.report_until_now(started, lambda *span: told.append(span))
+    assert told == [(10.25, 12.0)]
+
+
+def test_times_of_a_failed_pass_are_forgotten(stream: FakeStream) -> None:
+    told = list[tuple[float, float]]()
+    times = _Times(ManualClock())
+    times.begin(stream)
+    with times.around(stream, lambda *span: told.append(span)):
+        stream.now_ms += 1
+    times.end(tell=False)
+    times.begin(stream)
+    times.end(tell=True)
+    assert told == []

@@ -1,5 +1,6 @@
 """The real compiler, the real GPT: a replica against plain PyTorch, bit for bit."""
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
 
@@ -19,6 +20,7 @@ from atom.optim.rate import RateSettings, learning_rate
 from atom.swap.arrangement import Arrangement
 from atom.swap.device import CpuDevice
 from atom.swap.engine import PassCancelled
+from atom.swap.timeline import Recording
 from atom.training.replica import Replica, ReplicaSettings
 
 SEQUENCES, SEED, STEPS = 2, 11, 3
@@ -169,6 +171,40 @@ def test_training_is_bit_equal_to_plain_pytorch(
         assert replica.loss_sum == sum(loss * SEQUENCES for loss in losses)
         for name, weight in replica.export_parameters().items():
             assert torch.equal(weight, plain.parameters[name]), (round, name)
+
+
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("resident", [{0}, {1, 2}, {0, 1, 2, 3}])
+@pytest.mark.parametrize("slots", [2, 3])
+def test_what_stays_on_the_device_changes_no_bits(
+    device: CpuDevice, slots: int, resident: set[int], kept: bool
+) -> None:
+    stay = frozenset(resident)
+    arrangement = Arrangement(slots, stay, stay if kept else frozenset())
+    recording = Recording()
+    arranged = Replica(
+        program(0.1, "finest"),
+        program(0.0, "finest"),
+        dataclasses.replace(settings(), arrangement=arrangement),
+        device,
+        ManualClock(),
+        recording,
+    )
+    arranged.initialise(functools.partial(initial_value, config(0.1), seed=SEED))
+    swapped = new_replica(device)
+    for round in range(1, STEPS + 1):
+        for replica in (arranged, swapped):
+            step_once(replica, batches(3, seed=round), round)
+        assert arranged.evaluate(batches(2, 9)) == swapped.evaluate(batches(2, 9))
+        assert arranged.loss_sum == swapped.loss_sum
+        assert torch.equal(arranged.gradients, swapped.gradients)
+        for mine, theirs in zip(
+            arranged.state_arenas().values(), swapped.state_arenas().values(), strict=True
+        ):
+            assert torch.equal(mine, theirs)
+        loads = [span.sub_model for span in recording.take().lane("load")]
+        if round > 1:
+            assert not stay.intersection(loads), "the evaluation loaded them"
 
 
 def test_the_loss_falls(device: CpuDevice) -> None:
