@@ -40,6 +40,7 @@ from atom.graph.partition.sweep import (
 
 _MOST_PRICE = 1 << 59
 _MULTIPLIERS = 8
+_FEW_LABELS = 200
 
 
 def search(figures: Figures) -> tuple[int, ...] | None:
@@ -74,14 +75,19 @@ class Box:
     def split(self, elements: int, activation: int, by_elements: bool) -> "tuple[Box, Box]":
         """Halves the part of a range that lies between its low and a plan's rank."""
         if by_elements:
-            middle = (self.low_elements + elements) // 2
+            middle = _between(self.low_elements, elements)
             below = Box(self.low_elements, middle, self.low_activation, self.high_activation)
             above = Box(middle + 1, self.high_elements, self.low_activation, self.high_activation)
             return below, above
-        middle = (self.low_activation + activation) // 2
+        middle = _between(self.low_activation, activation)
         below = Box(self.low_elements, self.high_elements, self.low_activation, middle)
         above = Box(self.low_elements, self.high_elements, middle + 1, self.high_activation)
         return below, above
+
+
+def _between(low: int, rank: int) -> int:
+    """Nearer to the plan: it tends to be as large as it should."""
+    return low + 7 * (rank - 1 - low) // 8
 
 
 class Ranks:
@@ -183,26 +189,23 @@ class _Branching:
         bound = max(bound, plan.price)
         if bound >= self._best_price:
             return []
-        return (
-            self._parts(box, frugal, bound)
-            or self._parts(box, plan, bound)
-            or self._decide(box, plain, weighted, least)
-        )
+        parts = self._parts(box, frugal, bound) or self._parts(box, plan, bound)
+        search = LabelSearch(figures, plain, weighted, least, ranks.lows(box))
+        if self._decide(search, plain, _FEW_LABELS if parts else None):
+            return []
+        return parts
 
     def _parts(self, box: Box, plan: Plan, bound: int) -> list[tuple[int, Box]]:
         children = self._ranks.children(self._figures, box, plan.elements, plan.activation_bytes)
         return [(bound, child) for child in children] if children else []
 
-    def _decide(
-        self, box: Box, plain: Sweep, weighted: Sweep, least: Whole
-    ) -> list[tuple[int, Box]]:
-        """Searches the box to the end."""
-        labels = LabelSearch(self._figures, plain, weighted, least, self._ranks.lows(box))
-        positions = labels.run(self._best_price)
-        self.labels += labels.expanded
+    def _decide(self, search: LabelSearch, plain: Sweep, most_labels: int | None) -> bool:
+        """Searches a box to the end, if that takes no more than so many labels; whether it did."""
+        positions = search.run(self._best_price, most_labels)
+        self.labels += search.expanded
         if positions is not None:
             self._offer(self._plan(plain, positions))
-        return []
+        return positions is not None or not search.stopped
 
     def _multiplier(
         self, allowed: NDArray[np.bool_], costly: Plan, frugal: Plan, room: int

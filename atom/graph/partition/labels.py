@@ -76,15 +76,20 @@ class LabelSearch:
         self._order = counter()
         self._closed: dict[tuple[int, int, int], list[Label]] = {}
         self.expanded = 0
+        self.stopped = False
 
-    def run(self, below: int) -> tuple[int, ...] | None:
-        """Positions of a best partition that costs less than `below`, or None."""
+    def run(self, below: int, most_labels: int | None = None) -> tuple[int, ...] | None:
+        """Positions of a best partition that costs less than `below`; None if there is none, or
+        (then it is `stopped`) if more than `most_labels` would have to be followed up."""
         self._begin(below)
         while self._queue:
             _, _, _, label = heapq.heappop(self._queue)
             if label.follow == 0:
                 return label.positions()
             if self._is_new(label):
+                if self.expanded == most_labels:
+                    self.stopped = True
+                    return None
                 self.expanded += 1
                 self._expand(label, below)
         return None
