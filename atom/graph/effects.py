@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
 from atom.base.errors import ModelError
-from atom.graph.failures import unknowable
+from atom.graph.failures import place_of, unknowable
 from atom.graph.ir import ValueSpec
 
 _RUNNING_STATISTICS = {"batch_norm", "instance_norm"}
@@ -87,6 +87,8 @@ class _Observer(fx.Interpreter):
         return self.effects
 
     def _made(self, node: fx.Node, result: Any) -> None:
+        if _is_tensor(result) and node.op == "call_function":
+            _require_gradient_as_traced(node, result)
         for tensor in tree_leaves(result):
             if _is_tensor(tensor):
                 self._maker.setdefault(_storage(tensor), node)
@@ -117,6 +119,21 @@ class _Observer(fx.Interpreter):
             names += ["running_mean", "running_var"]
         written = [bound[name] for name in names if isinstance(bound.get(name), fx.Node)]
         return [t for node in written for t in tree_leaves(self.env[node]) if _is_tensor(t)]
+
+
+def _require_gradient_as_traced(node: fx.Node, result: torch.Tensor) -> None:
+    """Tracing notes whether each result carried a gradient when the user's code made it.
+
+    Raises: ModelError where the graph does otherwise: tracing lost a region.
+    """
+    carried = getattr(node.meta.get("tensor_meta"), "requires_grad", result.requires_grad)
+    if carried != result.requires_grad:
+        wrong, right = ("has", "none") if result.requires_grad else ("has no", "one")
+        raise ModelError(
+            f"the value made at {place_of(node)} {wrong} gradient in the graph, and {right} in the "
+            "model: tracing lost a region without gradients",
+            "write torch.no_grad() around torch.autocast(), not inside it",
+        )
 
 
 def bind(node: fx.Node) -> Mapping[str, Any]:

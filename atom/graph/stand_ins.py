@@ -83,10 +83,11 @@ def plain_context() -> Iterator[None]:
 
 
 class PythonState:
-    """Python attributes of a model's modules: numbers, and sizes of lists and dictionaries.
+    """Python attributes of a model's modules: numbers, and lengths of lists.
 
     Tracing runs forward once and freezes what it read. What forward itself changes would have
-    been different at the next call, unless it was a cache that settles.
+    been different at the next call, unless it was a cache that settles. (Dictionaries are caches
+    more often than not: they are put back, not watched.)
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -158,7 +159,7 @@ def _numbers(model: nn.Module) -> dict[tuple[str, str], float]:
         for key, value in _attributes(module).items():
             if isinstance(value, int | float) and key != "training":
                 numbers[path, key] = value
-            elif type(value) in (list, dict, set):
+            elif type(value) is list:
                 numbers[path, f"len({key})"] = len(value)
     return numbers
 

@@ -48,8 +48,9 @@ def trace(
     """
     batch = _in_forward_order(model, example_batch)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    exported = _export(model, batch, mode, training)
-    return read_exported(model, batch, exported, mode)
+    with plain_context():
+        exported = _export(model, batch, mode, training)
+        return read_exported(model, batch, exported, mode)
 
 
 def _in_forward_order(
@@ -112,7 +113,6 @@ def _export_once(
             refuse_gradient_hooks(),
             state.watched(),
             masks_as_in_eager(),
-            plain_context(),
             quiet(),
         ):
             stack.enter_context(guard)

@@ -1,12 +1,9 @@
 """Is a program the model? Compared bit by bit, before anyone trains with it."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from atom.base.errors import ModelError
 from atom.graph.attention_masks import masks_whatever_the_values
@@ -15,11 +12,12 @@ from atom.graph.fit import require_fit
 from atom.graph.ir import Program
 from atom.graph.program import load
 from atom.graph.reference import Step, run_reference
+from atom.graph.repetition import first_unrepeated
 from atom.graph.stand_ins import PythonState, mode_of_use, plain_context
 
-_HINT = "the model does something that tracing cannot see (Python state, a custom kernel)"
-_PERIOD = 8191
-"""Weights of a fingerprint's elements: a prime, so that no usual extent repeats with it."""
+_USE_DETERMINISTIC = (
+    "use operators that are deterministic, and random numbers from torch's default generator"
+)
 
 
 def verify_against_eager(
@@ -29,14 +27,15 @@ def verify_against_eager(
     seed: int = 0,
     training: bool = True,
 ) -> None:
-    """Runs the model and its program once, forward and backward, from the same random state.
+    """Runs the model and its program, forward and backward, from the same random state; the model
+    twice, for a model that does not repeat itself equals no program for long.
 
     The model needs values (not `meta`), on one device with `batch`; it and the global random
     state are left as they were. Give it a batch other than the one traced with: values frozen
     into the graph then show. `training` as it was given to `trace`.
 
     Raises: ModelError naming the loss, or the first parameter whose gradient is not bit-equal,
-    and the operator that gives other results every time, if that is why.
+    and the operator that does not repeat its results, if that is why.
     """
     require_fit(program, batch)
     device = next(iter(batch.values())).device
@@ -55,9 +54,11 @@ def verify_against_eager(
 
     try:
         with mode_of_use(model, training), plain_context(), torch.random.fork_rng(devices):
-            difference = _difference(program, eager(), split())
-            if difference:
-                raise _why(difference, eager, split)
+            expected = eager()
+            if difference := _difference(program, expected, eager(), "the model run again gives"):
+                raise _unrepeatable(difference, eager)
+            if difference := _difference(program, expected, split(), "its sub-models give"):
+                raise _unlike(difference, split)
     finally:
         state.restore()
 
@@ -81,18 +82,16 @@ def _eager(model: nn.Module, batch: Mapping[str, torch.Tensor]) -> Step:
     return Step(loss.detach(), gradients)
 
 
-def _difference(program: Program, expected: Step, found: Step) -> str:
+def _difference(program: Program, expected: Step, found: Step, gives: str) -> str:
     """What is not bit-equal, in words, or an empty string."""
     if not torch.equal(expected.loss, found.loss):
-        return (
-            f"the sub-models' loss is {found.loss.item()!r}, the model's {expected.loss.item()!r}"
-        )
+        return f"{gives} the loss {found.loss.item()!r}, not {expected.loss.item()!r}"
     for name in dict.fromkeys([*program.layout.by_name, *expected.gradients]):
         wanted, gradient = expected.gradients.get(name), found.gradients.get(name)
         if wanted is None and gradient is None:
             continue
         if wanted is None or gradient is None or not torch.equal(wanted, gradient):
-            return f"the gradient of {name} differs from the model's{_by(wanted, gradient)}"
+            return f"{gives} another gradient of {name}{_by(wanted, gradient)}"
     return ""
 
 
@@ -100,52 +99,24 @@ def _by(wanted: torch.Tensor | None, gradient: torch.Tensor | None) -> str:
     if wanted is None or gradient is None:
         return " (one of them has none)"
     difference = (wanted.double() - gradient.double()).abs().max().item()
-    return f" by up to {difference:.3g}"
+    return f", by up to {difference:.3g}"
 
 
-def _why(difference: str, eager: Callable[[], Step], split: Callable[[], Step]) -> ModelError:
-    """Runs each once more: what differs from itself needs no tracing to differ."""
-    for run, whose in ((split, "its sub-models"), (eager, "the model")):
-        operator = _unrepeatable(run)
-        if operator:
-            return ModelError(
-                f"{difference}: {operator} gives other results when {whose} run again "
-                "from the same random state",
-                "use operators that are deterministic, and random numbers from torch's default "
-                "generator",
-            )
-    return ModelError(difference, _HINT)
+def _unrepeatable(difference: str, eager: Callable[[], Step]) -> ModelError:
+    call, same_arguments = first_unrepeated(eager)
+    if same_arguments:
+        return ModelError(f"{difference}: {call} does not repeat its results", _USE_DETERMINISTIC)
+    return ModelError(
+        f"{difference}: its forward passes {call or 'operators'} other numbers at every call",
+        "keep numbers that change out of forward, or hand them in with the batch",
+    )
 
 
-def _unrepeatable(run: Callable[[], Step]) -> str:
-    """The first operator whose results differ between two runs, or an empty string."""
-    first, second = _Recorder(), _Recorder()
-    for recorder in (first, second):
-        with recorder:
-            run()
-    for (operator, results), (_, others) in zip(first.calls, second.calls, strict=False):
-        if results != others:
-            return operator
-    return ""
-
-
-class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Every operator that runs, with a fingerprint of its results."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.calls: list[tuple[str, tuple[int, ...]]] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        leaves = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-        # Freshly made memory holds anything.
-        if "empty" not in func._opname:
-            self.calls.append((str(func), tuple(map(_fingerprint, leaves))))
-        return result
-
-
-def _fingerprint(tensor: torch.Tensor) -> int:
-    elements = tensor.detach().contiguous().reshape(-1).view(torch.uint8).long()
-    places = torch.arange(elements.numel(), device=elements.device) % _PERIOD + 1
-    return int((elements * places).sum())
+def _unlike(difference: str, split: Callable[[], Step]) -> ModelError:
+    """The model repeats itself; do the sub-models?"""
+    call, same_arguments = first_unrepeated(split)
+    if same_arguments:
+        return ModelError(f"{difference}: {call} does not repeat its results", _USE_DETERMINISTIC)
+    return ModelError(
+        difference, "the model does something that tracing cannot see (Python state, a hook)"
+    )

@@ -1,5 +1,9 @@
 """What cannot be traced faithfully is refused by name; what can leaves nothing behind."""
 
+import random
+import warnings
+
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -11,6 +15,7 @@ from traced_modules import (
     DrawsInPython,
     HoldsAParameterAside,
     LargeTable,
+    LearnedBias,
     Normalised,
     NotALoss,
     Rounds,
@@ -18,9 +23,34 @@ from traced_modules import (
     hidden_states,
     tokens_and_targets,
 )
+from untraceable_modules import (
+    TRACEABLE,
+    ChangesAWeight,
+    Checkpointed,
+    Collects,
+    CountsSteps,
+    LazyLayer,
+    LosesARegion,
+    NumpyRandomness,
+    OwnGenerator,
+    ReadsANumber,
+    RemembersShapes,
+    Returns,
+    SelectsByData,
+    SlicesByData,
+    TakenFunction,
+    TensorHook,
+    Two,
+    accumulation_hook,
+    module_backward_hook,
+    parameter_hook,
+    spectral_norm,
+)
 
 from atom.base.errors import ModelError
+from atom.graph.program import build_program
 from atom.graph.trace import trace
+from atom.graph.verify import verify_against_eager
 
 
 def on_meta(make: type[nn.Module]) -> nn.Module:
@@ -45,15 +75,94 @@ REFUSED = {
         r"traced_modules\.py:\d+ .*self\.held",
     ),
     "large buffer": (LargeTable, "table has 262144 bytes"),
+    "custom backward taken before": (TakenFunction, "StraightThrough"),
+    "generator of its own": (OwnGenerator, "a Generator"),
+    "numpy randomness": (NumpyRandomness, r"numpy\.random"),
+    "counter": (CountsSteps, r"forward changes step \(1 → 2\) at every call"),
+    "growing list": (Collects, r"forward changes len\(losses\) \(\d → \d\)"),
+    "hook on a tensor": (TensorHook, "register_hook"),
+    "hook on a parameter": (parameter_hook, r"parameter layer\.weight has a gradient hook"),
+    "hook on a sum": (accumulation_hook, r"parameter layer\.weight has a gradient hook"),
+    "hook on a module's backward": (module_backward_hook, "BackwardHookFunction"),
+    "power iteration": (spectral_norm, r"buffer layer\.parametrizations\.weight\.0\._v in place"),
+    "region lost": (LosesARegion, r"made at \S+modules\.py:\d+ has gradient in the graph"),
+    "weight changed": (ChangesAWeight, r"parameter layer\.weight in place, at \S+modules\.py:\d+"),
+    "no shapes yet": (LazyLayer, r"parameter layer\.weight has no shape"),
+    "number read": (ReadsANumber, r"untraceable_modules\.py:\d+ .*values in tensors"),
+    "sliced by data": (SlicesByData, r"untraceable_modules\.py:\d+ .*data-dependent"),
+    "selected by data": (SelectsByData, r"untraceable_modules\.py:\d+ .*values in tensors"),
+    "checkpoint with reentry": (
+        lambda: Checkpointed(use_reentrant=True),
+        r"checkpoint\.CheckpointFunction",
+    ),
+    "several results": (
+        lambda: Returns(lambda hidden: {"loss": hidden.sum(), "hidden": hidden}),
+        r"Returns\.forward returns 2 values",
+    ),
+    "no result": (lambda: Returns(lambda hidden: None), "returns no tensor"),
+    "vector of one": (lambda: Returns(lambda hidden: hidden.sum()[None]), "scalar loss"),
+    "whole number": (lambda: Returns(lambda hidden: hidden.argmax()), "scalar loss"),
+    "without gradient": (lambda: Returns(lambda hidden: hidden.sum().detach()), "scalar loss"),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused_by_name(name: str, capfd: pytest.CaptureFixture[str]) -> None:
     make, message = REFUSED[name]
-    with pytest.raises(ModelError, match=message):
+    with pytest.raises(ModelError, match=message) as refusal:
         trace(make(), hidden_states())
+    assert refusal.value.hint
+    assert "\n" not in str(refusal.value)
     assert "".join(capfd.readouterr()) == ""
+
+
+@pytest.mark.parametrize("name", TRACEABLE)
+def test_not_refused_and_right(name: str) -> None:
+    torch.manual_seed(0)
+    model = TRACEABLE[name]()
+    program = build_program(trace(model, hidden_states()))
+    verify_against_eager(model, program, hidden_states(1))
+
+
+def test_a_scripted_module_is_refused() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        model = Two()
+        model.layer = torch.jit.trace(model.layer, hidden_states()["hidden"])
+    with pytest.raises(ModelError, match="module layer is TorchScript"):
+        trace(model, hidden_states())
+
+
+def test_python_state_is_left_as_it_was() -> None:
+    counter, cache, collector = CountsSteps(), RemembersShapes(), Collects()
+    for model in (counter, collector):
+        with pytest.raises(ModelError):
+            trace(model, hidden_states())
+    trace(cache, hidden_states())
+    assert (counter.step, cache.longest, cache.tables, collector.losses) == (0, 0, {}, [])
+
+
+def test_a_caller_s_own_regions_are_no_part_of_the_model() -> None:
+    expected = trace(Two(), hidden_states()).graph_hash
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        assert trace(Two(), hidden_states()).graph_hash == expected
+
+
+def test_the_generators_are_left_as_they_were() -> None:
+    python, numbers = random.getstate(), numpy.random.get_state()[1].tolist()
+    for model in (DrawsInPython(), NumpyRandomness()):
+        with pytest.raises(ModelError):
+            trace(model, hidden_states())
+    assert random.getstate() == python
+    assert numpy.random.get_state()[1].tolist() == numbers
+
+
+def test_evaluation_mode_is_a_graph_of_its_own() -> None:
+    model = LearnedBias(dropout=0.1)
+    evaluated = trace(model, tokens_and_targets(), training=False)
+    assert model.training
+    assert evaluated.graph_hash != trace(model, tokens_and_targets()).graph_hash
+    verify_against_eager(model, build_program(evaluated), tokens_and_targets(1), training=False)
 
 
 def test_the_guards_are_gone_afterwards() -> None:

@@ -1,0 +1,150 @@
+"""The start-up check: what it catches, what it says, when it is made."""
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor, nn
+from traced_modules import TiedGPT, hidden_states, tokens_and_targets
+from untraceable_modules import OtherDtype, Two
+
+from atom.base.errors import ModelError
+from atom.graph.program import compile_program
+from atom.graph.startup_check import Subject, decide_startup_check, parameter_bytes
+from atom.graph.verify import verify_against_eager
+
+_NOISE = itertools.count(1)
+
+
+@torch.library.custom_op("atom_tests::noisy", mutates_args=())
+def noisy(value: Tensor) -> Tensor:
+    """Never twice the same, from no generator."""
+    return value * (1 + next(_NOISE) * 1e-3)
+
+
+@torch.library.custom_op("atom_tests::cubed", mutates_args=())
+def cubed(value: Tensor) -> Tensor:
+    return value**3
+
+
+@torch.library.custom_op("atom_tests::one_way", mutates_args=())
+def one_way(value: Tensor) -> Tensor:
+    return value * 2
+
+
+@torch.library.custom_op(
+    "atom_tests::jittered", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,)
+)
+def jittered(value: Tensor) -> Tensor:
+    return value + torch.randn_like(value)
+
+
+for operator in (noisy, cubed, one_way, jittered):
+    operator.register_fake(torch.empty_like)
+noisy.register_autograd(lambda ctx, gradient: gradient)
+jittered.register_autograd(lambda ctx, gradient: gradient)
+cubed.register_autograd(
+    lambda ctx, gradient: gradient * 3 * ctx.saved_tensors[0] ** 2,
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+)
+
+
+class Uses(Two):
+    def __init__(self, operator: object) -> None:
+        super().__init__()
+        self.operator = operator
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.other(self.operator(self.layer(hidden))).square().mean()
+
+
+class ReadsSettings(Two):
+    """What it reads is changed from outside, now and then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.temperature = 1.0
+        self.register_buffer("bound", torch.tensor(5.0))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return (self.layer(hidden).clamp(max=self.bound) / self.temperature).sum()
+
+
+class GivesOthersEachTime(Two):
+    """The model itself does not repeat, for a reason that no operator shows."""
+
+    factors = itertools.count(1)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return super().forward(hidden) * next(self.factors)
+
+
+def check(model: nn.Module) -> None:
+    program = compile_program(model, hidden_states())
+    verify_against_eager(model, program, hidden_states(1))
+
+
+@pytest.mark.parametrize("operator", [cubed, jittered])
+def test_operators_with_a_registered_backward_stay_whole(operator: object) -> None:
+    torch.manual_seed(0)
+    check(Uses(operator))
+
+
+def test_an_operator_that_does_not_repeat_is_named() -> None:
+    with pytest.raises(ModelError, match=r"atom_tests\.noisy\.default does not repeat"):
+        check(Uses(noisy))
+
+
+def test_an_operator_without_a_backward_is_named() -> None:
+    with pytest.raises(ModelError, match=r"fails on this batch.*atom_tests\.one_way"):
+        check(Uses(one_way))
+
+
+def test_a_model_that_does_not_repeat() -> None:
+    with pytest.raises(ModelError, match=r"passes aten\.mul\.Tensor other numbers at every call"):
+        check(GivesOthersEachTime())
+
+
+@pytest.mark.parametrize("name", ["temperature", "bound"])
+def test_state_changed_from_outside_shows(name: str) -> None:
+    torch.manual_seed(0)
+    model = ReadsSettings()
+    program = compile_program(model, hidden_states())
+    verify_against_eager(model, program, hidden_states(1))
+    setattr(model, name, torch.tensor(0.01) if name == "bound" else 0.5)
+    with pytest.raises(ModelError, match="sub-models give the loss"):
+        verify_against_eager(model, program, hidden_states(1))
+
+
+def test_the_users_own_mistakes_come_with_their_place() -> None:
+    with pytest.raises(ModelError, match=r"fails on this batch at \S+_modules\.py:\d+.*dtype"):
+        check(OtherDtype())
+
+
+def test_a_batch_that_does_not_fit_is_refused_first() -> None:
+    model = TiedGPT()
+    program = compile_program(model, tokens_and_targets())
+    with pytest.raises(ModelError, match="has mask, which the program was made without"):
+        verify_against_eager(model, program, {**tokens_and_targets(), "mask": torch.ones(2)})
+    batch = tokens_and_targets()
+    with pytest.raises(ModelError, match=r"tokens is int32 .* was made for int64"):
+        verify_against_eager(model, program, {**batch, "tokens": batch["tokens"].int()})
+
+
+def test_what_is_compared_at_start_up() -> None:
+    whole, small = 1000, 10
+    decide = decide_startup_check
+    assert decide(whole, small, limit_bytes=40).subject is Subject.SHRUNK
+    assert decide(whole, small, limit_bytes=10_000).subject is Subject.SHRUNK
+    assert decide(whole, None, limit_bytes=4000).subject is Subject.WHOLE
+    assert decide(small, small, limit_bytes=40).subject is Subject.WHOLE
+    for left_out in (decide(whole, small, limit_bytes=39), decide(whole, None, limit_bytes=3999)):
+        assert left_out.subject is Subject.NOTHING
+        assert "NOT compared" in left_out.reason
+    assert "3.9 KiB" in left_out.reason
+
+
+def test_parameter_bytes_count_tied_ones_once() -> None:
+    model = TiedGPT(layers=1)
+    tied = sum(p.numel() for p in model.parameters()) * 4
+    assert parameter_bytes(model) == parameter_bytes(model.to("meta")) == tied

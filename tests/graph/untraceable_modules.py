@@ -1,0 +1,255 @@
+"""Small modules, each with something that tracing would get wrong without a word."""
+
+import warnings
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from traced_modules import WIDTH, StraightThrough
+
+
+class Two(nn.Module):
+    """Two layers that the others build on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+        self.other = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.other(self.layer(hidden)).square().mean()
+
+
+class TakenFunction(Two):
+    """The function's `apply` was taken before anybody could look."""
+
+    rounded = staticmethod(StraightThrough.apply)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.rounded(self.layer(hidden)).sum()
+
+
+class OwnGenerator(Two):
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = torch.Generator()
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return (self.layer(hidden) * torch.rand(WIDTH, generator=self.generator)).sum()
+
+
+class NumpyRandomness(Two):
+    def forward(self, hidden: Tensor) -> Tensor:
+        import numpy
+
+        return self.layer(hidden).sum() * float(numpy.random.rand())
+
+
+class CountsSteps(Two):
+    def __init__(self) -> None:
+        super().__init__()
+        self.step = 0
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        self.step += 1
+        return self.layer(hidden).sum() / self.step
+
+
+class Collects(Two):
+    def __init__(self) -> None:
+        super().__init__()
+        self.losses: list[Tensor] = []
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        self.losses.append(self.layer(hidden).square().mean())
+        return torch.stack(self.losses).sum()
+
+
+class TensorHook(Two):
+    def forward(self, hidden: Tensor) -> Tensor:
+        inner = self.layer(hidden)
+        inner.register_hook(lambda gradient: gradient * 2)
+        return self.other(inner).sum()
+
+
+def parameter_hook() -> nn.Module:
+    model = Two()
+    model.layer.weight.register_hook(lambda gradient: gradient * 2)
+    return model
+
+
+def accumulation_hook() -> nn.Module:
+    model = Two()
+    model.layer.weight.register_post_accumulate_grad_hook(lambda parameter: None)
+    return model
+
+
+def module_backward_hook() -> nn.Module:
+    model = Two()
+    model.other.register_full_backward_hook(lambda module, inputs, outputs: None)
+    return model
+
+
+def spectral_norm() -> nn.Module:
+    model = Two()
+    model.layer = torch.nn.utils.parametrizations.spectral_norm(model.layer)
+    return model
+
+
+class LazyLayer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.LazyLinear(WIDTH)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.layer(hidden).sum()
+
+
+class ReadsANumber(Two):
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.layer(hidden).sum() * hidden.max().item()
+
+
+class SlicesByData(Two):
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.layer(hidden)[:, : int(hidden.abs().max())].sum()
+
+
+class SelectsByData(Two):
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.layer(hidden)[hidden > 0].sum()
+
+
+class ChangesAWeight(Two):
+    def forward(self, hidden: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.layer.weight.mul_(0.99)
+        return self.layer(hidden).sum()
+
+
+class LosesARegion(Two):
+    """Export drops a no_grad region that lies within an autocast region."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            inner = self.layer(hidden)
+            with torch.no_grad():
+                scale = self.other(inner).abs().mean(dim=-1, keepdim=True)
+            return (inner * scale).float().square().mean()
+
+
+class OtherDtype(Two):
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.layer(hidden.double()).sum()
+
+
+class Returns(Two):
+    """Its forward returns what it is told to make of the hidden states."""
+
+    def __init__(self, result: Callable[[Tensor], object]) -> None:
+        super().__init__()
+        self.result = result
+
+    def forward(self, hidden: Tensor) -> object:
+        return self.result(self.layer(hidden))
+
+
+class Checkpointed(Two):
+    def __init__(self, use_reentrant: bool) -> None:
+        super().__init__()
+        self.use_reentrant = use_reentrant
+
+    def _inner(self, hidden: Tensor) -> Tensor:
+        return F.dropout(F.gelu(self.layer(hidden)), 0.1)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        inner = checkpoint(self._inner, hidden, use_reentrant=self.use_reentrant)
+        return self.other(inner).square().mean()
+
+
+# What follows traces, though one might not think so.
+
+
+class RemembersShapes(Two):
+    """Python state that settles: a cache of what shapes decide."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.longest = 0
+        self.tables: dict[int, Tensor] = {}
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        self.longest = max(self.longest, hidden.shape[1])
+        if self.longest not in self.tables:
+            self.tables[self.longest] = torch.arange(WIDTH).cos()
+        return (self.layer(hidden) * self.tables[self.longest]).sum() / self.longest
+
+
+class SetsAside(Two):
+    """A part of the loss travels through an attribute."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        inner = self.layer(hidden)
+        self.auxiliary = inner.square().mean()
+        return self.other(inner).sum() + self.auxiliary
+
+
+class Regions(Two):
+    """Half precision within full within half, and without gradients around half."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            inner = self.layer(hidden)
+            with torch.autocast("cpu", enabled=False):
+                inner = self.other(inner.float())
+        with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+            shift = self.layer(hidden)
+        return (inner + shift.float()).square().mean()
+
+
+def forward_hooks() -> nn.Module:
+    model = Two()
+    model.layer.register_forward_hook(lambda module, inputs, output: output * 2)
+    model.other.register_forward_pre_hook(lambda module, inputs: (inputs[0] + 1,))
+    return model
+
+
+def weight_norm() -> nn.Module:
+    model = Two()
+    model.layer = torch.nn.utils.parametrizations.weight_norm(model.layer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        model.other = torch.nn.utils.weight_norm(model.other)
+    return model
+
+
+class Recurrent(Two):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cells = nn.LSTM(WIDTH, WIDTH, 2, batch_first=True, dropout=0.1)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.cells(self.layer(hidden))[0].square().mean()
+
+
+class Draws(Two):
+    """Every way of drawing from the default generator."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        hidden = hidden + torch.empty_like(hidden).normal_(0, 0.1)
+        kept = torch.bernoulli(torch.full_like(hidden, 0.9))
+        return (self.other(self.layer(hidden) * kept) + torch.randn_like(hidden)).square().mean()
+
+
+TRACEABLE: dict[str, Callable[[], nn.Module]] = {
+    "a cache that settles": RemembersShapes,
+    "an attribute set and read": SetsAside,
+    "regions": Regions,
+    "forward hooks": forward_hooks,
+    "weight norm": weight_norm,
+    "recurrent": Recurrent,
+    "random numbers": Draws,
+    "checkpointed": lambda: Checkpointed(use_reentrant=False),
+}
