@@ -1,0 +1,156 @@
+"""Chooses how a model goes through a device: cut, accumulation, slots, what stays.
+
+The partitioner finds the best cut for given terms. Around it this search varies what nobody should
+have to set: how many micro-batches a pass accumulates, and how much of the device is left for
+weights and activations that stay. Every candidate's schedule is timed event by event, as the
+engine would carry it out; the one with most micro-batches per second wins, and among equals the
+shortest pass.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from atom.graph.partition import Chain, Machine, Partition, Terms, find_partition, partition
+from atom.plan.memory import GRADIENT_BYTES, DeviceMemory, device_memory
+from atom.plan.pieces import Piece, pieces_of
+from atom.plan.residency import Budget, arrangements
+from atom.swap.arrangement import Arrangement
+from atom.swap.schedule import Shape, training_pass
+from atom.swap.timeline import Durations, Timeline, simulate
+
+SHARES = (1.0, 0.5, 0.25, 0.125)
+"""Of the device, offered to the partitioner: finer cuts leave room for what stays."""
+NEARLY = 0.01
+"""A pass that is this much slower per micro-batch, but shorter, is preferred."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the device and the run allow."""
+
+    device_bytes: int
+    element_bytes: int
+    """Of a parameter on the device: 2 in 16-bit formats."""
+    micro_batches: int
+    """The most that one pass may accumulate."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How the model goes through the device, and what that is expected to take."""
+
+    ends: tuple[int, ...]
+    pieces: tuple[Piece, ...]
+    arrangement: Arrangement
+    micro_batches: int
+    memory: DeviceMemory
+    timeline: Timeline
+    """Of a pass right after an optimizer step: nothing is loaded yet."""
+
+    @property
+    def seconds_per_micro_batch(self) -> float:
+        return self.timeline.seconds / self.micro_batches
+
+
+def choose(
+    chain: Chain, machine: Machine, limits: Limits, layer_ends: Sequence[int] = ()
+) -> Choice:
+    """The fastest way that fits.
+
+    With `layer_ends`, positions where layers end, cuts fall there, and only there, if one of that
+    kind fits: every other position makes the search longer and the plan hardly better. A model
+    whose layers do not fit the device is cut between any two operations.
+
+    Raises: DeviceError naming the operation that fits in no way, and the smallest budget that does.
+    """
+    if layer_ends:
+        by_layers = _cut_only_at(chain, layer_ends)
+        terms = Terms(limits.device_bytes, 1, limits.element_bytes)
+        if find_partition(by_layers, machine, terms) is not None:
+            chain = by_layers
+    candidates = list(_candidates(chain, machine, limits))
+    fastest = min(c.seconds_per_micro_batch for c in candidates)
+    good = [c for c in candidates if c.seconds_per_micro_batch <= (1 + NEARLY) * fastest]
+    return min(good, key=lambda c: (c.timeline.seconds, c.memory.total_bytes))
+
+
+def _cut_only_at(chain: Chain, positions: Sequence[int]) -> Chain:
+    elsewhere = set(range(1, len(chain.operations))) - set(positions)
+    return replace(chain, forbidden=chain.forbidden | elsewhere)
+
+
+def timed(
+    chain: Chain,
+    machine: Machine,
+    ends: Sequence[int],
+    arrangement: Arrangement,
+    micro_batches: int,
+    element_bytes: int,
+) -> Choice:
+    """A way through the device that was decided elsewhere, with its memory and its timeline."""
+    pieces = pieces_of(chain, ends)
+    shape = Shape(len(pieces), micro_batches, arrangement)
+    return Choice(
+        ends=tuple(ends),
+        pieces=pieces,
+        arrangement=arrangement,
+        micro_batches=micro_batches,
+        memory=device_memory(pieces, arrangement, micro_batches, element_bytes),
+        timeline=simulate(training_pass(shape), shape, durations(pieces, machine, element_bytes)),
+    )
+
+
+def durations(pieces: Sequence[Piece], machine: Machine, element_bytes: int) -> Durations:
+    """What each event of a schedule takes."""
+    return Durations(
+        load_s=tuple(p.elements * element_bytes / machine.load_bytes_per_s for p in pieces),
+        forward_s=tuple(p.forward_s for p in pieces),
+        backward_s=tuple(p.backward_s for p in pieces),
+        gradient_out_s=tuple(
+            p.elements * GRADIENT_BYTES / machine.gradient_bytes_per_s for p in pieces
+        ),
+        carrying=_carrying(pieces),
+    )
+
+
+def _carrying(pieces: Sequence[Piece]) -> frozenset[int]:
+    """Those that share a parameter with a later one: their backward continues its sum."""
+    later: set[str] = set()
+    carrying = set()
+    for s in reversed(range(len(pieces))):
+        if later & pieces[s].parameters.keys():
+            carrying.add(s)
+        later |= pieces[s].parameters.keys()
+    return frozenset(carrying)
+
+
+def _candidates(chain: Chain, machine: Machine, limits: Limits) -> Iterator[Choice]:
+    terms = Terms(limits.device_bytes, 1, limits.element_bytes)
+    yield from _with_cut(partition(chain, machine, terms), chain, machine, limits, 1)
+    for micro_batches in _accumulations(limits.micro_batches):
+        seen: set[tuple[int, ...]] = set()
+        for share in SHARES:
+            narrower = replace(
+                terms,
+                device_bytes=int(limits.device_bytes * share),
+                micro_batches=micro_batches,
+            )
+            cut = find_partition(chain, machine, narrower)
+            if cut is None:
+                break  # nothing smaller fits either
+            if cut.ends not in seen:
+                seen.add(cut.ends)
+                yield from _with_cut(cut, chain, machine, limits, micro_batches)
+
+
+def _with_cut(
+    cut: Partition, chain: Chain, machine: Machine, limits: Limits, micro_batches: int
+) -> Iterator[Choice]:
+    budget = Budget(limits.device_bytes, micro_batches, limits.element_bytes)
+    for arrangement in arrangements(pieces_of(chain, cut.ends), budget):
+        yield timed(chain, machine, cut.ends, arrangement, micro_batches, limits.element_bytes)
+
+
+def _accumulations(most: int) -> list[int]:
+    powers = [2**n for n in range(most.bit_length()) if 2**n < most]
+    return [*powers, most]

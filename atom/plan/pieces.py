@@ -1,0 +1,69 @@
+"""A cut as numbers: what each sub-model weighs, moves and takes, for one micro-batch."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from atom.graph.partition.chain import Chain, Operation
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One sub-model. Seconds and bytes are of one micro-batch."""
+
+    parameters: Mapping[str, int]
+    """Name in the layout → elements, as a slot holds them."""
+    forward_s: float
+    backward_s: float
+    """Without the recomputed forward."""
+    working_bytes: int
+    """What its forward keeps for its backward."""
+    transient_bytes: int
+    """The most that an operation of it takes besides."""
+    in_bytes: int
+    """Values it takes from earlier sub-models or the batch."""
+    out_bytes: int
+    """Values it makes that later sub-models take."""
+
+    @property
+    def elements(self) -> int:
+        return sum(self.parameters.values())
+
+    @property
+    def activation_bytes(self) -> int:
+        """On the device while its backward recomputes it, its inputs aside."""
+        return self.working_bytes + self.transient_bytes
+
+
+def pieces_of(chain: Chain, ends: Sequence[int]) -> tuple[Piece, ...]:
+    """One piece per end; piece s is operations [ends[s-1], ends[s])."""
+    starts = [0, *ends[:-1]]
+    made: dict[int, int] = {}
+    taken: dict[int, int] = {}
+    spans = enumerate(zip(starts, ends, strict=True))
+    piece_at = [s for s, (start, end) in spans for _ in range(start, end)]
+    for value in chain.values:
+        maker = piece_at[value.made_by] if value.made_by >= 0 else -1
+        last = piece_at[value.last_used_by]
+        if maker >= 0 and last > maker:
+            made[maker] = made.get(maker, 0) + value.size_bytes
+        if last > maker:
+            taken[last] = taken.get(last, 0) + value.size_bytes
+    return tuple(
+        _piece(chain.operations[start:end], taken.get(s, 0), made.get(s, 0))
+        for s, (start, end) in enumerate(zip(starts, ends, strict=True))
+    )
+
+
+def _piece(operations: Sequence[Operation], in_bytes: int, out_bytes: int) -> Piece:
+    parameters: dict[str, int] = {}
+    for operation in operations:
+        parameters.update(operation.parameters)
+    return Piece(
+        parameters=parameters,
+        forward_s=sum(operation.forward_s for operation in operations),
+        backward_s=sum(operation.backward_s for operation in operations),
+        working_bytes=sum(operation.working_bytes for operation in operations),
+        transient_bytes=max((o.transient_bytes for o in operations), default=0),
+        in_bytes=in_bytes,
+        out_bytes=out_bytes,
+    )

@@ -1,0 +1,16 @@
+"""The step's speed is elements over the median of several steps, the first one left out."""
+
+import torch
+
+from atom.optim.speed import REPEATS, adamw_elements_per_s
+
+
+def test_the_median_of_the_later_steps_counts() -> None:
+    durations = [9.0, *(float(n) for n in range(1, REPEATS + 1))]
+    ticks = iter([tick for seconds in durations for tick in (100.0, 100.0 + seconds)])
+    speed = adamw_elements_per_s(torch.float32, 6400, lambda: next(ticks))
+    assert speed == 6400 / 3.0
+
+
+def test_it_is_really_run_in_half_precision_too() -> None:
+    assert adamw_elements_per_s(torch.bfloat16, 6400) > 0
