@@ -27,6 +27,7 @@ from atom.swarm.transport import PeerTransport, Transport
 FETCH_S = 30.0
 """For finding somebody who has the file: a run that was founded a moment ago has nobody yet."""
 _RETRY_S = 0.5
+_PATIENCE_S = 5.0
 
 
 def blob_name(run: RunFile) -> str:
@@ -89,7 +90,8 @@ def _fetch(run: RunFile, manifest: Manifest, box: Box, lookout: Lookout, events:
         deadline = time.monotonic() + FETCH_S
         while time.monotonic() < deadline:
             with contextlib.suppress(DirectoryUnavailable):
-                content = _ask(transport, run, lookout.call(directory.read_leases()))
+                leases = lookout.call(directory.read_leases())
+                content = ask_for_code(transport, run, leases, manifest.owner)
                 if content is not None:
                     return content
             time.sleep(_RETRY_S)
@@ -101,14 +103,16 @@ def _fetch(run: RunFile, manifest: Manifest, box: Box, lookout: Lookout, events:
     )
 
 
-def _ask(transport: PeerTransport, run: RunFile, leases: Mapping[str, Lease]) -> bytes | None:
-    """None: nobody of them gave the right file."""
-    for peer_id, lease in leases.items():
-        if peer_id == transport.peer_id or lease.state is PeerState.LEFT:
+def ask_for_code(
+    transport: PeerTransport, run: RunFile, leases: Mapping[str, Lease], owner: str
+) -> bytes | None:
+    """The file from one of these peers, the owner first; None: nobody gave the right one."""
+    for peer_id in sorted(leases, key=lambda peer_id: (peer_id != owner, peer_id)):
+        if peer_id == transport.peer_id or leases[peer_id].state is PeerState.LEFT:
             continue
-        transport.set_addresses(peer_id, lease.addresses)
+        transport.set_addresses(peer_id, leases[peer_id].addresses)
+        options = FetchOptions(MAX_CODE_BYTES, silence_s=_PATIENCE_S, manifest_s=_PATIENCE_S)
         try:
-            options = FetchOptions(MAX_CODE_BYTES)
             content = fetch_bytes(transport, [peer_id], blob_name(run), options)
         except (PeerRefused, OSError):
             continue

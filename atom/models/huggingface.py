@@ -63,6 +63,7 @@ def read_config(text: str) -> dict[str, Any]:
             "take out quantization_config",
         )
     _check_model_type(content)
+    _check_layers(content)
     kept = _without_choices(content)
     assert isinstance(kept, dict)
     return kept
@@ -95,9 +96,6 @@ def open_config(content: Mapping[str, Any]) -> tuple[Config, type]:
         )
     model_class: type = models[type(config)]
     _check_architecture(content, model_class)
-    layers = getattr(config, "num_hidden_layers", 1)
-    if not isinstance(layers, int) or not 1 <= layers <= MAX_LAYERS:
-        raise SourceError(f"num_hidden_layers is {layers!r}", f"from 1 to {MAX_LAYERS}")
     return config, model_class
 
 
@@ -183,6 +181,15 @@ def _check_model_type(content: Mapping[str, Any]) -> None:
         raise SourceError(
             "the config names no model_type", 'such as "model_type": "llama"; see config.json'
         )
+
+
+def _check_layers(content: Mapping[str, Any]) -> None:
+    """Before anything is built from them: configs make lists of that many entries."""
+    for key, value in content.items():
+        if isinstance(value, dict):
+            _check_layers(value)
+        elif "layer" in key and isinstance(value, int) and value > MAX_LAYERS:
+            raise SourceError(f"{key} is {value}", f"a model has at most {MAX_LAYERS} layers")
 
 
 def _without_choices(value: Any) -> Any:

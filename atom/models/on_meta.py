@@ -3,7 +3,9 @@
 Building everything under `torch.device("meta")` would lose the values of buffers (rotary
 frequencies, masks), which no initialisation brings back in general. So only memory that is asked
 for uninitialised goes to `meta` (all of PyTorch's layers ask for their parameters like that), and
-whatever else becomes a parameter follows when it is registered.
+whatever else becomes a parameter follows when it is registered. Tensors that are made full of
+numbers go there as well when they are large: sizes may be a stranger's, and no buffer of a model
+is that large.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -13,6 +15,11 @@ from typing import Any
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
+
+LARGE_BYTES = 64 * 2**20
+_FILLED = frozenset(
+    {torch.ones, torch.zeros, torch.full, torch.rand, torch.randn, torch.arange, torch.eye}
+)
 
 
 class _EmptyOnMeta(TorchFunctionMode):
@@ -24,8 +31,11 @@ class _EmptyOnMeta(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         given = dict(kwargs or {})
-        if func is torch.empty and given.get("device") is None:
-            given["device"] = "meta"
+        if given.get("device") is not None or (func is not torch.empty and func not in _FILLED):
+            return func(*args, **given)
+        on_meta = func(*args, **{**given, "device": "meta"})
+        if func is torch.empty or on_meta.numel() * on_meta.element_size() > LARGE_BYTES:
+            return on_meta
         return func(*args, **given)
 
 

@@ -1,8 +1,11 @@
 """Which samples this peer trains on: dealt from what every peer of the round agrees on."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
+from atom.base.errors import ModelError
 from atom.models.data.samples import Samples
+from atom.models.source import SourceError
 from atom.swarm.chain import Head
 from atom.training.worker import Batch
 
@@ -23,10 +26,22 @@ class Deck:
         self._position = lambda k: sampler.draw_position(head.cursor, head.members, peer_id, k)
 
     def next_batch(self, sequences: int) -> Batch:
-        """The next `sequences` samples, as the model takes them."""
+        """The next `sequences` samples, as the model takes them. Raises: ModelError."""
         first, self._drawn = self._drawn, self._drawn + sequences
-        return self._samples.batch([self._position(k) for k in range(first, self._drawn)])
+        positions = [self._position(k) for k in range(first, self._drawn)]
+        with _as_model_errors():
+            return self._samples.batch(positions)
 
     def validation_batches(self, batches: int, sequences: int) -> list[Batch]:
-        """The run's validation set, the same on every peer."""
-        return [self._samples.validation_batch(i, sequences) for i in range(batches)]
+        """The run's validation set, the same on every peer. Raises: ModelError."""
+        with _as_model_errors():
+            return [self._samples.validation_batch(i, sequences) for i in range(batches)]
+
+
+@contextmanager
+def _as_model_errors() -> Iterator[None]:
+    """An own dataset's mistakes are its author's, and no fault of ours."""
+    try:
+        yield
+    except SourceError as problem:
+        raise ModelError(problem.message, problem.hint) from problem

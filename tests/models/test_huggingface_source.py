@@ -195,6 +195,7 @@ def test_precision_is_the_run_s() -> None:
         ({"model_type": "vit"}, "vit is no causal language model"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "no causal language model"),
         ({"num_hidden_layers": 10**6}, "num_hidden_layers is 1000000"),
+        ({"text_config": {"n_layer": 5000}}, "n_layer is 5000"),
         ({"hidden_size": 2**40}, "the config holds 1099511627776"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantized"),
         ({"hidden_act": "no-such-act"}, ""),
@@ -219,6 +220,18 @@ def test_what_is_no_config_is_named(text: str) -> None:
 def test_a_config_is_bounded() -> None:
     with pytest.raises(SourceError, match="longer than 32 KiB"):
         read_config(json.dumps(LLAMA | {"note": "x" * MAX_CONFIG_BYTES}))
+
+
+def test_a_stranger_s_sizes_take_no_memory() -> None:
+    """Parameters and tables of hundreds of gigabytes: nothing of them is allocated."""
+    huge = {"hidden_size": 2**20, "intermediate_size": 2**20, "max_position_embeddings": 2**30}
+    model = source(LLAMA | huge).build(torch.float32)
+    assert sum(parameter.numel() for parameter in model.parameters()) > 2**40
+    neo = {"model_type": "gpt_neo", "hidden_size": 2**10, "num_layers": 2, "num_heads": 4}
+    attention = {"attention_types": [[["global"], 2]], "max_position_embeddings": 2**20}
+    built = source(neo | attention).build(torch.float32)
+    masks = [b for name, b in built.named_buffers() if name.endswith("attention.bias")]
+    assert [mask.is_meta for mask in masks] == [True, True], "left to be refused by its name"
 
 
 def test_an_encoder_that_sees_later_tokens_is_refused() -> None:

@@ -109,7 +109,14 @@ class OwnSamples:
         return {name: torch.stack([row[name] for row in rows]) for name in self._like}
 
     def _sample(self, index: int) -> Mapping[str, Tensor]:
-        sample = self._dataset[index]
+        try:
+            sample = self._dataset[index]
+        # It is somebody's code: whatever it raises is to be told with the sample's number.
+        except Exception as error:
+            raise SourceError(
+                f"sample {index} of the dataset cannot be had: {type(error).__name__}: {error}",
+                "the dataset's __getitem__ raised it",
+            ) from error
         if not isinstance(sample, Mapping) or set(sample) != set(self._like):
             raise SourceError(
                 f"sample {index} of the dataset is no dict of {', '.join(self._like)}",
