@@ -10,22 +10,12 @@ from dataclasses import dataclass, field
 
 from torch import fx
 
+from atom.graph.composite import CompositeText, crossings
 from atom.graph.contents import Row, table
 from atom.graph.ir import SubModel
 from atom.graph.layers import Layer, pieces_of
-from atom.graph.printer import LayerText, input_shapes
-from atom.graph.python_text import (
-    BODY,
-    INDENT,
-    LINE_LENGTH,
-    assignment,
-    docstring_text,
-    identifier,
-    returned,
-    shortened,
-    signature,
-    unique,
-)
+from atom.graph.printer import LayerText
+from atom.graph.python_text import INDENT, LINE_LENGTH, docstring_text, shortened
 from atom.graph.traced import Graph
 
 _IMPORTS = """\
@@ -89,7 +79,7 @@ class Source:
             class_name = self._layer_class(pieces[0], text).name
             parameters = text.own
         else:
-            class_name, parameters = self._chain(pieces)
+            class_name, parameters = self._composite(pieces)
         inputs, outputs = crossings(self._graph, pieces)
         row = self._row(class_name, pieces, parameters, inputs, outputs)
         self._rows.append(row)
@@ -148,16 +138,16 @@ class Source:
         self._names.add(name)
         return name
 
-    def _chain(self, layers: Sequence[Layer]) -> tuple[str, list[tuple[str, str]]]:
+    def _composite(self, layers: Sequence[Layer]) -> tuple[str, list[tuple[str, str]]]:
         """The class of a sub-model of several layers: it holds theirs and calls them in turn."""
-        chain = _Chain(self._graph, layers)
-        for position, layer in enumerate(layers):
-            text = LayerText(self._graph, layer, chain.borrowed_by(layer))
-            chain.add(position, layer, text, self._layer_class(layer, text).name)
-        lines = chain.lines()
+        composite = CompositeText(self._graph, layers)
+        for layer in layers:
+            text = LayerText(self._graph, layer, composite.borrowed_by(layer))
+            composite.add(layer, text, self._layer_class(layer, text).name)
+        lines = composite.lines
         span = f"{layers[0].name} … {layers[-1].name}"
         made = self._class("\n".join(lines), "SubModel", lines, span, 0)
-        return made.name, chain.parameters
+        return made.name, composite.parameters
 
     def _file(self) -> Iterator[str]:
         body = [line for made in self._classes.values() for line in made.lines]
@@ -208,74 +198,6 @@ class Source:
         yield ""
         yield from table(self._rows)
         yield '"""'
-
-
-class _Chain:
-    """Layers called one after the other inside one sub-model."""
-
-    def __init__(self, graph: Graph, layers: Sequence[Layer]) -> None:
-        self._graph = graph
-        self._inputs, self._outputs = crossings(graph, layers)
-        self._taken = {"self"}
-        self._local = {
-            node: unique(identifier(graph.batch.get(node, "x")), self._taken)
-            for node in self._inputs
-        }
-        reads = ((node, position) for position, layer in enumerate(layers) for node in layer.inputs)
-        self._last_reader = {**dict(reads), **dict.fromkeys(self._outputs, len(layers))}
-        self._owner: dict[str, str] = {}
-        self._members: list[str] = []
-        self._calls: list[str] = []
-        self.parameters: list[tuple[str, str]] = []
-
-    def borrowed_by(self, layer: Layer) -> frozenset[str]:
-        names = {self._graph.parameters[node] for node in layer.parameters}
-        return frozenset(names & self._owner.keys())
-
-    def add(self, position: int, layer: Layer, text: LayerText, class_name: str) -> None:
-        member = f"layer_{position}"
-        for attribute, name in text.own:
-            self._owner[name] = f"self.{member}.{attribute}"
-            self.parameters.append((f"{member}.{attribute}", name))
-        self._members.append(f"self.{member} = {class_name}(device)")
-        arguments = [self._local[node] for node in layer.inputs]
-        arguments += [self._owner[name] for name in text.borrowed]
-        for node in layer.inputs:
-            if self._last_reader[node] <= position:
-                self._taken.discard(self._local[node])  # a name holds its memory
-        for node in layer.outputs:
-            self._local[node] = unique("x", self._taken)
-        targets = [self._local[node] for node in layer.outputs]
-        if len(targets) == 1:
-            targets = [f"({targets[0]},)"]
-        self._calls += assignment(targets, f"self.{member}", arguments)
-
-    def lines(self) -> list[str]:
-        arguments = [self._local[node] for node in self._inputs]
-        return [
-            f"{INDENT}def __init__(self, device: torch.device) -> None:",
-            f"{BODY}super().__init__()",
-            *(BODY + line for line in self._members),
-            "",
-            *signature("forward", ["self", *arguments]),
-            *input_shapes(self._graph, self._inputs, arguments),
-            *self._calls,
-            *returned([self._local[node] for node in self._outputs]),
-        ]
-
-
-def crossings(graph: Graph, layers: Sequence[Layer]) -> tuple[list[fx.Node], list[fx.Node]]:
-    """What consecutive layers take from outside, and what others need of them."""
-    inside = {node for layer in layers for node in layer.calls}
-    inputs = dict.fromkeys(node for layer in layers for node in layer.inputs if node not in inside)
-    outputs = [
-        node
-        for layer in layers
-        for node in layer.outputs
-        if node is graph.loss
-        or any(user in graph.call_set and user not in inside for user in node.users)
-    ]
-    return list(inputs), outputs
 
 
 def _spans(names: Sequence[str], width: int) -> str:

@@ -201,8 +201,11 @@ def test_a_tied_weight_is_held_once_per_sub_model() -> None:
     assert ("layer_0.tokens_weight", "tokens.weight") in only.parameters
 
 
-def test_loaded_modules_have_the_parameters_on_meta(tmp_path: Path) -> None:
-    program = compile_program(TiedGPT(), tokens_and_targets(), [(0, 1), (2, 4)])
+@pytest.mark.parametrize("cut", [[(0, 1), (2, 4)], [(0, 4)]])
+def test_loaded_modules_have_the_parameters_on_meta(
+    tmp_path: Path, cut: list[tuple[int, int]]
+) -> None:
+    program = compile_program(TiedGPT(), tokens_and_targets(), cut)
     for sub_model, make in zip(program.sub_models, load(program, "cpu", tmp_path), strict=True):
         module = make()
         assert module is not make()
@@ -213,6 +216,38 @@ def test_loaded_modules_have_the_parameters_on_meta(tmp_path: Path) -> None:
         assert [p for p, _ in sub_model.parameters] == [n for n, _ in module.named_parameters()]
     (written,) = tmp_path.iterdir()
     assert written.read_text() == program.source
+
+
+def test_layers_called_alike_are_a_list_and_a_loop() -> None:
+    model = TiedGPT(layers=9)
+    graph = trace(model, tokens_and_targets())
+    starts = [0, *layer_ends(layers_of(graph))]
+    program = build_program(graph, ends=[starts[3] + 8, starts[10], starts[-1]])
+    lines = [line.strip() for line in program.source.splitlines()]
+    made = lines.index("self.layers_1_to_6 = nn.ModuleList(Block(device) for _ in range(6))")
+    assert lines[made - 1 : made + 2 : 2] == [
+        "self.layer_0 = BlockEnd(device)",
+        "",
+    ]
+    loop = lines.index("for layer in self.layers_1_to_6:")
+    assert lines[loop - 1 : loop + 3] == [
+        "(x,) = self.layer_0(x, x_1, x_2, x_3)",
+        "for layer in self.layers_1_to_6:",
+        "(x,) = layer(x)",
+        "return (x,)",
+    ]
+    paths = dict(program.sub_models[1].parameters)
+    assert paths["layers_1_to_6.2.up_bias"] == "blocks.5.up.bias"
+    verify_against_eager(model, program, tokens_and_targets(1))
+
+
+def test_a_weight_that_layers_of_a_loop_borrow_from_each_other() -> None:
+    model = TiedGPT(layers=8)
+    for block in model.blocks[1:]:
+        block.up.weight = model.blocks[0].up.weight
+    program = compile_program(model, tokens_and_targets(), [(0, 9)])
+    assert "            (x,) = layer(x, self.layer_1.up_weight)" in program.source.splitlines()
+    verify_against_eager(model, program, tokens_and_targets(1))
 
 
 def test_tracebacks_show_the_generated_line() -> None:
