@@ -84,3 +84,5 @@ class Partition:
     """Values kept between sub-models, for one micro-batch."""
     device_bytes: int
     """What the plan holds at its peak."""
+    gap_s: float = 0.0
+    """At most so much above the least possible. 0: no partition is faster."""

@@ -15,6 +15,8 @@ With n positions and at most w of them in a span, a sweep takes O(n·w²) for sh
 O(n·w·log w) for long ones, and a plan of one sweep is the usual case. Boxes: at most as many as
 pairs of distinct (P, A), each halving a range; in practice tens. The boundary sum makes the problem
 a knapsack, so its last step is polynomial only in the number of distinct (seconds, bytes) sums.
+Therefore effort is limited, by a count and not by a clock (every peer finds the same plan): what is
+found when it is spent comes with a proven distance from the optimum.
 """
 
 import heapq
@@ -26,7 +28,7 @@ from numpy.typing import NDArray
 
 from atom.graph.partition.figures import Figures
 from atom.graph.partition.labels import LabelSearch
-from atom.graph.partition.spans import Spans, Whole, spans_of
+from atom.graph.partition.spans import Spans, spans_of
 from atom.graph.partition.stalls import Stalls
 from atom.graph.partition.sweep import (
     INFINITE,
@@ -41,18 +43,34 @@ from atom.graph.partition.sweep import (
 _MOST_PRICE = 1 << 59
 _MULTIPLIERS = 8
 _FEW_LABELS = 200
+_LABEL_WORK = 600
+_POSITION_WORK = 10
+
+STANDARD_EFFORT = 2_500_000
+"""Spans priced, a following-up of a label counting 600: about a second. Chains that an exhaustive
+search could do never come near it."""
 
 
-def search(figures: Figures) -> tuple[int, ...] | None:
-    """Positions at which the sub-models of a best partition end, or None if none fits."""
+@dataclass(frozen=True)
+class Found:
+    positions: tuple[int, ...]
+    gap_ticks: int
+    """Its time is at most so far above the least possible; 0: none is faster."""
+
+
+def search(figures: Figures, effort: int | None = STANDARD_EFFORT) -> Found | None:
+    """Positions at which the sub-models of a best partition end, or None if none fits.
+
+    `effort`: when so much is spent, the best partition found is good enough; None: never.
+    """
     spans = spans_of(figures)
     if spans is None:
         return None
     stalls = Stalls(spans, figures.cut_bits, figures.slots)
     plan = Sweep(spans, stalls, 1, None).best()
     if plan is None or _need_bytes(figures, plan) <= figures.budget_bytes:
-        return plan.positions if plan else None
-    return _Branching(figures, spans, stalls).run()
+        return Found(plan.positions, 0) if plan else None
+    return _Branching(figures, spans, stalls, effort).run()
 
 
 def _need_bytes(figures: Figures, plan: Plan) -> int:
@@ -142,25 +160,38 @@ class Ranks:
 class _Branching:
     """One search: boxes by their lower bounds, the best fitting plan so far."""
 
-    def __init__(self, figures: Figures, spans: Spans, stalls: Stalls) -> None:
+    def __init__(self, figures: Figures, spans: Spans, stalls: Stalls, effort: int | None) -> None:
         self._figures, self._spans, self._stalls = figures, spans, stalls
         self._ranks = Ranks(spans)
         self._best_price = INFINITE
         self._best: tuple[int, ...] | None = None
         self._weight = 1
+        self._effort = effort
+        self._sweep_work = len(spans.elements) + _POSITION_WORK * spans.count
+        self._open_bound = INFINITE
+        """Of boxes whose search was stopped for want of effort."""
         self.boxes = self.sweeps = self.labels = 0
 
-    def run(self) -> tuple[int, ...] | None:
+    def run(self) -> Found | None:
         order = counter()
         queue = [(0, next(order), self._ranks.root)]
-        while queue:
+        while queue and queue[0][0] < self._best_price and not self._is_spent():
             bound, _, box = heapq.heappop(queue)
-            if bound >= self._best_price:
-                break
             self.boxes += 1
             for lower, part in self._explore(box):
-                heapq.heappush(queue, (lower, next(order), part))
-        return self._best
+                heapq.heappush(queue, (max(bound, lower), next(order), part))
+        if self._best is None:
+            return None
+        bound = min(self._open_bound, queue[0][0] if queue else INFINITE, self._best_price)
+        bits = self._figures.cut_bits
+        return Found(self._best, (self._best_price >> bits) - (bound >> bits))
+
+    def _is_spent(self) -> bool:
+        """Never before there is something to show: whether anything fits is always settled."""
+        return self._best is not None and self._effort is not None and self._work() > self._effort
+
+    def _work(self) -> int:
+        return self.sweeps * self._sweep_work + self.labels * _LABEL_WORK
 
     def _explore(self, box: Box) -> list[tuple[int, Box]]:
         """Parts of a box that are still to be searched, with lower bounds."""
@@ -191,9 +222,17 @@ class _Branching:
             return []
         parts = self._parts(box, frugal, bound) or self._parts(box, plan, bound)
         search = LabelSearch(figures, plain, weighted, least, ranks.lows(box))
-        if self._decide(search, plain, _FEW_LABELS if parts else None):
+        if self._decide(search, plain, _FEW_LABELS if parts else self._most_labels()):
             return []
+        if not parts:
+            self._open_bound = min(self._open_bound, bound)
         return parts
+
+    def _most_labels(self) -> int | None:
+        """That the effort left allows."""
+        if self._effort is None or self._best is None:
+            return None
+        return max(0, self._effort - self._work()) // _LABEL_WORK
 
     def _parts(self, box: Box, plan: Plan, bound: int) -> list[tuple[int, Box]]:
         children = self._ranks.children(self._figures, box, plan.elements, plan.activation_bytes)
@@ -205,7 +244,7 @@ class _Branching:
         self.labels += search.expanded
         if positions is not None:
             self._offer(self._plan(plain, positions))
-        return positions is not None or not search.stopped
+        return not search.stopped
 
     def _multiplier(
         self, allowed: NDArray[np.bool_], costly: Plan, frugal: Plan, room: int

@@ -4,6 +4,7 @@ Independent of the solvers on purpose: it judges their answers, and any other cu
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from atom.graph.partition.chain import Chain, Machine, Operation, Partition, Terms
 from atom.graph.partition.figures import GRADIENT_ELEMENT_BYTES, held_bytes
@@ -16,7 +17,7 @@ def cost_of(chain: Chain, machine: Machine, terms: Terms, ends: Sequence[int]) -
     Raises: ValueError for ends that do not ascend to the chain's end or stand at a forbidden place.
     """
     _check(chain, ends)
-    pieces = list(zip([0, *ends[:-1]], ends, strict=True))
+    pieces = list(pairwise([0, *ends]))
     cut_bytes = sum(_out_bytes(chain, begin, end) for begin, end in pieces)
     batch_bytes = sum(value.size_bytes for value in chain.values if value.made_by < 0)
     elements = [_elements(chain.operations[begin:end]) for begin, end in pieces]
@@ -34,7 +35,7 @@ def cost_of(chain: Chain, machine: Machine, terms: Terms, ends: Sequence[int]) -
 
 def _check(chain: Chain, ends: Sequence[int]) -> None:
     count = len(chain.operations)
-    ascending = all(a < b for a, b in zip([0, *ends[:-1]], ends, strict=True))
+    ascending = all(a < b for a, b in pairwise([0, *ends]))
     if not ends or not ascending or ends[-1] != count:
         raise ValueError(f"{list(ends)} does not cut {count} operations")
     if illegal := sorted(chain.forbidden.intersection(ends[:-1])):

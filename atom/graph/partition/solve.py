@@ -1,5 +1,6 @@
 """One function, two solvers; and the refusal, in words, of what cannot be cut."""
 
+from dataclasses import replace
 from typing import Literal
 
 from atom.base.errors import DeviceError
@@ -7,6 +8,7 @@ from atom.base.units import format_bytes
 from atom.graph.partition import algorithm_one, dynamic
 from atom.graph.partition.budget import smallest_budget_bytes
 from atom.graph.partition.chain import Chain, Machine, Partition, Terms
+from atom.graph.partition.dynamic import STANDARD_EFFORT
 from atom.graph.partition.figures import Figures, figures_of
 from atom.graph.partition.price import cost_of
 
@@ -16,34 +18,44 @@ _HINT = "fewer micro-batches per pass, bfloat16, a smaller batch, or more device
 
 
 def partition(
-    chain: Chain, machine: Machine, terms: Terms, solver: Solver = "dynamic"
+    chain: Chain,
+    machine: Machine,
+    terms: Terms,
+    solver: Solver = "dynamic",
+    effort: int | None = STANDARD_EFFORT,
 ) -> Partition:
     """The cut that takes the least seconds, then keeps the least bytes, of those that fit.
 
-    `exhaustive` is for small chains: its time doubles with every position.
+    `exhaustive` is for small chains: its time doubles with every position. `effort` limits the
+    other's search (None: not), for when boundary values compete for memory on a large graph; the
+    answer's `gap_s` says what that may have cost.
 
     Raises: DeviceError if none fits, naming the operation that asks for most, what it needs, what
     is there, and the smallest `device_bytes` that would do; ValueError for an empty chain.
     """
-    found = find_partition(chain, machine, terms, solver)
+    found = find_partition(chain, machine, terms, solver, effort)
     if found is None:
         raise _refusal(chain, machine, terms)
     return found
 
 
 def find_partition(
-    chain: Chain, machine: Machine, terms: Terms, solver: Solver = "dynamic"
+    chain: Chain,
+    machine: Machine,
+    terms: Terms,
+    solver: Solver = "dynamic",
+    effort: int | None = STANDARD_EFFORT,
 ) -> Partition | None:
     """As `partition`, but None if none fits: for those who try many terms."""
+    figures = figures_of(chain, machine, terms, merge=solver == "dynamic")
     if solver == "exhaustive":
-        figures = figures_of(chain, machine, terms, merge=False)
         positions = algorithm_one.search(figures)
-    else:
-        figures = figures_of(chain, machine, terms)
-        positions = dynamic.search(figures)
-    if positions is None:
+        return cost_of(chain, machine, terms, figures.ends(positions)) if positions else None
+    found = dynamic.search(figures, effort)
+    if found is None:
         return None
-    return cost_of(chain, machine, terms, figures.ends(positions))
+    cost = cost_of(chain, machine, terms, figures.ends(found.positions))
+    return replace(cost, gap_s=found.gap_ticks * figures.tick_s)
 
 
 def smallest_device_bytes(chain: Chain, machine: Machine, terms: Terms) -> int:
