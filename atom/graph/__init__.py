@@ -5,7 +5,7 @@ trace     module → graph (guards, effects, reading, digest, traced)
 layers    graph → layers, at legal cuts
 cost      layers → bytes and operations; profile → seconds
 partition costs and a budget → cut (pure)
-codegen   graph and cut → Python source (printer, expressions)
+codegen   graph and cut → Python source (printer, expressions, composite, contents, python_text)
 program   all of it in one call; source → modules
 reference sub-models run plainly; verify compares them with the module, bit by bit
 """

@@ -127,3 +127,5 @@ class Program:
     """The one dtype of all parameters: the dtype the model was traced in."""
     frozen: frozenset[str] = frozenset()
     """Parameters in the layout that take no gradient and must not be updated."""
+    shared: frozenset[str] = frozenset()
+    """Of `values`, those that are the same in every micro-batch: one of each is enough."""

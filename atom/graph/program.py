@@ -16,6 +16,7 @@ from atom.graph.cost import layer_costs
 from atom.graph.ir import Program, SubModel, ValueSpec
 from atom.graph.layers import layer_ends, layers_of
 from atom.graph.partition.balanced import balanced_cut
+from atom.graph.shared import shared_values
 from atom.graph.trace import trace
 from atom.graph.traced import Graph
 
@@ -69,6 +70,7 @@ def build_program(
         ends = finest if cut is None else _ends_of(cut, finest)
     source = Source(graph, layers, tuple(ends))
     canonical = source if tuple(ends) == finest else Source(graph, layers, finest)
+    values = _crossing_values(graph, source.sub_models)
     return Program(
         layout=graph.layout,
         sub_models=source.sub_models,
@@ -78,9 +80,10 @@ def build_program(
         source_hash=source.hash,
         graph_hash=graph.graph_hash,
         metadata={**graph.metadata, CANONICAL_HASH: canonical.hash},
-        values=_crossing_values(graph, source.sub_models),
+        values=values,
         parameter_dtype=graph.parameter_dtype,
         frozen=graph.frozen,
+        shared=frozenset(map(graph.value_name, shared_values(graph))) & values.keys(),
     )
 
 

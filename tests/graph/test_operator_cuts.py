@@ -226,12 +226,12 @@ def test_a_cut_given_twice_is_refused() -> None:
         build_program(graph, [(0, 4)], ends=[len(graph.calls)])
 
 
-def crossing_values(name: str) -> tuple[Program, dict[str, Tensor]]:
+def crossing_values(name: str, batch: int = 1) -> tuple[Program, dict[str, Tensor]]:
     """Every value between sub-models at the finest cut, as forward makes it."""
     model, graph = traced(name)
     program = build_program(graph, ends=[*legal_ends(graph), len(graph.calls)])
     parameters = {n: p.detach() for n, p in model.named_parameters()}
-    values: dict[str, Tensor] = MODELS[name][1](1)
+    values: dict[str, Tensor] = MODELS[name][1](batch)
     for make, sub_model in zip(load(program, "cpu"), program.sub_models, strict=True):
         module = make()
         bind(module, sub_model, parameters)
@@ -250,6 +250,47 @@ def test_every_value_is_given_once_however_many_cuts_it_crosses(name: str) -> No
     for value_name, value in values.items():
         spec = program.values[value_name]
         assert (tuple(value.shape), value.dtype) == (spec.shape, spec.dtype)
+
+
+def made_of_sizes_alone(name: str) -> tuple[set[str], set[str]]:
+    """(values called shared, values that were the same for two batches), by running both."""
+    program, first = crossing_values(name, batch=1)
+    _, second = crossing_values(name, batch=2)
+    made = [n for n in first if n not in program.batch_inputs]
+    return set(program.shared), {n for n in made if torch.equal(first[n], second[n])}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_values_called_shared_are_the_same_in_every_micro_batch(name: str) -> None:
+    shared, same = made_of_sizes_alone(name)
+    assert shared <= same
+
+
+def test_masks_and_rotary_tables_are_shared() -> None:
+    shared, _ = made_of_sizes_alone("side values")
+    assert {"cos", "sin", "expand"} <= shared
+    assert not any(name.startswith(("linear", "mul", "getitem")) for name in shared)
+    llama = build_program(trace(LlamaLoss(0.0), tokens_and_targets(0, 32)))
+    (tables,) = (set(s.outputs) & llama.shared for s in llama.sub_models[:1])
+    assert len(tables) == 2
+
+
+@pytest.mark.parametrize("indirectly", [False, True])
+def test_nothing_is_shared_that_the_batch_is_written_into(indirectly: bool) -> None:
+    class Collects(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+
+        def forward(self, hidden: Tensor) -> Tensor:
+            seen = torch.zeros(BATCH, LENGTH, WIDTH)
+            into = seen.expand_as(hidden) if indirectly else seen
+            into[:, 0] = hidden[:, 0]
+            for layer in self.layers:
+                hidden = layer(hidden) + seen
+            return hidden.square().mean()
+
+    assert build_program(trace(Collects(), hidden_states())).shared == frozenset()
 
 
 def test_expanded_values_stay_expanded_and_views_share_their_memory() -> None:

@@ -1,0 +1,36 @@
+"""Values that are the same in every micro-batch: masks, positions, rotary tables.
+
+They are made of sizes and constants alone: no batch entry, no parameter, no random number goes
+into them. Whoever runs many micro-batches through a program needs one of each, not one per
+micro-batch.
+"""
+
+from torch import fx
+
+from atom.graph.effects import is_random
+from atom.graph.traced import Graph, with_nested
+
+
+def shared_values(graph: Graph) -> frozenset[fx.Node]:
+    """Calls whose results are the same in every micro-batch."""
+    shared: set[fx.Node] = set()
+    # Other values with a shared one among their ancestors: they might alias its memory.
+    touched: set[fx.Node] = set()
+    for node in graph.calls:
+        given = [argument for argument in node.all_input_nodes if argument.op != "get_attr"]
+        same = all(argument in shared or argument in graph.constants for argument in given)
+        if same and not any(map(is_random, with_nested(node))):
+            shared.add(node)
+        elif any(argument in shared or argument in touched for argument in given):
+            if _writes(node):
+                return frozenset()
+            touched.add(node)
+    return frozenset(shared)
+
+
+def _writes(node: fx.Node) -> bool:
+    return any(
+        argument.alias_info is not None and argument.alias_info.is_write
+        for call in with_nested(node)
+        for argument in getattr(getattr(call.target, "_schema", None), "arguments", ())
+    )
