@@ -2,8 +2,8 @@
 
 The problem
 -----------
-Given are n operations in the order in which they run, each with seconds and bytes for one
-micro-batch (`Chain`); rates of the link between host and device (`Machine`); memory, C micro-batches
+Given are n operations in the order in which they run, each with seconds and bytes for one micro-
+batch (`Chain`); rates of the link between host and device (`Machine`); memory, C micro-batches
 per pass, precision and slots (`Terms`). Wanted is a *partition*: S sub-models, each a run of
 consecutive operations, that together are all of them. Ingredients and figure 13 of the paper (arXiv
 2403.10504, sections III-B and III-D) in this notation:

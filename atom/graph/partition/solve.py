@@ -5,10 +5,10 @@ from typing import Literal
 
 from atom.base.errors import DeviceError
 from atom.base.units import format_bytes
-from atom.graph.partition import algorithm_one, dynamic
+from atom.graph.partition.algorithm_one import search as search_exhaustively
 from atom.graph.partition.budget import smallest_budget_bytes
 from atom.graph.partition.chain import Chain, Machine, Partition, Terms
-from atom.graph.partition.dynamic import STANDARD_EFFORT
+from atom.graph.partition.dynamic import STANDARD_EFFORT, search
 from atom.graph.partition.figures import Figures, figures_of
 from atom.graph.partition.price import cost_of
 
@@ -49,9 +49,9 @@ def find_partition(
     """As `partition`, but None if none fits: for those who try many terms."""
     figures = figures_of(chain, machine, terms, merge=solver == "dynamic")
     if solver == "exhaustive":
-        positions = algorithm_one.search(figures)
+        positions = search_exhaustively(figures)
         return cost_of(chain, machine, terms, figures.ends(positions)) if positions else None
-    found = dynamic.search(figures, effort)
+    found = search(figures, effort)
     if found is None:
         return None
     cost = cost_of(chain, machine, terms, figures.ends(found.positions))
