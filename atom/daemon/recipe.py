@@ -69,7 +69,7 @@ def write_recipe(run: RunFile, source: ModelSource) -> Recipe:
 
     Raises: ConfigError, ModelError.
     """
-    graph = _trace(run, source)
+    graph = trace_run(run, source)
     program = build_program(graph)
     versions = (
         ("atom-swarm", __version__),
@@ -203,7 +203,7 @@ def model_on_meta(config: GPT3Config, run: RunFile) -> tuple[nn.Module, Batch]:
     return model, source.example_batch(run.batch.micro_batch_sequences)
 
 
-def _trace(run: RunFile, source: ModelSource, training: bool = True) -> Graph:
+def trace_run(run: RunFile, source: ModelSource, training: bool = True) -> Graph:
     with source_errors(run):
         model = source.build(PRECISIONS[run.model.precision])
         batch = source.example_batch(run.batch.micro_batch_sequences)
@@ -224,7 +224,7 @@ def _verify(recipe: Recipe, samples: Samples, note: Callable[[str], None]) -> No
         if check.subject is Subject.WHOLE:
             source = recipe.source
         program = compile_program(source.build(precision), source.example_batch(sequences))
-        source.inspect(materialised(source, torch.float32, run.run.seed))
+        source.inspect(run.run.seed)
         model = materialised(source, precision, run.run.seed)
         batch = samples.batch(range(sequences))
     verify_against_eager(model, program, batch)
@@ -242,7 +242,7 @@ def _startup_check(recipe: Recipe, shrunk: ModelSource, precision: torch.dtype) 
 
 def _without_randomness(recipe: Recipe) -> Graph:
     """The graph in evaluation mode. Raises: ModelError if it still draws random numbers."""
-    graph = _trace(recipe.run, recipe.source, training=False)
+    graph = trace_run(recipe.run, recipe.source, training=False)
     hint = "make it depend on self.training, as nn.Dropout does, or remove [validation]"
     if place := _draws(graph):
         raise ModelError(f"validation would be random: the model draws numbers at {place}", hint)

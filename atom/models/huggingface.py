@@ -6,6 +6,7 @@ The only door to `transformers`.
 """
 
 import json
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -201,8 +202,9 @@ def _without_choices(value: Any) -> Any:
         }
     if isinstance(value, list):
         return [_without_choices(inner) for inner in value]
-    if isinstance(value, int | float) and not -MAX_NUMBER <= value <= MAX_NUMBER:
-        raise SourceError(f"the config holds {value}", f"numbers are at most {MAX_NUMBER}")
+    too_large = isinstance(value, int) and not -MAX_NUMBER <= value <= MAX_NUMBER
+    if too_large or (isinstance(value, float) and not math.isfinite(value)):
+        raise SourceError(f"the config holds {value}", f"whole numbers are at most {MAX_NUMBER}")
     return value
 
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from atom.models import huggingface
 from atom.models.first_values import FirstValues
-from atom.models.source import Batch, InitialValue, ModelSource, SourceError
+from atom.models.source import Batch, InitialValue, ModelSource, SourceError, materialised
 
 SHRINK_LAYERS = 2
 
@@ -69,7 +69,8 @@ class HuggingFaceSource:
         except SourceError:  # some keys count layers in ways of their own
             return self
 
-    def inspect(self, model: nn.Module) -> None:
+    def inspect(self, seed: int) -> None:
+        model = materialised(self, torch.float32, seed)
         huggingface.refuse_lookahead(model, self.vocabulary_size, self._sequence_tokens)
 
     def _check_positions(self) -> None:

@@ -6,6 +6,7 @@ first values, so the model needs memory once more while they are taken. A factor
 `meta` is initialised module by module, by `reset_parameters`, and needs no such memory.
 """
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,7 +73,8 @@ class ModuleSource:
         if sequence_tokens is not None:
             _check_text_entries(code.entry, made.example, sequence_tokens)
         example = {name: value.to("meta") for name, value in made.example.items()}
-        return cls(code.entry, code.path, factory, seed, sequence_tokens, example, made.dataset)
+        own = (code.entry, code.path, factory, seed, sequence_tokens, example, made.dataset)
+        return cls(*own, packages=_libraries())
 
     def build(self, dtype: torch.dtype) -> nn.Module:
         module = self._make(self.seed).module
@@ -110,7 +112,7 @@ class ModuleSource:
     def shrunk(self) -> ModelSource:
         return self
 
-    def inspect(self, model: nn.Module) -> None:
+    def inspect(self, seed: int) -> None:
         """Nothing is known about it that could be asked."""
 
     def _make(self, seed: int) -> Made:
@@ -137,6 +139,12 @@ def _make(name: str, path: Path, factory: Callable[[], Any], seed: int) -> Made:
     if dataset is not None:
         _check_dataset(name, dataset)
     return Made(module, example, dataset)
+
+
+def _libraries() -> tuple[tuple[str, str], ...]:
+    """Versions of the library that own code mostly builds on, if it was imported."""
+    library = sys.modules.get("transformers")
+    return () if library is None else (("transformers", str(library.__version__)),)
 
 
 def _kind(value: Any) -> str:

@@ -60,8 +60,8 @@ class ModelSource(Protocol):
     def shrunk(self) -> "ModelSource":
         """A smaller model of the same make, for a check against eager; itself if it has none."""
 
-    def inspect(self, model: nn.Module) -> None:
-        """Looks at what only values show; `model` has some, in float32, and is left as it was.
+    def inspect(self, seed: int) -> None:
+        """Looks at what only values show, on the model with those of `seed`. For small models.
 
         Raises: SourceError.
         """
