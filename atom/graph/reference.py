@@ -132,10 +132,22 @@ def _backward(
     for path, name in sub_model.parameters:
         if name in carried:
             roots.append((module.get_parameter(path), carried[name]))
-    torch.autograd.backward([tensor for tensor, _ in roots], [gradient for _, gradient in roots])
-    for name, leaf in leaves:
-        if leaf.grad is not None:
-            run.gradients[name] = leaf.grad
+    if not roots:
+        return
+    # Not backward(): a leaf's `.grad` takes the leaf's strides, and sums over what flows on are
+    # made in the order of its memory.
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    found = torch.autograd.grad(
+        [tensor for tensor, _ in roots],
+        [*(leaf for _, leaf in leaves), *parameters],
+        [gradient for _, gradient in roots],
+        allow_unused=True,
+    )
+    for (name, _), gradient in zip(leaves, found, strict=False):
+        if gradient is not None:
+            run.gradients[name] = gradient
+    for parameter, gradient in zip(parameters, found[len(leaves) :], strict=True):
+        parameter.grad = gradient
 
 
 def _take(

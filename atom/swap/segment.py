@@ -1,6 +1,6 @@
 """One sub-model on one micro-batch: forward, recompute and backward, bit-equal to the whole model.
 
-Three habits make a cut invisible in the bits:
+Four habits make a cut invisible in the bits:
 
 * The forward pass runs with gradients enabled and inputs that require them exactly as in the
   recompute, though its graph is thrown away: attention picks its kernel by `requires_grad`, and
@@ -9,6 +9,7 @@ Three habits make a cut invisible in the bits:
   earlier sub-model's backward as one more root. Autograd then adds up in the order in which it
   would have in the uncut model; adding afterwards gives other bits.
 * Random operations replay from the generator state that the first forward began with.
+* Values and gradients cross with their strides: sums are made in the order of memory.
 """
 
 from collections.abc import Mapping, Sequence
@@ -45,6 +46,8 @@ class Computed:
 
     inputs: dict[str, Tensor]
     outputs: dict[str, Tensor]
+    parameters: tuple[nn.Parameter, ...]
+    """The module's, whose gradients the backward gives."""
 
 
 def compute(
@@ -55,7 +58,8 @@ def compute(
     inputs = {name: values[name].detach().requires_grad_(need) for name, need in needs}
     with torch.set_grad_enabled(record):
         outputs = module(*inputs.values())
-    return Computed(inputs, dict(zip(sub_model.outputs, outputs, strict=True)))
+    outputs_by_name = dict(zip(sub_model.outputs, outputs, strict=True))
+    return Computed(inputs, outputs_by_name, tuple(module.parameters()))
 
 
 def outliving(value: Tensor, weights: Tensor) -> Tensor:
@@ -94,8 +98,17 @@ def push_back(
     for parameter, gradient in carried:
         roots.append(parameter)
         root_gradients.append(gradient)
-    if roots:
-        torch.autograd.backward(roots, root_gradients)
-    for name, leaf in leaves.items():
-        if leaf.grad is not None:
-            gradients[name] = leaf.grad
+    if not roots:
+        return
+    # Not backward(): a leaf's `.grad` takes the leaf's strides. What flows on must keep its own,
+    # because sums over it are made in the order of its memory.
+    parameters = [parameter for parameter in computed.parameters if parameter.requires_grad]
+    found = torch.autograd.grad(
+        roots, [*leaves.values(), *parameters], root_gradients, allow_unused=True
+    )
+    for name, gradient in zip(leaves, found, strict=False):
+        if gradient is not None:
+            gradients[name] = gradient
+    for parameter, gradient in zip(parameters, found[len(leaves) :], strict=True):
+        if gradient is not None:
+            parameter.grad = gradient

@@ -150,6 +150,14 @@ MODELS: dict[str, tuple[Callable[[float], nn.Module], Callable[[int], Batch]]] =
     "qwen2_moe": (_qwen2_moe, tokens),
     "gemma2": (_decoder("Gemma2", head_dim=8, sliding_window=32), tokens),
     "phi3": (_decoder("Phi3"), tokens),
+    # Norms within attention: their gradients are sums over transposed memory.
+    "qwen3": (_decoder("Qwen3", head_dim=8), tokens),
+    "gpt_oss": (
+        _decoder(
+            "GptOss", head_dim=8, num_local_experts=4, num_experts_per_tok=2, sliding_window=32
+        ),
+        tokens,
+    ),
 }
 
 WITHOUT_CACHE = {"bert", "vit"}
