@@ -45,6 +45,8 @@ def _text(value: Any, example: str) -> str:
 PathText = Annotated[str, Field(min_length=1, max_length=4096, pattern=r"^[^\x00]+$")]
 """A file, folder or glob as it was written."""
 
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+
 Bytes = Annotated[
     int, BeforeValidator(_bytes_of), PlainSerializer(lambda count: f"{count} B", return_type=str)
 ]

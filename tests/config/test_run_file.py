@@ -6,9 +6,10 @@ from pydantic import ValidationError
 
 from atom.base.errors import ConfigError
 from atom.config.load import load_run_file, parse_peer_text
+from atom.config.model_section import SizeName
 from atom.config.peer_file import PeerFile
 from atom.config.problems import _section_of
-from atom.config.run_file import RunFile, SizeName
+from atom.config.run_file import RunFile
 from atom.config.sources import text_sources
 from atom.models.data.dataset import open_dataset
 from atom.models.gpt3 import SIZES, GPT3Config

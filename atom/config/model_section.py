@@ -1,0 +1,106 @@
+"""[model] of a run file: one of three sources, and the keys that belong to it."""
+
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from atom.base.errors import ConfigError
+from atom.config.section import Fraction, PathText, Section, refuse
+
+SizeName = Literal["small", "medium", "large", "xl", "2.7b", "6.7b", "13b", "175b"]
+SourceName = Literal["family", "huggingface", "module"]
+SOURCES: tuple[SourceName, ...] = ("family", "huggingface", "module")
+MAX_CONFIG_CHARACTERS = 32 * 1024
+"""As many as `atom.models.huggingface` reads."""
+_ENTRY = r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*$"
+_KEYS: dict[str, set[str]] = {
+    "family": {"size", "layers", "heads", "model_dim", "vocabulary_size", "dropout"},
+    "huggingface": {"huggingface_config"},
+    "module": {"module_sha256"},
+}
+_INSTEAD = {
+    "family": "it belongs to models of another source",
+    "huggingface": "the config.json says it: change it there",
+    "module": "the factory says it: change it there",
+}
+
+
+class Model(Section):
+    """[model]: one of family, huggingface and module says where it comes from."""
+
+    family: Literal["gpt3"] | None = None
+    """An architecture of ours: a named size, or the numbers."""
+    huggingface: PathText | None = None
+    """A config.json of a causal language model of transformers, relative to the run file."""
+    huggingface_config: str | None = Field(default=None, max_length=MAX_CONFIG_CHARACTERS)
+    """Content of the config.json, filled in when the run is founded."""
+    module: str | None = Field(default=None, pattern=_ENTRY, max_length=256)
+    """Own code: "package.module:factory"."""
+    module_sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
+    """Digest of the factory's source file, filled in when the run is founded."""
+    size: SizeName | None = None
+    """A size of the GPT-3 paper, instead of layers, heads and model_dim."""
+    layers: int | None = Field(default=None, ge=1, le=4096)
+    """Transformer blocks."""
+    heads: int | None = Field(default=None, ge=1, le=4096)
+    """Attention heads per block; model_dim is a multiple."""
+    model_dim: int | None = Field(default=None, ge=1, le=2**20)
+    """Width of the residual stream."""
+    sequence_tokens: int = Field(default=2048, ge=1, le=2**20)
+    """Tokens per sequence, in training and at most."""
+    vocabulary_size: int | None = Field(default=None, ge=1, le=2**24)
+    """Rows of the embedding; omitted: as many as the tokenizer has tokens."""
+    dropout: Fraction = 0.0
+    """Probability of dropping an activation while training."""
+    precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Number format of the weights on the device; master weights are always float32."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "Model":
+        self._check_source()
+        if self.family is None:
+            return self
+        numbers = {"layers": self.layers, "heads": self.heads, "model_dim": self.model_dim}
+        for key, value in numbers.items():
+            if self.size is not None and value is not None:
+                refuse(key, f"size = {self.size!r} already says it", "remove one of the two")
+            if self.size is None and value is None:
+                hint = 'or name a size of the GPT-3 paper: size = "small"'
+                refuse(key, "missing: a model without a size needs it", hint)
+        if self.heads and self.model_dim and self.model_dim % self.heads:
+            refuse("model_dim", f"{self.model_dim} is not divisible by heads = {self.heads}")
+        return self
+
+    @property
+    def source(self) -> SourceName:
+        """Which of the three keys says where the model comes from."""
+        return next(name for name in SOURCES if getattr(self, name) is not None)
+
+    def foreign_keys(self) -> set[str]:
+        """Keys that say nothing about a model of this source."""
+        own = _KEYS[self.source]
+        return {key for keys in _KEYS.values() for key in keys} - own
+
+    def shape(self) -> dict[str, Any]:
+        """Keyword arguments that describe a model of a family, all but the vocabulary.
+
+        Raises: ConfigError for a model of another source.
+        """
+        if self.family is None:
+            raise ConfigError(
+                f"model.{self.source}: this command knows models of a family only",
+                'such as family = "gpt3"',
+            )
+        keys = {"size", "layers", "heads", "model_dim", "sequence_tokens", "dropout"}
+        return self.model_dump(include=keys)
+
+    def _check_source(self) -> None:
+        named = [name for name in SOURCES if getattr(self, name) is not None]
+        if not named:
+            hint = 'huggingface = "config.json" or module = "package.module:factory" are others'
+            refuse("family", 'missing: a model comes from somewhere: family = "gpt3"', hint)
+        if len(named) > 1:
+            refuse(named[1], f"the model comes from {named[0]} already", "remove one of the two")
+        for key in sorted(self.foreign_keys() & self.model_fields_set):
+            if getattr(self, key) is not None:
+                refuse(key, f"says nothing with {named[0]}", _INSTEAD[named[0]])
