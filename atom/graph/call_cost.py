@@ -115,7 +115,8 @@ def _results(outcome: Outcome, memory: Sequence[int]) -> Iterable[Result]:
 
 
 def _by_results(node: fx.Node) -> CallCost:
-    tensors = [leaf for leaf in tree_leaves(node.meta["val"]) if isinstance(leaf, torch.Tensor)]
+    seen = node.meta.get("val")
+    tensors = [leaf for leaf in tree_leaves(seen) if isinstance(leaf, torch.Tensor)]
     sizes = [tensor.numel() * tensor.itemsize for tensor in tensors]
     pairs = list(zip(tensors, sizes, strict=True))
     kernels = tuple(Kernel(0.0, 2 * size, tensor.dtype) for tensor, size in pairs)
@@ -123,7 +124,7 @@ def _by_results(node: fx.Node) -> CallCost:
         forward=kernels,
         backward=kernels,
         results=tuple(Result(Form.of(tensor), None, size) for tensor, size in pairs),
-        single=isinstance(node.meta["val"], torch.Tensor),
+        single=isinstance(seen, torch.Tensor),
         keeps_arguments=frozenset(range(len(arguments_of(node)))),
         keeps_results=frozenset(range(len(tensors))),
         keeps_more_bytes=0,

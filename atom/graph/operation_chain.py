@@ -15,6 +15,11 @@ def operation_chain(
 
     `fused`: for a GPU, whose kernels keep less for the backward than a CPU's.
 
+    A run of operations holds at the most, over its members i: what is kept by those up to i, the
+    transient bytes of i, and gradients of the parameters of those behind i (in the parameters'
+    precision, until the backward is over); besides the values it takes and gives, and the
+    gradients of those it gives.
+
     Raises: ValueError if `seconds` is not one entry per call.
     """
     if len(seconds) != len(graph.calls):

@@ -10,14 +10,14 @@ from torch.utils.flop_counter import FlopCounterMode
 from traced_modules import ZOO, TiedGPT, tokens_and_targets
 
 from atom.graph import call_cost
-from atom.graph.ir import padded_elements
+from atom.graph.ir import Program, SubModel, padded_elements
 from atom.graph.layers import layers_of
 from atom.graph.operation_chain import operation_chain
 from atom.graph.operations import OperationCosts, operation_costs
 from atom.graph.partition.chain import Chain
 from atom.graph.profile import OperationSeconds, profile
 from atom.graph.profile.index_bounds import index_bounds
-from atom.graph.program import build_program
+from atom.graph.program import bind, build_program, load
 from atom.graph.trace import trace
 from atom.graph.traced import Graph
 from atom.models.gpt3 import GPT3, SIZES
@@ -76,6 +76,49 @@ def test_what_each_layer_keeps(name: str) -> None:
         predicted = sum(costs.operations[position[node]].kept_bytes for node in layer.calls)
         assert timing.kept_bytes is not None
         assert abs(predicted - timing.kept_bytes) <= 0.1 * timing.kept_bytes, layer.name
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_memory_at_the_peak_is_foreseen(name: str) -> None:
+    """Backward goes down: above it gradients of parameters pile up, below it wait what is kept."""
+    make, batch = MODELS[name]
+    graph = trace(make(), batch)
+    operations = operation_costs(graph).operations
+    program, end = build_program(graph), 0
+    parts = zip(layers_of(graph), program.sub_models, load(program, "cpu"), strict=True)
+    for layer, sub_model, make_module in parts:
+        calls = operations[end : end + len(layer.calls)]
+        end += len(layer.calls)
+        gradients = [4 * sum(one.parameters.values()) for one in calls]
+        foreseen = max(
+            sum(below.kept_bytes for below in calls[: index + 1])
+            + calls[index].transient_bytes
+            + sum(gradients[index + 1 :])
+            for index in range(len(calls))
+        )
+        # Whoever runs the sub-model holds its outputs and their gradients all the while.
+        foreseen += 2 * sum(
+            program.values[name].size_bytes for name in sub_model.outputs if name != program.loss
+        )
+        used = peak_in_earnest(program, sub_model, make_module())
+        slack = 1.7 if layer.name == "embedding" else 1.3  # its output is all there is
+        assert used <= foreseen <= slack * used, layer.name
+
+
+def peak_in_earnest(program: Program, sub_model: SubModel, module: nn.Module) -> int:
+    """The most bytes that a forward and a backward add to parameters and inputs."""
+    shapes = program.layout.by_name
+    bind(module, sub_model, {n: torch.rand(shapes[n].shape) for _, n in sub_model.parameters})
+    specs = [program.values[name] for name in sub_model.inputs]
+    inputs = [
+        torch.zeros(spec.shape, dtype=spec.dtype).requires_grad_(spec.needs_grad) for spec in specs
+    ]
+    constants = [v for m in module.modules() for v in vars(m).values() if torch.is_tensor(v)]
+    ledger = call_cost._Ledger([*inputs, *module.parameters(), *constants])
+    with ledger:
+        roots = [output for output in module(*inputs) if output.requires_grad]
+        torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
+    return ledger.next_phase()[1]
 
 
 def test_a_gpu_keeps_one_byte_for_a_dropped_element() -> None:

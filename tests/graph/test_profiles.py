@@ -31,6 +31,12 @@ from atom.models.gpt3 import GPT3, GPT3Config
 LINK = LinkRates(Spread(1e9, 5e8, 2e9), Spread.exactly(1e9))
 
 
+@pytest.fixture(autouse=True)
+def as_often_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These models are so small that they would be measured forty times."""
+    monkeypatch.setattr(sub_models, "_ENOUGH_S", 0.0)
+
+
 def check(profile: Profile, graph: Graph) -> None:
     """What holds for every profile."""
     layers = layers_of(graph)

@@ -45,7 +45,9 @@ def measure_graph(
             timings = summed(graph, operations)
         else:
             timings = profile(build_program(graph), device, repeats, index_bounds(graph))
-            operations = shared(graph, costs, timings, TYPICAL[device.type])
+            operations = shared(
+                graph, costs, timings, TYPICAL["cpu" if device.type == "cpu" else "cuda"]
+            )
     except torch.OutOfMemoryError as error:
         raise DeviceError(
             f"a layer of {graph.model_name} does not fit the device with its activations",

@@ -23,7 +23,7 @@ TYPICAL = {
     "cpu": Rates({torch.float32: 1e11}, 1.5e10, 4e-6),
     "cuda": Rates({torch.float32: 2e13, torch.float16: 2e14, torch.bfloat16: 2e14}, 1.5e12, 4e-6),
 }
-"""Only to share a measured layer's seconds among its calls: no result depends on their size."""
+"""To share a measured layer's seconds among its calls, and where nothing can be measured."""
 
 
 def seconds(kernels: Iterable[Kernel], rates: Rates) -> float:
