@@ -86,12 +86,14 @@ def literal(value: Any, names: Names) -> str:
         case list() | tuple():
             return "[" + ", ".join(literal(item, names) for item in value) + "]"
         case torch.device():
-            return "self.device" if value == TRACE_DEVICE else f"torch.device({str(value)!r})"
+            return "self.device" if value == TRACE_DEVICE else f'torch.device("{value}")'
         case float() if not math.isfinite(value):
             return f'float("{value}")'
         case str():
             return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
-        case bool() | int() | float() | complex() | None:
+        case float() | complex():
+            return repr(value).replace("e+", "e")  # as formatters write it
+        case bool() | int() | None:
             return repr(value)
         case torch.dtype() | torch.memory_format() | torch.layout():
             return repr(value)

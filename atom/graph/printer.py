@@ -13,7 +13,7 @@ import torch
 from torch import fx, nn
 
 from atom.graph.digest import tensor_bytes
-from atom.graph.expressions import TRACE_DEVICE, expression
+from atom.graph.expressions import TRACE_DEVICE, expression, literal
 from atom.graph.ir import ValueSpec
 from atom.graph.layers import Layer
 from atom.graph.python_text import (
@@ -265,7 +265,7 @@ def constant_lines(attribute: str, constant: Constant) -> Iterator[str]:
     """The assignment of a constant's values in `__init__`; exact to the bit."""
     tensor = constant.tensor
     if tensor.numel() <= _FEW_ELEMENTS and _reads_back(tensor):
-        arguments = [repr(tensor.tolist()), f"dtype={tensor.dtype}", "device=device"]
+        arguments = [literal(tensor.tolist(), {}), f"dtype={tensor.dtype}", "device=device"]
         yield from assignment([f"self.{attribute}"], "torch.tensor", arguments)
         return
     text = base64.b64encode(tensor_bytes(tensor)).decode()

@@ -119,6 +119,7 @@ class Crowded(torch.nn.Module):
         widened = torch.nn.functional.pad(pieces, (1, 2, 0, 1), mode="constant", value=0.125)
         kept = widened.clamp(max=self.infinite[0]).add(self.unspeakable.sum(), alpha=2)
         masked = hidden.masked_fill(self.pattern, float("-inf")).amax(dim=(0, 1, 2), keepdim=True)
+        masked = masked.clamp(min=torch.finfo(hidden.dtype).min)
         return kept.square().mean() + masked.sum() * 1e-20
 
 
@@ -216,6 +217,18 @@ def test_loaded_modules_have_the_parameters_on_meta(
         assert [p for p, _ in sub_model.parameters] == [n for n, _ in module.named_parameters()]
     (written,) = tmp_path.iterdir()
     assert written.read_text() == program.source
+
+
+def test_sources_of_transformers_are_formatted_too(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    import transformers_zoo
+
+    for name in ("bert", "gemma2", "t5"):
+        graph = trace(transformers_zoo.make(name, 0.1), transformers_zoo.batch(name, 0))
+        for cut, source in enumerate(sources_at_several_cuts(graph)):
+            (tmp_path / f"{name}_cut_{cut}.py").write_text(source)
+            assert max(map(len, source.splitlines())) <= 100
+    assert_formatted(tmp_path)
 
 
 def test_layers_called_alike_are_a_list_and_a_loop() -> None:
