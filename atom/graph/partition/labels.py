@@ -112,7 +112,7 @@ class LabelSearch:
 
     def _expand(self, label: Label, below: int) -> None:
         plain, spans = self._plain, self._plain.spans
-        own = int(plain.own[spans.base[label.begin] + label.end])
+        own = int(plain.own(np.array(label.begin), label.end))
         so_far, row = label.price + own, label.begin - int(spans.first[label.end])
         if label.follow == 1 and plain.turn_price(label.end) is not None:
             stall = int(plain.stalls.before_turn(label.end)[row])

@@ -6,7 +6,6 @@ at i and end at i+1 … `stop[i]`, and those that end at j begin at `first[j]` �
 """
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,22 +41,6 @@ class Spans:
         """Indices of the spans (begin, begin+1) … (begin, stop[begin])."""
         start = int(self.base[begin])
         return slice(start + begin + 1, start + int(self.stop[begin]) + 1)
-
-    @cached_property
-    def begins(self) -> Whole:
-        return np.repeat(np.arange(self.count), self.stop - np.arange(self.count))
-
-    @cached_property
-    def finishes(self) -> Whole:
-        return np.arange(len(self.begins)) - self.base[self.begins]
-
-    @cached_property
-    def span_forward(self) -> Whole:
-        return self.forward[self.finishes] - self.forward[self.begins]
-
-    @cached_property
-    def span_again(self) -> Whole:
-        return self.again[self.finishes] - self.again[self.begins]
 
 
 @dataclass(frozen=True)

@@ -44,53 +44,64 @@ class Stalls:
 
     def before_turn(self, position: int) -> Whole:
         """Of every span ending there and the last sub-model beginning there."""
-        turn = self.spans.base[position] + self.spans.count
-        rows = self.spans.ending_at(position)
-        return self._waits(rows, turn, charged=False)
+        turn = np.array(self.spans.count)
+        return self._waits(position, self._begins(position), turn, charged=False)
 
     def row(self, position: int, begin: int, charged: bool) -> Whole:
-        """Of span (begin, position) and every span beginning at the position."""
-        columns = np.arange(*self.columns(position).indices(len(self.spans.elements)))
-        return self._waits(self.spans.base[begin] + position, columns, charged)
+        """Of span (begin, position) and every span beginning at the position but the last's."""
+        return self._waits(position, np.array(begin), self._ends(position), charged)
 
-    def between(self, left: int, right: int, charged: bool) -> int:
-        """Of two spans, by index."""
-        return int(self._waits(np.array(left), np.array(right), charged))
+    def between(self, begin: int, position: int, end: int, charged: bool) -> int:
+        """Of spans (begin, position) and (position, end)."""
+        return int(self._waits(position, np.array(begin), np.array(end), charged))
 
     def least(self, position: int, prices: Whole, charged: bool) -> Whole:
         """Per span ending there, ascending begins: the least of stall + price over the spans that
         begin there (`prices`, by ascending ends, without the last sub-model's)."""
-        rows = self.spans.ending_at(position)
-        if len(rows) * len(prices) <= _DIRECT_PAIRS or self._caching:
-            matrix = self._matrix(position, rows, charged)
+        begins = self._begins(position)
+        if len(begins) * len(prices) <= _DIRECT_PAIRS or self._caching:
+            matrix = self._matrix(position, begins, charged)
             return np.asarray((matrix + prices).min(axis=1))
-        columns = np.arange(*self.columns(position).indices(len(self.spans.elements)))
-        return self._least_by_halving(rows[::-1], columns, prices, charged)[::-1]
+        return self._least_by_halving(position, begins[::-1], prices, charged)[::-1]
 
-    def _matrix(self, position: int, rows: Whole, charged: bool) -> Whole:
+    def _begins(self, position: int) -> Whole:
+        return np.arange(int(self.spans.first[position]), position)
+
+    def _ends(self, position: int) -> Whole:
+        last = min(int(self.spans.stop[position]), self.spans.count - 1)
+        return np.arange(position + 1, last + 1)
+
+    def _matrix(self, position: int, begins: Whole, charged: bool) -> Whole:
         known = self._matrices.get((position, charged))
         if known is None:
-            columns = np.arange(*self.columns(position).indices(len(self.spans.elements)))
-            known = self._waits(rows[:, None], columns[None, :], charged)
+            ends = self._ends(position)
+            known = self._waits(position, begins[:, None], ends[None, :], charged)
             if self._caching:
                 self._matrices[position, charged] = known
         return known
 
-    def _waits(self, rows: Whole, columns: Whole, charged: bool) -> Whole:
+    def _waits(self, position: int, begins: Whole, ends: Whole, charged: bool) -> Whole:
+        """Of spans (begin, position) and (position, end), element by element."""
         spans = self.spans
-        waits = np.maximum(spans.load[columns] - spans.span_forward[rows], 0)
-        waits = waits + np.maximum(spans.gradients[columns] - spans.span_again[rows], 0)
+        left, right = spans.base[begins] + position, spans.base[position] + ends
+        forward = spans.forward[position] - spans.forward[begins]
+        waits = np.maximum(spans.load[right] - forward, 0)
+        again = spans.again[position] - spans.again[begins]
+        waits = waits + np.maximum(spans.gradients[right] - again, 0)
         if charged:
-            waits = waits + np.maximum(spans.load[rows] - spans.span_again[columns], 0)
+            later = spans.again[ends] - spans.again[position]
+            waits = waits + np.maximum(spans.load[left] - later, 0)
         return np.asarray(waits << self.bits)
 
-    def _least_by_halving(self, rows: Whole, columns: Whole, prices: Whole, charged: bool) -> Whole:
-        """Rows by ascending length. Every `stride`-th row is solved, then those halfway between,
-        each between its neighbours' best columns."""
-        count, stride = len(rows), 1 << max(0, (len(rows) - 1).bit_length() - 3)
+    def _least_by_halving(
+        self, position: int, begins: Whole, prices: Whole, charged: bool
+    ) -> Whole:
+        """Begins descending: rows by ascending length. Every `stride`-th row is solved, then those
+        halfway between, each between its neighbours' best columns."""
+        count, stride = len(begins), 1 << max(0, (len(begins) - 1).bit_length() - 3)
         least, place = np.empty(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
-        known = np.arange(0, count, stride)
-        total = self._waits(rows[known, None], columns[None, :], charged) + prices
+        ends, known = self._ends(position), np.arange(0, count, stride)
+        total = self._waits(position, begins[known, None], ends[None, :], charged) + prices
         place[known] = total.argmin(axis=1)
         least[known] = total[np.arange(len(known)), place[known]]
         while stride > 1:
@@ -98,28 +109,25 @@ class Stalls:
             fresh = np.arange(stride, count, 2 * stride)
             after = fresh + stride
             low = place[fresh - stride]
-            high = np.where(after < count, place[np.minimum(after, count - 1)], len(columns) - 1)
-            self._solve_between(rows, columns, prices, charged, fresh, low, high, least, place)
+            high = np.where(after < count, place[np.minimum(after, count - 1)], len(ends) - 1)
+            which, column = _ragged(low, high)
+            stalls = self._waits(position, begins[fresh[which]], ends[column], charged)
+            least[fresh], place[fresh] = _row_minima(which, column, stalls + prices[column])
         return least
 
-    def _solve_between(
-        self,
-        rows: Whole,
-        columns: Whole,
-        prices: Whole,
-        charged: bool,
-        fresh: Whole,
-        low: Whole,
-        high: Whole,
-        least: Whole,
-        place: Whole,
-    ) -> None:
-        widths = high - low + 1
-        starts = np.concatenate([[0], np.cumsum(widths)[:-1]])
-        which = np.repeat(np.arange(len(fresh)), widths)
-        column = np.arange(len(which)) - starts[which] + low[which]
-        total = self._waits(rows[fresh[which]], columns[column], charged) + prices[column]
-        least[fresh] = np.minimum.reduceat(total, starts)
-        hits = np.flatnonzero(total == least[fresh][which])
-        firsts = hits[np.searchsorted(which[hits], np.arange(len(fresh)))]
-        place[fresh] = column[firsts]
+
+def _ragged(low: Whole, high: Whole) -> tuple[Whole, Whole]:
+    """Row and column of every element of rows that reach from `low` to `high`, both included."""
+    widths = high - low + 1
+    starts = np.cumsum(widths) - widths
+    which = np.repeat(np.arange(len(low)), widths)
+    return which, np.arange(len(which)) - starts[which] + low[which]
+
+
+def _row_minima(which: Whole, column: Whole, total: Whole) -> tuple[Whole, Whole]:
+    """Per row the least element and the first column that has it."""
+    starts = np.flatnonzero(np.diff(which, prepend=-1))
+    least = np.minimum.reduceat(total, starts)
+    hits = np.flatnonzero(total == least[which])
+    firsts = hits[np.searchsorted(which[hits], np.arange(len(starts)))]
+    return least, column[firsts]

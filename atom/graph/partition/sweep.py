@@ -47,23 +47,28 @@ class Sweep:
     weight: int
     allowed: NDArray[np.bool_] | None
     """None: all."""
-    own: Whole = field(init=False)
     prices: list[Whole] = field(init=False)
     """Per class 1 … slots-1 (at index class-1)."""
 
     def __post_init__(self) -> None:
-        spans, bits = self.spans, self.stalls.bits
-        compute = spans.span_forward + spans.span_again
-        object.__setattr__(self, "own", (compute << bits) + self.weight * spans.out_units)
+        spans = self.spans
         classes = self.stalls.slots - 1
         prices = [np.full(len(spans.elements), INFINITE, dtype=np.int64) for _ in range(classes)]
         object.__setattr__(self, "prices", prices)
         for position in range(spans.count - 1, 0, -1):
             self._price_spans_ending_at(position)
 
+    def own(self, begins: Whole, end: int) -> Whole:
+        """Of spans (begin, end): computing forward, and again for the backward; kept units."""
+        spans = self.spans
+        ticks = spans.forward[end] - spans.forward[begins] + spans.again[end] - spans.again[begins]
+        units = spans.out_units[spans.base[begins] + end]
+        return np.asarray((ticks << self.stalls.bits) + self.weight * units)
+
     def _price_spans_ending_at(self, position: int) -> None:
         indices = self.spans.ending_at(position)
-        own, last = self.own[indices], len(self.prices)
+        own = self.own(np.arange(int(self.spans.first[position]), position), position)
+        last = len(self.prices)
         found = [self._from_turn(position) if r == 1 else None for r in range(1, last + 1)]
         columns = self.stalls.columns(position)
         if columns.stop > columns.start:
@@ -136,7 +141,7 @@ class Sweep:
         positions, begin = [end], 0
         while r > 0:
             index = int(self.spans.base[begin]) + end
-            rest = int(self.prices[r - 1][index] - self.own[index])
+            rest = int(self.prices[r - 1][index] - self.own(np.array(begin), end))
             r, following = self._next(r, begin, end, rest)
             begin, end = end, following
             positions.append(end)
@@ -198,7 +203,7 @@ def price_of(spans: Spans, stalls: Stalls, positions: tuple[int, ...]) -> int:
         compute = int(spans.forward[end] - spans.forward[begin])
         compute += int(spans.again[end] - spans.again[begin])
         price += (compute << stalls.bits) + int(spans.out_units[indices[s]])
-        price += stalls.between(indices[s], indices[s + 1], s <= last - stalls.slots)
+        price += stalls.between(begin, end, positions[s + 1], s <= last - stalls.slots)
     return price
 
 
