@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 ATOM = ROOT / "atom"
 
-COLUMN = ["base", "config", "graph", "swap", "optim", "training", "daemon", "cli"]
+COLUMN = ["base", "config", "graph", "swap", "plan", "optim", "training", "daemon", "cli"]
 ALLOWED: dict[str, set[str]] = {
     "base": set(),
     "wire": set(),
@@ -17,13 +17,15 @@ ALLOWED: dict[str, set[str]] = {
     "config": {"base"},
     "graph": {"base"},
     "swap": {"base", "graph"},
+    "plan": {"base", "graph", "swap"},
     "optim": {"base", "graph", "swap"},
     "swarm": {"base", "wire", "config"},
     "training": {"base", "config", "models", "graph", "swap", "optim", "swarm"},
     "daemon": {
-        "base", "wire", "config", "models", "graph", "swap", "optim", "swarm", "training",
+        "base", "wire", "config", "models", "graph", "swap", "plan", "optim", "swarm",
+        "training",
     },
-    "cli": {"base", "config", "models", "swarm", "training", "daemon", "dashboard"},
+    "cli": {"base", "config", "models", "plan", "swarm", "training", "daemon", "dashboard"},
     "dashboard": {"base", "config", "swarm"},
 }  # fmt: skip
 
@@ -43,7 +45,7 @@ DOORS: dict[str, tuple[str, ...]] = {
     "transformers": ("atom/models/huggingface.py",),
     "ssl": ("atom/swarm/",),
 }
-TORCH_ALONE = ("graph", "swap", "optim", "models")
+TORCH_ALONE = ("graph", "swap", "plan", "optim", "models")
 NOT_WITH_TORCH_ALONE = {
     "hivemind", "grpc", "pydantic", "blake3", "google", "cryptography", "base58", "psutil",
     "rich", "typer", "matplotlib", "safetensors",

@@ -51,6 +51,29 @@ InitialPeersOption = Annotated[
 AddressArgument = Annotated[
     str, typer.Argument(metavar="ADDRESS", help="What `atom start` printed after `join:`.")
 ]
+RunFileArgument = Annotated[
+    Path, typer.Argument(metavar="RUN.toml", help="What the swarm agrees on.")
+]
+GpuMemoryOption = Annotated[
+    str | None,
+    typer.Option("--gpu-memory", metavar="SIZE", help='Device memory to use, such as "8 GiB".'),
+]
+AssumeOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DEVICE",
+        help="Reckon for rtx4090-24g, rtx3060-12g, gtx1080ti-11g, v100-32g or h200, not this box.",
+    ),
+]
+NetworkOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="RATE", help='Between peers, such as "400 Mbit/s"; else the peer file\'s caps.'
+    ),
+]
+PeersOption = Annotated[
+    int, typer.Option(min=1, max=100_000, help="Peers like this one that share the global batch.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="A JSON object on stdout.")]
 
 
@@ -180,20 +203,36 @@ def info(state: DaemonStateOption = None, as_json: JsonOption = False) -> None:
 
 @app.command(rich_help_panel=_TRAIN)
 def plan(
-    run_file: Annotated[Path, typer.Argument(metavar="RUN.toml", help="What the swarm agrees on.")],
+    run_file: RunFileArgument,
     peer: PeerOption = None,
-    link: Annotated[
-        str | None, typer.Option(metavar="RATE", help='Host to device, such as "24 GB/s".')
-    ] = None,
-    compute: Annotated[
-        str | None, typer.Option(metavar="RATE", help='What the device does, "90 TFLOP/s".')
-    ] = None,
+    gpu_memory: GpuMemoryOption = None,
+    assume: AssumeOption = None,
+    network: NetworkOption = None,
+    peers: PeersOption = 4,
     as_json: JsonOption = False,
 ) -> None:
-    """What this box would do for a run: memory, sub-models, schedule. Needs no weights."""
-    from atom.cli.plan import show_plan
+    """Does a run fit this box, and how fast would it go: memory, sub-models, tokens per second."""
+    from atom.cli.plan import parse_gpu_memory, parse_network, show_plan
+    from atom.daemon.planning import PlanRequest
 
-    show_plan(run_file, peer, link, compute, as_json)
+    memory, bits_per_s = parse_gpu_memory(gpu_memory), parse_network(network)
+    show_plan(PlanRequest(run_file, peer, memory, assume, bits_per_s, peers), as_json)
+
+
+@app.command("compile", rich_help_panel=_TRAIN)
+def compile_(
+    run_file: RunFileArgument,
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the files go.")],
+    peer: PeerOption = None,
+    gpu_memory: GpuMemoryOption = None,
+    assume: AssumeOption = None,
+) -> None:
+    """Write what the daemon would execute: submodels.py, plan.json, and schedule.svg to look at."""
+    from atom.cli.compile import compile_run
+    from atom.cli.plan import parse_gpu_memory
+    from atom.daemon.planning import PlanRequest
+
+    compile_run(PlanRequest(run_file, peer, parse_gpu_memory(gpu_memory), assume), out)
 
 
 @app.command(rich_help_panel=_TRAIN)

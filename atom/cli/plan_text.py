@@ -1,85 +1,44 @@
-"""A plan on a terminal: memory, sub-models, and the schedule as a chart. Pure."""
+"""A plan on a terminal: does it fit, how is it cut, how fast would it go. Pure."""
 
 from collections.abc import Iterable, Sequence
 
 from rich import box
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from atom.base.units import format_bytes
-from atom.daemon.load_hiding import HidingTokens
-from atom.daemon.pass_steps import PassStep
-from atom.daemon.planning import DevicePlan, HostPlan, PassPlan, Plan, PlannedSubModel
+from atom.daemon.planning import Plan
+from atom.graph.ir import SubModel
+from atom.plan.choice import Choice
+from atom.plan.gantt import Bar, bars
+from atom.plan.pieces import Piece
+from atom.plan.strip import MARKS, strips
 
-MAX_SUB_MODELS = 16
-MAX_STEPS = 12
-_COMPUTES, _LOADS, _RESTS = "█", "░", "·"
+MAX_SUB_MODELS = 12
+_STRIP_TITLES = {"load": "loads", "compute": "computes", "gradients": "gradients out"}
+_STRIP_STYLES = {"load": "green", "compute": "cyan", "gradients": "magenta"}
 
 
-def plan_text(plan: Plan, hiding: HidingTokens | None) -> RenderableType:
+def plan_text(plan: Plan) -> RenderableType:
     """All of it, one below the other."""
     return Group(
         _headline(plan),
-        *_section("host memory", _host(plan.host, plan.parameters)),
-        *_section(_device_title(plan.device), _device(plan.device)),
-        *_section(_cut_title(plan), _sub_models(plan.sub_models)),
-        *_section(_pass_title(plan), _traffic(plan.training_pass, hiding)),
-        *_section(
-            f"schedule of a pass ({_LOADS} loads, {_COMPUTES} computes, {_RESTS} rests)",
-            schedule_chart(plan.training_pass.steps, plan.device.slots),
-        ),
+        *_section("does it fit", _fit(plan)),
+        *_section(_cut_title(plan), _sub_models(plan)),
+        *_section(_pass_title(plan), _pass(plan)),
+        *_section(_round_title(plan), _round(plan)),
+        *_section("what would help most", _advice(plan)),
     )
 
 
-def schedule_chart(steps: Sequence[PassStep], slots: int) -> RenderableType:
-    """Time goes down: one row per step, one column per slot, and what is computed."""
-    table = Table(box=None, pad_edge=False, header_style="quiet", padding=(0, 3, 0, 0))
-    table.add_column("step", justify="right")
-    for slot in range(slots):
-        table.add_column(f"slot {slot}")
-    table.add_column("computes")
-    for number, step in enumerate(steps[:MAX_STEPS]):
-        if step.waits:
-            waiting = [_slot_while_waiting(s, step) for s in step.slots]
-            table.add_row("", *waiting, Text("waits for the load", "yellow"))
-        loads = [sub_model for sub_model in step.loads if sub_model != step.sub_model]
-        cells = [_slot(s, step.sub_model, loads) for s in step.slots]
-        table.add_row(str(number), *cells, _computes(step))
-    left = len(steps) - MAX_STEPS
-    return Group(table, Text(f"and {left:,} more steps", "quiet")) if left > 0 else table
-
-
-def _slot(held: int | None, computing: int | None, loading: Sequence[int]) -> Text:
-    if held is None:
-        return Text("")
-    if held == computing:
-        return Text(f"{_COMPUTES * 2} {held}", "name")
-    if held in loading:
-        return Text(f"{_LOADS * 2} {held}", "yellow")
-    return Text(f"{_RESTS * 2} {held}", "quiet")
-
-
-def _slot_while_waiting(held: int | None, step: PassStep) -> Text:
-    """Other loads stand behind the one that is waited for."""
-    queued = held != step.sub_model and held in step.loads
-    return _slot(None if queued else held, None, (step.sub_model,))
-
-
-def _computes(step: PassStep) -> Text:
-    kinds = [word for word, on in (("forward", step.forward), ("backward", step.backward)) if on]
-    times = f" x {step.micro_batches}" if step.micro_batches > 1 else ""
-    out = ", gradients out" if step.gradient_out else ""
-    return Text(f"{' and '.join(kinds)} of {step.sub_model}{times}{out}")
-
-
 def _headline(plan: Plan) -> Text:
-    model = plan.model
+    tokens = f"{plan.tokens_per_sequence:,} tokens" if plan.tokens_per_sequence > 1 else "samples"
     return Text.assemble(
         (plan.run, "name"),
-        f"   {plan.parameters:,} parameters in {plan.precision}, {model.layers} blocks of width "
-        f"{model.model_dim:,}, sequences of {model.sequence_tokens:,} tokens",
+        f"   {plan.model}, {plan.parameters:,} parameters in {plan.precision}, micro-batches of "
+        f"{plan.micro_batch_sequences} x {tokens}",
     )
 
 
@@ -87,102 +46,164 @@ def _section(title: str, content: RenderableType) -> Iterable[RenderableType]:
     return Text(), Text(title, "bold"), Padding(content, (0, 0, 0, 2), expand=False)
 
 
-def _rows(rows: Iterable[tuple[str, str, Text | str]]) -> Table:
+def _grid(right: Sequence[int] = (1,), columns: int = 3) -> Table:
     table = Table.grid(padding=(0, 3, 0, 0))
-    table.add_column()
-    table.add_column(justify="right")
-    table.add_column()
-    for row in rows:
-        table.add_row(*row)
+    for column in range(columns):
+        table.add_column(justify="right" if column in right else "left")
     return table
 
 
-def _host(host: HostPlan, parameters: int) -> Table:
-    per_parameter = host.total_bytes / parameters
-    verdict = _verdict(host.total_bytes, host.have_bytes, "may be used")
-    total = Text.assemble(f"{per_parameter:.0f} bytes per parameter; ", verdict)
-    rows = [(name, format_bytes(size), "") for name, size in host.arenas]
-    return _rows([*rows, ("total", format_bytes(host.total_bytes), total)])
+def _fit(plan: Plan) -> RenderableType:
+    memory, host, disk = plan.choice.memory, plan.host, plan.disk
+    table = _grid(right=(1, 2), columns=4)
+    per_parameter = f"{host.total_bytes / plan.parameters:.0f} bytes per parameter"
+    table.add_row("", Text("needs", "quiet"), Text("has", "quiet"), "")
+    rows = [
+        (f"device ({plan.device.title})", memory.total_bytes, plan.device.budget_bytes, ""),
+        ("host memory", host.total_bytes, host.have_bytes, per_parameter),
+        ("disk", disk.total_bytes, disk.have_bytes, "snapshots, and results for joiners"),
+    ]
+    for name, need, have, remark in rows:
+        verdict = Text.assemble(_verdict(need, have), (f"  {remark}" if remark else "", "quiet"))
+        table.add_row(name, format_bytes(need), format_bytes(have), verdict)
+    parts = [
+        (memory.slot_bytes, "swapped weights"),
+        (memory.resident_bytes, "weights that stay"),
+        (memory.gradient_bytes, "gradients"),
+        (memory.activation_bytes, "activations at work"),
+        (memory.kept_bytes, "activations that stay"),
+        (memory.boundary_bytes, "between sub-models"),
+    ]
+    held = ", ".join(f"{format_bytes(size)} {what}" for size, what in parts if size)
+    return Group(table, Text(f"on the device: {held}", "quiet"))
 
 
-def _device_title(device: DevicePlan) -> str:
-    has = "" if device.budget_bytes is None else f" of {format_bytes(device.budget_bytes)}"
-    return f"device memory ({device.kind}{has})"
-
-
-def _device(device: DevicePlan) -> Table:
-    verdict: Text | str = "no limit is set"
-    if device.budget_bytes is not None:
-        verdict = _verdict(device.total_bytes, device.budget_bytes, "may be used")
-    slots = f"{device.slots} for weights, as many for float32 gradients"
-    return _rows(
-        [
-            ("slots", format_bytes(device.slot_bytes), slots),
-            ("activations", format_bytes(device.working_bytes), "of the largest sub-model"),
-            ("between sub-models", format_bytes(device.boundary_bytes), "for all micro-batches"),
-            ("total", format_bytes(device.total_bytes), verdict),
-        ]
-    )
-
-
-def _verdict(need_bytes: int, have_bytes: int, what: str) -> Text:
-    fits = need_bytes <= have_bytes
-    text = f"{format_bytes(have_bytes)} {what}"
-    return Text(f"fits: {text}", "good") if fits else Text(f"too much: only {text}", "bad")
+def _verdict(need_bytes: int, have_bytes: int) -> Text:
+    if need_bytes <= have_bytes:
+        return Text(f"fits, {format_bytes(have_bytes - need_bytes)} to spare", "good")
+    return Text(f"too much by {format_bytes(need_bytes - have_bytes)}", "bad")
 
 
 def _cut_title(plan: Plan) -> str:
-    layers = plan.sub_models[-1].last_layer + 1
-    count = len(plan.sub_models)
-    return f"{layers} layers in {count} sub-model{'' if count == 1 else 's'}"
+    arrangement, count = plan.choice.arrangement, len(plan.choice.pieces)
+    title = f"{count} sub-model{'' if count == 1 else 's'}"
+    if len(arrangement.resident) == count:
+        return f"{title}: all weights stay on the device"
+    if arrangement.resident:
+        return f"{title}, {len(arrangement.resident)} of them stay on the device"
+    return f"{title}, swapped through {arrangement.slots} slots"
 
 
-def _sub_models(parts: Sequence[PlannedSubModel]) -> RenderableType:
+def _sub_models(plan: Plan) -> RenderableType:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="quiet")
-    for title in ("#", "layers", "load", "on the device", "GFLOP forward"):
-        table.add_column(title, justify="left" if title == "layers" else "right")
-    shown = list(parts)
-    if len(parts) > MAX_SUB_MODELS:
-        shown = [*parts[: MAX_SUB_MODELS - 2], *parts[-1:]]
-    for part in shown:
-        if part is shown[-1] and len(shown) < len(parts):
-            table.add_row("…", f"{len(parts) - len(shown)} more")
-        names = [part.first_name, part.last_name]
-        table.add_row(
-            str(part.index),
-            " … ".join(dict.fromkeys(names)),
-            format_bytes(part.load_bytes),
-            format_bytes(part.need_bytes),
-            f"{part.flops / 1e9:,.1f}",
-        )
+    for title in ("#", "what", "weights", "forward", "backward", "activations", "hands on", ""):
+        table.add_column(title, justify="left" if title in ("what", "") else "right")
+    pairs = list(zip(plan.program.sub_models, plan.choice.pieces, strict=True))
+    for sub_model, piece in _shown(pairs):
+        table.add_row(*_cells(plan, sub_model, piece))
+        if sub_model.index == MAX_SUB_MODELS - 3 and len(pairs) > MAX_SUB_MODELS:
+            table.add_row("…", f"{len(pairs) - MAX_SUB_MODELS + 1} more")
     return table
 
 
+def _shown(pairs: list[tuple[SubModel, Piece]]) -> list[tuple[SubModel, Piece]]:
+    if len(pairs) <= MAX_SUB_MODELS:
+        return pairs
+    return [*pairs[: MAX_SUB_MODELS - 2], *pairs[-1:]]
+
+
+def _cells(plan: Plan, sub_model: SubModel, piece: Piece) -> list[str | Text]:
+    arrangement, s = plan.choice.arrangement, sub_model.index
+    stays = "stays, not recomputed" if s in arrangement.kept else "stays"
+    return [
+        str(s),
+        sub_model.name,
+        format_bytes(piece.elements * plan.question.limits.element_bytes),
+        _seconds(piece.forward_s),
+        _seconds(piece.backward_s),
+        format_bytes(piece.activation_bytes),
+        format_bytes(piece.out_bytes) if piece.out_bytes else "",
+        Text(stays if s in arrangement.resident else "", "quiet"),
+    ]
+
+
 def _pass_title(plan: Plan) -> str:
-    planned = plan.training_pass
-    return (
-        f"a pass of {planned.micro_batches} micro-batch"
-        f"{'' if planned.micro_batches == 1 else 'es'} of {plan.micro_batch_sequences}"
-        f" x {plan.model.sequence_tokens:,} tokens: {planned.tokens:,} tokens"
-    )
+    count = plan.choice.micro_batches
+    return f"a pass of {count} micro-batch{'' if count == 1 else 'es'}"
 
 
-def _traffic(planned: PassPlan, hiding: HidingTokens | None) -> RenderableType:
-    table = _rows(
-        [
-            ("to the device", format_bytes(planned.first_bytes_in), "first pass after a step"),
-            ("", format_bytes(planned.next_bytes_in), "further passes of the round"),
-            ("from the device", format_bytes(planned.bytes_out), "gradients"),
-        ]
-    )
-    return Group(table, _hiding(planned, hiding))
+def _pass(plan: Plan) -> RenderableType:
+    timeline, choice = plan.choice.timeline, plan.choice
+    table = _grid()
+    table.add_row("takes", _seconds(timeline.seconds), f"seconds are {_seconds_from(plan)}")
+    busy = f"the device computes {timeline.utilisation:.0%} of the time"
+    table.add_row("computes", _seconds(timeline.busy_s("compute")), busy)
+    link = f"at {format_bytes(plan.device.link_bytes_per_s)}/s"
+    table.add_row("loads", _seconds(timeline.busy_s("load")), f"{_loaded(choice, plan)} {link}")
+    table.add_row("gradients out", _seconds(timeline.busy_s("gradients")), "")
+    legend = f"{MARKS['forward']} forward  {MARKS['backward']} backward  {MARKS['load']} moves"
+    return Group(table, Text(), Strip(bars(timeline)), Text(f"{'':14}{legend}", "quiet"))
 
 
-def _hiding(planned: PassPlan, hiding: HidingTokens | None) -> Text:
-    if hiding is None:
-        return Text("with --link and --compute: how many tokens hide the loads", "quiet")
-    enough = planned.tokens >= hiding.in_sum
-    text = f"loads hide behind computing from {hiding.in_sum:,} tokens per pass on"
-    if hiding.one_by_one is not None and hiding.one_by_one > hiding.in_sum:
-        text += f", every single one from {hiding.one_by_one:,}"
-    return Text(text, "good" if enough else "yellow")
+def _seconds_from(plan: Plan) -> str:
+    if plan.device.seconds_from == "assumed":
+        return f"reckoned from a {plan.device.title}'s data sheet"
+    return "measured here, layer by layer"
+
+
+def _loaded(choice: Choice, plan: Plan) -> str:
+    seconds, rate = choice.timeline.busy_s("load"), plan.device.link_bytes_per_s
+    return format_bytes(int(seconds * rate))
+
+
+class Strip:
+    """The three lanes of a pass, as wide as the terminal."""
+
+    def __init__(self, drawn: Sequence[Bar]) -> None:
+        self._bars = drawn
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        columns = max(20, min(options.max_width - 16, 100))
+        for lane, text in strips(self._bars, columns).items():
+            yield Text.assemble(f"{_STRIP_TITLES[lane]:14}", (text, _STRIP_STYLES[lane]))
+
+
+def _round_title(plan: Plan) -> str:
+    peers = plan.work.peers
+    return f"a round of {plan.work.round_sequences:,} sequences with {peers} peers like this one"
+
+
+def _round(plan: Plan) -> RenderableType:
+    round_, around = plan.prediction, plan.surroundings
+    unit = "tokens" if plan.tokens_per_sequence > 1 else "samples"
+    network = f"{around.network_bytes_per_s * 8 / 1e6:,.0f} Mbit/s each way"
+    table = _grid()
+    passes = f"{round_.passes} pass{'' if round_.passes == 1 else 'es'}"
+    table.add_row("accumulates", _seconds(round_.accumulate_s), passes)
+    table.add_row("all-reduce", _seconds(round_.all_reduce_s), network)
+    rate = f"{around.adamw_elements_per_s / 1e6:,.0f} million parameters per second, measured here"
+    table.add_row("optimizer", _seconds(round_.optimizer_s), rate)
+    table.add_row("round", _seconds(round_.round_s), "one part after the other")
+    table.add_row("this peer", f"{round_.tokens_per_s:,.0f}", f"{unit}/s while it accumulates")
+    whole = f"{unit}/s over whole rounds"
+    table.add_row("the swarm", f"{round_.swarm_tokens_per_s:,.0f}", whole)
+    return table
+
+
+def _advice(plan: Plan) -> RenderableType:
+    if not plan.advice:
+        return Text("nothing that is easily had", "quiet")
+    table = _grid(right=(0,), columns=2)
+    for advice in plan.advice[:4]:
+        table.add_row(Text(f"+{advice.gain:.0%}", "number"), advice.change)
+    return table
+
+
+def _seconds(seconds: float) -> str:
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.0f} µs"
+    if seconds < 1:
+        return f"{seconds * 1e3:.3g} ms"
+    if seconds < 100:
+        return f"{seconds:.3g} s"
+    return f"{seconds / 60:,.0f} min" if seconds < 7200 else f"{seconds / 3600:,.1f} h"

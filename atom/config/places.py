@@ -19,6 +19,11 @@ def bootstrap_state_directory() -> Path:
     return state_home() / "_bootstrap"
 
 
+def cache_directory() -> Path:
+    """What only saves time, and may be deleted: $XDG_CACHE_HOME/atom, or ~/.cache/atom."""
+    return _base("XDG_CACHE_HOME", ".cache") / "atom"
+
+
 def crash_directory() -> Path:
     """Where reports of unexpected faults go: $XDG_STATE_HOME/atom, or ~/.local/state/atom."""
     return _base("XDG_STATE_HOME", ".local/state") / "atom"

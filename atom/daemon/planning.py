@@ -1,59 +1,70 @@
-"""What this box would do for a run: memory, sub-models, schedule, traffic. Needs no weights."""
+"""What this box would do for a run: does it fit, how is it cut, how fast would it go.
 
-from collections.abc import Sequence
+Needs no weights, no text and no swarm. Seconds come from a measurement of the model's layers on
+this device, or from a table of devices (`assume`).
+"""
+
+import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import torch
 
-from atom.base.errors import ConfigError
+from atom.base.errors import ConfigError, DeviceError
+from atom.base.units import format_bytes
 from atom.config.load import load_peer_file, load_run_file
 from atom.config.peer_file import PeerFile
+from atom.config.places import default_state_directory
 from atom.config.run_file import RunFile
 from atom.config.sources import text_sources
-from atom.daemon.load_hiding import HidingTokens, Rates, hiding_tokens
-from atom.daemon.pass_steps import PassStep, pass_steps
-from atom.daemon.recipe import (
-    PRECISIONS,
+from atom.daemon.device_choice import (
     RESULT_ARENAS,
-    free_device_bytes,
-    model_on_meta,
-    open_device,
+    Question,
+    free_host_bytes,
+    most_micro_batches,
+    question,
+    replica_bytes,
+    usable_device_bytes,
 )
-from atom.graph.cost import layer_costs
+from atom.daemon.model_source import open_source, pin_source
+from atom.daemon.profiling import profile_of
+from atom.daemon.recipe import open_device, trace_run
 from atom.graph.ir import Program
-from atom.graph.layers import layers_of
-from atom.graph.partition.balanced import LayerCost, need_bytes
+from atom.graph.profile.devices import assumed_device
+from atom.graph.profile.seconds import Profile
 from atom.graph.program import build_program
-from atom.graph.trace import trace
+from atom.graph.traced import Graph
 from atom.models.data.tokenizer import load_tokenizer
-from atom.models.gpt3 import GPT3Config
-from atom.swap.arrangement import MINIMUM_SLOTS
-from atom.swap.device_slots import SlotLayout, device_bytes
-from atom.swap.host_store import host_bytes
-from atom.swap.schedule import Shape, loaded_elements, training_pass
-from atom.swap.schedule_check import check
-from atom.training.pacing import MAX_MICRO_BATCHES_PER_PASS
+from atom.optim.speed import adamw_elements_per_s
+from atom.plan.advice import Advice, Situation, advise
+from atom.plan.choice import Choice
+from atom.plan.prediction import RoundPrediction, Surroundings, Work, predict
+from atom.training.snapshot import KEPT
 
 FLOAT32_BYTES = torch.float32.itemsize
+STATE_ARENAS = 3
+"""Of a snapshot: master weights and two moments, float32."""
+DEFAULT_NETWORK_BITS_PER_S = 100e6
+DEFAULT_PEERS = 4
+GPU_RESERVE = 0.9
+"""Of an assumed device's memory: the rest is the driver's and the display's."""
+
+Note = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class PlannedSubModel:
-    """One sub-model of the cut; layers are counted from 0, both ends included."""
+class PlanRequest:
+    """What `atom plan` and `atom compile` were asked."""
 
-    index: int
-    first_layer: int
-    last_layer: int
-    first_name: str
-    last_name: str
-    load_bytes: int
-    """What one load copies to the device."""
-    need_bytes: int
-    """What the cut reckons it takes on the device, with its neighbour's parameters."""
-    flops: float
-    """Of one micro-batch's forward."""
+    run_file: Path
+    peer_file: Path | None = None
+    device_bytes: int | None = None
+    """Overrides the peer file's device memory."""
+    assume: str | None = None
+    """A device of the table instead of the one here."""
+    network_bits_per_s: float | None = None
+    peers: int = DEFAULT_PEERS
 
 
 @dataclass(frozen=True)
@@ -71,37 +82,29 @@ class HostPlan:
 
 
 @dataclass(frozen=True)
-class DevicePlan:
-    """Device memory. `None` for the budget: no limit is set (sub-models run in host memory)."""
+class DiskPlan:
+    """The state directory, once it is as large as it gets."""
 
-    kind: str
-    budget_bytes: int | None
-    slots: int
-    slot_bytes: int
-    """Weight and gradient slots together."""
-    working_bytes: int
-    """Activations of the largest sub-model at work."""
-    boundary_bytes: int
-    """Values between sub-models, kept for every micro-batch of a pass."""
+    snapshot_bytes: int
+    """The kept ones, and the one being written."""
+    result_bytes: int
+    """Averaged gradients since the snapshot before the last: what joiners catch up from."""
+    have_bytes: int
 
     @property
     def total_bytes(self) -> int:
-        return self.slot_bytes + self.working_bytes + self.boundary_bytes
+        return self.snapshot_bytes + self.result_bytes
 
 
 @dataclass(frozen=True)
-class PassPlan:
-    """One pass: the micro-batches that go through all sub-models before the peer looks up."""
+class DevicePlan:
+    """What computes, and where its seconds come from."""
 
-    micro_batches: int
-    tokens: int
-    first_bytes_in: int
-    """Into the device, by the first pass after an optimizer step."""
-    next_bytes_in: int
-    """By every further pass of the round: some sub-models are still there."""
-    bytes_out: int
-    """Gradients, float32."""
-    steps: tuple[PassStep, ...]
+    title: str
+    budget_bytes: int
+    seconds_from: str
+    """`measured` here, or `assumed` from the table."""
+    link_bytes_per_s: float
 
 
 @dataclass(frozen=True)
@@ -109,45 +112,81 @@ class Plan:
     """What a box would do for a run."""
 
     run: str
-    model: GPT3Config
+    model: str
     precision: str
     parameters: int
     micro_batch_sequences: int
+    tokens_per_sequence: int
+    """1 for a run whose module brings samples of its own."""
+    graph: Graph
+    program: Program
+    profile: Profile
+    question: Question
     host: HostPlan
+    disk: DiskPlan
     device: DevicePlan
-    sub_models: tuple[PlannedSubModel, ...]
-    training_pass: PassPlan
+    choice: Choice
+    work: Work
+    surroundings: Surroundings
+    prediction: RoundPrediction
+    advice: tuple[Advice, ...]
 
     @property
-    def micro_batch_tokens(self) -> int:
-        return self.micro_batch_sequences * self.model.sequence_tokens
+    def fits(self) -> bool:
+        """The device always does, or there is no plan."""
+        host = self.host.total_bytes <= self.host.have_bytes
+        return host and self.disk.total_bytes <= self.disk.have_bytes
 
 
-def plan_run(run_file: Path, peer_file: Path | None) -> Plan:
-    """Plans from the two files alone: opens no text, allocates nothing, asks no swarm.
+def plan_run(request: PlanRequest, note: Note) -> Plan:
+    """Plans from the two files. `note` is told what takes long or is not as expected.
 
     Raises: ConfigError; ModelError; DeviceError naming the layer that does not fit the device.
     """
-    run, peer = load_run_file(run_file), load_peer_file(peer_file)
-    vocabulary = run.model.vocabulary_size or _vocabulary(run, peer, run_file.absolute().parent)
-    config = GPT3Config.build(vocabulary_size=vocabulary, **run.model.shape())
-    precision = PRECISIONS[run.model.precision]
-    budget_bytes = _budget(peer, precision)
-    graph = trace(*model_on_meta(config, run))
-    costs = layer_costs(graph, layers_of(graph))
-    program = build_program(graph, None, budget_bytes)
-    micro_batches = _micro_batches(run)
+    run, peer = load_run_file(request.run_file), load_peer_file(request.peer_file)
+    if peer.device.cpu_threads:
+        torch.set_num_threads(peer.device.cpu_threads)
+    run, graph, model = _trace(run, peer, request.run_file.absolute().parent)
+    host = _host(graph, peer)
+    device, profile = _device(request, peer, graph, host, note)
+    on_gpu = request.assume is not None or device.title != "cpu"
+    asked = question(graph, profile, device.budget_bytes, most_micro_batches(run), on_gpu)
+    choice = asked.answer()
+    work, surroundings = _work(run, graph, request), _surroundings(run, peer, graph, request)
+    situation = Situation(
+        asked.chain, asked.machine, asked.limits, work, surroundings, asked.layer_ends
+    )
     return Plan(
         run=run.run.name,
-        model=config,
+        model=model,
         precision=run.model.precision,
-        parameters=sum(spec.numel for spec in program.layout.specs),
+        parameters=sum(spec.numel for spec in graph.layout.specs),
         micro_batch_sequences=run.batch.micro_batch_sequences,
-        host=_host(program, precision, peer),
-        device=_device(program, costs, precision, peer.device.kind, budget_bytes, micro_batches),
-        sub_models=_sub_models(program, costs, precision),
-        training_pass=_pass(program, precision, run, config, micro_batches),
+        tokens_per_sequence=work.sequence_tokens,
+        graph=graph,
+        program=build_program(graph, ends=choice.ends),
+        profile=profile,
+        question=asked,
+        host=host,
+        disk=_disk(run, graph, peer),
+        device=device,
+        choice=choice,
+        work=work,
+        surroundings=surroundings,
+        prediction=predict(choice, work, surroundings),
+        advice=advise(situation, choice),
     )
+
+
+def _trace(run: RunFile, peer: PeerFile, folder: Path) -> tuple[RunFile, Graph, str]:
+    """The run as its founder would pin it, and its graph. Raises: ConfigError, ModelError."""
+    run, code = pin_source(run, folder)
+    if run.model.family is not None and run.model.vocabulary_size is None:
+        vocabulary = _vocabulary(run, peer, folder)
+        model = run.model.model_copy(update={"vocabulary_size": vocabulary})
+        run = run.model_copy(update={"model": model})
+    source = open_source(run, code)
+    return run, trace_run(run, source), source.name
 
 
 def _vocabulary(run: RunFile, peer: PeerFile, folder: Path) -> int:
@@ -161,103 +200,75 @@ def _vocabulary(run: RunFile, peer: PeerFile, folder: Path) -> int:
         ) from problem
 
 
-def _budget(peer: PeerFile, precision: torch.dtype) -> int | None:
-    """The peer file's word, else what the device has free. Raises: DeviceError."""
-    if peer.device.memory_bytes is not None:
-        return peer.device.memory_bytes
-    device = open_device(peer.device.kind, precision)
-    try:
-        return free_device_bytes(device)
-    finally:
-        device.close()
+def _device(
+    request: PlanRequest, peer: PeerFile, graph: Graph, host: HostPlan, note: Note
+) -> tuple[DevicePlan, Profile]:
+    cap = request.device_bytes or peer.device.memory_bytes
+    if request.assume is not None:
+        assumed = assumed_device(request.assume, graph.parameter_dtype)
+        has = int(assumed.memory_bytes.value)
+        if cap is not None and cap > has:
+            raise DeviceError(
+                f"{format_bytes(cap)} of device memory are asked for; a {assumed.title} has "
+                f"{format_bytes(has)}",
+                "ask for less, or assume another device",
+            )
+        budget, title = cap or int(has * GPU_RESERVE), assumed.title
+        profile = profile_of(graph, torch.device("cpu"), request.assume, note)
+    else:
+        opened = open_device(peer.device.kind, graph.parameter_dtype)
+        try:
+            kind = opened.torch_device
+            budget = cap or usable_device_bytes(kind, graph, host.have_bytes)
+        finally:
+            opened.close()
+        profile, title = profile_of(graph, kind, None, note), str(kind)
+    rate = profile.link.load_bytes_per_s.median
+    return DevicePlan(title, budget, profile.source, rate), profile
 
 
-def _micro_batches(run: RunFile) -> int:
-    """Of a pass when this peer trains alone: with others it may be fewer."""
-    whole_round = -(-run.batch.global_sequences // run.batch.micro_batch_sequences)
-    return min(whole_round, MAX_MICRO_BATCHES_PER_PASS)
-
-
-def _host(program: Program, precision: torch.dtype, peer: PeerFile) -> HostPlan:
-    elements = program.layout.total_elements
+def _host(graph: Graph, peer: PeerFile) -> HostPlan:
+    elements, precision = graph.layout.total_elements, graph.parameter_dtype
     kept = ["master weights", "first moments", "second moments", "gradients"]
     kept += [f"averaged gradients {number + 1}" for number in range(RESULT_ARENAS)]
     arenas = [(name, elements * FLOAT32_BYTES) for name in kept]
     if precision != torch.float32:
         arenas.insert(1, ("working copy", elements * precision.itemsize))
-    results = RESULT_ARENAS * elements * FLOAT32_BYTES
-    assert sum(size for _, size in arenas) == host_bytes(program.layout, precision) + results
-    have = peer.host.memory_bytes or psutil.virtual_memory().available
-    return HostPlan(tuple(arenas), have)
+    assert sum(size for _, size in arenas) == replica_bytes(graph)
+    return HostPlan(tuple(arenas), free_host_bytes(peer.host.memory_bytes))
 
 
-def _device(
-    program: Program,
-    costs: Sequence[LayerCost],
-    precision: torch.dtype,
-    kind: str,
-    budget_bytes: int | None,
-    micro_batches: int,
-) -> DevicePlan:
-    working = (
-        sum(cost.working_bytes for cost in costs[part.first_layer : part.last_layer + 1])
-        for part in program.sub_models
+def _disk(run: RunFile, graph: Graph, peer: PeerFile) -> DiskPlan:
+    arena = graph.layout.total_elements * FLOAT32_BYTES
+    folder = (
+        Path(peer.state.directory)
+        if peer.state.directory
+        else default_state_directory(run.run.name)
     )
-    between = sum(value.size_bytes for value in program.values.values())
-    return DevicePlan(
-        kind=kind,
-        budget_bytes=budget_bytes,
-        slots=MINIMUM_SLOTS,
-        slot_bytes=device_bytes(program, precision),
-        working_bytes=max(working),
-        boundary_bytes=micro_batches * between,
+    while not folder.exists():
+        folder = folder.parent
+    return DiskPlan(
+        snapshot_bytes=(KEPT + 1) * STATE_ARENAS * arena,
+        result_bytes=KEPT * run.snapshot.every_rounds * arena,
+        have_bytes=shutil.disk_usage(folder).free,
     )
 
 
-def _sub_models(
-    program: Program, costs: Sequence[LayerCost], precision: torch.dtype
-) -> tuple[PlannedSubModel, ...]:
-    planned = []
-    for part in program.sub_models:
-        layers = costs[part.first_layer : part.last_layer + 1]
-        planned.append(
-            PlannedSubModel(
-                index=part.index,
-                first_layer=part.first_layer,
-                last_layer=part.last_layer,
-                first_name=layers[0].name,
-                last_name=layers[-1].name,
-                load_bytes=SlotLayout.of(part, program.layout).elements * precision.itemsize,
-                need_bytes=need_bytes(layers, precision.itemsize),
-                flops=sum(layer.flops for layer in layers),
-            )
-        )
-    return tuple(planned)
-
-
-def _pass(
-    program: Program, precision: torch.dtype, run: RunFile, config: GPT3Config, micro_batches: int
-) -> PassPlan:
-    shape = Shape(len(program.sub_models), micro_batches)
-    elements = [SlotLayout.of(part, program.layout).elements for part in program.sub_models]
-    first = training_pass(shape)
-    following = training_pass(shape, check(first, shape))
-    sequences = micro_batches * run.batch.micro_batch_sequences
-    return PassPlan(
-        micro_batches=micro_batches,
-        tokens=sequences * config.sequence_tokens,
-        first_bytes_in=loaded_elements(first, elements) * precision.itemsize,
-        next_bytes_in=loaded_elements(following, elements) * precision.itemsize,
-        bytes_out=sum(elements) * FLOAT32_BYTES,
-        steps=tuple(pass_steps(first, shape)),
+def _work(run: RunFile, graph: Graph, request: PlanRequest) -> Work:
+    return Work(
+        parameters=graph.layout.total_elements,
+        round_sequences=run.batch.global_sequences,
+        micro_batch_sequences=run.batch.micro_batch_sequences,
+        sequence_tokens=1 if run.data.source == "module" else run.model.sequence_tokens,
+        peers=request.peers,
     )
 
 
-def tokens_that_hide_loads(plan: Plan, rates: Rates) -> HidingTokens:
-    """For the plan's schedule on a box with these rates."""
-    return hiding_tokens(
-        plan.training_pass.steps,
-        [part.load_bytes for part in plan.sub_models],
-        [part.flops / plan.micro_batch_tokens for part in plan.sub_models],
-        rates,
+def _surroundings(run: RunFile, peer: PeerFile, graph: Graph, request: PlanRequest) -> Surroundings:
+    caps = (peer.network.upload_bits_per_s, peer.network.download_bits_per_s)
+    capped = min((cap for cap in caps if cap is not None), default=DEFAULT_NETWORK_BITS_PER_S)
+    return Surroundings(
+        adamw_elements_per_s=adamw_elements_per_s(graph.parameter_dtype),
+        network_bytes_per_s=(request.network_bits_per_s or capped) / 8,
+        gradient_element_bytes=2 if run.swarm.codec == "bfloat16" else FLOAT32_BYTES,
     )

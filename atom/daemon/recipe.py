@@ -8,16 +8,24 @@ from typing import Any
 
 import psutil
 import torch
-from torch import nn
 
 from atom import __version__
 from atom.base.errors import DeviceError, MismatchError, ModelError
 from atom.base.units import format_bytes
 from atom.config.peer_file import PeerFile
 from atom.config.run_file import RunFile
+from atom.daemon.device_choice import (
+    choice_text,
+    ends_alike,
+    free_host_bytes,
+    most_micro_batches,
+    question,
+    replica_bytes,
+    usable_device_bytes,
+)
 from atom.daemon.model_source import source_errors
+from atom.daemon.profiling import profile_or_guess
 from atom.graph.effects import bind, is_random
-from atom.graph.ir import Program
 from atom.graph.program import build_program, compile_program
 from atom.graph.startup_check import (
     StartupCheck,
@@ -29,13 +37,11 @@ from atom.graph.trace import trace
 from atom.graph.traced import Graph, source_line, with_nested
 from atom.graph.verify import verify_against_eager
 from atom.models.data.samples import Samples
-from atom.models.gpt3 import GPT3Config
-from atom.models.gpt3_source import GPT3Source
-from atom.models.source import Batch, InitialValue, ModelSource, materialised
+from atom.models.source import InitialValue, ModelSource, materialised
 from atom.optim.adamw import AdamWSettings
 from atom.optim.rate import RateSettings
+from atom.plan.choice import Choice
 from atom.swap.device import CpuDevice, Device
-from atom.swap.host_store import host_bytes
 from atom.training.replica import Replica, ReplicaSettings
 
 PRECISIONS = {
@@ -45,10 +51,6 @@ PRECISIONS = {
 }
 CHECKED_MEMORY_SHARE = 0.5
 """Of the free host memory, at most, for the start-up check of a smaller model."""
-RESULT_ARENAS = 2
-"""Averaged gradients held at once: the one being voted on, and the next."""
-GPU_SHARE = 0.9
-"""Of the free device memory, where the peer file names no cap: the rest is the driver's."""
 
 
 @dataclass(frozen=True)
@@ -140,24 +142,34 @@ def build_replica(
     if peer.device.cpu_threads:
         torch.set_num_threads(peer.device.cpu_threads)
     _verify(recipe, samples, note)
+    _check_host_memory(recipe.graph, peer)
     device = open_device(peer.device.kind, PRECISIONS[run.model.precision])
-    budget = peer.device.memory_bytes or free_device_bytes(device)
-    training = build_program(recipe.graph, device_budget_bytes=budget)
+    choice = _choice(recipe, peer, device, note)
+    training = build_program(recipe.graph, ends=choice.ends)
     evaluation = None
     if run.validation is not None and _draws(recipe.graph):
-        evaluation = build_program(_without_randomness(recipe), device_budget_bytes=budget)
-    _check_host_memory(training, run, peer)
+        undropped = _without_randomness(recipe)
+        evaluation = build_program(undropped, ends=ends_alike(recipe.graph, undropped, choice))
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "sub_models.py").write_text(training.source, encoding="utf-8")
-    return Replica(training, evaluation, _settings(run, dropout_seed), device)
+    return Replica(training, evaluation, _settings(run, dropout_seed, choice), device)
 
 
-def _check_host_memory(program: Program, run: RunFile, peer: PeerFile) -> None:
+def _choice(recipe: Recipe, peer: PeerFile, device: Device, note: Callable[[str], None]) -> Choice:
+    """How the model goes through this device. Raises: DeviceError."""
+    kind, graph = device.torch_device, recipe.graph
+    host = free_host_bytes(peer.host.memory_bytes)
+    budget = peer.device.memory_bytes or usable_device_bytes(kind, graph, host)
+    profile = profile_or_guess(graph, kind, note)
+    most = most_micro_batches(recipe.run)
+    choice = question(graph, profile, budget, most, on_gpu=kind.type == "cuda").answer()
+    note(choice_text(choice, budget))
+    return choice
+
+
+def _check_host_memory(graph: Graph, peer: PeerFile) -> None:
     """Weights, moments, gradients and two averaged results have to fit, before any is allocated."""
-    elements = program.layout.total_elements
-    need = host_bytes(program.layout, PRECISIONS[run.model.precision])
-    need += RESULT_ARENAS * elements * torch.float32.itemsize
-    have = peer.host.memory_bytes or psutil.virtual_memory().available
+    need, have = replica_bytes(graph), free_host_bytes(peer.host.memory_bytes)
     if need > have:
         raise DeviceError(
             f"a replica of this model takes {format_bytes(need)} of host memory, "
@@ -188,22 +200,8 @@ def open_device(kind: str, precision: torch.dtype) -> Device:
     return CudaDevice(int(index or 0), precision)
 
 
-def free_device_bytes(device: Device) -> int | None:
-    """None: no cap, the finest cut serves as well as any (host memory is the CPU's)."""
-    if device.torch_device.type != "cuda":
-        return None
-    free, _ = torch.cuda.mem_get_info(device.torch_device)
-    return int(free * GPU_SHARE)
-
-
-def model_on_meta(config: GPT3Config, run: RunFile) -> tuple[nn.Module, Batch]:
-    """A family's model and example batch, for planning."""
-    source = GPT3Source(config)
-    model = source.build(PRECISIONS[run.model.precision])
-    return model, source.example_batch(run.batch.micro_batch_sequences)
-
-
 def trace_run(run: RunFile, source: ModelSource, training: bool = True) -> Graph:
+    """The graph of a pinned run's model. Raises: ConfigError, ModelError."""
     with source_errors(run):
         model = source.build(PRECISIONS[run.model.precision])
         batch = source.example_batch(run.batch.micro_batch_sequences)
@@ -268,7 +266,7 @@ def _drops_nothing(arguments: Mapping[str, Any]) -> bool:
     return bool(arguments.get("p", arguments.get("dropout_p", otherwise)) == 0)
 
 
-def _settings(run: RunFile, dropout_seed: int) -> ReplicaSettings:
+def _settings(run: RunFile, dropout_seed: int, choice: Choice) -> ReplicaSettings:
     o = run.optimizer
     return ReplicaSettings(
         rate=RateSettings(
@@ -281,5 +279,7 @@ def _settings(run: RunFile, dropout_seed: int) -> ReplicaSettings:
         adamw=AdamWSettings(betas=o.betas, epsilon=o.epsilon, weight_decay=o.weight_decay),
         clip_norm=o.clip_norm or None,
         precision=PRECISIONS[run.model.precision],
+        arrangement=choice.arrangement,
+        micro_batches=choice.micro_batches,
         dropout_seed=dropout_seed,
     )

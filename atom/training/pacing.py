@@ -29,8 +29,9 @@ def next_pass(
     swarm: SwarmCount,
     global_batch: int,
     micro_batch: int,
+    most: int = MAX_MICRO_BATCHES_PER_PASS,
 ) -> int:
-    """Micro-batches to train in the next pass; 0: wait for news."""
+    """Micro-batches to train in the next pass, at most `most`; 0: wait for news."""
     share = -(-global_batch // max(swarm.peers, 1))
     missing = global_batch - own_sequences - swarm.others_sequences
     if missing <= 0:
@@ -41,7 +42,7 @@ def next_pass(
         wanted = -(-missing // max(swarm.peers, 1))
     else:
         return 0
-    return max(1, min(-(-wanted // micro_batch), MAX_MICRO_BATCHES_PER_PASS))
+    return max(1, min(-(-wanted // micro_batch), most))
 
 
 def usual_pass_seconds(passes: Sequence[tuple[int, float]]) -> float:

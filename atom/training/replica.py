@@ -18,6 +18,7 @@ from atom.swap.device import Device
 from atom.swap.device_slots import DeviceSlots
 from atom.swap.engine import Engine, Observer
 from atom.swap.host_store import HostStore
+from atom.training.pacing import MAX_MICRO_BATCHES_PER_PASS
 
 FLOAT16_LOSS_SCALE = 2.0**10
 """Lifts small gradients into float16's range; an overflow shows as a norm that is not finite."""
@@ -34,6 +35,8 @@ class ReplicaSettings:
     precision: torch.dtype = torch.float32
     arrangement: Arrangement = field(default_factory=Arrangement)
     """How the training program uses the device, and the evaluation program if it is cut alike."""
+    micro_batches: int = MAX_MICRO_BATCHES_PER_PASS
+    """The most that a pass may accumulate: device memory has been reckoned for as many."""
     dropout_seed: int = 0
     """Should differ from peer to peer. Says nothing about the initial weights."""
 
@@ -97,6 +100,11 @@ class Replica:
     def round(self) -> int:
         """Steps applied since the initial values: the round of the state held."""
         return self._round
+
+    @property
+    def micro_batches(self) -> int:
+        """The most that a pass may accumulate."""
+        return self._settings.micro_batches
 
     @property
     def torn(self) -> bool:
@@ -168,7 +176,12 @@ class Replica:
     ) -> float:
         """Mean loss per sequence. Touches neither gradients nor weights. Raises: as `run_pass`."""
         self._require_state()
-        losses = self._evaluation.evaluate(batches, should_stop)
+        most = self.micro_batches  # as many as device memory has been reckoned for
+        losses = [
+            loss
+            for start in range(0, len(batches), most)
+            for loss in self._evaluation.evaluate(batches[start : start + most], should_stop)
+        ]
         sizes = [self._sequences_of(batch) for batch in batches]
         return sum(loss * size for loss, size in zip(losses, sizes, strict=True)) / sum(sizes)
 

@@ -15,7 +15,12 @@ import torch
 
 from atom.base.clock import Clock
 from atom.swap.engine import PassCancelled
-from atom.training.pacing import SwarmCount, next_pass, usual_pass_seconds
+from atom.training.pacing import (
+    MAX_MICRO_BATCHES_PER_PASS,
+    SwarmCount,
+    next_pass,
+    usual_pass_seconds,
+)
 
 Batch = dict[str, torch.Tensor]
 
@@ -47,6 +52,8 @@ class Work:
     micro_batch: int
     next_batch: Callable[[int], Batch]
     """`next_batch(n)`: the next n sequences of this round."""
+    micro_batches: int = MAX_MICRO_BATCHES_PER_PASS
+    """The most in one pass."""
 
 
 class Worker:
@@ -140,6 +147,7 @@ class Worker:
             self.swarm,
             self._work.global_batch,
             self._work.micro_batch,
+            self._work.micro_batches,
         )
 
     def _train(self, micro_batches: int) -> None:
