@@ -16,23 +16,25 @@ def require_fit(program: Program, batch: Mapping[str, torch.Tensor]) -> None:
     """
     for name in program.batch_inputs:
         if name not in batch:
-            raise ModelError(f"the batch lacks {name}", f"it has {', '.join(batch) or 'nothing'}")
+            raise ModelError(
+                f"the micro-batch lacks {name}", f"it has {', '.join(batch) or 'nothing'}"
+            )
         _require_alike(program, name, batch[name])
     for name in batch:
         if name not in program.batch_inputs:
             raise ModelError(
-                f"the batch has {name}, which the program was made without; it would be ignored",
+                f"the micro-batch has {name}, which the program was made without; it would be ignored",
                 "make the program with an example batch that has it",
             )
 
 
 def _require_alike(program: Program, name: str, given: object) -> None:
     if not isinstance(given, torch.Tensor):
-        raise ModelError(f"the batch's {name} is {type(given).__name__}, not a tensor")
+        raise ModelError(f"the micro-batch's {name} is {type(given).__name__}, not a tensor")
     spec = program.values.get(name)
     if spec is not None and (tuple(given.shape), given.dtype) != (spec.shape, spec.dtype):
         raise ModelError(
-            f"the batch's {name} is {_look(given.shape, given.dtype)}; "
+            f"the micro-batch's {name} is {_look(given.shape, given.dtype)}; "
             f"the program was made for {_look(spec.shape, spec.dtype)}",
             "every micro-batch has the shape and dtype of the example",
         )

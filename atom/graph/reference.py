@@ -7,7 +7,8 @@ again. The result is bit-equal to the whole module because
   decided at trace time: kernels are chosen by that;
 - the random state before each sub-model is kept and put back for its recompute;
 - a gradient already known (of a value used further down, of a tied parameter) enters the earlier
-  sub-model's backward as one more root, so that sums are made in the order of the whole module.
+  sub-model's backward as one more root, so that sums are made in the order of the whole module;
+- values and gradients cross with their strides: sums are made in the order of memory.
 """
 
 from collections.abc import Mapping, Sequence

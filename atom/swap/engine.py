@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from atom.base.errors import AtomError
+from atom.graph.fit import require_fit
 from atom.graph.ir import Program
 from atom.swap import segment
 from atom.swap.device import Device, Report
@@ -190,7 +191,7 @@ class Engine:
         if not micro_batches or len(micro_batches) != len(seeds):
             raise ValueError(f"{len(micro_batches)} micro-batches, {len(seeds)} seeds")
         for entries in micro_batches:
-            _require_fit(self._program, entries)
+            require_fit(self._program, entries)
         batches = []
         for entries, seed in zip(micro_batches, seeds, strict=True):
             with self._device.computing():
@@ -272,19 +273,6 @@ class Engine:
 
     def _weight(self, batch: MicroBatch) -> float:
         return 1.0 if self._exact else batch.sequences / self._loss_scale
-
-
-def _require_fit(program: Program, micro_batch: Mapping[str, Tensor]) -> None:
-    """A program is traced for one shape; another would fail deep inside it, or not at all."""
-    for name in program.batch_inputs:
-        if name not in micro_batch:
-            raise ValueError(f"a micro-batch lacks {name}")
-        given, spec = micro_batch[name], program.values.get(name)
-        if spec is not None and (tuple(given.shape), given.dtype) != (spec.shape, spec.dtype):
-            raise ValueError(
-                f"a micro-batch's {name} is {tuple(given.shape)} {given.dtype}; "
-                f"the program was made for {spec.shape} {spec.dtype}"
-            )
 
 
 def _users(program: Program) -> dict[str, list[int]]:
