@@ -23,8 +23,8 @@ def require_fit(program: Program, batch: Mapping[str, torch.Tensor]) -> None:
     for name in batch:
         if name not in program.batch_inputs:
             raise ModelError(
-                f"the micro-batch has {name}, which the program was made without; it would be ignored",
-                "make the program with an example batch that has it",
+                f"the micro-batch has {name}, which the program was made without",
+                "it would be ignored: make the program with an example batch that has it",
             )
 
 
