@@ -45,6 +45,8 @@ MODELS = ("small", "xl", "6.7b", "175b")
 MICRO_BATCHES = (1, 4, 16)
 MOST_EXHAUSTIVE_CUTS = 17
 CURVE_LAYERS = (12, 25, 50, 100, 200, 400)
+CURVE_FROM = 2
+"""The exponent is that between this point and the last."""
 
 
 @dataclass(frozen=True)
@@ -191,19 +193,19 @@ def curve(runs: int) -> Any:
         ("175b", "h200", 1, "boundary values compete for memory"),
         ("small", "h200", 2, "long spans: everything fits"),
     ]
-    records = []
+    records: list[dict[str, Any]] = []
     for model, card, micro_batches, what in cases:
         problem = _problem(model, card, micro_batches, layers=4)
-        points = []
+        points: list[dict[str, Any]] = []
         for layers in (*CURVE_LAYERS, *((1000,) if model != "small" else ())):
             chain = repeated(problem.chain, layers)
             find = _finder(chain, problem.machine, problem.terms)
             found, solver_s = _timed(find, runs)
             points.append({"layers": layers, "solver_s": solver_s, "planned": _figures(found)})
             sys.stderr.write(".")
-        last = points[-3:]
-        growth = math.log(last[-1]["solver_s"] / last[0]["solver_s"])
-        exponent = growth / math.log(last[-1]["layers"] / last[0]["layers"])
+        first, last = points[CURVE_FROM], points[-1]
+        growth = math.log(last["solver_s"] / first["solver_s"])
+        exponent = growth / math.log(last["layers"] / first["layers"])
         records.append({"model": model, "card": card, "micro_batches": micro_batches,
                         "case": what, "points": points, "exponent": exponent})  # fmt: skip
     sys.stderr.write("\n")
