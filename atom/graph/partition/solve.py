@@ -72,9 +72,10 @@ def _refusal(chain: Chain, machine: Machine, terms: Terms) -> DeviceError:
     beside = terms.device_bytes - figures.budget_bytes
     name = chain.operations[figures.atoms[hungriest].begin].name
     smallest = smallest_device_bytes(chain, machine, terms)
-    what = "alone" if alone[hungriest] > figures.budget_bytes else "and values between sub-models"
+    fits = alone[hungriest] <= figures.budget_bytes
+    what = ", and values between sub-models more than is left" if fits else " even alone"
     return DeviceError(
-        f"{name} needs {format_bytes(alone[hungriest] + beside)} of device memory {what}; "
+        f"{name} needs {format_bytes(alone[hungriest] + beside)} of device memory{what}; "
         f"there are {format_bytes(terms.device_bytes)}, and with {terms.micro_batches} "
         f"micro-batches per pass {format_bytes(smallest)} ({smallest} bytes) are the least "
         f"that would do",
