@@ -9,10 +9,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import psutil
+from tight_memory import tightest_memory_bytes
 
 import atom
 from atom.base.errors import ControlError
@@ -64,6 +66,7 @@ every_rounds = {snapshot_rounds}
 PEER = """\
 [device]
 kind = "cpu"
+memory = "{memory}"
 cpu_threads = 1
 
 [network]
@@ -116,7 +119,7 @@ class Peer:
         """`atom ARGUMENTS… --state … --peer …`; without arguments, those of its last life."""
         assert self._process is None or self._process.poll() is not None
         self.arguments = arguments or self.arguments
-        common = ("--state", str(self.state), "--peer", str(self.root / "peer.toml"))
+        common = ("--state", str(self.state), "--peer", str(self.root / f"{self.name}.toml"))
         with self.log.open("ab") as log, self.output.open("wb") as output:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "atom", *self.arguments, *common],
@@ -223,13 +226,19 @@ class Peer:
 
 
 class Swarm:
-    """A founder and its joiners in one folder. Ends with everything ended."""
+    """A founder and its joiners in one folder. Ends with everything ended.
+
+    One peer has the least device memory that will do and cuts the model inside its layers, the
+    next has all of it on its device, the third something between.
+    """
 
     def __init__(self, root: Path, run_text: str, names: Sequence[str]) -> None:
         self.root = root
         self.run_file = root / "run.toml"
         self.run_file.write_text(run_text, encoding="utf-8")
-        (root / "peer.toml").write_text(PEER, encoding="utf-8")
+        tight = tightest_memory_bytes(run_text)
+        for name, memory in zip(names, cycle((f"{tight} B", "auto", f"{2 * tight} B"))):
+            (root / f"{name}.toml").write_text(PEER.format(memory=memory), encoding="utf-8")
         (root / "t").mkdir()
         self.peers = [Peer(name, root) for name in names]
         self.address = ""

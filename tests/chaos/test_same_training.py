@@ -4,6 +4,7 @@ The swarm of two enters through a stock `hivemind-dht` node, and is looked at fr
 """
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack
 
@@ -77,10 +78,19 @@ def test_weights_are_those_of_a_plain_loop(trained: dict[int, Swarm], size: int)
     assert losses[-1] < losses[0] - 0.1
     assert [c.value.loss for c in commits] == pytest.approx(losses, rel=1e-4)
     for peer in swarm.peers:
-        source = (peer.state / "program" / "sub_models.py").read_text(encoding="utf-8")
-        assert source.startswith('"""GPT3 as 4 sub-models'), "swapped, at the finest cut"
         difference = relative_difference(final_weights(peer, manifest), reference)
         assert difference <= TOLERANCE, f"{peer.name}: {difference:.2e}"
+
+
+def test_every_peer_has_cut_the_model_for_its_own_device(trained: dict[int, Swarm]) -> None:
+    cuts = []
+    for peer in trained[3].peers:
+        source = (peer.state / "program" / "sub_models.py").read_text(encoding="utf-8")
+        found = re.match(r'"""GPT3 as (\d+) sub-models?', source)
+        assert found, source[:80]
+        cuts.append(int(found[1]))
+    assert cuts[0] > 4, "the smallest device: swapped, cut inside the four layers"
+    assert cuts[1] != cuts[0]
 
 
 @pytest.mark.parametrize("size", [2, 3])
