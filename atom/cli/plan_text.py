@@ -89,8 +89,8 @@ def _cut_title(plan: Plan) -> str:
     title = f"{count} sub-model{'' if count == 1 else 's'}"
     if len(arrangement.resident) == count:
         return f"{title}: all weights stay on the device"
-    if arrangement.resident:
-        return f"{title}, {len(arrangement.resident)} of them stay on the device"
+    if stay := len(arrangement.resident):
+        return f"{title}, {stay} of them stay{'s' if stay == 1 else ''} on the device"
     return f"{title}, swapped through {arrangement.slots} slots"
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Hashable, Sequence
 
+from atom.graph.layers import layers_of
 from atom.graph.operations import OperationCost, operation_costs
 from atom.graph.partition.chain import Chain, Operation
 from atom.graph.profile.seconds import OperationSeconds
@@ -25,13 +26,15 @@ def operation_chain(
     if len(seconds) != len(graph.calls):
         raise ValueError(f"{len(seconds)} timings for {len(graph.calls)} operations")
     costs = operation_costs(graph, fused)
-    operations = tuple(map(_operation, costs.operations, seconds))
+    layers = (layer.name for layer in layers_of(graph) for _ in layer.calls)
+    operations = tuple(map(_operation, costs.operations, seconds, layers))
     return Chain(operations, costs.values, graph.forbidden_cuts, _recurring(operations))
 
 
-def _operation(cost: OperationCost, seconds: OperationSeconds) -> Operation:
+def _operation(cost: OperationCost, seconds: OperationSeconds, layer: str) -> Operation:
+    """Named so that it can be found: by its module, or by the layer if the model itself calls it."""
     return Operation(
-        name=cost.name,
+        name=cost.name if " " in cost.name else f"{layer} {cost.name}",
         parameters=cost.parameters,
         forward_s=seconds.forward_s,
         backward_s=seconds.backward_s,

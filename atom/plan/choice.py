@@ -10,7 +10,16 @@ shortest pass.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from atom.graph.partition import Chain, Machine, Partition, Terms, find_partition, partition
+from atom.graph.partition import (
+    Chain,
+    Machine,
+    Partition,
+    Terms,
+    cost_of,
+    find_partition,
+    partition,
+    smallest_device_bytes,
+)
 from atom.plan.memory import GRADIENT_BYTES, DeviceMemory, device_memory
 from atom.plan.pieces import Piece, pieces_of
 from atom.plan.residency import Budget, arrangements
@@ -18,8 +27,11 @@ from atom.swap.arrangement import Arrangement
 from atom.swap.schedule import Shape, training_pass
 from atom.swap.timeline import Durations, Timeline, simulate
 
-SHARES = (1.0, 0.5, 0.25, 0.125)
-"""Of the device, offered to the partitioner: finer cuts leave room for what stays."""
+STEP = 2**0.5
+MOST_STEPS = 12
+"""From the least memory in which a model can be cut at all, in steps of this factor, or in as many
+larger ones, to what takes it whole: for so much a cut is asked for. Finer cuts leave room for what
+stays."""
 NEARLY = 0.01
 """A pass that is this much slower per micro-batch, but shorter, is preferred."""
 
@@ -129,18 +141,26 @@ def _candidates(chain: Chain, machine: Machine, limits: Limits) -> Iterator[Choi
     yield from _with_cut(partition(chain, machine, terms), chain, machine, limits, 1)
     for micro_batches in _accumulations(limits.micro_batches):
         seen: set[tuple[int, ...]] = set()
-        for share in SHARES:
-            narrower = replace(
-                terms,
-                device_bytes=int(limits.device_bytes * share),
-                micro_batches=micro_batches,
-            )
+        for device_bytes in _offers(chain, machine, replace(terms, micro_batches=micro_batches)):
+            narrower = replace(terms, device_bytes=device_bytes, micro_batches=micro_batches)
             cut = find_partition(chain, machine, narrower)
-            if cut is None:
-                break  # nothing smaller fits either
-            if cut.ends not in seen:
+            if cut is not None and cut.ends not in seen:
                 seen.add(cut.ends)
                 yield from _with_cut(cut, chain, machine, limits, micro_batches)
+
+
+def _offers(chain: Chain, machine: Machine, terms: Terms) -> list[int]:
+    """Device bytes to cut for: the same ones, and more, on a larger device."""
+    least, most = smallest_device_bytes(chain, machine, terms), _whole_bytes(chain, machine, terms)
+    factor = max(STEP, (most / least) ** (1 / MOST_STEPS))
+    steps = (int(least * factor**step) for step in range(MOST_STEPS))
+    fitting = [offer for offer in steps if offer < min(most, terms.device_bytes)]
+    return [*fitting, terms.device_bytes] if least <= terms.device_bytes else []
+
+
+def _whole_bytes(chain: Chain, machine: Machine, terms: Terms) -> int:
+    """Enough for the model in one piece."""
+    return cost_of(chain, machine, terms, (len(chain.operations),)).device_bytes
 
 
 def _with_cut(

@@ -21,7 +21,8 @@ class DeviceMemory:
     gradient_bytes: int
     """Two float32 slots of the largest sub-model."""
     activation_bytes: int
-    """Of the sub-model at work that takes most."""
+    """Of the sub-model at work that takes most, its parameters' gradients included, which autograd
+    holds in the parameters' precision until they are added to the float32 slot."""
     kept_bytes: int
     """Activations that stay from forward to backward, of all micro-batches."""
     boundary_bytes: int
@@ -46,7 +47,8 @@ def device_memory(
     swapped = [p.elements for s, p in enumerate(pieces) if s not in arrangement.resident]
     resident = [p.elements for s, p in enumerate(pieces) if s in arrangement.resident]
     working = [
-        piece.transient_bytes if s in arrangement.kept else piece.activation_bytes
+        piece.elements * element_bytes
+        + (piece.transient_bytes if s in arrangement.kept else piece.activation_bytes)
         for s, piece in enumerate(pieces)
     ]
     return DeviceMemory(

@@ -30,11 +30,12 @@ load; here what is not covered costs the time it takes. Minimise
 
 then, among equals, Σ out_s, subject to
 
-    (k · element bytes + gradient slots · 4) · max P_s + max A_s
+    ((k + 1) · element bytes + gradient slots · 4) · max P_s + max A_s
         + C · (Σ out_s + batch) + reserved  ≤  device bytes,
 
-because all slots are as large as the largest sub-model, and values between sub-models, and the
-batch, stay on the device for all C micro-batches.
+because all slots are as large as the largest sub-model; because a backward holds its parameters'
+gradients once more, in their own precision, before they are added to a slot; and because values
+between sub-models, and the batch, stay on the device for all C micro-batches.
 
 Compared with a pass of the engine, the seconds are an upper bound where more than two slots let a
 load begin earlier than one sub-model ahead, where a short sub-model's idle link helps the load

@@ -51,7 +51,7 @@ class Figures:
     """Per parameter element."""
     gradient_ticks: float
     held_bytes: int
-    """Of device memory, per element of the largest sub-model: all slots."""
+    """Of device memory, per element of the largest sub-model: all slots, and one gradient."""
     boundary_bytes: int
     """Of device memory, per unit kept between sub-models."""
     budget_bytes: int
@@ -104,8 +104,10 @@ def figures_of(chain: Chain, machine: Machine, terms: Terms, merge: bool = True)
 
 
 def held_bytes(terms: Terms) -> int:
-    """What all slots take, per parameter element of the largest sub-model."""
-    return terms.slots * terms.element_bytes + terms.gradient_slots * GRADIENT_ELEMENT_BYTES
+    """Per parameter element of the largest sub-model: all slots, and the gradient that autograd
+    holds in the parameter's own precision until it is added to the slot's."""
+    slots = terms.slots * terms.element_bytes + terms.gradient_slots * GRADIENT_ELEMENT_BYTES
+    return slots + terms.element_bytes
 
 
 def _ticks(seconds: Iterable[float], micro_batches: int, tick_s: float) -> list[int]:

@@ -74,13 +74,23 @@ def _refusal(chain: Chain, machine: Machine, terms: Terms) -> DeviceError:
     smallest = smallest_device_bytes(chain, machine, terms)
     fits = alone[hungriest] <= figures.budget_bytes
     what = ", and values between sub-models more than is left" if fits else " even alone"
+    several = "" if terms.micro_batches == 1 else "es"
     return DeviceError(
         f"{name} needs {format_bytes(alone[hungriest] + beside)} of device memory{what}; "
-        f"there are {format_bytes(terms.device_bytes)}, and with {terms.micro_batches} "
-        f"micro-batches per pass {format_bytes(smallest)} ({smallest} bytes) are the least "
-        f"that would do",
+        f"there are {format_bytes(terms.device_bytes)}, and the least that would do, with "
+        f"{terms.micro_batches} micro-batch{several} per pass, is "
+        f"{_at_least(smallest)} ({smallest} bytes)",
         _HINT,
     )
+
+
+def _at_least(size_bytes: int) -> str:
+    """Rounded up, so that who gives as much gives enough."""
+    for unit_bytes in (1, 2**10, 2**20, 2**30, 2**40):
+        tenths = -(-10 * size_bytes // unit_bytes)
+        if tenths < 10 * 1000:
+            break
+    return format_bytes(tenths * unit_bytes / 10)
 
 
 def _alone_bytes(figures: Figures, position: int) -> int:
