@@ -12,7 +12,7 @@ from itertools import zip_longest
 import torch
 from torch import nn
 
-from atom.graph.ir import ALIGNMENT_ELEMENTS, ParameterLayout, Program, SubModel
+from atom.graph.ir import ParameterLayout, Program, SubModel, padded_elements
 from atom.swap.arrangement import Arrangement
 from atom.swap.device import Copy, Device
 from atom.swap.schedule import Shape
@@ -64,11 +64,6 @@ class SlotLayout:
                 runs.append(Run(spec.offset, used, padded))
             used += padded
         return cls(offsets, tuple(runs), used)
-
-
-def padded_elements(numel: int) -> int:
-    """Elements a parameter takes up in an arena or slot, padding included."""
-    return -(-numel // ALIGNMENT_ELEMENTS) * ALIGNMENT_ELEMENTS
 
 
 @dataclass(frozen=True)

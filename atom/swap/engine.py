@@ -66,6 +66,9 @@ class Engine:
     When a pass raises, whatever the reason, the gradient arena holds an unknown part of that pass:
     drop it (zero it) before the next. Parameters are untouched, and the engine is usable again.
 
+    Values that are the same in every micro-batch (`Program.shared`: masks, rotary tables) are held
+    once per pass.
+
     Forward and backward are observed without what they waited for, so that the gaps between them
     are the device's idle time.
 
@@ -240,13 +243,16 @@ class Engine:
         self._device.set_random_state(batch.random)
         computed = segment.compute(part.module, part.sub_model, batch.values, current.training)
         batch.random = self._device.random_state()
-        weights = self._slots.weights[part.slot]
+        weights, first = self._slots.weights[part.slot], current.batches[0].values
         for name, value in computed.outputs.items():
-            batch.values[name] = segment.outliving(value.detach(), weights)
+            if name in self._program.shared and name in first:
+                batch.values[name] = first[name]
+            else:
+                batch.values[name] = segment.outliving(value.detach(), weights)
         if self._program.loss in computed.outputs:
             batch.loss = batch.values[self._program.loss]
         if keep:
-            batch.computed[index] = computed
+            batch.computed[index] = segment.for_backward(computed)
         if not current.training:
             _release(batch, self._last_used[index])
 

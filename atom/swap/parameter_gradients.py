@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from atom.graph.ir import ParameterLayout
+from atom.graph.ir import ParameterLayout, padded_elements
 from atom.swap.device import Device, HostSum, Report
-from atom.swap.device_slots import BoundSubModel, DeviceSlots, padded_elements
+from atom.swap.device_slots import BoundSubModel, DeviceSlots
 
 
 @dataclass(frozen=True)

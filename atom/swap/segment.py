@@ -13,7 +13,7 @@ Four habits make a cut invisible in the bits:
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -60,6 +60,12 @@ def compute(
         outputs = module(*inputs.values())
     outputs_by_name = dict(zip(sub_model.outputs, outputs, strict=True))
     return Computed(inputs, outputs_by_name, tuple(module.parameters()))
+
+
+def for_backward(computed: Computed) -> Computed:
+    """What a graph that waits for its backward needs: outputs without gradient only take memory."""
+    outputs = {name: value for name, value in computed.outputs.items() if value.requires_grad}
+    return replace(computed, outputs=outputs)
 
 
 def outliving(value: Tensor, weights: Tensor) -> Tensor:
