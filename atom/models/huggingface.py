@@ -109,6 +109,8 @@ def build_causal_lm(content: Mapping[str, Any], dtype: torch.dtype) -> nn.Module
     try:
         with parameters_on_meta():
             model = model_class._from_config(config, dtype=dtype)  # type: ignore[attr-defined]
+    except SourceError:
+        raise
     except Exception as error:  # as above: it is about this config
         raise _unusable(error) from error
     return _returning_loss(model)

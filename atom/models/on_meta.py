@@ -4,22 +4,32 @@ Building everything under `torch.device("meta")` would lose the values of buffer
 frequencies, masks), which no initialisation brings back in general. So only memory that is asked
 for uninitialised goes to `meta` (all of PyTorch's layers ask for their parameters like that), and
 whatever else becomes a parameter follows when it is registered. Tensors that are made full of
-numbers go there as well when they are large: sizes may be a stranger's, and no buffer of a model
-is that large.
+numbers, or multiplied out of others, go there as well when they are large: sizes may be a
+stranger's, and no buffer of a model is that large. How many parameters there are is bounded, too.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import count
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from atom.models.source import SourceError
 
 LARGE_BYTES = 64 * 2**20
+MAX_PARAMETERS = 2**18
+"""Tensors, not elements: several times what the largest models of experts have."""
 _FILLED = frozenset(
-    {torch.ones, torch.zeros, torch.full, torch.rand, torch.randn, torch.arange, torch.eye}
-)
+    {
+        torch.ones, torch.zeros, torch.full, torch.rand, torch.randn, torch.arange, torch.eye,
+        torch.linspace, torch.logspace,
+    }
+)  # fmt: skip
+_WIDEST_ELEMENT_BYTES = 8
 
 
 class _EmptyOnMeta(TorchFunctionMode):
@@ -32,19 +42,46 @@ class _EmptyOnMeta(TorchFunctionMode):
     ) -> Any:
         given = dict(kwargs or {})
         if given.get("device") is not None or (func is not torch.empty and func not in _FILLED):
-            return func(*args, **given)
+            large = _large_on_meta(func, args, given)
+            return func(*args, **given) if large is None else large
         on_meta = func(*args, **{**given, "device": "meta"})
-        if func is torch.empty or on_meta.numel() * on_meta.element_size() > LARGE_BYTES:
-            return on_meta
-        return func(*args, **given)
+        return on_meta if func is torch.empty or _is_large(on_meta) else func(*args, **given)
+
+
+def _large_on_meta(
+    func: Callable[..., Any], args: tuple[Any, ...], given: Mapping[str, Any]
+) -> Tensor | None:
+    """The result on `meta`, if it is large: outer products of two tables may be."""
+    tensors = [leaf for leaf in tree_leaves((args, given)) if isinstance(leaf, Tensor)]
+    sizes = sorted(tensor.numel() for tensor in tensors if not tensor.is_meta)
+    if len(sizes) < 2 or sizes[-1] * sizes[-2] * _WIDEST_ELEMENT_BYTES <= LARGE_BYTES:
+        return None
+    moved = tree_map_only(Tensor, lambda tensor: tensor.detach().to("meta"), (args, given))
+    try:
+        result = func(*moved[0], **moved[1])
+    except (RuntimeError, NotImplementedError):  # it needs values, so it is not made of sizes
+        return None
+    return result if isinstance(result, Tensor) and _is_large(result) else None
+
+
+def _is_large(tensor: Tensor) -> bool:
+    return tensor.numel() * tensor.element_size() > LARGE_BYTES
 
 
 @contextmanager
 def parameters_on_meta() -> Iterator[None]:
-    """Modules built inside keep no parameter in memory. Tied parameters stay tied."""
-    register = nn.Module.register_parameter
+    """Modules built inside keep no parameter in memory. Tied parameters stay tied.
+
+    Raises (where one is made): SourceError for more than `MAX_PARAMETERS`.
+    """
+    register, number = nn.Module.register_parameter, count(1)
 
     def on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        if parameter is not None and next(number) > MAX_PARAMETERS:
+            raise SourceError(
+                f"the model has more than {MAX_PARAMETERS} parameter tensors",
+                "check the counts of layers and experts",
+            )
         if parameter is not None and not parameter.is_meta:
             parameter = nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
         register(module, name, parameter)
@@ -58,7 +95,7 @@ def parameters_on_meta() -> Iterator[None]:
 
 
 def drop_values(model: nn.Module, dtype: torch.dtype) -> None:
-    """Puts every parameter on `meta`, floating ones as `dtype`; tied ones stay tied."""
+    """Puts every parameter on `meta`, contiguous, floating ones as `dtype`; tied ones stay tied."""
     replaced: dict[int, nn.Parameter] = {}
     for module in model.modules():
         for key, parameter in module._parameters.items():
@@ -66,6 +103,6 @@ def drop_values(model: nn.Module, dtype: torch.dtype) -> None:
                 continue
             if id(parameter) not in replaced:
                 kind = dtype if parameter.dtype.is_floating_point else parameter.dtype
-                value = torch.empty_like(parameter, device="meta", dtype=kind)
+                value = torch.empty(parameter.shape, device="meta", dtype=kind)
                 replaced[id(parameter)] = nn.Parameter(value, parameter.requires_grad)
             module._parameters[key] = replaced[id(parameter)]

@@ -241,6 +241,25 @@ def test_a_stranger_s_sizes_take_no_memory() -> None:
     assert [mask.is_meta for mask in masks] == [True, True], "left to be refused by its name"
 
 
+def test_a_stranger_s_tables_take_no_memory() -> None:
+    """Angles are positions times frequencies: two short lists make terabytes."""
+    gptj = {"model_type": "gptj", "n_layer": 1, "n_embd": 64, "n_head": 4, "vocab_size": 64}
+    built = source(gptj | {"n_positions": 2**22, "rotary_dim": 2**20}).build(torch.float32)
+    tables = [b for name, b in built.named_buffers() if name.endswith("embed_positions")]
+    assert [table.is_meta for table in tables] == [True], "left to be refused by its name"
+    usual = source(gptj | {"n_positions": 256, "rotary_dim": 8}).build(torch.float32)
+    plain = transformers.GPTJForCausalLM(usual.config)
+    for (name, ours), (_, theirs) in zip(usual.named_buffers(), plain.named_buffers(), strict=True):
+        assert torch.equal(ours, theirs), name
+
+
+def test_a_stranger_s_parameters_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("atom.models.on_meta.MAX_PARAMETERS", 10)
+    with pytest.raises(SourceError, match="more than 10 parameter tensors") as refusal:
+        source(LLAMA).build(torch.float32)
+    assert refusal.value.hint
+
+
 def test_an_encoder_that_sees_later_tokens_is_refused() -> None:
     bert = COMMON | {"model_type": "bert", "intermediate_size": 48}
     for is_decoder in (False, True):
