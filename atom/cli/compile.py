@@ -1,6 +1,7 @@
 """`atom compile`: the generated sub-models, the plan and its schedule, as files to look at."""
 
 import json
+from contextlib import suppress
 from pathlib import Path
 
 from atom.base.errors import StorageError
@@ -8,7 +9,6 @@ from atom.cli.plan import make_plan, plan_json
 from atom.cli.schedule_chart import schedule_svg
 from atom.cli.terminal import stdout_console
 from atom.daemon.planning import Plan, PlanRequest
-from atom.daemon.state_directory import write_atomically
 from atom.plan.gantt import bars
 
 
@@ -17,6 +17,7 @@ def compile_run(request: PlanRequest, folder: Path) -> None:
 
     Raises: ConfigError, ModelError, DeviceError; StorageError.
     """
+    _refuse_what_is_no_folder(folder)
     plan = make_plan(request)
     files = {
         "submodels.py": plan.program.source.encode(),
@@ -29,15 +30,32 @@ def compile_run(request: PlanRequest, folder: Path) -> None:
         console.print(str(folder / name), highlight=False, soft_wrap=True)
 
 
+def _refuse_what_is_no_folder(folder: Path) -> None:
+    """Before a minute is spent. Raises: StorageError."""
+    if folder.exists() and not folder.is_dir():
+        raise StorageError(f"{folder} is a file, not a folder", "choose another with --out DIR")
+
+
 def _write(folder: Path, files: dict[str, bytes]) -> None:
+    """All aside, then all in place. Raises: StorageError, with what was there as it was."""
+    fresh = [each for each in (folder, *folder.parents) if not each.exists()]
+    partial = {folder / f".{name}.partial": folder / name for name in files}
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        for aside, content in zip(partial, files.values(), strict=True):
+            aside.write_bytes(content)
+        for aside, path in partial.items():
+            aside.replace(path)
     except OSError as problem:
+        for aside in partial:
+            with suppress(OSError):
+                aside.unlink()
+        for made in fresh:
+            with suppress(OSError):
+                made.rmdir()
         raise StorageError(
-            f"cannot make the folder {folder}: {problem.strerror}", "choose another with --out DIR"
+            f"cannot write into {folder}: {problem.strerror}", "choose another with --out DIR"
         ) from problem
-    for name, content in files.items():
-        write_atomically(folder / name, content)
 
 
 def _title(plan: Plan) -> str:

@@ -31,7 +31,19 @@ def show_plan(request: PlanRequest, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(plan_json(plan), indent=2))
     else:
-        stdout_console().print(plan_text(plan))
+        _print(plan)
+
+
+def _print(plan: Plan) -> None:
+    console = stdout_console()
+    text = plan_text(plan, console.width)
+    if console.is_terminal:
+        console.print(text)
+        return
+    with console.capture() as captured:
+        console.print(text)
+    for line in captured.get().splitlines():
+        typer.echo(line.rstrip())  # nobody wants padding in a file
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:

@@ -17,16 +17,21 @@ from atom.plan.pieces import Piece
 from atom.plan.strip import MARKS, strips
 
 MAX_SUB_MODELS = 12
+NARROW_COLUMNS = 96
+"""A terminal with fewer gets fewer figures instead of broken lines."""
 _STRIP_TITLES = {"load": "loads", "compute": "computes", "gradients": "gradients out"}
+_COLUMNS = ("#", "what", "weights", "forward", "backward", "activations", "hands on", "")
+_WIDE_ONLY = ("forward", "backward", "hands on")
 _STRIP_STYLES = {"load": "green", "compute": "cyan", "gradients": "magenta"}
 
 
-def plan_text(plan: Plan) -> RenderableType:
-    """All of it, one below the other."""
+def plan_text(plan: Plan, columns: int) -> RenderableType:
+    """All of it, one below the other, for a terminal of so many columns."""
+    narrow = columns < NARROW_COLUMNS
     return Group(
         _headline(plan),
-        *_section("does it fit", _fit(plan)),
-        *_section(_cut_title(plan), _sub_models(plan)),
+        *_section("does it fit", _fit(plan, narrow)),
+        *_section(_cut_title(plan), _sub_models(plan, narrow)),
         *_section(_pass_title(plan), _pass(plan)),
         *_section(_round_title(plan), _round(plan)),
         *_section("what would help most", _advice(plan)),
@@ -34,11 +39,12 @@ def plan_text(plan: Plan) -> RenderableType:
 
 
 def _headline(plan: Plan) -> Text:
-    tokens = f"{plan.tokens_per_sequence:,} tokens" if plan.tokens_per_sequence > 1 else "samples"
+    tokens = plan.tokens_per_sequence
+    each = f"x {tokens:,} tokens" if tokens > 1 else "samples"
     return Text.assemble(
         (plan.run, "name"),
         f"   {plan.model}, {plan.parameters:,} parameters in {plan.precision}, micro-batches of "
-        f"{plan.micro_batch_sequences} x {tokens}",
+        f"{plan.micro_batch_sequences} {each}",
     )
 
 
@@ -53,7 +59,7 @@ def _grid(right: Sequence[int] = (1,), columns: int = 3) -> Table:
     return table
 
 
-def _fit(plan: Plan) -> RenderableType:
+def _fit(plan: Plan, narrow: bool) -> RenderableType:
     memory, host, disk = plan.choice.memory, plan.host, plan.disk
     table = _grid(right=(1, 2), columns=4)
     per_parameter = f"{host.total_bytes / plan.parameters:.0f} bytes per parameter"
@@ -64,7 +70,9 @@ def _fit(plan: Plan) -> RenderableType:
         ("disk", disk.total_bytes, disk.have_bytes, "snapshots, and results for joiners"),
     ]
     for name, need, have, remark in rows:
-        verdict = Text.assemble(_verdict(need, have), (f"  {remark}" if remark else "", "quiet"))
+        verdict = _verdict(need, have, narrow)
+        if remark and not narrow:
+            verdict = Text.assemble(verdict, (f"  {remark}", "quiet"))
         table.add_row(name, format_bytes(need), format_bytes(have), verdict)
     parts = [
         (memory.slot_bytes, "swapped weights"),
@@ -78,10 +86,12 @@ def _fit(plan: Plan) -> RenderableType:
     return Group(table, Text(f"on the device: {held}", "quiet"))
 
 
-def _verdict(need_bytes: int, have_bytes: int) -> Text:
+def _verdict(need_bytes: int, have_bytes: int, narrow: bool) -> Text:
     if need_bytes <= have_bytes:
-        return Text(f"fits, {format_bytes(have_bytes - need_bytes)} to spare", "good")
-    return Text(f"too much by {format_bytes(need_bytes - have_bytes)}", "bad")
+        spare = "" if narrow else f", {format_bytes(have_bytes - need_bytes)} to spare"
+        return Text(f"fits{spare}", "good")
+    by = "" if narrow else f" by {format_bytes(need_bytes - have_bytes)}"
+    return Text(f"too much{by}", "bad")
 
 
 def _cut_title(plan: Plan) -> str:
@@ -94,13 +104,16 @@ def _cut_title(plan: Plan) -> str:
     return f"{title}, swapped through {arrangement.slots} slots"
 
 
-def _sub_models(plan: Plan) -> RenderableType:
+def _sub_models(plan: Plan, narrow: bool) -> RenderableType:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="quiet")
-    for title in ("#", "what", "weights", "forward", "backward", "activations", "hands on", ""):
-        table.add_column(title, justify="left" if title in ("what", "") else "right")
+    shown = [title for title in _COLUMNS if not narrow or title not in _WIDE_ONLY]
+    for title in shown:
+        left = title in ("what", "")
+        table.add_column(title, justify="left" if left else "right", no_wrap=not left)
     pairs = list(zip(plan.program.sub_models, plan.choice.pieces, strict=True))
     for sub_model, piece in _shown(pairs):
-        table.add_row(*_cells(plan, sub_model, piece))
+        cells = dict(zip(_COLUMNS, _cells(plan, sub_model, piece), strict=True))
+        table.add_row(*(cells[title] for title in shown))
         if sub_model.index == MAX_SUB_MODELS - 3 and len(pairs) > MAX_SUB_MODELS:
             table.add_row("…", f"{len(pairs) - MAX_SUB_MODELS + 1} more")
     return table

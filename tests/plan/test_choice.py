@@ -121,7 +121,7 @@ def test_cuts_fall_between_layers_where_these_fit(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_every_arrangement_fits_and_has_a_sound_schedule(seed: int) -> None:
-    chain, limits, least, most = question(seed)
+    _, limits, least, most = question(seed)
     for choice in answers(seed):
         device_bytes = (least + most) // 2
         budget = Budget(device_bytes, choice.micro_batches, limits.element_bytes)

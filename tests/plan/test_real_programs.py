@@ -1,0 +1,152 @@
+"""Plans of small GPTs against what the engine allocates and runs."""
+
+import json
+import random
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+from torch import nn
+
+from atom.daemon.device_choice import Question, ends_alike, question, replica_bytes
+from atom.graph.profile.assumed import assume_graph
+from atom.graph.program import build_program
+from atom.graph.trace import trace
+from atom.graph.traced import Graph
+from atom.models.gpt3 import GPT3, GPT3Config
+from atom.plan.choice import Choice
+from atom.plan.document import plan_document
+from atom.swap.device_slots import device_bytes
+
+PRECISIONS = [torch.float32, torch.bfloat16]
+BATCH = {name: torch.zeros(2, 16, dtype=torch.int64) for name in ("tokens", "targets")}
+
+
+@cache
+def graph_of(precision: torch.dtype) -> Graph:
+    config = GPT3Config(4, 2, 48, sequence_tokens=16, vocabulary_size=128)
+    model = GPT3(config, device="meta", dtype=precision)
+    return trace(model, {k: v.clone() for k, v in BATCH.items()})
+
+
+@cache
+def asked(precision: torch.dtype) -> Question:
+    graph = graph_of(precision)
+    return question(graph, assume_graph(graph, "rtx3060-12g"), 1 << 40, 4, on_gpu=True)
+
+
+def least_bytes(precision: torch.dtype) -> int:
+    low, high = 1, 1 << 30
+    while low < high:  # the least that does not raise
+        middle = (low + high) // 2
+        try:
+            answer(precision, middle)
+            high = middle
+        except ValueError:
+            low = middle + 1
+    return low
+
+
+@cache
+def answer(precision: torch.dtype, budget: int) -> Choice:
+    of = asked(precision)
+    return replace(of, limits=replace(of.limits, device_bytes=budget)).answer()
+
+
+@cache
+def budgets(precision: torch.dtype) -> tuple[int, ...]:
+    least = least_bytes(precision)
+    return (least, 3 * least // 2, 2 * least, 4 * least, 1 << 40)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_slots_are_what_the_engine_allocates(precision: torch.dtype) -> None:
+    graph = graph_of(precision)
+    for budget in budgets(precision):
+        choice = answer(precision, budget)
+        memory = choice.memory
+        program = build_program(graph, ends=choice.ends)
+        held = memory.slot_bytes + memory.resident_bytes + memory.gradient_bytes
+        assert held == device_bytes(program, precision, choice.arrangement)
+        assert memory.total_bytes <= budget
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_with_all_the_memory_there_is_all_weights_stay(precision: torch.dtype) -> None:
+    choice = answer(precision, 1 << 40)
+    assert choice.arrangement.resident == frozenset(range(len(choice.pieces)))
+    assert choice.memory.slot_bytes == 0
+
+
+def test_with_the_least_memory_cuts_fall_inside_layers() -> None:
+    least, _, _, _, most = budgets(torch.float32)
+    layers = set(asked(torch.float32).layer_ends)
+    assert not set(answer(torch.float32, least).ends) <= layers
+    assert set(answer(torch.float32, most).ends) <= layers
+
+
+class Noisy(nn.Module):
+    """In training it does more than in evaluation, and some of it cannot be parted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(12, 12) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+            if self.training:
+                x = nn.functional.dropout(x * 2, 0.5) / 2
+            low, high = x.chunk(2, dim=-1)
+            x = torch.cat([high, low], dim=-1)
+        return x.square().mean()
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_cuts_carry_over_to_the_model_without_dropout(seed: int) -> None:
+    batch = {"x": torch.randn(2, 12)}
+    graph, plain = trace(Noisy(), batch), trace(Noisy(), batch, training=False)
+    assert len(plain.calls) < len(graph.calls)
+    of = question(graph, assume_graph(graph, "rtx3060-12g"), 1 << 30, 1, on_gpu=True)
+    legal = [p for p in range(1, len(graph.calls)) if p not in graph.forbidden_cuts]
+    pick = random.Random(seed)
+    middle = sorted(pick.sample(legal, pick.randint(1, 4)))
+    wanted = [*of.layer_ends, *middle] if seed % 2 else [*middle, len(graph.calls)]
+    cut = tuple(sorted(set(wanted)))
+    choice = replace(of.answer(), ends=cut)
+    assert ends_alike(graph, graph, choice) == cut
+    ends = ends_alike(graph, plain, choice)
+    program = build_program(plain, ends=ends)  # refuses what is not legal
+    assert len(program.sub_models) == len(ends) <= len(cut)
+    layers = replace(choice, ends=of.layer_ends)
+    assert len(ends_alike(graph, plain, layers)) == len(of.layer_ends)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_the_document_says_it_all_and_is_json(precision: torch.dtype) -> None:
+    graph, chain = graph_of(precision), asked(precision).chain
+    for budget in budgets(precision):
+        choice = answer(precision, budget)
+        program = build_program(graph, ends=choice.ends)
+        document = plan_document(chain, program, choice)
+        assert json.loads(json.dumps(document, allow_nan=False)) == document
+        assert len(document["operations"]) == len(graph.calls)
+        assert [tuple(s["operations"])[1] for s in document["sub_models"]] == list(choice.ends)
+        assert sum(s["forward_s"] for s in document["sub_models"]) == pytest.approx(
+            sum(o["forward_s"] for o in document["operations"])
+        )
+        assert len(document["cuts"]) == len(choice.ends) - 1
+        for cut, sub_model in zip(document["cuts"], document["sub_models"], strict=False):
+            assert cut["bytes"] == sum(cut["values"].values()) > 0
+            assert cut["position"] == sub_model["operations"][1]
+        resident = {s["index"] for s in document["sub_models"] if s["resident"]}
+        assert resident == choice.arrangement.resident
+        total = document["device_memory"].pop("total_bytes")
+        assert total == sum(document["device_memory"].values())
+
+
+def test_the_replica_is_counted_in_bytes_per_parameter() -> None:
+    for precision, each in ((torch.float32, 24), (torch.bfloat16, 26)):
+        graph = graph_of(precision)
+        assert replica_bytes(graph) == each * graph.layout.total_elements
