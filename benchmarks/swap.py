@@ -4,7 +4,9 @@ Both sides train the same GPT-3 on the same micro-batches in the same process, i
 side is PyTorch as one would write it: the whole module on the device in the computing precision,
 gradients accumulated there, clipping, fused AdamW on those same parameters. The swapped side keeps
 float32 masters, moments and gradients on the host and takes its step there, so in half precision
-it does more than the plain side. Needs torch alone.
+it does more than the plain side. With a budget, the planner decides the cut and what stays on the
+device, from a profile measured first, and how many micro-batches go through it in one pass: "pass"
+is then all passes of a step. Needs torch alone.
 
     python benchmarks/swap.py
     python benchmarks/swap.py --device cuda --size 2.7b --budget "10 GiB"
@@ -18,17 +20,23 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from planned import Planner
 from sides import Timing, machine, publish, ratio
 from torch import Tensor
 
 from atom.base.errors import UserError
 from atom.base.units import parse_bytes
 from atom.graph.ir import Program
-from atom.graph.program import compile_program
+from atom.graph.profile import measure_graph
+from atom.graph.program import build_program
+from atom.graph.trace import trace
+from atom.graph.traced import Graph
 from atom.models.gpt3 import GPT3, SIZES, GPT3Config, initial_value, initialise
 from atom.optim.adamw import AdamWSettings
 from atom.optim.clipping import gradient_norm
 from atom.optim.rate import RateSettings
+from atom.plan.choice import Choice
+from atom.swap.arrangement import Arrangement
 from atom.swap.device import CpuDevice, Device
 from atom.training.replica import Replica, ReplicaSettings
 
@@ -53,24 +61,29 @@ def main() -> None:
     batches = _batches(config, options)
     device = _device(options.device, precision)
     try:
-        program = _compile(config, precision, batches[0], options.budget)
-        swapped = Swapped(program, config, precision, device)
+        graph = trace(GPT3(config, device="meta", dtype=precision), batches[0])
+        choice = _choice(graph, device.torch_device, options)
+        program = build_program(graph, ends=None if choice is None else choice.ends)
+        swapped = Swapped(program, config, choice, device)
         plain = Plain(config, precision, device.torch_device)
         measured = _in_turn([swapped.step, plain.step], batches, options.runs)
     finally:
         device.close()
-    _publish(options, config, program, measured)
+    _publish(options, config, program, choice, measured)
 
 
 class Swapped:
     """The model through sub-models: atom's own replica."""
 
     def __init__(
-        self, program: Program, config: GPT3Config, precision: torch.dtype, device: Device
+        self, program: Program, config: GPT3Config, choice: Choice | None, device: Device
     ) -> None:
         rate = RateSettings(LEARNING_RATE, LEARNING_RATE, 0, "constant", None)
         adamw = AdamWSettings(BETAS, EPSILON, WEIGHT_DECAY)
-        settings = ReplicaSettings(rate, adamw, CLIP_NORM, precision)
+        precision = program.parameter_dtype
+        arrangement = Arrangement() if choice is None else choice.arrangement
+        self.micro_batches = None if choice is None else choice.micro_batches
+        settings = ReplicaSettings(rate, adamw, CLIP_NORM, precision, arrangement)
         self.replica = Replica(program, None, settings, device)
         self.replica.initialise(functools.partial(initial_value, config, seed=SEED))
         self.device = device.torch_device
@@ -79,7 +92,9 @@ class Swapped:
         replica = self.replica
         replica.reset_gradients()
         started = _now(self.device)
-        replica.run_pass(batches)
+        at_once = self.micro_batches or len(batches)
+        for first in range(0, len(batches), at_once):
+            replica.run_pass(batches[first : first + at_once])
         between = _now(self.device)
         loss = replica.loss_sum / replica.sequences
         mean = replica.gradients.div_(replica.sequences)
@@ -137,6 +152,7 @@ def _publish(
     options: argparse.Namespace,
     config: GPT3Config,
     program: Program,
+    choice: Choice | None,
     measured: Sequence[Sequence[Measured]],
 ) -> None:
     parts = ("pass", "step", "both")
@@ -163,6 +179,7 @@ def _publish(
         "precision": options.precision,
         "parameters": sum(spec.numel for spec in program.layout.specs),
         "sub_models": len(program.sub_models),
+        "planned": None if choice is None else _planned(choice, options, ours["pass"]),
         "tokens_per_pass": tokens,
         "swapped": {part: ours[part].to_json() for part in parts},
         "plain": {part: theirs[part].to_json() for part in parts},
@@ -198,12 +215,26 @@ def _batches(config: GPT3Config, options: argparse.Namespace) -> list[dict[str, 
     ]
 
 
-def _compile(
-    config: GPT3Config, precision: torch.dtype, batch: dict[str, Tensor], budget: str | None
-) -> Program:
-    model = GPT3(config, device="meta", dtype=precision)
-    budget_bytes = None if budget is None else parse_bytes(budget)
-    return compile_program(model, batch, device_budget_bytes=budget_bytes)
+def _choice(graph: Graph, device: torch.device, options: argparse.Namespace) -> Choice | None:
+    """The planner's, if there is a budget. Raises: DeviceError."""
+    if options.budget is None:
+        return None
+    planner = Planner(graph, device, options.micro_batches)
+    return planner.choose(measure_graph(graph, device), parse_bytes(options.budget))
+
+
+def _planned(choice: Choice, options: argparse.Namespace, measured: Timing) -> dict[str, Any]:
+    """Foretold as if nothing were loaded when a pass begins, as after a step."""
+    foretold_s = choice.seconds_per_micro_batch * options.micro_batches
+    return {
+        "micro_batches_per_pass": choice.micro_batches,
+        "resident": sorted(choice.arrangement.resident),
+        "kept": sorted(choice.arrangement.kept),
+        "device_bytes": choice.memory.total_bytes,
+        "utilisation": choice.timeline.utilisation,
+        "foretold_s": foretold_s,
+        "foretold_to_measured": foretold_s / measured.median_s,
+    }
 
 
 def _device(name: str, precision: torch.dtype) -> Device:
@@ -228,7 +259,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--micro-batches", type=int, default=4)
     parser.add_argument("--sequences", type=int, default=2, help="in each micro-batch")
     parser.add_argument("--sequence-tokens", type=int, help="the model's own unless given")
-    parser.add_argument("--budget", help='"10 GiB" for the cut; without: one layer per sub-model')
+    parser.add_argument("--budget", help='"10 GiB" for the plan; without: one layer per sub-model')
     parser.add_argument("--runs", type=int, default=7)
     options = parser.parse_args()
     if options.precision is None:

@@ -4,7 +4,7 @@ from atom.graph.profile.assumed import assume_graph
 from atom.graph.profile.cache import ProfileCache, ProfileKey
 from atom.graph.profile.devices import DEVICES, AssumedDevice, assumed_device
 from atom.graph.profile.measured import device_name, measure_graph
-from atom.graph.profile.rates import measure_host_copy, measure_link
+from atom.graph.profile.rates import Stopwatch, measure_host_copy, measure_link
 from atom.graph.profile.seconds import (
     LayerProfile,
     LinkRates,
@@ -15,8 +15,8 @@ from atom.graph.profile.seconds import (
 from atom.graph.profile.sub_models import SubModelSeconds, profile
 
 __all__ = [
-    "DEVICES",
     "AssumedDevice",
+    "DEVICES",
     "LayerProfile",
     "LinkRates",
     "OperationSeconds",
@@ -24,6 +24,7 @@ __all__ = [
     "ProfileCache",
     "ProfileKey",
     "Spread",
+    "Stopwatch",
     "SubModelSeconds",
     "assume_graph",
     "assumed_device",

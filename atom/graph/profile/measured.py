@@ -10,7 +10,7 @@ from atom.graph.operations import operation_costs
 from atom.graph.profile.by_layer import layer_profiles, shared, summed
 from atom.graph.profile.index_bounds import index_bounds
 from atom.graph.profile.node_by_node import measure_operations
-from atom.graph.profile.rates import measure_link
+from atom.graph.profile.rates import Stopwatch, measure_link, now
 from atom.graph.profile.roofline import TYPICAL
 from atom.graph.profile.seconds import LinkRates, Profile
 from atom.graph.profile.sub_models import profile
@@ -26,11 +26,13 @@ def measure_graph(
     granularity: str = "layer",
     repeats: int = 5,
     link: LinkRates | None = None,
+    stopwatch: Stopwatch = now,
 ) -> Profile:
     """Runs every distinct layer (or call) forward and backward on the device, each alone.
 
     Parameters and inputs are made up; at any time those of one layer exist. Without `link`, the
-    rates of copies to and from the device are measured too.
+    rates of copies to and from the device are measured too. `stopwatch` is read by the thread that
+    works: one that counts a thread's own seconds leaves out what other programs took meanwhile.
 
     Raises: ValueError for an unknown granularity; DeviceError if a layer does not fit the device.
     """
@@ -38,13 +40,14 @@ def measure_graph(
         raise ValueError(f"granularity {granularity!r} is none of {', '.join(GRANULARITIES)}")
     device = torch.device(device)
     costs = operation_costs(graph, fused=device.type == "cuda")
-    link = link or measure_link(device)
+    link = link or measure_link(device, stopwatch=stopwatch)
     try:
         if granularity == "operator":
-            operations = measure_operations(graph, costs, device, repeats)
+            operations = measure_operations(graph, costs, device, repeats, stopwatch)
             timings = summed(graph, operations)
         else:
-            timings = profile(build_program(graph), device, repeats, index_bounds(graph))
+            program, bounds = build_program(graph), index_bounds(graph)
+            timings = profile(program, device, repeats, bounds, stopwatch)
             operations = shared(
                 graph, costs, timings, TYPICAL["cpu" if device.type == "cpu" else "cuda"]
             )

@@ -10,7 +10,7 @@ from atom.graph import alone
 from atom.graph.alone import Form
 from atom.graph.operations import OperationCosts
 from atom.graph.profile.index_bounds import argument_bound
-from atom.graph.profile.rates import now
+from atom.graph.profile.rates import Stopwatch, now
 from atom.graph.profile.seconds import OperationSeconds
 from atom.graph.traced import Graph, is_getitem
 
@@ -18,7 +18,11 @@ _NOTHING = OperationSeconds(0.0, 0.0)
 
 
 def measure_operations(
-    graph: Graph, costs: OperationCosts, device: torch.device | str, repeats: int = 5
+    graph: Graph,
+    costs: OperationCosts,
+    device: torch.device | str,
+    repeats: int = 5,
+    stopwatch: Stopwatch = now,
 ) -> tuple[OperationSeconds, ...]:
     """One entry per call. Calls of one form are measured once; each is dropped before the next.
 
@@ -35,7 +39,8 @@ def measure_operations(
                 continue
             key = (alone.form_key(node, cost.forms), _parameter_positions(graph, node))
             if key not in measured:
-                measured[key] = _Bench(graph, node, device).measure(cost.forms, repeats)
+                bench = _Bench(graph, node, device, stopwatch)
+                measured[key] = bench.measure(cost.forms, repeats)
             seconds.append(measured[key])
     return tuple(seconds)
 
@@ -46,8 +51,11 @@ def _parameter_positions(graph: Graph, node: fx.Node) -> tuple[int, ...]:
 
 
 class _Bench:
-    def __init__(self, graph: Graph, node: fx.Node, device: torch.device) -> None:
+    def __init__(
+        self, graph: Graph, node: fx.Node, device: torch.device, stopwatch: Stopwatch
+    ) -> None:
         self._graph, self._node, self._device = graph, node, device
+        self._stopwatch = stopwatch
 
     def measure(self, forms: Sequence[Form], repeats: int) -> OperationSeconds:
         made = alone.make_inputs(self._node, forms, self._fill)
@@ -66,13 +74,13 @@ class _Bench:
         leaves: tuple[torch.Tensor, ...],
         sums: Sequence[torch.Tensor | None],
     ) -> tuple[float, float]:
-        start = now(self._device)
+        start = self._stopwatch(self._device)
         outcome = alone.forward(self._node, inputs, leaves)
-        between = now(self._device)
+        between = self._stopwatch(self._device)
         for total, gradient in zip(sums, alone.backward(outcome), strict=False):
             if total is not None and gradient is not None:
                 total.add_(gradient)
-        return between - start, now(self._device) - between
+        return between - start, self._stopwatch(self._device) - between
 
     def _sums(
         self, inputs: alone.Inputs, leaves: Sequence[torch.Tensor]

@@ -10,9 +10,22 @@ from atom.graph.profile.seconds import LinkRates, Spread
 
 _BUFFER_BYTES = 64 * 2**20
 
+Stopwatch = Callable[[torch.device], float]
+"""Seconds since whenever, read once the device has done what it was given."""
+
+
+def now(device: torch.device) -> float:
+    """The usual stopwatch: a steady clock."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
 
 def measure_link(
-    device: torch.device | str, repeats: int = 5, buffer_bytes: int = _BUFFER_BYTES
+    device: torch.device | str,
+    repeats: int = 5,
+    buffer_bytes: int = _BUFFER_BYTES,
+    stopwatch: Stopwatch = now,
 ) -> LinkRates:
     """Plain copies of flat buffers, one way after the other.
 
@@ -37,7 +50,7 @@ def measure_link(
     with ThreadPoolExecutor(1, "atom-profile") as background:
 
         def rate(action: Callable[[], None]) -> Spread:
-            samples = background.submit(_samples, action, device, repeats).result()
+            samples = background.submit(_samples, action, device, repeats, stopwatch).result()
             return Spread.of([size_bytes / sample for sample in samples])
 
         return LinkRates(rate(load), rate(gradients_out))
@@ -51,19 +64,14 @@ def measure_host_copy(repeats: int = 5, buffer_bytes: int = _BUFFER_BYTES) -> Sp
     return Spread.of([source.numel() / sample for sample in samples])
 
 
-def _samples(action: Callable[[], object], device: torch.device, repeats: int) -> list[float]:
+def _samples(
+    action: Callable[[], object], device: torch.device, repeats: int, stopwatch: Stopwatch = now
+) -> list[float]:
     """Seconds of each repeat, after a first one that touches the memory."""
     action()
     samples = []
     for _ in range(repeats):
-        start = now(device)
+        start = stopwatch(device)
         action()
-        samples.append(max(now(device) - start, 1e-9))
+        samples.append(max(stopwatch(device) - start, 1e-9))
     return samples
-
-
-def now(device: torch.device) -> float:
-    """Seconds on a steady clock, once the device has done what it was given."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()

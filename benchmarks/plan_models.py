@@ -1,0 +1,111 @@
+"""Models of different kind to plan for: broad and deep stacks, skips, and one of `transformers`.
+
+Each has a size for a CPU and one for a GPU. On `meta`: tracing reads no weight.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from atom.models.gpt3 import GPT3, GPT3Config
+
+Batch = dict[str, Tensor]
+SEED = 1
+
+
+@dataclass(frozen=True)
+class Model:
+    """A module whose forward gives the loss, one micro-batch after the other, tokens in each."""
+
+    module: nn.Module
+    micro_batch: Callable[[int], Batch]
+    """By its number."""
+    micro_batch_tokens: int
+
+
+def build(name: str, on_gpu: bool, dtype: torch.dtype) -> Model:
+    """Raises: ImportError for `llama` without `transformers`."""
+    return MODELS[name](on_gpu, dtype)
+
+
+class Skips(nn.Module):
+    """Every layer of the second half also takes what its mirror image in the first half made."""
+
+    def __init__(self, layers: int, width: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(layers))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        made: list[Tensor] = []
+        for index, layer in enumerate(self.layers):
+            if index >= len(self.layers) // 2 and made:
+                x = x + made.pop()
+            else:
+                made.append(x)
+            x = functional.gelu(layer(x))
+        return (x - y).float().square().mean()
+
+
+def _gpt3(
+    cpu: GPT3Config, gpu: GPT3Config, cpu_sequences: int, gpu_sequences: int
+) -> Callable[[bool, torch.dtype], Model]:
+    def make(on_gpu: bool, dtype: torch.dtype) -> Model:
+        config = gpu if on_gpu else cpu
+        shape = (gpu_sequences if on_gpu else cpu_sequences, config.sequence_tokens)
+        module = GPT3(config, device="meta", dtype=dtype)
+        return _of_tokens(module, ("tokens", "targets"), config.vocabulary_size, shape)
+
+    return make
+
+
+def _skips(on_gpu: bool, dtype: torch.dtype) -> Model:
+    layers, width, rows = (16, 8192, 4096) if on_gpu else (12, 1024, 128)
+    with torch.device("meta"):
+        module = Skips(layers, width).to(dtype)
+
+    def micro_batch(number: int) -> Batch:
+        generator = torch.Generator().manual_seed(SEED + number)
+        return {name: torch.randn(rows, width, generator=generator).to(dtype) for name in "xy"}
+
+    return Model(module, micro_batch, rows)
+
+
+def _llama(on_gpu: bool, dtype: torch.dtype) -> Model:
+    from atom.models.huggingface import build_causal_lm
+
+    width, layers, vocabulary = (4096, 16, 32000) if on_gpu else (384, 6, 4096)
+    config = {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": width,
+        "intermediate_size": width * 11 // 4,
+        "num_hidden_layers": layers,
+        "num_attention_heads": width // 64,
+        "num_key_value_heads": width // 128,
+        "vocab_size": vocabulary,
+    }
+    shape = (2, 2048) if on_gpu else (2, 128)
+    return _of_tokens(build_causal_lm(config, dtype), ("input_ids", "labels"), vocabulary, shape)
+
+
+def _of_tokens(
+    module: nn.Module, names: tuple[str, ...], vocabulary: int, shape: tuple[int, int]
+) -> Model:
+    def micro_batch(number: int) -> Batch:
+        generator = torch.Generator().manual_seed(SEED + number)
+        return {name: torch.randint(vocabulary, shape, generator=generator) for name in names}
+
+    return Model(module, micro_batch, shape[0] * shape[1])
+
+
+MODELS: dict[str, Callable[[bool, torch.dtype], Model]] = {
+    "gpt3": _gpt3(GPT3Config(6, 6, 384, 128, 4096), GPT3Config(24, 16, 2048, 2048, 50304), 2, 2),
+    "wide": _gpt3(GPT3Config(2, 8, 1024, 128, 1024), GPT3Config(4, 40, 5120, 2048, 50304), 1, 2),
+    "deep": _gpt3(GPT3Config(24, 4, 128, 128, 512), GPT3Config(96, 16, 1024, 1024, 50304), 4, 4),
+    "skips": _skips,
+    "llama": _llama,
+    "tiny": _gpt3(GPT3Config(3, 2, 32, 16, 64), GPT3Config(3, 2, 128, 64, 64), 2, 2),
+}

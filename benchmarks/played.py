@@ -1,0 +1,144 @@
+"""The engine carries out a choice, and tells how long that took and each event of it."""
+
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import mean
+
+import torch
+from torch import Tensor
+
+from atom.graph.partition import Machine
+from atom.graph.program import build_program
+from atom.graph.traced import Graph
+from atom.optim.adamw import AdamWSettings
+from atom.optim.rate import RateSettings
+from atom.plan.choice import Choice, durations
+from atom.swap.device import CpuDevice, Device
+from atom.swap.schedule import Backward, Event, Forward, GradientOut, Load, Shape, training_pass
+from atom.swap.timeline import Durations, Span, Timeline, simulate
+from atom.training.replica import Replica, ReplicaSettings
+
+STANDARD_DEVIATION = 0.02
+
+
+@dataclass(frozen=True)
+class Played:
+    """One pass."""
+
+    seconds: float
+    replayed_s: float
+    """The pass as the timeline would have it, from the wall time of its own events."""
+    own_s: float | None
+    """Likewise, from what the working threads themselves took; None where that is not known."""
+    utilisation: float
+
+
+class Stand:
+    """A replica of a model, made for one choice. `close` it."""
+
+    def __init__(self, graph: Graph, choice: Choice, device: torch.device) -> None:
+        precision = graph.parameter_dtype
+        rate = RateSettings(1e-4, 1e-4, 0, "constant", None)
+        settings = ReplicaSettings(
+            rate, AdamWSettings(), 1.0, precision, choice.arrangement, choice.micro_batches
+        )
+        self._shape = Shape(len(choice.pieces), choice.micro_batches, choice.arrangement)
+        self._carrying = durations(choice.pieces, Machine(1.0, 1.0), precision.itemsize).carrying
+        self._events = _Events()
+        self._device = _device(device, precision)
+        program = build_program(graph, ends=choice.ends)
+        self._replica = Replica(program, None, settings, self._device, observer=self._events)
+        self._replica.initialise(_first_value)
+
+    def play(self, batches: Sequence[Mapping[str, Tensor]]) -> Played:
+        """A pass right after a step: what had been loaded is stale."""
+        self._replica.adopt_state(self._replica.round)
+        self._replica.reset_gradients()
+        self._events.clear()
+        seconds = self._replica.run_pass(batches).seconds
+        events = self._events
+        return Played(
+            seconds,
+            self._replayed(events.seconds),
+            self._replayed(events.own_seconds) if events.own_seconds else None,
+            Timeline.of(events.spans).utilisation,
+        )
+
+    def close(self) -> None:
+        self._device.close()
+
+    def _replayed(self, seconds: Mapping[Event, list[float]]) -> float:
+        took = _durations(self._shape, seconds, self._carrying)
+        return simulate(training_pass(self._shape), self._shape, took).seconds
+
+
+class Instant(float):
+    """Seconds on the wall, which also know the thread's own."""
+
+    own_s: float
+
+
+class TwoClocks:
+    """Wall and thread, read at once."""
+
+    def now(self) -> Instant:
+        instant = Instant(time.perf_counter())
+        instant.own_s = time.thread_time()
+        return instant
+
+
+def thread_seconds(device: torch.device) -> float:
+    """A stopwatch for profiles on a CPU that leaves out what others took of it."""
+    return time.thread_time()
+
+
+class _Events:
+    """An engine's observer. A pass may load a sub-model twice."""
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        self.spans: list[Span] = []
+        self.seconds: defaultdict[Event, list[float]] = defaultdict(list)
+        self.own_seconds: defaultdict[Event, list[float]] = defaultdict(list)
+
+    def __call__(self, event: Event, start_s: float, end_s: float) -> None:
+        self.spans.append(Span(event, float(start_s), float(end_s)))
+        self.seconds[event].append(end_s - start_s)
+        if isinstance(start_s, Instant) and isinstance(end_s, Instant):
+            self.own_seconds[event].append(end_s.own_s - start_s.own_s)
+
+
+def _durations(
+    shape: Shape, seconds: Mapping[Event, list[float]], carrying: frozenset[int]
+) -> Durations:
+    """Means over micro-batches, so that sums come out as they were."""
+    sub_models, micro_batches = range(shape.sub_models), range(shape.micro_batches)
+    forward = [mean(mean(seconds[Forward(s, c)]) for c in micro_batches) for s in sub_models]
+    whole = [mean(mean(seconds[Backward(s, c)]) for c in micro_batches) for s in sub_models]
+    again = [0.0 if shape.keeps_graph(s) else forward[s] for s in sub_models]
+    return Durations(
+        load_s=tuple(mean(seconds[Load(s, shape.slot_of(s))]) for s in sub_models),
+        forward_s=tuple(forward),
+        backward_s=tuple(max(w - a, 0.0) for w, a in zip(whole, again, strict=True)),
+        gradient_out_s=tuple(mean(seconds[GradientOut(s)]) for s in sub_models),
+        carrying=carrying,
+    )
+
+
+def _device(device: torch.device, precision: torch.dtype) -> Device:
+    if device.type == "cpu":
+        return CpuDevice(TwoClocks())
+    from atom.swap.streams import CudaDevice
+
+    return CudaDevice(device.index or 0, precision)
+
+
+def _first_value(name: str, shape: tuple[int, ...]) -> Tensor:
+    """Norms near one, everything else small: no number is so small that a CPU slows down."""
+    if len(shape) == 1:
+        return torch.ones(shape) if name.endswith("weight") else torch.zeros(shape)
+    return torch.empty(shape).normal_(0.0, STANDARD_DEVIATION)
