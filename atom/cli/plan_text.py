@@ -10,10 +10,8 @@ from rich.text import Text
 
 from atom.base.units import format_bytes
 from atom.daemon.planning import Plan
-from atom.graph.ir import SubModel
 from atom.plan.choice import Choice
 from atom.plan.gantt import Bar, bars
-from atom.plan.pieces import Piece
 from atom.plan.strip import MARKS, strips
 
 MAX_SUB_MODELS = 12
@@ -110,27 +108,25 @@ def _sub_models(plan: Plan, narrow: bool) -> RenderableType:
     for title in shown:
         left = title in ("what", "")
         table.add_column(title, justify="left" if left else "right", no_wrap=not left)
-    pairs = list(zip(plan.program.sub_models, plan.choice.pieces, strict=True))
-    for sub_model, piece in _shown(pairs):
-        cells = dict(zip(_COLUMNS, _cells(plan, sub_model, piece), strict=True))
+    count = len(plan.choice.pieces)
+    for s in _shown(count):
+        cells = dict(zip(_COLUMNS, _cells(plan, s), strict=True))
         table.add_row(*(cells[title] for title in shown))
-        if sub_model.index == MAX_SUB_MODELS - 3 and len(pairs) > MAX_SUB_MODELS:
-            table.add_row("…", f"{len(pairs) - MAX_SUB_MODELS + 1} more")
+        if s == MAX_SUB_MODELS - 3 and count > MAX_SUB_MODELS:
+            table.add_row("…", f"{count - MAX_SUB_MODELS + 1} more")
     return table
 
 
-def _shown(pairs: list[tuple[SubModel, Piece]]) -> list[tuple[SubModel, Piece]]:
-    if len(pairs) <= MAX_SUB_MODELS:
-        return pairs
-    return [*pairs[: MAX_SUB_MODELS - 2], *pairs[-1:]]
+def _shown(count: int) -> Sequence[int]:
+    return range(count) if count <= MAX_SUB_MODELS else [*range(MAX_SUB_MODELS - 2), count - 1]
 
 
-def _cells(plan: Plan, sub_model: SubModel, piece: Piece) -> list[str | Text]:
-    arrangement, s = plan.choice.arrangement, sub_model.index
+def _cells(plan: Plan, s: int) -> list[str | Text]:
+    arrangement, piece = plan.choice.arrangement, plan.choice.pieces[s]
     stays = "stays, not recomputed" if s in arrangement.kept else "stays"
     return [
         str(s),
-        sub_model.name,
+        plan.program.sub_models[s].name,
         format_bytes(piece.elements * plan.question.limits.element_bytes),
         _seconds(piece.forward_s),
         _seconds(piece.backward_s),

@@ -12,10 +12,8 @@ from torch import nn
 
 from atom.base.errors import MismatchError, ModelError
 from atom.graph.codegen import Source
-from atom.graph.cost import layer_costs
 from atom.graph.ir import Program, SubModel, ValueSpec
 from atom.graph.layers import layer_ends, layers_of
-from atom.graph.partition.balanced import balanced_cut
 from atom.graph.shared import shared_values
 from atom.graph.trace import trace
 from atom.graph.traced import Graph
@@ -32,22 +30,20 @@ def compile_program(
     model: nn.Module,
     example_batch: Mapping[str, torch.Tensor],
     cut: Cut | None = None,
-    device_budget_bytes: int | None = None,
 ) -> Program:
     """Traces, cuts and prints a model whose forward returns the mean loss.
 
-    Without `cut`: fewest balanced sub-models within `device_budget_bytes`; without either, one
-    sub-model per layer. The model may be on `meta`; it and the batch are left as they were.
+    Without `cut`, one sub-model per layer. The model may be on `meta`; it and the batch are left as
+    they were.
 
-    Raises: ModelError naming what cannot be traced or cut; DeviceError if a layer does not fit.
+    Raises: ModelError naming what cannot be traced or cut.
     """
-    return build_program(trace(model, example_batch), cut, device_budget_bytes)
+    return build_program(trace(model, example_batch), cut)
 
 
 def build_program(
     graph: Graph,
     cut: Cut | None = None,
-    device_budget_bytes: int | None = None,
     *,
     ends: Sequence[int] | None = None,
 ) -> Program:
@@ -56,15 +52,11 @@ def build_program(
     `ends` cuts between operations instead of layers: positions in `graph.calls` where sub-models
     end, growing, none of them in `graph.forbidden_cuts`, the last one `len(graph.calls)`.
 
-    Raises: ModelError for a cut that is not consecutive or not legal, or that is given twice;
-    DeviceError if a layer does not fit.
+    Raises: ModelError for a cut that is not consecutive or not legal, or that is given twice.
     """
     layers = layers_of(graph)
     if cut is not None and ends is not None:
         raise ModelError("the cut is given twice, in layers and in operations")
-    if cut is None and ends is None and device_budget_bytes is not None:
-        costs = layer_costs(graph, layers)
-        cut = balanced_cut(costs, device_budget_bytes, graph.parameter_dtype.itemsize)
     finest = layer_ends(layers)
     if ends is None:
         ends = finest if cut is None else _ends_of(cut, finest)

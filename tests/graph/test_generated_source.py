@@ -13,7 +13,7 @@ import pytest
 import torch
 from traced_modules import BATCH, LENGTH, WIDTH, ZOO, TiedGPT, hidden_states, tokens_and_targets
 
-from atom.base.errors import DeviceError, MismatchError, ModelError
+from atom.base.errors import MismatchError, ModelError
 from atom.graph.layers import layer_ends, layers_of
 from atom.graph.profile import profile
 from atom.graph.program import (
@@ -285,17 +285,6 @@ def test_a_cut_must_cover_all_layers_in_order(cut: list[tuple[int, int]]) -> Non
         compile_program(TiedGPT(), tokens_and_targets(), cut)
 
 
-def test_a_budget_gives_fewer_sub_models_that_still_compute_the_same() -> None:
-    model, batch = TiedGPT(), tokens_and_targets()
-    whole = compile_program(model, batch, device_budget_bytes=2**30)
-    assert [(s.first_layer, s.last_layer) for s in whole.sub_models] == [(0, 4)]
-    tight = compile_program(model, batch, device_budget_bytes=200_000)
-    assert 1 < len(tight.sub_models) < 5
-    verify_against_eager(model, tight, batch)
-    with pytest.raises(DeviceError, match=r"layer blocks\.0"):
-        compile_program(model, batch, device_budget_bytes=60_000)
-
-
 def test_gpt3_175b_compiles_without_its_weights() -> None:
     config = dataclasses.replace(SIZES["175b"], layers=2)
     batch = {name: torch.zeros(1, 2048, dtype=torch.int64) for name in ("tokens", "targets")}
@@ -329,8 +318,6 @@ def test_gpt3_175b_in_full_at_any_cut(tmp_path: Path) -> None:
         assert len(table.splitlines()) < 12, name
         (tmp_path / f"cut_{number}.py").write_text(program.source)
     assert_formatted(tmp_path)
-    budgeted = build_program(graph, device_budget_bytes=48 * 2**30)
-    assert len(budgeted.sub_models) < 98
 
 
 def test_a_gpt_of_twelve_layers_stays_short_at_any_cut() -> None:
