@@ -1,6 +1,7 @@
 """One step three ways: the whole module, its sub-models plainly, its sub-models swapped."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import torch
@@ -8,7 +9,9 @@ from torch import Tensor, nn
 from traced_modules import Batch
 
 from atom.graph.ir import Program
-from atom.graph.layers import layer_ends, layers_of
+from atom.graph.operation_chain import operation_chain
+from atom.graph.partition import Machine, Terms, partition, smallest_device_bytes
+from atom.graph.profile.assumed import assume_graph
 from atom.graph.program import build_program, load
 from atom.graph.reference import run_layer_major
 from atom.graph.traced import Graph
@@ -16,6 +19,8 @@ from atom.swap.device import CpuDevice
 from atom.swap.device_slots import DeviceSlots
 from atom.swap.engine import Engine
 from atom.swap.host_store import HostStore
+
+SPARE = 1.25
 
 Result = tuple[list[float], dict[str, Tensor]]
 """Losses, and gradients of their sum by parameter; parameters without gradient are left out."""
@@ -71,14 +76,19 @@ def finest(graph: Graph) -> Program:
     return build_program(graph, ends=[*ends, last])
 
 
-def halves(graph: Graph) -> Program:
-    """Two sub-models, cut between two layers in the middle."""
-    ends = layer_ends(layers_of(graph))
-    middle = ends[(len(ends) - 1) // 2]
-    return build_program(graph, ends=[*([middle] if middle < ends[-1] else []), ends[-1]])
+def planned(graph: Graph) -> Program:
+    """As the partitioner cuts for a device with little more memory than the least that works."""
+    profile = assume_graph(graph, "rtx3060-12g")
+    chain = operation_chain(graph, profile.operations)
+    rates = profile.link.load_bytes_per_s, profile.link.gradient_bytes_per_s
+    machine = Machine(*(rate.median for rate in rates))
+    terms = Terms(0, micro_batches=1, element_bytes=graph.parameter_dtype.itemsize)
+    least = smallest_device_bytes(chain, machine, terms)
+    plan = partition(chain, machine, replace(terms, device_bytes=int(SPARE * least)))
+    return build_program(graph, ends=plan.ends)
 
 
-CUTS = {"finest": finest, "halves": halves}
+CUTS = {"finest": finest, "planned": planned}
 
 
 def assert_equal(found: Result, expected: Result, frozen: frozenset[str] = frozenset()) -> None:

@@ -134,7 +134,7 @@ def test_a_crowded_source_is_formatted_too(tmp_path: Path) -> None:
 def test_same_bytes_under_any_hash_seed() -> None:
     command = [sys.executable, "-c", PRINT_HASHES]
     here, running = str(Path(__file__).parent), []
-    for seed in ("0", "1", "77"):
+    for seed in ("0", "77"):  # and here, under whichever the tests were started with
         environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": here}
         running.append(
             subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)

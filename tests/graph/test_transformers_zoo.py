@@ -30,12 +30,13 @@ def traced(name: str, dropout: float) -> tuple[nn.Module, Graph]:
 
 @pytest.mark.parametrize(
     ("name", "dropout", "cut"),
-    [(name, dropout, cut) for name in MODELS for dropout in DROPOUTS for cut in CUTS],
+    [(name, dropout, "finest") for name in MODELS for dropout in DROPOUTS]
+    + [(name, DROPOUTS[-1], "planned") for name in MODELS],
 )
 def test_swapped_is_whole(name: str, dropout: float, cut: str) -> None:
     model, graph = traced(name, dropout)
     program = CUTS[cut](graph)
-    assert len(program.sub_models) == 2 or (cut == "finest" and len(program.sub_models) > 40)
+    assert len(program.sub_models) > (40 if cut == "finest" else 1)
     batches, seeds = [batch(name, 1)], [7]
     expected = eager(model, batches, seeds)
     assert all(gradient.any() for gradient in expected[1].values())
