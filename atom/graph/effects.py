@@ -128,11 +128,17 @@ def _require_gradient_as_traced(node: fx.Node, result: torch.Tensor) -> None:
     """
     carried = getattr(node.meta.get("tensor_meta"), "requires_grad", result.requires_grad)
     if carried != result.requires_grad:
-        wrong, right = ("has", "none") if result.requires_grad else ("has no", "one")
+        place = place_of(node)
+        if result.requires_grad:
+            raise ModelError(
+                f"the value made at {place} has a gradient in the graph, and none in the model: "
+                "tracing lost a region without gradients",
+                "use torch.no_grad(), around torch.autocast() and not inside it",
+            )
         raise ModelError(
-            f"the value made at {place_of(node)} {wrong} gradient in the graph, and {right} in the "
-            "model: tracing lost a region without gradients",
-            "write torch.no_grad() around torch.autocast(), not inside it",
+            f"the value made at {place} has no gradient in the graph, and one in the model: "
+            "tracing lost where it comes from",
+            "make parameters in __init__, and leave torch.autograd.grad out of forward",
         )
 
 

@@ -1,6 +1,7 @@
 """What went wrong in the user's model, said in one line with the place in the user's code."""
 
 import os
+import re
 import sysconfig
 import traceback
 
@@ -18,6 +19,9 @@ DATA_DEPENDENT = (
 _NAMES_ONLY_AN_OPERATOR = {"DataDependentOutputException", "DynamicOutputShapeException"}
 """Errors of torch whose whole text is the name of an inner operator."""
 
+_MEANT = re.compile(r"with fake tensors: .*: got \w+\((['\"])(.*)\1\)$", re.MULTILINE)
+"""Within what torch says of a region (torch.cond) that failed: the error that is meant."""
+
 _GENERATED = "<"
 """What names of code without a file begin with."""
 
@@ -31,13 +35,13 @@ _TORCH, _PYTHON, _OURS = (
 )
 
 
-def untraceable(model: nn.Module, error: Exception) -> ModelError:
+def untraceable(model: nn.Module, error: BaseException) -> ModelError:
     """For what was raised while the model was traced."""
     text = f"{type(model).__name__} cannot be traced{_place(error)}: {_reason(error)}"
     return ModelError(text, _hint(error))
 
 
-def unrunnable(model: nn.Module, error: Exception) -> ModelError:
+def unrunnable(model: nn.Module, error: BaseException) -> ModelError:
     """For what was raised while the model itself was run."""
     return ModelError(
         f"{type(model).__name__} fails on this batch{_place(error)}: {_reason(error)}",
@@ -57,19 +61,21 @@ def place_of(node: fx.Node) -> str:
     return next(filter(None, map(source_line, with_nested(node))), node.name)
 
 
-def _place(error: Exception) -> str:
+def _place(error: BaseException) -> str:
     own = [f for f in traceback.extract_tb(error.__traceback__) if _is_users(f.filename)]
     return f" at {own[-1].filename}:{own[-1].lineno} ({own[-1].line})" if own else ""
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: BaseException) -> str:
     if type(error).__name__ in _NAMES_ONLY_AN_OPERATOR:
         return "it depends on values in tensors"
+    if meant := _MEANT.search(str(error)):
+        return meant[2]
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
 
 
-def _hint(error: Exception) -> str:
+def _hint(error: BaseException) -> str:
     if "data-dependent" in str(error) or type(error).__name__ in _NAMES_ONLY_AN_OPERATOR:
         return DATA_DEPENDENT
     if "in output" in str(error):

@@ -104,6 +104,12 @@ def refuse_untraceable_parts(model: nn.Module) -> None:
             raise ModelError(
                 f"the parameter {name} has no shape yet", "run the model once before it is traced"
             )
+        if not parameter.is_contiguous():
+            raise ModelError(
+                f"the parameter {name} is not contiguous; sub-models hold it contiguously, and "
+                "other kernels would compute other last bits",
+                "build it with .contiguous(), and without memory_format",
+            )
         if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
             raise ModelError(
                 f"the parameter {name} has a gradient hook, which would never be called",

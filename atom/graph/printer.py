@@ -38,6 +38,7 @@ from atom.graph.traced import (
 )
 
 _FEW_ELEMENTS = 16
+_PLAIN_DTYPES = {torch.float64, torch.float32, torch.bfloat16, torch.float16}
 _RESERVED_LOCALS = {
     "self", "torch", "F", "abs", "all", "any", "bool", "case", "complex", "filter", "float",
     "format", "hash", "id", "input", "int", "iter", "len", "list", "map", "match", "max", "min",
@@ -284,7 +285,8 @@ def constant_lines(attribute: str, constant: Constant) -> Iterator[str]:
 
 def _reads_back(tensor: torch.Tensor) -> bool:
     """Whether Python's literals for the elements give the same elements."""
-    return not tensor.is_complex() and bool(torch.isfinite(tensor).all())
+    plain = tensor.dtype in _PLAIN_DTYPES or not tensor.dtype.is_floating_point
+    return plain and not tensor.is_complex() and bool(torch.isfinite(tensor).all())
 
 
 def _alike(before: fx.Node, after: fx.Node) -> bool:

@@ -5,13 +5,13 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
 from atom.base.errors import ModelError
 from atom.graph.digest import graph_hash
-from atom.graph.effects import Effects, is_random, observe
+from atom.graph.effects import Effects, bind, is_random, observe
 from atom.graph.failures import place_of
 from atom.graph.ir import ParameterLayout
 from atom.graph.traced import Constant, Graph, is_getitem
@@ -36,6 +36,7 @@ def read_exported(
 
     Raises: ModelError naming what would not be computed faithfully.
     """
+    _refuse_transformations(exported.graph)
     placeholders = [n for n in exported.graph.nodes if n.op == "placeholder"]
     kinds = {spec.arg.name: spec for spec in exported.graph_signature.input_specs}
     owners = _first_names(model)
@@ -154,7 +155,13 @@ class _Reading:
             )
         if not first:
             raise ModelError("the loss depends on no parameter")
-        return next(iter(first))
+        dtype, name = next(iter(first.items()))
+        if not dtype.is_floating_point:
+            raise ModelError(
+                f"the parameter {name} is {_short(dtype)}; weights are real floating-point numbers",
+                "hold it as real numbers (torch.view_as_real) and make it complex in forward",
+            )
+        return dtype
 
     def _metadata(self, model: nn.Module, used: Iterable[str]) -> dict[str, str]:
         unused = [name for name, _ in model.named_parameters() if name not in set(used)]
@@ -179,8 +186,27 @@ def _check_call(node: fx.Node) -> None:
         )
     if not nested and not _gives_tensors(value):
         raise ModelError(f"{node.target} at {place} gives a number that depends on data")
+    if not nested and getattr(node.target, "_schema", None) and bind(node).get("sparse") is True:
+        raise ModelError(
+            f"{node.target} at {place} gives a sparse gradient; gradients lie in dense memory here",
+            "leave sparse=True out",
+        )
     if isinstance(value, list | tuple) and not all(map(is_getitem, node.users)):
         raise ModelError(f"{node.target} at {place} passes several tensors on as one value")
+
+
+def _refuse_transformations(graph: fx.Graph) -> None:
+    """Before the graph is run: entering one half would leave torch's own state in disorder.
+
+    Raises: ModelError with the place.
+    """
+    for node in graph.nodes:
+        if "_functorch" in str(getattr(node.target, "__module__", "")):
+            raise ModelError(
+                f"the model uses torch.vmap or torch.func at {place_of(node)}, "
+                "which cannot be traced",
+                "write it with ordinary operations on whole batches",
+            )
 
 
 def _first_names(model: nn.Module) -> dict[str, str]:
@@ -199,6 +225,12 @@ def _constant(model: nn.Module, exported: ExportedProgram, target: str) -> Const
         raise ModelError(
             f"the model's forward uses {target}, a {type(found).__name__}",
             "random numbers must come from torch's default generator",
+        )
+    if isinstance(found, FakeTensor):
+        raise ModelError(
+            f"the model's forward uses a tensor ({target}) that tracing lost sight of, such as a "
+            "parameter's data; its values would be frozen",
+            "use the parameter itself, or parameter.detach()",
         )
     tensor = found.detach()
     for name, parameter in model.named_parameters():
@@ -232,8 +264,14 @@ def _refuse_large(constant: Constant) -> None:
 def _loss(model: nn.Module, exported: ExportedProgram) -> fx.Node:
     outputs = list(exported.graph_signature.user_outputs)
     nodes = {node.name: node for node in exported.graph.nodes if node.op == "call_function"}
-    if len(outputs) != 1 or not isinstance(outputs[0], str) or outputs[0] not in nodes:
-        what = f"{len(outputs)} values" if len(outputs) != 1 else "no tensor that it computed"
+    what = ""
+    if len(outputs) != 1:
+        what = f"{len(outputs)} values"
+    elif not isinstance(outputs[0], str) or outputs[0] not in nodes:
+        what = "no tensor that it computed"
+    elif (returned := exported.call_spec.out_spec) and not returned.is_leaf():
+        what = f"a {getattr(returned.type, '__name__', 'container')}"
+    if what:
         raise ModelError(
             f"{type(model).__name__}.forward returns {what}, not the loss alone",
             "return the mean loss of the micro-batch as one scalar tensor",

@@ -121,7 +121,7 @@ def _export_once(
         except ModelError:
             raise
         # Tracing runs the user's forward: whatever that or torch raises is about the model.
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise untraceable(model, error) from error
 
 

@@ -74,7 +74,7 @@ def _eager(model: nn.Module, batch: Mapping[str, torch.Tensor]) -> Step:
         loss.backward()
         gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
     # The user's forward and operators run here: whatever they raise is about the model.
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise unrunnable(model, error) from error
     finally:
         for name, parameter in model.named_parameters():

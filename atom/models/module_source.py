@@ -124,7 +124,7 @@ def _make(name: str, path: Path, factory: Callable[[], Any], seed: int) -> Made:
         with seeded(f"{seed}:factory"):
             returned = factory()
     # It is somebody's code: whatever it raises is to be told with its place.
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise SourceError(
             f"{name} failed: {type(error).__name__}: {error}{place_in(path, error)}",
             "the factory is called without arguments",

@@ -49,7 +49,7 @@ def find_code(entry: str, folder: Path) -> OwnCode:
     try:
         spec = importlib.util.find_spec(name)
     # Packages around the module run as they are imported: whatever they raise is theirs.
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise SourceError(f"module {name} cannot be imported: {_said(error)}", hint) from error
     if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
         raise SourceError(f"module {name} cannot be imported: there is no such Python file", hint)
@@ -86,7 +86,7 @@ def load_factory(code: OwnCode) -> Callable[[], Any]:
     try:
         exec(compile(code.content, str(code.path), "exec"), module.__dict__)
     # It is somebody's code: whatever it raises is to be told with its place.
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[module.__name__]
         raise SourceError(
             f"module {name} cannot be imported: {_said(error)}{place_in(code.path, error)}",
@@ -105,7 +105,7 @@ def load_factory(code: OwnCode) -> Callable[[], Any]:
     return found
 
 
-def place_in(path: Path, error: Exception) -> str:
+def place_in(path: Path, error: BaseException) -> str:
     """ " at file:line (the line)" of the deepest frame in `path`, or an empty string."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if frame.filename == str(path)]
@@ -114,6 +114,6 @@ def place_in(path: Path, error: Exception) -> str:
     return f" at {path}:{own[-1].lineno} ({own[-1].line})" if own else ""
 
 
-def _said(error: Exception) -> str:
+def _said(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__

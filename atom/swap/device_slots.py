@@ -214,9 +214,10 @@ def _build(
     layout: SlotLayout,
     slot: torch.Tensor,
 ) -> tuple[nn.Module, dict[str, nn.Parameter]]:
-    """The module and its parameters by attribute path; equal offsets share one parameter."""
+    """The module and its parameters by attribute path; a tied parameter is one."""
     module = factory()
-    by_offset: dict[int, nn.Parameter] = {}
+    # By name, not by offset: a parameter without elements begins where its neighbour does.
+    by_name: dict[str, nn.Parameter] = {}
     by_path: dict[str, nn.Parameter] = {}
     for path, name in sub_model.parameters:
         spec, offset = program.layout.by_name[name], layout.offsets[name]
@@ -224,8 +225,8 @@ def _build(
         owner_path, _, attribute = path.rpartition(".")
         owner = module.get_submodule(owner_path)
         needs_grad = owner.get_parameter(attribute).requires_grad
-        if offset not in by_offset:
-            by_offset[offset] = nn.Parameter(view, requires_grad=needs_grad)
-        setattr(owner, attribute, by_offset[offset])
-        by_path[path] = by_offset[offset]
+        if name not in by_name:
+            by_name[name] = nn.Parameter(view, requires_grad=needs_grad)
+        setattr(owner, attribute, by_name[name])
+        by_path[path] = by_name[name]
     return module, by_path

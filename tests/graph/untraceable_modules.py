@@ -47,6 +47,65 @@ class NumpyRandomness(Two):
         return self.layer(hidden).sum() * float(numpy.random.rand())
 
 
+class ReadsData(Two):
+    def forward(self, hidden: Tensor) -> Tensor:
+        return (self.layer(hidden) * self.other.weight.data[0]).sum()
+
+
+class ReturnsADictionary(Two):
+    def forward(self, hidden: Tensor) -> Tensor:
+        return {"loss": super().forward(hidden)}  # type: ignore[return-value]
+
+
+class Vectorised(Two):
+    def forward(self, hidden: Tensor) -> Tensor:
+        return torch.vmap(lambda row: self.layer.weight @ row)(hidden.flatten(0, -2)).sum()
+
+
+class ChoosesARegion(Two):
+    def forward(self, hidden: Tensor) -> Tensor:
+        chosen: Tensor = torch.cond(hidden.sum() > 0, self.layer, self.other, (hidden,))
+        return chosen.sum()
+
+
+class SparseGradient(Two):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(4, WIDTH, sparse=True)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return (self.layer(hidden) + self.table(torch.arange(1))).sum()
+
+
+class ComplexWeights(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mixing = nn.Parameter(torch.ones(WIDTH, dtype=torch.complex64))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return (hidden * self.mixing).abs().sum()
+
+
+class Transposed(Two):
+    def __init__(self) -> None:
+        super().__init__()
+        self.across = nn.Parameter(torch.ones(3, WIDTH).t())
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return (self.layer(hidden) @ self.across).sum()
+
+
+class MakesALayer(Two):
+    def forward(self, hidden: Tensor) -> Tensor:
+        return nn.Linear(WIDTH, WIDTH)(self.layer(hidden)).sum()
+
+
+class Leaves(Two):
+    def forward(self, hidden: Tensor) -> Tensor:
+        leave = SystemExit(3)
+        raise leave
+
+
 class CountsSteps(Two):
     def __init__(self) -> None:
         super().__init__()

@@ -62,6 +62,12 @@ WORDS = """
         return Words(), text(), 5
     def empty_dataset():
         return Words(), text(), []
+    def leaves():
+        raise SystemExit(2)
+    def across():
+        words = Words()
+        words.scale = nn.Parameter(torch.ones(3, 4).t())
+        return words, text()
     def fails():
         raise RuntimeError("the moon is full")
     labels = 5
@@ -120,6 +126,12 @@ def test_a_parameter_on_meta_without_an_initialisation_is_named(tmp_path: Path) 
         materialised(opened(tmp_path, "made_on_meta"), torch.float32, seed=4)
 
 
+def test_parameters_come_contiguous_whatever_the_factory_made(folder: Path) -> None:
+    built = opened(folder, "across").build(torch.float32)
+    assert built.get_parameter("scale").shape == (4, 3)
+    assert built.get_parameter("scale").is_contiguous()
+
+
 def test_text_comes_shifted_or_twice(folder: Path, tmp_path: Path) -> None:
     tokens, targets = torch.arange(6)[None], torch.arange(1, 7)[None]
     batch = opened(folder).text_batch(tokens, targets)
@@ -146,6 +158,7 @@ def test_text_comes_shifted_or_twice(folder: Path, tmp_path: Path) -> None:
         ("empty_dataset", "an empty dataset", "at least one"),
         ("with_dataset", "returns a dataset, but the run has [data]", 'source = "module"'),
         ("fails", "RuntimeError: the moon is full at", "without arguments"),
+        ("leaves", "SystemExit: 2 at", "without arguments"),
         ("labels", "words:labels is int, not callable", "def labels()"),
         ("missing", "defines no missing", "def missing()"),
     ],
@@ -215,6 +228,7 @@ def test_a_module_that_is_not_there(
         ("import no_such_package_here\n", "ModuleNotFoundError.* at .*own.py:1"),
         ("def make(:\n", "SyntaxError.* at .*own.py:1"),
         ("x = 1\nraise OSError('no')\n", r"OSError: no at .*own.py:2 \(raise OSError"),
+        ("import sys\nsys.exit('usage')\n", r"SystemExit: usage at .*own.py:2 \(sys.exit"),
     ],
 )
 def test_code_that_does_not_load_is_told_with_its_place(

@@ -1,0 +1,109 @@
+"""Random modules, random cuts, random arrangements: always the bits of the plain module.
+
+Longer: `ATOM_CHAOS_MODULES=2000 pytest tests/graph/test_random_modules.py`, from another
+`ATOM_CHAOS_SEED`.
+"""
+
+import os
+import random
+
+import pytest
+import torch
+from random_modules import SEQUENCES, WIDTH, RandomModule, random_batch
+from swapped import CUTS, Result, assert_equal, eager, plain, swapped
+from torch import nn
+
+from atom.graph.ir import Program
+from atom.graph.program import build_program, load
+from atom.graph.trace import trace
+from atom.graph.traced import Graph
+from atom.swap.arrangement import Arrangement
+from atom.swap.device import CpuDevice
+from atom.swap.device_slots import DeviceSlots
+from atom.swap.engine import Engine
+from atom.swap.host_store import HostStore
+
+MODULES = int(os.environ.get("ATOM_CHAOS_MODULES", "12"))
+FIRST_SEED = int(os.environ.get("ATOM_CHAOS_SEED", "0"))
+
+
+def random_cut(graph: Graph, draw: random.Random) -> Program:
+    last = len(graph.calls)
+    legal = [end for end in range(1, last) if end not in graph.forbidden_cuts]
+    ends = sorted(draw.sample(legal, draw.randint(0, len(legal))))
+    return build_program(graph, ends=[*ends, last])
+
+
+def random_arrangement(program: Program, draw: random.Random) -> Arrangement:
+    parts = range(len(program.sub_models))
+    resident = frozenset(part for part in parts if draw.random() < 0.5)
+    kept = frozenset(part for part in resident if draw.random() < 0.5)
+    return Arrangement(draw.choice([2, 3, 5]), resident, kept)
+
+
+def arranged(
+    model: nn.Module,
+    program: Program,
+    batches: list[dict[str, torch.Tensor]],
+    seeds: list[int],
+    arrangement: Arrangement,
+) -> Result:
+    """Two passes over one engine: the second must not see anything of the first."""
+    store, device = HostStore.allocate(program.layout), CpuDevice()
+    for name in program.layout.by_name:
+        program.layout.view(store.master, name).copy_(model.get_parameter(name).detach())
+    store.round_master()
+    slots = DeviceSlots.allocate([program], device, torch.float32, arrangement)
+    engine = Engine(program, load(program, "cpu"), store, slots, device)
+    engine.run_pass(batches, seeds)
+    store.gradients.zero_()
+    losses = engine.run_pass(batches, seeds)
+    gradients = {
+        name: program.layout.view(store.gradients, name) / SEQUENCES
+        for name in program.layout.by_name
+    }
+    return losses, gradients
+
+
+@pytest.mark.parametrize("seed", range(FIRST_SEED, FIRST_SEED + MODULES))
+def test_a_random_module_cut_at_random(seed: int) -> None:
+    draw = random.Random(f"cuts {seed}")
+    torch.manual_seed(seed)
+    model = RandomModule(seed)
+    graph = trace(model, random_batch(seed))
+    batch, other = random_batch(seed + 1), random_batch(seed + 2)
+    expected = eager(model, [batch], [seed])
+    for program in (CUTS["finest"](graph), random_cut(graph, draw)):
+        found = plain(model, program, [batch], [seed])
+        assert_equal(found, expected, graph.frozen)
+        arrangement = random_arrangement(program, draw)
+        found = arranged(model, program, [batch], [seed], arrangement)
+        assert_equal(found, expected, graph.frozen)
+        several = plain(model, program, [batch, other], [seed, seed + 1])
+        found = arranged(model, program, [batch, other], [seed, seed + 1], arrangement)
+        assert_equal(found, several, graph.frozen)
+
+
+class Empty(nn.Module):
+    """A parameter without elements begins where its neighbour does; float8 has no literals."""
+
+    table: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nothing = nn.Parameter(torch.empty(WIDTH, 0))
+        self.something = nn.Linear(WIDTH, WIDTH)
+        self.register_buffer("table", torch.arange(8.0).to(torch.float8_e4m3fn))
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        start = hidden[:, :0] @ self.nothing.t() + hidden * self.table.float()
+        loss: torch.Tensor = self.something(start).square().mean()
+        return loss
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_parameters_without_elements(cut: str) -> None:
+    torch.manual_seed(0)
+    model, batch = Empty(), {"hidden": torch.randn(SEQUENCES, WIDTH)}
+    program = CUTS[cut](trace(model, batch))
+    assert_equal(swapped(model, program, [batch], [3]), eager(model, [batch], [3]))
