@@ -7,8 +7,9 @@ read, until `--trust` names the run's owner.
 
 import contextlib
 import hashlib
+import random
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from atom.base.errors import AddressError, PeerRefused, TrustError
 from atom.base.events import EventLog
@@ -91,7 +92,9 @@ def _fetch(run: RunFile, manifest: Manifest, box: Box, lookout: Lookout, events:
         while time.monotonic() < deadline:
             with contextlib.suppress(DirectoryUnavailable):
                 leases = lookout.call(directory.read_leases())
-                content = ask_for_code(transport, run, leases, manifest.owner)
+                content = ask_for_code(
+                    transport, run, leases, manifest.owner, lambda: time.monotonic() < deadline
+                )
                 if content is not None:
                     return content
             time.sleep(_RETRY_S)
@@ -104,10 +107,19 @@ def _fetch(run: RunFile, manifest: Manifest, box: Box, lookout: Lookout, events:
 
 
 def ask_for_code(
-    transport: PeerTransport, run: RunFile, leases: Mapping[str, Lease], owner: str
+    transport: PeerTransport,
+    run: RunFile,
+    leases: Mapping[str, Lease],
+    owner: str,
+    in_time: Callable[[], bool] = lambda: True,
 ) -> bytes | None:
-    """The file from one of these peers, the owner first; None: nobody gave the right one."""
-    for peer_id in sorted(leases, key=lambda peer_id: (peer_id != owner, peer_id)):
+    """The file from one of these peers, the owner first; None: nobody gave the right one, or not
+    `in_time`. The others come in any order: whoever is slow must not always be first.
+    """
+    others = random.sample(sorted(leases), len(leases))
+    for peer_id in sorted(others, key=lambda peer_id: peer_id != owner):
+        if not in_time():
+            return None
         if peer_id == transport.peer_id or leases[peer_id].state is PeerState.LEFT:
             continue
         transport.set_addresses(peer_id, leases[peer_id].addresses)
