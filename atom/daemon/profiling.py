@@ -10,10 +10,12 @@ from atom.graph.layers import layers_of
 from atom.graph.profile.assumed import assume_graph, typical_graph
 from atom.graph.profile.cache import ProfileCache, ProfileKey
 from atom.graph.profile.measured import measure_graph
-from atom.graph.profile.seconds import Profile
+from atom.graph.profile.seconds import LinkRates, Profile, Spread
 from atom.graph.traced import Graph
 
 REPEATS = 5
+PATIENCE_S = 30.0
+"""A daemon does not measure for longer than about this before it begins to train."""
 
 
 def profile_of(
@@ -34,7 +36,8 @@ def profile_of(
     key = ProfileKey.of(graph, device)
 
     def measure() -> Profile:
-        note("measuring the model's layers on this device (kept for the next time)")
+        about = _about(_measuring_s(graph, device))
+        note(f"measuring the model's layers on this device{about} (kept for the next time)")
         return _measured(graph, device)
 
     try:
@@ -58,12 +61,30 @@ def _measured(graph: Graph, device: torch.device) -> Profile:
 
 
 def profile_or_guess(graph: Graph, device: torch.device, note: Callable[[str], None]) -> Profile:
-    """For a daemon, which trains whatever the figures: where measuring fails, typical rates.
+    """For a daemon, which trains whatever the figures: where measuring fails or would take long,
+    typical rates.
 
     Raises: DeviceError if a layer does not fit the device.
     """
+    if _measuring_s(graph, device) > PATIENCE_S:
+        note("planning with typical rates: measuring the model's layers would take long here")
+        return typical_graph(graph, device)
     try:
         return profile_of(graph, device, None, note)
     except ModelError as problem:
         note(f"{problem}; planning with typical rates")
         return typical_graph(graph, device)
+
+
+def _measuring_s(graph: Graph, device: torch.device) -> float:
+    """About how long measuring takes: every distinct layer, several times, at typical rates."""
+    any_rate = Spread.exactly(1e10)
+    layers = typical_graph(graph, device, LinkRates(any_rate, any_rate)).layers
+    distinct = {(layer.forward_s, layer.backward_s) for layer in layers}
+    return (REPEATS + 1) * sum(forward.median + backward.median for forward, backward in distinct)
+
+
+def _about(seconds: float) -> str:
+    if seconds < PATIENCE_S:
+        return ""
+    return f", about {seconds / 60:.0f} min or more; --assume DEVICE needs none"

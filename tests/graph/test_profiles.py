@@ -12,7 +12,6 @@ from traced_modules import ZOO, TiedGPT, tokens_and_targets
 from atom.base.errors import DeviceError
 from atom.graph.layers import layers_of
 from atom.graph.profile import (
-    DEVICES,
     LinkRates,
     Profile,
     Spread,
@@ -23,6 +22,7 @@ from atom.graph.profile import (
     measure_link,
     sub_models,
 )
+from atom.graph.profile.devices import DEVICES
 from atom.graph.profile.index_bounds import index_bounds
 from atom.graph.trace import trace
 from atom.graph.traced import Graph

@@ -2,7 +2,7 @@
 
 from atom.graph.profile.assumed import assume_graph
 from atom.graph.profile.cache import ProfileCache, ProfileKey
-from atom.graph.profile.devices import DEVICES, AssumedDevice, assumed_device
+from atom.graph.profile.devices import AssumedDevice, assumed_device
 from atom.graph.profile.measured import device_name, measure_graph
 from atom.graph.profile.rates import Stopwatch, measure_host_copy, measure_link
 from atom.graph.profile.seconds import (
@@ -16,7 +16,6 @@ from atom.graph.profile.sub_models import SubModelSeconds, profile
 
 __all__ = [
     "AssumedDevice",
-    "DEVICES",
     "LayerProfile",
     "LinkRates",
     "OperationSeconds",

@@ -21,11 +21,12 @@ def assume_graph(graph: Graph, device: str) -> Profile:
     return _reckoned(graph, assumed.title, assumed.rates(), LinkRates(rate, rate), fused=True)
 
 
-def typical_graph(graph: Graph, device: torch.device) -> Profile:
-    """As a usual device of this kind would take it; the link alone is measured. Right in its
-    proportions, not in its seconds: for choosing a cut where measuring is not possible."""
-    fused = device.type == "cuda"
-    return _reckoned(graph, device.type, TYPICAL[device.type], measure_link(device), fused)
+def typical_graph(graph: Graph, device: torch.device, link: LinkRates | None = None) -> Profile:
+    """As a usual device of this kind would take it; the link alone is measured, unless given.
+    Right in its proportions, not in its seconds: for choosing a cut where measuring is not
+    possible."""
+    link = link or measure_link(device)
+    return _reckoned(graph, device.type, TYPICAL[device.type], link, device.type == "cuda")
 
 
 def _reckoned(graph: Graph, title: str, rates: Rates, link: LinkRates, fused: bool) -> Profile:

@@ -1,0 +1,77 @@
+"""A daemon begins to train whatever its profile does: slow, impossible, or kept nowhere."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from atom.base.errors import ModelError
+from atom.daemon import profiling
+from atom.daemon.profiling import profile_of, profile_or_guess
+from atom.graph.profile.seconds import Profile
+from atom.graph.trace import trace
+from atom.graph.traced import Graph
+from atom.models.gpt3 import GPT3Config
+from atom.models.gpt3_source import GPT3Source
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def graph() -> Graph:
+    source = GPT3Source(
+        GPT3Config(layers=2, heads=2, model_dim=16, sequence_tokens=8, vocabulary_size=32)
+    )
+    return trace(source.build(torch.float32), source.example_batch(1))
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path
+
+
+def test_a_profile_is_measured_once_and_kept(graph: Graph) -> None:
+    notes: list[str] = []
+    first = profile_or_guess(graph, CPU, notes.append)
+    assert first.source == "measured"
+    assert len(notes) == 1
+    assert profile_or_guess(graph, CPU, notes.append) == first
+    assert len(notes) == 1, "nothing to say about a kept one"
+
+
+def test_what_would_take_long_is_reckoned(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profiling, "PATIENCE_S", 0.0)
+    notes: list[str] = []
+    assert profile_or_guess(graph, CPU, notes.append).source == "assumed"
+    assert "would take long" in notes[0]
+
+
+def test_who_asks_for_a_plan_is_told_how_long_it_takes(
+    graph: Graph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(profiling, "PATIENCE_S", 0.0)
+    notes: list[str] = []
+    profile_of(graph, CPU, None, notes.append)
+    assert "--assume" in notes[0]
+
+
+def test_layers_that_do_not_run_on_made_up_inputs(
+    graph: Graph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object, **__: object) -> Profile:
+        raise RuntimeError("index out of range")
+
+    monkeypatch.setattr(profiling, "measure_graph", fails)
+    notes: list[str] = []
+    assert profile_or_guess(graph, CPU, notes.append).source == "assumed"
+    assert "index out of range" in notes[-1]
+    with pytest.raises(ModelError, match="made-up inputs"):
+        profile_of(graph, CPU, None, notes.append)
+
+
+def test_a_cache_that_cannot_be_kept_is_done_without(graph: Graph, cache: Path) -> None:
+    (cache / "atom").write_text("a file where the folder should be")
+    notes: list[str] = []
+    assert profile_or_guess(graph, CPU, notes.append).source == "measured"
+    assert "cannot be kept" in notes[-1]
