@@ -5,10 +5,14 @@ into them. Whoever runs many micro-batches through a program needs one of each, 
 micro-batch.
 """
 
+import torch
 from torch import fx
 
 from atom.graph.effects import is_random
 from atom.graph.traced import Graph, with_nested
+
+_PYTORCH = {"aten", "prims"}
+"""Operators of others may draw random numbers, or count their calls, and not say so."""
 
 
 def shared_values(graph: Graph) -> frozenset[fx.Node]:
@@ -19,13 +23,18 @@ def shared_values(graph: Graph) -> frozenset[fx.Node]:
     for node in graph.calls:
         given = [argument for argument in node.all_input_nodes if argument.op != "get_attr"]
         same = all(argument in shared or argument in graph.constants for argument in given)
-        if same and not any(map(is_random, with_nested(node))):
+        if same and all(map(_repeats, with_nested(node))):
             shared.add(node)
         elif any(argument in shared or argument in touched for argument in given):
             if _writes(node):
                 return frozenset()
             touched.add(node)
     return frozenset(shared)
+
+
+def _repeats(call: fx.Node) -> bool:
+    known = not isinstance(call.target, torch._ops.OpOverload) or call.target.namespace in _PYTORCH
+    return known and not is_random(call)
 
 
 def _writes(node: fx.Node) -> bool:

@@ -64,6 +64,26 @@ class Rotating(nn.Module):
         return F.cross_entropy(self.head(hidden).flatten(0, 1), targets.flatten())
 
 
+@torch.library.custom_op("atom_tests::noise", mutates_args=())
+def noise(extent: int) -> Tensor:
+    """Draws random numbers, and does not say so."""
+    return torch.rand(extent)
+
+
+@noise.register_fake
+def _(extent: int) -> Tensor:
+    return torch.empty(extent)
+
+
+class Noisy(Rotating):
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        turn, seen = noise(WIDTH) * torch.ones(TOKENS, WIDTH), torch.ones(1, TOKENS, TOKENS) > 0
+        hidden = self.embed(tokens)
+        for layer in self.layers:
+            hidden = layer(hidden, turn, seen)
+        return F.cross_entropy(self.head(hidden).flatten(0, 1), targets.flatten())
+
+
 def batch(seed: int) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     shape = (SEQUENCES, TOKENS)
@@ -129,3 +149,23 @@ def test_every_micro_batch_is_given_the_same_memory(
     for name in given.keys() - program.batch_inputs:
         addresses = {value.data_ptr() for value in given[name]}
         assert len(addresses) == (1 if name in program.shared else MICRO_BATCHES)
+
+
+def test_what_an_unknown_operator_makes_is_each_micro_batch_s_own() -> None:
+    torch.manual_seed(0)
+    model = Noisy()
+    program = compile_program(model, batch(0))
+    made = program.values.keys() - program.batch_inputs
+    assert {"gt"} <= program.shared < made
+    assert not any(name.startswith(("noise", "mul")) for name in program.shared)
+    rig = Rig(program, Arrangement())
+    parameters = dict(model.named_parameters())
+    for name in program.layout.by_name:
+        program.layout.view(rig.store.master, name).copy_(parameters[name].detach())
+    rig.store.round_master()
+    batches = [batch(seed) for seed in range(MICRO_BATCHES)]
+    losses = rig.engine.run_pass(batches, range(MICRO_BATCHES))
+    rig.device.close()
+    for seed, found in enumerate(losses):
+        torch.manual_seed(seed)
+        assert found == model(**batches[seed]).item()
