@@ -1,6 +1,7 @@
 """The `atom` command and its `--help`. Heavy imports wait for the command that needs them."""
 
 import io
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -260,6 +261,10 @@ def version() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The console script. Returns the exit code; says errors on stderr."""
+    # None: somebody closed it before we began (`atom plan … >&-`).
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - as long as the process
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a poor terminal shall not end a command

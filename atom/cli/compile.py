@@ -11,6 +11,8 @@ from atom.cli.terminal import stdout_console
 from atom.daemon.planning import Plan, PlanRequest
 from atom.plan.gantt import bars
 
+_FILES = ("submodels.py", "plan.json", "schedule.svg")
+
 
 def compile_run(request: PlanRequest, folder: Path) -> None:
     """Writes `submodels.py`, `plan.json` and `schedule.svg`, all or none of them.
@@ -18,12 +20,14 @@ def compile_run(request: PlanRequest, folder: Path) -> None:
     Raises: ConfigError, ModelError, DeviceError; StorageError.
     """
     _refuse_what_is_no_folder(folder)
+    _refuse_folders_in_place(folder)
     plan = make_plan(request)
-    files = {
-        "submodels.py": plan.program.source.encode(),
-        "plan.json": (json.dumps(plan_json(plan), indent=1) + "\n").encode(),
-        "schedule.svg": schedule_svg(bars(plan.choice.timeline), _title(plan)),
-    }
+    contents = (
+        plan.program.source.encode(),
+        (json.dumps(plan_json(plan), indent=1) + "\n").encode(),
+        schedule_svg(bars(plan.choice.timeline), _title(plan)),
+    )
+    files = dict(zip(_FILES, contents, strict=True))
     _write(folder, files)
     console = stdout_console()
     for name in files:
@@ -36,6 +40,13 @@ def _refuse_what_is_no_folder(folder: Path) -> None:
         raise StorageError(f"{folder} is a file, not a folder", "choose another with --out DIR")
 
 
+def _refuse_folders_in_place(folder: Path) -> None:
+    """A file is not put in a folder's place. Raises: StorageError."""
+    for name in _FILES:
+        if (folder / name).is_dir():
+            raise StorageError(f"{folder / name} is a folder", "choose another with --out DIR")
+
+
 def _write(folder: Path, files: dict[str, bytes]) -> None:
     """All aside, then all in place. Raises: StorageError, with what was there as it was."""
     fresh = [each for each in (folder, *folder.parents) if not each.exists()]
@@ -46,13 +57,15 @@ def _write(folder: Path, files: dict[str, bytes]) -> None:
             aside.write_bytes(content)
         for aside, path in partial.items():
             aside.replace(path)
-    except OSError as problem:
+    except BaseException as problem:  # also when interrupted: nothing of ours stays
         for aside in partial:
             with suppress(OSError):
                 aside.unlink()
         for made in fresh:
             with suppress(OSError):
                 made.rmdir()
+        if not isinstance(problem, OSError):
+            raise
         raise StorageError(
             f"cannot write into {folder}: {problem.strerror}", "choose another with --out DIR"
         ) from problem

@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from atom.cli.app import main
+from atom.cli.compile import _write
 from atom.cli.exit_codes import ExitCode
 
 DEMO = str(Path(__file__).parents[2] / "peers" / "demo.toml")
@@ -77,6 +78,29 @@ def test_when_the_disk_is_full_everything_is_as_before(
     assert contents(folder) == {"plan.json": b"old"}
     assert compile_into(tmp_path / "a" / "b") == ExitCode.STORAGE
     assert not (tmp_path / "a").exists()
+
+
+def test_a_folder_in_a_files_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "plan.json").mkdir()
+    (tmp_path / "submodels.py").write_text("mine")
+    assert compile_into(tmp_path) == ExitCode.STORAGE
+    assert "plan.json is a folder" in capsys.readouterr().err
+    assert (tmp_path / "submodels.py").read_text() == "mine"
+
+
+def test_interrupted_while_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "out"
+    write = Path.write_bytes
+
+    def interrupted(path: Path, content: bytes) -> int:
+        if "schedule" in path.name:
+            raise KeyboardInterrupt
+        return write(path, content)
+
+    monkeypatch.setattr(Path, "write_bytes", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        _write(folder, {"plan.json": b"", "schedule.svg": b""})
+    assert not folder.exists()
 
 
 def test_a_model_that_does_not_fit_leaves_nothing(

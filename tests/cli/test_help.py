@@ -38,6 +38,12 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"{__version__}\n"
 
 
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_a_stream_that_was_closed_before(closed: str) -> None:
+    command = f"{sys.executable} -m atom version {closed}"
+    assert subprocess.run(["/bin/sh", "-c", command], check=False).returncode == 0
+
+
 def test_help_waits_for_no_heavy_library() -> None:
     program = (
         "import sys; from atom.cli.app import main; main(['--help'])\n"

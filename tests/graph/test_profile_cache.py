@@ -100,6 +100,7 @@ BAD: dict[str, tuple[Callable[[Any], Any], str]] = {
     "infinite": (_set("profile", "operations", 1, "backward_s", to=float("inf")), "no amount"),
     "not a number": (_set("profile", "operations", 1, "backward_s", to=float("nan")), "no amount"),
     "text": (_set("profile", "operations", 1, "backward_s", to="1"), "no number"),
+    "too large": (_set("profile", "operations", 1, "backward_s", to=10**400), "no amount"),
     "truth": (_set("profile", "operations", 1, "backward_s", to=True), "no number"),
     "bytes": (_set("profile", "layers", 0, "kept_bytes", to=1.5), "number of bytes"),
     "upside down": (_set("profile", "layers", 0, "load_s", "low", to=9.0), "quartiles"),

@@ -8,8 +8,8 @@ told.
 import dataclasses
 import hashlib
 import json
-import math
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -208,8 +208,8 @@ def _text(content: Any) -> str:
 def _number(content: Any) -> float:
     if isinstance(content, bool) or not isinstance(content, int | float):
         raise ValueError(f"{str(content)[:40]!r} is no number")
-    if not 0 <= content < math.inf:
-        raise ValueError(f"{content} is no amount")
+    if not 0 <= content <= sys.float_info.max:  # an integer may be larger than any float
+        raise ValueError(f"{str(content)[:40]} is no amount")
     return float(content)
 
 
