@@ -8,10 +8,10 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-WIDTH, PLACES, SEQUENCES = 8, 3, 4
+WIDTH, PLACES, ROWS = 8, 3, 4
 
 Step = Callable[["RandomBlock", Tensor, list[Tensor]], Tensor]
-"""From the hidden state [sequences, places, width] and everything before it to the next one."""
+"""From the hidden state [rows, places, width] and everything before it to the next one."""
 
 
 def _linear(block: "RandomBlock", hidden: Tensor, _: list[Tensor]) -> Tensor:
@@ -51,7 +51,7 @@ def _in_place_views(_: "RandomBlock", hidden: Tensor, __: list[Tensor]) -> Tenso
 
 
 def _written_into(block: "RandomBlock", hidden: Tensor, _: list[Tensor]) -> Tensor:
-    into = torch.zeros(SEQUENCES, PLACES, WIDTH)
+    into = torch.zeros(ROWS, PLACES, WIDTH)
     into[:, 1:] = block.first(hidden)[:, :-1]
     return into + hidden
 
@@ -92,7 +92,7 @@ def _ranked(_: "RandomBlock", hidden: Tensor, __: list[Tensor]) -> Tensor:
 
 
 def _attention(block: "RandomBlock", hidden: Tensor, _: list[Tensor]) -> Tensor:
-    heads = block.second(torch.cat([hidden, hidden], -1)).view(SEQUENCES, PLACES, 2, 4)
+    heads = block.second(torch.cat([hidden, hidden], -1)).view(ROWS, PLACES, 2, 4)
     query = heads.transpose(1, 2)
     mixed = F.scaled_dot_product_attention(query, query, query, dropout_p=0.1, is_causal=True)
     return hidden + mixed.transpose(1, 2).reshape(hidden.shape)
@@ -181,6 +181,7 @@ class RandomModule(nn.Module):
         self.tied = draw.random() < 0.5
 
     def forward(self, hidden: Tensor, labels: Tensor) -> Tensor:
+        hidden, labels = hidden.squeeze(0), labels.squeeze(0)
         before = [hidden]
         hidden = hidden + self.table(labels)
         for block in [*self.blocks, *([self.blocks[0]] if self.again else [])]:
@@ -192,8 +193,11 @@ class RandomModule(nn.Module):
 
 
 def random_batch(seed: int) -> dict[str, Tensor]:
+    """One sequence, of all rows: gradients are weighted with the count of sequences, and four times
+    a number too small to be normal is not exact.
+    """
     generator = torch.Generator().manual_seed(seed)
     return {
-        "hidden": torch.randn(SEQUENCES, PLACES, WIDTH, generator=generator),
-        "labels": torch.randint(0, 16, (SEQUENCES, PLACES), generator=generator),
+        "hidden": torch.randn(1, ROWS, PLACES, WIDTH, generator=generator),
+        "labels": torch.randint(0, 16, (1, ROWS, PLACES), generator=generator),
     }

@@ -9,7 +9,7 @@ import random
 
 import pytest
 import torch
-from random_modules import SEQUENCES, WIDTH, RandomModule, random_batch
+from random_modules import ROWS, WIDTH, RandomModule, random_batch
 from swapped import CUTS, Result, assert_equal, eager, plain, swapped
 from torch import nn
 
@@ -59,8 +59,7 @@ def arranged(
     store.gradients.zero_()
     losses = engine.run_pass(batches, seeds)
     gradients = {
-        name: program.layout.view(store.gradients, name) / SEQUENCES
-        for name in program.layout.by_name
+        name: program.layout.view(store.gradients, name) for name in program.layout.by_name
     }
     return losses, gradients
 
@@ -104,6 +103,6 @@ class Empty(nn.Module):
 @pytest.mark.parametrize("cut", CUTS)
 def test_parameters_without_elements(cut: str) -> None:
     torch.manual_seed(0)
-    model, batch = Empty(), {"hidden": torch.randn(SEQUENCES, WIDTH)}
+    model, batch = Empty(), {"hidden": torch.randn(ROWS, WIDTH)}
     program = CUTS[cut](trace(model, batch))
     assert_equal(swapped(model, program, [batch], [3]), eager(model, [batch], [3]))
