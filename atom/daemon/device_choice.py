@@ -61,9 +61,12 @@ def most_micro_batches(run: RunFile) -> int:
 
 def ends_alike(graph: Graph, other: Graph, choice: Choice) -> tuple[int, ...]:
     """Cuts `other`, the same layers with other calls in them, as `choice` cuts `graph`: at the
-    same layers; a cut within a layer falls as far into it, at the next legal place."""
+    same layers; a cut within a layer falls as far into it, at the next legal place. If the layers
+    are not the same, at every one."""
     ends = []
     borders, others = _layer_ends(graph), _layer_ends(other)
+    if len(borders) != len(others):
+        return others
     for end in choice.ends:
         layer = next(n for n, border in enumerate(borders) if end <= border)
         start, length = ([0, *borders][layer], borders[layer] - [0, *borders][layer])

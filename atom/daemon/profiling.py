@@ -1,10 +1,13 @@
 """Where a plan's seconds come from: a device's known rates, or a measurement on this box."""
 
+import math
 from collections.abc import Callable
 
+import psutil
 import torch
 
-from atom.base.errors import ModelError, StorageError
+from atom.base.errors import DeviceError, ModelError
+from atom.base.units import format_bytes
 from atom.config.places import cache_directory
 from atom.graph.layers import layers_of
 from atom.graph.profile.assumed import assume_graph, typical_graph
@@ -18,33 +21,38 @@ PATIENCE_S = 30.0
 """A daemon does not measure for longer than about this before it begins to train."""
 
 
+class TooLong(Exception):
+    """Measuring would take longer than anyone wants to wait."""
+
+
 def profile_of(
     graph: Graph,
     device: torch.device,
     assume: str | None,
     note: Callable[[str], None],
+    patience_s: float = math.inf,
 ) -> Profile:
     """With `assume`, of that device from a table; else measured here, layer by layer, and kept in
     the user's cache for the next time.
 
     Raises: DeviceError for an unknown device, or if a layer does not fit this one; ModelError if
-    the layers do not run on made-up inputs.
+    the layers do not run on made-up inputs; TooLong.
     """
     if assume is not None:
         return assume_graph(graph, assume)
     cache = ProfileCache(cache_directory() / "profiles")
-    key = ProfileKey.of(graph, device)
 
     def measure() -> Profile:
-        about = _about(_measuring_s(graph, device))
+        seconds = _measuring_s(graph, device)
+        if seconds > patience_s:
+            raise TooLong
+        _require_memory(graph, device)
+        about = _about(seconds)
         note(f"measuring the model's layers on this device{about} (kept for the next time)")
         return _measured(graph, device)
 
-    try:
-        profile, said = cache.get(key, len(layers_of(graph)), len(graph.calls), measure)
-    except StorageError as problem:
-        note(f"{problem}: {problem.hint}" if problem.hint else str(problem))
-        return _measured(graph, device)
+    key = ProfileKey.of(graph, device)
+    profile, said = cache.get(key, len(layers_of(graph)), len(graph.calls), measure)
     if said:
         note(said)
     return profile
@@ -61,27 +69,44 @@ def _measured(graph: Graph, device: torch.device) -> Profile:
 
 
 def profile_or_guess(graph: Graph, device: torch.device, note: Callable[[str], None]) -> Profile:
-    """For a daemon, which trains whatever the figures: where measuring fails or would take long,
-    typical rates.
-
-    Raises: DeviceError if a layer does not fit the device.
-    """
-    if _measuring_s(graph, device) > PATIENCE_S:
-        note("planning with typical rates: measuring the model's layers would take long here")
-        return typical_graph(graph, device)
+    """For a daemon, which trains whatever the figures: where measuring is not possible or would
+    take long, typical rates."""
     try:
-        return profile_of(graph, device, None, note)
-    except ModelError as problem:
-        note(f"{problem}; planning with typical rates")
-        return typical_graph(graph, device)
+        return profile_of(graph, device, None, note, PATIENCE_S)
+    except TooLong:
+        note("planning with typical rates: measuring the model's layers would take long here")
+    except (ModelError, DeviceError) as problem:
+        note(f"planning with typical rates: {problem}")
+    return typical_graph(graph, device)
+
+
+def _require_memory(graph: Graph, device: torch.device) -> None:
+    """On a CPU a layer that does not fit would end the process. Raises: DeviceError."""
+    if device.type != "cpu":
+        return
+    layers = _reckoned(graph, device).layers
+    need_bytes = max(
+        2 * each.parameter_bytes + each.gradient_bytes + each.working_bytes for each in layers
+    )
+    free_bytes = psutil.virtual_memory().available
+    if need_bytes > free_bytes:
+        raise DeviceError(
+            f"measuring the largest layer takes {format_bytes(need_bytes)} of memory, "
+            f"{format_bytes(free_bytes)} are free",
+            "plan with --assume DEVICE",
+        )
 
 
 def _measuring_s(graph: Graph, device: torch.device) -> float:
     """About how long measuring takes: every distinct layer, several times, at typical rates."""
-    any_rate = Spread.exactly(1e10)
-    layers = typical_graph(graph, device, LinkRates(any_rate, any_rate)).layers
+    layers = _reckoned(graph, device).layers
     distinct = {(layer.forward_s, layer.backward_s) for layer in layers}
     return (REPEATS + 1) * sum(forward.median + backward.median for forward, backward in distinct)
+
+
+def _reckoned(graph: Graph, device: torch.device) -> Profile:
+    any_rate = Spread.exactly(1e10)
+    return typical_graph(graph, device, LinkRates(any_rate, any_rate))
 
 
 def _about(seconds: float) -> str:

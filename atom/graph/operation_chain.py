@@ -32,7 +32,7 @@ def operation_chain(
 
 
 def _operation(cost: OperationCost, seconds: OperationSeconds, layer: str) -> Operation:
-    """Named so that it can be found: by its module, or by the layer if the model itself calls it."""
+    """Named so that it can be found: by its module, else by the layer it is in."""
     return Operation(
         name=cost.name if " " in cost.name else f"{layer} {cost.name}",
         parameters=cost.parameters,

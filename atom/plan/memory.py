@@ -26,7 +26,7 @@ class DeviceMemory:
     kept_bytes: int
     """Activations that stay from forward to backward, of all micro-batches."""
     boundary_bytes: int
-    """Values between sub-models, of all micro-batches."""
+    """Values between sub-models and the batch's entries, of all micro-batches."""
 
     @property
     def total_bytes(self) -> int:
@@ -57,5 +57,5 @@ def device_memory(
         gradient_bytes=GRADIENT_SLOTS * max(p.elements for p in pieces) * GRADIENT_BYTES,
         activation_bytes=max(working),
         kept_bytes=micro_batches * sum(pieces[s].working_bytes for s in arrangement.kept),
-        boundary_bytes=micro_batches * sum(piece.out_bytes for piece in pieces),
+        boundary_bytes=micro_batches * sum(p.out_bytes + p.batch_bytes for p in pieces),
     )

@@ -1,5 +1,6 @@
 """A cut as numbers: what each sub-model weighs, moves and takes, for one micro-batch."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -23,6 +24,8 @@ class Piece:
     """Values it takes from earlier sub-models or the batch."""
     out_bytes: int
     """Values it makes that later sub-models take."""
+    batch_bytes: int
+    """Batch entries that no later sub-model takes."""
 
     @property
     def elements(self) -> int:
@@ -37,24 +40,29 @@ class Piece:
 def pieces_of(chain: Chain, ends: Sequence[int]) -> tuple[Piece, ...]:
     """One piece per end; piece s is operations [ends[s-1], ends[s])."""
     starts = [0, *ends[:-1]]
-    made: dict[int, int] = {}
-    taken: dict[int, int] = {}
+    made: Counter[int] = Counter()
+    taken: Counter[int] = Counter()
+    batch: Counter[int] = Counter()
     spans = enumerate(zip(starts, ends, strict=True))
     piece_at = [s for s, (start, end) in spans for _ in range(start, end)]
     for value in chain.values:
         maker = piece_at[value.made_by] if value.made_by >= 0 else -1
         last = piece_at[value.last_used_by]
-        if maker >= 0 and last > maker:
-            made[maker] = made.get(maker, 0) + value.size_bytes
+        if maker < 0:
+            batch[last] += value.size_bytes
+        elif last > maker:
+            made[maker] += value.size_bytes
         if last > maker:
-            taken[last] = taken.get(last, 0) + value.size_bytes
+            taken[last] += value.size_bytes
     return tuple(
-        _piece(chain.operations[start:end], taken.get(s, 0), made.get(s, 0))
+        _piece(chain.operations[start:end], taken[s], made[s], batch[s])
         for s, (start, end) in enumerate(zip(starts, ends, strict=True))
     )
 
 
-def _piece(operations: Sequence[Operation], in_bytes: int, out_bytes: int) -> Piece:
+def _piece(
+    operations: Sequence[Operation], in_bytes: int, out_bytes: int, batch_bytes: int
+) -> Piece:
     parameters: dict[str, int] = {}
     for operation in operations:
         parameters.update(operation.parameters)
@@ -66,4 +74,5 @@ def _piece(operations: Sequence[Operation], in_bytes: int, out_bytes: int) -> Pi
         transient_bytes=max((o.transient_bytes for o in operations), default=0),
         in_bytes=in_bytes,
         out_bytes=out_bytes,
+        batch_bytes=batch_bytes,
     )

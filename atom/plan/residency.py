@@ -12,6 +12,9 @@ from atom.plan.memory import device_memory
 from atom.plan.pieces import Piece
 from atom.swap.arrangement import MINIMUM_SLOTS, Arrangement
 
+MOST_SLOTS = 4
+"""More slots load further ahead: that helps where sub-models are of unequal sizes."""
+
 
 @dataclass(frozen=True)
 class Budget:
@@ -22,11 +25,13 @@ class Budget:
     element_bytes: int
 
 
-def arrangements(
-    pieces: Sequence[Piece], budget: Budget, slots: int = MINIMUM_SLOTS
-) -> Iterator[Arrangement]:
-    """Those worth timing: plain swapping; weights first; activations first. All fit `budget`."""
-    plain = Arrangement(slots)
+def arrangements(pieces: Sequence[Piece], budget: Budget) -> Iterator[Arrangement]:
+    """Those worth timing: plain swapping, through two slots or more; weights first; activations
+    first. All fit `budget`."""
+    for slots in range(MINIMUM_SLOTS + 1, MOST_SLOTS + 1):
+        if _fits(pieces, Arrangement(slots), budget):
+            yield Arrangement(slots)
+    plain = Arrangement()
     if _fits(pieces, plain, budget):
         yield plain
     by_load = _filled(pieces, plain, budget, _by_load, _with_resident)

@@ -77,7 +77,7 @@ def held_bytes(
         home = [
             s for s, (a, b) in enumerate(zip(starts, ends, strict=True)) if a <= value.made_by < b
         ]
-        if home and value.last_used_by >= ends[home[0]]:
+        if not home or value.last_used_by >= ends[home[0]]:  # of the batch, or across a cut
             held += micro_batches * value.size_bytes
     held += micro_batches * sum(o.working_bytes for s in kept for o in pieces[s])
     at_work = []

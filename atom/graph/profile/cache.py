@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 
-from atom.base.errors import StorageError
 from atom.graph.profile.measured import device_name
 from atom.graph.profile.seconds import (
     LayerProfile,
@@ -89,9 +88,9 @@ class ProfileCache:
         """The kept profile, or a new one that is kept from now on; and what there is to say.
 
         `layers` and `operations` are how many the profile must have. The note is empty when all
-        is well, and also when there was no file.
+        is well, and also when there was no file; it says so if the new one cannot be kept.
 
-        Raises: StorageError if the directory cannot be written to; whatever `measure` raises.
+        Raises: whatever `measure` raises.
         """
         path = self._directory / key.file_name
         try:
@@ -101,25 +100,22 @@ class ProfileCache:
         except (OSError, ValueError) as problem:
             note = f"the kept profile {path} cannot be used ({problem}): measured anew"
         profile = measure()
-        self._write(path, {"format": _FORMAT, "key": key.json, "profile": _plain(profile)})
+        try:
+            self._write(path, {"format": _FORMAT, "key": key.json, "profile": _plain(profile)})
+        except OSError as problem:
+            note = f"the profile cannot be kept in {self._directory}: {problem.strerror}"
         return profile, note
 
     def _write(self, path: Path, content: Mapping[str, Any]) -> None:
+        self._directory.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=self._directory, prefix=".", suffix=".part")
         try:
-            self._directory.mkdir(parents=True, exist_ok=True)
-            handle, name = tempfile.mkstemp(dir=self._directory, prefix=".", suffix=".part")
-            try:
-                with open(handle, "w", encoding="utf-8") as file:
-                    json.dump(content, file, allow_nan=False, indent=1)
-                os.replace(name, path)
-            except BaseException:
-                Path(name).unlink(missing_ok=True)
-                raise
-        except OSError as error:
-            raise StorageError(
-                f"the profile cannot be kept in {self._directory}: {error.strerror}",
-                "free some space there, or name another directory",
-            ) from error
+            with open(handle, "w", encoding="utf-8") as file:
+                json.dump(content, file, allow_nan=False, indent=1)
+            os.replace(name, path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
 
 
 def _plain(profile: Profile) -> Any:
