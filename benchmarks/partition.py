@@ -23,7 +23,7 @@ import torch
 from sides import machine as this_machine
 from sides import publish
 
-from atom.graph.operation_chain import operation_chain
+from atom.graph.costs.operation_chain import operation_chain
 from atom.graph.partition import (
     Chain,
     Machine,

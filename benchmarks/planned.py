@@ -6,8 +6,8 @@ from itertools import accumulate
 
 import torch
 
+from atom.graph.costs.operation_chain import operation_chain
 from atom.graph.layers import layers_of
-from atom.graph.operation_chain import operation_chain
 from atom.graph.partition import Chain, Machine
 from atom.graph.profile import LinkRates, OperationSeconds, Profile
 from atom.graph.traced import Graph

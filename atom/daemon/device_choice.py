@@ -8,8 +8,8 @@ import torch
 
 from atom.base.units import format_bytes
 from atom.config.run_file import RunFile
+from atom.graph.costs.operation_chain import operation_chain
 from atom.graph.layers import layers_of
-from atom.graph.operation_chain import operation_chain
 from atom.graph.partition import Chain, Machine
 from atom.graph.profile.seconds import Profile
 from atom.graph.traced import Graph

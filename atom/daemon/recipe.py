@@ -25,17 +25,17 @@ from atom.daemon.device_choice import (
 )
 from atom.daemon.model_source import source_errors
 from atom.daemon.profiling import profile_or_guess
-from atom.graph.effects import bind, is_random
-from atom.graph.program import build_program, compile_program
-from atom.graph.startup_check import (
+from atom.graph.check.startup_check import (
     StartupCheck,
     Subject,
     decide_startup_check,
     parameter_bytes,
 )
+from atom.graph.check.verify import verify_against_eager
+from atom.graph.program import build_program, compile_program
 from atom.graph.trace import trace
 from atom.graph.traced import Graph, source_line, with_nested
-from atom.graph.verify import verify_against_eager
+from atom.graph.tracing.effects import bind, is_random
 from atom.models.data.samples import Samples
 from atom.models.source import InitialValue, ModelSource, materialised
 from atom.optim.adamw import AdamWSettings

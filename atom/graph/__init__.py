@@ -1,11 +1,12 @@
-"""The compiler: a module becomes a graph, the graph is cut into layers, layers become sub-models.
+"""The compiler: a module becomes a graph, the graph is cut, what is cut becomes readable source.
 
-ir        what a program is: the contract with whoever runs it
-trace     module → graph (guards, effects, reading, digest, traced)
-layers    graph → layers, at legal cuts
-cost      layers → bytes and operations; profile → seconds
-partition costs and a budget → cut (pure)
-codegen   graph and cut → Python source (printer, expressions, composite, contents, python_text)
-program   all of it in one call; source → modules
-reference sub-models run plainly; verify compares them with the module, bit by bit
+ir         what a program is: the contract with whoever runs it
+trace      module → graph (traced: what a graph is; tracing/: how its traps are closed)
+layers     graph → layers and pieces of layers, at legal cuts
+costs/     graph → bytes and kernels of every operation
+profile/   graph → seconds: measured here, or assumed for a device of a table
+partition/ costs, seconds and a budget → cut (pure)
+generate/  graph and cut → Python source
+program    graph and cut → program; source → modules
+check/     sub-models run plainly, and compared with the module bit by bit
 """

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from atom.base.errors import MismatchError, ModelError
-from atom.graph.codegen import Source
+from atom.graph.generate.codegen import Source
+from atom.graph.generate.shared import shared_values
 from atom.graph.ir import Program, SubModel, ValueSpec
 from atom.graph.layers import layer_ends, layers_of
-from atom.graph.shared import shared_values
 from atom.graph.trace import trace
 from atom.graph.traced import Graph
 

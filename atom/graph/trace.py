@@ -15,24 +15,24 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import ExportedProgram
 
 from atom.base.errors import ModelError
-from atom.graph.attention_masks import masks_as_in_eager
-from atom.graph.failures import untraceable
-from atom.graph.guards import (
+from atom.graph.traced import Graph
+from atom.graph.tracing.attention_masks import masks_as_in_eager
+from atom.graph.tracing.failures import untraceable
+from atom.graph.tracing.guards import (
     quiet,
     refuse_custom_backward,
     refuse_gradient_hooks,
     refuse_python_randomness,
     refuse_untraceable_parts,
 )
-from atom.graph.reading import read_exported
-from atom.graph.stand_ins import (
+from atom.graph.tracing.reading import read_exported
+from atom.graph.tracing.stand_ins import (
     PythonState,
     buffers_on_cpu,
     fake_parameters,
     mode_of_use,
     plain_context,
 )
-from atom.graph.traced import Graph
 
 
 def trace(

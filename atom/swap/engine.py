@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from atom.base.errors import AtomError
-from atom.graph.fit import require_fit
+from atom.graph.check.fit import require_fit
 from atom.graph.ir import Program
 from atom.swap import segment
 from atom.swap.device import Device, Report

@@ -5,7 +5,7 @@ from functools import cache
 import torch
 
 from atom.config.load import parse_run_text
-from atom.graph.operation_chain import operation_chain
+from atom.graph.costs.operation_chain import operation_chain
 from atom.graph.partition import Machine, Terms, smallest_device_bytes
 from atom.graph.profile.assumed import typical_graph
 from atom.graph.trace import trace

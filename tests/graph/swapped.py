@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 from traced_modules import Batch
 
+from atom.graph.check.reference import run_layer_major
+from atom.graph.costs.operation_chain import operation_chain
 from atom.graph.ir import Program
-from atom.graph.operation_chain import operation_chain
 from atom.graph.partition import Machine, Terms, partition, smallest_device_bytes
 from atom.graph.profile.assumed import assume_graph
 from atom.graph.program import build_program, load
-from atom.graph.reference import run_layer_major
 from atom.graph.traced import Graph
 from atom.swap.device import CpuDevice
 from atom.swap.device_slots import DeviceSlots

@@ -14,6 +14,7 @@ import torch
 from traced_modules import BATCH, LENGTH, WIDTH, ZOO, TiedGPT, hidden_states, tokens_and_targets
 
 from atom.base.errors import MismatchError, ModelError
+from atom.graph.check.verify import verify_against_eager
 from atom.graph.layers import layer_ends, layers_of
 from atom.graph.profile import profile
 from atom.graph.program import (
@@ -25,7 +26,6 @@ from atom.graph.program import (
 )
 from atom.graph.trace import trace
 from atom.graph.traced import Graph
-from atom.graph.verify import verify_against_eager
 from atom.models.gpt3 import GPT3, SIZES, GPT3Config
 
 PRINT_HASHES = "import test_generated_source as here; print(here.some_hashes())"
@@ -147,8 +147,8 @@ def test_same_bytes_under_any_hash_seed() -> None:
 
 LAY_OUT = """
 import sys
-from atom.graph.contents import Row, table
-from atom.graph.python_text import assignment, identifier, remark, returned, signature
+from atom.graph.generate.contents import Row, table
+from atom.graph.generate.python_text import assignment, identifier, remark, returned, signature
 names = [identifier(f"модель.layers.{i}.attention-projection" * (1 + i % 3)) for i in range(40)]
 rows = [Row(f"Block{i % 3}", n, n, 10**i, 7**i, i) for i, n in enumerate(names[:9] * 4)]
 lines = [*table(rows), *signature("forward", names), *returned(names), *remark(names)]

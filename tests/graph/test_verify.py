@@ -9,9 +9,9 @@ from traced_modules import TiedGPT, hidden_states, tokens_and_targets
 from untraceable_modules import OtherDtype, Two
 
 from atom.base.errors import ModelError
+from atom.graph.check.startup_check import Subject, decide_startup_check, parameter_bytes
+from atom.graph.check.verify import verify_against_eager
 from atom.graph.program import compile_program
-from atom.graph.startup_check import Subject, decide_startup_check, parameter_bytes
-from atom.graph.verify import verify_against_eager
 
 _NOISE = itertools.count(1)
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
+from atom.graph.check.verify import verify_against_eager
 from atom.graph.program import compile_program
-from atom.graph.verify import verify_against_eager
 from atom.models.huggingface import MAX_CONFIG_BYTES, canonical_config, read_config
 from atom.models.huggingface_source import HuggingFaceSource
 from atom.models.source import SourceError, materialised

@@ -2,7 +2,7 @@
 
 import torch
 
-from atom.graph.operations import OperationCost, operation_costs
+from atom.graph.costs.operations import OperationCost, operation_costs
 from atom.graph.profile.by_layer import layer_profiles, summed
 from atom.graph.profile.devices import assumed_device
 from atom.graph.profile.rates import measure_link

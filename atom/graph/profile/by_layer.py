@@ -4,9 +4,9 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
+from atom.graph.costs.operations import OperationCost, OperationCosts
 from atom.graph.ir import padded_elements
 from atom.graph.layers import Layer, layers_of
-from atom.graph.operations import OperationCost, OperationCosts
 from atom.graph.profile.roofline import Rates, seconds
 from atom.graph.profile.seconds import LayerProfile, LinkRates, OperationSeconds, Spread
 from atom.graph.profile.sub_models import SubModelSeconds

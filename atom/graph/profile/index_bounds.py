@@ -5,8 +5,8 @@ A table looked up at one row only is faster than it is in earnest, so zeros are 
 
 from torch import fx
 
-from atom.graph.effects import bind
 from atom.graph.traced import Graph
+from atom.graph.tracing.effects import bind
 
 _SAME_VALUES = {
     "view", "reshape", "transpose", "permute", "unsqueeze", "squeeze", "expand", "slice", "flatten",

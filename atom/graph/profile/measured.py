@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from atom.base.errors import DeviceError
-from atom.graph.operations import operation_costs
+from atom.graph.costs.operations import operation_costs
 from atom.graph.profile.by_layer import layer_profiles, shared, summed
 from atom.graph.profile.index_bounds import index_bounds
 from atom.graph.profile.node_by_node import measure_operations

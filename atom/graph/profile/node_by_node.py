@@ -6,9 +6,9 @@ from collections.abc import Hashable, Sequence
 import torch
 from torch import fx
 
-from atom.graph import alone
-from atom.graph.alone import Form
-from atom.graph.operations import OperationCosts
+from atom.graph.costs import alone
+from atom.graph.costs.alone import Form
+from atom.graph.costs.operations import OperationCosts
 from atom.graph.profile.index_bounds import argument_bound
 from atom.graph.profile.rates import Stopwatch, now
 from atom.graph.profile.seconds import OperationSeconds

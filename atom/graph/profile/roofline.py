@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from atom.graph.call_cost import Kernel
+from atom.graph.costs.call_cost import Kernel
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ micro-batch.
 import torch
 from torch import fx
 
-from atom.graph.effects import is_random
 from atom.graph.traced import Graph, with_nested
+from atom.graph.tracing.effects import is_random
 
 _PYTORCH = {"aten", "prims"}
 """Operators of others may draw random numbers, or count their calls, and not say so."""

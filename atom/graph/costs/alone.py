@@ -13,8 +13,8 @@ from torch import fx
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
 
-from atom.graph.effects import bind
 from atom.graph.traced import nested_graph
+from atom.graph.tracing.effects import bind
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from atom.base.units import format_bytes
-from atom.graph.python_text import LINE_LENGTH, docstring_text, shortened
+from atom.graph.generate.python_text import LINE_LENGTH, docstring_text, shortened
 
 _LONGEST_PERIOD = 12
 """Sub-models after which a pattern may begin again."""

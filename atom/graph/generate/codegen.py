@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 
 from torch import fx
 
-from atom.graph.composite import CompositeText, crossings
-from atom.graph.contents import Row, table
+from atom.graph.generate.composite import CompositeText, crossings
+from atom.graph.generate.contents import Row, table
+from atom.graph.generate.printer import LayerText
+from atom.graph.generate.python_text import INDENT, LINE_LENGTH, docstring_text, shortened
 from atom.graph.ir import SubModel
 from atom.graph.layers import Layer, pieces_of
-from atom.graph.printer import LayerText
-from atom.graph.python_text import INDENT, LINE_LENGTH, docstring_text, shortened
 from atom.graph.traced import Graph
 
 _IMPORTS = """\

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from atom.graph.fit import require_fit
+from atom.graph.check.fit import require_fit
 from atom.graph.ir import Program, SubModel
 from atom.graph.program import bind
 

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from atom.graph.alone import Form, Outcome, arguments_of, backward, forward, make_inputs
+from atom.graph.costs.alone import Form, Outcome, arguments_of, backward, forward, make_inputs
 
 
 @dataclass(frozen=True)

@@ -61,5 +61,5 @@ def _too_large(what: str, size_bytes: int) -> str:
     return (
         f"the split model is NOT compared with the plain one: {what} takes "
         f"{format_bytes(size_bytes * COPIES)} for that; make one with fewer layers and compare it "
-        "once (atom.graph.verify.verify_against_eager)"
+        "once (atom.graph.check.verify.verify_against_eager)"
     )

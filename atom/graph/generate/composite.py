@@ -7,9 +7,8 @@ from itertools import groupby
 
 from torch import fx
 
-from atom.graph.layers import Layer
-from atom.graph.printer import LayerText, input_shapes
-from atom.graph.python_text import (
+from atom.graph.generate.printer import LayerText, input_shapes
+from atom.graph.generate.python_text import (
     BODY,
     INDENT,
     assignment,
@@ -18,6 +17,7 @@ from atom.graph.python_text import (
     signature,
     unique,
 )
+from atom.graph.layers import Layer
 from atom.graph.traced import Graph
 
 _FEWEST_IN_A_LOOP = 3

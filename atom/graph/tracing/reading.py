@@ -11,10 +11,10 @@ from torch.export.graph_signature import InputKind
 
 from atom.base.errors import ModelError
 from atom.graph.digest import graph_hash
-from atom.graph.effects import Effects, bind, is_random, observe
-from atom.graph.failures import place_of
 from atom.graph.ir import ParameterLayout
 from atom.graph.traced import Constant, Graph, is_getitem
+from atom.graph.tracing.effects import Effects, bind, is_random, observe
+from atom.graph.tracing.failures import place_of
 
 SMALL_CONSTANT_BYTES = 64 * 1024
 """Buffers up to this size are written into the generated source."""

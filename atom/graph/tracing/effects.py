@@ -15,8 +15,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
 from atom.base.errors import ModelError
-from atom.graph.failures import place_of, unknowable
 from atom.graph.ir import ValueSpec
+from atom.graph.tracing.failures import place_of, unknowable
 
 _RUNNING_STATISTICS = {"batch_norm", "instance_norm"}
 """Operators that write their arguments `running_mean`, `running_var` though no schema says so."""

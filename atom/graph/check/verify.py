@@ -6,14 +6,14 @@ import torch
 from torch import nn
 
 from atom.base.errors import ModelError
-from atom.graph.attention_masks import masks_whatever_the_values
-from atom.graph.failures import unrunnable
-from atom.graph.fit import require_fit
+from atom.graph.check.fit import require_fit
+from atom.graph.check.reference import Step, run_reference
+from atom.graph.check.repetition import first_unrepeated
 from atom.graph.ir import Program
 from atom.graph.program import load
-from atom.graph.reference import Step, run_reference
-from atom.graph.repetition import first_unrepeated
-from atom.graph.stand_ins import PythonState, mode_of_use, plain_context
+from atom.graph.tracing.attention_masks import masks_whatever_the_values
+from atom.graph.tracing.failures import unrunnable
+from atom.graph.tracing.stand_ins import PythonState, mode_of_use, plain_context
 
 _USE_DETERMINISTIC = (
     "use operators that are deterministic, and random numbers from torch's default generator"

@@ -13,10 +13,8 @@ import torch
 from torch import fx, nn
 
 from atom.graph.digest import tensor_bytes
-from atom.graph.expressions import TRACE_DEVICE, expression, literal
-from atom.graph.ir import ValueSpec
-from atom.graph.layers import Layer
-from atom.graph.python_text import (
+from atom.graph.generate.expressions import TRACE_DEVICE, expression, literal
+from atom.graph.generate.python_text import (
     BODY,
     INDENT,
     LINE_LENGTH,
@@ -28,6 +26,8 @@ from atom.graph.python_text import (
     tuple_text,
     unique,
 )
+from atom.graph.ir import ValueSpec
+from atom.graph.layers import Layer
 from atom.graph.traced import (
     Constant,
     Graph,

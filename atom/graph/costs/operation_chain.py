@@ -2,8 +2,8 @@
 
 from collections.abc import Hashable, Sequence
 
+from atom.graph.costs.operations import OperationCost, operation_costs
 from atom.graph.layers import layers_of
-from atom.graph.operations import OperationCost, operation_costs
 from atom.graph.partition.chain import Chain, Operation
 from atom.graph.profile.seconds import OperationSeconds
 from atom.graph.traced import Graph

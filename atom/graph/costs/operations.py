@@ -12,8 +12,8 @@ from itertools import accumulate
 import torch
 from torch import fx
 
-from atom.graph.alone import Form, arguments_of, form_key
-from atom.graph.call_cost import CallCost, Kernel, dissect
+from atom.graph.costs.alone import Form, arguments_of, form_key
+from atom.graph.costs.call_cost import CallCost, Kernel, dissect
 from atom.graph.ir import padded_elements
 from atom.graph.partition.chain import Value
 from atom.graph.traced import Graph, is_getitem, layer_path

@@ -1,0 +1,1 @@
+"""Is a program the model? What it means, and whether it agrees bit by bit."""

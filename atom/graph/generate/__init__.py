@@ -1,0 +1,1 @@
+"""From a cut graph to Python that people can read."""

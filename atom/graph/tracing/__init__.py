@@ -1,0 +1,1 @@
+"""From a module to a flat graph, with the silent traps of tracing closed."""
