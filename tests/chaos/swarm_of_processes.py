@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from tight_memory import tightest_memory_bytes
+from tight_memory import tightest_memory
 
 import atom
 from atom.base.errors import ControlError
@@ -236,8 +236,9 @@ class Swarm:
         self.root = root
         self.run_file = root / "run.toml"
         self.run_file.write_text(run_text, encoding="utf-8")
-        tight = tightest_memory_bytes(run_text)
-        for name, memory in zip(names, cycle((f"{tight} B", "auto", f"{2 * tight} B"))):
+        tight = tightest_memory(run_text)
+        sizes = ("auto",) if tight is None else (f"{tight} B", "auto", f"{2 * tight} B")
+        for name, memory in zip(names, cycle(sizes), strict=False):
             (root / f"{name}.toml").write_text(PEER.format(memory=memory), encoding="utf-8")
         (root / "t").mkdir()
         self.peers = [Peer(name, root) for name in names]

@@ -14,8 +14,11 @@ from atom.models.gpt3_source import GPT3Source
 
 
 @cache
-def tightest_memory_bytes(run_text: str) -> int:
+def tightest_memory(run_text: str) -> int | None:
+    """In bytes; None for a model that is not of a family."""
     run = parse_run_text(run_text)
+    if run.model.family is None:
+        return None
     vocabulary = run.model.vocabulary_size or 256
     source = GPT3Source(GPT3Config.build(vocabulary_size=vocabulary, **run.model.shape()))
     batch = source.example_batch(run.batch.micro_batch_sequences)
