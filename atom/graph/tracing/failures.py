@@ -30,7 +30,7 @@ _TORCH, _PYTHON, _OURS = (
     for folder in (
         os.path.dirname(torch.__file__),
         sysconfig.get_paths()["stdlib"],
-        os.path.dirname(__file__),
+        os.path.dirname(os.path.dirname(__file__)),
     )
 )
 
