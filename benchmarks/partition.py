@@ -44,7 +44,7 @@ MEMORY_BYTES = {"rtx3060-12g": 11 << 30, "rtx4090-24g": 22 << 30, "h200": 138 <<
 MODELS = ("small", "xl", "6.7b", "175b")
 MICRO_BATCHES = (1, 4, 16)
 MOST_EXHAUSTIVE_CUTS = 17
-CURVE_LAYERS = (12, 25, 50, 100, 200, 400)
+CURVE_LAYERS = (12, 25, 50, 100, 200, 400, 1000)
 CURVE_FROM = 2
 """The exponent is that between this point and the last."""
 
@@ -197,7 +197,7 @@ def curve(runs: int) -> Any:
     for model, card, micro_batches, what in cases:
         problem = _problem(model, card, micro_batches, layers=4)
         points: list[dict[str, Any]] = []
-        for layers in (*CURVE_LAYERS, *((1000,) if model != "small" else ())):
+        for layers in CURVE_LAYERS:
             chain = repeated(problem.chain, layers)
             find = _finder(chain, problem.machine, problem.terms)
             found, solver_s = _timed(find, runs)
@@ -209,11 +209,10 @@ def curve(runs: int) -> Any:
         records.append({"model": model, "card": card, "micro_batches": micro_batches,
                         "case": what, "points": points, "exponent": exponent})  # fmt: skip
     sys.stderr.write("\n")
-    titles = ("blocks of", "card", "C", *(f"{n} layers" for n in (*CURVE_LAYERS, 1000)), "exponent")
+    titles = ("blocks of", "card", "C", *(f"{n} layers" for n in CURVE_LAYERS), "exponent")
     rows = [
         [r["model"], r["card"], str(r["micro_batches"])]
         + [f"{p['solver_s']:.2f} s" for p in r["points"]]
-        + [""] * (len(CURVE_LAYERS) + 1 - len(r["points"]))
         + [f"{r['exponent']:.2f}"]
         for r in records
     ]
