@@ -97,7 +97,7 @@ def _fetch(run: RunFile, manifest: Manifest, box: Box, lookout: Lookout, events:
                 )
                 if content is not None:
                     return content
-            time.sleep(_RETRY_S)
+            time.sleep(_RETRY_S)  # nothing to wait on: peers that have it may appear at any time
     finally:
         transport.close()
     raise AddressError(
