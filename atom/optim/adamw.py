@@ -5,7 +5,7 @@ on the number of threads: pieces begin at multiples of sixteen elements, where t
 begin too. (It does depend on the instruction set in one case: a CPU without fused multiply-add.)
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -28,14 +28,49 @@ class AdamWSettings:
 
 
 @dataclass(frozen=True)
-class _Piece:
+class Piece:
+    """What is updated at a time: elements [start, stop) of every arena, all of one parameter."""
+
     start: int
     stop: int
     decays: bool
 
 
+class Step:
+    """One optimizer step under way: a list of pieces, and which of them are done.
+
+    Pieces lie in ascending order of their place in the arenas, which is the order of first use:
+    whoever updates them in this order serves the next forward earliest. Any thread may update any
+    piece; two threads must not update the same one.
+    """
+
+    def __init__(
+        self, number: int, pieces: Sequence[Piece], update_piece: Callable[[Piece], None]
+    ) -> None:
+        """Made by `AdamW.begin`."""
+        self.number = number
+        """Counts from 1."""
+        self.pieces = pieces
+        self._update_piece = update_piece
+        self._done = bytearray(len(pieces))
+
+    def update(self, index: int) -> None:
+        """Updates `pieces[index]`, unless that is done. What it raises leaves it to be done."""
+        if not self._done[index]:
+            self._update_piece(self.pieces[index])
+            self._done[index] = True
+
+    def is_done(self, index: int) -> bool:
+        return bool(self._done[index])
+
+    @property
+    def finished(self) -> bool:
+        """Every piece is done: the store holds the next state."""
+        return 0 not in self._done
+
+
 class AdamW:
-    """Updates a store in place. One thread.
+    """Updates a store in place, piece by piece.
 
     A step that an exception interrupted is finished by calling `step` again with the same
     arguments: pieces already updated are remembered and skipped. Until then the store is torn, and
@@ -48,17 +83,14 @@ class AdamW:
         """`frozen` parameters, by layout name, are never updated."""
         self._store = store
         self._settings = settings
-        self._pieces = list(_pieces(store.layout, frozen))
-        self._scaled = torch.empty(min(PIECE_ELEMENTS, max(store.layout.total_elements, 1)))
-        self._unfinished: int | None = None
-        self._done = 0
+        self._pieces = tuple(_pieces(store.layout, frozen))
+        self._unfinished: Step | None = None
 
     @property
     def torn(self) -> bool:
-        """An interrupted step has updated some parameters and not others."""
+        """A step was begun and not finished: some parameters are updated, others perhaps not."""
         return self._unfinished is not None
 
-    @torch.no_grad()
     def step(
         self, gradient: torch.Tensor, learning_rate: float, step: int, coefficient: float = 1.0
     ) -> None:
@@ -68,35 +100,56 @@ class AdamW:
 
         Raises: ValueError for a gradient of another shape, or another step while torn.
         """
-        self._begin(gradient, step)
-        for piece in self._pieces[self._done :]:
-            self._update(piece, gradient, learning_rate, step, coefficient)
-            self._done += 1
+        begun = self.begin(gradient, learning_rate, step, coefficient)
+        for index in range(len(begun.pieces)):
+            begun.update(index)
+        self.finish()
+
+    def begin(
+        self, gradient: torch.Tensor, learning_rate: float, step: int, coefficient: float = 1.0
+    ) -> Step:
+        """As `step`, but leaves the pieces to the caller, who updates every one of them and then
+        calls `finish`. `gradient` must stay as it is until then. Begun again while torn, with the
+        same arguments, it gives the unfinished step.
+
+        Declares loaded copies stale now: what is loaded later must be of finished pieces.
+
+        Raises: as `step`.
+        """
+        self._check(gradient, step)
+        if self._unfinished is None:
+            self._store.changed()
+
+            def update(piece: Piece) -> None:
+                self._update(piece, gradient, learning_rate, step, coefficient)
+
+            self._unfinished = Step(step, self._pieces, update)
+        return self._unfinished
+
+    def finish(self) -> None:
+        """Ends the step begun, whose pieces are all done, and lets go of its gradient."""
+        assert self._unfinished is not None
+        assert self._unfinished.finished
         self._unfinished = None
 
     def discard_unfinished(self) -> None:
         """Forgets an interrupted step: the store has been filled from elsewhere."""
         self._unfinished = None
 
-    def _begin(self, gradient: torch.Tensor, step: int) -> None:
+    def _check(self, gradient: torch.Tensor, step: int) -> None:
         if gradient.shape != self._store.master.shape or gradient.dtype != torch.float32:
             raise ValueError(f"a gradient of {gradient.shape}, {gradient.dtype} does not fit")
-        if self._unfinished is not None:
-            if self._unfinished != step:
-                raise ValueError(f"step {self._unfinished} was interrupted; finish it first")
-            return
-        self._unfinished, self._done = step, 0
-        self._store.changed()
+        if self._unfinished is not None and self._unfinished.number != step:
+            raise ValueError(f"step {self._unfinished.number} was interrupted; finish it first")
 
+    @torch.no_grad()
     def _update(
-        self, piece: _Piece, gradient: torch.Tensor, rate: float, step: int, coefficient: float
+        self, piece: Piece, gradient: torch.Tensor, rate: float, step: int, coefficient: float
     ) -> None:
         store, where = self._store, slice(piece.start, piece.stop)
-        scaled = self._scaled[: piece.stop - piece.start]
-        torch.mul(gradient[where], coefficient, out=scaled)
         adamw(
             [store.master[where]],
-            [scaled],
+            [gradient[where] * coefficient],
             [store.exp_avg[where]],
             [store.exp_avg_sq[where]],
             [],
@@ -114,11 +167,11 @@ class AdamW:
             store.working[where].copy_(store.master[where])
 
 
-def _pieces(layout: ParameterLayout, frozen: frozenset[str]) -> Iterator[_Piece]:
+def _pieces(layout: ParameterLayout, frozen: frozenset[str]) -> Iterator[Piece]:
     for spec in layout.specs:
         if spec.name in frozen:
             continue
         stop = spec.offset + spec.numel
         for start in range(spec.offset, stop, PIECE_ELEMENTS):
             end = min(start + PIECE_ELEMENTS, stop)
-            yield _Piece(start, end, decays=len(spec.shape) >= 2)
+            yield Piece(start, end, decays=len(spec.shape) >= 2)

@@ -1,4 +1,5 @@
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -157,3 +158,40 @@ def test_gradients_that_do_not_fit_are_refused(gradient: Tensor) -> None:
     with pytest.raises(ValueError, match="does not fit"):
         optimizer.step(gradient, 0.1, 1)
     assert not optimizer.torn
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_pieces_may_be_updated_in_any_order_from_any_thread() -> None:
+    store, whole = filled_store(torch.bfloat16), filled_store(torch.bfloat16)
+    gradient = mean_gradient(store, 1)
+    AdamW(whole, SETTINGS).step(gradient, 0.01, 1)
+    optimizer = AdamW(store, SETTINGS)
+    step = optimizer.begin(gradient, 0.01, 1)
+    starts = [piece.start for piece in step.pieces]
+    assert starts == sorted(starts)
+    backwards = range(len(starts) - 1, 0, -1)
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(step.update, backwards))
+        list(pool.map(step.update, backwards))  # done already
+    assert optimizer.torn
+    assert not step.finished
+    assert [step.is_done(0), step.is_done(1)] == [False, True]
+    step.update(0)
+    assert step.finished
+    optimizer.finish()
+    assert not optimizer.torn
+    assert torch.equal(store.master, whole.master)
+    assert torch.equal(store.working, whole.working)
+
+
+def test_a_step_begun_again_is_the_unfinished_one() -> None:
+    store = filled_store()
+    optimizer, gradient = AdamW(store, SETTINGS), mean_gradient(store, 1)
+    step = optimizer.begin(gradient, 0.01, 1)
+    version = store.version
+    step.update(0)
+    assert optimizer.begin(gradient, 0.01, 1) is step
+    assert store.version == version
+    optimizer.discard_unfinished()
+    assert not optimizer.torn
+    assert optimizer.begin(gradient, 0.01, 1) is not step
