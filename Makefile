@@ -13,8 +13,9 @@ PACKAGE := atom
 demo: .venv
 	$(BIN)/atom demo
 
+# Whole files to as many workers as there are cores, four at most; the slow ones, real daemons, come first.
 test: .venv
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 # Twenty kills, twenty freezes of 20 s and twenty restarts of real daemons; about half an hour.
 chaos: .venv

@@ -18,7 +18,10 @@ def lines_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
     return capsys.readouterr().out.splitlines()
 
 
-def test_the_text_tells_all(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_text_tells_all(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
     lines = lines_of(capsys, "--gpu-memory", "20 MB", "--network", "400 Mbit/s", "--peers", "3")
     text = "\n".join(lines)
     for words in ("834,304 parameters", "24 bytes per parameter", "does it fit", "19.1 MiB",
