@@ -1,0 +1,136 @@
+"""Traces and figures of passes, predicted and real ones."""
+
+import json
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hand_written_program import FINEST, batches, compile_by_hand, initial_value
+from hypothesis import given
+from hypothesis import strategies as st
+from schedules import shapes_with_loaded
+
+from atom.swap.chrome_trace import chrome_trace
+from atom.swap.device import CpuDevice
+from atom.swap.device_slots import DeviceSlots
+from atom.swap.engine import Engine
+from atom.swap.host_store import HostStore
+from atom.swap.schedule import Forward, GradientOut, Load, Shape, training_pass
+from atom.swap.stalls import Reason
+from atom.swap.timeline import Durations, Recording, Span, Timeline, simulate
+from atom.swap.utilisation import END, Utilisation
+
+
+def spans_by_row(trace: str) -> dict[str, list[dict[str, Any]]]:
+    """What a viewer draws, per named row, in the order of the file."""
+    events = json.loads(trace)["traceEvents"]
+    rows = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert {e["ph"] for e in events} <= {"M", "X"}
+    drawn: dict[str, list[dict[str, Any]]] = {name: [] for name in rows.values()}
+    for event in events:
+        if event["ph"] == "X":
+            drawn[rows[event["tid"]]].append(event)
+    return drawn
+
+
+def assert_well_formed(trace: str, timeline: Timeline) -> None:
+    rows = spans_by_row(trace)
+    assert sum(map(len, rows.values())) == len(timeline.spans)
+    for spans in rows.values():
+        assert spans, "a row without spans"
+        assert all(span["ts"] >= 0 and span["dur"] >= 0 for span in spans)
+        for before, after in pairwise(spans):
+            assert before["ts"] + before["dur"] <= after["ts"] + 1e-3
+
+
+@pytest.fixture(scope="module")
+def recorded() -> Iterator[Timeline]:
+    """Of a real pass on the CPU: two micro-batches."""
+    program, classes = compile_by_hand(FINEST, 0.1)
+    device, recording = CpuDevice(), Recording()
+    store = HostStore.allocate(program.layout)
+    for spec in program.layout.specs:
+        program.layout.view(store.master, spec.name).copy_(initial_value(spec.name, spec.shape))
+    store.round_master()
+    slots = DeviceSlots.allocate([program], device, store.precision)
+    engine = Engine(program, classes, store, slots, device, observer=recording)
+    engine.run_pass(batches([2, 2]), [1, 2])
+    yield recording.take()
+    device.close()
+
+
+def test_a_trace_by_hand() -> None:
+    spans = (
+        Span(Load(0, 1), 0.0, 0.5),
+        Span(Forward(0, 2), 0.5, 0.75),
+        Span(GradientOut(0), 1.0, 1.0000014),
+    )
+    rows = spans_by_row(chrome_trace(Timeline(spans), ["blocks.0"]))
+    assert list(rows) == ["loads", "computing", "gradients out"]
+    load, forward, out = (row[0] for row in rows.values())
+    assert (load["name"], load["ts"], load["dur"]) == ("load blocks.0", 0.0, 500_000.0)
+    assert load["args"] == {"sub_model": 0, "slot": 1}
+    assert forward["name"] == "forward blocks.0, micro-batch 2"
+    assert (out["name"], out["dur"]) == ("gradient out blocks.0", 1.4)
+
+
+def test_without_names_numbers_will_do() -> None:
+    trace = chrome_trace(Timeline((Span(Load(3, 0), 0.0, 1.0),)), ["only one"])
+    assert spans_by_row(trace)["loads"][0]["name"] == "load sub-model 3"
+
+
+def test_clocks_that_differ_make_no_span_overlap() -> None:
+    timeline = Timeline((Span(GradientOut(1), 0.0, 2.0), Span(GradientOut(0), 1.999999, 3.0)))
+    trace = chrome_trace(timeline)
+    assert_well_formed(trace, timeline)
+    first, second = spans_by_row(trace)["gradients out"]
+    assert second["ts"] == first["dur"] == 2e6
+
+
+def test_a_real_pass_is_well_formed(recorded: Timeline) -> None:
+    trace = chrome_trace(recorded)
+    assert_well_formed(trace, recorded)
+    names = {span["name"] for spans in spans_by_row(trace).values() for span in spans}
+    assert {"load sub-model 0", "backward sub-model 0, micro-batch 1"} <= names
+    assert json.loads(chrome_trace(Timeline(())))["traceEvents"], "an empty pass has a name"
+
+
+@given(shapes_with_loaded(most_sub_models=6), st.data())
+def test_any_pass_is_well_formed_and_its_figures_add_up(
+    case: tuple[Shape, frozenset[int]], data: st.DataObject
+) -> None:
+    shape, loaded = case
+    seconds = st.floats(0, 20)
+    column = st.lists(seconds, min_size=shape.sub_models, max_size=shape.sub_models).map(tuple)
+    durations = Durations(*(data.draw(column) for _ in range(4)))
+    timeline = simulate(training_pass(shape, loaded), shape, durations)
+    assert_well_formed(chrome_trace(timeline), timeline)
+    figures = Utilisation.of(timeline)
+    assert set(figures.waits_s) == {*(reason.name.lower() for reason in Reason), END}
+    assert figures.computing_s + sum(figures.waits_s.values()) == pytest.approx(timeline.seconds)
+
+
+def test_figures_in_one_line() -> None:
+    spans = (
+        Span(Load(0, 0), 0.0, 1.0),
+        Span(Forward(0, 0), 1.0, 9.0),
+        Span(GradientOut(0), 9.0, 10.0),
+    )
+    figures = Utilisation.of(Timeline(spans))
+    assert figures.text() == (
+        "the device computes 80.0 % of 10.000 s; waits: start 10.0 %, end 10.0 %"
+    )
+    shown = figures.to_json()
+    assert (shown["pass_seconds"], shown["computing"]) == (10.0, 0.8)
+    assert {k: v for k, v in shown["waiting"].items() if v} == {"start": 0.1, "end": 0.1}
+
+
+def test_nothing_recorded_has_figures_too() -> None:
+    assert Utilisation.of(Timeline(())).text() == "the device computes 0.0 % of 0.000 s"
+
+
+def test_a_real_pass_has_figures(recorded: Timeline) -> None:
+    figures = Utilisation.of(recorded)
+    assert 0 < figures.share <= 1
+    assert figures.computing_s + sum(figures.waits_s.values()) == pytest.approx(recorded.seconds)
