@@ -8,6 +8,11 @@ Why each ordering holds:
   event is recorded by the loader's thread, so the engine first waits for that thread's job.
 * A gradient leaves after `ready[slot]`, recorded on the compute stream; the host thread that adds
   it waits for the copy, and the engine waits for that thread before it writes the slot again.
+* Computing follows whatever its caller had begun on a stream of its own (constants, batches): the
+  compute stream does not wait for the default stream by itself.
+
+Autograd runs each backward operation on the stream of its forward, so everything that is allocated
+while computing belongs to the compute stream. The slots do not, but they are never freed.
 
 So no tensor is ever released to another stream (no `record_stream`), and after the first pass
 nothing here allocates. Loads are issued by their own thread: a thread that launches kernels cannot
@@ -71,7 +76,8 @@ class CudaDevice:
         memory = allocate_host_memory(elements, dtype)
         size_bytes = elements * dtype.itemsize
         if size_bytes >= _MINIMUM_REGISTERED_BYTES:
-            _register(memory.data_ptr(), size_bytes)
+            with torch.cuda.device(self._device):  # memory is registered with one GPU's context
+                _register(memory.data_ptr(), size_bytes)
             self._registered.append(memory)
         return memory
 
@@ -83,8 +89,10 @@ class CudaDevice:
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        with torch.cuda.device(self._device), torch.cuda.stream(self._compute):
-            yield
+        with torch.cuda.device(self._device):
+            self._compute.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._compute):
+                yield
 
     @contextmanager
     def timed(self, report: Report) -> Iterator[None]:
@@ -199,8 +207,9 @@ class CudaDevice:
         self._gradients.close()
         torch.cuda.synchronize(self._device)
         self._staging.clear()
-        for memory in self._registered:
-            _cudart().cudaHostUnregister(memory.data_ptr())
+        with torch.cuda.device(self._device):
+            for memory in self._registered:
+                _cudart().cudaHostUnregister(memory.data_ptr())
         self._registered.clear()
 
 
@@ -263,7 +272,8 @@ def _require_gpu(index: int, precision: torch.dtype) -> None:
             "count from 0",
         )
     with torch.cuda.device(index):
-        if precision == torch.bfloat16 and not torch.cuda.is_bf16_supported():
+        # Emulated, a matrix product in bfloat16 is many times slower than in float16.
+        if precision == torch.bfloat16 and not torch.cuda.is_bf16_supported(False):
             raise DeviceError(
                 f"{torch.cuda.get_device_name(index)} has no bfloat16",
                 'only runs with precision = "float16" or "float32" suit it',

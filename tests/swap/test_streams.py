@@ -1,3 +1,5 @@
+from contextlib import nullcontext
+
 import pytest
 import torch
 
@@ -18,6 +20,17 @@ def test_a_gpu_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(DeviceError, match="no GPU 2"):
         CudaDevice(2)
+
+
+def test_a_gpu_that_only_emulates_bfloat16_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "device", lambda index: nullcontext())
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda emulated=True: emulated)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "GTX 1080 Ti")
+    with pytest.raises(DeviceError, match="GTX 1080 Ti has no bfloat16") as refused:
+        CudaDevice(0, torch.bfloat16)
+    assert "float16" in refused.value.hint
 
 
 class FakeStream:
