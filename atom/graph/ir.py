@@ -120,7 +120,6 @@ class Program:
     """sha256 hex of `source`."""
     graph_hash: str
     """sha256 hex of the traced graph: the same on every peer with the same model and versions."""
-    metadata: Mapping[str, str] = field(default_factory=dict)
     values: Mapping[str, ValueSpec] = field(default_factory=dict)
     """Every batch entry and every value that crosses a cut, by name."""
     parameter_dtype: torch.dtype = torch.float32

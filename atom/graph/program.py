@@ -21,10 +21,6 @@ from atom.graph.traced import Graph
 Cut = Sequence[tuple[int, int]]
 """Sub-models as (first layer, last layer), both included, in order."""
 
-CANONICAL_HASH = "canonical_program_hash"
-"""Key in `Program.metadata`: the source hash with one sub-model per layer, equal on all peers of
-a run whatever their cuts."""
-
 
 def compile_program(
     model: nn.Module,
@@ -61,7 +57,6 @@ def build_program(
     if ends is None:
         ends = finest if cut is None else _ends_of(cut, finest)
     source = Source(graph, layers, tuple(ends))
-    canonical = source if tuple(ends) == finest else Source(graph, layers, finest)
     values = _crossing_values(graph, source.sub_models)
     return Program(
         layout=graph.layout,
@@ -71,22 +66,11 @@ def build_program(
         source=source.text,
         source_hash=source.hash,
         graph_hash=graph.graph_hash,
-        metadata={**graph.metadata, CANONICAL_HASH: canonical.hash},
         values=values,
         parameter_dtype=graph.parameter_dtype,
         frozen=graph.frozen,
         shared=frozenset(map(graph.value_name, shared_values(graph))) & values.keys(),
     )
-
-
-def canonical_program_hash(model: nn.Module, example_batch: Mapping[str, torch.Tensor]) -> str:
-    """sha256 hex of the source with one sub-model per layer: what all peers must agree on.
-
-    Any program of the same model has it too: `program.metadata[CANONICAL_HASH]`.
-
-    Raises: ModelError naming what cannot be traced.
-    """
-    return compile_program(model, example_batch).source_hash
 
 
 def load(

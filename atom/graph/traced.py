@@ -6,7 +6,7 @@ call p-1 from call p.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -47,7 +47,6 @@ class Graph:
     forbidden_cuts: frozenset[int]
     """Positions where a cut would give wrong results."""
     graph_hash: str
-    metadata: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def call_set(self) -> frozenset[fx.Node]:

@@ -182,8 +182,3 @@ def _compute(visit: _Visit, micro_batches: int) -> list[Event]:
     if visit.kind is not _Kind.FORWARD:
         events.append(GradientOut(s))
     return events
-
-
-def loaded_elements(schedule: Iterable[Event], elements: Sequence[int]) -> int:
-    """Parameter elements copied to the device; `elements[s]` is the size of sub-model s."""
-    return sum(elements[event.sub_model] for event in schedule if isinstance(event, Load))

@@ -26,7 +26,7 @@ from atom.base.errors import ModelError
 from atom.graph.check.verify import verify_against_eager
 from atom.graph.ir import Program
 from atom.graph.layers import layer_ends, layers_of
-from atom.graph.program import CANONICAL_HASH, bind, build_program, load
+from atom.graph.program import bind, build_program, load
 from atom.graph.trace import trace
 from atom.graph.traced import Graph
 from atom.models.gpt3 import GPT3, GPT3Config
@@ -194,14 +194,6 @@ def test_ends_at_layers_are_the_cut_in_layers() -> None:
     ends = layer_ends(layers_of(graph))
     assert build_program(graph, ends=ends) == build_program(graph)
     assert build_program(graph, ends=ends[1::3]) == build_program(graph, [(0, 1), (2, 4)])
-
-
-def test_the_canonical_hash_does_not_depend_on_the_ends() -> None:
-    _, graph = traced("gpt")
-    canonical = build_program(graph).source_hash
-    finest = build_program(graph, ends=[*legal_ends(graph), len(graph.calls)])
-    assert finest.source_hash != canonical
-    assert finest.metadata[CANONICAL_HASH] == canonical
 
 
 @pytest.mark.parametrize("ends", [(), (0, 80), (5,), (5, 5, 80), (9, 5, 80), (81,), (-1, 80)])

@@ -248,10 +248,3 @@ def test_constants_values_are_part_of_the_hash() -> None:
     changed.mask[0, 1] = True
     hashes = {trace(model, hidden_states()).graph_hash for model in (Buffers(), changed)}
     assert len(hashes) == 2
-
-
-def test_metadata_names_versions_shapes_and_leftovers() -> None:
-    metadata = trace(Buffers(), hidden_states()).metadata
-    assert metadata["torch"] == torch.__version__.partition("+")[0]
-    assert metadata["batch"] == "hidden float32 [2, 16, 16]"
-    assert metadata["unused_parameters"] == "unused"

@@ -5,19 +5,17 @@ names come from the layer's own modules and operators, never from the whole grap
 identical layers come to share one class.
 """
 
-import base64
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import fx, nn
 
-from atom.graph.digest import tensor_bytes
-from atom.graph.generate.expressions import TRACE_DEVICE, expression, literal
+from atom.graph.generate.constant_text import constant_lines
+from atom.graph.generate.expressions import TRACE_DEVICE, expression
 from atom.graph.generate.python_text import (
     BODY,
     INDENT,
-    LINE_LENGTH,
     assignment,
     identifier,
     remark,
@@ -26,33 +24,20 @@ from atom.graph.generate.python_text import (
     tuple_text,
     unique,
 )
+from atom.graph.generate.value_names import (
+    RESERVED_LOCALS,
+    alike,
+    alone_in_module,
+    operator_name,
+)
 from atom.graph.ir import ValueSpec
 from atom.graph.layers import Layer
 from atom.graph.traced import (
-    Constant,
     Graph,
     is_getitem,
-    layer_path,
     nested_graph,
     with_nested,
 )
-
-_FEW_ELEMENTS = 16
-_PLAIN_DTYPES = {torch.float64, torch.float32, torch.bfloat16, torch.float16}
-_RESERVED_LOCALS = {
-    "self", "torch", "F", "abs", "all", "any", "bool", "case", "complex", "filter", "float",
-    "format", "hash", "id", "input", "int", "iter", "len", "list", "map", "match", "max", "min",
-    "next", "pow", "range", "round", "set", "slice", "sorted", "sum", "tuple", "type", "zip",
-}  # fmt: skip
-"""Fixed, not asked from `builtins` and `keyword`: every Python version must choose alike."""
-
-_KEEP_THE_NAME = {
-    "add", "clone", "contiguous", "div", "flatten", "masked_fill", "mul", "permute", "reshape",
-    "squeeze", "sub", "t", "to", "transpose", "unsqueeze", "view",
-}  # fmt: skip
-"""Operators after which a value is still what its name says; and those that work in place."""
-
-_SHORTER = {"scaled_dot_product_attention": "attention", "cross_entropy_loss": "loss"}
 
 _NUMBERED_BY_TORCH = re.compile(r"^lifted_tensor_\d+$")
 """Tensors that forward makes from numbers: counted over the whole model, so not named so here."""
@@ -70,12 +55,12 @@ class LayerText:
     def __init__(self, graph: Graph, layer: Layer, borrowed: frozenset[str]) -> None:
         self._graph = graph
         self._layer = layer
-        self._alone = _alone_in_module(layer.whole)
+        self._alone = alone_in_module(layer.whole)
         self._whole = frozenset(layer.whole)
         self._results = frozenset(layer.outputs)
         self._position: dict[fx.Node, int] = {}
         self._names: dict[fx.Node, str] = {}
-        self._locals = set(_RESERVED_LOCALS)
+        self._locals = set(RESERVED_LOCALS)
         self._attributes = set(_RESERVED_ATTRIBUTES)
         self.own: list[tuple[str, str]] = []
         """(attribute, name in the layout), in order of first use."""
@@ -176,7 +161,7 @@ class LayerText:
         first = next(iter(node.args), None)
         if node in self._alone or not isinstance(first, fx.Node) or first not in self._names:
             return ""
-        if not _alike(first, node):
+        if not alike(first, node):
             return ""
         name = self._names[first]
         held = [other for other, used in self._names.items() if used == name]
@@ -203,7 +188,7 @@ class LayerText:
             self._names[placeholder] = self._names[argument]
         yield f"{indent}with {_context(settings)}:"
         calls = [n for n in nodes if n.op == "call_function" and "_assert_" not in str(n.target)]
-        self._alone.update(_alone_in_module(calls))
+        self._alone.update(alone_in_module(calls))
         yield from self._statements(calls, indent + INDENT)
         if not calls:
             yield f"{indent}{INDENT}pass"
@@ -230,7 +215,7 @@ class LayerText:
     def _local(self, node: fx.Node) -> str:
         path = self._alone.get(node, "")
         path = "" if path == self._layer.prefix else self._relative(path)
-        return identifier(path or _operator(node))
+        return identifier(path or operator_name(node))
 
     def _relative(self, path: str) -> str:
         prefix = self._layer.prefix
@@ -262,60 +247,8 @@ def shape_text(spec: ValueSpec, usual: torch.dtype) -> str:
     return str(list(spec.shape)) if spec.dtype is usual else f"{dtype} {list(spec.shape)}"
 
 
-def constant_lines(attribute: str, constant: Constant) -> Iterator[str]:
-    """The assignment of a constant's values in `__init__`; exact to the bit."""
-    tensor = constant.tensor
-    if tensor.numel() <= _FEW_ELEMENTS and _reads_back(tensor):
-        arguments = [literal(tensor.tolist(), {}), f"dtype={tensor.dtype}", "device=device"]
-        yield from assignment([f"self.{attribute}"], "torch.tensor", arguments)
-        return
-    text = base64.b64encode(tensor_bytes(tensor)).decode()
-    kind = [str(tensor.dtype), str(list(tensor.shape)), "device"]
-    width = LINE_LENGTH - len(BODY) - len(INDENT) - len('"",')
-    if len(text) <= width:
-        yield from assignment([f"self.{attribute}"], "constant", [f'"{text}"', *kind])
-        return
-    yield f"{BODY}self.{attribute} = constant("
-    for start in range(0, len(text), width):
-        comma = "," if start + width >= len(text) else ""
-        yield f'{BODY}{INDENT}"{text[start : start + width]}"{comma}'
-    yield from (f"{BODY}{INDENT}{argument}," for argument in kind)
-    yield f"{BODY})"
-
-
-def _reads_back(tensor: torch.Tensor) -> bool:
-    """Whether Python's literals for the elements give the same elements."""
-    plain = tensor.dtype in _PLAIN_DTYPES or not tensor.dtype.is_floating_point
-    return plain and not tensor.is_complex() and bool(torch.isfinite(tensor).all())
-
-
-def _alike(before: fx.Node, after: fx.Node) -> bool:
-    """Whether one value is the other in a new form or with new numbers."""
-    old, new = before.meta.get("val"), after.meta.get("val")
-    operator = _operator(after)
-    if not isinstance(old, torch.Tensor) or not isinstance(new, torch.Tensor):
-        return False
-    keeps_name = operator in _KEEP_THE_NAME or operator[-1] == "_"
-    return keeps_name and old.numel() == new.numel()
-
-
-def _operator(node: fx.Node) -> str:
-    name = str(getattr(node.target, "_opname", "value"))
-    return _SHORTER.get(name, name)
-
-
 def _picks(node: fx.Node) -> list[fx.Node]:
     return [user for user in node.users if is_getitem(user)]
-
-
-def _alone_in_module(calls: Sequence[fx.Node]) -> dict[fx.Node, str]:
-    """Calls that are all their module does (a Linear, a LayerNorm) take the module's name."""
-    paths: dict[str, list[fx.Node]] = {}
-    for node in calls:
-        stack = layer_path(node)
-        if stack:
-            paths.setdefault(stack[-1][0].partition("@")[0], []).append(node)
-    return {nodes[0]: path for path, nodes in paths.items() if len(nodes) == 1}
 
 
 def _context(settings: Sequence[object]) -> str:

@@ -4,7 +4,7 @@ from atom.graph.profile.assumed import assume_graph
 from atom.graph.profile.cache import ProfileCache, ProfileKey
 from atom.graph.profile.devices import AssumedDevice, assumed_device
 from atom.graph.profile.measured import device_name, measure_graph
-from atom.graph.profile.rates import Stopwatch, measure_host_copy, measure_link
+from atom.graph.profile.rates import Stopwatch, measure_link
 from atom.graph.profile.seconds import (
     LayerProfile,
     LinkRates,
@@ -29,7 +29,6 @@ __all__ = [
     "assumed_device",
     "device_name",
     "measure_graph",
-    "measure_host_copy",
     "measure_link",
     "profile",
 ]

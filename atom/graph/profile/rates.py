@@ -1,4 +1,4 @@
-"""How fast bytes move: between host and device, and within the host."""
+"""How fast bytes move between host and device."""
 
 import time
 from collections.abc import Callable
@@ -56,16 +56,8 @@ def measure_link(
         return LinkRates(rate(load), rate(gradients_out))
 
 
-def measure_host_copy(repeats: int = 5, buffer_bytes: int = _BUFFER_BYTES) -> Spread:
-    """Bytes per second that one copy within host memory brings, read and written counted once."""
-    source = torch.ones(max(1, buffer_bytes), dtype=torch.uint8)
-    target = torch.zeros_like(source)
-    samples = _samples(lambda: target.copy_(source), torch.device("cpu"), repeats)
-    return Spread.of([source.numel() / sample for sample in samples])
-
-
 def _samples(
-    action: Callable[[], object], device: torch.device, repeats: int, stopwatch: Stopwatch = now
+    action: Callable[[], object], device: torch.device, repeats: int, stopwatch: Stopwatch
 ) -> list[float]:
     """Seconds of each repeat, after a first one that touches the memory."""
     action()

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
@@ -13,14 +13,10 @@ from atom.base.errors import ModelError
 from atom.graph.digest import graph_hash
 from atom.graph.ir import ParameterLayout
 from atom.graph.traced import Constant, Graph, is_getitem
-from atom.graph.tracing.effects import Effects, bind, is_random, observe
+from atom.graph.tracing.constants import constant_of, refuse_large
+from atom.graph.tracing.effects import Effects, is_random, observe
 from atom.graph.tracing.failures import place_of
-
-SMALL_CONSTANT_BYTES = 64 * 1024
-"""Buffers up to this size are written into the generated source."""
-
-_REGIONS = {"wrap_with_set_grad_enabled", "wrap_with_autocast"}
-"""The only nested graphs we know: `with torch.no_grad()`, `with torch.autocast(…)`."""
+from atom.graph.tracing.refused_calls import refuse_transformations, refuse_unfaithful
 
 _ASSERTION = "_assert_tensor_metadata"
 """Checks that tracing adds; they repeat what static shapes already say."""
@@ -36,7 +32,7 @@ def read_exported(
 
     Raises: ModelError naming what would not be computed faithfully.
     """
-    _refuse_transformations(exported.graph)
+    refuse_transformations(exported.graph)
     placeholders = [n for n in exported.graph.nodes if n.op == "placeholder"]
     kinds = {spec.arg.name: spec for spec in exported.graph_signature.input_specs}
     owners = _first_names(model)
@@ -48,7 +44,7 @@ def read_exported(
         elif spec.kind is InputKind.USER_INPUT:
             entries.append(node)
         else:
-            constants[node] = _constant(model, exported, spec.target or "")
+            constants[node] = constant_of(model, exported, spec.target or "")
     loss = _loss(model, exported)
     frozen = frozenset(n for n, p in model.named_parameters() if not p.requires_grad)
     fakes = _fakes(placeholders, parameters, frozen, mode)
@@ -100,7 +96,6 @@ class _Reading:
             specs=self.effects.specs,
             forbidden_cuts=_forbidden_cuts(calls, loss, self.effects),
             graph_hash=graph_hash(inputs, calls, loss, self.effects.specs, constants),
-            metadata=self._metadata(model, names),
         )
 
     def _calls(self, loss: fx.Node) -> tuple[fx.Node, ...]:
@@ -121,7 +116,7 @@ class _Reading:
         self, calls: Iterable[fx.Node], loss: fx.Node, constants: Mapping[fx.Node, Constant]
     ) -> None:
         for node in calls:
-            _check_call(node)
+            refuse_unfaithful(node)
         spec = self.effects.specs.get(loss)
         if spec is None or spec.shape or not spec.dtype.is_floating_point or not spec.needs_grad:
             raise ModelError(
@@ -129,7 +124,7 @@ class _Reading:
                 "return the mean loss of the micro-batch as one floating-point scalar",
             )
         for constant in constants.values():
-            _refuse_large(constant)
+            refuse_large(constant)
 
     def _refuse_mutated_inputs(self) -> None:
         named = {
@@ -163,51 +158,6 @@ class _Reading:
             )
         return dtype
 
-    def _metadata(self, model: nn.Module, used: Iterable[str]) -> dict[str, str]:
-        unused = [name for name, _ in model.named_parameters() if name not in set(used)]
-        specs = {name: self.effects.specs[node] for node, name in self.batch.items()}
-        entries = (f"{n} {_short(spec.dtype)} {list(spec.shape)}" for n, spec in specs.items())
-        return {
-            "model": type(model).__name__,
-            # CPU and CUDA builds of a version ("2.9.1+cu128") trace alike.
-            "torch": torch.__version__.partition("+")[0],
-            "batch": "; ".join(entries),
-            "unused_parameters": ", ".join(unused),
-        }
-
-
-def _check_call(node: fx.Node) -> None:
-    value, place = node.meta.get("val"), place_of(node)
-    nested = isinstance(node.target, torch._ops.HigherOrderOperator)
-    if nested and str(node.target) not in _REGIONS:
-        raise ModelError(
-            f"the model uses {node.target} at {place}",
-            "of nested regions only no_grad and autocast can be traced",
-        )
-    if not nested and not _gives_tensors(value):
-        raise ModelError(f"{node.target} at {place} gives a number that depends on data")
-    if not nested and getattr(node.target, "_schema", None) and bind(node).get("sparse") is True:
-        raise ModelError(
-            f"{node.target} at {place} gives a sparse gradient; gradients lie in dense memory here",
-            "leave sparse=True out",
-        )
-    if isinstance(value, list | tuple) and not all(map(is_getitem, node.users)):
-        raise ModelError(f"{node.target} at {place} passes several tensors on as one value")
-
-
-def _refuse_transformations(graph: fx.Graph) -> None:
-    """Before the graph is run: entering one half would leave torch's own state in disorder.
-
-    Raises: ModelError with the place.
-    """
-    for node in graph.nodes:
-        if "_functorch" in str(getattr(node.target, "__module__", "")):
-            raise ModelError(
-                f"the model uses torch.vmap or torch.func at {place_of(node)}, "
-                "which cannot be traced",
-                "write it with ordinary operations on whole batches",
-            )
-
 
 def _first_names(model: nn.Module) -> dict[str, str]:
     """Every path of a parameter → the first of its paths, so that tied ones are one."""
@@ -216,49 +166,6 @@ def _first_names(model: nn.Module) -> dict[str, str]:
         name: first.setdefault(id(parameter), name)
         for name, parameter in model.named_parameters(remove_duplicate=False)
     }
-
-
-def _constant(model: nn.Module, exported: ExportedProgram, target: str) -> Constant:
-    source = exported.constants if target in exported.constants else exported.state_dict
-    found = source[target]
-    if not isinstance(found, torch.Tensor):
-        raise ModelError(
-            f"the model's forward uses {target}, a {type(found).__name__}",
-            "random numbers must come from torch's default generator",
-        )
-    if isinstance(found, FakeTensor):
-        raise ModelError(
-            f"the model's forward uses a tensor ({target}) that tracing lost sight of, such as a "
-            "parameter's data; its values would be frozen",
-            "use the parameter itself, or parameter.detach()",
-        )
-    tensor = found.detach()
-    for name, parameter in model.named_parameters():
-        if _same_memory(parameter, tensor):
-            raise ModelError(
-                f"the model reads the parameter {name} from outside its modules; "
-                "tracing would freeze its values",
-                "use it as an attribute of its module, not from a list or dictionary",
-            )
-    if tensor.is_meta:
-        raise ModelError(f"the tensor {target} is on the meta device and has no values")
-    return Constant(target, tensor.cpu())
-
-
-def _same_memory(parameter: torch.Tensor, tensor: torch.Tensor) -> bool:
-    storages = parameter.untyped_storage(), tensor.untyped_storage()
-    return bool(storages[0]._cdata == storages[1]._cdata)
-
-
-def _refuse_large(constant: Constant) -> None:
-    size_bytes = constant.tensor.numel() * constant.tensor.element_size()
-    if size_bytes > SMALL_CONSTANT_BYTES:
-        raise ModelError(
-            f"the buffer {constant.name} has {size_bytes} bytes; "
-            f"at most {SMALL_CONSTANT_BYTES} are copied into the program",
-            "compute it in forward from sizes (torch.arange, torch.tril), or make it a "
-            "parameter with requires_grad=False",
-        )
 
 
 def _loss(model: nn.Module, exported: ExportedProgram) -> fx.Node:
@@ -312,12 +219,6 @@ def _forbidden_cuts(calls: tuple[fx.Node, ...], loss: fx.Node, effects: Effects)
             spans.append((position[maker], position[node]))
     spans.append((position[loss], len(calls)))
     return frozenset(p for first, last in spans for p in range(first + 1, last + 1))
-
-
-def _gives_tensors(value: Any) -> bool:
-    if isinstance(value, list | tuple):
-        return all(_gives_tensors(item) for item in value)
-    return value is None or isinstance(value, torch.Tensor)
 
 
 def _short(dtype: torch.dtype) -> str:
