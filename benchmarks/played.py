@@ -16,7 +16,15 @@ from atom.optim.adamw import AdamWSettings
 from atom.optim.rate import RateSettings
 from atom.plan.choice import Choice, durations
 from atom.swap.device import CpuDevice, Device
-from atom.swap.schedule import Backward, Event, Forward, GradientOut, Load, Shape, training_pass
+from atom.swap.schedule import (
+    Backward,
+    Forward,
+    GradientOut,
+    Load,
+    Observed,
+    Shape,
+    training_pass,
+)
 from atom.swap.timeline import Durations, Span, Timeline, simulate
 from atom.training.replica import Replica, ReplicaSettings
 
@@ -69,7 +77,7 @@ class Stand:
     def close(self) -> None:
         self._device.close()
 
-    def _replayed(self, seconds: Mapping[Event, list[float]]) -> float:
+    def _replayed(self, seconds: Mapping[Observed, list[float]]) -> float:
         took = _durations(self._shape, seconds, self._carrying)
         return simulate(training_pass(self._shape), self._shape, took).seconds
 
@@ -102,10 +110,10 @@ class _Events:
 
     def clear(self) -> None:
         self.spans: list[Span] = []
-        self.seconds: defaultdict[Event, list[float]] = defaultdict(list)
-        self.own_seconds: defaultdict[Event, list[float]] = defaultdict(list)
+        self.seconds: defaultdict[Observed, list[float]] = defaultdict(list)
+        self.own_seconds: defaultdict[Observed, list[float]] = defaultdict(list)
 
-    def __call__(self, event: Event, start_s: float, end_s: float) -> None:
+    def __call__(self, event: Observed, start_s: float, end_s: float) -> None:
         self.spans.append(Span(event, float(start_s), float(end_s)))
         self.seconds[event].append(end_s - start_s)
         if isinstance(start_s, Instant) and isinstance(end_s, Instant):
@@ -113,7 +121,7 @@ class _Events:
 
 
 def _durations(
-    shape: Shape, seconds: Mapping[Event, list[float]], carrying: frozenset[int]
+    shape: Shape, seconds: Mapping[Observed, list[float]], carrying: frozenset[int]
 ) -> Durations:
     """Means over micro-batches, so that sums come out as they were."""
     sub_models, micro_batches = range(shape.sub_models), range(shape.micro_batches)

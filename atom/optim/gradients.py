@@ -25,23 +25,29 @@ class GradientArena:
     loss_sum: float = field(default=0.0, init=False)
     """Summed mean loss per sequence, nats."""
     poisoned: bool = field(default=False, init=False)
+    void: bool = field(default=False, init=False)
+    """`flat` holds what a reset has done away with: the next pass replaces it, all of it."""
 
     @property
     def sums(self) -> torch.Tensor:
         """The gradients, not copied. Raises: GradientsPoisoned."""
         self._require_whole()
+        if self.void:
+            self.flat.zero_()
+            self.void = False
         return self.flat
 
     @contextmanager
     def accumulating(self) -> Iterator[None]:
-        """Wraps a pass that adds to `flat`: whatever interrupts it leaves the arena poisoned.
+        """Wraps a pass that adds to `flat`, or replaces it if it was `void` before: whatever
+        interrupts the pass leaves the arena poisoned.
 
         Raises: GradientsPoisoned when it already is.
         """
         self._require_whole()
         self.poisoned = True
         yield
-        self.poisoned = False
+        self.poisoned = self.void = False
 
     def count(self, sequences: int, loss_sum: float) -> None:
         """Notes what the pass just added."""
@@ -49,8 +55,9 @@ class GradientArena:
         self.loss_sum += loss_sum
 
     def reset(self, tag: bytes = b"") -> None:
-        """Starts again from nothing, at the state named by `tag`."""
-        self.flat.zero_()
+        """Starts again from nothing, at the state named by `tag`. Touches no memory: who reads
+        the sums of the time before may go on."""
+        self.void = True
         self.tag, self.sequences, self.loss_sum, self.poisoned = tag, 0, 0.0, False
 
     def _require_whole(self) -> None:

@@ -20,6 +20,10 @@ Report = Callable[[float, float], None]
 and at the latest when the device has been drained. Work that fails is not reported."""
 
 
+def at_once() -> None:
+    """For loads that have nothing to wait for."""
+
+
 @dataclass(frozen=True)
 class Copy:
     """Overwrite `destination` with `source`; both flat, contiguous, of one length and dtype."""
@@ -75,8 +79,18 @@ class Device(Protocol):
         """Reports how long the operations issued within it took. Inside `computing`."""
         ...
 
-    def load(self, slot: int, copies: Sequence[Copy], report: Report | None = None) -> None:
-        """Starts filling a slot, once everything computed so far has finished."""
+    def load(
+        self,
+        slot: int,
+        copies: Sequence[Copy],
+        report: Report | None = None,
+        ready: Callable[[], None] = at_once,
+    ) -> None:
+        """Starts filling a slot, once everything computed so far has finished.
+
+        `ready` is called first, by the thread that loads: it returns when the sources may be
+        read, and what it raises fails the load. Waiting for it is no part of what is reported.
+        """
         ...
 
     def wait_loaded(self, slot: int) -> None:
@@ -172,8 +186,18 @@ class CpuDevice:
         yield
         report(started, self._clock.now())
 
-    def load(self, slot: int, copies: Sequence[Copy], report: Report | None = None) -> None:
-        self._loads.submit(slot, lambda: self._reported(lambda: _copy_all(copies), report))
+    def load(
+        self,
+        slot: int,
+        copies: Sequence[Copy],
+        report: Report | None = None,
+        ready: Callable[[], None] = at_once,
+    ) -> None:
+        def copy_in() -> None:
+            ready()
+            self._reported(lambda: _copy_all(copies), report)
+
+        self._loads.submit(slot, copy_in)
 
     def wait_loaded(self, slot: int) -> None:
         self._loads.wait(slot)

@@ -33,6 +33,11 @@ class Run:
     slot_offset: int
     elements: int
 
+    @property
+    def stretch(self) -> tuple[int, int]:
+        """Its arena elements, [start, stop)."""
+        return self.arena_offset, self.arena_offset + self.elements
+
 
 @dataclass(frozen=True)
 class SlotLayout:

@@ -30,15 +30,17 @@ from atom.swap.schedule import (
     Forward,
     GradientOut,
     Load,
+    Observed,
     Shape,
     evaluation_pass,
     training_pass,
 )
 from atom.swap.segment import Computed, MicroBatch
 
-Observer = Callable[[Event, float, float], None]
+Observer = Callable[[Observed, float, float], None]
 """Told of each load, forward, backward and gradient-out when it began and ended, in seconds of the
-device's clock; from several threads, in no order, all of a pass before the pass returns."""
+device's clock, and of the optimizer's work on what they wait for; from several threads, in no
+order, all of a pass before the pass returns."""
 
 
 class PassCancelled(AtomError):
@@ -54,6 +56,8 @@ class _Pass:
     batches: list[MicroBatch]
     training: bool
     shape: Shape
+    first: bool
+    """Its gradients replace what the arena held."""
 
 
 class Engine:
@@ -112,8 +116,10 @@ class Engine:
         micro_batches: Sequence[Mapping[str, Tensor]],
         seeds: Sequence[int],
         should_stop: Callable[[], bool] = _never,
+        first: bool = False,
     ) -> list[float]:
-        """Forward and backward of every micro-batch; gradients are added to `store.gradients`.
+        """Forward and backward of every micro-batch; gradients are added to `store.gradients`, or
+        take the place of all it held if this is the `first` pass.
 
         Each micro-batch maps the program's batch inputs to tensors whose first dimension counts
         sequences; `seeds` has one seed per micro-batch, for its random operations (dropout): they
@@ -124,7 +130,7 @@ class Engine:
         Raises: PassCancelled; ValueError for a micro-batch that does not fit the program, before
         anything is changed; whatever the model's own computation raises.
         """
-        current = self._begin(micro_batches, seeds, training=True)
+        current = self._begin(micro_batches, seeds, training=True, first=first)
         schedule = training_pass(current.shape, self.loaded())
         return self._run(schedule, current, should_stop)
 
@@ -137,7 +143,7 @@ class Engine:
 
         Dropout is as the program was traced: evaluate one that was traced without.
         """
-        current = self._begin(micro_batches, [0] * len(micro_batches), training=False)
+        current = self._begin(micro_batches, [0] * len(micro_batches), training=False, first=False)
         schedule = evaluation_pass(current.shape, self.loaded())
         return self._run(schedule, current, should_stop)
 
@@ -188,7 +194,11 @@ class Engine:
             return
 
     def _begin(
-        self, micro_batches: Sequence[Mapping[str, Tensor]], seeds: Sequence[int], training: bool
+        self,
+        micro_batches: Sequence[Mapping[str, Tensor]],
+        seeds: Sequence[int],
+        training: bool,
+        first: bool,
     ) -> _Pass:
         """Checks the batches and brings them to the device. Raises: ValueError."""
         if not micro_batches or len(micro_batches) != len(seeds):
@@ -203,14 +213,17 @@ class Engine:
                     for name in self._program.batch_inputs
                 }
             batches.append(MicroBatch(values, self.sequences_of(entries), self._device.seed(seed)))
-        return _Pass(batches, training, Shape(len(self._bound), len(batches), self._arrangement))
+        shape = Shape(len(self._bound), len(batches), self._arrangement)
+        return _Pass(batches, training, shape, first)
 
     def _carry_out(self, event: Event, current: _Pass) -> None:
         match event:
             case Load(sub_model, slot):
                 part = self._bound[sub_model]
                 self._slots.tags[slot] = self._tag(part)
-                self._device.load(slot, part.copies, self._report(event))
+                stretches = [run.stretch for run in part.layout.runs]
+                ready = partial(self._store.wait_ready, stretches)
+                self._device.load(slot, part.copies, self._report(event), ready)
             case Drop(_, slot):
                 self._slots.tags.pop(slot, None)
             case Forward(sub_model, micro_batch):
@@ -226,7 +239,7 @@ class Engine:
                 with self._timed(event):
                     self._backward(part, current.batches[micro_batch], micro_batch)
             case GradientOut(sub_model):
-                self._gradients.send(sub_model, self._report(event))
+                self._gradients.send(sub_model, current.first, self._report(event))
 
     def _report(self, event: Event) -> Report | None:
         return None if self._observer is None else partial(self._observer, event)

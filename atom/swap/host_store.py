@@ -1,12 +1,13 @@
 """The whole model in host memory: flat arenas, one element of each per parameter element."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import torch
 
 from atom.graph.ir import ParameterLayout
 from atom.swap.host_memory import allocate_host_memory
+from atom.swap.readiness import Readiness
 
 PRECISIONS = (torch.float32, torch.bfloat16, torch.float16)
 """Number formats in which sub-models may compute. The master weights are always float32."""
@@ -18,7 +19,8 @@ class HostStore:
 
     `working` is what the device loads: the master itself in float32, else its rounded copy.
     `version` counts changes of `working`; whatever was loaded under another version is stale.
-    Not synchronised: the engine and the optimizer take turns.
+    `readiness` says what may be read of `working` while a step is under way; None: all of it.
+    Nothing else is synchronised: the engine and the optimizer take turns.
     """
 
     layout: ParameterLayout
@@ -29,6 +31,7 @@ class HostStore:
     gradients: torch.Tensor
     working: torch.Tensor
     version: int = field(default=0)
+    readiness: Readiness | None = field(default=None)
 
     @classmethod
     def allocate(
@@ -54,6 +57,15 @@ class HostStore:
     def changed(self) -> None:
         """Declares everything loaded from `working` stale. Call after every change of it."""
         self.version += 1
+
+    def wait_ready(self, stretches: Iterable[tuple[int, int]]) -> None:
+        """Returns when elements [start, stop) of `working` hold this version. From any thread.
+
+        Raises: StepFailed when the step under way breaks off before.
+        """
+        if self.readiness is not None:
+            for start, stop in stretches:
+                self.readiness.wait(start, stop)
 
     def round_master(self) -> None:
         """Rewrites `working` from `master` and declares loaded copies stale."""

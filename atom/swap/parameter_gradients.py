@@ -7,7 +7,7 @@ the earliest.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -65,6 +65,9 @@ class ParameterGradients:
             outgoing = {n: c for n, c in carriers.items() if index in users[n][1:]}
             self._places.append(_places(part, layout, slot, incoming))
             self._sums.append(_host_sums(part, layout, slot, arena, outgoing))
+        added = [part.source.numel() for sums in self._sums for part in sums if not part.replace]
+        assert sum(added) == layout.total_elements, "every parameter is used, and arrives once"
+        self._replacing = [[replace(part, replace=True) for part in sums] for sums in self._sums]
 
     def wait_for_slot(self, sub_model: int) -> None:
         """Returns when the slot's last sums are on the host, and those carried on from there."""
@@ -110,9 +113,11 @@ class ParameterGradients:
         else:
             place.sum.add_(gradient, alpha=weight)
 
-    def send(self, sub_model: int, report: Report | None = None) -> None:
-        """Starts adding the sub-model's sums to the host's arena."""
-        self._device.gradients_out(sub_model % self._slots, self._sums[sub_model], report)
+    def send(self, sub_model: int, first: bool, report: Report | None = None) -> None:
+        """Starts adding the sub-model's sums to the host's arena; the `first` ones replace what it
+        held."""
+        sums = (self._replacing if first else self._sums)[sub_model]
+        self._device.gradients_out(sub_model % self._slots, sums, report)
 
 
 def _users(bound: Sequence[BoundSubModel]) -> dict[str, list[int]]:

@@ -69,6 +69,18 @@ class GradientOut:
 Event = Load | Forward | Drop | Backward | GradientOut
 
 
+@dataclass(frozen=True)
+class OptimizerStep:
+    """Update, on the host, the parameters that no sub-model before this one uses. No event of a
+    schedule: it happens under the pass that needs what it makes."""
+
+    sub_model: int
+
+
+Observed = Event | OptimizerStep
+"""What takes time, and is told to who observes."""
+
+
 class _Kind(Enum):
     FORWARD = 0
     BACKWARD = 1

@@ -31,7 +31,7 @@ import torch
 
 from atom.base.clock import BootClock, Clock
 from atom.base.errors import DeviceError
-from atom.swap.device import Copy, HostSum, Lane, RandomState, Report, add_all
+from atom.swap.device import Copy, HostSum, Lane, RandomState, Report, add_all, at_once
 from atom.swap.host_memory import allocate_host_memory
 
 _MINIMUM_REGISTERED_BYTES = 64 * 2**10
@@ -100,13 +100,24 @@ class CudaDevice:
         with self._times.around(self._compute, report):
             yield
 
-    def load(self, slot: int, copies: Sequence[Copy], report: Report | None = None) -> None:
+    def load(
+        self,
+        slot: int,
+        copies: Sequence[Copy],
+        report: Report | None = None,
+        ready: Callable[[], None] = at_once,
+    ) -> None:
         if report is not None:
             self._times.begin(self._compute)
         free = _event(self._free, slot)
         free.record(self._compute)
         loaded = _event(self._loaded, slot)
-        self._loads.submit(slot, lambda: self._copy_in(free, loaded, copies, report))
+
+        def copy_in() -> None:
+            ready()
+            self._copy_in(free, loaded, copies, report)
+
+        self._loads.submit(slot, copy_in)
 
     def _copy_in(
         self,

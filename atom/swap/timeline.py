@@ -17,9 +17,19 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from atom.swap.device_slots import GRADIENT_SLOTS
-from atom.swap.schedule import Backward, Drop, Event, Forward, GradientOut, Load, Shape
+from atom.swap.schedule import (
+    Backward,
+    Drop,
+    Event,
+    Forward,
+    GradientOut,
+    Load,
+    Observed,
+    OptimizerStep,
+    Shape,
+)
 
-Lane = Literal["load", "compute", "gradients"]
+Lane = Literal["load", "compute", "gradients", "optimizer"]
 
 
 @dataclass(frozen=True)
@@ -51,7 +61,7 @@ class Durations:
 class Span:
     """When an event was at work, in seconds from the beginning of the pass."""
 
-    event: Event
+    event: Observed
     start_s: float
     end_s: float
 
@@ -62,6 +72,8 @@ class Span:
                 return "load"
             case GradientOut():
                 return "gradients"
+            case OptimizerStep():
+                return "optimizer"
         return "compute"
 
     @property
@@ -70,7 +82,7 @@ class Span:
 
     @property
     def micro_batch(self) -> int | None:
-        """None for loads and gradients."""
+        """None for what is done once for all micro-batches."""
         return self.event.micro_batch if isinstance(self.event, Forward | Backward) else None
 
     @property
@@ -114,7 +126,7 @@ class Recording:
 
     spans: list[Span] = field(default_factory=list)
 
-    def __call__(self, event: Event, start_s: float, end_s: float) -> None:
+    def __call__(self, event: Observed, start_s: float, end_s: float) -> None:
         self.spans.append(Span(event, start_s, end_s))
 
     def take(self) -> Timeline:

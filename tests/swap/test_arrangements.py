@@ -1,7 +1,7 @@
 """However a device is used, the bits are the same: only loads and recomputes are saved."""
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
 import pytest
@@ -12,7 +12,7 @@ from torch import Tensor
 from atom.graph.ir import Program
 from atom.optim.adamw import AdamW, AdamWSettings
 from atom.swap.arrangement import Arrangement
-from atom.swap.device import Copy, CpuDevice, HostSum, Report
+from atom.swap.device import Copy, CpuDevice, HostSum, Report, at_once
 from atom.swap.device_slots import DeviceSlots, device_bytes
 from atom.swap.engine import Engine, PassCancelled
 from atom.swap.host_store import HostStore
@@ -272,14 +272,20 @@ class LateDevice(CpuDevice):
 
     def __init__(self) -> None:
         super().__init__()
-        self._loads_held: dict[int, tuple[Sequence[Copy], Report | None]] = {}
+        self._loads_held: dict[int, tuple[Sequence[Copy], Report | None, Callable[[], None]]] = {}
         self._gradients_held: dict[int, tuple[Sequence[HostSum], Report | None]] = {}
 
-    def load(self, slot: int, copies: Sequence[Copy], report: Report | None = None) -> None:
+    def load(
+        self,
+        slot: int,
+        copies: Sequence[Copy],
+        report: Report | None = None,
+        ready: Callable[[], None] = at_once,
+    ) -> None:
         assert slot not in self._loads_held, "nobody waited for the load before"
         for copy in copies:
             copy.destination.fill_(float("nan"))
-        self._loads_held[slot] = (copies, report)
+        self._loads_held[slot] = (copies, report, ready)
 
     def wait_loaded(self, slot: int) -> None:
         if slot in self._loads_held:

@@ -19,7 +19,7 @@ from torch import Tensor
 from atom.graph.ir import Program
 from atom.optim.adamw import AdamW, AdamWSettings
 from atom.swap.arrangement import Arrangement
-from atom.swap.device import Copy, CpuDevice, HostSum, Report
+from atom.swap.device import Copy, CpuDevice, HostSum, Report, at_once
 from atom.swap.device_slots import DeviceSlots
 from atom.swap.engine import Engine, PassCancelled
 from atom.swap.host_store import HostStore
@@ -287,11 +287,17 @@ class FailingLoads(CpuDevice):
         self.failing, self.count = failing, 0
         self.threads: set[str] = set()
 
-    def load(self, slot: int, copies: Sequence[Copy], report: Report | None = None) -> None:
+    def load(
+        self,
+        slot: int,
+        copies: Sequence[Copy],
+        report: Report | None = None,
+        ready: Callable[[], None] = at_once,
+    ) -> None:
         self.count += 1
         if self.count == self.failing:
             copies = [Copy(copy.destination, copy.source[:1].repeat(3)) for copy in copies]
-        super().load(slot, copies, report)
+        super().load(slot, copies, report, ready)
 
 
 @pytest.mark.parametrize("failing", [1, 3, 5])
@@ -369,7 +375,13 @@ class LateLoads(CpuDevice):
         super().__init__()
         self._held: dict[int, Sequence[Copy]] = {}
 
-    def load(self, slot: int, copies: Sequence[Copy], report: Report | None = None) -> None:
+    def load(
+        self,
+        slot: int,
+        copies: Sequence[Copy],
+        report: Report | None = None,
+        ready: Callable[[], None] = at_once,
+    ) -> None:
         for copy in copies:
             copy.destination.fill_(float("nan"))
         self._held[slot] = copies

@@ -1,0 +1,281 @@
+"""A step on a thread of its own while the next pass runs: nothing stale, nobody waits in vain.
+
+The optimizer under test updates a piece only when the test lets it.
+"""
+
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from hand_written_program import FINEST, HALVES, WHOLE, batches, compile_by_hand, initial_value
+from torch import Tensor
+
+from atom.base.clock import ManualClock
+from atom.optim.adamw import AdamW, AdamWSettings, Step
+from atom.optim.stepper import Stepper
+from atom.swap.arrangement import Arrangement
+from atom.swap.device import Copy, CpuDevice, Report, at_once
+from atom.swap.device_slots import DeviceSlots
+from atom.swap.engine import Engine
+from atom.swap.host_store import HostStore
+from atom.swap.readiness import StepFailed
+from atom.swap.schedule import Forward, GradientOut, Load, Observed, OptimizerStep
+
+SETTINGS = AdamWSettings(betas=(0.9, 0.99), weight_decay=0.1)
+RATE, WAIT_S = 0.05, 20.0
+SWAPPED = Arrangement()
+RESIDENT = Arrangement(2, frozenset({0, 2}))
+KEPT = Arrangement(2, frozenset({1, 3}), frozenset({1}))
+ARRANGEMENTS = pytest.mark.parametrize(
+    "arrangement", [SWAPPED, RESIDENT, KEPT], ids=["swapped", "resident", "kept"]
+)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tensors this small only lose by being shared out."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+class SteeredAdamW(AdamW):
+    """Its steps update a piece for every permit."""
+
+    def __init__(self, store: HostStore) -> None:
+        super().__init__(store, SETTINGS)
+        self.permits = threading.Semaphore(0)
+        self.failing_at: int | None = None
+        """The piece that fails, once."""
+
+    def begin(self, *arguments: Any) -> Step:
+        return SteeredStep(super().begin(*arguments), self)
+
+
+class SteeredStep(Step):
+    def __init__(self, step: Step, steered: SteeredAdamW) -> None:
+        super().__init__(step.number, step.pieces, lambda piece: None)
+        self._step, self._steered = step, steered
+
+    def update(self, index: int) -> None:
+        assert self._steered.permits.acquire(timeout=WAIT_S)
+        if index == self._steered.failing_at:
+            self._steered.failing_at = None
+            raise MemoryError("no room")
+        self._step.update(index)
+
+
+class Rig:
+    """An engine and an optimizer over one store; events go into a queue as they are observed."""
+
+    def __init__(
+        self,
+        cut: Sequence[Sequence[str]] = FINEST,
+        arrangement: Arrangement = SWAPPED,
+        precision: torch.dtype = torch.float32,
+        device: CpuDevice | None = None,
+    ) -> None:
+        self.program, classes = compile_by_hand(cut, 0.1)
+        self.whole, whole_classes = compile_by_hand(WHOLE, 0.0)
+        self.device = device or CpuDevice()
+        self.store = HostStore.allocate(self.program.layout, precision)
+        for spec in self.program.layout.specs:
+            view = self.program.layout.view(self.store.master, spec.name)
+            view.copy_(initial_value(spec.name, spec.shape))
+        self.store.round_master()
+        slots = DeviceSlots.allocate(
+            [self.program, self.whole], self.device, precision, arrangement
+        )
+        self.seen: queue.SimpleQueue[Observed] = queue.SimpleQueue()
+        shared = (self.store, slots, self.device)
+        self.engine = Engine(self.program, classes, *shared, observer=self._observe)
+        self.evaluation = Engine(self.whole, whole_classes, *shared)
+        self.adamw = SteeredAdamW(self.store)
+        self.stepper = Stepper(
+            self.store, self.adamw, self.program.sub_models, ManualClock(), self._observe
+        )
+
+    def _observe(self, event: Observed, start_s: float, end_s: float) -> None:
+        self.seen.put(event)
+
+    def permit(self, pieces: int = 1000) -> None:
+        self.adamw.permits.release(pieces)
+
+    def train(self, step: int, first: bool = True) -> list[float]:
+        return self.engine.run_pass(batches([3, 2], seed=step), [step, step + 50], first=first)
+
+    def begin(self, step: int) -> None:
+        """With the very arena that the next pass writes: as one box alone does."""
+        self.stepper.begin(self.store.gradients.div_(5), RATE, step, 0.7)
+
+    def pieces_of(self, sub_model: int) -> int:
+        """How many pieces no earlier sub-model has used."""
+        names = [{name for _, name in part.parameters} for part in self.program.sub_models]
+        return len(names[sub_model].difference(*names[:sub_model]))
+
+    def arenas(self) -> list[Tensor]:
+        store = self.store
+        return [store.master, store.exp_avg, store.exp_avg_sq, store.working, store.gradients]
+
+    def close(self) -> None:
+        self.permit()
+        self.stepper.rest()
+        self.device.close()
+
+
+@pytest.fixture
+def new_rig() -> Iterator[Callable[..., Rig]]:
+    rigs: list[Rig] = []
+
+    def make(*arguments: Any, **named: Any) -> Rig:
+        rigs.append(Rig(*arguments, **named))
+        return rigs[-1]
+
+    yield make
+    for rig in rigs:
+        rig.close()
+
+
+def until(rig: Rig, event: Observed) -> list[Observed]:
+    """What was observed up to `event`, which has to come."""
+    seen = [rig.seen.get(timeout=WAIT_S)]
+    while seen[-1] != event:
+        seen.append(rig.seen.get(timeout=WAIT_S))
+    return seen
+
+
+@ARRANGEMENTS
+@pytest.mark.parametrize("cut", [FINEST, HALVES], ids=["finest", "halves"])
+def test_each_sub_model_waits_for_its_own_parameters_only(
+    new_rig: Callable[..., Rig], cut: Sequence[Sequence[str]], arrangement: Arrangement
+) -> None:
+    if cut is HALVES:
+        arrangement = Arrangement(2, arrangement.resident & {0, 1}, arrangement.kept & {0, 1})
+    rig = new_rig(cut, arrangement)
+    rig.train(1)
+    rig.begin(1)
+    until(rig, GradientOut(0))
+    with ThreadPoolExecutor(1) as worker:
+        losses = worker.submit(rig.train, 2)
+        for sub_model in range(len(cut)):
+            rig.permit(rig.pieces_of(sub_model))
+            seen = until(rig, Forward(sub_model, 1))
+            assert seen.index(OptimizerStep(sub_model)) < seen.index(
+                next(event for event in seen if isinstance(event, Load))
+            )
+            assert all(event.sub_model <= sub_model for event in seen), "it ran ahead of the step"
+        assert len(losses.result(WAIT_S)) == 2
+    rig.stepper.wait()
+
+
+@ARRANGEMENTS
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16], ids=str)
+def test_the_same_bits_as_one_after_the_other(
+    new_rig: Callable[..., Rig], precision: torch.dtype, arrangement: Arrangement
+) -> None:
+    under, after = (new_rig(FINEST, arrangement, precision) for _ in range(2))
+    under.permit()
+    after.permit()
+    micro_batches = batches([4], seed=9)
+    for step in range(1, 6):
+        assert under.train(step) == after.train(step)
+        assert under.train(step + 10, first=False) == after.train(step + 10, first=False)
+        under.begin(step)
+        after.begin(step)
+        after.stepper.wait()
+        after.store.gradients.fill_(float("nan"))  # the first pass has to replace all of it
+        if step == 3:
+            assert under.evaluation.evaluate(micro_batches) == after.evaluation.evaluate(
+                micro_batches
+            )
+    assert under.train(6) == after.train(6)
+    under.stepper.wait()
+    for ours, theirs in zip(under.arenas(), after.arenas(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+class Loads(CpuDevice):
+    """Tells when a load has begun to wait."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waiting = threading.Event()
+
+    def load(
+        self,
+        slot: int,
+        copies: Sequence[Copy],
+        report: Report | None = None,
+        ready: Callable[[], None] = at_once,
+    ) -> None:
+        def told() -> None:
+            self.waiting.set()
+            ready()
+
+        super().load(slot, copies, report, told)
+
+
+@pytest.mark.parametrize("done", [0, 1, 3])
+def test_a_step_that_breaks_off_ends_the_pass_and_is_finished_by_beginning_again(
+    new_rig: Callable[..., Rig], done: int
+) -> None:
+    rig, whole = new_rig(device=Loads()), new_rig()
+    whole.permit()
+    for each in (rig, whole):
+        each.train(1)
+    whole.begin(1)
+    whole.stepper.wait()
+    rig.adamw.failing_at = done
+    rig.begin(1)
+    gradients = rig.store.gradients.clone()
+    with ThreadPoolExecutor(1) as worker:
+        rig.device.waiting.clear()
+        losses = worker.submit(rig.train, 2)
+        assert rig.device.waiting.wait(WAIT_S)
+        rig.permit()
+        with pytest.raises(StepFailed, match="MemoryError: no room"):
+            losses.result(WAIT_S)
+    assert rig.engine.loaded() == []
+    assert torch.equal(rig.store.gradients, gradients), "nothing was written under the step"
+    assert rig.stepper.torn
+    with pytest.raises(StepFailed, match="repeated"):
+        rig.stepper.wait()
+    with pytest.raises(ValueError, match="interrupted"):
+        rig.stepper.begin(gradients, RATE, 2)
+    rig.stepper.begin(rig.store.gradients, RATE, 1, 0.7)
+    assert rig.train(2) == whole.train(2)
+    rig.stepper.wait()
+    assert not rig.stepper.torn
+    for ours, theirs in zip(rig.arenas(), whole.arenas(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_a_second_step_waits_for_the_first(new_rig: Callable[..., Rig]) -> None:
+    rig, whole = new_rig(), new_rig()
+    whole.permit()
+    gradients = [torch.randn(rig.program.layout.total_elements) for _ in range(2)]
+    with ThreadPoolExecutor(1) as worker:
+        rig.stepper.begin(gradients[0], RATE, 1)
+        second = worker.submit(rig.stepper.begin, gradients[1], RATE, 2)
+        rig.permit()
+        second.result(WAIT_S)
+    rig.stepper.wait()
+    for number, gradient in enumerate(gradients, 1):
+        whole.stepper.begin(gradient, RATE, number)
+        whole.stepper.wait()
+    assert torch.equal(rig.store.master, whole.store.master)
+
+
+def test_a_refused_gradient_begins_nothing(new_rig: Callable[..., Rig]) -> None:
+    rig = new_rig()
+    version = rig.store.version
+    with pytest.raises(ValueError, match="does not fit"):
+        rig.stepper.begin(torch.zeros(3), RATE, 1)
+    assert rig.store.version == version
+    assert not rig.stepper.torn
+    rig.stepper.wait()
