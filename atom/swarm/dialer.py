@@ -14,7 +14,6 @@ from atom.base.reasons import Reason
 from atom.swarm import handshake
 from atom.swarm.endpoint import Endpoint
 from atom.swarm.frames import Channel, Interrupted, Patience, Purpose
-from atom.swarm.streams import SocketStream
 from atom.swarm.tls import Credentials, peer_of_certificate, tune, wrap
 
 MAX_ADDRESSES = 8
@@ -110,7 +109,7 @@ class Dialer:
         limits = self._endpoint.limits
         connected = self._connect(parse_address(address), limits.connect_s)
         tune(connected)
-        stream = SocketStream(wrap(connected, self._credentials, server_side=False))
+        stream = wrap(connected, self._credentials, server_side=False)
         channel = Channel(self._endpoint.bandwidth.limit(stream), self._left)
         channel.purpose, channel.tag = purpose, tag
         with self._lock:

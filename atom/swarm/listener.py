@@ -11,8 +11,8 @@ from atom.swarm import handshake
 from atom.swarm.endpoint import Doorkeeper, Endpoint, RefusalLog
 from atom.swarm.frames import Channel, Patience
 from atom.swarm.router import Router
-from atom.swarm.streams import SocketStream
 from atom.swarm.tls import Credentials, tune, wrap
+from atom.swarm.tls_stream import TlsStream
 
 _BACKLOG = 64
 _LAST_WORDS_S = 0.3
@@ -79,7 +79,7 @@ class Listener:
     def _serve(self, accepted: socket.socket, host: str) -> None:
         try:
             tune(accepted)
-            stream = SocketStream(wrap(accepted, self._credentials, server_side=True))
+            stream = wrap(accepted, self._credentials, server_side=True)
         except OSError:  # gone before it said anything
             accepted.close()
             self._doorkeeper.leave(host, "")
@@ -94,7 +94,7 @@ class Listener:
             return
         self._router.route(channel)
 
-    def _admit(self, channel: Channel, stream: SocketStream, host: str, proven: list[str]) -> bool:
+    def _admit(self, channel: Channel, stream: TlsStream, host: str, proven: list[str]) -> bool:
         """Handshake within its limits; a refusal is logged, and told if there is anyone to tell."""
         patience = Patience.within(self._endpoint.limits.handshake_s)
         try:

@@ -14,8 +14,8 @@ from atom.swarm.frames import Channel, Purpose
 from atom.swarm.handshake import Local
 from atom.swarm.identity import Identity
 from atom.swarm.lane import Lanes, OnUnreachable
+from atom.swarm.memory_stream import MemoryStream
 from atom.swarm.router import OnBlobs, OnMessage, Router
-from atom.swarm.streams import MemoryStream
 
 
 class LocalNetwork:

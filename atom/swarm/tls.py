@@ -22,6 +22,8 @@ from cryptography.x509.oid import NameOID
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.swarm.identity import Identity, peer_id_of
+from atom.swarm.socket_stream import SocketStream
+from atom.swarm.tls_stream import TlsStream
 
 MAX_CERTIFICATE_BYTES = 4096
 _KEEPALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
@@ -72,10 +74,10 @@ def peer_of_certificate(der: bytes | None) -> str:
     return peer_id_of(key.public_bytes_raw())
 
 
-def wrap(plain: socket.socket, credentials: Credentials, *, server_side: bool) -> ssl.SSLSocket:
+def wrap(plain: socket.socket, credentials: Credentials, *, server_side: bool) -> TlsStream:
     """TLS on a connected socket, before its handshake. Raises: OSError."""
     context = credentials.server if server_side else credentials.client
-    return context.wrap_socket(plain, server_side=server_side, do_handshake_on_connect=False)
+    return TlsStream(SocketStream(plain), context, server_side)
 
 
 def tune(connected: socket.socket) -> None:

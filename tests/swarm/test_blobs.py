@@ -13,8 +13,8 @@ from atom.base.reasons import Reason
 from atom.swarm.arenas import CHUNK_BYTES, arena_digest, state_digest
 from atom.swarm.blobs import BlobServer, BlobShelf
 from atom.swarm.frames import Channel, Kind, Patience
+from atom.swarm.memory_stream import MemoryStream
 from atom.swarm.rate_limit import TokenBucket
-from atom.swarm.streams import MemoryStream
 from atom.wire import transport_pb2 as wire
 
 SOON = 10.0

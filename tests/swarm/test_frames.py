@@ -10,7 +10,8 @@ import pytest
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.swarm.frames import Channel, Interrupted, Kind, Patience
-from atom.swarm.streams import MemoryStream, SocketStream
+from atom.swarm.memory_stream import MemoryStream
+from atom.swarm.socket_stream import SocketStream
 
 SOON = 5.0
 

@@ -5,8 +5,8 @@ import threading
 import pytest
 
 from atom.swarm.frames import Patience
+from atom.swarm.memory_stream import MemoryStream
 from atom.swarm.rate_limit import TokenBucket
-from atom.swarm.streams import MemoryStream
 from atom.swarm.throttle import SLICE_BYTES, Bandwidth, ThrottledStream
 
 PATIENCE = Patience(10.0)

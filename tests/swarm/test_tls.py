@@ -14,7 +14,6 @@ from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.swarm.frames import Patience
 from atom.swarm.identity import Identity
-from atom.swarm.streams import SocketStream
 from atom.swarm.tls import make_credentials, peer_of_certificate, wrap
 
 
@@ -53,14 +52,13 @@ def test_two_peers_speak_tls_13_and_the_client_sees_the_server_key() -> None:
     server = make_credentials(Identity.create())
     client = make_credentials(Identity.create())
     near, far = socket.socketpair()
-    inside = SocketStream(wrap(near, server, server_side=True))
-    wrapped = wrap(far, client, server_side=False)
-    outside = SocketStream(wrapped)
+    inside = wrap(near, server, server_side=True)
+    outside = wrap(far, client, server_side=False)
     thread = threading.Thread(target=inside.handshake, args=(Patience.within(5),))
     thread.start()
     outside.handshake(Patience.within(5))
     thread.join(5)
-    assert wrapped.version() == "TLSv1.3"
+    assert outside.version == "TLSv1.3"
     assert outside.certificate() == server.certificate
     outside.send_all(memoryview(b"hello"), Patience(5))
     heard = bytearray(5)

@@ -19,7 +19,6 @@ from atom.swarm.frames import Channel, Kind, Patience, Purpose
 from atom.swarm.handshake import Local
 from atom.swarm.identity import Identity
 from atom.swarm.local_transport import LocalNetwork, LocalTransport
-from atom.swarm.streams import SocketStream
 from atom.swarm.tls import make_credentials, wrap
 from atom.swarm.transport import PeerTransport, Transport
 
@@ -209,7 +208,7 @@ def test_another_identity_is_refused_by_the_client(make_tcp_peer: Callable[..., 
 def shake(peer: Peer, local: Local, server: str | None = None) -> Channel:
     """A client that follows the protocol except where the test bends it."""
     plain = socket.create_connection(peer.transport.address)
-    stream = SocketStream(wrap(plain, make_credentials(local.identity), server_side=False))
+    stream = wrap(plain, make_credentials(local.identity), server_side=False)
     stream.handshake(Patience.within(SOON))
     channel = Channel(stream)
     certificate = stream.certificate()

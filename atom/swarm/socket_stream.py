@@ -1,0 +1,107 @@
+"""A connected socket as a stream: never blocking in the kernel, patient in one place.
+
+Python's own timeouts poll before every call. Here the call comes first, and only a socket that has
+nothing to give, or no room, is polled: at full speed that saves half of the system calls.
+"""
+
+import contextlib
+import select
+import socket
+import threading
+import time
+
+from atom.swarm.frames import Patience
+
+
+class SocketStream:
+    """Bytes over a connected socket, which belongs to the stream from now on."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        connected.setblocking(False)
+        self._socket = connected
+        self._readable = _poll(connected, select.POLLIN)
+        self._writable = _poll(connected, select.POLLOUT)
+        self._lock = threading.Lock()
+        self._users = 0
+        self._closed = False
+
+    def send_all(self, view: memoryview, patience: Patience) -> None:
+        """Raises: TimeoutError, Interrupted, ConnectionError."""
+        done, last_byte = 0, time.monotonic()
+        self._enter()
+        try:
+            while done < len(view):
+                try:
+                    done += self._socket.send(view[done:])
+                    last_byte = time.monotonic()
+                except BlockingIOError:
+                    self._writable.poll(1000 * patience.wait_s(last_byte))
+                except OSError as error:
+                    raise ConnectionError(str(error)) from error
+        finally:
+            self._leave()
+
+    def recv_into(self, view: memoryview, patience: Patience) -> None:
+        """Fills `view`. Raises: as `recv_some`."""
+        done = 0
+        while done < len(view):
+            done += self.recv_some(view[done:], patience)
+
+    def recv_some(self, view: memoryview, patience: Patience) -> int:
+        """At least one byte, at most all of `view`: how many.
+
+        Raises: TimeoutError, Interrupted, ConnectionError at the end of the stream.
+        """
+        began = time.monotonic()
+        self._enter()
+        try:
+            while True:
+                try:
+                    count = self._socket.recv_into(view)
+                except BlockingIOError:
+                    self._readable.poll(1000 * patience.wait_s(began))
+                    continue
+                except OSError as error:
+                    raise ConnectionError(str(error)) from error
+                if count == 0:
+                    raise ConnectionError("closed by the other end")
+                return count
+        finally:
+            self._leave()
+
+    def idle(self) -> bool:
+        self._enter()
+        try:
+            return not self._readable.poll(0)
+        finally:
+            self._leave()
+
+    def close(self) -> None:
+        """Shuts down at once; the descriptor is freed by the last user, so it cannot be reused
+        under a call that waits."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+            if self._users == 0:
+                self._socket.close()
+
+    def _enter(self) -> None:
+        with self._lock:
+            if self._closed:
+                raise ConnectionError("closed here")
+            self._users += 1
+
+    def _leave(self) -> None:
+        with self._lock:
+            self._users -= 1
+            if self._closed and self._users == 0:
+                self._socket.close()
+
+
+def _poll(connected: socket.socket, event: int) -> "select.poll":
+    poll = select.poll()
+    poll.register(connected, event)
+    return poll
