@@ -30,6 +30,7 @@ from atom.swarm.allreduce import all_reduce, open_ring
 from atom.swarm.chain import Ballot
 from atom.swarm.codec import CODECS
 from atom.swarm.identity import Identity
+from atom.swarm.protection import RingProtection
 from atom.swarm.ring import ALIGNMENT, ring_tag
 from atom.swarm.transport import Transport
 
@@ -46,6 +47,7 @@ class Job:
     elements: tuple[int, ...]
     runs: int
     codec: str
+    protection: str
     rendezvous: str
     """A file through which gloo's processes find each other."""
 
@@ -66,7 +68,9 @@ def main() -> None:
     elements = tuple(_elements(megabytes) for megabytes in options.megabytes)
     with tempfile.TemporaryDirectory() as folder:
         rendezvous = Path(folder, "gloo").as_uri()
-        job = Job(options.members, elements, options.runs, options.codec, rendezvous)
+        job = Job(
+            options.members, elements, options.runs, options.codec, options.protection, rendezvous
+        )
         samples = _measure(job)
     _publish(job, samples)
 
@@ -99,7 +103,10 @@ def _member(rank: int, job: Job, parent: Connection, gate: Any) -> None:
     """One process: both its rings, all sizes, all runs."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
-    transport = Transport(Identity.create(), RUN, bytes(16), ("127.0.0.1", 0), EventList())
+    transport = Transport(
+        Identity.create(), RUN, bytes(16), ("127.0.0.1", 0), EventList(),
+        ring_protection=RingProtection(job.protection),
+    )  # fmt: skip
     transport.start()
     try:
         parent.send((transport.peer_id, transport.address))
@@ -173,6 +180,7 @@ def _publish(job: Job, samples: Sequence[Sequence[Sequence[Sample]]]) -> None:
         "machine": machine(),
         "members": job.members,
         "codec": job.codec,
+        "protection": job.protection,
         "results": results,
     }
     publish(titles, rows, body)
@@ -211,6 +219,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--members", type=int, default=3)
     parser.add_argument("--megabytes", type=float, nargs="+", default=[1.0, 16.0, 64.0])
     parser.add_argument("--codec", choices=CODECS, default="float32", help="of our ring")
+    parser.add_argument("--protection", choices=[*RingProtection], default="tls")
     parser.add_argument("--runs", type=int, default=5)
     options = parser.parse_args()
     if options.members < 2:

@@ -114,6 +114,9 @@ class Swarm(Section):
     """How long the others wait for silent voters before they go on without a quorum."""
     codec: Literal["float32", "bfloat16"] = "float32"
     """How gradients travel between peers: bfloat16 halves the traffic, and rounds the average."""
+    ring_protection: Literal["tls", "aes-gcm", "none"] = "tls"
+    """What gradients travel in: TLS 1.3; larger AES-256-GCM records of our own, keyed inside TLS,
+    for links beyond 1 Gbit/s; or nothing, where the whole network is trusted."""
     survivors: Literal["branch", "pause"] = "branch"
     """Without a quorum: go on as a recorded branch, or wait for as long as it takes."""
 

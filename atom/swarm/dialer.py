@@ -14,6 +14,7 @@ from atom.base.reasons import Reason
 from atom.swarm import handshake
 from atom.swarm.endpoint import Endpoint
 from atom.swarm.frames import Channel, Interrupted, Patience, Purpose
+from atom.swarm.protection import after_handshake
 from atom.swarm.tls import Credentials, peer_of_certificate, tune, wrap
 
 MAX_ADDRESSES = 8
@@ -120,7 +121,11 @@ class Dialer:
             certificate = stream.certificate()
             if certificate is None or peer_of_certificate(certificate) != peer_id:
                 raise PeerRefused(Reason.WRONG_IDENTITY, f"{address} is not {peer_id}")
-            handshake.greet(channel, self._endpoint.local, peer_id, certificate, patience)
+            local = self._endpoint.local
+            keys = handshake.greet(channel, local, peer_id, certificate, patience)
+            if purpose is Purpose.RING:
+                further = after_handshake(stream, purpose, local.ring_protection, keys)
+                channel.stream = self._endpoint.bandwidth.limit(further)
         except BaseException:
             channel.close()
             raise

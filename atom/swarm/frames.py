@@ -97,6 +97,8 @@ class Channel:
         self.incarnation = b""
         self.purpose = Purpose.MESSAGES
         self.tag = b""
+        self.secret = b""
+        """Drawn by the client for this connection, if it goes on in records of our own."""
         self.claimed = False
         self.closed = threading.Event()
         self._on_close = on_close

@@ -15,6 +15,8 @@ from atom.base.reasons import Reason
 from atom.swarm.chain import canonical_digest
 from atom.swarm.frames import Channel, Kind, Patience, Purpose
 from atom.swarm.identity import Identity, is_peer_id, verify
+from atom.swarm.protection import RingProtection, needs_secrets
+from atom.swarm.record_stream import SECRET_BYTES, RecordKeys
 from atom.wire import transport_pb2 as wire
 
 PROTOCOL_VERSION = 1
@@ -33,14 +35,17 @@ class Local:
     """32 bytes: the digest of the run's manifest."""
     incarnation: bytes
     """16 random bytes per process start."""
+    ring_protection: RingProtection = RingProtection.TLS
+    """The same for all peers of the run."""
 
 
 def greet(
     channel: Channel, local: Local, server: str, certificate: bytes, patience: Patience
-) -> None:
+) -> RecordKeys | None:
     """The client's half, on a channel that has its purpose and tag; sets peer and incarnation.
 
-    Raises: PeerRefused with the server's reason or our own; OSError.
+    Returns keys if the channel is to go on in records. Raises: PeerRefused with the server's reason
+    or our own; OSError.
     """
     challenge = wire.Challenge()
     _parse(challenge, channel.recv_frame(Kind.CHALLENGE, _MAX_FRAME_BYTES, patience))
@@ -53,12 +58,18 @@ def greet(
         incarnation=local.incarnation,
         purpose=int(channel.purpose),
         tag=channel.tag,
+        secret=_new_secret(channel, local),
     )
     payload = _signed_part(hello, server, certificate, challenge.nonce)
     hello.signature = local.identity.sign(HELLO_DOMAIN, payload)
     channel.send_frame(Kind.HELLO, hello.SerializeToString(), patience=patience)
-    channel.incarnation = _await_welcome(channel, patience)
+    answer = _await_welcome(channel, patience)
+    channel.incarnation = answer.incarnation
     channel.peer_id = server
+    if not hello.secret:
+        return None
+    _check_secret(answer.secret, SECRET_BYTES)
+    return RecordKeys.derive(hello.secret, answer.secret, client=True)
 
 
 def receive(channel: Channel, local: Local, certificate: bytes, patience: Patience) -> None:
@@ -82,12 +93,20 @@ def receive(channel: Channel, local: Local, certificate: bytes, patience: Patien
     channel.incarnation = hello.incarnation
     channel.purpose = Purpose(hello.purpose)
     channel.tag = hello.tag
+    channel.secret = hello.secret
+    _check_secret(hello.secret, len(_new_secret(channel, local)))
 
 
-def welcome(channel: Channel, local: Local, patience: Patience) -> None:
-    """Tells the client it is in. Raises: OSError."""
-    answer = wire.Welcome(incarnation=local.incarnation)
+def welcome(channel: Channel, local: Local, patience: Patience) -> RecordKeys | None:
+    """Tells the client it is in. Returns keys if the channel is to go on in records.
+
+    Raises: OSError.
+    """
+    answer = wire.Welcome(incarnation=local.incarnation, secret=_new_secret(channel, local))
     channel.send_frame(Kind.WELCOME, answer.SerializeToString(), patience=patience)
+    if not answer.secret:
+        return None
+    return RecordKeys.derive(channel.secret, answer.secret, client=False)
 
 
 def refuse(channel: Channel, refused: PeerRefused, patience: Patience) -> None:
@@ -104,7 +123,18 @@ def named_reason(text: str, otherwise: Reason) -> Reason:
         return otherwise
 
 
-def _await_welcome(channel: Channel, patience: Patience) -> bytes:
+def _new_secret(channel: Channel, local: Local) -> bytes:
+    """Random, if this channel leaves TLS for records of our own; else empty."""
+    wanted = needs_secrets(channel.purpose, local.ring_protection)
+    return secrets.token_bytes(SECRET_BYTES) if wanted else b""
+
+
+def _check_secret(secret: bytes, size: int) -> None:
+    if len(secret) != size:
+        raise PeerRefused(Reason.BAD_HANDSHAKE, f"{len(secret)} secret bytes instead of {size}")
+
+
+def _await_welcome(channel: Channel, patience: Patience) -> wire.Welcome:
     kind, length = channel.recv_header(_MAX_FRAME_BYTES, patience)
     raw = channel.recv_rest(length, patience)
     if kind == Kind.REFUSED:
@@ -116,7 +146,7 @@ def _await_welcome(channel: Channel, patience: Patience) -> bytes:
     _parse(answer, raw)
     if kind != Kind.WELCOME or len(answer.incarnation) != 16:
         raise PeerRefused(Reason.BAD_HANDSHAKE, "neither welcome nor refusal")
-    return answer.incarnation
+    return answer
 
 
 def _check_hello(hello: wire.Hello, local: Local) -> None:

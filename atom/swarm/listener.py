@@ -9,7 +9,8 @@ from atom.base.errors import AddressError, PeerRefused, PortInUseError
 from atom.base.reasons import Reason
 from atom.swarm import handshake
 from atom.swarm.endpoint import Doorkeeper, Endpoint, RefusalLog
-from atom.swarm.frames import Channel, Patience
+from atom.swarm.frames import Channel, Patience, Purpose
+from atom.swarm.protection import after_handshake
 from atom.swarm.router import Router
 from atom.swarm.tls import Credentials, tune, wrap
 from atom.swarm.tls_stream import TlsStream
@@ -96,17 +97,18 @@ class Listener:
 
     def _admit(self, channel: Channel, stream: TlsStream, host: str, proven: list[str]) -> bool:
         """Handshake within its limits; a refusal is logged, and told if there is anyone to tell."""
-        patience = Patience.within(self._endpoint.limits.handshake_s)
+        patience, local = Patience.within(self._endpoint.limits.handshake_s), self._endpoint.local
         try:
             stream.handshake(patience)
-            handshake.receive(
-                channel, self._endpoint.local, self._credentials.certificate, patience
-            )
+            handshake.receive(channel, local, self._credentials.certificate, patience)
             self._router.screen(channel)
             if not self._doorkeeper.identify(host, channel.peer_id):
                 raise PeerRefused(Reason.TOO_MANY_CONNECTIONS, "from this peer")
             proven.append(channel.peer_id)
-            handshake.welcome(channel, self._endpoint.local, patience)
+            keys = handshake.welcome(channel, local, patience)
+            if channel.purpose is Purpose.RING:
+                further = after_handshake(stream, channel.purpose, local.ring_protection, keys)
+                channel.stream = self._endpoint.bandwidth.limit(further)
         except PeerRefused as refused:
             self._refusals.write(refused, host, channel.peer_id)
             self._say_no(channel, refused)

@@ -24,6 +24,7 @@ class SocketStream:
         self._lock = threading.Lock()
         self._users = 0
         self._closed = False
+        self._pushed_back = memoryview(b"")
 
     def send_all(self, view: memoryview, patience: Patience) -> None:
         """Raises: TimeoutError, Interrupted, ConnectionError."""
@@ -52,6 +53,11 @@ class SocketStream:
 
         Raises: TimeoutError, Interrupted, ConnectionError at the end of the stream.
         """
+        if self._pushed_back:
+            count = min(len(self._pushed_back), len(view))
+            view[:count] = self._pushed_back[:count]
+            self._pushed_back = self._pushed_back[count:]
+            return count
         began = time.monotonic()
         self._enter()
         try:
@@ -69,7 +75,14 @@ class SocketStream:
         finally:
             self._leave()
 
+    def push_back(self, data: bytes) -> None:
+        """What is to be received before anything else: somebody read too far."""
+        assert not self._pushed_back
+        self._pushed_back = memoryview(data)
+
     def idle(self) -> bool:
+        if self._pushed_back:
+            return False
         self._enter()
         try:
             return not self._readable.poll(0)

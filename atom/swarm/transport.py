@@ -21,6 +21,7 @@ from atom.swarm.identity import Identity
 from atom.swarm.lane import Lanes, OnUnreachable
 from atom.swarm.listener import Listener
 from atom.swarm.message_codec import MAX_MESSAGE_BYTES
+from atom.swarm.protection import RingProtection
 from atom.swarm.router import OnBlobs, OnMessage, Router
 from atom.swarm.throttle import Bandwidth
 from atom.swarm.tls import Credentials, make_credentials
@@ -66,13 +67,14 @@ class Transport:
         clock: Clock | None = None,
         limits: TransportLimits | None = None,
         bandwidth: Bandwidth | None = None,
+        ring_protection: RingProtection = RingProtection.TLS,
     ) -> None:
         assert len(run_id) == 32
         assert len(incarnation) == 16
         self._bind = bind
         self._address: tuple[str, int] | None = None
         self._endpoint = Endpoint(
-            local=Local(identity, run_id, incarnation),
+            local=Local(identity, run_id, incarnation, ring_protection),
             limits=limits or TransportLimits(),
             events=events,
             clock=clock or BootClock(),

@@ -64,7 +64,7 @@ def test_a_stopped_reader_leaves_the_stream_whole(ends: tuple[TlsStream, TlsStre
 def test_altered_bytes_end_the_connection(ends: tuple[TlsStream, TlsStream]) -> None:
     client, server = ends
     client._below.send_all(memoryview(b"\x17\x03\x03\x00\x20" + bytes(32)), Patience(SOON))
-    with pytest.raises(ConnectionError, match="(?i)decrypt|mac"):
+    with pytest.raises(ConnectionError, match=r"(?i)decrypt|mac"):
         server.recv_into(memoryview(bytearray(1)), Patience(SOON))
 
 

@@ -19,7 +19,11 @@ from atom.swarm.frames import Channel, Kind, Patience, Purpose
 from atom.swarm.handshake import Local
 from atom.swarm.identity import Identity
 from atom.swarm.local_transport import LocalNetwork, LocalTransport
+from atom.swarm.protection import RingProtection
+from atom.swarm.record_stream import RecordStream
+from atom.swarm.socket_stream import SocketStream
 from atom.swarm.tls import make_credentials, wrap
+from atom.swarm.tls_stream import TlsStream
 from atom.swarm.transport import PeerTransport, Transport
 
 RUN = b"r" * 32
@@ -78,12 +82,19 @@ def peers(kind: str) -> Iterator[Callable[..., Peer]]:
     made: list[Peer] = []
     network = LocalNetwork()
 
-    def make(run: bytes = RUN, limits: TransportLimits = QUICK) -> Peer:
+    def make(
+        run: bytes = RUN,
+        limits: TransportLimits = QUICK,
+        ring_protection: RingProtection = RingProtection.TLS,
+    ) -> Peer:
         identity, incarnation, events = Identity.create(), bytes([len(made)]) * 16, EventQueue()
         transport: PeerTransport
         if kind == "tcp":
             where = ("127.0.0.1", 0)
-            transport = Transport(identity, run, incarnation, where, events, limits=limits)
+            transport = Transport(
+                identity, run, incarnation, where, events, limits=limits,
+                ring_protection=ring_protection,
+            )  # fmt: skip
         else:
             transport = LocalTransport(network, identity, incarnation, events, limits)
         made.append(Peer(transport, events))
@@ -148,6 +159,42 @@ def test_ring_channels_meet_by_peer_and_tag(make_peer: Callable[[], Peer]) -> No
     claimed.close()
     with pytest.raises(ConnectionError):
         early.recv_header(10, Patience(SOON))
+
+
+@pytest.mark.parametrize("protection", RingProtection)
+def test_rings_travel_as_the_owner_says(
+    make_tcp_peer: Callable[..., Peer], protection: RingProtection
+) -> None:
+    one, two = (make_tcp_peer(ring_protection=protection) for _ in range(2))
+    one.knows(two)
+    outgoing = one.transport.connect(two.transport.peer_id, Purpose.RING, b"tag")
+    incoming = two.transport.accept_ring(one.transport.peer_id, b"tag", SOON)
+    streams = {RingProtection.TLS: TlsStream, RingProtection.AES_GCM: RecordStream}
+    expected = streams.get(protection, SocketStream)
+    data = bytes(range(256)) * 3000
+    for here, there in ((outgoing, incoming), (incoming, outgoing)):
+        assert isinstance(here.stream, expected)
+        send = threading.Thread(
+            target=here.send_frame, args=(Kind.CHUNK, data), kwargs={"patience": Patience(SOON)}
+        )
+        send.start()
+        assert there.recv_frame(Kind.CHUNK, len(data), Patience(SOON)) == data
+        send.join()
+    one.transport.send(two.transport.peer_id, b"in TLS as ever")
+    assert two.heard.get(timeout=SOON)[2] == b"in TLS as ever"
+
+
+@pytest.mark.parametrize("there", [RingProtection.TLS, RingProtection.AES_GCM])
+def test_ends_that_disagree_about_records_part_in_the_handshake(
+    make_tcp_peer: Callable[..., Peer], there: RingProtection
+) -> None:
+    here = next(p for p in (RingProtection.AES_GCM, RingProtection.TLS) if p is not there)
+    one, two = make_tcp_peer(ring_protection=here), make_tcp_peer(ring_protection=there)
+    one.knows(two)
+    with pytest.raises(PeerRefused) as refused:
+        one.transport.connect(two.transport.peer_id, Purpose.RING, b"tag")
+    assert refused.value.reason is Reason.BAD_HANDSHAKE
+    two.events.wait("connection-refused", reason="bad-handshake")
 
 
 def test_a_stale_tag_is_never_claimed_and_ends(make_peer: Callable[[], Peer]) -> None:
