@@ -1,22 +1,43 @@
-"""AdamW on the host, over flat arenas: PyTorch's fused kernel on aligned pieces.
+"""AdamW on the host, in one pass over flat arenas, by a compiled kernel: the same bits everywhere.
 
-The result is bit-equal to `torch.optim.AdamW(fused=True)` on the plain module, and does not depend
-on the number of threads: pieces begin at multiples of sixteen elements, where the kernel's vectors
-begin too. (It does depend on the instruction set in one case: a CPU without fused multiply-add.)
+For each element, with every operation rounded to float32, f(a, b, c) = a·b + c rounded once, and
+the scalars computed in float64 and rounded to float32 before they are used:
+
+    g = gradient · coefficient
+    m = f(1 - β₁, g - m, m)                 (β₁ ≤ ½: f(-β₁, g - m, g))
+    v = f((1 - β₂)·g, g, v·β₂)
+    w = w·(1 - rate·decay) + (-rate/(1 - β₁ᵗ) · m) / (√v / √(1 - β₂ᵗ) + ε)
+
+This is what `torch.optim.AdamW(fused=True)` computes with AVX2 and AVX-512, bit for bit, but for
+the elements that torch has left over at the end of a tensor, or of a thread's share of it, when
+its vectors do not divide it: those it rounds in another way, and these here are treated as the
+others. How work is cut into pieces and shared among threads does not show.
 """
 
+import ctypes
+import math
+import os
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from decimal import Context, Decimal
 
 import torch
-from torch.optim.adamw import adamw
 
-from atom.graph.ir import ALIGNMENT_ELEMENTS, ParameterLayout
+from atom.graph.ir import ParameterLayout
+from atom.swap.host_kernels import (
+    GRADIENT_FORMATS,
+    MOMENT_FORMATS,
+    NO_WORKING_COPY,
+    WHOLE_MASTER,
+    WORKING_FORMATS,
+    AdamWArguments,
+    host_kernels,
+)
 from atom.swap.host_store import HostStore
 
 PIECE_ELEMENTS = 2**20
-"""Elements updated per call: the scaled gradient of one piece stays in cache."""
-assert PIECE_ELEMENTS % ALIGNMENT_ELEMENTS == 0
+"""Elements updated per call: about a millisecond's work, which threads can share evenly."""
 
 
 @dataclass(frozen=True)
@@ -45,20 +66,21 @@ class Step:
     """
 
     def __init__(
-        self, number: int, pieces: Sequence[Piece], update_piece: Callable[[Piece], None]
+        self, number: int, pieces: Sequence[Piece], update_piece: Callable[[Piece, int], None]
     ) -> None:
-        """Made by `AdamW.begin`."""
+        """Made by `AdamW.begin`. `update_piece(piece, address)` sets the byte there when done."""
         self.number = number
         """Counts from 1."""
         self.pieces = pieces
         self._update_piece = update_piece
         self._done = bytearray(len(pieces))
+        self._first_mark = ctypes.addressof(ctypes.c_char.from_buffer(self._done)) if pieces else 0
 
     def update(self, index: int) -> None:
-        """Updates `pieces[index]`, unless that is done. What it raises leaves it to be done."""
+        """Updates `pieces[index]`, unless that is done. What it raises leaves it to be done.
+        Lets other threads of Python run meanwhile."""
         if not self._done[index]:
-            self._update_piece(self.pieces[index])
-            self._done[index] = True
+            self._update_piece(self.pieces[index], self._first_mark + index)
 
     def is_done(self, index: int) -> bool:
         return bool(self._done[index])
@@ -78,9 +100,19 @@ class AdamW:
     """
 
     def __init__(
-        self, store: HostStore, settings: AdamWSettings, frozen: frozenset[str] = frozenset()
+        self,
+        store: HostStore,
+        settings: AdamWSettings,
+        frozen: frozenset[str] = frozenset(),
+        threads: int | None = None,
     ) -> None:
-        """`frozen` parameters, by layout name, are never updated."""
+        """`frozen` parameters, by layout name, are never updated. `threads`: of `step`; as many
+        as this process may use cores, unless given.
+
+        Raises: MismatchError when the kernel has not been compiled.
+        """
+        self._kernels = host_kernels()
+        self._threads = threads or len(os.sched_getaffinity(0))
         self._store = store
         self._settings = settings
         self._pieces = tuple(_pieces(store.layout, frozen))
@@ -94,15 +126,20 @@ class AdamW:
     def step(
         self, gradient: torch.Tensor, learning_rate: float, step: int, coefficient: float = 1.0
     ) -> None:
-        """One update with `gradient` [total elements] float32 (a mean; not changed) times
-        `coefficient`; `step` counts from 1 and corrects the moments' bias. Rewrites the working
-        copy and declares loaded copies stale.
+        """One update with `gradient` [total elements], float32 or bfloat16 (a mean; not changed),
+        times `coefficient`; `step` counts from 1 and corrects the moments' bias. Rewrites the
+        working copy and declares loaded copies stale.
 
         Raises: ValueError for a gradient of another shape, or another step while torn.
         """
         begun = self.begin(gradient, learning_rate, step, coefficient)
-        for index in range(len(begun.pieces)):
-            begun.update(index)
+        indices = range(len(begun.pieces))
+        if self._threads == 1 or self._store.layout.total_elements <= PIECE_ELEMENTS:
+            for index in indices:
+                begun.update(index)
+        else:
+            with ThreadPoolExecutor(self._threads, "atom-adamw") as pool:
+                list(pool.map(begun.update, indices))
         self.finish()
 
     def begin(
@@ -119,10 +156,7 @@ class AdamW:
         self._check(gradient, step)
         if self._unfinished is None:
             self._store.changed()
-
-            def update(piece: Piece) -> None:
-                self._update(piece, gradient, learning_rate, step, coefficient)
-
+            update = self._updating(gradient, learning_rate, step, coefficient)
             self._unfinished = Step(step, self._pieces, update)
         return self._unfinished
 
@@ -137,34 +171,59 @@ class AdamW:
         self._unfinished = None
 
     def _check(self, gradient: torch.Tensor, step: int) -> None:
-        if gradient.shape != self._store.master.shape or gradient.dtype != torch.float32:
+        fits = (
+            gradient.shape == self._store.master.shape
+            and gradient.dtype in GRADIENT_FORMATS
+            and gradient.is_contiguous()
+            and gradient.device.type == "cpu"
+        )
+        if not fits:
             raise ValueError(f"a gradient of {gradient.shape}, {gradient.dtype} does not fit")
         if self._unfinished is not None and self._unfinished.number != step:
             raise ValueError(f"step {self._unfinished.number} was interrupted; finish it first")
 
-    @torch.no_grad()
-    def _update(
-        self, piece: Piece, gradient: torch.Tensor, rate: float, step: int, coefficient: float
-    ) -> None:
-        store, where = self._store, slice(piece.start, piece.stop)
-        adamw(
-            [store.master[where]],
-            [gradient[where] * coefficient],
-            [store.exp_avg[where]],
-            [store.exp_avg_sq[where]],
-            [],
-            [torch.tensor(float(step - 1))],
-            fused=True,
-            amsgrad=False,
-            beta1=self._settings.betas[0],
-            beta2=self._settings.betas[1],
-            lr=rate,
-            weight_decay=self._settings.weight_decay if piece.decays else 0.0,
-            eps=self._settings.epsilon,
-            maximize=False,
+    def _updating(
+        self, gradient: torch.Tensor, rate: float, step: int, coefficient: float
+    ) -> Callable[[Piece, int], None]:
+        """What updates a piece: it holds on to the gradient and to the kernel's arguments."""
+        arguments = self._arguments(gradient, rate, step, coefficient)
+        decay = 1 - rate * self._settings.weight_decay
+
+        def update(piece: Piece, done: int, _held: torch.Tensor = gradient) -> None:
+            share = decay if piece.decays else 1.0
+            self._kernels.adamw(arguments, piece.start, piece.stop, share, done)
+
+        return update
+
+    def _arguments(
+        self, gradient: torch.Tensor, rate: float, step: int, coefficient: float
+    ) -> AdamWArguments:
+        store, (beta1, beta2) = self._store, self._settings.betas
+        copied = store.working is not store.master
+        return AdamWArguments(
+            master=store.master.data_ptr(),
+            working=store.working.data_ptr(),
+            exp_avg=store.exp_avg.data_ptr(),
+            exp_avg_sq=store.exp_avg_sq.data_ptr(),
+            gradient=gradient.data_ptr(),
+            gradient_format=GRADIENT_FORMATS[gradient.dtype],
+            master_format=WHOLE_MASTER,
+            moment_format=MOMENT_FORMATS[store.exp_avg.dtype],
+            working_format=WORKING_FORMATS[store.working.dtype] if copied else NO_WORKING_COPY,
+            coefficient=coefficient,
+            beta2=beta2,
+            one_minus_beta1=1 - beta1,
+            one_minus_beta2=1 - beta2,
+            root_of_correction2=math.sqrt(1 - power(beta2, step)),
+            epsilon=self._settings.epsilon,
+            minus_step_size=-rate / (1 - power(beta1, step)),
         )
-        if store.working is not store.master:
-            store.working[where].copy_(store.master[where])
+
+
+def power(beta: float, step: int) -> float:
+    """beta to the power of step, rounded once: mathematics libraries differ in the last bit of
+    theirs, and replicas must not."""
+    return float(Context(prec=50).power(Decimal(beta), step))
 
 
 def _pieces(layout: ParameterLayout, frozen: frozenset[str]) -> Iterator[Piece]:

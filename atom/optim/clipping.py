@@ -16,17 +16,21 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
+from atom.swap.host_kernels import host_kernels
+
 LANES = 2**15
-"""float64 lanes: two such rows stay in a core's cache."""
+"""float64 sums that do not wait for each other."""
 BLOCK_ELEMENTS = LANES * 2**10
 
 
 def gradient_norm(gradient: torch.Tensor, threads: int = 1) -> float:
     """Euclidean norm of a flat float32 host tensor; inf or nan if an element is not finite.
 
-    The same bits for any `threads`, on any machine. Raises: ValueError for another shape or type.
+    The same bits for any `threads`, on any machine. Raises: ValueError for another shape or type;
+    MismatchError when the kernel has not been compiled.
     """
-    if gradient.dim() != 1 or gradient.dtype != torch.float32 or gradient.device.type != "cpu":
+    flat = gradient.dim() == 1 and gradient.is_contiguous() and gradient.device.type == "cpu"
+    if not flat or gradient.dtype != torch.float32:
         raise ValueError("the norm is defined on a flat float32 tensor on the host")
     blocks = list(_blocks(gradient.detach()))
     if threads > 1 and len(blocks) > 1:
@@ -55,14 +59,4 @@ def _blocks(gradient: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 def _sum_of_squares(block: torch.Tensor) -> float:
-    lanes = torch.zeros(LANES, dtype=torch.float64)
-    row = torch.empty(LANES, dtype=torch.float64)
-    for start in range(0, block.numel(), LANES):
-        source = block[start : start + LANES]
-        wide = row[: source.numel()]
-        wide.copy_(source)
-        lanes[: source.numel()].addcmul_(wide, wide)
-    while lanes.numel() > 1:
-        half = lanes.numel() // 2
-        lanes = lanes[:half] + lanes[half:]
-    return float(lanes[0])
+    return host_kernels().sum_of_squares(block, torch.empty(LANES, dtype=torch.float64))

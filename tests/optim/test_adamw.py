@@ -1,16 +1,27 @@
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from decimal import Context, Decimal
+from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
-from atom.graph.ir import ParameterLayout
+from atom.graph.ir import ParameterLayout, padded_elements
 from atom.optim import adamw
-from atom.optim.adamw import AdamW, AdamWSettings
+from atom.optim.adamw import AdamW, AdamWSettings, power
+from atom.swap.build_kernels import LIBRARY
+from atom.swap.host_kernels import HostKernels, host_kernels, load
 from atom.swap.host_store import HostStore
 
-SHAPES = {"odd": (37, 53), "bias": (7,), "scalar": (), "exact": (16, 4), "long": (4099,)}
+SHAPES = {
+    name: torch.Size(shape)
+    for name, shape in {
+        "odd": (37, 53), "bias": (7,), "scalar": (), "exact": (16, 4), "long": (4099,),
+    }.items()
+}  # fmt: skip
 SETTINGS = AdamWSettings(betas=(0.9, 0.99), epsilon=1e-7, weight_decay=0.2)
 
 
@@ -19,11 +30,12 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adamw, "PIECE_ELEMENTS", 64)
 
 
-@pytest.fixture(params=[1, 2])
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+@pytest.fixture
+def one_torch_thread() -> Iterator[None]:
+    """Torch's share of a tensor per thread may end where its vectors do not."""
     before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
+    torch.set_num_threads(1)
+    yield
     torch.set_num_threads(before)
 
 
@@ -39,6 +51,14 @@ def values(name: str, shape: tuple[int, ...], step: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(len(name) + 100 * step))
 
 
+@pytest.fixture(params=range(host_kernels().highest_level + 1))
+def level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Of instructions: plain ones, and whatever this processor has beyond."""
+    kernels = HostKernels(load(LIBRARY), request.param)
+    monkeypatch.setattr(adamw, "host_kernels", lambda: kernels)
+    return request.param
+
+
 def mean_gradient(store: HostStore, step: int) -> Tensor:
     flat = torch.zeros(store.layout.total_elements)
     for spec in store.layout.specs:
@@ -46,42 +66,81 @@ def mean_gradient(store: HostStore, step: int) -> Tensor:
     return flat
 
 
-def plain_steps(steps: int, rate: float, coefficient: float = 1.0) -> dict[str, Tensor]:
-    parameters = {n: values(n, shape).requires_grad_() for n, shape in SHAPES.items()}
+def padded(value: Tensor) -> Tensor:
+    """Flat, and with zeros up to a length that torch's vectors divide: see `atom.optim.adamw`."""
+    flat = torch.zeros(padded_elements(value.numel()))
+    flat[: value.numel()] = value.flatten()
+    return flat
+
+
+def plain_steps(
+    steps: int, rate: float, coefficient: float = 1.0, settings: AdamWSettings = SETTINGS
+) -> dict[str, Tensor]:
+    parameters = {n: padded(values(n, shape)).requires_grad_() for n, shape in SHAPES.items()}
     groups = [
-        {"params": [p for p in parameters.values() if p.dim() >= 2]},
-        {"params": [p for p in parameters.values() if p.dim() < 2], "weight_decay": 0.0},
+        {"params": [p for n, p in parameters.items() if len(SHAPES[n]) >= 2]},
+        {"params": [p for n, p in parameters.items() if len(SHAPES[n]) < 2], "weight_decay": 0.0},
     ]
     optimizer = torch.optim.AdamW(
-        groups, lr=rate, betas=SETTINGS.betas, eps=SETTINGS.epsilon,
-        weight_decay=SETTINGS.weight_decay, fused=True,
+        groups, lr=rate, betas=settings.betas, eps=settings.epsilon,
+        weight_decay=settings.weight_decay, fused=True,
     )  # fmt: skip
     for step in range(1, steps + 1):
         for name, parameter in parameters.items():
-            parameter.grad = values(name, SHAPES[name], step) * coefficient
+            parameter.grad = padded(values(name, SHAPES[name], step)) * coefficient
         optimizer.step()
-    return {name: parameter.detach() for name, parameter in parameters.items()}
+    shapes = SHAPES.items()
+    return {n: parameters[n].detach()[: shape.numel()].view(shape) for n, shape in shapes}
 
 
-@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.usefixtures("small_pieces", "one_torch_thread")
+@pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("coefficient", [1.0, 0.37])
-def test_bit_equal_to_torch_in_small_pieces(threads: int, coefficient: float) -> None:
+def test_bit_equal_to_torch_in_small_pieces(level: int, threads: int, coefficient: float) -> None:
     store = filled_store()
-    optimizer = AdamW(store, SETTINGS)
+    optimizer = AdamW(store, SETTINGS, threads=threads)
     for step in range(1, 6):
         optimizer.step(mean_gradient(store, step), 0.01, step, coefficient)
     for name, plain in plain_steps(5, 0.01, coefficient).items():
         assert torch.equal(store.layout.view(store.master, name), plain), name
 
 
-def test_pieces_and_threads_do_not_show(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
+@pytest.mark.usefixtures("one_torch_thread")
+@pytest.mark.parametrize("betas", [(0.5, 0.95), (0.3, 0.999), (0.0, 0.0)])
+def test_a_mean_that_moves_far_is_torchs_too(level: int, betas: tuple[float, float]) -> None:
+    settings = AdamWSettings(betas, 1e-8, 0.0)
+    store = filled_store()
+    optimizer = AdamW(store, settings)
+    for step in range(1, 4):
+        optimizer.step(mean_gradient(store, step), 0.1, step)
+    for name, plain in plain_steps(3, 0.1, settings=settings).items():
+        assert torch.equal(store.layout.view(store.master, name), plain), name
+
+
+def test_pieces_do_not_show(monkeypatch: pytest.MonkeyPatch, level: int) -> None:
     results = []
-    for elements in (16, 1024, 2**20):
+    for elements in (5, 16, 1024, 2**20):
         monkeypatch.setattr(adamw, "PIECE_ELEMENTS", elements)
         store = filled_store()
         AdamW(store, SETTINGS).step(mean_gradient(store, 1), 0.01, 1)
         results.append(torch.cat([store.master, store.exp_avg, store.exp_avg_sq]))
     assert all(torch.equal(result, results[0]) for result in results)
+
+
+def test_a_gradient_in_sixteen_bits_counts_as_what_it_says(level: int) -> None:
+    store, wide = filled_store(), filled_store()
+    gradient = mean_gradient(store, 1).bfloat16()
+    AdamW(store, SETTINGS).step(gradient, 0.01, 1, 0.7)
+    AdamW(wide, SETTINGS).step(gradient.float(), 0.01, 1, 0.7)
+    assert torch.equal(store.master, wide.master)
+    assert torch.equal(store.exp_avg_sq, wide.exp_avg_sq)
+
+
+@given(st.floats(0, 1, exclude_max=True), st.integers(1, 10**6))
+def test_powers_are_rounded_once(beta: float, step: int) -> None:
+    exact = Context(prec=80).power(Decimal(beta), step)
+    assert power(beta, step) == float(exact)
+    assert power(beta, step) == pytest.approx(beta**step, rel=1e-13, abs=1e-300)
 
 
 def test_only_matrices_decay() -> None:
@@ -116,7 +175,7 @@ def test_the_gradient_is_not_changed_and_gaps_stay_zero() -> None:
 
 
 @pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16])
-def test_the_working_copy_is_the_rounded_master(precision: torch.dtype) -> None:
+def test_the_working_copy_is_the_rounded_master(level: int, precision: torch.dtype) -> None:
     store = filled_store(precision)
     version = store.version
     AdamW(store, SETTINGS).step(mean_gradient(store, 1), 0.1, 1)
@@ -124,19 +183,36 @@ def test_the_working_copy_is_the_rounded_master(precision: torch.dtype) -> None:
     assert store.version > version
 
 
+@pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16])
+def test_every_kind_of_number_is_rounded_to_nearest_even(
+    level: int, precision: torch.dtype
+) -> None:
+    """Ties, subnormal results, what overflows: a step of size zero only rounds."""
+    patterns = torch.arange(0, 2**32, 30011, dtype=torch.int64)
+    borders = torch.arange(0, 2**32, 2**12, dtype=torch.int64)
+    numbers = torch.cat([patterns, borders]).to(torch.int32).view(torch.float32)
+    layout = ParameterLayout.of({"numbers": (len(numbers),)})
+    store = HostStore.allocate(layout, precision)
+    store.master.copy_(torch.cat([numbers, torch.zeros(layout.total_elements - len(numbers))]))
+    AdamW(store, SETTINGS).step(torch.zeros(layout.total_elements), 0.0, 1)
+    rounded, expected = store.working.float(), store.master.to(precision).float()
+    assert torch.equal(rounded.isnan(), expected.isnan())
+    assert torch.equal(rounded[~rounded.isnan()], expected[~expected.isnan()])
+
+
 @pytest.mark.usefixtures("small_pieces")
 def test_an_interrupted_step_is_finished_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     store = filled_store(torch.bfloat16)
     optimizer = AdamW(store, SETTINGS)
-    gradient, calls, original = mean_gradient(store, 1), [0], adamw.adamw
+    gradient, calls, original = mean_gradient(store, 1), [0], HostKernels.adamw
 
-    def failing(*arguments: object, **named: object) -> None:
+    def failing(*arguments: Any) -> None:
         calls[0] += 1
         if calls[0] == 9:
             raise MemoryError
-        original(*arguments, **named)  # type: ignore[arg-type]
+        original(*arguments)
 
-    monkeypatch.setattr(adamw, "adamw", failing)
+    monkeypatch.setattr(HostKernels, "adamw", failing)
     with pytest.raises(MemoryError):
         optimizer.step(gradient, 0.01, 1)
     assert optimizer.torn
@@ -151,10 +227,15 @@ def test_an_interrupted_step_is_finished_not_repeated(monkeypatch: pytest.Monkey
     assert torch.equal(store.working, whole.working)
 
 
-@pytest.mark.parametrize("gradient", [torch.zeros(3), torch.zeros(1, dtype=torch.float64)])
-def test_gradients_that_do_not_fit_are_refused(gradient: Tensor) -> None:
+@pytest.mark.parametrize("kind", ["short", "float64", "every second"])
+def test_gradients_that_do_not_fit_are_refused(kind: str) -> None:
     store = filled_store()
-    optimizer = AdamW(store, SETTINGS)
+    optimizer, elements = AdamW(store, SETTINGS), store.layout.total_elements
+    gradient = {
+        "short": torch.zeros(3),
+        "float64": torch.zeros(elements, dtype=torch.float64),
+        "every second": torch.zeros(2 * elements)[::2],
+    }[kind]
     with pytest.raises(ValueError, match="does not fit"):
         optimizer.step(gradient, 0.1, 1)
     assert not optimizer.torn

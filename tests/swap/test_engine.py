@@ -14,6 +14,7 @@ from hand_written_program import (
     initial_value,
     plain_loss,
 )
+from padded_adamw import PaddedAdamW
 from torch import Tensor
 
 from atom.graph.ir import Program
@@ -113,15 +114,6 @@ def plain_gradients(
     return losses
 
 
-def plain_optimizer(parameters: dict[str, Tensor]) -> torch.optim.AdamW:
-    matrices = [p for p in parameters.values() if p.dim() >= 2]
-    vectors = [p for p in parameters.values() if p.dim() < 2]
-    groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
-    return torch.optim.AdamW(
-        groups, lr=RATE, betas=SETTINGS.betas, weight_decay=SETTINGS.weight_decay, fused=True
-    )
-
-
 @pytest.mark.parametrize("slots", [2, 3])
 @pytest.mark.parametrize("sizes", [(4,), (4, 3, 5)])
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
@@ -132,7 +124,7 @@ def test_steps_are_bit_equal_to_plain_pytorch(
     rig = Rig(cut, dropout, arrangement=Arrangement(slots))
     adamw = AdamW(rig.store, SETTINGS)
     plain = plain_parameters(rig.program)
-    optimizer = plain_optimizer(plain)
+    optimizer = PaddedAdamW(plain, SETTINGS, RATE)
     for step in range(1, STEPS + 1):
         micro_batches = batches(sizes, seed=step)
         seeds = [100 * step + c for c in range(len(sizes))]

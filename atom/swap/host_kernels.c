@@ -1,0 +1,282 @@
+/* Loops over host arenas, each in one pass over memory: the AdamW step, sums of gradients, and the
+ * sum of squares that clipping is decided by.
+ *
+ * Same bits on every machine. Every operation below is one IEEE 754 operation in round-to-nearest,
+ * in the order written: the file is compiled without contraction and without fast mathematics, and
+ * where a fused multiply-add is meant it says fmaf, which rounds once with or without an
+ * instruction for it. Elements do not depend on each other, or are added in an order that is part
+ * of the definition. So neither vector width, chunking, alignment nor threads can show.
+ *
+ * Plain C without Python: loaded with ctypes, which releases the interpreter's lock.
+ */
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#define INLINE static inline __attribute__((always_inline))
+
+/* What the functions are compiled for besides the compiler's own target. The optimizer's loop has
+ * much to compute and gains from 512 bits where memory is not what it waits for. */
+#if defined(__x86_64__)
+#define AVX2 __attribute__((target("avx2,fma")))
+#define AVX512                                                                                   \
+    __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,fma,prefer-vector-width=512")))
+#endif
+
+enum gradient_format { GRADIENT_FLOAT32, GRADIENT_BFLOAT16 };
+enum master_format { MASTER_FLOAT32, MASTER_SPLIT };
+enum moment_format { MOMENT_FLOAT32, MOMENT_BFLOAT16 };
+enum working_format { WORKING_NONE, WORKING_BFLOAT16, WORKING_FLOAT16 };
+
+/* One optimizer step. Mirrored by atom/swap/host_kernels.py. Pointers are to element 0 of each arena. */
+struct adamw {
+    void *master;      /* float32, or the low halves, 16 bits */
+    void *working;     /* nothing, the rounded copy, or the high halves, bfloat16 */
+    void *exp_avg;     /* float32 or bfloat16 */
+    void *exp_avg_sq;  /* likewise */
+    const void *gradient;
+    uint64_t noise_key; /* of the step, for moments that are rounded at random */
+    int32_t gradient_format, master_format, moment_format, working_format;
+    float coefficient;  /* the gradient is multiplied by it first */
+    float beta2, one_minus_beta1, one_minus_beta2;
+    float root_of_correction2; /* sqrt(1 - beta2^step) */
+    float epsilon;
+    float minus_step_size; /* -rate / (1 - beta1^step) */
+};
+
+INLINE uint32_t bits_of(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+INLINE float float_of(uint32_t bits) {
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+INLINE float from_bfloat16(uint16_t value) { return float_of((uint32_t)value << 16); }
+
+/* To nearest, ties to even; NaN stays NaN. */
+INLINE uint16_t to_bfloat16(float value) {
+    uint32_t bits = bits_of(value);
+    uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+    return (uint16_t)((bits & 0x7fffffffu) > 0x7f800000u ? 0x7fc0u : rounded);
+}
+
+/* To nearest, ties to even; subnormal results too; NaN stays NaN. */
+INLINE uint16_t to_float16(float value) {
+    uint32_t bits = bits_of(value), sign = bits & 0x80000000u, size = bits ^ sign;
+    uint32_t normal = (size - 0x38000000u + 0xfffu + ((size >> 13) & 1u)) >> 13;
+    /* Adding a half aligns a subnormal result with the last bit, and rounds it. */
+    uint32_t subnormal = bits_of(float_of(size) + 0.5f) - 0x3f000000u;
+    uint32_t result = size < 0x38800000u ? subnormal : normal;
+    result = size >= 0x47800000u ? 0x7c00u : result;
+    result = size > 0x7f800000u ? 0x7e00u : result;
+    return (uint16_t)(result | (sign >> 16));
+}
+
+/* A split float32: high half to nearest, ties away from zero, and the 16 bits that were cut off,
+ * read as a signed number. high * 2^16 + low gives every bit back. */
+INLINE uint16_t high_half(float value) { return (uint16_t)((bits_of(value) + 0x8000u) >> 16); }
+INLINE uint16_t low_half(float value) { return (uint16_t)bits_of(value); }
+INLINE float joined(uint16_t high, uint16_t low) {
+    return float_of(((uint32_t)high << 16) + (uint32_t)(int32_t)(int16_t)low);
+}
+
+/* To bfloat16, up with the probability of the part cut off. `noise`: 16 uniform bits. */
+INLINE uint16_t to_bfloat16_at_random(float value, uint32_t noise) {
+    return (uint16_t)((bits_of(value) + noise) >> 16);
+}
+
+INLINE uint64_t mixed64(uint64_t x) {
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+}
+
+/* 32 bits for one element, a function of the key and the element's number alone. */
+INLINE uint32_t noise_of(uint32_t element, uint32_t key, uint32_t other_key) {
+    uint32_t x = element ^ key;
+    x = (x ^ (x >> 16)) * 0x7feb352du;
+    x = ((x ^ (x >> 15)) + other_key) * 0x846ca68bu;
+    return x ^ (x >> 16);
+}
+
+/* Elements [start, stop), which share the upper 32 bits of their numbers. The four formats are
+ * constants where this is inlined: each combination becomes a loop without branches. */
+INLINE void adamw_loop(const struct adamw *step, int64_t start, int64_t stop, float decay,
+                       int gradient_format, int master_format, int moment_format,
+                       int working_format, void *restrict master, void *restrict working,
+                       void *restrict exp_avg, void *restrict exp_avg_sq,
+                       const void *restrict gradients) {
+    const float beta2 = step->beta2, c1 = step->one_minus_beta1, c2 = step->one_minus_beta2;
+    const float root = step->root_of_correction2, epsilon = step->epsilon;
+    const float coefficient = step->coefficient, minus_step_size = step->minus_step_size;
+    const uint64_t key = mixed64(step->noise_key ^ mixed64((uint64_t)start >> 32));
+    const uint32_t low_key = (uint32_t)key, high_key = (uint32_t)(key >> 32);
+    /* A mean that moves by half of the way or more is computed from its far end. Chosen by bits:
+     * a condition would keep compilers from using vectors. */
+    const uint32_t near = c1 < 0.5f ? 0xffffffffu : 0u;
+    const float weight = c1 < 0.5f ? c1 : c1 - 1.0f;
+
+    for (int64_t i = start; i < stop; i++) {
+        float given = gradient_format == GRADIENT_FLOAT32
+                          ? ((const float *)gradients)[i]
+                          : from_bfloat16(((const uint16_t *)gradients)[i]);
+        float gradient = given * coefficient;
+        float value = master_format == MASTER_FLOAT32
+                          ? ((float *)master)[i]
+                          : joined(((uint16_t *)working)[i], ((uint16_t *)master)[i]);
+        float m = moment_format == MOMENT_FLOAT32 ? ((float *)exp_avg)[i]
+                                                  : from_bfloat16(((uint16_t *)exp_avg)[i]);
+        float v = moment_format == MOMENT_FLOAT32 ? ((float *)exp_avg_sq)[i]
+                                                  : from_bfloat16(((uint16_t *)exp_avg_sq)[i]);
+
+        float base = float_of((bits_of(m) & near) | (bits_of(gradient) & ~near));
+        m = fmaf(weight, gradient - m, base);
+        v = fmaf(c2 * gradient, gradient, v * beta2);
+        float denominator = sqrtf(v) / root + epsilon;
+        value = value * decay + (minus_step_size * m) / denominator;
+
+        if (master_format == MASTER_FLOAT32) {
+            ((float *)master)[i] = value;
+            if (working_format == WORKING_BFLOAT16) ((uint16_t *)working)[i] = to_bfloat16(value);
+            if (working_format == WORKING_FLOAT16) ((uint16_t *)working)[i] = to_float16(value);
+        } else {
+            ((uint16_t *)working)[i] = high_half(value);
+            ((uint16_t *)master)[i] = low_half(value);
+        }
+        if (moment_format == MOMENT_FLOAT32) {
+            ((float *)exp_avg)[i] = m;
+            ((float *)exp_avg_sq)[i] = v;
+        } else {
+            uint32_t noise = noise_of((uint32_t)i, low_key, high_key);
+            ((uint16_t *)exp_avg)[i] = to_bfloat16_at_random(m, noise & 0xffffu);
+            ((uint16_t *)exp_avg_sq)[i] = to_bfloat16_at_random(v, noise >> 16);
+        }
+    }
+}
+
+#define ADAMW_CASE(G, MASTER, MOMENT, WORKING)                                                   \
+    if (s->gradient_format == G && s->master_format == MASTER && s->moment_format == MOMENT &&   \
+        s->working_format == WORKING) {                                                          \
+        adamw_loop(s, start, stop, decay, G, MASTER, MOMENT, WORKING, s->master, s->working,     \
+                   s->exp_avg, s->exp_avg_sq, s->gradient);                                      \
+        return 1;                                                                                \
+    }
+
+#define ADAMW_CASES(G)                                                                           \
+    ADAMW_CASE(G, MASTER_FLOAT32, MOMENT_FLOAT32, WORKING_NONE)                                  \
+    ADAMW_CASE(G, MASTER_FLOAT32, MOMENT_FLOAT32, WORKING_BFLOAT16)                              \
+    ADAMW_CASE(G, MASTER_FLOAT32, MOMENT_FLOAT32, WORKING_FLOAT16)                               \
+    ADAMW_CASE(G, MASTER_SPLIT, MOMENT_FLOAT32, WORKING_NONE)                                    \
+    ADAMW_CASE(G, MASTER_SPLIT, MOMENT_BFLOAT16, WORKING_NONE)
+
+#define DEFINE_ADAMW(NAME, ATTRIBUTE)                                                            \
+    ATTRIBUTE static int NAME(const struct adamw *s, int64_t start, int64_t stop, float decay) { \
+        ADAMW_CASES(GRADIENT_FLOAT32)                                                            \
+        ADAMW_CASES(GRADIENT_BFLOAT16)                                                           \
+        return 0;                                                                                \
+    }
+
+INLINE void add_float32_loop(float *restrict sum, const float *restrict addend, int64_t count) {
+    for (int64_t i = 0; i < count; i++) sum[i] += addend[i];
+}
+
+INLINE void add_bfloat16_loop(float *restrict sum, const uint16_t *restrict addend,
+                              int64_t count) {
+    for (int64_t i = 0; i < count; i++) sum[i] += from_bfloat16(addend[i]);
+}
+
+#define DEFINE_ADD(NAME, LOOP, TYPE, ATTRIBUTE)                                                  \
+    ATTRIBUTE static void NAME(float *sum, const TYPE *addend, int64_t count) {                  \
+        LOOP(sum, addend, count);                                                                \
+    }
+
+/* Lanes summed at a time: 16 KiB of sums stay in the first-level cache. */
+#define LANES_AT_ONCE 2048
+
+/* See atom/optim/clipping.py for the order of additions. `lane`: room for `lanes` sums. */
+INLINE double sum_of_squares_loop(const float *restrict x, int64_t count, double *restrict lane,
+                                  int64_t lanes) {
+    for (int64_t l = 0; l < lanes; l++) lane[l] = 0.0;
+    for (int64_t first = 0; first < lanes; first += LANES_AT_ONCE) {
+        int64_t width = lanes - first < LANES_AT_ONCE ? lanes - first : LANES_AT_ONCE;
+        for (int64_t row = first; row < count; row += lanes) {
+            int64_t here = count - row < width ? count - row : width;
+            for (int64_t l = 0; l < here; l++) {
+                double wide = x[row + l];
+                lane[first + l] += wide * wide;
+            }
+        }
+    }
+    for (int64_t half = lanes / 2; half > 0; half /= 2)
+        for (int64_t l = 0; l < half; l++) lane[l] += lane[l + half];
+    return lane[0];
+}
+
+#define DEFINE_SQUARES(NAME, ATTRIBUTE)                                                          \
+    ATTRIBUTE static double NAME(const float *x, int64_t count, double *lane, int64_t lanes) {   \
+        return sum_of_squares_loop(x, count, lane, lanes);                                       \
+    }
+
+#define DEFINE_ALL(SUFFIX, ATTRIBUTE)                                                            \
+    DEFINE_ADAMW(adamw_##SUFFIX, ATTRIBUTE)                                                      \
+    DEFINE_ADD(add_float32_##SUFFIX, add_float32_loop, float, ATTRIBUTE)                         \
+    DEFINE_ADD(add_bfloat16_##SUFFIX, add_bfloat16_loop, uint16_t, ATTRIBUTE)                    \
+    DEFINE_SQUARES(squares_##SUFFIX, ATTRIBUTE)
+
+DEFINE_ALL(plain, )
+#if defined(__x86_64__)
+DEFINE_ALL(avx2, AVX2)
+DEFINE_ALL(avx512, AVX512)
+#define CHOOSE(level, NAME)                                                                      \
+    ((level) == 2 ? NAME##_avx512 : (level) == 1 ? NAME##_avx2 : NAME##_plain)
+#else
+#define CHOOSE(level, NAME) ((void)(level), NAME##_plain)
+#endif
+
+/* ---- What Python calls. `level`: 0 plain instructions, 1 AVX2, 2 AVX-512; at most this. */
+
+const char *atom_source_digest(void) { return SOURCE_DIGEST; }
+
+int32_t atom_highest_level(void) {
+#if defined(__x86_64__)
+    int avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    int avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                 __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+    return avx2 && avx512 ? 2 : avx2;
+#else
+    return 0;
+#endif
+}
+
+/* Updates elements [start, stop) and then sets *done, so that no interruption can part the two.
+ * `decay`: what the weights are multiplied by. Returns 0 for formats that do not go together. */
+int32_t atom_adamw(const struct adamw *step, int64_t start, int64_t stop, float decay,
+                   int32_t level, volatile uint8_t *done) {
+    while (start < stop) {
+        int64_t border = ((start >> 32) + 1) << 32;
+        int64_t end = stop < border ? stop : border;
+        if (!CHOOSE(level, adamw)(step, start, end, decay)) return 0;
+        start = end;
+    }
+    *done = 1;
+    return 1;
+}
+
+void atom_add_float32(float *sum, const float *addend, int64_t count, int32_t level) {
+    CHOOSE(level, add_float32)(sum, addend, count);
+}
+
+void atom_add_bfloat16(float *sum, const uint16_t *addend, int64_t count, int32_t level) {
+    CHOOSE(level, add_bfloat16)(sum, addend, count);
+}
+
+double atom_sum_of_squares(const float *x, int64_t count, double *lane, int64_t lanes,
+                           int32_t level) {
+    return CHOOSE(level, squares)(x, count, lane, lanes);
+}

@@ -1,0 +1,123 @@
+"""The compiled loops over host memory of `host_kernels.c`, as Python calls them.
+
+Calls release the interpreter's lock, so threads run them side by side. Each gives the same bits
+on every machine, at every `level` of instructions. There is no other implementation to fall back
+on: replicas that computed in different ways would not stay equal.
+"""
+
+import ctypes
+import functools
+from ctypes import c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
+from pathlib import Path
+
+import torch
+
+from atom.base.errors import MismatchError
+from atom.swap.build_kernels import LIBRARY, source_digest
+
+GRADIENT_FORMATS = {torch.float32: 0, torch.bfloat16: 1}
+MOMENT_FORMATS = {torch.float32: 0, torch.bfloat16: 1}
+WORKING_FORMATS = {torch.bfloat16: 1, torch.float16: 2}
+NO_WORKING_COPY = 0
+WHOLE_MASTER, SPLIT_MASTER = 0, 1
+
+
+class AdamWArguments(ctypes.Structure):
+    """`struct adamw` of the source, field by field."""
+
+    _fields_ = (
+        ("master", c_void_p),
+        ("working", c_void_p),
+        ("exp_avg", c_void_p),
+        ("exp_avg_sq", c_void_p),
+        ("gradient", c_void_p),
+        ("noise_key", c_uint64),
+        ("gradient_format", c_int32),
+        ("master_format", c_int32),
+        ("moment_format", c_int32),
+        ("working_format", c_int32),
+        ("coefficient", c_float),
+        ("beta2", c_float),
+        ("one_minus_beta1", c_float),
+        ("one_minus_beta2", c_float),
+        ("root_of_correction2", c_float),
+        ("epsilon", c_float),
+        ("minus_step_size", c_float),
+    )
+
+
+class HostKernels:
+    """The library's functions. Any thread."""
+
+    def __init__(self, library: ctypes.CDLL, level: int | None = None) -> None:
+        """`level` of instructions, from 0 to `highest_level`, which is taken if none is given."""
+        self._library = library
+        self.highest_level: int = library.atom_highest_level()
+        self._level = self.highest_level if level is None else level
+        assert 0 <= self._level <= self.highest_level
+
+    def adamw(
+        self, arguments: AdamWArguments, start: int, stop: int, decay: float, done: int
+    ) -> None:
+        """Updates elements [start, stop) of all arenas, whose weights are multiplied by `decay`
+        first; then sets the byte at address `done`."""
+        address = ctypes.addressof(arguments)
+        known = self._library.atom_adamw(address, start, stop, decay, self._level, done)
+        assert known, "formats that the kernel does not combine"
+
+    def add(self, total: torch.Tensor, addend: torch.Tensor) -> None:
+        """`total` [n] float32 += `addend` [n], float32 or bfloat16; flat, on the host."""
+        assert total.shape == addend.shape
+        assert addend.dtype in (torch.float32, torch.bfloat16)
+        wide = addend.dtype == torch.float32
+        add = self._library.atom_add_float32 if wide else self._library.atom_add_bfloat16
+        addresses = _address(total, torch.float32), _address(addend, addend.dtype)
+        add(*addresses, total.numel(), self._level)
+
+    def sum_of_squares(self, x: torch.Tensor, lanes: torch.Tensor) -> float:
+        """Of `x` [n] float32, in the order that `atom.optim.clipping` defines for a block.
+        `lanes` [a power of two] float64 is overwritten."""
+        addresses = _address(x, torch.float32), _address(lanes, torch.float64)
+        squares: float = self._library.atom_sum_of_squares(
+            addresses[0], x.numel(), addresses[1], lanes.numel(), self._level
+        )
+        return squares
+
+
+def _address(tensor: torch.Tensor, dtype: torch.dtype) -> int:
+    assert tensor.dtype == dtype
+    assert tensor.is_contiguous()
+    assert tensor.device.type == "cpu"
+    return tensor.data_ptr()
+
+
+@functools.cache
+def host_kernels() -> HostKernels:
+    """With the widest instructions of this processor. Raises: MismatchError, see `load`."""
+    return HostKernels(load(LIBRARY))
+
+
+def load(path: Path) -> ctypes.CDLL:
+    """Raises: MismatchError when the library is missing, or was made from another source."""
+    hint = "run `python -m atom.swap.build_kernels` (it needs a C compiler), or install again"
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as problem:
+        raise MismatchError(f"the host kernels are not compiled: {problem}", hint) from problem
+    digest = library.atom_source_digest
+    digest.restype = ctypes.c_char_p
+    if digest().decode() != source_digest():
+        raise MismatchError(f"{path} was compiled from another version of Atom", hint)
+    _declare(library)
+    return library
+
+
+def _declare(library: ctypes.CDLL) -> None:
+    library.atom_highest_level.restype = c_int32
+    step = (c_void_p, c_int64, c_int64, c_float, c_int32, c_void_p)
+    library.atom_adamw.argtypes, library.atom_adamw.restype = step, c_int32
+    for add in (library.atom_add_float32, library.atom_add_bfloat16):
+        add.argtypes, add.restype = (c_void_p, c_void_p, c_int64, c_int32), None
+    squares = library.atom_sum_of_squares
+    squares.argtypes = (c_void_p, c_int64, c_void_p, c_int64, c_int32)
+    squares.restype = c_double

@@ -1,0 +1,66 @@
+"""The compiled library: where it comes from, and what adds up in it."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from atom.base.errors import MismatchError
+from atom.swap import host_kernels as module
+from atom.swap.build_kernels import LIBRARY, compile_kernels
+from atom.swap.host_kernels import HostKernels, host_kernels, load
+
+
+@pytest.fixture(params=range(host_kernels().highest_level + 1))
+def kernels(request: pytest.FixtureRequest) -> HostKernels:
+    return HostKernels(load(LIBRARY), request.param)
+
+
+def test_it_is_compiled_anywhere(tmp_path: Path) -> None:
+    compile_kernels(tmp_path / "kernels.so")
+    assert [path.name for path in tmp_path.iterdir()] == ["kernels.so"]
+    load(tmp_path / "kernels.so")
+
+
+def test_without_the_library_there_is_an_error_that_helps(tmp_path: Path) -> None:
+    with pytest.raises(MismatchError, match="not compiled") as caught:
+        load(tmp_path / "none.so")
+    assert "python -m atom.swap.build_kernels" in caught.value.hint
+
+
+def test_a_library_of_another_source_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "source_digest", lambda: "another")
+    with pytest.raises(MismatchError, match="another version"):
+        load(LIBRARY)
+
+
+def test_without_a_compiler_nothing_is_left_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CC", "false")
+    with pytest.raises(subprocess.CalledProcessError):
+        compile_kernels(tmp_path / "kernels.so")
+    monkeypatch.setenv("CC", str(tmp_path / "no-such-compiler"))
+    with pytest.raises(FileNotFoundError):
+        compile_kernels(tmp_path / "kernels.so")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("elements", [0, 1, 15, 100, 5001])
+def test_sums_are_torchs(kernels: HostKernels, elements: int, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(elements)
+    total = torch.randn(elements + 1, generator=generator)[1:]
+    addend = torch.randn(elements, generator=generator).to(dtype)
+    expected = total + addend
+    kernels.add(total, addend)
+    assert torch.equal(total, expected)
+
+
+def test_squares_add_up_alike_at_every_level(kernels: HostKernels) -> None:
+    x = torch.randn(100_003, generator=torch.Generator().manual_seed(1))
+    plain = HostKernels(load(LIBRARY), 0)
+    for lanes in (1, 64, 8192):
+        room = torch.empty(lanes, dtype=torch.float64)
+        assert kernels.sum_of_squares(x, room) == plain.sum_of_squares(x, room)
