@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from atom.graph.ir import ValueSpec
-from atom.graph.traced import Constant, nested_graph
+from atom.graph.traced import Constant, Span, nested_graph
 
 
 def graph_hash(
@@ -17,8 +17,10 @@ def graph_hash(
     loss: fx.Node,
     specs: Mapping[fx.Node, ValueSpec],
     constants: Mapping[fx.Node, Constant],
+    recomputed: Sequence[Span] = (),
 ) -> str:
-    """sha256 hex over operators, arguments, shapes, dtypes, gradients and constants' values.
+    """sha256 hex over operators, arguments, shapes, dtypes, gradients, constants' values, and what
+    is recomputed.
 
     `inputs` are the placeholders in a canonical order: parameters in layout order, constants,
     batch entries. A tied parameter is one input used twice, so tying is part of the identity.
@@ -33,6 +35,8 @@ def graph_hash(
     for line in _lines(calls, index, specs):
         digest.update(line.encode())
     digest.update(f"loss %{index[loss]}".encode())
+    if recomputed:
+        digest.update(f"recomputed {list(recomputed)}".encode())
     return digest.hexdigest()
 
 

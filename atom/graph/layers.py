@@ -57,12 +57,12 @@ _Run = tuple[str, tuple[fx.Node, ...]]
 
 
 def _runs(graph: Graph) -> Iterator[_Run]:
-    numbered = any(_numbered(node) for node in graph.calls)
-    for key, calls in groupby(graph.calls, _numbered if numbered else _top_level):
+    numbered = any(numbered_module(node) for node in graph.calls)
+    for key, calls in groupby(graph.calls, numbered_module if numbered else _top_level):
         yield key, tuple(calls)
 
 
-def _numbered(node: fx.Node) -> str:
+def numbered_module(node: fx.Node) -> str:
     """The outermost numbered module, or an empty string. A region's is that of its calls."""
     paths = (path for call in with_nested(node) for path, _ in layer_path(call))
     return next((path for path in paths if _NUMBERED.search(path)), "")

@@ -17,6 +17,7 @@ from torch.export import ExportedProgram
 from atom.base.errors import ModelError
 from atom.graph.traced import Graph
 from atom.graph.tracing.attention_masks import masks_as_in_eager
+from atom.graph.tracing.checkpoints import marked_checkpoints
 from atom.graph.tracing.failures import untraceable
 from atom.graph.tracing.guards import (
     quiet,
@@ -113,6 +114,7 @@ def _export_once(
             refuse_gradient_hooks(),
             state.watched(),
             masks_as_in_eager(),
+            marked_checkpoints(),
             quiet(),
         ):
             stack.enter_context(guard)

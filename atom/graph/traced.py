@@ -14,6 +14,9 @@ from torch import fx
 
 from atom.graph.ir import ParameterLayout, ValueSpec
 
+Span = tuple[int, int]
+"""Positions [first, end)."""
+
 
 @dataclass(frozen=True)
 class Constant:
@@ -45,12 +48,20 @@ class Graph:
     specs: Mapping[fx.Node, ValueSpec]
     """What every tensor of the graph looks like; nodes that give several tensors are absent."""
     forbidden_cuts: frozenset[int]
-    """Positions where a cut would give wrong results."""
+    """Positions where a cut would give wrong results, or part a span of `recomputed`."""
     graph_hash: str
+    recomputed: tuple[Span, ...] = ()
+    """Spans of calls of which backward is given what goes in and comes out, and computes the rest
+    again: regions that the model itself checkpoints."""
 
     @cached_property
     def call_set(self) -> frozenset[fx.Node]:
         return frozenset(self.calls)
+
+    @cached_property
+    def span_of(self) -> Mapping[fx.Node, Span]:
+        """The span of `recomputed` that a call is in; other calls are absent."""
+        return {node: span for span in self.recomputed for node in self.calls[slice(*span)]}
 
     def value_name(self, node: fx.Node) -> str:
         """The name of a batch entry or of a call's result between sub-models."""

@@ -8,7 +8,10 @@ its shape, never on which others are made or in which order, so a peer can fill 
 piece, in threads, or again after a loss. Bits are the same for one build of PyTorch on one kind
 of CPU; across kinds, vectorised sampling may differ in the last bit.
 
-Shapes: B sequences, S tokens per sequence, D model_dim, H heads, V vocabulary_size.
+The loss of many tokens is computed in chunks of them. Backward computes a chunk's logits again, so
+that no more than one chunk's are in memory at once.
+
+Shapes: B sequences, S tokens per sequence, D model_dim, H heads, V vocabulary_size, T = B·S tokens.
 """
 
 import contextlib
@@ -20,12 +23,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 GPT2_VOCABULARY = 50257
 """Tokens of the tokenizer that GPT-2 and GPT-3 share."""
 
 STANDARD_DEVIATION = 0.02
 """GPT-2's and GPT-3's, for weights and both embeddings."""
+
+IGNORED = -100
+"""A target that does not count, PyTorch's own."""
+
+MOST_LOSS_CHUNKS = 16
+"""Each adds to the head's gradient, in the weights' precision."""
+LEAST_CHUNK_TOKENS = 256
+"""A matrix product of fewer does not fill a GPU."""
 
 _RESIDUAL_ENDS = (".attention.projection.weight", ".feed_forward.contract.weight")
 
@@ -194,15 +206,51 @@ class GPT3(nn.Module):
 
         tokens, targets: int64 [B, S], S ≤ sequence_tokens.
         """
-        logits = self.logits(tokens).float()
-        return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        chunks = loss_chunks(self.config, tokens.numel())
+        if chunks == 1:
+            logits = self.logits(tokens).float()
+            return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        hidden, targets = self._hidden(tokens).flatten(0, 1), targets.flatten()
+        sums = [
+            checkpoint(self._loss_sum, *chunk, use_reentrant=False)
+            for chunk in zip(hidden.chunk(chunks), targets.chunk(chunks), strict=True)
+        ]
+        return torch.stack(sums).sum() / (targets != IGNORED).sum()
 
     def logits(self, tokens: Tensor) -> Tensor:
         """What comes after each token: tokens int64 [B, S] → [B, S, V] in the weights' dtype."""
+        return self._head(self._hidden(tokens))
+
+    def _hidden(self, tokens: Tensor) -> Tensor:
+        """tokens [B, S] → [B, S, D]."""
         hidden = self.embedding(tokens)
         for block in self.blocks:
             hidden = block(hidden)
-        return functional.linear(self.final_norm(hidden), self.embedding.tokens.weight)
+        normalised: Tensor = self.final_norm(hidden)
+        return normalised
+
+    def _head(self, hidden: Tensor) -> Tensor:
+        """hidden [.., D] → logits [.., V]."""
+        return functional.linear(hidden, self.embedding.tokens.weight)
+
+    def _loss_sum(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """hidden [T, D], targets [T] → a scalar in fp32."""
+        return functional.cross_entropy(self._head(hidden).float(), targets, reduction="sum")
+
+
+def loss_chunks(config: GPT3Config, tokens: int) -> int:
+    """Into how many chunks the loss of `tokens` tokens is cut: a power of two, 1 for all at once.
+
+    One more product with the head for every token, and one chunk's logits are there, not all of
+    them: their logarithms, the gradient of these and their own, in fp32, 12·V bytes per token. A
+    chunk also makes a head's gradient of its own, [V, D], to be added to the others'. So chunks of
+    less than about D/4 tokens save nothing more, and tokens few beside D are left together; so are
+    all where a token's logits are no wider than what a block makes of it.
+    """
+    if config.vocabulary_size <= 4 * config.model_dim:
+        return 1
+    most = math.ceil(tokens / max(LEAST_CHUNK_TOKENS, config.model_dim // 4))
+    return min(MOST_LOSS_CHUNKS, 1 << (most - 1).bit_length())
 
 
 def parameter_shapes(config: GPT3Config) -> dict[str, tuple[int, ...]]:

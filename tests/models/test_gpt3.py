@@ -10,6 +10,7 @@ from atom.models.gpt3 import (
     GPT3Config,
     initial_value,
     initialise,
+    loss_chunks,
     parameter_count,
     parameter_shapes,
 )
@@ -117,6 +118,54 @@ def test_loss_is_float32_for_bfloat16_weights() -> None:
     assert loss.dtype == torch.float32
     assert loss.item() == pytest.approx(tiny()(*batch()).item(), abs=0.05)
     assert model.logits(batch()[0]).dtype == torch.bfloat16
+
+
+WIDE = dataclasses.replace(TINY, sequence_tokens=600, vocabulary_size=80)
+
+
+def wide(dtype: torch.dtype) -> tuple[GPT3, torch.Tensor, torch.Tensor]:
+    """A model whose loss comes in chunks, and a batch; not every target counts."""
+    model = GPT3(WIDE, dtype=dtype)
+    initialise(model, seed=1)
+    tokens, targets = (torch.randint(0, 80, (2, 600)) for _ in range(2))
+    targets[0, 300:410] = -100
+    assert loss_chunks(WIDE, tokens.numel()) == 8
+    return model, tokens, targets
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 0.02), (torch.float16, 3e-3)]
+)
+def test_the_loss_in_chunks_is_the_loss(dtype: torch.dtype, tolerance: float) -> None:
+    torch.manual_seed(0)
+    model, tokens, targets = wide(dtype)
+    loss = model(tokens, targets)
+    chunked = torch.autograd.grad(loss, list(model.parameters()))
+    logits = model.logits(tokens).float()
+    whole = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    assert loss.item() == pytest.approx(whole.item(), rel=1e-6)
+    gradients = torch.autograd.grad(whole, list(model.parameters()))
+    for found, expected in zip(chunked, gradients, strict=True):
+        assert (found - expected).norm() <= tolerance * expected.norm()
+
+
+def test_no_target_counts_is_not_a_number_in_chunks_either() -> None:
+    model, tokens, targets = wide(torch.float32)
+    assert model(tokens, torch.full_like(targets, -100)).isnan()
+
+
+@pytest.mark.parametrize(
+    ("size", "tokens", "chunks"),
+    [
+        ("small", 256, 1), ("small", 2048, 8), ("small", 32768, 16),
+        ("2.7b", 512, 1), ("2.7b", 2048, 4), ("6.7b", 2048, 2), ("175b", 2048, 1),
+        ("175b", 8192, 4),
+    ],
+)  # fmt: skip
+def test_chunks_are_as_many_as_save_memory(size: str, tokens: int, chunks: int) -> None:
+    assert loss_chunks(SIZES[size], tokens) == chunks
+    narrow = dataclasses.replace(SIZES[size], vocabulary_size=256)
+    assert loss_chunks(narrow, tokens) == 1
 
 
 def test_dropout_only_while_training() -> None:

@@ -3,6 +3,10 @@
 Memory is counted where it is made: what autograd keeps of a tensor belongs to the call that
 allocated it, once, however many calls keep it and through whichever view. So the sum over any run
 of operations is what that run keeps, besides the values it takes from outside.
+
+Of a span that is computed again in backward, what goes in and comes out is kept. The rest comes
+back when the backward reaches the span and is gone when it leaves it, so it is transient: no two
+spans' are there at once.
 """
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -61,6 +65,9 @@ class _Memory:
     size_bytes: int
     last_used_by: int
     kept: bool = False
+    """From forward to backward."""
+    kept_within: bool = False
+    """While the span that makes it is computed again and goes backward."""
     has_gradient: bool = False
 
 
@@ -79,21 +86,26 @@ class _Walk:
         self._memories: list[_Memory] = []
         self._costs: list[CallCost] = []
         self._forms: list[tuple[Form, ...]] = []
+        self._spans = {p: span for span in graph.recomputed for p in range(*span)}
         for node in (*graph.parameters, *graph.constants, *graph.batch):
             self._places[node] = [_Place(_given(graph, node), _Memory(-1, 0, -1, kept=True))]
         for position, node in enumerate(graph.calls):
             self._call(position, node)
 
     def finish(self) -> OperationCosts:
-        kept = self._kept()
-        transient = self._transient(kept)
+        kept, kept_within = self._kept()
+        transient = self._transient(kept, kept_within)
         operations = tuple(
             OperationCost(
                 name=name_of(node),
                 parameters=self._parameters(node),
                 forms=self._forms[position],
                 forward=self._costs[position].forward,
-                backward=(*self._costs[position].backward, *self._sums(node)),
+                backward=(
+                    *self._again(position),
+                    *self._costs[position].backward,
+                    *self._sums(node),
+                ),
                 kept_bytes=kept[position],
                 transient_bytes=transient[position],
             )
@@ -106,6 +118,7 @@ class _Walk:
         for argument in arguments:
             for place in self._places[argument]:
                 place.memory.last_used_by = position
+                place.memory.kept |= self._crosses(place, position)
         if is_getitem(node):
             self._places[node] = [self._places[arguments[0]][int(str(node.args[1]))]]
             self._costs.append(_NOTHING)
@@ -120,10 +133,14 @@ class _Walk:
         self._costs.append(cost)
         self._forms.append(forms)
         self._places[node] = made = self._made(position, cost, places)
-        for index in cost.keeps_arguments:
-            places[index].memory.kept = True
-        for index in cost.keeps_results:
-            made[index].memory.kept = True
+        for place in (
+            *(places[index] for index in cost.keeps_arguments),
+            *(made[index] for index in cost.keeps_results),
+        ):
+            if position in self._spans and not self._crosses(place, position):
+                place.memory.kept_within = True
+            else:
+                place.memory.kept = True
 
     def _made(self, position: int, cost: CallCost, arguments: Sequence[_Place]) -> list[_Place]:
         places: list[_Place] = []
@@ -139,26 +156,44 @@ class _Walk:
             places.append(_Place(result.form, memory))
         return places
 
-    def _kept(self) -> list[int]:
-        kept = [cost.keeps_more_bytes for cost in self._costs]
+    def _crosses(self, place: _Place, position: int) -> bool:
+        """Whether it goes into the span that the call at `position` is in, or comes out of one:
+        whoever computes a span again holds all that went into it."""
+        return self._spans.get(place.memory.made_by) != self._spans.get(position)
+
+    def _again(self, position: int) -> tuple[Kernel, ...]:
+        """What backward computes once more."""
+        return self._costs[position].forward if position in self._spans else ()
+
+    def _kept(self) -> tuple[list[int], list[int]]:
+        """Per call, what of its memory is kept from forward to backward, and what within the
+        backward of its span."""
+        kept, within = [0] * len(self._costs), [0] * len(self._costs)
+        for position, cost in enumerate(self._costs):
+            (within if position in self._spans else kept)[position] = cost.keeps_more_bytes
         for memory in self._memories:
             if memory.kept:
                 kept[memory.made_by] += memory.size_bytes
-        return kept
+            elif memory.kept_within:
+                within[memory.made_by] += memory.size_bytes
+        return kept, within
 
-    def _transient(self, kept: Sequence[int]) -> list[int]:
+    def _transient(self, kept: Sequence[int], within: Sequence[int]) -> list[int]:
         """Forward: unkept values alive, and scratch. Backward: gradients of values that both an
-        earlier and a later call use, and whatever the call's own backward takes."""
+        earlier and a later call use, and whatever the call's own backward takes. In a span, both
+        happen in the backward, where what the span keeps within piles up to the call."""
         calls = len(self._costs)
-        unkept = _alive(((m, 0) for m in self._memories if not m.kept), calls)
+        unkept = _alive(((m, 0) for m in self._memories if not (m.kept or m.kept_within)), calls)
         pending = _alive(((m, 1) for m in self._memories if m.has_gradient), calls)
-        return [
-            max(
-                unkept[position] + max(0, cost.forward_peak_bytes - kept[position]),
-                pending[position] + cost.backward_peak_bytes,
-            )
-            for position, cost in enumerate(self._costs)
-        ]
+        transient = []
+        for position, cost in enumerate(self._costs):
+            first, end = self._spans.get(position, (position, position))
+            waiting = pending[end - 1] if position in self._spans else 0
+            scratch = max(0, cost.forward_peak_bytes - kept[position] - within[position])
+            forward = waiting + unkept[position] + scratch
+            backward = pending[position] + cost.backward_peak_bytes
+            transient.append(sum(within[first : position + 1]) + max(forward, backward))
+        return transient
 
     def _parameters(self, node: fx.Node) -> dict[str, int]:
         layout, names = self._graph.layout.by_name, self._graph.parameters

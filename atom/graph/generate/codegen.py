@@ -12,7 +12,7 @@ from torch import fx
 
 from atom.graph.generate.composite import CompositeText, crossings
 from atom.graph.generate.contents import Row, table
-from atom.graph.generate.printer import LayerText
+from atom.graph.generate.printer import CHECKPOINT, LayerText
 from atom.graph.generate.python_text import INDENT, LINE_LENGTH, docstring_text, shortened
 from atom.graph.ir import SubModel
 from atom.graph.layers import Layer, pieces_of
@@ -23,6 +23,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 """
+
+_CHECKPOINT = f"from torch.utils.checkpoint import {CHECKPOINT}\n"
 
 _WEIGHT = '''\
 def weight(*shape: int{trains}) -> nn.Parameter:
@@ -56,7 +58,7 @@ class Source:
     def __init__(self, graph: Graph, layers: Sequence[Layer], ends: Sequence[int]) -> None:
         self._graph = graph
         self._classes: dict[str, _Class] = {}
-        self._names: set[str] = {"F", "nn", "torch", "base64"}
+        self._names: set[str] = {"F", "nn", "torch", "base64", CHECKPOINT}
         self._rows: list[Row] = []
         self.sub_models = tuple(self._sub_models(pieces_of(graph, layers, ends), ends))
         self.text = "\n".join(self._file()) + "\n"
@@ -155,7 +157,7 @@ class Source:
         yield ""
         if any("= constant(" in line for line in body):
             yield "import base64\n"
-        yield _IMPORTS
+        yield _IMPORTS + (_CHECKPOINT if self._graph.recomputed else "")
         yield ""
         dtype, frozen = self._graph.parameter_dtype, bool(self._graph.frozen)
         yield _WEIGHT.format(

@@ -7,7 +7,7 @@ from itertools import groupby
 
 from torch import fx
 
-from atom.graph.generate.printer import LayerText, input_shapes
+from atom.graph.generate.printer import LayerText
 from atom.graph.generate.python_text import (
     BODY,
     INDENT,
@@ -17,6 +17,7 @@ from atom.graph.generate.python_text import (
     signature,
     unique,
 )
+from atom.graph.generate.statements import input_shapes
 from atom.graph.layers import Layer
 from atom.graph.traced import Graph
 

@@ -7,37 +7,29 @@ identical layers come to share one class.
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 
 import torch
 from torch import fx, nn
 
 from atom.graph.generate.constant_text import constant_lines
-from atom.graph.generate.expressions import TRACE_DEVICE, expression
+from atom.graph.generate.expressions import TRACE_DEVICE
 from atom.graph.generate.python_text import (
     BODY,
     INDENT,
     assignment,
     identifier,
-    remark,
     returned,
     signature,
-    tuple_text,
     unique,
 )
-from atom.graph.generate.value_names import (
-    RESERVED_LOCALS,
-    alike,
-    alone_in_module,
-    operator_name,
-)
-from atom.graph.ir import ValueSpec
+from atom.graph.generate.recomputed import RecomputedText
+from atom.graph.generate.statements import Statements, input_shapes
 from atom.graph.layers import Layer
-from atom.graph.traced import (
-    Graph,
-    is_getitem,
-    nested_graph,
-    with_nested,
-)
+from atom.graph.traced import Graph, is_getitem, with_nested
+
+CHECKPOINT = "checkpoint"
+"""What the source calls `torch.utils.checkpoint.checkpoint`."""
 
 _NUMBERED_BY_TORCH = re.compile(r"^lifted_tensor_\d+$")
 """Tensors that forward makes from numbers: counted over the whole model, so not named so here."""
@@ -55,13 +47,11 @@ class LayerText:
     def __init__(self, graph: Graph, layer: Layer, borrowed: frozenset[str]) -> None:
         self._graph = graph
         self._layer = layer
-        self._alone = alone_in_module(layer.whole)
         self._whole = frozenset(layer.whole)
-        self._results = frozenset(layer.outputs)
-        self._position: dict[fx.Node, int] = {}
-        self._names: dict[fx.Node, str] = {}
-        self._locals = set(RESERVED_LOCALS)
+        self._text = Statements(graph, layer, layer.calls, layer.outputs)
         self._attributes = set(_RESERVED_ATTRIBUTES)
+        self._methods: dict[str, tuple[str, list[str]]] = {}
+        """Of what backward computes again: name and lines, by what it computes."""
         self.own: list[tuple[str, str]] = []
         """(attribute, name in the layout), in order of first use."""
         self.borrowed: list[str] = []
@@ -71,19 +61,15 @@ class LayerText:
         self._name_parameters(borrowed)
         self._name_constants()
         self._name_inputs()
-        forward = [
-            *signature("forward", ["self", *self._arguments]),
-            *input_shapes(graph, layer.inputs, self._arguments),
-            *self._statements(layer.calls, BODY),
-            *returned([self._names[node] for node in layer.outputs]),
-        ]
         self.lines = [
             f"{INDENT}def __init__(self, device: torch.device) -> None:",
             f"{BODY}super().__init__()",
             *self._head,
             "",
-            *forward,
+            *self._forward(),
         ]
+        for _, lines in self._methods.values():
+            self.lines += ["", *lines]
 
     @property
     def key(self) -> str:
@@ -94,18 +80,17 @@ class LayerText:
         arguments = []
         for node in self._layer.parameters:
             name = self._graph.parameters[node]
-            wanted = identifier(self._relative(name))
+            wanted = identifier(self._text.relative(name))
             if name in borrowed:
-                self._names[node] = unique(wanted, self._locals)
                 self.borrowed.append(name)
-                arguments.append(self._names[node])
+                arguments.append(self._text.take(node, wanted))
                 continue
             attribute = unique(wanted, self._attributes)
-            self._names[node] = f"self.{attribute}"
+            self._text.names[node] = f"self.{attribute}"
             self.own.append((attribute, name))
             shape = [str(extent) for extent in self._graph.specs[node].shape]
             frozen = ["trains=False"] if name in self._graph.frozen else []
-            self._head += assignment([self._names[node]], "weight", [*shape, *frozen])
+            self._head += assignment([f"self.{attribute}"], "weight", [*shape, *frozen])
         self._borrowed_arguments = arguments
 
     def _name_constants(self) -> None:
@@ -113,15 +98,14 @@ class LayerText:
             self._head.append(f"{BODY}self.device = device")
         for node in self._layer.constants:
             constant = self._graph.constants[node]
-            wanted = _NUMBERED_BY_TORCH.sub("tensor", self._relative(constant.name))
+            wanted = _NUMBERED_BY_TORCH.sub("tensor", self._text.relative(constant.name))
             attribute = unique(identifier(wanted), self._attributes)
-            self._names[node] = f"self.{attribute}"
+            self._text.names[node] = f"self.{attribute}"
             self._head += constant_lines(attribute, constant)
 
     def _name_inputs(self) -> None:
         for node in self._layer.inputs:
-            self._names[node] = unique(self._input_name(node), self._locals)
-            self._arguments.append(self._names[node])
+            self._arguments.append(self._text.take(node, self._input_name(node)))
         self._arguments += self._borrowed_arguments
 
     def _input_name(self, node: fx.Node) -> str:
@@ -130,137 +114,34 @@ class LayerText:
             return identifier(self._graph.batch[node])
         maker = node.args[0] if is_getitem(node) else node
         if isinstance(maker, fx.Node) and maker in self._whole:
-            name = self._local(maker)
+            name = self._text.called_after(maker)
             return name if maker is node else f"{name}_{node.args[1]}"
         return "x"
 
-    def _statements(self, calls: Iterable[fx.Node], indent: str) -> Iterator[str]:
-        calls = list(calls)
-        self._position.update({node: position for position, node in enumerate(calls)})
-        for node in calls:
-            if is_getitem(node):
-                continue
-            if isinstance(node.target, torch._ops.HigherOrderOperator):
-                yield from self._region(node, indent)
-                continue
-            written = expression(node, self._names)
-            picks = _picks(node)
-            if picks:
-                targets = self._unpack(node, picks)
-            else:
-                name = self._taken_over(node) or unique(self._local(node), self._locals)
-                self._names[node] = name
-                targets = [name]
-            comment = self._comment(node)
-            yield from assignment(targets, written.head, written.arguments, comment, indent)
+    def _forward(self) -> Iterator[str]:
+        yield from signature("forward", ["self", *self._arguments])
+        yield from input_shapes(self._graph, self._layer.inputs, self._arguments)
+        for span, run in groupby(self._layer.calls, self._graph.span_of.get):
+            calls = list(run)
+            yield from self._text.lines(calls, BODY) if span is None else self._checkpoint(calls)
+        yield from returned([self._text.names[node] for node in self._layer.outputs])
 
-    def _taken_over(self, node: fx.Node) -> str:
-        """The first argument's name, where nobody reads that after this call and no module gives
-        a better one: `x = x + projection`. (A local name holds its memory until forward returns.)
-        """
-        first = next(iter(node.args), None)
-        if node in self._alone or not isinstance(first, fx.Node) or first not in self._names:
-            return ""
-        if not alike(first, node):
-            return ""
-        name = self._names[first]
-        held = [other for other, used in self._names.items() if used == name]
-        return name if all(self._ends_at(other, node) for other in held) else ""
-
-    def _ends_at(self, value: fx.Node, call: fx.Node) -> bool:
-        """Whether this local value has its last reader in `call`."""
-        local = value.op == "call_function" or value in self._graph.batch
-        if not local or value in self._results or value.graph is not call.graph:
-            return False
-        here = self._position[call]
-        return all(
-            user.op == "call_function" and self._position.get(user, -1) <= here
-            for user in value.users
+    def _checkpoint(self, calls: Sequence[fx.Node]) -> Iterator[str]:
+        """`(loss,) = checkpoint(self.recomputed, x, …)`: the calls are a method."""
+        text, names = RecomputedText(self._graph, self._layer, calls, self._text.names), self._text
+        if text.key not in self._methods:
+            name = unique("recomputed", self._attributes)
+            self._methods[text.key] = (name, text.lines(name))
+        arguments = [
+            f"self.{self._methods[text.key][0]}",
+            *(names.names[node] for node in text.takes),
+            "use_reentrant=False",
+            *([] if text.is_random else ["preserve_rng_state=False"]),
+        ]
+        targets = [names.take(node, names.called_after(node)) for node in text.gives]
+        yield from assignment(
+            [f"({targets[0]},)"] if len(targets) == 1 else targets, CHECKPOINT, arguments
         )
-
-    def _region(self, node: fx.Node, indent: str) -> Iterator[str]:
-        """`with torch.no_grad()` and `with torch.autocast(…)`: the nested graph, written out."""
-        settings = [a for a in node.args if not isinstance(a, fx.Node)]
-        inner, *arguments = [a for a in node.args if isinstance(a, fx.Node)]
-        nodes = list(nested_graph(inner).graph.nodes)
-        placeholders = [n for n in nodes if n.op == "placeholder"]
-        for placeholder, argument in zip(placeholders, arguments, strict=True):
-            self._names[placeholder] = self._names[argument]
-        yield f"{indent}with {_context(settings)}:"
-        calls = [n for n in nodes if n.op == "call_function" and "_assert_" not in str(n.target)]
-        self._alone.update(alone_in_module(calls))
-        yield from self._statements(calls, indent + INDENT)
-        if not calls:
-            yield f"{indent}{INDENT}pass"
-        results = nodes[-1].args[0]
-        assert isinstance(results, list | tuple)
-        for pick in _picks(node):
-            result = results[int(pick.args[1])]  # type: ignore[arg-type]
-            assert isinstance(result, fx.Node)
-            self._names[pick] = self._names[result]
-
-    def _unpack(self, node: fx.Node, picks: Sequence[fx.Node]) -> list[str]:
-        """`q, k, v = x.split(…)`: one local name per result, `_` for what nobody reads."""
-        count = len(node.meta["val"])
-        targets = ["_"] * count
-        base = self._local(node)
-        by_index: dict[int, str] = {}
-        for pick in picks:
-            index = int(pick.args[1]) % count  # type: ignore[arg-type]
-            if index not in by_index:
-                by_index[index] = targets[index] = unique(f"{base}_{index}", self._locals)
-            self._names[pick] = by_index[index]
-        return targets if count > 1 else [tuple_text(targets)]
-
-    def _local(self, node: fx.Node) -> str:
-        path = self._alone.get(node, "")
-        path = "" if path == self._layer.prefix else self._relative(path)
-        return identifier(path or operator_name(node))
-
-    def _relative(self, path: str) -> str:
-        prefix = self._layer.prefix
-        inside = prefix and path.startswith(prefix + ".")
-        return path[len(prefix) + 1 :] if inside else path
-
-    def _comment(self, node: fx.Node) -> str:
-        value = node.meta.get("val")
-        if not isinstance(value, torch.Tensor):
-            picked = [v for v in value or () if isinstance(v, torch.Tensor)]
-            shapes = {tuple(v.shape) for v in picked}
-            return f"{len(picked)} x {list(shapes.pop())}" if len(shapes) == 1 else ""
-        return shape_text(ValueSpec(tuple(value.shape), value.dtype), self._graph.parameter_dtype)
-
-
-def input_shapes(
-    graph: Graph, inputs: Sequence[fx.Node], arguments: Sequence[str]
-) -> Iterator[str]:
-    """A comment with the shapes of `forward`'s arguments; borrowed parameters are left out."""
-    yield from remark(
-        f"{name}: {shape_text(graph.specs[node], graph.parameter_dtype)}"
-        for node, name in zip(inputs, arguments, strict=False)
-    )
-
-
-def shape_text(spec: ValueSpec, usual: torch.dtype) -> str:
-    """`[2, 16]`, or `int64 [2, 16]` where the dtype is not the usual one."""
-    dtype = str(spec.dtype).removeprefix("torch.")
-    return str(list(spec.shape)) if spec.dtype is usual else f"{dtype} {list(spec.shape)}"
-
-
-def _picks(node: fx.Node) -> list[fx.Node]:
-    return [user for user in node.users if is_getitem(user)]
-
-
-def _context(settings: Sequence[object]) -> str:
-    if len(settings) == 1:
-        return (
-            "torch.no_grad()" if settings[0] is False else f"torch.set_grad_enabled({settings[0]})"
-        )
-    device_type, dtype, enabled, cache_enabled = settings
-    return (
-        f'torch.autocast("{device_type}", dtype={dtype}, enabled={enabled}, '
-        f"cache_enabled={cache_enabled})"
-    )
 
 
 def _names_device(calls: Iterable[fx.Node]) -> bool:

@@ -23,7 +23,7 @@ def shared_values(graph: Graph) -> frozenset[fx.Node]:
     for node in graph.calls:
         given = [argument for argument in node.all_input_nodes if argument.op != "get_attr"]
         same = all(argument in shared or argument in graph.constants for argument in given)
-        if same and all(map(_repeats, with_nested(node))):
+        if same and all(map(repeats, with_nested(node))):
             shared.add(node)
         elif any(argument in shared or argument in touched for argument in given):
             if _writes(node):
@@ -32,7 +32,8 @@ def shared_values(graph: Graph) -> frozenset[fx.Node]:
     return frozenset(shared)
 
 
-def _repeats(call: fx.Node) -> bool:
+def repeats(call: fx.Node) -> bool:
+    """Whether the call gives the same for the same, as far as is known: no random numbers."""
     known = not isinstance(call.target, torch._ops.OpOverload) or call.target.namespace in _PYTORCH
     return known and not is_random(call)
 

@@ -8,9 +8,9 @@ from torch import fx
 from atom.graph.traced import layer_path
 
 RESERVED_LOCALS = {
-    "self", "torch", "F", "abs", "all", "any", "bool", "case", "complex", "filter", "float",
-    "format", "hash", "id", "input", "int", "iter", "len", "list", "map", "match", "max", "min",
-    "next", "pow", "range", "round", "set", "slice", "sorted", "sum", "tuple", "type", "zip",
+    "self", "torch", "F", "abs", "all", "any", "bool", "case", "checkpoint", "complex", "filter",
+    "float", "format", "hash", "id", "input", "int", "iter", "len", "list", "map", "match", "max",
+    "min", "next", "pow", "range", "round", "set", "slice", "sorted", "sum", "tuple", "type", "zip",
 }  # fmt: skip
 """Fixed, not asked from `builtins` and `keyword`: every Python version must choose alike."""
 

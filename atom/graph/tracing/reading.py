@@ -12,7 +12,8 @@ from torch.export.graph_signature import InputKind
 from atom.base.errors import ModelError
 from atom.graph.digest import graph_hash
 from atom.graph.ir import ParameterLayout
-from atom.graph.traced import Constant, Graph, is_getitem
+from atom.graph.traced import Constant, Graph, Span, is_getitem
+from atom.graph.tracing.checkpoints import recomputed_spans
 from atom.graph.tracing.constants import constant_of, refuse_large
 from atom.graph.tracing.effects import Effects, is_random, observe
 from atom.graph.tracing.failures import place_of
@@ -82,6 +83,7 @@ class _Reading:
         self._check(calls, loss, constants)
         root = self.exported.graph_module
         inputs = [*used, *constants, *self.batch]
+        spans = recomputed_spans(calls, loss)
         return Graph(
             model_name=type(model).__name__,
             root=root,
@@ -94,8 +96,9 @@ class _Reading:
             parameter_dtype=self._parameter_dtype(used),
             frozen=frozen.intersection(names),
             specs=self.effects.specs,
-            forbidden_cuts=_forbidden_cuts(calls, loss, self.effects),
-            graph_hash=graph_hash(inputs, calls, loss, self.effects.specs, constants),
+            forbidden_cuts=_forbidden_cuts(calls, loss, self.effects, spans),
+            graph_hash=graph_hash(inputs, calls, loss, self.effects.specs, constants, spans),
+            recomputed=spans,
         )
 
     def _calls(self, loss: fx.Node) -> tuple[fx.Node, ...]:
@@ -207,9 +210,14 @@ def _in_order_of_use(calls: Iterable[fx.Node], among: Mapping[fx.Node, Any]) -> 
     return list(used)
 
 
-def _forbidden_cuts(calls: tuple[fx.Node, ...], loss: fx.Node, effects: Effects) -> frozenset[int]:
+def _forbidden_cuts(
+    calls: tuple[fx.Node, ...],
+    loss: fx.Node,
+    effects: Effects,
+    recomputed: Iterable[Span],
+) -> frozenset[int]:
     """Between a call and the picks of its results, between making memory and its last change in
-    place, and after the loss."""
+    place, within what is recomputed together, and after the loss."""
     position = {node: index for index, node in enumerate(calls)}
     spans = [(position[first], position[last]) for first, last in effects.alias_spans]
     for node in calls:
@@ -217,6 +225,7 @@ def _forbidden_cuts(calls: tuple[fx.Node, ...], loss: fx.Node, effects: Effects)
             maker = node.args[0]
             assert isinstance(maker, fx.Node)
             spans.append((position[maker], position[node]))
+    spans += [(first, end - 1) for first, end in recomputed]
     spans.append((position[loss], len(calls)))
     return frozenset(p for first, last in spans for p in range(first + 1, last + 1))
 

@@ -1,0 +1,189 @@
+"""Parts of a model that it checkpoints itself: same bits, less memory, at every cut."""
+
+import pytest
+import torch
+import torch.utils.checkpoint
+from checkpointed_modules import CHECKPOINTED, AgainGPT, ChunkedGPT, UncheckedGPT, again
+from swapped import assert_equal, eager, finest, swapped
+from torch import Tensor, nn
+from traced_modules import TiedGPT, tokens_and_targets
+
+from atom.base.errors import ModelError
+from atom.graph.check.verify import verify_against_eager
+from atom.graph.costs import call_cost
+from atom.graph.costs.operations import operation_costs
+from atom.graph.layers import layer_ends, layers_of
+from atom.graph.program import bind, build_program, load
+from atom.graph.trace import trace
+from atom.graph.traced import Graph, is_getitem
+
+
+def inside(graph: Graph) -> list[list[str]]:
+    """Operators of every span."""
+    return [
+        [str(call.target._opname) for call in graph.calls[slice(*span)] if not is_getitem(call)]
+        for span in graph.recomputed
+    ]
+
+
+def test_a_chunk_of_the_loss_is_a_span() -> None:
+    graph = trace(ChunkedGPT(), tokens_and_targets())
+    assert inside(graph) == [["linear", "to", "cross_entropy_loss"]] * 3
+    for first, end in graph.recomputed:
+        assert graph.forbidden_cuts.issuperset(range(first + 1, end))
+        assert not graph.forbidden_cuts & {first, end}
+
+
+def test_the_function_of_torch_is_put_back() -> None:
+    before = torch.utils.checkpoint._checkpoint_without_reentrant_generator
+    trace(ChunkedGPT(), tokens_and_targets())
+    assert torch.utils.checkpoint._checkpoint_without_reentrant_generator is before
+
+
+@pytest.mark.parametrize("name", CHECKPOINTED)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_bits_are_those_of_the_model_at_any_cut(name: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model = CHECKPOINTED[name]().to(dtype)
+    graph = trace(model, tokens_and_targets())
+    last = len(graph.calls)
+    legal = [end for end in range(1, last) if end not in graph.forbidden_cuts]
+    for ends in ([last], layer_ends(layers_of(graph)), [*legal[::5], last], [*legal, last]):
+        verify_against_eager(model, build_program(graph, ends=ends), tokens_and_targets(1))
+
+
+@pytest.mark.parametrize("name", CHECKPOINTED)
+def test_bits_of_a_swapped_pass(name: str) -> None:
+    torch.manual_seed(0)
+    model = CHECKPOINTED[name]()
+    program = finest(trace(model, tokens_and_targets()))
+    batches, seeds = [tokens_and_targets(1)], [7]
+    assert_equal(swapped(model, program, batches, seeds), eager(model, batches, seeds))
+
+
+def test_a_checkpoint_changes_no_bit() -> None:
+    batches, seeds = [tokens_and_targets(1)], [3]
+    results = []
+    for make in (ChunkedGPT, UncheckedGPT):
+        torch.manual_seed(0)
+        model = make(dropout=0.1)
+        results.append(eager(model, batches, seeds))
+        assert_equal(swapped(model, finest(trace(model, batches[0])), batches, seeds), results[-1])
+    assert_equal(*results)
+
+
+def test_random_numbers_are_replayed_only_where_there_are_any() -> None:
+    source = build_program(trace(AgainGPT(), tokens_and_targets())).source
+    block, head = source.partition("class Head")[::2]
+    assert "preserve_rng_state" not in block
+    assert head.count("preserve_rng_state=False") == 3
+
+
+def test_equal_chunks_are_one_method() -> None:
+    source = build_program(trace(ChunkedGPT(), tokens_and_targets())).source
+    lines = [line.strip() for line in source.splitlines()]
+    assert [line for line in lines if line.startswith("def recomputed")] == [
+        "def recomputed(self, split, split_1):",
+        "def recomputed_1(self, split, split_1):",
+    ]
+    assert source.count("= checkpoint(") == 3
+    assert "# split: [12, 16]; split_1: int64 [12]" in lines
+    assert "from torch.utils.checkpoint import checkpoint" in lines
+
+
+def test_a_borrowed_weight_is_handed_to_the_method() -> None:
+    graph = trace(ChunkedGPT(), tokens_and_targets())
+    whole = build_program(graph, ends=[len(graph.calls)]).source
+    assert "def recomputed(self, split, split_1, tokens_weight):" in whole
+
+
+def test_sources_without_checkpoints_do_not_speak_of_them() -> None:
+    assert "checkpoint" not in build_program(trace(UncheckedGPT(), tokens_and_targets())).source
+
+
+def test_what_is_recomputed_is_part_of_the_graphs_identity() -> None:
+    graphs = [trace(make(), tokens_and_targets()) for make in (ChunkedGPT, UncheckedGPT)]
+    assert graphs[0].graph_hash != graphs[1].graph_hash
+    assert [c.target for c in graphs[0].calls] == [c.target for c in graphs[1].calls]
+
+
+def test_checkpoints_around_whole_layers_are_left_out() -> None:
+    torch.manual_seed(0)
+    model = TiedGPT(dropout=0.1)
+    plain = trace(model, tokens_and_targets())
+    for number in range(3):
+        block = model.blocks[number]
+        block.forward = lambda hidden, call=block.forward: again(call, hidden)
+    graph = trace(model, tokens_and_targets())
+    assert graph.recomputed == ()
+    assert graph.graph_hash == plain.graph_hash
+    verify_against_eager(model, build_program(graph), tokens_and_targets(1))
+
+
+def test_a_refusal_inside_a_checkpoint_names_the_place() -> None:
+    class Looks(ChunkedGPT):
+        def _loss_sum(self, hidden: Tensor, targets: Tensor) -> Tensor:
+            if hidden.sum() > 0:
+                return super()._loss_sum(hidden, targets)
+            return hidden.sum()
+
+    with pytest.raises(ModelError, match=r"hidden\.sum\(\) > 0"):
+        trace(Looks(), tokens_and_targets())
+    assert trace(ChunkedGPT(), tokens_and_targets()).recomputed
+
+
+class WideHead(nn.Module):
+    """Hardly anything but logits."""
+
+    def __init__(self, chunks: int) -> None:
+        super().__init__()
+        self.chunks = chunks
+        self.table = nn.Embedding(512, 8)
+        self.blocks = nn.ModuleList([nn.Linear(8, 8)])
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        hidden = self.blocks[0](self.table(tokens)).tanh().flatten(0, 1)
+        pairs = zip(hidden.chunk(self.chunks), targets.flatten().chunk(self.chunks), strict=True)
+        return torch.stack([again(self.part, *pair) for pair in pairs]).sum() / targets.numel()
+
+    def part(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        logits = nn.functional.linear(hidden, self.table.weight)
+        return nn.functional.cross_entropy(logits, targets, reduction="sum")
+
+
+@pytest.mark.parametrize("chunks", [1, 2, 8])
+def test_memory_at_the_peak_is_that_of_one_chunk(chunks: int) -> None:
+    batch = tokens_and_targets(0, 512)
+    graph = trace(WideHead(chunks), batch)
+    costs = operation_costs(graph).operations
+    program = build_program(graph, ends=[len(graph.calls)])
+    foreseen = max(
+        sum(below.kept_bytes for below in costs[: index + 1]) + costs[index].transient_bytes
+        for index in range(len(costs))
+    ) + 4 * sum(spec.numel for spec in graph.layout.specs)
+    (module,) = (make() for make in load(program, "cpu"))
+    shapes = program.layout.by_name
+    parameters = program.sub_models[0].parameters
+    bind(module, program.sub_models[0], {n: torch.rand(shapes[n].shape) for _, n in parameters})
+    ledger = call_cost._Ledger([*batch.values(), *module.parameters()])
+    with ledger:
+        (loss,) = module(*batch.values())
+        forward = ledger._live
+        torch.autograd.grad(loss, list(module.parameters()))
+    _, used = ledger.next_phase()
+    logits = 4 * 1024 * 512
+    assert forward < 0.2 * logits
+    # Logarithms, their gradient and that of the logits.
+    assert used == pytest.approx(3 * logits / chunks, abs=0.2 * logits)
+    assert used <= foreseen <= 1.3 * used
+
+
+def test_seconds_of_the_backward_hold_the_second_forward() -> None:
+    batch = tokens_and_targets()
+    again_, once = (
+        operation_costs(trace(make(), batch)).operations for make in (ChunkedGPT, UncheckedGPT)
+    )
+    chunks = [(a, b) for a, b in zip(again_, once, strict=True) if a.backward != b.backward]
+    assert len(chunks) == 3 * 2  # `to` has nothing to do in float32
+    for repeated, single in chunks:
+        assert repeated.backward == (*single.forward, *single.backward)
