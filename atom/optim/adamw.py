@@ -17,7 +17,7 @@ others. How work is cut into pieces and shared among threads does not show.
 import ctypes
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from decimal import Context, Decimal
@@ -66,13 +66,19 @@ class Step:
     """
 
     def __init__(
-        self, number: int, pieces: Sequence[Piece], update_piece: Callable[[Piece, int], None]
+        self,
+        number: int,
+        pieces: Sequence[Piece],
+        update_piece: Callable[[Piece, int], None],
+        threads: int = 1,
     ) -> None:
-        """Made by `AdamW.begin`. `update_piece(piece, address)` sets the byte there when done."""
+        """Made by `AdamW.begin`. `update_piece(piece, address)` sets the byte there when done.
+        `threads`: of `update_all`."""
         self.number = number
         """Counts from 1."""
         self.pieces = pieces
         self._update_piece = update_piece
+        self._threads = threads
         self._done = bytearray(len(pieces))
         self._first_mark = ctypes.addressof(ctypes.c_char.from_buffer(self._done)) if pieces else 0
 
@@ -81,6 +87,22 @@ class Step:
         Lets other threads of Python run meanwhile."""
         if not self._done[index]:
             self._update_piece(self.pieces[index], self._first_mark + index)
+
+    def update_all(self) -> Generator[int, None, None]:
+        """Updates the pieces on several threads; yields each index, ascending, when it is done.
+
+        Whoever stops listening closes the iterator: it returns when all threads have ended, and
+        so it does before it raises what an update raised.
+        """
+        indices = range(len(self.pieces))
+        if self._threads == 1:
+            for index in indices:
+                self.update(index)
+                yield index
+            return
+        with ThreadPoolExecutor(self._threads, "atom-adamw") as pool:
+            for index, _ in zip(indices, pool.map(self.update, indices), strict=True):
+                yield index
 
     def is_done(self, index: int) -> bool:
         return bool(self._done[index])
@@ -106,8 +128,8 @@ class AdamW:
         frozen: frozenset[str] = frozenset(),
         threads: int | None = None,
     ) -> None:
-        """`frozen` parameters, by layout name, are never updated. `threads`: of `step`; as many
-        as this process may use cores, unless given.
+        """`frozen` parameters, by layout name, are never updated. `threads`: that a step of
+        any size is shared among; as many as this process may use cores, unless given.
 
         Raises: MismatchError when the kernel has not been compiled.
         """
@@ -132,14 +154,8 @@ class AdamW:
 
         Raises: ValueError for a gradient of another shape, or another step while torn.
         """
-        begun = self.begin(gradient, learning_rate, step, coefficient)
-        indices = range(len(begun.pieces))
-        if self._threads == 1 or self._store.layout.total_elements <= PIECE_ELEMENTS:
-            for index in indices:
-                begun.update(index)
-        else:
-            with ThreadPoolExecutor(self._threads, "atom-adamw") as pool:
-                list(pool.map(begun.update, indices))
+        for _ in self.begin(gradient, learning_rate, step, coefficient).update_all():
+            pass
         self.finish()
 
     def begin(
@@ -157,7 +173,8 @@ class AdamW:
         if self._unfinished is None:
             self._store.changed()
             update = self._updating(gradient, learning_rate, step, coefficient)
-            self._unfinished = Step(step, self._pieces, update)
+            small = self._store.layout.total_elements <= PIECE_ELEMENTS
+            self._unfinished = Step(step, self._pieces, update, 1 if small else self._threads)
         return self._unfinished
 
     def finish(self) -> None:

@@ -1,9 +1,10 @@
 """The optimizer's step on a thread of its own, under the pass that needs what it makes.
 
-Pieces are updated in the order in which the next forward needs them, and each may be read as soon
-as it is done (`atom.swap.readiness`). The kernels release the interpreter's lock, so the thread
-that launches the pass is not held up. Nothing is guessed: the gradient and its norm are final
-before a step begins.
+Pieces are updated in the order in which the next forward needs them, by several threads where
+there is enough to do, and each may be read as soon as it and those before it are done
+(`atom.swap.readiness`). The kernel releases the interpreter's lock, so the thread that launches
+the pass is not held up. Nothing is guessed: the gradient and its norm are final before a step
+begins.
 
 The gradient may even be the arena that the next pass's gradients go to, as long as nobody clears
 that arena: a sub-model's gradients leave after its backward, which came after its load, and that
@@ -12,7 +13,8 @@ load waited for every piece of the parameters whose gradients they are.
 
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from itertools import groupby
 
 from torch import Tensor
@@ -95,19 +97,21 @@ class Stepper:
     def _run(self, step: Step, readiness: Readiness) -> None:
         shares = groupby(range(len(step.pieces)), lambda i: self._first_user(step.pieces[i].start))
         try:
-            for sub_model, pieces in shares:
-                self._take(step, readiness, sub_model, list(pieces))
+            with closing(step.update_all()) as done:
+                for sub_model, pieces in shares:
+                    self._take(done, readiness, sub_model, list(pieces))
             self._adamw.finish()
         except BaseException as failure:  # noqa: BLE001 - whoever waits for the step hears of it
             self._failure = failure
             readiness.fail(failure)
 
     def _take(
-        self, step: Step, readiness: Readiness, sub_model: int, pieces: Sequence[int]
+        self, done: Iterator[int], readiness: Readiness, sub_model: int, pieces: Sequence[int]
     ) -> None:
+        """Passes on which pieces are done; the share begins when the one before it has ended."""
         started = self._clock.now()
         for piece in pieces:
-            step.update(piece)
+            assert next(done) == piece
             if piece == pieces[-1] and self._observer is not None:  # before a pass can end with it
                 self._observer(OptimizerStep(sub_model), started, self._clock.now())
             readiness.finish(piece)

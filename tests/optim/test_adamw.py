@@ -276,3 +276,26 @@ def test_a_step_begun_again_is_the_unfinished_one() -> None:
     optimizer.discard_unfinished()
     assert not optimizer.torn
     assert optimizer.begin(gradient, 0.01, 1) is not step
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_all_pieces_are_reported_in_order_whoever_updates_them() -> None:
+    optimizer = AdamW(filled_store(), SETTINGS, threads=3)
+    step = optimizer.begin(mean_gradient(filled_store(), 1), 0.01, 1)
+    for expected, index in enumerate(step.update_all()):
+        assert index == expected
+        assert step.is_done(index)
+    assert step.finished
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_who_stops_listening_may_go_on_later() -> None:
+    store, whole = filled_store(), filled_store()
+    gradient = mean_gradient(store, 1)
+    optimizer = AdamW(store, SETTINGS, threads=3)
+    updates = optimizer.begin(gradient, 0.01, 1).update_all()
+    assert next(updates) == 0
+    updates.close()
+    optimizer.step(gradient, 0.01, 1)
+    AdamW(whole, SETTINGS, threads=1).step(gradient, 0.01, 1)
+    assert torch.equal(store.master, whole.master)
