@@ -201,6 +201,15 @@ class ReplicaHands:
                 self._closing.wait(FETCH_PAUSE_S)
         return self._replay.fetch_result(digest, holders)
 
+    def offer_result(self, digest: bytes) -> None:
+        """Puts it on disk, from where it is served. On the worker's thread, like the step that
+        would give the result's memory to the next round's."""
+        self._worker.submit(lambda: self._offer(digest))
+
+    def _offer(self, digest: bytes) -> None:
+        if self._results.save_if_held(digest):
+            self._shelf.announce_results()
+
     # ---- stepping
 
     def apply(self, commit: Commit, head: Head) -> None:

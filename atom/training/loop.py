@@ -29,6 +29,7 @@ from atom.training.round.vocabulary import (
     FetchResult,
     Freeze,
     LeaveRequested,
+    OfferResult,
     Received,
     Report,
     Send,
@@ -59,6 +60,9 @@ class Hands(Protocol):
         """Returns only when that ring no longer reads the gradients."""
 
     def fetch_result(self, digest: bytes, holders: tuple[str, ...]) -> None: ...
+    def offer_result(self, digest: bytes) -> None:
+        """If we have it; nothing is reported back."""
+
     def apply(self, commit: Commit, head: Head) -> None: ...
     def catch_up(self, donors: Mapping[str, bytes], reason: str, discard: bool) -> None:
         """`donors`: peer id → the head its lease shows."""
@@ -239,6 +243,8 @@ class RoundLoop:
                 hands.stop_ring(ballot)
             case FetchResult(digest, holders):
                 hands.fetch_result(digest, holders)
+            case OfferResult(digest):
+                hands.offer_result(digest)
             case Apply(commit, head):
                 hands.apply(commit, head)
             case CatchUp(donors, reason, discard):

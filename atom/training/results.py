@@ -90,6 +90,15 @@ class Results:
                 f"could not write {path}: {problem}", "free some disk space, then start again"
             ) from problem
 
+    def save_if_held(self, digest: bytes) -> bool:
+        """As `save`, unless it is on disk already or no longer held. Whether it was saved."""
+        with self._lock:
+            held = digest in self._held
+        if held and not self.path(digest).exists():
+            self.save(digest)
+            return True
+        return False
+
     def release(self) -> None:
         """The round is over: forgets what is in memory, keeps two arenas for the next."""
         with self._lock:

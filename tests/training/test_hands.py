@@ -322,6 +322,18 @@ def test_a_step_is_written_down_and_told(stage: Stage) -> None:
     assert list_snapshots(stage.snapshots) == [], "only every second round"
 
 
+def test_a_held_result_is_offered_before_its_round_is_decided(stage: Stage) -> None:
+    result = stage.hold(0.25)
+    stage.hands.offer_result(result)
+    stage.hands.offer_result(result)
+    stage.hands.offer_result(b"x" * 32)
+    stage.on_worker()
+    assert stage.results.stored() == [result]
+    assert f"result/{result.hex()}" in stage.blobs.names()
+    stage.step(stage.commit(result))
+    assert stage.failures.empty()
+
+
 def test_what_had_a_part_is_tallied(stage: Stage) -> None:
     stage.train()
     stage.step(stage.commit(stage.hold(0.1), sequences=6))

@@ -26,6 +26,7 @@ from atom.training.round.vocabulary import (
     FetchResult,
     Freeze,
     LeaveRequested,
+    OfferResult,
     Phase,
     Received,
     Report,
@@ -194,17 +195,19 @@ def test_actions_are_carried_out_in_order_on_the_loops_thread(stage: Stage) -> N
         StartRing(START.digest, BALLOT, members),
         Send(ANN.peer_id, message),
         FetchResult(b"r" * 32, (ANN.peer_id,)),
+        OfferResult(b"r" * 32),
         Apply(commit, head),
         CatchUp((ANN.peer_id,), "behind", True),
     ]
     stage.loop.leave()
-    assert [stage.next_call() for _ in range(8)] == [
+    assert [stage.next_call() for _ in range(9)] == [
         ("stop_ring", BALLOT),
         ("thaw",),
         ("freeze", BALLOT),
         ("start_ring", START.digest, BALLOT, members),
         ("send", ANN.peer_id, encode(message)),
         ("fetch_result", b"r" * 32, (ANN.peer_id,)),
+        ("offer_result", b"r" * 32),
         ("apply", commit, head),
         ("catch_up", {}, "behind", True),
     ]

@@ -23,6 +23,7 @@ from atom.training.round.vocabulary import (
     CatchUp,
     FetchResult,
     Freeze,
+    OfferResult,
     Phase,
     StartRing,
     StopRing,
@@ -137,6 +138,9 @@ class Member:
             state_digest=state.state_digest,
             leaving=desk.leaving,
         )
+        for accepted in (promise.accepted, promise.accepted_before_branch):
+            if accepted is not None:  # it will be proposed again: to all, but its ring may be dead
+                desk.out.append(OfferResult(accepted.value.result_digest))
         desk.send(ballot.coordinator, promise)
 
     def on_abort(self, sender: Voter, message: Abort) -> None:

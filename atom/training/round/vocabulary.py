@@ -182,6 +182,13 @@ class FetchResult:
 
 
 @dataclass(frozen=True)
+class OfferResult:
+    """Others may have to vote for this result who were not in its ring: let them fetch it."""
+
+    digest: bytes
+
+
+@dataclass(frozen=True)
 class Apply:
     """The round is decided: step with the held result, drop the gradients of its parent."""
 
@@ -208,4 +215,15 @@ class Report:
     fields: Mapping[str, Any]
 
 
-Action = Send | Freeze | Thaw | StartRing | StopRing | FetchResult | Apply | CatchUp | Report
+Action = (
+    Send
+    | Freeze
+    | Thaw
+    | StartRing
+    | StopRing
+    | FetchResult
+    | OfferResult
+    | Apply
+    | CatchUp
+    | Report
+)

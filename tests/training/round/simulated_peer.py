@@ -30,6 +30,7 @@ from atom.training.round.vocabulary import (
     Freeze,
     Frozen,
     LeaveRequested,
+    OfferResult,
     Phase,
     Received,
     Report,
@@ -137,6 +138,8 @@ class Process:
             swarm.agenda.now,
         )
         self.results: dict[bytes, Result] = {}
+        self.offered: set[bytes] = set()
+        """Results on disk: what is only in memory, nobody else can fetch."""
         self.alive = True
         self.stopped = False
         self.paused = False
@@ -271,6 +274,8 @@ class Process:
                 self._stop_ring(ballot)
             case FetchResult(digest, holders):
                 self._fetch(digest, list(holders))
+            case OfferResult(digest):
+                self.later(self.dice.uniform(0.0, 0.5), lambda: self._offer(digest))
             case Apply():
                 self._apply(action)
             case CatchUp():
@@ -375,11 +380,15 @@ class Process:
 
     def _try_holder(self, digest: bytes, holders: list[str]) -> None:
         other = self.swarm.reachable(self.peer_id, holders[0])
-        if other is None or digest not in other.results:
+        if other is None or digest not in other.offered:
             self._fetch(digest, holders[1:])
             return
         result = self.results[digest] = other.results[digest]
         self._handle(Fetched(digest, result.norm))
+
+    def _offer(self, digest: bytes) -> None:
+        if digest in self.results:
+            self.offered.add(digest)
 
     # ---- states
 
@@ -390,6 +399,7 @@ class Process:
         assert certificate_problem(self.chain.head, action.commit) is None
         self.swarm.witness.sees_commit(action.commit)
         result = self.results[action.commit.value.result_digest]
+        self.offered.add(result.digest)
         self._drop_gradients()
         chain = self.chain.after(action.commit, action.head, result)
         self.later(self.seat.step_seconds * self.dice.uniform(0.5, 2), lambda: self._step(chain))
@@ -428,6 +438,7 @@ class Process:
         self.chain = chain
         parents = {head.digest for head in chain.heads[-2:]}
         self.results = {d: r for d, r in self.results.items() if r.parent in parents}
+        self.offered &= set(self.results)
         self.swarm.witness.sees_state(chain.head, chain.state)
         lag = self.dice.choice([0.0, 0.0, 1.0, 4.0])
         self.later(lag, lambda: self._write_disk(chain))

@@ -205,6 +205,32 @@ def test_a_committer_that_returns_from_its_disk_meets_its_own_commit() -> None:
     assert commits(swarm)[before] == commit or commits(swarm)[before].value == commit.value
 
 
+def test_a_result_that_one_voter_accepted_reaches_those_who_were_not_in_its_ring() -> None:
+    """A accepts, B was in the ring and dies, C was not: A and C are a quorum and need the bytes."""
+    swarm = calm_swarm(3, rounds=0)
+    leader, dead = "", ""
+
+    def only_two_promise(source: str, target: str, message: Message) -> bool:
+        nonlocal leader, dead
+        if isinstance(message, Promise):
+            leader, dead = target, dead or source
+            return source != dead
+        if isinstance(message, Accept):
+            mate = swarm.process_of(dead)
+            if mate is not None:
+                swarm.network.drop = lose_nothing
+                mate.die()
+            return True
+        return False
+
+    swarm.network.drop = only_two_promise
+    run_until(swarm, lambda: len(swarm.living) == 2)
+    assert swarm.process_of(leader) is not None
+    swarm.run_until_agreed(40.0)
+    assert swarm.witness.branches == 0
+    assert dead in {part.peer_id for part in commits(swarm)[0].value.contributions}
+
+
 # ---- deaths
 
 
