@@ -16,6 +16,7 @@ from atom.daemon.lifecycle import Ending, Facts, ending
 from atom.daemon.parts import Parts
 from atom.daemon.portrait import info_of, lease_of
 from atom.daemon.state_directory import StateDirectory, write_atomically
+from atom.swap.voided import PassVoided
 from atom.swarm.directory import Directory
 from atom.swarm.records import Lease
 from atom.training.loop import LeasesRead, RoundLoop
@@ -102,6 +103,13 @@ class Life:
 
     def on_pass(self) -> None:
         """A pass ended: the count is news."""
+        self.parts.hands.tally.void.sound()
+        self.parts.lookout.nudge()
+
+    def on_void(self, void: PassVoided) -> None:
+        """A pass counted for nothing, and earlier ones may be lost with it."""
+        if self.parts.hands.voided(void):
+            self._console.note(f"{void.message}; {void.hint}" if void.hint else void.message)
         self.parts.lookout.nudge()
 
     def on_change(self) -> None:

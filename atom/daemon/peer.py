@@ -185,13 +185,8 @@ def _assemble(
         blobs.register(blob_name(member.run), member.code)
     batch = member.run.batch
     life = Life(box.state, console, events, clock, address)
-    work = Work(
-        batch.global_sequences,
-        batch.micro_batch_sequences,
-        deck.next_batch,
-        member.replica.micro_batches,
-    )
-    worker = Worker(member.replica, work, clock, life.on_pass, life.fail)
+    work = Work(batch.global_sequences, batch.micro_batch_sequences, deck.next_batch)
+    worker = Worker(member.replica, work, clock, life.on_pass, life.on_void, life.fail)
     shelf = Shelf(blobs, journal, results)
     bench = Bench(
         member.replica, worker, deck, journal, results, shelf, replay, box.state.snapshots

@@ -60,6 +60,7 @@ def info_of(
         "sequences_per_s": round(rate, 3),
         "tokens_per_s": round(rate * run.model.sequence_tokens, 1),
         "loss": tally.loss,
+        "passes_voided": dict(tally.void.by_cause),
         "digest": machine.state_digest.hex() if machine else "",
         "voters": [voter.peer_id for voter in machine.head.voters] if machine else [],
         "peers": sorted(view.fresh),

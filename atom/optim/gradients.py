@@ -1,6 +1,6 @@
 """What a replica has accumulated since the state it belongs to: gradients, and of how much data."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -38,15 +38,19 @@ class GradientArena:
         return self.flat
 
     @contextmanager
-    def accumulating(self) -> Iterator[None]:
-        """Wraps a pass that adds to `flat`, or replaces it if it was `void` before: whatever
-        interrupts the pass leaves the arena poisoned.
+    def accumulating(self, touched: Callable[[], bool]) -> Iterator[None]:
+        """Wraps a pass that adds to `flat`, or replaces it if it was `void` before. What interrupts
+        the pass leaves the arena poisoned if `touched()` says that a part of it may be there.
 
         Raises: GradientsPoisoned when it already is.
         """
         self._require_whole()
         self.poisoned = True
-        yield
+        try:
+            yield
+        except BaseException:
+            self.poisoned = touched()
+            raise
         self.poisoned = self.void = False
 
     def count(self, sequences: int, loss_sum: float) -> None:

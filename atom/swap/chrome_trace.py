@@ -12,7 +12,12 @@ from typing import Any
 
 from atom.swap.timeline import Span, Timeline
 
-ROWS = {"load": "loads", "compute": "computing", "gradients": "gradients out"}
+ROWS = {
+    "optimizer": "optimizer",
+    "load": "loads",
+    "compute": "computing",
+    "gradients": "gradients out",
+}
 """Words for lanes, in their order from top to bottom; further lanes follow under their own name."""
 _PROCESS = 1
 

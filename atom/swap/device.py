@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 
 from atom.base.clock import BootClock, Clock
+from atom.swap.gate import Gate
 from atom.swap.host_memory import allocate_host_memory
 
 Report = Callable[[float, float], None]
@@ -98,9 +99,12 @@ class Device(Protocol):
         ...
 
     def gradients_out(
-        self, gradient_slot: int, sums: Sequence[HostSum], report: Report | None = None
+        self, gradient_slot: int, sums: Sequence[HostSum], gate: Gate, report: Report | None = None
     ) -> None:
-        """Starts bringing gradients to the host, once everything computed so far has finished."""
+        """Starts bringing gradients to the host, once everything computed so far has finished.
+
+        All of them are added, or none, as the gate says. Whoever waits for them next hears of the
+        first that are not finite (NotFinite)."""
         ...
 
     def wait_gradients_out(self, gradient_slot: int) -> None:
@@ -203,9 +207,11 @@ class CpuDevice:
         self._loads.wait(slot)
 
     def gradients_out(
-        self, gradient_slot: int, sums: Sequence[HostSum], report: Report | None = None
+        self, gradient_slot: int, sums: Sequence[HostSum], gate: Gate, report: Report | None = None
     ) -> None:
-        self._gradients.submit(gradient_slot, lambda: self._reported(lambda: add_all(sums), report))
+        self._gradients.submit(
+            gradient_slot, lambda: self._reported(lambda: _add_sound(sums, gate), report)
+        )
 
     def _reported(self, job: Callable[[], None], report: Report | None) -> None:
         with nullcontext() if report is None else self.timed(report):
@@ -242,9 +248,18 @@ def _copy_all(copies: Sequence[Copy]) -> None:
         copy.destination.copy_(copy.source)
 
 
+def _add_sound(sums: Sequence[HostSum], gate: Gate) -> None:
+    add_admitted(sums, gate, gate.judge([part.source for part in sums]))
+
+
 @torch.no_grad()
-def add_all(sums: Sequence[HostSum]) -> None:
-    """Carries out the sums; sources and destinations are both in host memory."""
+def add_admitted(sums: Sequence[HostSum], gate: Gate, verdict: torch.Tensor | bool) -> None:
+    """Carries out the sums if the gate admits them; sources and destinations are host memory.
+
+    Raises: NotFinite.
+    """
+    if not gate.admits(verdict, adds=len(sums) > 0):
+        return
     for part in sums:
         if part.replace:
             part.destination.copy_(part.source)

@@ -21,6 +21,7 @@ from atom.graph.ir import Program
 from atom.swap import segment
 from atom.swap.device import Device, Report
 from atom.swap.device_slots import BoundSubModel, DeviceSlots, Factory, Tag, bind
+from atom.swap.gate import Gate, NotFinite
 from atom.swap.host_store import HostStore
 from atom.swap.parameter_gradients import ParameterGradients
 from atom.swap.schedule import (
@@ -36,6 +37,7 @@ from atom.swap.schedule import (
     training_pass,
 )
 from atom.swap.segment import Computed, MicroBatch
+from atom.swap.voided import not_finite, voided_by_memory
 
 Observer = Callable[[Observed, float, float], None]
 """Told of each load, forward, backward and gradient-out when it began and ended, in seconds of the
@@ -44,7 +46,7 @@ order, all of a pass before the pass returns."""
 
 
 class PassCancelled(AtomError):
-    """`should_stop` said so in the middle of a pass. The gradient arena holds a part of it."""
+    """`should_stop` said so in the middle of a pass."""
 
 
 def _never() -> bool:
@@ -54,10 +56,19 @@ def _never() -> bool:
 @dataclass(frozen=True)
 class _Pass:
     batches: list[MicroBatch]
-    training: bool
     shape: Shape
     first: bool
     """Its gradients replace what the arena held."""
+    gate: Gate | None
+    """None: no gradients are wanted."""
+
+    @property
+    def training(self) -> bool:
+        return self.gate is not None
+
+    def losses(self) -> list[float]:
+        """Those known so far. Waits for the device."""
+        return [float(batch.loss) for batch in self.batches if batch.loss is not None]
 
 
 class Engine:
@@ -65,10 +76,11 @@ class Engine:
 
     Several engines (training, evaluation) may share store, slots and device, taking turns.
     `loss_scale` multiplies the loss before the backward and is divided out in float32; float16
-    needs it, choose a power of two.
+    needs it, choose a power of two. It may be changed between passes.
 
-    When a pass raises, whatever the reason, the gradient arena holds an unknown part of that pass:
-    drop it (zero it) before the next. Parameters are untouched, and the engine is usable again.
+    When a pass raises, whatever the reason, parameters are untouched and the engine is usable
+    again. If `touched`, the gradient arena holds an unknown part of that pass: zero it before the
+    next. Nothing that is not finite ever gets there (`atom.swap.gate`).
 
     Values that are the same in every micro-batch (`Program.shared`: masks, rotary tables) are held
     once per pass.
@@ -95,8 +107,9 @@ class Engine:
         self._store = store
         self._slots = slots
         self._device = device
-        self._loss_scale = loss_scale
+        self.loss_scale = loss_scale
         self._observer = observer
+        self._gate = Gate()
         self._arrangement = slots.arrangement_of(program)
         self._bound = bind(program, factories, slots, store.working)
         self._exact = store.precision == torch.float32
@@ -127,25 +140,34 @@ class Engine:
         used meanwhile and put back. Returns each micro-batch's mean loss. `should_stop` is asked
         between events.
 
-        Raises: PassCancelled; ValueError for a micro-batch that does not fit the program, before
-        anything is changed; whatever the model's own computation raises.
+        Raises: PassCancelled; PassVoided for a loss or gradient that is not finite, or if memory
+        ran out; ValueError for a micro-batch that does not fit the program, before anything is
+        changed; whatever the model's own computation raises.
         """
-        current = self._begin(micro_batches, seeds, training=True, first=first)
-        schedule = training_pass(current.shape, self.loaded())
-        return self._run(schedule, current, should_stop)
+        self._gate = Gate()
+        with voided_by_memory():
+            current = self._begin(micro_batches, seeds, self._gate, first)
+            schedule = training_pass(current.shape, self.loaded())
+            return self._run(schedule, current, should_stop)
 
     def evaluate(
         self,
         micro_batches: Sequence[Mapping[str, Tensor]],
         should_stop: Callable[[], bool] = _never,
     ) -> list[float]:
-        """Mean loss of each micro-batch, without gradients. Raises: as `run_pass`.
+        """Mean loss of each micro-batch, finite or not, without gradients. Raises: as `run_pass`.
 
         Dropout is as the program was traced: evaluate one that was traced without.
         """
-        current = self._begin(micro_batches, [0] * len(micro_batches), training=False, first=False)
-        schedule = evaluation_pass(current.shape, self.loaded())
-        return self._run(schedule, current, should_stop)
+        with voided_by_memory():
+            current = self._begin(micro_batches, [0] * len(micro_batches))
+            schedule = evaluation_pass(current.shape, self.loaded())
+            return self._run(schedule, current, should_stop)
+
+    @property
+    def touched(self) -> bool:
+        """May the gradient arena hold something of the latest training pass?"""
+        return self._gate.touched
 
     def sequences_of(self, micro_batch: Mapping[str, Tensor]) -> int:
         """How many sequences a micro-batch has: the first dimension of its first entry."""
@@ -171,9 +193,12 @@ class Engine:
                     if should_stop():
                         raise PassCancelled("the pass was cancelled")
                     self._carry_out(event, current)
-                losses = [float(batch.loss) for batch in current.batches if batch.loss is not None]
+                losses = current.losses()
             self._device.drain()
             return losses
+        except NotFinite as found:
+            self._abandon(current)
+            raise not_finite(current.losses()) from found
         except BaseException:
             self._abandon(current)
             raise
@@ -197,8 +222,8 @@ class Engine:
         self,
         micro_batches: Sequence[Mapping[str, Tensor]],
         seeds: Sequence[int],
-        training: bool,
-        first: bool,
+        gate: Gate | None = None,
+        first: bool = False,
     ) -> _Pass:
         """Checks the batches and brings them to the device. Raises: ValueError."""
         if not micro_batches or len(micro_batches) != len(seeds):
@@ -214,7 +239,7 @@ class Engine:
                 }
             batches.append(MicroBatch(values, self.sequences_of(entries), self._device.seed(seed)))
         shape = Shape(len(self._bound), len(batches), self._arrangement)
-        return _Pass(batches, training, shape, first)
+        return _Pass(batches, shape, first, gate)
 
     def _carry_out(self, event: Event, current: _Pass) -> None:
         match event:
@@ -239,7 +264,9 @@ class Engine:
                 with self._timed(event):
                     self._backward(part, current.batches[micro_batch], micro_batch)
             case GradientOut(sub_model):
-                self._gradients.send(sub_model, current.first, self._report(event))
+                assert current.gate is not None, "only training schedules have it"
+                sums = (sub_model, current.first, current.gate)
+                self._gradients.send(*sums, self._report(event))
 
     def _report(self, event: Event) -> Report | None:
         return None if self._observer is None else partial(self._observer, event)
@@ -264,6 +291,8 @@ class Engine:
                 batch.values[name] = segment.outliving(value.detach(), weights)
         if self._program.loss in computed.outputs:
             batch.loss = batch.values[self._program.loss]
+            if current.gate is not None:
+                current.gate.show(batch.loss)
         if keep:
             batch.computed[index] = segment.for_backward(computed)
         if not current.training:
@@ -288,10 +317,10 @@ class Engine:
     def _seed(self, batch: MicroBatch) -> float:
         """What the backward starts with. Sixteen bits cannot count sequences exactly, so there
         the count is multiplied in afterwards, in float32."""
-        return float(batch.sequences) if self._exact else self._loss_scale
+        return float(batch.sequences) if self._exact else self.loss_scale
 
     def _weight(self, batch: MicroBatch) -> float:
-        return 1.0 if self._exact else batch.sequences / self._loss_scale
+        return 1.0 if self._exact else batch.sequences / self.loss_scale
 
 
 def _users(program: Program) -> dict[str, list[int]]:

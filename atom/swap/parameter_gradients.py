@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from atom.graph.ir import ParameterLayout, padded_elements
 from atom.swap.device import Device, HostSum, Report
 from atom.swap.device_slots import BoundSubModel, DeviceSlots
+from atom.swap.gate import Gate
 
 
 @dataclass(frozen=True)
@@ -113,11 +114,11 @@ class ParameterGradients:
         else:
             place.sum.add_(gradient, alpha=weight)
 
-    def send(self, sub_model: int, first: bool, report: Report | None = None) -> None:
-        """Starts adding the sub-model's sums to the host's arena; the `first` ones replace what it
-        held."""
+    def send(self, sub_model: int, first: bool, gate: Gate, report: Report | None = None) -> None:
+        """Starts adding the sub-model's sums to the host's arena, through the pass's gate; those of
+        the `first` pass replace what it held."""
         sums = (self._replacing if first else self._sums)[sub_model]
-        self._device.gradients_out(sub_model % self._slots, sums, report)
+        self._device.gradients_out(sub_model % self._slots, sums, gate, report)
 
 
 def _users(bound: Sequence[BoundSubModel]) -> dict[str, list[int]]:

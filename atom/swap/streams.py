@@ -31,7 +31,8 @@ import torch
 
 from atom.base.clock import BootClock, Clock
 from atom.base.errors import DeviceError
-from atom.swap.device import Copy, HostSum, Lane, RandomState, Report, add_all, at_once
+from atom.swap.device import Copy, HostSum, Lane, RandomState, Report, add_admitted, at_once
+from atom.swap.gate import Gate
 from atom.swap.host_memory import allocate_host_memory
 
 _MINIMUM_REGISTERED_BYTES = 64 * 2**10
@@ -139,7 +140,7 @@ class CudaDevice:
             self._compute.wait_event(self._loaded[slot])
 
     def gradients_out(
-        self, gradient_slot: int, sums: Sequence[HostSum], report: Report | None = None
+        self, gradient_slot: int, sums: Sequence[HostSum], gate: Gate, report: Report | None = None
     ) -> None:
         if report is not None:
             self._times.begin(self._compute)
@@ -148,7 +149,7 @@ class CudaDevice:
         copied = _event(self._copied, gradient_slot)
         staging = self._staging[gradient_slot]
         self._gradients.submit(
-            gradient_slot, lambda: self._bring_out(ready, copied, staging, sums, report)
+            gradient_slot, lambda: self._bring_out(ready, copied, staging, sums, gate, report)
         )
 
     def _bring_out(
@@ -157,6 +158,7 @@ class CudaDevice:
         copied: torch.cuda.Event,
         staging: torch.Tensor,
         sums: Sequence[HostSum],
+        gate: Gate,
         report: Report | None,
     ) -> None:
         landed, offset = [], 0
@@ -168,9 +170,11 @@ class CudaDevice:
                 piece.copy_(part.source, non_blocking=True)
                 landed.append(HostSum(part.destination, piece, part.replace))
                 offset += piece.numel()
+            # On the device, beside the copy: reading it all again on the host would cost more.
+            verdict = gate.judge([part.source for part in sums])
             copied.record(self._out)
-        copied.synchronize()
-        add_all(landed)
+            copied.synchronize()
+            add_admitted(landed, gate, verdict)
         if report is not None and started is not None:
             self._times.report_until_now(started, report)
 

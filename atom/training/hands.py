@@ -7,7 +7,7 @@ each outcome comes back to the loop as an event.
 import math
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ from atom.base.errors import PeerRefused
 from atom.base.events import EventSink
 from atom.base.reasons import Reason
 from atom.optim.clipping import gradient_norm
+from atom.swap.gate import all_finite
+from atom.swap.voided import PassVoided
 from atom.swarm.arenas import state_digest
 from atom.swarm.chain import Ballot, Commit, Contribution, Head
 from atom.swarm.codec import Codec
@@ -32,6 +34,7 @@ from atom.training.round.vocabulary import CaughtUp, Event, Fetched, FetchFailed
 from atom.training.samples import Deck
 from atom.training.shelf import Shelf
 from atom.training.snapshot import prune_snapshots, tidy_snapshots, write_snapshot
+from atom.training.void_passes import VoidPasses, worth_saying
 from atom.training.worker import Worker
 
 ROUND = "round"
@@ -62,6 +65,7 @@ class Tally:
     loss: float | None = None
     tokens_per_s: float = 0.0
     last_commit_at: float | None = None
+    void: VoidPasses = field(default_factory=VoidPasses)
 
 
 @dataclass(frozen=True)
@@ -160,10 +164,29 @@ class ReplicaHands:
         self._worker.release(ROUND)
 
     def _report_frozen(self, ballot: Ballot) -> None:
-        if self._replica.sequences and not _is_finite(self._replica.gradients):
+        # Every pass was sound, but their sum may be beyond float32.
+        if self._replica.sequences and not all_finite([self._replica.gradients]):
             self._events.emit("gradients-dropped", reason="not-finite")
             self._replica.reset_gradients(self._journal.head.digest)
         self._post(Frozen(ballot, self._replica.sequences, self._replica.loss_sum))
+
+    def voided(self, void: PassVoided) -> bool:
+        """A pass counted for nothing. On the worker's thread. Returns whether it was written down:
+        of many in a row, fewer and fewer are."""
+        in_a_row = self.tally.void.add(void)
+        self.tally.sequences_dropped += void.sequences_lost
+        if not worth_saying(in_a_row):
+            return False
+        self._events.emit(
+            "pass-voided",
+            reason=void.cause.value,
+            detail=void.detail[:300],
+            hint=void.hint,
+            in_a_row=in_a_row,
+            sequences_lost=void.sequences_lost,
+            passes_voided=dict(self.tally.void.by_cause),
+        )
+        return True
 
     # ---- ring
 
@@ -282,6 +305,7 @@ class ReplicaHands:
             gradient_norm=value.gradient_norm,
             voters=[v.peer_id for v in value.voters_next],
             branch=bool(commit.survivors),
+            passes_voided=tally.void.take_round(),
         )
 
     def _validation(self, round_number: int) -> dict[str, Any]:
@@ -289,7 +313,11 @@ class ReplicaHands:
         if s.validation_rounds is None or round_number % s.validation_rounds:
             return {}
         batches = self._deck.validation_batches(s.validation_batches, s.micro_batch)
-        return {"validation_loss": round(self._replica.evaluate(batches), 6)}
+        while True:
+            try:
+                return {"validation_loss": round(self._replica.evaluate(batches), 6)}
+            except PassVoided as void:  # tried again with fewer at a time
+                self.voided(void)
 
     def snapshot(self, digest: bytes) -> None:
         """Saves the state and drops the results it covers, but for the snapshot before it."""
@@ -332,7 +360,3 @@ class ReplicaHands:
         else:
             digest = state_digest(self._replica.state_arenas())
         self._post(CaughtUp(head, digest, shunned, failed_donors))
-
-
-def _is_finite(gradients: torch.Tensor) -> bool:
-    return bool(torch.isfinite(gradients).all())

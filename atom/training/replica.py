@@ -24,10 +24,9 @@ from atom.swap.device import Device
 from atom.swap.device_slots import DeviceSlots
 from atom.swap.engine import Engine, Observer
 from atom.swap.host_store import HostStore
+from atom.swap.voided import PassVoided
+from atom.training.caution import Caution
 from atom.training.pacing import MAX_MICRO_BATCHES_PER_PASS
-
-FLOAT16_LOSS_SCALE = 2.0**10
-"""Lifts small gradients into float16's range; an overflow shows as a norm that is not finite."""
 
 Batch = Mapping[str, Tensor]
 """One micro-batch: the program's batch inputs by name, first dimension = sequences."""
@@ -91,15 +90,15 @@ class Replica:
         self._clock = clock or BootClock()
         self._store = HostStore.allocate(program.layout, settings.precision, device.host_memory)
         slots = DeviceSlots.allocate(programs, device, settings.precision, settings.arrangement)
-        scale = FLOAT16_LOSS_SCALE if settings.precision == torch.float16 else 1.0
         engines = [
-            Engine(each, load(each, device.torch_device), self._store, slots, device, scale, told)
+            Engine(each, load(each, device.torch_device), self._store, slots, device, observer=told)
             for each, told in zip(programs, (observer, None), strict=False)
         ]
         self._training, self._evaluation = engines[0], engines[-1]
         self._arena = GradientArena(self._store.gradients)
         adamw = AdamW(self._store, settings.adamw, program.frozen)
         self._stepper = Stepper(self._store, adamw, program.sub_models, self._clock, observer)
+        self._caution = Caution(settings.precision, settings.micro_batches)
         self._seeds = torch.Generator().manual_seed(settings.dropout_seed)
         self._round = 0
 
@@ -111,8 +110,8 @@ class Replica:
 
     @property
     def micro_batches(self) -> int:
-        """The most that a pass may accumulate."""
-        return self._settings.micro_batches
+        """The most that a pass may accumulate; fewer after memory ran out."""
+        return self._caution.micro_batches
 
     @property
     def torn(self) -> bool:
@@ -144,22 +143,43 @@ class Replica:
         """Forward and backward of the micro-batches; adds to the gradients. May begin while a step
         is under way, and ends after it.
 
-        An exception (PassCancelled when `should_stop` says so) poisons the gradients: they cannot
-        be read until `reset_gradients`; weights are untouched.
+        A pass that is void (PassVoided) adds nothing: if a part of it had been added already, the
+        gradients begin anew, without those of earlier passes either. Another exception
+        (PassCancelled when `should_stop` says so) that comes as late poisons the gradients: they
+        cannot be read until `reset_gradients`. Weights are untouched.
 
-        Raises: PassCancelled; GradientsPoisoned; ValueError; StepFailed when the step under way
+        Raises: PassVoided; DeviceError if a pass of one micro-batch ran out of memory again and
+        again; PassCancelled; GradientsPoisoned; ValueError; StepFailed when the step under way
         breaks off; what the model's computation raises.
         """
         self._require_state()
         started = self._clock.now()
         seeds = torch.randint(2**63 - 1, (len(batches),), generator=self._seeds).tolist()
-        first = self._arena.void
-        with self._arena.accumulating():
-            losses = self._training.run_pass(batches, seeds, should_stop, first)
-            sizes = [self._sequences_of(batch) for batch in batches]
-            loss_sum = sum(loss * size for loss, size in zip(losses, sizes, strict=True))
-            self._arena.count(sum(sizes), loss_sum)
+        try:
+            losses = self._accumulate(batches, seeds, should_stop)
+        except PassVoided as void:
+            raise self._caution.learn(void, len(batches), self._drop_what_is_torn()) from void
+        self._caution.sound()
+        sizes = [self._sequences_of(batch) for batch in batches]
+        loss_sum = sum(loss * size for loss, size in zip(losses, sizes, strict=True))
+        self._arena.count(sum(sizes), loss_sum)
         return PassResult(sum(sizes), loss_sum, self._clock.now() - started)
+
+    def _accumulate(
+        self, batches: Sequence[Batch], seeds: Sequence[int], should_stop: Callable[[], bool]
+    ) -> list[float]:
+        self._training.loss_scale = self._caution.loss_scale(self._arena.sequences == 0)
+        first = self._arena.void
+        with self._arena.accumulating(lambda: self._training.touched):
+            return self._training.run_pass(batches, seeds, should_stop, first)
+
+    def _drop_what_is_torn(self) -> int:
+        """Begins anew if the gradients hold part of a pass. Returns the sequences lost with it."""
+        if not self._arena.poisoned:
+            return 0
+        lost = self._arena.sequences
+        self._arena.reset(self._arena.tag)
+        return lost
 
     @property
     def gradients(self) -> Tensor:
@@ -189,14 +209,19 @@ class Replica:
     def evaluate(
         self, batches: Sequence[Batch], should_stop: Callable[[], bool] = lambda: False
     ) -> float:
-        """Mean loss per sequence. Touches neither gradients nor weights. Raises: as `run_pass`."""
+        """Mean loss per sequence. Touches neither gradients nor weights.
+
+        When it is void, memory ran out: the same call tries again with fewer at a time. Raises: as
+        `run_pass`.
+        """
         self._require_state()
-        most = self.micro_batches  # as many as device memory has been reckoned for
-        losses = [
-            loss
-            for start in range(0, len(batches), most)
-            for loss in self._evaluation.evaluate(batches[start : start + most], should_stop)
-        ]
+        losses = list[float]()
+        while len(losses) < len(batches):
+            some = batches[len(losses) : len(losses) + self.micro_batches]
+            try:
+                losses += self._evaluation.evaluate(some, should_stop)
+            except PassVoided as void:
+                raise self._caution.learn(void, len(some)) from void
         sizes = [self._sequences_of(batch) for batch in batches]
         return sum(loss * size for loss, size in zip(losses, sizes, strict=True)) / sum(sizes)
 

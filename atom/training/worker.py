@@ -14,13 +14,10 @@ from typing import Protocol
 import torch
 
 from atom.base.clock import Clock
+from atom.base.errors import DeviceError
 from atom.swap.engine import PassCancelled
-from atom.training.pacing import (
-    MAX_MICRO_BATCHES_PER_PASS,
-    SwarmCount,
-    next_pass,
-    usual_pass_seconds,
-)
+from atom.swap.voided import PassVoided, is_out_of_memory
+from atom.training.pacing import SwarmCount, next_pass, usual_pass_seconds
 
 Batch = dict[str, torch.Tensor]
 
@@ -41,6 +38,8 @@ class Trainable(Protocol):
 
     @property
     def sequences(self) -> int: ...
+    @property
+    def micro_batches(self) -> int: ...
     def run_pass(self, batches: Sequence[Batch], should_stop: Callable[[], bool]) -> PassResult: ...
 
 
@@ -52,12 +51,13 @@ class Work:
     micro_batch: int
     next_batch: Callable[[int], Batch]
     """`next_batch(n)`: the next n sequences of this round."""
-    micro_batches: int = MAX_MICRO_BATCHES_PER_PASS
-    """The most in one pass."""
 
 
 class Worker:
-    """Runs passes while nothing holds it. `hold`/`release` name the reasons to stand still."""
+    """Runs passes while nothing holds it. `hold`/`release` name the reasons to stand still.
+
+    A void pass is told (`on_void`), and the next one takes the samples that follow.
+    """
 
     def __init__(
         self,
@@ -65,12 +65,14 @@ class Worker:
         work: Work,
         clock: Clock,
         on_pass: Callable[[], None],
+        on_void: Callable[[PassVoided], None],
         on_failure: Callable[[BaseException], None],
     ) -> None:
         self._replica = replica
         self._work = work
         self._clock = clock
         self._on_pass = on_pass
+        self._on_void = on_void
         self._on_failure = on_failure
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._closing = threading.Event()
@@ -125,7 +127,7 @@ class Worker:
             while self._step():
                 pass
         except BaseException as failure:  # noqa: BLE001 - the supervisor: the daemon decides
-            self._on_failure(failure)
+            self._on_failure(_named(failure))
 
     def _step(self) -> bool:
         size = self._next_pass()
@@ -147,7 +149,7 @@ class Worker:
             self.swarm,
             self._work.global_batch,
             self._work.micro_batch,
-            self._work.micro_batches,
+            self._replica.micro_batches,
         )
 
     def _train(self, micro_batches: int) -> None:
@@ -157,7 +159,23 @@ class Worker:
             result = self._replica.run_pass(batches, self._closing.is_set)
         except PassCancelled:
             return  # only closing cancels a pass: its gradients will not be asked for
+        except PassVoided as void:
+            self._last_pass_ended = self._clock.now()
+            self._on_void(void)
+            return
         self._last_pass_ended = self._clock.now()
         seconds = self._last_pass_ended - started
         self._passes.append((self._last_pass_ended, result.sequences, seconds))
         self._on_pass()
+
+
+def _named(failure: BaseException) -> BaseException:
+    """No fault of ours: memory that ran out between passes is something the user can mend."""
+    if not any(map(is_out_of_memory, (failure, failure.__cause__))):
+        return failure
+    named = DeviceError(
+        f"memory ran out between two passes: {str(failure) or type(failure).__name__}",
+        "free host memory, then start again; what was committed is on disk",
+    )
+    named.__cause__ = failure
+    return named

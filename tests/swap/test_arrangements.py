@@ -15,6 +15,7 @@ from atom.swap.arrangement import Arrangement
 from atom.swap.device import Copy, CpuDevice, HostSum, Report, at_once
 from atom.swap.device_slots import DeviceSlots, device_bytes
 from atom.swap.engine import Engine, PassCancelled
+from atom.swap.gate import Gate
 from atom.swap.host_store import HostStore
 from atom.swap.schedule import Drop, Load, Shape, training_pass
 from atom.swap.schedule_check import ScheduleError, check
@@ -273,7 +274,7 @@ class LateDevice(CpuDevice):
     def __init__(self) -> None:
         super().__init__()
         self._loads_held: dict[int, tuple[Sequence[Copy], Report | None, Callable[[], None]]] = {}
-        self._gradients_held: dict[int, tuple[Sequence[HostSum], Report | None]] = {}
+        self._gradients_held: dict[int, tuple[Sequence[HostSum], Gate, Report | None]] = {}
 
     def load(
         self,
@@ -293,10 +294,10 @@ class LateDevice(CpuDevice):
         super().wait_loaded(slot)
 
     def gradients_out(
-        self, gradient_slot: int, sums: Sequence[HostSum], report: Report | None = None
+        self, gradient_slot: int, sums: Sequence[HostSum], gate: Gate, report: Report | None = None
     ) -> None:
         assert gradient_slot not in self._gradients_held, "the last gradients are under way"
-        self._gradients_held[gradient_slot] = (sums, report)
+        self._gradients_held[gradient_slot] = (sums, gate, report)
 
     def wait_gradients_out(self, gradient_slot: int) -> None:
         if gradient_slot in self._gradients_held:

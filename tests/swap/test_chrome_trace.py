@@ -6,16 +6,13 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hand_written_program import FINEST, batches, compile_by_hand, initial_value
+from engine_rig import EngineRig
+from hand_written_program import FINEST, batches
 from hypothesis import given
 from hypothesis import strategies as st
 from schedules import shapes_with_loaded
 
 from atom.swap.chrome_trace import chrome_trace
-from atom.swap.device import CpuDevice
-from atom.swap.device_slots import DeviceSlots
-from atom.swap.engine import Engine
-from atom.swap.host_store import HostStore
 from atom.swap.schedule import Forward, GradientOut, Load, Shape, training_pass
 from atom.swap.stalls import Reason
 from atom.swap.timeline import Durations, Recording, Span, Timeline, simulate
@@ -47,17 +44,11 @@ def assert_well_formed(trace: str, timeline: Timeline) -> None:
 @pytest.fixture(scope="module")
 def recorded() -> Iterator[Timeline]:
     """Of a real pass on the CPU: two micro-batches."""
-    program, classes = compile_by_hand(FINEST, 0.1)
-    device, recording = CpuDevice(), Recording()
-    store = HostStore.allocate(program.layout)
-    for spec in program.layout.specs:
-        program.layout.view(store.master, spec.name).copy_(initial_value(spec.name, spec.shape))
-    store.round_master()
-    slots = DeviceSlots.allocate([program], device, store.precision)
-    engine = Engine(program, classes, store, slots, device, observer=recording)
-    engine.run_pass(batches([2, 2]), [1, 2])
+    recording = Recording()
+    rig = EngineRig(FINEST, observer=recording)
+    rig.engine.run_pass(batches([2, 2]), [1, 2])
     yield recording.take()
-    device.close()
+    rig.device.close()
 
 
 def test_a_trace_by_hand() -> None:

@@ -23,6 +23,7 @@ from atom.swap.arrangement import Arrangement
 from atom.swap.device import Copy, CpuDevice, HostSum, Report, at_once
 from atom.swap.device_slots import DeviceSlots
 from atom.swap.engine import Engine, PassCancelled
+from atom.swap.gate import Gate
 from atom.swap.host_store import HostStore
 
 SETTINGS = AdamWSettings(betas=(0.9, 0.99), weight_decay=0.1)
@@ -341,17 +342,17 @@ class WatchedGradients(CpuDevice):
 
     def __init__(self) -> None:
         super().__init__()
-        self._held: dict[int, Sequence[HostSum]] = {}
+        self._held: dict[int, tuple[Sequence[HostSum], Gate]] = {}
 
     def gradients_out(
-        self, gradient_slot: int, sums: Sequence[HostSum], report: Report | None = None
+        self, gradient_slot: int, sums: Sequence[HostSum], gate: Gate, report: Report | None = None
     ) -> None:
         assert gradient_slot not in self._held, "the slot's last gradients are still under way"
-        self._held[gradient_slot] = sums
+        self._held[gradient_slot] = (sums, gate)
 
     def wait_gradients_out(self, gradient_slot: int) -> None:
         if gradient_slot in self._held:
-            super().gradients_out(gradient_slot, self._held.pop(gradient_slot))
+            super().gradients_out(gradient_slot, *self._held.pop(gradient_slot))
         super().wait_gradients_out(gradient_slot)
 
     def drain(self) -> None:

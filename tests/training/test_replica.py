@@ -23,6 +23,7 @@ from atom.swap.device import CpuDevice
 from atom.swap.engine import PassCancelled
 from atom.swap.host_kernels import HostKernels
 from atom.swap.readiness import StepFailed
+from atom.swap.schedule import GradientOut, Shape, training_pass
 from atom.swap.timeline import Recording
 from atom.training.replica import Replica, ReplicaSettings
 
@@ -324,8 +325,13 @@ def stop_after(calls: int) -> Callable[[], bool]:
 def test_a_cancelled_pass_poisons_the_gradients_only(device: CpuDevice) -> None:
     replica = new_replica(device)
     weights = replica.state_arenas()["master"].clone()
+    schedule = training_pass(Shape(len(program(0.1, "finest").sub_models), 2))
+    first_sums = next(n for n, event in enumerate(schedule) if isinstance(event, GradientOut))
     with pytest.raises(PassCancelled):
-        replica.run_pass(batches(2, 1), stop_after(12))
+        replica.run_pass(batches(2, 1), stop_after(first_sums))
+    assert not replica.gradients.any(), "nothing of it had left yet"
+    with pytest.raises(PassCancelled):
+        replica.run_pass(batches(2, 1), stop_after(first_sums + 1))
     with pytest.raises(GradientsPoisoned):
         _ = replica.gradients
     with pytest.raises(GradientsPoisoned):

@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from atom.base.clock import BootClock
+from atom.base.errors import DeviceError
+from atom.swap.voided import Cause, PassVoided
 from atom.training.worker import Batch, Work, Worker
 
 WAIT_S = 10.0
@@ -23,14 +25,22 @@ class Done:
 class Counter:
     """A replica that only counts."""
 
+    micro_batches = 8
+
     def __init__(self) -> None:
         self.sequences = 0
+        self.sizes: list[int] = []
+        self.void: list[PassVoided] = []
         self.in_pass = False
-        self.fail = False
+        self.failure: Exception | None = None
 
     def run_pass(self, batches: Sequence[Batch], should_stop: Callable[[], bool]) -> Done:
-        if self.fail:
-            raise RuntimeError("out of memory")
+        self.sizes.append(len(batches))
+        if self.failure is not None:
+            raise self.failure
+        if self.void:
+            self.micro_batches = 2
+            raise self.void.pop()
         self.in_pass = True
         size = sum(len(batch["tokens"]) for batch in batches)
         self.sequences += size
@@ -44,9 +54,16 @@ class Scene:
         self.passed = threading.Event()
         self.failures: list[BaseException] = []
         self.failed = threading.Event()
+        self.voided: list[PassVoided] = []
         work = Work(24, 4, lambda n: {"tokens": torch.zeros(n, 2)})
-        self.worker = Worker(self.replica, work, BootClock(), self.passed.set, self._fail)
+        self.worker = Worker(
+            self.replica, work, BootClock(), self._pass, self.voided.append, self._fail
+        )
         self.worker.start()
+
+    def _pass(self) -> None:
+        if self.replica.sequences == 24:
+            self.passed.set()
 
     def _fail(self, failure: BaseException) -> None:
         self.failures.append(failure)
@@ -93,11 +110,34 @@ def test_a_command_never_meets_half_a_pass(scene: Scene) -> None:
 
 
 def test_a_failing_pass_is_reported_and_ends_the_thread(scene: Scene) -> None:
-    scene.replica.fail = True
+    scene.replica.failure = RuntimeError("a bug")
     scene.worker.release("starting")
     assert scene.failed.wait(WAIT_S)
-    assert str(scene.failures[0]) == "out of memory"
+    assert str(scene.failures[0]) == "a bug"
     scene.worker.close()
+
+
+@pytest.mark.parametrize("failure", [MemoryError(), torch.OutOfMemoryError("CUDA out of memory")])
+def test_memory_that_runs_out_elsewhere_is_named(scene: Scene, failure: Exception) -> None:
+    def fail() -> None:
+        raise failure
+
+    scene.worker.submit(fail)
+    assert scene.failed.wait(WAIT_S)
+    assert isinstance(scene.failures[0], DeviceError)
+    assert "free host memory" in scene.failures[0].hint
+    scene.worker.close()
+
+
+def test_after_a_void_pass_the_next_one_is_no_larger_than_the_replica_says(scene: Scene) -> None:
+    void = PassVoided(Cause.MEMORY, "scripted")
+    scene.replica.void = [void]
+    scene.worker.release("starting")
+    assert scene.passed.wait(WAIT_S)
+    scene.worker.close()
+    assert scene.voided == [void]
+    assert scene.replica.sizes == [6, 2, 2, 2]
+    assert not scene.failures
 
 
 def test_rate_and_longest_pass(scene: Scene) -> None:

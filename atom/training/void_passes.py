@@ -1,0 +1,33 @@
+"""Passes that counted for nothing, counted."""
+
+from atom.swap.voided import Cause, PassVoided
+
+
+class VoidPasses:
+    """Since the process began. Written by the worker's thread, read by any."""
+
+    def __init__(self) -> None:
+        self.by_cause = {cause.value: 0 for cause in Cause}
+        self._in_a_row = 0
+        self._this_round = 0
+
+    def add(self, void: PassVoided) -> int:
+        """Returns how many there have been in a row, this one included."""
+        self.by_cause[void.cause.value] += 1
+        self._this_round += 1
+        self._in_a_row += 1
+        return self._in_a_row
+
+    def sound(self) -> None:
+        """A pass counted."""
+        self._in_a_row = 0
+
+    def take_round(self) -> int:
+        """Of the round that ends now."""
+        count, self._this_round = self._this_round, 0
+        return count
+
+
+def worth_saying(in_a_row: int) -> bool:
+    """The first, second, fourth, eighth …: if every pass is void, no log shall fill the disk."""
+    return in_a_row & (in_a_row - 1) == 0

@@ -1,0 +1,232 @@
+"""Real small replicas that meet bad numbers, float16's limits and full memory."""
+
+import functools
+import math
+from collections.abc import Iterator, Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from atom.base.clock import ManualClock
+from atom.base.errors import DeviceError
+from atom.graph.ir import Program
+from atom.graph.program import compile_program
+from atom.models.gpt3 import GPT3, GPT3Config, initial_value
+from atom.optim.clipping import gradient_norm
+from atom.optim.loss_scale import LossScale
+from atom.optim.rate import RateSettings
+from atom.swap.device import CpuDevice, HostSum, RandomState, Report
+from atom.swap.gate import Gate
+from atom.swap.voided import Cause, PassVoided
+from atom.training.pass_size import PassSize
+from atom.training.replica import Replica, ReplicaSettings
+
+SEQUENCES, VOCABULARY = 2, 29
+CONFIG = GPT3Config(2, 2, 16, sequence_tokens=8, vocabulary_size=VOCABULARY)
+RATE = RateSettings(1e-2, 1e-3, warmup_rounds=2, decay="cosine", rounds=10)
+
+
+def batches(count: int, seed: int) -> list[dict[str, Tensor]]:
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        {
+            name: torch.randint(VOCABULARY, (SEQUENCES, 8), generator=generator)
+            for name in ("tokens", "targets")
+        }
+        for _ in range(count)
+    ]
+
+
+@functools.cache
+def program(precision: torch.dtype) -> Program:
+    return compile_program(GPT3(CONFIG, dtype=precision), batches(1, 0)[0])
+
+
+class ScriptedDevice(CpuDevice):
+    """Runs out of memory where the script says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sums_that_fail: set[int] = set()
+        """The n-th gradients to leave, counted from 1."""
+        self.micro_batches_that_fit = math.inf
+        self._sums = 0
+        self._seeds = 0
+
+    def seed(self, seed: int) -> RandomState:
+        """The first thing done for every micro-batch of a pass."""
+        self._seeds += 1
+        if self._seeds > self.micro_batches_that_fit:
+            self._seeds = 0
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+        return super().seed(seed)
+
+    def drain(self) -> None:
+        self._seeds = 0
+        super().drain()
+
+    def gradients_out(
+        self, gradient_slot: int, sums: Sequence[HostSum], gate: Gate, report: Report | None = None
+    ) -> None:
+        self._sums += 1
+        if self._sums in self.sums_that_fail:
+            raise MemoryError("scripted")
+        super().gradients_out(gradient_slot, sums, gate, report)
+
+
+@pytest.fixture
+def device() -> Iterator[ScriptedDevice]:
+    device, threads = ScriptedDevice(), torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield device
+    torch.set_num_threads(threads)
+    device.close()
+
+
+def new_replica(device: CpuDevice, precision: torch.dtype = torch.float32) -> Replica:
+    settings = ReplicaSettings(RATE, precision=precision, micro_batches=4)
+    replica = Replica(program(precision), None, settings, device, ManualClock())
+    replica.initialise(functools.partial(initial_value, CONFIG, seed=1))
+    replica.reset_gradients(b"head")
+    return replica
+
+
+def change(replica: Replica, name: str, factor: float) -> None:
+    replica.export_parameters()[name].mul_(factor)
+    replica.adopt_state(replica.round)
+
+
+def void_pass(replica: Replica, micro_batches: int = 2) -> PassVoided:
+    with pytest.raises(PassVoided) as voided:
+        replica.run_pass(batches(micro_batches, 5))
+    return voided.value
+
+
+# --- numbers ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_bad_loss_costs_its_own_pass_only(device: ScriptedDevice, bad: float) -> None:
+    replica = new_replica(device)
+    replica.run_pass(batches(2, 1))
+    sums, loss_sum = replica.gradients.clone(), replica.loss_sum
+    change(replica, "blocks.0.feed_forward.expand.weight", bad)
+    void = void_pass(replica)
+    assert (void.cause, void.sequences_lost) == (Cause.LOSS, 0)
+    assert "diverged" in void.hint
+    assert torch.equal(replica.gradients, sums)
+    assert (replica.sequences, replica.loss_sum) == (2 * SEQUENCES, loss_sum)
+    assert replica.gradients_tag == b"head"
+
+
+@pytest.mark.parametrize("factor", [30, 300])
+def test_a_scale_that_overflows_is_lowered_until_it_does_not(
+    device: ScriptedDevice, factor: float
+) -> None:
+    replica = new_replica(device, torch.float16)
+    change(replica, "final_norm.weight", factor)
+    voided = []
+    for _ in range(LossScale().exponent):
+        try:
+            replica.run_pass(batches(2, 5))
+            break
+        except PassVoided as void:
+            voided.append(void)
+    assert len(voided) >= 2
+    assert {void.cause for void in voided} == {Cause.GRADIENTS}
+    for number, void in enumerate(voided, start=1):
+        assert f"the loss scale is {2**15 >> number} " in void.hint
+    assert replica.sequences == 2 * SEQUENCES
+    assert torch.isfinite(replica.gradients).all()
+    replica.run_pass(batches(2, 6))
+    assert replica.sequences == 4 * SEQUENCES
+
+
+def test_training_goes_on_after_void_passes(device: ScriptedDevice) -> None:
+    """Rounds with an overflow in them: the weights stay finite, and the loss falls."""
+    replica = new_replica(device, torch.float16)
+    change(replica, "final_norm.weight", 30)
+    losses, voided = [], 0
+    for round in range(1, 13):
+        replica.reset_gradients()
+        while replica.sequences < 2 * SEQUENCES:
+            try:
+                replica.run_pass(batches(2, 5))
+            except PassVoided:
+                voided += 1
+        losses.append(replica.loss_sum)
+        mean = replica.gradients / replica.sequences
+        replica.apply(mean, gradient_norm(mean), round)
+    assert voided > 0
+    assert losses[-1] < 0.9 * losses[0]
+
+
+# --- memory -----------------------------------------------------------------------------------
+
+
+def test_out_of_memory_after_gradients_left_costs_the_heads_work(device: ScriptedDevice) -> None:
+    replica = new_replica(device)
+    weights = replica.state_arenas()["master"].clone()
+    replica.run_pass(batches(2, 1))
+    device.sums_that_fail = {len(program(torch.float32).sub_models) + 2}
+    void = void_pass(replica)
+    assert (void.cause, void.sequences_lost) == (Cause.MEMORY, 2 * SEQUENCES)
+    assert replica.sequences == 0
+    assert not replica.gradients.any()
+    assert replica.gradients_tag == b"head"
+    assert torch.equal(replica.state_arenas()["master"], weights)
+    replica.run_pass(batches(1, 3))
+    assert replica.sequences == SEQUENCES
+
+
+def test_fewer_micro_batches_are_tried_until_they_fit(device: ScriptedDevice) -> None:
+    replica = new_replica(device)
+    replica.run_pass(batches(4, 1))
+    device.micro_batches_that_fit = 1
+    for most in (2, 1):
+        void = void_pass(replica, replica.micro_batches)
+        assert (void.cause, void.sequences_lost) == (Cause.MEMORY, 0)
+        assert f"at most {most} per pass" in void.hint
+        assert "[device] memory" in void.hint
+        assert "micro_batch_sequences" in void.hint
+        assert replica.micro_batches == most
+    replica.run_pass(batches(1, 2))
+    assert replica.sequences == 5 * SEQUENCES, "what was added before is still there"
+
+
+def test_when_not_even_one_fits_it_gives_up_by_name(device: ScriptedDevice) -> None:
+    replica = new_replica(device)
+    device.micro_batches_that_fit = 0
+    void_pass(replica, 1)
+    with pytest.raises(DeviceError, match="not even one micro-batch") as given_up:
+        replica.run_pass(batches(1, 2))
+    assert "[device] memory" in given_up.value.hint
+    device.micro_batches_that_fit = 1
+    replica.run_pass(batches(1, 2))
+    assert replica.sequences == SEQUENCES
+
+
+def test_an_evaluation_that_does_not_fit_takes_fewer_at_a_time(device: ScriptedDevice) -> None:
+    replica = new_replica(device)
+    expected = replica.evaluate(batches(4, 1))
+    device.micro_batches_that_fit = 3
+    with pytest.raises(PassVoided, match="out-of-memory"):
+        replica.evaluate(batches(4, 1))
+    assert replica.evaluate(batches(4, 1)) == expected
+    assert not replica.gradients.any()
+
+
+# --- the decisions ----------------------------------------------------------------------------
+
+
+def test_pass_sizes() -> None:
+    size = PassSize(8).after_out_of_memory(8)
+    assert size == PassSize(4)
+    assert size is not None
+    assert size.after_out_of_memory(3) == PassSize(1)
+    alone = size.after_out_of_memory(1)
+    assert alone == PassSize(1, failures_alone=1)
+    assert alone is not None
+    assert alone.after_out_of_memory(1) is None
+    assert alone.after_sound().after_out_of_memory(1) == alone
