@@ -11,6 +11,7 @@ every IEEE machine rounds alike:
 """
 
 import math
+import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -23,8 +24,9 @@ LANES = 2**15
 BLOCK_ELEMENTS = LANES * 2**10
 
 
-def gradient_norm(gradient: torch.Tensor, threads: int = 1) -> float:
-    """Euclidean norm of a flat float32 host tensor; inf or nan if an element is not finite.
+def gradient_norm(gradient: torch.Tensor, threads: int | None = None) -> float:
+    """Euclidean norm of a flat float32 host tensor; inf or nan if an element is not finite. On as
+    many threads as this process may use cores, unless told.
 
     The same bits for any `threads`, on any machine. Raises: ValueError for another shape or type;
     MismatchError when the kernel has not been compiled.
@@ -33,8 +35,9 @@ def gradient_norm(gradient: torch.Tensor, threads: int = 1) -> float:
     if not flat or gradient.dtype != torch.float32:
         raise ValueError("the norm is defined on a flat float32 tensor on the host")
     blocks = list(_blocks(gradient.detach()))
-    if threads > 1 and len(blocks) > 1:
-        with ThreadPoolExecutor(threads) as pool:
+    threads = min(threads or len(os.sched_getaffinity(0)), len(blocks))
+    if threads > 1:
+        with ThreadPoolExecutor(threads, "atom-norm") as pool:
             sums = list(pool.map(_sum_of_squares, blocks))
     else:
         sums = [_sum_of_squares(block) for block in blocks]

@@ -15,6 +15,7 @@ import torch
 from atom.base.clock import BootClock, Clock
 from atom.swap.gate import Gate
 from atom.swap.host_memory import allocate_host_memory
+from atom.swap.host_sums import add
 
 Report = Callable[[float, float], None]
 """Told when a piece of work began and ended, in seconds of the device's clock; from any thread,
@@ -264,4 +265,4 @@ def add_admitted(sums: Sequence[HostSum], gate: Gate, verdict: torch.Tensor | bo
         if part.replace:
             part.destination.copy_(part.source)
         else:
-            part.destination.add_(part.source)
+            add(part.destination, part.source)

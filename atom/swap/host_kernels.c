@@ -196,21 +196,24 @@ INLINE void add_bfloat16_loop(float *restrict sum, const uint16_t *restrict adde
         LOOP(sum, addend, count);                                                                \
     }
 
-/* Lanes summed at a time: 16 KiB of sums stay in the first-level cache. */
-#define LANES_AT_ONCE 2048
-
-/* See atom/optim/clipping.py for the order of additions. `lane`: room for `lanes` sums. */
+/* See atom/optim/clipping.py for the order of additions. `lane`: room for `lanes` sums. Four rows at
+ * a time: a sum is fetched and put back once for all four. */
 INLINE double sum_of_squares_loop(const float *restrict x, int64_t count, double *restrict lane,
                                   int64_t lanes) {
+    int64_t start = 0;
     for (int64_t l = 0; l < lanes; l++) lane[l] = 0.0;
-    for (int64_t first = 0; first < lanes; first += LANES_AT_ONCE) {
-        int64_t width = lanes - first < LANES_AT_ONCE ? lanes - first : LANES_AT_ONCE;
-        for (int64_t row = first; row < count; row += lanes) {
-            int64_t here = count - row < width ? count - row : width;
-            for (int64_t l = 0; l < here; l++) {
-                double wide = x[row + l];
-                lane[first + l] += wide * wide;
-            }
+    for (; start + 4 * lanes <= count; start += 4 * lanes) {
+        for (int64_t l = 0; l < lanes; l++) {
+            const float *at = x + start + l;
+            double a = at[0], b = at[lanes], c = at[2 * lanes], d = at[3 * lanes];
+            lane[l] = (((lane[l] + a * a) + b * b) + c * c) + d * d;
+        }
+    }
+    for (; start < count; start += lanes) {
+        int64_t here = count - start < lanes ? count - start : lanes;
+        for (int64_t l = 0; l < here; l++) {
+            double wide = x[start + l];
+            lane[l] += wide * wide;
         }
     }
     for (int64_t half = lanes / 2; half > 0; half /= 2)
