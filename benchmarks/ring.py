@@ -26,7 +26,7 @@ from sides import Timing, machine, publish, ratio
 from torch import Tensor
 
 from atom.base.events import EventList
-from atom.swarm.allreduce import all_reduce, open_ring
+from atom.swarm.allreduce import Arenas, RingTerms, all_reduce, open_ring
 from atom.swarm.chain import Ballot
 from atom.swarm.codec import CODECS
 from atom.swarm.identity import Identity
@@ -48,6 +48,7 @@ class Job:
     runs: int
     codec: str
     protection: str
+    connections: int
     rendezvous: str
     """A file through which gloo's processes find each other."""
 
@@ -69,7 +70,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         rendezvous = Path(folder, "gloo").as_uri()
         job = Job(
-            options.members, elements, options.runs, options.codec, options.protection, rendezvous
+            options.members,
+            elements,
+            options.runs,
+            options.codec,
+            options.protection,
+            options.connections,
+            rendezvous,
         )
         samples = _measure(job)
     _publish(job, samples)
@@ -138,14 +145,15 @@ def _runs(
         gate.wait(PATIENCE_S)
         ballot = Ballot(elements + run, order[0], bytes(16))
         started = time.perf_counter()
-        left, right = open_ring(transport, order[rank], order, PARENT, ballot, PATIENCE_S)
+        channels = open_ring(transport, order, PARENT, ballot, PATIENCE_S, job.connections)
         open_s = time.perf_counter() - started
         gate.wait(PATIENCE_S)
         started, cpu = time.perf_counter(), time.process_time()
-        all_reduce(
-            source, result, rank, order, left, right, ring_tag(PARENT, ballot),
-            scale=1 / job.members, progress_timeout_s=PATIENCE_S, codec=CODECS[job.codec],
+        terms = RingTerms(
+            tuple(order), rank, ring_tag(PARENT, ballot), 1 / job.members, CODECS[job.codec],
+            PATIENCE_S,
         )  # fmt: skip
+        all_reduce(Arenas(source, result), terms, channels)
         ours_s, ours_cpu_s = time.perf_counter() - started, time.process_time() - cpu
         summed.copy_(source)
         gate.wait(PATIENCE_S)
@@ -181,6 +189,7 @@ def _publish(job: Job, samples: Sequence[Sequence[Sequence[Sample]]]) -> None:
         "members": job.members,
         "codec": job.codec,
         "protection": job.protection,
+        "connections": job.connections,
         "results": results,
     }
     publish(titles, rows, body)
@@ -220,6 +229,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--megabytes", type=float, nargs="+", default=[1.0, 16.0, 64.0])
     parser.add_argument("--codec", choices=CODECS, default="float32", help="of our ring")
     parser.add_argument("--protection", choices=[*RingProtection], default="tls")
+    parser.add_argument("--connections", type=int, default=1, help="to each neighbour")
     parser.add_argument("--runs", type=int, default=5)
     options = parser.parse_args()
     if options.members < 2:

@@ -20,6 +20,12 @@ def add(left: Tensor, right: Tensor, out: Tensor) -> None:
         numpy.add(left.numpy(), right.numpy(), out=out.numpy())
 
 
+def subtract(left: Tensor, right: Tensor, out: Tensor) -> None:
+    """out = left - right, all fp32 [n]; `out` may be either."""
+    with numpy.errstate(over="ignore", invalid="ignore"):
+        numpy.subtract(left.numpy(), right.numpy(), out=out.numpy())
+
+
 def scale(values: Tensor, factor: float, out: Tensor) -> None:
     """out = values · factor (rounded to fp32), fp32 [n]; `out` may be `values`."""
     with numpy.errstate(over="ignore", under="ignore", invalid="ignore"):

@@ -8,19 +8,25 @@ import torch
 from torch import Tensor
 
 from atom.swarm import chunk_math
+from atom.swarm.int8 import Int8
 
 
 class Codec(Protocol):
-    """fp32 [n] to bytes (uint8 [n · bytes_per_element], little-endian) and back."""
+    """fp32 [n] to bytes (uint8 [wire_bytes(n)], little-endian) and back."""
 
     name: str
-    bytes_per_element: int
+    feeds_back: bool
+    """Whether it rounds so coarsely that what it took away should be added to the next round's
+    gradients."""
+
+    def wire_bytes(self, elements: int) -> int:
+        """What `elements` take on the wire; never more than four each."""
 
     def wire(self, values: Tensor, scratch: Tensor) -> Tensor:
         """Memory of the right size for `values` on the wire: `scratch`, or their own memory."""
 
     def encode(self, values: Tensor, scratch: Tensor) -> Tensor:
-        """The bytes of `values`, in `wire(values, scratch)`."""
+        """The bytes of `values`, which are finite, in `wire(values, scratch)`."""
 
     def decode(self, wire: Tensor, out: Tensor) -> None:
         """Writes the numbers in `wire` to `out`; `wire` may be out's own memory."""
@@ -30,7 +36,10 @@ class Float32:
     """Exact: the bytes are the numbers' own, so nothing is copied."""
 
     name = "float32"
-    bytes_per_element = 4
+    feeds_back = False
+
+    def wire_bytes(self, elements: int) -> int:
+        return 4 * elements
 
     def wire(self, values: Tensor, scratch: Tensor) -> Tensor:
         return values.view(torch.uint8)
@@ -48,10 +57,13 @@ class BFloat16:
     the gather (rounding to nearest even is idempotent)."""
 
     name = "bfloat16"
-    bytes_per_element = 2
+    feeds_back = False
+
+    def wire_bytes(self, elements: int) -> int:
+        return 2 * elements
 
     def wire(self, values: Tensor, scratch: Tensor) -> Tensor:
-        return scratch[: 2 * values.numel()]
+        return scratch[: self.wire_bytes(values.numel())]
 
     def encode(self, values: Tensor, scratch: Tensor) -> Tensor:
         wire = self.wire(values, scratch)
@@ -62,4 +74,4 @@ class BFloat16:
         chunk_math.copy(wire.view(torch.bfloat16), out)
 
 
-CODECS: dict[str, Codec] = {codec.name: codec for codec in (Float32(), BFloat16())}
+CODECS: dict[str, Codec] = {codec.name: codec for codec in (Float32(), BFloat16(), Int8())}

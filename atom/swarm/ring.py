@@ -30,8 +30,8 @@ class Step:
     stop: int
     contributors: int
     """Bit k: rank k's part is in this sum."""
-    needs: int
-    """Sending: how many chunks must have been received before this one can go."""
+    needs: int | None
+    """Sending: which chunk, in the order of receiving, must be there before this one can go."""
     last_sum: bool = False
     """Receiving: adding our part completes the sum, and we own it."""
 
@@ -63,7 +63,7 @@ class RingPlan:
             for step in range(2 * (self.members - 1)):
                 chunks = self._chunks(bucket, (rank - step) % self.members)
                 for index, (start, stop) in enumerate(chunks):
-                    needs = arrived + before + index + 1 if step else 0
+                    needs = arrived + before + index if step else None
                     yield self._step(step, rank - step, start, stop, needs)
                 before += len(chunks) if step else 0
             arrived += self._received(bucket, rank)
@@ -74,7 +74,12 @@ class RingPlan:
             for step in range(2 * (self.members - 1)):
                 segment = (rank - step - 1) % self.members
                 for start, stop in self._chunks(bucket, segment):
-                    yield self._step(step, segment, start, stop, 0)
+                    yield self._step(step, segment, start, stop, None)
+
+    def chunks_received(self, rank: int) -> int:
+        """How many chunks `receives` yields."""
+        buckets = range(0, self.elements, self.bucket_elements)
+        return sum(self._received(bucket, rank) for bucket in buckets)
 
     def segment(self, bucket: int, index: int) -> tuple[int, int]:
         """Bounds of one segment of the bucket that starts at `bucket`; may be empty."""
@@ -100,7 +105,7 @@ class RingPlan:
         steps = range(2 * (self.members - 1))
         return sum(len(self._chunks(bucket, (rank - s - 1) % self.members)) for s in steps)
 
-    def _step(self, step: int, segment: int, start: int, stop: int, needs: int) -> Step:
+    def _step(self, step: int, segment: int, start: int, stop: int, needs: int | None) -> Step:
         gather, hop = divmod(step, self.members - 1)
         summed = self.members if gather else step + 1
         return Step(

@@ -1,7 +1,8 @@
-"""Opening the two connections that make a peer a member of one attempt's ring."""
+"""Opening the connections that make a peer a member of one attempt's ring."""
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
@@ -11,34 +12,65 @@ from atom.swarm.ring import ring_tag
 from atom.swarm.ring_failure import RingBroken
 from atom.swarm.transport import PeerTransport
 
+MAX_CONNECTIONS = 4
+"""To each neighbour. A peer may hold a dozen connections to another, of two attempts at once."""
+
+
+@dataclass(frozen=True)
+class RingChannels:
+    """To both neighbours, as many to each; none in a ring of one."""
+
+    left: tuple[Channel, ...] = ()
+    right: tuple[Channel, ...] = ()
+
+    def close(self) -> None:
+        for channel in (*self.left, *self.right):
+            channel.close()
+
 
 def open_ring(
     transport: PeerTransport,
-    me: str,
     order: Sequence[str],
     parent: bytes,
     ballot: Ballot,
     timeout_s: float,
-) -> tuple[Channel | None, Channel | None]:
-    """Channels (left, right) to the neighbours in `order`; (None, None) for a ring of one.
+    connections: int = 1,
+) -> RingChannels:
+    """This peer's channels to its neighbours in `order`, all within `timeout_s`.
 
     Raises: RingBroken naming the neighbour that did not come.
     """
     if len(order) == 1:
-        return None, None
-    rank, tag = order.index(me), ring_tag(parent, ballot)
+        return RingChannels()
+    rank, tag = order.index(transport.peer_id), ring_tag(parent, ballot)
     left, right = order[rank - 1], order[(rank + 1) % len(order)]
+    tags = [tag + bytes([number]) for number in range(connections)]
     deadline = time.monotonic() + timeout_s
+    opened: list[Channel] = []
     try:
-        outgoing = transport.connect(right, Purpose.RING, tag)
+        opened += [_dialled(transport, right, each, deadline) for each in tags]
+        incoming = [_awaited(transport, left, each, deadline) for each in tags]
+    except RingBroken:
+        for channel in opened:
+            channel.close()
+        raise
+    return RingChannels(tuple(incoming), tuple(opened))
+
+
+def _dialled(transport: PeerTransport, right: str, tag: bytes, deadline: float) -> Channel:
+    if time.monotonic() > deadline:
+        raise RingBroken(right, Reason.TIMEOUT, "connecting")
+    try:
+        return transport.connect(right, Purpose.RING, tag)
     except PeerRefused as refused:
         raise RingBroken(right, refused.reason, refused.detail) from refused
     except OSError as error:
         raise RingBroken(right, Reason.RING_BROKEN, str(error)) from error
+
+
+def _awaited(transport: PeerTransport, left: str, tag: bytes, deadline: float) -> Channel:
     try:
-        incoming = transport.accept_ring(left, tag, max(deadline - time.monotonic(), 0.0))
+        return transport.accept_ring(left, tag, max(deadline - time.monotonic(), 0.0))
     except (PeerRefused, OSError) as error:
-        outgoing.close()
         reason = error.reason if isinstance(error, PeerRefused) else Reason.RING_BROKEN
         raise RingBroken(left, reason, str(error)) from error
-    return incoming, outgoing

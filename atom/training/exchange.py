@@ -9,11 +9,10 @@ from torch import Tensor
 from atom.base.clock import Clock
 from atom.base.reasons import Reason
 from atom.optim.clipping import gradient_norm
-from atom.swarm.allreduce import RingBroken, all_reduce, open_ring
+from atom.swarm.allreduce import Arenas, RingBroken, RingTerms, all_reduce, open_ring
 from atom.swarm.arenas import arena_digest
 from atom.swarm.chain import Ballot, Contribution
 from atom.swarm.codec import Codec
-from atom.swarm.frames import Channel
 from atom.swarm.ring import ring_tag
 from atom.swarm.transport import PeerTransport
 from atom.training.results import Results
@@ -107,31 +106,26 @@ class Exchange:
         total = sum(member.sequences for member in members)
         if total <= 0:
             raise RingBroken(None, Reason.BAD_WEIGHT, "nobody contributes")
-        left, right = open_ring(self._transport, me, order, parent, run.ballot, OPEN_S)
+        channels = open_ring(self._transport, order, parent, run.ballot, OPEN_S)
         if not self._may_read(run):
-            _hang_up(left, right)
+            channels.close()
             raise RingBroken(None, Reason.SUPERSEDED)
         result = self._results.buffer()
         try:
             source = self._gradients() if members[rank].sequences else None
-            tag = ring_tag(parent, run.ballot)
-            all_reduce(
-                source,
-                result,
-                rank,
-                order,
-                left,
-                right,
-                tag,
-                1.0 / total,
-                PROGRESS_S,
-                run.cancelled,
-                self._codec,
+            terms = RingTerms(
+                members=tuple(order),
+                rank=rank,
+                tag=ring_tag(parent, run.ballot),
+                scale=1.0 / total,
+                codec=self._codec,
+                progress_timeout_s=PROGRESS_S,
             )
+            all_reduce(Arenas(source, result), terms, channels, run.cancelled)
             norm = gradient_norm(result)
             digest = arena_digest(result)
         except BaseException:
-            _hang_up(left, right)  # the neighbours need not wait for us
+            channels.close()  # the neighbours need not wait for us
             self._results.discard(result)
             raise
         self._results.hold(digest, result)
@@ -151,9 +145,3 @@ class Exchange:
         with self._lock:
             if self._run is run:
                 self._run = None
-
-
-def _hang_up(*channels: Channel | None) -> None:
-    for channel in channels:
-        if channel is not None:
-            channel.close()

@@ -1,0 +1,161 @@
+"""One member's all-reduce: what its threads share, and the owner's last touch on a sum."""
+
+import threading
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from atom.base.reasons import Reason
+from atom.swarm import chunk_math
+from atom.swarm.codec import Codec, Float32
+from atom.swarm.frames import Interrupted
+from atom.swarm.ring import RingPlan, Step
+from atom.swarm.ring_failure import RingBroken
+
+
+@dataclass(frozen=True)
+class RingTerms:
+    """What all members of one ring agree on, and this one's place in it."""
+
+    members: tuple[str, ...]
+    """Peer ids in ring order."""
+    rank: int
+    """Ours."""
+    tag: bytes
+    """Of the attempt: see `ring_tag`."""
+    scale: float
+    """What the sum is multiplied by."""
+    codec: Codec = field(default_factory=Float32)
+    progress_timeout_s: float = 3.0
+
+    @property
+    def me(self) -> str:
+        return self.members[self.rank]
+
+
+@dataclass(frozen=True)
+class Arenas:
+    """This member's memory, each fp32 [elements], contiguous, a multiple of 16 long, distinct."""
+
+    source: Tensor | None
+    """Read only. None counts as zeros."""
+    result: Tensor
+    residual: Tensor | None = None
+    """Written: what encoding took away from what we sent. Added to the gradients of the next round,
+    it gives them back what this one has lost."""
+
+    def check(self) -> None:
+        given = [t for t in (self.source, self.result, self.residual) if t is not None]
+        for tensor in given:
+            assert tensor.dtype is torch.float32
+            assert tensor.is_contiguous()
+            assert tensor.dim() == 1
+            assert tensor.numel() == self.result.numel()
+        assert len({tensor.data_ptr() for tensor in given if tensor.numel()}) in (0, len(given))
+
+
+@dataclass
+class Reduction:
+    """The state of one all-reduce. Methods may be called from all of its threads."""
+
+    terms: RingTerms
+    arenas: Arenas
+    plan: RingPlan
+    connections: int
+    stop: threading.Event = field(default_factory=threading.Event)
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    failure: Exception | None = None
+    over: threading.Event = field(default_factory=threading.Event)
+    """Set when all threads are through, or one of them failed."""
+
+    def __post_init__(self) -> None:
+        self._working = 2 * self.connections
+        self._arrived = bytearray(self.plan.chunks_received(self.terms.rank))
+        self._zeros = None if self.arenas.source is not None else torch.zeros(self._chunk)
+
+    @property
+    def _chunk(self) -> int:
+        return self.plan.chunk_elements
+
+    def fail(self, failure: Exception) -> None:
+        """Keeps the first failure, unless a neighbour that saw it closer names the culprit."""
+        with self.changed:
+            told = isinstance(failure, RingBroken) and failure.told and failure.suspect is not None
+            known = isinstance(self.failure, RingBroken) and self.failure.told
+            if self.failure is None or (told and not known):
+                self.failure = failure
+            self.stop.set()
+            self.over.set()
+            self.changed.notify_all()
+
+    def through(self) -> None:
+        """One of the threads has done all its work."""
+        with self.changed:
+            self._working -= 1
+            if self._working == 0:
+                self.over.set()
+
+    def arrived(self, chunk: int) -> None:
+        """The chunk that is number `chunk` in the order of receiving is in the result."""
+        with self.changed:
+            self._arrived[chunk] = True
+            self.changed.notify_all()
+
+    def wait_for(self, chunk: int | None, seconds: float) -> bool:
+        """Whether that chunk has arrived (None: nothing is needed); waits. Raises: Interrupted."""
+        with self.changed:
+            self.changed.wait_for(lambda: self._there(chunk) or self.stop.is_set(), seconds)
+            if self.stop.is_set():
+                raise Interrupted("stopped")
+            return self._there(chunk)
+
+    def _there(self, chunk: int | None) -> bool:
+        return chunk is None or bool(self._arrived[chunk])
+
+    def part(self, step: Step) -> Tensor:
+        """Our own addend for the chunk."""
+        if self._zeros is not None:
+            return self._zeros[: step.stop - step.start]
+        assert self.arenas.source is not None
+        return self.arenas.source[step.start : step.stop]
+
+    def scratch(self) -> Tensor:
+        return torch.empty(4 * self._chunk, dtype=torch.uint8)
+
+    def encode(self, values: Tensor, start: int, scratch: Tensor) -> Tensor:
+        """A partial sum's bytes, from element `start` on; what they lack goes to the residual."""
+        wire = self.terms.codec.encode(values, scratch)
+        if self.arenas.residual is not None:
+            lost = self.arenas.residual[start : start + values.numel()]
+            self.terms.codec.decode(wire, lost)
+            chunk_math.subtract(values, lost, lost)
+        return wire
+
+    def finish(self, total: Tensor, start: int, scratch: Tensor) -> None:
+        """The owner's last touch: mean instead of sum, then what everybody else will decode."""
+        terms, residual = self.terms, self.arenas.residual
+        chunk_math.scale(total, terms.scale, total)
+        wire = terms.codec.encode(total, scratch)
+        if residual is not None:
+            residual[start : start + total.numel()].copy_(total)
+        terms.codec.decode(wire, total)
+        if residual is not None:
+            lost = residual[start : start + total.numel()]
+            chunk_math.subtract(lost, total, lost)
+            chunk_math.scale(lost, 1 / terms.scale, lost)
+        if not chunk_math.is_finite(total):
+            raise RingBroken(None, Reason.NOT_FINITE, "the sum overflows")
+
+    def alone(self) -> None:
+        """A ring of one: the same arithmetic without a wire. Raises: RingBroken(NOT_FINITE)."""
+        scratch, source, result = self.scratch(), self.arenas.source, self.arenas.result
+        for start in range(0, result.numel(), self._chunk):
+            total = result[start : start + self._chunk]
+            if source is None:
+                total.zero_()
+                continue
+            chunk_math.copy(source[start : start + self._chunk], total)
+            if not chunk_math.is_finite(total):
+                raise RingBroken(self.terms.me, Reason.NOT_FINITE, "in our own part")
+            self.finish(total, start, scratch)

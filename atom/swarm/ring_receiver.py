@@ -1,0 +1,84 @@
+"""One connection from the left: a ring member's receiving half, or one of several."""
+
+import time
+from itertools import islice
+
+import torch
+from torch import Tensor
+
+from atom.base.errors import PeerRefused
+from atom.base.reasons import Reason
+from atom.swarm import chunk_math
+from atom.swarm.frames import Channel, Kind, Patience
+from atom.swarm.reduction import Reduction
+from atom.swarm.ring import Step
+from atom.swarm.ring_failure import MAX_BROKEN_BYTES, RingBroken, parse_broken
+
+_STALL_FACTOR = 8
+"""A left neighbour that keeps saying WAITING is believed for this many progress timeouts."""
+
+
+class RingReceiver:
+    """Takes every so-manieth chunk from the left, adds our part or stores it, tells the senders."""
+
+    def __init__(self, reduction: Reduction, left: Channel, lane: int) -> None:
+        self._reduction = reduction
+        self._left = left
+        self._lane = lane
+        self._scratch = reduction.scratch()
+        self._heard_waiting = 0.0
+        self._sum = torch.empty(reduction.plan.chunk_elements)
+
+    def run(self) -> None:
+        reduction = self._reduction
+        steps = enumerate(reduction.plan.receives(reduction.terms.rank))
+        for number, step in islice(steps, self._lane, None, reduction.connections):
+            self._take(step)
+            reduction.arrived(number)
+
+    def blame(self, reason: Reason, detail: str) -> RingBroken:
+        """The left neighbour, unless it told us lately that it is itself waiting."""
+        waited = time.monotonic() - self._heard_waiting
+        if reason is Reason.TIMEOUT and waited < self._reduction.terms.progress_timeout_s:
+            return RingBroken(None, reason, "the whole ring waits")
+        return RingBroken(self._left.peer_id, reason, detail)
+
+    def _take(self, step: Step) -> None:
+        codec, out = self._reduction.terms.codec, self._reduction.arenas.result
+        out = out[step.start : step.stop]
+        if step.gather:
+            codec.decode(self._receive(step, codec.wire(out, self._scratch)), out)
+            return
+        partial = self._sum[: out.numel()]
+        codec.decode(self._receive(step, codec.wire(partial, self._scratch)), partial)
+        self._accumulate(step, partial, out)
+
+    def _accumulate(self, step: Step, partial: Tensor, out: Tensor) -> None:
+        chunk_math.add(partial, self._reduction.part(step), out)
+        if not chunk_math.is_finite(out):
+            honest = chunk_math.is_finite(partial)  # then it is our part that is not
+            suspect = self._reduction.terms.me if honest else self._left.peer_id
+            raise RingBroken(suspect, Reason.NOT_FINITE, f"in elements from {step.start}")
+        if step.last_sum:
+            self._reduction.finish(out, step.start, self._scratch)
+
+    def _receive(self, step: Step, into: Tensor) -> Tensor:
+        """Reads the chunk of `step` into `into` (uint8) and returns it."""
+        terms, timeout_s = self._reduction.terms, self._reduction.terms.progress_timeout_s
+        patience = Patience(
+            timeout_s, time.monotonic() + _STALL_FACTOR * timeout_s, self._reduction.stop
+        )
+        expected = self._reduction.plan.header(terms.tag, step)
+        limit = max(len(expected) + into.numel(), MAX_BROKEN_BYTES)
+        kind, length = self._left.recv_header(limit, patience)
+        while kind == Kind.WAITING and length == 0:
+            self._heard_waiting = time.monotonic()
+            kind, length = self._left.recv_header(limit, patience)
+        if kind == Kind.BROKEN:
+            raise parse_broken(self._left.recv_rest(length, patience), terms.members)
+        if kind != Kind.CHUNK or length != len(expected) + into.numel():
+            raise PeerRefused(Reason.MALFORMED, f"frame kind {kind} of {length} bytes")
+        if self._left.recv_rest(len(expected), patience) != expected:
+            raise PeerRefused(Reason.MALFORMED, f"not the chunk at {step.start}, hop {step.hop}")
+        self._left.recv_into(into.numpy().data, patience)
+        return into

@@ -1,0 +1,65 @@
+"""One connection to the right: a ring member's sending half, or one of several."""
+
+import contextlib
+from itertools import islice
+
+from torch import Tensor
+
+from atom.base.errors import PeerRefused
+from atom.base.reasons import Reason
+from atom.swarm import chunk_math
+from atom.swarm.frames import Channel, Kind, Patience
+from atom.swarm.reduction import Reduction
+from atom.swarm.ring import Step
+from atom.swarm.ring_failure import RingBroken, hear_broken
+
+
+class RingSender:
+    """Sends every so-manieth of this member's chunks as soon as what it needs has arrived."""
+
+    def __init__(self, reduction: Reduction, right: Channel, lane: int) -> None:
+        self.between_frames = True
+        self._reduction = reduction
+        self._right = right
+        self._lane = lane
+        self._patience = Patience(reduction.terms.progress_timeout_s)
+        self._scratch = reduction.scratch()
+
+    def run(self) -> None:
+        reduction, plan = self._reduction, self._reduction.plan
+        steps = plan.sends(reduction.terms.rank)
+        for step in islice(steps, self._lane, None, reduction.connections):
+            while not reduction.wait_for(step.needs, self._patience.silence_s / 4):
+                self._listen()
+                self._send(Kind.WAITING)
+            self._listen()
+            chunk = self._encoded(step)
+            self._send(Kind.CHUNK, plan.header(reduction.terms.tag, step), chunk.numpy().data)
+
+    def blame(self, reason: Reason, detail: str) -> RingBroken:
+        """The right neighbour, unless its last words name another."""
+        with contextlib.suppress(OSError, PeerRefused):
+            return hear_broken(self._right, self._reduction.terms.members)
+        return RingBroken(self._right.peer_id, reason, detail)
+
+    def _encoded(self, step: Step) -> Tensor:
+        reduction = self._reduction
+        sum_so_far = reduction.arenas.result[step.start : step.stop]
+        if step.gather:
+            return reduction.terms.codec.encode(sum_so_far, self._scratch)
+        if step.hop:
+            return reduction.encode(sum_so_far, step.start, self._scratch)
+        part = reduction.part(step)
+        if not chunk_math.is_finite(part):
+            raise RingBroken(reduction.terms.me, Reason.NOT_FINITE, "in our own part")
+        return reduction.encode(part, step.start, self._scratch)
+
+    def _listen(self) -> None:
+        """The right neighbour speaks only to say that it gives up."""
+        if not self._right.stream.idle():
+            raise hear_broken(self._right, self._reduction.terms.members)
+
+    def _send(self, kind: Kind, *parts: bytes | memoryview) -> None:
+        self.between_frames = False
+        self._right.send_frame(kind, *parts, patience=self._patience)
+        self.between_frames = True
