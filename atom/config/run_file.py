@@ -112,8 +112,11 @@ class Swarm(Section):
 
     grace_seconds: float = Field(default=12.0, ge=1, le=86400)
     """How long the others wait for silent voters before they go on without a quorum."""
-    codec: Literal["float32", "bfloat16"] = "float32"
-    """How gradients travel between peers: bfloat16 halves the traffic, and rounds the average."""
+    codec: Literal["float32", "bfloat16", "int8"] = "float32"
+    """How gradients travel between peers: bfloat16 halves the traffic and rounds the average; int8
+    quarters it, and each peer keeps what rounding took away for the next round."""
+    ring_connections: int = Field(default=1, ge=1, le=4)
+    """To each neighbour in the ring; more than one helps on long links that lose packets."""
     ring_protection: Literal["tls", "aes-gcm", "none"] = "tls"
     """What gradients travel in: TLS 1.3; larger AES-256-GCM records of our own, keyed inside TLS,
     for links beyond 1 Gbit/s; or nothing, where the whole network is trusted."""

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from atom.base.clock import BootClock
 from atom.base.errors import AddressError
 from atom.base.events import EventLog
+from atom.config.run_file import RunFile
 from atom.daemon.addresses import announced_multiaddrs, data_addresses
 from atom.daemon.console import Console
 from atom.daemon.control import ControlServer
@@ -43,6 +44,8 @@ from atom.swarm.protection import RingProtection
 from atom.swarm.throttle import Bandwidth
 from atom.swarm.transport import Transport
 from atom.training.catch_up import Replay
+from atom.training.exchange import RingStyle
+from atom.training.feedback import Feedback
 from atom.training.hands import Bench, ReplicaHands, Schedule
 from atom.training.journal import Journal
 from atom.training.loop import RoundLoop
@@ -191,8 +194,8 @@ def _assemble(
     bench = Bench(
         member.replica, worker, deck, journal, results, shelf, replay, box.state.snapshots
     )
-    codec = CODECS[member.run.swarm.codec]
-    hands = ReplicaHands(bench, transport, _schedule(member), clock, events, codec)
+    style = _ring_style(member.run, elements)
+    hands = ReplicaHands(bench, transport, _schedule(member), clock, events, style)
     shelf.announce_snapshots(prune_snapshots(box.state.snapshots, journal.leads_to))
     server = BlobServer(blobs, clock)
 
@@ -235,6 +238,13 @@ def _transport(box: Box, member: Membership, listen: str, events: EventLog) -> T
         bandwidth=bandwidth,
         ring_protection=RingProtection(member.run.swarm.ring_protection),
     )
+
+
+def _ring_style(run: RunFile, elements: int) -> RingStyle:
+    """Raises: MemoryError."""
+    codec = CODECS[run.swarm.codec]
+    feedback = Feedback(elements) if codec.feeds_back else None
+    return RingStyle(codec, run.swarm.ring_connections, feedback)
 
 
 def _schedule(member: Membership) -> Schedule:

@@ -40,6 +40,7 @@ from atom.optim.speed import adamw_elements_per_s
 from atom.plan.advice import Advice, Situation, advise
 from atom.plan.choice import Choice
 from atom.plan.prediction import RoundPrediction, Surroundings, Work, predict
+from atom.swarm.codec import CODECS
 from atom.training.snapshot import KEPT
 
 FLOAT32_BYTES = torch.float32.itemsize
@@ -147,7 +148,7 @@ def plan_run(request: PlanRequest, note: Note) -> Plan:
     if peer.device.cpu_threads:
         torch.set_num_threads(peer.device.cpu_threads)
     run, graph, model = _trace(run, peer, request.run_file.absolute().parent)
-    host = _host(graph, peer)
+    host = _host(run, graph, peer)
     device, profile = _device(request, peer, graph, host, note)
     on_gpu = request.assume is not None or device.title != "cpu"
     asked = question(graph, profile, device.budget_bytes, most_micro_batches(run), on_gpu)
@@ -227,7 +228,7 @@ def _device(
     return DevicePlan(title, budget, profile.source, rate), profile
 
 
-def _host(graph: Graph, peer: PeerFile) -> HostPlan:
+def _host(run: RunFile, graph: Graph, peer: PeerFile) -> HostPlan:
     elements, precision = graph.layout.total_elements, graph.parameter_dtype
     kept = ["master weights", "first moments", "second moments", "gradients"]
     kept += [f"averaged gradients {number + 1}" for number in range(RESULT_ARENAS)]
@@ -235,6 +236,8 @@ def _host(graph: Graph, peer: PeerFile) -> HostPlan:
     if precision != torch.float32:
         arenas.insert(1, ("working copy", elements * precision.itemsize))
     assert sum(size for _, size in arenas) == replica_bytes(graph)
+    if CODECS[run.swarm.codec].feeds_back:
+        arenas.append(("lost in rounding", elements * FLOAT32_BYTES))
     return HostPlan(tuple(arenas), free_host_bytes(peer.host.memory_bytes))
 
 
@@ -270,5 +273,5 @@ def _surroundings(run: RunFile, peer: PeerFile, graph: Graph, request: PlanReque
     return Surroundings(
         adamw_elements_per_s=adamw_elements_per_s(graph.parameter_dtype),
         network_bytes_per_s=(request.network_bits_per_s or capped) / 8,
-        gradient_element_bytes=2 if run.swarm.codec == "bfloat16" else FLOAT32_BYTES,
+        gradient_element_bytes=CODECS[run.swarm.codec].wire_bytes(2**20) / 2**20,
     )

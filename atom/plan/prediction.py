@@ -26,7 +26,7 @@ class Surroundings:
     adamw_elements_per_s: float
     network_bytes_per_s: float
     """The slowest peer's, each way."""
-    gradient_element_bytes: int
+    gradient_element_bytes: float
     """On the wire."""
 
 

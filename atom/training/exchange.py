@@ -12,14 +12,26 @@ from atom.optim.clipping import gradient_norm
 from atom.swarm.allreduce import Arenas, RingBroken, RingTerms, all_reduce, open_ring
 from atom.swarm.arenas import arena_digest
 from atom.swarm.chain import Ballot, Contribution
-from atom.swarm.codec import Codec
+from atom.swarm.codec import Codec, Float32
 from atom.swarm.ring import ring_tag
 from atom.swarm.transport import PeerTransport
+from atom.training.feedback import Feedback
 from atom.training.results import Results
 from atom.training.round.vocabulary import RingFailed, RingFinished
 
 OPEN_S = 3.0
 PROGRESS_S = 3.0
+
+
+@dataclass(frozen=True)
+class RingStyle:
+    """How the run's gradients travel: the same for all of its peers."""
+
+    codec: Codec = field(default_factory=Float32)
+    connections: int = 1
+    """To each neighbour."""
+    feedback: Feedback | None = None
+    """For codecs that want it."""
 
 
 @dataclass
@@ -41,14 +53,14 @@ class Exchange:
         gradients: Callable[[], Tensor],
         post: Callable[[RingFinished | RingFailed], None],
         clock: Clock,
-        codec: Codec,
+        style: RingStyle,
     ) -> None:
         self._transport = transport
         self._results = results
         self._gradients = gradients
         self._post = post
         self._clock = clock
-        self._codec = codec
+        self._style = style
         self._lock = threading.Lock()
         self._run: _Run | None = None
         self.seconds: dict[bytes, float] = {}
@@ -106,22 +118,26 @@ class Exchange:
         total = sum(member.sequences for member in members)
         if total <= 0:
             raise RingBroken(None, Reason.BAD_WEIGHT, "nobody contributes")
-        channels = open_ring(self._transport, order, parent, run.ballot, OPEN_S)
+        channels = open_ring(
+            self._transport, order, parent, run.ballot, OPEN_S, self._style.connections
+        )
         if not self._may_read(run):
             channels.close()
             raise RingBroken(None, Reason.SUPERSEDED)
         result = self._results.buffer()
         try:
             source = self._gradients() if members[rank].sequences else None
+            feedback = self._style.feedback if source is not None else None
+            residual = feedback.begin() if feedback else None
             terms = RingTerms(
                 members=tuple(order),
                 rank=rank,
                 tag=ring_tag(parent, run.ballot),
                 scale=1.0 / total,
-                codec=self._codec,
+                codec=self._style.codec,
                 progress_timeout_s=PROGRESS_S,
             )
-            all_reduce(Arenas(source, result), terms, channels, run.cancelled)
+            all_reduce(Arenas(source, result, residual), terms, channels, run.cancelled)
             norm = gradient_norm(result)
             digest = arena_digest(result)
         except BaseException:
@@ -129,6 +145,8 @@ class Exchange:
             self._results.discard(result)
             raise
         self._results.hold(digest, result)
+        if feedback:
+            feedback.written(digest)
         return digest, norm
 
     def _fail(self, run: _Run, suspect: str, reason: str) -> None:

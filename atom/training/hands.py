@@ -22,10 +22,9 @@ from atom.swap.gate import all_finite
 from atom.swap.voided import PassVoided
 from atom.swarm.arenas import state_digest
 from atom.swarm.chain import Ballot, Commit, Contribution, Head
-from atom.swarm.codec import Codec
 from atom.swarm.transport import PeerTransport
 from atom.training.catch_up import CatchUpFailed, Replay
-from atom.training.exchange import Exchange
+from atom.training.exchange import Exchange, RingStyle
 from atom.training.journal import Journal
 from atom.training.pacing import SwarmCount
 from atom.training.replica import Replica
@@ -92,7 +91,7 @@ class ReplicaHands:
         schedule: Schedule,
         clock: Clock,
         events: EventSink,
-        codec: Codec,
+        style: RingStyle,
     ) -> None:
         self._replica = bench.replica
         self._worker = bench.worker
@@ -106,7 +105,7 @@ class ReplicaHands:
         self._schedule = schedule
         self._clock = clock
         self._events = events
-        self._codec = codec
+        self._style = style
         self._exchange: Exchange
         self._post: Callable[[Event], None]
         self._on_change: Callable[[], None]
@@ -125,7 +124,7 @@ class ReplicaHands:
             lambda: self._replica.gradients,
             post,
             self._clock,
-            self._codec,
+            self._style,
         )
 
     def close(self) -> None:
@@ -168,6 +167,8 @@ class ReplicaHands:
         if self._replica.sequences and not all_finite([self._replica.gradients]):
             self._events.emit("gradients-dropped", reason="not-finite")
             self._replica.reset_gradients(self._journal.head.digest)
+        if self._replica.sequences and self._style.feedback is not None:
+            self._style.feedback.fold(self._replica.gradients)
         self._post(Frozen(ballot, self._replica.sequences, self._replica.loss_sum))
 
     def voided(self, void: PassVoided) -> bool:
@@ -248,6 +249,8 @@ class ReplicaHands:
         self._shelf.announce_results()
         self._journal.append(commit)
         self._replica.apply(result, value.gradient_norm, value.round)
+        if self._style.feedback is not None:
+            self._style.feedback.committed(value.result_digest)
         digest = self._start_round(head)
         # Before anybody hears of the step: what is held from now on belongs to the next round.
         self._results.release()
@@ -351,6 +354,8 @@ class ReplicaHands:
         if not self._replay.usable:
             digest = b""
         elif head != before or discard:
+            if self._style.feedback is not None:
+                self._style.feedback.forget()
             digest = self._start_round(head)
             self._shelf.announce_chain()
             self.snapshot(digest)

@@ -2,7 +2,7 @@
 
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -13,11 +13,12 @@ from atom.base.clock import BootClock
 from atom.base.events import EventList
 from atom.swarm.arenas import arena_digest
 from atom.swarm.chain import Ballot, Contribution
-from atom.swarm.codec import Float32
+from atom.swarm.codec import CODECS
 from atom.swarm.frames import Channel
 from atom.swarm.identity import Identity
 from atom.swarm.local_transport import LocalNetwork, LocalTransport
-from atom.training.exchange import Exchange
+from atom.training.exchange import Exchange, RingStyle
+from atom.training.feedback import Feedback
 from atom.training.results import Results
 from atom.training.round.vocabulary import RingFailed, RingFinished
 
@@ -44,7 +45,9 @@ class Doorway(LocalTransport):
 class Member:
     """An exchange with gradients that say when they are asked for, and may be held up."""
 
-    def __init__(self, network: LocalNetwork, number: int, folder: Path) -> None:
+    def __init__(
+        self, network: LocalNetwork, number: int, folder: Path, style: RingStyle | None = None
+    ) -> None:
         self.transport = Doorway(network, number)
         self.transport.start()
         self.results = Results(folder, ELEMENTS)
@@ -56,7 +59,12 @@ class Member:
         self.fault: Exception | None = None
         self.outcomes: queue.SimpleQueue[RingFinished | RingFailed] = queue.SimpleQueue()
         self.exchange = Exchange(
-            self.transport, self.results, self._read, self.outcomes.put, BootClock(), Float32()
+            self.transport,
+            self.results,
+            self._read,
+            self.outcomes.put,
+            BootClock(),
+            style or RingStyle(),
         )
 
     def _read(self) -> Tensor:
@@ -86,9 +94,12 @@ class Member:
 class Circle:
     """Some members on one network."""
 
-    def __init__(self, size: int, folder: Path) -> None:
+    def __init__(self, size: int, folder: Path, styles: Sequence[RingStyle] = ()) -> None:
         network = LocalNetwork()
-        self.members = [Member(network, number, folder / str(number)) for number in range(size)]
+        self.members = [
+            Member(network, number, folder / str(number), styles[number] if styles else None)
+            for number in range(size)
+        ]
 
     def ballot(self, attempt: int = 1) -> Ballot:
         return Ballot(attempt, self.members[0].transport.peer_id, bytes(16))
@@ -129,11 +140,11 @@ def join(threads: list[threading.Thread]) -> None:
 
 
 @pytest.fixture
-def circle_of(tmp_path: Path) -> Iterator[Callable[[int], Circle]]:
+def circle_of(tmp_path: Path) -> Iterator[Callable[..., Circle]]:
     made: list[Circle] = []
 
-    def make(size: int) -> Circle:
-        made.append(Circle(size, tmp_path / str(len(made))))
+    def make(size: int, styles: Sequence[RingStyle] = ()) -> Circle:
+        made.append(Circle(size, tmp_path / str(len(made)), styles))
         return made[-1]
 
     before = threading.active_count()
@@ -179,6 +190,87 @@ def test_a_member_without_sequences_adds_nothing(circle_of: Callable[[int], Circ
     mean = torch.full((ELEMENTS,), (1.0 + 100.0) / 4)
     assert torch.equal(circle.members[1].result(digests.pop()), mean)
     assert circle.members[1].reads == 0
+
+
+def coarse(size: int) -> list[RingStyle]:
+    return [RingStyle(CODECS["int8"], 2, Feedback(ELEMENTS)) for _ in range(size)]
+
+
+def feedback_of(style: RingStyle) -> Feedback:
+    assert style.feedback is not None
+    return style.feedback
+
+
+def test_what_a_committed_round_lost_is_in_the_next_ones_gradients(
+    circle_of: Callable[..., Circle],
+) -> None:
+    styles = coarse(2)
+    circle = circle_of(2, styles)
+    for number, member in enumerate(circle.members):
+        generator = torch.Generator().manual_seed(number)
+        member.gradients.copy_(torch.randn(ELEMENTS, generator=generator))
+    exact = sum(member.gradients.double() for member in circle.members)
+    circle.start((1, 1))
+    digest = {member.finished().digest for member in circle.members}.pop()
+    given_back = torch.zeros(ELEMENTS, dtype=torch.float64)
+    for style in styles:
+        feedback_of(style).committed(digest)
+        gradients = torch.zeros(ELEMENTS)
+        feedback_of(style).fold(gradients)
+        given_back += gradients
+        assert gradients.abs().max() > 1e-4
+    sums = circle.members[0].result(digest).double() * 2
+    torch.testing.assert_close(sums + given_back, exact, rtol=1e-5, atol=1e-5)
+
+
+def test_what_another_ring_lost_is_not_given_back(circle_of: Callable[..., Circle]) -> None:
+    styles = coarse(2)
+    circle = circle_of(2, styles)
+    circle.members[0].gradients.copy_(torch.linspace(-1, 3, ELEMENTS))
+    circle.start((1, 1))
+    first = {member.finished().digest for member in circle.members}.pop()
+    circle.members[1].gradients.mul_(3)
+    circle.start((1, 2), attempt=2)
+    for member in circle.members:
+        assert member.finished().digest != first
+    for style in styles:
+        feedback_of(style).committed(first)
+        gradients = torch.zeros(ELEMENTS)
+        feedback_of(style).fold(gradients)
+        assert not gradients.any(), "the arena was written again since"
+
+
+def test_a_member_without_sequences_keeps_what_it_is_owed(
+    circle_of: Callable[..., Circle],
+) -> None:
+    styles = coarse(2)
+    circle = circle_of(2, styles)
+    circle.members[0].gradients.copy_(torch.linspace(-1, 3, ELEMENTS))
+    circle.start((1, 1))
+    first = {member.finished().digest for member in circle.members}.pop()
+    for style in styles:
+        feedback_of(style).committed(first)
+    feedback_of(styles[1]).fold(circle.members[1].gradients)
+    circle.start((0, 2), attempt=2)
+    second = {member.finished().digest for member in circle.members}.pop()
+    feedback_of(styles[0]).committed(second)
+    gradients = torch.zeros(ELEMENTS)
+    feedback_of(styles[0]).fold(gradients)
+    assert gradients.any()
+    feedback_of(styles[0]).fold(gradients.zero_())
+    assert not gradients.any(), "once"
+
+
+def test_another_history_owes_nothing(circle_of: Callable[..., Circle]) -> None:
+    styles = coarse(1)
+    circle = circle_of(1, styles)
+    circle.members[0].gradients.copy_(torch.linspace(-1, 3, ELEMENTS))
+    circle.start((1,))
+    feedback_of(styles[0]).committed(circle.members[0].finished().digest)
+    feedback_of(styles[0]).forget()
+    gradients = torch.zeros(ELEMENTS)
+    feedback_of(styles[0]).fold(gradients)
+    assert not gradients.any()
 
 
 def test_a_ring_of_nothing_is_refused(circle_of: Callable[[int], Circle]) -> None:

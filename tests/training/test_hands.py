@@ -32,12 +32,12 @@ from atom.swarm.chain import (
     genesis,
     vote_payload,
 )
-from atom.swarm.codec import Float32
 from atom.swarm.identity import Identity
 from atom.swarm.local_transport import LocalNetwork, LocalTransport
 from atom.swarm.membership import signed_by
 from atom.training import hands as hands_module
 from atom.training.catch_up import CatchUpFailed
+from atom.training.exchange import RingStyle
 from atom.training.hands import Bench, ReplicaHands, Schedule
 from atom.training.journal import Journal
 from atom.training.pacing import SwarmCount
@@ -176,7 +176,7 @@ class Stage:
         )  # fmt: skip
         self.hands = ReplicaHands(
             bench, self.transport, schedule or Schedule(2, None, 0, 4, 16), self.clock,
-            self.events, Float32(),
+            self.events, RingStyle(),
         )  # fmt: skip
         self.on_post: Callable[[Event], None] = lambda event: None
         self.hands.bind(self._post, lambda: None)
