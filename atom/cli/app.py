@@ -202,6 +202,21 @@ def info(state: DaemonStateOption = None, as_json: JsonOption = False) -> None:
     show_info(state, as_json)
 
 
+@app.command(rich_help_panel=_CONTROL)
+def trace(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Where the trace goes.")],
+    state: DaemonStateOption = None,
+    deadline: Annotated[
+        str | None, typer.Option(metavar="TIME", help='Give up waiting after "30 s", "10 min", …')
+    ] = None,
+) -> None:
+    """Save the daemon's next pass as a Chrome trace, to see what waits for what."""
+    from atom.cli.arguments import parse_deadline
+    from atom.cli.trace import save_trace
+
+    save_trace(file, state, parse_deadline(deadline))
+
+
 @app.command(rich_help_panel=_TRAIN)
 def plan(
     run_file: RunFileArgument,

@@ -13,22 +13,22 @@ from atom.cli.terminal import stdout_console
 
 def pause_daemon(state: Path | None) -> None:
     """Raises: ControlError."""
-    typer.echo(_client(state).pause())
+    typer.echo(control_client(state).pause())
 
 
 def resume_daemon(state: Path | None) -> None:
     """Raises: ControlError."""
-    typer.echo(_client(state).resume())
+    typer.echo(control_client(state).resume())
 
 
 def leave_daemon(state: Path | None, deadline_s: float | None) -> None:
     """Raises: ControlError."""
-    typer.echo(_client(state).leave(deadline_s))
+    typer.echo(control_client(state).leave(deadline_s))
 
 
 def show_info(state: Path | None, as_json: bool) -> None:
     """Raises: ControlError."""
-    info = _client(state).info()
+    info = control_client(state).info()
     if as_json:
         typer.echo(json.dumps(info, indent=2))
         return
@@ -60,7 +60,8 @@ def _words(value: object) -> str:
     return f"{value:,.3f}" if isinstance(value, float) else str(value)
 
 
-def _client(state: Path | None) -> Any:
+def control_client(state: Path | None) -> Any:
+    """To the daemon in `state`, else to the only one there is. Raises: ControlError."""
     from atom.daemon.control_client import ControlClient  # gRPC: a quarter of a second
 
     return ControlClient(find_daemon(state))

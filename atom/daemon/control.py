@@ -19,6 +19,10 @@ class Controllable(Protocol):
     def pause(self) -> str: ...
     def resume(self) -> str: ...
     def leave(self, deadline_s: float | None) -> str: ...
+    def trace(self, ticket: int) -> tuple[int, str, str]:
+        """Ticket 0: have the next pass recorded. Returns ticket, trace and summary; the latter are
+        empty until the pass has ended: ask again with the ticket."""
+        ...
 
 
 class ControlServer:
@@ -63,3 +67,9 @@ class _Servicer(control_pb2_grpc.ControlServicer):
     ) -> control_pb2.CommandReply:
         deadline = request.deadline_seconds if request.deadline_seconds > 0 else None
         return control_pb2.CommandReply(message=self._target.leave(deadline))
+
+    def Trace(  # noqa: N802
+        self, request: control_pb2.TraceRequest, context: Any
+    ) -> control_pb2.TraceReply:
+        ticket, trace, summary = self._target.trace(request.ticket)
+        return control_pb2.TraceReply(ticket=ticket, trace=trace, summary=summary)

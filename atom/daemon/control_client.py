@@ -33,8 +33,15 @@ class ControlClient:
         request = control_pb2.LeaveRequest(deadline_seconds=deadline_s or 0.0)
         return str(self._call("Leave", request).message)
 
+    def trace(self, ticket: int = 0) -> tuple[int, str, str]:
+        """See `atom.daemon.control.Controllable.trace`."""
+        reply = self._call("Trace", control_pb2.TraceRequest(ticket=ticket))
+        return int(reply.ticket), str(reply.trace), str(reply.summary)
+
     def _call(self, method: str, request: Any) -> Any:
-        with grpc.insecure_channel(f"unix:{self._path}") as channel:
+        # Of this user's own daemon; a trace of a large model is larger than gRPC's usual 4 MB.
+        options = [("grpc.max_receive_message_length", -1)]
+        with grpc.insecure_channel(f"unix:{self._path}", options) as channel:
             stub = control_pb2_grpc.ControlStub(channel)
             try:
                 return getattr(stub, method)(request, timeout=_TIMEOUT_S)

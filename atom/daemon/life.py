@@ -273,6 +273,13 @@ class Life:
             "state_directory": str(self._state.root),
         }
 
+    def trace(self, ticket: int) -> tuple[int, str, str]:
+        """See `atom.daemon.control.Controllable`."""
+        watch = self.parts.member.replica.watch
+        ticket = ticket or watch.ask()
+        trace, summary = watch.trace(ticket, f"{self.parts.member.manifest.run}: one pass")
+        return ticket, trace, summary
+
     def pause(self) -> str:
         if self._facts.paused:
             return "already paused"

@@ -61,6 +61,7 @@ def info_of(
         "tokens_per_s": round(rate * run.model.sequence_tokens, 1),
         "loss": tally.loss,
         "passes_voided": dict(tally.void.by_cause),
+        "utilisation": parts.member.replica.watch.figures(),
         "digest": machine.state_digest.hex() if machine else "",
         "voters": [voter.peer_id for voter in machine.head.voters] if machine else [],
         "peers": sorted(view.fresh),

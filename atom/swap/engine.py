@@ -76,7 +76,7 @@ class Engine:
 
     Several engines (training, evaluation) may share store, slots and device, taking turns.
     `loss_scale` multiplies the loss before the backward and is divided out in float32; float16
-    needs it, choose a power of two. It may be changed between passes.
+    needs it, choose a power of two. It and `observer` may be changed between passes.
 
     When a pass raises, whatever the reason, parameters are untouched and the engine is usable
     again. If `touched`, the gradient arena holds an unknown part of that pass: zero it before the
@@ -108,7 +108,7 @@ class Engine:
         self._slots = slots
         self._device = device
         self.loss_scale = loss_scale
-        self._observer = observer
+        self.observer = observer
         self._gate = Gate()
         self._arrangement = slots.arrangement_of(program)
         self._bound = bind(program, factories, slots, store.working)
@@ -269,7 +269,7 @@ class Engine:
                 self._gradients.send(*sums, self._report(event))
 
     def _report(self, event: Event) -> Report | None:
-        return None if self._observer is None else partial(self._observer, event)
+        return None if self.observer is None else partial(self.observer, event)
 
     def _timed(self, event: Event) -> AbstractContextManager[object]:
         report = self._report(event)

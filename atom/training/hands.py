@@ -309,6 +309,7 @@ class ReplicaHands:
             voters=[v.peer_id for v in value.voters_next],
             branch=bool(commit.survivors),
             passes_voided=tally.void.take_round(),
+            utilisation=self._replica.watch.figures(),
         )
 
     def _validation(self, round_number: int) -> dict[str, Any]:

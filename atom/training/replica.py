@@ -27,6 +27,7 @@ from atom.swap.host_store import HostStore
 from atom.swap.voided import PassVoided
 from atom.training.caution import Caution
 from atom.training.pacing import MAX_MICRO_BATCHES_PER_PASS
+from atom.training.pass_watch import PassWatch
 
 Batch = Mapping[str, Tensor]
 """One micro-batch: the program's batch inputs by name, first dimension = sequences."""
@@ -91,13 +92,18 @@ class Replica:
         self._store = HostStore.allocate(program.layout, settings.precision, device.host_memory)
         slots = DeviceSlots.allocate(programs, device, settings.precision, settings.arrangement)
         engines = [
-            Engine(each, load(each, device.torch_device), self._store, slots, device, observer=told)
-            for each, told in zip(programs, (observer, None), strict=False)
+            Engine(each, load(each, device.torch_device), self._store, slots, device)
+            for each in programs
         ]
+        engines[0].observer = observer
         self._training, self._evaluation = engines[0], engines[-1]
         self._arena = GradientArena(self._store.gradients)
         adamw = AdamW(self._store, settings.adamw, program.frozen)
-        self._stepper = Stepper(self._store, adamw, program.sub_models, self._clock, observer)
+        self._observer = observer
+        self.watch = PassWatch(self._clock, [part.name for part in program.sub_models])
+        """Looks at some of the passes, unless there is an observer for all of them."""
+        told = observer or self.watch.stepped
+        self._stepper = Stepper(self._store, adamw, program.sub_models, self._clock, told)
         self._caution = Caution(settings.precision, settings.micro_batches)
         self._seeds = torch.Generator().manual_seed(settings.dropout_seed)
         self._round = 0
@@ -160,6 +166,7 @@ class Replica:
         except PassVoided as void:
             raise self._caution.learn(void, len(batches), self._drop_what_is_torn()) from void
         self._caution.sound()
+        self.watch.end()
         sizes = [self._sequences_of(batch) for batch in batches]
         loss_sum = sum(loss * size for loss, size in zip(losses, sizes, strict=True))
         self._arena.count(sum(sizes), loss_sum)
@@ -168,10 +175,13 @@ class Replica:
     def _accumulate(
         self, batches: Sequence[Batch], seeds: Sequence[int], should_stop: Callable[[], bool]
     ) -> list[float]:
+        self._training.observer = self._observer or self.watch.begin()
         self._training.loss_scale = self._caution.loss_scale(self._arena.sequences == 0)
         first = self._arena.void
         with self._arena.accumulating(lambda: self._training.touched):
-            return self._training.run_pass(batches, seeds, should_stop, first)
+            losses = self._training.run_pass(batches, seeds, should_stop, first)
+        self._training.observer = self._observer
+        return losses
 
     def _drop_what_is_torn(self) -> int:
         """Begins anew if the gradients hold part of a pass. Returns the sequences lost with it."""

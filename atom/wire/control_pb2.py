@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x61tom/wire/control.proto\x12\tatom.wire\"\r\n\x0bInfoRequest\"\x19\n\tInfoReply\x12\x0c\n\x04json\x18\x01 \x01(\t\"\x0e\n\x0cPauseRequest\"\x0f\n\rResumeRequest\"(\n\x0cLeaveRequest\x12\x18\n\x10\x64\x65\x61\x64line_seconds\x18\x01 \x01(\x01\"\x1f\n\x0c\x43ommandReply\x12\x0f\n\x07message\x18\x01 \x01(\t2\xf2\x01\n\x07\x43ontrol\x12\x34\n\x04Info\x12\x16.atom.wire.InfoRequest\x1a\x14.atom.wire.InfoReply\x12\x39\n\x05Pause\x12\x17.atom.wire.PauseRequest\x1a\x17.atom.wire.CommandReply\x12;\n\x06Resume\x12\x18.atom.wire.ResumeRequest\x1a\x17.atom.wire.CommandReply\x12\x39\n\x05Leave\x12\x17.atom.wire.LeaveRequest\x1a\x17.atom.wire.CommandReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x61tom/wire/control.proto\x12\tatom.wire\"\r\n\x0bInfoRequest\"\x19\n\tInfoReply\x12\x0c\n\x04json\x18\x01 \x01(\t\"\x0e\n\x0cPauseRequest\"\x0f\n\rResumeRequest\"(\n\x0cLeaveRequest\x12\x18\n\x10\x64\x65\x61\x64line_seconds\x18\x01 \x01(\x01\"\x1e\n\x0cTraceRequest\x12\x0e\n\x06ticket\x18\x01 \x01(\x04\"<\n\nTraceReply\x12\x0e\n\x06ticket\x18\x01 \x01(\x04\x12\r\n\x05trace\x18\x02 \x01(\t\x12\x0f\n\x07summary\x18\x03 \x01(\t\"\x1f\n\x0c\x43ommandReply\x12\x0f\n\x07message\x18\x01 \x01(\t2\xab\x02\n\x07\x43ontrol\x12\x34\n\x04Info\x12\x16.atom.wire.InfoRequest\x1a\x14.atom.wire.InfoReply\x12\x39\n\x05Pause\x12\x17.atom.wire.PauseRequest\x1a\x17.atom.wire.CommandReply\x12;\n\x06Resume\x12\x18.atom.wire.ResumeRequest\x1a\x17.atom.wire.CommandReply\x12\x39\n\x05Leave\x12\x17.atom.wire.LeaveRequest\x1a\x17.atom.wire.CommandReply\x12\x37\n\x05Trace\x12\x17.atom.wire.TraceRequest\x1a\x15.atom.wire.TraceReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,8 +41,12 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RESUMEREQUEST']._serialized_end=111
   _globals['_LEAVEREQUEST']._serialized_start=113
   _globals['_LEAVEREQUEST']._serialized_end=153
-  _globals['_COMMANDREPLY']._serialized_start=155
-  _globals['_COMMANDREPLY']._serialized_end=186
-  _globals['_CONTROL']._serialized_start=189
-  _globals['_CONTROL']._serialized_end=431
+  _globals['_TRACEREQUEST']._serialized_start=155
+  _globals['_TRACEREQUEST']._serialized_end=185
+  _globals['_TRACEREPLY']._serialized_start=187
+  _globals['_TRACEREPLY']._serialized_end=247
+  _globals['_COMMANDREPLY']._serialized_start=249
+  _globals['_COMMANDREPLY']._serialized_end=280
+  _globals['_CONTROL']._serialized_start=283
+  _globals['_CONTROL']._serialized_end=582
 # @@protoc_insertion_point(module_scope)

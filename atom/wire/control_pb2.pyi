@@ -28,6 +28,22 @@ class LeaveRequest(_message.Message):
     deadline_seconds: float
     def __init__(self, deadline_seconds: _Optional[float] = ...) -> None: ...
 
+class TraceRequest(_message.Message):
+    __slots__ = ("ticket",)
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    ticket: int
+    def __init__(self, ticket: _Optional[int] = ...) -> None: ...
+
+class TraceReply(_message.Message):
+    __slots__ = ("ticket", "trace", "summary")
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    TRACE_FIELD_NUMBER: _ClassVar[int]
+    SUMMARY_FIELD_NUMBER: _ClassVar[int]
+    ticket: int
+    trace: str
+    summary: str
+    def __init__(self, ticket: _Optional[int] = ..., trace: _Optional[str] = ..., summary: _Optional[str] = ...) -> None: ...
+
 class CommandReply(_message.Message):
     __slots__ = ("message",)
     MESSAGE_FIELD_NUMBER: _ClassVar[int]

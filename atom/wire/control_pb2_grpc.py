@@ -54,6 +54,11 @@ class ControlStub(object):
                 request_serializer=atom_dot_wire_dot_control__pb2.LeaveRequest.SerializeToString,
                 response_deserializer=atom_dot_wire_dot_control__pb2.CommandReply.FromString,
                 _registered_method=True)
+        self.Trace = channel.unary_unary(
+                '/atom.wire.Control/Trace',
+                request_serializer=atom_dot_wire_dot_control__pb2.TraceRequest.SerializeToString,
+                response_deserializer=atom_dot_wire_dot_control__pb2.TraceReply.FromString,
+                _registered_method=True)
 
 
 class ControlServicer(object):
@@ -83,6 +88,12 @@ class ControlServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Trace(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -105,6 +116,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.Leave,
                     request_deserializer=atom_dot_wire_dot_control__pb2.LeaveRequest.FromString,
                     response_serializer=atom_dot_wire_dot_control__pb2.CommandReply.SerializeToString,
+            ),
+            'Trace': grpc.unary_unary_rpc_method_handler(
+                    servicer.Trace,
+                    request_deserializer=atom_dot_wire_dot_control__pb2.TraceRequest.FromString,
+                    response_serializer=atom_dot_wire_dot_control__pb2.TraceReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -215,6 +231,33 @@ class Control(object):
             '/atom.wire.Control/Leave',
             atom_dot_wire_dot_control__pb2.LeaveRequest.SerializeToString,
             atom_dot_wire_dot_control__pb2.CommandReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Trace(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/atom.wire.Control/Trace',
+            atom_dot_wire_dot_control__pb2.TraceRequest.SerializeToString,
+            atom_dot_wire_dot_control__pb2.TraceReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -8,7 +8,8 @@ from atom import __version__
 from atom.cli.app import main
 
 COMMANDS = [
-    "start", "join", "bootstrap", "status", "watch", "pause", "resume", "leave", "info", "demo",
+    "start", "join", "bootstrap", "status", "watch", "pause", "resume", "leave", "info",
+    "trace", "demo",
 ]  # fmt: skip
 
 

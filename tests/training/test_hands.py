@@ -41,6 +41,7 @@ from atom.training.exchange import RingStyle
 from atom.training.hands import Bench, ReplicaHands, Schedule
 from atom.training.journal import Journal
 from atom.training.pacing import SwarmCount
+from atom.training.pass_watch import PassWatch
 from atom.training.results import Results
 from atom.training.round.vocabulary import (
     CaughtUp,
@@ -79,6 +80,7 @@ class SmallReplica:
         self.gradients = torch.zeros(ELEMENTS)
         self.gradients_tag = b""
         self.sequences, self.loss_sum, self.round = 0, 0.0, 0
+        self.watch = PassWatch(ManualClock())
         self.in_pass = threading.Event()
         self.may_end = threading.Event()
         self.may_end.set()

@@ -231,6 +231,21 @@ def test_a_pass_reports_what_it_added(device: CpuDevice) -> None:
     assert replica.gradients_tag == b"head"
 
 
+def test_a_replica_looks_at_a_pass_now_and_then(device: CpuDevice) -> None:
+    replica = new_replica(device)
+    assert replica.watch.figures() is None
+    replica.run_pass(batches(2, 1))
+    figures = replica.watch.figures()
+    replica.run_pass(batches(1, 2))
+    replica.evaluate(batches(1, 3))
+    assert replica.watch.figures() == figures, "the second pass was not looked at"
+    ticket = replica.watch.ask()
+    replica.run_pass(batches(1, 2))
+    trace, summary = replica.watch.trace(ticket, "a run")
+    assert "backward blocks.1, micro-batch 0" in trace
+    assert "the device computes" in summary
+
+
 def test_evaluation_has_no_dropout_and_changes_nothing(device: CpuDevice) -> None:
     replica = new_replica(device, dropout=0.1)
     model = GPT3(config(0.1)).eval()

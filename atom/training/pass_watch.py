@@ -1,0 +1,84 @@
+"""Looks at a pass now and then, and at the next one when somebody asks.
+
+Timing every event of every pass would cost a little all the time, and nobody could read it all. So
+one pass in LOOK_S is recorded, for the figures that a daemon shows, and whichever is asked for.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from atom.base.clock import Clock
+from atom.swap.chrome_trace import chrome_trace
+from atom.swap.engine import Observer
+from atom.swap.schedule import Observed
+from atom.swap.timeline import Recording, Span, Timeline
+from atom.swap.utilisation import Utilisation
+
+LOOK_S = 30.0
+_STEP_SPANS = 4096
+"""Of the optimizer's latest work, at most."""
+
+
+class PassWatch:
+    """`begin` and `end` around each pass, on the thread that trains; the rest from any thread."""
+
+    def __init__(self, clock: Clock, names: Sequence[str] = ()) -> None:
+        """`names`: of the sub-models, in order."""
+        self._clock = clock
+        self._names = tuple(names)
+        self._lock = threading.Lock()
+        self._recording: Recording | None = None
+        self._steps: deque[Span] = deque(maxlen=_STEP_SPANS)
+        self._due = float("-inf")
+        self._begun = 0
+        self._wanted = 0
+        self._recorded = 0
+        self._latest: Timeline | None = None
+
+    def begin(self) -> Observer | None:
+        """Who is to be told of the pass that begins now; None: nobody."""
+        with self._lock:
+            self._begun += 1
+            looks = self._wanted > self._recorded or self._clock.now() >= self._due
+            self._recording = Recording() if looks else None
+            return self._recording
+
+    def end(self) -> None:
+        """The pass that began last was sound. (Of one that was not, nothing is kept.)"""
+        if self._recording is None:
+            return
+        timeline = self._with_steps(self._recording.spans)
+        with self._lock:
+            self._latest, self._recorded = timeline, self._begun
+            self._due = self._clock.now() + LOOK_S
+
+    def stepped(self, event: Observed, start_s: float, end_s: float) -> None:
+        """The optimizer's observer: its work may fall into a pass."""
+        self._steps.append(Span(event, start_s, end_s))
+
+    def ask(self) -> int:
+        """The next pass to begin shall be recorded. Returns its ticket for `trace`."""
+        with self._lock:
+            self._wanted = self._begun + 1
+            return self._wanted
+
+    def trace(self, ticket: int, title: str) -> tuple[str, str]:
+        """Chrome trace and one line of figures of the pass of that ticket, or of a later one; empty
+        if none of them has ended yet."""
+        with self._lock:
+            timeline = self._latest if self._recorded >= ticket else None
+        if timeline is None:
+            return "", ""
+        return chrome_trace(timeline, self._names, title), Utilisation.of(timeline).text()
+
+    def figures(self) -> dict[str, Any] | None:
+        """Of the latest pass looked at, as `Utilisation.to_json` has them; None: none yet."""
+        with self._lock:
+            timeline = self._latest
+        return None if timeline is None else Utilisation.of(timeline).to_json()
+
+    def _with_steps(self, spans: list[Span]) -> Timeline:
+        began = min((span.start_s for span in spans), default=0.0)
+        return Timeline.of([*(s for s in list(self._steps) if s.end_s > began), *spans])
