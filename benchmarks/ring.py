@@ -1,94 +1,57 @@
-"""What our ring all-reduce costs, beside gloo's, over loopback, one process per member.
+"""What our ring all-reduce costs, beside gloo's (and hivemind's averager), one process per member.
 
-Both sides average the same float32 tensors in the same processes, in turn; a run's time is that of
-the slowest member. Ours travels over TLS between proven identities, checks every chunk and
-divides by the weight; gloo (torch.distributed) is plain TCP and only adds. Opening our ring (two
-TLS handshakes per member) is measured apart; gloo connects once, before the first run.
+All sides average the same float32 tensors in the same processes, in turn; a run's time is that of
+the slowest member. Ours opens its connections anew for every ring, inside the clock, proves who is
+at the other end, checks every chunk and divides by the weight. gloo (torch.distributed) is plain
+TCP, connects once and only adds. hivemind's time includes its matchmaking.
+
+A side of ours is protection[/codec[/connections]]: tls, aes-gcm or none; float32, bfloat16 or int8.
 
     python benchmarks/ring.py
-    python benchmarks/ring.py --members 4 --megabytes 4 64 256 --codec bfloat16
+    python benchmarks/ring.py --members 4 --megabytes 100 --sides gloo tls tls/int8 --mbit 400
+    python benchmarks/ring.py --members 2 --megabytes 100 --sides gloo tls aes-gcm hivemind
+
+`--mbit` puts each member into a network namespace on a link of that rate, both ways (root).
 """
 
 import argparse
+import contextlib
 import multiprocessing
-import os
 import tempfile
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed as dist
+from ring_links import WIRE_SHARE, Seat, loopback, shaped
+from ring_member import GLOO, PATIENCE_S, Job, Sample, Side, member
 from sides import Timing, machine, publish, ratio
-from torch import Tensor
 
-from atom.base.events import EventList
-from atom.swarm.allreduce import Arenas, RingTerms, all_reduce, open_ring
-from atom.swarm.chain import Ballot
-from atom.swarm.codec import CODECS
-from atom.swarm.identity import Identity
-from atom.swarm.protection import RingProtection
-from atom.swarm.ring import ALIGNMENT, ring_tag
-from atom.swarm.transport import Transport
+from atom.swarm.ring import ALIGNMENT
 
-RUN, PARENT = bytes(32), bytes(32)
-PATIENCE_S = 60.0
 MEGABYTE = 10**6
-
-
-@dataclass(frozen=True)
-class Job:
-    """What every member is told before it starts."""
-
-    members: int
-    elements: tuple[int, ...]
-    runs: int
-    codec: str
-    protection: str
-    connections: int
-    rendezvous: str
-    """A file through which gloo's processes find each other."""
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One run of one member, seconds; `cpu_s` sums over the process's threads."""
-
-    open_s: float
-    ours_s: float
-    ours_cpu_s: float
-    gloo_s: float
-    gloo_cpu_s: float
+DEFAULT_SIDES = [Side(name) for name in (GLOO, "tls", "aes-gcm", "none")]
 
 
 def main() -> None:
     options = _options()
     elements = tuple(_elements(megabytes) for megabytes in options.megabytes)
-    with tempfile.TemporaryDirectory() as folder:
+    links = shaped(options.members, options.mbit) if options.mbit else None
+    with tempfile.TemporaryDirectory() as folder, links or contextlib.nullcontext() as seats:
         rendezvous = Path(folder, "gloo").as_uri()
-        job = Job(
-            options.members,
-            elements,
-            options.runs,
-            options.codec,
-            options.protection,
-            options.connections,
-            rendezvous,
-        )
+        where: Sequence[Seat] = seats or loopback(options.members)
+        job = Job(tuple(where), elements, options.runs, tuple(options.sides), rendezvous)
         samples = _measure(job)
-    _publish(job, samples)
+    _publish(job, samples, options.mbit)
 
 
-def _measure(job: Job) -> list[list[list[Sample]]]:
-    """[member][size][run]. Raises: RuntimeError if a member ends early."""
+def _measure(job: Job) -> list[list[list[list[Sample]]]]:
+    """[member][size][side][run]. Raises: RuntimeError if a member ends early."""
     context = multiprocessing.get_context("spawn")
-    gate = context.Barrier(job.members)
-    pipes = [context.Pipe() for _ in range(job.members)]
+    members = len(job.seats)
+    gate = context.Barrier(members)
+    pipes = [context.Pipe() for _ in range(members)]
     processes = [
-        context.Process(target=_member, args=(rank, job, child, gate), daemon=True)
+        context.Process(target=member, args=(rank, job, child, gate))
         for rank, (_, child) in enumerate(pipes)
     ]
     for process, (_, child) in zip(processes, pipes, strict=True):
@@ -106,130 +69,82 @@ def _measure(job: Job) -> list[list[list[Sample]]]:
             process.join(PATIENCE_S)
 
 
-def _member(rank: int, job: Job, parent: Connection, gate: Any) -> None:
-    """One process: both its rings, all sizes, all runs."""
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    torch.set_num_threads(1)
-    transport = Transport(
-        Identity.create(), RUN, bytes(16), ("127.0.0.1", 0), EventList(),
-        ring_protection=RingProtection(job.protection),
-    )  # fmt: skip
-    transport.start()
-    try:
-        parent.send((transport.peer_id, transport.address))
-        contacts = parent.recv()
-        for peer_id, (host, port) in contacts:
-            transport.set_addresses(peer_id, [f"{host}:{port}"])
-        dist.init_process_group(
-            "gloo", init_method=job.rendezvous, rank=rank, world_size=job.members
-        )
-        order = tuple(peer_id for peer_id, _ in contacts)
-        parent.send(
-            [_runs(rank, job, elements, transport, order, gate) for elements in job.elements]
-        )
-        gate.wait(PATIENCE_S)
-        dist.destroy_process_group()
-    finally:
-        transport.close()
-
-
-def _runs(
-    rank: int, job: Job, elements: int, transport: Transport, order: Sequence[str], gate: Any
-) -> list[Sample]:
-    """The first run warms up and is dropped."""
-    generator = torch.Generator().manual_seed(rank)
-    source = torch.randn(elements, generator=generator)
-    result, summed = torch.zeros(elements), torch.zeros(elements)
-    samples = []
-    for run in range(job.runs + 1):
-        gate.wait(PATIENCE_S)
-        ballot = Ballot(elements + run, order[0], bytes(16))
-        started = time.perf_counter()
-        channels = open_ring(transport, order, PARENT, ballot, PATIENCE_S, job.connections)
-        open_s = time.perf_counter() - started
-        gate.wait(PATIENCE_S)
-        started, cpu = time.perf_counter(), time.process_time()
-        terms = RingTerms(
-            tuple(order), rank, ring_tag(PARENT, ballot), 1 / job.members, CODECS[job.codec],
-            PATIENCE_S,
-        )  # fmt: skip
-        all_reduce(Arenas(source, result), terms, channels)
-        ours_s, ours_cpu_s = time.perf_counter() - started, time.process_time() - cpu
-        summed.copy_(source)
-        gate.wait(PATIENCE_S)
-        started, cpu = time.perf_counter(), time.process_time()
-        dist.all_reduce(summed)
-        gloo_s, gloo_cpu_s = time.perf_counter() - started, time.process_time() - cpu
-        if run:
-            samples.append(Sample(open_s, ours_s, ours_cpu_s, gloo_s, gloo_cpu_s))
-    _require_equal(result, summed / job.members, job.codec)
-    return samples
-
-
-def _require_equal(ours: Tensor, theirs: Tensor, codec: str) -> None:
-    """Fast and wrong would be no result. Raises: AssertionError."""
-    tolerance = 1e-5 if codec == "float32" else 5e-2
-    torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
-
-
-def _publish(job: Job, samples: Sequence[Sequence[Sequence[Sample]]]) -> None:
-    results = [
-        _result(job, elements, [member[index] for member in samples])
-        for index, elements in enumerate(job.elements)
-    ]
-    rows = [
-        [f"{r['megabytes']:.1f}", f"{r['ours']['median_s']:.4f}", f"{r['gloo']['median_s']:.4f}",
-         f"{r['ratio']:.2f}", f"{r['cpu_ratio']:.2f}", f"{r['open']['median_s']:.4f}"]
-        for r in results
-    ]  # fmt: skip
-    titles = ["MB", "ours s (median)", "gloo s", "ratio", "CPU ratio", "open s"]
+def _publish(job: Job, samples: Sequence[Any], mbit: float | None) -> None:
+    results, rows = [], []
+    for size, elements in enumerate(job.elements):
+        megabytes, sides = elements * 4 / MEGABYTE, {}
+        for index, side in enumerate(job.sides):
+            runs = list(zip(*(of_member[size][index] for of_member in samples), strict=True))
+            sides[side.name] = _side(runs, megabytes, len(job.seats), mbit)
+        baseline = sides.get(GLOO)
+        for name, found in sides.items():
+            if baseline is not None:
+                found["ratio"] = ratio(found["seconds"], baseline["seconds"])
+            rows.append(_row(megabytes, name, found))
+        results.append({"megabytes": megabytes, "sides": {n: _json(f) for n, f in sides.items()}})
+    titles = ["MB", "side", "s (median)", "s (spread)", "ratio to gloo", "of the link",
+              "CPU ms per MB"]  # fmt: skip
     body = {
         "benchmark": "ring",
         "machine": machine(),
-        "members": job.members,
-        "codec": job.codec,
-        "protection": job.protection,
-        "connections": job.connections,
+        "members": len(job.seats),
+        "mbit": mbit,
         "results": results,
     }
     publish(titles, rows, body)
 
 
-def _result(job: Job, elements: int, members: Sequence[Sequence[Sample]]) -> dict[str, Any]:
-    """Per run the slowest member's time, and the CPU time of all together."""
-    runs = list(zip(*members, strict=True))
-    ours = Timing(tuple(max(sample.ours_s for sample in run) for run in runs))
-    gloo = Timing(tuple(max(sample.gloo_s for sample in run) for run in runs))
-    ours_cpu = Timing(tuple(sum(sample.ours_cpu_s for sample in run) for run in runs))
-    gloo_cpu = Timing(tuple(sum(sample.gloo_cpu_s for sample in run) for run in runs))
-    megabytes = elements * 4 / MEGABYTE
-    return {
-        "megabytes": megabytes,
-        "ours": ours.to_json(),
-        "gloo": gloo.to_json(),
-        "ratio": ratio(ours, gloo),
-        "ours_cpu": ours_cpu.to_json(),
-        "gloo_cpu": gloo_cpu.to_json(),
-        "cpu_ratio": ratio(ours_cpu, gloo_cpu),
-        "open": Timing(tuple(max(sample.open_s for sample in run) for run in runs)).to_json(),
-        "megabytes_per_s": {
-            "ours": megabytes / ours.median_s,
-            "gloo": megabytes / gloo.median_s,
-        },
+def _side(
+    runs: Sequence[Sequence[Sample]], megabytes: float, members: int, mbit: float | None
+) -> dict[str, Any]:
+    """Per run the slowest member's time, and the mean member's CPU time per megabyte."""
+    seconds = Timing(tuple(max(sample.seconds for sample in run) for run in runs))
+    cpu = Timing(tuple(sum(sample.cpu_s for sample in run) / members for run in runs))
+    found: dict[str, Any] = {
+        "seconds": seconds,
+        "cpu_ms_per_mb": 1e3 * cpu.median_s / megabytes,
+        "megabytes_per_s": megabytes / seconds.median_s,
     }
+    if mbit:
+        least_s = 2 * (members - 1) / members * megabytes * 8 / mbit
+        found["of_the_link"] = least_s / seconds.median_s
+    return found
+
+
+def _row(megabytes: float, name: str, found: dict[str, Any]) -> list[str]:
+    seconds = found["seconds"]
+    share = f"{found['of_the_link']:.3f} (of {WIRE_SHARE:.3f})" if "of_the_link" in found else ""
+    return [
+        f"{megabytes:.1f}",
+        name,
+        f"{seconds.median_s:.4f}",
+        f"{min(seconds.runs_s):.4f}-{max(seconds.runs_s):.4f}",
+        f"{found['ratio']:.2f}" if "ratio" in found else "",
+        share,
+        f"{found['cpu_ms_per_mb']:.2f}",
+    ]
+
+
+def _json(found: dict[str, Any]) -> dict[str, Any]:
+    return {**found, "seconds": found["seconds"].to_json()}
 
 
 def _elements(megabytes: float) -> int:
     return max(1, round(megabytes * MEGABYTE / 4 / ALIGNMENT)) * ALIGNMENT
 
 
+def _side_name(text: str) -> Side:
+    side = Side(text)
+    side.check()
+    return side
+
+
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--members", type=int, default=3)
     parser.add_argument("--megabytes", type=float, nargs="+", default=[1.0, 16.0, 64.0])
-    parser.add_argument("--codec", choices=CODECS, default="float32", help="of our ring")
-    parser.add_argument("--protection", choices=[*RingProtection], default="tls")
-    parser.add_argument("--connections", type=int, default=1, help="to each neighbour")
+    parser.add_argument("--sides", type=_side_name, nargs="+", default=DEFAULT_SIDES)
+    parser.add_argument("--mbit", type=float, help="shape the links to this rate (root)")
     parser.add_argument("--runs", type=int, default=5)
     options = parser.parse_args()
     if options.members < 2:

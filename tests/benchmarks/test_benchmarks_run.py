@@ -59,11 +59,16 @@ def test_swap_with_torch_alone() -> None:
 
 def test_ring_beside_gloo() -> None:
     program = str(BENCHMARKS / "ring.py")
-    body = run(program, "--members", "2", "--megabytes", "0.1", "0.5", "--runs", "2")
-    assert (body["benchmark"], body["members"], body["codec"]) == ("ring", 2, "float32")
+    sides = ["gloo", "tls", "aes-gcm/int8/2", "none/bfloat16"]
+    body = run(
+        program, "--members", "2", "--megabytes", "0.1", "0.5", "--runs", "2", "--sides", *sides
+    )
+    assert (body["benchmark"], body["members"], body["mbit"]) == ("ring", 2, None)
     assert [round(result["megabytes"], 1) for result in body["results"]] == [0.1, 0.5]
     for result in body["results"]:
-        for side in ("ours", "gloo", "open"):
-            check_timing(result[side], runs=2)
-        quotient = result["ours"]["median_s"] / result["gloo"]["median_s"]
-        assert result["ratio"] == pytest.approx(quotient)
+        assert list(result["sides"]) == sides
+        baseline = result["sides"]["gloo"]["seconds"]["median_s"]
+        for side in result["sides"].values():
+            check_timing(side["seconds"], runs=2)
+            assert side["ratio"] == pytest.approx(side["seconds"]["median_s"] / baseline)
+            assert side["cpu_ms_per_mb"] > 0

@@ -1,0 +1,230 @@
+"""One member of the rings that are compared: a process that runs every side in turn."""
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from ring_links import Seat
+from torch import Tensor
+
+from atom.base.events import EventList
+from atom.swarm.allreduce import Arenas, RingTerms, all_reduce, open_ring
+from atom.swarm.chain import Ballot
+from atom.swarm.codec import CODECS
+from atom.swarm.identity import Identity
+from atom.swarm.protection import RingProtection
+from atom.swarm.ring import ring_tag
+from atom.swarm.transport import Transport
+
+RUN, PARENT = bytes(32), bytes(32)
+PATIENCE_S = 120.0
+GLOO, HIVEMIND = "gloo", "hivemind"
+TOLERANCE = {"float32": 1e-5, "bfloat16": 5e-2, "int8": 1e-1}
+
+
+@dataclass(frozen=True)
+class Side:
+    """What does the averaging: gloo, hivemind, or our ring in some way."""
+
+    name: str
+
+    @property
+    def protection(self) -> RingProtection:
+        return RingProtection(self._parts[0])
+
+    @property
+    def codec(self) -> str:
+        return self._parts[1] if len(self._parts) > 1 else "float32"
+
+    @property
+    def connections(self) -> int:
+        return int(self._parts[2]) if len(self._parts) > 2 else 1
+
+    @property
+    def _parts(self) -> list[str]:
+        return self.name.split("/")
+
+    def check(self) -> None:
+        """Raises: ValueError for a name that is no side."""
+        if self.name in (GLOO, HIVEMIND):
+            return
+        if self.codec not in CODECS or not 1 <= self.connections <= 4:
+            raise ValueError(f"{self.name} is not protection/codec/connections")
+        _ = self.protection
+
+
+@dataclass(frozen=True)
+class Job:
+    """What every member is told before it starts."""
+
+    seats: tuple[Seat, ...]
+    elements: tuple[int, ...]
+    runs: int
+    sides: tuple[Side, ...]
+    rendezvous: str
+    """A file through which gloo's processes find each other."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One run of one member, seconds; CPU over all threads (and children) of the process."""
+
+    seconds: float
+    cpu_s: float
+
+
+Reduce = Callable[[Tensor, int], Tensor]
+"""The mean of everybody's tensor; the number says which run it is."""
+
+
+def member(rank: int, job: Job, parent: Connection, gate: Any) -> None:
+    """A process's whole life. Sends its contacts, then [size][side][run] samples."""
+    job.seats[rank].take()
+    os.environ["GLOO_SOCKET_IFNAME"] = job.seats[rank].interface
+    torch.set_num_threads(1)
+    with contextlib.ExitStack() as stack:
+        sides = _sides(rank, job, parent, stack)
+        parent.send([_runs(rank, job, elements, sides, gate) for elements in job.elements])
+        gate.wait(PATIENCE_S)
+
+
+def _sides(
+    rank: int, job: Job, parent: Connection, stack: contextlib.ExitStack
+) -> dict[Side, Reduce]:
+    protections = {side.protection for side in job.sides if side.name not in (GLOO, HIVEMIND)}
+    transports = {each: _transport(job.seats[rank], each) for each in sorted(protections)}
+    for transport in transports.values():
+        stack.callback(transport.close)
+    contact = {each: (t.peer_id, t.address) for each, t in transports.items()}
+    swarm = _Hivemind(job.seats[rank], stack) if Side(HIVEMIND) in job.sides else None
+    parent.send((contact, swarm.addresses if swarm else []))
+    contacts = parent.recv()
+    found: dict[Side, Reduce] = {}
+    for side in job.sides:
+        if side.name == GLOO:
+            found[side] = _gloo(rank, job, stack)
+        elif swarm is not None and side.name == HIVEMIND:
+            found[side] = swarm.join(len(job.seats), contacts[0][1], stack)
+        else:
+            everybody = [contact[side.protection] for contact, _ in contacts]
+            found[side] = _ours(rank, side, transports[side.protection], everybody)
+    return found
+
+
+def _transport(seat: Seat, protection: RingProtection) -> Transport:
+    transport = Transport(
+        Identity.create(), RUN, bytes(16), (seat.host, 0), EventList(), ring_protection=protection
+    )
+    transport.start()
+    return transport
+
+
+def _ours(
+    rank: int, side: Side, transport: Transport, contacts: Sequence[tuple[str, tuple[str, int]]]
+) -> Reduce:
+    for peer_id, (host, port) in contacts:
+        transport.set_addresses(peer_id, [f"{host}:{port}"])
+    order = tuple(peer_id for peer_id, _ in contacts)
+    results: dict[int, Tensor] = {}
+
+    def reduce(source: Tensor, run: int) -> Tensor:
+        ballot = Ballot(run, order[0], bytes(16))
+        result = results.setdefault(source.numel(), torch.zeros(source.numel()))
+        channels = open_ring(transport, order, PARENT, ballot, PATIENCE_S, side.connections)
+        terms = RingTerms(
+            order, rank, ring_tag(PARENT, ballot), 1 / len(order), CODECS[side.codec], PATIENCE_S
+        )
+        all_reduce(Arenas(source, result), terms, channels)
+        return result
+
+    return reduce
+
+
+def _gloo(rank: int, job: Job, stack: contextlib.ExitStack) -> Reduce:
+    size = len(job.seats)
+    dist.init_process_group("gloo", init_method=job.rendezvous, rank=rank, world_size=size)
+    stack.callback(dist.destroy_process_group)
+
+    def reduce(source: Tensor, run: int) -> Tensor:
+        dist.all_reduce(source)
+        return source.div_(size)
+
+    return reduce
+
+
+class _Hivemind:
+    """hivemind's averager: matchmaking is done before the clock starts."""
+
+    def __init__(self, seat: Seat, stack: contextlib.ExitStack) -> None:
+        import hivemind  # takes seconds, and is not always wanted
+
+        self._hivemind = hivemind
+        self._seat = seat
+        self._dht = hivemind.DHT(host_maddrs=[f"/ip4/{seat.host}/tcp/0"], start=True)
+        stack.callback(self._dht.shutdown)
+        self.addresses = [str(address) for address in self._dht.get_visible_maddrs()]
+
+    def join(self, size: int, first: Sequence[str], stack: contextlib.ExitStack) -> Reduce:
+        hivemind = self._hivemind
+        if list(first) != self.addresses:
+            self._dht.shutdown()
+            self._dht = hivemind.DHT(
+                initial_peers=list(first), host_maddrs=[f"/ip4/{self._seat.host}/tcp/0"], start=True
+            )
+            stack.callback(self._dht.shutdown)
+        averagers: dict[int, Any] = {}
+
+        def reduce(source: Tensor, run: int) -> Tensor:
+            if source.numel() not in averagers:
+                averagers[source.numel()] = hivemind.averaging.DecentralizedAverager(
+                    [source.clone()], self._dht, start=True, prefix=f"bench{source.numel()}",
+                    target_group_size=size, min_group_size=size, min_matchmaking_time=2.0,
+                    allreduce_timeout=PATIENCE_S,
+                )  # fmt: skip
+                stack.callback(averagers[source.numel()].shutdown)
+            averager = averagers[source.numel()]
+            with averager.get_tensors() as tensors:
+                tensors[0].copy_(source)
+            assert averager.step(timeout=PATIENCE_S) is not None
+            with averager.get_tensors() as tensors:
+                return tensors[0].clone()
+
+        return reduce
+
+
+def _runs(
+    rank: int, job: Job, elements: int, sides: dict[Side, Reduce], gate: Any
+) -> list[list[Sample]]:
+    """Per side its runs; the first warms up and is dropped."""
+    source = torch.randn(elements, generator=torch.Generator().manual_seed(rank))
+    given, samples = torch.empty(elements), [list[Sample]() for _ in sides]
+    reference: Tensor | None = None
+    for run in range(job.runs + 1):
+        for (side, reduce), taken in zip(sides.items(), samples, strict=True):
+            given.copy_(source)
+            gate.wait(PATIENCE_S)
+            with _timed(taken if run else []):
+                mean = reduce(given, elements + run)
+            if reference is None:
+                reference = mean.clone()
+            _require_near(mean, reference, side)
+    return samples
+
+
+@contextlib.contextmanager
+def _timed(into: list[Sample]) -> Iterator[None]:
+    started, cpu = time.perf_counter(), time.process_time()
+    yield
+    into.append(Sample(time.perf_counter() - started, time.process_time() - cpu))
+
+
+def _require_near(mean: Tensor, reference: Tensor, side: Side) -> None:
+    """Fast and wrong would be no result. Raises: AssertionError."""
+    tolerance = 1e-5 if side.name in (GLOO, HIVEMIND) else TOLERANCE[side.codec]
+    torch.testing.assert_close(mean, reference, rtol=tolerance, atol=tolerance)
