@@ -1,7 +1,7 @@
 """From a traced model to the planner's choice of how to send it through a device. Torch alone."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import torch
@@ -37,14 +37,16 @@ class Planner:
 
     def again(self, profile: Profile, choice: Choice) -> Choice:
         """The same cut and arrangement, its time foreseen from another profile."""
-        return timed(
-            self._chain(profile.operations),
+        chain = self._chain(profile.operations)
+        again = timed(
+            chain.remembering if choice.remembers and chain.remembering else chain,
             _machine(profile.link),
             choice.ends,
             choice.arrangement,
             choice.micro_batches,
             self._element_bytes,
         )
+        return replace(again, remembers=choice.remembers)
 
     def budgets(self, profile: Profile) -> dict[str, int]:
         """Device bytes by their name in `BUDGETS`."""

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from atom.graph.partition import Machine
-from atom.graph.program import build_program
 from atom.graph.traced import Graph
 from atom.optim.adamw import AdamWSettings
 from atom.optim.rate import RateSettings
 from atom.plan.choice import Choice, durations
+from atom.plan.chosen_program import chosen_program
 from atom.swap.device import CpuDevice, Device
 from atom.swap.schedule import (
     Backward,
@@ -56,7 +56,7 @@ class Stand:
         self._carrying = durations(choice.pieces, Machine(1.0, 1.0), precision.itemsize).carrying
         self._events = _Events()
         self._device = _device(device, precision)
-        program = build_program(graph, ends=choice.ends)
+        program = chosen_program(graph, choice)
         self._replica = Replica(program, None, settings, self._device, observer=self._events)
         self._replica.initialise(_first_value)
 

@@ -36,6 +36,7 @@ from atom.optim.adamw import AdamWSettings
 from atom.optim.clipping import gradient_norm
 from atom.optim.rate import RateSettings
 from atom.plan.choice import Choice
+from atom.plan.chosen_program import chosen_program
 from atom.swap.arrangement import Arrangement
 from atom.swap.device import CpuDevice, Device
 from atom.training.replica import Replica, ReplicaSettings
@@ -63,7 +64,7 @@ def main() -> None:
     try:
         graph = trace(GPT3(config, device="meta", dtype=precision), batches[0])
         choice = _choice(graph, device.torch_device, options)
-        program = build_program(graph, ends=None if choice is None else choice.ends)
+        program = build_program(graph) if choice is None else chosen_program(graph, choice)
         swapped = Swapped(program, config, choice, device)
         plain = Plain(config, precision, device.torch_device)
         measured = _in_turn([swapped.step, plain.step], batches, options.runs)

@@ -83,8 +83,9 @@ def choice_text(choice: Choice, budget_bytes: int) -> str:
     count, kept = len(choice.pieces), len(choice.arrangement.kept)
     resident = len(choice.arrangement.resident)
     stays = "all of it stays" if resident == count else f"{resident} stay, {kept} not recomputed"
+    checkpoints = ", its own checkpoints left out" if choice.remembers else ""
     return (
-        f"{count} sub-model{'' if count == 1 else 's'} on the device ({stays}), "
+        f"{count} sub-model{'' if count == 1 else 's'} on the device ({stays}{checkpoints}), "
         f"{format_bytes(choice.memory.total_bytes)} of {format_bytes(budget_bytes)}, up to "
         f"{choice.micro_batches} micro-batch{'' if choice.micro_batches == 1 else 'es'} per pass"
     )

@@ -33,12 +33,12 @@ from atom.daemon.recipe import open_device, trace_run
 from atom.graph.ir import Program
 from atom.graph.profile.devices import assumed_device
 from atom.graph.profile.seconds import Profile
-from atom.graph.program import build_program
 from atom.graph.traced import Graph
 from atom.models.data.tokenizer import load_tokenizer
 from atom.optim.speed import adamw_elements_per_s
 from atom.plan.advice import Advice, Situation, advise
 from atom.plan.choice import Choice
+from atom.plan.chosen_program import chosen_program
 from atom.plan.prediction import RoundPrediction, Surroundings, Work, predict
 from atom.swarm.codec import CODECS
 from atom.training.snapshot import KEPT
@@ -165,7 +165,7 @@ def plan_run(request: PlanRequest, note: Note) -> Plan:
         micro_batch_sequences=run.batch.micro_batch_sequences,
         tokens_per_sequence=work.sequence_tokens,
         graph=graph,
-        program=build_program(graph, ends=choice.ends),
+        program=chosen_program(graph, choice),
         profile=profile,
         question=asked,
         host=host,

@@ -41,6 +41,7 @@ from atom.models.source import InitialValue, ModelSource, materialised
 from atom.optim.adamw import AdamWSettings
 from atom.optim.rate import RateSettings
 from atom.plan.choice import Choice
+from atom.plan.chosen_program import chosen_program
 from atom.swap.device import CpuDevice, Device
 from atom.training.replica import Replica, ReplicaSettings
 
@@ -145,7 +146,7 @@ def build_replica(
     _check_host_memory(recipe.graph, peer)
     device = open_device(peer.device.kind, PRECISIONS[run.model.precision])
     choice = _choice(recipe, peer, device, note)
-    training = build_program(recipe.graph, ends=choice.ends)
+    training = chosen_program(recipe.graph, choice)
     evaluation = None
     if run.validation is not None and _draws(recipe.graph):
         undropped = _without_randomness(recipe)

@@ -6,7 +6,7 @@ call p-1 from call p.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -57,6 +57,10 @@ class Graph:
     @cached_property
     def call_set(self) -> frozenset[fx.Node]:
         return frozenset(self.calls)
+
+    def remembering(self) -> "Graph":
+        """The same model, where backward is given what it needs and computes nothing again."""
+        return replace(self, recomputed=())
 
     @cached_property
     def span_of(self) -> Mapping[fx.Node, Span]:

@@ -56,13 +56,17 @@ def _changes(now: Situation) -> Iterator[tuple[str, Situation]]:
     yield "twice the link between host and device", replace(now, machine=link)
     memory = replace(limits, device_bytes=2 * limits.device_bytes)
     yield "twice the device memory", replace(now, limits=memory)
-    faster = replace(now.chain, operations=tuple(
-        replace(o, forward_s=o.forward_s / 2, backward_s=o.backward_s / 2)
-        for o in now.chain.operations
-    ))  # fmt: skip
-    yield "a device that computes twice as fast", replace(now, chain=faster)
+    yield "a device that computes twice as fast", replace(now, chain=_twice_as_fast(now.chain))
     batch = replace(work, round_sequences=2 * work.round_sequences)
     yield "a global batch twice as large (the run's owner decides)", replace(now, work=batch)
+
+
+def _twice_as_fast(chain: Chain) -> Chain:
+    operations = tuple(
+        replace(o, forward_s=o.forward_s / 2, backward_s=o.backward_s / 2) for o in chain.operations
+    )
+    remembering = chain.remembering and _twice_as_fast(chain.remembering)
+    return replace(chain, operations=operations, remembering=remembering)
 
 
 def _rechoose(now: Situation, then: Situation, choice: Choice) -> Choice:

@@ -8,8 +8,10 @@ shortest pass.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from atom.base.errors import DeviceError
 from atom.graph.partition import (
     Chain,
     Machine,
@@ -58,6 +60,8 @@ class Choice:
     memory: DeviceMemory
     timeline: Timeline
     """Of a pass right after an optimizer step: nothing is loaded yet."""
+    remembers: bool = False
+    """Whether the model's own checkpoints are left out: there is memory enough without them."""
 
     @property
     def seconds_per_micro_batch(self) -> float:
@@ -73,6 +77,9 @@ def choose(
     kind fits: every other position makes the search longer and the plan hardly better. A model
     whose layers do not fit the device is cut between any two operations.
 
+    What the model itself checkpoints is computed again only where that pays: the chain that
+    remembers is tried as well.
+
     Raises: DeviceError naming the operation that fits in no way, and the smallest budget that does.
     """
     if layer_ends:
@@ -81,6 +88,10 @@ def choose(
         if find_partition(by_layers, machine, terms) is not None:
             chain = by_layers
     candidates = list(_candidates(chain, machine, limits))
+    if chain.remembering is not None:
+        with suppress(DeviceError):
+            remembering = _candidates(chain.remembering, machine, limits)
+            candidates += [replace(candidate, remembers=True) for candidate in remembering]
     fastest = min(c.seconds_per_micro_batch for c in candidates)
     good = [c for c in candidates if c.seconds_per_micro_batch <= (1 + NEARLY) * fastest]
     return min(good, key=lambda c: (c.timeline.seconds, c.memory.total_bytes))
@@ -88,7 +99,8 @@ def choose(
 
 def _cut_only_at(chain: Chain, positions: Sequence[int]) -> Chain:
     elsewhere = set(range(1, len(chain.operations))) - set(positions)
-    return replace(chain, forbidden=chain.forbidden | elsewhere)
+    remembering = chain.remembering and _cut_only_at(chain.remembering, positions)
+    return replace(chain, forbidden=chain.forbidden | elsewhere, remembering=remembering)
 
 
 def timed(
@@ -137,6 +149,7 @@ def _carrying(pieces: Sequence[Piece]) -> frozenset[int]:
 
 
 def _candidates(chain: Chain, machine: Machine, limits: Limits) -> Iterator[Choice]:
+    """Raises: DeviceError if none fits."""
     terms = Terms(limits.device_bytes, 1, limits.element_bytes)
     yield from _with_cut(partition(chain, machine, terms), chain, machine, limits, 1)
     for micro_batches in _accumulations(limits.micro_batches):

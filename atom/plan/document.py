@@ -13,12 +13,15 @@ FORMAT = 1
 
 def plan_document(chain: Chain, program: Program, choice: Choice) -> dict[str, Any]:
     """JSON-serialisable. Seconds and bytes are of one micro-batch unless a key says `pass`."""
+    if choice.remembers and chain.remembering is not None:
+        chain = chain.remembering
     return {
         "format": FORMAT,
         "graph_hash": program.graph_hash,
         "source_hash": program.source_hash,
         "micro_batches": choice.micro_batches,
         "slots": choice.arrangement.slots,
+        "remembers": choice.remembers,
         "device_memory": dataclasses.asdict(choice.memory)
         | {"total_bytes": choice.memory.total_bytes},
         "pass": {

@@ -1,6 +1,9 @@
 """The partitioner's question about a graph: its operations with their seconds and bytes."""
 
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
+
+from torch import fx
 
 from atom.graph.costs.operations import OperationCost, operation_costs
 from atom.graph.layers import layers_of
@@ -21,14 +24,32 @@ def operation_chain(
     precision, until the backward is over); besides the values it takes and gives, and the
     gradients of those it gives.
 
+    Seconds of the backward include those of what the graph computes again.
+
     Raises: ValueError if `seconds` is not one entry per call.
     """
     if len(seconds) != len(graph.calls):
         raise ValueError(f"{len(seconds)} timings for {len(graph.calls)} operations")
+    chain = _chain(graph, seconds, fused)
+    if not graph.recomputed:
+        return chain
+    once = [_once(graph, *each) for each in zip(graph.calls, seconds, strict=True)]
+    return replace(chain, remembering=_chain(graph.remembering(), once, fused))
+
+
+def _chain(graph: Graph, seconds: Sequence[OperationSeconds], fused: bool) -> Chain:
     costs = operation_costs(graph, fused)
     layers = (layer.name for layer in layers_of(graph) for _ in layer.calls)
     operations = tuple(map(_operation, costs.operations, seconds, layers))
     return Chain(operations, costs.values, graph.forbidden_cuts, _recurring(operations))
+
+
+def _once(graph: Graph, call: fx.Node, seconds: OperationSeconds) -> OperationSeconds:
+    """Without the second forward of a call that is computed again."""
+    if call not in graph.span_of:
+        return seconds
+    # Shares of a measured layer's seconds need not hold a whole forward.
+    return replace(seconds, backward_s=max(0.0, seconds.backward_s - seconds.forward_s))
 
 
 def _operation(cost: OperationCost, seconds: OperationSeconds, layer: str) -> Operation:

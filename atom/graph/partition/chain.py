@@ -45,6 +45,9 @@ class Chain:
     last change in place stay together."""
     recurring: tuple[int, ...] = ()
     """Per operation an identity: equal numbers cost the same by construction (empty: unknown)."""
+    remembering: "Chain | None" = None
+    """The same operations where nothing within a sub-model is computed again: faster, with more
+    memory. None: it is this one."""
 
 
 @dataclass(frozen=True)

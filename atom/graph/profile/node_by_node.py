@@ -41,8 +41,14 @@ def measure_operations(
             if key not in measured:
                 bench = _Bench(graph, node, device, stopwatch)
                 measured[key] = bench.measure(cost.forms, repeats)
-            seconds.append(measured[key])
+            seconds.append(_with_second_forward(measured[key], node in graph.span_of))
     return tuple(seconds)
+
+
+def _with_second_forward(seconds: OperationSeconds, again: bool) -> OperationSeconds:
+    if not again:
+        return seconds
+    return OperationSeconds(seconds.forward_s, seconds.backward_s + seconds.forward_s)
 
 
 def _parameter_positions(graph: Graph, node: fx.Node) -> tuple[int, ...]:

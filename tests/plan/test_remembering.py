@@ -1,0 +1,108 @@
+"""What a model checkpoints itself is computed again only where that pays."""
+
+from dataclasses import replace
+from functools import cache
+
+import torch
+
+from atom.daemon.device_choice import Question, choice_text, question
+from atom.graph.check.verify import verify_against_eager
+from atom.graph.partition import Chain, Terms, smallest_device_bytes
+from atom.graph.profile.assumed import assume_graph
+from atom.graph.trace import trace
+from atom.graph.traced import Graph
+from atom.models.gpt3 import GPT3, GPT3Config
+from atom.plan.advice import _twice_as_fast
+from atom.plan.choice import Choice, _cut_only_at
+from atom.plan.chosen_program import chosen_program
+from atom.plan.document import plan_document
+
+CONFIG = GPT3Config(2, 2, 16, sequence_tokens=1024, vocabulary_size=512)
+PLENTY = 1 << 40
+
+
+def batch(seed: int = 0) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    shape = (1, CONFIG.sequence_tokens)
+    return {n: torch.randint(512, shape, generator=generator) for n in ("tokens", "targets")}
+
+
+@cache
+def graph() -> Graph:
+    return trace(GPT3(CONFIG, device="meta"), batch())
+
+
+@cache
+def asked() -> Question:
+    return question(graph(), assume_graph(graph(), "rtx3060-12g"), PLENTY, 2, on_gpu=True)
+
+
+def least_bytes(chain: Chain) -> int:
+    """In which it goes through the device layer by layer."""
+    by_layers = _cut_only_at(chain, asked().layer_ends)
+    return smallest_device_bytes(by_layers, asked().machine, Terms(0, 2, 4))
+
+
+@cache
+def answer(device_bytes: int) -> Choice:
+    of = asked()
+    return replace(of, limits=replace(of.limits, device_bytes=device_bytes)).answer()
+
+
+def test_with_memory_to_spare_nothing_is_computed_twice() -> None:
+    choice = answer(PLENTY)
+    assert choice.remembers
+    assert "checkpoint" not in chosen_program(graph(), choice).source
+    assert "its own checkpoints left out" in choice_text(choice, PLENTY)
+    alone = replace(asked(), chain=replace(asked().chain, remembering=None)).answer()
+    assert not alone.remembers
+    assert choice.timeline.seconds < alone.timeline.seconds
+    assert choice.memory.activation_bytes > alone.memory.activation_bytes
+
+
+def test_with_little_memory_the_checkpoints_are_what_makes_it_fit() -> None:
+    assert asked().chain.remembering is not None
+    least = least_bytes(asked().chain)
+    choice = answer(least)
+    assert not choice.remembers
+    assert "= checkpoint(" in chosen_program(graph(), choice).source
+    assert choice.ends == asked().layer_ends
+    logits = 4 * CONFIG.sequence_tokens * CONFIG.vocabulary_size
+    # Else the logarithms of all four chunks wait for the backward, not of one.
+    assert least_bytes(asked().chain.remembering) > least + logits / 2
+
+
+def test_both_are_the_model() -> None:
+    torch.manual_seed(0)
+    model = GPT3(CONFIG)
+    for device_bytes in (least_bytes(asked().chain), PLENTY):
+        program = chosen_program(graph(), answer(device_bytes))
+        assert program.graph_hash == graph().graph_hash
+        verify_against_eager(model, program, batch(1))
+
+
+def test_a_plan_on_paper_shows_the_operations_of_what_was_chosen() -> None:
+    plenty, least = answer(PLENTY), answer(least_bytes(asked().chain))
+    documents = [
+        plan_document(asked().chain, chosen_program(graph(), each), each)
+        for each in (plenty, least)
+    ]
+    assert [document["remembers"] for document in documents] == [True, False]
+    backward = [sum(one["backward_s"] for one in d["operations"]) for d in documents]
+    assert backward[0] < backward[1]
+
+
+def test_a_device_that_is_faster_remembers_faster() -> None:
+    chain = _twice_as_fast(asked().chain)
+    before, after = asked().chain.remembering, chain.remembering
+    assert before is not None
+    assert after is not None
+    assert sum(o.backward_s for o in after.operations) == (
+        sum(o.backward_s for o in before.operations) / 2
+    )
+
+
+def test_what_checkpoints_nothing_has_one_chain() -> None:
+    plain = trace(GPT3(replace(CONFIG, vocabulary_size=64), device="meta"), batch())
+    profile = assume_graph(plain, "rtx3060-12g")
+    assert question(plain, profile, PLENTY, 2, on_gpu=True).chain.remembering is None
