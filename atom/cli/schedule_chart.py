@@ -16,6 +16,7 @@ _KINDS = {
     "forward": ("forward", "#3b6fb6"),
     "backward": ("backward", "#c96f1a"),
     "gradients": ("gradients out", "#8362a8"),
+    "values": ("values to the host and back", "#4d8f94"),
     "idle": ("device waits", "#c9c9c9"),
 }
 _LABELLED_SHARE = 0.011
@@ -33,8 +34,10 @@ def schedule_svg(bars: Sequence[Bar], title: str) -> bytes:
         for bar in bars:
             _draw(axes, bar, seconds, scale)
         _label(axes, title, seconds * scale, unit)
-        handles = [Patch(color=colour, label=name) for name, colour in _KINDS.values()]
-        figure.legend(handles=handles, loc="outside lower center", ncols=5, frameon=False)
+        moved = any(bar.kind == "values" for bar in bars)
+        shown = [_KINDS[kind] for kind in _KINDS if kind != "values" or moved]
+        handles = [Patch(color=colour, label=name) for name, colour in shown]
+        figure.legend(handles=handles, loc="outside lower center", ncols=len(shown), frameon=False)
         file = BytesIO()
         figure.savefig(file, format="svg", metadata={"Date": None})
     return file.getvalue()

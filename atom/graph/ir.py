@@ -69,6 +69,10 @@ class ValueSpec:
     dtype: torch.dtype
     needs_grad: bool = False
     """Does a gradient flow back through it (static, decided at trace time)."""
+    memory: str = ""
+    """Call whose memory it lies in, if it is a view: equal for values that share memory."""
+    memory_bytes: int = 0
+    """Of that memory, where it is known."""
 
     @property
     def size_bytes(self) -> int:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from atom.swap.schedule import Backward, Forward, GradientOut, Load
+from atom.swap.schedule import Backward, Forward, GradientOut, Load, ValuesIn, ValuesOut
 from atom.swap.timeline import Span, Timeline
 
 LANES = ("load", "compute", "gradients")
@@ -11,7 +11,8 @@ LANES = ("load", "compute", "gradients")
 
 @dataclass(frozen=True)
 class Bar:
-    """One rectangle. `kind`: load, forward, backward, gradients, or idle (the device waits)."""
+    """One rectangle. `kind`: load, forward, backward, gradients, values (between sub-models, to
+    the host or back), or idle (the device waits)."""
 
     lane: str
     kind: str
@@ -46,6 +47,8 @@ def _bar(span: Span) -> Bar:
             kind = "backward"
         case GradientOut(sub_model):
             kind = "gradients"
+        case ValuesIn(sub_model) | ValuesOut(sub_model):
+            kind = "values"
         case other:
             raise AssertionError(f"{other} takes no time")
     return Bar(span.lane, kind, sub_model, span.start_s, span.end_s)

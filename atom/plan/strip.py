@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from atom.plan.gantt import LANES, Bar
 
-MARKS = {"load": "▒", "forward": "█", "backward": "▓", "gradients": "▒", "idle": " "}
+MARKS = {"load": "▒", "forward": "█", "backward": "▓", "gradients": "▒", "values": "▒", "idle": " "}
 
 
 def strips(bars: Sequence[Bar], columns: int) -> dict[str, str]:

@@ -20,6 +20,12 @@ class Arrangement:
     kept: frozenset[int] = frozenset()
     """Resident sub-models whose forward is not recomputed: its graph stays for the backward, once
     per micro-batch. (The last sub-model's stays anyway, one micro-batch at a time.)"""
+    offloaded: frozenset[int] = frozenset()
+    """Sub-models whose values for others, and their gradients, wait in host memory while no
+    visit needs them soon. What is the same in every micro-batch stays, and what a kept graph
+    holds anyway."""
+    least_offloaded_bytes: int = 64 * 2**10
+    """A value that is smaller stays."""
 
     def __post_init__(self) -> None:
         if self.slots < MINIMUM_SLOTS:

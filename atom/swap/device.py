@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -112,6 +113,15 @@ class Device(Protocol):
         """Returns when the host holds the sums of the last `gradients_out` of that slot."""
         ...
 
+    def values_out(self, key: int, copies: Sequence[Copy], report: Report | None = None) -> None:
+        """Starts copying values to the host, once everything computed so far has finished. They
+        must stay as they are until `wait_values_out` of the same key."""
+        ...
+
+    def wait_values_out(self, key: int) -> None:
+        """Operations issued from now on come after the last `values_out` of that key."""
+        ...
+
     def drain(self) -> None:
         """Returns when nothing is under way any more. Raises: the first background error."""
         ...
@@ -167,7 +177,7 @@ class CpuDevice:
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or BootClock()
         self._loads = Lane("atom-load")
-        self._gradients = Lane("atom-gradients-out")
+        self._gradients = Lane("atom-gradients-out")  # and values, by negative numbers
 
     @property
     def torch_device(self) -> torch.device:
@@ -213,6 +223,13 @@ class CpuDevice:
         self._gradients.submit(
             gradient_slot, lambda: self._reported(lambda: _add_sound(sums, gate), report)
         )
+
+    def values_out(self, key: int, copies: Sequence[Copy], report: Report | None = None) -> None:
+        job = partial(_copy_all, copies)
+        self._gradients.submit(-1 - key, lambda: self._reported(job, report))
+
+    def wait_values_out(self, key: int) -> None:
+        self._gradients.wait(-1 - key)
 
     def _reported(self, job: Callable[[], None], report: Report | None) -> None:
         with nullcontext() if report is None else self.timed(report):

@@ -14,6 +14,8 @@ from torch import nn
 
 from atom.graph.ir import ParameterLayout, Program, SubModel, padded_elements
 from atom.swap.arrangement import Arrangement
+from atom.swap.boundary_memory import BoundaryMemory, boundary_bytes
+from atom.swap.crossing import ring_slots
 from atom.swap.device import Copy, Device
 from atom.swap.schedule import Shape
 
@@ -92,6 +94,8 @@ class DeviceSlots:
     """[largest sub-model's elements] each, float32."""
     arrangements: dict[str, Arrangement]
     """By the source hash of the programs that the slots were made for."""
+    boundary: BoundaryMemory
+    """For values between sub-models that are offloaded."""
     tags: dict[int, Tag] = field(default_factory=dict)
     """Per weight slot: what it holds. Absent while its content is not to be trusted."""
 
@@ -102,12 +106,14 @@ class DeviceSlots:
         device: Device,
         precision: torch.dtype,
         arrangement: Arrangement | None = None,
+        micro_batches: int = 1,
     ) -> "DeviceSlots":
         """Slots in which the first of `programs` runs as `arrangement` says (none: all swapped).
 
         Others that cut the model alike (evaluation without dropout) run in the very same slots.
         One that is cut otherwise has no residents: it is swapped through the shared slots, which
-        are made large enough for it.
+        are made large enough for it. `micro_batches`: the most that a pass may have, where
+        values are offloaded.
 
         Raises: ValueError for an arrangement of sub-models that the program has not got.
         """
@@ -120,6 +126,7 @@ class DeviceSlots:
             tuple(device.slot_memory(elements, precision) for elements in weights),
             tuple(device.slot_memory(largest, torch.float32) for _ in range(GRADIENT_SLOTS)),
             {program.source_hash: its_own for program, its_own in arranged},
+            BoundaryMemory.allocate(arranged, device, micro_batches),
         )
 
     def arrangement_of(self, program: Program) -> Arrangement:
@@ -130,23 +137,42 @@ class DeviceSlots:
 
 
 def device_bytes(
-    program: Program, precision: torch.dtype, arrangement: Arrangement | None = None
+    program: Program,
+    precision: torch.dtype,
+    arrangement: Arrangement | None = None,
+    micro_batches: int = 1,
 ) -> int:
     """What `DeviceSlots.allocate` takes on the device for a program, and others cut like it.
 
-    Activations, kept graphs and values between sub-models come on top.
+    Activations, kept graphs and values between sub-models come on top, but for the ring through
+    which offloaded ones come back.
     """
-    weights = sum(_weight_elements(program, arrangement or Arrangement()))
+    arrangement = arrangement or Arrangement()
+    weights = sum(_weight_elements(program, arrangement))
     gradients = GRADIENT_SLOTS * _elements(program)
-    return weights * precision.itemsize + gradients * torch.float32.itemsize
+    ring = boundary_bytes(program, arrangement, micro_batches).ring_slot_bytes
+    slots = weights * precision.itemsize + gradients * torch.float32.itemsize
+    return slots + ring_slots(micro_batches) * ring
 
 
 def _arranged(
     programs: Sequence[Program], arrangement: Arrangement
 ) -> list[tuple[Program, Arrangement]]:
     first = _layouts(programs[0])
-    swapping = Arrangement(arrangement.slots)
-    return [(each, arrangement if _layouts(each) == first else swapping) for each in programs]
+    return [
+        (each, arrangement if _layouts(each) == first else _swapping(each, arrangement))
+        for each in programs
+    ]
+
+
+def _swapping(program: Program, arrangement: Arrangement) -> Arrangement:
+    """For a program that is cut otherwise: everything swapped, and offloaded if anything is."""
+    makers = range(len(program.sub_models)) if arrangement.offloaded else ()
+    return Arrangement(
+        arrangement.slots,
+        offloaded=frozenset(makers),
+        least_offloaded_bytes=arrangement.least_offloaded_bytes,
+    )
 
 
 def _weight_elements(program: Program, arrangement: Arrangement) -> list[int]:

@@ -19,11 +19,13 @@ from atom.base.errors import AtomError
 from atom.graph.check.fit import require_fit
 from atom.graph.ir import Program
 from atom.swap import segment
+from atom.swap.boundary_traffic import BoundaryTraffic
 from atom.swap.device import Device, Report
 from atom.swap.device_slots import BoundSubModel, DeviceSlots, Factory, Tag, bind
 from atom.swap.gate import Gate, NotFinite
 from atom.swap.host_store import HostStore
 from atom.swap.parameter_gradients import ParameterGradients
+from atom.swap.program_crossings import crossings_of
 from atom.swap.schedule import (
     Backward,
     Drop,
@@ -33,6 +35,8 @@ from atom.swap.schedule import (
     Load,
     Observed,
     Shape,
+    ValuesIn,
+    ValuesOut,
     evaluation_pass,
     training_pass,
 )
@@ -40,7 +44,7 @@ from atom.swap.segment import Computed, MicroBatch
 from atom.swap.voided import not_finite, voided_by_memory
 
 Observer = Callable[[Observed, float, float], None]
-"""Told of each load, forward, backward and gradient-out when it began and ended, in seconds of the
+"""Told of each event that takes time (drops do not) when it began and ended, in seconds of the
 device's clock, and of the optimizer's work on what they wait for; from several threads, in no
 order, all of a pass before the pass returns."""
 
@@ -83,7 +87,8 @@ class Engine:
     next. Nothing that is not finite ever gets there (`atom.swap.gate`).
 
     Values that are the same in every micro-batch (`Program.shared`: masks, rotary tables) are held
-    once per pass.
+    once per pass. Others wait on the host if the arrangement says so; then a pass may have no more
+    micro-batches than the slots were made for.
 
     Forward and backward are observed without what they waited for, so that the gaps between them
     are the device's idle time.
@@ -116,6 +121,14 @@ class Engine:
         users = _users(program)
         self._first_used = _names_by_user(users, 0)
         self._last_used = _names_by_user(users, -1)
+        self._crossings = crossings_of(program) if self._arrangement.offloaded else ()
+        self._traffic = BoundaryTraffic(
+            self._crossings, self._shape(1), slots.boundary, device, len(slots.weights)
+        )
+
+    def _shape(self, micro_batches: int) -> Shape:
+        crossings = tuple(each.crossing for each in self._crossings)
+        return Shape(len(self._bound), micro_batches, self._arrangement, crossings)
 
     @cached_property
     def _gradients(self) -> ParameterGradients:
@@ -203,13 +216,14 @@ class Engine:
             self._abandon(current)
             raise
         finally:
+            self._traffic.forget()
             self._device.set_random_state(random_outside)
 
     def _abandon(self, current: _Pass) -> None:
         """Forgets an interrupted pass. The failure that interrupted it is the one to report."""
         self._slots.tags.clear()
         for batch in current.batches:
-            batch.computed.clear()
+            batch.clear()
         for part in self._bound:
             for parameter in part.parameters.values():
                 parameter.grad = None
@@ -228,6 +242,11 @@ class Engine:
         """Checks the batches and brings them to the device. Raises: ValueError."""
         if not micro_batches or len(micro_batches) != len(seeds):
             raise ValueError(f"{len(micro_batches)} micro-batches, {len(seeds)} seeds")
+        if self._crossings and len(micro_batches) > self._slots.boundary.micro_batches:
+            raise ValueError(
+                f"{len(micro_batches)} micro-batches, and host memory for the values of "
+                f"{self._slots.boundary.micro_batches}"
+            )
         for entries in micro_batches:
             require_fit(self._program, entries)
         batches = []
@@ -238,8 +257,7 @@ class Engine:
                     for name in self._program.batch_inputs
                 }
             batches.append(MicroBatch(values, self.sequences_of(entries), self._device.seed(seed)))
-        shape = Shape(len(self._bound), len(batches), self._arrangement)
-        return _Pass(batches, shape, first, gate)
+        return _Pass(batches, self._shape(len(batches)), first, gate)
 
     def _carry_out(self, event: Event, current: _Pass) -> None:
         match event:
@@ -253,20 +271,30 @@ class Engine:
                 self._slots.tags.pop(slot, None)
             case Forward(sub_model, micro_batch):
                 part = self._bound[sub_model]
+                batch = current.batches[micro_batch]
                 self._device.wait_loaded(part.slot)
+                self._traffic.arrive(event, batch, current.training)
                 with self._timed(event):
-                    self._forward(part, current, current.batches[micro_batch])
+                    self._forward(part, current, batch)
             case Backward(sub_model, micro_batch):
                 part = self._bound[sub_model]
                 self._device.wait_loaded(part.slot)
                 if micro_batch == 0:
                     self._gradients.wait_for_slot(sub_model)
+                batch = current.batches[micro_batch]
+                self._traffic.arrive(event, batch, current.training)
                 with self._timed(event):
-                    self._backward(part, current.batches[micro_batch], micro_batch)
+                    self._backward(part, batch, micro_batch)
+                    self._traffic.keep(event, batch, current.training)
             case GradientOut(sub_model):
                 assert current.gate is not None, "only training schedules have it"
                 sums = (sub_model, current.first, current.gate)
                 self._gradients.send(*sums, self._report(event))
+            case ValuesOut(_, micro_batch):
+                batch = current.batches[micro_batch]
+                self._traffic.send(event, batch, current.training, self._report(event))
+            case ValuesIn():
+                self._traffic.fetch(event, current.training, self._report(event))
 
     def _report(self, event: Event) -> Report | None:
         return None if self.observer is None else partial(self.observer, event)
@@ -283,12 +311,12 @@ class Engine:
         self._device.set_random_state(batch.random)
         computed = segment.compute(part.module, part.sub_model, batch.values, current.training)
         batch.random = self._device.random_state()
-        weights, first = self._slots.weights[part.slot], current.batches[0].values
+        borrowed, first = self._borrowed(part, batch), current.batches[0].values
         for name, value in computed.outputs.items():
             if name in self._program.shared and name in first:
                 batch.values[name] = first[name]
             else:
-                batch.values[name] = segment.outliving(value.detach(), weights)
+                batch.values[name] = segment.outliving(value.detach(), borrowed)
         if self._program.loss in computed.outputs:
             batch.loss = batch.values[self._program.loss]
             if current.gate is not None:
@@ -297,6 +325,12 @@ class Engine:
             batch.computed[index] = segment.for_backward(computed)
         if not current.training:
             _release(batch, self._last_used[index])
+
+    def _borrowed(self, part: BoundSubModel, batch: MicroBatch) -> frozenset[int]:
+        """Addresses of memory that no value may be a view of: it will be used again before the
+        value is."""
+        weights = self._slots.weights[part.slot].untyped_storage().data_ptr()
+        return self._traffic.borrowed(part.sub_model.inputs, batch) | {weights}
 
     def _backward(self, part: BoundSubModel, batch: MicroBatch, micro_batch: int) -> None:
         index = part.sub_model.index

@@ -13,6 +13,10 @@ is needed later never stands in the way of what is needed sooner. So a load that
 its slot holds back the residents needed after it as well, even if the link could have had one of
 them meanwhile: how long that would have blocked it, only a clock knows.
 
+Values between sub-models that are offloaded (`crossing.py`) leave for the host after the visit that
+needs them last for a while, and come back, micro-batch by micro-batch, during the visit before the
+one that needs them again: through a ring of as many places as there are micro-batches, and one.
+
 The same list is executed by the engine, timed for a plan and checked by the tests.
 """
 
@@ -21,9 +25,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
+from itertools import cycle
 from typing import NamedTuple
 
 from atom.swap.arrangement import Arrangement
+from atom.swap.crossing import Crossing, Stop, ring_slots, stops, visit_of
 
 
 @dataclass(frozen=True)
@@ -66,7 +72,28 @@ class GradientOut:
     sub_model: int
 
 
-Event = Load | Forward | Drop | Backward | GradientOut
+@dataclass(frozen=True)
+class ValuesOut:
+    """What a visit of the sub-model leaves behind, and nobody needs soon, goes to the host."""
+
+    sub_model: int
+    micro_batch: int
+    backward: bool
+    """Behind the sub-model's backward (for the last one: behind its turn), or its forward?"""
+
+
+@dataclass(frozen=True)
+class ValuesIn:
+    """Start bringing back what a visit of the sub-model needs from the host, into a place of the
+    ring; the visit before it goes on computing."""
+
+    sub_model: int
+    micro_batch: int
+    backward: bool
+    place: int
+
+
+Event = Load | Forward | Drop | Backward | GradientOut | ValuesOut | ValuesIn
 
 
 @dataclass(frozen=True)
@@ -101,9 +128,12 @@ class Shape:
     sub_models: int
     micro_batches: int
     arrangement: Arrangement = field(default_factory=Arrangement)
+    crossings: tuple[Crossing, ...] = ()
+    """What lies between its sub-models; only needed where some of it is offloaded."""
 
     def __post_init__(self) -> None:
-        unknown = [s for s in self.arrangement.resident if not 0 <= s < self.sub_models]
+        named = self.arrangement.resident | self.arrangement.offloaded
+        unknown = [s for s in named if not 0 <= s < self.sub_models]
         if self.sub_models < 1 or self.micro_batches < 1 or unknown:
             raise ValueError(f"no schedule exists for {self}")
 
@@ -119,6 +149,38 @@ class Shape:
     def keeps_graph(self, sub_model: int) -> bool:
         """Is the graph of its forward there when its backward comes, so that none is recomputed?"""
         return sub_model == self.sub_models - 1 or sub_model in self.arrangement.kept
+
+    @cached_property
+    def moving(self) -> frozenset[int]:
+        """Indices of the crossings that are offloaded."""
+        arrangement = self.arrangement
+        return frozenset(
+            index
+            for index, each in enumerate(self.crossings)
+            if each.made_by in arrangement.offloaded
+            and each.largest_bytes >= arrangement.least_offloaded_bytes
+            and not arrangement.kept.intersection((each.made_by, *each.used_by))
+        )
+
+    def stop(self, event: "Forward | Backward | ValuesIn | ValuesOut", training: bool) -> Stop:
+        """What moves around the visit that an event belongs to."""
+        return self._route(training)[self.visit(event)]
+
+    def visit(self, event: "Forward | Backward | ValuesIn | ValuesOut") -> int:
+        """Number of the visit that an event belongs to; for values coming in, that needs them."""
+        back = isinstance(event, Backward) or getattr(event, "backward", False)
+        return visit_of(self.sub_models, event.sub_model, back)
+
+    def _route(self, training: bool) -> tuple[Stop, ...]:
+        return self.training_stops if training else self.evaluation_stops
+
+    @cached_property
+    def training_stops(self) -> tuple[Stop, ...]:
+        return stops(self.crossings, self.moving, self.sub_models, training=True)
+
+    @cached_property
+    def evaluation_stops(self) -> tuple[Stop, ...]:
+        return stops(self.crossings, self.moving, self.sub_models, training=False)
 
     @cached_property
     def _slots(self) -> tuple[int, ...]:
@@ -141,27 +203,41 @@ def training_pass(shape: Shape, loaded: Iterable[int] = ()) -> list[Event]:
     last = shape.sub_models - 1
     forward = [_Visit(s, _Kind.FORWARD) for s in range(last)]
     backward = [_Visit(s, _Kind.BACKWARD) for s in reversed(range(last))]
-    return _plan(shape, [*forward, _Visit(last, _Kind.TURN), *backward], loaded)
+    visits = [*forward, _Visit(last, _Kind.TURN), *backward]
+    return _plan(shape, visits, shape.training_stops, loaded)
 
 
 def evaluation_pass(shape: Shape, loaded: Iterable[int] = ()) -> list[Event]:
     """Forward only, of every micro-batch through every sub-model."""
-    return _plan(shape, [_Visit(s, _Kind.FORWARD) for s in range(shape.sub_models)], loaded)
+    visits = [_Visit(s, _Kind.FORWARD) for s in range(shape.sub_models)]
+    return _plan(shape, visits, shape.evaluation_stops, loaded)
 
 
-def _plan(shape: Shape, visits: Sequence[_Visit], loaded: Iterable[int]) -> list[Event]:
+def _plan(
+    shape: Shape, visits: Sequence[_Visit], route: Sequence[Stop], loaded: Iterable[int]
+) -> list[Event]:
     """Before each visit, loads for this and coming ones are issued, up to the first whose slot
     holds what is needed sooner."""
     occupants = {shape.slot_of(s): s for s in loaded}
     needed_sooner: Counter[int] = Counter()
     events: list[Event] = []
-    ahead = 0
-    for visit in visits:
+    ahead, places = 0, cycle(range(ring_slots(shape.micro_batches)))
+    for number, visit in enumerate(visits):
         while ahead < len(visits) and _free(shape, visits[ahead], occupants, needed_sooner):
             events += _load(shape, visits[ahead].sub_model, occupants)
             needed_sooner[visits[ahead].sub_model] += 1
             ahead += 1
-        events += _compute(visit, shape.micro_batches)
+        coming = visits[number + 1] if number + 1 < len(visits) else None
+        if coming and not route[number + 1].arriving:
+            coming = None
+        for micro_batch in range(shape.micro_batches):
+            if coming:
+                events.append(_values_in(coming, micro_batch, next(places)))
+            events += _compute(visit, micro_batch)
+            if route[number].leaving:
+                events.append(_values_out(visit, micro_batch))
+        if visit.kind is not _Kind.FORWARD:
+            events.append(GradientOut(visit.sub_model))
         needed_sooner[visit.sub_model] -= 1
     return events
 
@@ -184,13 +260,20 @@ def _load(shape: Shape, sub_model: int, occupants: dict[int, int]) -> list[Event
     return [load] if occupant is None else [Drop(occupant, slot), load]
 
 
-def _compute(visit: _Visit, micro_batches: int) -> list[Event]:
-    s, events = visit.sub_model, list[Event]()
-    for c in range(micro_batches):
-        if visit.kind in (_Kind.FORWARD, _Kind.TURN):
-            events.append(Forward(s, c))
-        if visit.kind in (_Kind.BACKWARD, _Kind.TURN):
-            events.append(Backward(s, c))
-    if visit.kind is not _Kind.FORWARD:
-        events.append(GradientOut(s))
-    return events
+def _compute(visit: _Visit, micro_batch: int) -> list[Event]:
+    there, back = Forward(visit.sub_model, micro_batch), Backward(visit.sub_model, micro_batch)
+    match visit.kind:
+        case _Kind.FORWARD:
+            return [there]
+        case _Kind.TURN:
+            return [there, back]
+        case _Kind.BACKWARD:
+            return [back]
+
+
+def _values_in(visit: _Visit, micro_batch: int, place: int) -> ValuesIn:
+    return ValuesIn(visit.sub_model, micro_batch, visit.kind is not _Kind.FORWARD, place)
+
+
+def _values_out(visit: _Visit, micro_batch: int) -> ValuesOut:
+    return ValuesOut(visit.sub_model, micro_batch, visit.kind is not _Kind.FORWARD)

@@ -3,8 +3,19 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from atom.swap.crossing import Item, items, ring_slots, touches
 from atom.swap.device_slots import GRADIENT_SLOTS
-from atom.swap.schedule import Backward, Drop, Event, Forward, GradientOut, Load, Shape
+from atom.swap.schedule import (
+    Backward,
+    Drop,
+    Event,
+    Forward,
+    GradientOut,
+    Load,
+    Shape,
+    ValuesIn,
+    ValuesOut,
+)
 
 
 class ScheduleError(AssertionError):
@@ -18,11 +29,13 @@ def check(
 
     Raises: ScheduleError naming the first event that computes in a slot not loaded, loads into a
     slot in use, drops a resident sub-model or one whose graph is kept, takes a gradient slot that
-    has not been sent off, comes out of order, or is missing.
+    has not been sent off, uses a value that is on the host, sends or brings one that is not there,
+    into a place of the ring that is in use, comes out of order, or is missing.
     """
     zeros = [0] * shape.micro_batches
     occupants = {shape.slot_of(s): s for s in loaded}
-    simulation = _Simulation(shape, training, occupants, [*zeros], [*zeros])
+    values = _Values(shape, training)
+    simulation = _Simulation(shape, training, values, occupants, [*zeros], [*zeros])
     for event in schedule:
         simulation.apply(event)
     expected = shape.sub_models if training else 0
@@ -36,6 +49,7 @@ def check(
 class _Simulation:
     shape: Shape
     training: bool
+    values: "_Values"
     occupants: dict[int, int]
     forwards: list[int]
     """Per micro-batch, sub-models whose forward is done."""
@@ -56,6 +70,10 @@ class _Simulation:
                 self._backward(event)
             case GradientOut():
                 self._gradient_out(event)
+            case ValuesOut():
+                self.values.go_out(event)
+            case ValuesIn():
+                self.values.come_in(event)
 
     def _load(self, event: Load) -> None:
         _require(event.slot == self.shape.slot_of(event.sub_model), event, "it is not its slot")
@@ -76,6 +94,7 @@ class _Simulation:
         self._require_loaded(event, s)
         _require(self.forwards[c] == s, event, "forward out of order")
         self.forwards[c] += 1
+        self.values.used(event)
         if self.training and self.shape.keeps_graph(s):
             alone = s in self.shape.arrangement.kept or all(s != of for of, _ in self.graphs)
             _require(alone, event, "a second graph of it")
@@ -89,6 +108,7 @@ class _Simulation:
         before = range(s + GRADIENT_SLOTS, self.shape.sub_models, GRADIENT_SLOTS)
         _require(self.gradients_out.issuperset(before), event, "its gradient slot is in use")
         self.backwards[c] += 1
+        self.values.used(event)
         self.graphs.discard((s, c))
 
     def _gradient_out(self, event: GradientOut) -> None:
@@ -100,6 +120,56 @@ class _Simulation:
     def _require_loaded(self, event: Event, sub_model: int) -> None:
         loaded = self.occupants.get(self.shape.slot_of(sub_model)) == sub_model
         _require(loaded, event, "it is in no slot")
+
+
+class _Values:
+    """Where the offloaded values are, and whether whoever touches them finds them."""
+
+    def __init__(self, shape: Shape, training: bool) -> None:
+        self._shape, self._training = shape, training
+        self._touched = {
+            item: touched
+            for item in items(shape.crossings, shape.moving)
+            if (touched := self._touches(item))
+        }
+        self._on_device: set[tuple[Item, int]] = set()
+        self._on_host: set[tuple[Item, int]] = set()
+        self._ring: dict[int, tuple[int, int]] = {}
+        """Per place, the visit and micro-batch that it is taken for."""
+
+    def _touches(self, item: Item) -> list[int]:
+        crossing = self._shape.crossings[item.crossing]
+        return touches(crossing, item.gradient, self._shape.sub_models, self._training)
+
+    def used(self, event: Forward | Backward) -> None:
+        visit, c = self._shape.visit(event), event.micro_batch
+        for item, touched in self._touched.items():
+            if visit == touched[0]:
+                self._on_device.add((item, c))
+            elif visit in touched:
+                _require((item, c) in self._on_device, event, "a value of it is on the host")
+        self._ring = {place: of for place, of in self._ring.items() if of != (visit, c)}
+
+    def go_out(self, event: ValuesOut) -> None:
+        stop, c = self._shape.stop(event, self._training), event.micro_batch
+        _require(bool(stop.leaving), event, "nothing leaves here")
+        for item in stop.leaving:
+            _require((item, c) in self._on_device, event, "a value is not on the device")
+            self._on_device.remove((item, c))
+            if item in stop.copied:
+                self._on_host.add((item, c))
+            _require((item, c) in self._on_host, event, "a value would be lost")
+
+    def come_in(self, event: ValuesIn) -> None:
+        stop, c = self._shape.stop(event, self._training), event.micro_batch
+        _require(bool(stop.arriving), event, "nothing arrives here")
+        inside = 0 <= event.place < ring_slots(self._shape.micro_batches)
+        _require(inside and event.place not in self._ring, event, "its place is in use")
+        self._ring[event.place] = (self._shape.visit(event), c)
+        for item in stop.arriving:
+            _require((item, c) in self._on_host, event, "a value is not on the host")
+            _require((item, c) not in self._on_device, event, "a value is on the device")
+            self._on_device.add((item, c))
 
 
 def _require(condition: bool, event: object, complaint: str) -> None:

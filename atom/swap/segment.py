@@ -12,7 +12,7 @@ Four habits make a cut invisible in the bits:
 * Values and gradients cross with their strides: sums are made in the order of memory.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -38,6 +38,12 @@ class MicroBatch:
     computed: "dict[int, Computed]" = field(default_factory=dict)
     """Per sub-model: its graph, if it waits for the backward instead of being recomputed."""
     loss: Tensor | None = None
+
+    def clear(self) -> None:
+        """Forgets what is on the device."""
+        self.values.clear()
+        self.gradients.clear()
+        self.computed.clear()
 
 
 @dataclass(frozen=True)
@@ -68,11 +74,12 @@ def for_backward(computed: Computed) -> Computed:
     return replace(computed, outputs=outputs)
 
 
-def outliving(value: Tensor, weights: Tensor) -> Tensor:
-    """The value, in memory of its own if it is a view of `weights`: the slot they are in will hold
-    another sub-model's. Strides stay (kernels are chosen by them), expanded dimensions too.
+def outliving(value: Tensor, borrowed: Set[int]) -> Tensor:
+    """The value, in memory of its own if it is a view of memory that starts at one of the
+    addresses `borrowed`: that will soon hold something else. Strides stay (kernels are chosen by
+    them), expanded dimensions too.
     """
-    if value.untyped_storage().data_ptr() != weights.untyped_storage().data_ptr():
+    if value.untyped_storage().data_ptr() not in borrowed:
         return value
     once = value[tuple(slice(1 if stride == 0 else None) for stride in value.stride())]
     copy = torch.empty_strided(once.shape, once.stride(), dtype=value.dtype, device=value.device)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from atom.swap.schedule import Backward
+from atom.swap.schedule import Backward, GradientOut, Load, ValuesIn, ValuesOut
 from atom.swap.timeline import Span, Timeline
 
 NEGLIGIBLE_S = 1e-9
@@ -20,6 +20,7 @@ class Reason(Enum):
     LINK = "loads follow each other without a pause, and take longer than computing"
     SLOT = "the link was idle before this load: its slot was in use too long"
     GRADIENTS = "gradients had not left their slot yet"
+    VALUES = "values between sub-models were on their way, to the host or back"
     HOST = "the host was busy with something else"
 
 
@@ -59,7 +60,8 @@ def seconds_by_reason(timeline: Timeline) -> dict[Reason, float]:
 
 
 def _explain(span: Span, free_s: float, loads: list[Span], outs: list[Span]) -> Iterator[Stall]:
-    """Cuts the gap [free_s, span.start_s] at the end of the load, then of the gradients."""
+    """Cuts the gap [free_s, span.start_s] at the end of the load, then of the gradients, then of
+    values."""
     at, end = free_s, span.start_s
     for reason, until in _causes(span, free_s, loads, outs):
         until = min(until, end)
@@ -77,12 +79,17 @@ def _causes(
     own = [
         position
         for position, load in enumerate(loads)
-        if load.sub_model == span.sub_model and free_s < load.end_s <= span.start_s
+        if isinstance(load.event, Load)
+        and load.sub_model == span.sub_model
+        and free_s < load.end_s <= span.start_s
     ]
     if own:
         yield _why_late(loads, own[-1]), loads[own[-1]].end_s
     if isinstance(span.event, Backward) and span.micro_batch == 0:
-        yield Reason.GRADIENTS, max((o.end_s for o in outs if o.end_s <= span.start_s), default=0.0)
+        sums = [o for o in outs if isinstance(o.event, GradientOut)]
+        yield Reason.GRADIENTS, max((o.end_s for o in sums if o.end_s <= span.start_s), default=0.0)
+    values = [v for v in (*loads, *outs) if isinstance(v.event, ValuesIn | ValuesOut)]
+    yield Reason.VALUES, max((v.end_s for v in values if v.end_s <= span.start_s), default=0.0)
 
 
 def _why_late(loads: list[Span], position: int) -> Reason:

@@ -8,6 +8,9 @@ Why each ordering holds:
   event is recorded by the loader's thread, so the engine first waits for that thread's job.
 * A gradient leaves after `ready[slot]`, recorded on the compute stream; the host thread that adds
   it waits for the copy, and the engine waits for that thread before it writes the slot again.
+* A value leaves after `left[key]`, recorded on the compute stream. Its memory is given up after the
+  compute stream was made to wait for `gone[key]`, so whoever is given it next comes after the copy.
+  A value comes back as a load does: behind everything computed before, the wait included.
 * Computing follows whatever its caller had begun on a stream of its own (constants, batches): the
   compute stream does not wait for the default stream by itself.
 
@@ -62,6 +65,8 @@ class CudaDevice:
         self._loaded: dict[int, torch.cuda.Event] = {}
         self._ready: dict[int, torch.cuda.Event] = {}
         self._copied: dict[int, torch.cuda.Event] = {}
+        self._left: dict[int, torch.cuda.Event] = {}
+        self._gone: dict[int, torch.cuda.Event] = {}
         self._staging: dict[int, torch.Tensor] = {}
         self._loads = Lane("atom-load")
         self._gradients = Lane("atom-gradients-out")
@@ -184,6 +189,21 @@ class CudaDevice:
 
     def wait_gradients_out(self, gradient_slot: int) -> None:
         self._gradients.wait(gradient_slot)
+
+    def values_out(self, key: int, copies: Sequence[Copy], report: Report | None = None) -> None:
+        if report is not None:
+            self._times.begin(self._compute)
+        left, gone = _event(self._left, key), _event(self._gone, key)
+        left.record(self._compute)
+        with torch.no_grad(), torch.cuda.stream(self._out):
+            self._out.wait_event(left)
+            with self._times.around(self._out, report):
+                for copy in copies:
+                    copy.destination.copy_(copy.source, non_blocking=True)
+            gone.record(self._out)
+
+    def wait_values_out(self, key: int) -> None:
+        self._compute.wait_event(self._gone[key])
 
     def drain(self) -> None:
         failures: list[Exception] = []

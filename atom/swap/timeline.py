@@ -7,15 +7,19 @@ the engine and its devices:
 * a load: everything computed before it was issued (its slot may have been in use till then);
 * computing: the load of that sub-model; and for its first backward the gradient slot, whose last
   sums must have reached the host (all slots, where a tied parameter's sum is carried on);
-* a gradient-out: the backward before it.
+* a gradient-out: the backward before it;
+* values that leave, or come back: everything computed before. As a third leaves, computing waits
+  until the first is out; a visit waits for what comes back for it.
 
 A prediction leaves out what the host does between events, and that the lanes share memory.
 """
 
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from atom.swap.crossing import OUTGOING, Item, item_bytes
 from atom.swap.device_slots import GRADIENT_SLOTS
 from atom.swap.schedule import (
     Backward,
@@ -27,6 +31,8 @@ from atom.swap.schedule import (
     Observed,
     OptimizerStep,
     Shape,
+    ValuesIn,
+    ValuesOut,
 )
 
 Lane = Literal["load", "compute", "gradients", "optimizer"]
@@ -48,6 +54,10 @@ class Durations:
     """For the sum over all micro-batches, until it is added to the host's."""
     carrying: frozenset[int] = frozenset()
     """Sub-models that continue the sum of a parameter tied to later ones."""
+    value_in_s: float = 0.0
+    """Per byte of a value that comes back from the host."""
+    value_out_s: float = 0.0
+    """Per byte of one that leaves."""
 
     def __post_init__(self) -> None:
         columns = (self.load_s, self.forward_s, self.backward_s, self.gradient_out_s)
@@ -68,9 +78,9 @@ class Span:
     @property
     def lane(self) -> Lane:
         match self.event:
-            case Load() | Drop():
+            case Load() | Drop() | ValuesIn():
                 return "load"
-            case GradientOut():
+            case GradientOut() | ValuesOut():
                 return "gradients"
             case OptimizerStep():
                 return "optimizer"
@@ -83,7 +93,8 @@ class Span:
     @property
     def micro_batch(self) -> int | None:
         """None for what is done once for all micro-batches."""
-        return self.event.micro_batch if isinstance(self.event, Forward | Backward) else None
+        both = Forward | Backward | ValuesIn | ValuesOut
+        return self.event.micro_batch if isinstance(self.event, both) else None
 
     @property
     def seconds(self) -> float:
@@ -143,7 +154,9 @@ def simulate(schedule: Iterable[Event], shape: Shape, durations: Durations) -> T
     """
     if len(durations.load_s) != shape.sub_models:
         raise ValueError(f"durations of {len(durations.load_s)} sub-models for {shape}")
-    lanes = _Lanes(shape, durations)
+    schedule = list(schedule)
+    training = any(isinstance(event, Backward) for event in schedule)
+    lanes = _Lanes(shape, durations, training)
     spans = [span for event in schedule if (span := lanes.take(event)) is not None]
     return Timeline(tuple(sorted(spans, key=lambda span: (span.start_s, span.end_s))))
 
@@ -154,11 +167,16 @@ class _Lanes:
 
     shape: Shape
     durations: Durations
+    training: bool
     link_in_s: float = 0.0
     device_s: float = 0.0
     link_out_s: float = 0.0
     loaded_s: dict[int, float] = field(default_factory=dict)
     gradient_slots_s: list[float] = field(default_factory=lambda: [0.0] * GRADIENT_SLOTS)
+    outgoing_s: deque[float] = field(default_factory=deque)
+    left_s: dict[tuple[Item, int], float] = field(default_factory=dict)
+    back_s: dict[tuple[int, int], float] = field(default_factory=dict)
+    """Per visit and micro-batch, when what it needs from the host is there."""
 
     def take(self, event: Event) -> Span | None:
         match event:
@@ -168,6 +186,10 @@ class _Lanes:
                 span = self._compute(event)
             case GradientOut():
                 span = self._gradient_out(event)
+            case ValuesOut():
+                return self._values_out(event)
+            case ValuesIn():
+                span = self._values_in(event)
             case Drop():
                 return None
         return span
@@ -181,6 +203,9 @@ class _Lanes:
     def _compute(self, event: Forward | Backward) -> Span:
         s = event.sub_model
         start = max(self.device_s, self.loaded_s.get(s, 0.0))
+        if self.back_s:
+            back = (self.shape.visit(event), event.micro_batch)
+            start = max(start, self.back_s.pop(back, 0.0))
         seconds = self.durations.forward_s[s]
         if isinstance(event, Backward):
             again = 0.0 if self.shape.keeps_graph(s) else seconds
@@ -200,3 +225,27 @@ class _Lanes:
         self.link_out_s = start + self.durations.gradient_out_s[event.sub_model]
         self.gradient_slots_s[event.sub_model % GRADIENT_SLOTS] = self.link_out_s
         return Span(event, start, self.link_out_s)
+
+    def _values_out(self, event: ValuesOut) -> Span | None:
+        leaving = self.shape.stop(event, self.training).copied
+        if not leaving:  # the host holds them already
+            return None
+        if len(self.outgoing_s) == OUTGOING:
+            self.device_s = max(self.device_s, self.outgoing_s.popleft())
+        start = max(self.link_out_s, self.device_s)
+        self.link_out_s = start + self._bytes(leaving) * self.durations.value_out_s
+        self.outgoing_s.append(self.link_out_s)
+        self.left_s.update({(item, event.micro_batch): self.link_out_s for item in leaving})
+        return Span(event, start, self.link_out_s)
+
+    def _values_in(self, event: ValuesIn) -> Span:
+        arriving = self.shape.stop(event, self.training).arriving
+        left = max(self.left_s.get((item, event.micro_batch), 0.0) for item in arriving)
+        self.device_s = max(self.device_s, left)
+        start = max(self.link_in_s, self.device_s)
+        self.link_in_s = start + self._bytes(arriving) * self.durations.value_in_s
+        self.back_s[self.shape.visit(event), event.micro_batch] = self.link_in_s
+        return Span(event, start, self.link_in_s)
+
+    def _bytes(self, items: Iterable[Item]) -> int:
+        return sum(item_bytes(self.shape.crossings, item) for item in items)

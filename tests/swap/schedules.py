@@ -3,6 +3,7 @@
 from hypothesis import strategies as st
 
 from atom.swap.arrangement import Arrangement
+from atom.swap.crossing import Crossing
 from atom.swap.schedule import Shape
 
 
@@ -11,8 +12,27 @@ def shapes(draw: st.DrawFn, most_sub_models: int = 12) -> Shape:
     sub_models = draw(st.integers(1, most_sub_models))
     resident = draw(st.frozensets(st.integers(0, sub_models - 1)))
     kept = frozenset(s for s in resident if draw(st.booleans()))
-    arrangement = Arrangement(draw(st.integers(2, 6)), resident, kept)
-    return Shape(sub_models, draw(st.integers(1, 5)), arrangement)
+    offloaded = draw(st.frozensets(st.integers(0, sub_models - 1)))
+    arrangement = Arrangement(draw(st.integers(2, 6)), resident, kept, offloaded, 2)
+    return Shape(sub_models, draw(st.integers(1, 5)), arrangement, draw(crossings(sub_models)))
+
+
+@st.composite
+def crossings(draw: st.DrawFn, sub_models: int) -> tuple[Crossing, ...]:
+    """What each hands to the next, and skips."""
+    sizes = st.integers(0, 9)
+    plain = [Crossing(s, (s + 1,), draw(sizes), draw(sizes)) for s in range(sub_models - 1)]
+    makers = draw(st.lists(st.integers(0, max(0, sub_models - 2)), max_size=3))
+    skips = (
+        [
+            Crossing(s, tuple(sorted(users)), draw(sizes), draw(sizes))
+            for s in makers
+            if (users := draw(st.sets(st.integers(s + 1, sub_models - 1), max_size=3)))
+        ]
+        if sub_models > 1
+        else []
+    )
+    return (*plain, *skips)
 
 
 @st.composite

@@ -1,3 +1,4 @@
+import dataclasses
 from collections.abc import Sequence
 
 import pytest
@@ -6,6 +7,16 @@ from hypothesis import strategies as st
 from schedules import shapes, shapes_with_loaded
 
 from atom.swap.arrangement import Arrangement
+from atom.swap.crossing import (
+    Crossing,
+    Item,
+    held_bytes,
+    item_bytes,
+    items,
+    ring_slot_bytes,
+    ring_slots,
+    touches,
+)
 from atom.swap.schedule import (
     Backward,
     Drop,
@@ -14,6 +25,8 @@ from atom.swap.schedule import (
     GradientOut,
     Load,
     Shape,
+    ValuesIn,
+    ValuesOut,
     evaluation_pass,
     training_pass,
 )
@@ -43,7 +56,7 @@ def test_traffic_does_not_depend_on_the_micro_batches(
     case: tuple[Shape, frozenset[int]], micro_batches: int
 ) -> None:
     shape, loaded = case
-    other = Shape(shape.sub_models, micro_batches, shape.arrangement)
+    other = Shape(shape.sub_models, micro_batches, shape.arrangement, shape.crossings)
     loads, others = (
         [event for event in training_pass(one, loaded) if isinstance(event, Load)]
         for one in (shape, other)
@@ -185,6 +198,105 @@ def test_the_check_finds_damage_to_residents(damage, complaint) -> None:  # type
     damage(events)
     with pytest.raises(ScheduleError, match=complaint):
         check(events, RESIDENTS)
+
+
+OFFLOADED = Shape(
+    6,
+    2,
+    Arrangement(2, offloaded=frozenset(range(6)), least_offloaded_bytes=0),
+    (*(Crossing(s, (s + 1,), 8, 8) for s in range(5)), Crossing(0, (1, 5), 8, 8)),
+)
+
+
+def test_values_leave_behind_their_last_user_and_come_back_a_visit_ahead() -> None:
+    events = [e for e in training_pass(OFFLOADED) if not isinstance(e, Load | Drop | GradientOut)]
+    there = [(e.sub_model, e.micro_batch) for e in events if isinstance(e, ValuesOut)]
+    assert there == [
+        (1, 0), (1, 1),  # what 0 made for 1, and for 5
+        (2, 0), (2, 1), (3, 0), (3, 1),
+        (5, 0), (5, 1),  # the skip, its gradient
+    ]  # fmt: skip
+    for event in events:
+        if isinstance(event, ValuesIn):
+            visit, c = OFFLOADED.visit(event), event.micro_batch
+            following = events[events.index(event) + 1]
+            assert isinstance(following, Forward | Backward)
+            assert (OFFLOADED.visit(following), following.micro_batch) == (visit - 1, c)
+
+
+@pytest.mark.parametrize(
+    ("damage", "complaint"),
+    [
+        (lambda events: events.remove(first(events, ValuesOut)), "not on the host"),
+        (lambda events: events.remove(first(events, ValuesIn)), "a value of it is on the host"),
+        (lambda events: events.insert(6, ValuesOut(0, 0, False)), "nothing leaves"),
+        (lambda events: events.insert(6, ValuesIn(1, 0, False, 0)), "nothing arrives"),
+        (
+            lambda events: move_behind(events, first(events, ValuesOut), Forward(4, 0)),
+            "on the host",
+        ),
+        (lambda events: events.insert(2, first(events, ValuesOut)), "not on the device"),
+        (lambda events: again(events, first(events, ValuesIn), 1), "on the device"),
+        (lambda events: again(events, first(events, ValuesIn), 0), "place is in use"),
+        (lambda events: again(events, first(events, ValuesIn), 3), "place is in use"),
+        (lambda events: again(events, first(events, ValuesOut), None), "not on the device"),
+    ],
+)
+def test_the_check_finds_damage_to_values(damage, complaint) -> None:  # type: ignore[no-untyped-def]
+    events = training_pass(OFFLOADED)
+    check(events, OFFLOADED)
+    damage(events)
+    with pytest.raises(ScheduleError, match=complaint):
+        check(events, OFFLOADED)
+
+
+def first(events: Sequence[Event], kind: type) -> Event:
+    return next(event for event in events if isinstance(event, kind))
+
+
+def again(events: list[Event], event: Event, place: int | None) -> None:
+    """The same once more, into another place of the ring."""
+    other = event if place is None else dataclasses.replace(event, place=place)
+    events.insert(events.index(event) + 1, other)
+
+
+@given(shapes())
+def test_what_lies_on_the_device_is_never_more_than_reckoned(shape: Shape) -> None:
+    """Counted event by event: an offloaded value is there until it is out, one that comes back
+    from when it is asked for; in the ring it takes its place, whole."""
+    reckoned = held_bytes(shape.crossings, shape.moving, shape.sub_models, shape.micro_batches)
+    slack = sum(c.value_bytes + c.gradient_bytes for c in shape.crossings)  # of the one at work
+    assert most_held(training_pass(shape), shape) <= reckoned + slack
+
+
+def most_held(events: Sequence[Event], shape: Shape) -> int:
+    ring = ring_slots(shape.micro_batches) * ring_slot_bytes(shape.crossings, shape.training_stops)
+    held: dict[tuple[Item, int], int] = {}
+    leaving: list[int] = []
+    most = 0
+    every = items(shape.crossings, frozenset(range(len(shape.crossings))))
+    touched = {
+        item: touches(shape.crossings[item.crossing], item.gradient, shape.sub_models, True)
+        for item in every
+    }
+    for event in events:
+        if isinstance(event, Forward | Backward):
+            c, visit, stop = event.micro_batch, shape.visit(event), shape.stop(event, True)
+            for item, when in touched.items():
+                if visit in when and (item not in stop.arriving or item in stop.staying):
+                    held[item, c] = item_bytes(shape.crossings, item)
+            most = max(most, sum(held.values()) + sum(leaving))
+            turning = visit == shape.sub_models - 1 and isinstance(event, Forward)
+            for item, when in touched.items():
+                if visit == when[-1] and not turning:
+                    held.pop((item, c), None)
+        if isinstance(event, ValuesOut):
+            stop = shape.stop(event, True)
+            for item in stop.leaving:
+                held.pop((item, event.micro_batch), None)
+            leaving = [*leaving, sum(item_bytes(shape.crossings, i) for i in stop.copied)][-2:]
+            most = max(most, sum(held.values()) + sum(leaving))
+    return most + ring
 
 
 def replace(events: list[Event], old: Event, new: Event) -> None:

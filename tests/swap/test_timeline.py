@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from schedules import shapes_with_loaded
 
 from atom.swap.arrangement import Arrangement
+from atom.swap.crossing import OUTGOING, Crossing, Item
 from atom.swap.device_slots import GRADIENT_SLOTS
 from atom.swap.schedule import (
     Backward,
@@ -17,6 +18,8 @@ from atom.swap.schedule import (
     GradientOut,
     Load,
     Shape,
+    ValuesIn,
+    ValuesOut,
     evaluation_pass,
     training_pass,
 )
@@ -93,6 +96,28 @@ def test_a_tied_parameter_waits_for_every_gradient_slot() -> None:
     assert (Backward(0, 0), 209, 212) in times(timeline)
 
 
+def test_offloaded_values_by_hand() -> None:
+    """Four bytes between neighbours, everything resident."""
+    crossings = tuple(Crossing(s, (s + 1,), 4, 4) for s in range(5))
+    every = frozenset(range(6))
+    shape = Shape(6, 1, Arrangement(2, every, offloaded=every, least_offloaded_bytes=0), crossings)
+    columns = (0.0,) * 6, (2.0,) * 6, (4.0,) * 6, (1.0,) * 6
+    quick = Durations(*columns, value_in_s=1.0, value_out_s=0.5)
+    timeline = simulate(training_pass(shape, every), shape, quick)
+    staying = Shape(6, 1, Arrangement(2, every))
+    expected = simulate(training_pass(staying, every), staying, quick)
+    assert timeline.seconds == expected.seconds, "all of it behind computing"
+    assert timeline.busy_s("load") == 3 * 4, "what 0, 1 and 2 made"
+    assert timeline.busy_s("gradients") == 6 + 3 * 4 * 0.5
+    slow = Durations(*columns, value_in_s=1.0, value_out_s=2.5)
+    late = simulate(training_pass(shape, every), shape, slow)
+    out = [span for span in late.spans if isinstance(span.event, ValuesOut)]
+    assert (out[0].start_s, out[0].end_s) == (4, 14)
+    assert (out[1].start_s, out[1].end_s) == (14, 24)
+    assert out[2].start_s == 24
+    assert (Forward(4, 0), 14, 16) in times(late), "the third left when the first was out"
+
+
 def test_an_evaluation_has_no_backward() -> None:
     shape = Shape(3, 2)
     timeline = simulate(evaluation_pass(shape), shape, alike(3, 1, 2, 5, 5))
@@ -137,15 +162,28 @@ def durations_for(draw: st.DrawFn, sub_models: int) -> Durations:
     seconds = st.integers(0, 20).map(float)
     column = st.lists(seconds, min_size=sub_models, max_size=sub_models).map(tuple)
     carrying = draw(st.frozensets(st.integers(0, sub_models - 1)))
-    return Durations(*(draw(column) for _ in range(4)), carrying)
+    values = (draw(st.integers(0, 3).map(float)) for _ in range(2))
+    return Durations(*(draw(column) for _ in range(4)), carrying, *values)
+
+
+def takes_time(event: Event, shape: Shape) -> bool:
+    """Not to drop, nor to forget a value that the host holds already."""
+    if isinstance(event, ValuesOut):
+        return bool(shape.stop(event, training=True).copied)
+    return not isinstance(event, Drop)
 
 
 @given(passes())
 def test_a_lane_does_one_thing_after_the_other(case: tuple[list[Event], Shape, Durations]) -> None:
     schedule, shape, durations = case
     timeline = simulate(schedule, shape, durations)
-    assert len(timeline.spans) == sum(not isinstance(event, Drop) for event in schedule)
-    by_lane = {"load": (Load,), "compute": (Forward, Backward), "gradients": (GradientOut,)}
+    schedule = [event for event in schedule if takes_time(event, shape)]
+    assert len(timeline.spans) == len(schedule)
+    by_lane = {
+        "load": (Load, ValuesIn),
+        "compute": (Forward, Backward),
+        "gradients": (GradientOut, ValuesOut),
+    }
     for lane, kinds in by_lane.items():
         spans = timeline.lane(lane)
         for before, after in pairwise(spans):
@@ -161,15 +199,21 @@ def test_nothing_begins_before_what_it_needs_nor_later(
     spans = {id(span.event): span for span in simulate(schedule, shape, durations).spans}
     lane_end = {"load": 0.0, "compute": 0.0, "gradients": 0.0}
     loaded, sent = dict[int, float](), dict[int, float]()
+    back, left, waited = dict[tuple[int, int], float](), list[float](), 0.0
     for event in schedule:
-        if isinstance(event, Drop):
+        if not takes_time(event, shape):
             continue
         span, s = spans[id(event)], event.sub_model
-        needs = [lane_end[span.lane]]
-        if isinstance(event, Load | GradientOut):
-            needs.append(lane_end["compute"])
+        needs = [lane_end[span.lane], waited]
+        if isinstance(event, ValuesOut) and len(left) >= OUTGOING:
+            waited = max(waited, left[-OUTGOING])
+        if isinstance(event, ValuesIn):
+            waited = max([waited, *left_before(event, spans, shape)])
+        if isinstance(event, Load | GradientOut | ValuesIn | ValuesOut):
+            needs += [lane_end["compute"], waited]
         else:
             needs.append(loaded.get(s, 0.0))
+            needs.append(back.get((shape.visit(event), event.micro_batch), 0.0))
         if isinstance(event, Backward) and event.micro_batch == 0:
             slots = [t for t in sent if s in durations.carrying or (t - s) % GRADIENT_SLOTS == 0]
             needs += [sent[t] for t in slots]
@@ -179,6 +223,23 @@ def test_nothing_begins_before_what_it_needs_nor_later(
             loaded[s] = span.end_s
         if isinstance(event, GradientOut):
             sent[s] = span.end_s
+        if isinstance(event, ValuesOut):
+            left.append(span.end_s)
+        if isinstance(event, ValuesIn):
+            back[shape.visit(event), event.micro_batch] = span.end_s
+
+
+def left_before(event: ValuesIn, spans: dict[int, Span], shape: Shape) -> list[float]:
+    """When each of the values that come back was last out."""
+    last: dict[Item, float] = {}
+    for span in spans.values():
+        out = span.event
+        if not isinstance(out, ValuesOut) or out.micro_batch != event.micro_batch:
+            continue
+        if shape.visit(out) < shape.visit(event):
+            for item in shape.stop(out, training=True).copied:
+                last[item] = max(last.get(item, 0.0), span.end_s)
+    return [last[item] for item in shape.stop(event, training=True).arriving]
 
 
 @given(passes(), st.data())
@@ -198,6 +259,8 @@ def test_more_work_never_makes_a_pass_shorter(
             )
         ),
         durations.carrying | more.carrying,
+        durations.value_in_s + more.value_in_s,
+        durations.value_out_s + more.value_out_s,
     )
     before = simulate(schedule, shape, durations)
     after = {id(span.event): span for span in simulate(schedule, shape, longer).spans}
@@ -243,7 +306,12 @@ def test_a_recording_begins_with_its_first_span() -> None:
 
 
 def test_a_span_knows_its_lane() -> None:
-    events = (Load(1, 0), Forward(1, 0), Backward(1, 0), GradientOut(1))
+    events = (
+        Load(1, 0), Forward(1, 0), Backward(1, 0), GradientOut(1),
+        ValuesIn(1, 0, True, 0), ValuesOut(1, 0, True),
+    )  # fmt: skip
     spans = [Span(event, 0.0, 1.0) for event in events]
-    assert [span.lane for span in spans] == ["load", "compute", "compute", "gradients"]
+    assert [span.lane for span in spans] == [
+        "load", "compute", "compute", "gradients", "load", "gradients"
+    ]  # fmt: skip
     assert {span.sub_model for span in spans} == {1}

@@ -93,7 +93,14 @@ class _Observer(fx.Interpreter):
             if _is_tensor(tensor):
                 self._maker.setdefault(_storage(tensor), node)
         if _is_tensor(result):
-            self.effects.specs[node] = ValueSpec(tuple(result.shape), result.dtype)
+            maker = self._maker[_storage(result)]
+            made = maker.op != "placeholder"
+            self.effects.specs[node] = ValueSpec(
+                tuple(result.shape),
+                result.dtype,
+                memory=maker.name if made else "",
+                memory_bytes=result.untyped_storage().nbytes() if made else 0,
+            )
 
     def _changed(self, tensor: torch.Tensor, node: fx.Node) -> None:
         storage = _storage(tensor)

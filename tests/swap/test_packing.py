@@ -1,0 +1,71 @@
+"""What is packed looks the same when it is taken out elsewhere."""
+
+import random
+
+import pytest
+import torch
+from torch import Tensor
+
+from atom.swap.packing import pack
+
+
+def looks_like(one: Tensor, other: Tensor) -> bool:
+    same = one.dtype == other.dtype and one.shape == other.shape
+    return same and one.stride() == other.stride() and torch.equal(one, other)
+
+
+def moved(tensors: dict[str, Tensor], most_bytes: int, start: int = 512) -> dict[str, Tensor]:
+    package = pack(tensors, most_bytes)
+    assert package is not None
+    memory = torch.full((start + package.size_bytes + 512,), 255, dtype=torch.uint8)
+    for offset, piece in package.pieces:
+        memory[start + offset : start + offset + piece.numel()] = piece
+    place = memory[start : start + package.size_bytes]
+    return {name: look.of(place) for name, look in package.looks.items()}
+
+
+def random_view(pick: random.Random) -> Tensor:
+    dtype = pick.choice((torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64))
+    base = torch.randint(2, (4, 6, 8)).to(dtype)
+    for _ in range(pick.randint(0, 3)):
+        match pick.randint(0, 3):
+            case 0:
+                base = base.transpose(0, -1)
+            case 1:
+                base = base[..., pick.randint(0, 1) :]
+            case 2:
+                base = base[:1].expand(3, *base.shape[1:])
+            case 3:
+                base = base.unsqueeze(0)
+    return base
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_bits_and_strides_are_kept(seed: int) -> None:
+    torch.manual_seed(seed)
+    pick = random.Random(seed)
+    tensors = {str(n): random_view(pick) for n in range(3)}
+    for most_bytes in (1 << 20, sum(-(-t.nbytes // 512) * 512 for t in tensors.values())):
+        found = moved(tensors, most_bytes)
+        assert all(looks_like(found[name], tensor) for name, tensor in tensors.items())
+
+
+def test_shared_memory_is_moved_once_and_shared_again() -> None:
+    base = torch.randn(6, 9)
+    parts = dict(zip("abc", base.chunk(3, dim=1), strict=True))
+    found = moved(parts, base.nbytes)
+    addresses = {part.untyped_storage().data_ptr() for part in found.values()}
+    assert len(addresses) == 1
+    assert pack(parts, base.nbytes).size_bytes == 512
+
+
+def test_a_small_view_leaves_its_large_base_behind() -> None:
+    base = torch.randn(1000, 1000)
+    package = pack({"corner": base[:4, :4]}, 64)
+    assert package is not None
+    assert sum(piece.numel() for _, piece in package.pieces) == 64
+
+
+def test_what_is_larger_than_foreseen_is_not_packed() -> None:
+    assert pack({"one": torch.zeros(1000)}, 64) is None
+    assert pack({}, 0) is not None
