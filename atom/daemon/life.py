@@ -89,8 +89,9 @@ class Life:
         parts.donors.close()
         if self._loop is not None:
             self._loop.close()
-            parts.hands.close()
         parts.worker.close()
+        if self._loop is not None:
+            parts.hands.close()
         parts.control.close()
         parts.lookout.close()
         parts.transport.close()

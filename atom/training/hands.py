@@ -2,12 +2,17 @@
 
 Work on the model's memory is handed to the worker's thread, transfers to threads of their own;
 each outcome comes back to the loop as an event.
+
+A step only begins on the worker's thread: then the passes of the next round go on under it. What
+follows its end, the state's digest first, is done in the background. Nothing of it changes the
+state, and the worker waits for it before it changes the state or the journal again.
 """
 
 import math
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +28,7 @@ from atom.swap.voided import PassVoided
 from atom.swarm.arenas import state_digest
 from atom.swarm.chain import Ballot, Commit, Contribution, Head
 from atom.swarm.transport import PeerTransport
+from atom.training.aftermath import Aftermath
 from atom.training.catch_up import CatchUpFailed, Replay
 from atom.training.exchange import Exchange, RingStyle
 from atom.training.journal import Journal
@@ -33,7 +39,8 @@ from atom.training.round.vocabulary import CaughtUp, Event, Fetched, FetchFailed
 from atom.training.samples import Deck
 from atom.training.shelf import Shelf
 from atom.training.snapshot import prune_snapshots, tidy_snapshots, write_snapshot
-from atom.training.void_passes import VoidPasses, worth_saying
+from atom.training.tally import Tally
+from atom.training.void_passes import worth_saying
 from atom.training.worker import Worker
 
 ROUND = "round"
@@ -51,20 +58,6 @@ class Schedule:
     micro_batch: int
     sequence_tokens: int
     last_round: int | None = None
-
-
-@dataclass
-class Tally:
-    """What this process had a part in; read from other threads, written by the worker's."""
-
-    rounds_joined: int = 0
-    sequences_committed: int = 0
-    sequences_dropped: int = 0
-    """Counted here, but not in the round that was committed: it had closed without them."""
-    loss: float | None = None
-    tokens_per_s: float = 0.0
-    last_commit_at: float | None = None
-    void: VoidPasses = field(default_factory=VoidPasses)
 
 
 @dataclass(frozen=True)
@@ -110,9 +103,11 @@ class ReplicaHands:
         self._post: Callable[[Event], None]
         self._on_change: Callable[[], None]
         self._closing = threading.Event()
+        self._aftermath = Aftermath(lambda: self._worker.submit(self._aftermath.wait))
         self.tally = Tally()
         self.after_step: Callable[[], None] = lambda: None
-        """Called on the worker's thread after each step: the daemon's chance to hold it."""
+        """Called on the worker's thread when a step has begun and nothing is counted for the next
+        round: the daemon's chance to hold it."""
 
     def bind(self, post: Callable[[Event], None], on_change: Callable[[], None]) -> None:
         """Where outcomes go; before the loop starts."""
@@ -128,8 +123,10 @@ class ReplicaHands:
         )
 
     def close(self) -> None:
+        """After the worker: what it began is seen to its end."""
         self._closing.set()
         self._exchange.close()
+        self._aftermath.rest()
 
     # ---- messages and views
 
@@ -227,10 +224,11 @@ class ReplicaHands:
 
     def offer_result(self, digest: bytes) -> None:
         """Puts it on disk, from where it is served. On the worker's thread, like the step that
-        would give the result's memory to the next round's."""
+        would give the result's memory to the next round's, and after a snapshot that tidies up."""
         self._worker.submit(lambda: self._offer(digest))
 
     def _offer(self, digest: bytes) -> None:
+        self._aftermath.wait()
         if self._results.save_if_held(digest):
             self._shelf.announce_results()
 
@@ -241,26 +239,40 @@ class ReplicaHands:
         self._worker.submit(lambda: self._step(commit, head))
 
     def _step(self, commit: Commit, head: Head) -> None:
+        """Begins the step and the next round. The machine hears of the step from `_settle`: until
+        then it asks for nothing that would have to wait."""
+        self._aftermath.wait()  # a snapshot of the state before may still be on its way to disk
         value = commit.value
-        counted = self._replica.sequences
         result = self._results.get(value.result_digest)
         assert result is not None, "only held results are applied"
         self._results.save(value.result_digest)
         self._shelf.announce_results()
         self._journal.append(commit)
-        self._replica.apply(result, value.gradient_norm, value.round)
+        self._replica.begin_step(result, value.gradient_norm, value.round)
+        counted, tokens = self._replica.sequences, self._schedule.sequence_tokens
+        self.tally.account(value, self._transport.peer_id, counted, tokens, self._clock.now())
         if self._style.feedback is not None:
             self._style.feedback.committed(value.result_digest)
-        digest = self._start_round(head)
+        self._start_round(head)
+        if value.round != self._schedule.last_round:
+            self._worker.release(ROUND)  # before anybody can hear of the step, and freeze us again
+        closing: Future[dict[str, Any]] = Future()
+        self._aftermath.start(lambda: self._settle(commit, head, closing))
+        self._close_round(value.round, closing)
+        self.after_step()
+
+    def _settle(self, commit: Commit, head: Head, closing: "Future[dict[str, Any]]") -> None:
+        """In the background: the end of the step, the digest, and who is to know of it."""
+        self._replica.finish_step()
         # Before anybody hears of the step: what is held from now on belongs to the next round.
         self._results.release()
+        digest = self._state_digest()
         self._post(Stepped(head.digest, digest))
-        self._account(commit, digest, counted)
+        self._tell(commit, head, digest, closing.result())
         self._shelf.announce_chain()
-        due = value.round % self._schedule.snapshot_rounds == 0
-        if due or value.round == self._schedule.last_round:
+        due = head.round % self._schedule.snapshot_rounds == 0
+        if due or head.round == self._schedule.last_round:
             self.snapshot(digest)
-        self.after_step()
 
     def begin(self) -> bytes:
         """Rebuilds our last state from disk; its digest, empty if there is none. On the worker's
@@ -268,49 +280,52 @@ class ReplicaHands:
         self._results.tidy()
         tidy_snapshots(self._snapshots)
         self._replay.restore()
-        digest = self._start_round(self._journal.head)
+        self._start_round(self._journal.head)
         if not self._replay.usable:
             return b""
+        digest = self._state_digest()
         self._shelf.announce_chain()
         if not any(self._snapshots.glob("round-*.safetensors")):
             self.snapshot(digest)
         return digest
 
-    def _start_round(self, head: Head) -> bytes:
+    def _start_round(self, head: Head) -> None:
         self._replica.reset_gradients(head.digest)
         self._deck.deal(head)
+
+    def _state_digest(self) -> bytes:
         return state_digest(self._replica.state_arenas())
 
-    def _account(self, commit: Commit, digest: bytes, counted: int) -> None:
-        value, tally, now = commit.value, self.tally, self._clock.now()
-        mine = [c for c in value.contributions if c.peer_id == self._transport.peer_id]
-        averaged = sum(c.sequences for c in mine)
-        tally.rounds_joined += bool(mine)
-        tally.sequences_committed += averaged
-        tally.sequences_dropped += max(counted - averaged, 0)
-        tally.loss = value.loss
-        if tally.last_commit_at is not None:
-            seconds = max(now - tally.last_commit_at, 1e-3)
-            tally.tokens_per_s = value.sequences * self._schedule.sequence_tokens / seconds
-        tally.last_commit_at = now
+    def _tell(self, commit: Commit, head: Head, digest: bytes, closing: Mapping[str, Any]) -> None:
+        value = commit.value
         self._events.emit(
             "round",
             round=value.round,
             loss=round(value.loss, 6),
-            **self._validation(value.round),
+            **closing,
             sequences=value.sequences,
-            tokens_per_s=round(tally.tokens_per_s, 1),
+            tokens_per_s=round(self.tally.tokens_per_s, 1),
             members=[c.peer_id for c in value.contributions],
             contributed=[c.sequences for c in value.contributions],
-            head=self._journal.head.digest.hex(),
+            head=head.digest.hex(),
             digest=digest.hex(),
             reduce_seconds=round(self._exchange.seconds.get(value.result_digest, 0.0), 4),
             gradient_norm=value.gradient_norm,
             voters=[v.peer_id for v in value.voters_next],
             branch=bool(commit.survivors),
-            passes_voided=tally.void.take_round(),
-            utilisation=self._replica.watch.figures(),
         )
+
+    def _close_round(self, round_number: int, outcome: "Future[dict[str, Any]]") -> None:
+        """On the worker's thread, before the next pass: what is to be told of the round that ended
+        and nobody else knows. Validation is with the new weights, as soon as they are stepped."""
+        try:
+            told = self._validation(round_number)
+            told["passes_voided"] = self.tally.void.take_round()
+            told["utilisation"] = self._replica.watch.figures()
+            outcome.set_result(told)
+        except BaseException as failure:
+            outcome.set_exception(failure)
+            raise
 
     def _validation(self, round_number: int) -> dict[str, Any]:
         s = self._schedule
@@ -342,6 +357,7 @@ class ReplicaHands:
         self._worker.submit(lambda: self._catch_up(donors, reason, discard))
 
     def _catch_up(self, donors: Mapping[str, bytes], reason: str, discard: bool) -> None:
+        self._aftermath.wait()
         self._events.emit("catching-up", reason=reason, donors=list(donors))
         before = self._journal.head
         shunned: tuple[str, ...] = ()
@@ -357,12 +373,13 @@ class ReplicaHands:
         elif head != before or discard:
             if self._style.feedback is not None:
                 self._style.feedback.forget()
-            digest = self._start_round(head)
+            self._start_round(head)
+            digest = self._state_digest()
             self._shelf.announce_chain()
             self.snapshot(digest)
             self._events.emit(
                 "caught-up", round=head.round, head=head.digest.hex(), digest=digest.hex()
             )
         else:
-            digest = state_digest(self._replica.state_arenas())
+            digest = self._state_digest()
         self._post(CaughtUp(head, digest, shunned, failed_donors))

@@ -63,7 +63,9 @@ class Hands(Protocol):
     def offer_result(self, digest: bytes) -> None:
         """If we have it; nothing is reported back."""
 
-    def apply(self, commit: Commit, head: Head) -> None: ...
+    def apply(self, commit: Commit, head: Head) -> None:
+        """Counting for `head` goes on by itself as soon as the step has begun."""
+
     def catch_up(self, donors: Mapping[str, bytes], reason: str, discard: bool) -> None:
         """`donors`: peer id → the head its lease shows."""
 

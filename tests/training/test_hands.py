@@ -1,48 +1,28 @@
 """What a round asks of a replica, done on a real worker's thread with a replica of 64 numbers."""
 
 import math
-import queue
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from hands_stage import BALLOT, ELEMENTS, ME, WAIT_S, Stage, kinds
 from torch import Tensor
 
-from atom.base.clock import ManualClock
 from atom.base.errors import PeerRefused
-from atom.base.events import EventList
 from atom.base.reasons import Reason
 from atom.optim.clipping import gradient_norm
 from atom.swap.voided import Cause, PassVoided
-from atom.swarm.arenas import arena_digest, state_digest
-from atom.swarm.blobs import BlobShelf
+from atom.swarm.arenas import state_digest
 from atom.swarm.chain import (
-    VOTE_DOMAIN,
-    Ballot,
-    Commit,
     Contribution,
-    Head,
-    Value,
-    Vote,
-    Voter,
-    genesis,
-    vote_payload,
 )
 from atom.swarm.identity import Identity
-from atom.swarm.local_transport import LocalNetwork, LocalTransport
-from atom.swarm.membership import signed_by
 from atom.training import hands as hands_module
 from atom.training.catch_up import CatchUpFailed
-from atom.training.exchange import RingStyle
-from atom.training.hands import Bench, ReplicaHands, Schedule
-from atom.training.journal import Journal
+from atom.training.hands import Schedule
 from atom.training.pacing import SwarmCount
-from atom.training.pass_watch import PassWatch
-from atom.training.results import Results
 from atom.training.round.vocabulary import (
     CaughtUp,
     Event,
@@ -52,194 +32,8 @@ from atom.training.round.vocabulary import (
     RingFinished,
     Stepped,
 )
-from atom.training.shelf import Shelf
 from atom.training.snapshot import list_snapshots
-from atom.training.worker import Batch, Work, Worker
-
-ELEMENTS = 64
-IDENTITY = Identity.create()
-ME = Voter(IDENTITY.peer_id, b"i" * 16)
-BALLOT = Ballot(1, ME.peer_id, ME.incarnation)
-WAIT_S = 20.0
-
-
-@dataclass(frozen=True)
-class Pass:
-    sequences: int
-    loss_sum: float
-    seconds: float = 0.5
-
-
-class SmallReplica:
-    """The methods of a replica. A pass adds one to every gradient for each sequence."""
-
-    micro_batches = 8
-
-    def __init__(self) -> None:
-        self.arenas = {name: torch.zeros(ELEMENTS) for name in ("master", "exp_avg", "exp_avg_sq")}
-        self.gradients = torch.zeros(ELEMENTS)
-        self.gradients_tag = b""
-        self.sequences, self.loss_sum, self.round = 0, 0.0, 0
-        self.watch = PassWatch(ManualClock())
-        self.in_pass = threading.Event()
-        self.may_end = threading.Event()
-        self.may_end.set()
-
-    def run_pass(self, batches: Sequence[Batch], should_stop: Callable[[], bool]) -> Pass:
-        self.in_pass.set()
-        assert self.may_end.wait(WAIT_S)
-        count = sum(len(batch["tokens"]) for batch in batches)
-        self.gradients += count
-        self.sequences += count
-        self.loss_sum += 2.0 * count
-        return Pass(count, 2.0 * count)
-
-    def reset_gradients(self, tag: bytes = b"") -> None:
-        self.gradients.zero_()
-        self.gradients_tag, self.sequences, self.loss_sum = tag, 0, 0.0
-
-    def apply(self, mean_gradient: Tensor, gradient_norm: float, round: int) -> None:
-        assert round == self.round + 1
-        self.arenas["master"] -= mean_gradient
-        self.round = round
-
-    def state_arenas(self) -> dict[str, Tensor]:
-        return self.arenas
-
-    def load_state(self, arenas: Mapping[str, Tensor], round: int) -> None:
-        for name, arena in self.arenas.items():
-            arena.copy_(arenas[name])
-        self.round = round
-
-    def evaluate(self, batches: Sequence[Batch]) -> float:
-        return float(len(batches))
-
-
-class SmallDeck:
-    """Deals nothing in particular, and remembers for which heads it was asked to."""
-
-    def __init__(self) -> None:
-        self.dealt: list[bytes] = []
-
-    def deal(self, head: Head) -> None:
-        self.dealt.append(head.digest)
-
-    def next_batch(self, sequences: int) -> Batch:
-        return {"tokens": torch.zeros(sequences, 2)}
-
-    def validation_batches(self, batches: int, sequences: int) -> list[Batch]:
-        return [self.next_batch(sequences) for _ in range(batches)]
-
-
-class ScriptedReplay:
-    """Does what the test says instead of catching up."""
-
-    def __init__(self) -> None:
-        self.usable = True
-        self.restored = False
-        self.on_run: Callable[[Mapping[str, bytes], bool], None] = lambda donors, discard: None
-        self.on_fetch: Callable[[bytes], Tensor] = lambda digest: torch.ones(ELEMENTS)
-
-    def restore(self) -> None:
-        self.restored = True
-
-    def run(self, donors: Mapping[str, bytes], discard: bool) -> None:
-        self.on_run(donors, discard)
-
-    def fetch_result(self, digest: bytes, peers: Sequence[str]) -> Tensor:
-        return self.on_fetch(digest)
-
-
-class Stage:
-    """Hands with everything around them, begun and standing still."""
-
-    def __init__(self, folder: Path, schedule: Schedule | None = None) -> None:
-        self.replica, self.deck, self.replay = SmallReplica(), SmallDeck(), ScriptedReplay()
-        self.clock, self.events = ManualClock(100.0), EventList()
-        self.start = genesis(b"m" * 32, state_digest(self.replica.arenas), ME)
-        self.journal = Journal.open(folder / "chain.bin", self.start)
-        self.results = Results(folder / "results", ELEMENTS)
-        self.blobs = BlobShelf()
-        self.snapshots = folder / "snapshots"
-        self.failures: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
-        self.posted: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self.passed = threading.Event()
-        self.voided: queue.SimpleQueue[PassVoided] = queue.SimpleQueue()
-        self.worker = Worker(
-            self.replica, Work(8, 4, self.deck.next_batch), self.clock, self.passed.set,
-            self.voided.put, self.failures.put,
-        )  # fmt: skip
-        self.transport = LocalTransport(LocalNetwork(), IDENTITY, ME.incarnation, EventList())
-        self.transport.start()
-        shelf = Shelf(self.blobs, self.journal, self.results)
-        bench: Any = Bench(
-            self.replica, self.worker, self.deck, self.journal, self.results, shelf,  # type: ignore[arg-type]
-            self.replay, self.snapshots,  # type: ignore[arg-type]
-        )  # fmt: skip
-        self.hands = ReplicaHands(
-            bench, self.transport, schedule or Schedule(2, None, 0, 4, 16), self.clock,
-            self.events, RingStyle(),
-        )  # fmt: skip
-        self.on_post: Callable[[Event], None] = lambda event: None
-        self.hands.bind(self._post, lambda: None)
-        self.worker.start()
-
-    def _post(self, event: Event) -> None:
-        self.on_post(event)
-        self.posted.put(event)
-
-    def next_event(self) -> Event:
-        return self.posted.get(timeout=WAIT_S)
-
-    def on_worker(self, command: Callable[[], Any] = lambda: None) -> Any:
-        """What `command` returns on the worker's thread, behind everything submitted."""
-        answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self.worker.submit(lambda: answers.put(command()))
-        return answers.get(timeout=WAIT_S)
-
-    def train(self) -> None:
-        """Lets it work off its global batch of 8."""
-        self.worker.release("starting")
-        assert self.passed.wait(WAIT_S)
-        self.on_worker()
-
-    def hold(self, value: float) -> bytes:
-        """A held result with every element at `value`."""
-        result = self.results.buffer().fill_(value)
-        name = arena_digest(result)
-        self.results.hold(name, result)
-        return name
-
-    def commit(self, result: bytes, sequences: int = 8, contributor: str = ME.peer_id) -> Commit:
-        head = self.journal.head
-        value = Value(
-            parent=head.digest,
-            round=head.round + 1,
-            origin=BALLOT,
-            result_digest=result,
-            gradient_norm=1.0,
-            parent_state_digest=state_digest(self.replica.arenas),
-            contributions=(Contribution(contributor, ME.incarnation, sequences, 24.0),),
-            voters_next=(ME,),
-        )
-        payload = signed_by(ME, vote_payload(head.digest, BALLOT, value.digest()))
-        return Commit(value, BALLOT, (Vote(ME, IDENTITY.sign(VOTE_DOMAIN, payload)),))
-
-    def step(self, commit: Commit) -> Stepped:
-        self.hands.apply(commit, self.journal.head.after(commit.value))
-        stepped = self.next_event()
-        assert isinstance(stepped, Stepped)
-        self.on_worker()  # what follows the step is done too
-        return stepped
-
-    def close(self) -> None:
-        self.replica.may_end.set()
-        self.hands.close()
-        self.worker.close()
-        self.transport.close()
-        for thread in threading.enumerate():
-            if thread.name in {"ring", "fetch"}:
-                thread.join(WAIT_S)
+from atom.training.worker import Batch
 
 
 @pytest.fixture
@@ -250,10 +44,6 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
     stage.close()
     assert threading.active_count() <= before  # those of other tests may end meanwhile
     assert stage.failures.empty(), stage.failures.get()
-
-
-def kinds(stage: Stage) -> list[str]:
-    return [event["event"] for event in stage.events.events]
 
 
 # ---- counting
@@ -426,15 +216,6 @@ def test_snapshots_are_due_by_the_schedule_and_at_the_end(tmp_path: Path) -> Non
     assert stage.failures.empty()
 
 
-def test_the_daemon_may_hold_the_worker_after_a_step(stage: Stage) -> None:
-    stage.hands.after_step = lambda: stage.worker.hold("paused")
-    stage.train()
-    stage.passed.clear()
-    stage.step(stage.commit(stage.hold(0.5)))
-    stage.hands.thaw()
-    assert stage.on_worker(lambda: stage.replica.sequences) == 0
-
-
 # ---- fetching
 
 
@@ -515,7 +296,8 @@ def test_a_new_head_starts_a_new_round(stage: Stage) -> None:
     def bring(donors: Mapping[str, bytes], discard: bool) -> None:
         commit = stage.commit(b"r" * 32)
         stage.journal.append(commit)
-        stage.replica.apply(torch.ones(ELEMENTS), 1.0, 1)
+        stage.replica.begin_step(torch.ones(ELEMENTS), 1.0, 1)
+        stage.replica.finish_step()
 
     stage.train()
     stage.replay.on_run = bring

@@ -266,7 +266,7 @@ class Adversary:
         assert player.chain.head.digest == commit.value.parent, "a step on another state"
         self.witness.sees_commit(commit)
         chain = player.chain.after(commit, action.head, player.results[commit.value.result_digest])
-        player.count = 0
+        player.count, player.frozen = 0, False  # counting goes on under the step
         player.due.append(lambda: self._step(player, chain))
 
     def _step(self, player: _Player, chain: Chain) -> Event:

@@ -115,6 +115,8 @@ class Seat:
 
 @dataclass
 class _Gradients:
+    head: bytes
+    """What they were computed at, and are good for."""
     works: list[Work] = field(default_factory=list)
     frozen: bool = False
     freezing: Ballot | None = None
@@ -147,7 +149,7 @@ class Process:
         self.crash_after: int | None = None
         """Actions until this process dies in the middle of carrying them out."""
         self.backlog: list[Callable[[], None]] = []
-        self.gradients = _Gradients()
+        self.gradients = _Gradients(self.chain.head.digest)
         self.reports: list[str] = []
         self._book = LeaseBook()
         self._serial = 0
@@ -306,13 +308,13 @@ class Process:
         gradients = self.gradients
         if not gradients.passing and not gradients.frozen and not self.paused:
             gradients.passing = True
-            parent = self.chain.head.digest
-            self.later(self.seat.pass_seconds, lambda: self._end_pass(parent))
+            head = gradients.head
+            self.later(self.seat.pass_seconds, lambda: self._end_pass(head))
 
-    def _end_pass(self, parent: bytes) -> None:
+    def _end_pass(self, head: bytes) -> None:
         gradients = self.gradients
         gradients.passing = False
-        useful = parent == self.chain.head.digest == self.machine.head.digest
+        useful = head == gradients.head == self.machine.head.digest
         if useful and self.machine.phase is not Phase.SYNCING:
             assert not gradients.frozen, "counting went on while frozen"
             assert self._ring is None, "counting went on under a ring"
@@ -336,8 +338,9 @@ class Process:
         event = Frozen(gradients.freezing, self.sequences, float(self.sequences))
         self.later(self.dice.uniform(0.0, 0.05), lambda: self._handle(event))
 
-    def _drop_gradients(self) -> None:
+    def _drop_gradients(self, head: Head) -> None:
         self.gradients.works.clear()
+        self.gradients.head = head.digest
 
     # ---- ring and result
 
@@ -345,6 +348,7 @@ class Process:
         assert self._ring is None, "two rings at once"
         assert self.gradients.frozen, "a ring over moving gradients"
         assert action.parent == self.machine.head.digest == self.chain.head.digest
+        assert action.parent == self.gradients.head, "a ring over another head's gradients"
         mine = [m.sequences for m in action.members if m.peer_id == self.peer_id]
         assert mine == [self.sequences], "the ring's weight is not what is in memory"
         self._ring = action
@@ -400,14 +404,15 @@ class Process:
         self.swarm.witness.sees_commit(action.commit)
         result = self.results[action.commit.value.result_digest]
         self.offered.add(result.digest)
-        self._drop_gradients()
+        self._drop_gradients(action.head)
+        self.gradients.frozen, self.gradients.freezing = False, None
+        self._start_pass()  # under the step
         chain = self.chain.after(action.commit, action.head, result)
         self.later(self.seat.step_seconds * self.dice.uniform(0.5, 2), lambda: self._step(chain))
 
     def _step(self, chain: Chain) -> None:
         self._adopt(chain)
         self._handle(Stepped(chain.head.digest, chain.state))
-        self._start_pass()
 
     def _catch_up(self, action: CatchUp) -> None:
         assert not self._syncing, "two catch-ups at once"
@@ -430,7 +435,7 @@ class Process:
                 failed.append(donor)
         if best is not self.chain:
             failed.clear()
-            self._drop_gradients()
+            self._drop_gradients(best.head)
         self._adopt(best)
         self._handle(CaughtUp(best.head, best.state, tuple(shunned), tuple(failed)))
 
