@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import math
 import os
 import select
 import socket
@@ -15,6 +16,7 @@ from atom.swarm import handshake
 from atom.swarm.endpoint import Endpoint
 from atom.swarm.frames import Channel, Interrupted, Patience, Purpose
 from atom.swarm.protection import after_handshake
+from atom.swarm.resolver import Resolver
 from atom.swarm.tls import Credentials, peer_of_certificate, tune, wrap
 
 MAX_ADDRESSES = 8
@@ -74,18 +76,22 @@ class Dialer:
         self.addresses = AddressBook()
         self._endpoint = endpoint
         self._credentials = credentials
+        self._resolver = Resolver()
         self._lock = threading.Lock()
         self._open: set[Channel] = set()
 
-    def dial(self, peer_id: str, purpose: Purpose, tag: bytes) -> Channel:
-        """A channel to that peer and no other.
+    def dial(
+        self, peer_id: str, purpose: Purpose, tag: bytes, seconds: float = math.inf
+    ) -> Channel:
+        """A channel to that peer and no other, within `seconds` (and the usual limits).
 
         Raises: Unreachable; PeerRefused (the last reason) if only refusals were met.
         """
         refusals, failures = [], []
+        deadline = time.monotonic() + seconds
         for address in self.addresses.of(peer_id):
             try:
-                channel = self._dial_one(address, peer_id, purpose, tag)
+                channel = self._dial_one(address, peer_id, purpose, tag, deadline)
             except PeerRefused as refused:
                 refusals.append(refused)
             except OSError as error:
@@ -106,17 +112,19 @@ class Dialer:
         for channel in cut:
             channel.close()
 
-    def _dial_one(self, address: str, peer_id: str, purpose: Purpose, tag: bytes) -> Channel:
+    def _dial_one(
+        self, address: str, peer_id: str, purpose: Purpose, tag: bytes, deadline: float
+    ) -> Channel:
         limits = self._endpoint.limits
-        connected = self._connect(parse_address(address), limits.connect_s)
+        connected = self._connect(parse_address(address), _left(limits.connect_s, deadline))
         tune(connected)
         stream = wrap(connected, self._credentials, server_side=False)
-        channel = Channel(self._endpoint.bandwidth.limit(stream), self._left)
+        channel = Channel(self._endpoint.bandwidth.limit(stream), self._gone)
         channel.purpose, channel.tag = purpose, tag
         with self._lock:
             self._open.add(channel)
         try:
-            patience = Patience.within(limits.handshake_s)
+            patience = Patience.within(_left(limits.handshake_s, deadline))
             stream.handshake(patience)
             certificate = stream.certificate()
             if certificate is None or peer_of_certificate(certificate) != peer_id:
@@ -134,8 +142,7 @@ class Dialer:
     def _connect(self, address: tuple[str, int], seconds: float) -> socket.socket:
         """A TCP connection, given up early when the transport closes. Raises: OSError."""
         deadline = time.monotonic() + seconds
-        found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
-        family, kind, protocol, _, target = found[0]
+        family, kind, protocol, _, target = self._resolver.resolve(*address, seconds)
         connecting = socket.socket(family, kind, protocol)
         try:
             connecting.setblocking(False)
@@ -161,6 +168,11 @@ class Dialer:
             return errno.EINPROGRESS
         return connecting.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
 
-    def _left(self, channel: Channel) -> None:
+    def _gone(self, channel: Channel) -> None:
         with self._lock:
             self._open.discard(channel)
+
+
+def _left(seconds: float, deadline: float) -> float:
+    """The shorter of a limit and what is left of the caller's time; never less than nothing."""
+    return max(min(seconds, deadline - time.monotonic()), 0.0)

@@ -1,5 +1,6 @@
 """The transport's twin in memory: the same lanes, frames and routing, without sockets or keys."""
 
+import math
 import threading
 from collections.abc import Sequence
 
@@ -128,7 +129,9 @@ class LocalTransport:
     def send(self, peer_id: str, raw: bytes) -> bool:
         return self._lanes.send(peer_id, raw)
 
-    def connect(self, peer_id: str, purpose: Purpose, tag: bytes = b"") -> Channel:
+    def connect(
+        self, peer_id: str, purpose: Purpose, tag: bytes = b"", timeout_s: float = math.inf
+    ) -> Channel:
         if self._endpoint.closing.is_set():
             raise ConnectionError("closed here")
         other = self._network.reach(self.peer_id, peer_id)

@@ -58,10 +58,8 @@ def open_ring(
 
 
 def _dialled(transport: PeerTransport, right: str, tag: bytes, deadline: float) -> Channel:
-    if time.monotonic() > deadline:
-        raise RingBroken(right, Reason.TIMEOUT, "connecting")
     try:
-        return transport.connect(right, Purpose.RING, tag)
+        return transport.connect(right, Purpose.RING, tag, max(deadline - time.monotonic(), 0.0))
     except PeerRefused as refused:
         raise RingBroken(right, refused.reason, refused.detail) from refused
     except OSError as error:

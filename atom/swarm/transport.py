@@ -4,6 +4,7 @@ Plain threads and blocking sockets: one listener, one thread per incoming connec
 destination that is being written to. Every connection is TLS 1.3 between proven identities.
 """
 
+import math
 import threading
 from collections.abc import Sequence
 from typing import Protocol
@@ -46,7 +47,9 @@ class PeerTransport(Protocol):
     ) -> None: ...
     def set_addresses(self, peer_id: str, addresses: Sequence[str]) -> None: ...
     def send(self, peer_id: str, raw: bytes) -> bool: ...
-    def connect(self, peer_id: str, purpose: Purpose, tag: bytes = b"") -> Channel: ...
+    def connect(
+        self, peer_id: str, purpose: Purpose, tag: bytes = b"", timeout_s: float = math.inf
+    ) -> Channel: ...
     def accept_ring(self, peer_id: str, tag: bytes, timeout_s: float) -> Channel: ...
 
 
@@ -132,11 +135,16 @@ class Transport:
         assert len(raw) <= MAX_MESSAGE_BYTES
         return self._lanes.send(peer_id, raw)
 
-    def connect(self, peer_id: str, purpose: Purpose, tag: bytes = b"") -> Channel:
-        """A channel of our own to `peer_id`. Raises: Unreachable, PeerRefused."""
+    def connect(
+        self, peer_id: str, purpose: Purpose, tag: bytes = b"", timeout_s: float = math.inf
+    ) -> Channel:
+        """A channel of our own to `peer_id`, within `timeout_s` and the usual limits.
+
+        Raises: Unreachable, PeerRefused.
+        """
         if self._endpoint.closing.is_set():
             raise ConnectionError("closed here")
-        return self._dialer.dial(peer_id, purpose, tag)
+        return self._dialer.dial(peer_id, purpose, tag, timeout_s)
 
     def accept_ring(self, peer_id: str, tag: bytes, timeout_s: float) -> Channel:
         """The ring channel that `peer_id` opened to us under `tag`.

@@ -19,8 +19,10 @@ from atom.training.feedback import Feedback
 from atom.training.results import Results
 from atom.training.round.vocabulary import RingFailed, RingFinished
 
-OPEN_S = 3.0
-PROGRESS_S = 3.0
+OPEN_S = 2.0
+"""Two handshakes, even between continents."""
+PROGRESS_S = 1.3
+"""Whoever has nothing to send says so every quarter of this; so silence means frozen or cut off."""
 
 
 @dataclass(frozen=True)

@@ -161,6 +161,17 @@ def test_ring_channels_meet_by_peer_and_tag(make_peer: Callable[[], Peer]) -> No
         early.recv_header(10, Patience(SOON))
 
 
+def test_a_mute_host_is_given_up_in_the_callers_time(make_tcp_peer: Callable[..., Peer]) -> None:
+    """It takes connections, as a frozen peer's kernel does, and never says a word."""
+    one = make_tcp_peer(limits=TransportLimits(handshake_s=600.0))
+    mute = Identity.create().peer_id
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        host, port = listening.getsockname()
+        one.transport.set_addresses(mute, [f"{host}:{port}"])
+        with pytest.raises(Unreachable):
+            one.transport.connect(mute, Purpose.RING, b"tag", timeout_s=0.2)
+
+
 @pytest.mark.parametrize("protection", RingProtection)
 def test_rings_travel_as_the_owner_says(
     make_tcp_peer: Callable[..., Peer], protection: RingProtection

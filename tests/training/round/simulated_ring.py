@@ -12,7 +12,7 @@ from simulated_world import Agenda, Network
 from atom.swarm.chain import Contribution, canonical_digest
 from atom.training.round.vocabulary import RingFailed, RingFinished, StartRing
 
-STALL_SECONDS = 3.0
+STALL_SECONDS = 1.3
 
 Work = tuple[str, bytes, int]
 """One accumulation pass: (peer id, incarnation, number). Counted at most once per chain."""

@@ -1,0 +1,76 @@
+"""Host names: found, unknown, or given up in time; never more lookups than a few."""
+
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from atom.swarm.resolver import MOST_LOOKUPS, Resolver
+
+SOON = 10.0
+
+
+class SlowNames:
+    """The system's resolver, as it is when the network is away."""
+
+    def __init__(self) -> None:
+        self.answer = threading.Event()
+        self.asked = threading.Semaphore(0)
+        self.under_way: list[threading.Thread] = []
+
+    def __call__(self, host: str, port: int, **options: Any) -> list[Any]:
+        if options["flags"] == socket.AI_NUMERICHOST:
+            if host == "192.0.2.7":
+                return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, port))]
+            raise socket.gaierror("not a number")
+        self.under_way.append(threading.current_thread())
+        self.asked.release()
+        assert self.answer.wait(SOON)
+        if host == "nowhere.example":
+            raise socket.gaierror("unknown")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("192.0.2.9", port))]
+
+
+@pytest.fixture
+def names(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowNames]:
+    slow = SlowNames()
+    monkeypatch.setattr(socket, "getaddrinfo", slow)
+    yield slow
+    slow.answer.set()
+    for thread in slow.under_way:
+        thread.join(SOON)
+
+
+def test_numbers_need_no_lookup(names: SlowNames) -> None:
+    assert Resolver().resolve("192.0.2.7", 80, 0.0)[4] == ("192.0.2.7", 80)
+    assert names.under_way == []
+
+
+def test_names_are_found_or_unknown(names: SlowNames) -> None:
+    names.answer.set()
+    assert Resolver().resolve("somewhere.example", 80, SOON)[4] == ("192.0.2.9", 80)
+    with pytest.raises(OSError, match="unknown"):
+        Resolver().resolve("nowhere.example", 80, SOON)
+
+
+def test_a_silent_resolver_is_given_up(names: SlowNames) -> None:
+    with pytest.raises(TimeoutError, match="takes too long"):
+        Resolver().resolve("somewhere.example", 80, 0.05)
+
+
+def test_lookups_that_hang_are_bounded(names: SlowNames) -> None:
+    resolver = Resolver()
+    for _ in range(MOST_LOOKUPS):
+        with pytest.raises(TimeoutError, match="takes too long"):
+            resolver.resolve("somewhere.example", 80, 0.01)
+    with pytest.raises(TimeoutError, match="too many"):
+        resolver.resolve("somewhere.example", 80, 0.01)
+    assert len(names.under_way) == MOST_LOOKUPS
+    names.answer.set()
+    assert resolver.resolve("somewhere.example", 80, SOON)[4] == ("192.0.2.9", 80)
+
+
+def test_the_real_one_knows_this_machine() -> None:
+    assert Resolver().resolve("localhost", 80, SOON)[4][0] in ("127.0.0.1", "::1")
