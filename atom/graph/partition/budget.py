@@ -10,10 +10,11 @@ import heapq
 from dataclasses import replace
 from itertools import count as counter
 
-from atom.graph.partition.dynamic import Box, Ranks
+from atom.graph.partition.boxes import Box, Ranks
 from atom.graph.partition.figures import Figures
 from atom.graph.partition.spans import Spans, spans_of
-from atom.graph.partition.sweep import INFINITE, least_units, least_units_plan
+from atom.graph.partition.sweep import INFINITE
+from atom.graph.partition.units import least_units, least_units_plan
 
 
 def smallest_budget_bytes(figures: Figures) -> int:

@@ -55,9 +55,10 @@ class Label:
 
 
 class LabelSearch:
-    """One search. `plain` has weight 1, `weighted` any; both allow the same spans. `least_units`:
-    per position, what the rest keeps at least. `lows`: max P and max A are at least so large
-    (plans with smaller ones are judged as if they had these)."""
+    """One search. `weighted` has any weight and allows the spans that are allowed; `plain` has
+    weight 1 and allows no fewer. `least_units`: per position, what the rest keeps at least.
+    `lows`: max P and max A are at least so large (plans with smaller ones are judged as if they had
+    these)."""
 
     def __init__(
         self,
@@ -106,19 +107,19 @@ class LabelSearch:
         indices = np.arange(first.start, first.stop)
         for r in range(1, len(self._plain.prices) + 1):
             self._push(r, 0, indices, exposed, None, below)
-        whole = self._plain.turn_price(0)
+        whole = self._weighted.turn_price(0)
         if whole is not None:
             self._push(0, 0, indices[-1:], exposed[-1:], None, below)
 
     def _expand(self, label: Label, below: int) -> None:
         plain, spans = self._plain, self._plain.spans
-        own = int(plain.own(np.array(label.begin), label.end))
+        own = plain.own(label.begin, label.end)
         so_far, row = label.price + own, label.begin - int(spans.first[label.end])
-        if label.follow == 1 and plain.turn_price(label.end) is not None:
+        if label.follow == 1 and self._weighted.turn_price(label.end) is not None:
             stall = int(plain.stalls.before_turn(label.end)[row])
             turn = np.array([spans.base[label.end] + spans.count])
             self._push(0, label.end, turn, np.array([so_far + stall]), label, below)
-        columns = plain.stalls.columns(label.end)
+        columns = plain.stalls.columns[label.end]
         if columns.stop == columns.start:
             return
         indices = np.arange(columns.start, columns.stop)

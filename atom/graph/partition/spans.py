@@ -26,12 +26,18 @@ class Spans:
     """Prefix sums over atoms, ticks."""
     again: Whole
     """Prefix sums of forward and backward."""
+    compute: Whole
+    """Ticks, unless the span is the last sub-model: forward, and all again for the backward."""
     elements: Whole
     activation_bytes: Whole
     out_units: Whole
     load: Whole
     """Ticks."""
     gradients: Whole
+
+    def need_bytes(self, figures: Figures) -> Whole:
+        """What slots and activations need where a span is the largest and the hungriest."""
+        return np.asarray(figures.held_bytes * self.elements + self.activation_bytes)
 
     def ending_at(self, end: int) -> Whole:
         """Indices of the spans (first[end], end) … (end-1, end)."""
@@ -67,13 +73,18 @@ def spans_of(figures: Figures) -> Spans | None:
         [base[first[end] : end] + end for end in range(1, count + 1)], dtype=np.int64
     )
     elements = _placed(places, [c.elements for c in columns])
+    forward = _prefix([a.forward_ticks for a in figures.atoms])
+    again = _prefix([a.forward_ticks + a.backward_ticks for a in figures.atoms])
+    both = forward + again
+    compute = [both[end] - both[first[end] : end] for end in range(1, count + 1)]
     return Spans(
         count=count,
         first=first,
         stop=stop,
         base=base,
-        forward=_prefix([a.forward_ticks for a in figures.atoms]),
-        again=_prefix([a.forward_ticks + a.backward_ticks for a in figures.atoms]),
+        forward=forward,
+        again=again,
+        compute=_placed(places, compute),
         elements=elements,
         activation_bytes=_placed(places, [c.activation_bytes for c in columns]),
         out_units=_placed(places, [c.out_units for c in columns]),

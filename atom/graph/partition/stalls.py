@@ -9,6 +9,9 @@ something that only grows with a's length and something that only falls with b's
 round): the matrix over (length of a, end of b) is Monge. So the best end of b never moves left as
 a grows, and with many spans the row minima are found by halving strides instead of by trying all
 pairs.
+
+Blocks of a model repeat, and so do the stalls around a position: where spans are short, a matrix is
+computed once for all positions that have the same.
 """
 
 from dataclasses import dataclass, field
@@ -17,7 +20,7 @@ import numpy as np
 
 from atom.graph.partition.spans import Spans, Whole
 
-_CACHED_PAIRS = 6_000_000
+_CACHED_PAIRS = 12_000_000
 _DIRECT_PAIRS = 1 << 14
 
 
@@ -28,19 +31,22 @@ class Stalls:
     spans: Spans
     bits: int
     slots: int
+    columns: list[slice] = field(init=False)
+    """Per position the indices of the spans that begin there and are not the last."""
     _matrices: dict[tuple[int, bool], Whole] = field(default_factory=dict)
-    _caching: bool = field(init=False)
+    """By the first position that has it."""
+    _alike: dict[int, int] = field(default_factory=dict)
+    """Position → the first with the same stalls."""
+    _known: dict[bytes, int] = field(default_factory=dict)
+    _cached_pairs: int = 0
 
     def __post_init__(self) -> None:
-        spans = self.spans
-        rows = np.arange(spans.count) - spans.first[:-1]
-        pairs = int((rows * (spans.stop - np.arange(spans.count))).sum())
-        self._caching = pairs <= _CACHED_PAIRS
-
-    def columns(self, position: int) -> slice:
-        """Indices of the spans that begin there and are not the last."""
-        here = self.spans.beginning_at(position)
-        return slice(here.start, here.stop - int(self.spans.stop[position] == self.spans.count))
+        spans, count = self.spans, self.spans.count
+        heres = (spans.beginning_at(begin) for begin in range(count))
+        reaching = (spans.stop == count).tolist()
+        self.columns = [
+            slice(here.start, here.stop - last) for here, last in zip(heres, reaching, strict=True)
+        ]
 
     def before_turn(self, position: int) -> Whole:
         """Of every span ending there and the last sub-model beginning there."""
@@ -58,9 +64,15 @@ class Stalls:
     def least(self, position: int, prices: Whole, charged: bool) -> Whole:
         """Per span ending there, ascending begins: the least of stall + price over the spans that
         begin there (`prices`, by ascending ends, without the last sub-model's)."""
+        rows, columns = position - int(self.spans.first[position]), len(prices)
+        known = self._matrices.get((self._alike.get(position, position), charged))
+        if known is not None:
+            return np.asarray((known + prices).min(axis=1))
+        if self._is_kept(rows * columns):
+            return np.asarray((self._keep(position, charged) + prices).min(axis=1))
         begins = self._begins(position)
-        if len(begins) * len(prices) <= _DIRECT_PAIRS or self._caching:
-            matrix = self._matrix(position, begins, charged)
+        if rows * columns <= _DIRECT_PAIRS:
+            matrix = self._waits(position, begins[:, None], self._ends(position)[None, :], charged)
             return np.asarray((matrix + prices).min(axis=1))
         return self._least_by_halving(position, begins[::-1], prices, charged)[::-1]
 
@@ -71,14 +83,36 @@ class Stalls:
         last = min(int(self.spans.stop[position]), self.spans.count - 1)
         return np.arange(position + 1, last + 1)
 
-    def _matrix(self, position: int, begins: Whole, charged: bool) -> Whole:
-        known = self._matrices.get((position, charged))
-        if known is None:
-            ends = self._ends(position)
-            known = self._waits(position, begins[:, None], ends[None, :], charged)
-            if self._caching:
-                self._matrices[position, charged] = known
-        return known
+    def _is_kept(self, pairs: int) -> bool:
+        return pairs <= _DIRECT_PAIRS and self._cached_pairs + pairs <= _CACHED_PAIRS
+
+    def _keep(self, position: int, charged: bool) -> Whole:
+        """The matrix of a position, for all that are alike."""
+        first = self._known.setdefault(self._around(position), position)
+        self._alike[position] = first
+        matrix = self._matrices.get((first, charged))
+        if matrix is None:
+            begins, ends = self._begins(first), self._ends(first)
+            matrix = self._waits(first, begins[:, None], ends[None, :], charged)
+            self._matrices[first, charged] = matrix
+            self._cached_pairs += matrix.size
+        return matrix
+
+    def _around(self, position: int) -> bytes:
+        """All that the stalls at a position depend on."""
+        spans, begins, ends = self.spans, self._begins(position), self._ends(position)
+        left, right = spans.base[begins] + position, spans.base[position] + ends
+        return np.concatenate(
+            [
+                [len(begins)],
+                spans.forward[position] - spans.forward[begins],
+                spans.again[position] - spans.again[begins],
+                spans.again[ends] - spans.again[position],
+                spans.load[left],
+                spans.load[right],
+                spans.gradients[right],
+            ]
+        ).tobytes()
 
     def _waits(self, position: int, begins: Whole, ends: Whole, charged: bool) -> Whole:
         """Of spans (begin, position) and (position, end), element by element."""

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from atom.graph.partition.figures import Figures
 from atom.graph.partition.spans import Spans, Whole
 from atom.graph.partition.stalls import Stalls
 
@@ -37,6 +38,11 @@ class Plan:
     """Of the largest sub-model."""
     activation_bytes: int
 
+    def need_bytes(self, figures: Figures) -> int:
+        """Slots, activations and what is kept between sub-models."""
+        slots = figures.held_bytes * self.elements
+        return slots + self.activation_bytes + figures.boundary_bytes * self.units
+
 
 @dataclass(frozen=True)
 class Sweep:
@@ -53,24 +59,25 @@ class Sweep:
     def __post_init__(self) -> None:
         spans = self.spans
         classes = self.stalls.slots - 1
-        prices = [np.full(len(spans.elements), INFINITE, dtype=np.int64) for _ in range(classes)]
-        object.__setattr__(self, "prices", prices)
+        # Each price begins as the span's own; what follows it is added when its end is met.
+        own = (spans.compute << self.stalls.bits) + self.weight * spans.out_units
+        own[spans.ending_at(spans.count)] = INFINITE
+        if self.allowed is not None:
+            own[~self.allowed] = INFINITE
+        object.__setattr__(self, "prices", [own, *(own.copy() for _ in range(classes - 1))])
         for position in range(spans.count - 1, 0, -1):
             self._price_spans_ending_at(position)
 
-    def own(self, begins: Whole, end: int) -> Whole:
-        """Of spans (begin, end): computing forward, and again for the backward; kept units."""
-        spans = self.spans
-        ticks = spans.forward[end] - spans.forward[begins] + spans.again[end] - spans.again[begins]
-        units = spans.out_units[spans.base[begins] + end]
-        return np.asarray((ticks << self.stalls.bits) + self.weight * units)
+    def own(self, begin: int, end: int) -> int:
+        """Of span (begin, end): computing forward, and again for the backward; kept units."""
+        index = self.spans.base[begin] + end
+        ticks, units = int(self.spans.compute[index]), int(self.spans.out_units[index])
+        return (ticks << self.stalls.bits) + self.weight * units
 
     def _price_spans_ending_at(self, position: int) -> None:
-        indices = self.spans.ending_at(position)
-        own = self.own(np.arange(int(self.spans.first[position]), position), position)
-        last = len(self.prices)
-        found = [self._from_turn(position) if r == 1 else None for r in range(1, last + 1)]
-        columns = self.stalls.columns(position)
+        columns, last = self.stalls.columns[position], len(self.prices)
+        found: list[Whole | None] = [None] * last
+        found[0] = self._from_turn(position)
         if columns.stop > columns.start:
             for r in range(2, last + 1):
                 before = self.prices[r - 2][columns]
@@ -78,14 +85,10 @@ class Sweep:
             more = self.stalls.least(position, self.prices[-1][columns], charged=True)
             known = found[-1]
             found[-1] = more if known is None else np.minimum(known, more)
+        indices = self.spans.ending_at(position)
         for prices, least in zip(self.prices, found, strict=True):
-            if least is not None:
-                prices[indices] = self._admitted(indices, own + least)
-
-    def _admitted(self, indices: Whole, prices: Whole) -> Whole:
-        if self.allowed is not None:
-            prices = np.where(self.allowed[indices], prices, INFINITE)
-        return np.minimum(prices, INFINITE)
+            rest = INFINITE if least is None else least
+            prices[indices] = np.minimum(prices[indices] + rest, INFINITE)
 
     def turn_price(self, position: int) -> int | None:
         """Of the last sub-model beginning there, or None if it is too large."""
@@ -141,7 +144,7 @@ class Sweep:
         positions, begin = [end], 0
         while r > 0:
             index = int(self.spans.base[begin]) + end
-            rest = int(self.prices[r - 1][index] - self.own(np.array(begin), end))
+            rest = int(self.prices[r - 1][index]) - self.own(begin, end)
             r, following = self._next(r, begin, end, rest)
             begin, end = end, following
             positions.append(end)
@@ -153,7 +156,7 @@ class Sweep:
             turn = self._from_turn(end)
             if turn is not None and turn[row] == rest:
                 return 0, self.spans.count
-        columns = self.stalls.columns(end)
+        columns = self.stalls.columns[end]
         options = [(r - 1, False)] if r > 1 else []
         options += [(r, True)] if r == len(self.prices) else []
         for following, charged in options:
@@ -162,34 +165,6 @@ class Sweep:
             if total[place] == rest:
                 return following, end + 1 + place
         raise AssertionError("a price without a way to it")
-
-
-def least_units(spans: Spans, allowed: NDArray[np.bool_] | None) -> Whole:
-    """Per position the least units that allowed sub-models from there on keep; INFINITE: none."""
-    least = np.full(spans.count + 1, INFINITE, dtype=np.int64)
-    least[spans.count] = 0
-    for begin in range(spans.count - 1, -1, -1):
-        here = spans.beginning_at(begin)
-        total = spans.out_units[here] + least[begin + 1 : int(spans.stop[begin]) + 1]
-        if allowed is not None:
-            total = np.where(allowed[here], total, INFINITE)
-        least[begin] = min(int(total.min()), INFINITE)
-    return least
-
-
-def least_units_plan(
-    spans: Spans, allowed: NDArray[np.bool_] | None, least: Whole
-) -> tuple[int, ...]:
-    """Positions of a partition that keeps `least[0]` units."""
-    positions, begin = [], 0
-    while begin < spans.count:
-        here = spans.beginning_at(begin)
-        total = spans.out_units[here] + least[begin + 1 : int(spans.stop[begin]) + 1]
-        if allowed is not None:
-            total = np.where(allowed[here], total, INFINITE)
-        begin += 1 + int(total.argmin())
-        positions.append(begin)
-    return tuple(positions)
 
 
 def price_of(spans: Spans, stalls: Stalls, positions: tuple[int, ...]) -> int:

@@ -2,7 +2,7 @@
 
 import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from atom.graph.partition import (
@@ -30,7 +30,38 @@ def random_problem(seed: int, most_operations: int = 9) -> Problem:
     """Ties, skips, views, forbidden cuts, one to eight micro-batches, two to four slots; memory
     from just enough to plenty. All times are whole microseconds, so equal means equal."""
     pick = random.Random(seed)
-    chain = random_chain(pick, pick.randint(1, most_operations))
+    return _problem(pick, random_chain(pick, pick.randint(1, most_operations)))
+
+
+def random_repetition(seed: int, most_blocks: int = 5) -> Problem:
+    """As `random_problem`, but a model as models are: a few operations, again and again."""
+    pick = random.Random(seed)
+    head, block, tail = (random_chain(pick, pick.randint(1, 2)) for _ in range(3))
+    chains = [head, *[block] * pick.randint(2, most_blocks), tail]
+    return _problem(pick, joined(chains, pick.randint(0, 3) * 8))
+
+
+def joined(chains: Sequence[Chain], between_bytes: int) -> Chain:
+    """One after the other, each but the last handing a value to the next."""
+    operations, values, forbidden = list[Operation](), list[Value](), set[int]()
+    for number, chain in enumerate(chains):
+        start = len(operations)
+        if number:
+            values.append(Value(between_bytes, start - 1, start))
+        forbidden |= {start + p for p in chain.forbidden}
+        values += [
+            Value(v.size_bytes, start + v.made_by, start + v.last_used_by)
+            for v in chain.values
+            if v.made_by >= 0
+        ]
+        operations += [
+            replace(o, parameters={f"{name} {number}": n for name, n in o.parameters.items()})
+            for o in chain.operations
+        ]
+    return Chain(tuple(operations), tuple(values), frozenset(forbidden))
+
+
+def _problem(pick: random.Random, chain: Chain) -> Problem:
     rates = (1e6, 2e6, 4e6, 16e6)
     machine = Machine(pick.choice(rates), pick.choice(rates))
     terms = Terms(

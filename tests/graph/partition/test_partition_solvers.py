@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from partition_problems import Problem, every_partition, random_problem
+from partition_problems import Problem, every_partition, random_problem, random_repetition
 
 from atom.base.errors import DeviceError
 from atom.graph.partition import (
@@ -45,6 +45,17 @@ def test_same_cost_as_exhaustive_search(first: int) -> None:
         assert fast.gap_s == 0.0, seed
 
 
+@pytest.mark.parametrize("first", range(6000, 6300, CHAINS_PER_CASE))
+def test_same_cost_as_exhaustive_search_where_blocks_repeat(first: int) -> None:
+    """Many plans cost the same there, and stalls are alike at many positions."""
+    for seed in range(first, first + CHAINS_PER_CASE):
+        problem = random_repetition(seed)
+        fast, reference = solve(problem), solve(problem, solver="exhaustive")
+        assert fast is not None, seed
+        assert reference is not None, seed
+        assert (rank(fast), fast.gap_s) == (rank(reference), 0.0), seed
+
+
 @pytest.mark.parametrize("seed", range(1000, 1060))
 def test_exhaustive_search_finds_the_best_of_all_cuts(seed: int) -> None:
     problem = random_problem(seed, most_operations=7)
@@ -65,6 +76,14 @@ def test_smallest_budget_works_and_one_byte_less_does_not(first: int) -> None:
             tight = replace(problem, terms=terms)
             assert (solve(tight) is not None) == works, seed
             assert (solve(tight, solver="exhaustive") is not None) == works, seed
+
+
+@pytest.mark.parametrize("seed", range(7000, 7012))
+def test_stalls_that_are_alike_are_shared(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = random_repetition(seed, most_blocks=60)
+    shared = solve(problem, effort=100_000)
+    monkeypatch.setattr(stalls, "_CACHED_PAIRS", 0)
+    assert solve(problem, effort=100_000) == shared
 
 
 @pytest.mark.parametrize("seed", range(3000, 3012))
