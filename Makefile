@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v p
 BIN := .venv/bin
 PACKAGE := atom
 
-.PHONY: demo test chaos check format proto bench clean
+.PHONY: demo test chaos model check format proto bench clean
 
 .venv: pyproject.toml constraints.txt setup.py atom/swap/build_kernels.py atom/swap/host_kernels.c
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -17,9 +17,13 @@ demo: .venv
 test: .venv
 	$(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-# Twenty kills, twenty freezes of 20 s and twenty restarts of real daemons; about half an hour.
-chaos: .venv
+# The model's long bounds, then twenty kills, twenty freezes of 20 s and twenty restarts of real daemons.
+chaos: .venv model
 	ATOM_CHAOS_TIMES=20 ATOM_CHAOS_FREEZE_S=20 $(BIN)/python -m pytest tests/chaos/test_faults.py -s
+
+# The round protocol as a small model, every state within the long bounds; about ten minutes of one core.
+model: .venv
+	$(BIN)/python -m tests.protocol_model
 
 check: .venv
 	$(BIN)/ruff check .

@@ -1,0 +1,168 @@
+"""Values, heads and contents by number, each made by the real `atom.swarm.chain` once."""
+
+from dataclasses import dataclass, replace
+
+from atom.swarm.chain import (
+    VOTE_DOMAIN,
+    Commit,
+    Contribution,
+    Head,
+    Value,
+    Vote,
+    Voter,
+    canonical_digest,
+    genesis,
+    vote_payload,
+)
+from atom.swarm.membership import certificate_problem, is_quorum, signed_by, standing
+
+from . import cast
+from .cast import BallotKey, VoterKey
+from .state import NOTHING, Survivors
+
+Unit = tuple[int, int, int]
+"""What one process counted while its gradients carried one tag: (peer, incarnation, tag)."""
+
+
+@dataclass(frozen=True)
+class ValueRecord:
+    value: Value
+    parent: int
+    origin: BallotKey
+    """The attempt whose ring made it."""
+    units: tuple[Unit, ...]
+
+    @property
+    def members(self) -> tuple[VoterKey, ...]:
+        return tuple(unit[:2] for unit in self.units)
+
+
+@dataclass(frozen=True)
+class HeadRecord:
+    head: Head
+    path: tuple[int, ...]
+    """Numbers of all heads from genesis to this one."""
+    values: frozenset[int]
+    units: frozenset[Unit]
+    voters: tuple[VoterKey, ...]
+    content: int
+    """What a replica at this head has to hold."""
+
+
+class Ledger:
+    """Grows only; a number means the same for the whole search."""
+
+    def __init__(self, voters: tuple[VoterKey, ...]) -> None:
+        first = genesis(b"m" * 32, b"s" * 32, cast.voter(voters[0]))
+        first = replace(first, voters=tuple(cast.voter(v) for v in voters))
+        self.values: list[ValueRecord] = []
+        self.heads = [HeadRecord(first, (0,), frozenset(), frozenset(), voters, 0)]
+        self._value_numbers: dict[tuple, int] = {}
+        self._head_numbers: dict[tuple[int, int], int] = {}
+        self._contents: dict[tuple[int, int], int] = {}
+        self._certified: dict[tuple, bool] = {}
+        self._quorums: dict[tuple, bool] = {}
+
+    def value(
+        self,
+        parent: int,
+        origin: BallotKey,
+        units: tuple[Unit, ...],
+        voters_next: tuple[Voter, ...],
+        survivors: Survivors,
+    ) -> int:
+        """The number of the value that this ring made; every member brought one sequence."""
+        key = parent, origin, units, tuple((v, v.absences) for v in voters_next), survivors
+        if key not in self._value_numbers:
+            value = self._value(parent, origin, units, voters_next, survivors)
+            self._value_numbers[key] = len(self.values)
+            self.values.append(ValueRecord(value, parent, origin, units))
+        return self._value_numbers[key]
+
+    def _value(
+        self,
+        parent: int,
+        origin: BallotKey,
+        units: tuple[Unit, ...],
+        voters_next: tuple[Voter, ...],
+        survivors: Survivors,
+    ) -> Value:
+        head = self.heads[parent].head
+        members = standing([cast.voter(unit[:2]) for unit in units], head.digest)
+        return Value(
+            parent=head.digest,
+            round=head.round + 1,
+            origin=cast.ballot(origin),
+            result_digest=canonical_digest("sum", [origin, sorted(units)]),
+            gradient_norm=1.0,
+            parent_state_digest=b"",
+            contributions=tuple(Contribution(v.peer_id, v.incarnation, 1, 1.0) for v in members),
+            voters_next=voters_next,
+            survivors=tuple(cast.voter(v) for v in survivors),
+        )
+
+    def head_after(self, parent: int, value: int) -> int:
+        known = self._head_numbers.get((parent, value))
+        if known is not None:
+            return known
+        before, what = self.heads[parent], self.values[value]
+        head = before.head.after(what.value)
+        number = self._head_numbers[parent, value] = len(self.heads)
+        self.heads.append(
+            HeadRecord(
+                head,
+                (*before.path, number),
+                before.values | {value},
+                before.units | set(what.units),
+                tuple(cast.key_of(v) for v in head.voters),
+                self.content_after(before.content, value),
+            )
+        )
+        return number
+
+    def content_after(self, content: int, result: int) -> int:
+        """The bytes that these bytes become by a step with the result of that value."""
+        return self._contents.setdefault((content, result), len(self._contents) + 1)
+
+    def certified(
+        self,
+        parent: int,
+        value: int,
+        ballot: BallotKey,
+        votes: tuple[VoterKey, ...],
+        survivors: Survivors,
+    ) -> bool:
+        """Whether replicas at the parent would take a commit with these signatures."""
+        key = parent, value, ballot, votes, survivors
+        if key not in self._certified:
+            commit = self._commit(value, ballot, votes, survivors)
+            problem = certificate_problem(self.heads[parent].head, commit)
+            self._certified[key] = problem is None
+        return self._certified[key]
+
+    def _commit(
+        self, value: int, ballot: BallotKey, votes: tuple[VoterKey, ...], survivors: Survivors
+    ) -> Commit:
+        what, real = self.values[value].value, cast.ballot(ballot)
+        real_survivors = tuple(cast.voter(v) for v in survivors)
+        payload = vote_payload(what.parent, real, what.digest(), real_survivors)
+        signed = []
+        for key in votes:
+            voter = cast.voter(key)
+            sign = cast.IDENTITIES[key[0]].sign
+            signed.append(Vote(voter, sign(VOTE_DOMAIN, signed_by(voter, payload))))
+        return Commit(what, real, tuple(signed), real_survivors)
+
+    def is_quorum(self, head: int, votes: tuple[VoterKey, ...]) -> bool:
+        """By the real quorum, whatever a mutant believes."""
+        key = head, votes
+        if key not in self._quorums:
+            voters = [cast.voter(v) for v in self.heads[head].voters]
+            self._quorums[key] = is_quorum(voters, {cast.voter(v) for v in votes})
+        return self._quorums[key]
+
+    def prefers(self, one: int, other: int) -> bool:
+        return self.heads[one].head.prefers(self.heads[other].head)
+
+    def round(self, head: int) -> int:
+        return NOTHING if head == NOTHING else self.heads[head].head.round

@@ -1,0 +1,150 @@
+"""Everything that can happen next. Each move is one thing that one peer does.
+
+Timers and leases are not there: whatever they may trigger may happen at any time. Pre-votes,
+refusals, aborts and suspicions only say when to try again.
+"""
+
+from collections.abc import Iterator
+from itertools import combinations
+
+from .acceptor import highest_promised
+from .acts import Acts, numbers_heard
+from .ledger import Ledger
+from .rules import Rules
+from .state import ALIVE, DEAD, LEFT, NOTHING, Attempt, Peer, Promised, State, replaced
+from .tidy import is_led, tidied
+
+Move = tuple
+"""What happened, for the story: a word, who, and the rest."""
+
+
+class Moves:
+    """All moves from a state, in an order that never changes."""
+
+    def __init__(self, ledger: Ledger, rules: Rules, rounds: int) -> None:
+        """Nobody starts an attempt once `rounds` are committed below it."""
+        self._ledger, self._rules, self._rounds = ledger, rules, rounds
+        self._acts = Acts(ledger, rules)
+
+    def __call__(self, state: State) -> Iterator[tuple[Move, State]]:
+        for move, after in self._all(state):
+            yield move, tidied(after, self._ledger, self._rules)
+
+    def _all(self, state: State) -> Iterator[tuple[Move, State]]:
+        for at, attempt in enumerate(state.attempts):
+            if attempt.committed:
+                yield from self._steps(state, attempt)
+            else:
+                if attempt.value == NOTHING:
+                    yield from self._promises(state, at)
+                    yield from self._proposals(state, at)
+                else:
+                    yield from self._votes(state, at)
+                    yield from self._commit(state, at)
+        for p, peer in enumerate(state.peers):
+            if peer.status == ALIVE:
+                yield from self._starts(state, p)
+                yield from self._fetches(state, p)
+            yield from self._faults(state, p)
+
+    # ---- leading
+
+    def _starts(self, state: State, p: int) -> Iterator[tuple[Move, State]]:
+        peer, budget = state.peers[p], state.budget
+        if self._ledger.round(peer.head) >= self._rounds or not (budget.starts or budget.branches):
+            return
+        me = p, peer.incarnation
+        own = highest_promised(peer.slots)
+        lowest = own[0] + 1 if own else 1
+        highest = max([lowest, *(n + 1 for n in numbers_heard(state, peer.head))])
+        for survivors in self._rules.electorates(peer.head, me, state.peers):
+            left = budget.branches if survivors else budget.starts
+            for number in range(lowest, highest + 1) if left else ():
+                after = self._acts.start(state, p, number, survivors)
+                yield ("start", p, (number, *me), survivors), after
+
+    def _promises(self, state: State, at: int) -> Iterator[tuple[Move, State]]:
+        for q in range(len(state.peers)):
+            after = self._acts.promise(state, q, at)
+            if after is not None:
+                yield ("promise", q, state.attempts[at]), after
+
+    def _proposals(self, state: State, at: int) -> Iterator[tuple[Move, State]]:
+        attempt = state.attempts[at]
+        if not is_led(attempt, state.peers):
+            return
+        values, rings = self._possible(attempt, state.peers)
+        for value in values:
+            yield (
+                ("finish", attempt.ballot[1], attempt, value),
+                self._acts.propose(state, at, value),
+            )
+        for heard in rings:
+            members = tuple(promised.voter for promised in heard)
+            for after in self._acts.ring(state, at, heard):
+                yield ("ring", attempt.ballot[1], attempt, members), after
+
+    def _possible(
+        self, attempt: Attempt, peers: tuple[Peer, ...]
+    ) -> tuple[list[int], list[tuple[Promised, ...]]]:
+        """What may follow from any deciding part of the promises: values to finish, rings."""
+        values: set[int] = set()
+        rings = []
+        for size in range(1, len(attempt.promises) + 1):
+            for heard in combinations(attempt.promises, size):
+                present = tuple(p.voter for p in heard)
+                if attempt.ballot[1:] not in present:
+                    continue
+                if not self._rules.decides(attempt.head, attempt.survivors, present, peers):
+                    continue
+                value = self._rules.to_finish(heard)
+                if value is None:
+                    rings.append(heard)
+                else:
+                    values.add(value)
+        return sorted(values), rings
+
+    # ---- accepting and committing
+
+    def _votes(self, state: State, at: int) -> Iterator[tuple[Move, State]]:
+        for q in range(len(state.peers)):
+            after = self._acts.vote(state, q, at)
+            if after is not None:
+                yield ("accept", q, state.attempts[at]), after
+
+    def _commit(self, state: State, at: int) -> Iterator[tuple[Move, State]]:
+        after = self._acts.commit(state, at)
+        if after is not None:
+            yield ("commit", state.attempts[at].ballot[1], state.attempts[at]), after
+
+    def _steps(self, state: State, attempt: Attempt) -> Iterator[tuple[Move, State]]:
+        for q, peer in enumerate(state.peers):
+            stands_there = peer.status == ALIVE and peer.head == attempt.head
+            if stands_there and self._acts.is_at_hand(state, q, attempt.value):
+                yield ("step", q, attempt), self._acts.step(state, q, attempt.value)
+
+    def _fetches(self, state: State, p: int) -> Iterator[tuple[Move, State]]:
+        heads = {peer.head for peer in state.peers if peer.status == ALIVE}
+        for q, donor in enumerate(state.peers):
+            if donor.status == ALIVE and donor.head in heads:
+                heads.discard(donor.head)  # one donor for each head will do
+                if self._ledger.prefers(donor.head, state.peers[p].head):
+                    yield ("fetch", p, q, donor.head), self._acts.fetch(state, p, q)
+
+    # ---- coming and going
+
+    def _faults(self, state: State, p: int) -> Iterator[tuple[Move, State]]:
+        peer, budget = state.peers[p], state.budget
+        if peer.status == ALIVE and budget.crashes:
+            left = budget._replace(crashes=budget.crashes - 1)
+            yield ("crash", p), self._acts.gone(state, p, DEAD, left)
+        if peer.status == DEAD and budget.restarts:
+            left = budget._replace(restarts=budget.restarts - 1)
+            for head in self._ledger.heads[peer.head].path[-2:]:
+                yield ("restart", p, head), self._acts.returned(state, p, head, left)
+        if peer.status == ALIVE and not peer.leaving and budget.leaves:
+            left = budget._replace(leaves=budget.leaves - 1)
+            leaver = peer._replace(leaving=True)
+            yield ("leave", p), State(replaced(state.peers, p, leaver), state.attempts, left)
+        if peer.status == ALIVE and peer.leaving:
+            yield ("goodbye", p), self._acts.gone(state, p, LEFT, budget)

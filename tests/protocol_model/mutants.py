@@ -1,0 +1,213 @@
+"""The protocol with one rule broken at a time: a search that cannot fail proves nothing.
+
+Each mutant changes one answer of `Rules`. Where it changes who decides, its replicas take the
+commits that it makes.
+"""
+
+from dataclasses import dataclass
+
+from .acceptor import Slotted
+from .bounds import Bounds
+from .cast import BallotKey, VoterKey
+from .rules import Rules
+from .state import ALIVE, Peer, Promised, Survivors
+
+
+class _OwnCertificates(Rules):
+    """Replicas believe what this mutant decides."""
+
+    def certified(
+        self,
+        head: int,
+        value: int,
+        ballot: BallotKey,
+        votes: tuple[VoterKey, ...],
+        survivors: Survivors,
+    ) -> bool:
+        return True
+
+
+class LocalMajority(_OwnCertificates):
+    """The electorate is a majority of those that the coordinator happens to see."""
+
+    def decides(
+        self,
+        head: int,
+        survivors: Survivors,
+        present: tuple[VoterKey, ...],
+        peers: tuple[Peer, ...],
+    ) -> bool:
+        return len(present) > 0
+
+
+class AsksForCommits(Rules):
+    """A new attempt asks who has seen a commit, not who has accepted a value."""
+
+    def to_finish(self, promises: tuple[Promised, ...]) -> int | None:
+        return None  # whoever has seen one has stepped, and does not answer at this head
+
+
+class PeersVote(_OwnCertificates):
+    """A voter is a peer id: a restarted one still votes."""
+
+    def decides(
+        self,
+        head: int,
+        survivors: Survivors,
+        present: tuple[VoterKey, ...],
+        peers: tuple[Peer, ...],
+    ) -> bool:
+        voters = survivors or self.ledger.heads[head].voters
+        here = {p for p, _ in present}
+        return super().decides(head, survivors, tuple(v for v in voters if v[0] in here), peers)
+
+    def votes(self, head: int, survivors: Survivors, who: VoterKey) -> bool:
+        voters = survivors or self.ledger.heads[head].voters
+        return any(who[0] == p for p, _ in voters)
+
+
+class OneSlot(_OwnCertificates):
+    """What is accepted for a branch is kept in the ordinary slot."""
+
+    def slot_of(self, survivors: Survivors) -> Survivors:
+        return ()
+
+
+class KeepsGradients(Rules):
+    """A peer that fetched the state keeps the gradients it had."""
+
+    def tag_after_fetch(self, tag: int, head: int) -> int:
+        return tag
+
+
+class MajorityOfTheRest(_OwnCertificates):
+    """Dead voters are struck off, and a majority of the rest decides."""
+
+    def decides(
+        self,
+        head: int,
+        survivors: Survivors,
+        present: tuple[VoterKey, ...],
+        peers: tuple[Peer, ...],
+    ) -> bool:
+        rest = tuple(v for v in self.ledger.heads[head].voters if _lives(v, peers))
+        return _most(rest, present)
+
+    def electorates(
+        self, head: int, me: VoterKey, peers: tuple[Peer, ...]
+    ) -> tuple[Survivors, ...]:
+        return ((),) if me in self.ledger.heads[head].voters else ()
+
+
+class LeaversStruckOff(_OwnCertificates):
+    """Who leaves is struck off at once: its promise, and what it accepted, do not count."""
+
+    def decides(
+        self,
+        head: int,
+        survivors: Survivors,
+        present: tuple[VoterKey, ...],
+        peers: tuple[Peer, ...],
+    ) -> bool:
+        voters = self.ledger.heads[head].voters
+        rest = tuple(v for v in voters if _lives(v, peers) and not peers[v[0]].leaving)
+        return _most(rest, present)
+
+    def to_finish(self, promises: tuple[Promised, ...]) -> int | None:
+        return super().to_finish(tuple(p for p in promises if not p.leaving))
+
+
+class PromisesForgotten(Rules):
+    """A promise does not bind: any ballot is accepted."""
+
+    def accept(
+        self, slots: Slotted, survivors: Survivors, ballot: BallotKey, value: int
+    ) -> Slotted | None:
+        promised = next((s[1] for s in slots if s[0] == survivors), ())
+        if not promised:
+            return None
+        return ((survivors, promised, (ballot, value)),)
+
+
+class AnyHead(Rules):
+    """Calls are answered whatever head they name."""
+
+    def takes_part(self, peer: Peer, head: int) -> bool:
+        return True
+
+
+class OwnResult(Rules):
+    """A step takes the result that this peer voted for, whatever digest was committed."""
+
+    def result_applied(self, peer: Peer, value: int) -> int:
+        ours = [s[2][1] for s in peer.slots if s[2]]
+        return ours[0] if ours else value
+
+
+class OffersAfterTheStep(Rules):
+    """A result can be fetched from others only once they have stepped with it."""
+
+    def offers_what_it_accepted(self) -> bool:
+        return False
+
+
+class AllMustVote(Rules):
+    """Every voter has to answer: one death, and nothing is decided any more."""
+
+    def decides(
+        self,
+        head: int,
+        survivors: Survivors,
+        present: tuple[VoterKey, ...],
+        peers: tuple[Peer, ...],
+    ) -> bool:
+        return set(present) >= set(survivors or self.ledger.heads[head].voters)
+
+
+def _lives(voter: VoterKey, peers: tuple[Peer, ...]) -> bool:
+    peer = peers[voter[0]]
+    return peer.status == ALIVE and peer.incarnation == voter[1]
+
+
+def _most(voters: tuple[VoterKey, ...], present: tuple[VoterKey, ...]) -> bool:
+    return 2 * sum(v in present for v in voters) > len(voters)
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A broken rule, the bounds within which it shows, and how."""
+
+    rules: type[Rules]
+    bounds: Bounds
+    trouble: str
+    way: int
+    """Moves in its shortest story."""
+
+    @property
+    def meaning(self) -> str:
+        return (self.rules.__doc__ or "").split(":")[0].rstrip(".")
+
+
+_TWO_CHOSEN = "a quorum accepted one value, then another"
+_TWO_COMMITS = "two commits by an ordinary quorum on one head"
+_STUCK = "stuck: no attempt of anybody can commit any more"
+
+
+def _within(peers: int, starts: int, **more: int) -> Bounds:
+    return Bounds("", peers, starts, liveness=False, **more)
+
+
+MUTANTS = (
+    Mutant(LocalMajority, _within(3, 2), _TWO_CHOSEN, 6),
+    Mutant(AsksForCommits, _within(3, 2), _TWO_CHOSEN, 8),
+    Mutant(PeersVote, _within(3, 2, crashes=1, restarts=1), _TWO_CHOSEN, 10),
+    Mutant(OneSlot, _within(3, 2, branches=1), _TWO_CHOSEN, 10),
+    Mutant(KeepsGradients, _within(2, 2, rounds=2), "gradients counted twice", 8),
+    Mutant(MajorityOfTheRest, _within(3, 2, crashes=2), _TWO_COMMITS, 10),
+    Mutant(LeaversStruckOff, _within(3, 2, leaves=2), _TWO_CHOSEN, 9),
+    Mutant(PromisesForgotten, _within(3, 2), _TWO_CHOSEN, 8),
+    Mutant(AnyHead, _within(3, 2, rounds=2), "peers with different heads averaged", 9),
+    Mutant(OwnResult, _within(3, 2), "equal heads, different bytes", 9),
+    Mutant(OffersAfterTheStep, Bounds("", 3, 1), _STUCK, 3),
+    Mutant(AllMustVote, Bounds("", 3, 1, crashes=1), _STUCK, 1),
+)

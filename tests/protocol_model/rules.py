@@ -1,0 +1,181 @@
+"""What may happen, asked of the code that runs in the daemon: quorums, electorates, slots, what to
+finish, who votes next. A mutant overrides one of these answers.
+"""
+
+from itertools import chain, combinations
+
+from atom.swarm.membership import voters_next
+from atom.swarm.records import Lease, PeerState
+from atom.training.round.electorate import Electorate, electorate
+from atom.training.round.vocabulary import View
+
+from . import acceptor, cast
+from .acceptor import Slotted
+from .cast import BallotKey, VoterKey
+from .ledger import Ledger
+from .state import ALIVE, LEFT, Peer, Promised, Survivors
+
+GRACE_SECONDS = 12.0
+
+
+class Rules:
+    """The protocol as it is."""
+
+    def __init__(self, ledger: Ledger, branches: bool) -> None:
+        """`branches`: silence for the grace time may found a branch (`survivors = "branch"`)."""
+        self.ledger = ledger
+        self._branches = branches
+        self._deciding: dict[tuple, bool] = {}
+        self._electorates: dict[tuple, tuple[Survivors, ...]] = {}
+
+    # ---- who decides
+
+    def decides(
+        self,
+        head: int,
+        survivors: Survivors,
+        present: tuple[VoterKey, ...],
+        peers: tuple[Peer, ...],
+    ) -> bool:
+        """Whether the present are enough for that attempt. `peers` only matters to mutants."""
+        key = head, survivors, present
+        if key not in self._deciding:
+            voters = survivors or self.ledger.heads[head].voters
+            real = Electorate(
+                tuple(cast.voter(v) for v in voters), tuple(cast.voter(v) for v in survivors)
+            )
+            self._deciding[key] = real.satisfied_by({cast.voter(v) for v in present})
+        return self._deciding[key]
+
+    def certified(
+        self,
+        head: int,
+        value: int,
+        ballot: BallotKey,
+        votes: tuple[VoterKey, ...],
+        survivors: Survivors,
+    ) -> bool:
+        """Whether replicas would take the commit."""
+        return self.ledger.certified(head, value, ballot, votes, survivors)
+
+    def votes(self, head: int, survivors: Survivors, who: VoterKey) -> bool:
+        """Whether ACCEPT is for `who`, and its vote counts."""
+        return who in (survivors or self.ledger.heads[head].voters)
+
+    def electorates(
+        self, head: int, me: VoterKey, peers: tuple[Peer, ...]
+    ) -> tuple[Survivors, ...]:
+        """All that `me` may take for the electorate, whatever part of the living it sees."""
+        alive = tuple(
+            (q, peer.incarnation, peer.head)
+            for q, peer in enumerate(peers)
+            if peer.status == ALIVE and q != me[0]
+        )
+        voters = self.ledger.heads[head].voters
+        gone = tuple(v for v in voters if is_confirmed_dead(v, peers))
+        key = head, me, alive, gone
+        if key not in self._electorates:
+            views = chain.from_iterable(combinations(alive, n) for n in range(len(alive) + 1))
+            found = {self.electorate(head, me, seen, gone) for seen in views}
+            self._electorates[key] = tuple(sorted(e for e in found if e is not None))
+        return self._electorates[key]
+
+    def electorate(
+        self,
+        head: int,
+        me: VoterKey,
+        seen: tuple[tuple[int, int, int], ...],
+        gone: tuple[VoterKey, ...],
+    ) -> Survivors | None:
+        """Whom `me` asks if it sees the leases of `seen` (peer, incarnation, head) and no others
+        for the grace time: survivors, empty for a quorum of the voters, None for nobody yet."""
+        record = self.ledger.heads[head]
+        fresh = {cast.voter(s[:2]).peer_id: self._lease(*s) for s in seen}
+        lapsed = {cast.voter(v): GRACE_SECONDS for v in record.voters}
+        view = View(fresh, lapsed, frozenset(cast.voter(v) for v in gone))
+        chosen = electorate(record.head, cast.voter(me), view, GRACE_SECONDS, self._branches)
+        return None if chosen is None else tuple(cast.key_of(v) for v in chosen.survivors)
+
+    def _lease(self, peer: int, incarnation: int, head: int) -> Lease:
+        voter, real = cast.voter((peer, incarnation)), self.ledger.heads[head].head
+        return Lease(
+            peer_id=voter.peer_id,
+            incarnation=voter.incarnation,
+            serial=1,
+            issued_at=0.0,
+            state=PeerState.ACCUMULATING,
+            head=real.digest,
+            round=real.round,
+            work=real.work,
+            sequences=1,
+            rounds_joined=0,
+            sequences_committed=0,
+            sequences_per_s=0.0,
+            tokens_per_s=0.0,
+            pass_seconds=0.0,
+            loss=None,
+            state_digest=b"",
+            addresses=(),
+        )
+
+    # ---- what binds an acceptor
+
+    def slot_of(self, survivors: Survivors) -> Survivors:
+        """Where an attempt of these survivors is promised and accepted."""
+        return survivors
+
+    def promise(self, slots: Slotted, survivors: Survivors, ballot: BallotKey) -> Slotted | None:
+        """The slots with that promise in them; None if it is refused."""
+        return acceptor.promise(slots, self.slot_of(survivors), ballot)
+
+    def accept(
+        self, slots: Slotted, survivors: Survivors, ballot: BallotKey, value: int
+    ) -> Slotted | None:
+        """The slots with that value accepted; None if it may not be."""
+        return acceptor.accept(slots, self.slot_of(survivors), ballot, value)
+
+    def takes_part(self, peer: Peer, head: int) -> bool:
+        """Whether a call at that head concerns this peer."""
+        return peer.head == head
+
+    # ---- what is proposed
+
+    def to_finish(self, promises: tuple[Promised, ...]) -> int | None:
+        """The value that these promises oblige to finish."""
+        return acceptor.to_finish(promises)
+
+    def voters_next(
+        self,
+        electors: tuple[VoterKey, ...],
+        head: int,
+        members: tuple[VoterKey, ...],
+        leaving: frozenset[int],
+        dead: tuple[VoterKey, ...],
+    ) -> tuple:
+        """Real voters, with their absences."""
+        known = {cast.key_of(v): v for v in self.ledger.heads[head].head.voters}
+        return voters_next(
+            [known.get(v, cast.voter(v)) for v in electors],
+            [cast.voter(m) for m in members],
+            {cast.voter((peer, 0)).peer_id for peer in leaving},
+            {cast.voter(v) for v in dead},
+        )
+
+    # ---- gradients, results, states
+
+    def offers_what_it_accepted(self) -> bool:
+        """Whether others can fetch the result of a value before anybody has stepped with it."""
+        return True
+
+    def tag_after_fetch(self, tag: int, head: int) -> int:
+        return head
+
+    def result_applied(self, peer: Peer, value: int) -> int:
+        """The value whose result a step on `value` really takes."""
+        return value
+
+
+def is_confirmed_dead(voter: VoterKey, peers: tuple[Peer, ...]) -> bool:
+    """Said goodbye, or lives on as another incarnation: what `View.dead` truthfully holds."""
+    peer = peers[voter[0]]
+    return peer.status == LEFT or (peer.status == ALIVE and peer.incarnation != voter[1])

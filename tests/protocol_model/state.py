@@ -1,0 +1,83 @@
+"""What is true at one moment of the model: small immutable tuples, equal when nothing differs.
+
+Messages are never removed once sent: whoever may receive one may receive it now, later, twice or
+never, so loss, delay, duplication, reordering, partition and freezing need no state of their own.
+They are kept where they belong: all that was ever said in one attempt is one `Attempt`.
+"""
+
+from typing import NamedTuple
+
+from .cast import BallotKey, VoterKey
+
+Survivors = tuple[VoterKey, ...]
+Accepted = tuple[BallotKey, int] | tuple[()]
+"""Ballot and number of the value; empty: nothing."""
+Slot = tuple[Survivors, BallotKey | tuple[()], Accepted]
+"""Which slot (empty: the ordinary one), the highest promise in it, and what it accepted."""
+
+DEAD, ALIVE, LEFT = 0, 1, 2
+NOTHING = -1
+
+
+class Peer(NamedTuple):
+    """One seat: the process in it, or the disk it left behind."""
+
+    status: int
+    incarnation: int
+    head: int
+    """Number of the head in the ledger; of a dead peer, what its disk leads to."""
+    content: int
+    """Which bytes its replica holds (`Ledger.content_after`)."""
+    tag: int
+    """The head at which the gradients in memory were begun."""
+    slots: tuple[Slot, ...]
+    """What was promised and accepted at this head."""
+    leaving: bool
+
+
+class Promised(NamedTuple):
+    """One promise, as the coordinator may hear it."""
+
+    voter: VoterKey
+    accepted: Accepted
+    before_branch: Accepted
+    leaving: bool
+
+
+class Attempt(NamedTuple):
+    """All that was said in one ballot, so far as it can still matter."""
+
+    head: int
+    ballot: BallotKey
+    survivors: Survivors
+    promises: tuple[Promised, ...]
+    value: int
+    """What ACCEPT proposes; `NOTHING` before."""
+    votes: tuple[VoterKey, ...]
+    committed: bool
+
+
+class Budget(NamedTuple):
+    """How often each of these may still happen."""
+
+    starts: int
+    branches: int
+    crashes: int
+    restarts: int
+    leaves: int
+
+
+class State(NamedTuple):
+    peers: tuple[Peer, ...]
+    attempts: tuple[Attempt, ...]
+    budget: Budget
+
+
+def replaced(things: tuple, at: int, thing: object) -> tuple:
+    """`things` with another one at that place."""
+    return (*things[:at], thing, *things[at + 1 :])
+
+
+def with_one(numbers: tuple, one: object) -> tuple:
+    """The sorted tuple with `one` in it."""
+    return numbers if one in numbers else tuple(sorted((*numbers, one)))
