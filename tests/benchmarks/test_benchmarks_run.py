@@ -1,7 +1,6 @@
 """The benchmarks run, at toy size, and their JSON has its shape. Speeds are nobody's business."""
 
 import json
-import math
 import subprocess
 import sys
 from pathlib import Path
@@ -12,16 +11,6 @@ import pytest
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 TOO_LONG_S = 100
 TIMING = {"median_s", "fastest_s", "slowest_s", "runs_s"}
-
-WITH_TORCH_ALONE = """
-import runpy, sys
-for name in ("pydantic", "hivemind", "grpc", "google", "blake3", "cryptography", "base58",
-             "psutil", "rich", "typer", "matplotlib", "safetensors", "tokenizers", "aiohttp"):
-    sys.modules[name] = None
-sys.argv = sys.argv[1:]
-sys.path.insert(0, sys.argv[0].rpartition("/")[0])
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
 
 
 def run(*command: str) -> dict[str, Any]:
@@ -38,23 +27,6 @@ def check_timing(timing: dict[str, Any], runs: int) -> None:
     assert set(timing) == TIMING
     assert len(timing["runs_s"]) == runs
     assert 0 < timing["fastest_s"] <= timing["median_s"] <= timing["slowest_s"]
-
-
-def test_swap_with_torch_alone() -> None:
-    program = str(BENCHMARKS / "swap.py")
-    body = run("-c", WITH_TORCH_ALONE, program, "--runs", "2", "--micro-batches", "2",
-               "--precision", "float32")  # fmt: skip
-    assert (body["benchmark"], body["device"], body["precision"]) == ("swap", "cpu", "float32")
-    assert body["sub_models"] == 6
-    assert body["tokens_per_pass"] == 2 * 2 * 128
-    for part in ("pass", "step", "both"):
-        for side in ("swapped", "plain"):
-            check_timing(body[side][part], runs=2)
-        quotient = body["swapped"][part]["median_s"] / body["plain"][part]["median_s"]
-        assert body["ratio"][part] == pytest.approx(quotient)
-    losses = body["loss_of_first_run"]
-    assert losses["swapped"] == pytest.approx(losses["plain"], rel=1e-4)
-    assert losses["plain"] < math.log(256)
 
 
 def test_ring_beside_gloo() -> None:

@@ -1,0 +1,179 @@
+"""Atom's own side: the model through sub-models, by the replica that a peer's daemon runs."""
+
+import functools
+import os
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from planned import Planner
+from swap_setup import (
+    BETAS,
+    CLIP_NORM,
+    EPSILON,
+    LEARNING_RATE,
+    SEED,
+    WEIGHT_DECAY,
+    MicroBatches,
+    Setup,
+    SideMissing,
+)
+from swap_traffic import Link
+
+from atom.base.clock import BootClock
+from atom.graph.profile import measure_graph
+from atom.graph.program import build_program
+from atom.graph.trace import trace
+from atom.graph.traced import Graph
+from atom.models.gpt3 import GPT3, initial_value
+from atom.optim.adamw import AdamWSettings
+from atom.optim.clipping import gradient_norm
+from atom.optim.rate import RateSettings
+from atom.plan.choice import Choice
+from atom.plan.chosen_program import chosen_program
+from atom.swap.arrangement import Arrangement
+from atom.swap.chrome_trace import chrome_trace
+from atom.swap.device import CpuDevice, Device
+from atom.swap.timeline import Recording, Timeline
+from atom.swap.utilisation import Utilisation
+from atom.training.replica import Replica, ReplicaSettings
+
+PLANNED_SHARE = 0.92
+"""Of the cap: the rest is the allocator's rounding and the libraries' workspaces."""
+
+
+class Atom:
+    """One replica on one device, as planned for the setup's cap. Raises: UserError;
+    SideMissing for a layout that is not there."""
+
+    def __init__(self, setup: Setup) -> None:
+        if setup.layout != "exact":
+            raise SideMissing(f"host states cannot be laid out as {setup.layout!r} yet")
+        self.setup, self.clock, self.took = setup, BootClock(), dict[str, float]()
+        if setup.gpu_bytes is not None and setup.device == "cuda":
+            has = torch.cuda.get_device_properties(0).total_memory
+            torch.cuda.set_per_process_memory_fraction(min(setup.gpu_bytes / has, 1.0))
+        self.device = open_device(setup)
+        began = time.perf_counter()
+        graph = trace(GPT3(setup.config, device="meta", dtype=setup.dtype), setup.batches(1, 0)[0])
+        self.choice = _choice(graph, setup)
+        self.took["trace_profile_plan_s"] = time.perf_counter() - began
+        if self.choice is None:
+            self.program = build_program(graph)
+        else:
+            self.program = chosen_program(graph, self.choice)
+        arrangement = Arrangement() if self.choice is None else self.choice.arrangement
+        self.at_once = setup.micro_batches if self.choice is None else self.choice.micro_batches
+        self.link = Link.of(self.program, arrangement)
+        self.recording = Recording()
+        self.replica = self._replica(arrangement)
+        self.pass_counts: list[int] = []
+        self.step_ends: list[float] = []
+        if setup.device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+
+    def _replica(self, arrangement: Arrangement) -> Replica:
+        began = time.perf_counter()
+        rate = RateSettings(LEARNING_RATE, LEARNING_RATE, 0, "constant", None)
+        adamw = AdamWSettings(BETAS, EPSILON, WEIGHT_DECAY)
+        settings = ReplicaSettings(
+            rate, adamw, CLIP_NORM, self.setup.dtype, arrangement, self.at_once,
+            compiled=self.setup.compiled,
+        )  # fmt: skip
+        replica = Replica(self.program, None, settings, self.device, observer=self.recording)
+        self.took["allocate_s"] = time.perf_counter() - began
+        began = time.perf_counter()
+        replica.initialise(functools.partial(initial_value, self.setup.config, seed=SEED))
+        self.took["first_values_s"] = time.perf_counter() - began
+        return replica
+
+    def step(self, batches: MicroBatches) -> float:
+        """AdamW is left under way: the next step's passes run above it."""
+        replica = self.replica
+        replica.reset_gradients()
+        starts = range(0, len(batches), self.at_once)
+        for first in starts:
+            replica.run_pass(batches[first : first + self.at_once])
+        loss = replica.loss_sum / replica.sequences
+        mean = replica.gradients.div_(replica.sequences)
+        norm = gradient_norm(mean, len(os.sched_getaffinity(0)))
+        replica.begin_step(mean, norm, replica.round + 1)
+        self.pass_counts.append(len(starts))
+        self.step_ends.append(self.clock.now())
+        return loss
+
+    def facts(self, trace: str | None) -> dict[str, Any]:
+        """Over the steps since the last call but the first, which is not timed either."""
+        self.replica.finish_step()
+        timeline = self._timed_steps()
+        if trace is not None:
+            Path(trace).write_text(
+                chrome_trace(timeline, self._names(), f"{len(self.step_ends) - 1} steps"),
+                encoding="utf-8",
+            )
+        counts, ends = self.pass_counts, self.step_ends
+        self.pass_counts, self.step_ends = [], []
+        if len(ends) < 2:
+            return {}
+        seconds, steps = ends[-1] - ends[0], len(ends) - 1
+        seen = asdict(self.link.seen([span.event for span in timeline.spans]))
+        parameters = sum(spec.numel for spec in self.program.layout.specs)
+        optimizer_s = timeline.busy_s("optimizer") / steps
+        return {
+            "sub_models": len(self.program.sub_models),
+            "parameters": parameters,
+            "planned": None if self.choice is None else self._planned(self.choice, counts[-1]),
+            "passes_per_step": counts[-1],
+            "busy": timeline.busy_s("compute") / seconds,
+            "utilisation": Utilisation.of(timeline).text(),
+            "moved_per_step": {what: amount / steps for what, amount in seen.items()},
+            "formula_per_step": asdict(self.link.formula(counts[-1])),
+            "adamw_per_s": parameters / optimizer_s if optimizer_s else None,
+            "ready": self.took,
+        }
+
+    def _timed_steps(self) -> Timeline:
+        """What the engine reported between the end of the first step and that of the last."""
+        spans, self.recording.spans = self.recording.spans, []
+        if len(self.step_ends) < 2:
+            return Timeline(())
+        first, last = self.step_ends[0], self.step_ends[-1]
+        return Timeline.of(s for s in spans if first <= s.start_s and s.end_s <= last)
+
+    def _names(self) -> list[str]:
+        return [part.class_name for part in self.program.sub_models]
+
+    def _planned(self, choice: Choice, passes: int) -> dict[str, Any]:
+        """Foretold as if nothing were loaded when a pass begins, as after a step."""
+        return {
+            "micro_batches_per_pass": choice.micro_batches,
+            "resident": sorted(choice.arrangement.resident),
+            "kept": sorted(choice.arrangement.kept),
+            "device_bytes": choice.memory.total_bytes,
+            "utilisation": choice.timeline.utilisation,
+            "foretold_s": choice.timeline.seconds * passes,
+        }
+
+    def close(self) -> None:
+        self.replica.finish_step()
+        self.device.close()
+
+
+def open_device(setup: Setup) -> Device:
+    """Raises: DeviceError."""
+    if setup.device == "cpu":
+        return CpuDevice()
+    from atom.swap.streams import CudaDevice
+
+    return CudaDevice(0, setup.dtype)
+
+
+def _choice(graph: Graph, setup: Setup) -> Choice | None:
+    """The planner's, if there is a cap. Raises: DeviceError."""
+    if setup.gpu_bytes is None:
+        return None
+    planner = Planner(graph, setup.torch_device, setup.micro_batches)
+    profile = measure_graph(graph, setup.torch_device)
+    return planner.choose(profile, int(setup.gpu_bytes * PLANNED_SHARE))

@@ -1,0 +1,156 @@
+"""What is measured: one case per row of the table of targets, in the order of their worth.
+
+Targets are for one H200 with 16 cores, and GPT-3 2.7B unless the name says otherwise. 8k, 16k and
+32k are tokens per optimizer step, in micro-batches of two sequences of 2048.
+"""
+
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from swap_setup import TINY
+from swap_sides import ATOM, BOUND, EXACTNESS, FSDP, MEMORY, RATES, ZERO_2, ZERO_3
+
+GB = 10**9
+PASSES = 8
+"""Of the case that accumulates."""
+
+
+class Kind(Enum):
+    STEPS = "optimizer steps, side by side"
+    ACCUMULATE = "one pass per step, then eight"
+    SPARE = "Atom under the peak of the in-memory twin, one after the other"
+    EXACTNESS = "weights, step by step"
+    RATES = "what the box can do"
+
+
+@dataclass(frozen=True)
+class Target:
+    """`figure` is a key of what a case measures (`swap_measure.py`)."""
+
+    what: str
+    figure: str
+    limit: float
+    at_most: bool = False
+
+    def met(self, measured: float) -> bool:
+        return measured <= self.limit if self.at_most else measured >= self.limit
+
+
+@dataclass(frozen=True)
+class Rival:
+    """A side that Atom is compared with. Compiled: both sides are."""
+
+    side: str
+    compiled: bool = False
+
+    @property
+    def label(self) -> str:
+        return f"{self.side}, compiled" if self.compiled else self.side
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    kind: Kind
+    targets: tuple[Target, ...]
+    rivals: tuple[Rival, ...] = ()
+    size: str = "2.7b"
+    micro_batches: int = 8
+    sequences: int = 2
+    gpu_bytes: int | None = 6 * GB
+    layout: str = "exact"
+    steps: int = 3
+
+    def as_toy(self) -> "Case":
+        """The same, small enough for a laptop's processor: to see that it runs."""
+        return replace(
+            self,
+            size="tiny",
+            micro_batches=min(self.micro_batches, 2),
+            gpu_bytes=2**28 if self.kind is Kind.SPARE else None,
+            steps=min(self.steps, 2),
+        )
+
+    @property
+    def tokens_per_sequence(self) -> int:
+        return TINY.sequence_tokens if self.size == "tiny" else 2048
+
+    @property
+    def tokens(self) -> int:
+        """Per optimizer step."""
+        return self.micro_batches * self.sequences * self.tokens_per_sequence
+
+
+def of(rival: Rival, share: float) -> Target:
+    return Target(f"speed beside {rival.label}", f"speed beside {rival.label}", share)
+
+
+def gpu(limit_bytes: float) -> Target:
+    return Target("GPU memory, GB", "gpu_gb", limit_bytes / GB, at_most=True)
+
+
+EAGER, COMPILED = Rival(MEMORY), Rival(MEMORY, compiled=True)
+STAGE_2, STAGE_3, SHARDED, COMPUTE = Rival(ZERO_2), Rival(ZERO_3), Rival(FSDP), Rival(BOUND)
+
+CASES = (
+    Case(
+        "rates", Kind.RATES,
+        (
+            Target("host AdamW in place, link busy, Gparam/s", "adamw_g_per_s", 4.0),
+            Target("the link meanwhile, each way, GB/s", "link_gb_per_s", 40.0),
+        ),
+        gpu_bytes=None,
+    ),
+    Case(
+        "2.7b-32k", Kind.STEPS,
+        (
+            of(EAGER, 0.98), of(COMPILED, 0.98), of(STAGE_2, 2.4), of(STAGE_3, 2.4), gpu(6 * GB),
+            Target("compute stream busy", "busy", 0.97),
+        ),
+        (EAGER, COMPILED, STAGE_2, STAGE_3, SHARDED),
+    ),
+    Case(
+        "2.7b-8k", Kind.STEPS,
+        (Target("seconds per step", "step_s", 0.70, at_most=True), of(STAGE_3, 5.0)),
+        (EAGER, COMPILED, STAGE_3), micro_batches=2,
+    ),
+    Case("2.7b-16k", Kind.STEPS, (of(EAGER, 0.90),), (EAGER, COMPILED), micro_batches=4),
+    Case(
+        "exactness", Kind.EXACTNESS,
+        (Target("steps with equal weights, float32", "equal steps, float32", 1.0),
+         Target("steps with equal weights, bfloat16", "equal steps, bfloat16", 1.0)),
+        size="small", micro_batches=3, gpu_bytes=None, steps=49,
+    ),
+    Case(
+        "accumulate-8", Kind.ACCUMULATE,
+        (Target("seconds per token, 8 passes to 1", "8 passes to 1", 1.0, at_most=True),),
+        steps=2,
+    ),
+    Case(
+        "2.7b-32k-3gb", Kind.STEPS, (of(EAGER, 0.95), gpu(3 * GB)), (EAGER,), gpu_bytes=3 * GB
+    ),
+    Case("spare-memory", Kind.SPARE, (of(EAGER, 1.0),), (EAGER,)),
+    Case(
+        "2.7b-8k-half", Kind.STEPS,
+        (Target("seconds per step", "step_s", 0.50, at_most=True),),
+        (EAGER,), micro_batches=2, layout="half",
+    ),
+    Case(
+        "6.7b-32k", Kind.STEPS,
+        (
+            of(EAGER, 0.95), of(COMPUTE, 0.90), gpu(10 * GB),
+            Target("host memory, GB", "host_gb", 134.2, at_most=True),
+            Target("seconds until ready", "ready_s", 60.0, at_most=True),
+        ),
+        (COMPUTE, EAGER), size="6.7b", gpu_bytes=10 * GB, layout="split",
+    ),
+    Case(
+        "13b-8k-half", Kind.STEPS, (of(COMPUTE, 0.90),), (COMPUTE,),
+        size="13b", micro_batches=2, gpu_bytes=20 * GB, layout="half", steps=2,
+    ),
+)  # fmt: skip
+TINY_CASE = Case(
+    "tiny", Kind.STEPS, (), (EAGER, SHARDED), size="tiny", micro_batches=4, gpu_bytes=None
+)
+BY_NAME = {case.name: case for case in (*CASES, TINY_CASE)}
+OURS = ATOM, EXACTNESS, RATES

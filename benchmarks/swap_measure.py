@@ -1,0 +1,239 @@
+"""Measures a case: who runs beside whom, how often, and the figures that follow."""
+
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from sides import Timing
+from swap_cases import GB, PASSES, Case, Kind, Rival
+from swap_company import Answer, Child, Company, OutOfTime, SideFailed
+from swap_setup import Setup
+from swap_sides import ATOM, EXACTNESS, HUNGRY, MEMORY, RATES
+
+ENOUGH_S = 60.0
+"""A pairing that has taken so long is not run again."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user may change about every case."""
+
+    device: str
+    precision: str
+    runs: int
+    steps: int | None
+    gpu_bytes: int | None
+    sides: tuple[str, ...] | None
+    """Rivals to run; None: all of the case."""
+    trace: str | None
+
+
+@dataclass
+class SideResult:
+    """What one side came to in one case."""
+
+    ready_s: float
+    tokens: int
+    """Per step."""
+    answers: list[Answer] = field(default_factory=list)
+
+    @property
+    def step(self) -> Timing:
+        """Seconds per step: of each run the mean."""
+        return Timing(tuple(statistics.mean(a.seconds) for a in self.answers if a.seconds))
+
+    @property
+    def memory(self) -> dict[str, int]:
+        """The most of all runs."""
+        keys = self.answers[-1].memory
+        return {key: max(answer.memory[key] for answer in self.answers) for key in keys}
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return self.answers[-1].facts if self.answers else {}
+
+
+@dataclass
+class Measured:
+    """A case's results by side; why others have none; and the figures."""
+
+    case: Case
+    sides: dict[str, SideResult] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+    figures: dict[str, float] = field(default_factory=dict)
+    out_of_time: bool = False
+
+
+def measure(case: Case, company: Company, options: Options) -> Measured:
+    """Whatever fails is told in the result. What there is when time is out counts."""
+    measured = Measured(case)
+    measuring: dict[Kind, Callable[[Measured, Company, Options], None]] = {
+        Kind.STEPS: _steps,
+        Kind.ACCUMULATE: _accumulate,
+        Kind.SPARE: _spare,
+        Kind.EXACTNESS: _exactness,
+        Kind.RATES: _rates,
+    }
+    try:
+        measuring[case.kind](measured, company, options)
+    except OutOfTime:
+        measured.out_of_time = True
+    _figures(measured)
+    return measured
+
+
+def _steps(measured: Measured, company: Company, options: Options) -> None:
+    """Atom beside each rival in turn; those that fill the host by themselves, at the end."""
+    rivals = _rivals(measured.case, options)
+    beside = [rival for rival in rivals if rival.side not in HUNGRY]
+    for rival in beside or [None]:
+        compiled = rival is not None and rival.compiled
+        pair = {_ours(compiled): _atom(measured.case, options, compiled)}
+        if rival is not None:
+            pair[rival.label] = _other(measured.case, options, rival)
+        _pairing(measured, company, options, pair)
+    for rival in rivals:
+        if rival.side in HUNGRY:
+            setup = _other(measured.case, options, rival)
+            _pairing(measured, company, options, {rival.label: setup})
+
+
+def _spare(measured: Measured, company: Company, options: Options) -> None:
+    case = measured.case
+    for rival in _rivals(case, options):
+        _pairing(measured, company, options, {rival.label: _other(case, options, rival)})
+    cap = case.gpu_bytes
+    twin = measured.sides.get(MEMORY)
+    if twin is not None and "gpu_reserved_bytes" in twin.memory:
+        cap = twin.memory["gpu_reserved_bytes"]
+    company.only()
+    _pairing(measured, company, options, {ATOM: _atom(case, options, False, cap)})
+
+
+def _accumulate(measured: Measured, company: Company, options: Options) -> None:
+    case = measured.case
+    setup = _atom(case, options, compiled=False)
+    for label, passes in (("atom, 1 pass", 1), (f"atom, {PASSES} passes", PASSES)):
+        _pairing(measured, company, options, {label: setup}, case.micro_batches * passes)
+    one, many = (measured.sides.get(f"atom, {n}") for n in ("1 pass", f"{PASSES} passes"))
+    if one is not None and many is not None:
+        ratio = many.step.median_s / one.step.median_s / PASSES
+        measured.figures[f"{PASSES} passes to 1"] = ratio
+
+
+def _exactness(measured: Measured, company: Company, options: Options) -> None:
+    case = measured.case
+    for precision in ("float32", "bfloat16") if case.size != "tiny" else (options.precision,):
+        setup = Setup(
+            EXACTNESS, case.size, case.sequences, precision, options.device,
+            micro_batches=case.micro_batches,
+        )  # fmt: skip
+        label = f"{EXACTNESS}, {precision}"
+        _pairing(measured, company, options, {label: setup}, runs=1)
+        if label in measured.sides:
+            facts = measured.sides[label].facts
+            measured.figures[f"equal steps, {precision}"] = facts["equal_steps"] / facts["steps"]
+
+
+def _rates(measured: Measured, company: Company, options: Options) -> None:
+    case = measured.case
+    setup = Setup(RATES, case.size, case.sequences, options.precision, options.device)
+    _pairing(measured, company, options, {RATES: setup}, steps=0, runs=1)
+    if RATES in measured.sides:
+        facts = measured.sides[RATES].facts
+        for figure, key in (("adamw_g_per_s", "adamw_per_s"),
+                            ("link_gb_per_s", "link_meanwhile_bytes_per_s")):  # fmt: skip
+            if key in facts:
+                measured.figures[figure] = facts[key] / GB
+
+
+def _pairing(
+    measured: Measured,
+    company: Company,
+    options: Options,
+    setups: dict[str, Setup],
+    micro_batches: int | None = None,
+    steps: int | None = None,
+    runs: int | None = None,
+) -> None:
+    """Runs of these sides in turn; who begins alternates. A side that fails is left out."""
+    case = measured.case
+    children = _started(measured, company, setups)
+    wanted = case.steps if options.steps is None else options.steps
+    asked = case.micro_batches if micro_batches is None else micro_batches
+    tokens, spent_s = case.tokens // case.micro_batches * asked, 0.0
+    for run in range(options.runs if runs is None else runs):
+        for label, child in list(children.items())[:: 1 if run % 2 else -1]:
+            trace = options.trace if label == ATOM else None
+            try:
+                answer = child.run(asked, wanted if steps is None else steps, trace)
+            except OutOfTime:
+                raise
+            except SideFailed as reason:
+                measured.missing[label] = str(reason)
+                company.forget(setups[label])
+                del children[label]
+                continue
+            result = measured.sides.setdefault(label, SideResult(child.ready_s, tokens))
+            result.answers.append(answer)
+            spent_s += sum(answer.seconds)
+        if spent_s > ENOUGH_S:
+            break
+
+
+def _started(measured: Measured, company: Company, setups: dict[str, Setup]) -> dict[str, Child]:
+    """Those that could be had."""
+    company.only(*(s for s in setups.values() if s in company.children))
+    children = {}
+    for label, setup in setups.items():
+        try:
+            kept = [s for s in company.children if s != setup]
+            children[label] = company.only(*kept, setup)[-1]
+        except OutOfTime:
+            raise
+        except SideFailed as reason:
+            measured.missing[label] = str(reason)
+    return children
+
+
+def _figures(measured: Measured) -> None:
+    """Speeds beside the rivals (above one: Atom is faster), and what the targets need else."""
+    for rival in measured.case.rivals:
+        ours, theirs = _ours(rival.compiled), rival.label
+        if ours in measured.sides and theirs in measured.sides:
+            speed = measured.sides[theirs].step.median_s / measured.sides[ours].step.median_s
+            measured.figures[f"speed beside {theirs}"] = speed
+    if ATOM in measured.sides:
+        result = measured.sides[ATOM]
+        measured.figures["step_s"] = result.step.median_s
+        measured.figures["ready_s"] = result.ready_s
+        measured.figures["host_gb"] = result.memory["host_bytes"] / GB
+        measured.figures["busy"] = statistics.mean(a.facts["busy"] for a in result.answers)
+        if "gpu_reserved_bytes" in result.memory:
+            measured.figures["gpu_gb"] = result.memory["gpu_reserved_bytes"] / GB
+
+
+def _rivals(case: Case, options: Options) -> list[Rival]:
+    return [r for r in case.rivals if options.sides is None or r.side in options.sides]
+
+
+def _ours(compiled: bool) -> str:
+    return Rival(ATOM, compiled).label
+
+
+def _atom(case: Case, options: Options, compiled: bool, cap: int | None = None) -> Setup:
+    return Setup(
+        ATOM, case.size, case.sequences, options.precision, options.device, compiled,
+        case.micro_batches, options.gpu_bytes or cap or case.gpu_bytes, case.layout,
+    )  # fmt: skip
+
+
+def _other(case: Case, options: Options, rival: Rival) -> Setup:
+    """Only who accumulates in ways of its own is told of the micro-batches: others are kept from
+    one case to the next."""
+    counted = case.micro_batches if rival.side in HUNGRY else 1
+    return Setup(
+        rival.side, case.size, case.sequences, options.precision, options.device, rival.compiled,
+        counted,
+    )  # fmt: skip

@@ -1,0 +1,68 @@
+"""Bytes over the link in one step: what the formula says, and what an engine was seen to move."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from atom.graph.ir import Program
+from atom.swap.arrangement import Arrangement
+from atom.swap.device_slots import SlotLayout
+from atom.swap.schedule import Event, GradientOut, Load
+
+GRADIENT_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Of one optimizer step."""
+
+    loads: int
+    gradient_outs: int
+    in_bytes: int
+    out_bytes: int
+
+
+@dataclass(frozen=True)
+class Link:
+    """A program in an arrangement, as the link sees it."""
+
+    elements: tuple[int, ...]
+    """Per sub-model; one that shares a tied weight with another counts it too."""
+    arrangement: Arrangement
+    weight_bytes: int
+
+    @classmethod
+    def of(cls, program: Program, arrangement: Arrangement) -> "Link":
+        layouts = [SlotLayout.of(part, program.layout) for part in program.sub_models]
+        elements = tuple(layout.elements for layout in layouts)
+        return cls(elements, arrangement, program.parameter_dtype.itemsize)
+
+    def formula(self, passes: int) -> Traffic:
+        """A step of so many passes; nothing is loaded when it begins, for the last step changed it.
+
+        What is swapped goes in twice per pass (forward, backward), less what the shared slots
+        still hold when the backward begins, and from the second pass on what they still hold when
+        the forward does. Residents go in once. All gradients leave once per pass.
+        """
+        slots, resident = self.arrangement.slots, self.arrangement.resident
+        swapped = [s for s in range(len(self.elements)) if s not in resident]
+        backward = swapped[: max(len(swapped) - slots, 0)]
+        first, later = [*swapped, *backward], [*swapped[slots:], *backward]
+        loads = [*sorted(resident), *first, *later * (passes - 1)]
+        return self._traffic(loads, list(range(len(self.elements))) * passes)
+
+    def seen(self, events: Sequence[Event]) -> Traffic:
+        loads = [event.sub_model for event in events if isinstance(event, Load)]
+        outs = [event.sub_model for event in events if isinstance(event, GradientOut)]
+        return self._traffic(loads, outs)
+
+    def _traffic(self, loads: Sequence[int], outs: Sequence[int]) -> Traffic:
+        return Traffic(
+            len(loads),
+            len(outs),
+            self._elements(loads) * self.weight_bytes,
+            self._elements(outs) * GRADIENT_BYTES,
+        )
+
+    def _elements(self, sub_models: Sequence[int]) -> int:
+        return sum(self.elements[s] * times for s, times in Counter(sub_models).items())

@@ -1,0 +1,139 @@
+"""The swap benchmark at toy size: every kind of case runs, its JSON has its shape, and its own
+arithmetic is right. Speeds are nobody's business."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+TOO_LONG_S = 100
+ABSENT = (
+    "pydantic", "hivemind", "grpc", "google", "blake3", "cryptography", "base58", "psutil", "rich",
+    "typer", "matplotlib", "safetensors", "tokenizers", "transformers", "aiohttp", "deepspeed",
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def benchmarks_on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+
+
+@pytest.fixture
+def torch_alone(tmp_path: Path) -> dict[str, str]:
+    """An environment for the program and its children in which other packages do not import."""
+    for name in ABSENT:
+        (tmp_path / f"{name}.py").write_text(f"raise ImportError('{name} is absent')\n")
+    return {**os.environ, "PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}
+
+
+def run(environment: dict[str, str], *options: str) -> tuple[dict[str, Any], str]:
+    done = subprocess.run(
+        [sys.executable, str(BENCHMARKS / "swap.py"), *options, "--runs", "1", "--steps", "1"],
+        capture_output=True, text=True, timeout=TOO_LONG_S, env=environment,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    body: dict[str, Any] = json.loads(done.stdout)
+    assert (body["benchmark"], body["device"], body["toy"]) == ("swap", "cpu", True)
+    return body, done.stderr
+
+
+def test_sides_in_turn_with_torch_alone(torch_alone: dict[str, str], tmp_path: Path) -> None:
+    files = "--trace", str(tmp_path / "trace"), "--json", str(tmp_path / "json")
+    body, table = run(torch_alone, "--sides", "memory", "--gpu-memory", "64 MiB", *files)
+    (case,) = body["cases"]
+    assert set(case["sides"]) == {"atom", "memory"}
+    assert not case["missing"], table
+    for side in case["sides"].values():
+        assert len(side["step"]["runs_s"]) == 1
+        assert len(side["losses"]) == 2
+        assert all(loss < math.log(256) + 0.1 for loss in side["losses"])
+        assert side["memory"]["host_bytes"] > 10**7
+    seconds = [case["sides"][side]["step"]["median_s"] for side in ("memory", "atom")]
+    assert case["figures"]["speed beside memory"] == pytest.approx(seconds[0] / seconds[1])
+    facts = case["sides"]["atom"]["facts"]
+    assert facts["moved_per_step"] == pytest.approx(facts["formula_per_step"])
+    assert 0 < facts["busy"] <= 1
+    assert facts["planned"]["device_bytes"] <= 64 * 2**20
+    assert json.loads((tmp_path / "json").read_text())["cases"] == body["cases"]
+    events = json.loads((tmp_path / "trace").read_text())["traceEvents"]
+    assert {"loads", "computing"} <= {event["args"].get("name") for event in events}
+
+
+def test_weights_are_compared(torch_alone: dict[str, str]) -> None:
+    body, _ = run(torch_alone, "--case", "exactness")
+    (case,) = body["cases"]
+    verdicts = {target["figure"]: target["verdict"] for target in case["targets"]}
+    assert verdicts == {
+        "equal steps, float32": "toy size", "equal steps, bfloat16": "not measured"
+    }  # fmt: skip
+    assert case["figures"] == {"equal steps, float32": 1.0}
+
+
+def test_a_deadline_ends_it_with_what_there_is(torch_alone: dict[str, str]) -> None:
+    body, table = run(torch_alone, "--case", "all", "--deadline", "10.5")
+    assert body["cases"][-1]["out_of_time"]
+    assert "not measured: out of time" in table
+
+
+@pytest.mark.parametrize("resident", [set(), {0}, {1, 3}, {0, 1, 2, 3, 4}])
+@pytest.mark.parametrize("slots", [2, 3, 6])
+@pytest.mark.parametrize("passes", [1, 2, 5])
+def test_the_formula_counts_what_a_schedule_moves(
+    resident: set[int], slots: int, passes: int
+) -> None:
+    from swap_traffic import Link
+
+    from atom.swap.arrangement import Arrangement
+    from atom.swap.schedule import Drop, Event, Load, Shape, training_pass
+
+    shape = Shape(5, 2, Arrangement(slots, frozenset(resident)))
+    events, loaded = list[Event](), dict[int, int]()
+    for _ in range(passes):
+        events += training_pass(shape, loaded.values())
+        for event in events:
+            if isinstance(event, Load):
+                loaded[event.slot] = event.sub_model
+            elif isinstance(event, Drop):
+                loaded.pop(event.slot, None)
+    link = Link((7, 11, 13, 17, 19), shape.arrangement, 2)
+    assert link.formula(passes) == link.seen(events)
+
+
+def test_targets_are_judged() -> None:
+    from swap_cases import BY_NAME, GB
+    from swap_measure import Measured
+    from swap_table import verdict
+
+    case = replace(BY_NAME["2.7b-32k"])
+    measured = Measured(case, figures={"speed beside memory": 0.97, "gpu_gb": 5.9})
+    verdicts = {target.figure: verdict(measured, target, judged=True) for target in case.targets}
+    assert verdicts["speed beside memory"] == "missed"
+    assert verdicts["gpu_gb"] == "met"
+    assert verdicts["busy"] == "not measured"
+    assert case.gpu_bytes == 6 * GB
+    assert case.tokens == 32768
+
+
+def test_a_side_that_is_absent_or_breaks_is_told(
+    torch_alone: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from swap_cases import BY_NAME
+    from swap_company import Child, Deadline, SideFailed
+    from swap_measure import Measured
+    from swap_setup import Setup
+    from swap_table import side_rows
+
+    monkeypatch.setenv("PYTHONPATH", torch_alone["PYTHONPATH"])
+    with pytest.raises(SideFailed, match="DeepSpeed is not installed") as absent:
+        Child(Setup("deepspeed-3", "tiny", 1, "float32", "cpu"), Deadline())
+    with pytest.raises(SideFailed, match="no side is called 'none'"):
+        Child(Setup("none", "tiny", 1, "float32", "cpu"), Deadline())
+    measured = Measured(BY_NAME["tiny"], missing={"deepspeed-3": str(absent.value)})
+    assert side_rows(measured) == [["tiny", "deepspeed-3", str(absent.value)]]
