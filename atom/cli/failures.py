@@ -14,7 +14,7 @@ from typing import Any
 import typer
 
 from atom import __version__
-from atom.base.errors import StorageError, UserError
+from atom.base.errors import DeviceError, StorageError, UserError
 from atom.cli.exit_codes import ExitCode, exit_code_of
 from atom.cli.terminal import stderr_console
 from atom.config.places import crash_directory
@@ -101,6 +101,9 @@ def _say_fault(fault: Exception, debug: bool) -> int:
 
 
 def _as_user_error(fault: Exception) -> UserError | None:
+    if isinstance(fault, MemoryError):
+        said = f": {fault}" if str(fault) else ""
+        return DeviceError(f"host memory ran out{said}", "end other programs, then try again")
     if isinstance(fault, OSError) and fault.errno in _DISK_ERRORS:
         where = f"{fault.filename}: " if fault.filename else ""
         return StorageError(f"{where}{fault.strerror}", _DISK_ERRORS[fault.errno])

@@ -15,6 +15,7 @@ from atom.graph.profile.seconds import Profile
 from atom.graph.traced import Graph
 from atom.plan.choice import Choice, Limits, choose
 from atom.swap.host_store import host_bytes
+from atom.swarm.codec import CODECS
 from atom.training.pacing import MAX_MICRO_BATCHES_PER_PASS
 
 GPU_SHARE = 0.9
@@ -99,6 +100,17 @@ def replica_bytes(graph: Graph) -> int:
     """Host memory of weights, moments, gradients and averaged results."""
     results = RESULT_ARENAS * graph.layout.total_elements * torch.float32.itemsize
     return host_bytes(graph.layout, graph.parameter_dtype) + results
+
+
+def feedback_bytes(run: RunFile, graph: Graph) -> int:
+    """Host memory for what the run's codec takes away, until it is given back."""
+    arena = graph.layout.total_elements * torch.float32.itemsize
+    return arena if CODECS[run.swarm.codec].feeds_back else 0
+
+
+def peer_bytes(run: RunFile, graph: Graph) -> int:
+    """Host memory that a peer takes however it cuts the model."""
+    return replica_bytes(graph) + feedback_bytes(run, graph)
 
 
 def usable_device_bytes(device: torch.device, graph: Graph, host_bytes_free: int) -> int:

@@ -6,7 +6,7 @@ this device, or from a table of devices (`assume`).
 
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -21,10 +21,11 @@ from atom.config.sources import text_sources
 from atom.daemon.device_choice import (
     RESULT_ARENAS,
     Question,
+    feedback_bytes,
     free_host_bytes,
     most_micro_batches,
+    peer_bytes,
     question,
-    replica_bytes,
     usable_device_bytes,
 )
 from atom.daemon.model_source import open_source, pin_source
@@ -40,6 +41,7 @@ from atom.plan.advice import Advice, Situation, advise
 from atom.plan.choice import Choice
 from atom.plan.chosen_program import chosen_program
 from atom.plan.prediction import RoundPrediction, Surroundings, Work, predict
+from atom.swap.parameter_gradients import carrier_bytes
 from atom.swarm.codec import CODECS
 from atom.training.snapshot import KEPT
 
@@ -80,6 +82,12 @@ class HostPlan:
     @property
     def total_bytes(self) -> int:
         return sum(size for _, size in self.arenas)
+
+    def with_carriers(self, program: Program) -> "HostPlan":
+        """Adds what the cut costs."""
+        carried = carrier_bytes(program)
+        more = [("sums of parameters tied across sub-models", carried)] if carried else []
+        return replace(self, arenas=(*self.arenas, *more))
 
 
 @dataclass(frozen=True)
@@ -153,6 +161,7 @@ def plan_run(request: PlanRequest, note: Note) -> Plan:
     on_gpu = request.assume is not None or device.title != "cpu"
     asked = question(graph, profile, device.budget_bytes, most_micro_batches(run), on_gpu)
     choice = asked.answer()
+    program = chosen_program(graph, choice)
     work, surroundings = _work(run, graph, request), _surroundings(run, peer, graph, request)
     situation = Situation(
         asked.chain, asked.machine, asked.limits, work, surroundings, asked.layer_ends
@@ -165,10 +174,10 @@ def plan_run(request: PlanRequest, note: Note) -> Plan:
         micro_batch_sequences=run.batch.micro_batch_sequences,
         tokens_per_sequence=work.sequence_tokens,
         graph=graph,
-        program=chosen_program(graph, choice),
+        program=program,
         profile=profile,
         question=asked,
-        host=host,
+        host=host.with_carriers(program),
         disk=_disk(run, graph, peer),
         device=device,
         choice=choice,
@@ -235,9 +244,9 @@ def _host(run: RunFile, graph: Graph, peer: PeerFile) -> HostPlan:
     arenas = [(name, elements * FLOAT32_BYTES) for name in kept]
     if precision != torch.float32:
         arenas.insert(1, ("working copy", elements * precision.itemsize))
-    assert sum(size for _, size in arenas) == replica_bytes(graph)
-    if CODECS[run.swarm.codec].feeds_back:
-        arenas.append(("lost in rounding", elements * FLOAT32_BYTES))
+    if lost := feedback_bytes(run, graph):
+        arenas.append(("lost in rounding", lost))
+    assert sum(size for _, size in arenas) == peer_bytes(run, graph)
     return HostPlan(tuple(arenas), free_host_bytes(peer.host.memory_bytes))
 
 

@@ -1,6 +1,7 @@
 """From a run and its model's source to a replica that trains: program, device. Knows no peers."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -19,8 +20,8 @@ from atom.daemon.device_choice import (
     ends_alike,
     free_host_bytes,
     most_micro_batches,
+    peer_bytes,
     question,
-    replica_bytes,
     usable_device_bytes,
 )
 from atom.daemon.model_source import source_errors
@@ -43,6 +44,8 @@ from atom.optim.rate import RateSettings
 from atom.plan.choice import Choice
 from atom.plan.chosen_program import chosen_program
 from atom.swap.device import CpuDevice, Device
+from atom.swap.parameter_gradients import carrier_bytes
+from atom.swap.voided import is_out_of_memory
 from atom.training.replica import Replica, ReplicaSettings
 
 PRECISIONS = {
@@ -136,24 +139,40 @@ def build_replica(
 ) -> Replica:
     """Checks the program against eager, cuts it for this device, allocates the replica.
 
-    Leaves the generated source in `folder`. Raises: ConfigError, DeviceError, ModelError,
-    MemoryError.
+    Leaves the generated source in `folder`. Raises: ConfigError, ModelError, DeviceError: for a
+    budget that is too small before anything is allocated.
     """
     run = recipe.run
     if peer.device.cpu_threads:
         torch.set_num_threads(peer.device.cpu_threads)
+    _require_host_memory(peer_bytes(run, recipe.graph), peer)
     _verify(recipe, samples, note)
-    _check_host_memory(recipe.graph, peer)
     device = open_device(peer.device.kind, PRECISIONS[run.model.precision])
     choice = _choice(recipe, peer, device, note)
     training = chosen_program(recipe.graph, choice)
+    _require_host_memory(peer_bytes(run, recipe.graph) + carrier_bytes(training), peer)
     evaluation = None
     if run.validation is not None and _draws(recipe.graph):
         undropped = _without_randomness(recipe)
         evaluation = build_program(undropped, ends=ends_alike(recipe.graph, undropped, choice))
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "sub_models.py").write_text(training.source, encoding="utf-8")
-    return Replica(training, evaluation, _settings(run, dropout_seed, choice), device)
+    with _named_if_out_of_memory():
+        return Replica(training, evaluation, _settings(run, dropout_seed, choice), device)
+
+
+@contextmanager
+def _named_if_out_of_memory() -> Iterator[None]:
+    """What was free when it was reckoned may be taken when it is wanted."""
+    try:
+        yield
+    except Exception as failure:
+        if not is_out_of_memory(failure):
+            raise
+        raise DeviceError(
+            f"memory ran out while the replica was set up: {str(failure).partition(chr(10))[0]}",
+            "other programs use it: end them, or lower [device] memory in the peer file",
+        ) from failure
 
 
 def _choice(recipe: Recipe, peer: PeerFile, device: Device, note: Callable[[str], None]) -> Choice:
@@ -168,9 +187,9 @@ def _choice(recipe: Recipe, peer: PeerFile, device: Device, note: Callable[[str]
     return choice
 
 
-def _check_host_memory(graph: Graph, peer: PeerFile) -> None:
-    """Weights, moments, gradients and two averaged results have to fit, before any is allocated."""
-    need, have = replica_bytes(graph), free_host_bytes(peer.host.memory_bytes)
+def _require_host_memory(need: int, peer: PeerFile) -> None:
+    """`need`: bytes. Raises: DeviceError."""
+    have = free_host_bytes(peer.host.memory_bytes)
     if need > have:
         raise DeviceError(
             f"a replica of this model takes {format_bytes(need)} of host memory, "

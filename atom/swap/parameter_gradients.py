@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from atom.graph.ir import ParameterLayout, padded_elements
+from atom.graph.ir import ParameterLayout, Program, SubModel, padded_elements
 from atom.swap.device import Device, HostSum, Report
 from atom.swap.device_slots import BoundSubModel, DeviceSlots
 from atom.swap.gate import Gate
@@ -51,7 +51,7 @@ class ParameterGradients:
         self._device = device
         self._slots = len(slots.gradients)
         self._exact = slots.weights[0].dtype == torch.float32
-        users = _users(bound)
+        users = _users([part.sub_model for part in bound])
         carriers = {
             name: device.host_memory(padded_elements(layout.by_name[name].numel), torch.float32)
             for name, indices in users.items()
@@ -121,12 +121,19 @@ class ParameterGradients:
         self._device.gradients_out(sub_model % self._slots, sums, gate, report)
 
 
-def _users(bound: Sequence[BoundSubModel]) -> dict[str, list[int]]:
+def carrier_bytes(program: Program) -> int:
+    """Host memory for the sums of parameters that several sub-models use."""
+    shared = (name for name, indices in _users(program.sub_models).items() if len(indices) > 1)
+    elements = sum(padded_elements(program.layout.by_name[name].numel) for name in shared)
+    return elements * torch.float32.itemsize
+
+
+def _users(sub_models: Sequence[SubModel]) -> dict[str, list[int]]:
     """Per parameter the sub-models that use it, ascending."""
     users: dict[str, list[int]] = {}
-    for part in bound:
-        for name in part.parameters:
-            users.setdefault(name, []).append(part.sub_model.index)
+    for sub_model in sub_models:
+        for name in dict.fromkeys(name for _, name in sub_model.parameters):
+            users.setdefault(name, []).append(sub_model.index)
     return users
 
 

@@ -160,12 +160,12 @@ class ReplicaHands:
         self._worker.release(ROUND)
 
     def _report_frozen(self, ballot: Ballot) -> None:
+        if self._replica.sequences and self._style.feedback is not None:
+            self._style.feedback.fold(self._replica.gradients)
         # Every pass was sound, but their sum may be beyond float32.
         if self._replica.sequences and not all_finite([self._replica.gradients]):
             self._events.emit("gradients-dropped", reason="not-finite")
             self._replica.reset_gradients(self._journal.head.digest)
-        if self._replica.sequences and self._style.feedback is not None:
-            self._style.feedback.fold(self._replica.gradients)
         self._post(Frozen(ballot, self._replica.sequences, self._replica.loss_sum))
 
     def voided(self, void: PassVoided) -> bool:

@@ -9,6 +9,7 @@ import torch
 
 from atom.base.clock import BootClock
 from atom.base.errors import DeviceError
+from atom.swap.readiness import StepFailed
 from atom.swap.voided import Cause, PassVoided
 from atom.training.worker import Batch, Work, Worker
 
@@ -117,7 +118,14 @@ def test_a_failing_pass_is_reported_and_ends_the_thread(scene: Scene) -> None:
     scene.worker.close()
 
 
-@pytest.mark.parametrize("failure", [MemoryError(), torch.OutOfMemoryError("CUDA out of memory")])
+@pytest.mark.parametrize(
+    "failure",
+    [
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory"),
+        StepFailed(MemoryError("in the optimizer's thread")),
+    ],
+)
 def test_memory_that_runs_out_elsewhere_is_named(scene: Scene, failure: Exception) -> None:
     def fail() -> None:
         raise failure
