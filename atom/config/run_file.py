@@ -90,6 +90,8 @@ class Optimizer(Section):
     """How the rate falls from the warmup's end to the last round."""
     clip_norm: float = Field(default=0.0, ge=0, le=1e6)
     """Longest allowed L2 norm of the whole gradient; 0: no clipping."""
+    state: Literal["exact", "split", "half"] = "exact"
+    """In which numbers weights and moments are kept; the last two with bfloat16 only."""
 
     @model_validator(mode="after")
     def _check(self) -> "Optimizer":
@@ -146,6 +148,7 @@ class RunFile(Section):
     @model_validator(mode="after")
     def _check(self) -> "RunFile":
         self._check_rounds()
+        self._check_state()
         if self.validation and not self.data.validation_fraction:
             hint = "set it, 0.1 for example, or remove [validation]"
             refuse("data.validation_fraction", "[validation] needs text that is held back", hint)
@@ -206,6 +209,15 @@ class RunFile(Section):
             refuse("data.source", "the model is no module that could bring a dataset", hint)
         if "sequence_tokens" in self.model.model_fields_set:
             refuse("model.sequence_tokens", "the module brings samples, not text", "remove it")
+
+    def _check_state(self) -> None:
+        state, precision = self.optimizer.state, self.model.precision
+        if state == "exact" or precision == "bfloat16":
+            return
+        spare = 'leave it at "exact", which takes 12 bytes per parameter in float32 anyway'
+        hint = spare if precision == "float32" else 'set model.precision = "bfloat16"'
+        what = f'"{state}" is for bfloat16; model.precision is {precision}'
+        refuse("optimizer.state", what, hint)
 
     def _check_rounds(self) -> None:
         rounds, optimizer = self.run.rounds, self.optimizer

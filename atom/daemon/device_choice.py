@@ -15,6 +15,7 @@ from atom.graph.profile.seconds import Profile
 from atom.graph.traced import Graph
 from atom.plan.choice import Choice, Limits, choose
 from atom.swap.host_store import host_bytes
+from atom.swap.state_form import StateForm
 from atom.swarm.codec import CODECS
 from atom.training.pacing import MAX_MICRO_BATCHES_PER_PASS
 
@@ -96,10 +97,10 @@ def _layer_ends(graph: Graph) -> tuple[int, ...]:
     return tuple(accumulate(len(layer.calls) for layer in layers_of(graph)))
 
 
-def replica_bytes(graph: Graph) -> int:
+def replica_bytes(graph: Graph, form: StateForm) -> int:
     """Host memory of weights, moments, gradients and averaged results."""
     results = RESULT_ARENAS * graph.layout.total_elements * torch.float32.itemsize
-    return host_bytes(graph.layout, graph.parameter_dtype) + results
+    return host_bytes(graph.layout, graph.parameter_dtype, form) + results
 
 
 def feedback_bytes(run: RunFile, graph: Graph) -> int:
@@ -108,18 +109,21 @@ def feedback_bytes(run: RunFile, graph: Graph) -> int:
     return arena if CODECS[run.swarm.codec].feeds_back else 0
 
 
+def state_form(run: RunFile) -> StateForm:
+    return StateForm(run.optimizer.state)
+
+
 def peer_bytes(run: RunFile, graph: Graph) -> int:
     """Host memory that a peer takes however it cuts the model."""
-    return replica_bytes(graph) + feedback_bytes(run, graph)
+    return replica_bytes(graph, state_form(run)) + feedback_bytes(run, graph)
 
 
-def usable_device_bytes(device: torch.device, graph: Graph, host_bytes_free: int) -> int:
-    """Where the peer file says nothing. On a CPU, of what `host_bytes_free` leaves."""
+def usable_device_bytes(device: torch.device, host_left_bytes: int) -> int:
+    """Where the peer file says nothing. On a CPU, of what the peer leaves of the host."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free * GPU_SHARE)
-    left = host_bytes_free - replica_bytes(graph)
-    return max(int(left * HOST_SHARE), LEAST_HOST_BYTES)
+    return max(int(host_left_bytes * HOST_SHARE), LEAST_HOST_BYTES)
 
 
 def free_host_bytes(cap: int | None) -> int:

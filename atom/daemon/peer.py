@@ -12,6 +12,7 @@ from atom.config.run_file import RunFile
 from atom.daemon.addresses import announced_multiaddrs, data_addresses
 from atom.daemon.console import Console
 from atom.daemon.control import ControlServer
+from atom.daemon.device_choice import state_form
 from atom.daemon.founding import (
     Box,
     JoinOptions,
@@ -177,6 +178,7 @@ def _assemble(
     donors = PeerDonors(
         transport,
         elements,
+        state_form(member.run).arenas(),
         box.state.downloads,
         lambda done, total: console.progress("fetching the state", done, total),
     )

@@ -26,6 +26,7 @@ from atom.daemon.device_choice import (
     most_micro_batches,
     peer_bytes,
     question,
+    state_form,
     usable_device_bytes,
 )
 from atom.daemon.model_source import open_source, pin_source
@@ -41,12 +42,20 @@ from atom.plan.advice import Advice, Situation, advise
 from atom.plan.choice import Choice
 from atom.plan.chosen_program import chosen_program
 from atom.plan.prediction import RoundPrediction, Surroundings, Work, predict
+from atom.swap.host_store import working_copy_bytes
 from atom.swap.parameter_gradients import carrier_bytes
+from atom.swap.state_form import HIGH, LOW, MASTER
 from atom.swarm.codec import CODECS
 from atom.training.snapshot import KEPT
 
 FLOAT32_BYTES = torch.float32.itemsize
-STATE_ARENAS = 3
+STATE_TITLES = {
+    MASTER: "master weights",
+    HIGH: "weights, high halves",
+    LOW: "weights, low halves",
+    "exp_avg": "first moments",
+    "exp_avg_sq": "second moments",
+}
 """Of a snapshot: master weights and two moments, float32."""
 DEFAULT_NETWORK_BITS_PER_S = 100e6
 DEFAULT_PEERS = 4
@@ -229,7 +238,7 @@ def _device(
         opened = open_device(peer.device.kind, graph.parameter_dtype)
         try:
             kind = opened.torch_device
-            budget = cap or usable_device_bytes(kind, graph, host.have_bytes)
+            budget = cap or usable_device_bytes(kind, host.have_bytes - host.total_bytes)
         finally:
             opened.close()
         profile, title = profile_of(graph, kind, None, note), str(kind)
@@ -238,12 +247,13 @@ def _device(
 
 
 def _host(run: RunFile, graph: Graph, peer: PeerFile) -> HostPlan:
-    elements, precision = graph.layout.total_elements, graph.parameter_dtype
-    kept = ["master weights", "first moments", "second moments", "gradients"]
-    kept += [f"averaged gradients {number + 1}" for number in range(RESULT_ARENAS)]
-    arenas = [(name, elements * FLOAT32_BYTES) for name in kept]
-    if precision != torch.float32:
-        arenas.insert(1, ("working copy", elements * precision.itemsize))
+    form, elements = state_form(run), graph.layout.total_elements
+    kept = {STATE_TITLES[name]: dtype.itemsize for name, dtype in form.arenas().items()}
+    if copy_bytes := working_copy_bytes(graph.parameter_dtype, form):
+        kept["working copy"] = copy_bytes
+    sums = ["gradients", *(f"averaged gradients {n + 1}" for n in range(RESULT_ARENAS))]
+    kept |= dict.fromkeys(sums, FLOAT32_BYTES)
+    arenas = [(name, size * elements) for name, size in kept.items()]
     if lost := feedback_bytes(run, graph):
         arenas.append(("lost in rounding", lost))
     assert sum(size for _, size in arenas) == peer_bytes(run, graph)
@@ -260,7 +270,7 @@ def _disk(run: RunFile, graph: Graph, peer: PeerFile) -> DiskPlan:
     while not folder.exists():
         folder = folder.parent
     return DiskPlan(
-        snapshot_bytes=(KEPT + 1) * STATE_ARENAS * arena,
+        snapshot_bytes=(KEPT + 1) * state_form(run).element_bytes * graph.layout.total_elements,
         result_bytes=KEPT * run.snapshot.every_rounds * arena,
         have_bytes=shutil.disk_usage(folder).free,
     )
@@ -280,7 +290,7 @@ def _surroundings(run: RunFile, peer: PeerFile, graph: Graph, request: PlanReque
     caps = (peer.network.upload_bits_per_s, peer.network.download_bits_per_s)
     capped = min((cap for cap in caps if cap is not None), default=DEFAULT_NETWORK_BITS_PER_S)
     return Surroundings(
-        adamw_elements_per_s=adamw_elements_per_s(graph.parameter_dtype),
+        adamw_elements_per_s=adamw_elements_per_s(graph.parameter_dtype, state_form(run)),
         network_bytes_per_s=(request.network_bits_per_s or capped) / 8,
         gradient_element_bytes=CODECS[run.swarm.codec].wire_bytes(2**20) / 2**20,
     )

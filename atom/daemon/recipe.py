@@ -22,6 +22,7 @@ from atom.daemon.device_choice import (
     most_micro_batches,
     peer_bytes,
     question,
+    state_form,
     usable_device_bytes,
 )
 from atom.daemon.model_source import source_errors
@@ -179,7 +180,9 @@ def _choice(recipe: Recipe, peer: PeerFile, device: Device, note: Callable[[str]
     """How the model goes through this device. Raises: DeviceError."""
     kind, graph = device.torch_device, recipe.graph
     host = free_host_bytes(peer.host.memory_bytes)
-    budget = peer.device.memory_bytes or usable_device_bytes(kind, graph, host)
+    budget = peer.device.memory_bytes or usable_device_bytes(
+        kind, host - peer_bytes(recipe.run, graph)
+    )
     profile = profile_or_guess(graph, kind, note)
     most = most_micro_batches(recipe.run)
     choice = question(graph, profile, budget, most, on_gpu=kind.type == "cuda").answer()
@@ -296,10 +299,11 @@ def _settings(run: RunFile, dropout_seed: int, choice: Choice) -> ReplicaSetting
             decay=o.decay,
             rounds=run.run.rounds,
         ),
-        adamw=AdamWSettings(betas=o.betas, epsilon=o.epsilon, weight_decay=o.weight_decay),
+        adamw=AdamWSettings(o.betas, o.epsilon, o.weight_decay, seed=run.run.seed),
         clip_norm=o.clip_norm or None,
         precision=PRECISIONS[run.model.precision],
         arrangement=choice.arrangement,
         micro_batches=choice.micro_batches,
         dropout_seed=dropout_seed,
+        state_form=state_form(run),
     )

@@ -12,32 +12,33 @@ This is what `torch.optim.AdamW(fused=True)` computes with AVX2 and AVX-512, bit
 the elements that torch has left over at the end of a tensor, or of a thread's share of it, when
 its vectors do not divide it: those it rounds in another way, and these here are treated as the
 others. How work is cut into pieces and shared among threads does not show.
+
+Moments that the store keeps in bfloat16 are used as computed and rounded at random when stored,
+with 16 bits of noise each. The noise is a function of the seed, the step and the element's number
+(`noise_of` in the kernel's source), so replicas agree.
 """
 
-import ctypes
 import math
 import os
-from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Context, Decimal
 
 import torch
 
-from atom.graph.ir import ParameterLayout
+from atom.optim.step import Piece, Step, pieces_of
 from atom.swap.host_kernels import (
     GRADIENT_FORMATS,
     MOMENT_FORMATS,
     NO_WORKING_COPY,
+    SPLIT_MASTER,
     WHOLE_MASTER,
     WORKING_FORMATS,
     AdamWArguments,
     host_kernels,
 )
 from atom.swap.host_store import HostStore
-
-PIECE_ELEMENTS = 2**20
-"""Elements updated per call: about a millisecond's work, which threads can share evenly."""
+from atom.swap.state_form import LOW, MASTER, MOMENTS
 
 
 @dataclass(frozen=True)
@@ -46,71 +47,8 @@ class AdamWSettings:
     epsilon: float = 1e-8
     weight_decay: float = 0.1
     """Applied to parameters of two or more dimensions only: not to biases and norms."""
-
-
-@dataclass(frozen=True)
-class Piece:
-    """What is updated at a time: elements [start, stop) of every arena, all of one parameter."""
-
-    start: int
-    stop: int
-    decays: bool
-
-
-class Step:
-    """One optimizer step under way: a list of pieces, and which of them are done.
-
-    Pieces lie in ascending order of their place in the arenas, which is the order of first use:
-    whoever updates them in this order serves the next forward earliest. Any thread may update any
-    piece; two threads must not update the same one.
-    """
-
-    def __init__(
-        self,
-        number: int,
-        pieces: Sequence[Piece],
-        update_piece: Callable[[Piece, int], None],
-        threads: int = 1,
-    ) -> None:
-        """Made by `AdamW.begin`. `update_piece(piece, address)` sets the byte there when done.
-        `threads`: of `update_all`."""
-        self.number = number
-        """Counts from 1."""
-        self.pieces = pieces
-        self._update_piece = update_piece
-        self._threads = threads
-        self._done = bytearray(len(pieces))
-        self._first_mark = ctypes.addressof(ctypes.c_char.from_buffer(self._done)) if pieces else 0
-
-    def update(self, index: int) -> None:
-        """Updates `pieces[index]`, unless that is done. What it raises leaves it to be done.
-        Lets other threads of Python run meanwhile."""
-        if not self._done[index]:
-            self._update_piece(self.pieces[index], self._first_mark + index)
-
-    def update_all(self) -> Generator[int, None, None]:
-        """Updates the pieces on several threads; yields each index, ascending, when it is done.
-
-        Whoever stops listening closes the iterator: it returns when all threads have ended, and
-        so it does before it raises what an update raised.
-        """
-        indices = range(len(self.pieces))
-        if self._threads == 1:
-            for index in indices:
-                self.update(index)
-                yield index
-            return
-        with ThreadPoolExecutor(self._threads, "atom-adamw") as pool:
-            for index, _ in zip(indices, pool.map(self.update, indices), strict=True):
-                yield index
-
-    def is_done(self, index: int) -> bool:
-        return bool(self._done[index])
-
-    @property
-    def finished(self) -> bool:
-        """Every piece is done: the store holds the next state."""
-        return 0 not in self._done
+    seed: int = 0
+    """Of the noise that moments in sixteen bits are rounded with."""
 
 
 class AdamW:
@@ -137,7 +75,7 @@ class AdamW:
         self._threads = threads or len(os.sched_getaffinity(0))
         self._store = store
         self._settings = settings
-        self._pieces = tuple(_pieces(store.layout, frozen))
+        self._pieces = tuple(pieces_of(store.layout, frozen))
         self._unfinished: Step | None = None
 
     @property
@@ -173,8 +111,7 @@ class AdamW:
         if self._unfinished is None:
             self._store.changed()
             update = self._updating(gradient, learning_rate, step, coefficient)
-            small = self._store.layout.total_elements <= PIECE_ELEMENTS
-            self._unfinished = Step(step, self._pieces, update, 1 if small else self._threads)
+            self._unfinished = Step(step, self._pieces, update, self._threads)
         return self._unfinished
 
     def finish(self) -> None:
@@ -189,7 +126,7 @@ class AdamW:
 
     def _check(self, gradient: torch.Tensor, step: int) -> None:
         fits = (
-            gradient.shape == self._store.master.shape
+            gradient.shape == self._store.gradients.shape
             and gradient.dtype in GRADIENT_FORMATS
             and gradient.is_contiguous()
             and gradient.device.type == "cpu"
@@ -216,16 +153,18 @@ class AdamW:
         self, gradient: torch.Tensor, rate: float, step: int, coefficient: float
     ) -> AdamWArguments:
         store, (beta1, beta2) = self._store, self._settings.betas
-        copied = store.working is not store.master
+        splits, (mean, mean_square) = store.form.splits, (store.state[name] for name in MOMENTS)
+        copied = not splits and store.working is not store.master
         return AdamWArguments(
-            master=store.master.data_ptr(),
+            master=store.state[LOW if splits else MASTER].data_ptr(),
             working=store.working.data_ptr(),
-            exp_avg=store.exp_avg.data_ptr(),
-            exp_avg_sq=store.exp_avg_sq.data_ptr(),
+            exp_avg=mean.data_ptr(),
+            exp_avg_sq=mean_square.data_ptr(),
             gradient=gradient.data_ptr(),
+            noise_key=noise_key(self._settings.seed, step),
             gradient_format=GRADIENT_FORMATS[gradient.dtype],
-            master_format=WHOLE_MASTER,
-            moment_format=MOMENT_FORMATS[store.exp_avg.dtype],
+            master_format=SPLIT_MASTER if splits else WHOLE_MASTER,
+            moment_format=MOMENT_FORMATS[mean.dtype],
             working_format=WORKING_FORMATS[store.working.dtype] if copied else NO_WORKING_COPY,
             coefficient=coefficient,
             beta2=beta2,
@@ -243,11 +182,13 @@ def power(beta: float, step: int) -> float:
     return float(Context(prec=50).power(Decimal(beta), step))
 
 
-def _pieces(layout: ParameterLayout, frozen: frozenset[str]) -> Iterator[Piece]:
-    for spec in layout.specs:
-        if spec.name in frozen:
-            continue
-        stop = spec.offset + spec.numel
-        for start in range(spec.offset, stop, PIECE_ELEMENTS):
-            end = min(start + PIECE_ELEMENTS, stop)
-            yield Piece(start, end, decays=len(spec.shape) >= 2)
+def noise_key(seed: int, step: int) -> int:
+    """64 bits that differ from step to step and from run to run."""
+    return mixed(mixed(seed) ^ step)
+
+
+def mixed(number: int) -> int:
+    """The finaliser of SplitMix64, as the kernel has it: a permutation of 64-bit numbers."""
+    number = (number ^ number >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    number = (number ^ number >> 27) * 0x94D049BB133111EB % 2**64
+    return number ^ number >> 31

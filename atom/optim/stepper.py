@@ -21,7 +21,8 @@ from torch import Tensor
 
 from atom.base.clock import Clock
 from atom.graph.ir import ParameterLayout, SubModel
-from atom.optim.adamw import AdamW, Step
+from atom.optim.adamw import AdamW
+from atom.optim.step import Step
 from atom.swap.engine import Observer
 from atom.swap.host_store import HostStore
 from atom.swap.readiness import Readiness, StepFailed

@@ -1,6 +1,6 @@
 """The whole model in host memory: flat arenas, one element of each per parameter element."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -8,16 +8,19 @@ import torch
 from atom.graph.ir import ParameterLayout
 from atom.swap.host_memory import allocate_host_memory
 from atom.swap.readiness import Readiness
+from atom.swap.state_form import HIGH, LOW, MASTER, StateForm, joined, split
 
 PRECISIONS = (torch.float32, torch.bfloat16, torch.float16)
-"""Number formats in which sub-models may compute. The master weights are always float32."""
+"""Number formats in which sub-models may compute. The master weights always have 32 bits."""
 
 
 @dataclass
 class HostStore:
     """Arenas of one replica, each [layout.total_elements], gaps between parameters zero.
 
-    `working` is what the device loads: the master itself in float32, else its rounded copy.
+    `state` holds weights and moments, as its form says (`atom.swap.state_form`). `working` is what
+    the device loads: in 16-bit precisions a rounded copy of the master weights, or their high
+    halves; else the master weights themselves.
     `version` counts changes of `working`; whatever was loaded under another version is stale.
     `readiness` says what may be read of `working` while a step is under way; None: all of it.
     Nothing else is synchronised: the engine and the optimizer take turns.
@@ -25,9 +28,8 @@ class HostStore:
 
     layout: ParameterLayout
     precision: torch.dtype
-    master: torch.Tensor
-    exp_avg: torch.Tensor
-    exp_avg_sq: torch.Tensor
+    form: StateForm
+    state: Mapping[str, torch.Tensor]
     gradients: torch.Tensor
     working: torch.Tensor
     version: int = field(default=0)
@@ -39,20 +41,55 @@ class HostStore:
         layout: ParameterLayout,
         precision: torch.dtype = torch.float32,
         host_memory: Callable[[int, torch.dtype], torch.Tensor] = allocate_host_memory,
+        form: StateForm = StateForm.EXACT,
     ) -> "HostStore":
         """All zeros. `host_memory(elements, dtype)` comes from the device that will read it.
 
-        Raises: ValueError for a precision not in PRECISIONS; MemoryError.
+        Raises: ValueError for a precision not in PRECISIONS, or that the form does not allow;
+        MemoryError.
         """
         if precision not in PRECISIONS:
             raise ValueError(f"{precision} is not one of {PRECISIONS}")
+        form.require(precision)
         elements = layout.total_elements
-        master, exp_avg, exp_avg_sq, gradients = (
-            host_memory(elements, torch.float32) for _ in range(4)
-        )
-        exact = precision == torch.float32
-        working = master if exact else host_memory(elements, precision)
-        return cls(layout, precision, master, exp_avg, exp_avg_sq, gradients, working)
+        state = {name: host_memory(elements, dtype) for name, dtype in form.arenas().items()}
+        gradients = host_memory(elements, torch.float32)
+        if form.splits:
+            working = state[HIGH]
+        else:
+            wide = precision == torch.float32
+            working = state[MASTER] if wide else host_memory(elements, precision)
+        return cls(layout, precision, form, state, gradients, working)
+
+    @property
+    def master(self) -> torch.Tensor:
+        """The master weights, float32, where they are not split."""
+        return self.state[MASTER]
+
+    def clear_state(self) -> None:
+        """Weights and moments all zero. Call `round_master` when the weights have been written."""
+        for arena in self.state.values():
+            arena.zero_()
+
+    def write_weights(self, name: str, value: torch.Tensor) -> None:
+        """Sets one parameter's master weights. Call `round_master` after the last.
+
+        Raises: ValueError for another shape.
+        """
+        spec = self.layout.by_name[name]
+        if value.shape != spec.shape:
+            raise ValueError(f"{name}: {tuple(value.shape)} is not {spec.shape}")
+        if self.form.splits:
+            high, low = (self.layout.view(self.state[half], name) for half in (HIGH, LOW))
+            split(value.detach().float(), high, low)
+        else:
+            self.layout.view(self.master, name).copy_(value.detach())
+
+    def weights(self, name: str) -> torch.Tensor:
+        """One parameter's master weights, float32: live, or a copy where they are split."""
+        if self.form.splits:
+            return joined(*(self.layout.view(self.state[half], name) for half in (HIGH, LOW)))
+        return self.layout.view(self.master, name)
 
     def changed(self) -> None:
         """Declares everything loaded from `working` stale. Call after every change of it."""
@@ -68,13 +105,20 @@ class HostStore:
                 self.readiness.wait(start, stop)
 
     def round_master(self) -> None:
-        """Rewrites `working` from `master` and declares loaded copies stale."""
-        if self.working is not self.master:
+        """Makes `working` what the master weights say, and declares loaded copies stale."""
+        if not self.form.splits and self.working is not self.master:
             self.working.copy_(self.master)
         self.changed()
 
 
-def host_bytes(layout: ParameterLayout, precision: torch.dtype) -> int:
+def working_copy_bytes(precision: torch.dtype, form: StateForm = StateForm.EXACT) -> int:
+    """Per element, besides the state."""
+    return 0 if form.splits or precision == torch.float32 else precision.itemsize
+
+
+def host_bytes(
+    layout: ParameterLayout, precision: torch.dtype, form: StateForm = StateForm.EXACT
+) -> int:
     """What `HostStore.allocate` takes."""
-    working_bytes = 0 if precision == torch.float32 else precision.itemsize
-    return layout.total_elements * (4 * torch.float32.itemsize + working_bytes)
+    element_bytes = form.element_bytes + working_copy_bytes(precision, form)
+    return layout.total_elements * (element_bytes + torch.float32.itemsize)

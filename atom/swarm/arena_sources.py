@@ -15,7 +15,7 @@ from atom.swarm.arenas import DTYPES, bytes_of, dtype_name
 
 _SAFETENSORS_DTYPES = {
     "F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64",
-    "I64": "int64", "I32": "int32", "U8": "uint8",
+    "I64": "int64", "I32": "int32", "I16": "int16", "U8": "uint8",
 }  # fmt: skip
 _MAX_SAFETENSORS_HEADER_BYTES = 64 * 1024 * 1024
 

@@ -22,6 +22,7 @@ DTYPES: Mapping[str, torch.dtype] = {
     "float64": torch.float64,
     "int64": torch.int64,
     "int32": torch.int32,
+    "int16": torch.int16,
     "uint8": torch.uint8,
 }
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}

@@ -13,7 +13,7 @@ import json
 import shutil
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -34,7 +34,6 @@ KEPT_CHAINS = 8
 MAX_CHAIN_BYTES = 1 << 30
 MAX_OFFERS_BYTES = 16 * 1024
 MAX_OFFERS = 64
-STATE_ARENAS = ("master", "exp_avg", "exp_avg_sq")
 _SNAPSHOTS = "snapshots"
 _ATTEMPTS = 3
 
@@ -106,11 +105,14 @@ class PeerDonors:
         self,
         transport: PeerTransport,
         elements: int,
+        state: Mapping[str, torch.dtype],
         downloads: Path,
         on_progress: Callable[[int, int], None],
     ) -> None:
+        """`state`: the arenas of this run's state by name, each of `elements`."""
         self._transport = transport
         self._elements = elements
+        self._state = state
         self._downloads = downloads
         self._on_progress = on_progress
         self._stop = threading.Event()
@@ -142,7 +144,8 @@ class PeerDonors:
     def state(self, offer: Offer, peers: Sequence[str], digest: bytes | None) -> Arenas:
         """Resumes what an interrupted fetch of the same state left in the downloads folder."""
         name = f"state/{offer.head.hex()}"
-        limit = 3 * 4 * self._elements + (1 << 20)
+        element_bytes = sum(dtype.itemsize for dtype in self._state.values())
+        limit = element_bytes * self._elements + (1 << 20)
         options = FetchOptions(limit, expected_digest=digest)
         fetched = fetch(
             self._transport,
@@ -153,9 +156,9 @@ class PeerDonors:
             on_progress=self._on_progress,
             stop=self._stop,
         )
-        for name in STATE_ARENAS:
+        for name, dtype in self._state.items():
             arena = fetched.arenas.get(name)
-            if arena is None or arena.dtype != torch.float32 or arena.numel() != self._elements:
+            if arena is None or arena.dtype != dtype or arena.numel() != self._elements:
                 self.forget(offer)
                 raise PeerRefused(Reason.MALFORMED, f"the state's {name} is not of this model")
         return fetched.arenas

@@ -67,6 +67,23 @@ def test_every_key_says_what_it_means(file: type) -> None:
             assert inner.description, f"{name}.{key}"
 
 
+@pytest.mark.parametrize("state", ["split", "half"])
+@pytest.mark.parametrize(("precision", "hint"), [("float32", "exact"), ("float16", "bfloat16")])
+def test_only_bfloat16_weights_are_split(
+    tmp_path: Path, state: str, precision: str, hint: str
+) -> None:
+    text = (READY / "gpt3-small.toml").read_text()
+    lines = [line for line in text.splitlines() if not line.startswith(("precision", "state"))]
+    split = "\n".join(lines).replace("[optimizer]", f'[optimizer]\nstate = "{state}"')
+    (tmp_path / "run.toml").write_text(split.replace("[model]", '[model]\nprecision = "bfloat16"'))
+    assert load_run_file(tmp_path / "run.toml").optimizer.state == state
+    text = split.replace("[model]", f'[model]\nprecision = "{precision}"')
+    (tmp_path / "run.toml").write_text(text)
+    with pytest.raises(ConfigError, match=r"optimizer\.state") as caught:
+        load_run_file(tmp_path / "run.toml")
+    assert hint in caught.value.hint
+
+
 def test_files_are_frozen(shakespeare: RunFile) -> None:
     with pytest.raises(ValidationError):
         shakespeare.model.layers = 5  # type: ignore[misc]

@@ -29,6 +29,7 @@ global_sequences = 10
 micro_batch_sequences = 4
 [optimizer]
 learning_rate = 1e-3
+state = "{state}"
 """
 GPT = 'family = "gpt3"\nlayers = 6\nheads = 2\nmodel_dim = 32'
 LLAMA = 'huggingface = "config.json"'
@@ -98,9 +99,11 @@ def plan(
     assume: str | None = "rtx3060-12g",
     device_bytes: int | None = None,
     said: list[str] | None = None,
+    state: str = "exact",
 ) -> Plan:
     run_file, peer_file = folder / "run.toml", folder / "peer.toml"
-    run_file.write_text(RUN.format(model=model, precision=precision, tokenizer=tokenizer))
+    text = RUN.format(model=model, precision=precision, tokenizer=tokenizer, state=state)
+    run_file.write_text(text)
     peer_file.write_text(peer)
     note = said.append if said is not None else lambda _: None
     return plan_run(PlanRequest(run_file, peer_file, device_bytes, assume), note)
@@ -131,6 +134,18 @@ def test_half_precision_keeps_a_working_copy(tmp_path: Path) -> None:
     arenas = dict(plan(tmp_path, precision="bfloat16").host.arenas)
     assert arenas["working copy"] * 2 == arenas["gradients"]
     assert "working copy" not in dict(plan(tmp_path).host.arenas)
+
+
+@pytest.mark.parametrize(
+    ("state", "element_bytes", "snapshot_bytes"),
+    [("exact", 26, 12), ("split", 24, 12), ("half", 20, 8)],
+)
+def test_the_state_is_planned_in_the_numbers_the_run_file_chooses(
+    tmp_path: Path, state: str, element_bytes: int, snapshot_bytes: int
+) -> None:
+    planned = plan(tmp_path, precision="bfloat16", state=state)
+    assert planned.host.total_bytes == element_bytes * planned.parameters
+    assert planned.disk.snapshot_bytes == 3 * snapshot_bytes * planned.parameters
 
 
 def test_peers_share_the_batch_and_the_network_is_the_slower_cap(tmp_path: Path) -> None:

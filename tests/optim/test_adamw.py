@@ -11,6 +11,7 @@ from torch import Tensor
 
 from atom.graph.ir import ParameterLayout, padded_elements
 from atom.optim import adamw
+from atom.optim import step as step_module
 from atom.optim.adamw import AdamW, AdamWSettings, power
 from atom.swap.build_kernels import LIBRARY
 from atom.swap.host_kernels import HostKernels, host_kernels, load
@@ -27,7 +28,7 @@ SETTINGS = AdamWSettings(betas=(0.9, 0.99), epsilon=1e-7, weight_decay=0.2)
 
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adamw, "PIECE_ELEMENTS", 64)
+    monkeypatch.setattr(step_module, "PIECE_ELEMENTS", 64)
 
 
 @pytest.fixture
@@ -120,10 +121,10 @@ def test_a_mean_that_moves_far_is_torchs_too(level: int, betas: tuple[float, flo
 def test_pieces_do_not_show(monkeypatch: pytest.MonkeyPatch, level: int) -> None:
     results = []
     for elements in (5, 16, 1024, 2**20):
-        monkeypatch.setattr(adamw, "PIECE_ELEMENTS", elements)
+        monkeypatch.setattr(step_module, "PIECE_ELEMENTS", elements)
         store = filled_store()
         AdamW(store, SETTINGS).step(mean_gradient(store, 1), 0.01, 1)
-        results.append(torch.cat([store.master, store.exp_avg, store.exp_avg_sq]))
+        results.append(torch.cat([*store.state.values()]))
     assert all(torch.equal(result, results[0]) for result in results)
 
 
@@ -133,7 +134,7 @@ def test_a_gradient_in_sixteen_bits_counts_as_what_it_says(level: int) -> None:
     AdamW(store, SETTINGS).step(gradient, 0.01, 1, 0.7)
     AdamW(wide, SETTINGS).step(gradient.float(), 0.01, 1, 0.7)
     assert torch.equal(store.master, wide.master)
-    assert torch.equal(store.exp_avg_sq, wide.exp_avg_sq)
+    assert torch.equal(store.state["exp_avg_sq"], wide.state["exp_avg_sq"])
 
 
 @given(st.floats(0, 1, exclude_max=True), st.integers(1, 10**6))
@@ -171,7 +172,7 @@ def test_the_gradient_is_not_changed_and_gaps_stay_zero() -> None:
     for spec in store.layout.specs:
         inside[spec.offset : spec.offset + spec.numel] = True
     assert not store.master[~inside].any()
-    assert not store.exp_avg[~inside].any()
+    assert not store.state["exp_avg"][~inside].any()
 
 
 @pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16])

@@ -18,6 +18,7 @@ from atom.models.gpt3 import GPT3, GPT3Config
 from atom.plan.choice import Choice
 from atom.plan.document import plan_document
 from atom.swap.device_slots import device_bytes
+from atom.swap.state_form import StateForm
 
 PRECISIONS = [torch.float32, torch.bfloat16]
 BATCH = {name: torch.zeros(2, 16, dtype=torch.int64) for name in ("tokens", "targets")}
@@ -147,6 +148,11 @@ def test_the_document_says_it_all_and_is_json(precision: torch.dtype) -> None:
 
 
 def test_the_replica_is_counted_in_bytes_per_parameter() -> None:
-    for precision, each in ((torch.float32, 24), (torch.bfloat16, 26)):
+    for precision, form, each in (
+        (torch.float32, StateForm.EXACT, 24),
+        (torch.bfloat16, StateForm.EXACT, 26),
+        (torch.bfloat16, StateForm.SPLIT, 24),
+        (torch.bfloat16, StateForm.HALF, 20),
+    ):
         graph = graph_of(precision)
-        assert replica_bytes(graph) == each * graph.layout.total_elements
+        assert replica_bytes(graph, form) == each * graph.layout.total_elements

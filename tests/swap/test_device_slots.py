@@ -73,7 +73,7 @@ def test_slots_fit_the_largest_sub_model_of_any_program() -> None:
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
 def test_the_store_takes_what_was_announced(precision: torch.dtype) -> None:
     store = HostStore.allocate(LAYOUT, precision)
-    arenas = {store.master, store.exp_avg, store.exp_avg_sq, store.gradients, store.working}
+    arenas = {*store.state.values(), store.gradients, store.working}
     assert sum(arena.nbytes for arena in arenas) == host_bytes(LAYOUT, precision)
     assert not any(arena.any() for arena in arenas)
 

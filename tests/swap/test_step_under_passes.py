@@ -15,7 +15,8 @@ from hand_written_program import FINEST, HALVES, WHOLE, batches, compile_by_hand
 from torch import Tensor
 
 from atom.base.clock import ManualClock
-from atom.optim.adamw import AdamW, AdamWSettings, Step
+from atom.optim.adamw import AdamW, AdamWSettings
+from atom.optim.step import Step
 from atom.optim.stepper import Stepper
 from atom.swap.arrangement import Arrangement
 from atom.swap.device import Copy, CpuDevice, Report, at_once
@@ -120,7 +121,7 @@ class Rig:
 
     def arenas(self) -> list[Tensor]:
         store = self.store
-        return [store.master, store.exp_avg, store.exp_avg_sq, store.working, store.gradients]
+        return [*store.state.values(), store.working, store.gradients]
 
     def close(self) -> None:
         self.permit()

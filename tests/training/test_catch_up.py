@@ -538,9 +538,9 @@ class Street:
         self._transports: list[LocalTransport] = []
         self.peer = peer
         elements = peer.results.buffer().numel()
-        self.donors = PeerDonors(
-            self._add(None), elements, peer.folder / "downloads", lambda done, total: None
-        )
+        state = {name: arena.dtype for name, arena in peer.replica.state_arenas().items()}
+        folder = peer.folder / "downloads"
+        self.donors = PeerDonors(self._add(None), elements, state, folder, lambda done, total: None)
         peer.with_donors(self.donors)
 
     def open_door(self, blobs: BlobShelf) -> str:

@@ -14,9 +14,9 @@ from atom.base.clock import ManualClock
 from atom.graph.ir import Program
 from atom.graph.program import compile_program
 from atom.models.gpt3 import GPT3, GPT3Config, initial_value
-from atom.optim.adamw import Step
 from atom.optim.clipping import gradient_norm
 from atom.optim.rate import RateSettings
+from atom.optim.step import Step
 from atom.optim.stepper import Stepper
 from atom.swap.arrangement import Arrangement
 from atom.swap.device import CpuDevice

@@ -1,0 +1,87 @@
+"""Weights in two halves: no bit is lost, and the high one is the weight rounded to nearest."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from atom.graph.ir import ParameterLayout
+from atom.swap.host_store import HostStore, host_bytes
+from atom.swap.state_form import HIGH, LOW, StateForm, joined, split
+
+LAYOUT = ParameterLayout.of({"a": (3, 7), "b": (5,)})
+
+
+def every_kind_of_number() -> Tensor:
+    """float32 of all exponents and signs: halves that tie, that are next to a tie, and others."""
+    high = torch.arange(0, 2**16, 7, dtype=torch.int64) << 16
+    low = torch.tensor([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF], dtype=torch.int64)
+    numbers = (high[:, None] + low).flatten().to(torch.int32).view(torch.float32)
+    return numbers[numbers.isfinite()]
+
+
+def halves_of(value: Tensor) -> tuple[Tensor, Tensor]:
+    high = torch.zeros(value.shape, dtype=torch.bfloat16)
+    low = torch.zeros(value.shape, dtype=torch.int16)
+    split(value, high, low)
+    return high, low
+
+
+def test_no_bit_is_lost() -> None:
+    numbers = torch.cat([every_kind_of_number(), torch.tensor([torch.inf, -torch.inf])])
+    again = joined(*halves_of(numbers))
+    assert torch.equal(again.view(torch.int32), numbers.view(torch.int32))
+
+
+def test_the_high_half_is_nearest_and_ties_go_away_from_zero() -> None:
+    numbers = every_kind_of_number()
+    high, _ = halves_of(numbers)
+    even = numbers.bfloat16()
+    differs = high.view(torch.int16) != even.view(torch.int16)
+    ties = (numbers.view(torch.int32) & 0xFFFF) == 0x8000
+    assert bool((ties | ~differs).all())
+    assert bool((high.double().abs() > numbers.double().abs())[ties].all())
+    assert differs.any()
+
+
+@pytest.mark.parametrize(
+    ("form", "element_bytes", "host_element_bytes"),
+    [(StateForm.EXACT, 12, 18), (StateForm.SPLIT, 12, 16), (StateForm.HALF, 8, 12)],
+)
+def test_bytes_per_parameter(form: StateForm, element_bytes: int, host_element_bytes: int) -> None:
+    store = HostStore.allocate(LAYOUT, torch.bfloat16, form=form)
+    assert form.element_bytes == element_bytes
+    assert host_bytes(LAYOUT, torch.bfloat16, form) == host_element_bytes * LAYOUT.total_elements
+    arenas = {*store.state.values(), store.gradients, store.working}
+    assert sum(arena.nbytes for arena in arenas) == host_bytes(LAYOUT, torch.bfloat16, form)
+    assert {name: arena.dtype for name, arena in store.state.items()} == form.arenas()
+
+
+@pytest.mark.parametrize("form", StateForm)
+def test_weights_read_back_as_they_were_written(form: StateForm) -> None:
+    store = HostStore.allocate(LAYOUT, torch.bfloat16, form=form)
+    version = store.version
+    values = {spec.name: torch.randn(spec.shape) for spec in LAYOUT.specs}
+    for name, value in values.items():
+        store.write_weights(name, value)
+    store.round_master()
+    assert store.version > version
+    for name, value in values.items():
+        assert torch.equal(store.weights(name), value)
+        assert torch.equal(LAYOUT.view(store.working, name), value.bfloat16())
+    store.clear_state()
+    assert not any(arena.any() for arena in store.state.values())
+    with pytest.raises(ValueError, match=r"b: \(2,\)"):
+        store.write_weights("b", torch.zeros(2))
+
+
+def test_the_device_loads_the_high_halves_themselves() -> None:
+    store = HostStore.allocate(LAYOUT, torch.bfloat16, form=StateForm.SPLIT)
+    assert store.working is store.state[HIGH]
+    assert store.state[LOW].dtype == torch.int16
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.float16])
+@pytest.mark.parametrize("form", [StateForm.SPLIT, StateForm.HALF])
+def test_only_bfloat16_is_half_of_a_float32(form: StateForm, precision: torch.dtype) -> None:
+    with pytest.raises(ValueError, match="bfloat16"):
+        HostStore.allocate(LAYOUT, precision, form=form)
