@@ -20,6 +20,7 @@ class Reason(Enum):
     LINK = "loads follow each other without a pause, and take longer than computing"
     SLOT = "the link was idle before this load: its slot was in use too long"
     GRADIENTS = "gradients had not left their slot yet"
+    OPTIMIZER = "its parameters were still being updated"
     VALUES = "values between sub-models were on their way, to the host or back"
     HOST = "the host was busy with something else"
 
@@ -41,12 +42,12 @@ class Stall:
 def stalls(timeline: Timeline) -> list[Stall]:
     """Every wait of the device, in order; waits of one pass plus its computing make up the time
     from its beginning until it computes no more."""
-    loads, outs = timeline.lane("load"), timeline.lane("gradients")
+    work = _Work(timeline.lane("load"), timeline.lane("gradients"), timeline.lane("optimizer"))
     found: list[Stall] = []
     free_s = 0.0
     for span in timeline.lane("compute"):
         if span.start_s - free_s > NEGLIGIBLE_S:
-            found += _explain(span, free_s, loads, outs)
+            found += _explain(span, free_s, work)
         free_s = max(free_s, span.end_s)
     return found
 
@@ -59,11 +60,20 @@ def seconds_by_reason(timeline: Timeline) -> dict[Reason, float]:
     return totals
 
 
-def _explain(span: Span, free_s: float, loads: list[Span], outs: list[Span]) -> Iterator[Stall]:
-    """Cuts the gap [free_s, span.start_s] at the end of the load, then of the gradients, then of
-    values."""
+@dataclass(frozen=True)
+class _Work:
+    """What computing may wait for."""
+
+    loads: list[Span]
+    outs: list[Span]
+    steps: list[Span]
+
+
+def _explain(span: Span, free_s: float, work: _Work) -> Iterator[Stall]:
+    """Cuts the gap [free_s, span.start_s] at the end of the update, then of the load, then of the
+    gradients, then of values."""
     at, end = free_s, span.start_s
-    for reason, until in _causes(span, free_s, loads, outs):
+    for reason, until in _causes(span, free_s, work):
         until = min(until, end)
         if until - at > NEGLIGIBLE_S:
             yield Stall(span.sub_model, reason, at, until)
@@ -72,10 +82,9 @@ def _explain(span: Span, free_s: float, loads: list[Span], outs: list[Span]) -> 
         yield Stall(span.sub_model, Reason.HOST, at, end)
 
 
-def _causes(
-    span: Span, free_s: float, loads: list[Span], outs: list[Span]
-) -> Iterator[tuple[Reason, float]]:
+def _causes(span: Span, free_s: float, work: _Work) -> Iterator[tuple[Reason, float]]:
     """Each with the second until which it held the sub-model back."""
+    loads, outs = work.loads, work.outs
     own = [
         position
         for position, load in enumerate(loads)
@@ -84,7 +93,13 @@ def _causes(
         and free_s < load.end_s <= span.start_s
     ]
     if own:
-        yield _why_late(loads, own[-1]), loads[own[-1]].end_s
+        load = loads[own[-1]]
+        steps = (step.end_s for step in work.steps if step.sub_model == span.sub_model)
+        # the host's clock and the device's: they may differ by a little
+        updates = (min(end_s, load.start_s) for end_s in steps if end_s < load.end_s)
+        updated_s = max(updates, default=free_s)
+        yield Reason.OPTIMIZER, updated_s
+        yield Reason.LINK if updated_s > free_s else _why_late(loads, own[-1]), load.end_s
     if isinstance(span.event, Backward) and span.micro_batch == 0:
         sums = [o for o in outs if isinstance(o.event, GradientOut)]
         yield Reason.GRADIENTS, max((o.end_s for o in sums if o.end_s <= span.start_s), default=0.0)

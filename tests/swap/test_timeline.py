@@ -17,6 +17,7 @@ from atom.swap.schedule import (
     Forward,
     GradientOut,
     Load,
+    OptimizerStep,
     Shape,
     ValuesIn,
     ValuesOut,
@@ -116,6 +117,19 @@ def test_offloaded_values_by_hand() -> None:
     assert (out[1].start_s, out[1].end_s) == (14, 24)
     assert out[2].start_s == 24
     assert (Forward(4, 0), 14, 16) in times(late), "the third left when the first was out"
+
+
+def test_a_load_waits_for_the_update_of_its_parameters() -> None:
+    spans = (
+        Span(OptimizerStep(0), 0, 2), Span(Load(0, 0), 2, 3), Span(OptimizerStep(1), 2, 6),
+        Span(Forward(0, 0), 3, 4), Span(Load(1, 1), 6, 8), Span(Forward(1, 0), 8, 9),
+    )  # fmt: skip
+    assert stalls(Timeline(spans)) == [
+        Stall(0, Reason.OPTIMIZER, 0, 2),
+        Stall(0, Reason.LINK, 2, 3),
+        Stall(1, Reason.OPTIMIZER, 4, 6),
+        Stall(1, Reason.LINK, 6, 8),
+    ]
 
 
 def test_an_evaluation_has_no_backward() -> None:
