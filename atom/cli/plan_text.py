@@ -192,7 +192,8 @@ def _round(plan: Plan) -> RenderableType:
     table.add_row("all-reduce", _seconds(round_.all_reduce_s), network)
     rate = f"{around.adamw_elements_per_s / 1e6:,.0f} million parameters per second, measured here"
     table.add_row("optimizer", _seconds(round_.optimizer_s), rate)
-    table.add_row("round", _seconds(round_.round_s), "one part after the other")
+    waits = _seconds(round_.optimizer_wait_s)
+    table.add_row("round", _seconds(round_.round_s), f"its first pass waits {waits} for the step")
     table.add_row("this peer", f"{round_.tokens_per_s:,.0f}", f"{unit}/s while it accumulates")
     whole = f"{unit}/s over whole rounds"
     table.add_row("the swarm", f"{round_.swarm_tokens_per_s:,.0f}", whole)

@@ -171,7 +171,8 @@ def plan_run(request: PlanRequest, note: Note) -> Plan:
     asked = question(graph, profile, device.budget_bytes, most_micro_batches(run), on_gpu)
     choice = asked.answer()
     program = chosen_program(graph, choice)
-    work, surroundings = _work(run, graph, request), _surroundings(run, peer, graph, request)
+    work = _work(run, graph, request)
+    surroundings = _surroundings(run, peer, graph, request, on_gpu)
     situation = Situation(
         asked.chain, asked.machine, asked.limits, work, surroundings, asked.layer_ends
     )
@@ -286,11 +287,14 @@ def _work(run: RunFile, graph: Graph, request: PlanRequest) -> Work:
     )
 
 
-def _surroundings(run: RunFile, peer: PeerFile, graph: Graph, request: PlanRequest) -> Surroundings:
+def _surroundings(
+    run: RunFile, peer: PeerFile, graph: Graph, request: PlanRequest, on_gpu: bool
+) -> Surroundings:
     caps = (peer.network.upload_bits_per_s, peer.network.download_bits_per_s)
     capped = min((cap for cap in caps if cap is not None), default=DEFAULT_NETWORK_BITS_PER_S)
     return Surroundings(
         adamw_elements_per_s=adamw_elements_per_s(graph.parameter_dtype, state_form(run)),
         network_bytes_per_s=(request.network_bits_per_s or capped) / 8,
         gradient_element_bytes=CODECS[run.swarm.codec].wire_bytes(2**20) / 2**20,
+        steps_beside=on_gpu,
     )

@@ -60,12 +60,21 @@ class Choice:
     memory: DeviceMemory
     timeline: Timeline
     """Of a pass right after an optimizer step: nothing is loaded yet."""
+    durations: Durations
+    """Of its events."""
     remembers: bool = False
     """Whether the model's own checkpoints are left out: there is memory enough without them."""
 
     @property
     def seconds_per_micro_batch(self) -> float:
         return self.timeline.seconds / self.micro_batches
+
+    def seconds_under_step(self, elements_per_s: float) -> float:
+        """Of a pass that begins with the optimizer's step: each load waits until its own parameters
+        are updated, in the order of their first use."""
+        shape = Shape(len(self.pieces), self.micro_batches, self.arrangement)
+        durations = replace(self.durations, ready_s=_ready_s(self.pieces, elements_per_s))
+        return simulate(training_pass(shape), shape, durations).seconds
 
 
 def choose(
@@ -114,13 +123,15 @@ def timed(
     """A way through the device that was decided elsewhere, with its memory and its timeline."""
     pieces = pieces_of(chain, ends)
     shape = Shape(len(pieces), micro_batches, arrangement)
+    took = durations(pieces, machine, element_bytes)
     return Choice(
         ends=tuple(ends),
         pieces=pieces,
         arrangement=arrangement,
         micro_batches=micro_batches,
         memory=device_memory(pieces, arrangement, micro_batches, element_bytes),
-        timeline=simulate(training_pass(shape), shape, durations(pieces, machine, element_bytes)),
+        timeline=simulate(training_pass(shape), shape, took),
+        durations=took,
     )
 
 
@@ -135,6 +146,19 @@ def durations(pieces: Sequence[Piece], machine: Machine, element_bytes: int) -> 
         ),
         carrying=_carrying(pieces),
     )
+
+
+def _ready_s(pieces: Sequence[Piece], elements_per_s: float) -> tuple[float, ...]:
+    """Per piece, when all of its parameters are updated; each is, with those that no piece before
+    has."""
+    updated_s: dict[str, float] = {}
+    ready_s, elements = list[float](), 0
+    for piece in pieces:
+        new = piece.parameters.keys() - updated_s.keys()
+        elements += sum(piece.parameters[name] for name in new)
+        updated_s.update(dict.fromkeys(new, elements / elements_per_s))
+        ready_s.append(max((updated_s[name] for name in piece.parameters), default=0.0))
+    return tuple(ready_s)
 
 
 def _carrying(pieces: Sequence[Piece]) -> frozenset[int]:

@@ -4,7 +4,8 @@ Three lanes work at once: the link into the device, the device, and the link out
 its work in the order of the schedule, one piece after the other. What holds a piece back, as in
 the engine and its devices:
 
-* a load: everything computed before it was issued (its slot may have been in use till then);
+* a load: everything computed before it was issued (its slot may have been in use till then), and
+  the step under way, until it has updated what is loaded;
 * computing: the load of that sub-model; and for its first backward the gradient slot, whose last
   sums must have reached the host (all slots, where a tied parameter's sum is carried on);
 * a gradient-out: the backward before it;
@@ -58,9 +59,13 @@ class Durations:
     """Per byte of a value that comes back from the host."""
     value_out_s: float = 0.0
     """Per byte of one that leaves."""
+    ready_s: tuple[float, ...] = ()
+    """When, from the beginning of the pass, a step under way has updated all that a sub-model
+    loads. Empty: no step is under way."""
 
     def __post_init__(self) -> None:
-        columns = (self.load_s, self.forward_s, self.backward_s, self.gradient_out_s)
+        columns = [self.load_s, self.forward_s, self.backward_s, self.gradient_out_s]
+        columns += [self.ready_s] if self.ready_s else []
         if len({len(column) for column in columns}) > 1:
             raise ValueError(f"durations of {[len(c) for c in columns]} sub-models")
         if any(seconds < 0 for column in columns for seconds in column):
@@ -195,7 +200,8 @@ class _Lanes:
         return span
 
     def _load(self, event: Load) -> Span:
-        start = max(self.link_in_s, self.device_s)
+        ready_s = self.durations.ready_s[event.sub_model] if self.durations.ready_s else 0.0
+        start = max(self.link_in_s, self.device_s, ready_s)
         self.link_in_s = start + self.durations.load_s[event.sub_model]
         self.loaded_s[event.sub_model] = self.link_in_s
         return Span(event, start, self.link_in_s)

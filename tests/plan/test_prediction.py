@@ -31,7 +31,9 @@ def test_a_round_by_hand() -> None:
     assert found.accumulate_s == pytest.approx(4 * choice.seconds_per_micro_batch)
     assert found.all_reduce_s == pytest.approx(2 * 3 / 4 * 4e6 / 1e6)
     assert found.optimizer_s == pytest.approx(0.01)
-    assert found.round_s == found.accumulate_s + found.all_reduce_s + found.optimizer_s
+    assert found.round_s == found.accumulate_s + found.all_reduce_s + found.optimizer_wait_s
+    alone = predict(choice, WORK, replace(AROUND, steps_beside=False))
+    assert alone.optimizer_wait_s == alone.optimizer_s
     assert found.swarm_tokens_per_s == pytest.approx(64 * 16 / found.round_s)
     assert found.tokens_per_s == pytest.approx(16 * 16 / found.accumulate_s)
     assert 0 < found.utilisation <= 1
@@ -52,7 +54,11 @@ def test_predictions_are_monotone(seed: int) -> None:
 
     faster = of(around=replace(AROUND, network_bytes_per_s=2e6))
     assert faster.round_s < of().round_s
-    assert of(around=replace(AROUND, adamw_elements_per_s=2e8)).round_s < of().round_s
+    host = replace(AROUND, steps_beside=False)
+    twice = replace(host, adamw_elements_per_s=2e8)
+    assert of(around=twice).round_s < of(around=host).round_s
+    assert of(around=replace(twice, steps_beside=True)).round_s <= of().round_s
+    assert of().round_s <= of(around=host).round_s
     assert of(around=replace(AROUND, gradient_element_bytes=2)).round_s < of().round_s
     larger = of(replace(WORK, round_sequences=128))
     assert larger.round_s > of().round_s
@@ -73,3 +79,16 @@ def test_advice_is_sorted_and_names_what_gains(seed: int) -> None:
     assert "twice the network bandwidth" in {advice.change for advice in found}
     alone = replace(now, work=replace(WORK, peers=1))
     assert not any("network" in advice.change for advice in advise(alone, choice))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_pass_waits_for_the_step_as_far_as_it_must(seed: int) -> None:
+    _, choice = situation(seed)
+    sizes = {name: n for piece in choice.pieces for name, n in piece.parameters.items()}
+    elements = sum(sizes.values())
+    quick, slow = choice.seconds_under_step(1e15), choice.seconds_under_step(elements / 1e6)
+    assert quick == pytest.approx(choice.timeline.seconds)
+    assert slow <= 1e6 + choice.timeline.seconds
+    last = choice.pieces[-1].parameters.keys()
+    if not any(last & piece.parameters.keys() for piece in choice.pieces[:-1]):
+        assert slow > 0.99e6, "the last sub-model's own parameters are updated last"
