@@ -40,6 +40,8 @@ from atom.swap.timeline import Recording, Timeline
 from atom.swap.utilisation import Utilisation
 from atom.training.replica import Replica, ReplicaSettings
 
+MOST_THREADS = 8
+"""That make first values, as in a daemon."""
 PLANNED_SHARE = 0.92
 """Of the cap: the rest is the allocator's rounding and the libraries' workspaces."""
 
@@ -85,7 +87,8 @@ class Atom:
         replica = Replica(self.program, None, settings, self.device, observer=self.recording)
         self.took["allocate_s"] = time.perf_counter() - began
         began = time.perf_counter()
-        replica.initialise(functools.partial(initial_value, self.setup.config, seed=SEED))
+        values = functools.partial(initial_value, self.setup.config, seed=SEED)
+        replica.initialise(values, threads=min(len(os.sched_getaffinity(0)), MOST_THREADS))
         self.took["first_values_s"] = time.perf_counter() - began
         return replica
 

@@ -25,7 +25,7 @@ from atom.daemon.recipe import (
     Recipe,
     build_replica,
     check_recipe,
-    initial_values,
+    initialise,
     refuse_versions,
     write_recipe,
 )
@@ -102,7 +102,7 @@ class Membership:
 
     def initialise(self) -> bool:
         """Sets the replica to round 0; whether that is bit for bit the run's round 0."""
-        self.replica.initialise(initial_values(self.recipe))
+        initialise(self.replica, self.recipe)
         digest = state_digest(self.replica.state_arenas())
         return digest == self.manifest.initial_state_digest
 
@@ -134,7 +134,7 @@ def found_run(options: StartOptions, box: Box, run: RunFile, console: Console) -
         _check_same_run(manifest, run, box, options.run_file)
         return _make(run, text, code, box, console, manifest).member(manifest, record)
     made = _make(run, text, code, box, console)
-    made.replica.initialise(initial_values(made.recipe))
+    initialise(made.replica, made.recipe)
     manifest = Manifest(
         run=run.run.name,
         owner=box.identity.peer_id,

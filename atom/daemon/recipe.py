@@ -1,5 +1,6 @@
 """From a run and its model's source to a replica that trains: program, device. Knows no peers."""
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -56,6 +57,8 @@ PRECISIONS = {
 }
 CHECKED_MEMORY_SHARE = 0.5
 """Of the free host memory, at most, for the start-up check of a smaller model."""
+MOST_THREADS = 8
+"""That make first values: each holds a parameter's on its way to the arena."""
 
 
 @dataclass(frozen=True)
@@ -211,6 +214,13 @@ def initial_values(recipe: Recipe) -> InitialValue:
             return value_of(name, shape)
 
     return told
+
+
+def initialise(replica: Replica, recipe: Recipe) -> None:
+    """Sets the replica to the run's round 0. Raises: ConfigError."""
+    threads = min(len(os.sched_getaffinity(0)), MOST_THREADS)
+    several = recipe.source.values_in_threads
+    replica.initialise(initial_values(recipe), threads if several else 1)
 
 
 def open_device(kind: str, precision: torch.dtype) -> Device:

@@ -20,6 +20,7 @@ class GPT3Source:
 
     name = "gpt3"
     packages: tuple[tuple[str, str], ...] = ()
+    values_in_threads = True
 
     @property
     def vocabulary_size(self) -> int:

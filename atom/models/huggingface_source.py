@@ -47,6 +47,9 @@ class HuggingFaceSource:
         """
         return {"input_ids": tokens, "labels": tokens.clone()}
 
+    values_in_threads = False
+    """Modules initialise themselves from PyTorch's one state of random numbers."""
+
     def initial_values(self, seed: int) -> InitialValue:
         model = self.build(torch.float32)
         return FirstValues(model, huggingface.own_initialisation, seed)

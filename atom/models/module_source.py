@@ -93,6 +93,9 @@ class ModuleSource:
             return {"input_ids": tokens, "labels": tokens.clone()}
         return {"tokens": tokens, "targets": targets}
 
+    values_in_threads = False
+    """Modules initialise themselves from PyTorch's one state of random numbers."""
+
     def initial_values(self, seed: int) -> InitialValue:
         module = self._make(seed).module
         values = {name: value.detach() for name, value in module.named_parameters()}

@@ -57,6 +57,10 @@ class ModelSource(Protocol):
         Raises (the call, or the values): SourceError.
         """
 
+    @property
+    def values_in_threads(self) -> bool:
+        """May several threads ask for initial values at once?"""
+
     def shrunk(self) -> "ModelSource":
         """A smaller model of the same make, for a check against eager; itself if it has none."""
 

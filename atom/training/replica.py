@@ -6,13 +6,14 @@ of the step.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from atom.base.clock import BootClock, Clock
-from atom.graph.ir import Program
+from atom.graph.ir import ParameterSpec, Program
 from atom.graph.program import load
 from atom.optim.adamw import AdamW, AdamWSettings
 from atom.optim.clipping import clip_coefficient
@@ -132,15 +133,26 @@ class Replica:
         """A step broke off: it waits to be repeated, or for `load_state`."""
         return self._stepper.torn
 
-    def initialise(self, initial_value: Callable[[str, tuple[int, ...]], Tensor]) -> None:
-        """Round 0: every parameter as `initial_value(name, shape)` says, moments zero.
+    def initialise(
+        self, initial_value: Callable[[str, tuple[int, ...]], Tensor], threads: int = 1
+    ) -> None:
+        """Round 0: every parameter as `initial_value(name, shape)` says, moments zero. Asked in
+        order of first use; with several `threads`, by all of them at once.
 
         Raises: ValueError for a value of another shape.
         """
+
+        def fill(spec: ParameterSpec) -> None:
+            self._store.write_weights(spec.name, initial_value(spec.name, spec.shape))
+
         self._stepper.rest()
         self._store.clear_state()
-        for spec in self._store.layout.specs:
-            self._store.write_weights(spec.name, initial_value(spec.name, spec.shape))
+        if threads == 1:
+            for spec in self._store.layout.specs:
+                fill(spec)
+        else:
+            with ThreadPoolExecutor(threads, "atom-first-values") as pool:
+                list(pool.map(fill, self._store.layout.specs))
         self.adopt_state(0)
 
     # --- accumulating -------------------------------------------------------------------------

@@ -236,6 +236,17 @@ def test_alike_sub_models_may_be_compiled(
         assert torch.equal(weight, plain.parameters[name]), name
 
 
+@pytest.mark.parametrize("threads", [2, 5])
+def test_first_values_do_not_depend_on_threads(device: CpuDevice, threads: int) -> None:
+    replica = Replica(program(0.0, "finest"), None, settings(), device)
+    replica.initialise(functools.partial(initial_value, config(0.0), seed=SEED), threads)
+    expected = new_replica(device, dropout=0.0).state_arenas()
+    for name, arena in replica.state_arenas().items():
+        assert torch.equal(arena, expected[name]), name
+    with pytest.raises(ValueError, match="is not"):
+        replica.initialise(lambda name, shape: torch.zeros(3), threads)
+
+
 def test_the_loss_falls(device: CpuDevice) -> None:
     replica = new_replica(device, dropout=0.0)
     data = batches(2, seed=1)
