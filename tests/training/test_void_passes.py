@@ -2,7 +2,8 @@
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 import torch
@@ -20,7 +21,8 @@ from atom.swap.device import CpuDevice, HostSum, RandomState, Report
 from atom.swap.gate import Gate
 from atom.swap.voided import Cause, PassVoided
 from atom.training.pass_size import PassSize
-from atom.training.replica import Replica, ReplicaSettings
+from atom.training.replica import PassResult, Replica, ReplicaSettings
+from atom.training.worker import Batch, Work, Worker
 
 SEQUENCES, VOCABULARY = 2, 29
 CONFIG = GPT3Config(2, 2, 16, sequence_tokens=8, vocabulary_size=VOCABULARY)
@@ -215,6 +217,71 @@ def test_an_evaluation_that_does_not_fit_takes_fewer_at_a_time(device: ScriptedD
         replica.evaluate(batches(4, 1))
     assert replica.evaluate(batches(4, 1)) == expected
     assert not replica.gradients.any()
+
+
+# --- what is counted is what is in the sums ---------------------------------------------------
+
+
+@pytest.mark.parametrize("failing", [(1,), (2,), (4, 5), (6,), (3, 8, 13), (8, 9)])
+def test_the_sums_are_of_what_was_counted(device: ScriptedDevice, failing: tuple[int, ...]) -> None:
+    """A worker works off a round while memory runs out now and then; a second replica trains, in
+    peace, on the passes that still count."""
+    replica, plain = new_replica(device), new_replica(device)
+    counting: list[Sequence[Batch]] = []
+    dealt: list[Batch] = []
+    voided: list[PassVoided] = []
+    done, failures = threading.Event(), list[BaseException]()
+
+    def deal(sequences: int) -> Batch:
+        assert sequences == SEQUENCES
+        dealt.append(batches(1, len(dealt))[0])
+        return dealt[-1]
+
+    def sound() -> None:
+        counting.append(list(dealt[-passes.sizes[-1] :]))
+        if replica.sequences == 8 * SEQUENCES:
+            done.set()
+
+    def void(found: PassVoided) -> None:
+        voided.append(found)
+        if found.sequences_lost:
+            counting.clear()
+
+    passes = Watched(replica)
+    device.sums_that_fail = set(failing)
+    work = Work(8 * SEQUENCES, SEQUENCES, deal)
+    worker = Worker(passes, work, ManualClock(), sound, void, failures.append)
+    worker.start()
+    worker.release("starting")
+    assert done.wait(20), failures
+    worker.close()
+    device.sums_that_fail.clear()
+    assert voided
+    for counted in counting:
+        plain.run_pass(counted)
+    assert plain.sequences == replica.sequences
+    assert plain.loss_sum == replica.loss_sum
+    assert torch.equal(plain.gradients, replica.gradients)
+
+
+class Watched:
+    """A replica that remembers how large its passes were."""
+
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
+        self.sizes: list[int] = []
+
+    @property
+    def sequences(self) -> int:
+        return self._replica.sequences
+
+    @property
+    def micro_batches(self) -> int:
+        return self._replica.micro_batches
+
+    def run_pass(self, batches: Sequence[Batch], should_stop: Callable[[], bool]) -> PassResult:
+        self.sizes.append(len(batches))
+        return self._replica.run_pass(batches, should_stop)
 
 
 # --- the decisions ----------------------------------------------------------------------------
