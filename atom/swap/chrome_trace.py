@@ -1,7 +1,7 @@
 """A timeline as a Chrome trace: JSON that chrome://tracing and ui.perfetto.dev open. Pure.
 
 The format is Google's "Trace Event Format": complete events ("X") with `ts` and `dur` in
-microseconds, one row (`tid`) per lane, rows named by metadata events ("M").
+microseconds, one row (`tid`) per lane of work, rows named by metadata events ("M").
 """
 
 import json
@@ -10,15 +10,29 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from atom.swap.schedule import (
+    Backward,
+    Forward,
+    GradientOut,
+    Load,
+    Observed,
+    OptimizerStep,
+    ValuesIn,
+    ValuesOut,
+)
 from atom.swap.timeline import Span, Timeline
 
-ROWS = {
-    "optimizer": "optimizer",
-    "load": "loads",
-    "compute": "computing",
-    "gradients": "gradients out",
+ROWS: dict[type[Observed], str] = {
+    OptimizerStep: "optimizer",
+    Load: "loads",
+    ValuesIn: "values in",
+    Forward: "computing",
+    Backward: "computing",
+    ValuesOut: "values out",
+    GradientOut: "gradients out",
 }
-"""Words for lanes, in their order from top to bottom; further lanes follow under their own name."""
+"""From top to bottom. What shares a row happens one after the other. Values leave while gradients
+are being added on the host, so these have a row of their own."""
 _PROCESS = 1
 
 
@@ -28,12 +42,11 @@ def chrome_trace(timeline: Timeline, names: Sequence[str] = (), title: str = "on
     Spans of a row never overlap: clocks of host and device may differ by microseconds, and a
     viewer would take an overlap for one call within another.
     """
-    lanes = list(dict.fromkeys([*ROWS, *(span.lane for span in timeline.spans)]))
     events = [_named("process_name", 0, title)]
-    for row, lane in enumerate(lanes, start=1):
-        spans = [span for span in timeline.spans if span.lane == lane]
+    for row, name in enumerate(dict.fromkeys(ROWS.values()), start=1):
+        spans = [span for span in timeline.spans if ROWS[type(span.event)] == name]
         if spans:
-            events.append(_named("thread_name", row, ROWS.get(lane, lane)))
+            events.append(_named("thread_name", row, name))
             events.append(_metadata("thread_sort_index", row, {"sort_index": row}))
             events += _row(spans, row, names)
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from engine_rig import EngineRig
@@ -12,8 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from schedules import shapes_with_loaded
 
-from atom.swap.chrome_trace import chrome_trace
-from atom.swap.schedule import Forward, GradientOut, Load, Shape, training_pass
+from atom.swap.chrome_trace import ROWS, chrome_trace
+from atom.swap.schedule import (
+    Drop,
+    Forward,
+    GradientOut,
+    Load,
+    Observed,
+    Shape,
+    ValuesOut,
+    training_pass,
+)
 from atom.swap.stalls import Reason
 from atom.swap.timeline import Durations, Recording, Span, Timeline, simulate
 from atom.swap.utilisation import END, Utilisation
@@ -64,6 +73,17 @@ def test_a_trace_by_hand() -> None:
     assert load["args"] == {"sub_model": 0, "slot": 1}
     assert forward["name"] == "forward blocks.0, micro-batch 2"
     assert (out["name"], out["dur"]) == ("gradient out blocks.0", 1.4)
+
+
+def test_every_event_that_takes_time_has_a_row() -> None:
+    assert set(ROWS) == set(get_args(Observed)) - {Drop}
+
+
+def test_values_leave_while_gradients_are_added() -> None:
+    spans = (Span(GradientOut(1), 0.0, 2.0), Span(ValuesOut(0, 1, False), 0.5, 1.0))
+    rows = spans_by_row(chrome_trace(Timeline(spans)))
+    assert rows["values out"][0]["name"] == "values out sub-model 0, micro-batch 1"
+    assert (rows["values out"][0]["ts"], rows["gradients out"][0]["dur"]) == (5e5, 2e6)
 
 
 def test_without_names_numbers_will_do() -> None:

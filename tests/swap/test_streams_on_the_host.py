@@ -1,0 +1,110 @@
+"""The code for GPUs, run without one: streams and events that do everything at once.
+
+What runs in which order on a real device is not seen here; that every method of `CudaDevice` does
+what an engine needs of it is.
+"""
+
+import math
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from engine_rig import EngineRig
+from hand_written_program import FINEST, batches
+
+from atom.swap import streams
+from atom.swap.chrome_trace import chrome_trace
+from atom.swap.device import RandomState
+from atom.swap.streams import CudaDevice
+from atom.swap.timeline import Recording
+from atom.swap.voided import Cause, PassVoided
+
+
+class PromptStream:
+    """Has done everything already."""
+
+    def synchronize(self) -> None:
+        pass
+
+    def wait_event(self, event: Any) -> None:
+        pass
+
+    def wait_stream(self, stream: Any) -> None:
+        pass
+
+
+class PromptEvent:
+    def __init__(self, **options: bool) -> None:
+        pass
+
+    def record(self, stream: PromptStream) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        pass
+
+    def elapsed_time(self, later: "PromptEvent") -> float:
+        return 0.0
+
+
+class HostedDevice(CudaDevice):
+    """Its device memory is the host's."""
+
+    @property
+    def torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def slot_memory(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.zeros(elements, dtype=dtype)
+
+    def seed(self, seed: int) -> RandomState:
+        generator = torch.Generator()
+        generator.manual_seed(seed)
+        return RandomState(generator.get_state(), None)
+
+    def random_state(self) -> RandomState:
+        return RandomState(torch.get_rng_state(), None)
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostedDevice]:
+    for name, value in {
+        "Stream": PromptStream,
+        "Event": PromptEvent,
+        "current_stream": PromptStream,
+        "device": lambda device: nullcontext(),
+        "stream": lambda stream: nullcontext(),
+        "synchronize": lambda device=None: None,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(streams, "_require_gpu", lambda index, precision: None)
+    monkeypatch.setattr(streams, "_register", lambda pointer, size_bytes: None)
+    device = HostedDevice()
+    yield device
+    device._registered.clear()  # nothing was
+    device.close()
+
+
+def test_passes_are_those_of_the_cpu(device: HostedDevice) -> None:
+    recording = Recording()
+    hosted, plain = EngineRig(FINEST, device=device, observer=recording), EngineRig(FINEST)
+    for seed in range(2):
+        data = batches([2, 3], seed)
+        assert hosted.engine.run_pass(data, [1, 2]) == plain.engine.run_pass(data, [1, 2])
+    assert torch.equal(hosted.store.gradients, plain.store.gradients)
+    assert "gradient out sub-model 0" in chrome_trace(recording.take())
+    plain.device.close()
+
+
+def test_bad_numbers_void_a_pass(device: HostedDevice) -> None:
+    rig = EngineRig(FINEST, device=device)
+    rig.engine.run_pass(batches([2]), [1])
+    added = rig.store.gradients.clone()
+    rig.parameter("block1.up.bias").fill_(math.inf)
+    rig.store.round_master()
+    with pytest.raises(PassVoided) as voided:
+        rig.engine.run_pass(batches([2]), [1])
+    assert voided.value.cause is Cause.LOSS
+    assert torch.equal(rig.store.gradients, added)
