@@ -35,6 +35,7 @@ from atom.plan.choice import Choice
 from atom.plan.chosen_program import chosen_program
 from atom.swap.arrangement import Arrangement
 from atom.swap.chrome_trace import chrome_trace
+from atom.swap.compiled import Compilation
 from atom.swap.device import CpuDevice, Device
 from atom.swap.timeline import Recording, Timeline
 from atom.swap.utilisation import Utilisation
@@ -82,7 +83,7 @@ class Atom:
         adamw = AdamWSettings(BETAS, EPSILON, WEIGHT_DECAY)
         settings = ReplicaSettings(
             rate, adamw, CLIP_NORM, self.setup.dtype, arrangement, self.at_once,
-            compiled=self.setup.compiled,
+            compilation=Compilation(_insist) if self.setup.compiled else None,
         )  # fmt: skip
         replica = Replica(self.program, None, settings, self.device, observer=self.recording)
         self.took["allocate_s"] = time.perf_counter() - began
@@ -162,6 +163,10 @@ class Atom:
     def close(self) -> None:
         self.replica.finish_step()
         self.device.close()
+
+
+def _insist(kind: str, why: str) -> None:
+    raise RuntimeError(f"{kind} runs uncompiled: {why}")
 
 
 def open_device(setup: Setup) -> Device:

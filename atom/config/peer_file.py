@@ -33,6 +33,8 @@ class Device(Section):
     """Device memory that sub-models may fill: "8 GiB"; "auto": what is free."""
     cpu_threads: int | None = Field(default=None, ge=1, le=1024)
     """Threads for computing on the CPU; omitted: PyTorch decides."""
+    compile: bool = False
+    """Whether sub-models go through torch.compile."""
 
 
 class Host(Section):

@@ -15,6 +15,7 @@ from atom.base.errors import (
     PeerRefused,
     StorageError,
 )
+from atom.base.events import EventLog
 from atom.config.load import load_peer_file, load_run_file, normalised_run_text, run_from_text
 from atom.config.peer_file import PeerFile
 from atom.config.places import default_state_directory
@@ -230,7 +231,13 @@ def _make(
     if manifest is not None:
         check_recipe(recipe, manifest.graph_hash, manifest.program_hash, manifest.versions)
     seed = int.from_bytes(hashlib.sha256(box.incarnation).digest()[:8], "big") >> 1
-    replica = build_replica(recipe, samples, box.peer, seed, box.state.program, console.note)
+
+    def uncompiled(kind: str, why: str) -> None:
+        console.note(f"{kind} runs uncompiled: {why}")
+        EventLog(box.state.events).emit("uncompiled", sub_model=kind, reason=why)
+
+    folder = box.state.program
+    replica = build_replica(recipe, samples, box.peer, seed, folder, console.note, uncompiled)
     return _Made(recipe, samples, replica, None if code is None else code.content)
 
 

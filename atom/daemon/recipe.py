@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,7 @@ from atom.optim.adamw import AdamWSettings
 from atom.optim.rate import RateSettings
 from atom.plan.choice import Choice
 from atom.plan.chosen_program import chosen_program
+from atom.swap.compiled import Compilation, Told
 from atom.swap.device import CpuDevice, Device
 from atom.swap.parameter_gradients import carrier_bytes
 from atom.swap.voided import is_out_of_memory
@@ -140,10 +141,12 @@ def build_replica(
     dropout_seed: int,
     folder: Path,
     note: Callable[[str], None],
+    uncompiled: Told,
 ) -> Replica:
     """Checks the program against eager, cuts it for this device, allocates the replica.
 
-    Leaves the generated source in `folder`. Raises: ConfigError, ModelError, DeviceError: for a
+    Leaves the generated source in `folder`. If the peer wants sub-models compiled, `uncompiled` is
+    told later which of them could not be. Raises: ConfigError, ModelError, DeviceError: for a
     budget that is too small before anything is allocated.
     """
     run = recipe.run
@@ -161,8 +164,12 @@ def build_replica(
         evaluation = build_program(undropped, ends=ends_alike(recipe.graph, undropped, choice))
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "sub_models.py").write_text(training.source, encoding="utf-8")
+    settings = _settings(run, dropout_seed, choice)
+    if peer.device.compile:
+        settings = replace(settings, compilation=Compilation(uncompiled))
+        note("sub-models are compiled as they are first run: the first pass takes minutes")
     with _named_if_out_of_memory():
-        return Replica(training, evaluation, _settings(run, dropout_seed, choice), device)
+        return Replica(training, evaluation, settings, device)
 
 
 @contextmanager

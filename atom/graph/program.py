@@ -74,18 +74,13 @@ def build_program(
 
 
 def load(
-    program: Program,
-    device: torch.device | str,
-    directory: Path | None = None,
-    compiled: bool = False,
+    program: Program, device: torch.device | str, directory: Path | None = None
 ) -> list[Callable[[], nn.Module]]:
     """One factory per sub-model. Each call builds a new module: parameters on `meta`, to be
     bound by whoever runs it; constants on `device`.
 
     Runs the program's source, so only give it programs that this process generated. With
-    `directory`, the source is written there as well, to be read. `compiled`: modules of a class
-    that several sub-models share go through `torch.compile` when they first run; for one that is
-    used once, compiling takes longer than it can save.
+    `directory`, the source is written there as well, to be read.
 
     Raises: MismatchError if the source is not the one that its hash names.
     """
@@ -93,10 +88,7 @@ def load(
         raise MismatchError("the program's source does not have the program's hash")
     namespace = _execute(program, directory)
     on = torch.device(device)
-    names = [sub_model.class_name for sub_model in program.sub_models]
-    return [
-        partial(_built, namespace[name], on, compiled and names.count(name) > 1) for name in names
-    ]
+    return [partial(namespace[sub_model.class_name], on) for sub_model in program.sub_models]
 
 
 def bind(module: nn.Module, sub_model: SubModel, parameters: Mapping[str, torch.Tensor]) -> None:
@@ -109,15 +101,6 @@ def bind(module: nn.Module, sub_model: SubModel, parameters: Mapping[str, torch.
         owner = module.get_submodule(owner_path)
         trains = owner.get_parameter(attribute).requires_grad
         setattr(owner, attribute, nn.Parameter(parameters[name], requires_grad=trains))
-
-
-def _built(
-    kind: Callable[[torch.device], nn.Module], on: torch.device, compiled: bool
-) -> nn.Module:
-    module = kind(on)
-    if compiled:
-        module.compile(dynamic=False)
-    return module
 
 
 def _execute(program: Program, directory: Path | None) -> dict[str, Any]:

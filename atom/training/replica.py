@@ -21,8 +21,9 @@ from atom.optim.gradients import GradientArena
 from atom.optim.rate import RateSettings, learning_rate
 from atom.optim.stepper import Stepper
 from atom.swap.arrangement import Arrangement
+from atom.swap.compiled import Compilation
 from atom.swap.device import Device
-from atom.swap.device_slots import DeviceSlots
+from atom.swap.device_slots import DeviceSlots, Factory
 from atom.swap.engine import Engine, Observer
 from atom.swap.host_store import HostStore
 from atom.swap.state_form import StateForm
@@ -47,9 +48,9 @@ class ReplicaSettings:
     """The most that a pass may accumulate: device memory has been reckoned for as many."""
     dropout_seed: int = 0
     """Should differ from peer to peer. Says nothing about the initial weights."""
-    compiled: bool = False
-    """Sub-models that are alike go through `torch.compile`: faster, at other bits."""
     state_form: StateForm = StateForm.EXACT
+    compilation: Compilation | None = None
+    """How the training program's sub-models are compiled; None: they run as they are printed."""
 
 
 @dataclass(frozen=True)
@@ -99,10 +100,12 @@ class Replica:
             program.layout, settings.precision, device.host_memory, settings.state_form
         )
         slots = DeviceSlots.allocate(programs, device, settings.precision, settings.arrangement)
-        factories = [load(p, device.torch_device, compiled=settings.compiled) for p in programs]
+        factories: list[Sequence[Factory]] = [load(each, device.torch_device) for each in programs]
+        if settings.compilation is not None:
+            factories[0] = settings.compilation.of(factories[0])
         engines = [
-            Engine(each, factory, self._store, slots, device)
-            for each, factory in zip(programs, factories, strict=True)
+            Engine(each, made, self._store, slots, device)
+            for each, made in zip(programs, factories, strict=True)
         ]
         engines[0].observer = observer
         self._training, self._evaluation = engines[0], engines[-1]

@@ -211,31 +211,6 @@ def test_what_stays_on_the_device_changes_no_bits(
             assert not stay.intersection(loads), "the evaluation loaded them"
 
 
-def test_alike_sub_models_may_be_compiled(
-    device: CpuDevice, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With Dynamo's own backend, which runs what it has captured as it is: the bits stay."""
-    calls = list[dict[str, object]]()
-    compile = torch.compile
-
-    def captured(model: Callable[..., object], **options: object) -> object:
-        calls.append(options)
-        return compile(model, backend="eager", **options)
-
-    monkeypatch.setattr(torch, "compile", captured)
-    compiled = Replica(
-        program(0.0, "finest"), None, dataclasses.replace(settings(), compiled=True), device
-    )
-    compiled.initialise(functools.partial(initial_value, config(0.0), seed=SEED))
-    plain = PlainTraining(0.0, apart=True)
-    for round in range(1, 3):
-        step_once(compiled, batches(2, seed=round), round)
-        plain.step(batches(2, seed=round), round)
-    assert calls == [{"dynamic": False}] * 2, "a module for each slot that blocks are in"
-    for name, weight in compiled.export_parameters().items():
-        assert torch.equal(weight, plain.parameters[name]), name
-
-
 @pytest.mark.parametrize("threads", [2, 5])
 def test_first_values_do_not_depend_on_threads(device: CpuDevice, threads: int) -> None:
     replica = Replica(program(0.0, "finest"), None, settings(), device)
