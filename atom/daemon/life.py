@@ -109,8 +109,9 @@ class Life:
 
     def on_void(self, void: PassVoided) -> None:
         """A pass counted for nothing, and earlier ones may be lost with it."""
-        if self.parts.hands.voided(void):
-            self._console.note(f"{void.message}; {void.hint}" if void.hint else void.message)
+        self.parts.hands.voided(void)
+        if words := self.parts.hands.tally.void.telling(void):
+            self._console.note(words)
         self.parts.lookout.nudge()
 
     def on_change(self) -> None:

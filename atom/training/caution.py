@@ -47,11 +47,16 @@ class Caution:
         if void.cause is Cause.MEMORY:
             hint = self._take_less(void, micro_batches)
         elif void.cause is Cause.GRADIENTS and self._scale is not None:
-            self._scale = self._scale.after_overflow()
-            hint = f"an overflow of float16; the loss scale is {self._scale.value:.0f} from now on"
+            hint = self._scale_less(self._scale)
         elif void.cause is Cause.LOSS:
             hint = "if it goes on, the training has diverged, or this machine computes wrongly"
         return PassVoided(void.cause, void.detail, sequences_lost, hint)
+
+    def _scale_less(self, scale: LossScale) -> str:
+        self._scale = scale.after_overflow()
+        if self._scale.exponent == scale.exponent:
+            return "an overflow of float16 with the least loss scale: this run needs bfloat16"
+        return f"an overflow of float16; the loss scale is {self._scale.value:.0f} from now on"
 
     def _take_less(self, void: PassVoided, micro_batches: int) -> str:
         smaller = self._size.after_out_of_memory(micro_batches)

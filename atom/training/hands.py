@@ -168,13 +168,13 @@ class ReplicaHands:
             self._replica.reset_gradients(self._journal.head.digest)
         self._post(Frozen(ballot, self._replica.sequences, self._replica.loss_sum))
 
-    def voided(self, void: PassVoided) -> bool:
-        """A pass counted for nothing. On the worker's thread. Returns whether it was written down:
-        of many in a row, fewer and fewer are."""
+    def voided(self, void: PassVoided) -> None:
+        """A pass counted for nothing. On the worker's thread. Of many in a row, fewer and fewer are
+        written down."""
         in_a_row = self.tally.void.add(void)
         self.tally.sequences_dropped += void.sequences_lost
         if not worth_saying(in_a_row):
-            return False
+            return
         self._events.emit(
             "pass-voided",
             reason=void.cause.value,
@@ -184,7 +184,6 @@ class ReplicaHands:
             sequences_lost=void.sequences_lost,
             passes_voided=dict(self.tally.void.by_cause),
         )
-        return True
 
     # ---- ring
 

@@ -18,6 +18,17 @@ class VoidPasses:
         self._in_a_row += 1
         return self._in_a_row
 
+    def telling(self, void: PassVoided) -> str:
+        """What to say of the pass just added, where every line is read by somebody; empty: nothing.
+
+        Memory always: it changes what is done. Else the 1st, 2nd, 4th, 8th … of its cause.
+        """
+        count = self.by_cause[void.cause.value]
+        if void.cause is not Cause.MEMORY and not worth_saying(count):
+            return ""
+        so_far = f" ({count} so far)" if count > 1 else ""
+        return "; ".join(filter(None, (void.message + so_far, void.hint)))
+
     def sound(self) -> None:
         """A pass counted."""
         self._in_a_row = 0
