@@ -25,6 +25,7 @@ from atom.swap.engine import Engine
 from atom.swap.host_store import HostStore
 from atom.swap.readiness import StepFailed
 from atom.swap.schedule import Forward, GradientOut, Load, Observed, OptimizerStep
+from atom.swap.state_form import StateForm
 
 SETTINGS = AdamWSettings(betas=(0.9, 0.99), weight_decay=0.1)
 RATE, WAIT_S = 0.05, 20.0
@@ -80,14 +81,14 @@ class Rig:
         arrangement: Arrangement = SWAPPED,
         precision: torch.dtype = torch.float32,
         device: CpuDevice | None = None,
+        form: StateForm = StateForm.EXACT,
     ) -> None:
         self.program, classes = compile_by_hand(cut, 0.1)
         self.whole, whole_classes = compile_by_hand(WHOLE, 0.0)
         self.device = device or CpuDevice()
-        self.store = HostStore.allocate(self.program.layout, precision)
+        self.store = HostStore.allocate(self.program.layout, precision, form=form)
         for spec in self.program.layout.specs:
-            view = self.program.layout.view(self.store.master, spec.name)
-            view.copy_(initial_value(spec.name, spec.shape))
+            self.store.write_weights(spec.name, initial_value(spec.name, spec.shape))
         self.store.round_master()
         slots = DeviceSlots.allocate(
             [self.program, self.whole], self.device, precision, arrangement
@@ -175,11 +176,14 @@ def test_each_sub_model_waits_for_its_own_parameters_only(
 
 
 @ARRANGEMENTS
-@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("precision", "form"),
+    [(torch.float32, StateForm.EXACT), *((torch.bfloat16, form) for form in StateForm)],
+)
 def test_the_same_bits_as_one_after_the_other(
-    new_rig: Callable[..., Rig], precision: torch.dtype, arrangement: Arrangement
+    new_rig: Callable[..., Rig], precision: torch.dtype, form: StateForm, arrangement: Arrangement
 ) -> None:
-    under, after = (new_rig(FINEST, arrangement, precision) for _ in range(2))
+    under, after = (new_rig(FINEST, arrangement, precision, form=form) for _ in range(2))
     under.permit()
     after.permit()
     micro_batches = batches([4], seed=9)

@@ -17,6 +17,7 @@ from hand_written_program import FINEST, batches
 from atom.swap import streams
 from atom.swap.chrome_trace import chrome_trace
 from atom.swap.device import RandomState
+from atom.swap.readiness import Readiness, StepFailed
 from atom.swap.streams import CudaDevice
 from atom.swap.timeline import Recording
 from atom.swap.voided import Cause, PassVoided
@@ -96,6 +97,17 @@ def test_passes_are_those_of_the_cpu(device: HostedDevice) -> None:
     assert torch.equal(hosted.store.gradients, plain.store.gradients)
     assert "gradient out sub-model 0" in chrome_trace(recording.take())
     plain.device.close()
+
+
+def test_a_load_waits_for_the_step_of_what_it_moves(device: HostedDevice) -> None:
+    rig = EngineRig(FINEST, device=device)
+    rig.engine.run_pass(batches([2]), [1])
+    rig.store.changed()
+    rig.store.readiness = Readiness([(0, rig.program.layout.total_elements)])
+    rig.store.readiness.fail(MemoryError("no room"))
+    with pytest.raises(StepFailed, match="no room"):
+        rig.engine.run_pass(batches([2]), [1])
+    assert rig.engine.loaded() == []
 
 
 def test_bad_numbers_void_a_pass(device: HostedDevice) -> None:
