@@ -44,3 +44,21 @@ def test_ring_beside_gloo() -> None:
             check_timing(side["seconds"], runs=2)
             assert side["ratio"] == pytest.approx(side["seconds"]["median_s"] / baseline)
             assert side["cpu_ms_per_mb"] > 0
+
+
+def test_the_optimizer_beside_torchs() -> None:
+    program = str(BENCHMARKS / "optimizer.py")
+    body = run(program, "--elements", "10000", "--threads", "2", "--runs", "2")
+    assert (body["benchmark"], body["elements"], body["threads"]) == ("optimizer", 9984, 2)
+    sides = body["sides"]
+    baseline = sides["torch fused"]["seconds"]["median_s"]
+    for side in sides.values():
+        check_timing(side["seconds"], runs=2)
+        assert side["ratio"] == pytest.approx(side["seconds"]["median_s"] / baseline)
+        assert side["parameters_per_core_s"] > 0
+        assert side["interpreter_latest_s"] >= side["interpreter_late_s"]
+    moved = {name: side["moved_bytes_per_parameter"] for name, side in sides.items()}
+    assert moved["ours float32"] == 28
+    assert moved["ours exact, bfloat16 gradient"] == 28
+    assert moved["ours split, float32 gradient"] == 28
+    assert moved["ours half, bfloat16 gradient"] == 18

@@ -1,0 +1,271 @@
+"""What one step of the host optimizer costs, in each form of the state, beside PyTorch's ways.
+
+All sides take turns in one process, over stores far larger than caches. Seconds of cores tell more
+than seconds on a machine that others use too.
+
+A thread of Python asks for the interpreter every millisecond meanwhile: how late it gets it is what
+a launching thread would wait. One side runs the very same kernel with the interpreter's lock held.
+
+    python benchmarks/optimizer.py
+    python benchmarks/optimizer.py --elements 1000000000 --threads 8
+"""
+
+import argparse
+import ctypes
+import gc
+import os
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from sides import Timing, machine, publish, ratio
+from torch import Tensor
+from torch.optim.adamw import adamw as torch_adamw
+
+from atom.graph.ir import ParameterLayout
+from atom.optim.adamw import AdamW, AdamWSettings
+from atom.swap.build_kernels import LIBRARY
+from atom.swap.host_kernels import HostKernels, load
+from atom.swap.host_memory import allocate_host_memory
+from atom.swap.host_store import HostStore
+from atom.swap.state_form import HIGH, LOW, MASTER, MOMENTS, StateForm
+
+SETTINGS = AdamWSettings()
+RATE = 1e-4
+CHUNK_ELEMENTS = 2**21
+"""Of the way with casts: its scratch memory stays in the last cache."""
+TICK_S = 1e-3
+BASELINE = "torch fused"
+Take = Callable[[int], None]
+"""Takes the step of this number, over the whole store."""
+
+
+@dataclass
+class Arenas:
+    """What the sides work on: the float32 arenas are shared, each side steps on from the last."""
+
+    elements: int
+    wide: dict[str, Tensor] = field(init=False)
+    half: dict[str, Tensor] = field(init=False)
+    gradients: dict[torch.dtype, Tensor] = field(init=False)
+    copy: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        def new(dtype: torch.dtype) -> Tensor:
+            return allocate_host_memory(self.elements, dtype)
+
+        self.wide = {name: new(torch.float32) for name in (MASTER, *MOMENTS)}
+        self.half = {name: new(dtype) for name, dtype in StateForm.HALF.arenas().items()}
+        self.gradients = {dtype: new(dtype) for dtype in (torch.float32, torch.bfloat16)}
+        self.copy = new(torch.bfloat16)
+        noise = torch.randn(min(self.elements, CHUNK_ELEMENTS)) * 1e-3
+        for start in range(0, self.elements, CHUNK_ELEMENTS):
+            for gradient in self.gradients.values():
+                part = gradient[start : start + CHUNK_ELEMENTS]
+                part.copy_(noise[: part.numel()])
+
+    def store(self, form: StateForm, precision: torch.dtype) -> HostStore:
+        own = {**self.wide, **{name: self.half[name] for name in (HIGH, LOW)}}
+        state = self.half if form is StateForm.HALF else {n: own[n] for n in form.arenas()}
+        wide = self.wide[MASTER] if precision == torch.float32 else self.copy
+        working = self.half[HIGH] if form.splits else wide
+        layout = ParameterLayout.of({"all": (self.elements // 64, 64)})
+        return HostStore(layout, precision, form, state, self.gradients[torch.float32], working)
+
+
+@dataclass(frozen=True)
+class Side:
+    name: str
+    moved_bytes: int
+    """Read and written per parameter, at the least."""
+    take: Take
+
+
+@dataclass
+class Runs:
+    """Of one side, each a list with one entry per run."""
+
+    seconds: list[float] = field(default_factory=list)
+    core_seconds: list[float] = field(default_factory=list)
+    late_s: list[float] = field(default_factory=list)
+    """The median of how late a tick was."""
+    latest_s: list[float] = field(default_factory=list)
+
+
+def main() -> None:
+    options = _options()
+    torch.set_num_threads(options.threads)
+    arenas = Arenas(options.elements // 64 * 64)
+    sides = list(_sides(arenas, options.threads))
+    runs = _measure(sides, options.runs)
+    _publish(options, arenas.elements, sides, runs)
+
+
+def _sides(arenas: Arenas, threads: int) -> Iterator[Side]:
+    wide, narrow = torch.float32, torch.bfloat16
+    yield Side(BASELINE, 28, lambda step: _fused(arenas, step))
+    yield Side("torch cast, fused, cast", 28, lambda step: _with_casts(arenas, step))
+    yield _ours("ours float32", arenas, StateForm.EXACT, wide, wide, threads)
+    for form in StateForm:
+        for dtype, name in ((wide, "float32"), (narrow, "bfloat16")):
+            title = f"ours {form.value}, {name} gradient"
+            yield _ours(title, arenas, form, narrow, dtype, threads)
+    held = LockHeld(arenas.store(StateForm.EXACT, narrow), SETTINGS, threads=1)
+    gradient = arenas.gradients[wide]
+    yield Side(
+        "ours exact, one thread, lock held", 30, lambda step: held.step(gradient, RATE, step)
+    )
+
+
+def _ours(
+    name: str,
+    arenas: Arenas,
+    form: StateForm,
+    precision: torch.dtype,
+    gradient_type: torch.dtype,
+    threads: int,
+) -> Side:
+    store, gradient = arenas.store(form, precision), arenas.gradients[gradient_type]
+    adamw = AdamW(store, SETTINGS, threads=threads)
+    copied = 0 if form.splits or precision == torch.float32 else precision.itemsize
+    moved_bytes = 2 * form.element_bytes + copied + gradient.itemsize
+    return Side(name, moved_bytes, lambda step: adamw.step(gradient, RATE, step))
+
+
+class LockHeld(AdamW):
+    """The same kernel, called as code that belongs to the interpreter is: nobody else runs."""
+
+    def __init__(self, store: HostStore, settings: AdamWSettings, threads: int) -> None:
+        super().__init__(store, settings, threads=threads)
+        released, held = load(LIBRARY), ctypes.PyDLL(str(LIBRARY))
+        for name in ("atom_highest_level", "atom_adamw"):
+            function = getattr(held, name)
+            function.argtypes = getattr(released, name).argtypes
+            function.restype = getattr(released, name).restype
+        self._kernels = HostKernels(held)
+
+
+def _fused(arenas: Arenas, step: int) -> None:
+    """In place, one call, no copy for a device."""
+    _torch_step(arenas, slice(None), arenas.gradients[torch.float32], step)
+
+
+def _with_casts(arenas: Arenas, step: int) -> None:
+    """bfloat16 gradients in, bfloat16 weights out, in chunks."""
+    for start in range(0, arenas.elements, CHUNK_ELEMENTS):
+        where = slice(start, start + CHUNK_ELEMENTS)
+        _torch_step(arenas, where, arenas.gradients[torch.bfloat16][where].float(), step)
+        arenas.copy[where].copy_(arenas.wide[MASTER][where])
+
+
+def _torch_step(arenas: Arenas, where: slice, gradient: Tensor, step: int) -> None:
+    mean, square = (arenas.wide[name][where] for name in MOMENTS)
+    steps = torch.tensor(float(step - 1))
+    torch_adamw(
+        [arenas.wide[MASTER][where]], [gradient], [mean], [square], [], [steps], fused=True,
+        amsgrad=False, beta1=SETTINGS.betas[0], beta2=SETTINGS.betas[1], lr=RATE,
+        weight_decay=SETTINGS.weight_decay, eps=SETTINGS.epsilon, maximize=False,
+    )  # fmt: skip
+
+
+def _measure(sides: Sequence[Side], count: int) -> list[Runs]:
+    """Per side. The first round warms up and is dropped; every second one goes backwards."""
+    measured = [Runs() for _ in sides]
+    for number in range(count + 1):
+        order = list(zip(sides, measured, strict=True))
+        for side, runs in order if number % 2 else reversed(order):
+            _run(side, number + 1, runs if number else Runs())
+    return measured
+
+
+def _run(side: Side, step: int, runs: Runs) -> None:
+    gc.collect()
+    with _ticking() as late_s:
+        started, cores_started = time.perf_counter(), time.process_time()
+        side.take(step)
+        runs.seconds.append(time.perf_counter() - started)
+        runs.core_seconds.append(time.process_time() - cores_started)
+    runs.late_s.append(statistics.median(late_s))
+    runs.latest_s.append(max(late_s))
+
+
+@contextmanager
+def _ticking() -> Iterator[list[float]]:
+    """Collects how much later than wished a thread of Python got to run, in seconds."""
+    late_s, over = [0.0], threading.Event()
+
+    def tick() -> None:
+        last = time.perf_counter()
+        while not over.wait(TICK_S):
+            now = time.perf_counter()
+            late_s.append(now - last - TICK_S)
+            last = now
+
+    thread = threading.Thread(target=tick)
+    thread.start()
+    yield late_s
+    over.set()
+    thread.join()
+
+
+def _publish(
+    options: argparse.Namespace, elements: int, sides: Sequence[Side], measured: Sequence[Runs]
+) -> None:
+    baseline = Timing(tuple(measured[0].seconds))
+    figures = {
+        side.name: _figures(side, runs, elements, baseline)
+        for side, runs in zip(sides, measured, strict=True)
+    }
+    titles = ["side", "Gparam/s", "per core", "ratio of seconds", "GB/s", "late, ms", "latest, ms"]
+    body = {
+        "benchmark": "optimizer",
+        "machine": machine(),
+        "elements": elements,
+        "threads": options.threads,
+        "sides": figures,
+    }
+    publish(titles, [_row(name, figure) for name, figure in figures.items()], body)
+
+
+def _figures(side: Side, runs: Runs, elements: int, baseline: Timing) -> dict[str, Any]:
+    timing = Timing(tuple(runs.seconds))
+    return {
+        "seconds": timing.to_json(),
+        "parameters_per_s": elements / timing.median_s,
+        "parameters_per_core_s": elements / statistics.median(runs.core_seconds),
+        "moved_bytes_per_parameter": side.moved_bytes,
+        "moved_bytes_per_s": elements * side.moved_bytes / timing.median_s,
+        "ratio": ratio(timing, baseline),
+        "interpreter_late_s": statistics.median(runs.late_s),
+        "interpreter_latest_s": statistics.median(runs.latest_s),
+    }
+
+
+def _row(name: str, figures: dict[str, Any]) -> list[str]:
+    return [
+        name,
+        f"{figures['parameters_per_s'] / 1e9:.3f}",
+        f"{figures['parameters_per_core_s'] / 1e9:.3f}",
+        f"{figures['ratio']:.2f}",
+        f"{figures['moved_bytes_per_s'] / 1e9:.1f}",
+        f"{figures['interpreter_late_s'] * 1e3:.2f}",
+        f"{figures['interpreter_latest_s'] * 1e3:.1f}",
+    ]
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    # No power of two: arenas at such distances get into each other's way in the first cache.
+    parser.add_argument("--elements", type=int, default=50_000_000, help="parameters")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--runs", type=int, default=7)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
