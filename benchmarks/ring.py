@@ -83,7 +83,7 @@ def _publish(job: Job, samples: Sequence[Any], mbit: float | None) -> None:
             rows.append(_row(megabytes, name, found))
         results.append({"megabytes": megabytes, "sides": {n: _json(f) for n, f in sides.items()}})
     titles = ["MB", "side", "s (median)", "s (spread)", "ratio to gloo", "of the link",
-              "CPU ms per MB"]  # fmt: skip
+              "CPU ms per MB", "extra MB"]  # fmt: skip
     body = {
         "benchmark": "ring",
         "machine": machine(),
@@ -104,6 +104,7 @@ def _side(
         "seconds": seconds,
         "cpu_ms_per_mb": 1e3 * cpu.median_s / megabytes,
         "megabytes_per_s": megabytes / seconds.median_s,
+        "extra_megabytes": max(sample.extra_bytes for run in runs for sample in run) / MEGABYTE,
     }
     if mbit:
         least_s = 2 * (members - 1) / members * megabytes * 8 / mbit
@@ -122,6 +123,7 @@ def _row(megabytes: float, name: str, found: dict[str, Any]) -> list[str]:
         f"{found['ratio']:.2f}" if "ratio" in found else "",
         share,
         f"{found['cpu_ms_per_mb']:.2f}",
+        f"{found['extra_megabytes']:.1f}",
     ]
 
 

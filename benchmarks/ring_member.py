@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from atom.swarm.transport import Transport
 RUN, PARENT = bytes(32), bytes(32)
 PATIENCE_S = 120.0
 GLOO, HIVEMIND = "gloo", "hivemind"
+CLEAR_PEAK = Path("/proc/self/clear_refs")
 TOLERANCE = {"float32": 1e-5, "bfloat16": 5e-2, "int8": 1e-1}
 
 
@@ -77,6 +79,8 @@ class Sample:
 
     seconds: float
     cpu_s: float
+    extra_bytes: int
+    """How far the process's memory rose above what it had before the run."""
 
 
 Reduce = Callable[[Tensor, int], Tensor]
@@ -135,7 +139,9 @@ def _ours(
 
     def reduce(source: Tensor, run: int) -> Tensor:
         ballot = Ballot(run, order[0], bytes(16))
-        result = results.setdefault(source.numel(), torch.zeros(source.numel()))
+        if source.numel() not in results:
+            results[source.numel()] = torch.zeros(source.numel())
+        result = results[source.numel()]
         channels = open_ring(transport, order, PARENT, ballot, PATIENCE_S, side.connections)
         terms = RingTerms(
             order, rank, ring_tag(PARENT, ballot), 1 / len(order), CODECS[side.codec], PATIENCE_S
@@ -219,9 +225,18 @@ def _runs(
 
 @contextlib.contextmanager
 def _timed(into: list[Sample]) -> Iterator[None]:
+    before = _resident_bytes(peak=False)
+    CLEAR_PEAK.write_text("5")
     started, cpu = time.perf_counter(), time.process_time()
     yield
-    into.append(Sample(time.perf_counter() - started, time.process_time() - cpu))
+    seconds, cpu_s = time.perf_counter() - started, time.process_time() - cpu
+    into.append(Sample(seconds, cpu_s, max(_resident_bytes(peak=True) - before, 0)))
+
+
+def _resident_bytes(peak: bool) -> int:
+    line = "VmHWM:" if peak else "VmRSS:"
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(status.partition(line)[2].split()[0])
 
 
 def _require_near(mean: Tensor, reference: Tensor, side: Side) -> None:
