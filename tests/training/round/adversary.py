@@ -30,6 +30,7 @@ from atom.training.round.vocabulary import (
     FetchResult,
     Freeze,
     Frozen,
+    OfferResult,
     Phase,
     Received,
     RingFailed,
@@ -72,6 +73,8 @@ class _Player:
     frozen: bool = False
     ring: StartRing | None = None
     results: dict[bytes, Result] = field(default_factory=dict)
+    offered: set[bytes] = field(default_factory=set)
+    """Those of them that others can fetch."""
     lease: Lease | None = None
     """As the directory has it: perhaps of some time ago."""
     due: list[Callable[[], Event | None]] = field(default_factory=list)
@@ -227,6 +230,8 @@ class Adversary:
                 player.ring = None
             case FetchResult(digest):
                 player.due.append(lambda: self._fetch(player, digest))
+            case OfferResult(digest):
+                player.offered.update({digest} & set(player.results))
             case Apply(commit):
                 self._apply(player, action, commit)
             case CatchUp():
@@ -255,7 +260,7 @@ class Adversary:
 
     def _fetch(self, player: _Player, digest: bytes) -> Event:
         for other in self.players.values():
-            if digest in other.results and self.dice.random() < 0.7:
+            if digest in other.offered and self.dice.random() < 0.7:
                 player.results[digest] = other.results[digest]
                 return Fetched(digest, player.results[digest].norm)
         return FetchFailed(digest)
@@ -266,6 +271,7 @@ class Adversary:
         assert player.chain.head.digest == commit.value.parent, "a step on another state"
         self.witness.sees_commit(commit)
         chain = player.chain.after(commit, action.head, player.results[commit.value.result_digest])
+        player.offered.add(commit.value.result_digest)
         player.count, player.frozen = 0, False  # counting goes on under the step
         player.due.append(lambda: self._step(player, chain))
 
