@@ -61,5 +61,9 @@ LONG = (
     Bounds("3 peers, 2 attempts, a branch", 3, 2, branches=1),
     Bounds("3 peers, one joins and votes, 3 attempts, 2 rounds", 3, 3, joiners=1, rounds=2),
     Bounds("4 peers, one joins, 2 attempts", 4, 2, joiners=1),
+    Bounds("3 peers, 2 attempts, a branch by confirmed death only, a crash, a restart", 3, 2,
+           branches=1, branches_by_silence=False, crashes=1, restarts=1),
+    Bounds("3 peers, one joins and votes, 2 attempts, 2 rounds, a crash, a restart", 3, 2,
+           joiners=1, rounds=2, crashes=1, restarts=1),
 )  # fmt: skip
 """What `make model` searches."""

@@ -1,11 +1,18 @@
 """Within short bounds the protocol is sound; each broken rule is found, by its shortest story."""
 
+from functools import cache
+
 import pytest
 
 from .bounds import SHORT, Bounds
 from .mutants import MUTANTS, Mutant
-from .search import Search
+from .search import Search, Verdict
 from .story import story
+
+
+@cache
+def verdict_on(mutant: Mutant) -> Verdict:
+    return Search(mutant.bounds, mutant.rules).run()
 
 
 @pytest.mark.parametrize("bounds", SHORT, ids=lambda bounds: bounds.name)
@@ -17,14 +24,14 @@ def test_every_state_within_short_bounds_is_sound(bounds: Bounds) -> None:
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.rules.__name__)
 def test_a_broken_rule_is_found(mutant: Mutant) -> None:
-    verdict = Search(mutant.bounds, mutant.rules).run()
+    verdict = verdict_on(mutant)
     assert verdict.trouble == mutant.trouble
     assert len(verdict.way) == mutant.way, "\n" + story(verdict)
 
 
 def test_a_story_can_be_read() -> None:
     mutant = next(m for m in MUTANTS if m.rules.__name__ == "PeersVote")
-    assert story(Search(mutant.bounds, mutant.rules).run()).splitlines() == [
+    assert story(verdict_on(mutant)).splitlines() == [
         "  1. A starts ballot 1A",
         "  2. B promises ballot 1A",
         "  3. A proposes in ballot 1A: the average of A, B",
