@@ -19,7 +19,6 @@ with 16 bits of noise each. The noise is a function of the seed, the step and th
 """
 
 import math
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Context, Decimal
@@ -66,13 +65,13 @@ class AdamW:
         frozen: frozenset[str] = frozenset(),
         threads: int | None = None,
     ) -> None:
-        """`frozen` parameters, by layout name, are never updated. `threads`: that a step of
-        any size is shared among; as many as this process may use cores, unless given.
+        """`frozen` parameters, by layout name, are never updated. `threads`: that a large step is
+        shared among; as many as PyTorch may use, unless given.
 
         Raises: MismatchError when the kernel has not been compiled.
         """
         self._kernels = host_kernels()
-        self._threads = threads or len(os.sched_getaffinity(0))
+        self._threads = threads or torch.get_num_threads()
         self._store = store
         self._settings = settings
         self._pieces = tuple(pieces_of(store.layout, frozen))

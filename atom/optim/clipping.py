@@ -11,7 +11,6 @@ every IEEE machine rounds alike:
 """
 
 import math
-import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -26,7 +25,7 @@ BLOCK_ELEMENTS = LANES * 2**10
 
 def gradient_norm(gradient: torch.Tensor, threads: int | None = None) -> float:
     """Euclidean norm of a flat float32 host tensor; inf or nan if an element is not finite. On as
-    many threads as this process may use cores, unless told.
+    many threads as PyTorch may use, unless told.
 
     The same bits for any `threads`, on any machine. Raises: ValueError for another shape or type;
     MismatchError when the kernel has not been compiled.
@@ -35,7 +34,7 @@ def gradient_norm(gradient: torch.Tensor, threads: int | None = None) -> float:
     if not flat or gradient.dtype != torch.float32:
         raise ValueError("the norm is defined on a flat float32 tensor on the host")
     blocks = list(_blocks(gradient.detach()))
-    threads = min(threads or len(os.sched_getaffinity(0)), len(blocks))
+    threads = min(threads or torch.get_num_threads(), len(blocks))
     if threads > 1:
         with ThreadPoolExecutor(threads, "atom-norm") as pool:
             sums = list(pool.map(_sum_of_squares, blocks))
