@@ -100,13 +100,17 @@ def _cases(arguments: argparse.Namespace) -> list[Case]:
 
 
 def _options(arguments: argparse.Namespace) -> Options:
-    gpu = None if arguments.gpu_memory is None else parse_bytes(arguments.gpu_memory)
+    gpu, host = (
+        None if size is None else parse_bytes(size)
+        for size in (arguments.gpu_memory, arguments.host_memory)
+    )
     return Options(
         arguments.device,
         arguments.precision,
         arguments.runs,
         arguments.steps,
         gpu,
+        host,
         None if arguments.sides is None else tuple(arguments.sides),
         None if arguments.trace is None else str(Path(arguments.trace).absolute()),
     )
@@ -133,6 +137,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--precision", choices=PRECISIONS, help="float32 on cpu, else bfloat16")
     parser.add_argument("--sides", nargs="*", choices=SIDES, help="rivals; all unless given")
     parser.add_argument("--gpu-memory", help="Atom's cap, \"6 GB\"; the case's own unless given")
+    parser.add_argument("--host-memory", help='"125 GiB", for a host that does not tell all')
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--steps", type=int, help="per run; the case's own unless given")
     parser.add_argument("--deadline", type=float, help="seconds; what is not done by then is not")

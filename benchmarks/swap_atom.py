@@ -37,6 +37,8 @@ from atom.swap.arrangement import Arrangement
 from atom.swap.chrome_trace import chrome_trace
 from atom.swap.compiled import Compilation
 from atom.swap.device import CpuDevice, Device
+from atom.swap.host_store import host_bytes
+from atom.swap.state_form import StateForm
 from atom.swap.timeline import Recording, Timeline
 from atom.swap.utilisation import Utilisation
 from atom.training.replica import Replica, ReplicaSettings
@@ -49,11 +51,9 @@ PLANNED_SHARE = 0.92
 
 class Atom:
     """One replica on one device, as planned for the setup's cap. Raises: UserError;
-    SideMissing for a layout that is not there."""
+    SideMissing where the host's memory is too small."""
 
     def __init__(self, setup: Setup) -> None:
-        if setup.layout != "exact":
-            raise SideMissing(f"host states cannot be laid out as {setup.layout!r} yet")
         self.setup, self.clock, self.took = setup, BootClock(), dict[str, float]()
         if setup.gpu_bytes is not None and setup.device == "cuda":
             has = torch.cuda.get_device_properties(0).total_memory
@@ -69,6 +69,7 @@ class Atom:
             self.program = chosen_program(graph, self.choice)
         arrangement = Arrangement() if self.choice is None else self.choice.arrangement
         self.at_once = setup.micro_batches if self.choice is None else self.choice.micro_batches
+        self._require_host_memory()
         self.link = Link.of(self.program, arrangement)
         self.recording = Recording()
         self.replica = self._replica(arrangement)
@@ -77,12 +78,23 @@ class Atom:
         if setup.device == "cuda":
             torch.cuda.reset_peak_memory_stats()
 
+    def _require_host_memory(self) -> None:
+        """Before a byte is taken: a host that runs out ends whom it likes. Raises: SideMissing."""
+        form, most = StateForm(self.setup.layout), self.setup.host_bytes
+        needs = host_bytes(self.program.layout, self.setup.dtype, form)
+        has = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if most is None else most
+        if needs > has:
+            raise SideMissing(
+                f"needs {needs / 1e9:.3g} GB of host memory, this one has {has / 1e9:.3g} GB"
+            )
+
     def _replica(self, arrangement: Arrangement) -> Replica:
         began = time.perf_counter()
         rate = RateSettings(LEARNING_RATE, LEARNING_RATE, 0, "constant", None)
         adamw = AdamWSettings(BETAS, EPSILON, WEIGHT_DECAY)
         settings = ReplicaSettings(
             rate, adamw, CLIP_NORM, self.setup.dtype, arrangement, self.at_once,
+            state_form=StateForm(self.setup.layout),
             compilation=Compilation(_insist) if self.setup.compiled else None,
         )  # fmt: skip
         replica = Replica(self.program, None, settings, self.device, observer=self.recording)
@@ -134,6 +146,7 @@ class Atom:
             "utilisation": Utilisation.of(timeline).text(),
             "moved_per_step": {what: amount / steps for what, amount in seen.items()},
             "formula_per_step": asdict(self.link.formula(counts[-1])),
+            "values_moved_per_pass": self.link.values_moved(self.program, self.at_once),
             "adamw_per_s": parameters / optimizer_s if optimizer_s else None,
             "ready": self.took,
         }

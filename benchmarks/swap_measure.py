@@ -24,6 +24,7 @@ class Options:
     runs: int
     steps: int | None
     gpu_bytes: int | None
+    host_bytes: int | None
     sides: tuple[str, ...] | None
     """Rivals to run; None: all of the case."""
     trace: str | None
@@ -222,18 +223,37 @@ def _ours(compiled: bool) -> str:
     return Rival(ATOM, compiled).label
 
 
+def _precision(case: Case, options: Options) -> str:
+    """Split weights have bfloat16 halves."""
+    return options.precision if case.layout == "exact" else "bfloat16"
+
+
 def _atom(case: Case, options: Options, compiled: bool, cap: int | None = None) -> Setup:
     return Setup(
-        ATOM, case.size, case.sequences, options.precision, options.device, compiled,
-        case.micro_batches, options.gpu_bytes or cap or case.gpu_bytes, case.layout,
-    )  # fmt: skip
+        ATOM,
+        case.size,
+        case.sequences,
+        _precision(case, options),
+        options.device,
+        compiled,
+        case.micro_batches,
+        options.gpu_bytes or cap or case.gpu_bytes,
+        case.layout,
+        options.host_bytes,
+    )
 
 
 def _other(case: Case, options: Options, rival: Rival) -> Setup:
     """Only who accumulates in ways of its own is told of the micro-batches: others are kept from
     one case to the next."""
     counted = case.micro_batches if rival.side in HUNGRY else 1
+    precision = _precision(case, options)
     return Setup(
-        rival.side, case.size, case.sequences, options.precision, options.device, rival.compiled,
+        rival.side,
+        case.size,
+        case.sequences,
+        precision,
+        options.device,
+        rival.compiled,
         counted,
-    )  # fmt: skip
+    )

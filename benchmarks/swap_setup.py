@@ -46,7 +46,9 @@ class Setup:
     gpu_bytes: int | None = None
     """Cap of the allocator (Atom's own side). None: no cap, one layer per sub-model."""
     layout: str = "exact"
-    """Of the optimizer's states on the host (Atom's own side)."""
+    """A form of the states on the host (Atom's own side): see `atom.swap.state_form`."""
+    host_bytes: int | None = None
+    """What the host has (Atom's own side). None: as it says itself."""
 
     @classmethod
     def from_json(cls, text: str) -> "Setup":

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 from atom.graph.ir import Program
 from atom.swap.arrangement import Arrangement
+from atom.swap.crossing import moved_bytes
 from atom.swap.device_slots import SlotLayout
-from atom.swap.schedule import Event, GradientOut, Load
+from atom.swap.program_crossings import crossings_of
+from atom.swap.schedule import GradientOut, Load, Observed, Shape
 
 GRADIENT_BYTES = 4
 
@@ -51,7 +53,15 @@ class Link:
         loads = [*sorted(resident), *first, *later * (passes - 1)]
         return self._traffic(loads, list(range(len(self.elements))) * passes)
 
-    def seen(self, events: Sequence[Event]) -> Traffic:
+    def values_moved(self, program: Program, micro_batches: int) -> dict[str, int]:
+        """Bytes of values between sub-models, and of their gradients, that a training pass sends
+        to the host and brings back, by the formula."""
+        crossings = tuple(each.crossing for each in crossings_of(program))
+        shape = Shape(len(self.elements), micro_batches, self.arrangement, crossings)
+        into, out = moved_bytes(crossings, shape.training_stops, micro_batches)
+        return {"in_bytes": into, "out_bytes": out}
+
+    def seen(self, events: Sequence[Observed]) -> Traffic:
         loads = [event.sub_model for event in events if isinstance(event, Load)]
         outs = [event.sub_model for event in events if isinstance(event, GradientOut)]
         return self._traffic(loads, outs)

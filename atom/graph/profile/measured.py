@@ -56,6 +56,9 @@ def measure_graph(
             f"a layer of {graph.model_name} does not fit the device with its activations",
             "take smaller micro-batches, or profile on a larger device",
         ) from error
+    finally:
+        if device.type == "cuda":  # PyTorch keeps it for this stream, and others will compute
+            torch.cuda.empty_cache()
     layers = layer_profiles(graph, costs, timings, link)
     return Profile("measured", device_name(device), granularity, layers, operations, link)
 
