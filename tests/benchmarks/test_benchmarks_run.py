@@ -62,3 +62,14 @@ def test_the_optimizer_beside_torchs() -> None:
     assert moved["ours exact, bfloat16 gradient"] == 28
     assert moved["ours split, float32 gradient"] == 28
     assert moved["ours half, bfloat16 gradient"] == 18
+
+
+def test_a_step_under_the_passes_beside_one_between_them() -> None:
+    program = str(BENCHMARKS / "after_commit.py")
+    body = run(program, "--layers", "2", "--model-dim", "16", "--runs", "2")
+    assert body["benchmark"] == "after_commit"
+    assert body["sub_models"] == 4
+    for figure, found in body["ratio"].items():
+        for side in ("between", "under"):
+            check_timing(body[side][figure], runs=2)
+        assert found > 0
