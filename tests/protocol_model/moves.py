@@ -21,14 +21,14 @@ Move = tuple
 class Moves:
     """All moves from a state, in an order that never changes."""
 
-    def __init__(self, ledger: Ledger, rules: Rules, rounds: int) -> None:
-        """Nobody starts an attempt once `rounds` are committed below it."""
-        self._ledger, self._rules, self._rounds = ledger, rules, rounds
+    def __init__(self, ledger: Ledger, rules: Rules, rounds: int, forgets: bool) -> None:
+        """Nobody starts an attempt once `rounds` are committed below it. `forgets`: see `tidy`."""
+        self._ledger, self._rules, self._rounds, self._forgets = ledger, rules, rounds, forgets
         self._acts = Acts(ledger, rules)
 
     def __call__(self, state: State) -> Iterator[tuple[Move, State]]:
         for move, after in self._all(state):
-            yield move, tidied(after, self._ledger, self._rules)
+            yield move, tidied(after, self._ledger, self._rules) if self._forgets else after
 
     def _all(self, state: State) -> Iterator[tuple[Move, State]]:
         for at, attempt in enumerate(state.attempts):

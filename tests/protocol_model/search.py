@@ -57,11 +57,11 @@ class _Numbers:
 class Search:
     """One search; use `run` once."""
 
-    def __init__(self, bounds: Bounds, rules: RulesOf = Rules) -> None:
+    def __init__(self, bounds: Bounds, rules: RulesOf = Rules, forgets: bool = True) -> None:
         self._bounds = bounds
         self._ledger = Ledger(bounds.voters)
         self._rules = rules(self._ledger, bounds.branches_by_silence)
-        self._moves = Moves(self._ledger, self._rules, bounds.rounds)
+        self._moves = Moves(self._ledger, self._rules, bounds.rounds, forgets)
         self._outlook = Outlook(self._ledger, self._rules) if bounds.liveness else None
         self._peers, self._rest = _Numbers(), _Numbers()
         self._parents, self._turns = array("I", [0]), array("I", [0])

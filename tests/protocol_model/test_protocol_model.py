@@ -9,6 +9,8 @@ from .mutants import MUTANTS, Mutant
 from .search import Search, Verdict
 from .story import story
 
+_QUICK = [m for m in MUTANTS if not m.bounds.crashes + m.bounds.leaves + m.bounds.branches]
+
 
 @cache
 def verdict_on(mutant: Mutant) -> Verdict:
@@ -27,6 +29,14 @@ def test_a_broken_rule_is_found(mutant: Mutant) -> None:
     verdict = verdict_on(mutant)
     assert verdict.trouble == mutant.trouble
     assert len(verdict.way) == mutant.way, "\n" + story(verdict)
+
+
+@pytest.mark.parametrize("mutant", _QUICK, ids=lambda mutant: mutant.rules.__name__)
+def test_what_is_forgotten_changes_no_verdict(mutant: Mutant) -> None:
+    """The same failures in as many moves, whether states are tidied or not."""
+    everything = Search(mutant.bounds, mutant.rules, forgets=False).run()
+    assert (everything.trouble, len(everything.way)) == (mutant.trouble, mutant.way)
+    assert everything.states >= verdict_on(mutant).states
 
 
 def test_a_story_can_be_read() -> None:
