@@ -206,7 +206,7 @@ class GPT3(nn.Module):
 
         tokens, targets: int64 [B, S], S ≤ sequence_tokens.
         """
-        chunks = loss_chunks(self.config, tokens.numel())
+        chunks = loss_chunks(self.config.model_dim, self.config.vocabulary_size, tokens.numel())
         if chunks == 1:
             logits = self.logits(tokens).float()
             return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
@@ -238,7 +238,7 @@ class GPT3(nn.Module):
         return functional.cross_entropy(self._head(hidden).float(), targets, reduction="sum")
 
 
-def loss_chunks(config: GPT3Config, tokens: int) -> int:
+def loss_chunks(model_dim: int, vocabulary_size: int, tokens: int) -> int:
     """Into how many chunks the loss of `tokens` tokens is cut: a power of two, 1 for all at once.
 
     One more product with the head for every token, and one chunk's logits are there, not all of
@@ -247,9 +247,9 @@ def loss_chunks(config: GPT3Config, tokens: int) -> int:
     less than about D/4 tokens save nothing more, and tokens few beside D are left together; so are
     all where a token's logits are no wider than what a block makes of it.
     """
-    if config.vocabulary_size <= 4 * config.model_dim:
+    if vocabulary_size <= 4 * model_dim:
         return 1
-    most = math.ceil(tokens / max(LEAST_CHUNK_TOKENS, config.model_dim // 4))
+    most = math.ceil(tokens / max(LEAST_CHUNK_TOKENS, model_dim // 4))
     return min(MOST_LOSS_CHUNKS, 1 << (most - 1).bit_length())
 
 

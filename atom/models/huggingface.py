@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from atom.models.chunked_head import loss_in_chunks
 from atom.models.first_values import reset
 from atom.models.on_meta import parameters_on_meta
 from atom.models.source import SourceError
@@ -225,9 +226,10 @@ def _returning_loss(model: nn.Module) -> nn.Module:
 
     def forward(self: nn.Module, input_ids: Tensor, labels: Tensor) -> Tensor:
         """The mean loss, nats per token, of int64 [sequences, tokens]; labels are not shifted."""
-        output = parent.forward(
-            self, input_ids=input_ids, labels=labels, use_cache=False, return_dict=True
-        )
+        with loss_in_chunks(self, input_ids.numel()):
+            output = parent.forward(
+                self, input_ids=input_ids, labels=labels, use_cache=False, return_dict=True
+            )
         loss: Tensor = output.loss
         return loss
 

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from atom.models.gpt3 import (
+    GPT2_VOCABULARY,
     GPT3,
     SIZES,
     GPT3Config,
@@ -129,7 +130,7 @@ def wide(dtype: torch.dtype) -> tuple[GPT3, torch.Tensor, torch.Tensor]:
     initialise(model, seed=1)
     tokens, targets = (torch.randint(0, 80, (2, 600)) for _ in range(2))
     targets[0, 300:410] = -100
-    assert loss_chunks(WIDE, tokens.numel()) == 8
+    assert loss_chunks(WIDE.model_dim, WIDE.vocabulary_size, tokens.numel()) == 8
     return model, tokens, targets
 
 
@@ -163,9 +164,8 @@ def test_no_target_counts_is_not_a_number_in_chunks_either() -> None:
     ],
 )  # fmt: skip
 def test_chunks_are_as_many_as_save_memory(size: str, tokens: int, chunks: int) -> None:
-    assert loss_chunks(SIZES[size], tokens) == chunks
-    narrow = dataclasses.replace(SIZES[size], vocabulary_size=256)
-    assert loss_chunks(narrow, tokens) == 1
+    assert loss_chunks(SIZES[size].model_dim, GPT2_VOCABULARY, tokens) == chunks
+    assert loss_chunks(SIZES[size].model_dim, 256, tokens) == 1
 
 
 def test_dropout_only_while_training() -> None:
