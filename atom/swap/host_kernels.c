@@ -20,8 +20,12 @@
  * much to compute and gains from 512 bits where memory is not what it waits for. */
 #if defined(__x86_64__)
 #define AVX2 __attribute__((target("avx2,fma")))
+#if defined(__clang__)
+#define AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,fma")))
+#else
 #define AVX512                                                                                   \
     __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,fma,prefer-vector-width=512")))
+#endif
 #endif
 
 enum gradient_format { GRADIENT_FLOAT32, GRADIENT_BFLOAT16 };
@@ -248,6 +252,7 @@ const char *atom_source_digest(void) { return SOURCE_DIGEST; }
 
 int32_t atom_highest_level(void) {
 #if defined(__x86_64__)
+    __builtin_cpu_init();
     int avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     int avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                  __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
