@@ -19,11 +19,13 @@ _SHARES = (1000, 100, 10)
 """First guesses of the multiplier: all room would cost such a share of the pass."""
 _SHRINKINGS = 4
 _MULTIPLIERS = 8
-_FEW_LABELS = 200
-_LABEL_WORK = 1500
+_FEW_LABELS = 50
+_LABEL_WORK = 1200
 _POSITION_WORK = 10
-_MANY_SPANS = 150_000
-"""From there on the effort grows with the chain: a pass over all spans is the least step."""
+_PAIRS_AT_ONCE = 64
+"""Stalls of neighbours that are compared while one span is priced."""
+_MUCH_WORK = 300_000
+"""For one sweep; from there on the effort grows with the chain."""
 
 Part = tuple[int, Box, int]
 """A box still to be searched: a bound from below on its prices, and a multiplier to begin with."""
@@ -39,8 +41,8 @@ class Branching:
         self._narrowing = Narrowing(figures, self._spans, self._ranks)
         self._at_least = at_least
         self._sweep_work = len(self._spans.elements) + _POSITION_WORK * self._spans.count
-        many = max(1, self._sweep_work // _MANY_SPANS)
-        self._effort = None if effort is None else effort * many
+        self._sweep_work += plain.stalls.pairs() // _PAIRS_AT_ONCE
+        self._effort = None if effort is None else effort * max(1, self._sweep_work // _MUCH_WORK)
         self.best_price = INFINITE
         self.best: tuple[int, ...] | None = None
         self.open_bound = INFINITE

@@ -37,9 +37,10 @@ from atom.graph.partition.spans import spans_of
 from atom.graph.partition.stalls import Stalls
 from atom.graph.partition.sweep import Sweep
 
-STANDARD_EFFORT = 5_000_000
-"""Spans priced, a following-up of a label counting 1,500: about a second, and for chains of more
-than 150,000 spans in proportion. Chains that an exhaustive search could do never come near it."""
+STANDARD_EFFORT = 10_000_000
+"""Spans priced, a following-up of a label counting 1,200: about a second, and in proportion for
+chains of which one sweep is a good part of that. Chains that an exhaustive search could do never
+come near it."""
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,12 @@ class Stalls:
             slice(here.start, here.stop - last) for here, last in zip(heres, reaching, strict=True)
         ]
 
+    def pairs(self) -> int:
+        """Of neighbours, about, that are looked at to find the least at all positions."""
+        spans, positions = self.spans, np.arange(self.spans.count)
+        pairs = (positions - spans.first[:-1]) * (spans.stop - positions)
+        return int(np.minimum(pairs, _DIRECT_PAIRS).sum())
+
     def before_turn(self, position: int) -> Whole:
         """Of every span ending there and the last sub-model beginning there."""
         turn = np.array(self.spans.count)
