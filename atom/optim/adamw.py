@@ -4,7 +4,7 @@ For each element, with every operation rounded to float32, f(a, b, c) = a·b + c
 the scalars computed in float64 and rounded to float32 before they are used:
 
     g = gradient · coefficient
-    m = f(1 - β₁, g - m, m)                 (β₁ ≤ ½: f(-β₁, g - m, g))
+    m = f(1 - β₁, g - m, m)                 (β₁ ≤ ½: f((1 - β₁) - 1, g - m, g))
     v = f((1 - β₂)·g, g, v·β₂)
     w = w·(1 - rate·decay) + (-rate/(1 - β₁ᵗ) · m) / (√v / √(1 - β₂ᵗ) + ε)
 
