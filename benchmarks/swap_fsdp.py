@@ -28,6 +28,7 @@ class FullyShardedOffload:
     def __init__(self, setup: Setup) -> None:
         try:
             import torch.distributed as dist
+            from torch.distributed.device_mesh import init_device_mesh
             from torch.distributed.fsdp import (
                 CPUOffloadPolicy,
                 MixedPrecisionPolicy,
@@ -46,7 +47,7 @@ class FullyShardedOffload:
             world_size=1,
         )
         self._end = dist.destroy_process_group
-        mesh = dist.device_mesh.init_device_mesh(setup.device, (1,))
+        mesh = init_device_mesh(setup.device, (1,))
         policy: dict[str, Any] = {
             "mesh": mesh,
             "mp_policy": MixedPrecisionPolicy(param_dtype=setup.dtype, reduce_dtype=torch.float32),
