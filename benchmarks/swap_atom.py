@@ -113,9 +113,11 @@ class Atom:
         for first in starts:
             replica.run_pass(batches[first : first + self.at_once])
         loss = replica.loss_sum / replica.sequences
-        mean = replica.gradients.div_(replica.sequences)
-        norm = gradient_norm(mean, len(os.sched_getaffinity(0)))
-        replica.begin_step(mean, norm, replica.round + 1)
+        sums, times = replica.gradients, replica.sequences
+        if times & (times - 1):  # dividing rounds, and AdamW cannot do it on the way
+            sums, times = sums.div_(times), 1
+        norm = gradient_norm(sums, len(os.sched_getaffinity(0)))
+        replica.begin_step(sums, norm, replica.round + 1, times)
         self.pass_counts.append(len(starts))
         self.step_ends.append(self.clock.now())
         return loss

@@ -260,13 +260,17 @@ class Replica:
         self.begin_step(mean_gradient, gradient_norm, round)
         self.finish_step()
 
-    def begin_step(self, mean_gradient: Tensor, gradient_norm: float, round: int) -> None:
+    def begin_step(
+        self, mean_gradient: Tensor, gradient_norm: float, round: int, times: int = 1
+    ) -> None:
         """Starts the optimizer step that leads to `round`, in place, on a thread of its own.
 
         `mean_gradient`: flat float32 [total elements], the gradient of the mean loss, not changed.
         It belongs to the step until `finish_step` has returned. It may be `gradients` themselves,
         divided by the sequences: `reset_gradients`, then, before the next pass. `gradient_norm`:
-        its global norm, which decides the clipping.
+        its global norm, which decides the clipping. `times`: by how much both are too large, a
+        power of two. Then nobody has to divide the whole arena, and the bits are the same (but for
+        numbers below float32's smallest normal one).
 
         May be repeated: after a failure the same call finishes the step, where it stopped; after
         success, or meanwhile, it does nothing. The accumulated gradients stay until
@@ -280,7 +284,9 @@ class Replica:
             return
         if round != here + 1:
             raise ValueError(f"round {round} does not follow round {here}")
-        coefficient = clip_coefficient(gradient_norm, self._settings.clip_norm)
+        if times < 1 or times & (times - 1):
+            raise ValueError(f"{times} is no power of two: dividing by it rounds")
+        coefficient = clip_coefficient(gradient_norm / times, self._settings.clip_norm) / times
         rate = learning_rate(self._settings.rate, round)
         self._stepper.begin(mean_gradient, rate, round, coefficient)
         self._round = round

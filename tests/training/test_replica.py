@@ -231,6 +231,22 @@ def test_the_loss_falls(device: CpuDevice) -> None:
     assert replica.evaluate(data) < 0.9 * before
 
 
+def test_a_gradient_may_be_so_many_times_the_mean(device: CpuDevice) -> None:
+    replicas = [new_replica(device), new_replica(device)]
+    for round in range(1, STEPS + 1):
+        for replica, times in zip(replicas, (1, 4), strict=True):
+            replica.reset_gradients()
+            replica.run_pass(batches(2, seed=round))
+            gradient = replica.gradients / (4 // times)
+            replica.begin_step(gradient, gradient_norm(gradient), round, times)
+            replica.finish_step()
+    states = [replica.state_arenas() for replica in replicas]
+    for name, arena in states[0].items():
+        assert torch.equal(arena, states[1][name]), name
+    with pytest.raises(ValueError, match="6 is no power of two"):
+        replicas[0].begin_step(gradient, 1.0, STEPS + 1, 6)
+
+
 def test_a_pass_reports_what_it_added(device: CpuDevice) -> None:
     replica = new_replica(device)
     replica.reset_gradients(b"head")
