@@ -100,17 +100,13 @@ def _cases(arguments: argparse.Namespace) -> list[Case]:
 
 
 def _options(arguments: argparse.Namespace) -> Options:
-    gpu, host = (
-        None if size is None else parse_bytes(size)
-        for size in (arguments.gpu_memory, arguments.host_memory)
-    )
     return Options(
         arguments.device,
         arguments.precision,
         arguments.runs,
         arguments.steps,
-        gpu,
-        host,
+        arguments.gpu_memory,
+        arguments.host_memory,
         None if arguments.sides is None else tuple(arguments.sides),
         None if arguments.trace is None else str(Path(arguments.trace).absolute()),
     )
@@ -129,6 +125,12 @@ def _say(words: str) -> None:
     sys.stderr.flush()
 
 
+def positive(text: str) -> int:
+    if int(text) < 1:
+        raise ValueError(text)
+    return int(text)
+
+
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--case", nargs="+", choices=[ALL, *BY_NAME], help="tiny unless given")
@@ -136,10 +138,14 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--toy", action="store_true", help="cases at toy size, as on a CPU")
     parser.add_argument("--precision", choices=PRECISIONS, help="float32 on cpu, else bfloat16")
     parser.add_argument("--sides", nargs="*", choices=SIDES, help="rivals; all unless given")
-    parser.add_argument("--gpu-memory", help="Atom's cap, \"6 GB\"; the case's own unless given")
-    parser.add_argument("--host-memory", help='"125 GiB", for a host that does not tell all')
-    parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--steps", type=int, help="per run; the case's own unless given")
+    parser.add_argument(
+        "--gpu-memory", type=parse_bytes, help="Atom's cap, \"6 GB\"; the case's own unless given"
+    )
+    parser.add_argument(
+        "--host-memory", type=parse_bytes, help='"125 GiB", for a host that does not tell all'
+    )
+    parser.add_argument("--runs", type=positive, default=5)
+    parser.add_argument("--steps", type=positive, help="per run; the case's own unless given")
     parser.add_argument("--deadline", type=float, help="seconds; what is not done by then is not")
     parser.add_argument("--trace", help="Chrome trace of Atom's last run")
     parser.add_argument("--json", help="file, rewritten after every case")
