@@ -21,7 +21,7 @@ test: .venv
 chaos: .venv model
 	ATOM_CHAOS_TIMES=20 ATOM_CHAOS_FREEZE_S=20 $(BIN)/python -m pytest tests/chaos/test_faults.py -s
 
-# The round protocol as a small model, every state within the long bounds; about four minutes of one core.
+# The round protocol as a small model, every state within the long bounds; about six minutes of one core.
 model: .venv
 	$(BIN)/python -m tests.protocol_model
 

@@ -52,6 +52,7 @@ SHORT = (
 LONG = (
     *SHORT,
     Bounds("3 peers, 3 attempts", 3, 3),
+    Bounds("3 peers, 3 attempts, a crash", 3, 3, crashes=1),
     Bounds("3 peers, 2 attempts, one leaves", 3, 2, leaves=1),
     Bounds("3 peers, 2 attempts, 2 rounds, a crash, a restart", 3, 2, rounds=2, crashes=1,
            restarts=1),
