@@ -15,6 +15,7 @@ from atom.optim.adamw import AdamWSettings
 from atom.optim.rate import RateSettings
 from atom.plan.choice import Choice, durations
 from atom.plan.chosen_program import chosen_program
+from atom.plan.pieces import crossings_of
 from atom.swap.device import CpuDevice, Device
 from atom.swap.schedule import (
     Backward,
@@ -52,7 +53,8 @@ class Stand:
         settings = ReplicaSettings(
             rate, AdamWSettings(), 1.0, precision, choice.arrangement, choice.micro_batches
         )
-        self._shape = Shape(len(choice.pieces), choice.micro_batches, choice.arrangement)
+        crossings = crossings_of(choice.pieces)
+        self._shape = Shape(len(choice.pieces), choice.micro_batches, choice.arrangement, crossings)
         self._carrying = durations(choice.pieces, Machine(1.0, 1.0), precision.itemsize).carrying
         self._events = _Events()
         self._device = _device(device, precision)

@@ -81,7 +81,11 @@ def _fit(plan: Plan, narrow: bool) -> RenderableType:
         (memory.boundary_bytes, "between sub-models"),
     ]
     held = ", ".join(f"{format_bytes(size)} {what}" for size, what in parts if size)
-    return Group(table, Text(f"on the device: {held}", "quiet"))
+    lines = [Text(f"on the device: {held}", "quiet")]
+    if plan.choice.host_bytes:
+        waiting = f"{format_bytes(plan.choice.host_bytes)} of values between sub-models"
+        lines.append(Text(f"on the host while nobody needs them: {waiting}", "quiet"))
+    return Group(table, *lines)
 
 
 def _verdict(need_bytes: int, have_bytes: int, narrow: bool) -> Text:

@@ -23,6 +23,8 @@ GPU_SHARE = 0.9
 """Of the free device memory, where the peer file names no cap: the rest is the driver's."""
 HOST_SHARE = 0.5
 """Where the device is the host: of the memory left beside the replica. The rest is for people."""
+BOUNDARY_SHARE = 0.8
+"""Of the host memory left beside the replica, for values between sub-models that wait there."""
 LEAST_HOST_BYTES = 256 << 20
 RESULT_ARENAS = 2
 """Averaged gradients held at once: the one being voted on, and the next."""
@@ -43,14 +45,20 @@ class Question:
 
 
 def question(
-    graph: Graph, profile: Profile, device_bytes: int, micro_batches: int, on_gpu: bool
+    graph: Graph,
+    profile: Profile,
+    device_bytes: int,
+    micro_batches: int,
+    on_gpu: bool,
+    host_bytes: int | None = None,
 ) -> Question:
-    """`micro_batches`: the most that one pass may accumulate."""
+    """`micro_batches`: the most that one pass may accumulate. `host_bytes`: for values between
+    sub-models, if they wait there; None: as much as it takes."""
     link = profile.link
     return Question(
         chain=operation_chain(graph, profile.operations, fused=on_gpu),
         machine=Machine(link.load_bytes_per_s.median, link.gradient_bytes_per_s.median),
-        limits=Limits(device_bytes, graph.parameter_dtype.itemsize, micro_batches),
+        limits=Limits(device_bytes, graph.parameter_dtype.itemsize, micro_batches, host_bytes),
         layer_ends=_layer_ends(graph),
     )
 
@@ -85,11 +93,13 @@ def choice_text(choice: Choice, budget_bytes: int) -> str:
     count, kept = len(choice.pieces), len(choice.arrangement.kept)
     resident = len(choice.arrangement.resident)
     stays = "all of it stays" if resident == count else f"{resident} stay, {kept} not recomputed"
+    waiting = f" and {format_bytes(choice.host_bytes)} on the host" if choice.host_bytes else ""
     checkpoints = ", its own checkpoints left out" if choice.remembers else ""
     return (
         f"{count} sub-model{'' if count == 1 else 's'} on the device ({stays}{checkpoints}), "
-        f"{format_bytes(choice.memory.total_bytes)} of {format_bytes(budget_bytes)}, up to "
-        f"{choice.micro_batches} micro-batch{'' if choice.micro_batches == 1 else 'es'} per pass"
+        f"{format_bytes(choice.memory.total_bytes)} of {format_bytes(budget_bytes)}{waiting}, "
+        f"up to {choice.micro_batches} micro-batch"
+        f"{'' if choice.micro_batches == 1 else 'es'} per pass"
     )
 
 

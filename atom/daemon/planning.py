@@ -19,6 +19,7 @@ from atom.config.places import default_state_directory
 from atom.config.run_file import RunFile
 from atom.config.sources import text_sources
 from atom.daemon.device_choice import (
+    BOUNDARY_SHARE,
     RESULT_ARENAS,
     Question,
     feedback_bytes,
@@ -92,11 +93,20 @@ class HostPlan:
     def total_bytes(self) -> int:
         return sum(size for _, size in self.arenas)
 
-    def with_carriers(self, program: Program) -> "HostPlan":
+    @property
+    def boundary_bytes(self) -> int | None:
+        """For values between sub-models. None where not even the replica fits: then only the
+        verdict matters."""
+        left = self.have_bytes - self.total_bytes
+        return int(left * BOUNDARY_SHARE) if left > 0 else None
+
+    def with_cut(self, program: Program, choice: Choice) -> "HostPlan":
         """Adds what the cut costs."""
-        carried = carrier_bytes(program)
-        more = [("sums of parameters tied across sub-models", carried)] if carried else []
-        return replace(self, arenas=(*self.arenas, *more))
+        more = [
+            ("sums of parameters tied across sub-models", carrier_bytes(program)),
+            ("values between sub-models", choice.host_bytes),
+        ]
+        return replace(self, arenas=(*self.arenas, *(each for each in more if each[1])))
 
 
 @dataclass(frozen=True)
@@ -168,7 +178,8 @@ def plan_run(request: PlanRequest, note: Note) -> Plan:
     host = _host(run, graph, peer)
     device, profile = _device(request, peer, graph, host, note)
     on_gpu = request.assume is not None or device.title != "cpu"
-    asked = question(graph, profile, device.budget_bytes, most_micro_batches(run), on_gpu)
+    most = most_micro_batches(run)
+    asked = question(graph, profile, device.budget_bytes, most, on_gpu, host.boundary_bytes)
     choice = asked.answer()
     program = chosen_program(graph, choice)
     work = _work(run, graph, request)
@@ -187,7 +198,7 @@ def plan_run(request: PlanRequest, note: Note) -> Plan:
         program=program,
         profile=profile,
         question=asked,
-        host=host.with_carriers(program),
+        host=host.with_cut(program, choice),
         disk=_disk(run, graph, peer),
         device=device,
         choice=choice,

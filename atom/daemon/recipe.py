@@ -17,6 +17,7 @@ from atom.base.units import format_bytes
 from atom.config.peer_file import PeerFile
 from atom.config.run_file import RunFile
 from atom.daemon.device_choice import (
+    BOUNDARY_SHARE,
     choice_text,
     ends_alike,
     free_host_bytes,
@@ -157,7 +158,8 @@ def build_replica(
     device = open_device(peer.device.kind, PRECISIONS[run.model.precision])
     choice = _choice(recipe, peer, device, note)
     training = chosen_program(recipe.graph, choice)
-    _require_host_memory(peer_bytes(run, recipe.graph) + carrier_bytes(training), peer)
+    cut_bytes = carrier_bytes(training) + choice.host_bytes
+    _require_host_memory(peer_bytes(run, recipe.graph) + cut_bytes, peer)
     evaluation = None
     if run.validation is not None and _draws(recipe.graph):
         undropped = _without_randomness(recipe)
@@ -190,12 +192,12 @@ def _choice(recipe: Recipe, peer: PeerFile, device: Device, note: Callable[[str]
     """How the model goes through this device. Raises: DeviceError."""
     kind, graph = device.torch_device, recipe.graph
     host = free_host_bytes(peer.host.memory_bytes)
-    budget = peer.device.memory_bytes or usable_device_bytes(
-        kind, host - peer_bytes(recipe.run, graph)
-    )
+    left = host - peer_bytes(recipe.run, graph)
+    budget = peer.device.memory_bytes or usable_device_bytes(kind, left)
     profile = profile_or_guess(graph, kind, note)
     most = most_micro_batches(recipe.run)
-    choice = question(graph, profile, budget, most, on_gpu=kind.type == "cuda").answer()
+    on_gpu = kind.type == "cuda"
+    choice = question(graph, profile, budget, most, on_gpu, int(left * BOUNDARY_SHARE)).answer()
     note(choice_text(choice, budget))
     return choice
 

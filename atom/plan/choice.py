@@ -8,22 +8,21 @@ shortest pass.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from atom.base.errors import DeviceError
 from atom.graph.partition import (
     Chain,
     Machine,
-    Partition,
     Terms,
     cost_of,
     find_partition,
-    partition,
+    refusal,
     smallest_device_bytes,
 )
-from atom.plan.memory import GRADIENT_BYTES, DeviceMemory, device_memory
-from atom.plan.pieces import Piece, pieces_of
+from atom.plan.memory import GRADIENT_BYTES, DeviceMemory, Reckoning
+from atom.plan.offloading import can_offload, least_offloaded_bytes, offloaded, offloaded_cuts
+from atom.plan.pieces import Piece, crossings_of, pieces_of
 from atom.plan.residency import Budget, arrangements
 from atom.swap.arrangement import Arrangement
 from atom.swap.schedule import Shape, training_pass
@@ -34,6 +33,8 @@ MOST_STEPS = 12
 """From the least memory in which a model can be cut at all, in steps of this factor, or in as many
 larger ones, to what takes it whole: for so much a cut is asked for. Finer cuts leave room for what
 stays."""
+MUCH = 0.1
+"""Of the device, for values between sub-models: from there on they may wait on the host."""
 NEARLY = 0.01
 """A pass that is this much slower per micro-batch, but shorter, is preferred."""
 
@@ -47,6 +48,8 @@ class Limits:
     """Of a parameter on the device: 2 in 16-bit formats."""
     micro_batches: int
     """The most that one pass may accumulate."""
+    host_bytes: int | None = None
+    """Host memory for values between sub-models. None: as much as it takes."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,8 @@ class Choice:
     """Of a pass right after an optimizer step: nothing is loaded yet."""
     durations: Durations
     """Of its events."""
+    host_bytes: int = 0
+    """Host memory that values between sub-models take while they wait there."""
     remembers: bool = False
     """Whether the model's own checkpoints are left out: there is memory enough without them."""
 
@@ -72,7 +77,8 @@ class Choice:
     def seconds_under_step(self, elements_per_s: float) -> float:
         """Of a pass that begins with the optimizer's step: each load waits until its own parameters
         are updated, in the order of their first use."""
-        shape = Shape(len(self.pieces), self.micro_batches, self.arrangement)
+        crossings = crossings_of(self.pieces)
+        shape = Shape(len(self.pieces), self.micro_batches, self.arrangement, crossings)
         durations = replace(self.durations, ready_s=_ready_s(self.pieces, elements_per_s))
         return simulate(training_pass(shape), shape, durations).seconds
 
@@ -89,21 +95,62 @@ def choose(
     What the model itself checkpoints is computed again only where that pays: the chain that
     remembers is tried as well.
 
+    Where values between sub-models take much of the device, letting them wait on the host is tried
+    as well: it makes a plan possible, or leaves room for more micro-batches and weights.
+
     Raises: DeviceError naming the operation that fits in no way, and the smallest budget that does.
     """
     if layer_ends:
         by_layers = _cut_only_at(chain, layer_ends)
         terms = Terms(limits.device_bytes, 1, limits.element_bytes)
-        if find_partition(by_layers, machine, terms) is not None:
+        if _fits_somehow(by_layers, machine, terms):
             chain = by_layers
     candidates = list(_candidates(chain, machine, limits))
     if chain.remembering is not None:
-        with suppress(DeviceError):
-            remembering = _candidates(chain.remembering, machine, limits)
-            candidates += [replace(candidate, remembers=True) for candidate in remembering]
+        remembering = _candidates(chain.remembering, machine, limits)
+        candidates += [replace(candidate, remembers=True) for candidate in remembering]
+    if _is_short(chain, limits, candidates):
+        candidates += _offloaded_candidates(chain, machine, limits)
+    if not candidates:
+        raise _refusal(chain, machine, limits)
+    return _best(candidates)
+
+
+def _best(candidates: Sequence[Choice]) -> Choice:
     fastest = min(c.seconds_per_micro_batch for c in candidates)
     good = [c for c in candidates if c.seconds_per_micro_batch <= (1 + NEARLY) * fastest]
     return min(good, key=lambda c: (c.timeline.seconds, c.memory.total_bytes))
+
+
+def _fits_somehow(chain: Chain, machine: Machine, terms: Terms) -> bool:
+    if find_partition(chain, machine, terms) is not None:
+        return True
+    return can_offload(chain) and any(offloaded_cuts(chain, machine, terms))
+
+
+def _is_short(chain: Chain, limits: Limits, candidates: Sequence[Choice]) -> bool:
+    """Is there too little room for values between sub-models, or will there be?"""
+    if not can_offload(chain):
+        return False
+    if not candidates:
+        return True
+    best = _best(candidates)
+    each = sum(piece.out_bytes for piece in best.pieces)
+    return limits.micro_batches * each > MUCH * limits.device_bytes
+
+
+def _refusal(chain: Chain, machine: Machine, limits: Limits) -> DeviceError:
+    """With what the way that needs less would need."""
+    terms = Terms(limits.device_bytes, 1, limits.element_bytes)
+    least = replace(terms, device_bytes=smallest_device_bytes(chain, machine, terms))
+    cut = find_partition(chain, machine, least)
+    assert cut is not None, "the least is enough"
+    pieces = pieces_of(chain, cut.ends)
+    need = Reckoning(pieces, 1, limits.element_bytes).memory(Arrangement()).total_bytes
+    least_bytes = max(least.device_bytes, need)
+    if can_offload(chain):
+        least_bytes = min(least_bytes, least_offloaded_bytes(chain, machine, terms))
+    return refusal(chain, machine, terms, least_bytes)
 
 
 def _cut_only_at(chain: Chain, positions: Sequence[int]) -> Chain:
@@ -122,16 +169,18 @@ def timed(
 ) -> Choice:
     """A way through the device that was decided elsewhere, with its memory and its timeline."""
     pieces = pieces_of(chain, ends)
-    shape = Shape(len(pieces), micro_batches, arrangement)
+    shape = Shape(len(pieces), micro_batches, arrangement, crossings_of(pieces))
     took = durations(pieces, machine, element_bytes)
+    reckoning = Reckoning(pieces, micro_batches, element_bytes)
     return Choice(
         ends=tuple(ends),
         pieces=pieces,
         arrangement=arrangement,
         micro_batches=micro_batches,
-        memory=device_memory(pieces, arrangement, micro_batches, element_bytes),
+        memory=reckoning.memory(arrangement),
         timeline=simulate(training_pass(shape), shape, took),
         durations=took,
+        host_bytes=reckoning.host_bytes(arrangement),
     )
 
 
@@ -145,6 +194,8 @@ def durations(pieces: Sequence[Piece], machine: Machine, element_bytes: int) -> 
             p.elements * GRADIENT_BYTES / machine.gradient_bytes_per_s for p in pieces
         ),
         carrying=_carrying(pieces),
+        value_in_s=1 / machine.load_bytes_per_s,
+        value_out_s=1 / machine.load_bytes_per_s,
     )
 
 
@@ -173,9 +224,12 @@ def _carrying(pieces: Sequence[Piece]) -> frozenset[int]:
 
 
 def _candidates(chain: Chain, machine: Machine, limits: Limits) -> Iterator[Choice]:
-    """Raises: DeviceError if none fits."""
+    """With all values between sub-models on the device."""
     terms = Terms(limits.device_bytes, 1, limits.element_bytes)
-    yield from _with_cut(partition(chain, machine, terms), chain, machine, limits, 1)
+    alone = find_partition(chain, machine, terms)
+    if alone is None:
+        return
+    yield from _with_cut(alone.ends, chain, machine, limits, 1)
     for micro_batches in _accumulations(limits.micro_batches):
         seen: set[tuple[int, ...]] = set()
         for device_bytes in _offers(chain, machine, replace(terms, micro_batches=micro_batches)):
@@ -183,7 +237,16 @@ def _candidates(chain: Chain, machine: Machine, limits: Limits) -> Iterator[Choi
             cut = find_partition(chain, machine, narrower)
             if cut is not None and cut.ends not in seen:
                 seen.add(cut.ends)
-                yield from _with_cut(cut, chain, machine, limits, micro_batches)
+                yield from _with_cut(cut.ends, chain, machine, limits, micro_batches)
+
+
+def _offloaded_candidates(chain: Chain, machine: Machine, limits: Limits) -> Iterator[Choice]:
+    """With those on the host that are worth it."""
+    for micro_batches in _accumulations(limits.micro_batches):
+        terms = Terms(limits.device_bytes, micro_batches, limits.element_bytes)
+        for ends in dict.fromkeys(offloaded_cuts(chain, machine, terms)):
+            plain = offloaded(len(ends))
+            yield from _with_cut(ends, chain, machine, limits, micro_batches, plain)
 
 
 def _offers(chain: Chain, machine: Machine, terms: Terms) -> list[int]:
@@ -201,11 +264,17 @@ def _whole_bytes(chain: Chain, machine: Machine, terms: Terms) -> int:
 
 
 def _with_cut(
-    cut: Partition, chain: Chain, machine: Machine, limits: Limits, micro_batches: int
+    ends: Sequence[int],
+    chain: Chain,
+    machine: Machine,
+    limits: Limits,
+    micro_batches: int,
+    plain: Arrangement | None = None,
 ) -> Iterator[Choice]:
-    budget = Budget(limits.device_bytes, micro_batches, limits.element_bytes)
-    for arrangement in arrangements(pieces_of(chain, cut.ends), budget):
-        yield timed(chain, machine, cut.ends, arrangement, micro_batches, limits.element_bytes)
+    most, element_bytes = limits.device_bytes, limits.element_bytes
+    budget = Budget(most, micro_batches, element_bytes, limits.host_bytes)
+    for arrangement in arrangements(pieces_of(chain, ends), budget, plain):
+        yield timed(chain, machine, ends, arrangement, micro_batches, element_bytes)
 
 
 def _accumulations(most: int) -> list[int]:

@@ -22,6 +22,7 @@ def plan_document(chain: Chain, program: Program, choice: Choice) -> dict[str, A
         "micro_batches": choice.micro_batches,
         "slots": choice.arrangement.slots,
         "remembers": choice.remembers,
+        "host_bytes": choice.host_bytes,
         "device_memory": dataclasses.asdict(choice.memory)
         | {"total_bytes": choice.memory.total_bytes},
         "pass": {
@@ -56,6 +57,7 @@ def _sub_model(sub_model: SubModel, piece: Piece, choice: Choice) -> dict[str, A
         "out_bytes": piece.out_bytes,
         "resident": s in choice.arrangement.resident,
         "activations_kept": s in choice.arrangement.kept,
+        "values_offloaded": s in choice.arrangement.offloaded,
     }
 
 

@@ -1,11 +1,14 @@
 """Device memory of a cut, an arrangement and an accumulation: as the engine allocates it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 
-from atom.plan.pieces import Piece
+from atom.plan.pieces import Piece, crossings_of
 from atom.swap.arrangement import Arrangement
+from atom.swap.crossing import Crossing, held_bytes, host_bytes
 from atom.swap.device_slots import GRADIENT_SLOTS
+from atom.swap.schedule import Shape
 
 GRADIENT_BYTES = 4
 
@@ -26,7 +29,8 @@ class DeviceMemory:
     kept_bytes: int
     """Activations that stay from forward to backward, of all micro-batches."""
     boundary_bytes: int
-    """Values between sub-models and the batch's entries, of all micro-batches."""
+    """Values between sub-models, their gradients, and the batch's entries, of all micro-batches.
+    Of those that wait on the host, what is here at a time, and the ring."""
 
     @property
     def total_bytes(self) -> int:
@@ -44,18 +48,66 @@ def device_memory(
     pieces: Sequence[Piece], arrangement: Arrangement, micro_batches: int, element_bytes: int
 ) -> DeviceMemory:
     """`element_bytes`: of a parameter on the device (2 in 16-bit formats)."""
-    swapped = [p.elements for s, p in enumerate(pieces) if s not in arrangement.resident]
-    resident = [p.elements for s, p in enumerate(pieces) if s in arrangement.resident]
-    working = [
-        piece.elements * element_bytes
-        + (piece.transient_bytes if s in arrangement.kept else piece.activation_bytes)
-        for s, piece in enumerate(pieces)
-    ]
-    return DeviceMemory(
-        slot_bytes=arrangement.slots * max(swapped, default=0) * element_bytes,
-        resident_bytes=sum(resident) * element_bytes,
-        gradient_bytes=GRADIENT_SLOTS * max(p.elements for p in pieces) * GRADIENT_BYTES,
-        activation_bytes=max(working),
-        kept_bytes=micro_batches * sum(pieces[s].working_bytes for s in arrangement.kept),
-        boundary_bytes=micro_batches * sum(p.out_bytes + p.batch_bytes for p in pieces),
-    )
+    return Reckoning(pieces, micro_batches, element_bytes).memory(arrangement)
+
+
+@dataclass
+class Reckoning:
+    """Of one cut, for many arrangements."""
+
+    pieces: Sequence[Piece]
+    micro_batches: int
+    element_bytes: int
+    _held: dict[frozenset[int], int] = field(default_factory=dict)
+
+    def fits(self, arrangement: Arrangement, most_bytes: int) -> bool:
+        """Asks for what lies between sub-models only if it can matter: that takes longest."""
+        beside = self._memory(arrangement, boundary_bytes=0).total_bytes
+        return beside <= most_bytes and beside + self._boundary_bytes(arrangement) <= most_bytes
+
+    def memory(self, arrangement: Arrangement) -> DeviceMemory:
+        return self._memory(arrangement, self._boundary_bytes(arrangement))
+
+    def _memory(self, arrangement: Arrangement, boundary_bytes: int) -> DeviceMemory:
+        pieces, element_bytes = self.pieces, self.element_bytes
+        swapped = [p.elements for s, p in enumerate(pieces) if s not in arrangement.resident]
+        resident = [p.elements for s, p in enumerate(pieces) if s in arrangement.resident]
+        working = [
+            piece.elements * element_bytes
+            + (piece.transient_bytes if s in arrangement.kept else piece.activation_bytes)
+            for s, piece in enumerate(pieces)
+        ]
+        kept = sum(pieces[s].working_bytes for s in arrangement.kept)
+        return DeviceMemory(
+            slot_bytes=arrangement.slots * max(swapped, default=0) * element_bytes,
+            resident_bytes=sum(resident) * element_bytes,
+            gradient_bytes=GRADIENT_SLOTS * max(p.elements for p in pieces) * GRADIENT_BYTES,
+            activation_bytes=max(working),
+            kept_bytes=self.micro_batches * kept,
+            boundary_bytes=boundary_bytes,
+        )
+
+    def _boundary_bytes(self, arrangement: Arrangement) -> int:
+        once = sum(piece.shared_bytes for piece in self.pieces)
+        batch = self.micro_batches * sum(piece.batch_bytes for piece in self.pieces)
+        return once + batch + self._held_bytes(self._shape(arrangement))
+
+    def _held_bytes(self, shape: Shape) -> int:
+        if shape.moving not in self._held:
+            self._held[shape.moving] = held_bytes(
+                shape.crossings, shape.moving, shape.sub_models, shape.micro_batches
+            )
+        return self._held[shape.moving]
+
+    def host_bytes(self, arrangement: Arrangement) -> int:
+        """Of values that wait on the host."""
+        shape = self._shape(arrangement)
+        return host_bytes(shape.crossings, shape.training_stops, self.micro_batches)
+
+    def _shape(self, arrangement: Arrangement) -> Shape:
+        count = len(self.pieces)
+        return Shape(count, self.micro_batches, arrangement, self._crossings)
+
+    @cached_property
+    def _crossings(self) -> tuple[Crossing, ...]:
+        return crossings_of(self.pieces)

@@ -2,9 +2,10 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from atom.graph.partition.chain import Chain, Operation
+from atom.graph.partition.chain import Chain, Operation, Value
+from atom.swap.crossing import Crossing
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,10 @@ class Piece:
     """Values it makes that later sub-models take."""
     batch_bytes: int
     """Batch entries that no later sub-model takes."""
+    crossings: tuple[Crossing, ...] = ()
+    """What it makes and later sub-models take, of each micro-batch."""
+    shared_bytes: int = 0
+    """What it makes for later ones, the same for all micro-batches."""
 
     @property
     def elements(self) -> int:
@@ -45,6 +50,8 @@ def pieces_of(chain: Chain, ends: Sequence[int]) -> tuple[Piece, ...]:
     batch: Counter[int] = Counter()
     spans = enumerate(zip(starts, ends, strict=True))
     piece_at = [s for s, (start, end) in spans for _ in range(start, end)]
+    crossings = [list[Crossing]() for _ in ends]
+    shared: Counter[int] = Counter()
     for value in chain.values:
         maker = piece_at[value.made_by] if value.made_by >= 0 else -1
         last = piece_at[value.last_used_by]
@@ -52,12 +59,31 @@ def pieces_of(chain: Chain, ends: Sequence[int]) -> tuple[Piece, ...]:
             batch[last] += value.size_bytes
         elif last > maker:
             made[maker] += value.size_bytes
+            if value.shared:
+                shared[maker] += value.size_bytes
+            else:
+                crossings[maker].append(_crossing(value, maker, piece_at))
         if last > maker:
             taken[last] += value.size_bytes
     return tuple(
-        _piece(chain.operations[start:end], taken[s], made[s], batch[s])
+        replace(
+            _piece(chain.operations[start:end], taken[s], made[s], batch[s]),
+            crossings=tuple(crossings[s]),
+            shared_bytes=shared[s],
+        )
         for s, (start, end) in enumerate(zip(starts, ends, strict=True))
     )
+
+
+def crossings_of(pieces: Sequence[Piece]) -> tuple[Crossing, ...]:
+    """All that lies between sub-models, in the order in which it is made."""
+    return tuple(crossing for piece in pieces for crossing in piece.crossings)
+
+
+def _crossing(value: Value, maker: int, piece_at: Sequence[int]) -> Crossing:
+    users = {piece_at[user] for user in (*value.used_by, value.last_used_by)}
+    gradient_bytes = value.size_bytes if value.has_gradient else 0
+    return Crossing(maker, tuple(sorted(users - {maker})), value.size_bytes, gradient_bytes)
 
 
 def _piece(

@@ -6,12 +6,15 @@ micro-batch. What is taken first is what saves most seconds per byte.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from atom.plan.memory import device_memory
+from atom.plan.memory import Reckoning
 from atom.plan.pieces import Piece
 from atom.swap.arrangement import MINIMUM_SLOTS, Arrangement
 
+PATIENCE = 8
+"""Where values wait on the host, memory is short and what to reckon is long: after so many that do
+not fit, no more are tried."""
 MOST_SLOTS = 4
 """More slots load further ahead: that helps where sub-models are of unequal sizes."""
 
@@ -23,23 +26,40 @@ class Budget:
     device_bytes: int
     micro_batches: int
     element_bytes: int
+    host_bytes: int | None = None
+    """For values that wait on the host. None: as much as it takes."""
 
 
-def arrangements(pieces: Sequence[Piece], budget: Budget) -> Iterator[Arrangement]:
+def arrangements(
+    pieces: Sequence[Piece], budget: Budget, plain: Arrangement | None = None
+) -> Iterator[Arrangement]:
     """Those worth timing: plain swapping, through two slots or more; weights first; activations
-    first. All fit `budget`."""
+    first. All fit `budget`. `plain` says what is offloaded."""
+    plain = plain or Arrangement()
+    room = _Room(Reckoning(pieces, budget.micro_batches, budget.element_bytes), budget)
     for slots in range(MINIMUM_SLOTS + 1, MOST_SLOTS + 1):
-        if _fits(pieces, Arrangement(slots), budget):
-            yield Arrangement(slots)
-    plain = Arrangement()
-    if _fits(pieces, plain, budget):
+        if room.takes(replace(plain, slots=slots)):
+            yield replace(plain, slots=slots)
+    if room.takes(plain):
         yield plain
-    by_load = _filled(pieces, plain, budget, _by_load, _with_resident)
+    by_load = _filled(pieces, plain, room, _by_load, _with_resident)
     yield from _new(by_load, plain)
-    kept = _filled(pieces, plain, budget, _by_recompute(budget), _with_kept)
+    kept = _filled(pieces, plain, room, _by_recompute(budget), _with_kept)
     yield from _new(kept, plain)
     if kept.kept:
-        yield from _new(_filled(pieces, kept, budget, _by_load, _with_resident), kept)
+        yield from _new(_filled(pieces, kept, room, _by_load, _with_resident), kept)
+
+
+@dataclass(frozen=True)
+class _Room:
+    reckoning: Reckoning
+    budget: Budget
+
+    def takes(self, arrangement: Arrangement) -> bool:
+        if not self.reckoning.fits(arrangement, self.budget.device_bytes):
+            return False
+        most = self.budget.host_bytes
+        return most is None or self.reckoning.host_bytes(arrangement) <= most
 
 
 def _new(arrangement: Arrangement, known: Arrangement) -> Iterator[Arrangement]:
@@ -52,7 +72,7 @@ _Add = Callable[[Arrangement, int], Arrangement]
 
 
 def _filled(
-    pieces: Sequence[Piece], arrangement: Arrangement, budget: Budget, order: _Order, add: _Add
+    pieces: Sequence[Piece], arrangement: Arrangement, room: _Room, order: _Order, add: _Add
 ) -> Arrangement:
     """Adds sub-models, most valuable first, later ones first among equals, while they fit.
 
@@ -64,12 +84,15 @@ def _filled(
     candidates = sorted(range(last), key=lambda s: (-order(pieces[s]), -s))
     for s in candidates:
         everything = add(everything, s)
-    if _fits(pieces, everything, budget):
+    if room.takes(everything):
         return everything
+    misses = 0
     for s in candidates:
         wider = add(arrangement, s)
-        if _fits(pieces, wider, budget):
+        if room.takes(wider):
             arrangement = wider
+        elif arrangement.offloaded and (misses := misses + 1) == PATIENCE:
+            break
     return arrangement
 
 
@@ -87,15 +110,9 @@ def _by_recompute(budget: Budget) -> _Order:
 
 
 def _with_resident(arrangement: Arrangement, sub_model: int) -> Arrangement:
-    return Arrangement(arrangement.slots, arrangement.resident | {sub_model}, arrangement.kept)
+    return replace(arrangement, resident=arrangement.resident | {sub_model})
 
 
 def _with_kept(arrangement: Arrangement, sub_model: int) -> Arrangement:
-    return Arrangement(
-        arrangement.slots, arrangement.resident | {sub_model}, arrangement.kept | {sub_model}
-    )
-
-
-def _fits(pieces: Sequence[Piece], arrangement: Arrangement, budget: Budget) -> bool:
-    memory = device_memory(pieces, arrangement, budget.micro_batches, budget.element_bytes)
-    return memory.total_bytes <= budget.device_bytes
+    resident, kept = arrangement.resident | {sub_model}, arrangement.kept | {sub_model}
+    return replace(arrangement, resident=resident, kept=kept)

@@ -154,6 +154,8 @@ class Shape:
     def moving(self) -> frozenset[int]:
         """Indices of the crossings that are offloaded."""
         arrangement = self.arrangement
+        if not arrangement.offloaded:
+            return frozenset()
         return frozenset(
             index
             for index, each in enumerate(self.crossings)

@@ -99,7 +99,9 @@ class Replica:
         self._store = HostStore.allocate(
             program.layout, settings.precision, device.host_memory, settings.state_form
         )
-        slots = DeviceSlots.allocate(programs, device, settings.precision, settings.arrangement)
+        slots = DeviceSlots.allocate(
+            programs, device, settings.precision, settings.arrangement, settings.micro_batches
+        )
         factories: list[Sequence[Factory]] = [load(each, device.torch_device) for each in programs]
         if settings.compilation is not None:
             factories[0] = settings.compilation.of(factories[0])

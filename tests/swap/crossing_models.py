@@ -81,10 +81,29 @@ class Viewing(nn.Module):
         return F.cross_entropy(hidden.flatten(0, 1), targets.flatten())
 
 
+class Masked(nn.Module):
+    """A table and a mask made from sizes alone, the same in every micro-batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCABULARY, WIDTH)
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(5))
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        turn = torch.cos(torch.outer(torch.arange(TOKENS), 1.0 + torch.arange(WIDTH)))
+        seen = torch.ones(TOKENS, TOKENS, dtype=torch.bool).tril()
+        hidden = self.embed(tokens)
+        for layer in self.layers:
+            scores = (hidden * turn) @ layer(hidden).transpose(1, 2)
+            hidden = hidden + scores.masked_fill(~seen, -1e9).softmax(-1) @ hidden
+        return F.cross_entropy(hidden.flatten(0, 1), targets.flatten())
+
+
 MODELS: dict[str, type[nn.Module]] = {
     "skipping": Skipping,
     "translating": Translating,
     "viewing": Viewing,
+    "masked": Masked,
 }
 
 

@@ -10,7 +10,7 @@ spans' are there at once.
 """
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import torch
@@ -18,6 +18,7 @@ from torch import fx
 
 from atom.graph.costs.alone import Form, arguments_of, form_key
 from atom.graph.costs.call_cost import CallCost, Kernel, dissect
+from atom.graph.generate.shared import shared_values
 from atom.graph.ir import padded_elements
 from atom.graph.partition.chain import Value
 from atom.graph.traced import Graph, is_getitem, layer_path
@@ -48,7 +49,7 @@ class OperationCosts:
     operations: tuple[OperationCost, ...]
     """One per entry of `graph.calls`."""
     values: tuple[Value, ...]
-    """Batch entries, then every value that another operation than its maker uses."""
+    """Batch entries, then all memory that another operation than its maker uses."""
 
 
 def operation_costs(graph: Graph, fused: bool = False) -> OperationCosts:
@@ -215,13 +216,38 @@ class _Walk:
 
     def _values(self) -> Iterable[Value]:
         position = {node: index for index, node in enumerate(self._graph.calls)}
-        for node in (*self._graph.batch, *self._graph.calls):
-            made_by = position.get(node, -1)
-            users = [position[user] for user in node.users if user in position]
-            if node in self._graph.specs and (users or node is self._graph.loss):
-                place = self._places[node][0]
-                size = min(self._graph.specs[node].size_bytes, place.form.size_bytes)
-                yield Value(size, made_by, max(users, default=made_by))
+        same = shared_values(self._graph)
+        together: dict[int, list[Value]] = {}
+        for number, node in enumerate((*self._graph.batch, *self._graph.calls)):
+            users = sorted({position[user] for user in node.users if user in position})
+            if node not in self._graph.specs or not (users or node is self._graph.loss):
+                continue
+            place, made_by = self._places[node][0], position.get(node, -1)
+            spec, memory = self._graph.specs[node], place.memory
+            own = memory.made_by < 0  # of the batch, or copied out of a parameter's memory
+            value = Value(
+                size_bytes=min(spec.size_bytes, place.form.size_bytes)
+                if own
+                else memory.size_bytes,
+                made_by=made_by if own else memory.made_by,
+                last_used_by=max(users, default=made_by),
+                used_by=tuple(users),
+                has_gradient=spec.needs_grad,
+                shared=node in same,
+            )
+            together.setdefault(-1 - number if own else id(memory), []).append(value)
+        return map(_one, together.values())
+
+
+def _one(views: Sequence[Value]) -> Value:
+    """Of values that share memory."""
+    return replace(
+        views[0],
+        last_used_by=max(view.last_used_by for view in views),
+        used_by=tuple(sorted({user for view in views for user in view.used_by})),
+        has_gradient=any(view.has_gradient for view in views),
+        shared=all(view.shared for view in views),
+    )
 
 
 def _alive(memories: Iterable[tuple[_Memory, int]], calls: int) -> list[int]:

@@ -42,7 +42,8 @@ load begin earlier than one sub-model ahead, where a short sub-model's idle link
 after the next, and where the first sub-models are still loaded from the pass before. They are not a
 bound where loads slow computing down, or where loads and gradients share one direction's rate. Of
 a value that skips sub-models, value and gradient exist at once for a while; the gradient is not
-counted.
+counted here (a plan counts it). Values that are the same in every micro-batch are part of
+`reserved`, once.
 
 `partition` solves it: "exhaustive" as the paper's Algorithm 1 does (`algorithm_one.py`), "dynamic"
 with the same answer in a fraction of the time (`dynamic.py`). `cost_of` prices any cut.
@@ -54,6 +55,7 @@ from atom.graph.partition.solve import (
     Solver,
     find_partition,
     partition,
+    refusal,
     smallest_device_bytes,
 )
 
@@ -68,5 +70,6 @@ __all__ = [
     "cost_of",
     "find_partition",
     "partition",
+    "refusal",
     "smallest_device_bytes",
 ]

@@ -29,11 +29,17 @@ class Operation:
 
 @dataclass(frozen=True)
 class Value:
-    """A tensor that operations hand on. `made_by` -1: an entry of the batch."""
+    """Memory that operations hand on: a tensor and its views. `made_by` -1: an entry of the
+    batch."""
 
     size_bytes: int
     made_by: int
     last_used_by: int
+    used_by: tuple[int, ...] = ()
+    """Every operation that uses it, ascending; empty: only the last one is known."""
+    has_gradient: bool = True
+    shared: bool = False
+    """The same in every micro-batch: one of it is enough for all."""
 
 
 @dataclass(frozen=True)

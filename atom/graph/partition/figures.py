@@ -76,12 +76,14 @@ def figures_of(chain: Chain, machine: Machine, terms: Terms, merge: bool = True)
     crossing = [
         Value(value.size_bytes, atom_of[value.made_by], atom_of[value.last_used_by])
         for value in chain.values
-        if value.made_by >= 0 and atom_of[value.made_by] < atom_of[value.last_used_by]
+        if value.made_by >= 0 and not value.shared
+        if atom_of[value.made_by] < atom_of[value.last_used_by]
     ]
     unit = math.gcd(*(value.size_bytes for value in crossing)) or 1
     bits = (sum(value.size_bytes for value in crossing) // unit + 1).bit_length()
     tick_s = _tick_s(chain, machine, terms, bits)
     batch_bytes = sum(value.size_bytes for value in chain.values if value.made_by < 0)
+    constant_bytes = terms.reserved_bytes + shared_bytes(chain)
     forward = _ticks((o.forward_s for o in chain.operations), terms.micro_batches, tick_s)
     backward = _ticks((o.backward_s for o in chain.operations), terms.micro_batches, tick_s)
     return Figures(
@@ -97,10 +99,15 @@ def figures_of(chain: Chain, machine: Machine, terms: Terms, merge: bool = True)
         gradient_ticks=GRADIENT_ELEMENT_BYTES / machine.gradient_bytes_per_s / tick_s,
         held_bytes=held_bytes(terms),
         boundary_bytes=terms.micro_batches * unit,
-        budget_bytes=terms.device_bytes - terms.reserved_bytes - terms.micro_batches * batch_bytes,
+        budget_bytes=terms.device_bytes - constant_bytes - terms.micro_batches * batch_bytes,
         slots=terms.slots,
         operations=count,
     )
+
+
+def shared_bytes(chain: Chain) -> int:
+    """Of values that are held once for all micro-batches, wherever the cuts are."""
+    return sum(value.size_bytes for value in chain.values if value.shared)
 
 
 def held_bytes(terms: Terms) -> int:

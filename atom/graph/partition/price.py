@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from atom.graph.partition.chain import Chain, Machine, Operation, Partition, Terms
-from atom.graph.partition.figures import GRADIENT_ELEMENT_BYTES, held_bytes
+from atom.graph.partition.figures import GRADIENT_ELEMENT_BYTES, held_bytes, shared_bytes
 
 
 def cost_of(chain: Chain, machine: Machine, terms: Terms, ends: Sequence[int]) -> Partition:
@@ -29,7 +29,8 @@ def cost_of(chain: Chain, machine: Machine, terms: Terms, ends: Sequence[int]) -
         device_bytes=held_bytes(terms) * max(elements)
         + max(activations)
         + terms.micro_batches * (cut_bytes + batch_bytes)
-        + terms.reserved_bytes,
+        + terms.reserved_bytes
+        + shared_bytes(chain),
     )
 
 
@@ -78,4 +79,8 @@ def _activation_bytes(operations: Sequence[Operation]) -> int:
 
 
 def _out_bytes(chain: Chain, begin: int, end: int) -> int:
-    return sum(v.size_bytes for v in chain.values if begin <= v.made_by < end <= v.last_used_by)
+    return sum(
+        v.size_bytes
+        for v in chain.values
+        if begin <= v.made_by < end <= v.last_used_by and not v.shared
+    )

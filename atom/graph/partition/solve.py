@@ -35,7 +35,7 @@ def partition(
     """
     found = find_partition(chain, machine, terms, solver, effort)
     if found is None:
-        raise _refusal(chain, machine, terms)
+        raise refusal(chain, machine, terms)
     return found
 
 
@@ -65,13 +65,16 @@ def smallest_device_bytes(chain: Chain, machine: Machine, terms: Terms) -> int:
     return beside + smallest_budget_bytes(figures)
 
 
-def _refusal(chain: Chain, machine: Machine, terms: Terms) -> DeviceError:
+def refusal(
+    chain: Chain, machine: Machine, terms: Terms, least_bytes: int | None = None
+) -> DeviceError:
+    """What `partition` raises. `least_bytes`: what would do, for who knows of another way."""
     figures = figures_of(chain, machine, terms, merge=False)
     alone = [_alone_bytes(figures, position) for position in range(len(figures.atoms))]
     hungriest = max(range(len(alone)), key=alone.__getitem__)
     beside = terms.device_bytes - figures.budget_bytes
     name = chain.operations[figures.atoms[hungriest].begin].name
-    smallest = smallest_device_bytes(chain, machine, terms)
+    smallest = least_bytes or smallest_device_bytes(chain, machine, terms)
     fits = alone[hungriest] <= figures.budget_bytes
     what = ", and values between sub-models more than is left" if fits else " even alone"
     several = "" if terms.micro_batches == 1 else "es"

@@ -1,0 +1,97 @@
+"""What a plan reckons is never less than what really lives on the device, nor much more."""
+
+import pytest
+from crossing_models import MODELS, batch
+from live_bytes import allocations, peak_bytes
+from test_offloaded_values import Rig, everything, graph_of, program_of, surroundings
+
+from atom.graph.costs.operation_chain import operation_chain
+from atom.graph.profile.assumed import assume_graph
+from atom.graph.program import build_program
+from atom.plan.memory import Reckoning
+from atom.plan.pieces import Piece, crossings_of, pieces_of
+from atom.swap.arrangement import Arrangement
+from atom.swap.crossing import Crossing, held_bytes, ring_slot_bytes, ring_slots
+from atom.swap.schedule import Shape
+
+__all__ = ["surroundings"]
+
+
+def pieces(model: str, cut: str) -> tuple[Piece, ...]:
+    graph = graph_of(model)
+    chain = operation_chain(graph, assume_graph(graph, "rtx3060-12g").operations)
+    return pieces_of(chain, [part.end_call for part in program_of(model, cut).sub_models])
+
+
+def reckoned_bytes(model: str, cut: str, arrangement: Arrangement, count: int) -> int:
+    """All but slots and the ring, which are allocated once."""
+    parts = pieces(model, cut)
+    memory = Reckoning(parts, count, 4).memory(arrangement)
+    shape = Shape(len(parts), count, arrangement, crossings_of(parts))
+    ring = ring_slots(count) * ring_slot_bytes(shape.crossings, shape.training_stops)
+    return memory.activation_bytes + memory.kept_bytes + memory.boundary_bytes - ring
+
+
+def real_bytes(model: str, cut: str, arrangement: Arrangement, count: int) -> int:
+    rig = Rig(program_of(model, cut), arrangement)
+    rig.run_pass(0, count)
+    batches = [batch(c) for c in range(count)]
+    with allocations() as sizes:
+        rig.engine.run_pass(batches, range(count))
+    return peak_bytes(sizes())
+
+
+@pytest.mark.parametrize("moved", [False, True], ids=["staying", "offloaded"])
+@pytest.mark.parametrize("cut", ["layers", "1", "2"])
+@pytest.mark.parametrize("model", MODELS)
+def test_a_pass_stays_below_its_reckoning(model: str, cut: str, moved: bool) -> None:
+    arrangement = everything(program_of(model, cut)) if moved else Arrangement()
+    for count in (1, 3):
+        real = real_bytes(model, cut, arrangement, count)
+        reckoned = reckoned_bytes(model, cut, arrangement, count)
+        assert real <= reckoned < 2.3 * real
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_offloading_takes_micro_batches_off_the_device(model: str) -> None:
+    arrangement = everything(program_of(model, "layers"))
+    each = real_bytes(model, "layers", Arrangement(), 3) - real_bytes(
+        model, "layers", Arrangement(), 1
+    )
+    offloaded = real_bytes(model, "layers", arrangement, 3) - real_bytes(
+        model, "layers", arrangement, 1
+    )
+    assert offloaded < 0.7 * each
+
+
+def test_a_value_of_several_users_lives_together_with_its_gradient() -> None:
+    plain = [Crossing(s, (s + 1,), 8, 8) for s in range(4)]
+    skip = Crossing(0, (1, 4), 100, 100)
+    none = frozenset[int]()
+    assert held_bytes(plain, none, 5, 3) == 3 * 4 * 8
+    assert held_bytes([*plain, replace_users(skip, (4,))], none, 5, 3) == 3 * (4 * 8 + 100)
+    assert held_bytes([*plain, skip], none, 5, 3) == 3 * (4 * 8 + 200)
+
+
+def replace_users(crossing: Crossing, users: tuple[int, ...]) -> Crossing:
+    return Crossing(crossing.made_by, users, crossing.value_bytes, crossing.gradient_bytes)
+
+
+def test_what_is_the_same_in_every_micro_batch_is_counted_once() -> None:
+    parts, program = pieces("masked", "layers"), build_program(graph_of("masked"))
+    shared = sum(program.values[name].size_bytes for name in program.shared)
+    assert sum(part.shared_bytes for part in parts) == shared > 0
+    one, two, three = (Reckoning(parts, c, 4).memory(Arrangement()) for c in (1, 2, 3))
+    each = two.boundary_bytes - one.boundary_bytes
+    assert three.boundary_bytes - two.boundary_bytes == each
+    assert one.boundary_bytes == each + shared
+
+
+def test_a_part_of_a_tensor_counts_as_all_of_it() -> None:
+    graph = graph_of("viewing")
+    chain = operation_chain(graph, assume_graph(graph, "rtx3060-12g").operations)
+    position = {call: n for n, call in enumerate(graph.calls)}
+    thirds = [call for call in graph.calls if "getitem" in call.name][:3]
+    users = {position[user] for third in thirds for user in third.users}
+    base = 2 * 6 * 3 * 16 * 4
+    assert [v.size_bytes for v in chain.values if users <= set(v.used_by)] == [base]
