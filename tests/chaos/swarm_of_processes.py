@@ -21,7 +21,7 @@ from atom.base.errors import ControlError
 from atom.daemon.control_client import ControlClient
 from atom.swarm.p2pd import die_with_parent
 
-START_S = 90.0
+START_S = 150.0
 """For importing PyTorch, tracing and tokenising on a machine with better things to do."""
 GONE_S = 15.0
 POLL_S = 0.05
