@@ -1,7 +1,7 @@
 """What is measured: one case per row of the table of targets, in the order of their worth.
 
 Targets are for one H200 with 16 cores, and GPT-3 2.7B unless the name says otherwise. 8k, 16k and
-32k are tokens per optimizer step, in micro-batches of two sequences of 2048.
+32k are tokens per optimizer step, in micro-batches of two sequences of 2048 (of one, under 3 GB).
 """
 
 from dataclasses import dataclass, replace
@@ -124,10 +124,10 @@ CASES = (
     Case(
         "accumulate-8", Kind.ACCUMULATE,
         (Target("seconds per token, 8 passes to 1", "8 passes to 1", 1.0, at_most=True),),
-        steps=2,
+        micro_batches=4, steps=2,
     ),
     Case(
-        "2.7b-32k-3gb", Kind.STEPS, (of(EAGER, 0.95), gpu(3 * GB)), (EAGER,), gpu_bytes=3 * GB
+        "2.7b-32k-3gb", Kind.STEPS, (of(EAGER, 0.95), gpu(3 * GB)), (EAGER,), micro_batches=16, sequences=1, gpu_bytes=3 * GB
     ),
     Case("spare-memory", Kind.SPARE, (of(EAGER, 1.0),), (EAGER,)),
     Case(
