@@ -127,7 +127,8 @@ CASES = (
         micro_batches=4, steps=2,
     ),
     Case(
-        "2.7b-32k-3gb", Kind.STEPS, (of(EAGER, 0.95), gpu(3 * GB)), (EAGER,), micro_batches=16, sequences=1, gpu_bytes=3 * GB
+        "2.7b-32k-3gb", Kind.STEPS, (of(EAGER, 0.95), gpu(3 * GB)), (EAGER,),
+        micro_batches=16, sequences=1, gpu_bytes=3 * GB,
     ),
     Case("spare-memory", Kind.SPARE, (of(EAGER, 1.0),), (EAGER,)),
     Case(
