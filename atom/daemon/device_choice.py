@@ -9,12 +9,15 @@ import torch
 from atom.base.units import format_bytes
 from atom.config.run_file import RunFile
 from atom.graph.costs.operation_chain import operation_chain
+from atom.graph.ir import Program
 from atom.graph.layers import layers_of
 from atom.graph.partition import Chain, Machine
 from atom.graph.profile.seconds import Profile
 from atom.graph.traced import Graph
 from atom.plan.choice import Choice, Limits, choose
+from atom.swap.device_slots import staging_bytes
 from atom.swap.host_store import host_bytes
+from atom.swap.parameter_gradients import carrier_bytes
 from atom.swap.state_form import StateForm
 from atom.swarm.codec import CODECS
 from atom.training.pacing import MAX_MICRO_BATCHES_PER_PASS
@@ -126,6 +129,16 @@ def state_form(run: RunFile) -> StateForm:
 def peer_bytes(run: RunFile, graph: Graph) -> int:
     """Host memory that a peer takes however it cuts the model."""
     return replica_bytes(graph, state_form(run)) + feedback_bytes(run, graph)
+
+
+def cut_arenas(program: Program, choice: Choice, on_gpu: bool) -> list[tuple[str, int]]:
+    """Host memory that a cut costs: (what, bytes)."""
+    arenas = [
+        ("sums of parameters tied across sub-models", carrier_bytes(program)),
+        ("gradients on their way from the device", staging_bytes(program) if on_gpu else 0),
+        ("values between sub-models", choice.host_bytes),
+    ]
+    return [(what, size) for what, size in arenas if size > 0]
 
 
 def usable_device_bytes(device: torch.device, host_left_bytes: int) -> int:

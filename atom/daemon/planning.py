@@ -22,6 +22,7 @@ from atom.daemon.device_choice import (
     BOUNDARY_SHARE,
     RESULT_ARENAS,
     Question,
+    cut_arenas,
     feedback_bytes,
     free_host_bytes,
     most_micro_batches,
@@ -44,7 +45,6 @@ from atom.plan.choice import Choice
 from atom.plan.chosen_program import chosen_program
 from atom.plan.prediction import RoundPrediction, Surroundings, Work, predict
 from atom.swap.host_store import working_copy_bytes
-from atom.swap.parameter_gradients import carrier_bytes
 from atom.swap.state_form import HIGH, LOW, MASTER
 from atom.swarm.codec import CODECS
 from atom.training.snapshot import KEPT
@@ -100,13 +100,9 @@ class HostPlan:
         left = self.have_bytes - self.total_bytes
         return int(left * BOUNDARY_SHARE) if left > 0 else None
 
-    def with_cut(self, program: Program, choice: Choice) -> "HostPlan":
+    def with_cut(self, program: Program, choice: Choice, on_gpu: bool) -> "HostPlan":
         """Adds what the cut costs."""
-        more = [
-            ("sums of parameters tied across sub-models", carrier_bytes(program)),
-            ("values between sub-models", choice.host_bytes),
-        ]
-        return replace(self, arenas=(*self.arenas, *(each for each in more if each[1])))
+        return replace(self, arenas=(*self.arenas, *cut_arenas(program, choice, on_gpu)))
 
 
 @dataclass(frozen=True)
@@ -198,7 +194,7 @@ def plan_run(request: PlanRequest, note: Note) -> Plan:
         program=program,
         profile=profile,
         question=asked,
-        host=host.with_cut(program, choice),
+        host=host.with_cut(program, choice, on_gpu),
         disk=_disk(run, graph, peer),
         device=device,
         choice=choice,

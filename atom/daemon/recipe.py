@@ -19,6 +19,7 @@ from atom.config.run_file import RunFile
 from atom.daemon.device_choice import (
     BOUNDARY_SHARE,
     choice_text,
+    cut_arenas,
     ends_alike,
     free_host_bytes,
     most_micro_batches,
@@ -48,7 +49,6 @@ from atom.plan.choice import Choice
 from atom.plan.chosen_program import chosen_program
 from atom.swap.compiled import Compilation, Told
 from atom.swap.device import CpuDevice, Device
-from atom.swap.parameter_gradients import carrier_bytes
 from atom.swap.voided import is_out_of_memory
 from atom.training.replica import Replica, ReplicaSettings
 
@@ -158,8 +158,8 @@ def build_replica(
     device = open_device(peer.device.kind, PRECISIONS[run.model.precision])
     choice = _choice(recipe, peer, device, note)
     training = chosen_program(recipe.graph, choice)
-    cut_bytes = carrier_bytes(training) + choice.host_bytes
-    _require_host_memory(peer_bytes(run, recipe.graph) + cut_bytes, peer)
+    cut = cut_arenas(training, choice, on_gpu=device.torch_device.type == "cuda")
+    _require_host_memory(peer_bytes(run, recipe.graph) + sum(size for _, size in cut), peer)
     evaluation = None
     if run.validation is not None and _draws(recipe.graph):
         undropped = _without_randomness(recipe)

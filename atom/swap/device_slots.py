@@ -155,6 +155,11 @@ def device_bytes(
     return slots + ring_slots(micro_batches) * ring
 
 
+def staging_bytes(program: Program) -> int:
+    """Host memory in which a GPU's gradients land before they are added."""
+    return GRADIENT_SLOTS * _elements(program) * torch.float32.itemsize
+
+
 def _arranged(
     programs: Sequence[Program], arrangement: Arrangement
 ) -> list[tuple[Program, Arrangement]]:

