@@ -75,7 +75,8 @@ def profile(
 
 def _key(program: Program, sub_model: SubModel) -> Hashable:
     """Equal for sub-models that do the same to values that look the same."""
-    inputs = tuple(program.values[name] for name in sub_model.inputs)
+    values = (program.values[name] for name in sub_model.inputs)
+    inputs = tuple((value.shape, value.dtype, value.needs_grad) for value in values)
     shapes = tuple(program.layout.by_name[name].shape for _, name in sub_model.parameters)
     return sub_model.class_name, inputs, shapes
 
