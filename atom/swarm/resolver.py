@@ -7,6 +7,7 @@ Names come from strangers' leases, so the bound is on threads, not only on patie
 import contextlib
 import socket
 import threading
+import time
 from typing import Any
 
 AddressInfo = tuple[int, int, int, str, Any]
@@ -23,7 +24,9 @@ class Resolver:
         self._free = threading.BoundedSemaphore(MOST_LOOKUPS)
 
     def resolve(self, host: str, port: int, seconds: float) -> AddressInfo:
-        """The first address of a host. Raises: OSError (unknown), TimeoutError."""
+        """The first address of a host, within `seconds`. Raises: OSError (unknown, or not a name at
+        all), TimeoutError."""
+        deadline = time.monotonic() + seconds
         with contextlib.suppress(socket.gaierror):
             return _lookup(host, port, socket.AI_NUMERICHOST)
         if not self._free.acquire(timeout=seconds):
@@ -34,14 +37,14 @@ class Resolver:
         def look() -> None:
             try:
                 found.append(_lookup(host, port))
-            except (OSError, UnicodeError) as problem:  # UnicodeError: not a name at all
+            except OSError as problem:
                 found.append(OSError(str(problem)))
             finally:
                 self._free.release()
                 done.set()
 
         threading.Thread(target=look, name="atom-lookup", daemon=True).start()
-        if not done.wait(seconds):
+        if not done.wait(max(deadline - time.monotonic(), 0.0)):
             raise TimeoutError(f"looking up {host} takes too long")
         answer = found[0]
         if isinstance(answer, OSError):
@@ -50,4 +53,8 @@ class Resolver:
 
 
 def _lookup(host: str, port: int, flags: int = 0) -> AddressInfo:
-    return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)[0]
+    """Raises: OSError."""
+    try:
+        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)[0]
+    except UnicodeError as problem:  # an empty label, or one that is too long
+        raise OSError(f"{host[:80]!r} is no host name: {problem}") from problem

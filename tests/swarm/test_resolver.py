@@ -72,5 +72,36 @@ def test_lookups_that_hang_are_bounded(names: SlowNames) -> None:
     assert resolver.resolve("somewhere.example", 80, SOON)[4] == ("192.0.2.9", 80)
 
 
+class SlowTurn:
+    """It is one's turn at the last moment."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def acquire(self, timeout: float) -> bool:
+        self.now += timeout
+        return True
+
+    def release(self) -> None:
+        """Whoever is next."""
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+def test_the_wait_for_ones_turn_counts(names: SlowNames, monkeypatch: pytest.MonkeyPatch) -> None:
+    resolver, turn = Resolver(), SlowTurn()
+    monkeypatch.setattr(resolver, "_free", turn)
+    monkeypatch.setattr("atom.swarm.resolver.time", turn)
+    with pytest.raises(TimeoutError, match="takes too long"):
+        resolver.resolve("somewhere.example", 80, 3600.0)
+
+
+@pytest.mark.parametrize("host", ["a..b", ".", "x" * 70])
+def test_what_cannot_be_a_name_is_unknown(host: str) -> None:
+    with pytest.raises(OSError, match="is no host name"):
+        Resolver().resolve(host, 80, SOON)
+
+
 def test_the_real_one_knows_this_machine() -> None:
     assert Resolver().resolve("localhost", 80, SOON)[4][0] in ("127.0.0.1", "::1")
