@@ -21,6 +21,8 @@ class TransportLimits:
     connect_s: float = 3.0
     connections: int = 256
     connections_per_peer: int = 12
+    """A ring has up to four to a neighbour, and two attempts may meet; the rest is for messages and
+    blobs."""
     handshakes: int = 64
     """Connections that have not yet proved who they are."""
     handshakes_per_host: int = 16

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 
 from atom.base.errors import PeerRefused
@@ -11,9 +12,6 @@ from atom.swarm.frames import Channel, Purpose
 from atom.swarm.ring import ring_tag
 from atom.swarm.ring_failure import RingBroken
 from atom.swarm.transport import PeerTransport
-
-MAX_CONNECTIONS = 4
-"""To each neighbour. A peer may hold a dozen connections to another, of two attempts at once."""
 
 
 @dataclass(frozen=True)
@@ -46,15 +44,17 @@ def open_ring(
     left, right = order[rank - 1], order[(rank + 1) % len(order)]
     tags = [tag + bytes([number]) for number in range(connections)]
     deadline = time.monotonic() + timeout_s
-    opened: list[Channel] = []
-    try:
-        opened += [_dialled(transport, right, each, deadline) for each in tags]
-        incoming = [_awaited(transport, left, each, deadline) for each in tags]
-    except RingBroken:
-        for channel in opened:
-            channel.close()
-        raise
-    return RingChannels(tuple(incoming), tuple(opened))
+    with ExitStack() as opened:
+        outgoing = [
+            opened.enter_context(closing(_dialled(transport, right, each, deadline)))
+            for each in tags
+        ]
+        incoming = [
+            opened.enter_context(closing(_awaited(transport, left, each, deadline)))
+            for each in tags
+        ]
+        opened.pop_all()
+    return RingChannels(tuple(incoming), tuple(outgoing))
 
 
 def _dialled(transport: PeerTransport, right: str, tag: bytes, deadline: float) -> Channel:

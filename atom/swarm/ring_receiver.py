@@ -48,6 +48,8 @@ class RingReceiver:
         out = out[step.start : step.stop]
         if step.gather:
             codec.decode(self._receive(step, codec.wire(out, self._scratch)), out)
+            if not chunk_math.is_finite(out):  # whoever is honest does not pass this on
+                raise self._not_finite(self._left.peer_id, step)
             return
         partial = self._sum[: out.numel()]
         codec.decode(self._receive(step, codec.wire(partial, self._scratch)), partial)
@@ -58,9 +60,12 @@ class RingReceiver:
         if not chunk_math.is_finite(out):
             honest = chunk_math.is_finite(partial)  # then it is our part that is not
             suspect = self._reduction.terms.me if honest else self._left.peer_id
-            raise RingBroken(suspect, Reason.NOT_FINITE, f"in elements from {step.start}")
+            raise self._not_finite(suspect, step)
         if step.last_sum:
             self._reduction.finish(out, step.start, self._scratch)
+
+    def _not_finite(self, suspect: str, step: Step) -> RingBroken:
+        return RingBroken(suspect, Reason.NOT_FINITE, f"in elements from {step.start}")
 
     def _receive(self, step: Step, into: Tensor) -> Tensor:
         """Reads the chunk of `step` into `into` (uint8) and returns it."""

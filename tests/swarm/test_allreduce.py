@@ -312,6 +312,29 @@ def test_a_member_with_bad_numbers_is_named_by_all(
         assert failure.suspect == swarm.order[culprit]
 
 
+class Liar(Float32):
+    """Sums honestly, and passes on its share of the mean as something else."""
+
+    def __init__(self, members: int) -> None:
+        self._truths = members  # what goes on to the right while summing, and its own last touch
+
+    def encode(self, values: Tensor, scratch: Tensor) -> Tensor:
+        self._truths -= 1
+        return super().encode(values if self._truths >= 0 else values * float("nan"), scratch)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_mean_that_was_spoilt_on_its_way_names_who_passed_it_on(
+    swarm_of: Callable[[str, int], Swarm], size: int
+) -> None:
+    swarm, parts = swarm_of("local", size), sources(size, 16 * size)
+    codecs = [Float32(), Liar(size), Float32()]
+    work = swarm.start(lambda rank: swarm.member(rank, parts[rank], 16 * size, codecs[rank]))
+    for honest in (*work[:1], *work[2:]):
+        failure = broken(honest)
+        assert (failure.suspect, failure.reason) == (swarm.order[1], Reason.NOT_FINITE)
+
+
 def test_a_sum_that_overflows_is_nobodys_fault_but_named(
     swarm_of: Callable[[str, int], Swarm],
 ) -> None:
@@ -419,6 +442,33 @@ def test_an_absent_neighbour_is_named(swarm_of: Callable[[str, int], Swarm]) -> 
     with pytest.raises(RingBroken) as failure:
         open_ring(swarm.transports[0], swarm.order, PARENT, swarm.ballot, 0.1)
     assert (failure.value.suspect, failure.value.reason) == (swarm.order[1], Reason.RING_BROKEN)
+
+
+def test_a_ring_that_cannot_be_opened_leaves_no_connection_open(
+    swarm_of: Callable[[str, int], Swarm], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swarm, made = swarm_of("local", 2), list[Channel]()
+    here, there = swarm.transports
+    connect = here.connect
+
+    def twice(peer_id: str, purpose: Purpose, tag: bytes, timeout_s: float) -> Channel:
+        if len(made) == 2:
+            raise ConnectionError("no third one")
+        made.append(connect(peer_id, purpose, tag, timeout_s))
+        return made[-1]
+
+    monkeypatch.setattr(here, "connect", twice)
+    with pytest.raises(RingBroken, match="no third one"):
+        open_ring(here, swarm.order, PARENT, swarm.ballot, SOON, 3)
+    assert [channel.closed.is_set() for channel in made] == [True, True]
+    made.clear()
+    tag = ring_tag(PARENT, swarm.ballot)
+    arrived = there.connect(here.peer_id, Purpose.RING, tag + bytes(1))
+    with pytest.raises(RingBroken):
+        open_ring(here, swarm.order, PARENT, swarm.ballot, 0.2, 2)
+    assert [channel.closed.is_set() for channel in made] == [True, True]
+    with pytest.raises(ConnectionError):
+        arrived.recv_header(0, Patience(SOON))
 
 
 def test_a_channel_of_an_old_ballot_is_not_taken(swarm_of: Callable[[str, int], Swarm]) -> None:
