@@ -57,7 +57,7 @@ STATE_TITLES = {
     "exp_avg": "first moments",
     "exp_avg_sq": "second moments",
 }
-"""Of a snapshot: master weights and two moments, float32."""
+"""What a replica's state arenas are called in a plan."""
 DEFAULT_NETWORK_BITS_PER_S = 100e6
 DEFAULT_PEERS = 4
 GPU_RESERVE = 0.9
