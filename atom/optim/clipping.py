@@ -40,7 +40,10 @@ def gradient_norm(gradient: torch.Tensor, threads: int | None = None) -> float:
             sums = list(pool.map(_sum_of_squares, blocks))
     else:
         sums = [_sum_of_squares(block) for block in blocks]
-    return math.sqrt(sum(sums))
+    total = 0.0
+    for each in sums:  # not `sum`: from Python 3.12 on that compensates its rounding
+        total += each
+    return math.sqrt(total)
 
 
 def clip_coefficient(norm: float, clip_norm: float | None) -> float:

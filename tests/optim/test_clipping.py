@@ -41,6 +41,15 @@ def test_the_bits_follow_from_the_definition() -> None:
     assert gradient_norm(gradient) == math.sqrt(total)
 
 
+def test_the_sum_of_blocks_is_rounded_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it is not by Python's own `sum`, from 3.12 on."""
+    monkeypatch.setattr(clipping, "LANES", 1)
+    monkeypatch.setattr(clipping, "BLOCK_ELEMENTS", 1)
+    gradient = torch.ones(9)
+    gradient[0] = 2.0**27  # whose square swallows the others', one by one
+    assert gradient_norm(gradient) == 2.0**27
+
+
 @pytest.mark.usefixtures("small_blocks")
 def test_threads_do_not_show() -> None:
     gradient = random(20_000)
