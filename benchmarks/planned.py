@@ -12,7 +12,7 @@ from atom.graph.partition import Chain, Machine
 from atom.graph.profile import LinkRates, OperationSeconds, Profile
 from atom.graph.traced import Graph
 from atom.plan.choice import Choice, Limits, choose, timed
-from atom.plan.memory import device_memory
+from atom.plan.memory import Reckoning
 from atom.plan.pieces import pieces_of
 from atom.swap.arrangement import Arrangement
 
@@ -53,8 +53,9 @@ class Planner:
         chain, ends = self._chain(profile.operations), _layer_ends(self.graph)
         pieces = pieces_of(chain, ends)
         everything = frozenset(range(len(pieces)))
+        reckoning = Reckoning(pieces, self.micro_batches, self._element_bytes)
         least, most = (
-            device_memory(pieces, each, self.micro_batches, self._element_bytes).total_bytes
+            reckoning.memory(each).total_bytes
             for each in (Arrangement(), Arrangement(resident=everything, kept=everything))
         )
         return dict(zip(BUDGETS, (least, (least + most) // 2, UNLIMITED_BYTES), strict=True))

@@ -44,13 +44,6 @@ class DeviceMemory:
         )
 
 
-def device_memory(
-    pieces: Sequence[Piece], arrangement: Arrangement, micro_batches: int, element_bytes: int
-) -> DeviceMemory:
-    """`element_bytes`: of a parameter on the device (2 in 16-bit formats)."""
-    return Reckoning(pieces, micro_batches, element_bytes).memory(arrangement)
-
-
 @dataclass
 class Reckoning:
     """Of one cut, for many arrangements."""

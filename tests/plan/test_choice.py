@@ -11,7 +11,7 @@ from small_chains import MACHINE, held_bytes, layer_ends, plenty, random_chain
 from atom.base.errors import DeviceError
 from atom.graph.partition import Chain, Terms, find_partition, smallest_device_bytes
 from atom.plan.choice import NEARLY, Choice, Limits, choose, timed
-from atom.plan.memory import device_memory
+from atom.plan.memory import Reckoning
 from atom.plan.pieces import pieces_of
 from atom.plan.residency import Budget, arrangements
 from atom.swap.arrangement import Arrangement
@@ -127,11 +127,9 @@ def test_every_arrangement_fits_and_has_a_sound_schedule(seed: int) -> None:
         budget = Budget(device_bytes, choice.micro_batches, limits.element_bytes)
         found = list(arrangements(choice.pieces, budget))
         assert len(set(found)) == len(found)
+        reckoning = Reckoning(choice.pieces, choice.micro_batches, limits.element_bytes)
         for arrangement in found:
-            memory = device_memory(
-                choice.pieces, arrangement, choice.micro_batches, limits.element_bytes
-            )
-            assert memory.total_bytes <= device_bytes
+            assert reckoning.memory(arrangement).total_bytes <= device_bytes
             shape = Shape(len(choice.pieces), choice.micro_batches, arrangement)
             check(training_pass(shape), shape)
 
