@@ -45,7 +45,7 @@ def is_out_of_memory(failure: BaseException | None) -> bool:
 
 @contextmanager
 def voided_by_memory() -> Iterator[None]:
-    """Turns what runs out of memory within into PassVoided."""
+    """Raises: PassVoided for what runs out of memory within."""
     try:
         yield
     except Exception as failure:

@@ -133,7 +133,10 @@ class Reduction:
         return wire
 
     def finish(self, total: Tensor, start: int, scratch: Tensor) -> None:
-        """The owner's last touch: mean instead of sum, then what everybody else will decode."""
+        """The owner's last touch: mean instead of sum, then what everybody else will decode.
+
+        Raises: RingBroken(NOT_FINITE).
+        """
         terms, residual = self.terms, self.arenas.residual
         chunk_math.scale(total, terms.scale, total)
         wire = terms.codec.encode(total, scratch)

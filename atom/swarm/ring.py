@@ -87,10 +87,6 @@ class RingPlan:
         start = bucket + ALIGNMENT * (units * index // self.members)
         return start, bucket + ALIGNMENT * (units * (index + 1) // self.members)
 
-    def header_bytes(self) -> int:
-        """Length of every chunk's header."""
-        return _HEADER.size + (self.members + 7) // 8
-
     def header(self, tag: bytes, step: Step) -> bytes:
         """What precedes the chunk on the wire; sender and receiver compute the same."""
         bitmap = step.contributors.to_bytes((self.members + 7) // 8, "little")

@@ -142,7 +142,10 @@ class PeerDonors:
         raise AssertionError("unreachable")
 
     def state(self, offer: Offer, peers: Sequence[str], digest: bytes | None) -> Arenas:
-        """Resumes what an interrupted fetch of the same state left in the downloads folder."""
+        """Resumes what an interrupted fetch of the same state left in the downloads folder.
+
+        Raises: PeerRefused, OSError.
+        """
         name = f"state/{offer.head.hex()}"
         element_bytes = sum(dtype.itemsize for dtype in self._state.values())
         limit = element_bytes * self._elements + (1 << 20)
