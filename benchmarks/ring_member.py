@@ -18,6 +18,7 @@ from atom.base.events import EventList
 from atom.swarm.allreduce import Arenas, RingTerms, all_reduce, open_ring
 from atom.swarm.chain import Ballot
 from atom.swarm.codec import CODECS
+from atom.swarm.handshake import Local
 from atom.swarm.identity import Identity
 from atom.swarm.protection import RingProtection
 from atom.swarm.ring import ring_tag
@@ -122,9 +123,8 @@ def _sides(
 
 
 def _transport(seat: Seat, protection: RingProtection) -> Transport:
-    transport = Transport(
-        Identity.create(), RUN, bytes(16), (seat.host, 0), EventList(), ring_protection=protection
-    )
+    local = Local(Identity.create(), RUN, bytes(16), protection)
+    transport = Transport(local, (seat.host, 0), EventList())
     transport.start()
     return transport
 

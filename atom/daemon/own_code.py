@@ -20,6 +20,7 @@ from atom.daemon.state_directory import write_atomically
 from atom.models.own_code import MAX_CODE_BYTES, OwnCode, read_code
 from atom.models.source import SourceError
 from atom.swarm.dht_client import DirectoryUnavailable
+from atom.swarm.handshake import Local
 from atom.swarm.record_codec import manifest_digest
 from atom.swarm.records import Lease, Manifest, PeerState
 from atom.swarm.state_transfer import FetchOptions, fetch_bytes
@@ -86,7 +87,8 @@ def _stored(run: RunFile, box: Box) -> OwnCode | None:
 def _fetch(run: RunFile, manifest: Manifest, box: Box, lookout: Lookout, events: EventLog) -> bytes:
     """The file that the manifest names, from whoever has it. Raises: AddressError."""
     directory = lookout.directory
-    transport = Transport(box.identity, manifest_digest(manifest), box.incarnation, ("", 0), events)
+    local = Local(box.identity, manifest_digest(manifest), box.incarnation)
+    transport = Transport(local, ("", 0), events)
     try:
         deadline = time.monotonic() + FETCH_S
         while time.monotonic() < deadline:

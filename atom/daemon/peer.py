@@ -41,6 +41,7 @@ from atom.swarm.codec import CODECS
 from atom.swarm.dht_client import DirectoryUnavailable
 from atom.swarm.dht_frames import NodeSettings
 from atom.swarm.directory import DhtDirectory, open_directory
+from atom.swarm.handshake import Local
 from atom.swarm.protection import RingProtection
 from atom.swarm.throttle import Bandwidth
 from atom.swarm.transport import Transport
@@ -231,15 +232,9 @@ def _transport(box: Box, member: Membership, listen: str, events: EventLog) -> T
     network = box.peer.network
     bind = (parse_listen(listen).host, network.data_port)
     bandwidth = Bandwidth.of(network.upload_bits_per_s, network.download_bits_per_s)
-    return Transport(
-        box.identity,
-        member.run_id,
-        box.incarnation,
-        bind,
-        events,
-        bandwidth=bandwidth,
-        ring_protection=RingProtection(member.run.swarm.ring_protection),
-    )
+    protection = RingProtection(member.run.swarm.ring_protection)
+    local = Local(box.identity, member.run_id, box.incarnation, protection)
+    return Transport(local, bind, events, bandwidth=bandwidth)
 
 
 def _ring_style(run: RunFile, elements: int) -> RingStyle:

@@ -38,6 +38,10 @@ class Local:
     ring_protection: RingProtection = RingProtection.TLS
     """The same for all peers of the run."""
 
+    def __post_init__(self) -> None:
+        assert len(self.run_id) == 32
+        assert len(self.incarnation) == 16
+
 
 def greet(
     channel: Channel, local: Local, server: str, certificate: bytes, patience: Patience

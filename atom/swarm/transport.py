@@ -18,11 +18,9 @@ from atom.swarm.dialer import Dialer
 from atom.swarm.endpoint import Endpoint, TransportLimits
 from atom.swarm.frames import Channel, Purpose
 from atom.swarm.handshake import Local
-from atom.swarm.identity import Identity
 from atom.swarm.lane import Lanes, OnUnreachable
 from atom.swarm.listener import Listener
 from atom.swarm.message_codec import MAX_MESSAGE_BYTES
-from atom.swarm.protection import RingProtection
 from atom.swarm.router import OnBlobs, OnMessage, Router
 from atom.swarm.throttle import Bandwidth
 from atom.swarm.tls import Credentials, make_credentials
@@ -62,22 +60,17 @@ class Transport:
 
     def __init__(
         self,
-        identity: Identity,
-        run_id: bytes,
-        incarnation: bytes,
+        local: Local,
         bind: tuple[str, int],
         events: EventSink,
         clock: Clock | None = None,
         limits: TransportLimits | None = None,
         bandwidth: Bandwidth | None = None,
-        ring_protection: RingProtection = RingProtection.TLS,
     ) -> None:
-        assert len(run_id) == 32
-        assert len(incarnation) == 16
         self._bind = bind
         self._address: tuple[str, int] | None = None
         self._endpoint = Endpoint(
-            local=Local(identity, run_id, incarnation, ring_protection),
+            local=local,
             limits=limits or TransportLimits(),
             events=events,
             clock=clock or BootClock(),
@@ -85,7 +78,7 @@ class Transport:
             closing=threading.Event(),
             bandwidth=bandwidth or Bandwidth(),
         )
-        credentials: Credentials = make_credentials(identity)
+        credentials: Credentials = make_credentials(local.identity)
         self._router = Router(self._endpoint)
         self._listener = Listener(self._endpoint, credentials, self._router)
         self._dialer = Dialer(self._endpoint, credentials)

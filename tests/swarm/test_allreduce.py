@@ -22,6 +22,7 @@ from atom.swarm.allreduce import (
 from atom.swarm.chain import Ballot
 from atom.swarm.codec import CODECS, Codec, Float32
 from atom.swarm.frames import Channel, Kind, Patience, Purpose
+from atom.swarm.handshake import Local
 from atom.swarm.identity import Identity
 from atom.swarm.local_transport import LocalNetwork, LocalTransport
 from atom.swarm.ring import RingPlan, ring_tag
@@ -41,7 +42,7 @@ class Swarm:
         for number in range(size):
             identity, inc = Identity.create(), bytes([number]) * 16
             self.transports.append(
-                Transport(identity, RUN, inc, ("127.0.0.1", 0), EventList())
+                Transport(Local(identity, RUN, inc), ("127.0.0.1", 0), EventList())
                 if kind == "tcp"
                 else LocalTransport(network, identity, inc, EventList())
             )

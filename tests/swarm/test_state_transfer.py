@@ -15,6 +15,7 @@ from atom.base.reasons import Reason
 from atom.swarm.arenas import CHUNK_BYTES, arena_digest, state_digest
 from atom.swarm.blobs import BlobServer, BlobShelf
 from atom.swarm.frames import Channel
+from atom.swarm.handshake import Local
 from atom.swarm.identity import Identity
 from atom.swarm.local_transport import LocalNetwork, LocalTransport
 from atom.swarm.manifest import Manifest
@@ -84,7 +85,7 @@ class Town:
     def _add(self, serve: Callable[[Channel], None] | None) -> PeerTransport:
         identity, incarnation = Identity.create(), bytes([len(self.transports)]) * 16
         transport: PeerTransport = (
-            Transport(identity, bytes(32), incarnation, ("127.0.0.1", 0), EventList())
+            Transport(Local(identity, bytes(32), incarnation), ("127.0.0.1", 0), EventList())
             if self._kind == "tcp"
             else LocalTransport(self._network, identity, incarnation, EventList())
         )

@@ -91,10 +91,8 @@ def peers(kind: str) -> Iterator[Callable[..., Peer]]:
         transport: PeerTransport
         if kind == "tcp":
             where = ("127.0.0.1", 0)
-            transport = Transport(
-                identity, run, incarnation, where, events, limits=limits,
-                ring_protection=ring_protection,
-            )  # fmt: skip
+            local = Local(identity, run, incarnation, ring_protection)
+            transport = Transport(local, where, events, limits=limits)
         else:
             transport = LocalTransport(network, identity, incarnation, events, limits)
         made.append(Peer(transport, events))
@@ -388,7 +386,7 @@ def test_unproven_connections_are_bounded_per_host(make_tcp_peer: Callable[..., 
 
 def test_a_port_in_use_is_the_users_to_mend(make_tcp_peer: Callable[..., Peer]) -> None:
     host, port = make_tcp_peer().transport.address
-    second = Transport(Identity.create(), RUN, bytes(16), (host, port), EventList())
+    second = Transport(Local(Identity.create(), RUN, bytes(16)), (host, port), EventList())
     with pytest.raises(PortInUseError):
         second.start()
     second.close()
