@@ -13,7 +13,7 @@ round is committed with this ring's result and our part in it.
 import torch
 
 from atom.swap.host_memory import allocate_host_memory
-from atom.swarm import chunk_math
+from atom.swap.host_sums import add
 
 
 class Feedback:
@@ -30,7 +30,7 @@ class Feedback:
     def fold(self, gradients: torch.Tensor) -> None:
         """Adds what is kept to `gradients`, sums over sequences like itself; once."""
         if self._kept:
-            chunk_math.add(gradients, self._arena, gradients)
+            add(gradients, self._arena)
         self._kept = False
 
     def begin(self) -> torch.Tensor:
