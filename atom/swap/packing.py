@@ -42,7 +42,8 @@ class Package:
 
     @property
     def size_bytes(self) -> int:
-        return max((start + aligned(piece.numel()) for start, piece in self.pieces), default=0)
+        """To the end of what lies last."""
+        return max((start + piece.numel() for start, piece in self.pieces), default=0)
 
 
 def pack(tensors: Mapping[str, Tensor], most_bytes: int) -> Package | None:
@@ -52,7 +53,7 @@ def pack(tensors: Mapping[str, Tensor], most_bytes: int) -> Package | None:
     Else the elements of each tensor: a view of a much larger piece of memory leaves that behind.
     """
     for package in (_whole(tensors), _dense(tensors)):
-        if package.size_bytes <= aligned(most_bytes):
+        if package.size_bytes <= most_bytes:
             return package
     return None
 

@@ -56,7 +56,7 @@ def test_shared_memory_is_moved_once_and_shared_again() -> None:
     found = moved(parts, base.nbytes)
     addresses = {part.untyped_storage().data_ptr() for part in found.values()}
     assert len(addresses) == 1
-    assert pack(parts, base.nbytes).size_bytes == 512
+    assert pack(parts, base.nbytes).size_bytes == base.nbytes
 
 
 def test_a_small_view_leaves_its_large_base_behind() -> None:
@@ -69,3 +69,15 @@ def test_a_small_view_leaves_its_large_base_behind() -> None:
 def test_what_is_larger_than_foreseen_is_not_packed() -> None:
     assert pack({"one": torch.zeros(1000)}, 64) is None
     assert pack({}, 0) is not None
+
+
+def test_gaps_between_tensors_count() -> None:
+    """What is brought back is as many bytes as were foreseen, and not one more."""
+    apart = {name: torch.ones(300, dtype=torch.uint8) for name in "ab"}
+    assert pack(apart, 600) is None
+    assert pack(apart, 512 + 300) is not None
+    memory = torch.arange(255, dtype=torch.float32)
+    package = pack({"late": memory[5:]}, 1000)
+    assert package is not None
+    assert package.size_bytes == 1000
+    assert looks_like(moved({"late": memory[5:]}, 1000)["late"], memory[5:])
