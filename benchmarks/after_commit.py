@@ -14,7 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
-from sides import Timing, machine, publish, ratio
+from sides import Timing, machine, positive, publish, ratio
 from torch import Tensor
 
 from atom.base.clock import BootClock
@@ -136,11 +136,11 @@ def _publish(round_: Round, measured: list[list[Seconds]]) -> None:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--layers", type=int, default=6)
-    parser.add_argument("--model-dim", type=int, default=256)
-    parser.add_argument("--sequence-tokens", type=int, default=64)
-    parser.add_argument("--micro-batches", type=int, default=2)
-    parser.add_argument("--runs", type=int, default=7)
+    parser.add_argument("--layers", type=positive, default=6)
+    parser.add_argument("--model-dim", type=positive, default=256)
+    parser.add_argument("--sequence-tokens", type=positive, default=64)
+    parser.add_argument("--micro-batches", type=positive, default=2)
+    parser.add_argument("--runs", type=positive, default=7)
     return parser.parse_args()
 
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from sides import Timing, machine, publish, ratio
+from sides import Timing, machine, positive, publish, ratio
 from torch import Tensor
 from torch.optim.adamw import adamw as torch_adamw
 
@@ -261,9 +261,9 @@ def _row(name: str, figures: dict[str, Any]) -> list[str]:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     # No power of two: arenas at such distances get into each other's way in the first cache.
-    parser.add_argument("--elements", type=int, default=50_000_000, help="parameters")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--runs", type=int, default=7)
+    parser.add_argument("--elements", type=positive, default=50_000_000, help="parameters")
+    parser.add_argument("--threads", type=positive, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--runs", type=positive, default=7)
     return parser.parse_args()
 
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 from sides import machine as this_machine
-from sides import publish
+from sides import positive, publish
 
 from atom.graph.costs.operation_chain import operation_chain
 from atom.graph.partition import (
@@ -287,7 +287,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--models", nargs="+", default=MODELS, choices=MODELS)
     parser.add_argument("--cards", nargs="+", default=list(MEMORY_BYTES), choices=MEMORY_BYTES)
-    parser.add_argument("--runs", type=int, default=1, help="the fastest counts")
+    parser.add_argument("--runs", type=positive, default=1, help="the fastest counts")
     parser.add_argument("--curve", action="store_true", help="solver time against layers")
     return parser.parse_args()
 

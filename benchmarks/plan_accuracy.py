@@ -26,7 +26,7 @@ import torch
 from plan_models import MODELS, Batch, Model, build
 from planned import Planner
 from played import Played, Stand, thread_seconds
-from sides import machine, publish
+from sides import machine, positive, publish
 
 from atom.base.errors import UserError
 from atom.graph.profile import Profile, measure_graph
@@ -202,9 +202,9 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1")
     parser.add_argument("--models", nargs="+", choices=MODELS, metavar="MODEL", default=USUAL)
-    parser.add_argument("--runs", type=int, default=7)
-    parser.add_argument("--micro-batches", type=int, default=4, help="the most in a pass")
-    parser.add_argument("--threads", type=int, default=1, help="computing, on a CPU")
+    parser.add_argument("--runs", type=positive, default=7)
+    parser.add_argument("--micro-batches", type=positive, default=4, help="the most in a pass")
+    parser.add_argument("--threads", type=positive, default=1, help="computing, on a CPU")
     return parser.parse_args()
 
 

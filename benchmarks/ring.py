@@ -24,7 +24,7 @@ from typing import Any
 
 from ring_links import WIRE_SHARE, Seat, loopback, shaped
 from ring_member import GLOO, PATIENCE_S, Job, Sample, Side, member
-from sides import Timing, machine, publish, ratio
+from sides import Timing, machine, positive, publish, ratio
 
 from atom.swarm.ring import ALIGNMENT
 
@@ -147,7 +147,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--megabytes", type=float, nargs="+", default=[1.0, 16.0, 64.0])
     parser.add_argument("--sides", type=_side_name, nargs="+", default=DEFAULT_SIDES)
     parser.add_argument("--mbit", type=float, help="shape the links to this rate (root)")
-    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--runs", type=positive, default=5)
     options = parser.parse_args()
     if options.members < 2:
         parser.error("a ring worth measuring has at least two members")

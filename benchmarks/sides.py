@@ -12,6 +12,13 @@ from typing import Any
 import torch
 
 
+def positive(text: str) -> int:
+    """An argument that counts something. Raises: ValueError."""
+    if int(text) < 1:
+        raise ValueError(text)
+    return int(text)
+
+
 @dataclass(frozen=True)
 class Timing:
     """Seconds of several runs."""

@@ -18,7 +18,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # runs from a checkout, nothing installed
 
-from sides import machine
+from sides import machine, positive
 from swap_cases import BY_NAME, CASES, Case
 from swap_company import Company, Deadline
 from swap_measure import Measured, Options, measure
@@ -125,12 +125,6 @@ def _say(words: str) -> None:
     sys.stderr.flush()
 
 
-def positive(text: str) -> int:
-    if int(text) < 1:
-        raise ValueError(text)
-    return int(text)
-
-
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--case", nargs="+", choices=[ALL, *BY_NAME], help="tiny unless given")
@@ -152,6 +146,9 @@ def _arguments() -> argparse.Namespace:
     arguments = parser.parse_args()
     if arguments.precision is None:
         arguments.precision = "float32" if arguments.device == "cpu" else "bfloat16"
+    for file in filter(None, (arguments.trace, arguments.json)):
+        if not Path(file).absolute().parent.is_dir():
+            parser.error(f"there is no folder for {file}")  # before hours are spent
     return arguments
 
 

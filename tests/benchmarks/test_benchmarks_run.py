@@ -73,3 +73,17 @@ def test_a_step_under_the_passes_beside_one_between_them() -> None:
         for side in ("between", "under"):
             check_timing(body[side][figure], runs=2)
         assert found > 0
+
+
+@pytest.mark.parametrize(
+    ("program", "argument", "value"),
+    [("optimizer.py", "--runs", "0"), ("swap.py", "--json", "/no/such/folder/x.json")],
+)
+def test_what_cannot_be_measured_is_refused_at_once(
+    program: str, argument: str, value: str
+) -> None:
+    command = [sys.executable, str(BENCHMARKS / program), argument, value]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TOO_LONG_S)
+    assert done.returncode == 2
+    assert value in done.stderr
+    assert "Traceback" not in done.stderr
