@@ -29,9 +29,10 @@ def source_digest() -> str:
 def compile_kernels(library: Path) -> None:
     """Makes `library`, or replaces it while others may be using it.
 
-    Raises: OSError without a compiler; subprocess.CalledProcessError when it fails.
+    Raises: OSError without a compiler; subprocess.CalledProcessError when it fails; ValueError for
+    a CC that is no command.
     """
-    compiler = shlex.split(os.environ.get("CC", "cc"))
+    compiler = shlex.split(os.environ.get("CC", "")) or ["cc"]
     aside = library.with_suffix(f".{os.getpid()}.partial")
     define = f'-DSOURCE_DIGEST="{source_digest()}"'
     command = [*compiler, *FLAGS, define, str(SOURCE), "-o", str(aside), "-lm"]
@@ -45,7 +46,7 @@ def compile_kernels(library: Path) -> None:
 def main() -> None:
     try:
         compile_kernels(LIBRARY)
-    except (OSError, subprocess.CalledProcessError) as problem:
+    except (OSError, ValueError, subprocess.CalledProcessError) as problem:
         sys.exit(f"error: {problem}\nhint:  install a C compiler, or name one in CC")
 
 

@@ -9,6 +9,7 @@ import torch
 from atom.base.errors import MismatchError
 from atom.swap import host_kernels as module
 from atom.swap.build_kernels import LIBRARY, compile_kernels
+from atom.swap.build_kernels import main as build_kernels_main
 from atom.swap.host_kernels import HostKernels, host_kernels, load
 
 
@@ -45,6 +46,17 @@ def test_without_a_compiler_nothing_is_left_behind(
     with pytest.raises(FileNotFoundError):
         compile_kernels(tmp_path / "kernels.so")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_empty_cc_is_none_and_one_that_is_no_command_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CC", "")
+    compile_kernels(tmp_path / "kernels.so")
+    assert load(tmp_path / "kernels.so")
+    monkeypatch.setenv("CC", "gcc '")
+    with pytest.raises(SystemExit, match=r"error: .*\nhint:  "):
+        build_kernels_main()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
