@@ -43,12 +43,11 @@ class Caution:
 
         Raises: DeviceError if not even one micro-batch fits.
         """
-        hint = ""
         if void.cause is Cause.MEMORY:
             hint = self._take_less(void, micro_batches)
         elif void.cause is Cause.GRADIENTS and self._scale is not None:
             hint = self._scale_less(self._scale)
-        elif void.cause is Cause.LOSS:
+        else:
             hint = "if it goes on, the training has diverged, or this machine computes wrongly"
         return PassVoided(void.cause, void.detail, sequences_lost, hint)
 
