@@ -14,7 +14,7 @@ from atom.graph.partition.price import cost_of
 
 Solver = Literal["dynamic", "exhaustive"]
 
-_HINT = "fewer micro-batches per pass, bfloat16, a smaller batch, or more device memory"
+_SIXTEEN_BITS = 2
 
 
 def partition(
@@ -83,8 +83,17 @@ def refusal(
         f"there are {format_bytes(terms.device_bytes)}, and the least that would do, with "
         f"{terms.micro_batches} micro-batch{several} per pass, is "
         f"{_at_least(smallest)} ({smallest} bytes)",
-        _HINT,
+        _what_helps(terms),
     )
+
+
+def _what_helps(terms: Terms) -> str:
+    ways = ["more device memory", "fewer sequences in a micro-batch", "shorter sequences"]
+    if terms.element_bytes > _SIXTEEN_BITS:
+        ways.append("a precision of 16 bits")
+    if terms.micro_batches > 1:
+        ways.append("fewer micro-batches per pass")
+    return f"{', '.join(ways[:-1])}, or {ways[-1]}"
 
 
 def _at_least(size_bytes: int) -> str:

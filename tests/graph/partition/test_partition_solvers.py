@@ -193,7 +193,12 @@ def test_refusal_names_the_operation_the_bytes_and_the_smallest_budget() -> None
         DeviceError, match=r"blocks\.7\.mlp linear needs 1\.3 GiB .* 512\.0 MiB"
     ) as caught:
         partition(chain, Machine(1e6, 1e6), terms)
-    assert "fewer micro-batches" in caught.value.hint
+    assert "16 bits" in caught.value.hint
+    assert "micro-batches per pass" not in caught.value.hint, "there is one"
+    with pytest.raises(DeviceError) as halves:
+        partition(chain, Machine(1e6, 1e6), replace(terms, micro_batches=2, element_bytes=2))
+    assert halves.value.hint.endswith("or fewer micro-batches per pass")
+    assert "16 bits" not in halves.value.hint, "it has no more"
     smallest = smallest_device_bytes(chain, Machine(1e6, 1e6), terms)
     assert f"({smallest} bytes)" in str(caught.value)
     assert find_partition(chain, Machine(1e6, 1e6), terms) is None
