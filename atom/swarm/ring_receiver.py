@@ -78,6 +78,7 @@ class RingReceiver:
         kind, length = self._left.recv_header(limit, patience)
         while kind == Kind.WAITING and length == 0:
             self._heard_waiting = time.monotonic()
+            patience.wait_s(self._heard_waiting)  # a flood never makes us wait, and so never ends
             kind, length = self._left.recv_header(limit, patience)
         if kind == Kind.BROKEN:
             raise parse_broken(self._left.recv_rest(length, patience), terms.members)

@@ -434,6 +434,23 @@ def test_a_neighbour_that_waits_forever_is_not_believed_forever(
     right.close()
 
 
+def test_a_flood_of_waiting_ends_as_well(swarm_of: Callable[[str, int], Swarm]) -> None:
+    """There is always something to be read, so nobody ever has to wait for it."""
+    swarm, part = swarm_of("local", 2), sources(1, 4096)[0]
+    future = swarm.pool.submit(swarm.member, 0, part, 4096, silence_s=0.1)
+    left, right = swarm.open(1)
+    many = memoryview((bytes(4) + bytes([Kind.WAITING])) * 10_000)
+    deadline = time.monotonic() + SOON
+    while not future.done() and time.monotonic() < deadline:
+        try:
+            right.stream.send_all(many, Patience(SOON))
+        except ConnectionError:
+            break
+    left.close()
+    right.close()
+    assert broken(future).reason is Reason.TIMEOUT
+
+
 def test_an_absent_neighbour_is_named(swarm_of: Callable[[str, int], Swarm]) -> None:
     swarm = swarm_of("tcp", 3)
     with pytest.raises(RingBroken) as failure:
