@@ -18,6 +18,7 @@ _WORDS = {
     "int_from_float": "expected a whole number, not {value}",
     "float_type": "expected a number, not {value}",
     "finite_number": "expected a finite number, not {value}",
+    "bool_type": "expected true or false, not {value}",
     "string_type": "expected a text in quotes, not {value}",
     "tuple_type": "expected a list in brackets, not {value}",
     "greater_than": "must be above {gt}, not {value}",
