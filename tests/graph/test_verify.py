@@ -105,6 +105,23 @@ def test_a_model_that_does_not_repeat() -> None:
         check(GivesOthersEachTime())
 
 
+class NoNumbers(Two):
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.where = where
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        loss = super().forward(hidden)
+        return loss * float("nan") if self.where == "loss" else loss + (loss - loss).sqrt()
+
+
+@pytest.mark.parametrize(("where", "what"), [("loss", "the loss"), ("root", "the gradient of ")])
+def test_a_model_that_gives_nan_is_not_said_to_give_other_numbers(where: str, what: str) -> None:
+    with pytest.raises(ModelError, match=f"^{what}.*is nan") as refusal:
+        check(NoNumbers(where))
+    assert "first values" in refusal.value.hint
+
+
 @pytest.mark.parametrize("name", ["temperature", "bound"])
 def test_state_changed_from_outside_shows(name: str) -> None:
     torch.manual_seed(0)

@@ -55,6 +55,7 @@ def verify_against_eager(
     try:
         with mode_of_use(model, training), plain_context(), torch.random.fork_rng(devices):
             expected = eager()
+            _require_numbers(expected)
             if difference := _difference(program, expected, eager(), "the model run again gives"):
                 raise _unrepeatable(difference, eager)
             if difference := _difference(program, expected, split(), "its sub-models give"):
@@ -80,6 +81,19 @@ def _eager(model: nn.Module, batch: Mapping[str, torch.Tensor]) -> Step:
         for name, parameter in model.named_parameters():
             parameter.grad = saved[name]
     return Step(loss.detach(), gradients)
+
+
+def _require_numbers(step: Step) -> None:
+    """NaN equals nothing, not even itself. Raises: ModelError."""
+    values = {"the loss": step.loss}
+    values |= {f"the gradient of {name}": gradient for name, gradient in step.gradients.items()}
+    for name, value in values.items():
+        if value.isnan().any():
+            raise ModelError(
+                f"{name} of the model is nan for the batch that it is checked with",
+                "look at the first values of its parameters, and at what its forward divides by "
+                "or takes the root of",
+            )
 
 
 def _difference(program: Program, expected: Step, found: Step, gives: str) -> str:
