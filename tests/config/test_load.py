@@ -144,7 +144,7 @@ def test_malformed_toml_names_the_line() -> None:
         ("[device]\nmemory = 8", "device.memory: 8 has no unit", "8 GiB"),
         ('[device]\nmemory = "0 B"', "device.memory: must be above 0", ""),
         ('[device]\nmemory_bytes = "1 B"', "device.memory_bytes: unknown key", "memory?"),
-        ('[device]\ncompile = "yes"', 'compile: expected true or false, not "yes"', "torch.compile"),
+        ('[device]\ncompile = "yes"', "device.compile: expected true or false", "torch.compile"),
         ('[device]\nkind = "gpu"', 'device.kind: cannot be "gpu"', "cuda:N"),
         ('[host]\nmemory = "lots"', "host.memory: 'lots' is not", ""),
         ('[network]\nlisten = "localhost"', "network.listen: 'localhost' is not HOST:PORT", ""),
