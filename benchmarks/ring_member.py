@@ -1,6 +1,7 @@
 """One member of the rings that are compared: a process that runs every side in turn."""
 
 import contextlib
+import multiprocessing
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -168,6 +169,7 @@ class _Hivemind:
     """hivemind's averager: matchmaking is done before the clock starts."""
 
     def __init__(self, seat: Seat, stack: contextlib.ExitStack) -> None:
+        multiprocessing.set_start_method("fork", force=True)  # its processes are forked, or fail
         import hivemind  # takes seconds, and is not always wanted
 
         self._hivemind = hivemind
