@@ -17,6 +17,7 @@ from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 
 _HEADER = struct.Struct(">IB")
+_SMALL_BYTES = 4096
 _SLICE_S = 0.05  # how soon a set `stop` is noticed
 
 
@@ -105,14 +106,17 @@ class Channel:
 
     def send_frame(self, kind: Kind, *parts: bytes | memoryview, patience: Patience) -> None:
         """Sends the parts as one frame. Raises: TimeoutError, Interrupted, ConnectionError."""
-        head = _HEADER.pack(sum(len(part) for part in parts), kind)
-        small = [part for part in parts if len(part) < 4096]
-        if len(small) == len(parts):
-            self.stream.send_all(memoryview(head + b"".join(parts)), patience)
-            return
-        self.stream.send_all(memoryview(head), patience)
+        pending = _HEADER.pack(sum(len(part) for part in parts), kind)
         for part in parts:
+            if len(part) < _SMALL_BYTES:  # small parts travel with what precedes them
+                pending += part
+                continue
+            if pending:
+                self.stream.send_all(memoryview(pending), patience)
             self.stream.send_all(memoryview(part), patience)
+            pending = b""
+        if pending:
+            self.stream.send_all(memoryview(pending), patience)
 
     def send_header(self, kind: Kind, length: int, patience: Patience) -> None:
         """Begins a frame whose `length` bytes follow by `send_part`."""
