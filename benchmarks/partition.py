@@ -29,7 +29,6 @@ from atom.graph.partition import (
     Machine,
     Partition,
     Terms,
-    Value,
     cost_of,
     find_partition,
     smallest_device_bytes,
@@ -243,9 +242,14 @@ def repeated(chain: Chain, layers: int) -> Chain:
         inside = begin <= value.made_by < end
         times = range(extra + 1) if inside else (0,)
         made = value.made_by + (shift if value.made_by >= end else 0)
-        far = value.last_used_by >= end and not inside
-        used = value.last_used_by + (shift if far else 0)
-        values += [Value(value.size_bytes, made + k * period, used + k * period) for k in times]
+        beyond = 0 if inside else shift
+        for k in times:
+            last, *used = (
+                u + k * period + (beyond if u >= end else 0)
+                for u in (value.last_used_by, *value.used_by)
+            )
+            made_by = made + k * period
+            values.append(replace(value, made_by=made_by, last_used_by=last, used_by=tuple(used)))
     forbidden = {p if p < end else p + shift for p in chain.forbidden}
     inner = [p for p in chain.forbidden if begin < p < end]
     forbidden |= {p + k * period for p in inner for k in range(1, extra + 1)}
