@@ -104,12 +104,21 @@ def load(path: Path) -> ctypes.CDLL:
         library = ctypes.CDLL(str(path))
     except OSError as problem:
         raise MismatchError(f"the host kernels are not compiled: {problem}", hint) from problem
-    digest = library.atom_source_digest
-    digest.restype = ctypes.c_char_p
-    if digest().decode() != source_digest():
+    if _digest_in(library) != source_digest():
         raise MismatchError(f"{path} was compiled from another version of Atom", hint)
     _declare(library)
     return library
+
+
+def _digest_in(library: ctypes.CDLL) -> str:
+    """Empty: it is not a library of ours."""
+    try:
+        digest = library.atom_source_digest
+    except AttributeError:
+        return ""
+    digest.restype = ctypes.c_char_p
+    found: bytes = digest()
+    return found.decode()
 
 
 def _declare(library: ctypes.CDLL) -> None:
