@@ -17,9 +17,12 @@ from atom.plan.strip import MARKS, strips
 MAX_SUB_MODELS = 12
 NARROW_COLUMNS = 96
 """A terminal with fewer gets fewer figures instead of broken lines."""
+TIGHT_COLUMNS = 60
+"""With fewer, names and marks leave no room for what activations take."""
 _STRIP_TITLES = {"load": "loads", "compute": "computes", "gradients": "gradients out"}
 _COLUMNS = ("#", "what", "weights", "forward", "backward", "activations", "hands on", "")
 _WIDE_ONLY = ("forward", "backward", "hands on")
+_NOT_TIGHT = (*_WIDE_ONLY, "activations")
 _STRIP_STYLES = {"load": "green", "compute": "cyan", "gradients": "magenta"}
 
 
@@ -29,7 +32,7 @@ def plan_text(plan: Plan, columns: int) -> RenderableType:
     return Group(
         _headline(plan),
         *_section("does it fit", _fit(plan, narrow)),
-        *_section(_cut_title(plan), _sub_models(plan, narrow)),
+        *_section(_cut_title(plan), _sub_models(plan, columns)),
         *_section(_pass_title(plan), _pass(plan)),
         *_section(_round_title(plan), _round(plan)),
         *_section("what would help most", _advice(plan)),
@@ -106,15 +109,17 @@ def _cut_title(plan: Plan) -> str:
     return f"{title}, swapped through {arrangement.slots} slots"
 
 
-def _sub_models(plan: Plan, narrow: bool) -> RenderableType:
+def _sub_models(plan: Plan, columns: int) -> RenderableType:
+    tight = columns < TIGHT_COLUMNS
+    hidden = _NOT_TIGHT if tight else _WIDE_ONLY if columns < NARROW_COLUMNS else ()
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="quiet")
-    shown = [title for title in _COLUMNS if not narrow or title not in _WIDE_ONLY]
+    shown = [title for title in _COLUMNS if title not in hidden]
     for title in shown:
         left = title in ("what", "")
         table.add_column(title, justify="left" if left else "right", no_wrap=not left)
     count = len(plan.choice.pieces)
     for s in _shown(count):
-        cells = dict(zip(_COLUMNS, _cells(plan, s), strict=True))
+        cells = dict(zip(_COLUMNS, _cells(plan, s, tight), strict=True))
         table.add_row(*(cells[title] for title in shown))
         if s == MAX_SUB_MODELS - 3 and count > MAX_SUB_MODELS:
             table.add_row("…", f"{count - MAX_SUB_MODELS + 1} more")
@@ -125,9 +130,10 @@ def _shown(count: int) -> Sequence[int]:
     return range(count) if count <= MAX_SUB_MODELS else [*range(MAX_SUB_MODELS - 2), count - 1]
 
 
-def _cells(plan: Plan, s: int) -> list[str | Text]:
+def _cells(plan: Plan, s: int, tight: bool) -> list[str | Text]:
     arrangement, piece = plan.choice.arrangement, plan.choice.pieces[s]
-    stays = "stays, not recomputed" if s in arrangement.kept else "stays"
+    kept = s in arrangement.kept and not tight
+    stays = "stays, not recomputed" if kept else "stays"
     return [
         str(s),
         plan.program.sub_models[s].name,
@@ -160,7 +166,7 @@ def _pass(plan: Plan) -> RenderableType:
 
 def _seconds_from(plan: Plan) -> str:
     if plan.device.seconds_from == "assumed":
-        return f"reckoned from a {plan.device.title}'s data sheet"
+        return f"reckoned from the data sheet of {plan.device.title}"
     return "measured here, layer by layer"
 
 

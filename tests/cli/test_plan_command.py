@@ -25,7 +25,8 @@ def test_the_text_tells_all(
     lines = lines_of(capsys, "--gpu-memory", "20 MB", "--network", "400 Mbit/s", "--peers", "3")
     text = "\n".join(lines)
     for words in ("834,304 parameters", " bytes per parameter", "does it fit", "19.1 MiB",
-                  "GeForce RTX 3060's data sheet", "400 Mbit/s each way", "with 3 peers like this",
+                  "the data sheet of GeForce RTX 3060", "400 Mbit/s each way",
+                  "with 3 peers like this",
                   "tokens/s over whole rounds", "what would help most", "█ forward"):  # fmt: skip
         assert words in text, words
     assert not any(line != line.rstrip() for line in lines)
@@ -39,6 +40,7 @@ def test_no_line_is_wider_than_the_terminal(
     monkeypatch.setenv("NO_COLOR", "1")
     lines = lines_of(capsys)
     assert max(map(len, lines)) <= columns
+    assert any("embedding" in line for line in lines), "sub-models have their whole names"
     assert not any("\x1b" in line for line in lines)
 
 
