@@ -12,7 +12,7 @@ def test_without_a_gpu_the_message_says_what_to_do(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(DeviceError) as refused:
         CudaDevice()
-    assert 'device = "cpu"' in refused.value.hint
+    assert 'kind = "cpu"' in refused.value.hint
 
 
 def test_a_gpu_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
