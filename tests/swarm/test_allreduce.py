@@ -107,11 +107,11 @@ def swarm_of() -> Iterator[Callable[[str, int], Swarm]]:
         made.append(Swarm(kind, size))
         return made[-1]
 
-    before = threading.active_count()
+    before = set(threading.enumerate())
     yield make
     for swarm in made:
         swarm.close()
-    assert threading.active_count() == before
+    assert set(threading.enumerate()) <= before
 
 
 def sources(count: int, elements: int) -> list[Tensor]:

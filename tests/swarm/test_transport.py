@@ -99,11 +99,11 @@ def peers(kind: str) -> Iterator[Callable[..., Peer]]:
         transport.start()
         return made[-1]
 
-    before = threading.active_count()
+    before = set(threading.enumerate())
     yield make
     for peer in made:
         peer.transport.close()
-    assert threading.active_count() == before
+    assert set(threading.enumerate()) <= before
     assert not any(e["event"] == "thread-failed" for peer in made for e in peer.events.events)
 
 

@@ -38,11 +38,11 @@ from atom.training.worker import Batch
 
 @pytest.fixture
 def stage(tmp_path: Path) -> Iterator[Stage]:
-    before = threading.active_count()
+    before = set(threading.enumerate())
     stage = Stage(tmp_path)
     yield stage
     stage.close()
-    assert threading.active_count() <= before  # those of other tests may end meanwhile
+    assert set(threading.enumerate()) <= before
     assert stage.failures.empty(), stage.failures.get()
 
 
