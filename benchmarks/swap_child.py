@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # runs from a checkout, noth
 
 import torch
 from swap_setup import Setup, SideMissing
-from swap_sides import Side, open_side
+from swap_sides import Side, Witness, open_side
 
 from atom.base.errors import UserError
 
@@ -44,7 +44,7 @@ def main() -> None:
         side.close()
 
 
-def _serve(side: Side, setup: Setup, answers: TextIO) -> None:
+def _serve(side: Witness, setup: Setup, answers: TextIO) -> None:
     runner = Runner(side, setup)
     for line in sys.stdin:
         asked = json.loads(line)
@@ -58,7 +58,7 @@ def _serve(side: Side, setup: Setup, answers: TextIO) -> None:
 
 @dataclass
 class Runner:
-    side: Side
+    side: Witness
     setup: Setup
     steps_done: int = 0
 
@@ -76,6 +76,7 @@ class Runner:
         _synchronize(self.setup)
         losses, ends = [], []
         for batches in data:
+            assert isinstance(self.side, Side), "a case asks for steps only where there are some"
             losses.append(self.side.step(batches))
             ends.append(time.perf_counter())
         _synchronize(self.setup)

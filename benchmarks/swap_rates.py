@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from swap_atom import open_device
-from swap_setup import MicroBatches, Setup
+from swap_setup import Setup
 
 from atom.graph.ir import ParameterLayout
 from atom.models.gpt3 import parameter_shapes
@@ -30,14 +30,11 @@ QUEUED = 4
 
 
 class Rates:
-    """Takes no steps: everything is in its facts."""
+    """Takes no steps."""
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
         self.device = open_device(setup)
-
-    def step(self, batches: MicroBatches) -> float:
-        raise NotImplementedError("rates are no steps")
 
     def facts(self, trace: str | None) -> dict[str, Any]:
         found: dict[str, Any] = {"matmul_flop_per_s": self._matmul()}

@@ -4,7 +4,7 @@ A side lives in a process of its own (`swap_child.py`), so that a cap on GPU mem
 leftovers or a library's settings never touch another.
 """
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from swap_setup import MicroBatches, Setup
 
@@ -27,13 +27,8 @@ HUNGRY = frozenset({ZERO_2, ZERO_3, FSDP})
 """These fill the host: they run alone, after Atom's own process has ended."""
 
 
-class Side(Protocol):
-    """One way of training one model. One thread."""
-
-    def step(self, batches: MicroBatches) -> float:
-        """One optimizer step; its mean loss. Returns once the next step may be asked for: what is
-        still under way then is under way at the end of every step."""
-        ...
+class Witness(Protocol):
+    """What can be asked, without taking steps. One thread."""
 
     def facts(self, trace: str | None) -> dict[str, Any]:
         """What else there is to know of the steps since the last call. `trace`: where a side that
@@ -43,7 +38,17 @@ class Side(Protocol):
     def close(self) -> None: ...
 
 
-def open_side(setup: Setup) -> Side:
+@runtime_checkable
+class Side(Witness, Protocol):
+    """One way of training one model."""
+
+    def step(self, batches: MicroBatches) -> float:
+        """One optimizer step; its mean loss. Returns once the next step may be asked for: what is
+        still under way then is under way at the end of every step."""
+        ...
+
+
+def open_side(setup: Setup) -> Witness:
     """Imports only what the side needs. Raises: SideMissing; what building the side raises."""
     match setup.side:
         case "atom":

@@ -1,9 +1,10 @@
-"""For all tests: nothing is kept in, or read from, the home of whoever runs them."""
+"""For all tests: nothing is kept in, or read from, the home of whoever runs them; one thread."""
 
 import os
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -16,3 +17,12 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         del os.environ["XDG_CACHE_HOME"]
     else:
         os.environ["XDG_CACHE_HOME"] = before
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tensors this small only lose by being shared out, and other tests want the cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -58,10 +58,6 @@ class Network(Section):
     download_bits_per_s: BitsPerSecond | None = Field(default=None, alias="download", gt=0)
     """Most bandwidth to receive with; omitted: no limit."""
 
-    @property
-    def listen_host_port(self) -> tuple[str, int]:
-        return parse_host_port(self.listen)
-
 
 class State(Section):
     """[state]"""

@@ -247,7 +247,7 @@ def _logits(model: nn.Module, input_ids: Tensor) -> Tensor:
 def _initialise(model: Any, module: nn.Module) -> None:
     try:
         model._init_weights(module)
-    except (RuntimeError, NotImplementedError) as error:
+    except (RuntimeError, NotImplementedError) as error:  # it read other layers, still without data
         kind = type(module).__name__
         raise SourceError(
             f"transformers' initialisation of {kind} needs the whole model at once: {error}",

@@ -65,10 +65,6 @@ class LeaseBook:
         """Whether our own readings have been close enough together to judge anybody."""
         return self._updated_at is not None and now - self._updated_at <= self._gap_seconds
 
-    def blind_for(self, now: float) -> float:
-        """Seconds since the last reading; infinite before the first."""
-        return float("inf") if self._updated_at is None else now - self._updated_at
-
     def fresh(self, now: float) -> dict[str, Lease]:
         """The current lease of every peer that is alive: news within the lease time, neither
         left nor doubled. Empty while we are not watching."""
@@ -99,10 +95,6 @@ class LeaseBook:
         if sighting is not None and sighting.last_sign is not None:
             return now - sighting.last_sign
         return now - max(self._watching_since, asked_at)
-
-    def has_lapsed(self, voter: Voter, now: float) -> bool:
-        """Whether that silence is longer than a lease lasts."""
-        return self.missing_for(voter, now) > self._lease_seconds
 
     def has_left(self, voter: Voter) -> bool:
         """Whether this incarnation said goodbye. Final: an incarnation never comes back."""

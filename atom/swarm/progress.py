@@ -12,8 +12,3 @@ def accumulated(leases: Iterable[Lease], head: bytes) -> int:
     peer is the caller's promise.
     """
     return sum(lease.sequences for lease in leases if lease.head == head)
-
-
-def is_due(leases: Iterable[Lease], head: bytes, global_batch_sequences: int) -> bool:
-    """Whether a round should be attempted. A hint: the frozen counts decide in the round itself."""
-    return accumulated(leases, head) >= global_batch_sequences > 0

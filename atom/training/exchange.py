@@ -52,7 +52,7 @@ class Exchange:
         self,
         transport: PeerTransport,
         results: Results,
-        gradients: Callable[[], Tensor],
+        gradients: Callable[[bytes], Tensor],
         post: Callable[[RingFinished | RingFailed], None],
         clock: Clock,
         style: RingStyle,
@@ -128,7 +128,7 @@ class Exchange:
             raise RingBroken(None, Reason.SUPERSEDED)
         result = self._results.buffer()
         try:
-            source = self._gradients() if members[rank].sequences else None
+            source = self._gradients(parent) if members[rank].sequences else None
             feedback = self._style.feedback if source is not None else None
             residual = feedback.begin() if feedback else None
             terms = RingTerms(

@@ -116,7 +116,7 @@ class ReplicaHands:
         self._exchange = Exchange(
             self._transport,
             self._results,
-            lambda: self._replica.gradients,
+            self._gradients_of,
             post,
             self._clock,
             self._style,
@@ -186,6 +186,10 @@ class ReplicaHands:
         )
 
     # ---- ring
+
+    def _gradients_of(self, parent: bytes) -> torch.Tensor:
+        assert self._replica.gradients_tag == parent, "these gradients are another head's"
+        return self._replica.gradients
 
     def start_ring(self, parent: bytes, ballot: Ballot, members: tuple[Contribution, ...]) -> None:
         self._exchange.start(parent, ballot, members)

@@ -291,7 +291,7 @@ class Swarm:
         while not condition():
             if time.monotonic() - started > timeout_s:
                 raise AssertionError(f"not within {timeout_s:.0f} s: {what}\n{self.story()}")
-            time.sleep(POLL_S)
+            time.sleep(POLL_S)  # they tell of themselves in files and answers: nothing to wait on
         return time.monotonic() - started
 
     def story(self) -> str:

@@ -31,15 +31,6 @@ STATUS_KEYS = {"run", "round", "global_batch", "accumulated", "loss", "peers"}
 PEER_KEYS = {"peer_id", "state", "round", "mini_batches", "rate", "digest", "lease_age_s"}
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tensors this small only lose by being shared out."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, Swarm]]:
     """Swarms of one, two and three, started together and trained to their ends."""

@@ -59,7 +59,6 @@ def test_remove_takes_a_stubborn_process(tmp_path: Path) -> None:
     assert asyncio.run(play()) == -signal.SIGKILL
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent-death signal is Linux's")
 def test_a_killed_demo_leaves_no_daemon(tmp_path: Path) -> None:
     arguments = [sys.executable, "-c", PARENT, str(tmp_path / "log"), str(tmp_path / "state")]
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as parent:

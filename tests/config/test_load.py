@@ -168,7 +168,7 @@ def test_mistakes_in_a_peer_file_are_named(text: str, place: str, hint: str) -> 
 
 def test_an_empty_peer_file_is_valid_and_so_is_none() -> None:
     assert parse_peer_text("", Path("/box")) == PeerFile() == load_peer_file(None)
-    assert PeerFile().network.listen_host_port == ("0.0.0.0", 0)
+    assert PeerFile().network.listen == "0.0.0.0:0"
 
 
 def test_a_full_peer_file_has_units_and_absolute_paths(
@@ -187,7 +187,7 @@ def test_a_full_peer_file_has_units_and_absolute_paths(
         "cuda:1", 8 * 2**30, 3,
     )  # fmt: skip
     assert peer.host.memory_bytes is None
-    assert peer.network.listen_host_port == ("::1", 80)
+    assert peer.network.listen == "[::1]:80"
     assert peer.network.upload_bits_per_s == 4e8
     assert peer.network.download_bits_per_s is None
     assert peer.state.directory == str(tmp_path / "s")

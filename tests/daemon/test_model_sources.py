@@ -122,14 +122,6 @@ def a_lease(peer_id: str) -> Lease:
     )
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 class Machine:
     """A founder's folder, and state directories of whoever takes part."""
 

@@ -214,8 +214,10 @@ def test_a_precision_that_the_device_has_not_got(tmp_path: Path) -> None:
     assert "float16" in refusal.value.hint
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="here is a GPU")
-def test_a_gpu_that_is_not_there_can_only_be_assumed(tmp_path: Path) -> None:
+def test_a_gpu_that_is_not_there_can_only_be_assumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(DeviceError, match="no usable CUDA GPU") as refusal:
         plan(tmp_path, '[device]\nkind = "cuda"\n', assume=None)
     assert 'kind = "cpu"' in refusal.value.hint

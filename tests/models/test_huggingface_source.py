@@ -1,7 +1,6 @@
 """Causal language models by their config: names, values, masks, loss, and what is refused."""
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -42,14 +41,6 @@ CONFIGS = {
     "mixtral": LLAMA | {"model_type": "mixtral", "num_local_experts": 4},
 }
 SEQUENCE = 16
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def source(config: dict[str, Any], tokens: int = SEQUENCE) -> HuggingFaceSource:

@@ -1,7 +1,7 @@
 """A swapped step is the plain step, bit for bit."""
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -28,15 +28,6 @@ from atom.swap.host_store import HostStore
 
 SETTINGS = AdamWSettings(betas=(0.9, 0.99), weight_decay=0.1)
 RATE, STEPS = 0.05, 4
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tensors this small only lose by being shared out."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 class Rig:

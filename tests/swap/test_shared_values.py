@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -25,15 +24,6 @@ ARRANGEMENTS = {
     "resident": Arrangement(2, EVERY),
     "kept": Arrangement(2, EVERY, EVERY),
 }
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tensors this small only lose by being shared out."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 class Layer(nn.Module):

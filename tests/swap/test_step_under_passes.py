@@ -37,15 +37,6 @@ ARRANGEMENTS = pytest.mark.parametrize(
 )
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tensors this small only lose by being shared out."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 class SteeredAdamW(AdamW):
     """Its steps update a piece for every permit."""
 

@@ -55,14 +55,6 @@ FOUNDER = VOTERS[0]
 STRANGER = Identity.create()
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 # ---- a run: its commits, and what they name
 
 

@@ -67,7 +67,7 @@ class Member:
             style or RingStyle(),
         )
 
-    def _read(self) -> Tensor:
+    def _read(self, parent: bytes) -> Tensor:
         self.reads += 1
         self.reading.set()
         assert self.may_read.wait(WAIT_S)

@@ -53,15 +53,6 @@ def program(dropout: float) -> Program:
     return compile_program(GPT3(config(dropout)), batches(1, 0)[0])
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tensors this small only lose by being shared out."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture
 def new_replica() -> Iterator[Callable[..., Replica]]:
     devices: list[CpuDevice] = []

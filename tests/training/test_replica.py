@@ -61,15 +61,6 @@ def program(dropout: float, cut: str, dtype: torch.dtype = torch.float32) -> Pro
     return compile_program(model, batches(1, 0)[0], cuts[cut]) if cut in cuts else finest
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tensors this small only lose by being shared out."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture
 def device() -> Iterator[CpuDevice]:
     device = CpuDevice()
