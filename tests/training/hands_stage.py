@@ -159,6 +159,7 @@ class Stage:
         self.replica, self.deck, self.replay = SmallReplica(), SmallDeck(), ScriptedReplay()
         self.clock, self.events = ManualClock(100.0), EventList()
         self.start = genesis(b"m" * 32, state_digest(self.replica.arenas), ME)
+        self.replica.gradients_tag = self.start.digest
         self.journal = Journal.open(folder / "chain.bin", self.start)
         self.results = Results(folder / "results", ELEMENTS)
         self.blobs = BlobShelf()
