@@ -6,7 +6,6 @@ they are summed in float32 in the order of the micro-batches; the pass's sum is 
 arena.
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -41,6 +40,7 @@ from atom.swap.schedule import (
     training_pass,
 )
 from atom.swap.segment import Computed, MicroBatch
+from atom.swap.value_lifetimes import ValueLifetimes
 from atom.swap.voided import not_finite, voided_by_memory
 
 Observer = Callable[[Observed, float, float], None]
@@ -118,9 +118,7 @@ class Engine:
         self._arrangement = slots.arrangement_of(program)
         self._bound = bind(program, factories, slots, store.working)
         self._exact = store.precision == torch.float32
-        users = _users(program)
-        self._first_used = _names_by_user(users, 0)
-        self._last_used = _names_by_user(users, -1)
+        self._lifetimes = ValueLifetimes(program)
         self._crossings = crossings_of(program) if self._arrangement.offloaded else ()
         self._traffic = BoundaryTraffic(
             self._crossings, self._shape(1), slots.boundary, device, len(slots.weights)
@@ -324,7 +322,7 @@ class Engine:
         if keep:
             batch.computed[index] = segment.for_backward(computed)
         if not current.training:
-            _release(batch, self._last_used[index])
+            self._lifetimes.forward_done(index, batch)
 
     def _borrowed(self, part: BoundSubModel, batch: MicroBatch) -> frozenset[int]:
         """Addresses of memory that no value may be a view of: it will be used again before the
@@ -342,7 +340,7 @@ class Engine:
             batch.gradients[self._program.loss] = torch.full_like(loss, self._seed(batch))
         segment.push_back(computed, batch.gradients, self._gradients.roots(index, micro_batch))
         self._gradients.take(index, micro_batch, self._weight(batch))
-        _release(batch, self._first_used[index])
+        self._lifetimes.backward_done(index, batch)
 
     def _recompute(self, part: BoundSubModel, batch: MicroBatch) -> Computed:
         self._device.set_random_state(batch.random_before.pop(part.sub_model.index))
@@ -355,27 +353,3 @@ class Engine:
 
     def _weight(self, batch: MicroBatch) -> float:
         return 1.0 if self._exact else batch.sequences / self.loss_scale
-
-
-def _users(program: Program) -> dict[str, list[int]]:
-    """Per value the sub-models that take it, ascending."""
-    users: dict[str, list[int]] = {}
-    for sub_model in program.sub_models:
-        for name in sub_model.inputs:
-            users.setdefault(name, []).append(sub_model.index)
-    return users
-
-
-def _names_by_user(
-    users: Mapping[str, Sequence[int]], position: int
-) -> defaultdict[int, list[str]]:
-    """Per sub-model the values of which it is the first (position 0) or last (-1) user."""
-    names: defaultdict[int, list[str]] = defaultdict(list)
-    for name, indices in users.items():
-        names[indices[position]].append(name)
-    return names
-
-
-def _release(batch: MicroBatch, names: Sequence[str]) -> None:
-    for name in names:
-        batch.values.pop(name, None)

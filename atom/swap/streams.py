@@ -20,15 +20,10 @@ while computing belongs to the compute stream. The slots do not, but they are ne
 So no tensor is ever released to another stream (no `record_stream`), and after the first pass
 nothing here allocates. Loads are issued by their own thread: a thread that launches kernels cannot
 keep a fast link busy as well.
-
-Times are taken by events too, so that measuring makes nobody wait: pairs of them are recorded
-around the work, and read when the device has been drained. They count from one origin, recorded
-when the first of them is wanted, whose time on the clock is known because the device is idle then.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 
@@ -37,6 +32,8 @@ from atom.base.errors import DeviceError
 from atom.swap.device import Copy, HostSum, Lane, RandomState, Report, add_admitted, at_once
 from atom.swap.gate import Gate
 from atom.swap.host_memory import allocate_host_memory
+from atom.swap.registered_memory import register, unregister
+from atom.swap.stream_times import StreamTimes
 
 _MINIMUM_REGISTERED_BYTES = 64 * 2**10
 """Below this, registering costs more than it gives."""
@@ -56,7 +53,7 @@ class CudaDevice:
     ) -> None:
         _require_gpu(index, precision)
         self._device = torch.device("cuda", index)
-        self._times = _Times(clock or BootClock())
+        self._times = StreamTimes(clock or BootClock())
         with torch.cuda.device(self._device):
             self._in = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             self._compute = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -83,7 +80,7 @@ class CudaDevice:
         size_bytes = elements * dtype.itemsize
         if size_bytes >= _MINIMUM_REGISTERED_BYTES:
             with torch.cuda.device(self._device):  # memory is registered with one GPU's context
-                _register(memory.data_ptr(), size_bytes)
+                register(memory.data_ptr(), size_bytes)
             self._registered.append(memory)
         return memory
 
@@ -244,56 +241,8 @@ class CudaDevice:
         self._staging.clear()
         with torch.cuda.device(self._device):
             for memory in self._registered:
-                _cudart().cudaHostUnregister(memory.data_ptr())
+                unregister(memory.data_ptr())
         self._registered.clear()
-
-
-class _Times:
-    """Seconds on the clock of what happens on streams, from one drain of the device to the next."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._origin: torch.cuda.Event | None = None
-        self._origin_s = 0.0
-        self._pending: list[tuple[torch.cuda.Event, torch.cuda.Event, Report]] = []
-
-    def begin(self, stream: torch.cuda.Stream) -> None:
-        """Sets the origin unless there is one. Call from the engine's thread."""
-        if self._origin is None:
-            stream.synchronize()
-            self._origin_s = self._clock.now()
-            self._origin = self.mark(stream)
-
-    def mark(self, stream: torch.cuda.Stream) -> torch.cuda.Event:
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record(stream)
-        return event
-
-    @contextmanager
-    def around(self, stream: torch.cuda.Stream, report: Report | None) -> Iterator[None]:
-        if report is None:
-            yield
-            return
-        started = self.mark(stream)
-        yield
-        self._pending.append((started, self.mark(stream), report))
-
-    def report_until_now(self, started: torch.cuda.Event, report: Report) -> None:
-        """For work that a host thread ends; `started` has passed."""
-        report(self._at(started), self._clock.now())
-
-    def end(self, tell: bool) -> None:
-        """Reports what is pending and forgets the origin. The device is idle."""
-        pending, self._pending = self._pending, []
-        if tell:
-            for started, ended, report in pending:
-                report(self._at(started), self._at(ended))
-        self._origin = None
-
-    def _at(self, event: torch.cuda.Event) -> float:
-        assert self._origin is not None
-        after_ms = float(self._origin.elapsed_time(event))
-        return self._origin_s + after_ms / 1e3
 
 
 def _require_gpu(index: int, precision: torch.dtype) -> None:
@@ -322,16 +271,3 @@ def _event(events: dict[int, torch.cuda.Event], slot: int) -> torch.cuda.Event:
         # Blocking: a host thread that waits for it sleeps instead of burning a core.
         events[slot] = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
     return events[slot]
-
-
-def _register(pointer: int, size_bytes: int) -> None:
-    code = _cudart().cudaHostRegister(pointer, size_bytes, 0)
-    if int(code) != 0:
-        raise DeviceError(
-            f"the driver cannot lock {size_bytes} bytes of host memory (CUDA error {int(code)})",
-            "raise the limit of locked memory (ulimit -l), or free host memory",
-        )
-
-
-def _cudart() -> Any:
-    return torch.cuda.cudart()  # type: ignore[no-untyped-call]

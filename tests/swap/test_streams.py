@@ -5,7 +5,8 @@ import torch
 
 from atom.base.clock import ManualClock
 from atom.base.errors import DeviceError
-from atom.swap.streams import CudaDevice, _Times
+from atom.swap.stream_times import StreamTimes
+from atom.swap.streams import CudaDevice
 
 
 def test_without_a_gpu_the_message_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,7 +64,7 @@ def stream(monkeypatch: pytest.MonkeyPatch) -> FakeStream:
 
 def test_times_on_streams_become_times_on_the_clock_once_drained(stream: FakeStream) -> None:
     clock, told = ManualClock(50.0), list[tuple[float, float]]()
-    times = _Times(clock)
+    times = StreamTimes(clock)
     for origin_s in (50.0, 70.0):
         times.begin(stream)
         for _ in range(2):
@@ -81,7 +82,7 @@ def test_times_on_streams_become_times_on_the_clock_once_drained(stream: FakeStr
 
 def test_what_a_host_thread_ends_is_told_at_once(stream: FakeStream) -> None:
     clock, told = ManualClock(10.0), list[tuple[float, float]]()
-    times = _Times(clock)
+    times = StreamTimes(clock)
     times.begin(stream)
     stream.now_ms += 250
     started = times.mark(stream)
@@ -92,7 +93,7 @@ def test_what_a_host_thread_ends_is_told_at_once(stream: FakeStream) -> None:
 
 def test_times_of_a_failed_pass_are_forgotten(stream: FakeStream) -> None:
     told = list[tuple[float, float]]()
-    times = _Times(ManualClock())
+    times = StreamTimes(ManualClock())
     times.begin(stream)
     with times.around(stream, lambda *span: told.append(span)):
         stream.now_ms += 1

@@ -81,7 +81,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostedDevice]:
     }.items():
         monkeypatch.setattr(torch.cuda, name, value)
     monkeypatch.setattr(streams, "_require_gpu", lambda index, precision: None)
-    monkeypatch.setattr(streams, "_register", lambda pointer, size_bytes: None)
+    monkeypatch.setattr(streams, "register", lambda pointer, size_bytes: None)
     device = HostedDevice()
     yield device
     device._registered.clear()  # nothing was
