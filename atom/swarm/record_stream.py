@@ -7,8 +7,9 @@ nonce is its number, so none can be repeated, left out or moved; its length is a
 
     record = length of what follows (4 bytes, big-endian) · ciphertext · tag (16 bytes)
 
-It hides and protects the same as TLS 1.3 with AES-256-GCM would, but it is not TLS: nobody else has
-reviewed it. There are no alerts and no key updates (2^32 records are far more than a ring sends).
+It uses what TLS 1.3 uses (AES-256-GCM, HKDF, a key per direction), but it is not TLS, and nobody
+else has reviewed it. There are no alerts and no key updates (2^32 records are far more than a ring
+sends).
 """
 
 import struct

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tiny_run import TINY_PEER, TINY_RUN, TINY_TEXT
 
 from atom.base.errors import DeviceError
 from atom.base.units import format_bytes
@@ -16,28 +17,8 @@ from atom.swap.device_slots import DeviceSlots
 from atom.swap.host_store import HostStore
 
 VOCABULARY, WIDTH = 256, 16
-RUN = """
-[run]
-name = "budgets"
-[model]
-family = "gpt3"
-layers = 2
-heads = 2
-model_dim = 16
-vocabulary_size = 256
-sequence_tokens = 8
-[data]
-source = "text"
-paths = ["text.txt"]
-[batch]
-global_sequences = 8
-micro_batch_sequences = 4
-[optimizer]
-learning_rate = 1e-3
-[swarm]
-codec = "{codec}"
-"""
-PEER = '[device]\nkind = "cpu"\ncpu_threads = 1\n{device}\n[data]\npaths = ["text.txt"]\n{host}\n'
+RUN = TINY_RUN.replace('"tiny"', '"budgets"') + '[swarm]\ncodec = "{codec}"\n'
+PEER = TINY_PEER + "{host}\n"
 
 
 class Folder:
@@ -45,7 +26,7 @@ class Folder:
 
     def __init__(self, root: Path) -> None:
         self.root, self.boxes = root, list[Box]()
-        (root / "text.txt").write_text("A peer gives what it has, and takes its part. " * 40)
+        (root / "text.txt").write_text(TINY_TEXT)
         self.codec("float32")
 
     def codec(self, name: str) -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny_run import TINY_PEER, TINY_RUN, TINY_TEXT
 from torch._dynamo.exc import InternalTorchDynamoError
 
 from atom.base.events import read_events
@@ -11,26 +12,7 @@ from atom.config.load import load_run_file
 from atom.daemon.console import Silence
 from atom.daemon.founding import StartOptions, found_run, open_box
 
-RUN = """
-[run]
-name = "compiling"
-[model]
-family = "gpt3"
-layers = 2
-heads = 2
-model_dim = 16
-vocabulary_size = 256
-sequence_tokens = 8
-[data]
-source = "text"
-paths = ["text.txt"]
-[batch]
-global_sequences = 8
-micro_batch_sequences = 4
-[optimizer]
-learning_rate = 1e-3
-"""
-PEER = '[device]\nkind = "cpu"\ncpu_threads = 1\n{}\n[data]\npaths = ["text.txt"]\n'
+RUN = TINY_RUN.replace('"tiny"', '"compiling"')
 
 
 class Notes(Silence):
@@ -43,9 +25,9 @@ class Notes(Silence):
 
 def one_pass(root: Path, compile_line: str) -> tuple[float, list[str], list[dict[str, object]]]:
     """Mean loss of a first pass, what the console was told, and the events."""
-    (root / "text.txt").write_text("A peer gives what it has, and takes its part. " * 40)
+    (root / "text.txt").write_text(TINY_TEXT)
     (root / "run.toml").write_text(RUN)
-    (root / "peer.toml").write_text(PEER.format(compile_line))
+    (root / "peer.toml").write_text(TINY_PEER.format(device=compile_line))
     box, notes = open_box("compiling", root / "peer.toml", root / "state"), Notes()
     try:
         run_file = root / "run.toml"
