@@ -2,9 +2,10 @@
 
 import contextlib
 import json
+import math
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,13 +27,32 @@ class EventLog:
         self._lock = threading.Lock()
 
     def emit(self, kind: str, **fields: Any) -> None:
-        line = json.dumps({"time": round(time.time(), 3), "event": kind, **fields})
+        line = _json({"time": round(time.time(), 3), "event": kind, **fields})
         with (
             self._lock,
             contextlib.suppress(OSError),
             self._path.open("a", encoding="utf-8") as file,
         ):
             file.write(line + "\n")
+
+
+def _json(event: dict[str, Any]) -> str:
+    """JSON has no NaN: what is not finite is written as null."""
+    try:
+        return json.dumps(event, allow_nan=False)
+    except ValueError:
+        return json.dumps(_finite(event))
+
+
+def _finite(value: Any) -> Any:
+    match value:
+        case float():
+            return value if math.isfinite(value) else None
+        case Mapping():
+            return {key: _finite(each) for key, each in value.items()}
+        case list() | tuple():
+            return [_finite(each) for each in value]
+    return value
 
 
 class EventList:

@@ -6,7 +6,8 @@ from typing import Any
 
 import typer
 
-from atom.base.units import parse_bits_per_s, parse_bytes
+from atom.base.errors import DeviceError, StorageError
+from atom.base.units import format_bytes, parse_bits_per_s, parse_bytes
 from atom.cli.plan_text import plan_text
 from atom.cli.terminal import stderr_console, stdout_console
 from atom.daemon.planning import Plan, PlanRequest, plan_run
@@ -26,12 +27,32 @@ def make_plan(request: PlanRequest) -> Plan:
 
 
 def show_plan(request: PlanRequest, as_json: bool) -> None:
-    """Prints the plan. Raises: as `make_plan`."""
+    """Prints the plan. Raises: as `make_plan`; DeviceError or StorageError, once it is printed, if
+    host memory or the disk is too small for it."""
     plan = make_plan(request)
     if as_json:
         typer.echo(json.dumps(plan_json(plan), indent=2))
     else:
         _print(plan)
+    _require_room(plan)
+
+
+def _require_room(plan: Plan) -> None:
+    """A script reads exit codes. Raises: DeviceError, StorageError."""
+    host, disk = plan.host, plan.disk
+    if host.total_bytes > host.have_bytes:
+        raise DeviceError(
+            f"this run needs {format_bytes(host.total_bytes)} of host memory; "
+            f"there are {format_bytes(host.have_bytes)}",
+            'for another box, say what it has: [host] memory = "128 GiB" in a peer file',
+        )
+    if disk.total_bytes > disk.have_bytes:
+        raise StorageError(
+            f"this run needs {format_bytes(disk.total_bytes)} of disk; "
+            f"there are {format_bytes(disk.have_bytes)}",
+            "choose a larger disk: [state] directory in the peer file; or ask the owner for more "
+            "frequent snapshots",
+        )
 
 
 def _print(plan: Plan) -> None:

@@ -1,6 +1,7 @@
 """`atom plan` as people and programs read it."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -95,3 +96,25 @@ def test_errors_in_words(
     assert seen.err.count("error:") == 1
     assert seen.err.count("hint:") == 1
     assert words in seen.err
+
+
+def test_a_box_with_too_little_host_memory_sees_the_plan_and_gets_an_exit_code(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    peer = tmp_path / "small.toml"
+    peer.write_text('[host]\nmemory = "10 MB"\n')
+    assert main(["plan", DEMO, *ASSUME, "--peer", str(peer), "--json"]) == ExitCode.DEVICE
+    seen = capsys.readouterr()
+    assert not json.loads(seen.out)["fits"]
+    assert "of host memory; there are 9.5 MiB" in seen.err
+    assert "[host] memory" in seen.err
+
+
+def test_a_disk_too_small_is_storage(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(1, 1, 1000))
+    assert main(["plan", DEMO, *ASSUME]) == ExitCode.STORAGE
+    seen = capsys.readouterr()
+    assert "too much by" in seen.out
+    assert "of disk; there are 1000 B" in seen.err

@@ -1,0 +1,25 @@
+"""The event log is read by programs: each line is JSON, whatever was measured."""
+
+import json
+import math
+from pathlib import Path
+
+from atom.base.events import EventLog, read_events
+
+
+def test_what_is_not_finite_is_null(tmp_path: Path) -> None:
+    log = tmp_path / "events.jsonl"
+    EventLog(log).emit("round", loss=math.nan, rates=(1.5, math.inf), of={"a": -math.inf, "b": 2})
+    line = log.read_text()
+    assert json.loads(line, parse_constant=lambda name: f"not JSON: {name}")["loss"] is None
+    (event,) = read_events(log)
+    assert event["rates"] == [1.5, None]
+    assert event["of"] == {"a": None, "b": 2}
+
+
+def test_an_unfinished_line_is_left_out(tmp_path: Path) -> None:
+    log = tmp_path / "events.jsonl"
+    EventLog(log).emit("one")
+    with log.open("a") as file:
+        file.write('{"event": "tw')
+    assert [event["event"] for event in read_events(log)] == ["one"]
