@@ -36,6 +36,13 @@ class TransportLimits:
     three times as much."""
     frame_s: float = 30.0
     """From a message frame's first byte to its last."""
+    lines: int = 96
+    """Peers that cannot be dialled and keep a connection open to us, to be called over it."""
+    relay_bytes_per_s: float = 2_500_000.0
+    """For connections between two such peers that we pass on, both directions of all of them
+    together; 0: none."""
+    relay_pairs: int = 16
+    """Connections that are passed on at a time."""
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,12 @@ class Purpose(IntEnum):
     MESSAGES = 1
     RING = 2
     BLOBS = 3
+    LINE = 4
+    """Kept open by a peer that cannot be dialled: over it, it is called."""
+    RELAY = 5
+    """To the peer named in the tag, through the one that is dialled: see `relay`."""
+    PROBE = 6
+    """ "Can you dial me?" """
 
 
 class Kind(IntEnum):
@@ -43,6 +49,12 @@ class Kind(IntEnum):
     BROKEN = 34
     BLOB_REQUEST = 48
     BLOB = 49
+    CALL = 64
+    """Line: "dial me, and begin with this token." """
+    PING = 65
+    """Line: nothing to say, still there."""
+    REACHED = 66
+    """Probe: one byte, the answer (see `reachability.Reached`)."""
 
 
 class Interrupted(ConnectionError):

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable
 
 from atom.base.errors import PeerRefused
-from atom.swarm.dialer import Unreachable
+from atom.swarm.contacts import Unreachable
 from atom.swarm.endpoint import Endpoint
 from atom.swarm.frames import Channel, Kind, Patience
 

@@ -1,4 +1,8 @@
-"""The door: accepts connections, gives each a thread, and lets in who proves to be a peer."""
+"""The door: accepts connections, gives each a thread, and lets in who proves to be a peer.
+
+Connections that answer a call of ours go to the switchboard instead; those that we opened because
+we were called come in here as if they had been accepted.
+"""
 
 import contextlib
 import errno
@@ -12,7 +16,9 @@ from atom.swarm.endpoint import Doorkeeper, Endpoint, RefusalLog
 from atom.swarm.frames import Channel, Patience, Purpose
 from atom.swarm.protection import after_handshake
 from atom.swarm.router import Router
-from atom.swarm.tls import Credentials, tune, wrap
+from atom.swarm.socket_stream import SocketStream
+from atom.swarm.switchboard import ANSWER, TOKEN_BYTES, Switchboard
+from atom.swarm.tls import Credentials, tune
 from atom.swarm.tls_stream import TlsStream
 
 _BACKLOG = 64
@@ -22,10 +28,17 @@ _LAST_WORDS_S = 0.3
 class Listener:
     """One listening socket. `close` cuts every incoming connection, proven or not."""
 
-    def __init__(self, endpoint: Endpoint, credentials: Credentials, router: Router) -> None:
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        credentials: Credentials,
+        router: Router,
+        switchboard: Switchboard,
+    ) -> None:
         self._endpoint = endpoint
         self._credentials = credentials
         self._router = router
+        self._switchboard = switchboard
         self._doorkeeper = Doorkeeper(endpoint.limits)
         self._refusals = RefusalLog(endpoint.events, endpoint.clock)
         self._lock = threading.Lock()
@@ -77,19 +90,60 @@ class Listener:
             return
         self._endpoint.crew.start("atom-inbound", lambda: self._serve(accepted, host))
 
+    def serve_called(self, connected: SocketStream, host: str) -> None:
+        """Serves a connection that we opened because `host` called us, to its end."""
+        if not self._doorkeeper.enter(host):
+            connected.close()
+            return
+        proven: list[str] = []
+        self._attend(self._channel(connected, host, proven), connected, host, proven)
+
     def _serve(self, accepted: socket.socket, host: str) -> None:
         try:
             tune(accepted)
-            stream = wrap(accepted, self._credentials, server_side=True)
+            below = SocketStream(accepted)
         except OSError:  # gone before it said anything
             accepted.close()
             self._doorkeeper.leave(host, "")
             return
         proven: list[str] = []
-        limited = self._endpoint.bandwidth.limit(stream)
-        channel = Channel(limited, lambda closed: self._left(closed, host, proven))
+        channel = self._channel(below, host, proven)
+        if not self._answers_call(channel, below, host):
+            self._attend(channel, below, host, proven)
+
+    def _channel(self, below: SocketStream, host: str, proven: list[str]) -> Channel:
+        channel = Channel(below, lambda closed: self._left(closed, host, proven))
         with self._lock:
             self._open.add(channel)
+        if self._endpoint.closing.is_set():
+            channel.close()
+        return channel
+
+    def _answers_call(self, channel: Channel, below: SocketStream, host: str) -> bool:
+        """Passes on a connection that begins with a call's token. Whatever else it begins with is
+        read again by the handshake, which has the words for it."""
+        patience = Patience.within(self._endpoint.limits.handshake_s)
+        opening, token = bytearray(len(ANSWER)), bytearray(TOKEN_BYTES)
+        try:
+            below.recv_into(memoryview(opening), patience)
+            if opening != ANSWER:
+                below.push_back(bytes(opening))
+                return False
+            below.recv_into(memoryview(token), patience)
+        except OSError as error:
+            late = isinstance(error, TimeoutError)
+            reason = Reason.TIMEOUT if late else Reason.BAD_HANDSHAKE
+            self._refusals.write(PeerRefused(reason, str(error)), host, "")
+            channel.close()
+            return True
+        if not self._switchboard.arrived(bytes(token), below):
+            below.close()
+        self._left(channel, host, [])  # whoever called owns the connection now
+        return True
+
+    def _attend(self, channel: Channel, below: SocketStream, host: str, proven: list[str]) -> None:
+        stream = TlsStream(below, self._credentials.server, server_side=True)
+        channel.stream = self._endpoint.bandwidth.limit(stream)
         if self._endpoint.closing.is_set() or not self._admit(channel, stream, host, proven):
             channel.close()
             return
@@ -105,9 +159,12 @@ class Listener:
             if not self._doorkeeper.identify(host, channel.peer_id):
                 raise PeerRefused(Reason.TOO_MANY_CONNECTIONS, "from this peer")
             proven.append(channel.peer_id)
+            self._router.reserve(channel)
             keys = handshake.welcome(channel, local, patience)
-            if channel.purpose is Purpose.RING:
-                further = after_handshake(stream, channel.purpose, local.ring_protection, keys)
+            further = after_handshake(stream, channel.purpose, local.ring_protection, keys)
+            if channel.purpose is Purpose.RELAY:
+                channel.stream = further  # the relay has limits of its own
+            elif further is not stream:
                 channel.stream = self._endpoint.bandwidth.limit(further)
         except PeerRefused as refused:
             self._refusals.write(refused, host, channel.peer_id)
@@ -129,4 +186,5 @@ class Listener:
     def _left(self, channel: Channel, host: str, proven: list[str]) -> None:
         with self._lock:
             self._open.discard(channel)
+        self._router.ended(channel)
         self._doorkeeper.leave(host, proven[0] if proven else "")

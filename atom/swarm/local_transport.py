@@ -8,8 +8,8 @@ from atom.base.clock import BootClock
 from atom.base.errors import PeerRefused
 from atom.base.events import EventSink
 from atom.base.reasons import Reason
+from atom.swarm.contacts import Unreachable
 from atom.swarm.crew import Crew
-from atom.swarm.dialer import Unreachable
 from atom.swarm.endpoint import Endpoint, TransportLimits
 from atom.swarm.frames import Channel, Purpose
 from atom.swarm.handshake import Local

@@ -1,6 +1,7 @@
-"""What a ring's connections are inside of, once both ends have proved who they are in TLS.
+"""What a connection goes on inside of, once both ends have proved who they are in TLS.
 
-Only rings: what they carry is bulk, and short. Messages and blobs always stay in TLS.
+Rings may leave it: what they carry is bulk, and short. A connection to a relay does, because TLS to
+the peer behind it begins then. Everything else always stays in TLS.
 """
 
 from enum import StrEnum
@@ -30,6 +31,8 @@ def after_handshake(
 ) -> Stream:
     """The stream that the channel goes on with. Call when the handshake's last frame has been sent,
     or received: whatever came after it is kept."""
+    if purpose is Purpose.RELAY:
+        return stream.hand_over()
     if purpose is not Purpose.RING or protection is RingProtection.TLS:
         return stream
     below = stream.hand_over()

@@ -1,4 +1,5 @@
-"""Where an authenticated incoming connection goes: messages, a waiting ring, or the blob shelf."""
+"""Where an authenticated incoming connection goes: messages, a waiting ring, the blob shelf, a line
+to be called over, a relayed peer, the answer to a probe."""
 
 import threading
 import time
@@ -9,11 +10,15 @@ from atom.base.reasons import Reason
 from atom.swarm.endpoint import Endpoint
 from atom.swarm.frames import Channel, Kind, Patience, Purpose
 from atom.swarm.message_codec import MAX_MESSAGE_BYTES
+from atom.swarm.relay import Relay
+from atom.swarm.switchboard import Switchboard
 
 OnMessage = Callable[[str, bytes, bytes], None]
 """peer id, incarnation, message bytes; called from many threads."""
 OnBlobs = Callable[[Channel], None]
 """Serves one channel until it ends; the channel is closed afterwards."""
+OnProbe = Callable[[Channel], None]
+"""Answers one probe; the channel is closed afterwards."""
 
 
 class RingPool:
@@ -73,9 +78,19 @@ class RingPool:
 class Router:
     """Runs an incoming connection in the thread that accepted it."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        switchboard: Switchboard | None = None,
+        relay: Relay | None = None,
+        on_probe: OnProbe | None = None,
+    ) -> None:
+        """What is not given is not served."""
         self.on_message: OnMessage | None = None
         self.on_blobs: OnBlobs | None = None
+        self._switchboard = switchboard
+        self._relay = relay
+        self._on_probe = on_probe
         self.rings = RingPool(endpoint.limits.unclaimed_rings)
         self._endpoint = endpoint
 
@@ -83,6 +98,19 @@ class Router:
         """Raises: PeerRefused(NOT_FOUND) for a purpose that nobody here serves."""
         if channel.purpose is Purpose.BLOBS and self.on_blobs is None:
             raise PeerRefused(Reason.NOT_FOUND, "serves no blobs")
+        reaching = (Purpose.LINE, Purpose.RELAY, Purpose.PROBE)
+        if channel.purpose in reaching and self._switchboard is None:
+            raise PeerRefused(Reason.NOT_FOUND, "takes no lines")
+
+    def reserve(self, channel: Channel) -> None:
+        """The last thing before the other end is told that it is in. Raises: PeerRefused."""
+        if channel.purpose is Purpose.RELAY and self._relay is not None:
+            self._relay.reserve(channel)
+
+    def ended(self, channel: Channel) -> None:
+        """A connection that was, or might have been, routed is closed."""
+        if self._relay is not None:
+            self._relay.drop(channel)
 
     def route(self, channel: Channel) -> None:
         """Serves the channel to its end; a ring channel passes to whoever claims it."""
@@ -92,10 +120,7 @@ class Router:
                 channel.close()
             return
         try:
-            if channel.purpose is Purpose.MESSAGES:
-                self._read_messages(channel)
-            elif self.on_blobs is not None:
-                self.on_blobs(channel)
+            self._serve(channel)
         except PeerRefused as refused:
             self._endpoint.events.emit(
                 "connection-dropped",
@@ -107,6 +132,20 @@ class Router:
             pass
         finally:
             channel.close()
+
+    def _serve(self, channel: Channel) -> None:
+        """To the channel's end. Raises: PeerRefused, OSError."""
+        match channel.purpose:
+            case Purpose.MESSAGES:
+                self._read_messages(channel)
+            case Purpose.BLOBS if self.on_blobs is not None:
+                self.on_blobs(channel)
+            case Purpose.LINE if self._switchboard is not None:
+                self._switchboard.attend(channel)
+            case Purpose.RELAY if self._relay is not None:
+                self._relay.splice(channel)
+            case Purpose.PROBE if self._on_probe is not None:
+                self._on_probe(channel)
 
     def _read_messages(self, channel: Channel) -> None:
         idle = Patience(3 * self._endpoint.limits.lane_idle_s)

@@ -1,31 +1,40 @@
-"""Direct connections between the peers of one run: messages, ring channels, blob channels.
+"""Connections between the peers of one run: messages, ring channels, blob channels.
 
 Plain threads and blocking sockets: one listener, one thread per incoming connection, one per
-destination that is being written to. Every connection is TLS 1.3 between proven identities.
+destination that is being written to. Every connection is TLS 1.3 between proven identities, whether
+we dialled, were called (see `switchboard`), or are joined by a relay.
 """
 
+import contextlib
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from atom.base.clock import BootClock, Clock
 from atom.base.errors import PeerRefused
 from atom.base.events import EventSink
 from atom.base.reasons import Reason
+from atom.swarm.contacts import Contact
 from atom.swarm.crew import Crew
 from atom.swarm.dialer import Dialer
 from atom.swarm.endpoint import Endpoint, TransportLimits
-from atom.swarm.frames import Channel, Purpose
+from atom.swarm.frames import Channel, Kind, Patience, Purpose
 from atom.swarm.handshake import Local
 from atom.swarm.lane import Lanes, OnUnreachable
+from atom.swarm.lines import Lines
 from atom.swarm.listener import Listener
 from atom.swarm.message_codec import MAX_MESSAGE_BYTES
+from atom.swarm.reachability import Reached
+from atom.swarm.relay import Relay
 from atom.swarm.router import OnBlobs, OnMessage, Router
+from atom.swarm.switchboard import Switchboard
 from atom.swarm.throttle import Bandwidth
 from atom.swarm.tls import Credentials, make_credentials
 
 _JOIN_S = 10.0
+_PROBE_S = 6.0
+"""For dialling back, on request, at all addresses of the peer that asks."""
 
 
 class PeerTransport(Protocol):
@@ -54,19 +63,20 @@ class PeerTransport(Protocol):
 class Transport:
     """This peer's listener and its outgoing connections, over TCP.
 
-    Set the handlers, `start`, and tell it where others listen with `set_addresses`. Handlers run
-    in the transport's threads, several at once, and must not block for long.
+    Set the handlers, `start`, and tell it how to reach others with `set_contact`. Handlers run in
+    the transport's threads, several at once, and must not block for long.
     """
 
     def __init__(
         self,
         local: Local,
-        bind: tuple[str, int],
+        bind: tuple[str, int] | None,
         events: EventSink,
         clock: Clock | None = None,
         limits: TransportLimits | None = None,
         bandwidth: Bandwidth | None = None,
     ) -> None:
+        """`bind`: None to listen nowhere; then others reach us over the lines that we keep."""
         self._bind = bind
         self._address: tuple[str, int] | None = None
         self._endpoint = Endpoint(
@@ -79,9 +89,12 @@ class Transport:
             bandwidth=bandwidth or Bandwidth(),
         )
         credentials: Credentials = make_credentials(local.identity)
-        self._router = Router(self._endpoint)
-        self._listener = Listener(self._endpoint, credentials, self._router)
-        self._dialer = Dialer(self._endpoint, credentials)
+        self._switchboard = switchboard = Switchboard(self._endpoint)
+        self._dialer = Dialer(self._endpoint, credentials, switchboard)
+        self._relay = Relay(self._endpoint, switchboard, self._dialer.contacts.knows)
+        self._router = Router(self._endpoint, switchboard, self._relay, self._answer_probe)
+        self._listener = Listener(self._endpoint, credentials, self._router, switchboard)
+        self._lines = Lines(self._endpoint, self._dialer, self._listener.serve_called)
         self._lanes = Lanes(self._endpoint, lambda peer_id: self.connect(peer_id, Purpose.MESSAGES))
 
     @property
@@ -91,8 +104,17 @@ class Transport:
     @property
     def address(self) -> tuple[str, int]:
         """Host and port it listens on, after `start`."""
-        assert self._address is not None, "not started"
+        assert self._address is not None, "not started, or it listens nowhere"
         return self._address
+
+    @property
+    def listens(self) -> bool:
+        return self._bind is not None
+
+    @property
+    def relays(self) -> bool:
+        """Whether it passes on connections between two others."""
+        return self._relay.offered
 
     def set_handlers(
         self,
@@ -107,21 +129,45 @@ class Transport:
 
     def start(self) -> None:
         """Listens. Raises: PortInUseError, AddressError."""
-        self._address = self._listener.start(self._bind)
+        if self._bind is not None:
+            self._address = self._listener.start(self._bind)
 
     def close(self) -> None:
         """Cuts every connection and joins every thread; idempotent."""
         self._endpoint.closing.set()
         self._listener.close()
         self._router.rings.close()
+        self._switchboard.close()
         self._lanes.wake()
+        self._lines.wake()
         self._dialer.close()
         if not self._endpoint.crew.join(_JOIN_S):
             self._endpoint.events.emit("threads-left", seconds=_JOIN_S)
 
     def set_addresses(self, peer_id: str, addresses: Sequence[str]) -> None:
         """Where `peer_id` listens, as "host:port"; at most eight, malformed ones are left out."""
-        self._dialer.addresses.set(peer_id, addresses)
+        self.set_contact(peer_id, Contact(tuple(addresses)))
+
+    def set_contact(self, peer_id: str, contact: Contact) -> None:
+        """How `peer_id` can be reached."""
+        self._dialer.contacts.set(peer_id, contact)
+
+    def keep_lines(self, peer_ids: Iterable[str]) -> None:
+        """From now on these may call us, and no other: we cannot be dialled."""
+        self._lines.keep(peer_ids)
+
+    def lines(self) -> frozenset[str]:
+        """Who can call us right now."""
+        return self._lines.up()
+
+    def probe(self, peer_id: str) -> Reached:
+        """Asks that peer to dial us. Takes seconds. Raises: PeerRefused, OSError."""
+        channel = self._dialer.dial_directly(peer_id, Purpose.PROBE)
+        try:
+            answer = channel.recv_frame(Kind.REACHED, 1, Patience.within(_PROBE_S + 2.0))
+        finally:
+            channel.close()
+        return Reached.of(answer)
 
     def send(self, peer_id: str, raw: bytes) -> bool:
         """Fire and forget; False if dropped at once. Later failures go to `on_unreachable`."""
@@ -148,3 +194,15 @@ class Transport:
             return self._router.rings.claim(peer_id, tag, timeout_s)
         except TimeoutError as error:
             raise PeerRefused(Reason.TIMEOUT, str(error)) from error
+
+    def _answer_probe(self, channel: Channel) -> None:
+        """Raises: OSError."""
+        reached = Reached.YES
+        try:
+            self._dialer.dial_directly(channel.peer_id, Purpose.MESSAGES, b"", _PROBE_S).close()
+        except (OSError, PeerRefused):
+            known = self._dialer.contacts.addresses(channel.peer_id)
+            reached = Reached.NO if known else Reached.UNKNOWN
+        channel.send_frame(Kind.REACHED, reached.to_wire(), patience=Patience.within(1.0))
+        with contextlib.suppress(OSError, PeerRefused):
+            channel.recv_header(0, Patience.within(1.0))  # the asker hangs up first

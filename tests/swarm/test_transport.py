@@ -13,7 +13,7 @@ from atom.base.errors import PeerRefused, PortInUseError
 from atom.base.events import EventList
 from atom.base.reasons import Reason
 from atom.swarm import handshake
-from atom.swarm.dialer import AddressBook, Unreachable, parse_address
+from atom.swarm.contacts import Contact, ContactBook, Unreachable, parse_address
 from atom.swarm.endpoint import Doorkeeper, TransportLimits
 from atom.swarm.frames import Channel, Kind, Patience, Purpose
 from atom.swarm.handshake import Local
@@ -424,11 +424,11 @@ def test_bad_addresses(text: str) -> None:
 
 
 def test_addresses_are_few_well_formed_and_the_good_one_first() -> None:
-    book = AddressBook()
-    book.set("p", ["nonsense", "[::1]:7", *(f"h:{n}" for n in range(1, 20))])
-    assert book.of("p") == ["[::1]:7", *(f"h:{n}" for n in range(1, 7))]
+    book = ContactBook()
+    book.set("p", Contact(("nonsense", "[::1]:7", *(f"h:{n}" for n in range(1, 20)))))
+    assert book.addresses("p") == ["[::1]:7", *(f"h:{n}" for n in range(1, 7))]
     book.worked("p", "h:3")
-    assert book.of("p")[0] == "h:3"
+    assert book.addresses("p")[0] == "h:3"
     assert parse_address("[::1]:7") == ("::1", 7)
 
 

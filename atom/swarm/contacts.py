@@ -1,0 +1,102 @@
+"""What we know about reaching others: where they listen, whether anybody can dial them, and who
+could relay. Told by their leases, and by what worked."""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+MAX_ADDRESSES = 8
+MAX_RELAYS = 4
+FAILED_S = 60.0
+"""For so long, addresses that did not answer are tried after everything else."""
+
+
+class Unreachable(ConnectionError):
+    """No known address answered. `refused`: every one of them said that nobody listens there."""
+
+    def __init__(self, detail: str, refused: bool = False) -> None:
+        super().__init__(detail)
+        self.refused = refused
+
+
+@dataclass(frozen=True)
+class Contact:
+    """How to reach one peer."""
+
+    addresses: tuple[str, ...] = ()
+    """ "host:port", best first."""
+    dials_out: bool = False
+    """It says that nobody can dial it: its addresses are tried last."""
+    relays: tuple[str, ...] = ()
+    """Peers that it keeps a line to, and that relay for others."""
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """ "host:port" or "[v6]:port". Raises: ValueError."""
+    host, colon, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not host or len(text) > 255 or not port.isascii() or not port.isdecimal():
+        raise ValueError(f"not host:port: {text[:80]!r}")
+    if not 0 < int(port[:6]) < 65536:
+        raise ValueError(f"no such port: {port[:6]}")
+    return host, int(port)
+
+
+class ContactBook:
+    """Contacts by peer id. The address that worked last is tried first. Thread-safe."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._lock = threading.Lock()
+        self._known: dict[str, Contact] = {}
+        self._good: dict[str, str] = {}
+        self._failed_at: dict[str, float] = {}
+
+    def set(self, peer_id: str, contact: Contact) -> None:
+        """Replaces what was known. Malformed addresses and those past the eighth are left out."""
+        usable = []
+        for text in contact.addresses[:MAX_ADDRESSES]:
+            with contextlib.suppress(ValueError):
+                parse_address(text)
+                usable.append(text)
+        relays = contact.relays[:MAX_RELAYS]
+        with self._lock:
+            before = self._known.get(peer_id, Contact())
+            self._known[peer_id] = replace(contact, addresses=tuple(usable), relays=relays)
+            if before.addresses != tuple(usable):
+                self._failed_at.pop(peer_id, None)
+
+    def knows(self, peer_id: str) -> bool:
+        with self._lock:
+            return peer_id in self._known
+
+    def addresses(self, peer_id: str) -> list[str]:
+        with self._lock:
+            good = self._good.get(peer_id)
+            known = self._known.get(peer_id, Contact()).addresses
+            return sorted(known, key=lambda text: text != good)
+
+    def relays(self, peer_id: str) -> Sequence[str]:
+        with self._lock:
+            return self._known.get(peer_id, Contact()).relays
+
+    def dial_last(self, peer_id: str) -> bool:
+        """Whether to try everything else before this peer's addresses."""
+        with self._lock:
+            contact = self._known.get(peer_id, Contact())
+            if contact.dials_out and peer_id not in self._good:
+                return True
+            return self._now() - self._failed_at.get(peer_id, float("-inf")) < FAILED_S
+
+    def worked(self, peer_id: str, address: str) -> None:
+        with self._lock:
+            self._good[peer_id] = address
+            self._failed_at.pop(peer_id, None)
+
+    def failed(self, peer_id: str) -> None:
+        """None of its addresses answered."""
+        with self._lock:
+            self._good.pop(peer_id, None)
+            self._failed_at[peer_id] = self._now()
