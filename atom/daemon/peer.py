@@ -43,6 +43,7 @@ from atom.swarm.dht_frames import NodeSettings
 from atom.swarm.directory import DhtDirectory, open_directory
 from atom.swarm.handshake import Local
 from atom.swarm.protection import RingProtection
+from atom.swarm.state_transfer import Watch
 from atom.swarm.throttle import Bandwidth
 from atom.swarm.transport import Transport
 from atom.training.catch_up import Replay
@@ -181,7 +182,7 @@ def _assemble(
         elements,
         state_form(member.run).arenas(),
         box.state.downloads,
-        lambda done, total: console.progress("fetching the state", done, total),
+        Watch(lambda done, total: console.progress("fetching the state", done, total), events),
     )
     replay = Replay(
         member.replica, journal, results, box.state.snapshots, donors, member.initialise, events

@@ -1,5 +1,8 @@
 """One donor as the fetching side sees it: questions, answers, refusals."""
 
+import time
+from dataclasses import replace
+
 from google.protobuf.message import DecodeError
 
 from atom.base.errors import PeerRefused
@@ -34,12 +37,13 @@ class Donor:
         """Requests (arena, chunk); answers come in the order of requests."""
         self._ask(wire.BlobRequest(name=self._name, arena=piece[0], chunk=piece[1]))
 
-    def take(self, into: memoryview) -> None:
+    def take(self, into: memoryview, within_s: float) -> None:
         """Fills `into` with the next chunk asked for. Raises: PeerRefused, OSError."""
-        length = self._answer_length(CHUNK_BYTES, self._patience)
+        patience = replace(self._patience, deadline=time.monotonic() + within_s)
+        length = self._answer_length(CHUNK_BYTES, patience)
         if length != len(into):
             raise PeerRefused(Reason.MALFORMED, f"chunk of {length} bytes, not {len(into)}")
-        self._channel.recv_into(into, self._patience)
+        self._channel.recv_into(into, patience)
 
     def _ask(self, request: wire.BlobRequest) -> None:
         raw = request.SerializeToString()

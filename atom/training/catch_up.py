@@ -18,25 +18,13 @@ from atom.base.events import EventSink
 from atom.base.reasons import Reason
 from atom.swarm.arenas import state_digest
 from atom.swarm.chain import Commit, Head
+from atom.swarm.donor_queue import LIES
 from atom.training.journal import Journal, parse_commits
 from atom.training.replica import Replica
 from atom.training.results import Results
 from atom.training.snapshot import Snapshot, list_snapshots, load_snapshot
 
 Arenas = dict[str, torch.Tensor]
-
-_LIES = frozenset(
-    {
-        Reason.BAD_CERTIFICATE,
-        Reason.BAD_WEIGHT,
-        Reason.HASH_MISMATCH,
-        Reason.MALFORMED,
-        Reason.STATE_MISMATCH,
-        Reason.TOO_LARGE,
-        Reason.WRONG_HEAD,
-    }
-)
-"""Refusals that tell on the donor, not on the network."""
 
 
 class CatchUpFailed(AtomError):
@@ -125,7 +113,7 @@ class Replay:
                 self._follow(commits, heads, others, discard)
                 return
             except PeerRefused as refused:
-                if refused.reason in _LIES:
+                if refused.reason in LIES:
                     shunned.append(donor)
                 problems.append(f"{donor}: {refused}")
             except StorageError:

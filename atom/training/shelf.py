@@ -13,7 +13,8 @@ import json
 import shutil
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -22,7 +23,7 @@ from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.swarm.arena_sources import FileBytes
 from atom.swarm.blobs import BlobShelf
-from atom.swarm.state_transfer import FetchOptions, fetch, fetch_bytes, fetch_result
+from atom.swarm.state_transfer import FetchOptions, Watch, fetch, fetch_bytes, fetch_result
 from atom.swarm.transport import PeerTransport
 from atom.training.catch_up import Arenas, Offer
 from atom.training.journal import Journal
@@ -107,14 +108,14 @@ class PeerDonors:
         elements: int,
         state: Mapping[str, torch.dtype],
         downloads: Path,
-        on_progress: Callable[[int, int], None],
+        watch: Watch,
     ) -> None:
         """`state`: the arenas of this run's state by name, each of `elements`."""
         self._transport = transport
         self._elements = elements
         self._state = state
         self._downloads = downloads
-        self._on_progress = on_progress
+        self._watch = watch
         self._stop = threading.Event()
 
     def close(self) -> None:
@@ -156,8 +157,8 @@ class PeerDonors:
             name,
             options,
             into=self._folder(offer),
-            on_progress=self._on_progress,
             stop=self._stop,
+            watch=self._watch,
         )
         for name, dtype in self._state.items():
             arena = fetched.arenas.get(name)
@@ -175,5 +176,6 @@ class PeerDonors:
     def result(self, digest: bytes, peers: Sequence[str]) -> torch.Tensor:
         options = FetchOptions(4 * self._elements + (1 << 20))
         result = torch.zeros(self._elements)
-        fetch_result(self._transport, peers, digest, result, options, stop=self._stop)
+        quiet = replace(self._watch, on_progress=lambda done, total: None)
+        fetch_result(self._transport, peers, digest, result, options, stop=self._stop, watch=quiet)
         return result

@@ -20,7 +20,7 @@ from atom.swarm.identity import Identity
 from atom.swarm.local_transport import LocalNetwork, LocalTransport
 from atom.swarm.manifest import Manifest
 from atom.swarm.rate_limit import TokenBucket
-from atom.swarm.state_transfer import FetchOptions, fetch, fetch_bytes, fetch_result
+from atom.swarm.state_transfer import FetchOptions, Watch, fetch, fetch_bytes, fetch_result
 from atom.swarm.transport import PeerTransport, Transport
 
 SOON = 20.0
@@ -127,8 +127,16 @@ def stocked(shelf: BlobShelf, contents: Mapping[str, Tensor] | None = None) -> B
     return shelf
 
 
+def shelf() -> BlobShelf:
+    return stocked(BlobShelf())
+
+
 def options(**changes: object) -> FetchOptions:
-    chosen: dict[str, object] = {"max_bytes": ALL, "expected_digest": state_digest(state())}
+    chosen: dict[str, object] = {
+        "max_bytes": ALL,
+        "expected_digest": state_digest(state()),
+        "pause_s": 0.01,
+    }
     return FetchOptions(**(chosen | changes))  # type: ignore[arg-type]
 
 
@@ -140,7 +148,7 @@ def assert_is_state(arenas: Mapping[str, Tensor]) -> None:
 def test_a_state_comes_from_several_donors(town: Town) -> None:
     donors = [town.donor(stocked(BlobShelf())) for _ in range(3)]
     steps: list[tuple[int, int]] = []
-    fetched = fetch(town.me, donors, NAME, options(), on_progress=lambda *step: steps.append(step))
+    fetched = fetch(town.me, donors, NAME, options(), watch=Watch(lambda *step: steps.append(step)))
     assert_is_state(fetched.arenas)
     assert (fetched.manifest.head, fetched.manifest.round) == (b"h" * 32, 3)
     total = fetched.manifest.byte_count
@@ -158,7 +166,7 @@ def test_liars_strangers_and_the_absent_are_replaced(town: Town) -> None:
         town.donor(stocked(CountingShelf(gives=1))),
         town.donor(stocked(BlobShelf())),
     ]
-    fetched = fetch(town.me, donors, NAME, options(max_donors=1), events=events)
+    fetched = fetch(town.me, donors, NAME, options(max_donors=1), watch=Watch(events=events))
     assert_is_state(fetched.arenas)
     dropped = {event["peer_id"]: event["reason"] for event in events.events}
     assert dropped[donors[1]] == dropped[donors[2]] == "hash-mismatch"
@@ -174,6 +182,46 @@ def test_a_stuck_donor_does_not_hold_the_others_up(local_town: Town) -> None:
         assert_is_state(fetched.arenas)
     finally:
         stuck.release.set()
+
+
+def test_a_trickling_donor_holds_nobody_up_for_long(local_town: Town) -> None:
+    """It never falls silent, and would take minutes for a piece."""
+    trickle = TokenBucket(64 * 1024, 32 * 1024)
+    donors = [local_town.donor(stocked(BlobShelf()), trickle), local_town.donor(shelf())]
+    fetched = fetch(local_town.me, donors, NAME, options())
+    assert_is_state(fetched.arenas)
+    assert fetched.given_bytes == {donors[1]: fetched.manifest.byte_count}
+
+
+def test_a_donor_too_slow_for_a_piece_is_given_up(local_town: Town) -> None:
+    donor = local_town.donor(shelf(), TokenBucket(1024.0 * 1024, 32 * 1024))
+    with pytest.raises(PeerRefused) as refused:
+        fetch(local_town.me, [donor], NAME, options(piece_s=0.2, tries=1))
+    assert refused.value.reason is Reason.TIMEOUT
+
+
+def test_a_donor_with_a_bad_moment_is_asked_again(local_town: Town) -> None:
+    class Stumbling(CountingShelf):
+        def chunk(self, name: str, arena: int, chunk: int) -> bytes | memoryview:
+            if self.given % 3 == 2:
+                self.given += 1
+                raise PeerRefused(Reason.BUSY)
+            return super().chunk(name, arena, chunk)
+
+    donor = local_town.donor(stocked(Stumbling()))
+    assert_is_state(fetch(local_town.me, [donor], NAME, options()).arenas)
+
+
+def test_what_a_liar_costs_is_told(local_town: Town) -> None:
+    lies: list[tuple[str, Reason]] = []
+    lying = LyingShelf()
+    donors = [local_town.donor(stocked(lying)), local_town.donor(shelf())]
+    fetched = fetch(
+        local_town.me, donors, NAME, options(), watch=Watch(on_lie=lambda *lie: lies.append(lie))
+    )
+    assert_is_state(fetched.arenas)
+    assert lies == [(donors[0], Reason.HASH_MISMATCH)]
+    assert fetched.given_bytes == {donors[1]: fetched.manifest.byte_count}
 
 
 def test_when_nobody_is_left_the_last_reason_is_told(local_town: Town) -> None:

@@ -39,6 +39,7 @@ from atom.swarm.local_transport import LocalNetwork, LocalTransport
 from atom.swarm.membership import signed_by
 from atom.swarm.message_codec import encode
 from atom.swarm.messages import CommitNotice
+from atom.swarm.state_transfer import Watch
 from atom.training.catch_up import Arenas, CatchUpFailed, Donors, Offer, Replay
 from atom.training.journal import Journal
 from atom.training.replica import Replica, ReplicaSettings
@@ -532,7 +533,7 @@ class Street:
         elements = peer.results.buffer().numel()
         state = {name: arena.dtype for name, arena in peer.replica.state_arenas().items()}
         folder = peer.folder / "downloads"
-        self.donors = PeerDonors(self._add(None), elements, state, folder, lambda done, total: None)
+        self.donors = PeerDonors(self._add(None), elements, state, folder, Watch())
         peer.with_donors(self.donors)
 
     def open_door(self, blobs: BlobShelf) -> str:
