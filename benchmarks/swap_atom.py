@@ -111,12 +111,15 @@ class Atom:
         replica.reset_gradients()
         starts = range(0, len(batches), self.at_once)
         for first in starts:
-            replica.run_pass(batches[first : first + self.at_once])
+            some = batches[first : first + self.at_once]
+            replica.run_pass(some, last=first == starts[-1])
         loss = replica.loss_sum / replica.sequences
         sums, times = replica.gradients, replica.sequences
         if times & (times - 1):  # dividing rounds, and AdamW cannot do it on the way
             sums, times = sums.div_(times), 1
-        norm = gradient_norm(sums, len(os.sched_getaffinity(0)))
+            norm = gradient_norm(sums)
+        else:
+            norm = replica.gradient_norm()
         replica.begin_step(sums, norm, replica.round + 1, times)
         self.pass_counts.append(len(starts))
         self.step_ends.append(self.clock.now())

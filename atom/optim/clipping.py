@@ -8,11 +8,15 @@ every IEEE machine rounds alike:
     lane[l] of block b = Σ over rows r of x[b·BLOCK + r·LANES + l]², in the order of r
     block b            = the lanes, added in halves: lane[l] += lane[l + n/2], n = LANES … 2
     sum                = the blocks, in order
+
+So a block can be summed as soon as its own elements are final, whatever the others are: the norm is
+known shortly after the last gradient (`LandingNorm`).
 """
 
 import math
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from threading import Lock
 
 import torch
 
@@ -22,6 +26,60 @@ LANES = 2**15
 """float64 sums that do not wait for each other."""
 BLOCK_ELEMENTS = LANES * 2**10
 
+Landed = Callable[[int, int], None]
+"""Told that elements [start, stop) of a gradient are final."""
+
+
+class LandingNorm:
+    """The norm of a flat float32 host tensor whose parts become final one after the other.
+
+    Each block is summed, on threads of this object's own, when all of it has landed. The same bits
+    as `gradient_norm`, in whatever order and pieces it lands. Raises: as `gradient_norm`.
+    """
+
+    def __init__(self, gradient: torch.Tensor, threads: int | None = None) -> None:
+        flat = gradient.dim() == 1 and gradient.is_contiguous() and gradient.device.type == "cpu"
+        if not flat or gradient.dtype != torch.float32:
+            raise ValueError("the norm is defined on a flat float32 tensor on the host")
+        self._blocks = list(_blocks(gradient.detach()))
+        self._block_elements = BLOCK_ELEMENTS
+        self._missing = [block.numel() for block in self._blocks]
+        self._sums: list[Future[float] | None] = [None] * len(self._blocks)
+        self._lock = Lock()
+        threads = min(threads or torch.get_num_threads(), len(self._blocks))
+        self._pool = ThreadPoolExecutor(max(threads, 1), "atom-norm")
+
+    def landed(self, start: int, stop: int) -> None:
+        """Elements [start, stop) are final, and were not before. From any thread; does not wait."""
+        size = self._block_elements
+        with self._lock:
+            for block in range(start // size, -(-stop // size)):
+                here = min(stop, (block + 1) * size) - max(start, block * size)
+                assert here <= self._missing[block], "an element lands once"
+                self._missing[block] -= here
+                if self._missing[block] == 0:
+                    self._begin(block)
+
+    def norm(self) -> float:
+        """Waits for the sums. What has not landed counts as it is now. Call once, at the end."""
+        with self._pool:
+            with self._lock:
+                for block, begun in enumerate(self._sums):
+                    if begun is None:
+                        self._begin(block)
+            total = 0.0
+            for each in self._sums:  # not `sum`: from Python 3.12 on that compensates its rounding
+                assert each is not None
+                total += each.result()
+        return math.sqrt(total)
+
+    def close(self) -> None:
+        """Nobody wants to know any more. The gradient is not read after this."""
+        self._pool.shutdown(cancel_futures=True)
+
+    def _begin(self, block: int) -> None:
+        self._sums[block] = self._pool.submit(_sum_of_squares, self._blocks[block])
+
 
 def gradient_norm(gradient: torch.Tensor, threads: int | None = None) -> float:
     """Euclidean norm of a flat float32 host tensor; inf or nan if an element is not finite. On as
@@ -30,20 +88,7 @@ def gradient_norm(gradient: torch.Tensor, threads: int | None = None) -> float:
     The same bits for any `threads`, on any machine. Raises: ValueError for another shape or type;
     MismatchError when the kernel has not been compiled.
     """
-    flat = gradient.dim() == 1 and gradient.is_contiguous() and gradient.device.type == "cpu"
-    if not flat or gradient.dtype != torch.float32:
-        raise ValueError("the norm is defined on a flat float32 tensor on the host")
-    blocks = list(_blocks(gradient.detach()))
-    threads = min(threads or torch.get_num_threads(), len(blocks))
-    if threads > 1:
-        with ThreadPoolExecutor(threads, "atom-norm") as pool:
-            sums = list(pool.map(_sum_of_squares, blocks))
-    else:
-        sums = [_sum_of_squares(block) for block in blocks]
-    total = 0.0
-    for each in sums:  # not `sum`: from Python 3.12 on that compensates its rounding
-        total += each
-    return math.sqrt(total)
+    return LandingNorm(gradient, threads).norm()
 
 
 def clip_coefficient(norm: float, clip_norm: float | None) -> float:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import torch
 
 from atom.base.errors import AtomError
+from atom.optim.clipping import Landed, LandingNorm, gradient_norm
 
 
 class GradientsPoisoned(AtomError):
@@ -27,6 +28,8 @@ class GradientArena:
     poisoned: bool = field(default=False, init=False)
     void: bool = field(default=False, init=False)
     """`flat` holds what a reset has done away with: the next pass replaces it, all of it."""
+    _landing: LandingNorm | None = field(default=None, init=False, repr=False)
+    """Of the latest pass, if it was to be the last."""
 
     @property
     def sums(self) -> torch.Tensor:
@@ -37,21 +40,36 @@ class GradientArena:
             self.void = False
         return self.flat
 
+    def norm(self) -> float:
+        """The global norm of `sums`, as the latest pass left them. Raises: GradientsPoisoned."""
+        sums, landing = self.sums, self._landing
+        self._landing = None
+        return gradient_norm(sums) if landing is None else landing.norm()
+
     @contextmanager
-    def accumulating(self, touched: Callable[[], bool]) -> Iterator[None]:
+    def accumulating(
+        self, touched: Callable[[], bool], last: bool = False
+    ) -> Iterator[Landed | None]:
         """Wraps a pass that adds to `flat`, or replaces it if it was `void` before. What interrupts
         the pass leaves the arena poisoned if `touched()` says that a part of it may be there.
+
+        Of the `last` pass it wants to be told what is final, for the norm.
 
         Raises: GradientsPoisoned when it already is.
         """
         self._require_whole()
+        self._forget_norm()
+        landing = LandingNorm(self.flat) if last else None
         self.poisoned = True
         try:
-            yield
+            yield None if landing is None else landing.landed
         except BaseException:
+            if landing is not None:
+                landing.close()
             self.poisoned = touched()
             raise
         self.poisoned = self.void = False
+        self._landing = landing
 
     def count(self, sequences: int, loss_sum: float) -> None:
         """Notes what the pass just added."""
@@ -63,6 +81,12 @@ class GradientArena:
         the sums of the time before may go on."""
         self.void = True
         self.tag, self.sequences, self.loss_sum, self.poisoned = tag, 0, 0.0, False
+        self._forget_norm()
+
+    def _forget_norm(self) -> None:
+        if self._landing is not None:
+            self._landing.close()
+        self._landing = None
 
     def _require_whole(self) -> None:
         if self.poisoned:

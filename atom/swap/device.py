@@ -24,7 +24,7 @@ and at the latest when the device has been drained. Work that fails is not repor
 
 
 def at_once() -> None:
-    """For loads that have nothing to wait for."""
+    """For loads that have nothing to wait for, and sums that nobody asks about."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,8 @@ class HostSum:
     destination: torch.Tensor
     source: torch.Tensor
     replace: bool
+    landed: Callable[[], None] = at_once
+    """Called when it is there, by the thread that has added it."""
 
 
 @dataclass(frozen=True)
@@ -283,3 +285,4 @@ def add_admitted(sums: Sequence[HostSum], gate: Gate, verdict: torch.Tensor | bo
             part.destination.copy_(part.source)
         else:
             add(part.destination, part.source)
+        part.landed()

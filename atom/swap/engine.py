@@ -8,7 +8,7 @@ arena.
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 import torch
@@ -23,7 +23,7 @@ from atom.swap.device import Device, Report
 from atom.swap.device_slots import BoundSubModel, DeviceSlots, Factory, Tag, bind
 from atom.swap.gate import Gate, NotFinite
 from atom.swap.host_store import HostStore
-from atom.swap.parameter_gradients import ParameterGradients
+from atom.swap.parameter_gradients import Landed, ParameterGradients
 from atom.swap.program_crossings import crossings_of
 from atom.swap.schedule import (
     Backward,
@@ -61,10 +61,11 @@ def _never() -> bool:
 class _Pass:
     batches: list[MicroBatch]
     shape: Shape
-    first: bool
-    """Its gradients replace what the arena held."""
     gate: Gate | None
     """None: no gradients are wanted."""
+    first: bool = False
+    """Its gradients replace what the arena held."""
+    landed: Landed | None = None
 
     @property
     def training(self) -> bool:
@@ -141,9 +142,11 @@ class Engine:
         seeds: Sequence[int],
         should_stop: Callable[[], bool] = _never,
         first: bool = False,
+        landed: Landed | None = None,
     ) -> list[float]:
         """Forward and backward of every micro-batch; gradients are added to `store.gradients`, or
-        take the place of all it held if this is the `first` pass.
+        take the place of all it held if this is the `first` pass. `landed` is told, from another
+        thread, what parts of it are as the pass leaves them: each element once.
 
         Each micro-batch maps the program's batch inputs to tensors whose first dimension counts
         sequences; `seeds` has one seed per micro-batch, for its random operations (dropout): they
@@ -157,7 +160,8 @@ class Engine:
         """
         self._gate = Gate()
         with voided_by_memory():
-            current = self._begin(micro_batches, seeds, self._gate, first)
+            begun = self._begin(micro_batches, seeds, self._gate)
+            current = replace(begun, first=first, landed=landed)
             schedule = training_pass(current.shape, self.loaded())
             return self._run(schedule, current, should_stop)
 
@@ -235,7 +239,6 @@ class Engine:
         micro_batches: Sequence[Mapping[str, Tensor]],
         seeds: Sequence[int],
         gate: Gate | None = None,
-        first: bool = False,
     ) -> _Pass:
         """Checks the batches and brings them to the device. Raises: ValueError."""
         if not micro_batches or len(micro_batches) != len(seeds):
@@ -255,7 +258,7 @@ class Engine:
                     for name in self._program.batch_inputs
                 }
             batches.append(MicroBatch(values, self.sequences_of(entries), self._device.seed(seed)))
-        return _Pass(batches, self._shape(len(batches)), first, gate)
+        return _Pass(batches, self._shape(len(batches)), gate)
 
     def _carry_out(self, event: Event, current: _Pass) -> None:
         match event:
@@ -286,8 +289,8 @@ class Engine:
                     self._traffic.keep(event, batch, current.training)
             case GradientOut(sub_model):
                 assert current.gate is not None, "only training schedules have it"
-                sums = (sub_model, current.first, current.gate)
-                self._gradients.send(*sums, self._report(event))
+                terms = (current.first, current.gate, self._report(event), current.landed)
+                self._gradients.send(sub_model, *terms)
             case ValuesOut(_, micro_batch):
                 batch = current.batches[micro_batch]
                 self._traffic.send(event, batch, current.training, self._report(event))

@@ -6,16 +6,21 @@ the later to the earlier one through a host buffer of its own, and reaches the a
 the earliest.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from atom.graph.ir import ParameterLayout, Program, SubModel, padded_elements
-from atom.swap.device import Device, HostSum, Report
+from atom.swap.device import Device, HostSum, Report, at_once
 from atom.swap.device_slots import BoundSubModel, DeviceSlots
 from atom.swap.gate import Gate
+
+Landed = Callable[[int, int], None]
+"""Told that elements [start, stop) of the arena are as the pass leaves them, by the thread that
+added them."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,23 @@ class _Place:
     """That padding: other sub-models wrote here, the arena wants zeros."""
     carrier: Tensor | None
     """Host buffer [like whole] with what later sub-models summed; None: nothing is carried."""
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A piece of the gradient slot that leaves in one move."""
+
+    source: Tensor
+    destination: Tensor
+    """Of the arena, or a carrier."""
+    stretch: tuple[int, int] | None
+    """Its arena elements; None: it goes to a carrier, where it replaces what was there."""
+
+    def host_sum(self, first: bool, landed: Landed | None) -> HostSum:
+        if self.stretch is None:
+            return HostSum(self.destination, self.source, replace=True)
+        told = at_once if landed is None else partial(landed, *self.stretch)
+        return HostSum(self.destination, self.source, first, told)
 
 
 class ParameterGradients:
@@ -58,17 +80,16 @@ class ParameterGradients:
             if len(indices) > 1
         }
         self._places: list[list[_Place]] = []
-        self._sums: list[list[HostSum]] = []
+        self._parts: list[list[_Part]] = []
         for part in bound:
             index = part.sub_model.index
             slot = slots.gradients[index % self._slots]
             incoming = {n: c for n, c in carriers.items() if index in users[n][:-1]}
             outgoing = {n: c for n, c in carriers.items() if index in users[n][1:]}
             self._places.append(_places(part, layout, slot, incoming))
-            self._sums.append(_host_sums(part, layout, slot, arena, outgoing))
-        added = [part.source.numel() for sums in self._sums for part in sums if not part.replace]
-        assert sum(added) == layout.total_elements, "every parameter is used, and arrives once"
-        self._replacing = [[replace(part, replace=True) for part in sums] for sums in self._sums]
+            self._parts.append(_parts(part, layout, slot, arena, outgoing))
+        elements = [p.source.numel() for parts in self._parts for p in parts if p.stretch]
+        assert sum(elements) == layout.total_elements, "every parameter is used, and arrives once"
 
     def wait_for_slot(self, sub_model: int) -> None:
         """Returns when the slot's last sums are on the host, and those carried on from there."""
@@ -114,10 +135,17 @@ class ParameterGradients:
         else:
             place.sum.add_(gradient, alpha=weight)
 
-    def send(self, sub_model: int, first: bool, gate: Gate, report: Report | None = None) -> None:
+    def send(
+        self,
+        sub_model: int,
+        first: bool,
+        gate: Gate,
+        report: Report | None = None,
+        landed: Landed | None = None,
+    ) -> None:
         """Starts adding the sub-model's sums to the host's arena, through the pass's gate; those of
         the `first` pass replace what it held."""
-        sums = (self._replacing if first else self._sums)[sub_model]
+        sums = [part.host_sum(first, landed) for part in self._parts[sub_model]]
         self._device.gradients_out(sub_model % self._slots, sums, gate, report)
 
 
@@ -149,28 +177,29 @@ def _places(
     return places
 
 
-def _host_sums(
+def _parts(
     part: BoundSubModel,
     layout: ParameterLayout,
     slot: Tensor,
     arena: Tensor,
     outgoing: dict[str, Tensor],
-) -> list[HostSum]:
-    """Adds to the arena by contiguous run; what goes on to an earlier sub-model to its carrier."""
-    sums, stretches = [], list[tuple[int, int, int]]()
+) -> list[_Part]:
+    """To the arena by contiguous run; what goes on to an earlier sub-model to its carrier."""
+    parts, runs = [], list[tuple[int, int, int]]()
     for name, start in part.layout.offsets.items():
         spec = layout.by_name[name]
         elements = padded_elements(spec.numel)
         if name in outgoing:
-            sums.append(HostSum(outgoing[name], slot[start : start + elements], replace=True))
+            parts.append(_Part(slot[start : start + elements], outgoing[name], None))
             continue
-        if stretches:
-            arena_start, slot_start, length = stretches[-1]
+        if runs:
+            arena_start, slot_start, length = runs[-1]
             if (arena_start + length, slot_start + length) == (spec.offset, start):
-                stretches[-1] = (arena_start, slot_start, length + elements)
+                runs[-1] = (arena_start, slot_start, length + elements)
                 continue
-        stretches.append((spec.offset, start, elements))
-    for arena_start, slot_start, length in stretches:
+        runs.append((spec.offset, start, elements))
+    for arena_start, slot_start, length in runs:
+        stop = arena_start + length
         source = slot[slot_start : slot_start + length]
-        sums.append(HostSum(arena[arena_start : arena_start + length], source, replace=False))
-    return sums
+        parts.append(_Part(source, arena[arena_start:stop], (arena_start, stop)))
+    return parts

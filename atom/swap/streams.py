@@ -24,6 +24,7 @@ keep a fast link busy as well.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 
@@ -170,7 +171,7 @@ class CudaDevice:
             for part in sums:
                 piece = staging[offset : offset + part.source.numel()]
                 piece.copy_(part.source, non_blocking=True)
-                landed.append(HostSum(part.destination, piece, part.replace))
+                landed.append(replace(part, source=piece))
                 offset += piece.numel()
             # On the device, beside the copy: reading it all again on the host would cost more.
             verdict = gate.judge([part.source for part in sums])

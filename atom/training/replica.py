@@ -163,10 +163,14 @@ class Replica:
     # --- accumulating -------------------------------------------------------------------------
 
     def run_pass(
-        self, batches: Sequence[Batch], should_stop: Callable[[], bool] = lambda: False
+        self,
+        batches: Sequence[Batch],
+        should_stop: Callable[[], bool] = lambda: False,
+        last: bool = False,
     ) -> PassResult:
         """Forward and backward of the micro-batches; adds to the gradients. May begin while a step
-        is under way, and ends after it.
+        is under way, and ends after it. `last`: as far as the caller knows, no other pass comes
+        before the step; then most of `gradient_norm` is reckoned under this one.
 
         A pass that is void (PassVoided) adds nothing: if a part of it had been added already, the
         gradients begin anew, without those of earlier passes either. Another exception
@@ -181,7 +185,7 @@ class Replica:
         started = self._clock.now()
         seeds = torch.randint(2**63 - 1, (len(batches),), generator=self._seeds).tolist()
         try:
-            losses = self._accumulate(batches, seeds, should_stop)
+            losses = self._accumulate(batches, seeds, should_stop, last)
         except PassVoided as void:
             raise self._caution.learn(void, len(batches), self._drop_what_is_torn()) from void
         self._caution.sound()
@@ -192,13 +196,17 @@ class Replica:
         return PassResult(sum(sizes), loss_sum, self._clock.now() - started)
 
     def _accumulate(
-        self, batches: Sequence[Batch], seeds: Sequence[int], should_stop: Callable[[], bool]
+        self,
+        batches: Sequence[Batch],
+        seeds: Sequence[int],
+        should_stop: Callable[[], bool],
+        last: bool,
     ) -> list[float]:
         self._training.observer = self._observer or self.watch.begin()
         self._training.loss_scale = self._caution.loss_scale(self._arena.sequences == 0)
         first = self._arena.void
-        with self._arena.accumulating(lambda: self._training.touched):
-            losses = self._training.run_pass(batches, seeds, should_stop, first)
+        with self._arena.accumulating(lambda: self._training.touched, last) as landed:
+            losses = self._training.run_pass(batches, seeds, should_stop, first, landed)
         self._training.observer = self._observer
         return losses
 
@@ -216,6 +224,12 @@ class Replica:
         if self._arena.void:
             self._stepper.rest()  # it may be at work on what is to be cleared
         return self._arena.sums
+
+    def gradient_norm(self) -> float:
+        """Of `gradients`, global, as the latest pass left them. Raises: GradientsPoisoned."""
+        if self._arena.void:
+            self._stepper.rest()
+        return self._arena.norm()
 
     @property
     def sequences(self) -> int:

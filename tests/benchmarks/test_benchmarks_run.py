@@ -75,6 +75,17 @@ def test_a_step_under_the_passes_beside_one_between_them() -> None:
         assert found > 0
 
 
+def test_the_norm_as_gradients_land_beside_the_norm_after() -> None:
+    program = str(BENCHMARKS / "gradient_norm.py")
+    body = run(program, "--layers", "2", "--model-dim", "16", "--runs", "2")
+    assert body["benchmark"] == "gradient_norm"
+    assert body["blocks"] == 1
+    for side in ("after the pass", "as they land"):
+        check_timing(body["exposed"][side], runs=2)
+        check_timing(body["pass_and_norm"][side], runs=2)
+    assert body["exposed_ratio"] > 0
+
+
 @pytest.mark.parametrize(
     ("program", "argument", "value"),
     [("optimizer.py", "--runs", "0"), ("swap.py", "--json", "/no/such/folder/x.json")],

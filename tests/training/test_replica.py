@@ -14,6 +14,7 @@ from atom.base.clock import ManualClock
 from atom.graph.ir import Program
 from atom.graph.program import compile_program
 from atom.models.gpt3 import GPT3, GPT3Config, initial_value, initialise
+from atom.optim import clipping
 from atom.optim.adamw import AdamWSettings
 from atom.optim.clipping import clip_coefficient, gradient_norm
 from atom.optim.gradients import GradientsPoisoned
@@ -236,6 +237,21 @@ def test_a_gradient_may_be_so_many_times_the_mean(device: CpuDevice) -> None:
         assert torch.equal(arena, states[1][name]), name
     with pytest.raises(ValueError, match="6 is no power of two"):
         replicas[0].begin_step(gradient, 1.0, STEPS + 1, 6)
+
+
+@pytest.mark.parametrize("cut", ["finest", "halves", "whole"])
+def test_the_norm_under_the_last_pass_is_that_after_it(
+    device: CpuDevice, cut: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clipping, "LANES", 16)
+    monkeypatch.setattr(clipping, "BLOCK_ELEMENTS", 160)
+    replica = new_replica(device, cut=cut)
+    for passes in (1, 3):
+        replica.reset_gradients()
+        for number in range(passes):
+            replica.run_pass(batches(2, number), last=number == passes - 1)
+        expected = gradient_norm(replica.gradients)
+        assert replica.gradient_norm() == expected > 0
 
 
 def test_a_pass_reports_what_it_added(device: CpuDevice) -> None:
