@@ -1,6 +1,7 @@
 """One member's all-reduce: what its threads share, and the owner's last touch on a sum."""
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -44,6 +45,9 @@ class Arenas:
     residual: Tensor | None = None
     """Written: what encoding took away from what we sent. Added to the gradients of the next round,
     it gives them back what this one has lost."""
+    landed: Callable[[int, int], None] = lambda start, stop: None
+    """Told which elements [start, stop) of the result are final, by whichever thread made them so.
+    Each at most once; after a failure they were not."""
 
     def check(self) -> None:
         given = [t for t in (self.source, self.result, self.residual) if t is not None]

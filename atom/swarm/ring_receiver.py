@@ -34,6 +34,8 @@ class RingReceiver:
         steps = enumerate(reduction.plan.receives(reduction.terms.rank))
         for number, step in islice(steps, self._lane, None, reduction.connections):
             self._take(step)
+            if step.gather or step.last_sum:
+                reduction.arenas.landed(step.start, step.stop)
             reduction.arrived(number)
 
     def blame(self, reason: Reason, detail: str) -> RingBroken:

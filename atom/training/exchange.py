@@ -8,7 +8,7 @@ from torch import Tensor
 
 from atom.base.clock import Clock
 from atom.base.reasons import Reason
-from atom.optim.clipping import gradient_norm
+from atom.optim.clipping import LandingNorm
 from atom.swarm.allreduce import Arenas, RingBroken, RingTerms, all_reduce, open_ring
 from atom.swarm.arenas import arena_digest
 from atom.swarm.chain import Ballot, Contribution
@@ -127,6 +127,7 @@ class Exchange:
             channels.close()
             raise RingBroken(None, Reason.SUPERSEDED)
         result = self._results.buffer()
+        landing = LandingNorm(result)
         try:
             source = self._gradients(parent) if members[rank].sequences else None
             feedback = self._style.feedback if source is not None else None
@@ -139,11 +140,13 @@ class Exchange:
                 codec=self._style.codec,
                 progress_timeout_s=PROGRESS_S,
             )
-            all_reduce(Arenas(source, result, residual), terms, channels, run.cancelled)
-            norm = gradient_norm(result)
+            arenas = Arenas(source, result, residual, landing.landed)
+            all_reduce(arenas, terms, channels, run.cancelled)
+            norm = landing.norm()
             digest = arena_digest(result)
         except BaseException:
             channels.close()  # the neighbours need not wait for us
+            landing.close()
             self._results.discard(result)
             raise
         self._results.hold(digest, result)

@@ -75,6 +75,7 @@ class Swarm:
         silence_s: float = SILENCE_S * 4,
         connections: int = 1,
         residual: Tensor | None = None,
+        landed: Callable[[Tensor], Callable[[int, int], None]] = lambda result: lambda *_: None,
     ) -> Tensor:
         result = torch.full((elements,), float("nan"))
         terms = RingTerms(
@@ -87,7 +88,8 @@ class Swarm:
         )
         plan = RingPlan(elements, len(self.order), 48 * 1024, 4 * 1024)
         channels = self.open_all(rank, connections)
-        all_reduce(Arenas(source, result, residual), terms, channels, cancelled, plan)
+        arenas = Arenas(source, result, residual, landed(result))
+        all_reduce(arenas, terms, channels, cancelled, plan)
         return result
 
     def start(self, work: Callable[[int], Tensor]) -> list["Future[Tensor]"]:
@@ -168,6 +170,28 @@ def test_several_connections_give_the_same_bytes(
     one = reduced(swarm, 1)
     again = reduced(swarm, connections)
     assert all(torch.equal(result, one[0]) for result in (*one, *again))
+
+
+@pytest.mark.parametrize(("size", "connections"), [(2, 1), (3, 3)])
+def test_every_element_is_told_of_once_when_it_is_final(
+    swarm_of: Callable[[str, int], Swarm], size: int, connections: int
+) -> None:
+    swarm, parts = swarm_of("local", size), sources(size, 100_000)
+    told: list[list[tuple[int, Tensor]]] = [[] for _ in range(size)]
+
+    def member(rank: int) -> Tensor:
+        def landed(result: Tensor) -> Callable[[int, int], None]:
+            return lambda start, stop: told[rank].append((start, result[start:stop].clone()))
+
+        codec = CODECS["bfloat16"]
+        return swarm.member(
+            rank, parts[rank], 100_000, codec, connections=connections, landed=landed
+        )
+
+    results = [future.result(SOON) for future in swarm.start(member)]
+    for pieces, result in zip(told, results, strict=True):
+        pieces.sort(key=lambda piece: piece[0])
+        assert torch.equal(torch.cat([piece for _, piece in pieces]), result)
 
 
 def test_one_connection_of_several_that_breaks_ends_the_ring(
