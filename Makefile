@@ -5,7 +5,7 @@ PACKAGE := atom
 
 .PHONY: demo test chaos model check format proto bench clean
 
-.venv: pyproject.toml constraints.txt setup.py atom/swap/build_kernels.py atom/swap/host_kernels.c
+.venv: pyproject.toml constraints.txt setup.py atom/base/build_kernels.py $(wildcard atom/*/*_kernels.c)
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch .venv
@@ -44,4 +44,4 @@ bench: .venv
 	for program in benchmarks/*.py; do $(BIN)/python $$program || exit 1; done
 
 clean:
-	rm -rf .venv build *.egg-info atom/swap/*.so
+	rm -rf .venv build *.egg-info atom/*/*.so

@@ -1,4 +1,4 @@
-"""Compiles the host kernels into the package; everything else is in pyproject.toml."""
+"""Compiles the kernels into the package; everything else is in pyproject.toml."""
 
 import runpy
 from pathlib import Path
@@ -6,12 +6,12 @@ from pathlib import Path
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-SOURCE = "atom/swap/host_kernels.c"
-BUILD = runpy.run_path(str(Path(__file__).parent / "atom" / "swap" / "build_kernels.py"))
+ROOT = Path(__file__).parent
+BUILD = runpy.run_path(str(ROOT / "atom" / "base" / "build_kernels.py"))
 
 
 class BuildKernels(build_ext):
-    """A library without Python in it: one file for every version, loaded with ctypes."""
+    """Libraries without Python in them: one file for every version, loaded with ctypes."""
 
     def get_ext_filename(self, fullname: str) -> str:
         return f"{fullname.replace('.', '/')}.so"
@@ -19,10 +19,15 @@ class BuildKernels(build_ext):
     def build_extension(self, extension: Extension) -> None:
         library = Path(self.get_ext_fullpath(extension.name))
         library.parent.mkdir(parents=True, exist_ok=True)
-        BUILD["compile_kernels"](library)
+        BUILD["compile_kernels"](ROOT / extension.sources[0], library)
+
+
+def _extension(source: Path) -> Extension:
+    library = BUILD["library_of"](source).relative_to(ROOT).with_suffix("")
+    return Extension(".".join(library.parts), [str(source.relative_to(ROOT))])
 
 
 setup(
-    ext_modules=[Extension("atom.swap.libhostkernels", [SOURCE])],
+    ext_modules=[_extension(source) for source in BUILD["sources"]()],
     cmdclass={"build_ext": BuildKernels},
 )

@@ -29,8 +29,7 @@ from torch.optim.adamw import adamw as torch_adamw
 
 from atom.graph.ir import ParameterLayout
 from atom.optim.adamw import AdamW, AdamWSettings
-from atom.swap.build_kernels import LIBRARY
-from atom.swap.host_kernels import HostKernels, load
+from atom.swap.host_kernels import LIBRARY, HostKernels, load
 from atom.swap.host_memory import allocate_host_memory
 from atom.swap.host_store import HostStore
 from atom.swap.state_form import HIGH, LOW, MASTER, MOMENTS, StateForm

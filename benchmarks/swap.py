@@ -28,10 +28,10 @@ from swap_table import SIDES as SIDE_TITLES
 from swap_table import TARGETS as TARGET_TITLES
 from swap_table import side_rows, target_rows, text, to_json
 
+from atom.base.build_kernels import compile_kernels
 from atom.base.errors import MismatchError, UserError
 from atom.base.units import parse_bytes
-from atom.swap.build_kernels import LIBRARY, compile_kernels
-from atom.swap.host_kernels import load
+from atom.swap.host_kernels import LIBRARY, SOURCE, load
 
 ALL = "all"
 PUTTING_AWAY_S = 10.0
@@ -117,7 +117,7 @@ def _require_kernels() -> None:
     try:
         load(LIBRARY)
     except MismatchError:
-        compile_kernels(LIBRARY)
+        compile_kernels(SOURCE, LIBRARY)
 
 
 def _say(words: str) -> None:

@@ -12,8 +12,11 @@ from pathlib import Path
 
 import torch
 
-from atom.base.errors import MismatchError
-from atom.swap.build_kernels import LIBRARY, source_digest
+from atom.base import kernel_library
+from atom.base.build_kernels import library_of
+
+SOURCE = Path(__file__).with_name("host_kernels.c")
+LIBRARY = library_of(SOURCE)
 
 GRADIENT_FORMATS = {torch.float32: 0, torch.bfloat16: 1}
 MOMENT_FORMATS = {torch.float32: 0, torch.bfloat16: 1}
@@ -99,26 +102,9 @@ def host_kernels() -> HostKernels:
 
 def load(path: Path) -> ctypes.CDLL:
     """Raises: MismatchError when the library is missing, or was made from another source."""
-    hint = "run `python -m atom.swap.build_kernels` (it needs a C compiler), or install again"
-    try:
-        library = ctypes.CDLL(str(path))
-    except OSError as problem:
-        raise MismatchError(f"the host kernels are not compiled: {problem}", hint) from problem
-    if _digest_in(library) != source_digest():
-        raise MismatchError(f"{path} was compiled from another version of Atom", hint)
+    library = kernel_library.load(SOURCE, path)
     _declare(library)
     return library
-
-
-def _digest_in(library: ctypes.CDLL) -> str:
-    """Empty: it is not a library of ours."""
-    try:
-        digest = library.atom_source_digest
-    except AttributeError:
-        return ""
-    digest.restype = ctypes.c_char_p
-    found: bytes = digest()
-    return found.decode()
 
 
 def _declare(library: ctypes.CDLL) -> None:

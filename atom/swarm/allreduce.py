@@ -48,7 +48,7 @@ def all_reduce(
     may ourselves be the suspect. SUPERSEDED: `cancelled` was set.
     """
     arenas.check()
-    plan = plan or RingPlan(arenas.result.numel(), len(terms.members))
+    plan = plan or RingPlan.usual(arenas.result.numel(), len(terms.members))
     reduction = Reduction(terms, arenas, plan, len(channels.right))
     if not channels.right:
         assert len(terms.members) == 1

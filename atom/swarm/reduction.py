@@ -4,12 +4,13 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import numpy
 import torch
 from torch import Tensor
 
 from atom.base.reasons import Reason
-from atom.swarm import chunk_math
-from atom.swarm.codec import Codec, Float32
+from atom.swarm.chunk_kernels import NotFinite
+from atom.swarm.codec import EXACT, Codec
 from atom.swarm.frames import Interrupted
 from atom.swarm.ring import RingPlan, Step
 from atom.swarm.ring_failure import RingBroken
@@ -27,7 +28,7 @@ class RingTerms:
     """Of the attempt: see `ring_tag`."""
     scale: float
     """What the sum is multiplied by."""
-    codec: Codec = field(default_factory=Float32)
+    codec: Codec = field(default=EXACT)
     progress_timeout_s: float = 3.0
 
     @property
@@ -128,41 +129,50 @@ class Reduction:
         return torch.empty(4 * self._chunk, dtype=torch.uint8)
 
     def encode(self, values: Tensor, start: int, scratch: Tensor) -> Tensor:
-        """A partial sum's bytes, from element `start` on; what they lack goes to the residual."""
-        wire = self.terms.codec.encode(values, scratch)
-        if self.arenas.residual is not None:
-            lost = self.arenas.residual[start : start + values.numel()]
-            self.terms.codec.decode(wire, lost)
-            chunk_math.subtract(values, lost, lost)
-        return wire
-
-    def finish(self, total: Tensor, start: int, scratch: Tensor) -> None:
-        """The owner's last touch: mean instead of sum, then what everybody else will decode.
+        """A partial sum's bytes, from element `start` on; what they lack goes to the residual.
 
         Raises: RingBroken(NOT_FINITE).
         """
-        terms, residual = self.terms, self.arenas.residual
-        chunk_math.scale(total, terms.scale, total)
-        wire = terms.codec.encode(total, scratch)
-        if residual is not None:
-            residual[start : start + total.numel()].copy_(total)
-        terms.codec.decode(wire, total)
-        if residual is not None:
-            lost = residual[start : start + total.numel()]
-            chunk_math.subtract(lost, total, lost)
-            chunk_math.scale(lost, 1 / terms.scale, lost)
-        if not chunk_math.is_finite(total):
-            raise RingBroken(None, Reason.NOT_FINITE, "the sum overflows")
+        try:
+            return self.terms.codec.encode(values, scratch, self._lost(values, start))
+        except NotFinite:
+            raise RingBroken(None, Reason.NOT_FINITE, "the sum overflows") from None
+
+    def add(self, arrived: Tensor, step: Step, scratch: Tensor) -> None:
+        """Our own part to what arrived, into the result; the mean, if that completes the sum.
+
+        Raises: NotFinite; RingBroken(NOT_FINITE).
+        """
+        total, codec = self.arenas.result[step.start : step.stop], self.terms.codec
+        factor = self.terms.scale if step.last_sum else 1.0
+        codec.add(arrived, self.part(step), factor, total)
+        if step.last_sum:
+            self._round(total, step.start, scratch)
 
     def alone(self) -> None:
         """A ring of one: the same arithmetic without a wire. Raises: RingBroken(NOT_FINITE)."""
-        scratch, source, result = self.scratch(), self.arenas.source, self.arenas.result
-        for start in range(0, result.numel(), self._chunk):
-            total = result[start : start + self._chunk]
-            if source is None:
-                total.zero_()
-                continue
-            chunk_math.copy(source[start : start + self._chunk], total)
-            if not chunk_math.is_finite(total):
-                raise RingBroken(self.terms.me, Reason.NOT_FINITE, "in our own part")
-            self.finish(total, start, scratch)
+        scratch, nothing, source = self.scratch(), torch.zeros(self._chunk), self.arenas.source
+        if source is None:
+            self.arenas.result.zero_()
+            return
+        for start in range(0, source.numel(), self._chunk):
+            part, total = (
+                arena[start : start + self._chunk] for arena in (source, self.arenas.result)
+            )
+            try:
+                EXACT.add(part.view(torch.uint8), nothing[: part.numel()], self.terms.scale, total)
+            except NotFinite:
+                raise RingBroken(self.terms.me, Reason.NOT_FINITE, "in our own part") from None
+            self._round(total, start, scratch)
+
+    def _round(self, mean: Tensor, start: int, scratch: Tensor) -> None:
+        """The owner's last touch: what everybody else will decode. Raises: as `encode`."""
+        codec = self.terms.codec
+        codec.decode(self.encode(mean, start, scratch), mean)
+        lost = self._lost(mean, start)
+        if lost is not None:
+            numpy.multiply(lost.numpy(), numpy.float32(1 / self.terms.scale), out=lost.numpy())
+
+    def _lost(self, values: Tensor, start: int) -> Tensor | None:
+        residual = self.arenas.residual
+        return None if residual is None else residual[start : start + values.numel()]

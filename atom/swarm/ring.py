@@ -16,6 +16,9 @@ from atom.swarm.chain import Ballot, canonical_digest
 ALIGNMENT = 16
 """Elements. Vector kernels round alike on every processor only if pieces start and end here."""
 
+_BUCKET_ELEMENTS = 4 * 1024 * 1024
+_CHUNK_ELEMENTS = 256 * 1024
+_CHUNK_UNIT = 16 * 1024
 _HEADER = struct.Struct(">8sBHQ")
 
 
@@ -45,8 +48,17 @@ class RingPlan:
 
     elements: int
     members: int
-    bucket_elements: int = 4 * 1024 * 1024
-    chunk_elements: int = 64 * 1024
+    bucket_elements: int
+    chunk_elements: int
+
+    @classmethod
+    def usual(cls, elements: int, members: int) -> "RingPlan":
+        """Chunks as large as leave four to a segment: what a chunk costs beside its bytes counts on
+        fast links, and a member stands still if a segment is too few of them."""
+        bucket = min(_BUCKET_ELEMENTS, elements)
+        quarter = bucket // (4 * members) // _CHUNK_UNIT * _CHUNK_UNIT
+        chunk = min(max(quarter, _CHUNK_UNIT), _CHUNK_ELEMENTS)
+        return cls(elements, members, _BUCKET_ELEMENTS, chunk)
 
     def __post_init__(self) -> None:
         sizes = (self.elements, self.bucket_elements, self.chunk_elements)

@@ -1,5 +1,6 @@
 """One connection from the left: a ring member's receiving half, or one of several."""
 
+import contextlib
 import time
 from itertools import islice
 
@@ -8,7 +9,7 @@ from torch import Tensor
 
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
-from atom.swarm import chunk_math
+from atom.swarm.chunk_kernels import NotFinite, chunk_kernels
 from atom.swarm.frames import Channel, Kind, Patience
 from atom.swarm.reduction import Reduction
 from atom.swarm.ring import Step
@@ -47,26 +48,27 @@ class RingReceiver:
 
     def _take(self, step: Step) -> None:
         codec, out = self._reduction.terms.codec, self._reduction.arenas.result
-        out = out[step.start : step.stop]
-        if step.gather:
-            codec.decode(self._receive(step, codec.wire(out, self._scratch)), out)
-            if not chunk_math.is_finite(out):  # whoever is honest does not pass this on
-                raise self._not_finite(self._left.peer_id, step)
-            return
-        partial = self._sum[: out.numel()]
-        codec.decode(self._receive(step, codec.wire(partial, self._scratch)), partial)
-        self._accumulate(step, partial, out)
+        target = out[step.start : step.stop] if step.gather else self._sum
+        target = target[: step.stop - step.start]
+        arrived = self._receive(step, codec.wire(target, self._scratch))
+        try:
+            if step.gather:
+                codec.decode(arrived, target)
+            else:
+                self._reduction.add(arrived, step, self._scratch)
+        except NotFinite:
+            raise self._not_finite(arrived, step) from None
 
-    def _accumulate(self, step: Step, partial: Tensor, out: Tensor) -> None:
-        chunk_math.add(partial, self._reduction.part(step), out)
-        if not chunk_math.is_finite(out):
-            honest = chunk_math.is_finite(partial)  # then it is our part that is not
-            suspect = self._reduction.terms.me if honest else self._left.peer_id
-            raise self._not_finite(suspect, step)
-        if step.last_sum:
-            self._reduction.finish(out, step.start, self._scratch)
-
-    def _not_finite(self, suspect: str, step: Step) -> RingBroken:
+    def _not_finite(self, arrived: Tensor, step: Step) -> RingBroken:
+        """Who spoilt it: the left, for whoever is honest passes nothing such on; or we; or nobody,
+        if a sum overflows."""
+        suspect: str | None = self._left.peer_id
+        if not step.gather:
+            with contextlib.suppress(NotFinite):
+                self._reduction.terms.codec.decode(arrived, self._sum[: step.stop - step.start])
+                suspect = self._reduction.terms.me
+                chunk_kernels().require_finite(self._reduction.part(step))
+                suspect = None
         return RingBroken(suspect, Reason.NOT_FINITE, f"in elements from {step.start}")
 
     def _receive(self, step: Step, into: Tensor) -> Tensor:

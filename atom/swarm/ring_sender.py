@@ -7,7 +7,7 @@ from torch import Tensor
 
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
-from atom.swarm import chunk_math
+from atom.swarm.chunk_kernels import NotFinite, chunk_kernels
 from atom.swarm.frames import Channel, Kind, Patience
 from atom.swarm.reduction import Reduction
 from atom.swarm.ring import Step
@@ -50,8 +50,10 @@ class RingSender:
         if step.hop:
             return reduction.encode(sum_so_far, step.start, self._scratch)
         part = reduction.part(step)
-        if not chunk_math.is_finite(part):
-            raise RingBroken(reduction.terms.me, Reason.NOT_FINITE, "in our own part")
+        try:
+            chunk_kernels().require_finite(part)
+        except NotFinite:
+            raise RingBroken(reduction.terms.me, Reason.NOT_FINITE, "in our own part") from None
         return reduction.encode(part, step.start, self._scratch)
 
     def _listen(self) -> None:

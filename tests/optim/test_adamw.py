@@ -13,8 +13,7 @@ from atom.graph.ir import ParameterLayout, padded_elements
 from atom.optim import adamw
 from atom.optim import step as step_module
 from atom.optim.adamw import AdamW, AdamWSettings, power
-from atom.swap.build_kernels import LIBRARY
-from atom.swap.host_kernels import HostKernels, host_kernels, load
+from atom.swap.host_kernels import LIBRARY, HostKernels, host_kernels, load
 from atom.swap.host_store import HostStore
 
 SHAPES = {

@@ -10,8 +10,8 @@ from atom.graph.ir import ParameterLayout
 from atom.optim import adamw
 from atom.optim import step as step_module
 from atom.optim.adamw import AdamW, AdamWSettings, mixed, noise_key
-from atom.swap.build_kernels import LIBRARY
 from atom.swap.host_kernels import (
+    LIBRARY,
     SPLIT_MASTER,
     AdamWArguments,
     HostKernels,

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from atom.base import kernel_library as module
+from atom.base.build_kernels import compile_kernels
+from atom.base.build_kernels import main as build_kernels_main
 from atom.base.errors import MismatchError
-from atom.swap import host_kernels as module
-from atom.swap.build_kernels import LIBRARY, compile_kernels
-from atom.swap.build_kernels import main as build_kernels_main
-from atom.swap.host_kernels import HostKernels, host_kernels, load
+from atom.swap.host_kernels import LIBRARY, SOURCE, HostKernels, host_kernels, load
 
 
 @pytest.fixture(params=range(host_kernels().highest_level + 1))
@@ -19,7 +19,7 @@ def kernels(request: pytest.FixtureRequest) -> HostKernels:
 
 
 def test_it_is_compiled_anywhere(tmp_path: Path) -> None:
-    compile_kernels(tmp_path / "kernels.so")
+    compile_kernels(SOURCE, tmp_path / "kernels.so")
     assert [path.name for path in tmp_path.iterdir()] == ["kernels.so"]
     load(tmp_path / "kernels.so")
 
@@ -27,11 +27,11 @@ def test_it_is_compiled_anywhere(tmp_path: Path) -> None:
 def test_without_the_library_there_is_an_error_that_helps(tmp_path: Path) -> None:
     with pytest.raises(MismatchError, match="not compiled") as caught:
         load(tmp_path / "none.so")
-    assert "python -m atom.swap.build_kernels" in caught.value.hint
+    assert "python -m atom.base.build_kernels" in caught.value.hint
 
 
 def test_a_library_of_another_source_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "source_digest", lambda: "another")
+    monkeypatch.setattr(module, "source_digest", lambda source: "another")
     with pytest.raises(MismatchError, match="another version"):
         load(LIBRARY)
 
@@ -49,10 +49,10 @@ def test_without_a_compiler_nothing_is_left_behind(
 ) -> None:
     monkeypatch.setenv("CC", "false")
     with pytest.raises(subprocess.CalledProcessError):
-        compile_kernels(tmp_path / "kernels.so")
+        compile_kernels(SOURCE, tmp_path / "kernels.so")
     monkeypatch.setenv("CC", str(tmp_path / "no-such-compiler"))
     with pytest.raises(FileNotFoundError):
-        compile_kernels(tmp_path / "kernels.so")
+        compile_kernels(SOURCE, tmp_path / "kernels.so")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -60,7 +60,7 @@ def test_an_empty_cc_is_none_and_one_that_is_no_command_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CC", "")
-    compile_kernels(tmp_path / "kernels.so")
+    compile_kernels(SOURCE, tmp_path / "kernels.so")
     assert load(tmp_path / "kernels.so")
     monkeypatch.setenv("CC", "gcc '")
     with pytest.raises(SystemExit, match=r"error: .*\nhint:  "):

@@ -343,7 +343,7 @@ class Liar(Float32):
     def __init__(self, members: int) -> None:
         self._truths = members  # what goes on to the right while summing, and its own last touch
 
-    def encode(self, values: Tensor, scratch: Tensor) -> Tensor:
+    def encode(self, values: Tensor, scratch: Tensor, lost: Tensor | None = None) -> Tensor:
         self._truths -= 1
         return super().encode(values if self._truths >= 0 else values * float("nan"), scratch)
 

@@ -74,7 +74,7 @@ def test_pieces_are_aligned_and_cover_the_arena_once(plan: RingPlan) -> None:
 
 
 def test_plans_of_a_huge_arena_cost_nothing_to_start() -> None:
-    plan = RingPlan(175_000_000_000, 8)
+    plan = RingPlan.usual(175_000_000_000, 8)
     assert next(plan.sends(3)).needs is None
 
 

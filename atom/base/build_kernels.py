@@ -1,7 +1,8 @@
-"""Compiles the host kernels: `python -m atom.swap.build_kernels`, and at every installation.
+"""Compiles the rooms' kernels: `python -m atom.base.build_kernels`, and at every installation.
 
-Needs a C compiler (`$CC`, else `cc`) and nothing of Python's headers. `setup.py` runs this file
-alone, before anything is installed, so it imports the standard library only.
+Each `atom/<room>/<name>_kernels.c` becomes a library beside it. Needs a C compiler (`$CC`, else
+`cc`) and nothing of Python's headers. `setup.py` runs this file alone, before anything is
+installed, so it imports the standard library only.
 """
 
 import hashlib
@@ -11,8 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-SOURCE = Path(__file__).with_name("host_kernels.c")
-LIBRARY = Path(__file__).with_name("libhostkernels.so")
+PACKAGE = Path(__file__).parent.parent
 FLAGS = (
     "-std=c11", "-O3", "-fPIC", "-shared",
     "-ffp-contract=off",  # a multiply and an add are two roundings, except where it says fmaf
@@ -20,13 +20,23 @@ FLAGS = (
 )  # fmt: skip
 
 
-def source_digest() -> str:
+def sources() -> list[Path]:
+    """All there are."""
+    return sorted(PACKAGE.glob("*/*_kernels.c"))
+
+
+def library_of(source: Path) -> Path:
+    """Where the library made from `source` lies."""
+    return source.with_name(f"lib{source.stem.replace('_', '')}.so")
+
+
+def source_digest(source: Path) -> str:
     """Of the source and flags as they are now: a library made from others is not used."""
-    content = SOURCE.read_bytes() + " ".join(FLAGS).encode()
+    content = source.read_bytes() + " ".join(FLAGS).encode()
     return hashlib.sha256(content).hexdigest()
 
 
-def compile_kernels(library: Path) -> None:
+def compile_kernels(source: Path, library: Path) -> None:
     """Makes `library`, or replaces it while others may be using it.
 
     Raises: OSError without a compiler; subprocess.CalledProcessError when it fails; ValueError for
@@ -34,8 +44,8 @@ def compile_kernels(library: Path) -> None:
     """
     compiler = shlex.split(os.environ.get("CC", "")) or ["cc"]
     aside = library.with_suffix(f".{os.getpid()}.partial")
-    define = f'-DSOURCE_DIGEST="{source_digest()}"'
-    command = [*compiler, *FLAGS, define, str(SOURCE), "-o", str(aside), "-lm"]
+    define = f'-DSOURCE_DIGEST="{source_digest(source)}"'
+    command = [*compiler, *FLAGS, define, str(source), "-o", str(aside), "-lm"]
     try:
         subprocess.run(command, check=True)
         os.replace(aside, library)
@@ -45,7 +55,8 @@ def compile_kernels(library: Path) -> None:
 
 def main() -> None:
     try:
-        compile_kernels(LIBRARY)
+        for source in sources():
+            compile_kernels(source, library_of(source))
     except (OSError, ValueError, subprocess.CalledProcessError) as problem:
         sys.exit(f"error: {problem}\nhint:  install a C compiler, or name one in CC")
 
