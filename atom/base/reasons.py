@@ -29,6 +29,7 @@ class Reason(StrEnum):
     BAD_WEIGHT = "bad-weight"
     NOT_FINITE = "not-finite"
     RING_BROKEN = "ring-broken"
+    TOO_SLOW = "too-slow"
     SUPERSEDED = "superseded"
     # transfers
     NOT_FOUND = "not-found"

@@ -43,7 +43,8 @@ def all_reduce(
     gone by then. After a failure the contents of `result` and `residual` mean nothing; `source` is
     never written.
 
-    Raises: RingBroken. TIMEOUT or RING_BROKEN: a neighbour fell silent or hung up. MALFORMED: a
+    Raises: RingBroken. TIMEOUT or RING_BROKEN: a neighbour fell silent or hung up. TOO_SLOW: the
+    ring as a whole, and `standing` is our part of the evidence. MALFORMED: a
     chunk of the wrong place, hop, attempt or contributors. NOT_FINITE: someone's numbers, and we
     may ourselves be the suspect. SUPERSEDED: `cancelled` was set.
     """
@@ -59,6 +60,8 @@ def all_reduce(
     finally:
         channels.close()
     if reduction.failure is not None:
+        if isinstance(reduction.failure, RingBroken):
+            reduction.failure.standing = reduction.standing()
         raise reduction.failure
 
 

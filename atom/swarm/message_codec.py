@@ -30,6 +30,7 @@ from atom.swarm.messages import (
     Ring,
     Suspect,
 )
+from atom.swarm.ring_standing import RingStanding
 from atom.wire import round_pb2
 
 MAX_MESSAGE_BYTES = 256 * 1024
@@ -144,7 +145,21 @@ _SCHEMA: Mapping[type, Mapping[str, _Field]] = {
         "reason": _TEXT,
     },
     Ring: {"parent": _DIGEST, "ballot": _BALLOT, "members": _CONTRIBUTIONS},
-    Suspect: {"parent": _DIGEST, "ballot": _BALLOT, "peer_id": _PEER_OR_EMPTY, "reason": _TEXT},
+    RingStanding: {
+        "lacks_step": _COUNT,
+        "lacks_start": _COUNT,
+        "unsent_step": _COUNT,
+        "unsent_start": _COUNT,
+        "blocked": _FLAG,
+    },
+    Suspect: {
+        "parent": _DIGEST,
+        "ballot": _BALLOT,
+        "peer_id": _PEER_OR_EMPTY,
+        "reason": _TEXT,
+        "told_by": _PEER_OR_EMPTY,
+        "standing": _One(RingStanding, optional=True),
+    },
     Accept: {"parent": _DIGEST, "ballot": _BALLOT, "value": _One(Value)},
     AcceptedVote: {
         "parent": _DIGEST,

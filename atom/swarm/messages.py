@@ -6,6 +6,7 @@ What a message *means* (who may send it, whether its signatures hold) is the rou
 from dataclasses import dataclass
 
 from atom.swarm.chain import Ballot, Commit, Contribution, Value, Voter
+from atom.swarm.ring_standing import RingStanding
 
 
 @dataclass(frozen=True)
@@ -77,12 +78,17 @@ class Ring:
 
 @dataclass(frozen=True)
 class Suspect:
-    """ "The ring broke, and I suspect this peer"; empty: broken, culprit unknown."""
+    """ "The ring broke": what this member saw of it."""
 
     parent: bytes
     ballot: Ballot
     peer_id: str
+    """Whom it holds to blame; empty: nobody that it can see."""
     reason: str
+    told_by: str = ""
+    """The neighbour whose last words these are; empty: seen with its own eyes."""
+    standing: RingStanding | None = None
+    """How far it got, if the ring was too slow."""
 
 
 @dataclass(frozen=True)

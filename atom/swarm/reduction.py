@@ -1,8 +1,10 @@
 """One member's all-reduce: what its threads share, and the owner's last touch on a sum."""
 
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 
 import numpy
 import torch
@@ -14,6 +16,7 @@ from atom.swarm.codec import EXACT, Codec
 from atom.swarm.frames import Interrupted
 from atom.swarm.ring import RingPlan, Step
 from atom.swarm.ring_failure import RingBroken
+from atom.swarm.ring_standing import Pace, Place, RingStanding
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,7 @@ class RingTerms:
     """What the sum is multiplied by."""
     codec: Codec = field(default=EXACT)
     progress_timeout_s: float = 3.0
+    pace: Pace = field(default_factory=Pace)
 
     @property
     def me(self) -> str:
@@ -60,6 +64,12 @@ class Arenas:
         assert len({tensor.data_ptr() for tensor in given if tensor.numel()}) in (0, len(given))
 
 
+def _first_place(plan: RingPlan, steps: Iterable[Step], done: bytearray) -> Place:
+    """Of the steps, the first that is not done."""
+    number = done.find(0)
+    return plan.place(next(islice(steps, number, None))) if number >= 0 else plan.end
+
+
 @dataclass
 class Reduction:
     """The state of one all-reduce. Methods may be called from all of its threads."""
@@ -74,9 +84,16 @@ class Reduction:
     over: threading.Event = field(default_factory=threading.Event)
     """Set when all threads are through, or one of them failed."""
 
+    sending: set[int] = field(default_factory=set)
+    """Connections in the middle of a frame to the right."""
+
     def __post_init__(self) -> None:
         self._working = 2 * self.connections
         self._arrived = bytearray(self.plan.chunks_received(self.terms.rank))
+        self._gone = bytearray(self.plan.chunks_sent(self.terms.rank))
+        self._received_bytes = self._sent_bytes = 0
+        self._began = time.monotonic()
+        self._blocked = False
         self._zeros = None if self.arenas.source is not None else torch.zeros(self._chunk)
 
     @property
@@ -86,8 +103,10 @@ class Reduction:
     def fail(self, failure: Exception) -> None:
         """Keeps the first failure, unless a neighbour that saw it closer names the culprit."""
         with self.changed:
-            told = isinstance(failure, RingBroken) and failure.told and failure.suspect is not None
-            known = isinstance(self.failure, RingBroken) and self.failure.told
+            told = isinstance(failure, RingBroken) and failure.told_by and failure.suspect
+            known = isinstance(self.failure, RingBroken) and self.failure.told_by
+            if self.failure is None:
+                self._blocked = bool(self.sending)
             if self.failure is None or (told and not known):
                 self.failure = failure
             self.stop.set()
@@ -101,11 +120,33 @@ class Reduction:
             if self._working == 0:
                 self.over.set()
 
-    def arrived(self, chunk: int) -> None:
+    def arrived(self, chunk: int, byte_count: int) -> None:
         """The chunk that is number `chunk` in the order of receiving is in the result."""
         with self.changed:
             self._arrived[chunk] = True
+            self._received_bytes += byte_count
             self.changed.notify_all()
+
+    def sent(self, chunk: int, byte_count: int) -> None:
+        """The chunk that is number `chunk` in the order of sending is out of our hands."""
+        with self.changed:
+            self._gone[chunk] = True
+            self._sent_bytes += byte_count
+
+    def receiving_due(self) -> float:
+        """When more must have come, on the monotonic clock."""
+        return self._began + self.terms.pace.due_s(self._received_bytes)
+
+    def sending_due(self) -> float:
+        """When more must have gone, on the monotonic clock."""
+        return self._began + self.terms.pace.due_s(self._sent_bytes)
+
+    def standing(self) -> RingStanding:
+        """How far we are; to be asked when all threads have ended."""
+        plan, rank = self.plan, self.terms.rank
+        lacks = _first_place(plan, plan.receives(rank), self._arrived)
+        unsent = _first_place(plan, plan.sends(rank), self._gone)
+        return RingStanding(*lacks, *unsent, self._blocked)
 
     def wait_for(self, chunk: int | None, seconds: float) -> bool:
         """Whether that chunk has arrived (None: nothing is needed); waits. Raises: Interrupted."""

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from atom.swarm.chain import Ballot, canonical_digest
+from atom.swarm.ring_standing import Place
 
 ALIGNMENT = 16
 """Elements. Vector kernels round alike on every processor only if pieces start and end here."""
@@ -93,11 +94,26 @@ class RingPlan:
         buckets = range(0, self.elements, self.bucket_elements)
         return sum(self._received(bucket, rank) for bucket in buckets)
 
+    def chunks_sent(self, rank: int) -> int:
+        """How many chunks `sends` yields: what its right neighbour receives."""
+        return self.chunks_received((rank + 1) % self.members)
+
     def segment(self, bucket: int, index: int) -> tuple[int, int]:
         """Bounds of one segment of the bucket that starts at `bucket`; may be empty."""
         units = (min(bucket + self.bucket_elements, self.elements) - bucket) // ALIGNMENT
         start = bucket + ALIGNMENT * (units * index // self.members)
         return start, bucket + ALIGNMENT * (units * (index + 1) // self.members)
+
+    def place(self, step: Step) -> Place:
+        """The chunk's name over the whole ring; the same at its sender and its receiver."""
+        bucket, half = step.start // self.bucket_elements, self.members - 1
+        return 2 * half * bucket + half * step.gather + step.hop, step.start
+
+    @property
+    def end(self) -> Place:
+        """After the last chunk."""
+        buckets = -(-self.elements // self.bucket_elements)
+        return 2 * (self.members - 1) * buckets, 0
 
     def header(self, tag: bytes, step: Step) -> bytes:
         """What precedes the chunk on the wire; sender and receiver compute the same."""

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack, closing
 from dataclasses import dataclass
 
 from atom.base.errors import PeerRefused
@@ -10,7 +9,7 @@ from atom.base.reasons import Reason
 from atom.swarm.chain import Ballot
 from atom.swarm.frames import Channel, Purpose
 from atom.swarm.ring import ring_tag
-from atom.swarm.ring_failure import RingBroken
+from atom.swarm.ring_failure import RingBroken, tell_broken
 from atom.swarm.transport import PeerTransport
 
 
@@ -44,17 +43,24 @@ def open_ring(
     left, right = order[rank - 1], order[(rank + 1) % len(order)]
     tags = [tag + bytes([number]) for number in range(connections)]
     deadline = time.monotonic() + timeout_s
-    with ExitStack() as opened:
-        outgoing = [
-            opened.enter_context(closing(_dialled(transport, right, each, deadline)))
-            for each in tags
-        ]
-        incoming = [
-            opened.enter_context(closing(_awaited(transport, left, each, deadline)))
-            for each in tags
-        ]
-        opened.pop_all()
+    outgoing, incoming = list[Channel](), list[Channel]()
+    try:
+        for each in tags:
+            outgoing.append(_dialled(transport, right, each, deadline))
+        for each in tags:
+            incoming.append(_awaited(transport, left, each, deadline))
+    except BaseException as failure:
+        _hang_up([*outgoing, *incoming], failure, transport.peer_id)
+        raise
     return RingChannels(tuple(incoming), tuple(outgoing))
+
+
+def _hang_up(channels: list[Channel], failure: BaseException, me: str) -> None:
+    """Tells the neighbours that did come who did not, so that they do not blame us."""
+    for channel in channels:
+        if isinstance(failure, RingBroken):
+            tell_broken(channel, failure, me)
+        channel.close()
 
 
 def _dialled(transport: PeerTransport, right: str, tag: bytes, deadline: float) -> Channel:

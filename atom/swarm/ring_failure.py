@@ -9,6 +9,7 @@ from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.swarm.frames import Channel, Kind, Patience
 from atom.swarm.handshake import named_reason
+from atom.swarm.ring_standing import RingStanding
 from atom.wire import transport_pb2 as wire
 
 MAX_BROKEN_BYTES = 512
@@ -21,8 +22,10 @@ class RingBroken(PeerRefused):
     def __init__(self, suspect: str | None, reason: Reason, detail: str = "") -> None:
         super().__init__(reason, detail)
         self.suspect = suspect
-        self.told = False
-        """Learned from a neighbour who saw it closer: believed over what we saw ourselves."""
+        self.told_by = ""
+        """The neighbour who saw it closer: believed over what we saw ourselves."""
+        self.standing: RingStanding | None = None
+        """How far we got, if the whole ring was too slow."""
 
 
 def tell_broken(channel: Channel, failure: Exception | None, me: str) -> None:
@@ -38,15 +41,16 @@ def tell_broken(channel: Channel, failure: Exception | None, me: str) -> None:
 def hear_broken(channel: Channel, members: Sequence[str]) -> RingBroken:
     """The neighbour's last words. Raises: OSError; PeerRefused for anything else it says."""
     patience = Patience.within(LAST_WORDS_S)
-    return parse_broken(channel.recv_frame(Kind.BROKEN, MAX_BROKEN_BYTES, patience), members)
+    raw = channel.recv_frame(Kind.BROKEN, MAX_BROKEN_BYTES, patience)
+    return parse_broken(raw, channel.peer_id, members)
 
 
-def parse_broken(raw: bytes, members: Sequence[str]) -> RingBroken:
+def parse_broken(raw: bytes, speaker: str, members: Sequence[str]) -> RingBroken:
     """Last words as a failure of our own; a suspect that is no member counts as none."""
     words = wire.Broken()
     with contextlib.suppress(DecodeError):
         words.ParseFromString(raw)
     suspect = words.suspect if words.suspect in members else None
     broken = RingBroken(suspect, named_reason(words.reason, Reason.RING_BROKEN), "told by another")
-    broken.told = True
+    broken.told_by = speaker
     return broken

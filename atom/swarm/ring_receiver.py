@@ -15,9 +15,6 @@ from atom.swarm.reduction import Reduction
 from atom.swarm.ring import Step
 from atom.swarm.ring_failure import MAX_BROKEN_BYTES, RingBroken, parse_broken
 
-_STALL_FACTOR = 8
-"""A left neighbour that keeps saying WAITING is believed for this many progress timeouts."""
-
 
 class RingReceiver:
     """Takes every so-manieth chunk from the left, adds our part or stores it, tells the senders."""
@@ -27,7 +24,6 @@ class RingReceiver:
         self._left = left
         self._lane = lane
         self._scratch = reduction.scratch()
-        self._heard_waiting = 0.0
         self._sum = torch.empty(reduction.plan.chunk_elements)
 
     def run(self) -> None:
@@ -37,13 +33,12 @@ class RingReceiver:
             self._take(step)
             if step.gather or step.last_sum:
                 reduction.arenas.landed(step.start, step.stop)
-            reduction.arrived(number)
+            reduction.arrived(number, 4 * (step.stop - step.start))
 
     def blame(self, reason: Reason, detail: str) -> RingBroken:
-        """The left neighbour, unless it told us lately that it is itself waiting."""
-        waited = time.monotonic() - self._heard_waiting
-        if reason is Reason.TIMEOUT and waited < self._reduction.terms.progress_timeout_s:
-            return RingBroken(None, reason, "the whole ring waits")
+        """The left neighbour; nobody yet, if it spoke, and the ring as a whole is too slow."""
+        if reason is Reason.TIMEOUT and time.monotonic() >= self._reduction.receiving_due():
+            return RingBroken(None, Reason.TOO_SLOW, "too little has come")
         return RingBroken(self._left.peer_id, reason, detail)
 
     def _take(self, step: Step) -> None:
@@ -74,18 +69,16 @@ class RingReceiver:
     def _receive(self, step: Step, into: Tensor) -> Tensor:
         """Reads the chunk of `step` into `into` (uint8) and returns it."""
         terms, timeout_s = self._reduction.terms, self._reduction.terms.progress_timeout_s
-        patience = Patience(
-            timeout_s, time.monotonic() + _STALL_FACTOR * timeout_s, self._reduction.stop
-        )
+        patience = Patience(timeout_s, self._reduction.receiving_due(), self._reduction.stop)
         expected = self._reduction.plan.header(terms.tag, step)
         limit = max(len(expected) + into.numel(), MAX_BROKEN_BYTES)
         kind, length = self._left.recv_header(limit, patience)
         while kind == Kind.WAITING and length == 0:
-            self._heard_waiting = time.monotonic()
-            patience.wait_s(self._heard_waiting)  # a flood never makes us wait, and so never ends
+            patience.wait_s(time.monotonic())  # a flood never makes us wait, and so never ends
             kind, length = self._left.recv_header(limit, patience)
         if kind == Kind.BROKEN:
-            raise parse_broken(self._left.recv_rest(length, patience), terms.members)
+            words = self._left.recv_rest(length, patience)
+            raise parse_broken(words, self._left.peer_id, terms.members)
         if kind != Kind.CHUNK or length != len(expected) + into.numel():
             raise PeerRefused(Reason.MALFORMED, f"frame kind {kind} of {length} bytes")
         if self._left.recv_rest(len(expected), patience) != expected:

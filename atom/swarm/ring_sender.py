@@ -1,6 +1,7 @@
 """One connection to the right: a ring member's sending half, or one of several."""
 
 import contextlib
+import time
 from itertools import islice
 
 from torch import Tensor
@@ -22,22 +23,26 @@ class RingSender:
         self._reduction = reduction
         self._right = right
         self._lane = lane
-        self._patience = Patience(reduction.terms.progress_timeout_s)
+        self._silence_s = reduction.terms.progress_timeout_s
         self._scratch = reduction.scratch()
 
     def run(self) -> None:
         reduction, plan = self._reduction, self._reduction.plan
-        steps = plan.sends(reduction.terms.rank)
-        for step in islice(steps, self._lane, None, reduction.connections):
-            while not reduction.wait_for(step.needs, self._patience.silence_s / 4):
+        steps = enumerate(plan.sends(reduction.terms.rank))
+        for number, step in islice(steps, self._lane, None, reduction.connections):
+            while not reduction.wait_for(step.needs, self._silence_s / 4):
                 self._listen()
                 self._send(Kind.WAITING)
             self._listen()
             chunk = self._encoded(step)
             self._send(Kind.CHUNK, plan.header(reduction.terms.tag, step), chunk.numpy().data)
+            reduction.sent(number, 4 * (step.stop - step.start))
 
     def blame(self, reason: Reason, detail: str) -> RingBroken:
-        """The right neighbour, unless its last words name another."""
+        """The right neighbour, unless its last words name another, or it takes what we send, but
+        too slowly."""
+        if reason is Reason.TIMEOUT and time.monotonic() >= self._reduction.sending_due():
+            return RingBroken(None, Reason.TOO_SLOW, "too little has gone")
         with contextlib.suppress(OSError, PeerRefused):
             return hear_broken(self._right, self._reduction.terms.members)
         return RingBroken(self._right.peer_id, reason, detail)
@@ -62,6 +67,9 @@ class RingSender:
             raise hear_broken(self._right, self._reduction.terms.members)
 
     def _send(self, kind: Kind, *parts: bytes | memoryview) -> None:
+        patience = Patience(self._silence_s, self._reduction.sending_due())
         self.between_frames = False
-        self._right.send_frame(kind, *parts, patience=self._patience)
+        self._reduction.sending.add(self._lane)
+        self._right.send_frame(kind, *parts, patience=patience)
+        self._reduction.sending.discard(self._lane)
         self.between_frames = True

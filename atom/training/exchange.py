@@ -17,6 +17,7 @@ from atom.swarm.ring import ring_tag
 from atom.swarm.transport import PeerTransport
 from atom.training.feedback import Feedback
 from atom.training.results import Results
+from atom.training.ring_pace import PaceBook
 from atom.training.round.vocabulary import RingFailed, RingFinished
 
 OPEN_S = 2.0
@@ -65,6 +66,7 @@ class Exchange:
         self._style = style
         self._lock = threading.Lock()
         self._run: _Run | None = None
+        self._paces = PaceBook()
         self.seconds: dict[bytes, float] = {}
         """How long the latest rings took, by result digest."""
 
@@ -101,10 +103,14 @@ class Exchange:
         try:
             digest, norm = self._all_reduce(run, parent, members)
         except RingBroken as broken:
-            self._fail(run, broken.suspect or "", broken.reason.value)
+            if broken.reason is Reason.TOO_SLOW:
+                self._paces.too_slow()
+            seen = (broken.suspect or "", broken.reason.value, broken.told_by, broken.standing)
+            self._fail(run, RingFailed(run.ballot, *seen))
             return
         except Exception as fault:  # noqa: BLE001 - whatever it is, it voids this ring only
-            self._fail(run, "", f"{type(fault).__name__}: {fault}"[:200])
+            detail = f"{type(fault).__name__}: {fault}"[:200]
+            self._fail(run, RingFailed(run.ballot, self._transport.peer_id, detail))
             return
         self.seconds = {digest: self._clock.now() - started}
         if not run.cancelled.is_set():
@@ -139,9 +145,12 @@ class Exchange:
                 scale=1.0 / total,
                 codec=self._style.codec,
                 progress_timeout_s=PROGRESS_S,
+                pace=self._paces.pace(),
             )
             arenas = Arenas(source, result, residual, landing.landed)
+            began = self._clock.now()
             all_reduce(arenas, terms, channels, run.cancelled)
+            self._note_pace(result, len(order), self._clock.now() - began)
             norm = landing.norm()
             digest = arena_digest(result)
         except BaseException:
@@ -154,10 +163,15 @@ class Exchange:
             feedback.written(digest)
         return digest, norm
 
-    def _fail(self, run: _Run, suspect: str, reason: str) -> None:
+    def _note_pace(self, result: Tensor, members: int, seconds: float) -> None:
+        if members > 1:
+            moved = 2 * result.nbytes * (members - 1) // members
+            self._paces.finished(moved, seconds)
+
+    def _fail(self, run: _Run, failed: RingFailed) -> None:
         if not run.cancelled.is_set():
             self._forget(run)
-            self._post(RingFailed(run.ballot, suspect, reason))
+            self._post(failed)
 
     def _may_read(self, run: _Run) -> bool:
         with self._lock:

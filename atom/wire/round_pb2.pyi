@@ -157,17 +157,35 @@ class Ring(_message.Message):
     members: _containers.RepeatedCompositeFieldContainer[Contribution]
     def __init__(self, parent: _Optional[bytes] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., members: _Optional[_Iterable[_Union[Contribution, _Mapping]]] = ...) -> None: ...
 
+class RingStanding(_message.Message):
+    __slots__ = ("lacks_step", "lacks_start", "unsent_step", "unsent_start", "blocked")
+    LACKS_STEP_FIELD_NUMBER: _ClassVar[int]
+    LACKS_START_FIELD_NUMBER: _ClassVar[int]
+    UNSENT_STEP_FIELD_NUMBER: _ClassVar[int]
+    UNSENT_START_FIELD_NUMBER: _ClassVar[int]
+    BLOCKED_FIELD_NUMBER: _ClassVar[int]
+    lacks_step: int
+    lacks_start: int
+    unsent_step: int
+    unsent_start: int
+    blocked: bool
+    def __init__(self, lacks_step: _Optional[int] = ..., lacks_start: _Optional[int] = ..., unsent_step: _Optional[int] = ..., unsent_start: _Optional[int] = ..., blocked: bool = ...) -> None: ...
+
 class Suspect(_message.Message):
-    __slots__ = ("parent", "ballot", "peer_id", "reason")
+    __slots__ = ("parent", "ballot", "peer_id", "reason", "told_by", "standing")
     PARENT_FIELD_NUMBER: _ClassVar[int]
     BALLOT_FIELD_NUMBER: _ClassVar[int]
     PEER_ID_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    TOLD_BY_FIELD_NUMBER: _ClassVar[int]
+    STANDING_FIELD_NUMBER: _ClassVar[int]
     parent: bytes
     ballot: Ballot
     peer_id: str
     reason: str
-    def __init__(self, parent: _Optional[bytes] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., peer_id: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+    told_by: str
+    standing: RingStanding
+    def __init__(self, parent: _Optional[bytes] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., peer_id: _Optional[str] = ..., reason: _Optional[str] = ..., told_by: _Optional[str] = ..., standing: _Optional[_Union[RingStanding, _Mapping]] = ...) -> None: ...
 
 class Accept(_message.Message):
     __slots__ = ("parent", "ballot", "value")

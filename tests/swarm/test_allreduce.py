@@ -26,11 +26,15 @@ from atom.swarm.handshake import Local
 from atom.swarm.identity import Identity
 from atom.swarm.local_transport import LocalNetwork, LocalTransport
 from atom.swarm.ring import RingPlan, ring_tag
+from atom.swarm.ring_failure import hear_broken
+from atom.swarm.ring_standing import Pace
 from atom.swarm.transport import PeerTransport, Transport
 
 PARENT, RUN = b"p" * 32, b"r" * 32
 SOON = 20.0
 SILENCE_S = 0.5
+QUICK = Pace(slack_s=SOON)
+"""Rings that nobody holds up on purpose."""
 
 
 class Swarm:
@@ -76,6 +80,7 @@ class Swarm:
         connections: int = 1,
         residual: Tensor | None = None,
         landed: Callable[[Tensor], Callable[[int, int], None]] = lambda result: lambda *_: None,
+        pace: Pace = QUICK,
     ) -> Tensor:
         result = torch.full((elements,), float("nan"))
         terms = RingTerms(
@@ -85,6 +90,7 @@ class Swarm:
             scale=1 / 64,
             codec=codec or Float32(),
             progress_timeout_s=silence_s,
+            pace=pace,
         )
         plan = RingPlan(elements, len(self.order), 48 * 1024, 4 * 1024)
         channels = self.open_all(rank, connections)
@@ -444,7 +450,7 @@ def test_a_neighbour_that_waits_forever_is_not_believed_forever(
     swarm_of: Callable[[str, int], Swarm],
 ) -> None:
     swarm, part = swarm_of("local", 2), sources(1, 4096)[0]
-    future = swarm.pool.submit(swarm.member, 0, part, 4096, silence_s=0.1)
+    future = swarm.pool.submit(swarm.member, 0, part, 4096, silence_s=0.1, pace=Pace(0.5))
     left, right = swarm.open(1)
     deadline = time.monotonic() + SOON
     while not future.done() and time.monotonic() < deadline:
@@ -453,7 +459,7 @@ def test_a_neighbour_that_waits_forever_is_not_believed_forever(
         except ConnectionError:
             break
         right.closed.wait(0.02)
-    assert broken(future).reason is Reason.TIMEOUT
+    assert broken(future).reason is Reason.TOO_SLOW
     left.close()
     right.close()
 
@@ -461,7 +467,7 @@ def test_a_neighbour_that_waits_forever_is_not_believed_forever(
 def test_a_flood_of_waiting_ends_as_well(swarm_of: Callable[[str, int], Swarm]) -> None:
     """There is always something to be read, so nobody ever has to wait for it."""
     swarm, part = swarm_of("local", 2), sources(1, 4096)[0]
-    future = swarm.pool.submit(swarm.member, 0, part, 4096, silence_s=0.1)
+    future = swarm.pool.submit(swarm.member, 0, part, 4096, silence_s=0.1, pace=Pace(0.5))
     left, right = swarm.open(1)
     many = memoryview((bytes(4) + bytes([Kind.WAITING])) * 10_000)
     deadline = time.monotonic() + SOON
@@ -472,7 +478,7 @@ def test_a_flood_of_waiting_ends_as_well(swarm_of: Callable[[str, int], Swarm]) 
             break
     left.close()
     right.close()
-    assert broken(future).reason is Reason.TIMEOUT
+    assert broken(future).reason is Reason.TOO_SLOW
 
 
 def test_an_absent_neighbour_is_named(swarm_of: Callable[[str, int], Swarm]) -> None:
@@ -509,6 +515,7 @@ def test_a_ring_that_cannot_be_opened_leaves_no_connection_open(
     with pytest.raises(RingBroken):
         open_ring(here, swarm.order, PARENT, swarm.ballot, 0.2, 2)
     assert [channel.closed.is_set() for channel in made] == [True, True]
+    assert hear_broken(arrived, swarm.order).suspect == swarm.order[1]
     with pytest.raises(ConnectionError):
         arrived.recv_header(0, Patience(SOON))
 

@@ -363,7 +363,8 @@ def test_a_fault_voids_this_ring_only(circle_of: Callable[[int], Circle]) -> Non
     faulty, other = circle.members
     faulty.fault = RuntimeError("poisoned")
     ballot = circle.start((1, 1))
-    assert faulty.failed() == RingFailed(ballot, "", "RuntimeError: poisoned")
+    me = faulty.transport.peer_id
+    assert faulty.failed() == RingFailed(ballot, me, "RuntimeError: poisoned")
     assert other.failed().reason == "ring-broken", "hung up on, not kept waiting"
     faulty.fault = None
     circle.start((1, 1), attempt=2)

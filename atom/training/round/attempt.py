@@ -1,10 +1,12 @@
 """A coordinator's notebook for one ballot, and the decisions taken from it. Pure."""
 
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from atom.swarm.chain import Ballot, Contribution, Value, Voter
-from atom.swarm.messages import Accepted, Promise
+from atom.swarm.membership import standing
+from atom.swarm.messages import Accepted, Promise, Suspect
 from atom.training.round.electorate import Electorate
 
 
@@ -31,6 +33,8 @@ class Attempt:
     """Voters that answered the pre-vote with yes."""
     promises: dict[Voter, Promise] = field(default_factory=dict)
     members: tuple[Contribution, ...] = ()
+    testimonies: dict[str, Suspect] = field(default_factory=dict)
+    """What members say of the broken ring, by peer id."""
     value: Value | None = None
     votes: dict[Voter, bytes] = field(default_factory=dict)
 
@@ -40,8 +44,14 @@ class Attempt:
     def decidable(self) -> bool:
         return self.electorate.satisfied_by(set(self.promises))
 
-    def frozen_sequences(self) -> int:
-        return sum(promise.sequences for promise in self.promises.values())
+    def ring_of(self, left_out: AbstractSet[str], salt: bytes) -> tuple[Contribution, ...]:
+        """All that promised but those left out, in the order that `salt` deals."""
+        return tuple(
+            Contribution(v.peer_id, v.incarnation, p.sequences, p.loss_sum)
+            for v in standing(self.promises, salt)
+            if v.peer_id not in left_out
+            for p in [self.promises[v]]
+        )
 
     def voters_asked(self) -> set[Voter]:
         """Voters of the electorate that promised and did not become unreachable since."""

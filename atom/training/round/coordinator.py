@@ -7,7 +7,7 @@ its own ballot made, or finish a value that somebody in a quorum accepted before
 from collections.abc import Iterable
 
 from atom.base.reasons import Reason
-from atom.swarm.chain import VOTE_DOMAIN, Ballot, Commit, Contribution, Value, Vote, Voter
+from atom.swarm.chain import VOTE_DOMAIN, Ballot, Commit, Value, Vote, Voter
 from atom.swarm.chain import vote_payload as payload_of
 from atom.swarm.identity import verify
 from atom.swarm.membership import signed_by, standing, voters_next
@@ -34,6 +34,7 @@ from atom.training.round.electorate import (
     rank,
     same_head,
 )
+from atom.training.round.ring_watch import RingWatch
 from atom.training.round.vocabulary import Phase
 
 
@@ -47,6 +48,7 @@ class Coordinator:
         """Over all heads: late word of an old ballot must never be taken for a new one's."""
         stranger = desk.me not in desk.head.voters
         self.lead_after = desk.now + (desk.patience.thaw_rest if stranger else 0.0)
+        self._rings = RingWatch(desk)
         self.reset()
 
     def reset(self) -> None:
@@ -55,8 +57,6 @@ class Coordinator:
         self._retry_at = self._desk.now
         self._trigger_since: float | None = None
         self._told_waiting = False
-        self._suspicions: dict[str, int] = {}
-        self._rings_broken = 0
         self._unheard: dict[str, int] = {}
         """Who gave no answer, and the serial of the lease it showed then."""
 
@@ -107,11 +107,12 @@ class Coordinator:
     def answering(self, leases: dict[str, Lease]) -> dict[str, Lease]:
         """Those of `leases` to count on. What a silent peer has counted does not come to the ring:
         until it renews its lease, the others have to do that work as well. Nor does the work of
-        one that broke two rings."""
+        those that are left out of rings."""
+        left_out = self._rings.left_out()
         return {
             peer_id: lease
             for peer_id, lease in leases.items()
-            if self._unheard.get(peer_id) != lease.serial and self._suspicions.get(peer_id, 0) < 2
+            if self._unheard.get(peer_id) != lease.serial and peer_id not in left_out
         }
 
     def _give_up_on(self, peers: Iterable[str]) -> None:
@@ -136,6 +137,8 @@ class Coordinator:
             self.give_up(Reason.NO_QUORUM)
         elif attempt.stage is Stage.PREPARE:
             self._check_promises()
+        elif attempt.stage is Stage.RING:
+            self._check_ring(attempt)
         elif attempt.stage is Stage.ACCEPT:
             self._check_votes()
             late = now - attempt.since > self._desk.patience.holding
@@ -180,20 +183,11 @@ class Coordinator:
         if chosen.survivors:
             invited &= {voter.peer_id for voter in chosen.survivors}
         else:
-            invited -= self._suspected(chosen, invited)
+            invited -= self._rings.dispensable(chosen, invited)
         deadline = desk.now + desk.promise_patience()
         self.attempt = Attempt(chosen, Stage.PREPARE, desk.now, deadline, ballot=ballot)
         self.attempt.expected = invited
         desk.tell(invited, Prepare(desk.head.digest, ballot, chosen.survivors))
-
-    def _suspected(self, chosen: Electorate, invited: set[str]) -> set[str]:
-        """Whom to go without after two broken rings; nobody, if the others could not decide."""
-        suspected = {peer for peer, count in self._suspicions.items() if count >= 2}
-        rest = {v for v in chosen.voters if v.peer_id in invited - suspected}
-        if chosen.satisfied_by(rest):
-            return suspected - {self._desk.me.peer_id}
-        self._suspicions.clear()
-        return set()
 
     def on_promise(self, sender: Voter, message: Promise) -> None:
         attempt = self._attempt_of(message.ballot, Stage.PREPARE)
@@ -215,13 +209,14 @@ class Coordinator:
             self.give_up(Reason.NO_QUORUM)
             return
         accepted = value_to_finish(attempt.promises)
+        members = self._rings.members(attempt)
         if accepted is not None:
             self._desk.report("finishing-accepted", attempt=accepted.ballot.attempt)
             self._propose(attempt, accepted.value)
-        elif attempt.frozen_sequences() < self._desk.terms.global_batch:
+        elif sum(member.sequences for member in members) < self._desk.terms.global_batch:
             self.give_up(Reason.EARLY)
         elif not self._part_with_odd_states(attempt):
-            self._compose_ring(attempt)
+            self._call_ring(attempt)
 
     def _part_with_odd_states(self, attempt: Attempt) -> bool:
         desk = self._desk
@@ -241,14 +236,10 @@ class Coordinator:
 
     # ---- ring
 
-    def _compose_ring(self, attempt: Attempt) -> None:
+    def _call_ring(self, attempt: Attempt) -> None:
         desk = self._desk
         assert attempt.ballot is not None
-        attempt.members = tuple(
-            Contribution(v.peer_id, v.incarnation, p.sequences, p.loss_sum)
-            for v in standing(attempt.promises, desk.head.digest)
-            for p in [attempt.promises[v]]
-        )
+        attempt.members = self._rings.members(attempt)
         attempt.stage = Stage.RING
         attempt.since = desk.now
         ring = Ring(desk.head.digest, attempt.ballot, attempt.members)
@@ -258,19 +249,24 @@ class Coordinator:
         attempt = self._attempt_of(message.ballot, Stage.RING)
         if attempt is None or all(m.peer_id != sender.peer_id for m in attempt.members):
             return
-        if message.peer_id:
-            self._suspicions[message.peer_id] = self._suspicions.get(message.peer_id, 0) + 1
+        self._rings.hear(attempt, sender.peer_id, message)
+        self._check_ring(attempt)
+
+    def _check_ring(self, attempt: Attempt) -> None:
+        if not self._rings.is_over(attempt):
+            return
+        self._rings.judge(attempt)
         self.give_up(Reason.RING_BROKEN)
-        self._rings_broken += 1
-        if self._rings_broken == 1:
-            self._retry_at = self._desk.now  # at once: the dead will not answer the next prepare
+        if self._rings.own_fault:
+            self.lead_after = self._desk.now + self._desk.patience.shun
+        elif self._rings.promising:
+            self._retry_at = self._desk.now
 
     def on_own_result(self, ballot: Ballot, digest: bytes, norm: float) -> None:
         """Our ring finished: if it was our attempt's, propose what it made."""
         attempt = self._attempt_of(ballot, Stage.RING)
         if attempt is None:
             return
-        self._suspicions.clear()
         desk = self._desk
         survivors = attempt.electorate.survivors
         members = [Voter(m.peer_id, m.incarnation) for m in attempt.members]
@@ -352,6 +348,9 @@ class Coordinator:
         ends = message.reason in (Reason.BALLOT_TOO_LOW, Reason.VOTER_ALIVE)
         if ends and sender in attempt.electorate.voters:
             self.give_up(Reason.SUPERSEDED)
+        elif attempt.stage is Stage.RING:
+            refusal = Suspect(message.parent, message.ballot, sender.peer_id, message.reason)
+            self.on_suspect(sender, refusal)
         else:
             self.on_unreachable(sender.peer_id)
 

@@ -131,8 +131,8 @@ class RoundMachine:
                 member.on_frozen(ballot, sequences, loss_sum)
             case RingFinished(ballot, digest, norm):
                 member.on_ring_finished(ballot, digest, norm)
-            case RingFailed(ballot, suspect, reason):
-                member.on_ring_failed(ballot, suspect, reason)
+            case RingFailed():
+                member.on_ring_failed(event)
             case Fetched(digest, norm):
                 member.on_fetched(digest, norm)
             case FetchFailed(digest):

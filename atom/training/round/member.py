@@ -25,6 +25,7 @@ from atom.training.round.vocabulary import (
     Freeze,
     OfferResult,
     Phase,
+    RingFailed,
     StartRing,
     StopRing,
     Thaw,
@@ -181,13 +182,14 @@ class Member:
         self._coordinator.on_own_result(ballot, digest, norm)
         self.go_on()
 
-    def on_ring_failed(self, ballot: Ballot, suspect: str, reason: str) -> None:
-        desk = self._desk
+    def on_ring_failed(self, failed: RingFailed) -> None:
+        desk, ballot = self._desk, failed.ballot
         if desk.phase is not Phase.REDUCING or desk.state.ballot != ballot:
             return
         self._enter(Phase.PROMISED)
-        desk.report("ring-broken", suspect=suspect, reason=reason)
-        desk.send(ballot.coordinator, Suspect(desk.head.digest, ballot, suspect, reason))
+        seen = (failed.suspect, failed.reason, failed.told_by)
+        desk.report("ring-broken", suspect=seen[0], reason=seen[1], told_by=seen[2])
+        desk.send(ballot.coordinator, Suspect(desk.head.digest, ballot, *seen, failed.standing))
         self.go_on()  # what waited for this ring's result has to fetch it now
 
     # ---- accepting

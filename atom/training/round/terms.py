@@ -10,6 +10,8 @@ class Patience:
     prevote: float = 1.0
     promise: float = 1.0
     """At least; more when the slowest peer's accumulation pass takes longer."""
+    testimony: float = 0.5
+    """After the first word of a broken ring, for the others' part of the story."""
     votes: float = 1.0
     """Wait for all living voters; then a quorum suffices."""
     quiet: float = 3.0

@@ -8,6 +8,7 @@ from typing import Any
 from atom.swarm.chain import Ballot, Commit, Contribution, Head, Voter
 from atom.swarm.messages import Message
 from atom.swarm.records import Lease
+from atom.swarm.ring_standing import RingStanding
 
 
 class Phase(StrEnum):
@@ -79,6 +80,9 @@ class RingFailed:
     suspect: str
     """Peer id, or "" when the culprit is unknown."""
     reason: str
+    told_by: str = ""
+    """The neighbour that said so; empty: seen here."""
+    standing: RingStanding | None = None
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,60 @@
+"""A coordinator's rings: who is in them, and what comes of those that break."""
+
+from atom.swarm.chain import Contribution
+from atom.swarm.messages import Suspect
+from atom.training.round.attempt import Attempt
+from atom.training.round.blame import accusations, is_eyewitness
+from atom.training.round.desk import Desk
+from atom.training.round.electorate import Electorate
+from atom.training.round.suspicions import PATIENT_WITH, Suspicions
+
+
+class RingWatch:
+    """Remembers broken rings over all heads."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._suspicions = Suspicions(desk.me.peer_id)
+
+    def left_out(self) -> frozenset[str]:
+        """Who is not to be in the next ring."""
+        return self._suspicions.left_out(self._desk.head.digest, self._desk.now)
+
+    def dispensable(self, chosen: Electorate, invited: set[str]) -> frozenset[str]:
+        """Who is left out of the ring need not promise either, unless a quorum needs it."""
+        left_out = self.left_out()
+        rest = {v for v in chosen.voters if v.peer_id in invited - left_out}
+        return left_out if chosen.satisfied_by(rest) else frozenset()
+
+    def members(self, attempt: Attempt) -> tuple[Contribution, ...]:
+        """Of a ring of those that promised, in order."""
+        return attempt.ring_of(self.left_out(), self._desk.head.digest)
+
+    def hear(self, attempt: Attempt, speaker: str, words: Suspect) -> None:
+        """A member's word that the ring broke. Only its first counts."""
+        if not attempt.testimonies:
+            attempt.deadline = self._desk.now + self._desk.patience.testimony
+        attempt.testimonies.setdefault(speaker, words)
+
+    def is_over(self, attempt: Attempt) -> bool:
+        """Whether it broke, and all that is to be said about it was said."""
+        said = attempt.testimonies
+        settled = any(map(is_eyewitness, said.values())) or len(said) == len(attempt.members)
+        return bool(said) and (settled or self._desk.now >= attempt.deadline)
+
+    def judge(self, attempt: Attempt) -> None:
+        """Draws the consequences for the rings to come."""
+        desk, members = self._desk, [member.peer_id for member in attempt.members]
+        found = accusations(members, attempt.testimonies)
+        self._suspicions.add(desk.head.digest, found, desk.now)
+        desk.report("ring-judged", accusations=sorted(found), left_out=sorted(self.left_out()))
+
+    @property
+    def own_fault(self) -> bool:
+        """Whether the last ring broke because of us, by our own word."""
+        return self._suspicions.own_fault(self._desk.head.digest)
+
+    @property
+    def promising(self) -> bool:
+        """Whether to try again at once: each of the first broken rings leaves somebody out."""
+        return self._suspicions.broken_in(self._desk.head.digest) <= PATIENT_WITH + 1

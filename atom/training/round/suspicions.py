@@ -1,0 +1,87 @@
+"""Whom to leave out of a ring, from the rings that broke before. Pure.
+
+Each broken ring names pairs of which at least one is at fault (`blame`). A peer that explains
+several broken rings is taken for the culprit of all of them, and who was only named together with
+it is forgiven. Of a single pair it is the accused. From the third broken ring of a round on,
+everybody named in that round is left out.
+
+So with one bad member at most two rings of a round break: the first may cost an innocent its
+place, the second has only the culprit in common with it. With f bad members at most f + 2 break:
+after three everybody named is out, at least one of them bad, and each further one adds another.
+"""
+
+from collections import Counter, deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from atom.swarm.quarantine import hold_s
+from atom.training.round.blame import Accusation
+
+REMEMBERED_S = 600.0
+MOST_REMEMBERED = 64
+FIRST_HOLD_S = 10.0
+"""How long who spoilt one ring stays out of the next rounds' rings."""
+PATIENT_WITH = 2
+"""Broken rings of a round, before everybody named is left out."""
+
+
+@dataclass(frozen=True)
+class _Broken:
+    at: float
+    head: bytes
+    accusations: frozenset[Accusation]
+
+    @property
+    def named(self) -> frozenset[str]:
+        return frozenset(peer for pair in self.accusations for peer in pair)
+
+
+class Suspicions:
+    """One coordinator's memory of broken rings."""
+
+    def __init__(self, me: str) -> None:
+        self._me = me
+        self._broken: deque[_Broken] = deque(maxlen=MOST_REMEMBERED)
+
+    def add(self, head: bytes, found: frozenset[Accusation], now: float) -> None:
+        """A ring of the round after `head` broke at `now` (seconds)."""
+        self._broken.append(_Broken(now, head, found))
+
+    def own_fault(self, head: bytes) -> bool:
+        """Whether the last ring of this round broke because of us, by our own word."""
+        last = self._broken[-1] if self._broken else None
+        return last is not None and last.head == head and last.named == {self._me}
+
+    def broken_in(self, head: bytes) -> int:
+        """How many rings of this round broke."""
+        return sum(ring.head == head for ring in self._broken)
+
+    def left_out(self, head: bytes, now: float) -> frozenset[str]:
+        """Who is not to be in the next ring of this round. Never ourselves: we would know."""
+        recent = [ring for ring in self._broken if now - ring.at < REMEMBERED_S]
+        out = {
+            culprit
+            for culprit, rings in self._culprits(recent).items()
+            if any(ring.head == head for ring in rings)
+            or now < rings[-1].at + hold_s(FIRST_HOLD_S, len(rings))
+        }
+        of_round = [ring for ring in recent if ring.head == head]
+        if len(of_round) > PATIENT_WITH:
+            out |= _named(of_round)
+        return frozenset(out - {self._me})
+
+    def _culprits(self, rings: Iterable[_Broken]) -> dict[str, list[_Broken]]:
+        """A few peers that explain all of these rings, with those that each explains."""
+        left, found = list(rings), dict[str, list[_Broken]]()
+        while True:
+            named = Counter(peer for ring in left for peer in ring.named - {self._me})
+            if not named:
+                return found
+            accused = Counter(whom for ring in left for _, whom in ring.accusations)
+            worst = max(named, key=lambda peer: (named[peer], accused[peer], peer))
+            found[worst] = [ring for ring in left if worst in ring.named]
+            left = [ring for ring in left if worst not in ring.named]
+
+
+def _named(rings: Iterable[_Broken]) -> set[str]:
+    return {peer for ring in rings for peer in ring.named}
