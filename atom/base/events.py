@@ -3,11 +3,15 @@
 import contextlib
 import json
 import math
+import os
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
+
+_MAX_WAITING = 1000
 
 
 class EventSink(Protocol):
@@ -19,21 +23,32 @@ class EventSink(Protocol):
 class EventLog:
     """Appends events to a file, one line each, flushed at once. `time` is Unix seconds.
 
-    A log that cannot be written is no reason to stop what it reports on: such lines are lost.
+    A log that cannot be written is no reason to stop what it reports on. Its last lines wait for
+    room on the disk; older ones are lost.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._lock = threading.Lock()
+        self._waiting: deque[bytes] = deque(maxlen=_MAX_WAITING)
 
     def emit(self, kind: str, **fields: Any) -> None:
         line = _json({"time": round(time.time(), 3), "event": kind, **fields})
-        with (
-            self._lock,
-            contextlib.suppress(OSError),
-            self._path.open("a", encoding="utf-8") as file,
-        ):
-            file.write(line + "\n")
+        with self._lock:
+            self._waiting.append(line.encode() + b"\n")
+            with contextlib.suppress(OSError):
+                self._write()
+
+    def _write(self) -> None:
+        """All lines or none: half of one would make the next unreadable."""
+        raw = b"".join(self._waiting)
+        with self._path.open("ab", buffering=0) as file:
+            before = file.seek(0, os.SEEK_END)
+            written = file.write(raw)
+            if written == len(raw):
+                self._waiting.clear()
+            else:
+                file.truncate(before)
 
 
 def _json(event: dict[str, Any]) -> str:

@@ -64,6 +64,8 @@ class State(Section):
 
     directory: PathText | None = None
     """Where identity, snapshots, events and tokens are kept, relative to this file."""
+    snapshots: int = Field(default=2, ge=1, le=64)
+    """States kept on disk; the oldest goes first."""
 
 
 class LocalData(Section):

@@ -139,7 +139,7 @@ class Life:
         parts = self.parts
         self._machine, self._loop = parts.make_loop(digest)
         parts.hands.after_step = self._after_step
-        head = parts.journal.head
+        head = parts.keeper.journal.head
         self._events.emit(
             "started",
             run=parts.member.manifest.run,
@@ -255,7 +255,10 @@ class Life:
         self._contacts_due = self._clock.now() + _CONTACTS_S
         contacts = directory.contacts()
         if contacts and contacts != self._saved_contacts:
-            write_atomically(self._state.known_addresses, json.dumps(contacts).encode())
+            listed = json.dumps(contacts).encode()
+            self.parts.keeper.room.attempt(
+                "addresses", lambda: write_atomically(self._state.known_addresses, listed)
+            )
             self._saved_contacts = contacts
 
     def _next_lease(self) -> Lease:

@@ -8,11 +8,11 @@ from atom.daemon.founding import Membership
 from atom.daemon.lookout import Lookout
 from atom.swarm.chain import Voter
 from atom.swarm.transport import Transport
+from atom.training.donors import PeerDonors
 from atom.training.hands import ReplicaHands
-from atom.training.journal import Journal
+from atom.training.keeper import Keeper
 from atom.training.loop import RoundLoop
 from atom.training.round import RoundMachine
-from atom.training.shelf import PeerDonors
 from atom.training.worker import Worker
 
 
@@ -26,7 +26,7 @@ class Parts:
     data_addresses: Callable[[], tuple[str, ...]]
     worker: Worker
     hands: ReplicaHands
-    journal: Journal
+    keeper: Keeper
     donors: PeerDonors
     lookout: Lookout
     control: ControlServer

@@ -47,16 +47,18 @@ from atom.swarm.state_transfer import Watch
 from atom.swarm.throttle import Bandwidth
 from atom.swarm.transport import Transport
 from atom.training.catch_up import Replay
+from atom.training.disk_room import DiskRoom
+from atom.training.donors import PeerDonors
 from atom.training.exchange import RingStyle
 from atom.training.feedback import Feedback
 from atom.training.hands import Bench, ReplicaHands, Schedule
 from atom.training.journal import Journal
+from atom.training.keeper import Keeper
 from atom.training.loop import RoundLoop
 from atom.training.results import Results
 from atom.training.round import Patience, RoundMachine, Terms
 from atom.training.samples import Deck
-from atom.training.shelf import PeerDonors, Shelf
-from atom.training.snapshot import prune_snapshots
+from atom.training.shelf import Shelf
 from atom.training.worker import Work, Worker
 
 DHT_START_S = 180.0
@@ -184,9 +186,10 @@ def _assemble(
         box.state.downloads,
         Watch(lambda done, total: console.progress("fetching the state", done, total), events),
     )
-    replay = Replay(
-        member.replica, journal, results, box.state.snapshots, donors, member.initialise, events
-    )
+    shelf = Shelf(blobs, journal, results)
+    room = DiskRoom(box.state.root, events, console.note)
+    keeper = Keeper(journal, results, shelf, box.state.snapshots, room, box.peer.state.snapshots)
+    replay = Replay(member.replica, keeper, donors, member.initialise, events)
     deck = Deck(member.samples, box.identity.peer_id)
     if member.code is not None:
         blobs.register(blob_name(member.run), member.code)
@@ -194,13 +197,9 @@ def _assemble(
     life = Life(box.state, console, events, clock, address)
     work = Work(batch.global_sequences, batch.micro_batch_sequences, deck.next_batch)
     worker = Worker(member.replica, work, clock, life.on_pass, life.on_void, life.fail)
-    shelf = Shelf(blobs, journal, results)
-    bench = Bench(
-        member.replica, worker, deck, journal, results, shelf, replay, box.state.snapshots
-    )
+    bench = Bench(member.replica, worker, deck, keeper, replay)
     style = _ring_style(member.run, elements)
     hands = ReplicaHands(bench, transport, _schedule(member), clock, events, style)
-    shelf.announce_snapshots(prune_snapshots(box.state.snapshots, journal.leads_to))
     server = BlobServer(blobs, clock)
 
     def make_loop(head_digest: bytes) -> tuple[RoundMachine, RoundLoop]:
@@ -219,7 +218,7 @@ def _assemble(
         data_addresses=lambda: data_addresses(box.peer.network.announce, transport.address),
         worker=worker,
         hands=hands,
-        journal=journal,
+        keeper=keeper,
         donors=donors,
         lookout=lookout,
         control=ControlServer(life, box.state.control_socket),

@@ -47,7 +47,6 @@ from atom.plan.prediction import RoundPrediction, Surroundings, Work, predict
 from atom.swap.host_store import working_copy_bytes
 from atom.swap.state_form import HIGH, LOW, MASTER
 from atom.swarm.codec import CODECS
-from atom.training.snapshot import KEPT
 
 FLOAT32_BYTES = torch.float32.itemsize
 STATE_TITLES = {
@@ -277,9 +276,10 @@ def _disk(run: RunFile, graph: Graph, peer: PeerFile) -> DiskPlan:
     )
     while not folder.exists():
         folder = folder.parent
+    kept = peer.state.snapshots
     return DiskPlan(
-        snapshot_bytes=(KEPT + 1) * state_form(run).element_bytes * graph.layout.total_elements,
-        result_bytes=KEPT * run.snapshot.every_rounds * arena,
+        snapshot_bytes=(kept + 1) * state_form(run).element_bytes * graph.layout.total_elements,
+        result_bytes=kept * run.snapshot.every_rounds * arena,
         have_bytes=shutil.disk_usage(folder).free,
     )
 

@@ -65,8 +65,19 @@ def info_of(
         "loss": tally.loss,
         "passes_voided": dict(tally.void.by_cause),
         "utilisation": parts.member.replica.watch.figures(),
+        "disk": disk_of(parts),
         "digest": machine.state_digest.hex() if machine else "",
         "voters": [voter.peer_id for voter in machine.head.voters] if machine else [],
         "peers": sorted(view.fresh),
         "data_addresses": list(parts.data_addresses()),
+    }
+
+
+def disk_of(parts: Parts) -> Mapping[str, Any]:
+    """What lies on disk, and what does not because there is no room."""
+    keeper = parts.keeper
+    return {
+        "snapshots": [snapshot.round for snapshot in keeper.snapshots()],
+        "free_bytes": keeper.room.free_bytes(),
+        "paused": keeper.room.paused,
     }

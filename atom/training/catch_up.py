@@ -7,9 +7,6 @@ commit names yet: the next round compares its digest with everybody else's.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Protocol
 
 import torch
 
@@ -19,12 +16,11 @@ from atom.base.reasons import Reason
 from atom.swarm.arenas import state_digest
 from atom.swarm.chain import Commit, Head
 from atom.swarm.donor_queue import LIES
-from atom.training.journal import Journal, parse_commits
+from atom.training.donors import Arenas, Donors, Offer
+from atom.training.journal import parse_commits
+from atom.training.keeper import Keeper
 from atom.training.replica import Replica
-from atom.training.results import Results
-from atom.training.snapshot import Snapshot, list_snapshots, load_snapshot
-
-Arenas = dict[str, torch.Tensor]
+from atom.training.snapshot import Snapshot, load_snapshot
 
 
 class CatchUpFailed(AtomError):
@@ -35,46 +31,22 @@ class CatchUpFailed(AtomError):
         self.shunned = shunned
 
 
-@dataclass(frozen=True)
-class Offer:
-    """A snapshot that a donor serves."""
-
-    round: int
-    head: bytes
-
-
-class Donors(Protocol):
-    """What other peers serve. Every call raises PeerRefused or OSError when it fails."""
-
-    def chain(self, peer_id: str, head: bytes) -> bytes: ...
-    def offers(self, peer_id: str) -> list[Offer]: ...
-    def state(self, offer: Offer, peers: Sequence[str], digest: bytes | None) -> Arenas:
-        """`digest`: what the state's must be; None: what most of the peers say."""
-        ...
-
-    def result(self, digest: bytes, peers: Sequence[str]) -> torch.Tensor: ...
-    def forget(self, offer: Offer) -> None:
-        """The state is loaded: what was downloaded for it may go."""
-
-
 class Replay:
     """Used on the worker's thread, but for `fetch_result`."""
 
     def __init__(
         self,
         replica: Replica,
-        journal: Journal,
-        results: Results,
-        snapshots: Path,
+        keeper: Keeper,
         donors: Donors,
         initialise: Callable[[], bool],
         events: EventSink,
     ) -> None:
         """`initialise` sets the replica to round 0 and says whether that is the run's round 0."""
         self._replica = replica
-        self._journal = journal
-        self._results = results
-        self._snapshots = snapshots
+        self._keeper = keeper
+        self._journal = keeper.journal
+        self._results = keeper.results
         self._donors = donors
         self._initialise = initialise
         self._events = events
@@ -97,7 +69,7 @@ class Replay:
         reached = self._replica.round if self.usable else 0
         journal = self._journal
         if reached < len(journal.commits):
-            journal.replace(journal.commits[:reached], journal.heads[: reached + 1])
+            self._keeper.replace_chain(journal.commits[:reached], journal.heads[: reached + 1])
 
     def run(self, donors: Mapping[str, bytes], discard: bool) -> None:
         """To the best chain that the donors (peer id → its head) prove. Raises: CatchUpFailed."""
@@ -132,7 +104,7 @@ class Replay:
 
     def _from_disk(self) -> int | None:
         """Loads the newest snapshot on our chain, else round 0; the round, or None."""
-        for snapshot in list_snapshots(self._snapshots):
+        for snapshot in self._keeper.snapshots():
             if not self._journal.leads_to(snapshot):
                 continue
             if self._load(snapshot):
@@ -176,7 +148,7 @@ class Replay:
         if on_chain and self.usable and not discard and self._replay(commits[here:], peers):
             return
         base = self._from_donors(commits, heads, peers)
-        self._journal.replace(commits[:base], heads[: base + 1])
+        self._keeper.replace_chain(commits[:base], heads[: base + 1])
         self.usable = True
         if not self._replay(commits[base:], peers):
             raise OSError("the donors do not serve the results since their snapshot")
@@ -192,8 +164,7 @@ class Replay:
                     return False
                 raise
             self._results.hold(digest, result)
-            self._results.save(digest)
-            self._journal.append(commit)
+            self._keeper.record(commit)
             self._apply(commit, result)
             self._results.release()
         return True

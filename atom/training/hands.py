@@ -13,7 +13,6 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,14 +30,11 @@ from atom.swarm.transport import PeerTransport
 from atom.training.aftermath import Aftermath
 from atom.training.catch_up import CatchUpFailed, Replay
 from atom.training.exchange import Exchange, RingStyle
-from atom.training.journal import Journal
+from atom.training.keeper import Keeper
 from atom.training.pacing import SwarmCount
 from atom.training.replica import Replica
-from atom.training.results import Results
 from atom.training.round.vocabulary import CaughtUp, Event, Fetched, FetchFailed, Frozen, Stepped
 from atom.training.samples import Deck
-from atom.training.shelf import Shelf
-from atom.training.snapshot import prune_snapshots, tidy_snapshots, write_snapshot
 from atom.training.tally import Tally
 from atom.training.void_passes import worth_saying
 from atom.training.worker import Worker
@@ -67,11 +63,8 @@ class Bench:
     replica: Replica
     worker: Worker
     deck: Deck
-    journal: Journal
-    results: Results
-    shelf: Shelf
+    keeper: Keeper
     replay: Replay
-    snapshots: Path
 
 
 class ReplicaHands:
@@ -89,11 +82,10 @@ class ReplicaHands:
         self._replica = bench.replica
         self._worker = bench.worker
         self._deck = bench.deck
-        self._journal = bench.journal
-        self._results = bench.results
-        self._shelf = bench.shelf
+        self._journal = bench.keeper.journal
+        self._results = bench.keeper.results
+        self._keeper = bench.keeper
         self._replay = bench.replay
-        self._snapshots = bench.snapshots
         self._transport = transport
         self._schedule = schedule
         self._clock = clock
@@ -232,8 +224,7 @@ class ReplicaHands:
 
     def _offer(self, digest: bytes) -> None:
         self._aftermath.wait()
-        if self._results.save_if_held(digest):
-            self._shelf.announce_results()
+        self._keeper.offer_result(digest)
 
     # ---- stepping
 
@@ -248,9 +239,7 @@ class ReplicaHands:
         value = commit.value
         result = self._results.get(value.result_digest)
         assert result is not None, "only held results are applied"
-        self._results.save(value.result_digest)
-        self._shelf.announce_results()
-        self._journal.append(commit)
+        self._keeper.record(commit)
         self._replica.begin_step(result, value.gradient_norm, value.round)
         counted, tokens = self._replica.sequences, self._schedule.sequence_tokens
         self.tally.account(value, self._transport.peer_id, counted, tokens, self._clock.now())
@@ -272,24 +261,23 @@ class ReplicaHands:
         digest = self._state_digest()
         self._post(Stepped(head.digest, digest))
         self._tell(commit, head, digest, closing.result())
-        self._shelf.announce_chain()
+        self._keeper.announce_chain()
         due = head.round % self._schedule.snapshot_rounds == 0
-        if due or head.round == self._schedule.last_round:
-            self.snapshot(digest)
+        last = head.round == self._schedule.last_round
+        self._keeper.settle(digest, self._replica.state_arenas(), due or last)
 
     def begin(self) -> bytes:
         """Rebuilds our last state from disk; its digest, empty if there is none. On the worker's
         thread, before the first round."""
-        self._results.tidy()
-        tidy_snapshots(self._snapshots)
+        self._keeper.begin()
         self._replay.restore()
         self._start_round(self._journal.head)
         if not self._replay.usable:
             return b""
         digest = self._state_digest()
-        self._shelf.announce_chain()
-        if not any(self._snapshots.glob("round-*.safetensors")):
-            self.snapshot(digest)
+        self._keeper.announce_chain()
+        if not self._keeper.snapshots():
+            self._keeper.snapshot(digest, self._replica.state_arenas())
         return digest
 
     def _start_round(self, head: Head) -> None:
@@ -341,18 +329,6 @@ class ReplicaHands:
             except PassVoided as void:  # tried again with fewer at a time
                 self.voided(void)
 
-    def snapshot(self, digest: bytes) -> None:
-        """Saves the state and drops the results it covers, but for the snapshot before it."""
-        head = self._journal.head
-        arenas = self._replica.state_arenas()
-        write_snapshot(self._snapshots, head.round, head.digest, digest, arenas)
-        kept = prune_snapshots(self._snapshots, self._journal.leads_to)
-        oldest = kept[-1].round
-        self._results.prune(
-            {c.value.result_digest for c in self._journal.commits if c.value.round > oldest}
-        )
-        self._shelf.announce_snapshots(kept)
-
     # ---- catching up
 
     def catch_up(self, donors: Mapping[str, bytes], reason: str, discard: bool) -> None:
@@ -378,8 +354,8 @@ class ReplicaHands:
                 self._style.feedback.forget()
             self._start_round(head)
             digest = self._state_digest()
-            self._shelf.announce_chain()
-            self.snapshot(digest)
+            self._keeper.announce_chain()
+            self._keeper.snapshot(digest, self._replica.state_arenas())
             self._events.emit(
                 "caught-up", round=head.round, head=head.digest.hex(), digest=digest.hex()
             )

@@ -29,6 +29,9 @@ class Journal:
         self.commits: list[Commit] = []
         self.heads: list[Head] = [genesis]
         self._size_bytes = 0
+        self._written = 0
+        self._is_another = False
+        """The file holds a chain that is not ours any more, or part of one."""
 
     @classmethod
     def open(cls, path: Path, genesis: Head) -> "Journal":
@@ -46,7 +49,7 @@ class Journal:
         if end < len(raw):
             os.truncate(path, end)
         journal.commits = commits
-        journal._size_bytes = end
+        journal._size_bytes, journal._written = end, len(commits)
         return journal
 
     @property
@@ -54,36 +57,55 @@ class Journal:
         return self.heads[-1]
 
     def append(self, commit: Commit) -> Head:
-        """Makes `commit` durable and returns the head after it. It must extend our head."""
+        """Makes `commit` durable and returns the head after it. It must extend our head.
+
+        Raises: StorageError if the disk does not take it. It counts all the same, and goes to disk
+        with the next one: a restart that does not find it fetches it from others.
+        """
         assert commit.value.parent == self.head.digest
-        record = _record(commit)
-        parse_commits(record)  # nothing is written that would not be read back
-        try:
-            with self._path.open("ab") as file:
-                file.write(record)
-                file.flush()
-                os.fsync(file.fileno())
-                self._size_bytes = file.tell()
-        except OSError as problem:
-            raise _unwritable(self._path, problem) from problem
+        parse_commits(_record(commit))  # nothing is written that would not be read back
         self.commits.append(commit)
         self.heads.append(self.head.after(commit.value))
+        self._write_rest()
         return self.head
 
     def replace(self, commits: Sequence[Commit], heads: Sequence[Head]) -> None:
-        """Takes over another (verified) chain: written aside, synced, renamed."""
-        aside = self._path.with_suffix(".new")
+        """Takes over another (verified) chain: aside, synced, renamed. Raises: as `append`."""
+        self.commits, self.heads = list(commits), list(heads)
+        self._is_another = True
+        self._write_rest()
+
+    def _write_rest(self) -> None:
         try:
-            with aside.open("wb") as file:
-                for commit in commits:
-                    file.write(_record(commit))
-                file.flush()
-                os.fsync(file.fileno())
-                self._size_bytes = file.tell()
-            os.replace(aside, self._path)
+            if self._is_another:
+                self._write_all()
+            else:
+                self._write_on()
         except OSError as problem:
             raise _unwritable(self._path, problem) from problem
-        self.commits, self.heads = list(commits), list(heads)
+
+    def _write_on(self) -> None:
+        """Appends what is not on disk yet; an earlier attempt may have left half a record."""
+        with self._path.open("r+b" if self._written else "wb") as file:
+            file.truncate(self._size_bytes)
+            file.seek(self._size_bytes)
+            for commit in self.commits[self._written :]:
+                file.write(_record(commit))
+            file.flush()
+            os.fsync(file.fileno())
+            self._size_bytes, self._written = file.tell(), len(self.commits)
+
+    def _write_all(self) -> None:
+        aside = self._path.with_suffix(".new")
+        with aside.open("wb") as file:
+            for commit in self.commits:
+                file.write(_record(commit))
+            file.flush()
+            os.fsync(file.fileno())
+            size_bytes = file.tell()
+        os.replace(aside, self._path)
+        self._size_bytes, self._written = size_bytes, len(self.commits)
+        self._is_another = False
 
     def position(self, head_digest: bytes) -> int | None:
         """How many commits lead to that head on this chain; None if it is not on it."""
@@ -110,12 +132,14 @@ class Journal:
         return known[:-1] + verified_heads(known[-1], commits[shared:])
 
     @property
-    def file(self) -> tuple[Path, int]:
-        """Where the whole chain lies as peers exchange it, and how many bytes of it are written.
+    def file(self) -> tuple[Path, int] | None:
+        """Where the whole chain lies as peers exchange it, and how many bytes it has; None if it is
+        not all written.
 
         The file only grows, or is replaced as a whole: who has it open keeps what it offered.
         """
-        return self._path, self._size_bytes
+        whole = self._written == len(self.commits) and not self._is_another
+        return (self._path, self._size_bytes) if whole and self.commits else None
 
 
 def parse_commits(raw: bytes) -> tuple[list[Commit], int]:

@@ -36,6 +36,11 @@ class Results:
                 return self._spare.pop()
         return torch.zeros(self._elements)
 
+    @property
+    def arena_bytes(self) -> int:
+        """Of one result."""
+        return 4 * self._elements
+
     def hold(self, digest: bytes, result: torch.Tensor) -> None:
         with self._lock:
             self._held[digest] = result

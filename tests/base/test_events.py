@@ -23,3 +23,12 @@ def test_an_unfinished_line_is_left_out(tmp_path: Path) -> None:
     with log.open("a") as file:
         file.write('{"event": "tw')
     assert [event["event"] for event in read_events(log)] == ["one"]
+
+
+def test_what_finds_no_room_is_written_later(tmp_path: Path) -> None:
+    log, folder = tmp_path / "in" / "events.jsonl", tmp_path / "in"
+    events = EventLog(log)
+    events.emit("one")
+    folder.mkdir()
+    events.emit("two")
+    assert [event["event"] for event in read_events(log)] == ["one", "two"]

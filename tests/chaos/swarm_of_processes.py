@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -134,6 +135,11 @@ class Peer:
     def pid(self) -> int:
         assert self._process is not None
         return self._process.pid
+
+    def give_room(self) -> None:
+        """Lifts the limit that `start` set."""
+        _, most = resource.prlimit(self.pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(self.pid, resource.RLIMIT_FSIZE, (most, most))
 
     @property
     def exit_code(self) -> int | None:
@@ -366,9 +372,8 @@ def _environment(root: Path) -> dict[str, str]:
 def _before_exec(file_size_bytes: int | None) -> None:
     die_with_parent()
     if file_size_bytes is not None:
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_FSIZE, (file_size_bytes, file_size_bytes))
+        _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (file_size_bytes, most))
 
 
 def _short(value: Any) -> Any:

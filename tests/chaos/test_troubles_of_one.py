@@ -3,11 +3,10 @@
 import socket
 from collections.abc import Iterator
 
-import psutil
 import pytest
-from swarm_of_processes import START_S, Swarm, ending, swarm_in
+from swarm_of_processes import START_S, Swarm, ending, endless, swarm_in
 
-STORAGE, PORT = 6, 5
+PORT = 5
 FULL_AT_BYTES = 300_000
 """Room for tokens and results, not for a snapshot."""
 
@@ -28,20 +27,21 @@ def ends_with(swarm: Swarm, code: int) -> str:
 
 
 @pytest.mark.timeout(4 * START_S)
-def test_a_full_disk_is_told_and_survived(alone: Swarm) -> None:
-    peer = alone.founder
-    peer.start("start", str(alone.run_file), file_size_bytes=FULL_AT_BYTES)
-    alone.until((peer.state / "program").exists, "a process worth looking at", START_S)
-    family = peer.family()
-    said = ends_with(alone, STORAGE)
-    assert "could not write the snapshot" in said
-    assert "hint:" in said
-    assert psutil.wait_procs(family, timeout=5.0)[1] == [], "no process outlives a failure"
-
-    peer.start()
-    ends_with(alone, 0)
-    assert peer.events("left")[-1]["ending"] == "rounds-reached"
-    assert peer.last_round == 5
+def test_a_full_disk_pauses_snapshots_and_nothing_else(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    run = endless("alone", 2, 2)
+    with swarm_in(tmp_path_factory.mktemp("full"), run, ["ada"]) as swarm:
+        peer = swarm.founder
+        peer.start("start", str(swarm.run_file), file_size_bytes=FULL_AT_BYTES)
+        swarm.until(lambda: peer.last_round >= 5, "rounds without a snapshot", START_S)
+        assert peer.control.info()["disk"]["snapshots"] == []
+        assert "snapshots" in peer.control.info()["disk"]["paused"]
+        assert [event["what"] for event in peer.events("disk-full")] == ["snapshots"]
+        assert "could not write the snapshot" in peer.errors()
+        peer.give_room()
+        swarm.until(lambda: peer.events("disk-room"), "a snapshot again", START_S)
+        assert peer.control.info()["disk"]["paused"] == {}
 
 
 def test_a_port_that_is_taken(alone: Swarm) -> None:

@@ -31,9 +31,11 @@ from atom.swarm.chain import (
 from atom.swarm.identity import Identity
 from atom.swarm.local_transport import LocalNetwork, LocalTransport
 from atom.swarm.membership import signed_by
+from atom.training.disk_room import DiskRoom
 from atom.training.exchange import RingStyle
 from atom.training.hands import Bench, ReplicaHands, Schedule
 from atom.training.journal import Journal
+from atom.training.keeper import Keeper
 from atom.training.pass_watch import PassWatch
 from atom.training.results import Results
 from atom.training.round.vocabulary import (
@@ -155,7 +157,9 @@ class ScriptedReplay:
 class Stage:
     """Hands with everything around them, begun and standing still."""
 
-    def __init__(self, folder: Path, schedule: Schedule | None = None) -> None:
+    def __init__(
+        self, folder: Path, schedule: Schedule | None = None, room: type[DiskRoom] = DiskRoom
+    ) -> None:
         self.replica, self.deck, self.replay = SmallReplica(), SmallDeck(), ScriptedReplay()
         self.clock, self.events = ManualClock(100.0), EventList()
         self.start = genesis(b"m" * 32, state_digest(self.replica.arenas), ME)
@@ -174,10 +178,11 @@ class Stage:
         )  # fmt: skip
         self.transport = LocalTransport(LocalNetwork(), IDENTITY, ME.incarnation, EventList())
         self.transport.start()
-        shelf = Shelf(self.blobs, self.journal, self.results)
+        self.folder, self.room = folder, room(folder, self.events)
+        self.shelf = Shelf(self.blobs, self.journal, self.results)
+        self.keeper = Keeper(self.journal, self.results, self.shelf, self.snapshots, self.room)
         bench: Any = Bench(
-            self.replica, self.worker, self.deck, self.journal, self.results, shelf,  # type: ignore[arg-type]
-            self.replay, self.snapshots,  # type: ignore[arg-type]
+            self.replica, self.worker, self.deck, self.keeper, self.replay,  # type: ignore[arg-type]
         )  # fmt: skip
         self.hands = ReplicaHands(
             bench, self.transport, schedule or Schedule(2, None, 0, 4, 16), self.clock,

