@@ -20,12 +20,17 @@ with 16 bits of noise each. The noise is a function of the seed, the step and th
 
 import math
 from collections.abc import Callable
+from ctypes import c_float
 from dataclasses import dataclass
 from decimal import Context, Decimal
 
 import torch
 
-from atom.optim.step import Piece, Step, pieces_of
+from atom.optim.bucket import Scalars, host_arenas
+from atom.optim.conveyor import Job
+from atom.optim.device_share import DeviceShare
+from atom.optim.noise import noise_key
+from atom.optim.step import Beside, Piece, PiecesLost, Step, pieces_of
 from atom.swap.host_kernels import (
     GRADIENT_FORMATS,
     MOMENT_FORMATS,
@@ -64,14 +69,17 @@ class AdamW:
         settings: AdamWSettings,
         frozen: frozenset[str] = frozenset(),
         threads: int | None = None,
+        share: DeviceShare | None = None,
     ) -> None:
         """`frozen` parameters, by layout name, are never updated. `threads`: that a large step is
-        shared among; as many as PyTorch may use, unless given.
+        shared among; as many as PyTorch may use, unless given. `share`: what a device does beside
+        them, of steps with float32 gradients.
 
         Raises: MismatchError when the kernel has not been compiled.
         """
         self._kernels = host_kernels()
-        self._threads = threads or torch.get_num_threads()
+        self._threads = torch.get_num_threads() if threads is None else threads
+        self._share = share
         self._store = store
         self._settings = settings
         self._pieces = tuple(pieces_of(store.layout, frozen))
@@ -104,13 +112,17 @@ class AdamW:
 
         Declares loaded copies stale now: what is loaded later must be of finished pieces.
 
-        Raises: as `step`.
+        Raises: as `step`; PiecesLost if a device broke off while it wrote: only a state from
+        elsewhere helps.
         """
         self._check(gradient, step)
         if self._unfinished is None:
             self._store.changed()
-            update = self._updating(gradient, learning_rate, step, coefficient)
-            self._unfinished = Step(step, self._pieces, update, self._threads)
+            numbers = self._arguments(gradient, learning_rate, step, coefficient)
+            decay = 1 - learning_rate * self._settings.weight_decay
+            update = self._updating(gradient, numbers, decay)
+            beside = self._beside(gradient, numbers, decay)
+            self._unfinished = Step(step, self._pieces, update, self._threads, beside)
         return self._unfinished
 
     def finish(self) -> None:
@@ -134,19 +146,31 @@ class AdamW:
             raise ValueError(f"a gradient of {gradient.shape}, {gradient.dtype} does not fit")
         if self._unfinished is not None and self._unfinished.number != step:
             raise ValueError(f"step {self._unfinished.number} was interrupted; finish it first")
+        if self._unfinished is not None and self._unfinished.lost:
+            raise PiecesLost(f"step {step} cannot be finished: the device left pieces half-made")
 
     def _updating(
-        self, gradient: torch.Tensor, rate: float, step: int, coefficient: float
+        self, gradient: torch.Tensor, arguments: AdamWArguments, decay: float
     ) -> Callable[[Piece, int], None]:
         """What updates a piece: it holds on to the gradient and to the kernel's arguments."""
-        arguments = self._arguments(gradient, rate, step, coefficient)
-        decay = 1 - rate * self._settings.weight_decay
 
         def update(piece: Piece, done: int, _held: torch.Tensor = gradient) -> None:
             share = decay if piece.decays else 1.0
             self._kernels.adamw(arguments, piece.start, piece.stop, share, done)
 
         return update
+
+    def _beside(
+        self, gradient: torch.Tensor, arguments: AdamWArguments, decay: float
+    ) -> Beside | None:
+        """What a device does of it."""
+        if self._share is None or gradient.dtype != torch.float32:
+            return None
+        decaying, staying = (scalars_of(arguments, share) for share in (decay, 1.0))
+        arenas = host_arenas(self._store, gradient)
+        far = moves_far(arguments)
+        job = Job(self._pieces, arenas, decaying, staying, far, arguments.noise_key)
+        return self._share.of(job)
 
     def _arguments(
         self, gradient: torch.Tensor, rate: float, step: int, coefficient: float
@@ -175,19 +199,27 @@ class AdamW:
         )
 
 
+def moves_far(arguments: AdamWArguments) -> bool:
+    """The first moment moves by half of the way or more."""
+    return not arguments.one_minus_beta1 < 0.5
+
+
+def scalars_of(arguments: AdamWArguments, decay: float) -> Scalars:
+    """As the kernel has them: float32."""
+    c1 = arguments.one_minus_beta1
+    return Scalars(
+        coefficient=arguments.coefficient,
+        beta2=arguments.beta2,
+        mean_weight=c_float(c1 - 1.0).value if moves_far(arguments) else c1,
+        one_minus_beta2=arguments.one_minus_beta2,
+        root_of_correction2=arguments.root_of_correction2,
+        epsilon=arguments.epsilon,
+        minus_step_size=arguments.minus_step_size,
+        decay=c_float(decay).value,
+    )
+
+
 def power(beta: float, step: int) -> float:
     """beta to the power of step, rounded once: mathematics libraries differ in the last bit of
     theirs, and replicas must not."""
     return float(Context(prec=50).power(Decimal(beta), step))
-
-
-def noise_key(seed: int, step: int) -> int:
-    """64 bits that differ from step to step and from run to run."""
-    return mixed(mixed(seed) ^ step)
-
-
-def mixed(number: int) -> int:
-    """The finaliser of SplitMix64, as the kernel has it: a permutation of 64-bit numbers."""
-    number = (number ^ number >> 30) * 0xBF58476D1CE4E5B9 % 2**64
-    number = (number ^ number >> 27) * 0x94D049BB133111EB % 2**64
-    return number ^ number >> 31

@@ -17,6 +17,7 @@ from atom.base.clock import BootClock, Clock
 from atom.swap.gate import Gate
 from atom.swap.host_memory import allocate_host_memory
 from atom.swap.host_sums import add
+from atom.swap.workbench import CpuWorkbench, Workbench
 
 Report = Callable[[float, float], None]
 """Told when a piece of work began and ended, in seconds of the device's clock; from any thread,
@@ -124,8 +125,13 @@ class Device(Protocol):
         """Operations issued from now on come after the last `values_out` of that key."""
         ...
 
+    def workbench(self) -> Workbench:
+        """A way to the device and back that is not the engine's."""
+        ...
+
     def drain(self) -> None:
-        """Returns when nothing is under way any more. Raises: the first background error."""
+        """Returns when nothing of the engine's is under way any more. Raises: the first background
+        error."""
         ...
 
     def seed(self, seed: int) -> RandomState:
@@ -239,6 +245,9 @@ class CpuDevice:
 
     def wait_gradients_out(self, gradient_slot: int) -> None:
         self._gradients.wait(gradient_slot)
+
+    def workbench(self) -> Workbench:
+        return CpuWorkbench()
 
     def drain(self) -> None:
         try:

@@ -30,11 +30,14 @@ import torch
 
 from atom.base.clock import BootClock, Clock
 from atom.base.errors import DeviceError
+from atom.swap.cuda_workbench import CudaWorkbench
 from atom.swap.device import Copy, HostSum, Lane, RandomState, Report, add_admitted, at_once
 from atom.swap.gate import Gate
 from atom.swap.host_memory import allocate_host_memory
 from atom.swap.registered_memory import register, unregister
+from atom.swap.stream_events import event_of
 from atom.swap.stream_times import StreamTimes
+from atom.swap.workbench import Workbench
 
 _MINIMUM_REGISTERED_BYTES = 64 * 2**10
 """Below this, registering costs more than it gives."""
@@ -113,9 +116,9 @@ class CudaDevice:
     ) -> None:
         if report is not None:
             self._times.begin(self._compute)
-        free = _event(self._free, slot)
+        free = event_of(self._free, slot)
         free.record(self._compute)
-        loaded = _event(self._loaded, slot)
+        loaded = event_of(self._loaded, slot)
 
         def copy_in() -> None:
             ready()
@@ -147,9 +150,9 @@ class CudaDevice:
     ) -> None:
         if report is not None:
             self._times.begin(self._compute)
-        ready = _event(self._ready, gradient_slot)
+        ready = event_of(self._ready, gradient_slot)
         ready.record(self._compute)
-        copied = _event(self._copied, gradient_slot)
+        copied = event_of(self._copied, gradient_slot)
         staging = self._staging[gradient_slot]
         self._gradients.submit(
             gradient_slot, lambda: self._bring_out(ready, copied, staging, sums, gate, report)
@@ -191,7 +194,7 @@ class CudaDevice:
     def values_out(self, key: int, copies: Sequence[Copy], report: Report | None = None) -> None:
         if report is not None:
             self._times.begin(self._compute)
-        left, gone = _event(self._left, key), _event(self._gone, key)
+        left, gone = event_of(self._left, key), event_of(self._gone, key)
         left.record(self._compute)
         with torch.no_grad(), torch.cuda.stream(self._out):
             self._out.wait_event(left)
@@ -202,6 +205,9 @@ class CudaDevice:
 
     def wait_values_out(self, key: int) -> None:
         self._compute.wait_event(self._gone[key])
+
+    def workbench(self) -> Workbench:
+        return CudaWorkbench(self._device)
 
     def drain(self) -> None:
         failures: list[Exception] = []
@@ -265,10 +271,3 @@ def _require_gpu(index: int, precision: torch.dtype) -> None:
                 f"{torch.cuda.get_device_name(index)} has no bfloat16",
                 'only runs with precision = "float16" or "float32" suit it',
             )
-
-
-def _event(events: dict[int, torch.cuda.Event], slot: int) -> torch.cuda.Event:
-    if slot not in events:
-        # Blocking: a host thread that waits for it sleeps instead of burning a core.
-        events[slot] = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-    return events[slot]

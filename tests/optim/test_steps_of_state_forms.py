@@ -9,7 +9,8 @@ from torch import Tensor
 from atom.graph.ir import ParameterLayout
 from atom.optim import adamw
 from atom.optim import step as step_module
-from atom.optim.adamw import AdamW, AdamWSettings, mixed, noise_key
+from atom.optim.adamw import AdamW, AdamWSettings
+from atom.optim.noise import mixed, noise_key
 from atom.swap.host_kernels import (
     LIBRARY,
     SPLIT_MASTER,

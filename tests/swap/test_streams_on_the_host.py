@@ -120,3 +120,21 @@ def test_bad_numbers_void_a_pass(device: HostedDevice) -> None:
         rig.engine.run_pass(batches([2]), [1])
     assert voided.value.cause is Cause.LOSS
     assert torch.equal(rig.store.gradients, added)
+
+
+def test_a_workbench_brings_works_and_takes_back(device: HostedDevice) -> None:
+    bench, host = device.workbench(), [torch.arange(4.0) + place for place in range(3)]
+    places = [torch.zeros(4) for _ in range(3)]
+    for place, value in enumerate(host):
+
+        def work(value: torch.Tensor = places[place]) -> None:
+            assert not torch.is_grad_enabled()
+            value.mul_(2)
+
+        bench.bring(place, [(places[place], value)], work)
+    for place, value in enumerate(host):
+        bench.wait_worked(place)
+        bench.take_back(place, [(value, places[place])])
+        bench.wait_back(place)
+        assert torch.equal(value, 2 * (torch.arange(4.0) + place))
+    bench.rest()
