@@ -57,6 +57,12 @@ class Network(Section):
     """Most bandwidth to send with: "400 Mbit/s"; omitted: no limit."""
     download_bits_per_s: BitsPerSecond | None = Field(default=None, alias="download", gt=0)
     """Most bandwidth to receive with; omitted: no limit."""
+    reachable: str = Field(default="auto", pattern=r"^(auto|yes|no)$")
+    """Whether other peers can connect to the data port; "auto": some of them are asked to try;
+    "no": nothing listens there, this box only connects to others."""
+    relay_bits_per_s: BitsPerSecond = Field(default=20e6, alias="relay", ge=0)
+    """Bandwidth for joining peers that cannot be reached, both directions of all of them together;
+    "0 bit/s": none."""
 
 
 class State(Section):

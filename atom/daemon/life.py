@@ -66,6 +66,7 @@ class Life:
         """Trains until the run or the owner ends it. Raises: what a part failed with."""
         parts = self.parts
         parts.transport.start()
+        parts.outreach.start(self.on_change)
         parts.control.start()
         parts.worker.start()
         with self._signals():
@@ -94,6 +95,7 @@ class Life:
             parts.hands.close()
         parts.control.close()
         parts.lookout.close()
+        parts.outreach.close()
         parts.transport.close()
 
     def fail(self, failure: BaseException) -> None:
@@ -157,6 +159,7 @@ class Life:
 
     def _take_leases(self, leases: dict[str, Lease]) -> None:
         assert self._loop is not None
+        self.parts.outreach.know(leases)
         self._loop.post(LeasesRead(leases))
         self._looked_around = True
 

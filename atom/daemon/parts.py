@@ -7,6 +7,7 @@ from atom.daemon.control import ControlServer
 from atom.daemon.founding import Membership
 from atom.daemon.lookout import Lookout
 from atom.swarm.chain import Voter
+from atom.swarm.outreach import Outreach
 from atom.swarm.transport import Transport
 from atom.training.donors import PeerDonors
 from atom.training.hands import ReplicaHands
@@ -23,6 +24,7 @@ class Parts:
     me: Voter
     member: Membership
     transport: Transport
+    outreach: Outreach
     data_addresses: Callable[[], tuple[str, ...]]
     worker: Worker
     hands: ReplicaHands

@@ -41,8 +41,11 @@ from atom.swarm.codec import CODECS
 from atom.swarm.dht_client import DirectoryUnavailable
 from atom.swarm.dht_frames import NodeSettings
 from atom.swarm.directory import DhtDirectory, open_directory
+from atom.swarm.endpoint import TransportLimits
 from atom.swarm.handshake import Local
+from atom.swarm.outreach import Outreach
 from atom.swarm.protection import RingProtection
+from atom.swarm.reachability import Reached
 from atom.swarm.state_transfer import Watch
 from atom.swarm.throttle import Bandwidth
 from atom.swarm.transport import Transport
@@ -63,6 +66,7 @@ from atom.training.worker import Work, Worker
 
 DHT_START_S = 180.0
 """More than a node's own patience with slow machines and silent entrances."""
+_REACHABLE = {"auto": Reached.UNKNOWN, "yes": Reached.YES, "no": Reached.NO}
 
 __all__ = ["JoinOptions", "StartOptions", "run_join", "run_start"]
 
@@ -215,7 +219,12 @@ def _assemble(
         me=box.me,
         member=member,
         transport=transport,
-        data_addresses=lambda: data_addresses(box.peer.network.announce, transport.address),
+        outreach=Outreach(transport, _REACHABLE[box.peer.network.reachable], clock, events),
+        data_addresses=lambda: (
+            data_addresses(box.peer.network.announce, transport.address)
+            if transport.listens
+            else ()
+        ),
         worker=worker,
         hands=hands,
         keeper=keeper,
@@ -230,11 +239,12 @@ def _assemble(
 
 def _transport(box: Box, member: Membership, listen: str, events: EventLog) -> Transport:
     network = box.peer.network
-    bind = (parse_listen(listen).host, network.data_port)
+    bind = (parse_listen(listen).host, network.data_port) if network.reachable != "no" else None
     bandwidth = Bandwidth.of(network.upload_bits_per_s, network.download_bits_per_s)
     protection = RingProtection(member.run.swarm.ring_protection)
     local = Local(box.identity, member.run_id, box.incarnation, protection)
-    return Transport(local, bind, events, bandwidth=bandwidth)
+    limits = TransportLimits(relay_bytes_per_s=network.relay_bits_per_s / 8)
+    return Transport(local, bind, events, limits=limits, bandwidth=bandwidth)
 
 
 def _ring_style(run: RunFile, elements: int) -> RingStyle:
@@ -263,4 +273,5 @@ def _terms(member: Membership) -> Terms:
         last_round=run.run.rounds,
         branches=run.swarm.survivors == "branch",
         patience=Patience(grace=run.swarm.grace_seconds),
+        average_bytes=CODECS[run.swarm.codec].wire_bytes(member.replica.gradients.numel()),
     )

@@ -35,6 +35,9 @@ def lease_of(parts: Parts, machine: RoundMachine, facts: Facts, serial: int, gon
         loss=tally.loss,
         state_digest=machine.state_digest,
         addresses=parts.data_addresses(),
+        reached=parts.outreach.reached,
+        relays=parts.outreach.relays,
+        lines=parts.outreach.lines(),
     )
 
 
@@ -70,6 +73,7 @@ def info_of(
         "voters": [voter.peer_id for voter in machine.head.voters] if machine else [],
         "peers": sorted(view.fresh),
         "data_addresses": list(parts.data_addresses()),
+        "reachable": parts.outreach.reached.value or "unknown",
     }
 
 

@@ -16,6 +16,7 @@ from atom.base.reasons import Reason
 from atom.swarm.addresses import RUN_NAME
 from atom.swarm.chain import canonical_digest
 from atom.swarm.identity import Identity, peer_id_of, public_key_of, verify
+from atom.swarm.reachability import Reached
 from atom.swarm.record_keys import LEASE_DOMAIN, MANIFEST_DOMAIN, Claim
 from atom.swarm.records import Lease, Manifest, PeerState
 from atom.wire.records_pb2 import LeaseBody, ManifestBody, SignedRecord
@@ -26,6 +27,7 @@ MAX_RUN_FILE_BYTES = 64 * 1024
 MAX_RUN_FILE_COMPRESSED_BYTES = 4 * 1024
 MAX_ADDRESSES = 8
 MAX_ADDRESS_CHARACTERS = 128
+MAX_LINES = 4
 MAX_VERSIONS = 32
 MAX_TEXT_CHARACTERS = 128
 MAX_PEER_ID_CHARACTERS = 64
@@ -59,6 +61,9 @@ def encode_lease(
         loss=lease.loss,
         state_digest=lease.state_digest,
         addresses=lease.addresses,
+        reached=lease.reached.value,
+        relays=lease.relays,
+        lines=lease.lines,
     )
     return _sign(LEASE_DOMAIN, body.SerializeToString(), identity)
 
@@ -94,6 +99,9 @@ def decode_lease(record: bytes, run: str, owner: str, peer_id: str) -> Lease:
         loss=body.loss if body.HasField("loss") else None,
         state_digest=body.state_digest,
         addresses=_texts("addresses", body.addresses, MAX_ADDRESSES, MAX_ADDRESS_CHARACTERS),
+        reached=_reached(body.reached),
+        relays=body.relays,
+        lines=_texts("lines", body.lines, MAX_LINES, MAX_PEER_ID_CHARACTERS),
     )
 
 
@@ -263,6 +271,13 @@ def _state(text: str) -> PeerState:
         return PeerState(text)
     except ValueError:
         raise PeerRefused(Reason.MALFORMED, f"unknown state {text[:20]!r}") from None
+
+
+def _reached(text: str) -> Reached:
+    try:
+        return Reached(text)
+    except ValueError:
+        raise PeerRefused(Reason.MALFORMED, f"unknown reach {text[:20]!r}") from None
 
 
 def _text(name: str, text: str, longest: int = MAX_TEXT_CHARACTERS) -> str:

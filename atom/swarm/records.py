@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from atom.swarm.reachability import Reached
+
 
 class PeerState(StrEnum):
     """A daemon's lifecycle as others see it."""
@@ -51,6 +53,12 @@ class Lease:
     state_digest: bytes
     addresses: tuple[str, ...]
     """Where the direct transport listens: "host:port", at most 8."""
+    reached: Reached = Reached.UNKNOWN
+    """Whether others can dial it, as far as it knows."""
+    relays: bool = False
+    """Whether it joins two peers that cannot be dialled."""
+    lines: tuple[str, ...] = ()
+    """Relaying peers that can call it because it keeps a line to them: at most 4."""
 
 
 @dataclass(frozen=True)

@@ -162,7 +162,7 @@ class Transport:
 
     def probe(self, peer_id: str) -> Reached:
         """Asks that peer to dial us. Takes seconds. Raises: PeerRefused, OSError."""
-        channel = self._dialer.dial_directly(peer_id, Purpose.PROBE)
+        channel = self.connect(peer_id, Purpose.PROBE)
         try:
             answer = channel.recv_frame(Kind.REACHED, 1, Patience.within(_PROBE_S + 2.0))
         finally:

@@ -125,9 +125,6 @@ class ReplicaHands:
     def send(self, peer_id: str, raw: bytes) -> bool:
         return self._transport.send(peer_id, raw)
 
-    def know_addresses(self, peer_id: str, addresses: tuple[str, ...]) -> None:
-        self._transport.set_addresses(peer_id, addresses)
-
     def own_sequences(self) -> int:
         return self._replica.sequences
 

@@ -50,7 +50,6 @@ class Hands(Protocol):
     """What the loop's actions need done; each reports back with `RoundLoop.post`."""
 
     def send(self, peer_id: str, raw: bytes) -> bool: ...
-    def know_addresses(self, peer_id: str, addresses: tuple[str, ...]) -> None: ...
     def freeze(self, ballot: Ballot) -> None: ...
     def thaw(self) -> None: ...
     def start_ring(
@@ -185,9 +184,6 @@ class RoundLoop:
         now = self._clock.now()
         self._book.update(leases, now)
         self._seen_at = now
-        for peer_id, lease in leases.items():
-            if peer_id != self._me.peer_id:
-                self._hands.know_addresses(peer_id, lease.addresses)
 
     def _look(self) -> View:
         now = self._clock.now()
@@ -210,6 +206,7 @@ class RoundLoop:
             ),
             sequences=self._hands.own_sequences(),
             pass_seconds=self._hands.pass_seconds(),
+            mine=fresh.get(self._me.peer_id),
         )
         self._hands.tell_progress(self._count(head, view))
         return view

@@ -29,6 +29,8 @@ RUN = "faults"
 def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
     names = ("ada", "bob", "cyd")
     with swarm_in(tmp_path_factory.mktemp("of"), endless(RUN, GRACE_S, 10), names) as swarm:
+        with (swarm.root / "cyd.toml").open("a", encoding="utf-8") as file:
+            file.write('reachable = "no"\n')  # one takes part by dialling out, whatever happens
         swarm.found()
         gather([swarm])
         swarm.resume()

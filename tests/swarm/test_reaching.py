@@ -275,8 +275,10 @@ def test_others_say_whether_they_can_dial_us(make: Callable[..., Peer]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as somebody_else:
         host, port = somebody_else.getsockname()
         witness.transport.set_addresses(closed.peer_id, [f"{host}:{port}"])
-    closed.knows(witness)
+    closed.keeps_lines_to(witness)
     assert closed.transport.probe(witness.peer_id) is Reached.NO
+    closed.knows(witness)
+    assert witness.transport.probe(closed.peer_id) is Reached.YES, "who is shut in can dial, too"
 
 
 def test_who_reached_us_once_dials_before_it_calls(make: Callable[..., Peer]) -> None:

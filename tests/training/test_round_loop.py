@@ -79,7 +79,6 @@ class RecordingHands:
     def __init__(self) -> None:
         self.calls: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
         self.progress: list[SwarmCount] = []
-        self.addresses: dict[str, tuple[str, ...]] = {}
         self.reachable = True
         self.threads: set[str] = set()
 
@@ -93,9 +92,6 @@ class RecordingHands:
     def send(self, peer_id: str, raw: bytes) -> bool:
         self.calls.put(("send", peer_id, raw))
         return self.reachable
-
-    def know_addresses(self, peer_id: str, addresses: tuple[str, ...]) -> None:
-        self.addresses[peer_id] = addresses
 
     def own_sequences(self) -> int:
         return 5
@@ -293,7 +289,6 @@ def test_the_view_shows_the_others_and_our_own_counts(stage: Stage) -> None:
     view = stage.read(ours, theirs)
     assert view.fresh == {ANN.peer_id: theirs}, "our own lease says nothing new"
     assert (view.sequences, view.pass_seconds) == (5, 0.75)
-    assert stage.hands.addresses == {ANN.peer_id: ("10.0.0.1:7",)}
 
 
 def test_others_at_our_head_are_counted(stage: Stage) -> None:

@@ -239,7 +239,7 @@ class Coordinator:
     def _call_ring(self, attempt: Attempt) -> None:
         desk = self._desk
         assert attempt.ballot is not None
-        attempt.members = self._rings.members(attempt)
+        attempt.members = self._rings.seat(attempt)
         attempt.stage = Stage.RING
         attempt.since = desk.now
         ring = Ring(desk.head.digest, attempt.ballot, attempt.members)

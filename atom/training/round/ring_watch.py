@@ -6,6 +6,7 @@ from atom.training.round.attempt import Attempt
 from atom.training.round.blame import accusations, is_eyewitness
 from atom.training.round.desk import Desk
 from atom.training.round.electorate import Electorate
+from atom.training.round.seating import seat_members
 from atom.training.round.suspicions import PATIENT_WITH, Suspicions
 
 
@@ -27,8 +28,15 @@ class RingWatch:
         return left_out if chosen.satisfied_by(rest) else frozenset()
 
     def members(self, attempt: Attempt) -> tuple[Contribution, ...]:
-        """Of a ring of those that promised, in order."""
+        """Of a ring of those that promised, in an order that is dealt anew by every head."""
         return attempt.ring_of(self.left_out(), self._desk.head.digest)
+
+    def seat(self, attempt: Attempt) -> tuple[Contribution, ...]:
+        """The members as they are to sit, by what is known of the ways between them."""
+        desk = self._desk
+        members, order = seat_members(self.members(attempt), desk.view, desk.terms.average_bytes)
+        desk.report("ring-order", **order.story())
+        return members
 
     def hear(self, attempt: Attempt, speaker: str, words: Suspect) -> None:
         """A member's word that the ring broke. Only its first counts."""

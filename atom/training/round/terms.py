@@ -42,3 +42,5 @@ class Terms:
     last_round: int | None = None
     branches: bool = True
     patience: Patience = Patience()
+    average_bytes: int = 0
+    """Of one average on the wire: how much the speed of links counts beside their length."""

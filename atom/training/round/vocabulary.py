@@ -39,6 +39,8 @@ class View:
     """Our own count."""
     pass_seconds: float = 0.0
     """Our own longest recent accumulation pass."""
+    mine: Lease | None = None
+    """Our own lease, as the directory shows it; None: not yet, or not clearly ours."""
 
 
 # ---- events

@@ -1,0 +1,28 @@
+"""In which order the members of a ring sit, as far as their leases say. Pure; leases are hints, so
+the order may be poor, never wrong."""
+
+from collections.abc import Sequence
+
+from atom.swarm.chain import Contribution
+from atom.swarm.reachability import Reached
+from atom.swarm.records import Lease
+from atom.swarm.ring_order import Place, RingOrder, ring_order
+from atom.training.round.vocabulary import View
+
+
+def seat_members(
+    dealt: Sequence[Contribution], view: View, average_bytes: int
+) -> tuple[tuple[Contribution, ...], RingOrder]:
+    """The members in ring order, and why. What leases do not decide stays as dealt.
+
+    `average_bytes`: of one average on the wire.
+    """
+    leases = {**view.fresh, **({view.mine.peer_id: view.mine} if view.mine else {})}
+    places = [_place(member.peer_id, leases.get(member.peer_id)) for member in dealt]
+    order = ring_order(places, 2 * (len(dealt) - 1) / len(dealt) * average_bytes)
+    by_peer = {member.peer_id: member for member in dealt}
+    return tuple(by_peer[peer_id] for peer_id in order.members), order
+
+
+def _place(peer_id: str, lease: Lease | None) -> Place:
+    return Place(peer_id, lease is not None and lease.reached is Reached.NO)
