@@ -1,7 +1,9 @@
 """Where fetched chunks go: new memory, given tensors, or files that survive an interruption."""
 
+import contextlib
 import errno
 import os
+import struct
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,15 +12,21 @@ import torch
 from torch import Tensor
 
 from atom.base.errors import MismatchError, StorageError
-from atom.swarm.arenas import DTYPES, ArenaManifest, bytes_of, chunk_digest, dtype_name
+from atom.swarm.arenas import CHUNK_BYTES, DTYPES, ArenaManifest, bytes_of, chunk_digest, dtype_name
 from atom.swarm.frames import Interrupted
 from atom.swarm.manifest import Manifest
+
+_LANDED = "landed"
+_PIECE = struct.Struct(">IQ")
 
 
 class Target:
     """The arenas of a manifest in memory (or mapped files), and which chunks they still lack."""
 
-    def __init__(self, manifest: Manifest, arenas: dict[str, Tensor]) -> None:
+    def __init__(
+        self, manifest: Manifest, arenas: dict[str, Tensor], log: "Landed | None" = None
+    ) -> None:
+        self._log = log
         self.arenas = arenas
         self.total_bytes = manifest.byte_count
         self.done_bytes = 0
@@ -32,9 +40,16 @@ class Target:
         self._views = [bytes_of(arenas[arena.name]) for arena in manifest.arenas]
 
     def keep_matching(self, stop: threading.Event) -> None:
-        """Looks for chunks that are in place already. Raises: Interrupted."""
+        """Looks for chunks that are in place already: for those in the log, or for any.
+
+        Raises: Interrupted.
+        """
+        likely = set(self.missing) if self._log is None else self._log.pieces()
         missing = []
         for piece in self.missing:
+            if piece not in likely:
+                missing.append(piece)
+                continue
             if stop.is_set():
                 raise Interrupted("stopped")
             start, stop_byte = self._bounds(piece)
@@ -56,9 +71,36 @@ class Target:
         """Stores a checked chunk; from any thread, a second time changes nothing."""
         start, stop = self._bounds(piece)
         self._views[piece[0]][start:stop] = chunk
+        if self._log is not None:
+            self._log.add(piece)
 
     def _bounds(self, piece: tuple[int, int]) -> tuple[int, int]:
         return self._manifests[piece[0]].chunk_bounds(piece[1])
+
+
+class Landed:
+    """Which pieces a folder holds, as far as is known: appended after each, checked by hash before
+    it is believed. A disk that takes no more costs time after a crash, and nothing else."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / _LANDED
+
+    def pieces(self) -> set[tuple[int, int]]:
+        try:
+            raw = self._path.read_bytes()
+        except OSError:
+            return set()
+        whole = len(raw) - len(raw) % _PIECE.size
+        return {(arena, chunk) for arena, chunk in _PIECE.iter_unpack(raw[:whole])}
+
+    def add(self, piece: tuple[int, int]) -> None:
+        with contextlib.suppress(OSError), self._path.open("ab", buffering=0) as file:
+            file.write(_PIECE.pack(*piece))
+
+
+def landed_bytes(folder: Path) -> int:
+    """About how much of a blob an interrupted fetch left in `folder`."""
+    return len(Landed(folder).pieces()) * CHUNK_BYTES
 
 
 def prepare(
@@ -72,7 +114,7 @@ def prepare(
         }
         return Target(manifest, new)
     if isinstance(into, Path):
-        target = Target(manifest, _map_files(manifest, into))
+        target = Target(manifest, _map_files(manifest, into), Landed(into))
     else:
         _check_given(manifest, into)
         target = Target(manifest, dict(into))

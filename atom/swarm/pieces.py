@@ -18,7 +18,8 @@ FEWEST, MOST = 2, 8
 _ROUND_TRIP_S = 1.5
 """Longer than any round trip that TCP bears, so that a queue grows until the link is full."""
 _COPIES = 2
-_MUCH_LATER = 2.0
+_MUCH_LATER, _WORTH_S = 2.0, 0.5
+"""Less is not worth a second copy."""
 _NEW_WEIGHT = 0.4
 _UNPROVEN_PER_S = 1.0
 """What is expected of a donor that has delivered nothing yet, when it could help another out."""
@@ -104,7 +105,7 @@ class PieceBook:
             if donor not in (askers := self._askers.get(piece, {donor})) and len(askers) < _COPIES
         ]
         latest_s, piece = max(left, default=(0.0, None))
-        if piece is None or latest_s < _MUCH_LATER * ours_s:
+        if piece is None or latest_s < max(_MUCH_LATER * ours_s, _WORTH_S):
             return None
         self.duplicates += 1
         return piece

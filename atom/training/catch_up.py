@@ -7,6 +7,7 @@ commit names yet: the next round compares its digest with everybody else's.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
@@ -21,6 +22,11 @@ from atom.training.journal import parse_commits
 from atom.training.keeper import Keeper
 from atom.training.replica import Replica
 from atom.training.snapshot import Snapshot, load_snapshot
+from atom.training.way_back import Position, Sizes, Way, ways_back
+
+DOWNLOADS = "downloads"
+_ASKED, _ASKED_AT_ONCE = 64, 8
+"""Donors that are asked what they offer."""
 
 
 class CatchUpFailed(AtomError):
@@ -83,6 +89,7 @@ class Replay:
                     problems.append(f"{donor} has nothing better")
                     continue
                 self._follow(commits, heads, others, discard)
+                self._donors.forget()
                 return
             except PeerRefused as refused:
                 if refused.reason in LIES:
@@ -142,15 +149,85 @@ class Replay:
     def _follow(
         self, commits: list[Commit], heads: list[Head], peers: list[str], discard: bool
     ) -> None:
-        """Replays from our own state if it is on the chain, else from a donor's snapshot."""
-        here = len(self._journal.commits)
+        """By the way with the fewest bytes; where it ends too soon, by the next one."""
+        here, sizes = len(self._journal.commits), self._sizes()
         on_chain = here < len(heads) and heads[here].digest == self._journal.head.digest
-        if on_chain and self.usable and not discard and self._replay(commits[here:], peers):
-            return
-        base = self._from_donors(commits, heads, peers)
-        self._keeper.replace_chain(commits[:base], heads[: base + 1])
+        own = here if on_chain and self.usable and not discard else None
+        position, length = Position(own, self._rounds_held(commits)), len(commits)
+        if own is not None:
+            (by_results,) = ways_back(position, length, [], sizes)
+            if by_results.missing_bytes <= sizes.state:  # then nobody's snapshot is needed
+                self._tell(by_results, 1)
+                if self._replay(commits[own:], peers):
+                    return
+                position = Position(None, position.results)
+        offers = [(offer, self._donors.begun(offer)) for offer in self._offers(heads, peers)]
+        ways = ways_back(position, length, offers, sizes)
+        if ways:
+            self._try(ways, commits, heads, peers)
+        elif own is None:
+            self._begin_anew(heads)
+            self._replay_or_fail(commits, peers)
+        else:
+            raise OSError("the donors serve neither the results since our state nor another one")
+
+    def _try(
+        self, ways: list[Way], commits: list[Commit], heads: list[Head], peers: list[str]
+    ) -> None:
+        """A peer that offers what it does not have, or something else, must not stand in the way
+        of another offer. Raises: PeerRefused, OSError."""
+        failed: PeerRefused | OSError | None = None
+        for way in ways:
+            self._tell(way, len(ways))
+            try:
+                if way.base is not None:
+                    self._begin_at(way.base, commits, heads, peers)
+                self._replay_or_fail(commits[way.first_round :], peers)
+                return
+            except (PeerRefused, OSError) as problem:
+                failed = failed or problem
+        assert failed is not None, "called without ways"
+        raise failed
+
+    def _begin_at(
+        self, offer: Offer, commits: list[Commit], heads: list[Head], peers: list[str]
+    ) -> None:
+        """Loads a state that others offer. Raises: PeerRefused, OSError."""
+        following = commits[offer.round : offer.round + 1]
+        digest = following[0].value.parent_state_digest if following else None
+        self._donors.forget(offer)
+        arenas = self._state_of(offer, peers, digest)
+        if digest is not None and state_digest(arenas) != digest:
+            self._donors.forget()
+            raise PeerRefused(Reason.STATE_MISMATCH, f"state of round {offer.round}")
+        self.usable = False  # until the journal says the same
+        self._replica.load_state(arenas, offer.round)
+        self._donors.forget()
+        self._keeper.replace_chain(commits[: offer.round], heads[: offer.round + 1])
         self.usable = True
-        if not self._replay(commits[base:], peers):
+
+    def _state_of(self, offer: Offer, peers: list[str], digest: bytes | None) -> Arenas:
+        """In files, from which an interrupted fetch resumes; on a full disk, in our own memory."""
+        found: list[Arenas] = []
+        in_files = self._keeper.room.attempt(
+            DOWNLOADS, lambda: found.append(self._donors.state(offer, peers, digest, None))
+        )
+        if in_files:
+            return found[0]
+        self._donors.forget()
+        self.usable = False
+        return self._donors.state(offer, peers, digest, self._replica.state_arenas())
+
+    def _begin_anew(self, heads: list[Head]) -> None:
+        """At the run's first state. Raises: OSError if we cannot make it."""
+        self.usable = False  # from here on the replica holds round 0, or nothing
+        if not self._initialise():
+            raise OSError("no donor serves a state on the chain")
+        self._keeper.replace_chain([], heads[:1])
+        self.usable = True
+
+    def _replay_or_fail(self, commits: Sequence[Commit], peers: Sequence[str]) -> None:
+        if not self._replay(commits, peers):
             raise OSError("the donors do not serve the results since their snapshot")
 
     def _replay(self, commits: Sequence[Commit], peers: Sequence[str]) -> bool:
@@ -169,51 +246,41 @@ class Replay:
             self._results.release()
         return True
 
-    def _from_donors(self, commits: list[Commit], heads: list[Head], peers: list[str]) -> int:
-        """Loads the newest state on the chain that is offered; its round."""
-        offers = {
-            offer.round: offer
-            for peer in peers
-            for offer in self._offers(peer)
-            if 0 <= offer.round < len(heads) and heads[offer.round].digest == offer.head
-        }
-        if not offers:
-            self.usable = False  # from here on the replica holds round 0, or nothing
-            if self._initialise():
-                return 0
-            raise OSError("no donor serves a state on the chain")
-        offer, arenas = self._first_state(list(offers.values()), commits, peers)
-        self.usable = False  # until the journal says the same
-        self._replica.load_state(arenas, offer.round)
-        self._donors.forget(offer)
-        return offer.round
+    def _offers(self, heads: list[Head], peers: list[str]) -> list[Offer]:
+        """The states on the chain that somebody offers."""
+        with ThreadPoolExecutor(_ASKED_AT_ONCE, "atom-offers") as pool:
+            told = pool.map(self._offers_of, peers[:_ASKED])
+            return list(
+                {
+                    offer
+                    for offers in told
+                    for offer in offers
+                    if 0 <= offer.round < len(heads) and heads[offer.round].digest == offer.head
+                }
+            )
 
-    def _first_state(
-        self, offers: list[Offer], commits: list[Commit], peers: list[str]
-    ) -> tuple[Offer, Arenas]:
-        """The newest state that a later commit vouches for, else the newest. A peer that offers
-        what it does not have, or something else, must not stand in the way of an older offer.
-        """
-        offers.sort(key=lambda offer: (offer.round < len(commits), offer.round), reverse=True)
-        failed: PeerRefused | OSError | None = None
-        for offer in offers:
-            following = commits[offer.round : offer.round + 1]
-            digest = following[0].value.parent_state_digest if following else None
-            try:
-                arenas = self._donors.state(offer, peers, digest)
-                if digest is not None and state_digest(arenas) != digest:
-                    raise PeerRefused(Reason.STATE_MISMATCH, f"state of round {offer.round}")
-                return offer, arenas
-            except (PeerRefused, OSError) as problem:
-                failed = failed or problem
-        assert failed is not None, "called without offers"
-        raise failed
-
-    def _offers(self, peer: str) -> list[Offer]:
+    def _offers_of(self, peer: str) -> list[Offer]:
         try:
             return self._donors.offers(peer)
         except (OSError, PeerRefused):
             return []
+
+    def _sizes(self) -> Sizes:
+        state = self._replica.state_arenas().values()
+        return Sizes(sum(arena.nbytes for arena in state), self._results.arena_bytes)
+
+    def _rounds_held(self, commits: Sequence[Commit]) -> set[int]:
+        stored = set(self._results.stored())
+        return {c.value.round for c in commits if c.value.result_digest in stored}
+
+    def _tell(self, way: Way, ways: int) -> None:
+        self._events.emit(
+            "way-back",
+            by="results" if way.base is None else "snapshot",
+            from_round=way.first_round,
+            missing_bytes=way.missing_bytes,
+            ways=ways,
+        )
 
     def _apply(self, commit: Commit, result: torch.Tensor) -> None:
         self._replica.apply(result, commit.value.gradient_norm, commit.value.round)

@@ -3,6 +3,7 @@
 import json
 import shutil
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +13,15 @@ import torch
 
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
-from atom.swarm.state_transfer import FetchOptions, Watch, fetch, fetch_bytes, fetch_result
+from atom.swarm.fetch_target import landed_bytes
+from atom.swarm.state_transfer import (
+    Fetched,
+    FetchOptions,
+    Watch,
+    fetch,
+    fetch_bytes,
+    fetch_result,
+)
 from atom.swarm.transport import PeerTransport
 from atom.training.shelf import MAX_OFFERS, SNAPSHOTS
 
@@ -35,13 +44,20 @@ class Donors(Protocol):
 
     def chain(self, peer_id: str, head: bytes) -> bytes: ...
     def offers(self, peer_id: str) -> list[Offer]: ...
-    def state(self, offer: Offer, peers: Sequence[str], digest: bytes | None) -> Arenas:
-        """`digest`: what the state's must be; None: what most of the peers say."""
+    def state(
+        self, offer: Offer, peers: Sequence[str], digest: bytes | None, into: Arenas | None
+    ) -> Arenas:
+        """`digest`: what the state's must be; None: what most of the peers say. `into`: arenas to
+        fill; None: files, in which an interrupted fetch goes on. Raises also: StorageError."""
+        ...
+
+    def begun(self, offer: Offer) -> int:
+        """Bytes of that state that an interrupted fetch left here."""
         ...
 
     def result(self, digest: bytes, peers: Sequence[str]) -> torch.Tensor: ...
-    def forget(self, offer: Offer) -> None:
-        """The state is loaded: what was downloaded for it may go."""
+    def forget(self, but: Offer | None = None) -> None:
+        """Whatever was downloaded may go, `but` for one state."""
 
 
 def parse_offers(raw: bytes) -> list[Offer]:
@@ -100,33 +116,39 @@ class PeerDonors:
                     raise
         raise AssertionError("unreachable")
 
-    def state(self, offer: Offer, peers: Sequence[str], digest: bytes | None) -> Arenas:
-        """Resumes what an interrupted fetch of the same state left in the downloads folder.
-
-        Raises: PeerRefused, OSError.
-        """
-        name = f"state/{offer.head.hex()}"
+    def state(
+        self, offer: Offer, peers: Sequence[str], digest: bytes | None, into: Arenas | None
+    ) -> Arenas:
+        """Raises: PeerRefused, OSError, StorageError."""
         element_bytes = sum(dtype.itemsize for dtype in self._state.values())
         limit = element_bytes * self._elements + (1 << 20)
-        options = FetchOptions(limit, expected_digest=digest)
+        started = time.monotonic()
         fetched = fetch(
             self._transport,
             peers,
-            name,
-            options,
-            into=self._folder(offer),
+            f"state/{offer.head.hex()}",
+            FetchOptions(limit, expected_digest=digest),
+            into=self._folder(offer) if into is None else into,
             stop=self._stop,
             watch=self._watch,
         )
+        self._tell("state", fetched, time.monotonic() - started)
         for name, dtype in self._state.items():
             arena = fetched.arenas.get(name)
             if arena is None or arena.dtype != dtype or arena.numel() != self._elements:
-                self.forget(offer)
+                self.forget()
                 raise PeerRefused(Reason.MALFORMED, f"the state's {name} is not of this model")
         return fetched.arenas
 
-    def forget(self, offer: Offer) -> None:
-        shutil.rmtree(self._folder(offer), ignore_errors=True)
+    def begun(self, offer: Offer) -> int:
+        return landed_bytes(self._folder(offer))
+
+    def forget(self, but: Offer | None = None) -> None:
+        kept = None if but is None else self._folder(but)
+        if self._downloads.is_dir():
+            for folder in self._downloads.iterdir():
+                if folder != kept:
+                    shutil.rmtree(folder, ignore_errors=True)
 
     def _folder(self, offer: Offer) -> Path:
         return self._downloads / offer.head.hex()[:16]
@@ -135,5 +157,20 @@ class PeerDonors:
         options = FetchOptions(4 * self._elements + (1 << 20))
         result = torch.zeros(self._elements)
         quiet = replace(self._watch, on_progress=lambda done, total: None)
-        fetch_result(self._transport, peers, digest, result, options, stop=self._stop, watch=quiet)
+        started = time.monotonic()
+        fetched = fetch_result(
+            self._transport, peers, digest, result, options, stop=self._stop, watch=quiet
+        )
+        self._tell("result", fetched, time.monotonic() - started)
         return result
+
+    def _tell(self, what: str, fetched: Fetched, seconds: float) -> None:
+        if self._watch.events is not None:
+            self._watch.events.emit(
+                "fetched",
+                what=what,
+                bytes=sum(fetched.given_bytes.values()),
+                reused_bytes=fetched.reused_bytes,
+                seconds=round(seconds, 3),
+                from_peers=dict(fetched.given_bytes),
+            )

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from atom.base.clock import BootClock, ManualClock
-from atom.base.errors import PeerRefused
+from atom.base.errors import PeerRefused, StorageError
 from atom.base.events import EventList
 from atom.base.reasons import Reason
 from atom.graph.ir import Program
@@ -173,7 +173,9 @@ class FakeDonors:
     def __init__(self, table: dict[str, Served]) -> None:
         self.table = table
         self.asked: list[int] = []
-        self.forgotten: list[int] = []
+        self.kept: int | None = -1
+        self.here: dict[int, int] = {}
+        self.full = False
 
     def chain(self, peer_id: str, head: bytes) -> bytes:
         return self._of(peer_id).chain
@@ -181,11 +183,18 @@ class FakeDonors:
     def offers(self, peer_id: str) -> list[Offer]:
         return self._of(peer_id).offers
 
-    def state(self, offer: Offer, peers: Sequence[str], digest: bytes | None) -> Arenas:
+    def state(
+        self, offer: Offer, peers: Sequence[str], digest: bytes | None, into: Arenas | None
+    ) -> Arenas:
+        if into is None and self.full:
+            raise StorageError("no room for downloads", "free some disk space")
         self.asked.append(offer.round)
         for peer in peers:
             if offer in self._of(peer).states:
-                return self._of(peer).states[offer]
+                found = self._of(peer).states[offer]
+                for name, arena in (into or {}).items():
+                    arena.copy_(found[name])
+                return into or found
         raise PeerRefused(Reason.NOT_FOUND, "state")
 
     def result(self, digest: bytes, peers: Sequence[str]) -> Tensor:
@@ -194,8 +203,11 @@ class FakeDonors:
                 return self.table[peer].results[digest].clone()
         raise PeerRefused(Reason.NOT_FOUND, "result")
 
-    def forget(self, offer: Offer) -> None:
-        self.forgotten.append(offer.round)
+    def begun(self, offer: Offer) -> int:
+        return self.here.get(offer.round, 0)
+
+    def forget(self, but: Offer | None = None) -> None:
+        self.kept = None if but is None else but.round
 
     def _of(self, peer_id: str) -> Served:
         if peer_id not in self.table:
@@ -358,7 +370,8 @@ def test_falls_back_to_a_snapshot_where_results_are_gone(peer_of: Make) -> None:
     peer.with_donors(donors).usable = True
     peer.replay.run(heads("a"), discard=False)
     assert peer.at(ROUNDS)
-    assert donors.asked == donors.forgotten == [3]
+    assert donors.asked == [3]
+    assert donors.kept is None, "downloads are gone"
 
 
 def test_a_joiner_prefers_a_state_that_a_commit_vouches_for(peer_of: Make) -> None:
@@ -409,6 +422,41 @@ def test_without_the_results_since_the_snapshot_it_stays_whole(peer_of: Make) ->
     with pytest.raises(CatchUpFailed, match="results since"):
         peer.replay.run(heads("a"), discard=False)
     assert peer.at(3), "what was proven is kept"
+
+
+def test_a_long_absence_takes_a_snapshot_at_once(peer_of: Make) -> None:
+    peer = peer_of(at=0)
+    donors = FakeDonors({"a": Served(offers=[1, 4])})
+    peer.with_donors(donors).usable = True
+    peer.replay.run(heads("a"), discard=False)
+    assert peer.at(ROUNDS)
+    assert donors.asked == [4], "a state and one result are less than five results"
+
+
+def test_a_half_fetched_state_is_finished_if_that_is_less(peer_of: Make) -> None:
+    peer = peer_of(knows_start=False)
+    donors = FakeDonors({"a": Served(offers=[3, 4])})
+    donors.here[3] = 4 * 2 * peer.results.buffer().numel()
+    peer.with_donors(donors).run(heads("a"), discard=False)
+    assert peer.at(ROUNDS)
+    assert donors.asked == [3]
+
+
+def test_without_room_a_state_is_fetched_into_memory(peer_of: Make) -> None:
+    peer = peer_of(knows_start=False)
+    donors = FakeDonors({"a": Served(offers=[4])})
+    donors.full = True
+    peer.with_donors(donors).run(heads("a"), discard=False)
+    assert peer.at(ROUNDS)
+    assert peer.events.events[1]["what"] == "downloads"
+
+
+def test_an_own_state_is_not_given_up_for_nothing(peer_of: Make) -> None:
+    peer = peer_of(at=3)
+    peer.with_donors(FakeDonors({"a": Served(results=[])})).usable = True
+    with pytest.raises(CatchUpFailed, match="neither the results"):
+        peer.replay.run(heads("a"), discard=False)
+    assert peer.at(3)
 
 
 # ---- liars
@@ -535,7 +583,8 @@ class Street:
         elements = peer.results.buffer().numel()
         state = {name: arena.dtype for name, arena in peer.replica.state_arenas().items()}
         folder = peer.folder / "downloads"
-        self.donors = PeerDonors(self._add(None), elements, state, folder, Watch())
+        watch = Watch(events=peer.events)
+        self.donors = PeerDonors(self._add(None), elements, state, folder, watch)
         peer.with_donors(self.donors)
 
     def open_door(self, blobs: BlobShelf) -> str:
@@ -567,9 +616,9 @@ def street(peer_of: Make) -> Iterator[Street]:
     assert set(threading.enumerate()) <= before
 
 
-def shelf_of(peer: Peer) -> BlobShelf:
-    """What a peer at the newest head with a snapshot of round 3 offers."""
-    peer.store(ROUNDS, [3, 4, 5], snapshots=[3])
+def shelf_of(peer: Peer, snapshot: int = 3) -> BlobShelf:
+    """What a peer at the newest head with one snapshot offers."""
+    peer.store(ROUNDS, [3, 4, 5], snapshots=[snapshot])
     blobs = BlobShelf()
     shelf = Shelf(blobs, peer.journal, peer.results)
     shelf.announce_chain()
@@ -582,6 +631,24 @@ def test_a_joiner_gets_everything_from_a_shelf(street: Street, peer_of: Make) ->
     street.peer.replay.run(heads(donor), discard=False)
     assert street.peer.at(ROUNDS)
     assert list((street.peer.folder / "downloads").iterdir()) == []
+
+
+@pytest.mark.parametrize(("last_seen", "by"), [(2, "results"), (0, "snapshot")])
+def test_who_returns_fetches_only_what_it_lacks(
+    street: Street, peer_of: Make, last_seen: int, by: str
+) -> None:
+    """Three rounds missed are three results; five are more than a state and two results."""
+    street.peer.store(last_seen, range(1, last_seen + 1), [last_seen])
+    street.peer.replay.restore()
+    donors = [street.open_door(shelf_of(peer_of(), snapshot=4)) for _ in range(2)]
+    street.peer.replay.run(heads(*donors), discard=False)
+    assert street.peer.at(ROUNDS)
+    ways = [event for event in street.peer.events.events if event["event"] == "way-back"]
+    fetched = [event for event in street.peer.events.events if event["event"] == "fetched"]
+    result_bytes = street.peer.results.arena_bytes
+    assert [way["by"] for way in ways] == [by]
+    assert sum(event["bytes"] for event in fetched) == ways[0]["missing_bytes"]
+    assert ways[0]["missing_bytes"] == (3 if by == "results" else 3 + 1) * result_bytes
 
 
 NOT_LISTS = [
