@@ -4,7 +4,7 @@ import contextlib
 import multiprocessing
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -80,13 +80,15 @@ class Sample:
     """One run of one member, seconds; CPU over all threads (and children) of the process."""
 
     seconds: float
+    opening_s: float
     cpu_s: float
     extra_bytes: int
     """How far the process's memory rose above what it had before the run."""
 
 
-Reduce = Callable[[Tensor, int], Tensor]
-"""The mean of everybody's tensor; the number says which run it is."""
+Reduce = Callable[[Tensor, int], tuple[Tensor, float]]
+"""The mean of everybody's tensor, and how many seconds of that went into opening connections; the
+number says which run it is."""
 
 
 def member(rank: int, job: Job, parent: Connection, gate: Any) -> None:
@@ -138,17 +140,19 @@ def _ours(
     order = tuple(peer_id for peer_id, _ in contacts)
     results: dict[int, Tensor] = {}
 
-    def reduce(source: Tensor, run: int) -> Tensor:
+    def reduce(source: Tensor, run: int) -> tuple[Tensor, float]:
         ballot = Ballot(run, order[0], bytes(16))
         if source.numel() not in results:
             results[source.numel()] = torch.zeros(source.numel())
         result = results[source.numel()]
+        started = time.perf_counter()
         channels = open_ring(transport, order, PARENT, ballot, PATIENCE_S, side.connections)
+        opening_s = time.perf_counter() - started
         terms = RingTerms(
             order, rank, ring_tag(PARENT, ballot), 1 / len(order), CODECS[side.codec], PATIENCE_S
         )
         all_reduce(Arenas(source, result), terms, channels)
-        return result
+        return result, opening_s
 
     return reduce
 
@@ -158,9 +162,9 @@ def _gloo(rank: int, job: Job, stack: contextlib.ExitStack) -> Reduce:
     dist.init_process_group("gloo", init_method=job.rendezvous, rank=rank, world_size=size)
     stack.callback(dist.destroy_process_group)
 
-    def reduce(source: Tensor, run: int) -> Tensor:
+    def reduce(source: Tensor, run: int) -> tuple[Tensor, float]:
         dist.all_reduce(source)
-        return source.div_(size)
+        return source.div_(size), 0.0
 
     return reduce
 
@@ -188,7 +192,7 @@ class _Hivemind:
             stack.callback(self._dht.shutdown)
         averagers: dict[int, Any] = {}
 
-        def reduce(source: Tensor, run: int) -> Tensor:
+        def reduce(source: Tensor, run: int) -> tuple[Tensor, float]:
             if source.numel() not in averagers:
                 averagers[source.numel()] = hivemind.averaging.DecentralizedAverager(
                     [source.clone()], self._dht, start=True, prefix=f"bench{source.numel()}",
@@ -201,7 +205,7 @@ class _Hivemind:
                 tensors[0].copy_(source)
             assert averager.step(timeout=PATIENCE_S) is not None
             with averager.get_tensors() as tensors:
-                return tensors[0].clone()
+                return tensors[0].clone(), 0.0
 
         return reduce
 
@@ -217,22 +221,24 @@ def _runs(
         for (side, reduce), taken in zip(sides.items(), samples, strict=True):
             given.copy_(source)
             gate.wait(PATIENCE_S)
-            with _timed(taken if run else []):
-                mean = reduce(given, elements + run)
+            mean = _timed(lambda reduce=reduce, run=run: reduce(given, elements + run), taken)
+            if run == 0:
+                taken.clear()
             if reference is None:
                 reference = mean.clone()
             _require_near(mean, reference, side)
     return samples
 
 
-@contextlib.contextmanager
-def _timed(into: list[Sample]) -> Iterator[None]:
+def _timed(reduce: Callable[[], tuple[Tensor, float]], into: list[Sample]) -> Tensor:
     before = _resident_bytes(peak=False)
     CLEAR_PEAK.write_text("5")
     started, cpu = time.perf_counter(), time.process_time()
-    yield
+    mean, opening_s = reduce()
     seconds, cpu_s = time.perf_counter() - started, time.process_time() - cpu
-    into.append(Sample(seconds, cpu_s, max(_resident_bytes(peak=True) - before, 0)))
+    extra_bytes = max(_resident_bytes(peak=True) - before, 0)
+    into.append(Sample(seconds, opening_s, cpu_s, extra_bytes))
+    return mean
 
 
 def _resident_bytes(peak: bool) -> int:
