@@ -58,7 +58,16 @@ INLINE uint16_t to_bfloat16(float value) {
     return (uint16_t)((bits & 0x7fffffffu) > 0x7f800000u ? 0x7fc0u : rounded);
 }
 
-/* ---- out = (arrived + own) * factor. Says whether the sum, or only the product, is not finite. */
+/* ---- out = (arrived + own) * factor; own may be out. Says whether the sum, or only the product,
+ * is not finite. */
+
+#if defined(__clang__)
+#define INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
+#elif defined(__GNUC__)
+#define INDEPENDENT _Pragma("GCC ivdep")
+#else
+#define INDEPENDENT
+#endif
 
 struct sizes {
     int32_t sum, result;
@@ -70,6 +79,7 @@ INLINE int32_t verdict(struct sizes worst) {
 }
 
 #define ADD_LOOP(ARRIVED)                                                                        \
+    INDEPENDENT                                                                                  \
     for (int64_t i = 0; i < count; i++) {                                                        \
         float sum = (ARRIVED) + own[i], result = sum * factor;                                   \
         out[i] = result;                                                                         \
@@ -77,16 +87,16 @@ INLINE int32_t verdict(struct sizes worst) {
         worst.result = larger(worst.result, size_of(result));                                    \
     }
 
-INLINE int32_t add_float32(const void *wire, const float *restrict own, float factor,
-                           float *restrict out, int64_t count) {
+INLINE int32_t add_float32(const void *wire, const float *own, float factor, float *out,
+                           int64_t count) {
     const float *restrict arrived = wire;
     struct sizes worst = {0, 0};
     ADD_LOOP(arrived[i])
     return verdict(worst);
 }
 
-INLINE int32_t add_bfloat16(const void *wire, const float *restrict own, float factor,
-                            float *restrict out, int64_t count) {
+INLINE int32_t add_bfloat16(const void *wire, const float *own, float factor, float *out,
+                            int64_t count) {
     const uint16_t *restrict arrived = wire;
     struct sizes worst = {0, 0};
     ADD_LOOP(from_bfloat16(arrived[i]))
@@ -108,15 +118,15 @@ INLINE int64_t in_block(int64_t start, int64_t count) {
     return count - start < BLOCK ? count - start : BLOCK;
 }
 
-INLINE int32_t add_int8(const void *wire, const float *restrict all_own, float factor,
-                        float *restrict all_out, int64_t all) {
+INLINE int32_t add_int8(const void *wire, const float *all_own, float factor, float *all_out,
+                        int64_t all) {
     const struct int8_wire parts = int8_parts(wire, all);
     struct sizes worst = {0, 0};
     for (int64_t start = 0; start < all; start += BLOCK) {
         const float scale = from_bfloat16(parts.scales[start / BLOCK]);
         const int8_t *restrict steps = parts.steps + start;
-        const float *restrict own = all_own + start;
-        float *restrict out = all_out + start;
+        const float *own = all_own + start;
+        float *out = all_out + start;
         const int64_t count = in_block(start, all);
         ADD_LOOP((float)steps[i] * scale)
     }

@@ -44,7 +44,7 @@ class ChunkKernels:
         self._check = _declared(library, "not_finite", _CHECK)
 
     def add(self, wire_format: str, wire: Tensor, own: Tensor, factor: float, out: Tensor) -> None:
-        """out = (decoded wire + own) · factor; `out` is no other's memory. Raises: NotFinite."""
+        """out = (decoded wire + own) · factor; `own` may be `out`. Raises: NotFinite."""
         count = own.numel()
         wrong = self._add[wire_format](
             wire.data_ptr(), _address(own, count), factor, _address(out, count), count, self._level

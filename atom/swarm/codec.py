@@ -38,7 +38,7 @@ class Codec(Protocol):
         """
 
     def add(self, wire: Tensor, own: Tensor, factor: float, out: Tensor) -> None:
-        """out = (the numbers in wire + own) · factor. Raises: NotFinite."""
+        """out = (the numbers in wire + own) · factor; `own` may be `out`. Raises: NotFinite."""
 
 
 class Float32:

@@ -93,6 +93,7 @@ class Reduction:
         self._gone = bytearray(self.plan.chunks_sent(self.terms.rank))
         self._received_bytes = self._sent_bytes = 0
         self._began = time.monotonic()
+        self._under_way_bytes = 4 * self._chunk * self.connections  # counted when they are whole
         self._blocked = False
         self._zeros = None if self.arenas.source is not None else torch.zeros(self._chunk)
 
@@ -135,11 +136,11 @@ class Reduction:
 
     def receiving_due(self) -> float:
         """When more must have come, on the monotonic clock."""
-        return self._began + self.terms.pace.due_s(self._received_bytes)
+        return self._began + self.terms.pace.due_s(self._received_bytes + self._under_way_bytes)
 
     def sending_due(self) -> float:
         """When more must have gone, on the monotonic clock."""
-        return self._began + self.terms.pace.due_s(self._sent_bytes)
+        return self._began + self.terms.pace.due_s(self._sent_bytes + self._under_way_bytes)
 
     def standing(self) -> RingStanding:
         """How far we are; to be asked when all threads have ended."""

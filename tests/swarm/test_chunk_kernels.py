@@ -77,6 +77,8 @@ def test_sums_are_one_rounding_and_means_another(
     own, out = numbers(elements, 1), torch.empty(elements)
     kernels.add(name, wire, own, 1 / 3, out)
     assert torch.equal(out, (arrived + own) * torch.tensor(1 / 3))
+    kernels.add(name, wire, own, 1 / 3, own)
+    assert torch.equal(own, out)
 
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf"), -float("inf")])
