@@ -204,7 +204,7 @@ def _assemble(
     bench = Bench(member.replica, worker, deck, keeper, replay)
     style = _ring_style(member.run, elements)
     hands = ReplicaHands(bench, transport, _schedule(member), clock, events, style)
-    server = BlobServer(blobs, clock)
+    server = BlobServer(blobs, clock, courtesy=transport.courtesy)
 
     def make_loop(head_digest: bytes) -> tuple[RoundMachine, RoundLoop]:
         machine = RoundMachine(

@@ -7,6 +7,7 @@ being written.
 """
 
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from atom.swarm.arenas import (
     ArenaManifest,
     chunk_digest,
 )
+from atom.swarm.courtesy import Courtesy
 from atom.swarm.frames import Channel, Kind, Patience
 from atom.swarm.manifest import Manifest
 from atom.swarm.rate_limit import TokenBucket
@@ -38,6 +40,7 @@ RESULT_ARENA = "result"
 _IDLE_S = 60.0
 _SEND_SILENCE_S = 15.0
 _PACED_BYTES = 32 * 1024
+_PART_BYTES = 256 * 1024
 
 
 class _Blob:
@@ -136,11 +139,17 @@ class BlobServer:
     """Answers blob channels from a shelf, at most `uploads` at once and within a common rate."""
 
     def __init__(
-        self, shelf: BlobShelf, clock: Clock, bucket: TokenBucket | None = None, uploads: int = 16
+        self,
+        shelf: BlobShelf,
+        clock: Clock,
+        bucket: TokenBucket | None = None,
+        uploads: int = 16,
+        courtesy: Courtesy | None = None,
     ) -> None:
         self._shelf = shelf
         self._clock = clock
         self._bucket = bucket
+        self._courtesy = courtesy or Courtesy()
         self._slots = threading.BoundedSemaphore(uploads)
 
     def serve(self, channel: Channel) -> None:
@@ -182,11 +191,15 @@ class BlobServer:
             raise PeerRefused(Reason.NOT_FOUND, "no longer readable") from error
 
     def _send(self, channel: Channel, answer: memoryview, patience: Patience) -> None:
-        """One frame, in small parts under a rate limit: a slow donor must not look silent."""
+        """One frame, in parts that wait for rings, and in small ones under a rate limit: a slow
+        donor must not look silent."""
         channel.send_header(Kind.BLOB, len(answer), patience)
-        size = len(answer) if self._bucket is None else _PACED_BYTES
-        for start in range(0, len(answer), max(size, 1)):
+        size = _PART_BYTES if self._bucket is None else _PACED_BYTES
+        for start in range(0, len(answer), size):
             part = answer[start : start + size]
+            while wait_s := self._courtesy.wait_s(len(part), time.monotonic()):
+                if channel.closed.wait(wait_s):
+                    break
             if self._bucket is not None:
                 channel.closed.wait(self._bucket.take(len(part), self._clock.now()))
             channel.send_part(part, patience)

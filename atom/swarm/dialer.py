@@ -154,8 +154,8 @@ class Dialer:
             further = after_handshake(stream, channel.purpose, local.ring_protection, keys)
             if channel.purpose is Purpose.RELAY:
                 channel.stream = further  # what goes through it is limited further in
-            elif further is not stream:
-                channel.stream = self._endpoint.bandwidth.limit(further)
+            elif channel.purpose is Purpose.RING:
+                channel.stream = self._endpoint.bandwidth.limit_ring(further)
         except BaseException:
             channel.close()
             raise

@@ -164,8 +164,8 @@ class Listener:
             further = after_handshake(stream, channel.purpose, local.ring_protection, keys)
             if channel.purpose is Purpose.RELAY:
                 channel.stream = further  # the relay has limits of its own
-            elif further is not stream:
-                channel.stream = self._endpoint.bandwidth.limit(further)
+            elif channel.purpose is Purpose.RING:
+                channel.stream = self._endpoint.bandwidth.limit_ring(further)
         except PeerRefused as refused:
             self._refusals.write(refused, host, channel.peer_id)
             self._say_no(channel, refused)

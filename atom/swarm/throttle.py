@@ -6,8 +6,9 @@ capped reader slows the sender down through TCP itself.
 
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from atom.swarm.courtesy import Courtesy
 from atom.swarm.frames import Patience, Stream
 from atom.swarm.rate_limit import TokenBucket
 
@@ -20,6 +21,8 @@ class Bandwidth:
 
     upload: TokenBucket | None = None
     download: TokenBucket | None = None
+    courtesy: Courtesy = field(default_factory=Courtesy)
+    """What lets rings go before state transfers."""
 
     @classmethod
     def of(cls, upload_bits_per_s: float | None, download_bits_per_s: float | None) -> "Bandwidth":
@@ -31,6 +34,26 @@ class Bandwidth:
         if self.upload is None and self.download is None:
             return stream
         return ThrottledStream(stream, self)
+
+    def limit_ring(self, stream: Stream) -> Stream:
+        """`stream` within the caps; what it sends is made room for."""
+        return RingStream(self.limit(stream), self.courtesy)
+
+
+class RingStream:
+    """A stream whose bytes go before those of state transfers."""
+
+    def __init__(self, stream: Stream, courtesy: Courtesy) -> None:
+        self.below = stream
+        self._courtesy = courtesy
+        self.recv_into = stream.recv_into
+        self.idle = stream.idle
+        self.close = stream.close
+
+    def send_all(self, view: memoryview, patience: Patience) -> None:
+        """Raises: as the stream below."""
+        self._courtesy.ring_sent(len(view), time.monotonic())
+        self.below.send_all(view, patience)
 
 
 class ThrottledStream:

@@ -16,6 +16,7 @@ from atom.base.errors import PeerRefused
 from atom.base.events import EventSink
 from atom.base.reasons import Reason
 from atom.swarm.contacts import Contact
+from atom.swarm.courtesy import Courtesy
 from atom.swarm.crew import Crew
 from atom.swarm.dialer import Dialer
 from atom.swarm.endpoint import Endpoint, TransportLimits
@@ -100,6 +101,11 @@ class Transport:
     @property
     def peer_id(self) -> str:
         return self._endpoint.local.identity.peer_id
+
+    @property
+    def courtesy(self) -> Courtesy:
+        """What our rings send: for those who serve blobs."""
+        return self._endpoint.bandwidth.courtesy
 
     @property
     def address(self) -> tuple[str, int]:

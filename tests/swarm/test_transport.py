@@ -22,6 +22,7 @@ from atom.swarm.local_transport import LocalNetwork, LocalTransport
 from atom.swarm.protection import RingProtection
 from atom.swarm.record_stream import RecordStream
 from atom.swarm.socket_stream import SocketStream
+from atom.swarm.throttle import RingStream
 from atom.swarm.tls import make_credentials, wrap
 from atom.swarm.tls_stream import TlsStream
 from atom.swarm.transport import PeerTransport, Transport
@@ -182,7 +183,8 @@ def test_rings_travel_as_the_owner_says(
     expected = streams.get(protection, SocketStream)
     data = bytes(range(256)) * 3000
     for here, there in ((outgoing, incoming), (incoming, outgoing)):
-        assert isinstance(here.stream, expected)
+        assert isinstance(here.stream, RingStream)
+        assert isinstance(here.stream.below, expected)
         send = threading.Thread(
             target=here.send_frame, args=(Kind.CHUNK, data), kwargs={"patience": Patience(SOON)}
         )
