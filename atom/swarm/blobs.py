@@ -8,7 +8,7 @@ being written.
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -52,6 +52,7 @@ class _Blob:
         self._sources = list(arenas.values())
         self._lock = threading.Lock()
         self._manifest: Manifest | None = None
+        self.read_at = float("-inf")
 
     def manifest(self) -> Manifest:
         with self._lock:
@@ -85,7 +86,8 @@ Content = bytes | FileBytes | Tensor | Path | Mapping[str, Tensor]
 class BlobShelf:
     """What this peer serves, by name. Thread-safe."""
 
-    def __init__(self) -> None:
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
         self._lock = threading.Lock()
         self._blobs: dict[str, _Blob] = {}
 
@@ -113,7 +115,15 @@ class BlobShelf:
 
     def chunk(self, name: str, arena: int, chunk: int) -> bytes | memoryview:
         """Raises: PeerRefused(NOT_FOUND); OSError from a snapshot file."""
-        return self._find(name).chunk(arena, chunk)
+        blob = self._find(name)
+        blob.read_at = self._now()
+        return blob.chunk(arena, chunk)
+
+    def read_lately(self, seconds: float) -> set[str]:
+        """Names of which somebody read a chunk within that time."""
+        since = self._now() - seconds
+        with self._lock:
+            return {name for name, blob in self._blobs.items() if blob.read_at >= since}
 
     def _find(self, name: str) -> _Blob:
         with self._lock:

@@ -25,6 +25,8 @@ from atom.training.snapshot import (
     write_snapshot,
 )
 
+LENT_ROUNDS = 64
+"""How far a snapshot that is being fetched may fall behind before it goes all the same."""
 SNAPSHOTS, RESULTS, CHAIN = "snapshots", "results", "chain"
 
 
@@ -98,7 +100,7 @@ class Keeper:
         snapshots before it. Without room, the oldest goes first, but never the only one."""
         needed = _size_bytes(arenas)
         if not self._has_room(needed) and self._keep > 1:
-            self._prune(max(self._keep - 1, 1))
+            self._prune(max(self._keep - 1, 1), spare_lent=False)
         written = self.room.attempt(SNAPSHOTS, lambda: self._write(digest, arenas, needed))
         self._owed = not written
         if written:
@@ -119,8 +121,16 @@ class Keeper:
         """For a snapshot and the results of two rounds."""
         return self.room.free_bytes() >= needed + 2 * self.results.arena_bytes
 
-    def _prune(self, keep: int) -> None:
-        kept = prune_snapshots(self._folder, self.journal.leads_to, keep)
+    def _prune(self, keep: int, spare_lent: bool = True) -> None:
+        """A state that somebody is fetching stays, or with many snapshots nobody would ever have
+        fetched a whole one; but not for ever, since the results after it stay, too."""
+        heads = self._shelf.heads_in_use() if spare_lent else set()
+        earliest = self.journal.head.round - LENT_ROUNDS
+
+        def is_lent(snapshot: Snapshot) -> bool:
+            return snapshot.head in heads and snapshot.round >= earliest
+
+        kept = prune_snapshots(self._folder, self.journal.leads_to, keep, is_lent)
         if kept:
             oldest = kept[-1].round
             self.results.prune(

@@ -22,6 +22,7 @@ from atom.training.snapshot import Snapshot
 KEPT_CHAINS = 8
 """A reader may have learned our head from a lease that is some rounds old."""
 MAX_OFFERS = 64
+IN_USE_S = 60.0
 SNAPSHOTS = "snapshots"
 
 
@@ -61,6 +62,11 @@ class Shelf:
         listed = json.dumps([[s.round, s.head.hex()] for s in snapshots])
         self._blobs.register(SNAPSHOTS, listed.encode())
         self.announce_results()
+
+    def heads_in_use(self) -> set[bytes]:
+        """Of the states that somebody is fetching from us."""
+        read = self._blobs.read_lately(IN_USE_S)
+        return {bytes.fromhex(name.removeprefix("state/")) for name in read & self._states}
 
     def announce_results(self) -> None:
         """Offers what is on disk, and nothing else."""

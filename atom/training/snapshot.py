@@ -82,9 +82,13 @@ def tidy_snapshots(folder: Path) -> None:
 
 
 def prune_snapshots(
-    folder: Path, is_ours: Callable[[Snapshot], bool], keep: int = KEPT
+    folder: Path,
+    is_ours: Callable[[Snapshot], bool],
+    keep: int = KEPT,
+    in_use: Callable[[Snapshot], bool] = lambda snapshot: False,
 ) -> list[Snapshot]:
-    """Deletes all but `keep`; returns those kept that are ours, newest first.
+    """Deletes all but `keep`, and the oldest `in_use`; returns those kept that are ours, newest
+    first.
 
     `is_ours` says whether our chain leads there. What a discarded branch left, be its rounds ever
     so high, goes first, but not before there is something of ours in its place.
@@ -92,9 +96,11 @@ def prune_snapshots(
     newest_first = list_snapshots(folder)
     ours = [snapshot for snapshot in newest_first if is_ours(snapshot)]
     others = [snapshot for snapshot in newest_first if snapshot not in ours]
+    lent = [snapshot for snapshot in ours[keep:] if in_use(snapshot)][-1:]
     for old in (ours + others)[keep:]:
-        old.path.unlink(missing_ok=True)
-    return ours[:keep]
+        if old not in lent:
+            old.path.unlink(missing_ok=True)
+    return ours[:keep] + lent
 
 
 def _describe(path: Path) -> Snapshot | None:

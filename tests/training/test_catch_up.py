@@ -451,6 +451,18 @@ def test_without_room_a_state_is_fetched_into_memory(peer_of: Make) -> None:
     assert peer.events.events[1]["what"] == "downloads"
 
 
+def test_what_was_committed_meanwhile_is_a_matter_of_results(peer_of: Make) -> None:
+    """Each chase begins where the one before ended: the state is fetched once."""
+    peer, story = peer_of(knows_start=False), run()
+    donors = FakeDonors({"a": Served(offers=[1, 2])})
+    peer.with_donors(donors)
+    for reached in (3, 4, 5):
+        donors.table["a"].chain = story.chain(reached)
+        peer.replay.run({"a": story.heads[reached].digest}, discard=False)
+        assert peer.at(reached)
+    assert donors.asked == [2]
+
+
 def test_an_own_state_is_not_given_up_for_nothing(peer_of: Make) -> None:
     peer = peer_of(at=3)
     peer.with_donors(FakeDonors({"a": Served(results=[])})).usable = True

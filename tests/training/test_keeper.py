@@ -12,6 +12,7 @@ from atom.training.disk_room import DiskRoom
 from atom.training.hands import Schedule
 from atom.training.journal import Journal
 from atom.training.keeper import Keeper
+from atom.training.shelf import IN_USE_S
 from atom.training.snapshot import list_snapshots
 
 STATE_BYTES = 3 * 4 * ELEMENTS
@@ -93,6 +94,31 @@ def test_the_oldest_makes_room_for_the_newest(stage: Stage) -> None:
     steps(stage, 2)
     assert rounds(stage) == [6, 4]
     assert of(stage, "disk-full") == []
+
+
+def test_a_state_that_is_being_fetched_stays_a_while(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps(stage, 2)
+    name = f"state/{stage.journal.head.digest.hex()}"
+    stage.blobs.chunk(name, 0, 0)
+    steps(stage, 6)
+    assert rounds(stage) == [8, 6, 2], "two, and the one in use"
+    assert name in stage.blobs.names()
+    assert len(stage.results.stored()) == 6, "what it takes to follow from there"
+    monkeypatch.setattr(keeper_module, "LENT_ROUNDS", 6)
+    steps(stage, 2)
+    assert rounds(stage) == [10, 8], "nobody may hold on to it for ever"
+
+
+def test_when_its_reader_is_gone_a_state_goes(stage: Stage) -> None:
+    now = [0.0]
+    stage.blobs._now = lambda: now[0]
+    steps(stage, 2)
+    stage.blobs.chunk(f"state/{stage.journal.head.digest.hex()}", 0, 0)
+    now[0] = IN_USE_S + 1
+    steps(stage, 4)
+    assert rounds(stage) == [6, 4]
 
 
 def test_a_quota_that_does_not_show_is_not_run_into_each_round(
