@@ -7,7 +7,8 @@ from typing import Any
 
 from atom.daemon.lifecycle import Facts, peer_state
 from atom.daemon.parts import Parts
-from atom.swarm.records import Lease, PeerState
+from atom.swarm.lease_body import MAX_LINKS
+from atom.swarm.records import Lease, PeerState, short_name
 from atom.training.round import RoundMachine
 from atom.training.round.vocabulary import View
 
@@ -38,6 +39,10 @@ def lease_of(parts: Parts, machine: RoundMachine, facts: Facts, serial: int, gon
         reached=parts.outreach.reached,
         relays=parts.outreach.relays,
         lines=parts.outreach.lines(),
+        links=tuple(
+            (short_name(peer_id), link)
+            for peer_id, link in parts.transport.links.links(MAX_LINKS).items()
+        ),
     )
 
 

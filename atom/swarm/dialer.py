@@ -15,6 +15,7 @@ from atom.swarm.connector import Connector
 from atom.swarm.contacts import ContactBook, Unreachable, parse_address
 from atom.swarm.endpoint import Endpoint
 from atom.swarm.frames import Channel, Patience, Purpose
+from atom.swarm.link_book import LinkBook
 from atom.swarm.protection import after_handshake
 from atom.swarm.socket_stream import SocketStream
 from atom.swarm.switchboard import Switchboard
@@ -33,6 +34,7 @@ class Dialer:
         self, endpoint: Endpoint, credentials: Credentials, switchboard: Switchboard
     ) -> None:
         self.contacts = ContactBook()
+        self.links = LinkBook()
         self._endpoint = endpoint
         self._credentials = credentials
         self._switchboard = switchboard
@@ -154,11 +156,14 @@ class Dialer:
             further = after_handshake(stream, channel.purpose, local.ring_protection, keys)
             if channel.purpose is Purpose.RELAY:
                 channel.stream = further  # what goes through it is limited further in
-            elif channel.purpose is Purpose.RING:
+                return channel  # its welcome had to wait for the third: no round trip
+            if channel.purpose is Purpose.RING:
                 channel.stream = self._endpoint.bandwidth.limit_ring(further)
         except BaseException:
             channel.close()
             raise
+        assert channel.round_trip_s is not None, "shaken hands"
+        self.links.met(peer_id, channel.round_trip_s)
         return channel
 
     def _gone(self, channel: Channel) -> None:

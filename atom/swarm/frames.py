@@ -112,12 +112,17 @@ class Channel:
         self.tag = b""
         self.secret = b""
         """Drawn by the client for this connection, if it goes on in records of our own."""
+        self.round_trip_s: float | None = None
+        """Of the client's handshake: its proof, checked and answered."""
+        self.sent_bytes, self.sending_s = 0, 0.0
+        """In whole frames, and how long that took: written by the thread that sends."""
         self.claimed = False
         self.closed = threading.Event()
         self._on_close = on_close
 
     def send_frame(self, kind: Kind, *parts: bytes | memoryview, patience: Patience) -> None:
         """Sends the parts as one frame. Raises: TimeoutError, Interrupted, ConnectionError."""
+        began = time.monotonic()
         pending = _HEADER.pack(sum(len(part) for part in parts), kind)
         for part in parts:
             if len(part) < _SMALL_BYTES:  # small parts travel with what precedes them
@@ -129,6 +134,8 @@ class Channel:
             pending = b""
         if pending:
             self.stream.send_all(memoryview(pending), patience)
+        self.sent_bytes += sum(len(part) for part in parts)
+        self.sending_s += time.monotonic() - began
 
     def send_header(self, kind: Kind, length: int, patience: Patience) -> None:
         """Begins a frame whose `length` bytes follow by `send_part`."""

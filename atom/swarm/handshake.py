@@ -5,6 +5,7 @@ server's identity and certificate, so the signature is worth nothing on any othe
 """
 
 import secrets
+import time
 from dataclasses import dataclass
 
 from blake3 import blake3
@@ -46,7 +47,8 @@ class Local:
 def greet(
     channel: Channel, local: Local, server: str, certificate: bytes, patience: Patience
 ) -> RecordKeys | None:
-    """The client's half, on a channel that has its purpose and tag; sets peer and incarnation.
+    """The client's half, on a channel that has its purpose and tag; sets peer, incarnation and
+    round trip.
 
     Returns keys if the channel is to go on in records. Raises: PeerRefused with the server's reason
     or our own; OSError.
@@ -66,8 +68,10 @@ def greet(
     )
     payload = _signed_part(hello, server, certificate, challenge.nonce)
     hello.signature = local.identity.sign(HELLO_DOMAIN, payload)
+    asked_at = time.monotonic()
     channel.send_frame(Kind.HELLO, hello.SerializeToString(), patience=patience)
     answer = _await_welcome(channel, patience)
+    channel.round_trip_s = time.monotonic() - asked_at
     channel.incarnation = answer.incarnation
     channel.peer_id = server
     if not hello.secret:

@@ -15,6 +15,7 @@ from atom.swarm.frames import Channel, Purpose
 from atom.swarm.handshake import Local
 from atom.swarm.identity import Identity
 from atom.swarm.lane import Lanes, OnUnreachable
+from atom.swarm.link_book import LinkBook
 from atom.swarm.memory_stream import MemoryStream
 from atom.swarm.router import OnBlobs, OnMessage, Router
 
@@ -88,6 +89,7 @@ class LocalTransport:
         )
         self._router = Router(self._endpoint)
         self._lanes = Lanes(self._endpoint, lambda peer_id: self.connect(peer_id, Purpose.MESSAGES))
+        self.links = LinkBook()
         self._lock = threading.Lock()
         self._open: set[Channel] = set()
 

@@ -7,7 +7,6 @@ so it cannot be kept alive either.
 
 import math
 import zlib
-from collections.abc import Iterable
 
 from google.protobuf.message import DecodeError
 
@@ -16,23 +15,17 @@ from atom.base.reasons import Reason
 from atom.swarm.addresses import RUN_NAME
 from atom.swarm.chain import canonical_digest
 from atom.swarm.identity import Identity, peer_id_of, public_key_of, verify
-from atom.swarm.reachability import Reached
+from atom.swarm.lease_body import MAX_PEER_ID_CHARACTERS, from_body, to_body
+from atom.swarm.record_fields import check_digest, incarnation_of, text_of
 from atom.swarm.record_keys import LEASE_DOMAIN, MANIFEST_DOMAIN, Claim
-from atom.swarm.records import Lease, Manifest, PeerState
+from atom.swarm.records import Lease, Manifest
 from atom.wire.records_pb2 import LeaseBody, ManifestBody, SignedRecord
 
 MAX_RECORD_BYTES = 8 * 1024
 """A DHT value of 16,000 bytes and more kills the node that stores it: stay well below."""
 MAX_RUN_FILE_BYTES = 64 * 1024
 MAX_RUN_FILE_COMPRESSED_BYTES = 4 * 1024
-MAX_ADDRESSES = 8
-MAX_ADDRESS_CHARACTERS = 128
-MAX_LINES = 4
 MAX_VERSIONS = 32
-MAX_TEXT_CHARACTERS = 128
-MAX_PEER_ID_CHARACTERS = 64
-
-_MAX_COUNT = 2**63 - 1
 
 
 def encode_lease(
@@ -40,31 +33,7 @@ def encode_lease(
 ) -> bytes:
     """A signed record. `expires_at` is DHT time in seconds and must be used when storing it."""
     assert lease.peer_id == identity.peer_id, "a lease is signed by the peer it speaks for"
-    body = LeaseBody(
-        run=run,
-        owner=owner,
-        peer_id=lease.peer_id,
-        expires_at=expires_at,
-        incarnation=lease.incarnation,
-        serial=lease.serial,
-        issued_at=lease.issued_at,
-        state=lease.state.value,
-        head=lease.head,
-        round=lease.round,
-        work=lease.work,
-        sequences=lease.sequences,
-        rounds_joined=lease.rounds_joined,
-        sequences_committed=lease.sequences_committed,
-        sequences_per_s=lease.sequences_per_s,
-        tokens_per_s=lease.tokens_per_s,
-        pass_seconds=lease.pass_seconds,
-        loss=lease.loss,
-        state_digest=lease.state_digest,
-        addresses=lease.addresses,
-        reached=lease.reached.value,
-        relays=lease.relays,
-        lines=lease.lines,
-    )
+    body = to_body(lease, run, owner, expires_at)
     return _sign(LEASE_DOMAIN, body.SerializeToString(), identity)
 
 
@@ -78,31 +47,7 @@ def decode_lease(record: bytes, run: str, owner: str, peer_id: str) -> Lease:
     _check_place(body.run, body.owner, run, owner)
     if body.peer_id != peer_id:
         raise PeerRefused(Reason.WRONG_IDENTITY, f"{body.peer_id[:64]!r} under {peer_id!r}")
-    _check_counts(body)
-    _check_digest("head", body.head, empty_allowed=True)
-    _check_digest("state_digest", body.state_digest, empty_allowed=True)
-    return Lease(
-        peer_id=body.peer_id,
-        incarnation=_incarnation(body.incarnation),
-        serial=body.serial,
-        issued_at=body.issued_at,
-        state=_state(body.state),
-        head=body.head,
-        round=body.round,
-        work=body.work,
-        sequences=body.sequences,
-        rounds_joined=body.rounds_joined,
-        sequences_committed=body.sequences_committed,
-        sequences_per_s=body.sequences_per_s,
-        tokens_per_s=body.tokens_per_s,
-        pass_seconds=body.pass_seconds,
-        loss=body.loss if body.HasField("loss") else None,
-        state_digest=body.state_digest,
-        addresses=_texts("addresses", body.addresses, MAX_ADDRESSES, MAX_ADDRESS_CHARACTERS),
-        reached=_reached(body.reached),
-        relays=body.relays,
-        lines=_texts("lines", body.lines, MAX_LINES, MAX_PEER_ID_CHARACTERS),
-    )
+    return from_body(body)
 
 
 def encode_manifest(manifest: Manifest, identity: Identity) -> bytes:
@@ -143,7 +88,7 @@ def decode_manifest(record: bytes, run: str, owner: str | None = None) -> Manife
     body = ManifestBody()
     _parse(body, _open(record, MANIFEST_DOMAIN).payload)
     _check_place(body.run, body.owner, run, owner if owner is not None else body.owner)
-    _check_digest("initial_state_digest", body.initial_state_digest)
+    check_digest("initial_state_digest", body.initial_state_digest)
     if not math.isfinite(body.created_at):
         raise PeerRefused(Reason.NOT_FINITE, "created_at")
     if len(body.versions) > MAX_VERSIONS:
@@ -152,15 +97,15 @@ def decode_manifest(record: bytes, run: str, owner: str | None = None) -> Manife
         run=body.run,
         owner=body.owner,
         run_file=_decompress(body.run_file_zlib),
-        graph_hash=_text("graph_hash", body.graph_hash),
-        program_hash=_text("program_hash", body.program_hash),
+        graph_hash=text_of("graph_hash", body.graph_hash),
+        program_hash=text_of("program_hash", body.program_hash),
         versions=tuple(
-            (_text("package", pair.package), _text("version", pair.version))
+            (text_of("package", pair.package), text_of("version", pair.version))
             for pair in body.versions
         ),
-        data_digest=_text("data_digest", body.data_digest),
+        data_digest=text_of("data_digest", body.data_digest),
         initial_state_digest=body.initial_state_digest,
-        founder_incarnation=_incarnation(body.founder_incarnation),
+        founder_incarnation=incarnation_of(body.founder_incarnation),
         created_at=body.created_at,
     )
 
@@ -239,58 +184,6 @@ def _parse(message: SignedRecord | LeaseBody | ManifestBody, raw: bytes) -> None
 def _check_place(run: str, owner: str, expected_run: str, expected_owner: str) -> None:
     if (run, owner) != (expected_run, expected_owner):
         raise PeerRefused(Reason.WRONG_RUN, f"{run}/{owner} instead of {expected_run}")
-
-
-def _check_counts(body: LeaseBody) -> None:
-    counts = (
-        body.serial, body.round, body.work, body.sequences,
-        body.rounds_joined, body.sequences_committed,
-    )  # fmt: skip
-    if max(counts) > _MAX_COUNT:
-        raise PeerRefused(Reason.MALFORMED, "a count beyond 63 bits")
-    rates = (body.issued_at, body.sequences_per_s, body.tokens_per_s, body.pass_seconds)
-    if not all(map(math.isfinite, (*rates, body.loss, body.expires_at))):
-        raise PeerRefused(Reason.NOT_FINITE, "a lease with a number that is not finite")
-    if min(rates) < 0:
-        raise PeerRefused(Reason.MALFORMED, "a negative rate or time")
-
-
-def _check_digest(name: str, digest: bytes, empty_allowed: bool = False) -> None:
-    if len(digest) != 32 and not (empty_allowed and not digest):
-        raise PeerRefused(Reason.MALFORMED, f"{name} has {len(digest)} bytes")
-
-
-def _incarnation(raw: bytes) -> bytes:
-    if len(raw) != 16:
-        raise PeerRefused(Reason.MALFORMED, f"incarnation has {len(raw)} bytes")
-    return raw
-
-
-def _state(text: str) -> PeerState:
-    try:
-        return PeerState(text)
-    except ValueError:
-        raise PeerRefused(Reason.MALFORMED, f"unknown state {text[:20]!r}") from None
-
-
-def _reached(text: str) -> Reached:
-    try:
-        return Reached(text)
-    except ValueError:
-        raise PeerRefused(Reason.MALFORMED, f"unknown reach {text[:20]!r}") from None
-
-
-def _text(name: str, text: str, longest: int = MAX_TEXT_CHARACTERS) -> str:
-    if len(text) > longest or not text.isprintable():
-        raise PeerRefused(Reason.MALFORMED, f"{name} is too long or not printable")
-    return text
-
-
-def _texts(name: str, texts: Iterable[str], most: int, longest: int) -> tuple[str, ...]:
-    found = tuple(_text(name, text, longest) for text in texts)
-    if len(found) > most:
-        raise PeerRefused(Reason.TOO_LARGE, f"{len(found)} {name}")
-    return found
 
 
 def _decompress(compressed: bytes) -> str:

@@ -3,7 +3,10 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from blake3 import blake3
+
 from atom.swarm.reachability import Reached
+from atom.swarm.ring_order import Link
 
 
 class PeerState(StrEnum):
@@ -21,6 +24,11 @@ class PeerState(StrEnum):
 
 LEASE_SECONDS = 8.0
 RENEW_SECONDS = 2.0
+
+
+def short_name(peer_id: str) -> bytes:
+    """Eight bytes that name a peer well enough for a hint."""
+    return blake3(peer_id.encode()).digest(length=8)
 
 
 @dataclass(frozen=True)
@@ -59,6 +67,8 @@ class Lease:
     """Whether it joins two peers that cannot be dialled."""
     lines: tuple[str, ...] = ()
     """Relaying peers that can call it because it keeps a line to them: at most 4."""
+    links: tuple[tuple[bytes, Link], ...] = ()
+    """What it measured of its ways to others, by their short names: at most 16."""
 
 
 @dataclass(frozen=True)

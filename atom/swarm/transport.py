@@ -24,6 +24,7 @@ from atom.swarm.frames import Channel, Kind, Patience, Purpose
 from atom.swarm.handshake import Local
 from atom.swarm.lane import Lanes, OnUnreachable
 from atom.swarm.lines import Lines
+from atom.swarm.link_book import LinkBook
 from atom.swarm.listener import Listener
 from atom.swarm.message_codec import MAX_MESSAGE_BYTES
 from atom.swarm.reachability import Reached
@@ -58,6 +59,8 @@ class PeerTransport(Protocol):
     def connect(
         self, peer_id: str, purpose: Purpose, tag: bytes = b"", timeout_s: float = math.inf
     ) -> Channel: ...
+    @property
+    def links(self) -> LinkBook: ...
     def accept_ring(self, peer_id: str, tag: bytes, timeout_s: float) -> Channel: ...
 
 
@@ -112,6 +115,11 @@ class Transport:
         """Host and port it listens on, after `start`."""
         assert self._address is not None, "not started, or it listens nowhere"
         return self._address
+
+    @property
+    def links(self) -> LinkBook:
+        """What was measured of the ways to others."""
+        return self._dialer.links
 
     @property
     def listens(self) -> bool:

@@ -14,6 +14,7 @@ from atom.swarm.arenas import arena_digest
 from atom.swarm.chain import Ballot, Contribution
 from atom.swarm.codec import Codec, Float32
 from atom.swarm.ring import ring_tag
+from atom.swarm.ring_channels import RingChannels
 from atom.swarm.transport import PeerTransport
 from atom.training.feedback import Feedback
 from atom.training.results import Results
@@ -151,6 +152,7 @@ class Exchange:
             began = self._clock.now()
             all_reduce(arenas, terms, channels, run.cancelled)
             self._note_pace(result, len(order), self._clock.now() - began)
+            self._note_link(order[(rank + 1) % len(order)], channels, self._clock.now() - began)
             norm = landing.norm()
             digest = arena_digest(result)
         except BaseException:
@@ -162,6 +164,14 @@ class Exchange:
         if feedback:
             feedback.written(digest)
         return digest, norm
+
+    def _note_link(self, right: str, channels: RingChannels, seconds: float) -> None:
+        """What the ring tells of the way to the right neighbour, over all its connections."""
+        lanes = channels.right
+        if lanes:
+            busiest_s = max(lane.sending_s for lane in lanes)
+            count = sum(lane.sent_bytes for lane in lanes)
+            self._transport.links.carried(right, count, busiest_s, seconds)
 
     def _note_pace(self, result: Tensor, members: int, seconds: float) -> None:
         if members > 1:

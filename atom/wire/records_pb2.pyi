@@ -16,7 +16,7 @@ class SignedRecord(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., payload: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class LeaseBody(_message.Message):
-    __slots__ = ("run", "owner", "peer_id", "expires_at", "incarnation", "serial", "issued_at", "state", "head", "round", "work", "sequences", "rounds_joined", "sequences_committed", "sequences_per_s", "tokens_per_s", "pass_seconds", "loss", "state_digest", "addresses", "reached", "relays", "lines")
+    __slots__ = ("run", "owner", "peer_id", "expires_at", "incarnation", "serial", "issued_at", "state", "head", "round", "work", "sequences", "rounds_joined", "sequences_committed", "sequences_per_s", "tokens_per_s", "pass_seconds", "loss", "state_digest", "addresses", "reached", "relays", "lines", "links")
     RUN_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
     PEER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -40,6 +40,7 @@ class LeaseBody(_message.Message):
     REACHED_FIELD_NUMBER: _ClassVar[int]
     RELAYS_FIELD_NUMBER: _ClassVar[int]
     LINES_FIELD_NUMBER: _ClassVar[int]
+    LINKS_FIELD_NUMBER: _ClassVar[int]
     run: str
     owner: str
     peer_id: str
@@ -63,7 +64,18 @@ class LeaseBody(_message.Message):
     reached: str
     relays: bool
     lines: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, run: _Optional[str] = ..., owner: _Optional[str] = ..., peer_id: _Optional[str] = ..., expires_at: _Optional[float] = ..., incarnation: _Optional[bytes] = ..., serial: _Optional[int] = ..., issued_at: _Optional[float] = ..., state: _Optional[str] = ..., head: _Optional[bytes] = ..., round: _Optional[int] = ..., work: _Optional[int] = ..., sequences: _Optional[int] = ..., rounds_joined: _Optional[int] = ..., sequences_committed: _Optional[int] = ..., sequences_per_s: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., pass_seconds: _Optional[float] = ..., loss: _Optional[float] = ..., state_digest: _Optional[bytes] = ..., addresses: _Optional[_Iterable[str]] = ..., reached: _Optional[str] = ..., relays: bool = ..., lines: _Optional[_Iterable[str]] = ...) -> None: ...
+    links: _containers.RepeatedCompositeFieldContainer[LinkBody]
+    def __init__(self, run: _Optional[str] = ..., owner: _Optional[str] = ..., peer_id: _Optional[str] = ..., expires_at: _Optional[float] = ..., incarnation: _Optional[bytes] = ..., serial: _Optional[int] = ..., issued_at: _Optional[float] = ..., state: _Optional[str] = ..., head: _Optional[bytes] = ..., round: _Optional[int] = ..., work: _Optional[int] = ..., sequences: _Optional[int] = ..., rounds_joined: _Optional[int] = ..., sequences_committed: _Optional[int] = ..., sequences_per_s: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., pass_seconds: _Optional[float] = ..., loss: _Optional[float] = ..., state_digest: _Optional[bytes] = ..., addresses: _Optional[_Iterable[str]] = ..., reached: _Optional[str] = ..., relays: bool = ..., lines: _Optional[_Iterable[str]] = ..., links: _Optional[_Iterable[_Union[LinkBody, _Mapping]]] = ...) -> None: ...
+
+class LinkBody(_message.Message):
+    __slots__ = ("peer", "round_trip_s", "bytes_per_s")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    ROUND_TRIP_S_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    peer: bytes
+    round_trip_s: float
+    bytes_per_s: float
+    def __init__(self, peer: _Optional[bytes] = ..., round_trip_s: _Optional[float] = ..., bytes_per_s: _Optional[float] = ...) -> None: ...
 
 class PackageVersion(_message.Message):
     __slots__ = ("package", "version")

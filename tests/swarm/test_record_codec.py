@@ -11,6 +11,7 @@ from swarm_samples import a_lease, a_manifest
 from atom.base.errors import ConfigError, PeerRefused
 from atom.base.reasons import Reason
 from atom.swarm.identity import Identity
+from atom.swarm.reachability import Reached
 from atom.swarm.record_codec import (
     MAX_RECORD_BYTES,
     decode_lease,
@@ -22,7 +23,8 @@ from atom.swarm.record_codec import (
 )
 from atom.swarm.record_keys import LEASE_SHARDS, lease_key, lease_keys, shard_of
 from atom.swarm.records import Manifest
-from atom.wire.records_pb2 import LeaseBody, ManifestBody, SignedRecord
+from atom.swarm.ring_order import Link
+from atom.wire.records_pb2 import LeaseBody, LinkBody, ManifestBody, SignedRecord
 
 OWNER = Identity.create()
 PEER = Identity.create()
@@ -52,7 +54,12 @@ def refusal(decode, *arguments):
 
 
 def test_a_lease_survives_the_journey():
-    for changes in ({}, {"loss": None, "head": b"", "state_digest": b"", "addresses": ()}):
+    links = ((b"12345678", Link(0.125, 1e6)), (b"87654321", Link(0.25)))
+    for changes in (
+        {},
+        {"loss": None, "head": b"", "state_digest": b"", "addresses": ()},
+        {"reached": Reached.NO, "relays": True, "lines": ("a", "b"), "links": links},
+    ):
         lease = a_lease(PEER.peer_id, **changes)
         assert decode_lease(encoded(**changes), *PLACE, PEER.peer_id) == lease
 
@@ -96,6 +103,14 @@ def test_a_signature_for_another_purpose_is_refused():
         ({"addresses": ["a" * 129]}, Reason.MALFORMED),
         ({"addresses": ["a\x1b[2J:1"]}, Reason.MALFORMED),
         ({"addresses": ["a" * 9000]}, Reason.TOO_LARGE),
+        ({"reached": "perhaps"}, Reason.MALFORMED),
+        ({"lines": ["a"] * 5}, Reason.TOO_LARGE),
+        ({"lines": ["a" * 65]}, Reason.MALFORMED),
+        ({"links": [LinkBody(peer=bytes(8))] * 17}, Reason.TOO_LARGE),
+        ({"links": [LinkBody(peer=bytes(7))]}, Reason.MALFORMED),
+        ({"links": [LinkBody(peer=bytes(8), round_trip_s=-1.0)]}, Reason.MALFORMED),
+        ({"links": [LinkBody(peer=bytes(8), round_trip_s=float("nan"))]}, Reason.NOT_FINITE),
+        ({"links": [LinkBody(peer=bytes(8), bytes_per_s=float("inf"))]}, Reason.NOT_FINITE),
         ({"run": "../etc"}, Reason.WRONG_RUN),
         ({"owner": "nobody"}, Reason.WRONG_IDENTITY),
         ({"peer_id": PEER.peer_id + " "}, Reason.WRONG_IDENTITY),

@@ -160,6 +160,16 @@ def test_ring_channels_meet_by_peer_and_tag(make_peer: Callable[[], Peer]) -> No
         early.recv_header(10, Patience(SOON))
 
 
+def test_a_handshake_measures_the_way(make_tcp_peer: Callable[..., Peer]) -> None:
+    one, two = make_tcp_peer(), make_tcp_peer()
+    one.knows(two)
+    assert one.transport.links.links(4) == {}
+    one.transport.connect(two.transport.peer_id, Purpose.RING, b"tag")
+    (link,) = one.transport.links.links(4).values()
+    assert 0.0 < link.round_trip_s < SOON
+    assert two.transport.links.links(4) == {}
+
+
 def test_a_mute_host_is_given_up_in_the_callers_time(make_tcp_peer: Callable[..., Peer]) -> None:
     """It takes connections, as a frozen peer's kernel does, and never says a word."""
     one = make_tcp_peer(limits=TransportLimits(handshake_s=600.0))

@@ -3,6 +3,7 @@
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -170,6 +171,29 @@ def test_all_members_hold_the_same_mean(
     assert outcomes[0].ballot == ballot
     assert outcomes[0].digest == arena_digest(mean)
     assert outcomes[0].norm == pytest.approx(total * ELEMENTS**0.5)
+
+
+def test_a_ring_tells_of_the_way_to_the_right_neighbour(
+    circle_of: Callable[[int], Circle], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[str, str, int]] = []
+
+    def carried(left: str, right: str, count: int, sending_s: float, seconds: float) -> None:
+        assert 0.0 < sending_s <= seconds
+        told.append((left, right, count))
+
+    circle = circle_of(3)
+    for member in circle.members:
+        tell = partial(carried, member.transport.peer_id)
+        monkeypatch.setattr(member.transport.links, "carried", tell)
+    circle.start((1, 1, 1))
+    for member in circle.members:
+        member.finished()
+    peers = [member.transport.peer_id for member in circle.members]
+    assert sorted(pair[:2] for pair in told) == sorted(
+        zip(peers, [*peers[1:], peers[0]], strict=True)
+    )
+    assert all(count >= 4 * ELEMENTS * 4 // 3 for _, _, count in told)
 
 
 def test_the_gradients_are_left_as_they_were(circle_of: Callable[[int], Circle]) -> None:

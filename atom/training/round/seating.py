@@ -1,11 +1,11 @@
 """In which order the members of a ring sit, as far as their leases say. Pure; leases are hints, so
 the order may be poor, never wrong."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from atom.swarm.chain import Contribution
 from atom.swarm.reachability import Reached
-from atom.swarm.records import Lease
+from atom.swarm.records import Lease, short_name
 from atom.swarm.ring_order import Place, RingOrder, ring_order
 from atom.training.round.vocabulary import View
 
@@ -18,11 +18,15 @@ def seat_members(
     `average_bytes`: of one average on the wire.
     """
     leases = {**view.fresh, **({view.mine.peer_id: view.mine} if view.mine else {})}
-    places = [_place(member.peer_id, leases.get(member.peer_id)) for member in dealt]
+    names = {short_name(member.peer_id): member.peer_id for member in dealt}
+    places = [_place(member.peer_id, leases.get(member.peer_id), names) for member in dealt]
     order = ring_order(places, 2 * (len(dealt) - 1) / len(dealt) * average_bytes)
     by_peer = {member.peer_id: member for member in dealt}
     return tuple(by_peer[peer_id] for peer_id in order.members), order
 
 
-def _place(peer_id: str, lease: Lease | None) -> Place:
-    return Place(peer_id, lease is not None and lease.reached is Reached.NO)
+def _place(peer_id: str, lease: Lease | None, names: Mapping[bytes, str]) -> Place:
+    if lease is None:
+        return Place(peer_id)
+    links = {names[name]: link for name, link in lease.links if name in names}
+    return Place(peer_id, lease.reached is Reached.NO, links)

@@ -1,0 +1,60 @@
+"""Members sit as their leases suggest; whoever shows none sits where it was dealt."""
+
+from collections.abc import Mapping
+
+from atom.swarm.chain import Contribution
+from atom.swarm.reachability import Reached
+from atom.swarm.records import Lease, PeerState, short_name
+from atom.swarm.ring_order import Link
+from atom.training.round.seating import seat_members
+from atom.training.round.vocabulary import View
+
+DEALT = tuple(Contribution(name, name.encode() * 16, 3, 1.5) for name in "abcdef")
+
+
+def lease(
+    peer_id: str, links: Mapping[str, Link] | None = None, reached: Reached = Reached.YES
+) -> Lease:
+    named = tuple((short_name(peer), link) for peer, link in (links or {}).items())
+    return Lease(
+        peer_id, b"i" * 16, 1, 0.0, PeerState.ACCUMULATING, b"h" * 32, 4, 96, 3, 0, 0, 0.0, 0.0,
+        1.0, None, b"", (), reached=reached, links=named,
+    )  # fmt: skip
+
+
+def neighbours(members: tuple[Contribution, ...]) -> set[frozenset[str]]:
+    names = [member.peer_id for member in members]
+    return {frozenset(pair) for pair in zip(names, [*names[1:], names[0]], strict=True)}
+
+
+def test_without_leases_members_sit_as_dealt() -> None:
+    members, order = seat_members(DEALT, View(), 1000)
+    assert members == DEALT
+    assert order.story() == {
+        "members": list("abcdef"),
+        "relayed": 0,
+        "seconds": 0.0,
+        "seconds_as_dealt": 0.0,
+    }
+
+
+def test_who_cannot_be_dialled_is_kept_apart_ourselves_included() -> None:
+    shut = [lease(name, reached=Reached.NO) for name in "bc"]
+    view = View({item.peer_id: item for item in shut}, mine=lease("a", reached=Reached.NO))
+    members, order = seat_members(DEALT, view, 1000)
+    assert sorted(members, key=lambda member: member.peer_id) == list(DEALT), "counts stay"
+    assert order.relayed == 0
+    for pair in ("ab", "ac", "bc"):
+        assert frozenset(pair) not in neighbours(members)
+
+
+def test_links_are_read_from_both_ends_and_by_their_speed() -> None:
+    """Half a megabyte in a second and more is slow for two megabytes of average."""
+    slow, quick = Link(0.01, 5e5), Link(0.01)
+    view = View(
+        {"a": lease("a", {"b": slow}), "d": lease("d", {"c": slow, "stranger": slow})},
+        mine=lease("e", dict.fromkeys("abcdf", quick)),
+    )
+    members, order = seat_members(DEALT, view, 2_000_000)
+    assert neighbours(members).isdisjoint({frozenset("ab"), frozenset("cd")})
+    assert order.seconds < 0.1 < order.seconds_as_given
