@@ -8,12 +8,16 @@ from typing import Any
 from atom.base.reasons import Reason
 from atom.swarm.chain import Ballot, Commit, Head, Voter
 from atom.swarm.messages import Accept, Message, Nack
+from atom.swarm.rate_limit import TokenBucket
 from atom.training.round.electorate import same_head
 from atom.training.round.slots import Slots
 from atom.training.round.terms import Patience, Terms
 from atom.training.round.vocabulary import Action, Phase, Report, Send, View
 
 _HEADS_REMEMBERED = 64
+_CALLS = 6
+"""Attempts of one coordinator at one head, before it has to leave time for others."""
+_CALL_S = 4.0
 _MAX_ATTEMPT_JUMP = 2**32
 _GUEST_PASS_S = 10.0
 """How long a pass of a peer that has not been in a round yet is waited for."""
@@ -45,6 +49,11 @@ class HeadState:
     reduced: Ballot | None = None
     """The last ballot whose ring we entered: none is entered twice."""
     deferred: list[tuple[Voter, Message]] = field(default_factory=list)
+    calls_left: dict[str, TokenBucket] = field(default_factory=dict)
+    """How often each coordinator may still call for promises: a round does not need many."""
+
+    def calls(self, coordinator: str) -> TokenBucket:
+        return self.calls_left.setdefault(coordinator, TokenBucket(1 / _CALL_S, _CALLS))
 
     def see(self, attempt: int) -> None:
         """Notes an attempt's number; absurd ones are not to drive ours out of bounds."""

@@ -103,6 +103,9 @@ class Member:
             return
         if ballot == state.slots.slot(survivors).promised:
             return  # a duplicate: our answer to the first is under way
+        if sender != desk.me and not state.calls(sender.peer_id).allow(desk.now):
+            desk.nack(sender, ballot, Reason.BUSY)  # it had its chances: let others try
+            return
         if not state.slots.slot(survivors).promise(ballot):
             desk.nack(sender, ballot, Reason.BALLOT_TOO_LOW)
             return

@@ -1,8 +1,8 @@
 """Whom to leave out of a ring, from the rings that broke before. Pure.
 
-Each broken ring names pairs of which at least one is at fault (`blame`). A peer that explains
-several broken rings is taken for the culprit of all of them, and who was only named together with
-it is forgiven. Of a single pair it is the accused. From the third broken ring of a round on,
+Each broken ring names pairs of which at least one is at fault (`blame`). A peer that is in several
+pairs is taken for the culprit in all of them, and who was only named together with it is
+forgiven. Of a single pair it is the accused. From the third broken ring of a round on,
 everybody named in that round is left out.
 
 So with one bad member at most two rings of a round break: the first may cost an innocent its
@@ -63,7 +63,7 @@ class Suspicions:
             culprit
             for culprit, rings in self._culprits(recent).items()
             if any(ring.head == head for ring in rings)
-            or now < rings[-1].at + hold_s(FIRST_HOLD_S, len(rings))
+            or now < rings[-1].at + hold_s(FIRST_HOLD_S, len({ring.at for ring in rings}))
         }
         of_round = [ring for ring in recent if ring.head == head]
         if len(of_round) > PATIENT_WITH:
@@ -71,16 +71,17 @@ class Suspicions:
         return frozenset(out - {self._me})
 
     def _culprits(self, rings: Iterable[_Broken]) -> dict[str, list[_Broken]]:
-        """A few peers that explain all of these rings, with those that each explains."""
-        left, found = list(rings), dict[str, list[_Broken]]()
+        """A few peers that explain all accusations, with the rings that each has spoilt."""
+        left = [(ring, pair) for ring in rings for pair in ring.accusations]
+        found = dict[str, list[_Broken]]()
         while True:
-            named = Counter(peer for ring in left for peer in ring.named - {self._me})
+            named = Counter(peer for _, pair in left for peer in {*pair} - {self._me})
             if not named:
                 return found
-            accused = Counter(whom for ring in left for _, whom in ring.accusations)
+            accused = Counter(whom for _, (_, whom) in left)
             worst = max(named, key=lambda peer: (named[peer], accused[peer], peer))
-            found[worst] = [ring for ring in left if worst in ring.named]
-            left = [ring for ring in left if worst not in ring.named]
+            found[worst] = [ring for ring, pair in left if worst in pair]
+            left = [(ring, pair) for ring, pair in left if worst not in pair]
 
 
 def _named(rings: Iterable[_Broken]) -> set[str]:

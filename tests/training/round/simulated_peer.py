@@ -151,6 +151,7 @@ class Process:
         self.backlog: list[Callable[[], None]] = []
         self.gradients = _Gradients(self.chain.head.digest)
         self.reports: list[str] = []
+        self.told: list[Report] = []
         self._book = LeaseBook()
         self._serial = 0
         self._published_at = float("-inf")
@@ -284,6 +285,7 @@ class Process:
                 self._catch_up(action)
             case Report(kind):
                 self.reports.append(kind)
+                self.told.append(action)
 
     def _send(self, action: Send) -> None:
         assert action.to != self.peer_id, "a message to itself went to the wire"

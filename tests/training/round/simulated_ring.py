@@ -4,15 +4,20 @@ Members finish one by one, so any of them may hold a result that others never ge
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 
+from simulated_stall import stalled
 from simulated_world import Agenda, Network
 
 from atom.swarm.chain import Contribution, canonical_digest
+from atom.swarm.ring import RingPlan
+from atom.swarm.ring_standing import RingStanding
 from atom.training.round.vocabulary import RingFailed, RingFinished, StartRing
 
 STALL_SECONDS = 1.3
+HELD_UP_SECONDS = 6.0
 
 Work = tuple[str, bytes, int]
 """One accumulation pass: (peer id, incarnation, number). Counted at most once per chain."""
@@ -54,6 +59,15 @@ class _Ring:
         return len(self.runners) == len(self.members)
 
 
+class Liar(StrEnum):
+    """What a bad member does in every ring that it is in."""
+
+    HOLDS_UP = "says that it waits, and never goes on"
+    ACCUSES = "says that a neighbour failed it"
+    SHRUGS = "hangs up and blames nobody"
+    LEAVES = "hangs up and says nothing"
+
+
 class Rings:
     """All rings of one swarm, by parent and ballot."""
 
@@ -62,6 +76,8 @@ class Rings:
         self._network = network
         self._dice = dice
         self._rings: dict[tuple[bytes, object], _Ring] = {}
+        self.liars: dict[str, Liar] = {}
+        """By peer id."""
 
     def join(self, runner: Runner, start: StartRing) -> None:
         """Adds the runner. Asserts what a ring's bytes cannot protect themselves against."""
@@ -72,11 +88,36 @@ class Rings:
         assert [m.incarnation for m in mine] == [runner.incarnation], "somebody else's place"
         ring.runners[runner.peer_id] = runner
         runner.later(STALL_SECONDS, lambda: self._check_start(runner, ring, start))
-        if ring.complete:
+        liars = [member.peer_id for member in start.members if member.peer_id in self.liars]
+        if ring.complete and liars and len(start.members) > 1:
+            self._spoil(ring, start, self._dice.choice(liars))
+        elif ring.complete:
             base = self._dice.uniform(0.1, 1.2)
             for member in ring.runners.values():
                 delay = base + self._dice.uniform(0.0, 0.5)
                 member.later(delay, lambda m=member: self._finish(m, ring, start))
+
+    def _spoil(self, ring: _Ring, start: StartRing, liar: str) -> None:
+        order = [member.peer_id for member in start.members]
+        style = self.liars[liar]
+        if style is Liar.HOLDS_UP:
+            words, seconds = _held_up(order, liar, self._dice), HELD_UP_SECONDS
+        else:
+            words, seconds = _told(order, liar), 0.3
+        beside = [order[order.index(liar) - 1], order[(order.index(liar) + 1) % len(order)]]
+        if style is Liar.ACCUSES:
+            words[liar] = (self._dice.choice(beside), "timeout", "", None)
+        elif style is Liar.SHRUGS:
+            words[liar] = ("", "ring-broken", "", None)
+        for peer_id, said in words.items():
+            runner = ring.runners[peer_id]
+            delay = seconds + self._dice.uniform(0.0, 0.2)
+            runner.later(delay, lambda r=runner, said=said: self._say(r, start, said))
+
+    def _say(self, runner: Runner, start: StartRing, said: "_Said") -> None:
+        if runner.state == "running":
+            runner.state = "failed"
+            runner.report(RingFailed(start.ballot, *said), None)
 
     def stop(self, peer_id: str, start: StartRing) -> None:
         runner = self._rings[start.parent, start.ballot].runners[peer_id]
@@ -114,3 +155,32 @@ class Rings:
         if runner.state == "running":
             runner.state = "failed"
             runner.report(RingFailed(start.ballot, suspect, "no progress"), None)
+
+
+_Said = tuple[str, str, str, RingStanding | None]
+"""Whom it suspects, why, who told it, how far it got."""
+
+
+def _held_up(order: Sequence[str], liar: str, dice: random.Random) -> dict[str, _Said]:
+    """Everybody's words once nothing moves; the liar has its own view of that."""
+    elements = 16 * 4 * len(order)
+    plan = RingPlan(elements, len(order), elements, 16)
+    rank, sends = order.index(liar), dice.randrange(4)
+    places = stalled(plan, rank, sends)
+    places[rank] = stalled(plan, (rank - 1) % len(order), sends)[rank]  # as if its left did it
+    return {
+        peer_id: ("", "too-slow", "", place) for peer_id, place in zip(order, places, strict=True)
+    }
+
+
+def _told(order: Sequence[str], liar: str) -> dict[str, _Said]:
+    """What the others hear when the liar hangs up: each from the neighbour on the liar's side."""
+    at, size = order.index(liar), len(order)
+    words = {}
+    for step in range(1, size):
+        peer_id = order[(at + step) % size]
+        teller = (
+            order[(at + step - 1) % size] if step <= size // 2 else order[(at + step + 1) % size]
+        )
+        words[peer_id] = ("", "ring-broken", teller, None)
+    return words

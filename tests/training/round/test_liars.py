@@ -1,0 +1,51 @@
+"""Swarms with a member that spoils every ring it is in: the others commit, within the bound."""
+
+from collections import Counter
+
+import pytest
+from simulated_ring import Liar
+from simulation import Setting, Swarm
+
+from atom.training.round.suspicions import PATIENT_WITH
+
+
+def spoilt_rings(swarm: Swarm) -> Counter[tuple[str, int]]:
+    """How many rings broke, by their coordinator, if it is honest, and the round."""
+    return Counter(
+        (process.seat.name, report.fields["round"])
+        for process in swarm.living
+        for report in process.told
+        if report.kind == "ring-judged" and process.peer_id not in swarm.rings.liars
+    )
+
+
+def spoilt(peers: int, seed: int, *styles: Liar, seconds: float = 120.0) -> Swarm:
+    swarm = Swarm(seed, Setting(peers=peers, pass_seconds=(0.5,)))
+    swarm.run_until_agreed(60.0, 1)
+    for process, style in zip(swarm.living, styles, strict=False):
+        swarm.rings.liars[process.peer_id] = style
+    swarm.run(seconds)
+    return swarm
+
+
+@pytest.mark.parametrize("style", Liar)
+@pytest.mark.parametrize("peers", [3, 5])
+def test_rounds_go_on_with_one_liar_in_the_ring(style: Liar, peers: int) -> None:
+    swarm = spoilt(peers, 7, style)
+    honest = swarm.living[1:]
+    assert min(process.chain.head.round for process in honest) >= 10, swarm.story(60)
+    assert max(spoilt_rings(swarm).values()) <= PATIENT_WITH, swarm.story(200)
+    liar = swarm.living[0].peer_id
+    last = honest[0].chain.commits[-5:]
+    alone = [commit for commit in last if len(commit.value.contributions) == 1]
+    parts = [
+        c.peer_id for commit in last if commit not in alone for c in commit.value.contributions
+    ]
+    assert liar not in parts
+    assert swarm.witness.branches == 0
+
+
+def test_two_liars_are_left_out_as_well() -> None:
+    swarm = spoilt(6, 11, Liar.ACCUSES, Liar.HOLDS_UP)
+    assert min(process.chain.head.round for process in swarm.living[2:]) >= 8, swarm.story(60)
+    assert max(spoilt_rings(swarm).values()) <= 2 + PATIENT_WITH
