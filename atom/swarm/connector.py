@@ -21,15 +21,16 @@ class Connector:
         self._closing = closing
         self._resolver = Resolver()
 
-    def connect(self, address: str, seconds: float) -> SocketStream:
-        """A tuned TCP connection to "host:port". Raises: OSError."""
-        connected = self._connect(parse_address(address), seconds)
+    def connect(self, peer_id: str, address: str, seconds: float) -> SocketStream:
+        """A tuned TCP connection to "host:port", an address that this peer gave. Raises:
+        OSError."""
+        connected = self._connect(peer_id, parse_address(address), seconds)
         tune(connected)
         return SocketStream(connected)
 
-    def _connect(self, address: tuple[str, int], seconds: float) -> socket.socket:
+    def _connect(self, peer_id: str, address: tuple[str, int], seconds: float) -> socket.socket:
         deadline = time.monotonic() + seconds
-        family, kind, protocol, _, target = self._resolver.resolve(*address, seconds)
+        family, kind, protocol, _, target = self._resolver.resolve(*address, seconds, peer_id)
         connecting = socket.socket(family, kind, protocol)
         try:
             connecting.setblocking(False)

@@ -69,7 +69,8 @@ class Dialer:
         deadline, failure = time.monotonic() + seconds, OSError("no known address")
         for address in self.contacts.addresses(peer_id):
             try:
-                return self._connector.connect(address, _left(seconds, deadline)), _host(address)
+                left = _left(seconds, deadline)
+                return self._connector.connect(peer_id, address, left), _host(address)
             except OSError as error:
                 failure = error
         raise failure
@@ -85,7 +86,7 @@ class Dialer:
 
     def _directly(self, peer_id: str) -> Iterator[tuple[str, Way]]:
         for address in self.contacts.addresses(peer_id):
-            yield address, partial(self._connector.connect, address)
+            yield address, partial(self._connector.connect, peer_id, address)
 
     def _by_call(self, peer_id: str) -> Iterator[tuple[str, Way]]:
         if self._switchboard.has_line(peer_id):

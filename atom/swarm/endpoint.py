@@ -26,7 +26,9 @@ class TransportLimits:
     handshakes: int = 64
     """Connections that have not yet proved who they are."""
     handshakes_per_host: int = 16
-    unclaimed_rings: int = 32
+    unclaimed_rings: int = 64
+    unclaimed_rings_per_peer: int = 8
+    """Two attempts' worth of connections."""
     unclaimed_ring_s: float = 10.0
     queued_messages: int = 256
     """Per destination; more are dropped."""

@@ -8,29 +8,35 @@ import contextlib
 import socket
 import threading
 import time
+from collections import Counter
 from typing import Any
 
 AddressInfo = tuple[int, int, int, str, Any]
 """As `socket.getaddrinfo` gives them."""
 
-MOST_LOOKUPS = 4
+MOST_LOOKUPS = 16
 """Under way at a time, those that nobody waits for any more included."""
+MOST_PER_PEER = 2
+"""Of the names that one peer gave as its addresses."""
 
 
 class Resolver:
     """Thread-safe. Nobody waits for its threads in the end: they only ever wait themselves."""
 
     def __init__(self) -> None:
-        self._free = threading.BoundedSemaphore(MOST_LOOKUPS)
+        self._changed = threading.Condition()
+        self._under_way: Counter[str] = Counter()
 
-    def resolve(self, host: str, port: int, seconds: float) -> AddressInfo:
-        """The first address of a host, within `seconds`. Raises: OSError (unknown, or not a name at
-        all), TimeoutError."""
+    def resolve(self, host: str, port: int, seconds: float, peer_id: str) -> AddressInfo:
+        """The first address of a host that this peer named, within `seconds`. Raises: OSError
+        (unknown, or not a name at all), TimeoutError."""
         deadline = time.monotonic() + seconds
         with contextlib.suppress(socket.gaierror):
             return _lookup(host, port, socket.AI_NUMERICHOST)
-        if not self._free.acquire(timeout=seconds):
-            raise TimeoutError("too many host names are being looked up")
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._is_free(peer_id), seconds):
+                raise TimeoutError("too many host names are being looked up")
+            self._under_way[peer_id] += 1
         found: list[AddressInfo | OSError] = []
         done = threading.Event()
 
@@ -40,7 +46,9 @@ class Resolver:
             except OSError as problem:
                 found.append(OSError(str(problem)))
             finally:
-                self._free.release()
+                with self._changed:
+                    self._under_way -= Counter([peer_id])
+                    self._changed.notify_all()
                 done.set()
 
         threading.Thread(target=look, name="atom-lookup", daemon=True).start()
@@ -50,6 +58,10 @@ class Resolver:
         if isinstance(answer, OSError):
             raise answer
         return answer
+
+    def _is_free(self, peer_id: str) -> bool:
+        mine, all_of_them = self._under_way[peer_id], self._under_way.total()
+        return mine < MOST_PER_PEER and all_of_them < MOST_LOOKUPS
 
 
 def _lookup(host: str, port: int, flags: int = 0) -> AddressInfo:

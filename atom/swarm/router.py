@@ -1,8 +1,6 @@
 """Where an authenticated incoming connection goes: messages, a waiting ring, the blob shelf, a line
 to be called over, a relayed peer, the answer to a probe."""
 
-import threading
-import time
 from collections.abc import Callable
 
 from atom.base.errors import PeerRefused
@@ -11,6 +9,7 @@ from atom.swarm.endpoint import Endpoint
 from atom.swarm.frames import Channel, Kind, Patience, Purpose
 from atom.swarm.message_codec import MAX_MESSAGE_BYTES
 from atom.swarm.relay import Relay
+from atom.swarm.ring_pool import RingPool
 from atom.swarm.switchboard import Switchboard
 
 OnMessage = Callable[[str, bytes, bytes], None]
@@ -19,60 +18,6 @@ OnBlobs = Callable[[Channel], None]
 """Serves one channel until it ends; the channel is closed afterwards."""
 OnProbe = Callable[[Channel], None]
 """Answers one probe; the channel is closed afterwards."""
-
-
-class RingPool:
-    """Ring channels that arrived before this peer asked for them: few, and not for long."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._changed = threading.Condition()
-        self._waiting: dict[tuple[str, bytes], Channel] = {}
-        self._closed = False
-
-    def offer(self, channel: Channel, seconds: float) -> bool:
-        """Waits until somebody claims `channel`; False if nobody did in time or room is out.
-
-        A newer channel of the same peer and tag replaces the older one.
-        """
-        key = (channel.peer_id, channel.tag)
-        deadline = time.monotonic() + seconds
-        with self._changed:
-            if self._closed or (len(self._waiting) >= self._limit and key not in self._waiting):
-                return False
-            self._waiting[key] = channel
-            self._changed.notify_all()
-            while self._waiting.get(key) is channel and not self._closed:
-                left = deadline - time.monotonic()
-                if left <= 0 or channel.closed.is_set():
-                    break
-                self._changed.wait(left)
-            return self._settled(key, channel)
-
-    def claim(self, peer_id: str, tag: bytes, seconds: float) -> Channel:
-        """The channel of that peer and tag, waited for. Raises: TimeoutError, ConnectionError."""
-        key = (peer_id, tag)
-        with self._changed:
-            self._changed.wait_for(lambda: key in self._waiting or self._closed, seconds)
-            if self._closed:
-                raise ConnectionError("closed here")
-            if key not in self._waiting:
-                raise TimeoutError(f"no ring connection from {peer_id}")
-            channel = self._waiting.pop(key)
-            channel.claimed = True
-            self._changed.notify_all()
-            return channel
-
-    def close(self) -> None:
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-
-    def _settled(self, key: tuple[str, bytes], channel: Channel) -> bool:
-        """Takes the channel back out unless it was claimed or replaced."""
-        if self._waiting.get(key) is channel:
-            del self._waiting[key]
-        return channel.claimed
 
 
 class Router:
@@ -91,7 +36,8 @@ class Router:
         self._switchboard = switchboard
         self._relay = relay
         self._on_probe = on_probe
-        self.rings = RingPool(endpoint.limits.unclaimed_rings)
+        limits = endpoint.limits
+        self.rings = RingPool(limits.unclaimed_rings, limits.unclaimed_rings_per_peer)
         self._endpoint = endpoint
 
     def screen(self, channel: Channel) -> None:
