@@ -20,6 +20,8 @@ def _check_listen(text: str) -> str:
 
 
 BytesOrAuto = Annotated[Annotated[Bytes, Field(gt=0)] | None, BeforeValidator(_auto_is_none)]
+Share = Annotated[float, Field(ge=0, le=1)]
+ShareOrAuto = Annotated[Share | None, BeforeValidator(_auto_is_none)]
 HostPortText = Annotated[str, AfterValidator(_check_listen)]
 AnnouncementText = Annotated[str, AfterValidator(check_announcement)]
 
@@ -35,6 +37,8 @@ class Device(Section):
     """Threads for computing on the CPU; omitted: PyTorch decides."""
     compile: bool = False
     """Whether sub-models go through torch.compile."""
+    optimizer_share: ShareOrAuto = None
+    """Of the optimizer's step that the device takes: 0 to 1, or "auto": what measured rates say."""
 
 
 class Host(Section):

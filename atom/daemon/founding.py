@@ -20,6 +20,7 @@ from atom.config.load import load_peer_file, load_run_file, normalised_run_text,
 from atom.config.peer_file import PeerFile
 from atom.config.places import default_state_directory
 from atom.config.run_file import RunFile
+from atom.daemon.arranging import Hearers
 from atom.daemon.console import Console
 from atom.daemon.model_source import open_samples, open_source, open_text, pin_source
 from atom.daemon.recipe import (
@@ -236,8 +237,12 @@ def _make(
         console.note(f"{kind} runs uncompiled: {why}")
         EventLog(box.state.events).emit("uncompiled", sub_model=kind, reason=why)
 
-    folder = box.state.program
-    replica = build_replica(recipe, samples, box.peer, seed, folder, console.note, uncompiled)
+    def unstreamed(why: str) -> None:
+        console.note(f"the device takes no share of the optimizer step: {why}")
+        EventLog(box.state.events).emit("unstreamed", reason=why)
+
+    hearers = Hearers(console.note, uncompiled, unstreamed)
+    replica = build_replica(recipe, samples, box.peer, seed, box.state.program, hearers)
     return _Made(recipe, samples, replica, None if code is None else code.content)
 
 

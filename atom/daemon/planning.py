@@ -34,18 +34,22 @@ from atom.daemon.device_choice import (
 from atom.daemon.model_source import open_source, pin_source
 from atom.daemon.profiling import profile_of
 from atom.daemon.recipe import open_device, trace_run
+from atom.daemon.step_share import State, arrange, assumed_rates
 from atom.graph.ir import Program
 from atom.graph.profile.devices import assumed_device
 from atom.graph.profile.seconds import Profile
 from atom.graph.traced import Graph
 from atom.models.data.tokenizer import load_tokenizer
+from atom.optim.device_speed import step_rates
 from atom.optim.speed import adamw_elements_per_s
 from atom.plan.advice import Advice, Situation, advise
 from atom.plan.choice import Choice
 from atom.plan.chosen_program import chosen_program
 from atom.plan.prediction import RoundPrediction, Surroundings, Work, predict
+from atom.plan.step_share import StepShare
 from atom.swap.host_store import working_copy_bytes
 from atom.swap.state_form import HIGH, LOW, MASTER
+from atom.swap.step_rates import StepRates
 from atom.swarm.codec import CODECS
 
 FLOAT32_BYTES = torch.float32.itemsize
@@ -149,6 +153,8 @@ class Plan:
     disk: DiskPlan
     device: DevicePlan
     choice: Choice
+    share: StepShare | None
+    """What the device does of the optimizer's step; None: not asked for, on the host's cores."""
     work: Work
     surroundings: Surroundings
     prediction: RoundPrediction
@@ -171,14 +177,19 @@ def plan_run(request: PlanRequest, note: Note) -> Plan:
         torch.set_num_threads(peer.device.cpu_threads)
     run, graph, model = _trace(run, peer, request.run_file.absolute().parent)
     host = _host(run, graph, peer)
-    device, profile = _device(request, peer, graph, host, note)
+    state = State(graph.layout, graph.parameter_dtype, state_form(run))
+    device, profile, rates = _device(request, peer, state, graph, host, note)
     on_gpu = request.assume is not None or device.title != "cpu"
     most = most_micro_batches(run)
     asked = question(graph, profile, device.budget_bytes, most, on_gpu, host.boundary_bytes)
-    choice = asked.answer()
+    arranged = arrange(asked, state, peer.device.optimizer_share, rates)
+    asked, choice, share = arranged.question, arranged.choice, arranged.share
     program = chosen_program(graph, choice)
     work = _work(run, graph, request)
-    surroundings = _surroundings(run, peer, graph, request, on_gpu)
+    stepping = adamw_elements_per_s(state.precision, state.form) if rates is None else rates.host
+    if rates is not None and share is not None:
+        stepping = share.parameters_per_s
+    surroundings = _surroundings(run, peer, request, stepping, on_gpu)
     situation = Situation(
         asked.chain, asked.machine, asked.limits, work, surroundings, asked.layer_ends
     )
@@ -197,6 +208,7 @@ def plan_run(request: PlanRequest, note: Note) -> Plan:
         disk=_disk(run, graph, peer),
         device=device,
         choice=choice,
+        share=share,
         work=work,
         surroundings=surroundings,
         prediction=predict(choice, work, surroundings),
@@ -227,8 +239,9 @@ def _vocabulary(run: RunFile, peer: PeerFile, folder: Path) -> int:
 
 
 def _device(
-    request: PlanRequest, peer: PeerFile, graph: Graph, host: HostPlan, note: Note
-) -> tuple[DevicePlan, Profile]:
+    request: PlanRequest, peer: PeerFile, state: State, graph: Graph, host: HostPlan, note: Note
+) -> tuple[DevicePlan, Profile, StepRates | None]:
+    rates: StepRates | None = None
     cap = request.device_bytes or peer.device.memory_bytes
     if request.assume is not None:
         assumed = assumed_device(request.assume, graph.parameter_dtype)
@@ -241,16 +254,19 @@ def _device(
             )
         budget, title = cap or int(has * GPU_RESERVE), assumed.title
         profile = profile_of(graph, torch.device("cpu"), request.assume, note)
+        rates = assumed_rates(assumed, state, adamw_elements_per_s(state.precision, state.form))
     else:
         opened = open_device(peer.device.kind, graph.parameter_dtype)
         try:
             kind = opened.torch_device
             budget = cap or usable_device_bytes(kind, host.have_bytes - host.total_bytes)
+            if kind.type == "cuda" or peer.device.optimizer_share:
+                rates = step_rates(opened, state.precision, state.form)
         finally:
             opened.close()
         profile, title = profile_of(graph, kind, None, note), str(kind)
     rate = profile.link.load_bytes_per_s.median
-    return DevicePlan(title, budget, profile.source, rate), profile
+    return DevicePlan(title, budget, profile.source, rate), profile, rates
 
 
 def _host(run: RunFile, graph: Graph, peer: PeerFile) -> HostPlan:
@@ -295,12 +311,12 @@ def _work(run: RunFile, graph: Graph, request: PlanRequest) -> Work:
 
 
 def _surroundings(
-    run: RunFile, peer: PeerFile, graph: Graph, request: PlanRequest, on_gpu: bool
+    run: RunFile, peer: PeerFile, request: PlanRequest, adamw_per_s: float, on_gpu: bool
 ) -> Surroundings:
     caps = (peer.network.upload_bits_per_s, peer.network.download_bits_per_s)
     capped = min((cap for cap in caps if cap is not None), default=DEFAULT_NETWORK_BITS_PER_S)
     return Surroundings(
-        adamw_elements_per_s=adamw_elements_per_s(graph.parameter_dtype, state_form(run)),
+        adamw_elements_per_s=adamw_per_s,
         network_bytes_per_s=(request.network_bits_per_s or capped) / 8,
         gradient_element_bytes=CODECS[run.swarm.codec].wire_bytes(2**20) / 2**20,
         steps_beside=on_gpu,

@@ -16,20 +16,16 @@ from atom.base.errors import DeviceError, MismatchError, ModelError
 from atom.base.units import format_bytes
 from atom.config.peer_file import PeerFile
 from atom.config.run_file import RunFile
+from atom.daemon.arranging import Hearers, arranged
 from atom.daemon.device_choice import (
-    BOUNDARY_SHARE,
-    choice_text,
     cut_arenas,
     ends_alike,
     free_host_bytes,
-    most_micro_batches,
     peer_bytes,
-    question,
     state_form,
-    usable_device_bytes,
 )
 from atom.daemon.model_source import source_errors
-from atom.daemon.profiling import profile_or_guess
+from atom.daemon.step_share import share_text
 from atom.graph.check.startup_check import (
     StartupCheck,
     Subject,
@@ -44,10 +40,11 @@ from atom.graph.tracing.effects import bind, is_random
 from atom.models.data.samples import Samples
 from atom.models.source import InitialValue, ModelSource, materialised
 from atom.optim.adamw import AdamWSettings
+from atom.optim.open_share import WantedShare
 from atom.optim.rate import RateSettings
 from atom.plan.choice import Choice
 from atom.plan.chosen_program import chosen_program
-from atom.swap.compiled import Compilation, Told
+from atom.swap.compiled import Compilation
 from atom.swap.device import CpuDevice, Device
 from atom.swap.voided import is_out_of_memory
 from atom.training.replica import Replica, ReplicaSettings
@@ -141,22 +138,21 @@ def build_replica(
     peer: PeerFile,
     dropout_seed: int,
     folder: Path,
-    note: Callable[[str], None],
-    uncompiled: Told,
+    hearers: Hearers,
 ) -> Replica:
     """Checks the program against eager, cuts it for this device, allocates the replica.
 
-    Leaves the generated source in `folder`. If the peer wants sub-models compiled, `uncompiled` is
-    told later which of them could not be. Raises: ConfigError, ModelError, DeviceError: for a
+    Leaves the generated source in `folder`. Raises: ConfigError, ModelError, DeviceError: for a
     budget that is too small before anything is allocated.
     """
-    run = recipe.run
+    run, note = recipe.run, hearers.note
     if peer.device.cpu_threads:
         torch.set_num_threads(peer.device.cpu_threads)
     _require_host_memory(peer_bytes(run, recipe.graph), peer)
     _verify(recipe, samples, note)
     device = open_device(peer.device.kind, PRECISIONS[run.model.precision])
-    choice = _choice(recipe, peer, device, note)
+    way = arranged(run, recipe.graph, peer, device, hearers)
+    choice, share = way.choice, way.share
     training = chosen_program(recipe.graph, choice)
     cut = cut_arenas(training, choice, on_gpu=device.torch_device.type == "cuda")
     _require_host_memory(peer_bytes(run, recipe.graph) + sum(size for _, size in cut), peer)
@@ -168,8 +164,11 @@ def build_replica(
     (folder / "sub_models.py").write_text(training.source, encoding="utf-8")
     settings = _settings(run, dropout_seed, choice)
     if peer.device.compile:
-        settings = replace(settings, compilation=Compilation(uncompiled))
+        settings = replace(settings, compilation=Compilation(hearers.uncompiled))
         note("sub-models are compiled as they are first run: the first pass takes minutes")
+    if share is not None:
+        note(share_text(share))
+        settings = replace(settings, step_share=WantedShare(share.share, hearers.unstreamed))
     with _named_if_out_of_memory():
         return Replica(training, evaluation, settings, device)
 
@@ -186,20 +185,6 @@ def _named_if_out_of_memory() -> Iterator[None]:
             f"memory ran out while the replica was set up: {str(failure).partition(chr(10))[0]}",
             "other programs use it: end them, or lower [device] memory in the peer file",
         ) from failure
-
-
-def _choice(recipe: Recipe, peer: PeerFile, device: Device, note: Callable[[str], None]) -> Choice:
-    """How the model goes through this device. Raises: DeviceError."""
-    kind, graph = device.torch_device, recipe.graph
-    host = free_host_bytes(peer.host.memory_bytes)
-    left = host - peer_bytes(recipe.run, graph)
-    budget = peer.device.memory_bytes or usable_device_bytes(kind, left)
-    profile = profile_or_guess(graph, kind, note)
-    most = most_micro_batches(recipe.run)
-    on_gpu = kind.type == "cuda"
-    choice = question(graph, profile, budget, most, on_gpu, int(left * BOUNDARY_SHARE)).answer()
-    note(choice_text(choice, budget))
-    return choice
 
 
 def _require_host_memory(need: int, peer: PeerFile) -> None:

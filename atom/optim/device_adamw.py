@@ -25,6 +25,12 @@ SCRATCH_TENSORS = 4
 """float32, for what a state's form does not hold as such."""
 
 
+TRAFFIC_BYTES = {StateForm.EXACT: 750, StateForm.SPLIT: 800, StateForm.HALF: 1250}
+"""Of the device's memory, per element, that all operations of an update read and write."""
+KERNELS = {StateForm.EXACT: 49, StateForm.SPLIT: 55, StateForm.HALF: 83}
+"""That an update launches, the copy of its verdict included."""
+
+
 class DeviceAdamW:
     """Scratch for buckets of so many elements, used one after the other, in one order of
     operations."""

@@ -18,6 +18,7 @@ from atom.graph.program import load
 from atom.optim.adamw import AdamW, AdamWSettings
 from atom.optim.clipping import clip_coefficient
 from atom.optim.gradients import GradientArena
+from atom.optim.open_share import WantedShare, open_share
 from atom.optim.rate import RateSettings, learning_rate
 from atom.optim.stepper import Stepper
 from atom.swap.arrangement import Arrangement
@@ -51,6 +52,8 @@ class ReplicaSettings:
     state_form: StateForm = StateForm.EXACT
     compilation: Compilation | None = None
     """How the training program's sub-models are compiled; None: they run as they are printed."""
+    step_share: WantedShare | None = None
+    """What the device does of the optimizer's step. Bits do not depend on it."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +115,11 @@ class Replica:
         engines[0].observer = observer
         self._training, self._evaluation = engines[0], engines[-1]
         self._arena = GradientArena(self._store.gradients)
-        adamw = AdamW(self._store, settings.adamw, program.frozen)
+        wanted = settings.step_share
+        self._share = None
+        if wanted is not None:
+            self._share = open_share(device, self._store, settings.adamw, wanted)
+        adamw = AdamW(self._store, settings.adamw, program.frozen, share=self._share)
         self._observer = observer
         self.watch = PassWatch(self._clock, [part.name for part in program.sub_models])
         """Looks at some of the passes, unless there is an observer for all of them."""
@@ -127,6 +134,11 @@ class Replica:
         """Steps taken since the initial values: the round of the state held, or of the one that a
         step under way leads to."""
         return self._round - 1 if self.torn else self._round
+
+    @property
+    def streamed_parameters(self) -> int:
+        """That the device has updated so far, over all steps."""
+        return self._share.conveyor.updated_elements if self._share is not None else 0
 
     @property
     def micro_batches(self) -> int:

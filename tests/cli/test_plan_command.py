@@ -48,8 +48,8 @@ def test_no_line_is_wider_than_the_terminal(
 def test_json_is_complete(capsys: pytest.CaptureFixture[str]) -> None:
     plan = json.loads("\n".join(lines_of(capsys, "--json", "--peer", str(PEERS / "cpu.toml"))))
     assert set(plan) == {
-        "run", "model", "precision", "parameters", "fits", "host", "disk", "device", "work",
-        "surroundings", "round", "advice", "plan",
+        "run", "model", "precision", "parameters", "fits", "host", "disk", "device",
+        "step_share", "work", "surroundings", "round", "advice", "plan",
     }  # fmt: skip
     assert plan["host"]["total_bytes"] == sum(plan["host"]["arenas"].values())
     assert plan["device"]["budget_bytes"] == 2 * 2**30

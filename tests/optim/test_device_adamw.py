@@ -16,8 +16,8 @@ from torch._C import DisableTorchFunction
 from torch.overrides import TorchFunctionMode
 
 from atom.optim.adamw import AdamWSettings
-from atom.optim.bucket import Bucket
-from atom.optim.device_adamw import DeviceAdamW
+from atom.optim.bucket import Bucket, bucket_bytes
+from atom.optim.device_adamw import KERNELS, TRAFFIC_BYTES, DeviceAdamW, scratch_bytes
 from atom.optim.fused_multiply_add import FusedMultiplyAdd
 from atom.optim.noise import Noise, key_of
 from atom.swap.state_form import StateForm
@@ -123,12 +123,14 @@ BITWISE = "and", "or", "xor", "left_shift", "right_shift"
 
 
 class InPlace(TorchFunctionMode):
-    """Notes every operation's name; each must write into memory that was there before."""
+    """Notes every operation's name and what it moves; each must write into memory that was there
+    before."""
 
     def __init__(self, memory: Sequence[Tensor]) -> None:
         super().__init__()
         self._known = {tensor.untyped_storage().data_ptr() for tensor in memory}
         self.names = list[str]()
+        self.moved_bytes = 0
 
     def __torch_function__(
         self,
@@ -142,8 +144,17 @@ class InPlace(TorchFunctionMode):
             with DisableTorchFunction():
                 address = result.untyped_storage().data_ptr()
             assert address in self._known, f"{func} makes memory"
-            self.names.append(func.__name__.strip("_"))
+            self._note(func.__name__.strip("_"), args, result)
         return result
+
+    def _note(self, name: str, arguments: tuple[Any, ...], result: Tensor) -> None:
+        if name in VIEWS:
+            return
+        self.names.append(name)
+        read = arguments[1:] if name == "copy" else arguments
+        with DisableTorchFunction():
+            moved = [each for each in (*read, result) if isinstance(each, Tensor) and each.dim()]
+            self.moved_bytes += sum(each.nbytes for each in moved)
 
 
 @pytest.mark.parametrize(("precision", "form"), FORMS)
@@ -161,8 +172,12 @@ def test_nothing_is_allocated_and_every_operation_rounds_at_most_once(
     bucket.scalars  # noqa: B018 - made once
     with InPlace(made) as mode:
         adamw.update(bucket, 50, moves_far=False, noise=(3, 5), bad=bad)
-    kernels = [name for name in mode.names if name not in VIEWS]
     rounding = {"add", "sub", "mul", "div", "sqrt", "copy"}
     exact = {"gt", "ne", "abs", "any", *(f"bitwise_{what}" for what in BITWISE)}
-    assert set(kernels) <= rounding | exact
-    assert len(kernels) <= (90 if form is StateForm.HALF else 60)
+    assert set(mode.names) <= rounding | exact
+    assert KERNELS[form] - 2 <= len(mode.names) < KERNELS[form]
+    assert mode.moved_bytes / 50 == pytest.approx(TRAFFIC_BYTES[form], rel=0.02)
+    taken = sum(tensor.nbytes for tensor in made)
+    assert taken == pytest.approx(
+        scratch_bytes(64, form) + bucket_bytes(64, precision, form), abs=64
+    )
