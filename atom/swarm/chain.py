@@ -8,6 +8,7 @@ heads mean equal bytes. Everything here is a frozen value; digests are taken ove
 import dataclasses
 import json
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Any
 
 from blake3 import blake3
@@ -77,6 +78,10 @@ class Value:
         return sum(part.loss_sum for part in self.contributions) / self.sequences
 
     def digest(self) -> bytes:
+        return self._digest
+
+    @cached_property
+    def _digest(self) -> bytes:
         return canonical_digest("value", self)
 
 
@@ -158,12 +163,15 @@ def canonical_digest(kind: str, value: Any) -> bytes:
 
 
 def _plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    if isinstance(value, bytes):
+    if isinstance(value, bytes | float):
         return value.hex()
-    if isinstance(value, float):
-        return value.hex()
+    if value is None or isinstance(value, str | int):
+        return value
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
-    return value
+    return {name: _plain(getattr(value, name)) for name in _fields_of(value.__class__)}
+
+
+@lru_cache(maxsize=64)
+def _fields_of(kind: type[object]) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(kind))

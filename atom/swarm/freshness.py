@@ -6,7 +6,7 @@ DHT replica cannot keep a dead peer alive. When we ourselves were not looking (f
 DHT unreachable), everything is unknown again and every timer starts over.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from atom.swarm.chain import Voter
@@ -49,6 +49,9 @@ class LeaseBook:
         self._asked_at: dict[tuple[str, bytes], float] = {}
         self._updated_at: float | None = None
         self._watching_since: float | None = None
+        self._alive: dict[str, Lease] = {}
+        self._alive_until = float("-inf")
+        """`_alive` is what `fresh` says until then, or until the next reading."""
 
     def update(self, leases: Mapping[str, Lease], now: float) -> None:
         """Takes one successful reading (verified leases by peer id). Never call it for a failed
@@ -57,6 +60,7 @@ class LeaseBook:
             self._forget_signs()
             self._watching_since = now
         self._updated_at = now
+        self._alive_until = float("-inf")
         for peer_id, lease in leases.items():
             if peer_id in self._peers or len(self._peers) < MAX_PEERS or self._make_room():
                 self._see(peer_id, lease, now)
@@ -70,14 +74,24 @@ class LeaseBook:
         left nor doubled. Empty while we are not watching."""
         if not self.is_watching(now):
             return {}
-        alive = {}
-        for peer_id in self._peers:
-            sighting = self._current(peer_id)
-            if sighting is None or not self._is_recent(sighting, now):
+        if now > self._alive_until:
+            self._look_again(now)
+        return dict(self._alive)
+
+    def _look_again(self, now: float) -> None:
+        """A swarm is a thousand peers, and it is asked about ten times a second: between two
+        readings the answer changes only when somebody's latest sign grows too old."""
+        self._alive, self._alive_until = {}, float("inf")
+        for peer_id, incarnations in self._peers.items():
+            recent = [s for s in incarnations.values() if self._is_recent(s, now)]
+            if not recent:
                 continue
-            if sighting.lease.state != PeerState.LEFT and not self.is_duplicate(peer_id, now):
-                alive[peer_id] = sighting.lease
-        return alive
+            soonest = min(s.last_sign or 0.0 for s in recent) + self._lease_seconds
+            self._alive_until = min(self._alive_until, soonest)
+            current = recent[0] if len(recent) == 1 else self._current(peer_id)
+            if current is None or current.lease.state == PeerState.LEFT or _are_doubled(recent):
+                continue
+            self._alive[peer_id] = current.lease
 
     def missing_for(self, voter: Voter, now: float) -> float:
         """Seconds of silence of exactly this incarnation, as far as we watched without a gap.
@@ -118,12 +132,8 @@ class LeaseBook:
 
         A restart is no duplicate: the old incarnation makes no progress once the new one is seen.
         """
-        recent = [s for s in self._peers.get(peer_id, {}).values() if self._is_recent(s, now)]
-        return any(
-            a.last_progress > b.first_seen and b.last_progress > a.first_seen
-            for index, a in enumerate(recent)
-            for b in recent[index + 1 :]
-        )
+        known = self._peers.get(peer_id, {}).values()
+        return _are_doubled([s for s in known if self._is_recent(s, now)])
 
     def _is_recent(self, sighting: _Sighting, now: float) -> bool:
         return sighting.last_sign is not None and now - sighting.last_sign <= self._lease_seconds
@@ -158,3 +168,12 @@ class LeaseBook:
                 del self._peers[peer_id]
                 return True
         return False
+
+
+def _are_doubled(recent: Sequence[_Sighting]) -> bool:
+    """Whether two of these incarnations of one peer made progress side by side."""
+    return any(
+        a.last_progress > b.first_seen and b.last_progress > a.first_seen
+        for index, a in enumerate(recent)
+        for b in recent[index + 1 :]
+    )

@@ -29,6 +29,7 @@ def peer_id_of(public_key: bytes) -> str:
     return base58.b58encode(_IDENTITY_MULTIHASH + _PUBLIC_PREFIX + public_key).decode()
 
 
+@lru_cache(maxsize=8192)
 def public_key_of(peer_id: str) -> Ed25519PublicKey:
     """The key inside a peer id. Raises: ValueError if it is not an Ed25519 peer id."""
     raw = base58.b58decode(peer_id)

@@ -18,8 +18,8 @@ from atom.swarm.freshness import LeaseBook
 from atom.swarm.message_codec import decode, encode
 from atom.swarm.rate_limit import TokenBucket
 from atom.swarm.records import Lease
+from atom.training.outlook import count_swarm, look
 from atom.training.pacing import SwarmCount
-from atom.training.round.electorate import ACTIVE_STATES, same_head
 from atom.training.round.machine import RoundMachine
 from atom.training.round.vocabulary import (
     Action,
@@ -168,8 +168,11 @@ class RoundLoop:
         return event is not None
 
     def _tick(self) -> None:
-        self._next_tick = self._clock.now() + TICK_S
-        self._view = self._look()
+        now, hands, machine = self._clock.now(), self._hands, self._machine
+        self._next_tick = now + TICK_S
+        count, pass_s = hands.own_sequences(), hands.pass_seconds()
+        self._view = look(self._book, machine.head, self._me, count, pass_s, now)
+        hands.tell_progress(count_swarm(machine, self._view, self._seen_at))
         self._handle(Tick(self._view))
 
     def _handle(self, event: Event) -> None:
@@ -184,45 +187,6 @@ class RoundLoop:
         now = self._clock.now()
         self._book.update(leases, now)
         self._seen_at = now
-
-    def _look(self) -> View:
-        now = self._clock.now()
-        head = self._machine.head
-        fresh = self._book.fresh(now)
-        others = {peer: lease for peer, lease in fresh.items() if peer != self._me.peer_id}
-        absent = [
-            voter
-            for voter in head.voters
-            if voter != self._me
-            and getattr(others.get(voter.peer_id), "incarnation", None) != voter.incarnation
-        ]
-        view = View(
-            fresh=others,
-            lapsed_seconds={voter: self._book.missing_for(voter, now) for voter in absent},
-            dead=frozenset(
-                voter
-                for voter in absent
-                if self._book.has_left(voter) or self._book.is_replaced(voter, now)
-            ),
-            sequences=self._hands.own_sequences(),
-            pass_seconds=self._hands.pass_seconds(),
-            mine=fresh.get(self._me.peer_id),
-        )
-        self._hands.tell_progress(self._count(head, view))
-        return view
-
-    def _count(self, head: Head, view: View) -> SwarmCount:
-        """What the others counted, and how many share the work: those at our head, and members
-        of the last round whose new lease is still on its way."""
-        mates = self._machine.answering(same_head(head, view))
-        coming = {
-            peer
-            for peer, lease in view.fresh.items()
-            if peer in head.members and lease.state in ACTIVE_STATES and lease.round < head.round
-        }
-        wanted = self._machine.global_batch
-        sequences = sum(min(lease.sequences, wanted) for lease in mates.values())
-        return SwarmCount(sequences, len(coming | set(mates)) + 1, self._seen_at)
 
     # ---- actions
 

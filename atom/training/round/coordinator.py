@@ -180,10 +180,7 @@ class Coordinator:
         self._last_attempt = number = max(seen, self._last_attempt) + 1
         ballot = Ballot(number, desk.me.peer_id, desk.me.incarnation)
         invited = set(same_head(desk.head, desk.view)) | {desk.me.peer_id}
-        if chosen.survivors:
-            invited &= {voter.peer_id for voter in chosen.survivors}
-        else:
-            invited -= self._rings.dispensable(chosen, invited)
+        invited -= self._rings.dispensable(chosen, invited)
         deadline = desk.now + desk.promise_patience()
         self.attempt = Attempt(chosen, Stage.PREPARE, desk.now, deadline, ballot=ballot)
         self.attempt.expected = invited

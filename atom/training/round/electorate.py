@@ -83,12 +83,16 @@ def electorate(
     present = {me} | {Voter(i, lease.incarnation) for i, lease in same_head(head, view).items()}
     if alive - present:
         return None  # alive, but on its way to or from another head: it has to answer too
-    ordered = standing(alive | {me}) + standing(present - alive - {me})
-    survivors = tuple(sorted(ordered[:MAX_VOTERS]))
+    survivors = _survivors(head, alive, present)
+    return Electorate(survivors, survivors) if me in survivors else None
+
+
+def _survivors(head: Head, alive: set[Voter], present: set[Voter]) -> Survivors:
+    """The run's own: living voters, then who had a part in the last round or is back. All of them
+    have to agree, and strangers would not for a while: they have not seen anybody be silent."""
     known = {voter.peer_id for voter in head.voters} | set(head.members)
-    if all(voter.peer_id not in known for voter in survivors):
-        return None  # a branch of strangers binds nobody: wait for one of the run's own
-    return Electorate(survivors, survivors)
+    others = {voter for voter in present - alive if voter.peer_id in known}
+    return tuple(sorted((standing(alive) + standing(others))[:MAX_VOTERS]))
 
 
 def objection_to_branch(
@@ -98,8 +102,7 @@ def objection_to_branch(
     alive = alive_voters(head, me, view)
     left_out = alive - set(survivors)
     return (
-        me not in survivors
-        or bool(left_out)
+        bool(left_out)
         or is_quorum(head.voters, alive)
         or not gone_for_good(head, me, view, grace_seconds)
     )

@@ -10,10 +10,11 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from simulated_peer import Chain
 from simulated_ring import Result
+from simulated_seat import Chain
 from simulated_story import Story
-from simulation import NAMES, Witness, identity
+from simulated_witness import Witness
+from simulation import NAMES, identity
 
 from atom.swarm.chain import Ballot, Commit, Contribution, Voter, canonical_digest, genesis
 from atom.swarm.messages import Accept, AcceptedVote, CommitNotice, Message, Promise
@@ -286,7 +287,7 @@ class Adversary:
         for other in self.players.values():
             silent = (other.me.peer_id, player.me.peer_id) in self.silence
             if other.chain.head.prefers(best.head) and not silent:
-                assert not other.chain.problem()
+                assert self.witness.vouches_for(other.chain)
                 best = other.chain
         if best is not player.chain:
             player.count, player.chain = 0, best

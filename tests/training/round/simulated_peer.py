@@ -7,16 +7,18 @@ action is checked against what the machine's contract promises about it.
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
+from simulated_lookout import READ_SECONDS, Lookout
 from simulated_ring import Result, Runner, Work
+from simulated_seat import Chain, Seat
 
-from atom.swarm.chain import Ballot, Commit, Head, Voter, canonical_digest
-from atom.swarm.freshness import LeaseBook
-from atom.swarm.identity import Identity
-from atom.swarm.membership import certificate_problem
+from atom.swarm.chain import Ballot, Head, Voter
 from atom.swarm.messages import CommitNotice
-from atom.swarm.records import RENEW_SECONDS, Lease, PeerState
+from atom.swarm.records import PeerState
+from atom.training.outlook import count_swarm
+from atom.training.pacing import SwarmCount, next_pass
 from atom.training.round import RoundMachine
 from atom.training.round.vocabulary import (
     Action,
@@ -41,76 +43,12 @@ from atom.training.round.vocabulary import (
     Thaw,
     Tick,
     Unreachable,
-    View,
 )
 
 if TYPE_CHECKING:
     from simulation import Swarm
 
 TICK_SECONDS = 0.3
-READ_SECONDS = 0.9
-_STATES = {
-    Phase.ACCUMULATING: PeerState.ACCUMULATING,
-    Phase.STEPPING: PeerState.STEPPING,
-    Phase.SYNCING: PeerState.SYNCING,
-}
-
-
-@dataclass(frozen=True)
-class Chain:
-    """A replica's history: heads and state digests since genesis, and the work they contain."""
-
-    heads: tuple[Head, ...]
-    states: tuple[bytes, ...]
-    commits: tuple[Commit, ...] = ()
-    works: frozenset[Work] = frozenset()
-
-    @property
-    def head(self) -> Head:
-        return self.heads[-1]
-
-    @property
-    def state(self) -> bytes:
-        return self.states[-1]
-
-    def after(self, commit: Commit, head: Head, result: Result) -> "Chain":
-        state = canonical_digest("state", [self.state, result.digest, result.norm])
-        assert not self.works & result.works, "work counted twice"
-        return Chain(
-            (*self.heads, head),
-            (*self.states, state),
-            (*self.commits, commit),
-            self.works | result.works,
-        )
-
-    def problem(self) -> str:
-        """Why a stranger would not follow this chain; empty if it would."""
-        head = self.heads[0]
-        for commit, claimed in zip(self.commits, self.heads[1:], strict=True):
-            if certificate_problem(head, commit) is not None:
-                return f"bad certificate at round {claimed.round}"
-            if commit.value.parent != head.digest or head.after(commit.value) != claimed:
-                return f"broken link at round {claimed.round}"
-            head = claimed
-        return ""
-
-
-@dataclass
-class Seat:
-    """What outlives a process: name, key, habits and the disk."""
-
-    name: str
-    identity: Identity
-    disk: Chain
-    pass_sequences: int = 4
-    pass_seconds: float = 1.0
-    step_seconds: float = 0.2
-    process: "Process | None" = None
-    born: int = 0
-
-    @property
-    def peer_id(self) -> str:
-        return self.identity.peer_id
 
 
 @dataclass
@@ -121,6 +59,8 @@ class _Gradients:
     frozen: bool = False
     freezing: Ballot | None = None
     passing: bool = False
+    last_pass_ended: float = float("-inf")
+    swarm: SwarmCount = field(default_factory=SwarmCount)
 
 
 class Process:
@@ -137,7 +77,7 @@ class Process:
             self.chain.state,
             swarm.terms,
             seat.identity.sign,
-            swarm.agenda.now,
+            self.now(),
         )
         self.results: dict[bytes, Result] = {}
         self.offered: set[bytes] = set()
@@ -146,16 +86,15 @@ class Process:
         self.stopped = False
         self.paused = False
         """Takes part, but computes nothing."""
-        self.crash_after: int | None = None
-        """Actions until this process dies in the middle of carrying them out."""
+        self.interruption: tuple[int, Callable[[], None]] | None = None
+        """After so many actions this happens, in the middle of carrying them out."""
+        self.acts = 0
+        """Actions carried out so far."""
         self.backlog: list[Callable[[], None]] = []
         self.gradients = _Gradients(self.chain.head.digest)
         self.reports: list[str] = []
         self.told: list[Report] = []
-        self._book = LeaseBook()
-        self._serial = 0
-        self._published_at = float("-inf")
-        self._published: tuple[object, ...] = ()
+        self._lookout = Lookout(self)
         self._work_number = 0
         self._ring: StartRing | None = None
         self._syncing = False
@@ -173,9 +112,13 @@ class Process:
     def sequences(self) -> int:
         return len(self.gradients.works) * self.seat.pass_sequences
 
+    def now(self) -> float:
+        """What this machine's clock shows: no other one shows the same."""
+        return self.swarm.agenda.now + self.seat.clock_offset_s
+
     def start(self) -> None:
         self.later(self.dice.uniform(0, TICK_SECONDS), self._tick)
-        self.later(self.dice.uniform(0, READ_SECONDS), self._read_directory)
+        self.later(self.dice.uniform(0, READ_SECONDS), self._lookout.read)
         self._start_pass()
 
     def die(self) -> None:
@@ -199,7 +142,7 @@ class Process:
                 self.later(0.001, act)
 
     def leave(self) -> None:
-        self._left_at = self.swarm.agenda.now + 10.0
+        self._left_at = self.now() + 10.0
         self._handle(LeaveRequested())
 
     def stay(self) -> None:
@@ -235,18 +178,26 @@ class Process:
         before = self.machine.head
         if not isinstance(event, Tick):
             self.swarm.tell(self, event)
-        actions = self.machine.handle(event, self.swarm.agenda.now)
+        actions = self.machine.handle(event, self.now())
         self._check_head(before, event, actions)
-        for action in actions:
-            if self.crash_after is not None:
-                self.crash_after -= 1
-                if self.crash_after < 0:
-                    self.die()
-                    return
+        self._carry_out_all(actions)
+
+    def _carry_out_all(self, actions: list[Action]) -> None:
+        for place, action in enumerate(actions):
+            self._interrupt_if_due()
+            if self.stopped:
+                self.backlog.append(partial(self._carry_out_all, actions[place:]))
+            if self.stopped or not self.alive:
+                return
+            self.acts += 1
             self.swarm.tell(self, action)
             self._carry_out(action)
-            if not self.alive:
-                return
+
+    def _interrupt_if_due(self) -> None:
+        if self.interruption is not None and self.acts >= self.interruption[0]:
+            _, interrupt = self.interruption
+            self.interruption = None
+            interrupt()
 
     def _check_head(self, before: Head, event: Event, actions: list[Action]) -> None:
         after = self.machine.head
@@ -308,14 +259,21 @@ class Process:
 
     def _start_pass(self) -> None:
         gradients = self.gradients
-        if not gradients.passing and not gradients.frozen and not self.paused:
+        if not gradients.passing and not gradients.frozen and not self.paused and self._lacks():
             gradients.passing = True
             head = gradients.head
             self.later(self.seat.pass_seconds, lambda: self._end_pass(head))
 
+    def _lacks(self) -> bool:
+        """Whether the worker of a real peer would train on."""
+        own, batch = self.sequences, self.machine.global_batch
+        ended, swarm = self.gradients.last_pass_ended, self.gradients.swarm
+        return next_pass(own, ended, swarm, batch, self.seat.pass_sequences) > 0
+
     def _end_pass(self, head: bytes) -> None:
         gradients = self.gradients
         gradients.passing = False
+        gradients.last_pass_ended = self.now()
         useful = head == gradients.head == self.machine.head.digest
         if useful and self.machine.phase is not Phase.SYNCING:
             assert not gradients.frozen, "counting went on while frozen"
@@ -402,7 +360,6 @@ class Process:
         assert self._ring is None, "a step under a running ring"
         assert not self._syncing, "a step while the state is being replaced"
         assert self.chain.head.digest == action.commit.value.parent
-        assert certificate_problem(self.chain.head, action.commit) is None
         self.swarm.witness.sees_commit(action.commit)
         result = self.results[action.commit.value.result_digest]
         self.offered.add(result.digest)
@@ -429,7 +386,7 @@ class Process:
             other = self.swarm.reachable(self.peer_id, donor)
             if other is None:
                 failed.append(donor)
-            elif other.chain.problem():
+            elif not self.swarm.witness.vouches_for(other.chain):
                 shunned.append(donor)
             elif other.chain.head.prefers(best.head) or action.discard:
                 best = other.chain if not best.head.prefers(other.chain.head) else best
@@ -448,78 +405,25 @@ class Process:
         self.offered &= set(self.results)
         self.swarm.witness.sees_state(chain.head, chain.state)
         lag = self.dice.choice([0.0, 0.0, 1.0, 4.0])
-        self.later(lag, lambda: self._write_disk(chain))
-
-    def _write_disk(self, chain: Chain) -> None:
-        if not self.seat.disk.head.prefers(chain.head):
-            self.seat.disk = chain
+        self.later(lag, lambda: self.seat.write(chain))
 
     # ---- the directory
 
     def _tick(self) -> None:
-        self._handle(Tick(self.view()))
+        view = self._lookout.view()
+        self.gradients.swarm = count_swarm(self.machine, view, self._lookout.seen_at)
+        self._handle(Tick(view))
         if not self.alive:
             return
-        self._publish_if_news()
+        self._start_pass()
+        self._lookout.publish_if_news()
         if self._left_at is not None and self._may_go():
-            self._publish(PeerState.LEFT)
+            self._lookout.publish(PeerState.LEFT)
+            self.seat.retired = True
             self.die()
             return
         self.later(TICK_SECONDS * self.dice.uniform(0.9, 1.1), self._tick)
 
     def _may_go(self) -> bool:
         voter = self.me in self.machine.head.voters
-        return not voter or self.swarm.agenda.now >= (self._left_at or 0.0)
-
-    def _read_directory(self) -> None:
-        reading = self.swarm.directory.read(self.peer_id)
-        if reading is not None:
-            self._book.update(reading, self.swarm.agenda.now)
-        self.later(READ_SECONDS * self.dice.uniform(0.9, 1.1), self._read_directory)
-
-    def view(self) -> View:
-        now, book = self.swarm.agenda.now, self._book
-        fresh = {p: lease for p, lease in book.fresh(now).items() if p != self.peer_id}
-        voters = [v for v in self.machine.head.voters if v.peer_id != self.peer_id]
-        silent = [v for v in voters if v.peer_id not in fresh]
-        return View(
-            fresh=fresh,
-            lapsed_seconds={v: book.missing_for(v, now) for v in silent},
-            dead=frozenset(v for v in voters if book.has_left(v) or book.is_replaced(v, now)),
-            sequences=self.sequences,
-            pass_seconds=self.seat.pass_seconds,
-        )
-
-    def _publish_if_news(self) -> None:
-        news = (self.machine.head.digest, self.machine.phase, self.sequences)
-        due = self.swarm.agenda.now - self._published_at >= RENEW_SECONDS
-        if due or news != self._published:
-            self._published = news
-            phase = _STATES.get(self.machine.phase, PeerState.REDUCING)
-            self._publish(PeerState.LEAVING if self.leaving else phase)
-
-    def _publish(self, state: PeerState) -> None:
-        self._published_at = now = self.swarm.agenda.now
-        self._serial += 1
-        head = self.machine.head
-        stepping = self.machine.phase is Phase.STEPPING
-        lease = Lease(
-            peer_id=self.peer_id,
-            incarnation=self.me.incarnation,
-            serial=self._serial,
-            issued_at=now,
-            state=state,
-            head=head.digest,
-            round=head.round,
-            work=head.work,
-            sequences=0 if stepping else self.sequences,
-            rounds_joined=0,
-            sequences_committed=0,
-            sequences_per_s=0.0,
-            tokens_per_s=0.0,
-            pass_seconds=self.seat.pass_seconds,
-            loss=None,
-            state_digest=self.machine.state_digest,
-            addresses=(),
-        )
-        self.swarm.directory.publish(lease)
+        return not voter or self.now() >= (self._left_at or 0.0)

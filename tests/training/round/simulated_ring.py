@@ -71,10 +71,17 @@ class Liar(StrEnum):
 class Rings:
     """All rings of one swarm, by parent and ballot."""
 
-    def __init__(self, agenda: Agenda, network: Network, dice: random.Random) -> None:
+    def __init__(
+        self,
+        agenda: Agenda,
+        network: Network,
+        dice: random.Random,
+        seconds: tuple[float, float],
+    ) -> None:
         self._agenda = agenda
         self._network = network
         self._dice = dice
+        self._seconds = seconds
         self._rings: dict[tuple[bytes, object], _Ring] = {}
         self.liars: dict[str, Liar] = {}
         """By peer id."""
@@ -92,7 +99,7 @@ class Rings:
         if ring.complete and liars and len(start.members) > 1:
             self._spoil(ring, start, self._dice.choice(liars))
         elif ring.complete:
-            base = self._dice.uniform(0.1, 1.2)
+            base = self._dice.uniform(*self._seconds)
             for member in ring.runners.values():
                 delay = base + self._dice.uniform(0.0, 0.5)
                 member.later(delay, lambda m=member: self._finish(m, ring, start))

@@ -123,10 +123,11 @@ class Directory:
     def add_reader(self, peer_id: str) -> None:
         self._copies.setdefault(peer_id, {})
 
-    def publish(self, lease: Lease) -> None:
+    def publish(self, lease: Lease, now: float) -> None:
+        """`now` by the publisher's clock: a lease says itself when it ends."""
         if lease.peer_id in self.dark:
             return
-        expires = self._agenda.now + LEASE_SECONDS
+        expires = now + LEASE_SECONDS
         for reader, copy in self._copies.items():
             if (lease.peer_id, reader) in self.hidden or reader == lease.peer_id:
                 continue
@@ -137,9 +138,8 @@ class Directory:
                 delay, lambda copy=copy: copy.update({lease.peer_id: (expires, lease)})
             )
 
-    def read(self, reader: str) -> dict[str, Lease] | None:
-        """The unexpired leases this reader can see; None if it cannot read at all."""
+    def read(self, reader: str, now: float) -> dict[str, Lease] | None:
+        """The leases this reader can see, unexpired by its clock; None if it cannot read at all."""
         if reader in self.dark:
             return None
-        now = self._agenda.now
         return {p: lease for p, (until, lease) in self._copies[reader].items() if until > now}

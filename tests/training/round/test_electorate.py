@@ -2,6 +2,7 @@
 left, and only when the others are gone for good."""
 
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -98,10 +99,20 @@ def test_no_branch_while_a_living_voter_is_elsewhere() -> None:
     assert choose(head, B, view(lease(E), dead=gone)) == Electorate((B, E), (B, E))
 
 
-def test_a_crowd_of_guests_never_crowds_a_voter_out() -> None:
+def test_a_crowd_of_guests_founds_no_branch_with_us() -> None:
+    """They would have to agree, and have not been here long enough to know who is silent."""
     guests = [Voter(f"guest {n}", b"g" * 16) for n in range(20)]
     head = head_of(A, B, C, D, E)
     seen = view(lease(E), *(lease(guest) for guest in guests), dead={A, C, D})
+    assert choose(head, B, seen) == Electorate((B, E), (B, E))
+    assert choose(head, guests[0], seen) is None
+
+
+def test_of_a_crowd_of_members_nine_found_a_branch_and_voters_are_among_them() -> None:
+    members = [Voter(f"member {n}", b"m" * 16) for n in range(20)]
+    names = tuple(voter.peer_id for voter in members)
+    head = replace(head_of(A, B, C, D, E), members=names)
+    seen = view(lease(E), *(lease(member) for member in members), dead={A, C, D})
     chosen = choose(head, B, seen)
     assert chosen is not None
     assert {B, E} <= set(chosen.survivors)
@@ -120,12 +131,12 @@ def test_all_survivors_or_none() -> None:
     [
         ((B, C), view(lease(C), dead={A}, silent={D: 20.0, E: 20.0}), False),
         ((B,), view(lease(C), dead={A}, silent={D: 20.0, E: 20.0}), True),
-        ((C,), view(dead={A, D, E}), True),
+        ((C,), view(lease(C), dead={A, D, E}), True),
         ((B, C), view(lease(C), lease(A), silent={D: 20.0, E: 20.0}), True),
         ((B, C), view(lease(C), dead={A}, silent={D: 5.0, E: 20.0}), True),
         ((B, C), view(lease(C), lease(A), lease(D)), True),
     ],
-    ids=["agrees", "left out a living", "not asked", "sees another", "too soon", "sees a quorum"],
+    ids=["agrees", "left out a living", "left us out", "sees another", "too soon", "sees a quorum"],
 )
 def test_who_knows_better_objects(survivors: tuple[Voter, ...], seen: View, objects: bool) -> None:
     head = head_of(A, B, C, D, E)

@@ -1,0 +1,45 @@
+"""What the book of leases says to the round and to the worker, at one moment. Pure."""
+
+from atom.swarm.chain import Head, Voter
+from atom.swarm.freshness import LeaseBook
+from atom.training.pacing import SwarmCount
+from atom.training.round.electorate import ACTIVE_STATES, same_head
+from atom.training.round.machine import RoundMachine
+from atom.training.round.vocabulary import View
+
+
+def look(
+    book: LeaseBook, head: Head, me: Voter, sequences: int, pass_seconds: float, now: float
+) -> View:
+    """The view of `me` at `head`; `sequences` and `pass_seconds` are our own."""
+    others = book.fresh(now)
+    mine = others.pop(me.peer_id, None)
+    absent = [
+        voter
+        for voter in head.voters
+        if voter != me
+        and getattr(others.get(voter.peer_id), "incarnation", None) != voter.incarnation
+    ]
+    return View(
+        fresh=others,
+        lapsed_seconds={voter: book.missing_for(voter, now) for voter in absent},
+        dead=frozenset(v for v in absent if book.has_left(v) or book.is_replaced(v, now)),
+        sequences=sequences,
+        pass_seconds=pass_seconds,
+        mine=mine,
+    )
+
+
+def count_swarm(machine: RoundMachine, view: View, seen_at: float) -> SwarmCount:
+    """What the others counted, and how many share the work: those at our head, and members
+    of the last round whose new lease is still on its way. The view was read at `seen_at`."""
+    head = machine.head
+    mates = machine.answering(same_head(head, view))
+    coming = {
+        peer
+        for peer, lease in view.fresh.items()
+        if peer in head.members and lease.state in ACTIVE_STATES and lease.round < head.round
+    }
+    wanted = machine.global_batch
+    sequences = sum(min(lease.sequences, wanted) for lease in mates.values())
+    return SwarmCount(sequences, len(coming | set(mates)) + 1, seen_at)

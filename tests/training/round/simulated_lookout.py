@@ -1,0 +1,83 @@
+"""A simulated process and the directory: it reads everybody's leases and publishes its own."""
+
+from typing import TYPE_CHECKING
+
+from atom.swarm.freshness import LeaseBook
+from atom.swarm.records import RENEW_SECONDS, Lease, PeerState
+from atom.training.outlook import look
+from atom.training.round.vocabulary import Phase, View
+
+if TYPE_CHECKING:
+    from simulated_peer import Process
+
+READ_SECONDS = 0.9
+_STATES = {
+    Phase.ACCUMULATING: PeerState.ACCUMULATING,
+    Phase.STEPPING: PeerState.STEPPING,
+    Phase.SYNCING: PeerState.SYNCING,
+}
+
+
+class Lookout:
+    """One process's eyes and voice. Every time here is of that process's own clock."""
+
+    def __init__(self, process: "Process") -> None:
+        self._process = process
+        self._directory = process.swarm.directory
+        self._book = LeaseBook()
+        self.seen_at = float("-inf")
+        """When the last reading was."""
+        self._serial = 0
+        self._published_at = float("-inf")
+        self._published: tuple[object, ...] = ()
+
+    def read(self) -> None:
+        """Looks once, and again every now and then."""
+        process = self._process
+        reading = self._directory.read(process.peer_id, process.now())
+        if reading is not None:
+            self._book.update(reading, process.now())
+            self.seen_at = process.now()
+        process.later(READ_SECONDS * process.dice.uniform(0.9, 1.1), self.read)
+
+    def view(self) -> View:
+        process = self._process
+        head, sequences = process.machine.head, process.sequences
+        pace_s = process.seat.pass_seconds
+        return look(self._book, head, process.me, sequences, pace_s, process.now())
+
+    def publish_if_news(self) -> None:
+        machine = self._process.machine
+        news = (machine.head.digest, machine.phase, self._process.sequences)
+        due = self._process.now() - self._published_at >= RENEW_SECONDS
+        if due or news != self._published:
+            self._published = news
+            phase = _STATES.get(machine.phase, PeerState.REDUCING)
+            self.publish(PeerState.LEAVING if self._process.leaving else phase)
+
+    def publish(self, state: PeerState) -> None:
+        process = self._process
+        self._published_at = now = process.now()
+        self._serial += 1
+        head = process.machine.head
+        stepping = process.machine.phase is Phase.STEPPING
+        lease = Lease(
+            peer_id=process.peer_id,
+            incarnation=process.me.incarnation,
+            serial=self._serial,
+            issued_at=now,
+            state=state,
+            head=head.digest,
+            round=head.round,
+            work=head.work,
+            sequences=0 if stepping else process.sequences,
+            rounds_joined=0,
+            sequences_committed=0,
+            sequences_per_s=0.0,
+            tokens_per_s=0.0,
+            pass_seconds=process.seat.pass_seconds,
+            loss=None,
+            state_digest=process.machine.state_digest,
+            addresses=(),
+        )
+        self._directory.publish(lease, now)

@@ -1,0 +1,69 @@
+"""What outlives a simulated process: a seat with its key, and the chain on its disk."""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from simulated_ring import Result, Work
+
+from atom.swarm.chain import Commit, Head, canonical_digest
+from atom.swarm.identity import Identity
+
+if TYPE_CHECKING:
+    from simulated_peer import Process
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A replica's history: heads and state digests since genesis, and the work they contain."""
+
+    heads: tuple[Head, ...]
+    states: tuple[bytes, ...]
+    commits: tuple[Commit, ...] = ()
+    works: frozenset[Work] = frozenset()
+
+    @property
+    def head(self) -> Head:
+        return self.heads[-1]
+
+    @property
+    def state(self) -> bytes:
+        return self.states[-1]
+
+    def after(self, commit: Commit, head: Head, result: Result) -> "Chain":
+        state = canonical_digest("state", [self.state, result.digest, result.norm])
+        assert not self.works & result.works, "work counted twice"
+        return Chain(
+            (*self.heads, head),
+            (*self.states, state),
+            (*self.commits, commit),
+            self.works | result.works,
+        )
+
+
+@dataclass
+class Seat:
+    """What outlives a process: name, key, habits and the disk."""
+
+    name: str
+    identity: Identity
+    disk: Chain
+    clock_offset_s: float = 0.0
+    """What this machine's clock shows when the world's is at 0."""
+    pass_sequences: int = 4
+    pass_seconds: float = 1.0
+    step_seconds: float = 0.2
+    process: "Process | None" = None
+    retired: bool = False
+    """Left for good, with a goodbye."""
+    backups: list[Chain] = field(default_factory=list)
+    """What the disk held before, oldest first."""
+
+    @property
+    def peer_id(self) -> str:
+        return self.identity.peer_id
+
+    def write(self, chain: Chain) -> None:
+        """The disk holds `chain` from now on, unless a preferred one is there."""
+        if not self.disk.head.prefers(chain.head):
+            self.backups = [*self.backups[-9:], self.disk]
+            self.disk = chain

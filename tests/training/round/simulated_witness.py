@@ -1,0 +1,64 @@
+"""Who sees every commit and every state of a simulated swarm, and holds them to the promises."""
+
+from simulated_seat import Chain
+
+from atom.swarm.chain import Commit, Head
+from atom.swarm.membership import certificate_problem
+
+
+class Witness:
+    """Remembers what happened anywhere; no replica sees as much."""
+
+    def __init__(self, start: Chain) -> None:
+        self.heads: dict[bytes, Head] = {start.head.digest: start.head}
+        self.states: dict[bytes, bytes] = {start.head.digest: start.state}
+        self.ordinary: dict[bytes, bytes] = {}
+        """Parent → digest of the one value that an ordinary quorum committed."""
+        self.branches = 0
+        self._commits: dict[bytes, Commit] = {}
+        """Head → the commit that led to it."""
+        self._seen: dict[int, Commit] = {}
+        """By identity: the same commit is sent to many, and looked at once."""
+
+    @property
+    def rounds(self) -> int:
+        """Rounds that were committed, those of lost branches included."""
+        return len(self.heads) - 1
+
+    def sees_commit(self, commit: Commit) -> None:
+        if id(commit) not in self._seen:
+            self._seen[id(commit)] = commit
+            self._check(commit)
+
+    def vouches_for(self, chain: Chain) -> bool:
+        """Whether a stranger would follow this chain: every commit was seen, with a certificate."""
+        return all(self.heads.get(head.digest) == head for head in chain.heads)
+
+    def _check(self, commit: Commit) -> None:
+        parent = self.heads[commit.value.parent]
+        assert certificate_problem(parent, commit) is None, "a commit without a certificate"
+        head = parent.after(commit.value)
+        self.branches += bool(commit.survivors) and head.digest not in self.heads
+        self.heads[head.digest] = head
+        self._commits.setdefault(head.digest, commit)
+        if not commit.survivors:
+            digest = commit.value.digest()
+            first = self.ordinary.setdefault(parent.digest, digest)
+            assert first == digest, "two ordinary commits on one parent"
+            self._commits[head.digest] = commit
+
+    def sees_state(self, head: Head, state: bytes) -> None:
+        first = self.states.setdefault(head.digest, state)
+        assert first == state, "equal heads, different states"
+
+    def sees_the_end(self, chain: Chain) -> None:
+        """All agree on `chain`: what else was committed is lost, and a branch on record is why."""
+        kept = {head.digest for head in chain.heads}
+        after = {commit.value.parent: commit for commit in chain.commits}
+        for digest in self._commits.keys() - kept:
+            lost = self._commits[digest]
+            while lost.value.parent not in kept:
+                lost = self._commits[lost.value.parent]
+            instead = after.get(lost.value.parent)  # none: it is the next, and not lost at all
+            recorded = instead is None or instead.survivors or lost.survivors
+            assert recorded, "a commit was lost, and no branch is on record"
