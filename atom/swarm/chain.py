@@ -173,5 +173,5 @@ def _plain(value: Any) -> Any:
 
 
 @lru_cache(maxsize=64)
-def _fields_of(kind: type[object]) -> tuple[str, ...]:
+def _fields_of(kind: Any) -> tuple[str, ...]:
     return tuple(field.name for field in dataclasses.fields(kind))

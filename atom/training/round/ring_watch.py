@@ -23,8 +23,11 @@ class RingWatch:
 
     def dispensable(self, chosen: Electorate, invited: set[str]) -> frozenset[str]:
         """Who is left out of the ring need not promise either, unless a quorum needs it."""
-        left_out = self.left_out()
-        rest = {v for v in chosen.voters if v.peer_id in invited - left_out}
+        desk, left_out = self._desk, self.left_out()
+        seats = {(i, lease.incarnation) for i, lease in desk.view.fresh.items() if i in invited}
+        seats.add((desk.me.peer_id, desk.me.incarnation))  # who was restarted has no vote
+        here = {v for v in chosen.voters if (v.peer_id, v.incarnation) in seats}
+        rest = {voter for voter in here if voter.peer_id not in left_out}
         return left_out if chosen.satisfied_by(rest) else frozenset()
 
     def members(self, attempt: Attempt) -> tuple[Contribution, ...]:
