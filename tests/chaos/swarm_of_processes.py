@@ -109,6 +109,8 @@ class Peer:
         self.log = root / f"{name}.log"
         self.output = root / f"{name}.out"
         self.arguments: tuple[str, ...] = ()
+        self.namespace: str | None = None
+        """The network namespace it lives in; None: this one."""
         self._process: subprocess.Popen[bytes] | None = None
         self._frozen: list[psutil.Process] = []
         self._events: list[Event] = []
@@ -123,13 +125,16 @@ class Peer:
         common = ("--state", str(self.state), "--peer", str(self.root / f"{self.name}.toml"))
         with self.log.open("ab") as log, self.output.open("wb") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "atom", *self.arguments, *common],
+                [*self._inside(), sys.executable, "-P", "-m", "atom", *self.arguments, *common],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=log,
                 env=_environment(self.root),
                 preexec_fn=lambda: _before_exec(file_size_bytes),
             )
+
+    def _inside(self) -> list[str]:
+        return ["ip", "netns", "exec", self.namespace] if self.namespace else []
 
     @property
     def pid(self) -> int:

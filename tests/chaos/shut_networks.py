@@ -1,0 +1,71 @@
+"""Networks that let nobody in: a namespace per peer, joined by a bridge that drops what asks to
+enter. Needs root, `ip` and `tc`."""
+
+import contextlib
+import os
+import subprocess
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+_NETWORK = "10.214.9"
+_SYN_ALONE = "match ip protocol 6 0xff match u8 0x02 0x12 at 33"
+"""Flags of TCP, in an IP packet without options: a connection is asked for."""
+_UDP = "match ip protocol 17 0xff"
+
+
+@dataclass(frozen=True)
+class Home:
+    """A peer's own network."""
+
+    namespace: str
+    host: str
+
+
+@contextlib.contextmanager
+def homes(shut: Sequence[bool]) -> Iterator[list[Home]]:
+    """One home each; into those that are shut no TCP connection can be opened, and no UDP gets in.
+
+    Raises: subprocess.CalledProcessError.
+    """
+    mark = os.getpid() % 10_000
+    bridge = f"atoms{mark}"
+    made = [Home(f"atom-home-{mark}-{n}", f"{_NETWORK}.{n + 1}") for n in range(len(shut))]
+    try:
+        _run(f"ip link add {bridge} type bridge")
+        _run(f"ip link set {bridge} up")
+        for number, home in enumerate(made):
+            outer = f"atomo{mark}{number}"
+            _plug(home, outer, bridge)
+            if shut[number]:
+                _shut(outer)
+        yield made
+    finally:
+        for home in made:
+            _run(f"ip netns delete {home.namespace}", check=False)
+        _run(f"ip link delete {bridge}", check=False)
+
+
+def _plug(home: Home, outer: str, bridge: str) -> None:
+    inside = f"ip netns exec {home.namespace}"
+    _run(f"ip netns add {home.namespace}")
+    _run(f"ip link add {outer} type veth peer name eth0 netns {home.namespace}")
+    _run(f"ip link set {outer} master {bridge} up")
+    _run(f"{inside} ip address add {home.host}/24 dev eth0")
+    _run(f"{inside} ip link set eth0 up")
+    _run(f"{inside} ip link set lo up")
+    _run(f"{inside} ip route add default via {_NETWORK}.254")
+
+
+def _shut(outer: str) -> None:
+    """What is to be dropped goes to a queue that has room for one byte."""
+    _run(f"tc qdisc add dev {outer} root handle 1: htb default 1")
+    _run(f"tc class add dev {outer} parent 1: classid 1:1 htb rate 1gbit quantum 60000")
+    _run(f"tc class add dev {outer} parent 1: classid 1:3 htb rate 1mbit quantum 2000")
+    _run(f"tc qdisc add dev {outer} parent 1:3 handle 30: bfifo limit 1")
+    for priority, what in enumerate((_SYN_ALONE, _UDP), start=1):
+        place = f"dev {outer} parent 1: protocol ip prio {priority}"
+        _run(f"tc filter add {place} u32 {what} flowid 1:3")
+
+
+def _run(command: str, check: bool = True) -> None:
+    subprocess.run(command.split(), check=check, capture_output=True)
