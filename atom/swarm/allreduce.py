@@ -11,18 +11,30 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
+from atom.swarm.algorithm import Algorithm
 from atom.swarm.frames import Channel, Interrupted
+from atom.swarm.one_shot import OneShotPlan
 from atom.swarm.reduction import Arenas, Reduction, RingTerms
 from atom.swarm.ring import RingPlan
-from atom.swarm.ring_channels import RingChannels, open_ring
+from atom.swarm.ring_channels import RingChannels, open_one_shot, open_ring
 from atom.swarm.ring_failure import RingBroken, tell_broken
 from atom.swarm.ring_receiver import RingReceiver
 from atom.swarm.ring_sender import RingSender
+from atom.swarm.share import Parts, ShareReceiver
 
-__all__ = ["Arenas", "RingBroken", "RingChannels", "RingTerms", "all_reduce", "open_ring"]
+__all__ = [
+    "Arenas",
+    "RingBroken",
+    "RingChannels",
+    "RingTerms",
+    "all_reduce",
+    "open_one_shot",
+    "open_ring",
+]
 
 assert sys.byteorder == "little", "chunks travel in the machine's own byte order"
 
@@ -49,14 +61,17 @@ def all_reduce(
     may ourselves be the suspect. SUPERSEDED: `cancelled` was set.
     """
     arenas.check()
-    plan = plan or RingPlan.usual(arenas.result.numel(), len(terms.members))
-    reduction = Reduction(terms, arenas, plan, len(channels.right))
+    geometry = plan or RingPlan.usual(arenas.result.numel(), len(terms.members))
+    direct = terms.algorithm is Algorithm.ONE_SHOT
+    reduction = Reduction(
+        terms, arenas, OneShotPlan(geometry) if direct else geometry, len(channels.right)
+    )
     if not channels.right:
         assert len(terms.members) == 1
         reduction.alone()
         return
     try:
-        _run(reduction, channels, cancelled or threading.Event())
+        _run(_works(reduction, channels), reduction, channels, cancelled or threading.Event())
     finally:
         channels.close()
     if reduction.failure is not None:
@@ -65,16 +80,30 @@ def all_reduce(
         raise reduction.failure
 
 
-def _run(reduction: Reduction, channels: RingChannels, cancelled: threading.Event) -> None:
+def _works(reduction: Reduction, channels: RingChannels) -> list[Callable[[], None]]:
+    """What the threads do: one per connection and direction."""
+    receiver: Callable[[Reduction, Channel, int], RingReceiver] = RingReceiver
+    if isinstance(reduction.plan, OneShotPlan):
+        receiver = partial(ShareReceiver, parts=Parts(reduction, reduction.plan))
+    sending = (
+        partial(_send_all, reduction, RingSender(reduction, channel, lane), channel)
+        for lane, channel in enumerate(channels.right)
+    )
+    receiving = (
+        partial(_receive_all, reduction, receiver(reduction, channel, lane), channel)
+        for lane, channel in enumerate(channels.left)
+    )
+    return [*sending, *receiving]
+
+
+def _run(
+    works: list[Callable[[], None]],
+    reduction: Reduction,
+    channels: RingChannels,
+    cancelled: threading.Event,
+) -> None:
     """Runs all threads to their end; gives a failing one a moment for its last words."""
-    threads = [
-        threading.Thread(target=work, args=(reduction, channel, lane), name=name)
-        for work, name, side in (
-            (_send_all, "atom-ring-send", channels.right),
-            (_receive_all, "atom-ring-receive", channels.left),
-        )
-        for lane, channel in enumerate(side)
-    ]
+    threads = [threading.Thread(target=work, name="atom-all-reduce") for work in works]
     for thread in threads:
         thread.start()
     while not reduction.over.wait(_WATCH_S):
@@ -88,15 +117,13 @@ def _run(reduction: Reduction, channels: RingChannels, cancelled: threading.Even
         thread.join()
 
 
-def _send_all(reduction: Reduction, right: Channel, lane: int) -> None:
-    sender = RingSender(reduction, right, lane)
+def _send_all(reduction: Reduction, sender: RingSender, right: Channel) -> None:
     _guard(reduction, sender.run, sender.blame)
     if reduction.failure is not None and sender.between_frames:
         tell_broken(right, reduction.failure, reduction.terms.me)
 
 
-def _receive_all(reduction: Reduction, left: Channel, lane: int) -> None:
-    receiver = RingReceiver(reduction, left, lane)
+def _receive_all(reduction: Reduction, receiver: RingReceiver, left: Channel) -> None:
     _guard(reduction, receiver.run, receiver.blame)
     if reduction.failure is not None:
         tell_broken(left, reduction.failure, reduction.terms.me)

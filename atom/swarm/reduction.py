@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 from atom.base.reasons import Reason
+from atom.swarm.algorithm import Algorithm
 from atom.swarm.chunk_kernels import NotFinite
 from atom.swarm.codec import EXACT, Codec
 from atom.swarm.frames import Interrupted
+from atom.swarm.one_shot import OneShotPlan
 from atom.swarm.ring import RingPlan, Step
 from atom.swarm.ring_failure import RingBroken
 from atom.swarm.ring_standing import Pace, Place, RingStanding
@@ -32,6 +34,7 @@ class RingTerms:
     scale: float
     """What the sum is multiplied by."""
     codec: Codec = field(default=EXACT)
+    algorithm: Algorithm = Algorithm.RING
     progress_timeout_s: float = 3.0
     pace: Pace = field(default_factory=Pace)
 
@@ -76,7 +79,7 @@ class Reduction:
 
     terms: RingTerms
     arenas: Arenas
-    plan: RingPlan
+    plan: RingPlan | OneShotPlan
     connections: int
     stop: threading.Event = field(default_factory=threading.Event)
     changed: threading.Condition = field(default_factory=threading.Condition)
@@ -128,6 +131,11 @@ class Reduction:
             self._received_bytes += byte_count
             self.changed.notify_all()
 
+    def moved(self, byte_count: int) -> None:
+        """So much has come that is no finished chunk yet."""
+        with self.changed:
+            self._received_bytes += byte_count
+
     def sent(self, chunk: int, byte_count: int) -> None:
         """The chunk that is number `chunk` in the order of sending is out of our hands."""
         with self.changed:
@@ -142,9 +150,11 @@ class Reduction:
         """When more must have gone, on the monotonic clock."""
         return self._began + self.terms.pace.due_s(self._sent_bytes + self._under_way_bytes)
 
-    def standing(self) -> RingStanding:
-        """How far we are; to be asked when all threads have ended."""
+    def standing(self) -> RingStanding | None:
+        """How far we are, in a ring; to be asked when all threads have ended."""
         plan, rank = self.plan, self.terms.rank
+        if isinstance(plan, OneShotPlan):
+            return None
         lacks = _first_place(plan, plan.receives(rank), self._arrived)
         unsent = _first_place(plan, plan.sends(rank), self._gone)
         return RingStanding(*lacks, *unsent, self._blocked)
@@ -152,12 +162,13 @@ class Reduction:
     def wait_for(self, chunk: int | None, seconds: float) -> bool:
         """Whether that chunk has arrived (None: nothing is needed); waits. Raises: Interrupted."""
         with self.changed:
-            self.changed.wait_for(lambda: self._there(chunk) or self.stop.is_set(), seconds)
+            self.changed.wait_for(lambda: self.there(chunk) or self.stop.is_set(), seconds)
             if self.stop.is_set():
                 raise Interrupted("stopped")
-            return self._there(chunk)
+            return self.there(chunk)
 
-    def _there(self, chunk: int | None) -> bool:
+    def there(self, chunk: int | None) -> bool:
+        """Whether that chunk has arrived; True for none."""
         return chunk is None or bool(self._arrived[chunk])
 
     def part(self, step: Step) -> Tensor:
@@ -189,7 +200,7 @@ class Reduction:
         factor = self.terms.scale if step.last_sum else 1.0
         codec.add(arrived, self.part(step), factor, total)
         if step.last_sum:
-            self._round(total, step.start, scratch)
+            self.round(total, step.start, scratch)
 
     def alone(self) -> None:
         """A ring of one: the same arithmetic without a wire. Raises: RingBroken(NOT_FINITE)."""
@@ -205,9 +216,9 @@ class Reduction:
                 EXACT.add(part.view(torch.uint8), nothing[: part.numel()], self.terms.scale, total)
             except NotFinite:
                 raise RingBroken(self.terms.me, Reason.NOT_FINITE, "in our own part") from None
-            self._round(total, start, scratch)
+            self.round(total, start, scratch)
 
-    def _round(self, mean: Tensor, start: int, scratch: Tensor) -> None:
+    def round(self, mean: Tensor, start: int, scratch: Tensor) -> None:
         """The owner's last touch: what everybody else will decode. Raises: as `encode`."""
         codec = self.terms.codec
         codec.decode(self.encode(mean, start, scratch), mean)

@@ -10,6 +10,7 @@ step s+1. (Patarasu & Yuan 2009, "Bandwidth optimal all-reduce algorithms".)
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from atom.swarm.chain import Ballot, canonical_digest
 from atom.swarm.ring_standing import Place
@@ -74,7 +75,7 @@ class RingPlan:
         for bucket in range(0, self.elements, self.bucket_elements):
             before = 0  # chunks of this bucket received in the steps before the last one
             for step in range(2 * (self.members - 1)):
-                chunks = self._chunks(bucket, (rank - step) % self.members)
+                chunks = self.chunks(bucket, (rank - step) % self.members)
                 for index, (start, stop) in enumerate(chunks):
                     needs = arrived + before + index if step else None
                     yield self._step(step, rank - step, start, stop, needs)
@@ -86,8 +87,16 @@ class RingPlan:
         for bucket in range(0, self.elements, self.bucket_elements):
             for step in range(2 * (self.members - 1)):
                 segment = (rank - step - 1) % self.members
-                for start, stop in self._chunks(bucket, segment):
+                for start, stop in self.chunks(bucket, segment):
                     yield self._step(step, segment, start, stop, None)
+
+    def sends_on(self, rank: int, lane: int, lanes: int) -> Iterator[tuple[int, Step]]:
+        """What goes over one of several connections, which take the chunks in turn; numbered."""
+        return islice(enumerate(self.sends(rank)), lane, None, lanes)
+
+    def receives_on(self, rank: int, lane: int, lanes: int) -> Iterator[tuple[int, Step]]:
+        """What comes over one of several connections; numbered in the order of receiving."""
+        return islice(enumerate(self.receives(rank)), lane, None, lanes)
 
     def chunks_received(self, rank: int) -> int:
         """How many chunks `receives` yields."""
@@ -120,14 +129,15 @@ class RingPlan:
         bitmap = step.contributors.to_bytes((self.members + 7) // 8, "little")
         return _HEADER.pack(tag[:8], step.gather, step.hop, step.start) + bitmap
 
-    def _chunks(self, bucket: int, segment: int) -> list[tuple[int, int]]:
+    def chunks(self, bucket: int, segment: int) -> list[tuple[int, int]]:
+        """Bounds of the segment's chunks, in order."""
         start, stop = self.segment(bucket, segment)
         size = self.chunk_elements
         return [(at, min(at + size, stop)) for at in range(start, stop, size)]
 
     def _received(self, bucket: int, rank: int) -> int:
         steps = range(2 * (self.members - 1))
-        return sum(len(self._chunks(bucket, (rank - s - 1) % self.members)) for s in steps)
+        return sum(len(self.chunks(bucket, (rank - s - 1) % self.members)) for s in steps)
 
     def _step(self, step: int, segment: int, start: int, stop: int, needs: int | None) -> Step:
         gather, hop = divmod(step, self.members - 1)

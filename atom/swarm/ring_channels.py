@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from atom.base.errors import PeerRefused
@@ -53,6 +54,36 @@ def open_ring(
         _hang_up([*outgoing, *incoming], failure, transport.peer_id)
         raise
     return RingChannels(tuple(incoming), tuple(outgoing))
+
+
+def open_one_shot(
+    transport: PeerTransport,
+    order: Sequence[str],
+    parent: bytes,
+    ballot: Ballot,
+    timeout_s: float,
+) -> RingChannels:
+    """This peer's channels to and from all others, in ring order from its right neighbour on.
+
+    Raises: RingBroken naming one that did not come.
+    """
+    if len(order) == 1:
+        return RingChannels()
+    rank, tag = order.index(transport.peer_id), ring_tag(parent, ballot) + bytes(1)
+    others = [order[(rank + 1 + lane) % len(order)] for lane in range(len(order) - 1)]
+    deadline = time.monotonic() + timeout_s
+    opened = list[Channel]()
+    try:
+        with ThreadPoolExecutor(len(others), "atom-dial") as pool:  # their round trips at once
+            dials = [pool.submit(_dialled, transport, peer, tag, deadline) for peer in others]
+        opened += [dial.result() for dial in dials if dial.exception() is None]
+        outgoing = tuple(dial.result() for dial in dials)
+        for peer in others:
+            opened.append(_awaited(transport, peer, tag, deadline))
+    except BaseException as failure:
+        _hang_up(opened, failure, transport.peer_id)
+        raise
+    return RingChannels(tuple(opened[len(outgoing) :]), outgoing)
 
 
 def _hang_up(channels: list[Channel], failure: BaseException, me: str) -> None:

@@ -2,7 +2,6 @@
 
 import contextlib
 import time
-from itertools import islice
 
 import torch
 from torch import Tensor
@@ -17,7 +16,7 @@ from atom.swarm.ring_failure import MAX_BROKEN_BYTES, RingBroken, parse_broken
 
 
 class RingReceiver:
-    """Takes every so-manieth chunk from the left, adds our part or stores it, tells the senders."""
+    """Takes what comes over one connection, adds our part or stores it, tells the senders."""
 
     def __init__(self, reduction: Reduction, left: Channel, lane: int) -> None:
         self._reduction = reduction
@@ -28,12 +27,16 @@ class RingReceiver:
 
     def run(self) -> None:
         reduction = self._reduction
-        steps = enumerate(reduction.plan.receives(reduction.terms.rank))
-        for number, step in islice(steps, self._lane, None, reduction.connections):
-            self._take(step)
-            if step.gather or step.last_sum:
-                reduction.arenas.landed(step.start, step.stop)
-            reduction.arrived(number, 4 * (step.stop - step.start))
+        rank, lanes = reduction.terms.rank, reduction.connections
+        for number, step in reduction.plan.receives_on(rank, self._lane, lanes):
+            self.take(number, step)
+
+    def take(self, number: int, step: Step) -> None:
+        """Receives one chunk and does with it what is to be done."""
+        self._store(step)
+        if step.gather or step.last_sum:
+            self._reduction.arenas.landed(step.start, step.stop)
+        self._reduction.arrived(number, 4 * (step.stop - step.start))
 
     def blame(self, reason: Reason, detail: str) -> RingBroken:
         """The left neighbour; nobody yet, if it spoke, and the ring as a whole is too slow."""
@@ -41,7 +44,7 @@ class RingReceiver:
             return RingBroken(None, Reason.TOO_SLOW, "too little has come")
         return RingBroken(self._left.peer_id, reason, detail)
 
-    def _take(self, step: Step) -> None:
+    def _store(self, step: Step) -> None:
         codec, out = self._reduction.terms.codec, self._reduction.arenas.result
         target = out[step.start : step.stop] if step.gather else self._sum
         target = target[: step.stop - step.start]

@@ -2,7 +2,6 @@
 
 import contextlib
 import time
-from itertools import islice
 
 from torch import Tensor
 
@@ -16,7 +15,7 @@ from atom.swarm.ring_failure import RingBroken, hear_broken
 
 
 class RingSender:
-    """Sends every so-manieth of this member's chunks as soon as what it needs has arrived."""
+    """Sends what goes over one connection, each chunk as soon as what it needs has arrived."""
 
     def __init__(self, reduction: Reduction, right: Channel, lane: int) -> None:
         self.between_frames = True
@@ -28,8 +27,8 @@ class RingSender:
 
     def run(self) -> None:
         reduction, plan = self._reduction, self._reduction.plan
-        steps = enumerate(plan.sends(reduction.terms.rank))
-        for number, step in islice(steps, self._lane, None, reduction.connections):
+        rank, lanes = reduction.terms.rank, reduction.connections
+        for number, step in plan.sends_on(rank, self._lane, lanes):
             while not reduction.wait_for(step.needs, self._silence_s / 4):
                 self._listen()
                 self._send(Kind.WAITING)

@@ -11,12 +11,14 @@ from torch import Tensor
 
 from atom.base.events import EventList
 from atom.base.reasons import Reason
+from atom.swarm.algorithm import Algorithm
 from atom.swarm.allreduce import (
     Arenas,
     RingBroken,
     RingChannels,
     RingTerms,
     all_reduce,
+    open_one_shot,
     open_ring,
 )
 from atom.swarm.chain import Ballot
@@ -42,6 +44,7 @@ class Swarm:
 
     def __init__(self, kind: str, size: int) -> None:
         network = LocalNetwork()
+        self.algorithm = Algorithm.RING
         self.transports: list[PeerTransport] = []
         for number in range(size):
             identity, inc = Identity.create(), bytes([number]) * 16
@@ -62,6 +65,8 @@ class Swarm:
 
     def open_all(self, rank: int, connections: int = 1) -> RingChannels:
         where = self.transports[rank]
+        if self.algorithm is Algorithm.ONE_SHOT:
+            return open_one_shot(where, self.order, PARENT, self.ballot, SOON)
         return open_ring(where, self.order, PARENT, self.ballot, SOON, connections)
 
     def open(self, rank: int) -> tuple[Channel, Channel]:
@@ -89,6 +94,7 @@ class Swarm:
             tag=tag if tag is not None else ring_tag(PARENT, self.ballot),
             scale=1 / 64,
             codec=codec or Float32(),
+            algorithm=self.algorithm,
             progress_timeout_s=silence_s,
             pace=pace,
         )
