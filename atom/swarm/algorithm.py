@@ -8,22 +8,27 @@ latency l and c seconds of computing for one more connection's handshakes:
 
 The same bytes leave every member. A ring's go over one path, whose ends may be chosen, and need two
 connections; they wait at every member for the one before. So the one-shot exchange is for small
-averages on long ways, and a ring is kept unless it costs a tenth more.
+averages on long ways: it is taken if it saves a tenth of a ring's time, and at least 50 ms.
 """
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
+
+from atom.swarm.ring_order import Place
 
 MAX_MEMBERS = 16
 """Of a one-shot exchange: each has a connection and a thread to and from every other."""
 HANDSHAKES_S = 0.01
 """For one more connection out and one more in: measured, on one core, rounded up."""
-ASSUMED_LATENCY_S = 0.025
-"""One way, between peers that nobody has measured: half a continent."""
+ASSUMED_LATENCY_S = 0.0005
+"""One way, between peers that nobody has measured: next to each other, so that a ring is kept."""
 ASSUMED_BYTES_PER_S = 12.5e6
 """Of a line that nobody has measured: 100 Mbit/s."""
 WORTHWHILE = 0.9
+WORTHWHILE_S = 0.05
 
 
 class Algorithm(StrEnum):
@@ -64,6 +69,19 @@ class Choice:
         }
 
 
+def measured(places: Sequence[Place]) -> Ways:
+    """What the members' links tell: the median way, and the slowest line."""
+    peers = {place.peer_id for place in places}
+    links = [link for place in places for name, link in place.links.items() if name in peers]
+    round_trips = sorted(link.round_trip_s for link in links)
+    rates = [link.bytes_per_s for link in links if math.isfinite(link.bytes_per_s)]
+    return Ways(
+        latency_s=round_trips[len(round_trips) // 2] / 2 if round_trips else None,
+        bytes_per_s=min(rates, default=None),
+        all_meet=sum(place.dials_out for place in places) < 2,
+    )
+
+
 def choose(members: int, average_bytes: float, ways: Ways) -> Choice:
     """For one average of `average_bytes` on the wire among `members`."""
     latency_s = ASSUMED_LATENCY_S if ways.latency_s is None else ways.latency_s
@@ -71,9 +89,8 @@ def choose(members: int, average_bytes: float, ways: Ways) -> Choice:
     transfer_s = 2 * (members - 1) / members * average_bytes / bytes_per_s
     ring_s = transfer_s + 2 * (members - 1) * latency_s
     one_shot_s = transfer_s + 2 * latency_s + max(members - 2, 0) * HANDSHAKES_S
-    reason = _against(members, ways) or (
-        "" if one_shot_s < WORTHWHILE * ring_s else "it would save less than a tenth"
-    )
+    worthwhile = one_shot_s < min(WORTHWHILE * ring_s, ring_s - WORTHWHILE_S)
+    reason = _against(members, ways) or ("" if worthwhile else "a one-shot exchange saves little")
     if reason:
         return Choice(Algorithm.RING, ring_s, one_shot_s, reason)
     return Choice(Algorithm.ONE_SHOT, ring_s, one_shot_s, "latency is most of a ring's time")

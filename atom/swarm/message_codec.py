@@ -144,7 +144,12 @@ _SCHEMA: Mapping[type, Mapping[str, _Field]] = {
         "promised": _One(Ballot, optional=True),
         "reason": _TEXT,
     },
-    Ring: {"parent": _DIGEST, "ballot": _BALLOT, "members": _CONTRIBUTIONS},
+    Ring: {
+        "parent": _DIGEST,
+        "ballot": _BALLOT,
+        "members": _CONTRIBUTIONS,
+        "one_shot": _FLAG,
+    },
     RingStanding: {
         "lacks_step": _COUNT,
         "lacks_start": _COUNT,

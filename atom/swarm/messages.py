@@ -74,6 +74,8 @@ class Ring:
     parent: bytes
     ballot: Ballot
     members: tuple[Contribution, ...]
+    one_shot: bool = False
+    """With everybody directly, instead of in a ring."""
 
 
 @dataclass(frozen=True)

@@ -162,13 +162,12 @@ class Reduction:
     def wait_for(self, chunk: int | None, seconds: float) -> bool:
         """Whether that chunk has arrived (None: nothing is needed); waits. Raises: Interrupted."""
         with self.changed:
-            self.changed.wait_for(lambda: self.there(chunk) or self.stop.is_set(), seconds)
+            self.changed.wait_for(lambda: self._there(chunk) or self.stop.is_set(), seconds)
             if self.stop.is_set():
                 raise Interrupted("stopped")
-            return self.there(chunk)
+            return self._there(chunk)
 
-    def there(self, chunk: int | None) -> bool:
-        """Whether that chunk has arrived; True for none."""
+    def _there(self, chunk: int | None) -> bool:
         return chunk is None or bool(self._arrived[chunk])
 
     def part(self, step: Step) -> Tensor:

@@ -38,9 +38,13 @@ class RingReceiver:
             self._reduction.arenas.landed(step.start, step.stop)
         self._reduction.arrived(number, 4 * (step.stop - step.start))
 
+    def due(self) -> float:
+        """When more must have come, on the monotonic clock."""
+        return self._reduction.receiving_due()
+
     def blame(self, reason: Reason, detail: str) -> RingBroken:
         """The left neighbour; nobody yet, if it spoke, and the ring as a whole is too slow."""
-        if reason is Reason.TIMEOUT and time.monotonic() >= self._reduction.receiving_due():
+        if reason is Reason.TIMEOUT and time.monotonic() >= self.due():
             return RingBroken(None, Reason.TOO_SLOW, "too little has come")
         return RingBroken(self._left.peer_id, reason, detail)
 
@@ -72,7 +76,7 @@ class RingReceiver:
     def _receive(self, step: Step, into: Tensor) -> Tensor:
         """Reads the chunk of `step` into `into` (uint8) and returns it."""
         terms, timeout_s = self._reduction.terms, self._reduction.terms.progress_timeout_s
-        patience = Patience(timeout_s, self._reduction.receiving_due(), self._reduction.stop)
+        patience = Patience(timeout_s, self.due(), self._reduction.stop)
         expected = self._reduction.plan.header(terms.tag, step)
         limit = max(len(expected) + into.numel(), MAX_BROKEN_BYTES)
         kind, length = self._left.recv_header(limit, patience)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
+from atom.swarm.algorithm import Algorithm
 from atom.swarm.chunk_kernels import NotFinite, chunk_kernels
 from atom.swarm.frames import Channel, Kind, Patience
 from atom.swarm.reduction import Reduction
@@ -39,8 +40,10 @@ class RingSender:
 
     def blame(self, reason: Reason, detail: str) -> RingBroken:
         """The right neighbour, unless its last words name another, or it takes what we send, but
-        too slowly."""
-        if reason is Reason.TIMEOUT and time.monotonic() >= self._reduction.sending_due():
+        too slowly, and may itself be held up."""
+        reduction = self._reduction
+        ring = reduction.terms.algorithm is Algorithm.RING
+        if ring and reason is Reason.TIMEOUT and time.monotonic() >= reduction.sending_due():
             return RingBroken(None, Reason.TOO_SLOW, "too little has gone")
         with contextlib.suppress(OSError, PeerRefused):
             return hear_broken(self._right, self._reduction.terms.members)

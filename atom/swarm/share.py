@@ -81,13 +81,16 @@ class ShareReceiver(RingReceiver):
         self._parts = parts
         self._awaits_part = True
 
+    def due(self) -> float:
+        """Later for finished segments: their owner may miss a part itself, and says so in time."""
+        terms = self._reduction.terms
+        return super().due() + (0.0 if self._awaits_part else terms.pace.slack_s)
+
     def blame(self, reason: Reason, detail: str) -> RingBroken:
-        """The other end: for parts it depends on nobody. A finished segment may be late because of
-        a third, who is blamed by those that miss its parts."""
-        if reason is Reason.TIMEOUT and time.monotonic() >= self._reduction.receiving_due():
-            suspect = self._left.peer_id if self._awaits_part else None
-            return RingBroken(suspect, Reason.TOO_SLOW, "too little has come")
-        return RingBroken(self._left.peer_id, reason, detail)
+        """The other end, too slow or silent: what it owes us depends on nobody, or it would have
+        named whom it depends on."""
+        late = reason is Reason.TIMEOUT and time.monotonic() >= self.due()
+        return RingBroken(self._left.peer_id, Reason.TOO_SLOW if late else reason, detail)
 
     def take(self, number: int, step: Step) -> None:
         self._awaits_part = not step.gather

@@ -9,9 +9,17 @@ from torch import Tensor
 from atom.base.clock import Clock
 from atom.base.reasons import Reason
 from atom.optim.clipping import LandingNorm
-from atom.swarm.allreduce import Arenas, RingBroken, RingTerms, all_reduce, open_ring
+from atom.swarm.algorithm import Algorithm
+from atom.swarm.allreduce import (
+    Arenas,
+    RingBroken,
+    RingTerms,
+    all_reduce,
+    open_one_shot,
+    open_ring,
+)
 from atom.swarm.arenas import arena_digest
-from atom.swarm.chain import Ballot, Contribution
+from atom.swarm.chain import Ballot
 from atom.swarm.codec import Codec, Float32
 from atom.swarm.ring import ring_tag
 from atom.swarm.ring_channels import RingChannels
@@ -19,10 +27,10 @@ from atom.swarm.transport import PeerTransport
 from atom.training.feedback import Feedback
 from atom.training.results import Results
 from atom.training.ring_pace import PaceBook
-from atom.training.round.vocabulary import RingFailed, RingFinished
+from atom.training.round.vocabulary import RingFailed, RingFinished, StartRing
 
 OPEN_S = 2.0
-"""Two handshakes, even between continents."""
+"""Two handshakes, even between continents; in a one-shot exchange all of them at once."""
 PROGRESS_S = 1.3
 """Whoever has nothing to send says so every quarter of this; so silence means frozen or cut off."""
 
@@ -71,11 +79,11 @@ class Exchange:
         self.seconds: dict[bytes, float] = {}
         """How long the latest rings took, by result digest."""
 
-    def start(self, parent: bytes, ballot: Ballot, members: tuple[Contribution, ...]) -> None:
-        """Begins the ring of `ballot`. The gradients stand still until it ends or is stopped."""
-        run = _Run(ballot)
+    def start(self, start: StartRing) -> None:
+        """Begins the ring of a ballot. The gradients stand still until it ends or is stopped."""
+        run = _Run(start.ballot)
         run.thread = threading.Thread(
-            target=self._reduce, args=(run, parent, members), name="ring", daemon=True
+            target=self._reduce, args=(run, start), name="ring", daemon=True
         )
         with self._lock:
             assert self._run is None or self._run.cancelled.is_set()
@@ -99,10 +107,10 @@ class Exchange:
         if run is not None:
             self.stop(run.ballot)
 
-    def _reduce(self, run: _Run, parent: bytes, members: tuple[Contribution, ...]) -> None:
+    def _reduce(self, run: _Run, start: StartRing) -> None:
         started = self._clock.now()
         try:
-            digest, norm = self._all_reduce(run, parent, members)
+            digest, norm = self._all_reduce(run, start)
         except RingBroken as broken:
             if broken.reason is Reason.TOO_SLOW:
                 self._paces.too_slow()
@@ -118,18 +126,14 @@ class Exchange:
             self._forget(run)
             self._post(RingFinished(run.ballot, digest, norm))
 
-    def _all_reduce(
-        self, run: _Run, parent: bytes, members: tuple[Contribution, ...]
-    ) -> tuple[bytes, float]:
-        me = self._transport.peer_id
+    def _all_reduce(self, run: _Run, start: StartRing) -> tuple[bytes, float]:
+        me, members, parent = self._transport.peer_id, start.members, start.parent
         order = [member.peer_id for member in members]
         rank = order.index(me)
         total = sum(member.sequences for member in members)
         if total <= 0:
             raise RingBroken(None, Reason.BAD_WEIGHT, "nobody contributes")
-        channels = open_ring(
-            self._transport, order, parent, run.ballot, OPEN_S, self._style.connections
-        )
+        channels = self._open(start, order)
         if not self._may_read(run):
             channels.close()
             raise RingBroken(None, Reason.SUPERSEDED)
@@ -145,6 +149,7 @@ class Exchange:
                 tag=ring_tag(parent, run.ballot),
                 scale=1.0 / total,
                 codec=self._style.codec,
+                algorithm=Algorithm.ONE_SHOT if start.one_shot else Algorithm.RING,
                 progress_timeout_s=PROGRESS_S,
                 pace=self._paces.pace(),
             )
@@ -152,7 +157,9 @@ class Exchange:
             began = self._clock.now()
             all_reduce(arenas, terms, channels, run.cancelled)
             self._note_pace(result, len(order), self._clock.now() - began)
-            self._note_link(order[(rank + 1) % len(order)], channels, self._clock.now() - began)
+            if not start.one_shot:
+                right = order[(rank + 1) % len(order)]
+                self._note_link(right, channels, self._clock.now() - began)
             norm = landing.norm()
             digest = arena_digest(result)
         except BaseException:
@@ -164,6 +171,13 @@ class Exchange:
         if feedback:
             feedback.written(digest)
         return digest, norm
+
+    def _open(self, start: StartRing, order: list[str]) -> RingChannels:
+        """Raises: RingBroken."""
+        transport, lanes = self._transport, self._style.connections
+        if start.one_shot:
+            return open_one_shot(transport, order, start.parent, start.ballot, OPEN_S)
+        return open_ring(transport, order, start.parent, start.ballot, OPEN_S, lanes)
 
     def _note_link(self, right: str, channels: RingChannels, seconds: float) -> None:
         """What the ring tells of the way to the right neighbour, over all its connections."""

@@ -25,7 +25,7 @@ from atom.optim.clipping import gradient_norm
 from atom.swap.gate import all_finite
 from atom.swap.voided import PassVoided
 from atom.swarm.arenas import state_digest
-from atom.swarm.chain import Ballot, Commit, Contribution, Head
+from atom.swarm.chain import Ballot, Commit, Head
 from atom.swarm.transport import PeerTransport
 from atom.training.aftermath import Aftermath
 from atom.training.catch_up import CatchUpFailed, Replay
@@ -33,7 +33,15 @@ from atom.training.exchange import Exchange, RingStyle
 from atom.training.keeper import Keeper
 from atom.training.pacing import SwarmCount
 from atom.training.replica import Replica
-from atom.training.round.vocabulary import CaughtUp, Event, Fetched, FetchFailed, Frozen, Stepped
+from atom.training.round.vocabulary import (
+    CaughtUp,
+    Event,
+    Fetched,
+    FetchFailed,
+    Frozen,
+    StartRing,
+    Stepped,
+)
 from atom.training.samples import Deck
 from atom.training.tally import Tally
 from atom.training.void_passes import worth_saying
@@ -180,8 +188,8 @@ class ReplicaHands:
         assert self._replica.gradients_tag == parent, "these gradients are another head's"
         return self._replica.gradients
 
-    def start_ring(self, parent: bytes, ballot: Ballot, members: tuple[Contribution, ...]) -> None:
-        self._exchange.start(parent, ballot, members)
+    def start_ring(self, start: StartRing) -> None:
+        self._exchange.start(start)
 
     def stop_ring(self, ballot: Ballot) -> None:
         self._exchange.stop(ballot)

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from atom.base.clock import Clock
 from atom.base.errors import PeerRefused
 from atom.base.events import EventSink
-from atom.swarm.chain import Ballot, Commit, Contribution, Head, Voter
+from atom.swarm.chain import Ballot, Commit, Head, Voter
 from atom.swarm.freshness import LeaseBook
 from atom.swarm.message_codec import decode, encode
 from atom.swarm.rate_limit import TokenBucket
@@ -52,9 +52,7 @@ class Hands(Protocol):
     def send(self, peer_id: str, raw: bytes) -> bool: ...
     def freeze(self, ballot: Ballot) -> None: ...
     def thaw(self) -> None: ...
-    def start_ring(
-        self, parent: bytes, ballot: Ballot, members: tuple[Contribution, ...]
-    ) -> None: ...
+    def start_ring(self, start: StartRing) -> None: ...
     def stop_ring(self, ballot: Ballot) -> None:
         """Returns only when that ring no longer reads the gradients."""
 
@@ -200,8 +198,8 @@ class RoundLoop:
                 hands.freeze(ballot)
             case Thaw():
                 hands.thaw()
-            case StartRing(parent, ballot, members):
-                hands.start_ring(parent, ballot, members)
+            case StartRing():
+                hands.start_ring(action)
             case StopRing(ballot):
                 hands.stop_ring(ballot)
             case FetchResult(digest, holders):

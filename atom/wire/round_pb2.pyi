@@ -148,14 +148,16 @@ class Nack(_message.Message):
     def __init__(self, parent: _Optional[bytes] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., promised: _Optional[_Union[Ballot, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Ring(_message.Message):
-    __slots__ = ("parent", "ballot", "members")
+    __slots__ = ("parent", "ballot", "members", "one_shot")
     PARENT_FIELD_NUMBER: _ClassVar[int]
     BALLOT_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    ONE_SHOT_FIELD_NUMBER: _ClassVar[int]
     parent: bytes
     ballot: Ballot
     members: _containers.RepeatedCompositeFieldContainer[Contribution]
-    def __init__(self, parent: _Optional[bytes] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., members: _Optional[_Iterable[_Union[Contribution, _Mapping]]] = ...) -> None: ...
+    one_shot: bool
+    def __init__(self, parent: _Optional[bytes] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., members: _Optional[_Iterable[_Union[Contribution, _Mapping]]] = ..., one_shot: bool = ...) -> None: ...
 
 class RingStanding(_message.Message):
     __slots__ = ("lacks_step", "lacks_start", "unsent_step", "unsent_start", "blocked")

@@ -26,7 +26,7 @@ def test_on_a_local_network_connections_cost_more_than_hops() -> None:
 
 
 def test_what_nobody_has_measured_is_assumed() -> None:
-    assert choose(8, 1e5, Ways()) == choose(8, 1e5, Ways(0.025, 12.5e6))
+    assert choose(8, 1e5, Ways()) == choose(8, 1e5, Ways(0.0005, 12.5e6))
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from atom.swarm.local_transport import LocalNetwork, LocalTransport
 from atom.training.exchange import Exchange, RingStyle
 from atom.training.feedback import Feedback
 from atom.training.results import Results
-from atom.training.round.vocabulary import RingFailed, RingFinished
+from atom.training.round.vocabulary import RingFailed, RingFinished, StartRing
 
 ELEMENTS = 256
 PARENT = b"p" * 32
@@ -111,14 +111,16 @@ class Circle:
             for member, count in zip(self.members, sequences, strict=True)
         )
 
-    def start(self, sequences: tuple[int, ...], attempt: int = 1) -> Ballot:
+    def start(self, sequences: tuple[int, ...], attempt: int = 1, one_shot: bool = False) -> Ballot:
         for number in range(len(self.members)):
-            self.start_one(number, sequences, attempt)
+            self.start_one(number, sequences, attempt, one_shot)
         return self.ballot(attempt)
 
-    def start_one(self, number: int, sequences: tuple[int, ...], attempt: int = 1) -> None:
+    def start_one(
+        self, number: int, sequences: tuple[int, ...], attempt: int = 1, one_shot: bool = False
+    ) -> None:
         exchange = self.members[number].exchange
-        exchange.start(PARENT, self.ballot(attempt), self.shares(sequences))
+        exchange.start(StartRing(PARENT, self.ballot(attempt), self.shares(sequences), one_shot))
 
     def close(self) -> None:
         for member in self.members:
@@ -171,6 +173,15 @@ def test_all_members_hold_the_same_mean(
     assert outcomes[0].ballot == ballot
     assert outcomes[0].digest == arena_digest(mean)
     assert outcomes[0].norm == pytest.approx(total * ELEMENTS**0.5)
+
+
+def test_a_one_shot_exchange_gives_the_rings_digest(circle_of: Callable[[int], Circle]) -> None:
+    circle, outcomes = circle_of(3), []
+    for attempt, one_shot in enumerate((False, True), start=1):
+        circle.start((2, 4, 2), attempt, one_shot)
+        outcomes += [member.finished() for member in circle.members]
+    assert len({(outcome.digest, outcome.norm) for outcome in outcomes}) == 1
+    assert {outcome.ballot.attempt for outcome in outcomes} == {1, 2}
 
 
 def test_a_ring_tells_of_the_way_to_the_right_neighbour(

@@ -30,6 +30,7 @@ from atom.training.round.vocabulary import (
     FetchFailed,
     Frozen,
     RingFinished,
+    StartRing,
     Stepped,
 )
 from atom.training.snapshot import list_snapshots
@@ -140,7 +141,7 @@ def test_a_round_alone_from_ring_to_step(stage: Stage) -> None:
     frozen = stage.next_event()
     assert isinstance(frozen, Frozen)
     part = Contribution(ME.peer_id, ME.incarnation, frozen.sequences, frozen.loss_sum)
-    stage.hands.start_ring(stage.start.digest, BALLOT, (part,))
+    stage.hands.start_ring(StartRing(stage.start.digest, BALLOT, (part,)))
     finished = stage.next_event()
     assert isinstance(finished, RingFinished)
     stage.step(stage.commit(finished.digest))

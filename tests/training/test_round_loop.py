@@ -200,7 +200,7 @@ def test_actions_are_carried_out_in_order_on_the_loops_thread(stage: Stage) -> N
         ("stop_ring", BALLOT),
         ("thaw",),
         ("freeze", BALLOT),
-        ("start_ring", START.digest, BALLOT, members),
+        ("start_ring", StartRing(START.digest, BALLOT, members)),
         ("send", ANN.peer_id, encode(message)),
         ("fetch_result", b"r" * 32, (ANN.peer_id,)),
         ("offer_result", b"r" * 32),

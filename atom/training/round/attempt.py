@@ -33,6 +33,8 @@ class Attempt:
     """Voters that answered the pre-vote with yes."""
     promises: dict[Voter, Promise] = field(default_factory=dict)
     members: tuple[Contribution, ...] = ()
+    one_shot: bool = False
+    """They average with everybody directly."""
     testimonies: dict[str, Suspect] = field(default_factory=dict)
     """What members say of the broken ring, by peer id."""
     value: Value | None = None

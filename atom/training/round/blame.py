@@ -1,9 +1,9 @@
 """Who may have spoilt a ring, from what its members say of it. Pure.
 
-Only neighbours in the ring see each other. So whoever accuses anybody else, or nobody, accuses
-itself, and hearsay is followed to who said it first. What comes out are pairs of neighbours (or
-one alone) of which at least one is at fault, whatever the others say: an honest member only accuses
-a neighbour that failed it.
+Only neighbours in a ring see each other; in a one-shot exchange everybody sees everybody. So
+whoever accuses anybody else, or nobody, accuses itself, and hearsay is followed to who said it
+first. What comes out are pairs that see each other (or one alone) of which at least one is at
+fault, whatever the others say: an honest member only accuses a neighbour that failed it.
 
 A ring that is too slow as a whole has a member that could have sent and did not, or a pair of which
 one says that a chunk was sent and the other that it never came. Everybody else waits for its left
@@ -24,14 +24,14 @@ Accusation = tuple[str, str]
 
 def is_eyewitness(words: Suspect) -> bool:
     """Whether it saw a fault itself, at a certain place: nothing more is to be waited for."""
-    return not words.told_by and words.reason != Reason.TOO_SLOW
+    return not words.told_by and (words.reason != Reason.TOO_SLOW or words.peer_id != "")
 
 
 def accusations(
-    members: Sequence[str], testimonies: Mapping[str, Suspect]
+    members: Sequence[str], testimonies: Mapping[str, Suspect], one_shot: bool = False
 ) -> frozenset[Accusation]:
     """At least one pair, given at least one testimony. `members`: peer ids in ring order."""
-    ring = _Ring(tuple(members), testimonies)
+    ring = _Ring(tuple(members), testimonies, one_shot)
     seen = [ring.seen_by(peer) for peer, words in testimonies.items() if is_eyewitness(words)]
     if seen:
         return frozenset(seen)
@@ -45,13 +45,16 @@ def accusations(
 class _Ring:
     """Members in order, and what they say."""
 
-    def __init__(self, members: tuple[str, ...], testimonies: Mapping[str, Suspect]) -> None:
+    def __init__(
+        self, members: tuple[str, ...], testimonies: Mapping[str, Suspect], one_shot: bool
+    ) -> None:
         self._members = members
+        self._one_shot = one_shot
         self._testimonies = testimonies
 
     def seen_by(self, peer: str) -> Accusation:
         accused = self._testimonies[peer].peer_id
-        return (peer, accused) if accused in self._beside(peer) else (peer, peer)
+        return (peer, accused) if accused in self._seen_from(peer) else (peer, peer)
 
     def held_up(self, peer: str) -> Accusation:
         """Goes left from `peer` to who keeps the ring waiting."""
@@ -73,7 +76,7 @@ class _Ring:
         heard = {peer}
         while True:
             teller = self._testimonies[peer].told_by
-            if teller not in self._beside(peer):
+            if teller not in self._seen_from(peer):
                 return peer, peer
             if teller not in self._testimonies or teller in heard:
                 return peer, teller
@@ -83,6 +86,10 @@ class _Ring:
     def _standing(self, peer: str) -> RingStanding | None:
         words = self._testimonies.get(peer)
         return words.standing if words is not None else None
+
+    def _seen_from(self, peer: str) -> tuple[str, ...]:
+        """To whom it is connected."""
+        return self._members if self._one_shot else self._beside(peer)
 
     def _beside(self, peer: str) -> tuple[str, str]:
         at = self._members.index(peer)

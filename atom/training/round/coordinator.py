@@ -236,10 +236,10 @@ class Coordinator:
     def _call_ring(self, attempt: Attempt) -> None:
         desk = self._desk
         assert attempt.ballot is not None
-        attempt.members = self._rings.seat(attempt)
+        self._rings.compose(attempt)
         attempt.stage = Stage.RING
         attempt.since = desk.now
-        ring = Ring(desk.head.digest, attempt.ballot, attempt.members)
+        ring = Ring(desk.head.digest, attempt.ballot, attempt.members, attempt.one_shot)
         desk.tell([member.peer_id for member in attempt.members], ring)
 
     def on_suspect(self, sender: Voter, message: Suspect) -> None:

@@ -1,6 +1,7 @@
 """Taking part in a round: promise, freeze, reduce, accept, step. Voters and contributors alike."""
 
 from atom.base.reasons import Reason
+from atom.swarm.algorithm import MAX_MEMBERS
 from atom.swarm.chain import VOTE_DOMAIN, Ballot, Commit, Contribution, Value, Voter, vote_payload
 from atom.swarm.membership import certificate_problem, signed_by
 from atom.swarm.messages import (
@@ -171,9 +172,14 @@ class Member:
         if len(mine) != 1 or mine[0].sequences != counted or not _distinct(message.members):
             desk.nack(sender, message.ballot, Reason.BAD_WEIGHT)
             return
+        if message.one_shot and len(message.members) > MAX_MEMBERS:  # so many connections each
+            desk.nack(sender, message.ballot, Reason.TOO_LARGE)
+            return
         self._enter(Phase.REDUCING)
         state.reduced = message.ballot
-        desk.out.append(StartRing(message.parent, message.ballot, message.members))
+        desk.out.append(
+            StartRing(message.parent, message.ballot, message.members, message.one_shot)
+        )
 
     def on_ring_finished(self, ballot: Ballot, digest: bytes, norm: float) -> None:
         desk, state = self._desk, self._desk.state

@@ -1,12 +1,13 @@
 """A coordinator's rings: who is in them, and what comes of those that break."""
 
+from atom.swarm.algorithm import Algorithm
 from atom.swarm.chain import Contribution
 from atom.swarm.messages import Suspect
 from atom.training.round.attempt import Attempt
 from atom.training.round.blame import accusations, is_eyewitness
 from atom.training.round.desk import Desk
 from atom.training.round.electorate import Electorate
-from atom.training.round.seating import seat_members
+from atom.training.round.seating import choose_algorithm, seat_members
 from atom.training.round.suspicions import PATIENT_WITH, Suspicions
 
 
@@ -34,12 +35,15 @@ class RingWatch:
         """Of a ring of those that promised, in an order that is dealt anew by every head."""
         return attempt.ring_of(self.left_out(), self._desk.head.digest)
 
-    def seat(self, attempt: Attempt) -> tuple[Contribution, ...]:
-        """The members as they are to sit, by what is known of the ways between them."""
-        desk = self._desk
-        members, order = seat_members(self.members(attempt), desk.view, desk.terms.average_bytes)
+    def compose(self, attempt: Attempt) -> None:
+        """Seats the attempt's members, and chooses how they average: by what is known of the ways
+        between them."""
+        desk, average_bytes = self._desk, self._desk.terms.average_bytes
+        attempt.members, order = seat_members(self.members(attempt), desk.view, average_bytes)
+        choice = choose_algorithm(attempt.members, desk.view, average_bytes)
+        attempt.one_shot = choice.algorithm is Algorithm.ONE_SHOT
         desk.report("ring-order", **order.story())
-        return members
+        desk.report("all-reduce-chosen", **choice.story())
 
     def hear(self, attempt: Attempt, speaker: str, words: Suspect) -> None:
         """A member's word that the ring broke. Only its first counts."""
@@ -56,7 +60,7 @@ class RingWatch:
     def judge(self, attempt: Attempt) -> None:
         """Draws the consequences for the rings to come."""
         desk, members = self._desk, [member.peer_id for member in attempt.members]
-        found = accusations(members, attempt.testimonies)
+        found = accusations(members, attempt.testimonies, attempt.one_shot)
         self._suspicions.add(desk.head.digest, found, desk.now)
         desk.report("ring-judged", accusations=sorted(found), left_out=sorted(self.left_out()))
 

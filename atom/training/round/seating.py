@@ -1,8 +1,9 @@
-"""In which order the members of a ring sit, as far as their leases say. Pure; leases are hints, so
-the order may be poor, never wrong."""
+"""How the members of a ring sit, or that they do without one, as far as their leases say. Pure;
+leases are hints, so the choice may be poor, never wrong."""
 
 from collections.abc import Mapping, Sequence
 
+from atom.swarm.algorithm import Choice, choose, measured
 from atom.swarm.chain import Contribution
 from atom.swarm.reachability import Reached
 from atom.swarm.records import Lease, short_name
@@ -17,12 +18,21 @@ def seat_members(
 
     `average_bytes`: of one average on the wire.
     """
-    leases = {**view.fresh, **({view.mine.peer_id: view.mine} if view.mine else {})}
-    names = {short_name(member.peer_id): member.peer_id for member in dealt}
-    places = [_place(member.peer_id, leases.get(member.peer_id), names) for member in dealt]
+    places = _places(dealt, view)
     order = ring_order(places, 2 * (len(dealt) - 1) / len(dealt) * average_bytes)
     by_peer = {member.peer_id: member for member in dealt}
     return tuple(by_peer[peer_id] for peer_id in order.members), order
+
+
+def choose_algorithm(members: Sequence[Contribution], view: View, average_bytes: int) -> Choice:
+    """A ring or a one-shot exchange of `members`, and why."""
+    return choose(len(members), average_bytes, measured(_places(members, view)))
+
+
+def _places(members: Sequence[Contribution], view: View) -> list[Place]:
+    leases = {**view.fresh, **({view.mine.peer_id: view.mine} if view.mine else {})}
+    names = {short_name(member.peer_id): member.peer_id for member in members}
+    return [_place(member.peer_id, leases.get(member.peer_id), names) for member in members]
 
 
 def _place(peer_id: str, lease: Lease | None, names: Mapping[bytes, str]) -> Place:

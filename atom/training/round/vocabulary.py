@@ -172,6 +172,7 @@ class StartRing:
     parent: bytes
     ballot: Ballot
     members: tuple[Contribution, ...]
+    one_shot: bool = False
 
 
 @dataclass(frozen=True)

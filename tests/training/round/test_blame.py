@@ -113,8 +113,24 @@ def test_words(said: dict[str, Suspect], found: set[Accusation]) -> None:
     assert accusations("ABCD", said) == found
 
 
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        ({"A": says("C")}, {("A", "C")}),  # it sees everybody
+        ({"A": says("C"), "B": says("C", told_by="A")}, {("A", "C")}),
+        ({"A": says("C", Reason.TOO_SLOW), "B": says("C", Reason.TOO_SLOW)},
+         {("A", "C"), ("B", "C")}),
+        ({"A": says("B", told_by="C")}, {("A", "C")}),  # C has not said it to us
+        ({"A": says("nobody")}, {("A", "A")}),
+    ],
+)  # fmt: skip
+def test_words_of_a_one_shot_exchange(said: dict[str, Suspect], found: set[Accusation]) -> None:
+    assert accusations("ABCD", said, one_shot=True) == found
+
+
 def test_who_saw_it_is_not_waited_for() -> None:
     assert is_eyewitness(says("B"))
+    assert is_eyewitness(says("B", Reason.TOO_SLOW))
     assert not is_eyewitness(says("B", told_by="A"))
     assert not is_eyewitness(too_slow(None))
 

@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping
 
+from atom.swarm.algorithm import Algorithm
 from atom.swarm.chain import Contribution
 from atom.swarm.reachability import Reached
 from atom.swarm.records import Lease, PeerState, short_name
 from atom.swarm.ring_order import Link
-from atom.training.round.seating import seat_members
+from atom.training.round.seating import choose_algorithm, seat_members
 from atom.training.round.vocabulary import View
 
 DEALT = tuple(Contribution(name, name.encode() * 16, 3, 1.5) for name in "abcdef")
@@ -58,3 +59,20 @@ def test_links_are_read_from_both_ends_and_by_their_speed() -> None:
     members, order = seat_members(DEALT, view, 2_000_000)
     assert neighbours(members).isdisjoint({frozenset("ab"), frozenset("cd")})
     assert order.seconds < 0.1 < order.seconds_as_given
+
+
+def test_far_members_with_little_to_average_do_without_a_ring() -> None:
+    far = dict.fromkeys("abcdef", Link(0.2))
+    view = View({"a": lease("a", far), "d": lease("d", far)}, mine=lease("e", far))
+    assert choose_algorithm(DEALT, view, 100_000).algorithm is Algorithm.ONE_SHOT
+    assert choose_algorithm(DEALT, view, 1_000_000_000).algorithm is Algorithm.RING
+    near = View(mine=lease("e", dict.fromkeys("abcdf", Link(0.0002))))
+    assert choose_algorithm(DEALT, near, 100_000).algorithm is Algorithm.RING
+    assert choose_algorithm(DEALT, View(), 100_000).algorithm is Algorithm.RING
+
+
+def test_members_that_cannot_all_meet_keep_the_ring() -> None:
+    far = dict.fromkeys("abcdef", Link(0.2))
+    shut = {name: lease(name, far, reached=Reached.NO) for name in "bc"}
+    choice = choose_algorithm(DEALT, View(shut), 100_000)
+    assert (choice.algorithm, "relay" in choice.reason) == (Algorithm.RING, True)
