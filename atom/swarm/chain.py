@@ -20,7 +20,7 @@ MAX_VOTERS = 9
 """More voters make a round slower, not safer; further members contribute without voting."""
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True, order=True, slots=True)
 class Voter:
     """One process of one peer. A restart is a new incarnation, a voter only once voted in."""
 
@@ -31,7 +31,7 @@ class Voter:
     """Consecutive commits this voter had no part in; at 2 it is dropped."""
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True, order=True, slots=True)
 class Ballot:
     """Orders attempts on one round. Compared by attempt, then coordinator, then incarnation."""
 
@@ -40,7 +40,7 @@ class Ballot:
     incarnation: bytes
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Contribution:
     """One ring member's part in the average: `sequences` trained, summed loss over them (nats)."""
 
@@ -85,7 +85,7 @@ class Value:
         return canonical_digest("value", self)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Vote:
     """A voter's signature over `vote_payload(parent, ballot, value digest)`."""
 
@@ -93,7 +93,7 @@ class Vote:
     signature: bytes
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Commit:
     """A decided value with its certificate: votes of a quorum (or of all survivors) at `ballot`."""
 
@@ -104,7 +104,7 @@ class Commit:
     """Empty: a quorum of the parent's voters vouches. Else all of these, after the grace time."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Head:
     """The end of a chain: the name of a state, and what the next round needs to know."""
 

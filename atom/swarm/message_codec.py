@@ -5,6 +5,7 @@ cannot be written without a bound, and a decoded message needs no further checki
 """
 
 import math
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -237,17 +238,22 @@ def _fill(part: Any, record: Any) -> None:
 
 def _read(part: Any, kind: type) -> Any:
     """The dataclass `kind` from a protobuf message, each field checked against the schema."""
-    fields = {}
+    fields: dict[str, Any] = {}
     for name, field in _SCHEMA[kind].items():
         if isinstance(field, _Many):
             fields[name] = _read_many(getattr(part, name), field, name)
         elif isinstance(field, _One):
             fields[name] = _read_one(part, field, name)
         else:
-            fields[name] = getattr(part, name)
+            fields[name] = _kept_once(getattr(part, name))
             if not field.check(fields[name]):
                 raise PeerRefused(Reason.MALFORMED, f"{kind.__name__}.{name} is out of bounds")
     return kind(**fields)
+
+
+def _kept_once(given: Any) -> Any:
+    """A long chain names few peers again and again."""
+    return sys.intern(given) if type(given) is str else given
 
 
 def _read_one(part: Any, field: _One, name: str) -> Any:

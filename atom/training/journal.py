@@ -11,9 +11,9 @@ from pathlib import Path
 from atom.base.errors import PeerRefused, StorageError
 from atom.base.reasons import Reason
 from atom.swarm.chain import Commit, Head
-from atom.swarm.membership import certificate_problem
 from atom.swarm.message_codec import decode, encode
 from atom.swarm.messages import CommitNotice
+from atom.training.chain_check import verified_heads
 from atom.training.snapshot import Snapshot
 
 _LENGTH_BYTES = 4
@@ -162,23 +162,6 @@ def parse_commits(raw: bytes) -> tuple[list[Commit], int]:
         commits.append(message.commit)
         start = end
     return commits, start
-
-
-def verified_heads(genesis: Head, commits: Sequence[Commit]) -> list[Head]:
-    """The heads along a chain, every certificate checked from the first head on.
-
-    Raises: PeerRefused with BAD_CERTIFICATE or WRONG_HEAD at the first commit that does not hold.
-    """
-    heads = [genesis]
-    for commit in commits:
-        head, value = heads[-1], commit.value
-        if value.parent != head.digest or value.round != head.round + 1:
-            raise PeerRefused(Reason.WRONG_HEAD, f"round {value.round}")
-        problem = certificate_problem(head, commit)
-        if problem is not None or value.sequences <= 0 or not value.voters_next:
-            raise PeerRefused(problem or Reason.BAD_WEIGHT, f"round {value.round}")
-        heads.append(head.after(value))
-    return heads
 
 
 def _unwritable(path: Path, problem: OSError) -> StorageError:

@@ -46,6 +46,25 @@ def test_ring_beside_gloo() -> None:
             assert side["cpu_ms_per_mb"] > 0
 
 
+def test_a_state_from_donors_who_train() -> None:
+    program = str(BENCHMARKS / "state.py")
+    body = run(
+        program, "--megabytes", "9", "--donors", "2", "--mbit", "0", "--rounds", "2",
+        "--ring-megabytes", "0.1", "--pause-s", "0",
+    )  # fmt: skip
+    assert (body["benchmark"], body["megabytes"], body["mbit"]) == ("state", 9.0, 0.0)
+    assert [transfer["donors"] for transfer in body["transfers"]] == [1, 2]
+    for transfer in body["transfers"]:
+        check_timing(transfer["seconds"], runs=1)
+        assert transfer["mbit_per_s"] > 0
+    rounds = body["rounds"]
+    for side in ("alone", "beside"):
+        check_timing(rounds[side], runs=2)
+    alone, beside = rounds["alone"]["median_s"], rounds["beside"]["median_s"]
+    assert rounds["ratio"] == pytest.approx(beside / alone)
+    assert rounds["beyond_what_is_given"] == pytest.approx(rounds["ratio"] / (1 + rounds["given"]))
+
+
 def test_the_optimizer_beside_torchs() -> None:
     program = str(BENCHMARKS / "optimizer.py")
     body = run(program, "--elements", "10000", "--threads", "2", "--runs", "2")

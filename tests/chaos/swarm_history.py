@@ -8,7 +8,8 @@ from swarm_of_processes import Event, Peer
 from atom.swarm.chain import Commit, Head, Voter, genesis
 from atom.swarm.record_codec import decode_manifest, manifest_digest
 from atom.swarm.records import Manifest
-from atom.training.journal import parse_commits, verified_heads
+from atom.training.chain_check import verified_heads
+from atom.training.journal import parse_commits
 
 
 def read_manifest(state: Path, run: str) -> Manifest:

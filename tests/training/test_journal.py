@@ -1,5 +1,6 @@
 """The chain on disk: appended, verified from genesis, cut where a crash left it."""
 
+import dataclasses
 import errno
 import os
 from pathlib import Path
@@ -21,8 +22,10 @@ from atom.swarm.chain import (
     vote_payload,
 )
 from atom.swarm.identity import Identity
-from atom.swarm.membership import signed_by
-from atom.training.journal import Journal, parse_commits, verified_heads
+from atom.swarm.membership import certificate_problem, signed_by
+from atom.training import chain_check
+from atom.training.chain_check import verified_heads
+from atom.training.journal import Journal, parse_commits
 
 IDENTITY = Identity.create()
 ME = Voter(IDENTITY.peer_id, b"i" * 16)
@@ -176,3 +179,85 @@ def test_a_strangers_bytes_are_refused_by_name() -> None:
     with pytest.raises(PeerRefused) as refused:
         parse_commits((1 << 30).to_bytes(4, "big"))
     assert refused.value.reason is Reason.TOO_LARGE
+
+
+# ---- long chains
+
+
+def voted(head: Head, by: list[Identity], next_voters: list[Identity]) -> Commit:
+    """A commit that these vote for."""
+    ballot = Ballot(1, by[0].peer_id, INCARNATION)
+    value = Value(
+        parent=head.digest,
+        round=head.round + 1,
+        origin=ballot,
+        result_digest=bytes(32),
+        gradient_norm=0.5,
+        parent_state_digest=b"d" * 32,
+        contributions=(Contribution(by[0].peer_id, INCARNATION, 8, 3.0),),
+        voters_next=tuple(sorted(Voter(each.peer_id, INCARNATION) for each in next_voters)),
+    )
+    return signed_value(head, value, by)
+
+
+INCARNATION = b"i" * 16
+OLD = [IDENTITY] + [Identity.create() for _ in range(2)]
+NEW = [Identity.create() for _ in range(3)]
+
+
+def grown(electorates: list[list[Identity]]) -> tuple[list[Head], list[Commit]]:
+    """A chain on which each electorate decides one round."""
+    heads, commits = [GENESIS], []
+    for now, following in zip(electorates, [*electorates[1:], electorates[-1]], strict=True):
+        commits.append(voted(heads[-1], now, following))
+        heads.append(heads[-1].after(commits[-1].value))
+    return heads, commits
+
+
+def test_a_long_chain_takes_few_certificates(monkeypatch: pytest.MonkeyPatch) -> None:
+    heads, commits = grown([[IDENTITY]] + [OLD] * 200 + [OLD[:2] + NEW[:1]] * 100 + [NEW] * 100)
+    asked: list[int] = []
+
+    def counted(head: Head, commit: Commit) -> Reason | None:
+        asked.append(commit.value.round)
+        return certificate_problem(head, commit)
+
+    monkeypatch.setattr(chain_check, "certificate_problem", counted)
+    assert verified_heads(GENESIS, commits) == heads
+    assert len(asked) < 50, "of 401"
+
+
+def test_a_certificate_in_between_is_vouched_for_by_a_later_one() -> None:
+    heads, commits = grown([[IDENTITY]] + [OLD] * 9)
+    commits[5] = dataclasses.replace(commits[5], votes=())
+    assert verified_heads(GENESIS, commits) == heads
+
+
+def test_strangers_vouch_for_nothing() -> None:
+    """A chain that leaves the run's own at some round, however long and well signed it is."""
+    heads, commits = grown([[IDENTITY], OLD, OLD, OLD])
+    for own in range(5):
+        forged, head = commits[:own], heads[own]
+        for _ in range(5):
+            forged.append(voted(head, NEW, NEW))
+            head = head.after(forged[-1].value)
+        with pytest.raises(PeerRefused) as refused:
+            verified_heads(GENESIS, forged)
+        assert refused.value.reason is Reason.BAD_CERTIFICATE
+
+
+def test_old_voters_vouch_only_for_what_was_committed() -> None:
+    """They may have voted for a value that never had a quorum of the newer electorate."""
+    five = [*OLD, *NEW[:2]]
+    heads, commits = grown([[IDENTITY], [IDENTITY], five, five])
+    alone = voted(heads[3], [IDENTITY], five)
+    with pytest.raises(PeerRefused) as refused:
+        verified_heads(GENESIS, [*commits[:3], alone])
+    assert refused.value.reason is Reason.BAD_CERTIFICATE
+
+
+def signed_value(head: Head, value: Value, by: list[Identity]) -> Commit:
+    payload = vote_payload(head.digest, value.origin, value.digest())
+    voters = [(each, Voter(each.peer_id, INCARNATION)) for each in by]
+    votes = [Vote(me, each.sign(VOTE_DOMAIN, signed_by(me, payload))) for each, me in voters]
+    return Commit(value, value.origin, tuple(votes))

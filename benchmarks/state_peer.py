@@ -1,0 +1,165 @@
+"""One peer of the transfers that are measured: a donor that may also average, or the joiner."""
+
+import contextlib
+import shutil
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import torch
+
+from atom.base.clock import BootClock
+from atom.base.errors import PeerRefused
+from atom.base.events import EventList
+from atom.swarm.allreduce import Arenas, RingTerms, all_reduce, open_ring
+from atom.swarm.blobs import BlobServer, BlobShelf
+from atom.swarm.chain import Ballot
+from atom.swarm.codec import CODECS
+from atom.swarm.handshake import Local
+from atom.swarm.identity import Identity
+from atom.swarm.ring import ring_tag
+from atom.swarm.state_transfer import FetchOptions, Watch, fetch
+from atom.swarm.throttle import Bandwidth
+from atom.swarm.transport import Transport
+
+PATIENCE_S = 300.0
+ALONE = "alone"
+_NAME, _PARENT = "state/" + "ab" * 32, bytes(32)
+Contact = tuple[str, tuple[str, int]]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a peer is told before it starts."""
+
+    snapshot: Path
+    downloads: Path
+    upload_bits_per_s: float | None
+
+
+@dataclass(frozen=True)
+class Averaging:
+    """Rounds to take part in."""
+
+    contacts: tuple[Contact, ...]
+    elements: int
+    rounds: int
+    pause_s: float
+    number: int
+    """Tells one series of rounds from another."""
+
+
+def peer(setting: Setting, parent: Connection) -> None:
+    """A process's whole life: obeys commands until told to end."""
+    torch.set_num_threads(1)
+    with contextlib.closing(_Peer(setting)) as this:
+        while True:
+            match parent.recv():
+                case ("contact",):
+                    parent.send(this.contact)
+                case ("fetch", contacts, digest):
+                    parent.send(this.fetch(contacts, digest, threading.Event()))
+                case ("average", averaging):
+                    parent.send(this.average(averaging))
+                case ("fetch on", contacts, digest):
+                    this.fetch_on(contacts, digest)
+                case ("enough",):
+                    parent.send(this.enough())
+                case _:
+                    return
+
+
+class _Peer:
+    def __init__(self, setting: Setting) -> None:
+        self._setting = setting
+        self._transport = Transport(
+            Local(Identity.create(), bytes(32), bytes(16)),
+            ("127.0.0.1", 0),
+            EventList(),
+            bandwidth=Bandwidth.of(setting.upload_bits_per_s, None),
+        )
+        shelf = BlobShelf()
+        shelf.register(_NAME, setting.snapshot)
+        shelf.manifest(_NAME)  # hashed before anybody's clock runs
+        courtesy = self._transport.courtesy
+        self._transport.set_handlers(
+            on_blobs=BlobServer(shelf, BootClock(), courtesy=courtesy).serve
+        )
+        self._transport.start()
+        self._enough = threading.Event()
+        self._got_bytes = self._whole_bytes = 0
+        self._fetching = threading.Thread()
+
+    @property
+    def contact(self) -> Contact:
+        return self._transport.peer_id, self._transport.address
+
+    def close(self) -> None:
+        self._transport.close()
+
+    def fetch(
+        self, contacts: Sequence[Contact], digest: bytes, stop: threading.Event
+    ) -> tuple[float, int]:
+        """Seconds and bytes of one fetch into empty files."""
+        self._know(contacts)
+        shutil.rmtree(self._setting.downloads, ignore_errors=True)
+        options = FetchOptions(1 << 40, expected_digest=digest)
+        watch = Watch(on_progress=self._on_progress)
+        started, donors = time.perf_counter(), [peer_id for peer_id, _ in contacts]
+        fetched = fetch(
+            self._transport, donors, _NAME, options, self._setting.downloads, stop, watch
+        )
+        return time.perf_counter() - started, fetched.manifest.byte_count
+
+    def fetch_on(self, contacts: Sequence[Contact], digest: bytes) -> None:
+        """Again and again, until `enough`."""
+        self._enough.clear()
+        self._got_bytes = self._whole_bytes = 0
+
+        def work() -> None:
+            with contextlib.suppress(PeerRefused):  # stopped
+                while not self._enough.is_set():
+                    self._whole_bytes += self.fetch(contacts, digest, self._enough)[1]
+
+        self._fetching = threading.Thread(target=work)
+        self._fetching.start()
+
+    def enough(self) -> int:
+        """How many bytes came meanwhile."""
+        self._enough.set()
+        self._fetching.join(PATIENCE_S)
+        return self._got_bytes
+
+    def average(self, job: Averaging) -> list[float]:
+        """Seconds from one round's end to the next's."""
+        self._know(job.contacts)
+        order = tuple(peer_id for peer_id, _ in job.contacts)
+        source, result = torch.ones(job.elements), torch.zeros(job.elements)
+        seconds = []
+        for run in range(job.rounds):
+            ballot = Ballot(1 + run + 1000 * job.number, order[0], bytes(16))
+            started = time.perf_counter()
+            time.sleep(job.pause_s)
+            channels = open_ring(self._transport, order, _PARENT, ballot, PATIENCE_S, 1)
+            terms = RingTerms(
+                order,
+                order.index(self._transport.peer_id),
+                ring_tag(_PARENT, ballot),
+                1 / len(order),
+                CODECS["float32"],
+                PATIENCE_S,
+            )
+            all_reduce(Arenas(source, result), terms, channels)
+            seconds.append(time.perf_counter() - started)
+        assert torch.equal(source, result), "fast and wrong would be no result"
+        return seconds
+
+    def _on_progress(self, done: int, total: int) -> None:
+        self._got_bytes = self._whole_bytes + done
+
+    def _know(self, contacts: Sequence[Contact]) -> None:
+        for peer_id, (host, port) in contacts:
+            self._transport.set_addresses(peer_id, [f"{host}:{port}"])
