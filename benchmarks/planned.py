@@ -28,10 +28,17 @@ class Planner:
     graph: Graph
     device: torch.device
     micro_batches: int
+    gradient_bytes: int = 4
+    """Of an element of a gradient, as it leaves."""
 
     def choose(self, profile: Profile, device_bytes: int) -> Choice:
         """Raises: DeviceError for what fits in no way."""
-        limits = Limits(device_bytes, self._element_bytes, self.micro_batches)
+        limits = Limits(
+            device_bytes,
+            self._element_bytes,
+            self.micro_batches,
+            gradient_element_bytes=self.gradient_bytes,
+        )
         ends = _layer_ends(self.graph)
         return choose(self._chain(profile.operations), _machine(profile.link), limits, ends)
 
@@ -45,6 +52,7 @@ class Planner:
             choice.arrangement,
             choice.micro_batches,
             self._element_bytes,
+            self.gradient_bytes,
         )
         return replace(again, remembers=choice.remembers)
 
@@ -53,7 +61,7 @@ class Planner:
         chain, ends = self._chain(profile.operations), _layer_ends(self.graph)
         pieces = pieces_of(chain, ends)
         everything = frozenset(range(len(pieces)))
-        reckoning = Reckoning(pieces, self.micro_batches, self._element_bytes)
+        reckoning = Reckoning(pieces, self.micro_batches, self._element_bytes, self.gradient_bytes)
         least, most = (
             reckoning.memory(each).total_bytes
             for each in (Arrangement(), Arrangement(resident=everything, kept=everything))

@@ -14,6 +14,7 @@ from swap_setup import (
     CLIP_NORM,
     EPSILON,
     LEARNING_RATE,
+    PRECISIONS,
     SEED,
     WEIGHT_DECAY,
     MicroBatches,
@@ -55,6 +56,7 @@ class Atom:
 
     def __init__(self, setup: Setup) -> None:
         self.setup, self.clock, self.took = setup, BootClock(), dict[str, float]()
+        self.gradients = PRECISIONS[setup.gradients]
         if setup.gpu_bytes is not None and setup.device == "cuda":
             has = torch.cuda.get_device_properties(0).total_memory
             torch.cuda.set_per_process_memory_fraction(min(setup.gpu_bytes / has, 1.0))
@@ -70,7 +72,7 @@ class Atom:
         arrangement = Arrangement() if self.choice is None else self.choice.arrangement
         self.at_once = setup.micro_batches if self.choice is None else self.choice.micro_batches
         self._require_host_memory()
-        self.link = Link.of(self.program, arrangement)
+        self.link = Link.of(self.program, arrangement, self.gradients.itemsize)
         self.recording = Recording()
         self.replica = self._replica(arrangement)
         self.pass_counts: list[int] = []
@@ -81,7 +83,7 @@ class Atom:
     def _require_host_memory(self) -> None:
         """Before a byte is taken: a host that runs out ends whom it likes. Raises: SideMissing."""
         form, most = StateForm(self.setup.layout), self.setup.host_bytes
-        needs = host_bytes(self.program.layout, self.setup.dtype, form)
+        needs = host_bytes(self.program.layout, self.setup.dtype, form, self.gradients)
         has = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if most is None else most
         if needs > has:
             raise SideMissing(
@@ -94,7 +96,7 @@ class Atom:
         adamw = AdamWSettings(BETAS, EPSILON, WEIGHT_DECAY)
         settings = ReplicaSettings(
             rate, adamw, CLIP_NORM, self.setup.dtype, arrangement, self.at_once,
-            state_form=StateForm(self.setup.layout),
+            state_form=StateForm(self.setup.layout), gradients=self.gradients,
             compilation=Compilation(_insist) if self.setup.compiled else None,
         )  # fmt: skip
         replica = Replica(self.program, None, settings, self.device, observer=self.recording)
@@ -115,7 +117,9 @@ class Atom:
             replica.run_pass(some, last=first == starts[-1])
         loss = replica.loss_sum / replica.sequences
         sums, times = replica.gradients, replica.sequences
-        if times & (times - 1):  # dividing rounds, and AdamW cannot do it on the way
+        if (
+            times & (times - 1) and sums.dtype == torch.float32
+        ):  # dividing rounds, and AdamW cannot do it on the way
             sums, times = sums.div_(times), 1
             norm = gradient_norm(sums)
         else:
@@ -200,6 +204,7 @@ def _choice(graph: Graph, setup: Setup) -> Choice | None:
     """The planner's, if there is a cap. Raises: DeviceError."""
     if setup.gpu_bytes is None:
         return None
-    planner = Planner(graph, setup.torch_device, setup.micro_batches)
+    leaving = PRECISIONS[setup.gradients].itemsize
+    planner = Planner(graph, setup.torch_device, setup.micro_batches, leaving)
     profile = measure_graph(graph, setup.torch_device)
     return planner.choose(profile, int(setup.gpu_bytes * PLANNED_SHARE))

@@ -59,6 +59,7 @@ class Case:
     sequences: int = 2
     gpu_bytes: int | None = 6 * GB
     layout: str = "exact"
+    gradients: str = "float32"
     steps: int = 3
 
     def as_toy(self) -> "Case":
@@ -147,7 +148,8 @@ CASES = (
     ),
     Case(
         "13b-8k-half", Kind.STEPS, (of(COMPUTE, 0.90),), (COMPUTE,),
-        size="13b", micro_batches=2, gpu_bytes=20 * GB, layout="half", steps=2,
+        size="13b", micro_batches=2, gpu_bytes=20 * GB, layout="half",
+        gradients="bfloat16", steps=2,
     ),
 )  # fmt: skip
 TINY_CASE = Case(

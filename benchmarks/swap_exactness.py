@@ -3,7 +3,8 @@
 The reference holds the whole model on the device and knows nothing of sub-models: eager PyTorch,
 deterministic algorithms, one micro-batch after the other. What a definition of the step leaves
 open is set as Atom documents it: gradients are summed over micro-batches in float32; those of the
-tied table first over its uses as the head, then over those as the embedding (layer-major order);
+tied table first over its uses as the head, then over those as the embedding (layer-major order:
+in float32 one sum goes on from the head's, in 16 bits each use has its own, and the two are added);
 the norm is summed in the order of `atom.optim.clipping`; AdamW is PyTorch's fused one on the CPU,
 on float32 masters. The text is the source of Python's standard library, a byte to a token.
 """
@@ -100,7 +101,8 @@ class Reference:
             self._backward(batch, float(size), sums)
             for batch, size in zip(batches, sizes, strict=True)
         ]
-        sums[TIED] += sums.pop(AS_EMBEDDING)
+        early = sums.pop(AS_EMBEDDING)
+        sums[TIED] = [_added(sums[TIED]), _added(early)] if self.half else sums[TIED] + early
         self._update({name: _added(parts) for name, parts in sums.items()}, sum(sizes))
         return sum(loss * n for loss, n in zip(losses, sizes, strict=True)) / sum(sizes)
 

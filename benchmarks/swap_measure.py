@@ -239,6 +239,7 @@ def _atom(case: Case, options: Options, compiled: bool, cap: int | None = None) 
         case.micro_batches,
         options.gpu_bytes or cap or case.gpu_bytes,
         case.layout,
+        case.gradients,
         options.host_bytes,
     )
 

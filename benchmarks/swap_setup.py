@@ -47,6 +47,8 @@ class Setup:
     """Cap of the allocator (Atom's own side). None: no cap, one layer per sub-model."""
     layout: str = "exact"
     """A form of the states on the host (Atom's own side): see `atom.swap.state_form`."""
+    gradients: str = "float32"
+    """In which numbers they leave the device and are summed (Atom's own side)."""
     host_bytes: int | None = None
     """What the host has (Atom's own side). None: as it says itself."""
 

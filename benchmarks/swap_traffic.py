@@ -11,8 +11,6 @@ from atom.swap.device_slots import SlotLayout
 from atom.swap.program_crossings import crossings_of
 from atom.swap.schedule import GradientOut, Load, Observed, Shape
 
-GRADIENT_BYTES = 4
-
 
 @dataclass(frozen=True)
 class Traffic:
@@ -32,12 +30,13 @@ class Link:
     """Per sub-model; one that shares a tied weight with another counts it too."""
     arrangement: Arrangement
     weight_bytes: int
+    gradient_bytes: int
 
     @classmethod
-    def of(cls, program: Program, arrangement: Arrangement) -> "Link":
+    def of(cls, program: Program, arrangement: Arrangement, gradient_bytes: int = 4) -> "Link":
         layouts = [SlotLayout.of(part, program.layout) for part in program.sub_models]
         elements = tuple(layout.elements for layout in layouts)
-        return cls(elements, arrangement, program.parameter_dtype.itemsize)
+        return cls(elements, arrangement, program.parameter_dtype.itemsize, gradient_bytes)
 
     def formula(self, passes: int) -> Traffic:
         """A step of so many passes; nothing is loaded when it begins, for the last step changed it.
@@ -71,7 +70,7 @@ class Link:
             len(loads),
             len(outs),
             self._elements(loads) * self.weight_bytes,
-            self._elements(outs) * GRADIENT_BYTES,
+            self._elements(outs) * self.gradient_bytes,
         )
 
     def _elements(self, sub_models: Sequence[int]) -> int:

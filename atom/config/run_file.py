@@ -92,6 +92,8 @@ class Optimizer(Section):
     """Longest allowed L2 norm of the whole gradient; 0: no clipping."""
     state: Literal["exact", "split", "half"] = "exact"
     """In which numbers weights and moments are kept; the last two with bfloat16 only."""
+    gradients: Literal["float32", "bfloat16"] = "float32"
+    """In which numbers gradients leave the device and are summed on the host, per peer."""
 
     @model_validator(mode="after")
     def _check(self) -> "Optimizer":
@@ -149,6 +151,7 @@ class RunFile(Section):
     def _check(self) -> "RunFile":
         self._check_rounds()
         self._check_state()
+        self._check_gradients()
         if self.validation and not self.data.validation_fraction:
             hint = "set it, 0.1 for example, or remove [validation]"
             refuse("data.validation_fraction", "[validation] needs text that is held back", hint)
@@ -218,6 +221,16 @@ class RunFile(Section):
         hint = spare if precision == "float32" else 'set model.precision = "bfloat16"'
         what = f'"{state}" is for bfloat16; model.precision is {precision}'
         refuse("optimizer.state", what, hint)
+
+    def _check_gradients(self) -> None:
+        if self.optimizer.gradients == "float32":
+            return
+        if self.model.precision != "bfloat16":
+            what = f'"bfloat16" is for bfloat16; model.precision is {self.model.precision}'
+            refuse("optimizer.gradients", what, 'leave it at "float32"')
+        if self.swarm.codec == "int8":
+            what = 'the codec "int8" gives back what it has lost, which sums in bfloat16 would lose'
+            refuse("optimizer.gradients", what, 'set swarm.codec = "bfloat16"')
 
     def _check_rounds(self) -> None:
         rounds, optimizer = self.run.rounds, self.optimizer

@@ -9,6 +9,7 @@ from atom.daemon.device_choice import (
     BOUNDARY_SHARE,
     choice_text,
     free_host_bytes,
+    gradients,
     most_micro_batches,
     peer_bytes,
     question,
@@ -46,7 +47,8 @@ def arranged(
     budget = peer.device.memory_bytes or usable_device_bytes(kind, left)
     profile = profile_or_guess(graph, kind, hearers.note)
     most, on_gpu = most_micro_batches(run), kind.type == "cuda"
-    asked = question(graph, profile, budget, most, on_gpu, int(left * BOUNDARY_SHARE))
+    waiting = int(left * BOUNDARY_SHARE)
+    asked = question(graph, profile, budget, most, on_gpu, waiting, gradients(run))
     state = State(graph.layout, graph.parameter_dtype, state_form(run))
     wanted = peer.device.optimizer_share
     rates = _step_rates(device, state, hearers) if on_gpu and wanted is None else None

@@ -54,14 +54,15 @@ def question(
     micro_batches: int,
     on_gpu: bool,
     host_bytes: int | None = None,
+    gradients: torch.dtype = torch.float32,
 ) -> Question:
     """`micro_batches`: the most that one pass may accumulate. `host_bytes`: for values between
-    sub-models, if they wait there; None: as much as it takes."""
-    link = profile.link
+    sub-models, if they wait there; None: as much as it takes. `gradients`: how they leave."""
+    link, element_bytes = profile.link, graph.parameter_dtype.itemsize
     return Question(
         chain=operation_chain(graph, profile.operations, fused=on_gpu),
         machine=Machine(link.load_bytes_per_s.median, link.gradient_bytes_per_s.median),
-        limits=Limits(device_bytes, graph.parameter_dtype.itemsize, micro_batches, host_bytes),
+        limits=Limits(device_bytes, element_bytes, micro_batches, host_bytes, gradients.itemsize),
         layer_ends=_layer_ends(graph),
     )
 
@@ -110,10 +111,10 @@ def _layer_ends(graph: Graph) -> tuple[int, ...]:
     return tuple(accumulate(len(layer.calls) for layer in layers_of(graph)))
 
 
-def replica_bytes(graph: Graph, form: StateForm) -> int:
+def replica_bytes(graph: Graph, form: StateForm, gradients: torch.dtype = torch.float32) -> int:
     """Host memory of weights, moments, gradients and averaged results."""
     results = RESULT_ARENAS * graph.layout.total_elements * torch.float32.itemsize
-    return host_bytes(graph.layout, graph.parameter_dtype, form) + results
+    return host_bytes(graph.layout, graph.parameter_dtype, form, gradients) + results
 
 
 def feedback_bytes(run: RunFile, graph: Graph) -> int:
@@ -126,16 +127,24 @@ def state_form(run: RunFile) -> StateForm:
     return StateForm(run.optimizer.state)
 
 
+def gradients(run: RunFile) -> torch.dtype:
+    """In which numbers they leave the device and are summed."""
+    return torch.bfloat16 if run.optimizer.gradients == "bfloat16" else torch.float32
+
+
 def peer_bytes(run: RunFile, graph: Graph) -> int:
     """Host memory that a peer takes however it cuts the model."""
-    return replica_bytes(graph, state_form(run)) + feedback_bytes(run, graph)
+    return replica_bytes(graph, state_form(run), gradients(run)) + feedback_bytes(run, graph)
 
 
-def cut_arenas(program: Program, choice: Choice, on_gpu: bool) -> list[tuple[str, int]]:
-    """Host memory that a cut costs: (what, bytes)."""
+def cut_arenas(
+    program: Program, choice: Choice, on_gpu: bool, leaving: torch.dtype
+) -> list[tuple[str, int]]:
+    """Host memory that a cut costs: (what, bytes). `leaving`: as what gradients leave."""
+    lands = on_gpu or leaving != torch.float32
     arenas = [
         ("sums of parameters tied across sub-models", carrier_bytes(program)),
-        ("gradients on their way from the device", staging_bytes(program) if on_gpu else 0),
+        ("gradients on their way from the device", staging_bytes(program, leaving) if lands else 0),
         ("values between sub-models", choice.host_bytes),
     ]
     return [(what, size) for what, size in arenas if size > 0]

@@ -25,6 +25,7 @@ from atom.daemon.device_choice import (
     cut_arenas,
     feedback_bytes,
     free_host_bytes,
+    gradients,
     most_micro_batches,
     peer_bytes,
     question,
@@ -103,9 +104,12 @@ class HostPlan:
         left = self.have_bytes - self.total_bytes
         return int(left * BOUNDARY_SHARE) if left > 0 else None
 
-    def with_cut(self, program: Program, choice: Choice, on_gpu: bool) -> "HostPlan":
+    def with_cut(
+        self, program: Program, choice: Choice, on_gpu: bool, leaving: torch.dtype
+    ) -> "HostPlan":
         """Adds what the cut costs."""
-        return replace(self, arenas=(*self.arenas, *cut_arenas(program, choice, on_gpu)))
+        more = cut_arenas(program, choice, on_gpu, leaving)
+        return replace(self, arenas=(*self.arenas, *more))
 
 
 @dataclass(frozen=True)
@@ -181,7 +185,9 @@ def plan_run(request: PlanRequest, note: Note) -> Plan:
     device, profile, rates = _device(request, peer, state, graph, host, note)
     on_gpu = request.assume is not None or device.title != "cpu"
     most = most_micro_batches(run)
-    asked = question(graph, profile, device.budget_bytes, most, on_gpu, host.boundary_bytes)
+    leaving = gradients(run)
+    offer = (device.budget_bytes, most, on_gpu, host.boundary_bytes)
+    asked = question(graph, profile, *offer, leaving)
     arranged = arrange(asked, state, peer.device.optimizer_share, rates)
     asked, choice, share = arranged.question, arranged.choice, arranged.share
     program = chosen_program(graph, choice)
@@ -204,7 +210,7 @@ def plan_run(request: PlanRequest, note: Note) -> Plan:
         program=program,
         profile=profile,
         question=asked,
-        host=host.with_cut(program, choice, on_gpu),
+        host=host.with_cut(program, choice, on_gpu, leaving),
         disk=_disk(run, graph, peer),
         device=device,
         choice=choice,
@@ -274,8 +280,9 @@ def _host(run: RunFile, graph: Graph, peer: PeerFile) -> HostPlan:
     kept = {STATE_TITLES[name]: dtype.itemsize for name, dtype in form.arenas().items()}
     if copy_bytes := working_copy_bytes(graph.parameter_dtype, form):
         kept["working copy"] = copy_bytes
-    sums = ["gradients", *(f"averaged gradients {n + 1}" for n in range(RESULT_ARENAS))]
-    kept |= dict.fromkeys(sums, FLOAT32_BYTES)
+    kept["gradients"] = gradients(run).itemsize
+    averaged = (f"averaged gradients {n + 1}" for n in range(RESULT_ARENAS))
+    kept |= dict.fromkeys(averaged, FLOAT32_BYTES)
     arenas = [(name, size * elements) for name, size in kept.items()]
     if lost := feedback_bytes(run, graph):
         arenas.append(("lost in rounding", lost))

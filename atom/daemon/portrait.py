@@ -63,6 +63,7 @@ def info_of(
         "rounds": run.run.rounds,
         "global_batch": run.batch.global_sequences,
         "optimizer_state": run.optimizer.state,
+        "gradients": run.optimizer.gradients,
         "codec": run.swarm.codec,
         "ring_protection": run.swarm.ring_protection,
         "mini_batches": parts.hands.own_sequences(),

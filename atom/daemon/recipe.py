@@ -21,6 +21,7 @@ from atom.daemon.device_choice import (
     cut_arenas,
     ends_alike,
     free_host_bytes,
+    gradients,
     peer_bytes,
     state_form,
 )
@@ -154,7 +155,8 @@ def build_replica(
     way = arranged(run, recipe.graph, peer, device, hearers)
     choice, share = way.choice, way.share
     training = chosen_program(recipe.graph, choice)
-    cut = cut_arenas(training, choice, on_gpu=device.torch_device.type == "cuda")
+    on_gpu = device.torch_device.type == "cuda"
+    cut = cut_arenas(training, choice, on_gpu, gradients(run))
     _require_host_memory(peer_bytes(run, recipe.graph) + sum(size for _, size in cut), peer)
     evaluation = None
     if run.validation is not None and _draws(recipe.graph):
@@ -310,4 +312,5 @@ def _settings(run: RunFile, dropout_seed: int, choice: Choice) -> ReplicaSetting
         micro_batches=choice.micro_batches,
         dropout_seed=dropout_seed,
         state_form=state_form(run),
+        gradients=gradients(run),
     )

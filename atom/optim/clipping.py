@@ -2,8 +2,8 @@
 
 A sum of squares depends on the order of its additions, which libraries choose by instruction set
 and thread count. Here the order is part of the definition. The square of a float32 is exact in
-float64 (48 of 53 bits), fused multiply-add or not, and only element-wise additions follow, which
-every IEEE machine rounds alike:
+float64 (48 of 53 bits; a bfloat16's too), fused multiply-add or not, and only element-wise
+additions follow, which every IEEE machine rounds alike:
 
     lane[l] of block b = Σ over rows r of x[b·BLOCK + r·LANES + l]², in the order of r
     block b            = the lanes, added in halves: lane[l] += lane[l + n/2], n = LANES … 2
@@ -20,7 +20,7 @@ from threading import Lock
 
 import torch
 
-from atom.swap.host_kernels import host_kernels
+from atom.swap.host_kernels import GRADIENT_FORMATS, host_kernels
 
 LANES = 2**15
 """float64 sums that do not wait for each other."""
@@ -31,7 +31,7 @@ Landed = Callable[[int, int], None]
 
 
 class LandingNorm:
-    """The norm of a flat float32 host tensor whose parts become final one after the other.
+    """The norm of a flat host tensor, float32 or bfloat16, whose parts become final one by one.
 
     Each block is summed, on threads of this object's own, when all of it has landed. The same bits
     as `gradient_norm`, in whatever order and pieces it lands. Raises: as `gradient_norm`.
@@ -39,8 +39,8 @@ class LandingNorm:
 
     def __init__(self, gradient: torch.Tensor, threads: int | None = None) -> None:
         flat = gradient.dim() == 1 and gradient.is_contiguous() and gradient.device.type == "cpu"
-        if not flat or gradient.dtype != torch.float32:
-            raise ValueError("the norm is defined on a flat float32 tensor on the host")
+        if not flat or gradient.dtype not in GRADIENT_FORMATS:
+            raise ValueError("the norm is defined on a flat tensor of gradients on the host")
         self._blocks = list(_blocks(gradient.detach()))
         self._block_elements = BLOCK_ELEMENTS
         self._missing = [block.numel() for block in self._blocks]
@@ -82,8 +82,8 @@ class LandingNorm:
 
 
 def gradient_norm(gradient: torch.Tensor, threads: int | None = None) -> float:
-    """Euclidean norm of a flat float32 host tensor; inf or nan if an element is not finite. On as
-    many threads as PyTorch may use, unless told.
+    """Euclidean norm of a flat host tensor, float32 or bfloat16; inf or nan if an element is not
+    finite. On as many threads as PyTorch may use, unless told.
 
     The same bits for any `threads`, on any machine. Raises: ValueError for another shape or type;
     MismatchError when the kernel has not been compiled.

@@ -19,7 +19,7 @@ class GradientArena:
     """Sums over sequences since the last `reset`. Not synchronised: passes and reads take turns."""
 
     flat: torch.Tensor
-    """[total elements] float32, on the host; summed into by the engine."""
+    """[total elements] float32 or bfloat16, on the host; summed into by the engine."""
     tag: bytes = b""
     """Head of the state that the gradients were computed at: they are worthless at any other."""
     sequences: int = field(default=0, init=False)

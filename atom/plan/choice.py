@@ -20,11 +20,12 @@ from atom.graph.partition import (
     refusal,
     smallest_device_bytes,
 )
-from atom.plan.memory import GRADIENT_BYTES, DeviceMemory, Reckoning
+from atom.plan.memory import DeviceMemory, Reckoning
 from atom.plan.offloading import can_offload, least_offloaded_bytes, offloaded, offloaded_cuts
 from atom.plan.pieces import Piece, crossings_of, pieces_of
 from atom.plan.residency import Budget, arrangements
 from atom.swap.arrangement import Arrangement
+from atom.swap.device_slots import FLOAT32_BYTES, GRADIENT_SLOTS, bounce_bytes
 from atom.swap.schedule import Shape, training_pass
 from atom.swap.timeline import Durations, Timeline, simulate
 
@@ -50,6 +51,8 @@ class Limits:
     """The most that one pass may accumulate."""
     host_bytes: int | None = None
     """Host memory for values between sub-models. None: as much as it takes."""
+    gradient_element_bytes: int = FLOAT32_BYTES
+    """In which gradients leave."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +105,7 @@ def choose(
     """
     if layer_ends:
         by_layers = _cut_only_at(chain, layer_ends)
-        terms = Terms(limits.device_bytes, 1, limits.element_bytes)
+        terms = _terms(chain, limits)
         if _fits_somehow(by_layers, machine, terms):
             chain = by_layers
     candidates = list(_candidates(chain, machine, limits))
@@ -141,16 +144,26 @@ def _is_short(chain: Chain, limits: Limits, candidates: Sequence[Choice]) -> boo
 
 def _refusal(chain: Chain, machine: Machine, limits: Limits) -> DeviceError:
     """With what the way that needs less would need."""
-    terms = Terms(limits.device_bytes, 1, limits.element_bytes)
+    terms = _terms(chain, limits)
     least = replace(terms, device_bytes=smallest_device_bytes(chain, machine, terms))
     cut = find_partition(chain, machine, least)
     assert cut is not None, "the least is enough"
     pieces = pieces_of(chain, cut.ends)
-    need = Reckoning(pieces, 1, limits.element_bytes).memory(Arrangement()).total_bytes
-    least_bytes = max(least.device_bytes, need)
+    beside = limits.device_bytes - terms.device_bytes
+    each = limits.element_bytes, limits.gradient_element_bytes
+    need = Reckoning(pieces, 1, *each).memory(Arrangement()).total_bytes
+    least_bytes = max(least.device_bytes + beside, need)
     if can_offload(chain):
-        least_bytes = min(least_bytes, least_offloaded_bytes(chain, machine, terms))
-    return refusal(chain, machine, terms, least_bytes)
+        offloaded_bytes = least_offloaded_bytes(chain, machine, terms) + beside
+        least_bytes = min(least_bytes, offloaded_bytes)
+    return refusal(chain, machine, replace(terms, device_bytes=limits.device_bytes), least_bytes)
+
+
+def _terms(chain: Chain, limits: Limits, micro_batches: int = 1) -> Terms:
+    """What the partitioner may reckon with: it knows nothing of what gradients are rounded in."""
+    sizes = {name: n for each in chain.operations for name, n in each.parameters.items()}
+    beside = bounce_bytes(limits.gradient_element_bytes, sum(sizes.values()))
+    return Terms(limits.device_bytes - beside, micro_batches, limits.element_bytes)
 
 
 def _cut_only_at(chain: Chain, positions: Sequence[int]) -> Chain:
@@ -166,12 +179,13 @@ def timed(
     arrangement: Arrangement,
     micro_batches: int,
     element_bytes: int,
+    gradient_element_bytes: int = FLOAT32_BYTES,
 ) -> Choice:
     """A way through the device that was decided elsewhere, with its memory and its timeline."""
     pieces = pieces_of(chain, ends)
     shape = Shape(len(pieces), micro_batches, arrangement, crossings_of(pieces))
-    took = durations(pieces, machine, element_bytes)
-    reckoning = Reckoning(pieces, micro_batches, element_bytes)
+    took = durations(pieces, machine, element_bytes, gradient_element_bytes)
+    reckoning = Reckoning(pieces, micro_batches, element_bytes, gradient_element_bytes)
     return Choice(
         ends=tuple(ends),
         pieces=pieces,
@@ -184,16 +198,21 @@ def timed(
     )
 
 
-def durations(pieces: Sequence[Piece], machine: Machine, element_bytes: int) -> Durations:
+def durations(
+    pieces: Sequence[Piece],
+    machine: Machine,
+    element_bytes: int,
+    gradient_element_bytes: int = FLOAT32_BYTES,
+) -> Durations:
     """What each event of a schedule takes."""
     return Durations(
         load_s=tuple(p.elements * element_bytes / machine.load_bytes_per_s for p in pieces),
         forward_s=tuple(p.forward_s for p in pieces),
         backward_s=tuple(p.backward_s for p in pieces),
         gradient_out_s=tuple(
-            p.elements * GRADIENT_BYTES / machine.gradient_bytes_per_s for p in pieces
+            p.elements * gradient_element_bytes / machine.gradient_bytes_per_s for p in pieces
         ),
-        carrying=_carrying(pieces),
+        carrying=_carrying(pieces) if element_bytes == FLOAT32_BYTES else frozenset(),
         value_in_s=1 / machine.load_bytes_per_s,
         value_out_s=1 / machine.load_bytes_per_s,
     )
@@ -213,19 +232,19 @@ def _ready_s(pieces: Sequence[Piece], elements_per_s: float) -> tuple[float, ...
 
 
 def _carrying(pieces: Sequence[Piece]) -> frozenset[int]:
-    """Those that share a parameter with a later one: their backward continues its sum."""
-    later: set[str] = set()
+    """Those whose backward continues a sum that may still be on its way to the host: of a parameter
+    that one of the next few sub-models uses too."""
     carrying = set()
-    for s in reversed(range(len(pieces))):
-        if later & pieces[s].parameters.keys():
+    for s, piece in enumerate(pieces):
+        near = pieces[s + 1 : s + GRADIENT_SLOTS]
+        if any(piece.parameters.keys() & other.parameters.keys() for other in near):
             carrying.add(s)
-        later |= pieces[s].parameters.keys()
     return frozenset(carrying)
 
 
 def _candidates(chain: Chain, machine: Machine, limits: Limits) -> Iterator[Choice]:
     """With all values between sub-models on the device."""
-    terms = Terms(limits.device_bytes, 1, limits.element_bytes)
+    terms = _terms(chain, limits)
     alone = find_partition(chain, machine, terms)
     if alone is None:
         return
@@ -243,7 +262,7 @@ def _candidates(chain: Chain, machine: Machine, limits: Limits) -> Iterator[Choi
 def _offloaded_candidates(chain: Chain, machine: Machine, limits: Limits) -> Iterator[Choice]:
     """With those on the host that are worth it."""
     for micro_batches in _accumulations(limits.micro_batches):
-        terms = Terms(limits.device_bytes, micro_batches, limits.element_bytes)
+        terms = _terms(chain, limits, micro_batches)
         for ends in dict.fromkeys(offloaded_cuts(chain, machine, terms)):
             plain = offloaded(len(ends))
             yield from _with_cut(ends, chain, machine, limits, micro_batches, plain)
@@ -271,10 +290,10 @@ def _with_cut(
     micro_batches: int,
     plain: Arrangement | None = None,
 ) -> Iterator[Choice]:
-    most, element_bytes = limits.device_bytes, limits.element_bytes
-    budget = Budget(most, micro_batches, element_bytes, limits.host_bytes)
+    each = limits.element_bytes, limits.gradient_element_bytes
+    budget = Budget(limits.device_bytes, micro_batches, each[0], limits.host_bytes, each[1])
     for arrangement in arrangements(pieces_of(chain, ends), budget, plain):
-        yield timed(chain, machine, ends, arrangement, micro_batches, element_bytes)
+        yield timed(chain, machine, ends, arrangement, micro_batches, *each)
 
 
 def _accumulations(most: int) -> list[int]:

@@ -7,10 +7,8 @@ from functools import cached_property
 from atom.plan.pieces import Piece, crossings_of
 from atom.swap.arrangement import Arrangement
 from atom.swap.crossing import Crossing, held_bytes, host_bytes
-from atom.swap.device_slots import GRADIENT_SLOTS
+from atom.swap.device_slots import FLOAT32_BYTES, gradient_slot_bytes
 from atom.swap.schedule import Shape
-
-GRADIENT_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -22,7 +20,7 @@ class DeviceMemory:
     resident_bytes: int
     """Weights that stay."""
     gradient_bytes: int
-    """Two float32 slots of the largest sub-model."""
+    """Two float32 slots of the largest sub-model, and what they are rounded in on their way out."""
     activation_bytes: int
     """Of the sub-model at work that takes most, its parameters' gradients included, which autograd
     holds in the parameters' precision until they are added to the float32 slot."""
@@ -54,6 +52,8 @@ class Reckoning:
     pieces: Sequence[Piece]
     micro_batches: int
     element_bytes: int
+    gradient_element_bytes: int = FLOAT32_BYTES
+    """In which they leave."""
     _held: dict[frozenset[int], int] = field(default_factory=dict)
 
     def fits(self, arrangement: Arrangement, most_bytes: int) -> bool:
@@ -77,7 +77,9 @@ class Reckoning:
         return DeviceMemory(
             slot_bytes=arrangement.slots * max(swapped, default=0) * element_bytes,
             resident_bytes=sum(resident) * element_bytes,
-            gradient_bytes=GRADIENT_SLOTS * max(p.elements for p in pieces) * GRADIENT_BYTES,
+            gradient_bytes=gradient_slot_bytes(
+                max(p.elements for p in pieces), self.gradient_element_bytes
+            ),
             activation_bytes=max(working),
             kept_bytes=self.micro_batches * kept,
             boundary_bytes=boundary_bytes,

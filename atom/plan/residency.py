@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from atom.plan.memory import Reckoning
 from atom.plan.pieces import Piece
 from atom.swap.arrangement import MINIMUM_SLOTS, Arrangement
+from atom.swap.device_slots import FLOAT32_BYTES
 
 PATIENCE = 8
 """Where values wait on the host, memory is short and what to reckon is long: after so many that do
@@ -28,6 +29,8 @@ class Budget:
     element_bytes: int
     host_bytes: int | None = None
     """For values that wait on the host. None: as much as it takes."""
+    gradient_element_bytes: int = FLOAT32_BYTES
+    """In which they leave."""
 
 
 def arrangements(
@@ -36,7 +39,8 @@ def arrangements(
     """Those worth timing: plain swapping, through two slots or more; weights first; activations
     first. All fit `budget`. `plain` says what is offloaded."""
     plain = plain or Arrangement()
-    room = _Room(Reckoning(pieces, budget.micro_batches, budget.element_bytes), budget)
+    each = budget.element_bytes, budget.gradient_element_bytes
+    room = _Room(Reckoning(pieces, budget.micro_batches, *each), budget)
     for slots in range(MINIMUM_SLOTS + 1, MOST_SLOTS + 1):
         if room.takes(replace(plain, slots=slots)):
             yield replace(plain, slots=slots)

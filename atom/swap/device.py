@@ -7,7 +7,7 @@ a GPU; `atom.swap.streams.CudaDevice` does with streams and events. The engine k
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
@@ -16,7 +16,7 @@ import torch
 from atom.base.clock import BootClock, Clock
 from atom.swap.gate import Gate
 from atom.swap.host_memory import allocate_host_memory
-from atom.swap.host_sums import add
+from atom.swap.host_sums import add, add_rounded
 from atom.swap.workbench import CpuWorkbench, Workbench
 
 Report = Callable[[float, float], None]
@@ -37,12 +37,25 @@ class Copy:
 
 
 @dataclass(frozen=True)
+class Noise:
+    """What sums in bfloat16 are rounded with: see `atom.swap.host_sums.add_rounded`."""
+
+    key: int
+    first: int
+    """The number of the first element."""
+
+
+@dataclass(frozen=True)
 class HostSum:
-    """Bring `source` [n] from the device to the host: add it to `destination` [n], or replace."""
+    """Bring `source` [n] from the device to the host: add it to `destination` [n], or replace.
+
+    If the destination is bfloat16, the float32 source is rounded to nearest before it leaves."""
 
     destination: torch.Tensor
     source: torch.Tensor
     replace: bool
+    noise: Noise | None = None
+    """Wanted where something is added to bfloat16."""
     landed: Callable[[], None] = at_once
     """Called when it is there, by the thread that has added it."""
 
@@ -73,8 +86,11 @@ class Device(Protocol):
         """Zeros on the device, for the life of the process."""
         ...
 
-    def reserve_gradients(self, slots: int, elements: int) -> None:
-        """Prepares for `gradients_out` of up to `elements` per slot, so that none allocates."""
+    def reserve_gradients(
+        self, slots: int, elements: int, dtype: torch.dtype = torch.float32
+    ) -> None:
+        """Prepares for `gradients_out` of up to `elements` per slot, so that none allocates. In
+        `dtype`, float32 or bfloat16, they leave; sources are float32 anyway."""
         ...
 
     def computing(self) -> AbstractContextManager[object]:
@@ -186,6 +202,7 @@ class CpuDevice:
         self._clock = clock or BootClock()
         self._loads = Lane("atom-load")
         self._gradients = Lane("atom-gradients-out")  # and values, by negative numbers
+        self._rounded: dict[int, torch.Tensor] = {}
 
     @property
     def torch_device(self) -> torch.device:
@@ -197,8 +214,12 @@ class CpuDevice:
     def slot_memory(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
         return allocate_host_memory(elements, dtype)
 
-    def reserve_gradients(self, slots: int, elements: int) -> None:
-        """Nothing to prepare: gradients are added from the slot itself."""
+    def reserve_gradients(
+        self, slots: int, elements: int, dtype: torch.dtype = torch.float32
+    ) -> None:
+        """In float32 there is nothing to prepare: gradients are added from the slot itself."""
+        if dtype != torch.float32:
+            self._rounded = {slot: self.host_memory(elements, dtype) for slot in range(slots)}
 
     def computing(self) -> AbstractContextManager[object]:
         return nullcontext()
@@ -228,9 +249,9 @@ class CpuDevice:
     def gradients_out(
         self, gradient_slot: int, sums: Sequence[HostSum], gate: Gate, report: Report | None = None
     ) -> None:
-        self._gradients.submit(
-            gradient_slot, lambda: self._reported(lambda: _add_sound(sums, gate), report)
-        )
+        rounded = self._rounded.get(gradient_slot)
+        job = partial(_add_sound, sums, gate, rounded)
+        self._gradients.submit(gradient_slot, lambda: self._reported(job, report))
 
     def values_out(self, key: int, copies: Sequence[Copy], report: Report | None = None) -> None:
         job = partial(_copy_all, copies)
@@ -277,8 +298,26 @@ def _copy_all(copies: Sequence[Copy]) -> None:
         copy.destination.copy_(copy.source)
 
 
-def _add_sound(sums: Sequence[HostSum], gate: Gate) -> None:
+@torch.no_grad()
+def _add_sound(sums: Sequence[HostSum], gate: Gate, rounded: torch.Tensor | None) -> None:
+    """`rounded`: memory for what leaves in bfloat16, a slot's worth."""
+    if rounded is not None:
+        landed = landing(sums, rounded)
+        _copy_all(
+            [Copy(after.source, before.source) for before, after in zip(sums, landed, strict=True)]
+        )
+        sums = landed
     add_admitted(sums, gate, gate.judge([part.source for part in sums]))
+
+
+def landing(sums: Sequence[HostSum], staging: torch.Tensor) -> list[HostSum]:
+    """The same sums, of what will lie in `staging`, one behind the other."""
+    landed, offset = [], 0
+    for part in sums:
+        end = offset + part.source.numel()
+        landed.append(replace(part, source=staging[offset:end]))
+        offset = end
+    return landed
 
 
 @torch.no_grad()
@@ -292,6 +331,10 @@ def add_admitted(sums: Sequence[HostSum], gate: Gate, verdict: torch.Tensor | bo
     for part in sums:
         if part.replace:
             part.destination.copy_(part.source)
-        else:
+        elif part.destination.dtype == torch.float32:
             add(part.destination, part.source)
+        else:
+            assert part.noise is not None, "sums in bfloat16 are rounded at random"
+            noise = part.noise
+            add_rounded(part.destination, part.source, noise.first, noise.key)
         part.landed()

@@ -21,6 +21,10 @@ from atom.swap.schedule import Shape
 
 GRADIENT_SLOTS = 2
 """One leaves for the host while the next is summed."""
+FLOAT32_BYTES = torch.float32.itemsize
+BOUNCE_ELEMENTS = 2**23
+"""Rounded at a time, where gradients leave in bfloat16: a third of a millisecond of a fast link,
+so that starting the next piece costs little, and hardly any memory."""
 
 
 Factory = Callable[[], nn.Module]
@@ -107,13 +111,14 @@ class DeviceSlots:
         precision: torch.dtype,
         arrangement: Arrangement | None = None,
         micro_batches: int = 1,
+        gradients: torch.dtype = torch.float32,
     ) -> "DeviceSlots":
         """Slots in which the first of `programs` runs as `arrangement` says (none: all swapped).
 
         Others that cut the model alike (evaluation without dropout) run in the very same slots.
         One that is cut otherwise has no residents: it is swapped through the shared slots, which
         are made large enough for it. `micro_batches`: the most that a pass may have, where
-        values are offloaded.
+        values are offloaded. `gradients`: in which numbers they leave.
 
         Raises: ValueError for an arrangement of sub-models that the program has not got.
         """
@@ -121,7 +126,7 @@ class DeviceSlots:
         sizes = [_weight_elements(*each) for each in arranged]
         weights = [max(slot) for slot in zip_longest(*sizes, fillvalue=0)]
         largest = max(_elements(program) for program in programs)
-        device.reserve_gradients(GRADIENT_SLOTS, largest)
+        device.reserve_gradients(GRADIENT_SLOTS, largest, gradients)
         return cls(
             tuple(device.slot_memory(elements, precision) for elements in weights),
             tuple(device.slot_memory(largest, torch.float32) for _ in range(GRADIENT_SLOTS)),
@@ -141,23 +146,38 @@ def device_bytes(
     precision: torch.dtype,
     arrangement: Arrangement | None = None,
     micro_batches: int = 1,
+    gradients: torch.dtype = torch.float32,
 ) -> int:
-    """What `DeviceSlots.allocate` takes on the device for a program, and others cut like it.
+    """What `DeviceSlots.allocate` takes on the device for a program, and others cut like it, on a
+    GPU.
 
     Activations, kept graphs and values between sub-models come on top, but for the ring through
     which offloaded ones come back.
     """
     arrangement = arrangement or Arrangement()
     weights = sum(_weight_elements(program, arrangement))
-    gradients = GRADIENT_SLOTS * _elements(program)
     ring = boundary_bytes(program, arrangement, micro_batches).ring_slot_bytes
-    slots = weights * precision.itemsize + gradients * torch.float32.itemsize
+    sums = gradient_slot_bytes(_elements(program), gradients.itemsize)
+    slots = weights * precision.itemsize + sums
     return slots + ring_slots(micro_batches) * ring
 
 
-def staging_bytes(program: Program) -> int:
-    """Host memory in which a GPU's gradients land before they are added."""
-    return GRADIENT_SLOTS * _elements(program) * torch.float32.itemsize
+def gradient_slot_bytes(elements: int, leaving_bytes: int = FLOAT32_BYTES) -> int:
+    """Device memory for gradients, where the largest sub-model has so many `elements`: the slots,
+    float32, and what they are rounded in if they leave in fewer bytes each."""
+    return GRADIENT_SLOTS * elements * FLOAT32_BYTES + bounce_bytes(leaving_bytes, elements)
+
+
+def bounce_bytes(leaving_bytes: int, elements: int = BOUNCE_ELEMENTS) -> int:
+    """Of that, what they are rounded in; for sub-models of any size, unless told."""
+    if leaving_bytes == FLOAT32_BYTES:
+        return 0
+    return min(elements, BOUNCE_ELEMENTS) * leaving_bytes
+
+
+def staging_bytes(program: Program, gradients: torch.dtype = torch.float32) -> int:
+    """Host memory in which gradients land before they are added: a GPU's, or rounded ones."""
+    return GRADIENT_SLOTS * _elements(program) * gradients.itemsize
 
 
 def _arranged(

@@ -8,7 +8,7 @@ arena.
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
 import torch
@@ -23,7 +23,7 @@ from atom.swap.device import Device, Report
 from atom.swap.device_slots import BoundSubModel, DeviceSlots, Factory, Tag, bind
 from atom.swap.gate import Gate, NotFinite
 from atom.swap.host_store import HostStore
-from atom.swap.parameter_gradients import Landed, ParameterGradients
+from atom.swap.parameter_gradients import Landed, ParameterGradients, Terms
 from atom.swap.program_crossings import crossings_of
 from atom.swap.schedule import (
     Backward,
@@ -63,9 +63,7 @@ class _Pass:
     shape: Shape
     gate: Gate | None
     """None: no gradients are wanted."""
-    first: bool = False
-    """Its gradients replace what the arena held."""
-    landed: Landed | None = None
+    terms: Terms = field(default_factory=Terms)
 
     @property
     def training(self) -> bool:
@@ -151,8 +149,9 @@ class Engine:
         Each micro-batch maps the program's batch inputs to tensors whose first dimension counts
         sequences; `seeds` has one seed per micro-batch, for its random operations (dropout): they
         come out as in the uncut model after `torch.manual_seed`. The process's own generators are
-        used meanwhile and put back. Returns each micro-batch's mean loss. `should_stop` is asked
-        between events.
+        used meanwhile and put back. From the first seed comes also the noise that sums in bfloat16
+        are rounded with. Returns each micro-batch's mean loss. `should_stop` is asked between
+        events.
 
         Raises: PassCancelled; PassVoided for a loss or gradient that is not finite, or if memory
         ran out; ValueError for a micro-batch that does not fit the program, before anything is
@@ -161,7 +160,7 @@ class Engine:
         self._gate = Gate()
         with voided_by_memory():
             begun = self._begin(micro_batches, seeds, self._gate)
-            current = replace(begun, first=first, landed=landed)
+            current = replace(begun, terms=Terms(first, landed, seeds[0]))
             schedule = training_pass(current.shape, self.loaded())
             return self._run(schedule, current, should_stop)
 
@@ -289,8 +288,8 @@ class Engine:
                     self._traffic.keep(event, batch, current.training)
             case GradientOut(sub_model):
                 assert current.gate is not None, "only training schedules have it"
-                terms = (current.first, current.gate, self._report(event), current.landed)
-                self._gradients.send(sub_model, *terms)
+                gate, terms = current.gate, current.terms
+                self._gradients.send(sub_model, gate, terms, self._report(event))
             case ValuesOut(_, micro_batch):
                 batch = current.batches[micro_batch]
                 self._traffic.send(event, batch, current.training, self._report(event))

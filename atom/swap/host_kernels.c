@@ -195,29 +195,54 @@ INLINE void add_bfloat16_loop(float *restrict sum, const uint16_t *restrict adde
     for (int64_t i = 0; i < count; i++) sum[i] += from_bfloat16(addend[i]);
 }
 
+/* Elements [first, first + count) of an arena in bfloat16, which share the upper 32 bits of their
+ * numbers: added in float32, and rounded up or down at random. */
+INLINE void add_rounded_loop(uint16_t *restrict sum, const uint16_t *restrict addend,
+                             int64_t count, uint64_t first, uint64_t noise_key) {
+    const uint64_t key = mixed64(noise_key ^ mixed64(first >> 32));
+    const uint32_t low_key = (uint32_t)key, high_key = (uint32_t)(key >> 32);
+    for (int64_t i = 0; i < count; i++) {
+        uint32_t noise = noise_of((uint32_t)first + (uint32_t)i, low_key, high_key);
+        float total = from_bfloat16(sum[i]) + from_bfloat16(addend[i]);
+        sum[i] = to_bfloat16_at_random(total, noise & 0xffffu);
+    }
+}
+
+#define DEFINE_ADD_ROUNDED(NAME, ATTRIBUTE)                                                      \
+    ATTRIBUTE static void NAME(uint16_t *sum, const uint16_t *addend, int64_t count,             \
+                               uint64_t first, uint64_t noise_key) {                             \
+        add_rounded_loop(sum, addend, count, first, noise_key);                                  \
+    }
+
 #define DEFINE_ADD(NAME, LOOP, TYPE, ATTRIBUTE)                                                  \
     ATTRIBUTE static void NAME(float *sum, const TYPE *addend, int64_t count) {                  \
         LOOP(sum, addend, count);                                                                \
     }
 
+INLINE double wide(const void *x, int64_t i, int format) {
+    return format == GRADIENT_FLOAT32 ? ((const float *)x)[i]
+                                      : from_bfloat16(((const uint16_t *)x)[i]);
+}
+
 /* See atom/optim/clipping.py for the order of additions. `lane`: room for `lanes` sums. Four rows at
  * a time: a sum is fetched and put back once for all four. */
-INLINE double sum_of_squares_loop(const float *restrict x, int64_t count, double *restrict lane,
-                                  int64_t lanes) {
+INLINE double sum_of_squares_loop(const void *restrict x, int format, int64_t count,
+                                  double *restrict lane, int64_t lanes) {
     int64_t start = 0;
     for (int64_t l = 0; l < lanes; l++) lane[l] = 0.0;
     for (; start + 4 * lanes <= count; start += 4 * lanes) {
         for (int64_t l = 0; l < lanes; l++) {
-            const float *at = x + start + l;
-            double a = at[0], b = at[lanes], c = at[2 * lanes], d = at[3 * lanes];
+            int64_t at = start + l;
+            double a = wide(x, at, format), b = wide(x, at + lanes, format);
+            double c = wide(x, at + 2 * lanes, format), d = wide(x, at + 3 * lanes, format);
             lane[l] = (((lane[l] + a * a) + b * b) + c * c) + d * d;
         }
     }
     for (; start < count; start += lanes) {
         int64_t here = count - start < lanes ? count - start : lanes;
         for (int64_t l = 0; l < here; l++) {
-            double wide = x[start + l];
-            lane[l] += wide * wide;
+            double value = wide(x, start + l, format);
+            lane[l] += value * value;
         }
     }
     for (int64_t half = lanes / 2; half > 0; half /= 2)
@@ -225,16 +250,18 @@ INLINE double sum_of_squares_loop(const float *restrict x, int64_t count, double
     return lane[0];
 }
 
-#define DEFINE_SQUARES(NAME, ATTRIBUTE)                                                          \
-    ATTRIBUTE static double NAME(const float *x, int64_t count, double *lane, int64_t lanes) {   \
-        return sum_of_squares_loop(x, count, lane, lanes);                                       \
+#define DEFINE_SQUARES(NAME, FORMAT, ATTRIBUTE)                                                  \
+    ATTRIBUTE static double NAME(const void *x, int64_t count, double *lane, int64_t lanes) {    \
+        return sum_of_squares_loop(x, FORMAT, count, lane, lanes);                               \
     }
 
 #define DEFINE_ALL(SUFFIX, ATTRIBUTE)                                                            \
     DEFINE_ADAMW(adamw_##SUFFIX, ATTRIBUTE)                                                      \
     DEFINE_ADD(add_float32_##SUFFIX, add_float32_loop, float, ATTRIBUTE)                         \
     DEFINE_ADD(add_bfloat16_##SUFFIX, add_bfloat16_loop, uint16_t, ATTRIBUTE)                    \
-    DEFINE_SQUARES(squares_##SUFFIX, ATTRIBUTE)
+    DEFINE_ADD_ROUNDED(add_rounded_##SUFFIX, ATTRIBUTE)                                          \
+    DEFINE_SQUARES(squares_float32_##SUFFIX, GRADIENT_FLOAT32, ATTRIBUTE)                        \
+    DEFINE_SQUARES(squares_bfloat16_##SUFFIX, GRADIENT_BFLOAT16, ATTRIBUTE)
 
 DEFINE_ALL(plain, )
 #if defined(__x86_64__)
@@ -284,7 +311,23 @@ void atom_add_bfloat16(float *sum, const uint16_t *addend, int64_t count, int32_
     CHOOSE(level, add_bfloat16)(sum, addend, count);
 }
 
-double atom_sum_of_squares(const float *x, int64_t count, double *lane, int64_t lanes,
-                           int32_t level) {
-    return CHOOSE(level, squares)(x, count, lane, lanes);
+/* `first`: the number of element 0, which decides the noise. */
+void atom_add_rounded(uint16_t *sum, const uint16_t *addend, int64_t count, uint64_t first,
+                      uint64_t noise_key, int32_t level) {
+    while (count > 0) {
+        uint64_t border = ((first >> 32) + 1) << 32;
+        int64_t here = border - first < (uint64_t)count ? (int64_t)(border - first) : count;
+        CHOOSE(level, add_rounded)(sum, addend, here, first, noise_key);
+        sum += here, addend += here, first += (uint64_t)here, count -= here;
+    }
+}
+
+double atom_squares_float32(const void *x, int64_t count, double *lane, int64_t lanes,
+                            int32_t level) {
+    return CHOOSE(level, squares_float32)(x, count, lane, lanes);
+}
+
+double atom_squares_bfloat16(const void *x, int64_t count, double *lane, int64_t lanes,
+                             int32_t level) {
+    return CHOOSE(level, squares_bfloat16)(x, count, lane, lanes);
 }

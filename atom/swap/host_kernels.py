@@ -77,13 +77,26 @@ class HostKernels:
         addresses = _address(total, torch.float32), _address(addend, addend.dtype)
         add(*addresses, total.numel(), self._level)
 
+    def add_rounded(
+        self, total: torch.Tensor, addend: torch.Tensor, first: int, noise_key: int
+    ) -> None:
+        """`total` [n] += `addend` [n], both bfloat16, flat, on the host. The sum is a float32, and
+        rounded at random: 16 bits of noise each, a function of the key (64 bits) and the element's
+        number, which counts from `first`."""
+        assert total.shape == addend.shape
+        addresses = _address(total, torch.bfloat16), _address(addend, torch.bfloat16)
+        terms = total.numel(), first, noise_key, self._level
+        self._library.atom_add_rounded(*addresses, *terms)
+
     def sum_of_squares(self, x: torch.Tensor, lanes: torch.Tensor) -> float:
-        """Of `x` [n] float32, in the order that `atom.optim.clipping` defines for a block.
-        `lanes` [a power of two] float64 is overwritten."""
-        addresses = _address(x, torch.float32), _address(lanes, torch.float64)
-        squares: float = self._library.atom_sum_of_squares(
-            addresses[0], x.numel(), addresses[1], lanes.numel(), self._level
-        )
+        """Of `x` [n] float32 or bfloat16, in the order that `atom.optim.clipping` defines for a
+        block. `lanes` [a power of two] float64 is overwritten."""
+        assert x.dtype in GRADIENT_FORMATS
+        exact = x.dtype == torch.float32
+        library = self._library
+        loop = library.atom_squares_float32 if exact else library.atom_squares_bfloat16
+        addresses = _address(x, x.dtype), _address(lanes, torch.float64)
+        squares: float = loop(addresses[0], x.numel(), addresses[1], lanes.numel(), self._level)
         return squares
 
 
@@ -113,6 +126,8 @@ def _declare(library: ctypes.CDLL) -> None:
     library.atom_adamw.argtypes, library.atom_adamw.restype = step, c_int32
     for add in (library.atom_add_float32, library.atom_add_bfloat16):
         add.argtypes, add.restype = (c_void_p, c_void_p, c_int64, c_int32), None
-    squares = library.atom_sum_of_squares
-    squares.argtypes = (c_void_p, c_int64, c_void_p, c_int64, c_int32)
-    squares.restype = c_double
+    rounded = (c_void_p, c_void_p, c_int64, c_uint64, c_uint64, c_int32)
+    library.atom_add_rounded.argtypes, library.atom_add_rounded.restype = rounded, None
+    for squares in (library.atom_squares_float32, library.atom_squares_bfloat16):
+        squares.argtypes = (c_void_p, c_int64, c_void_p, c_int64, c_int32)
+        squares.restype = c_double

@@ -31,6 +31,7 @@ class HostStore:
     form: StateForm
     state: Mapping[str, torch.Tensor]
     gradients: torch.Tensor
+    """float32 or bfloat16."""
     working: torch.Tensor
     version: int = field(default=0)
     readiness: Readiness | None = field(default=None)
@@ -42,24 +43,28 @@ class HostStore:
         precision: torch.dtype = torch.float32,
         host_memory: Callable[[int, torch.dtype], torch.Tensor] = allocate_host_memory,
         form: StateForm = StateForm.EXACT,
+        gradients: torch.dtype = torch.float32,
     ) -> "HostStore":
         """All zeros. `host_memory(elements, dtype)` comes from the device that will read it.
+        `gradients`: in which numbers they leave the device and are summed.
 
-        Raises: ValueError for a precision not in PRECISIONS, or that the form does not allow;
-        MemoryError.
+        Raises: ValueError for a precision not in PRECISIONS, or that the form or the gradients do
+        not go with; MemoryError.
         """
         if precision not in PRECISIONS:
             raise ValueError(f"{precision} is not one of {PRECISIONS}")
         form.require(precision)
+        if gradients != torch.float32 and (gradients, precision) != (torch.bfloat16,) * 2:
+            raise ValueError(f"gradients in {gradients} with weights in {precision}")
         elements = layout.total_elements
         state = {name: host_memory(elements, dtype) for name, dtype in form.arenas().items()}
-        gradients = host_memory(elements, torch.float32)
+        sums = host_memory(elements, gradients)
         if form.splits:
             working = state[HIGH]
         else:
             wide = precision == torch.float32
             working = state[MASTER] if wide else host_memory(elements, precision)
-        return cls(layout, precision, form, state, gradients, working)
+        return cls(layout, precision, form, state, sums, working)
 
     @property
     def master(self) -> torch.Tensor:
@@ -117,8 +122,11 @@ def working_copy_bytes(precision: torch.dtype, form: StateForm = StateForm.EXACT
 
 
 def host_bytes(
-    layout: ParameterLayout, precision: torch.dtype, form: StateForm = StateForm.EXACT
+    layout: ParameterLayout,
+    precision: torch.dtype,
+    form: StateForm = StateForm.EXACT,
+    gradients: torch.dtype = torch.float32,
 ) -> int:
     """What `HostStore.allocate` takes."""
     element_bytes = form.element_bytes + working_copy_bytes(precision, form)
-    return layout.total_elements * (element_bytes + torch.float32.itemsize)
+    return layout.total_elements * (element_bytes + gradients.itemsize)

@@ -1,5 +1,6 @@
 """Sums of gradients in host memory, on several cores: one cannot keep up with a fast link."""
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -15,16 +16,41 @@ def add(total: torch.Tensor, addend: torch.Tensor, threads: int | None = None) -
 
     Raises: MismatchError when the kernel has not been compiled.
     """
-    kernels, elements = host_kernels(), total.numel()
+    kernels = host_kernels()
+
+    def add_piece(start: int, stop: int) -> None:
+        kernels.add(total[start:stop], addend[start:stop])
+
+    _in_pieces(add_piece, total.numel(), threads)
+
+
+def add_rounded(
+    total: torch.Tensor,
+    addend: torch.Tensor,
+    first: int,
+    noise_key: int,
+    threads: int | None = None,
+) -> None:
+    """`total` [n] += `addend` [n], both bfloat16; flat, on the host: the exact sum, rounded up or
+    down with such probabilities that it is right in the mean. Rounded to nearest, a sum that has
+    become 256 times its addends would stay where it is.
+
+    The random bits are a function of `noise_key` (64 bits) and the element's number, which counts
+    from `first`. Threads do not show. Raises: as `add`.
+    """
+    kernels = host_kernels()
+
+    def add_piece(start: int, stop: int) -> None:
+        kernels.add_rounded(total[start:stop], addend[start:stop], first + start, noise_key)
+
+    _in_pieces(add_piece, total.numel(), threads)
+
+
+def _in_pieces(add_piece: Callable[[int, int], None], elements: int, threads: int | None) -> None:
     starts = range(0, elements, PIECE_ELEMENTS)
     threads = min(threads or torch.get_num_threads(), len(starts))
     if threads <= 1:
-        kernels.add(total, addend)
+        add_piece(0, elements)
         return
-
-    def add_piece(start: int) -> None:
-        piece = slice(start, start + PIECE_ELEMENTS)
-        kernels.add(total[piece], addend[piece])
-
     with ThreadPoolExecutor(threads, "atom-sum") as pool:
-        list(pool.map(add_piece, starts))
+        list(pool.map(lambda at: add_piece(at, min(at + PIECE_ELEMENTS, elements)), starts))

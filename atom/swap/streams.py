@@ -24,14 +24,23 @@ keep a fast link busy as well.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 
 import torch
 
 from atom.base.clock import BootClock, Clock
 from atom.base.errors import DeviceError
 from atom.swap.cuda_workbench import CudaWorkbench
-from atom.swap.device import Copy, HostSum, Lane, RandomState, Report, add_admitted, at_once
+from atom.swap.device import (
+    Copy,
+    HostSum,
+    Lane,
+    RandomState,
+    Report,
+    add_admitted,
+    at_once,
+    landing,
+)
+from atom.swap.device_slots import BOUNCE_ELEMENTS
 from atom.swap.gate import Gate
 from atom.swap.host_memory import allocate_host_memory
 from atom.swap.registered_memory import register, unregister
@@ -69,6 +78,9 @@ class CudaDevice:
         self._left: dict[int, torch.cuda.Event] = {}
         self._gone: dict[int, torch.cuda.Event] = {}
         self._staging: dict[int, torch.Tensor] = {}
+        self._bounce: torch.Tensor | None = None
+        """Where gradients are rounded before they leave, piece by piece: only the out stream writes
+        it and reads it, one after the other."""
         self._loads = Lane("atom-load")
         self._gradients = Lane("atom-gradients-out")
         self._registered: list[torch.Tensor] = []
@@ -167,26 +179,42 @@ class CudaDevice:
         gate: Gate,
         report: Report | None,
     ) -> None:
-        landed, offset = [], 0
+        landed = landing(sums, staging)
         with torch.no_grad(), torch.cuda.device(self._device), torch.cuda.stream(self._out):
             self._out.wait_event(ready)
             started = None if report is None else self._times.mark(self._out)
-            for part in sums:
-                piece = staging[offset : offset + part.source.numel()]
-                piece.copy_(part.source, non_blocking=True)
-                landed.append(replace(part, source=piece))
-                offset += piece.numel()
+            moved = zip(sums, landed, strict=True)
+            judged = [each for before, after in moved for each in self._move_out(before, after)]
             # On the device, beside the copy: reading it all again on the host would cost more.
-            verdict = gate.judge([part.source for part in sums])
+            verdict = gate.judge(judged)
             copied.record(self._out)
             copied.synchronize()
             add_admitted(landed, gate, verdict)
         if report is not None and started is not None:
             self._times.report_until_now(started, report)
 
-    def reserve_gradients(self, slots: int, elements: int) -> None:
+    def _move_out(self, before: HostSum, after: HostSum) -> Iterator[torch.Tensor]:
+        """Copies the source to the host. Yields what must be finite for that to be so."""
+        bounce = self._bounce
+        if bounce is None:
+            after.source.copy_(before.source, non_blocking=True)
+            yield before.source
+            return
+        for start in range(0, before.source.numel(), bounce.numel()):
+            piece = slice(start, start + bounce.numel())
+            source = before.source[piece]
+            rounded = bounce[: source.numel()]
+            rounded.copy_(source)
+            after.source[piece].copy_(rounded, non_blocking=True)
+            yield torch.stack(torch.aminmax(rounded))
+
+    def reserve_gradients(
+        self, slots: int, elements: int, dtype: torch.dtype = torch.float32
+    ) -> None:
         for slot in range(slots):
-            self._staging[slot] = self.host_memory(elements, torch.float32)
+            self._staging[slot] = self.host_memory(elements, dtype)
+        if dtype != torch.float32:
+            self._bounce = self.slot_memory(min(elements, BOUNCE_ELEMENTS), dtype)
 
     def wait_gradients_out(self, gradient_slot: int) -> None:
         self._gradients.wait(gradient_slot)

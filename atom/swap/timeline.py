@@ -54,7 +54,8 @@ class Durations:
     gradient_out_s: tuple[float, ...]
     """For the sum over all micro-batches, until it is added to the host's."""
     carrying: frozenset[int] = frozenset()
-    """Sub-models that continue the sum of a parameter tied to later ones."""
+    """Sub-models that continue a sum of the one right behind them, of a tied parameter: they wait
+    until it has come to the host."""
     value_in_s: float = 0.0
     """Per byte of a value that comes back from the host."""
     value_out_s: float = 0.0

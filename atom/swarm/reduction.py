@@ -48,7 +48,7 @@ class Arenas:
     """This member's memory, each fp32 [elements], contiguous, a multiple of 16 long, distinct."""
 
     source: Tensor | None
-    """Read only. None counts as zeros."""
+    """Read only. None counts as zeros. May be bfloat16: each element counts as what it says."""
     result: Tensor
     residual: Tensor | None = None
     """Written: what encoding took away from what we sent. Added to the gradients of the next round,
@@ -60,7 +60,7 @@ class Arenas:
     def check(self) -> None:
         given = [t for t in (self.source, self.result, self.residual) if t is not None]
         for tensor in given:
-            assert tensor.dtype is torch.float32
+            assert tensor.dtype is torch.float32 or tensor is self.source
             assert tensor.is_contiguous()
             assert tensor.dim() == 1
             assert tensor.numel() == self.result.numel()
@@ -175,7 +175,7 @@ class Reduction:
         if self._zeros is not None:
             return self._zeros[: step.stop - step.start]
         assert self.arenas.source is not None
-        return self.arenas.source[step.start : step.stop]
+        return self.arenas.source[step.start : step.stop].float()
 
     def scratch(self) -> Tensor:
         return torch.empty(4 * self._chunk, dtype=torch.uint8)
@@ -212,7 +212,9 @@ class Reduction:
                 arena[start : start + self._chunk] for arena in (source, self.arenas.result)
             )
             try:
-                EXACT.add(part.view(torch.uint8), nothing[: part.numel()], self.terms.scale, total)
+                EXACT.add(
+                    part.float().view(torch.uint8), nothing[: part.numel()], self.terms.scale, total
+                )
             except NotFinite:
                 raise RingBroken(self.terms.me, Reason.NOT_FINITE, "in our own part") from None
             self.round(total, start, scratch)

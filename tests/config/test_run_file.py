@@ -84,6 +84,29 @@ def test_only_bfloat16_weights_are_split(
     assert hint in caught.value.hint
 
 
+@pytest.mark.parametrize(
+    ("precision", "codec", "hint"),
+    [("float32", "float32", "float32"), ("bfloat16", "int8", 'codec = "bfloat16"')],
+)
+def test_gradients_in_sixteen_bits_go_with_what_can_take_them(
+    tmp_path: Path, precision: str, codec: str, hint: str
+) -> None:
+    def write(precision: str, codec: str) -> Path:
+        text = (READY / "shakespeare.toml").read_text()
+        keys = ("precision", "codec", "gradients")
+        lines = [line for line in text.splitlines() if not line.startswith(keys)]
+        text = "\n".join(lines).replace("[optimizer]", '[optimizer]\ngradients = "bfloat16"')
+        text = text.replace("[model]", f'[model]\nprecision = "{precision}"')
+        text = text.replace("[swarm]", "") + f'\n[swarm]\ncodec = "{codec}"\n'
+        (tmp_path / "run.toml").write_text(text)
+        return tmp_path / "run.toml"
+
+    assert load_run_file(write("bfloat16", "bfloat16")).optimizer.gradients == "bfloat16"
+    with pytest.raises(ConfigError, match=r"optimizer\.gradients") as caught:
+        load_run_file(write(precision, codec))
+    assert hint in caught.value.hint
+
+
 def test_files_are_frozen(shakespeare: RunFile) -> None:
     with pytest.raises(ValidationError):
         shakespeare.model.layers = 5  # type: ignore[misc]

@@ -141,14 +141,26 @@ def test_half_precision_keeps_a_working_copy(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "element_bytes", "snapshot_bytes"),
-    [("exact", 26, 12), ("split", 24, 12), ("half", 20, 8)],
+    ("state", "gradients", "element_bytes", "snapshot_bytes"),
+    [
+        ("exact", "float32", 26, 12),
+        ("split", "float32", 24, 12),
+        ("half", "float32", 20, 8),
+        ("half", "bfloat16", 18, 8),
+    ],
 )
-def test_the_state_is_planned_in_the_numbers_the_run_file_chooses(
-    tmp_path: Path, state: str, element_bytes: int, snapshot_bytes: int
+def test_state_and_gradients_are_planned_in_the_numbers_the_run_file_chooses(
+    tmp_path: Path, state: str, gradients: str, element_bytes: int, snapshot_bytes: int
 ) -> None:
-    planned = plan(tmp_path, precision="bfloat16", state=state)
-    of_the_cut = sum(size for _, size in cut_arenas(planned.program, planned.choice, on_gpu=True))
+    chosen = f'{state}"\ngradients = "{gradients}'
+    planned = plan(tmp_path, precision="bfloat16", state=chosen)
+    leaving = torch.bfloat16 if gradients == "bfloat16" else torch.float32
+    arenas = cut_arenas(planned.program, planned.choice, True, leaving)
+    assert dict(arenas)["gradients on their way from the device"] == staging_bytes(
+        planned.program, leaving
+    )
+    assert "sums of parameters tied across sub-models" not in dict(arenas)
+    of_the_cut = sum(size for _, size in arenas)
     assert planned.host.total_bytes - of_the_cut == element_bytes * planned.parameters
     assert planned.disk.snapshot_bytes == 3 * snapshot_bytes * planned.parameters
 

@@ -73,6 +73,23 @@ def test_slots_are_what_the_engine_allocates(precision: torch.dtype) -> None:
         assert memory.total_bytes <= budget
 
 
+def test_gradients_in_sixteen_bits_are_rounded_in_memory_that_is_counted() -> None:
+    of, narrow = asked(torch.bfloat16), torch.bfloat16
+    budget = 2 * least_bytes(narrow)
+    limits = replace(of.limits, device_bytes=budget, gradient_element_bytes=narrow.itemsize)
+    choice, wide = replace(of, limits=limits).answer(), answer(narrow, budget)
+    program = build_program(graph_of(narrow), ends=choice.ends)
+    held = sum(
+        getattr(choice.memory, name) for name in ("slot_bytes", "resident_bytes", "gradient_bytes")
+    )
+    assert held == device_bytes(program, narrow, choice.arrangement, gradients=narrow)
+    assert choice.memory.total_bytes <= budget
+    assert not choice.durations.carrying
+    rate = of.machine.gradient_bytes_per_s
+    assert choice.durations.gradient_out_s == tuple(2 * p.elements / rate for p in choice.pieces)
+    assert wide.durations.gradient_out_s == tuple(4 * p.elements / rate for p in wide.pieces)
+
+
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_with_all_the_memory_there_is_all_weights_stay(precision: torch.dtype) -> None:
     choice = answer(precision, 1 << 40)
@@ -156,3 +173,5 @@ def test_the_replica_is_counted_in_bytes_per_parameter() -> None:
     ):
         graph = graph_of(precision)
         assert replica_bytes(graph, form) == each * graph.layout.total_elements
+    narrow = replica_bytes(graph, StateForm.HALF, torch.bfloat16)
+    assert narrow == 18 * graph.layout.total_elements

@@ -21,15 +21,16 @@ class EngineRig:
         precision: torch.dtype = torch.float32,
         device: CpuDevice | None = None,
         observer: Observer | None = None,
+        gradients: torch.dtype = torch.float32,
     ) -> None:
         self.cut = cut
         self.program, self.classes = compile_by_hand(cut, dropout=0.1)
         self.device = device or CpuDevice()
-        self.store = HostStore.allocate(self.program.layout, precision)
+        self.store = HostStore.allocate(self.program.layout, precision, gradients=gradients)
         for spec in self.program.layout.specs:
             self.parameter(spec.name).copy_(initial_value(spec.name, spec.shape))
         self.store.round_master()
-        slots = DeviceSlots.allocate([self.program], self.device, precision)
+        slots = DeviceSlots.allocate([self.program], self.device, precision, gradients=gradients)
         self.engine = Engine(
             self.program, self.classes, self.store, slots, self.device, observer=observer
         )

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from rounded_sums import rounded_sum
 
 from atom.base import kernel_library as module
 from atom.base.build_kernels import compile_kernels
@@ -84,3 +85,21 @@ def test_squares_add_up_alike_at_every_level(kernels: HostKernels) -> None:
     for lanes in (1, 64, 8192):
         room = torch.empty(lanes, dtype=torch.float64)
         assert kernels.sum_of_squares(x, room) == plain.sum_of_squares(x, room)
+
+
+@pytest.mark.parametrize("elements", [0, 1, 15, 100, 5001])
+@pytest.mark.parametrize("first", [0, 3, 2**32 - 50, 5 * 2**32])
+def test_sums_in_sixteen_bits_are_rounded_with_the_documented_noise(
+    kernels: HostKernels, elements: int, first: int
+) -> None:
+    generator = torch.Generator().manual_seed(elements)
+    total, addend = torch.randn(2, elements, generator=generator).bfloat16()
+    expected = rounded_sum(total, addend, first, noise_key=2**63 + 17)
+    kernels.add_rounded(total, addend, first, 2**63 + 17)
+    assert torch.equal(total, expected)
+
+
+def test_squares_of_sixteen_bits_are_those_of_what_they_say(kernels: HostKernels) -> None:
+    x = torch.randn(100_003, generator=torch.Generator().manual_seed(1)).bfloat16()
+    room = torch.empty(64, dtype=torch.float64)
+    assert kernels.sum_of_squares(x, room) == kernels.sum_of_squares(x.float(), room)

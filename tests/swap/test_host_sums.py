@@ -1,8 +1,9 @@
 import pytest
 import torch
+from rounded_sums import rounded_sum
 
 from atom.swap import host_sums
-from atom.swap.host_sums import add
+from atom.swap.host_sums import add, add_rounded
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -18,3 +19,25 @@ def test_pieces_and_threads_do_not_show(
     expected = total + addend
     add(total, addend, threads)
     assert torch.equal(total, expected)
+
+
+@pytest.mark.parametrize("threads", [None, 1, 3])
+def test_pieces_and_threads_do_not_show_in_rounded_sums(
+    threads: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_sums, "PIECE_ELEMENTS", 64)
+    total, addend = torch.randn(2, 1000, generator=torch.Generator().manual_seed(3)).bfloat16()
+    expected = rounded_sum(total, addend, 77, 5)
+    add_rounded(total, addend, 77, 5, threads)
+    assert torch.equal(total, expected)
+
+
+def test_what_is_too_small_for_one_sum_is_not_lost_in_many() -> None:
+    """To nearest, one would stay one."""
+    total, small = torch.ones(4096).bfloat16(), torch.full((4096,), 2.0**-12).bfloat16()
+    nearest = total.clone()
+    for key in range(1024):
+        add_rounded(total, small, 0, key)
+        nearest += small
+    assert torch.equal(nearest, torch.ones(4096).bfloat16())
+    assert total.float().mean().item() == pytest.approx(1.25, abs=0.01)

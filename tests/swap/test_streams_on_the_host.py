@@ -99,6 +99,22 @@ def test_passes_are_those_of_the_cpu(device: HostedDevice) -> None:
     plain.device.close()
 
 
+@pytest.mark.parametrize("at_a_time", [7, 2**23])
+def test_gradients_in_sixteen_bits_are_those_of_the_cpu(
+    device: HostedDevice, at_a_time: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "BOUNCE_ELEMENTS", at_a_time)
+    narrow = torch.bfloat16
+    hosted = EngineRig(FINEST, narrow, device, gradients=narrow)
+    plain = EngineRig(FINEST, narrow, gradients=narrow)
+    for seed in range(2):
+        for rig in (hosted, plain):
+            rig.engine.run_pass(batches([2, 3], seed), [seed, 2])
+    assert torch.equal(hosted.store.gradients, plain.store.gradients)
+    assert hosted.store.gradients.any()
+    plain.device.close()
+
+
 def test_a_load_waits_for_the_step_of_what_it_moves(device: HostedDevice) -> None:
     rig = EngineRig(FINEST, device=device)
     rig.engine.run_pass(batches([2]), [1])

@@ -162,6 +162,21 @@ def test_all_members_get_the_same_mean(
     assert all(torch.equal(part, copy) for part, copy in zip(parts, kept, strict=True))
 
 
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_sources_in_sixteen_bits_count_as_what_they_say(
+    swarm_of: Callable[[str, int], Swarm], size: int
+) -> None:
+    swarm, parts = swarm_of("local", size), [p.bfloat16() for p in sources(size, 50_000)]
+
+    def reduced(parts: list[Tensor]) -> list[Tensor]:
+        work = swarm.start(lambda rank: swarm.member(rank, parts[rank], 50_000))
+        return [future.result(SOON) for future in work]
+
+    wide = [part.float() for part in parts]
+    for narrow, expected in zip(reduced(parts), reduced(wide), strict=True):
+        assert torch.equal(narrow, expected)
+
+
 @pytest.mark.parametrize("connections", [2, 3, 4])
 @pytest.mark.parametrize(("kind", "size"), [("tcp", 3), ("local", 4)])
 def test_several_connections_give_the_same_bytes(

@@ -51,9 +51,15 @@ def device() -> Iterator[CpuDevice]:
     device.close()
 
 
-def new_replica(device: CpuDevice, form: StateForm) -> Replica:
+def new_replica(
+    device: CpuDevice, form: StateForm, gradients: torch.dtype = torch.float32
+) -> Replica:
     settings = ReplicaSettings(
-        RateSettings(1e-2), clip_norm=1.0, precision=torch.bfloat16, state_form=form
+        RateSettings(1e-2),
+        clip_norm=1.0,
+        precision=torch.bfloat16,
+        state_form=form,
+        gradients=gradients,
     )
     replica = Replica(program(), None, settings, device, ManualClock())
     replica.initialise(functools.partial(initial_value, MODEL, seed=7))
@@ -77,6 +83,24 @@ def test_it_learns_as_the_exact_form_does(device: CpuDevice, form: StateForm) ->
     exact = train(new_replica(device, StateForm.EXACT), range(1, 31))
     assert losses[-1] < 0.9 * losses[0]
     assert losses[-1] == pytest.approx(exact[-1], rel=0.05)
+
+
+@FORMS
+def test_it_learns_from_gradients_in_sixteen_bits(device: CpuDevice, form: StateForm) -> None:
+    """Several passes per round, the step on the very arena that they are summed in."""
+    replica = new_replica(device, form, torch.bfloat16)
+    losses = []
+    for number in range(1, 31):
+        replica.reset_gradients()
+        for part in range(4):
+            replica.run_pass(batches((number + part) % 3), last=part == 3)
+        losses.append(replica.loss_sum)
+        norm = replica.gradient_norm()
+        assert norm == gradient_norm(replica.gradients.float())
+        replica.begin_step(replica.gradients, norm, number, times=replica.sequences)
+    replica.finish_step()
+    assert replica.gradients.dtype == torch.bfloat16
+    assert losses[-1] < 0.9 * losses[0]
 
 
 @FORMS

@@ -1,0 +1,146 @@
+"""Gradients that leave in bfloat16: what arrives, against plain tensor arithmetic, bit for bit."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from engine_rig import EngineRig
+from hand_written_program import FINEST, HALVES, WHOLE, batches
+from rounded_sums import rounded_sum
+from torch import Tensor
+
+from atom.swap import device as device_module
+from atom.swap.device import CpuDevice, HostSum, Noise, Report
+from atom.swap.device_slots import SlotLayout
+from atom.swap.gate import Gate, NotFinite
+from atom.swap.host_store import HostStore, host_bytes
+from atom.swap.state_form import StateForm
+
+CUTS = pytest.mark.parametrize("cut", [FINEST, HALVES, WHOLE], ids=["finest", "halves", "whole"])
+SEEDS = (11, 12)
+
+
+class Onlooker(CpuDevice):
+    """Notes the float32 sums that leave: where in the arena they go, and what they are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left: list[list[tuple[int, Tensor]]] = []
+
+    def gradients_out(
+        self, gradient_slot: int, sums: Sequence[HostSum], gate: Gate, report: Report | None = None
+    ) -> None:
+        self.left.append([(s.destination.storage_offset(), s.source.clone()) for s in sums])
+        super().gradients_out(gradient_slot, sums, gate, report)
+
+
+def new_rig(cut: Sequence[Sequence[str]], device: CpuDevice | None = None) -> EngineRig:
+    narrow = torch.bfloat16
+    return EngineRig(cut, narrow, device, gradients=narrow)
+
+
+def expected_arena(rig: EngineRig, passes: Sequence[list[list[tuple[int, Tensor]]]]) -> Tensor:
+    """By the rules: to nearest on the way; the first to come in a round stays as it is; what comes
+    on top is rounded at random, with noise of the pass and the sub-model."""
+    arena = torch.zeros_like(rig.store.gradients)
+    filled = torch.zeros(arena.numel(), dtype=torch.bool)
+    for number, left in enumerate(passes):
+        for sub_model, parts in zip(reversed(range(len(left))), left, strict=True):
+            for start, sums in parts:
+                place = slice(start, start + sums.numel())
+                arriving = sums.bfloat16()
+                if filled[place].any():
+                    key = SEEDS[number] + sub_model * 0x9E3779B97F4A7C15
+                    arriving = rounded_sum(arena[place], arriving, start, key % 2**64)
+                arena[place], filled[place] = arriving, True
+    assert filled.all()
+    return arena
+
+
+@CUTS
+def test_the_arena_is_what_the_rules_say(cut: Sequence[Sequence[str]]) -> None:
+    device = Onlooker()
+    rig, passes = new_rig(cut, device), []
+    for number, seed in enumerate(SEEDS):
+        data = batches([2, 3], seed=number)
+        rig.engine.run_pass(data, [seed, 99], first=number == 0)
+        passes.append(device.left)
+        device.left = []
+    assert rig.store.gradients.dtype == torch.bfloat16
+    assert torch.equal(rig.store.gradients, expected_arena(rig, passes))
+    device.close()
+
+
+@CUTS
+def test_one_pass_is_the_exact_one_rounded_once(cut: Sequence[Sequence[str]]) -> None:
+    """But for the tied weight, whose uses arrive one by one."""
+    narrow, exact = new_rig(cut), EngineRig(cut, torch.bfloat16)
+    for rig in (narrow, exact):
+        rig.store.gradients.fill_(float("nan"))  # the first pass replaces all of it
+        rig.engine.run_pass(batches([2, 3]), SEEDS, first=True)
+        rig.device.close()
+    tied = narrow.program.layout.by_name["embed.weight"]
+    ours, theirs = narrow.store.gradients.float(), exact.store.gradients.bfloat16().float()
+    assert torch.equal(ours[tied.numel :], theirs[tied.numel :])
+    torch.testing.assert_close(ours, theirs, rtol=0.02, atol=1e-3)
+
+
+@pytest.mark.parametrize("gradients", [torch.float32, torch.bfloat16])
+def test_bytes_that_leave_are_those_of_the_formula(
+    gradients: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, moved = device_module.add_admitted, list[int]()
+
+    def counting(sums: Sequence[HostSum], gate: Gate, verdict: Tensor | bool) -> None:
+        moved.extend(part.source.nbytes for part in sums)
+        plain(sums, gate, verdict)
+
+    monkeypatch.setattr(device_module, "add_admitted", counting)
+    rig = EngineRig(FINEST, torch.bfloat16, gradients=gradients)
+    rig.engine.run_pass(batches([2]), [1])
+    rig.device.close()
+    layouts = [SlotLayout.of(part, rig.program.layout) for part in rig.program.sub_models]
+    assert sum(moved) == sum(each.elements for each in layouts) * gradients.itemsize
+
+
+def test_the_uses_of_a_tied_weight_meet_in_the_arena() -> None:
+    """In sixteen bits nothing of it comes back to the device."""
+    device = Onlooker()
+    rig = EngineRig(FINEST, torch.bfloat16, device)
+    tied = rig.program.layout.by_name["embed.weight"]
+    for number in range(2):
+        before = rig.store.gradients[: tied.numel].clone()
+        rig.engine.run_pass(batches([2, 3], seed=number), SEEDS)
+        (head, embedding) = (
+            next(sums for start, sums in left if start == tied.offset)[: tied.numel]
+            for left in (device.left[0], device.left[-1])
+        )
+        assert torch.equal(rig.store.gradients[: tied.numel], before + head + embedding)
+        device.left = []
+    device.close()
+
+
+def test_what_rounding_makes_infinite_is_turned_away() -> None:
+    device, arena = CpuDevice(), torch.ones(16).bfloat16()
+    device.reserve_gradients(1, 16, torch.bfloat16)
+    source = torch.zeros(16)
+    source[3] = 3.4e38  # a float32, but above bfloat16's largest number
+    gate = Gate()
+    device.gradients_out(0, [HostSum(arena, source, replace=False, noise=Noise(1, 0))], gate)
+    with pytest.raises(NotFinite):
+        device.wait_gradients_out(0)
+    assert torch.equal(arena, torch.ones(16).bfloat16())
+    assert not gate.touched
+    device.close()
+
+
+def test_they_take_half_the_memory_and_go_with_bfloat16_only() -> None:
+    layout = EngineRig(FINEST).program.layout
+    narrow = (torch.bfloat16, StateForm.HALF, torch.bfloat16)
+    assert host_bytes(layout, *narrow) == 10 * layout.total_elements
+    store = HostStore.allocate(layout, torch.bfloat16, form=StateForm.HALF, gradients=narrow[2])
+    arenas = [*store.state.values(), store.gradients]
+    assert sum(arena.nbytes for arena in arenas) == host_bytes(layout, *narrow)
+    for precision in (torch.float32, torch.float16):
+        with pytest.raises(ValueError, match="gradients in"):
+            HostStore.allocate(layout, precision, gradients=torch.bfloat16)
