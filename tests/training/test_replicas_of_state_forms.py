@@ -20,11 +20,11 @@ from atom.swap.device import CpuDevice
 from atom.swap.state_form import StateForm
 from atom.swarm.arenas import state_digest
 from atom.swarm.blobs import BlobServer, BlobShelf
+from atom.swarm.fetch_options import Watch
 from atom.swarm.identity import Identity
 from atom.swarm.local_transport import LocalNetwork, LocalTransport
-from atom.training.catch_up import Offer
+from atom.training.donors import Offer, PeerDonors
 from atom.training.replica import Replica, ReplicaSettings
-from atom.training.shelf import PeerDonors
 from atom.training.snapshot import load_snapshot, write_snapshot
 
 MODEL = GPT3Config(1, 2, 16, sequence_tokens=8, vocabulary_size=29, dropout=0.0)
@@ -176,10 +176,10 @@ def test_a_joiner_fetches_it_from_a_peer(
 
     def donors(expected: StateForm) -> PeerDonors:
         folder = tmp_path / "downloads"
-        return PeerDonors(me, elements, expected.arenas(), folder, lambda done, total: None)
+        return PeerDonors(me, elements, expected.arenas(), folder, Watch())
 
-    joiner.load_state(donors(form).state(Offer(3, HEAD), [donor.peer_id], digest), 3)
+    joiner.load_state(donors(form).state(Offer(3, HEAD), [donor.peer_id], digest, None), 3)
     assert state_digest(joiner.state_arenas()) == digest
     for another in set(StateForm) - {form}:
         with pytest.raises(PeerRefused):
-            donors(another).state(Offer(3, HEAD), [donor.peer_id], digest)
+            donors(another).state(Offer(3, HEAD), [donor.peer_id], digest, None)
