@@ -36,6 +36,9 @@ class RingTerms:
     codec: Codec = field(default=EXACT)
     algorithm: Algorithm = Algorithm.RING
     progress_timeout_s: float = 3.0
+    """Silence that means frozen or cut off."""
+    opening_s: float = 0.0
+    """After our own start, how long a neighbour may still be busy opening its other connections."""
     pace: Pace = field(default_factory=Pace)
 
     @property
@@ -141,6 +144,11 @@ class Reduction:
         with self.changed:
             self._gone[chunk] = True
             self._sent_bytes += byte_count
+
+    def silence_s(self) -> float:
+        """How long a neighbour may say nothing, and take nothing, from now on."""
+        opening = self._began + self.terms.opening_s - time.monotonic()
+        return max(self.terms.progress_timeout_s, opening)
 
     def receiving_due(self) -> float:
         """When more must have come, on the monotonic clock."""

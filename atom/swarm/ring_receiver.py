@@ -75,8 +75,8 @@ class RingReceiver:
 
     def _receive(self, step: Step, into: Tensor) -> Tensor:
         """Reads the chunk of `step` into `into` (uint8) and returns it."""
-        terms, timeout_s = self._reduction.terms, self._reduction.terms.progress_timeout_s
-        patience = Patience(timeout_s, self.due(), self._reduction.stop)
+        terms = self._reduction.terms
+        patience = Patience(self._reduction.silence_s(), self.due(), self._reduction.stop)
         expected = self._reduction.plan.header(terms.tag, step)
         limit = max(len(expected) + into.numel(), MAX_BROKEN_BYTES)
         kind, length = self._left.recv_header(limit, patience)

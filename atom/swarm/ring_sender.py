@@ -23,14 +23,14 @@ class RingSender:
         self._reduction = reduction
         self._right = right
         self._lane = lane
-        self._silence_s = reduction.terms.progress_timeout_s
+        self._beat_s = reduction.terms.progress_timeout_s / 4
         self._scratch = reduction.scratch()
 
     def run(self) -> None:
         reduction, plan = self._reduction, self._reduction.plan
         rank, lanes = reduction.terms.rank, reduction.connections
         for number, step in plan.sends_on(rank, self._lane, lanes):
-            while not reduction.wait_for(step.needs, self._silence_s / 4):
+            while not reduction.wait_for(step.needs, self._beat_s):
                 self._listen()
                 self._send(Kind.WAITING)
             self._listen()
@@ -69,7 +69,7 @@ class RingSender:
             raise hear_broken(self._right, self._reduction.terms.members)
 
     def _send(self, kind: Kind, *parts: bytes | memoryview) -> None:
-        patience = Patience(self._silence_s, self._reduction.sending_due())
+        patience = Patience(self._reduction.silence_s(), self._reduction.sending_due())
         self.between_frames = False
         self._reduction.sending.add(self._lane)
         self._right.send_frame(kind, *parts, patience=patience)

@@ -151,6 +151,7 @@ class Exchange:
                 codec=self._style.codec,
                 algorithm=Algorithm.ONE_SHOT if start.one_shot else Algorithm.RING,
                 progress_timeout_s=PROGRESS_S,
+                opening_s=OPEN_S,
                 pace=self._paces.pace(),
             )
             arenas = Arenas(source, result, residual, landing.landed)

@@ -86,6 +86,7 @@ class Swarm:
         residual: Tensor | None = None,
         landed: Callable[[Tensor], Callable[[int, int], None]] = lambda result: lambda *_: None,
         pace: Pace = QUICK,
+        opening_s: float = 0.0,
     ) -> Tensor:
         result = torch.full((elements,), float("nan"))
         terms = RingTerms(
@@ -96,6 +97,7 @@ class Swarm:
             codec=codec or Float32(),
             algorithm=self.algorithm,
             progress_timeout_s=silence_s,
+            opening_s=opening_s,
             pace=pace,
         )
         plan = RingPlan(elements, len(self.order), 48 * 1024, 4 * 1024)
@@ -560,3 +562,26 @@ def test_codecs_are_idempotent(codec: Codec) -> None:
     assert once.numel() == codec.wire_bytes(values.numel())
     codec.decode(once, decoded)
     assert torch.equal(codec.encode(decoded, scratch), once)
+
+
+@pytest.mark.parametrize("kind", ["local", "tcp"])
+def test_who_is_long_in_opening_is_not_taken_for_frozen(
+    swarm_of: Callable[[str, int], Swarm], monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """The last reaches the first only through a relay, say; the others' connections stand."""
+    swarm, elements = swarm_of(kind, 3), 1 << 20
+    parts = sources(3, elements)
+    connect, long_way = swarm.transports[2].connect, threading.Event()
+
+    def slowly(peer_id: str, purpose: Purpose, tag: bytes, timeout_s: float) -> Channel:
+        long_way.wait(2.5 * SILENCE_S)
+        return connect(peer_id, purpose, tag, timeout_s)
+
+    monkeypatch.setattr(swarm.transports[2], "connect", slowly)
+    futures = swarm.start(
+        lambda rank: swarm.member(
+            rank, parts[rank], elements, silence_s=SILENCE_S, opening_s=4 * SILENCE_S
+        )
+    )
+    first, *others = (future.result(timeout=SOON) for future in futures)
+    assert all(torch.equal(first, other) for other in others)
