@@ -25,7 +25,7 @@ from atom.swarm.transport import Transport
 from atom.training.exchange import Exchange, RingStyle
 from atom.training.results import Results
 from atom.training.round.seating import seat_members
-from atom.training.round.vocabulary import RingFailed, RingFinished, View
+from atom.training.round.vocabulary import RingFailed, RingFinished, StartRing, View
 
 ELEMENTS = 1 << 20
 PARENT = b"p" * 32
@@ -97,7 +97,7 @@ def averaged(members: list[Member], order: tuple[Contribution, ...], attempt: in
     """The digest that all of them ended with."""
     ballot = Ballot(attempt, members[0].transport.peer_id, bytes(16))
     for member in members:
-        member.exchange.start(PARENT, ballot, order)
+        member.exchange.start(StartRing(PARENT, ballot, order))
     outcomes = [member.outcomes.get(timeout=WAIT_S) for member in members]
     digests = {outcome.digest for outcome in outcomes if isinstance(outcome, RingFinished)}
     assert len(digests) == 1, outcomes
