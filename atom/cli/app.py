@@ -75,6 +75,10 @@ NetworkOption = Annotated[
 PeersOption = Annotated[
     int, typer.Option(min=1, max=100_000, help="Peers like this one that share the global batch.")
 ]
+TrustOption = Annotated[
+    str | None,
+    typer.Option(metavar="KEY", help="Run the code of this owner's run: their peer id."),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="A JSON object on stdout.")]
 
 
@@ -94,12 +98,22 @@ def start(
     state: StateOption = None,
     listen: ListenOption = None,
     initial_peers: InitialPeersOption = None,
+    weights: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            metavar="FOLDER",
+            help="Begin from these weights: a folder of transformers, or of `atom export`.",
+        ),
+    ] = None,
 ) -> int:
     """Found a run and train it here; the first line of stdout is the address to join by."""
     end_at_once_on_signals()
     from atom.cli.daemons import found_run
+    from atom.daemon.box import StartOptions
 
-    return found_run(run_file, peer, state, listen, tuple(initial_peers or ()))
+    addresses = tuple(initial_peers or ())
+    return found_run(StartOptions(run_file, peer, state, listen, addresses, weights))
 
 
 @app.command(rich_help_panel=_TRAIN)
@@ -107,10 +121,7 @@ def join(
     address: AddressArgument,
     peer: PeerOption = None,
     state: StateOption = None,
-    trust: Annotated[
-        str | None,
-        typer.Option(metavar="KEY", help="Run the code of this owner's run: their peer id."),
-    ] = None,
+    trust: TrustOption = None,
 ) -> int:
     """Join a run: fetch its state, then train with the others."""
     end_at_once_on_signals()
@@ -249,6 +260,28 @@ def compile_(
     from atom.daemon.planning import PlanRequest
 
     compile_run(PlanRequest(run_file, peer, parse_gpu_memory(gpu_memory), assume), out)
+
+
+@app.command(rich_help_panel=_CONTROL)
+def export(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where the model goes: new.")],
+    state: Annotated[
+        Path | None,
+        typer.Option("--state", metavar="DIR", help="Of which peer, if several are kept."),
+    ] = None,
+    snapshot: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="One of the peer's snapshots; else the newest."),
+    ] = None,
+    precision: Annotated[
+        str | None, typer.Option(help="float32, bfloat16 or float16; else the run's.")
+    ] = None,
+    trust: TrustOption = None,
+) -> None:
+    """Write the model as a folder that transformers loads, from the newest snapshot."""
+    from atom.cli.export import ExportOptions, export_model
+
+    export_model(ExportOptions(folder, state, snapshot, precision, trust))
 
 
 @app.command(rich_help_panel=_TRAIN)

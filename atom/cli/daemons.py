@@ -4,27 +4,20 @@ from pathlib import Path
 
 from atom.cli.daemon_console import TerminalConsole
 from atom.cli.exit_codes import ExitCode
+from atom.daemon.box import JoinOptions, StartOptions
 from atom.daemon.lifecycle import Ending
-from atom.daemon.peer import JoinOptions, StartOptions, run_join, run_start
+from atom.daemon.peer import run_join, run_start
 from atom.swarm.addresses import parse_listen, parse_multiaddrs
 
 
-def found_run(
-    run_file: Path,
-    peer_file: Path | None,
-    state: Path | None,
-    listen: str | None,
-    initial_peers: tuple[str, ...],
-) -> ExitCode:
+def found_run(options: StartOptions) -> ExitCode:
     """Blocks until the daemon ends. Raises: UserError of every kind."""
-    if listen is not None:
-        parse_listen(listen)  # arguments are refused before anything is touched
-    parse_multiaddrs(initial_peers)
+    if options.listen is not None:
+        parse_listen(options.listen)  # arguments are refused before anything is touched
+    parse_multiaddrs(options.initial_peers)
     console = TerminalConsole()
     try:
-        return code_of(
-            run_start(StartOptions(run_file, peer_file, state, listen, initial_peers), console)
-        )
+        return code_of(run_start(options, console))
     finally:
         console.close()
 

@@ -3,7 +3,7 @@
 import socket
 from pathlib import Path
 
-from atom.base.errors import ControlError
+from atom.base.errors import ControlError, StorageError
 from atom.config.places import state_home
 from atom.daemon.state_directory import StateDirectory
 
@@ -29,6 +29,26 @@ def find_daemon(state: Path | None, home: Path | None = None) -> Path:
             f"say which one: --state {running[0].root}",
         )
     return running[0].control_socket
+
+
+def find_state(state: Path | None, home: Path | None = None) -> Path:
+    """`state`, else the only state directory of a run under the usual place.
+
+    Raises: StorageError if there is none, or more than one.
+    """
+    if state is not None:
+        return state
+    home = state_home() if home is None else home
+    runs = [folder.root for folder in _state_directories(home) if folder.manifest.exists()]
+    if not runs:
+        raise StorageError(f"no run is kept under {home}", "name its directory with --state DIR")
+    if len(runs) > 1:
+        names = ", ".join(path.name for path in runs)
+        raise StorageError(
+            f"{len(runs)} runs are kept under {home}: {names}",
+            f"say which one: --state {runs[0]}",
+        )
+    return runs[0]
 
 
 def _named(folder: StateDirectory) -> Path:

@@ -32,6 +32,18 @@ def end_at_once_on_signals() -> None:
         signal.signal(number, end)
 
 
+def raise_on_signals() -> None:
+    """SIGTERM and SIGHUP end the command as Ctrl-C does: by an exception, so that what it was about
+    to write is taken away. Raises (in the main thread, when they come): Terminated.
+    """
+
+    def end(number: int, frame: object) -> None:
+        raise Terminated
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, end)
+
+
 def run_to_the_end(work: Coroutine[Any, Any, T]) -> T:
     """Runs `work`; SIGTERM and SIGHUP cancel it.
 

@@ -38,6 +38,8 @@ class Model(Section):
     """Own code: "package.module:factory"."""
     module_sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
     """Digest of the factory's source file, filled in when the run is founded."""
+    weights: Literal["given"] | None = None
+    """The run begins from its founder's weights, not from its seed: filled in with `--from`."""
     size: SizeName | None = None
     """A size of the GPT-3 paper, instead of layers, heads and model_dim."""
     layers: int | None = Field(default=None, ge=1, le=4096)

@@ -199,6 +199,19 @@ class RunFile(Section):
         pinned = {"huggingface_config": config, "module_sha256": code}
         return self.model_copy(update={"model": self.model.model_copy(update=pinned)})
 
+    def beginning(self, given: bool) -> "RunFile":
+        """The run that begins from given weights, or from its seed.
+
+        Raises: ConfigError if the run file says that weights are given, and none are.
+        """
+        if self.model.weights is not None and not given:
+            raise ConfigError(
+                "model.weights: the run begins from given weights, and none are given",
+                "name their folder with --from FOLDER, or remove the key",
+            )
+        weights = {"weights": "given" if given else None}
+        return self.model_copy(update={"model": self.model.model_copy(update=weights)})
+
     def unused_keys(self) -> dict[str, set[str]]:
         """Section → keys that say nothing in this run, and are left out of its text."""
         model = set() if self.model.family is not None else self.model.foreign_keys()

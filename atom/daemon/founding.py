@@ -1,7 +1,6 @@
 """Becoming a peer of a run: as its founder from a run file, or by an address from its manifest."""
 
 import hashlib
-import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,12 +15,14 @@ from atom.base.errors import (
     StorageError,
 )
 from atom.base.events import EventLog
-from atom.config.load import load_peer_file, load_run_file, normalised_run_text, run_from_text
-from atom.config.peer_file import PeerFile
-from atom.config.places import default_state_directory
+from atom.config.load import load_run_file, normalised_run_text, run_from_text
 from atom.config.run_file import RunFile
+from atom.config.sources import text_sources
 from atom.daemon.arranging import Hearers
+from atom.daemon.box import Box, StartOptions
 from atom.daemon.console import Console
+from atom.daemon.given_weights import given_values
+from atom.daemon.kept_tokenizer import keep_companions, keep_tokenizer
 from atom.daemon.model_source import open_samples, open_source, open_text, pin_source
 from atom.daemon.recipe import (
     Recipe,
@@ -31,52 +32,17 @@ from atom.daemon.recipe import (
     refuse_versions,
     write_recipe,
 )
-from atom.daemon.state_directory import StateDirectory, write_atomically
+from atom.daemon.state_directory import write_atomically
 from atom.models.data.dataset import Dataset
 from atom.models.data.samples import Samples
 from atom.models.own_code import OwnCode
+from atom.models.source import InitialValue
 from atom.swarm.arenas import state_digest
 from atom.swarm.chain import Head, Voter, genesis
-from atom.swarm.identity import Identity
 from atom.swarm.record_codec import decode_manifest, encode_manifest, manifest_digest
 from atom.swarm.records import Manifest
 from atom.training.replica import Replica
-
-
-@dataclass(frozen=True)
-class StartOptions:
-    """`atom start`."""
-
-    run_file: Path
-    peer_file: Path | None = None
-    state: Path | None = None
-    listen: str | None = None
-    initial_peers: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class JoinOptions:
-    """`atom join`."""
-
-    address: str
-    peer_file: Path | None = None
-    state: Path | None = None
-    trust: str | None = None
-    """Peer id of the owner whose code may run here."""
-
-
-@dataclass(frozen=True)
-class Box:
-    """This machine's side: what it gives, where it keeps things, who it is."""
-
-    peer: PeerFile
-    state: StateDirectory
-    identity: Identity
-    incarnation: bytes
-
-    @property
-    def me(self) -> Voter:
-        return Voter(self.identity.peer_id, self.incarnation)
+from atom.training.snapshot import list_snapshots, write_snapshot
 
 
 @dataclass(frozen=True)
@@ -92,6 +58,8 @@ class Membership:
     replica: Replica
     code: bytes | None = None
     """The run's own code, to be served to others."""
+    given: InitialValue | None = None
+    """What the run begins from, if it is at hand and not the seed's."""
 
     @property
     def run_id(self) -> bytes:
@@ -103,20 +71,13 @@ class Membership:
         return genesis(self.run_id, self.manifest.initial_state_digest, founder)
 
     def initialise(self) -> bool:
-        """Sets the replica to round 0; whether that is bit for bit the run's round 0."""
-        initialise(self.replica, self.recipe)
+        """Sets the replica to round 0, if it can be made here; whether it is bit for bit the run's.
+        Given weights are only where they were given: others fetch the state."""
+        if self.run.model.weights is not None and self.given is None:
+            return False
+        initialise(self.replica, self.recipe, self.given)
         digest = state_digest(self.replica.state_arenas())
         return digest == self.manifest.initial_state_digest
-
-
-def open_box(run_name: str, peer_file: Path | None, state: Path | None) -> Box:
-    """Reads the peer file, claims the state directory. Raises: ConfigError, StorageError."""
-    peer = load_peer_file(peer_file)
-    configured = Path(peer.state.directory) if peer.state.directory else None
-    directory = StateDirectory(state or configured or default_state_directory(run_name))
-    directory.lock()
-    identity = Identity.load_or_create(directory.identity)
-    return Box(peer, directory, identity, secrets.token_bytes(16))
 
 
 def found_run(options: StartOptions, box: Box, run: RunFile, console: Console) -> Membership:
@@ -125,18 +86,32 @@ def found_run(options: StartOptions, box: Box, run: RunFile, console: Console) -
     Raises: ConfigError, StorageError, MismatchError, ModelError, DeviceError.
     """
     folder = options.run_file.absolute().parent
+    known = _read_manifest(box, run.run.name) if box.state.manifest.exists() else None
+    run = _beginning(run, None if known is None else known[0], options.weights)
     run, code = pin_source(run, folder)
     text = open_text(run, box.peer, folder, box.state.tokens, _bar(console, "tokenising"))
     try:
         run = _pinned(run, text)
     except ValueError as problem:
         raise ConfigError(f"{options.run_file}: {problem}") from problem
-    if box.state.manifest.exists():
-        manifest, record = _read_manifest(box, run.run.name)
-        _check_same_run(manifest, run, box, options.run_file)
-        return _make(run, text, code, box, console, manifest).member(manifest, record)
+    keep_tokenizer(box.state.tokenizer, run, text_sources(run, box.peer, folder))
+    if code is not None:
+        write_atomically(box.state.own_code, code.content)
+    if known is not None:
+        _check_same_run(known[0], run, box, options.run_file)
+        made = _make(run, text, code, box, console, known[0])
+        given = None if list_snapshots(box.state.snapshots) else options.weights
+        return made.member(*known, made.given(given))
     made = _make(run, text, code, box, console)
-    initialise(made.replica, made.recipe)
+    return _founded(made, made.given(options.weights), box, options)
+
+
+def _founded(
+    made: "_Made", given: InitialValue | None, box: Box, options: StartOptions
+) -> Membership:
+    """Round 0, and the manifest that names it."""
+    initialise(made.replica, made.recipe, given)
+    run, state = made.recipe.run, made.replica.state_arenas()
     manifest = Manifest(
         run=run.run.name,
         owner=box.identity.peer_id,
@@ -145,13 +120,35 @@ def found_run(options: StartOptions, box: Box, run: RunFile, console: Console) -
         program_hash=made.recipe.program_hash,
         versions=made.recipe.versions,
         data_digest=made.samples.digest,
-        initial_state_digest=state_digest(made.replica.state_arenas()),
+        initial_state_digest=state_digest(state),
         founder_incarnation=box.incarnation,
         created_at=time.time(),
     )
     record = encode_manifest(manifest, box.identity)
+    member = made.member(manifest, record, given)
+    if options.weights is not None:
+        # Nobody could make this state again: it is on disk before the run is.
+        digest = manifest.initial_state_digest
+        write_snapshot(box.state.snapshots, 0, member.genesis.digest, digest, state)
+        keep_companions(box.state.tokenizer, options.weights)
     write_atomically(box.state.manifest, record)
-    return made.member(manifest, record)
+    return member
+
+
+def _beginning(run: RunFile, known: Manifest | None, weights: Path | None) -> RunFile:
+    """With the word how the run begins: of the run taken up, else of the command line.
+
+    Raises: ConfigError, MismatchError.
+    """
+    if known is None:
+        return run.beginning(weights is not None)
+    given = run_from_text(known.run_file).model.weights is not None
+    if weights is not None and not given:
+        raise MismatchError(
+            "the run in this state directory began from its seed, not from given weights",
+            "leave --from out, or found a new run with another name or --state DIR",
+        )
+    return run.beginning(given)
 
 
 def enter_run(
@@ -164,6 +161,7 @@ def enter_run(
     run = run_of(manifest, box)
     text = open_text(run, box.peer, None, box.state.tokens, _bar(console, "tokenising"))
     run = _pinned(run, text)
+    keep_tokenizer(box.state.tokenizer, run, text_sources(run, box.peer, None))
     try:
         made = _make(run, text, code, box, console, manifest)
     except (ConfigError, ModelError) as problem:
@@ -209,9 +207,17 @@ class _Made:
     replica: Replica
     code: bytes | None
 
-    def member(self, manifest: Manifest, record: bytes) -> Membership:
-        run = self.recipe.run
-        return Membership(manifest, record, run, self.recipe, self.samples, self.replica, self.code)
+    def given(self, weights: Path | None) -> InitialValue | None:
+        """What a folder of weights gives. Raises: ConfigError."""
+        if weights is None:
+            return None
+        return given_values(self.recipe.run, self.recipe.source, weights.expanduser())
+
+    def member(
+        self, manifest: Manifest, record: bytes, given: InitialValue | None = None
+    ) -> Membership:
+        own = (self.recipe.run, self.recipe, self.samples, self.replica, self.code)
+        return Membership(manifest, record, *own, given)
 
 
 def _make(

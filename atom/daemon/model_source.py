@@ -12,7 +12,7 @@ from atom.models.data.dataset import Dataset, open_dataset
 from atom.models.data.samples import OwnSamples, Samples, TextSamples
 from atom.models.gpt3 import GPT3Config
 from atom.models.gpt3_source import GPT3Source
-from atom.models.huggingface import MAX_CONFIG_BYTES, canonical_config
+from atom.models.huggingface_config import MAX_CONFIG_BYTES, canonical_config
 from atom.models.huggingface_source import HuggingFaceSource
 from atom.models.module_source import ModuleSource
 from atom.models.own_code import OwnCode, find_code

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from atom.base.errors import AddressError, PeerRefused, TrustError
 from atom.base.events import EventLog
 from atom.config.run_file import RunFile
-from atom.daemon.founding import Box, JoinOptions
+from atom.daemon.box import Box, JoinOptions
 from atom.daemon.lookout import Lookout
 from atom.daemon.state_directory import write_atomically
 from atom.models.own_code import MAX_CODE_BYTES, OwnCode, read_code

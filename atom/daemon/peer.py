@@ -10,20 +10,11 @@ from atom.base.errors import AddressError
 from atom.base.events import EventLog
 from atom.config.run_file import RunFile
 from atom.daemon.addresses import announced_multiaddrs, data_addresses
+from atom.daemon.box import Box, JoinOptions, StartOptions, open_box
 from atom.daemon.console import Console
 from atom.daemon.control import ControlServer
 from atom.daemon.device_choice import state_form
-from atom.daemon.founding import (
-    Box,
-    JoinOptions,
-    Membership,
-    StartOptions,
-    enter_run,
-    found_run,
-    open_box,
-    read_run,
-    run_of,
-)
+from atom.daemon.founding import Membership, enter_run, found_run, read_run, run_of
 from atom.daemon.life import Life
 from atom.daemon.lifecycle import Ending
 from atom.daemon.lookout import Lookout
@@ -49,7 +40,7 @@ from atom.swarm.reachability import Reached
 from atom.swarm.state_transfer import Watch
 from atom.swarm.throttle import Bandwidth
 from atom.swarm.transport import Transport
-from atom.training.catch_up import Replay
+from atom.training.catch_up import FirstState, Replay
 from atom.training.disk_room import DiskRoom
 from atom.training.donors import PeerDonors
 from atom.training.exchange import RingStyle
@@ -68,7 +59,7 @@ DHT_START_S = 180.0
 """More than a node's own patience with slow machines and silent entrances."""
 _REACHABLE = {"auto": Reached.UNKNOWN, "yes": Reached.YES, "no": Reached.NO}
 
-__all__ = ["JoinOptions", "StartOptions", "run_join", "run_start"]
+__all__ = ["run_join", "run_start"]
 
 
 def run_start(options: StartOptions, console: Console) -> Ending:
@@ -193,7 +184,8 @@ def _assemble(
     shelf = Shelf(blobs, journal, results)
     room = DiskRoom(box.state.root, events, console.note)
     keeper = Keeper(journal, results, shelf, box.state.snapshots, room, box.peer.state.snapshots)
-    replay = Replay(member.replica, keeper, donors, member.initialise, events)
+    first = FirstState(member.manifest.initial_state_digest, member.initialise)
+    replay = Replay(member.replica, keeper, donors, first, events)
     deck = Deck(member.samples, box.identity.peer_id)
     if member.code is not None:
         blobs.register(blob_name(member.run), member.code)

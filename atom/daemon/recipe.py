@@ -212,11 +212,13 @@ def initial_values(recipe: Recipe) -> InitialValue:
     return told
 
 
-def initialise(replica: Replica, recipe: Recipe) -> None:
-    """Sets the replica to the run's round 0. Raises: ConfigError."""
+def initialise(replica: Replica, recipe: Recipe, given: InitialValue | None = None) -> None:
+    """Sets the replica to the run's round 0; `given`: the values that it begins from, else those of
+    its seed. Raises: ConfigError.
+    """
     threads = min(len(os.sched_getaffinity(0)), MOST_THREADS)
-    several = recipe.source.values_in_threads
-    replica.initialise(initial_values(recipe), threads if several else 1)
+    several = given is not None or recipe.source.values_in_threads
+    replica.initialise(given or initial_values(recipe), threads if several else 1)
 
 
 def open_device(kind: str, precision: torch.dtype) -> Device:

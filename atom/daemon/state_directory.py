@@ -58,6 +58,11 @@ class StateDirectory:
         return self.root / "own_code.py"
 
     @property
+    def tokenizer(self) -> Path:
+        """A folder: the run's tokenizer.json, and what came with it, for `atom export`."""
+        return self.root / "tokenizer"
+
+    @property
     def events(self) -> Path:
         return self.root / "events.jsonl"
 

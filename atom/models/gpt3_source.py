@@ -6,7 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from atom.models.gpt2_form import gpt2_outside, require_gpt2
 from atom.models.gpt3 import GPT3, GPT3Config, initial_value
+from atom.models.huggingface_config import read_config
+from atom.models.outside import Outside
 from atom.models.source import Batch, InitialValue, ModelSource
 
 SHRINK_LAYERS = 2
@@ -39,6 +42,12 @@ class GPT3Source:
 
     def initial_values(self, seed: int) -> InitialValue:
         return lambda name, shape: initial_value(self.config, name, shape, seed)
+
+    def outside(self, dtype: torch.dtype) -> Outside:
+        return gpt2_outside(self.config)
+
+    def require_config(self, text: str) -> None:
+        require_gpt2(self.config, read_config(text))
 
     def shrunk(self) -> ModelSource:
         layers = min(SHRINK_LAYERS, self.config.layers)

@@ -1,14 +1,14 @@
 """Causal language models of the `transformers` library, from a config.json alone.
 
-A config is data and may be a stranger's: only the library's own classes are used, keys that choose
-implementations or name places are dropped, sizes are bounded, and the network is never asked.
+A config is data and may be a stranger's (`atom.models.huggingface_config` reads it): only the
+library's own classes are used, and the network is never asked.
 The only door to `transformers`.
 """
 
-import json
-import math
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -17,63 +17,16 @@ from torch import Tensor, nn
 
 from atom.models.chunked_head import loss_in_chunks
 from atom.models.first_values import reset
+from atom.models.huggingface_config import DROPPED_KEYS
 from atom.models.on_meta import parameters_on_meta
+from atom.models.outside import Outside, outside_of
 from atom.models.source import SourceError
 
-MAX_CONFIG_BYTES = 32 * 1024
-MAX_LAYERS = 4096
-MAX_NUMBER = 2**31
 ROUNDING = 1e-4
 """Relative; kernels may round a token differently in another neighbourhood."""
-_DROPPED_KEYS = frozenset(
-    {
-        "attn_implementation", "experts_implementation", "auto_map", "dtype", "torch_dtype",
-        "transformers_version", "use_cache", "name_or_path", "kernel_config", "use_kernels",
-        "trust_remote_code", "custom_pipelines", "id2label", "label2id",
-    }
-)  # fmt: skip
-"""Keys that choose an implementation, name a place, or say nothing about the model. Those that
-begin with an underscore are dropped as well."""
 
 Config = Any
 """A `transformers.PretrainedConfig`: the library's types are dynamic."""
-
-
-def read_config(text: str) -> dict[str, Any]:
-    """The keys of a config.json that describe the model. Raises: SourceError.
-
-    Anybody's bytes: bounded, checked, nothing of it is executed.
-    """
-    if len(text.encode("utf-8", "surrogatepass")) > MAX_CONFIG_BYTES:
-        raise SourceError(
-            f"the config is longer than {MAX_CONFIG_BYTES // 1024} KiB",
-            "name the config.json of one model",
-        )
-    try:
-        content = json.loads(text, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
-        raise SourceError(
-            f"the config is not JSON: {error}", "check its commas and quotes"
-        ) from None
-    if not isinstance(content, dict):
-        raise SourceError(
-            "the config is no JSON object", "it begins with { and names the model_type"
-        )
-    if content.get("quantization_config") is not None:
-        raise SourceError(
-            "the config asks for quantized weights, which cannot be trained",
-            "take out quantization_config",
-        )
-    _check_model_type(content)
-    _check_layers(content)
-    kept = _without_choices(content)
-    assert isinstance(kept, dict)
-    return kept
-
-
-def canonical_config(text: str) -> str:
-    """Equal models give equal texts. Raises: SourceError."""
-    return json.dumps(read_config(text), sort_keys=True, separators=(",", ":"))
 
 
 def open_config(content: Mapping[str, Any]) -> tuple[Config, type]:
@@ -115,6 +68,36 @@ def build_causal_lm(content: Mapping[str, Any], dtype: torch.dtype) -> nn.Module
     except Exception as error:  # as above: it is about this config
         raise _unusable(error) from error
     return _returning_loss(model)
+
+
+def causal_lm_outside(content: Mapping[str, Any], dtype: torch.dtype) -> Outside:
+    """The model's folder, as the library would write it. Raises: SourceError."""
+    model: Any = build_causal_lm(content, dtype)
+    config, model_class = open_config(content)
+    config.architectures = [model_class.__name__]
+    own = outside_of(model, frozenset(getattr(model, "all_tied_weights_keys", None) or ()))
+    known = [re.compile(text) for text in model._keys_to_ignore_on_load_unexpected or ()]
+    return replace(
+        own,
+        config=_config_to_write(config),
+        prefix=f"{model.base_model_prefix}.",
+        ignored=lambda name: any(pattern.search(name) for pattern in known),
+        converted=_conversion(model),
+    )
+
+
+def require_same_model(content: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+    """Whether two configs describe one model, their dropout apart.
+
+    Raises: SourceError naming the first key in which they differ.
+    """
+    ours, theirs = (_config_to_write(open_config(each)[0]) for each in (content, found))
+    for key in sorted({*ours, *theirs} - {"architectures"}):
+        if ours.get(key) != theirs.get(key) and "drop" not in key:
+            raise SourceError(
+                f"the folder's model has {key} = {theirs.get(key)!r}, the run's {ours.get(key)!r}",
+                'set [model] huggingface = "FOLDER/config.json"',
+            )
 
 
 def own_initialisation(owner: nn.Module, around: Sequence[nn.Module]) -> None:
@@ -175,42 +158,6 @@ def _library() -> Any:
     return transformers
 
 
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no number")
-
-
-def _check_model_type(content: Mapping[str, Any]) -> None:
-    kind = content.get("model_type")
-    if not isinstance(kind, str) or not kind.replace("_", "").replace("-", "").isalnum():
-        raise SourceError(
-            "the config names no model_type", 'such as "model_type": "llama"; see config.json'
-        )
-
-
-def _check_layers(content: Mapping[str, Any]) -> None:
-    """Before anything is built from them: configs make lists of that many entries."""
-    for key, value in content.items():
-        if isinstance(value, dict):
-            _check_layers(value)
-        elif "layer" in key and isinstance(value, int) and value > MAX_LAYERS:
-            raise SourceError(f"{key} is {value}", f"a model has at most {MAX_LAYERS} layers")
-
-
-def _without_choices(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {
-            key: _without_choices(inner)
-            for key, inner in value.items()
-            if not key.startswith("_") and key not in _DROPPED_KEYS and inner is not None
-        }
-    if isinstance(value, list):
-        return [_without_choices(inner) for inner in value]
-    too_large = isinstance(value, int) and not -MAX_NUMBER <= value <= MAX_NUMBER
-    if too_large or (isinstance(value, float) and not math.isfinite(value)):
-        raise SourceError(f"the config holds {value}", f"whole numbers are at most {MAX_NUMBER}")
-    return value
-
-
 def _check_architecture(content: Mapping[str, Any], model_class: type) -> None:
     named = content.get("architectures") or [model_class.__name__]
     if model_class.__name__ not in named:
@@ -236,6 +183,27 @@ def _returning_loss(model: nn.Module) -> nn.Module:
     names = {"forward": forward, "__module__": parent.__module__, "plain_forward": parent.forward}
     model.__class__ = type(parent.__name__, (parent,), names)
     return model
+
+
+def _config_to_write(config: Config) -> dict[str, Any]:
+    """A config.json's keys: all of them, so that another version's defaults change nothing."""
+    return {
+        key: value
+        for key, value in config.to_dict().items()
+        if key not in DROPPED_KEYS and not key.startswith("_")
+    }
+
+
+def _conversion(model: Any) -> Callable[[dict[str, Tensor]], dict[str, Tensor]] | None:
+    """What the library does to the weights of this architecture between computing and writing;
+    None: nothing."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import PrefixChange, revert_weight_conversion
+
+    steps = get_model_conversion_mapping(model, add_legacy=False)
+    if all(isinstance(step, PrefixChange) for step in steps):
+        return None
+    return lambda tensors: revert_weight_conversion(model, tensors)
 
 
 def _logits(model: nn.Module, input_ids: Tensor) -> Tensor:

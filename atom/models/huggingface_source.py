@@ -8,6 +8,8 @@ from torch import Tensor, nn
 
 from atom.models import huggingface
 from atom.models.first_values import FirstValues
+from atom.models.huggingface_config import read_config
+from atom.models.outside import Outside
 from atom.models.source import Batch, InitialValue, ModelSource, SourceError, materialised
 
 SHRINK_LAYERS = 2
@@ -28,7 +30,7 @@ class HuggingFaceSource:
     @classmethod
     def of_text(cls, text: str, sequence_tokens: int) -> "HuggingFaceSource":
         """From a config.json's text. Raises: SourceError."""
-        return cls(huggingface.read_config(text), sequence_tokens)
+        return cls(read_config(text), sequence_tokens)
 
     @property
     def vocabulary_size(self) -> int:
@@ -53,6 +55,12 @@ class HuggingFaceSource:
     def initial_values(self, seed: int) -> InitialValue:
         model = self.build(torch.float32)
         return FirstValues(model, huggingface.own_initialisation, seed)
+
+    def outside(self, dtype: torch.dtype) -> Outside:
+        return huggingface.causal_lm_outside(self._content, dtype)
+
+    def require_config(self, text: str) -> None:
+        huggingface.require_same_model(self._content, read_config(text))
 
     def shrunk(self) -> ModelSource:
         layers = getattr(self._config, "num_hidden_layers", SHRINK_LAYERS)

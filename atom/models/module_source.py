@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from atom.models.first_values import FirstValues, reset, seeded
 from atom.models.on_meta import drop_values
+from atom.models.outside import Outside, outside_of
 from atom.models.own_code import OwnCode, load_factory, place_in
 from atom.models.source import Batch, InitialValue, ModelSource, SourceError
 
@@ -111,6 +112,12 @@ class ModuleSource:
             return value.to("cpu", torch.float32)
 
         return value_of
+
+    def outside(self, dtype: torch.dtype) -> Outside:
+        return outside_of(self.build(dtype))
+
+    def require_config(self, text: str) -> None:
+        """Whatever a config.json says, the module does not read it."""
 
     def shrunk(self) -> ModelSource:
         return self

@@ -6,6 +6,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from atom.models.outside import Outside
+
 Batch = dict[str, Tensor]
 """One micro-batch: what the model's forward takes by name, first dimension = sequences."""
 InitialValue = Callable[[str, tuple[int, ...]], Tensor]
@@ -60,6 +62,13 @@ class ModelSource(Protocol):
     @property
     def values_in_threads(self) -> bool:
         """May several threads ask for initial values at once?"""
+
+    def outside(self, dtype: torch.dtype) -> Outside:
+        """How the model lies in a folder for other programs. Raises: SourceError."""
+
+    def require_config(self, text: str) -> None:
+        """Whether a folder's config.json describes this model. Raises: SourceError naming what
+        differs."""
 
     def shrunk(self) -> "ModelSource":
         """A smaller model of the same make, for a check against eager; itself if it has none."""

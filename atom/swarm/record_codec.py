@@ -80,14 +80,15 @@ def encode_manifest(manifest: Manifest, identity: Identity) -> bytes:
     return record
 
 
-def decode_manifest(record: bytes, run: str, owner: str | None = None) -> Manifest:
-    """The manifest of `run`, signed by its owner (which must be `owner`, if one is named).
+def decode_manifest(record: bytes, run: str | None, owner: str | None = None) -> Manifest:
+    """The manifest of `run`, signed by its owner (which must be `owner`, if one is named). None: of
+    whichever run it names.
 
     Raises: PeerRefused: oversized, malformed, badly signed, of another run or owner.
     """
     body = ManifestBody()
     _parse(body, _open(record, MANIFEST_DOMAIN).payload)
-    _check_place(body.run, body.owner, run, owner if owner is not None else body.owner)
+    _check_place(body.run, body.owner, run or body.run, owner if owner is not None else body.owner)
     check_digest("initial_state_digest", body.initial_state_digest)
     if not math.isfinite(body.created_at):
         raise PeerRefused(Reason.NOT_FINITE, "created_at")

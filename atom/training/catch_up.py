@@ -8,6 +8,7 @@ commit names yet: the next round compares its digest with everybody else's.
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import torch
 
@@ -37,6 +38,15 @@ class CatchUpFailed(AtomError):
         self.shunned = shunned
 
 
+@dataclass(frozen=True)
+class FirstState:
+    """The state of round 0, which no commit names but the run's manifest."""
+
+    digest: bytes
+    initialise: Callable[[], bool]
+    """Sets the replica to round 0, if it can be made here; whether it is bit for bit the run's."""
+
+
 class Replay:
     """Used on the worker's thread, but for `fetch_result`."""
 
@@ -45,16 +55,15 @@ class Replay:
         replica: Replica,
         keeper: Keeper,
         donors: Donors,
-        initialise: Callable[[], bool],
+        first: FirstState,
         events: EventSink,
     ) -> None:
-        """`initialise` sets the replica to round 0 and says whether that is the run's round 0."""
         self._replica = replica
         self._keeper = keeper
         self._journal = keeper.journal
         self._results = keeper.results
         self._donors = donors
-        self._initialise = initialise
+        self._first = first
         self._events = events
         self.usable = False
         """Whether the replica holds the state of the journal's head."""
@@ -117,7 +126,7 @@ class Replay:
             if self._load(snapshot):
                 return snapshot.round
             self._events.emit("snapshot-damaged", path=snapshot.path.name)
-        return 0 if self._initialise() else None
+        return 0 if self._first.initialise() else None
 
     def _load(self, snapshot: Snapshot) -> bool:
         """Only the state that the file's own name and the next commit vouch for."""
@@ -125,14 +134,23 @@ class Replay:
             arenas = load_snapshot(snapshot)
         except StorageError:
             return False
-        following = self._journal.commits[snapshot.round : snapshot.round + 1]
-        certified = {commit.value.parent_state_digest for commit in following}
-        if {state_digest(arenas)} != {snapshot.state_digest} | certified:
+        certified = self._certified(snapshot.round, self._journal.commits)
+        vouched = {snapshot.state_digest, certified or snapshot.state_digest}
+        if {state_digest(arenas)} != vouched:
             return False
         self._replica.load_state(arenas, snapshot.round)
         return True
 
+    def _certified(self, round_number: int, commits: Sequence[Commit]) -> bytes | None:
+        """The digest of the state of that round; None for the newest: no commit names it yet."""
+        if round_number == 0:
+            return self._first.digest
+        following = commits[round_number : round_number + 1]
+        return following[0].value.parent_state_digest if following else None
+
     def _verified_chain(self, donor: str, claimed: bytes) -> tuple[list[Commit], list[Head]]:
+        if claimed == self._journal.genesis.digest:
+            return [], [self._journal.genesis]  # no chain leads there, and nobody has one to serve
         raw = self._donors.chain(donor, claimed)
         commits, end = parse_commits(raw)
         if end != len(raw):
@@ -193,8 +211,7 @@ class Replay:
         self, offer: Offer, commits: list[Commit], heads: list[Head], peers: list[str]
     ) -> None:
         """Loads a state that others offer. Raises: PeerRefused, OSError."""
-        following = commits[offer.round : offer.round + 1]
-        digest = following[0].value.parent_state_digest if following else None
+        digest = self._certified(offer.round, commits)
         self._donors.forget(offer)
         arenas = self._state_of(offer, peers, digest)
         if digest is not None and state_digest(arenas) != digest:
@@ -221,7 +238,7 @@ class Replay:
     def _begin_anew(self, heads: list[Head]) -> None:
         """At the run's first state. Raises: OSError if we cannot make it."""
         self.usable = False  # from here on the replica holds round 0, or nothing
-        if not self._initialise():
+        if not self._first.initialise():
             raise OSError("no donor serves a state on the chain")
         self._keeper.replace_chain([], heads[:1])
         self.usable = True

@@ -255,6 +255,7 @@ class Swarm:
         self.peers = [Peer(name, root) for name in names]
         self.address = ""
         self.join_options: tuple[str, ...] = ()
+        self.start_options: tuple[str, ...] = ()
         self._paused: list[Peer] = []
 
     @property
@@ -268,6 +269,7 @@ class Swarm:
     def found(self, initial_peers: Sequence[str] = ()) -> None:
         """Starts the founder, on a port that it will have in every life."""
         entrance = ["--initial-peers", *initial_peers] if initial_peers else []
+        entrance += self.start_options
         listen = f"127.0.0.1:{free_port()}"
         self.founder.start("start", str(self.run_file), "--listen", listen, *entrance)
 

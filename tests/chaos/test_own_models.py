@@ -10,11 +10,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
+import transformers
 from swarm_history import check_peers, read_manifest
 from swarm_of_processes import START_S, Swarm, ending, gather, swarm_in
 
 from atom.config.load import run_from_text
+from atom.config.run_file import RunFile
+from atom.daemon.console import Silence
+from atom.daemon.exporting import ExportRequest, export_run
+from atom.daemon.model_source import open_source
+from atom.daemon.recipe import trace_run
 from atom.swarm.identity import Identity
+from atom.training.snapshot import list_snapshots, load_snapshot
 
 pytestmark = pytest.mark.timeout(4 * START_S)
 
@@ -65,9 +73,13 @@ def run_text(name: str, model: str) -> str:
 @pytest.fixture
 def llamas(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
     root = tmp_path_factory.mktemp("hf")
+    torch.manual_seed(1)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA))
+    model.save_pretrained(root / "llama")
     (root / "config.json").write_text(json.dumps(LLAMA))
     text = run_text("llamas", 'huggingface = "config.json"')
     with swarm_in(root, text, ["left", "right"]) as swarm:
+        swarm.start_options = ("--from", str(root / "llama"))
         yield swarm
 
 
@@ -91,19 +103,54 @@ def trains_to_the_end(swarm: Swarm, name: str) -> None:
     assert len(told[0]) == ROUNDS
 
 
-def test_a_config_is_all_that_joiners_need(llamas: Swarm) -> None:
+def test_a_llama_goes_on_training_and_back_to_transformers(llamas: Swarm) -> None:
+    """Joiners have the address alone: config and first weights come from the founder."""
+    before = transformers.AutoModelForCausalLM.from_pretrained(llamas.root / "llama")
     llamas.found()
     llamas.until(lambda: llamas.is_gathered() or llamas.address, "founded", START_S)
     (llamas.root / "config.json").unlink()
+    (llamas.root / "llama" / "model.safetensors").unlink()
     gather([llamas])
+    (joiner,) = llamas.joiners
+    llamas.until(lambda: joiner.events("caught-up"), "the first weights fetched", START_S)
+    (fetched,) = joiner.events("caught-up")
+    assert (fetched["round"], joiner.events("started")[0]["digest"]) == (0, "")
     trains_to_the_end(llamas, "llamas")
     manifest = read_manifest(llamas.founder.state, "llamas")
     assert {package for package, _ in manifest.versions} == {"atom-swarm", "torch", "transformers"}
-    pinned = run_from_text(manifest.run_file).model.huggingface_config
-    assert pinned is not None
-    assert json.loads(pinned) == LLAMA
+    run = run_from_text(manifest.run_file)
+    assert run.model.weights == "given"
+    assert run.model.huggingface_config is not None
+    assert json.loads(run.model.huggingface_config) == LLAMA
     source = (llamas.founder.state / "program" / "sub_models.py").read_text(encoding="utf-8")
     assert source.startswith('"""LlamaForCausalLM as ')
+
+    done = export_run(ExportRequest(llamas.root / "out", joiner.state), Silence())
+    assert done.round == ROUNDS
+    after = transformers.AutoModelForCausalLM.from_pretrained(done.folder).eval()
+    assert 0 < relative_change(before, after) < 0.5
+    weights = weights_of(joiner.state, run)
+    assert all(torch.equal(value, weights[name]) for name, value in after.named_parameters())
+    tokenizer = transformers.AutoTokenizer.from_pretrained(done.folder)
+    prompt = tokenizer("def ", return_tensors="pt").input_ids
+    answer = after.generate(prompt, max_new_tokens=8, do_sample=False)
+    assert answer.shape == (1, 12)
+
+
+@torch.no_grad()
+def relative_change(before: torch.nn.Module, after: torch.nn.Module) -> float:
+    names = dict(after.named_parameters())
+    changes = [
+        (names[name] - value).norm() / value.norm() for name, value in before.named_parameters()
+    ]
+    return float(max(changes))
+
+
+def weights_of(state: Path, run: RunFile) -> dict[str, torch.Tensor]:
+    """By name, from the newest snapshot's arena and the layout of a trace of our own."""
+    layout = trace_run(run, open_source(run, None)).layout
+    master = load_snapshot(list_snapshots(state / "snapshots")[0])["master"]
+    return {spec.name: layout.view(master, spec.name) for spec in layout.specs}
 
 
 def test_own_code_runs_for_those_who_trust_its_owner(owned: Swarm) -> None:

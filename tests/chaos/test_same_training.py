@@ -7,15 +7,19 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from dht_stock import stock_node
 from plain_training import relative_difference, train_plainly
 from swarm_history import check_peers, read_chain, read_manifest
 from swarm_of_processes import START_S, Peer, Swarm, atom_command, ending, gather, swarm_in
 
 from atom.config.load import run_from_text
+from atom.daemon.console import Silence
+from atom.daemon.exporting import ExportRequest, export_run
 from atom.graph.program import build_program
 from atom.graph.trace import trace
 from atom.models.gpt3 import GPT3, GPT3Config
@@ -94,6 +98,26 @@ def test_replicas_agree_in_every_round(trained: dict[int, Swarm], size: int) -> 
         assert len(common) >= ROUNDS // 2
         assert all(digests[number] == told[0][number] for number in common)
     assert check_peers(peers, "same") == 0
+
+
+def test_transformers_computes_what_the_swarm_trained(
+    trained: dict[int, Swarm], tmp_path: Path
+) -> None:
+    peer = trained[2].peers[1]
+    manifest = read_manifest(peer.state, "same")
+    done = export_run(ExportRequest(tmp_path / "out", peer.state), Silence())
+    run = run_from_text(manifest.run_file)
+    assert run.model.vocabulary_size is not None
+    config = GPT3Config.build(vocabulary_size=run.model.vocabulary_size, **run.model.shape())
+    ours = GPT3(config)
+    ours.load_state_dict(final_weights(peer, manifest))
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(done.folder)
+    shape = (2, config.sequence_tokens)
+    tokens = torch.randint(256, shape, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        logits = theirs.eval()(input_ids=tokens).logits
+        assert torch.equal(logits, ours.eval().logits(tokens))
+        assert theirs.generate(tokens[:, :4], max_new_tokens=4, do_sample=False).shape == (2, 8)
 
 
 def test_nothing_is_left_behind(trained: dict[int, Swarm]) -> None:

@@ -11,8 +11,9 @@ from tiny_run import TINY_PEER, TINY_RUN, TINY_TEXT
 from atom.base.errors import DeviceError
 from atom.base.units import format_bytes
 from atom.config.load import load_run_file
+from atom.daemon.box import Box, StartOptions, open_box
 from atom.daemon.console import Silence
-from atom.daemon.founding import Box, Membership, StartOptions, enter_run, found_run, open_box
+from atom.daemon.founding import Membership, enter_run, found_run
 from atom.swap.device_slots import DeviceSlots
 from atom.swap.host_store import HostStore
 

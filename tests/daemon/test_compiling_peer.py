@@ -9,8 +9,9 @@ from torch._dynamo.exc import InternalTorchDynamoError
 
 from atom.base.events import read_events
 from atom.config.load import load_run_file
+from atom.daemon.box import StartOptions, open_box
 from atom.daemon.console import Silence
-from atom.daemon.founding import StartOptions, found_run, open_box
+from atom.daemon.founding import found_run
 
 RUN = TINY_RUN.replace('"tiny"', '"compiling"')
 

@@ -13,16 +13,9 @@ from atom.base.errors import ConfigError, MismatchError, ModelError, TrustError
 from atom.base.events import EventList
 from atom.config.load import load_run_file, run_from_text
 from atom.daemon import recipe as recipes
+from atom.daemon.box import Box, StartOptions, open_box
 from atom.daemon.console import Silence
-from atom.daemon.founding import (
-    Box,
-    Membership,
-    StartOptions,
-    enter_run,
-    found_run,
-    open_box,
-    run_of,
-)
+from atom.daemon.founding import Membership, enter_run, found_run, run_of
 from atom.daemon.model_source import pin_source
 from atom.daemon.own_code import ask_for_code, blob_name, check_trust
 from atom.models.own_code import MAX_CODE_BYTES, read_code

@@ -9,7 +9,7 @@ from torch import nn
 
 from atom.graph.check.verify import verify_against_eager
 from atom.graph.program import compile_program
-from atom.models.huggingface import MAX_CONFIG_BYTES, canonical_config, read_config
+from atom.models.huggingface_config import MAX_CONFIG_BYTES, canonical_config, read_config
 from atom.models.huggingface_source import HuggingFaceSource
 from atom.models.source import SourceError, materialised
 

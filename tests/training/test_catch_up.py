@@ -40,7 +40,7 @@ from atom.swarm.membership import signed_by
 from atom.swarm.message_codec import encode
 from atom.swarm.messages import CommitNotice
 from atom.swarm.state_transfer import Watch
-from atom.training.catch_up import CatchUpFailed, Replay
+from atom.training.catch_up import CatchUpFailed, FirstState, Replay
 from atom.training.disk_room import DiskRoom
 from atom.training.donors import Arenas, Donors, Offer, PeerDonors, parse_offers
 from atom.training.journal import Journal
@@ -232,7 +232,8 @@ class Peer:
         self.replay = self.with_donors(FakeDonors({}))
 
     def with_donors(self, donors: Donors) -> Replay:
-        self.replay = Replay(self.replica, self.keeper, donors, self._first, self.events)
+        first = FirstState(run().digest(0), self._first)
+        self.replay = Replay(self.replica, self.keeper, donors, first, self.events)
         return self.replay
 
     def _first(self) -> bool:
@@ -387,6 +388,23 @@ def test_the_newest_state_will_do_if_there_is_no_other(peer_of: Make) -> None:
     peer.with_donors(FakeDonors({"a": Served(offers=[5], results=[])}))
     peer.replay.run(heads("a"), discard=False)
     assert peer.at(ROUNDS)
+
+
+def test_a_first_state_that_is_not_the_manifest_s_is_not_taken(peer_of: Make) -> None:
+    """At round 0 no commit names the state; whoever cannot make it would begin with a lie."""
+    peer, liar, honest = peer_of(knows_start=False), Served(offers=[0]), Served(offers=[0])
+    start = {donor: run().heads[0].digest for donor in ("a", "b")}
+    liar.chain = honest.chain = b"there is none, and nobody is asked for it"
+    liar.states = {run().offer(0): run().states[1]}
+    peer.replay.restore()
+    peer.with_donors(FakeDonors({"a": liar}))
+    with pytest.raises(CatchUpFailed) as caught:
+        peer.replay.run({"a": start["a"]}, discard=True)
+    assert caught.value.shunned == ("a",)
+    assert not peer.replay.usable
+    peer.with_donors(FakeDonors({"b": honest}))
+    peer.replay.run({"b": start["b"]}, discard=True)
+    assert peer.at(0)
 
 
 def test_a_state_not_to_be_trusted_is_replaced(peer_of: Make) -> None:

@@ -63,8 +63,13 @@ class JsonTokenizer:
         # Numbers may have gaps, so the highest counts, not how many there are.
         self.vocabulary_size = max(vocabulary.values()) + 1
         self.digest = hashlib.sha256(f"{_PIECE_CHARACTERS}:".encode() + content).hexdigest()
-        found = [vocabulary[text] for text in _SEPARATORS if text in vocabulary]
-        self.separator: Sequence[int] = tuple(found[:1])
+        self._separators = [text for text in _SEPARATORS if text in vocabulary][:1]
+        self.separator: Sequence[int] = tuple(vocabulary[text] for text in self._separators)
+
+    @property
+    def separator_text(self) -> str | None:
+        """How the token between documents is written."""
+        return self._separators[0] if self._separators else None
 
     def encode(self, blocks: Iterable[bytes]) -> Iterator[Sequence[int]]:
         """Encodes pieces of whole lines. Raises: ValueError if the bytes are not UTF-8."""
@@ -76,6 +81,11 @@ class JsonTokenizer:
 def load_tokenizer(tokenizer: str | Path) -> Tokenizer:
     """ "bytes", or a path to a tokenizer.json. Raises: ValueError if it cannot be used."""
     return ByteTokenizer() if tokenizer == "bytes" else JsonTokenizer(Path(tokenizer))
+
+
+def separator_in(path: Path) -> str | None:
+    """The text of a tokenizer.json's end of text, if it has one. Raises: ValueError."""
+    return JsonTokenizer(path).separator_text
 
 
 def _parse_tokenizer(content: bytes, path: Path) -> Any:
