@@ -74,14 +74,15 @@ class FileArena:
 
 @dataclass(frozen=True)
 class FileBytes:
-    """The first `length` bytes of a file that only grows, or is replaced as a whole."""
+    """`length` bytes of a file that only grows, or is replaced as a whole."""
 
     path: Path
     length: int
+    start: int = 0
 
     def open(self) -> FileArena:
         """Raises: OSError."""
-        return FileArena(OpenFile(self.path), "uint8", self.length, 0)
+        return FileArena(OpenFile(self.path), "uint8", self.length, self.start)
 
 
 def safetensors_arenas(path: Path) -> dict[str, ArenaSource]:

@@ -8,6 +8,7 @@ being written.
 
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -40,6 +41,7 @@ RESULT_ARENA = "result"
 _IDLE_S = 60.0
 _SEND_SILENCE_S = 15.0
 _PACED_BYTES = 32 * 1024
+_RESOLVED = 16
 _PART_BYTES = 256 * 1024
 
 
@@ -90,6 +92,13 @@ class BlobShelf:
         self._now = now
         self._lock = threading.Lock()
         self._blobs: dict[str, _Blob] = {}
+        self._resolve: Callable[[str], Content | None] = lambda name: None
+        self._resolved: OrderedDict[str, _Blob] = OrderedDict()
+
+    def resolve_others(self, resolve: Callable[[str], "Content | None"]) -> None:
+        """What is served under names that are not registered; None: nothing. Called from many
+        threads; a name must always mean the same."""
+        self._resolve = resolve
 
     def register(self, name: str, content: Content, head: bytes = b"", round: int = 0) -> None:
         """Serves `content` (immutable from now on) under `name`, in place of what had that name.
@@ -127,9 +136,19 @@ class BlobShelf:
 
     def _find(self, name: str) -> _Blob:
         with self._lock:
-            if name not in self._blobs:
-                raise PeerRefused(Reason.NOT_FOUND, "no such blob")
-            return self._blobs[name]
+            found = self._blobs.get(name) or self._resolved.get(name)
+        return found or self._resolve_now(name)
+
+    def _resolve_now(self, name: str) -> _Blob:
+        content = self._resolve(name)
+        if content is None:
+            raise PeerRefused(Reason.NOT_FOUND, "no such blob")
+        blob = _Blob(name, _sources(content), b"", 0)
+        with self._lock:
+            self._resolved[name] = blob
+            if len(self._resolved) > _RESOLVED:
+                self._resolved.popitem(last=False)
+        return blob
 
 
 def _sources(content: Content) -> dict[str, ArenaSource]:

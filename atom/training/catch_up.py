@@ -18,8 +18,8 @@ from atom.base.reasons import Reason
 from atom.swarm.arenas import state_digest
 from atom.swarm.chain import Commit, Head
 from atom.swarm.donor_queue import LIES
+from atom.training.donated_chain import donated_chain
 from atom.training.donors import Arenas, Donors, Offer
-from atom.training.journal import parse_commits
 from atom.training.keeper import Keeper
 from atom.training.replica import Replica
 from atom.training.snapshot import Snapshot, load_snapshot
@@ -93,7 +93,7 @@ class Replay:
         for donor, claimed in donors.items():
             others = [donor, *(peer for peer in donors if peer not in {donor, *shunned})]
             try:
-                commits, heads = self._verified_chain(donor, claimed)
+                commits, heads = donated_chain(self._journal, self._donors, donor, claimed)
                 if not self._wanted(heads[-1], discard):
                     problems.append(f"{donor} has nothing better")
                     continue
@@ -147,18 +147,6 @@ class Replay:
             return self._first.digest
         following = commits[round_number : round_number + 1]
         return following[0].value.parent_state_digest if following else None
-
-    def _verified_chain(self, donor: str, claimed: bytes) -> tuple[list[Commit], list[Head]]:
-        if claimed == self._journal.genesis.digest:
-            return [], [self._journal.genesis]  # no chain leads there, and nobody has one to serve
-        raw = self._donors.chain(donor, claimed)
-        commits, end = parse_commits(raw)
-        if end != len(raw):
-            raise PeerRefused(Reason.MALFORMED, "the chain ends in the middle of a commit")
-        heads = self._journal.verified(commits)
-        if heads[-1].digest != claimed:
-            raise PeerRefused(Reason.WRONG_HEAD, "the chain does not lead to the head claimed")
-        return commits, heads
 
     def _wanted(self, head: Head, discard: bool) -> bool:
         ours = self._journal.head

@@ -42,7 +42,10 @@ class Offer:
 class Donors(Protocol):
     """What other peers serve. Every call raises PeerRefused or OSError when it fails."""
 
-    def chain(self, peer_id: str, head: bytes) -> bytes: ...
+    def chain(self, peer_id: str, head: bytes, since: int) -> bytes:
+        """The commits after round `since` that lead to the peer's head."""
+        ...
+
     def offers(self, peer_id: str) -> list[Offer]: ...
     def state(
         self, offer: Offer, peers: Sequence[str], digest: bytes | None, into: Arenas | None
@@ -96,9 +99,9 @@ class PeerDonors:
         """Ends fetches under way."""
         self._stop.set()
 
-    def chain(self, peer_id: str, head: bytes) -> bytes:
+    def chain(self, peer_id: str, head: bytes, since: int) -> bytes:
         options = FetchOptions(MAX_CHAIN_BYTES)
-        name = f"chain/{head.hex()}"
+        name = f"chain/{head.hex()}/{since}" if since else f"chain/{head.hex()}"
         return fetch_bytes(self._transport, [peer_id], name, options, stop=self._stop)
 
     def offers(self, peer_id: str) -> list[Offer]:

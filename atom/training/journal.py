@@ -7,6 +7,7 @@ appending) is cut off; anything else that does not read back is refused, never g
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import IO
 
 from atom.base.errors import PeerRefused, StorageError
 from atom.base.reasons import Reason
@@ -30,6 +31,8 @@ class Journal:
         self.heads: list[Head] = [genesis]
         self._size_bytes = 0
         self._written = 0
+        self._ends: list[int] = []
+        """Where each commit's record ends in the file."""
         self._is_another = False
         """The file holds a chain that is not ours any more, or part of one."""
 
@@ -50,6 +53,7 @@ class Journal:
             os.truncate(path, end)
         journal.commits = commits
         journal._size_bytes, journal._written = end, len(commits)
+        journal._ends = _record_ends(raw[:end])
         return journal
 
     @property
@@ -71,8 +75,8 @@ class Journal:
 
     def replace(self, commits: Sequence[Commit], heads: Sequence[Head]) -> None:
         """Takes over another (verified) chain: aside, synced, renamed. Raises: as `append`."""
-        self.commits, self.heads = list(commits), list(heads)
         self._is_another = True
+        self.commits, self.heads = list(commits), list(heads)
         self._write_rest()
 
     def _write_rest(self) -> None:
@@ -89,22 +93,17 @@ class Journal:
         with self._path.open("r+b" if self._written else "wb") as file:
             file.truncate(self._size_bytes)
             file.seek(self._size_bytes)
-            for commit in self.commits[self._written :]:
-                file.write(_record(commit))
-            file.flush()
-            os.fsync(file.fileno())
+            ends = _write_records(file, self.commits[self._written :])
+            self._ends += ends
             self._size_bytes, self._written = file.tell(), len(self.commits)
 
     def _write_all(self) -> None:
         aside = self._path.with_suffix(".new")
         with aside.open("wb") as file:
-            for commit in self.commits:
-                file.write(_record(commit))
-            file.flush()
-            os.fsync(file.fileno())
-            size_bytes = file.tell()
+            ends = _write_records(file, self.commits)
         os.replace(aside, self._path)
-        self._size_bytes, self._written = size_bytes, len(self.commits)
+        self._ends = ends
+        self._size_bytes, self._written = (ends or [0])[-1], len(self.commits)
         self._is_another = False
 
     def position(self, head_digest: bytes) -> int | None:
@@ -141,6 +140,16 @@ class Journal:
         whole = self._written == len(self.commits) and not self._is_another
         return (self._path, self._size_bytes) if whole and self.commits else None
 
+    def file_between(self, since: int, head: bytes) -> tuple[Path, int, int] | None:
+        """Where the commits after round `since`, up to that head, lie: file, first byte, count.
+        None if they are not all there. From any thread."""
+        until = self.position(head)
+        if until is None or not 0 <= since <= until <= len(self._ends) or self._is_another:
+            return None
+        start = self._ends[since - 1] if since else 0
+        end = self._ends[until - 1] if until else 0
+        return self._path, start, end - start
+
 
 def parse_commits(raw: bytes) -> tuple[list[Commit], int]:
     """The commits in `raw` and where the last whole record ends.
@@ -162,6 +171,25 @@ def parse_commits(raw: bytes) -> tuple[list[Commit], int]:
         commits.append(message.commit)
         start = end
     return commits, start
+
+
+def _record_ends(raw: bytes) -> list[int]:
+    ends, end = [], 0
+    while end < len(raw):
+        end += _LENGTH_BYTES + int.from_bytes(raw[end : end + _LENGTH_BYTES], "big")
+        ends.append(end)
+    return ends
+
+
+def _write_records(file: IO[bytes], commits: Sequence[Commit]) -> list[int]:
+    """Writes and syncs; where each ends. Raises: OSError."""
+    ends = []
+    for commit in commits:
+        file.write(_record(commit))
+        ends.append(file.tell())
+    file.flush()
+    os.fsync(file.fileno())
+    return ends
 
 
 def _unwritable(path: Path, problem: OSError) -> StorageError:

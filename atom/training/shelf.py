@@ -1,6 +1,7 @@
 """What this peer offers others to catch up from.
 
     chain/<head>      the commits from genesis to that head, as bytes
+    chain/<head>/<n>  those after round n
     snapshots         which states are offered: a JSON list of [round, head]
     state/<head>      a state's arenas, read from a snapshot file
     result/<digest>   one averaged gradient
@@ -10,6 +11,7 @@ never makes anybody wait.
 """
 
 import json
+import re
 from collections import deque
 from collections.abc import Sequence
 
@@ -24,6 +26,7 @@ KEPT_CHAINS = 8
 MAX_OFFERS = 64
 IN_USE_S = 60.0
 SNAPSHOTS = "snapshots"
+_CHAIN_SINCE = re.compile("chain/([0-9a-f]{64})/([0-9]{1,12})")
 
 
 class Shelf:
@@ -35,6 +38,7 @@ class Shelf:
         self._results = results
         self._chains: deque[str] = deque()
         self._states: set[str] = set()
+        blobs.resolve_others(self._chain_since)
 
     def announce_chain(self) -> None:
         """After each change of the journal: offers its chain and the results on disk."""
@@ -47,6 +51,13 @@ class Shelf:
         while len(self._chains) > KEPT_CHAINS:
             self._blobs.remove(self._chains.popleft())
         self.announce_results()
+
+    def _chain_since(self, name: str) -> FileBytes | None:
+        match = _CHAIN_SINCE.fullmatch(name)
+        if match is None or f"chain/{match[1]}" not in self._chains:
+            return None
+        found = self._journal.file_between(int(match[2]), bytes.fromhex(match[1]))
+        return None if found is None else FileBytes(found[0], found[2], found[1])
 
     def announce_snapshots(self, snapshots: Sequence[Snapshot]) -> None:
         """Offers exactly these states."""

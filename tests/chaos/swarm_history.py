@@ -6,6 +6,7 @@ from pathlib import Path
 from swarm_of_processes import Event, Peer
 
 from atom.swarm.chain import Commit, Head, Voter, genesis
+from atom.swarm.membership import certificate_problem
 from atom.swarm.record_codec import decode_manifest, manifest_digest
 from atom.swarm.records import Manifest
 from atom.training.chain_check import verified_heads
@@ -23,7 +24,10 @@ def read_chain(state: Path, run: str) -> tuple[list[Commit], list[Head]]:
     root = genesis(manifest_digest(manifest), manifest.initial_state_digest, founder)
     path = state / "chain.bin"
     commits, _ = parse_commits(path.read_bytes() if path.exists() else b"")
-    return commits, verified_heads(root, commits)
+    heads = verified_heads(root, commits)
+    problems = map(certificate_problem, heads, commits)
+    assert not any(problems), "a long chain is believed for less; here none may be amiss"
+    return commits, heads
 
 
 def digests_by_head(histories: Sequence[Sequence[Event]]) -> dict[str, str]:

@@ -36,6 +36,7 @@ from atom.swarm.chain import (
 )
 from atom.swarm.identity import Identity
 from atom.swarm.local_transport import LocalNetwork, LocalTransport
+from atom.swarm.manifest import Manifest
 from atom.swarm.membership import signed_by
 from atom.swarm.message_codec import encode
 from atom.swarm.messages import CommitNotice
@@ -176,9 +177,16 @@ class FakeDonors:
         self.kept: int | None = -1
         self.here: dict[int, int] = {}
         self.full = False
+        self.chain_bytes: list[int] = []
 
-    def chain(self, peer_id: str, head: bytes) -> bytes:
-        return self._of(peer_id).chain
+    def chain(self, peer_id: str, head: bytes, since: int) -> bytes:
+        raw = self._of(peer_id).chain
+        for _ in range(since):
+            if not raw:
+                raise PeerRefused(Reason.NOT_FOUND, "not that far")
+            raw = raw[4 + int.from_bytes(raw[:4], "big") :]
+        self.chain_bytes.append(len(raw))
+        return raw
 
     def offers(self, peer_id: str) -> list[Offer]:
         return self._of(peer_id).offers
@@ -481,6 +489,18 @@ def test_what_was_committed_meanwhile_is_a_matter_of_results(peer_of: Make) -> N
     assert donors.asked == [2]
 
 
+def test_a_chain_that_parts_from_ours_is_fetched_whole(peer_of: Make) -> None:
+    """Ours is a branch of less work."""
+    peer, story = peer_of(), run()
+    value = value_on(story.heads[2], b"r" * 32, 1.0, story.digest(2), sequences=1)
+    for commit in (*story.commits[:2], signed(story.heads[2], value)):
+        peer.journal.append(commit)
+    donors = FakeDonors({"a": Served(offers=[4])})
+    peer.with_donors(donors).run(heads("a"), discard=False)
+    assert peer.at(ROUNDS)
+    assert donors.chain_bytes == [len(story.chain()) - len(story.chain(3)), len(story.chain())]
+
+
 def test_an_own_state_is_not_given_up_for_nothing(peer_of: Make) -> None:
     peer = peer_of(at=3)
     peer.with_donors(FakeDonors({"a": Served(results=[])})).usable = True
@@ -679,6 +699,29 @@ def test_who_returns_fetches_only_what_it_lacks(
     assert [way["by"] for way in ways] == [by]
     assert sum(event["bytes"] for event in fetched) == ways[0]["missing_bytes"]
     assert ways[0]["missing_bytes"] == (3 if by == "results" else 3 + 1) * result_bytes
+
+
+def test_of_the_chain_only_what_is_new_is_fetched(street: Street, peer_of: Make) -> None:
+    street.peer.store(3, [1, 2, 3], [3])
+    street.peer.replay.restore()
+    asked: list[str] = []
+    blobs = shelf_of(peer_of())
+    manifest = blobs.manifest
+
+    def noted(name: str) -> Manifest:
+        asked.append(name)
+        return manifest(name)
+
+    blobs.manifest = noted  # type: ignore[method-assign]
+    street.peer.replay.run(heads(street.open_door(blobs)), discard=False)
+    assert street.peer.at(ROUNDS)
+    end = run().heads[-1].digest.hex()
+    assert [name for name in asked if name.startswith("chain/")] == [f"chain/{end}/3"]
+    whole, news = (blobs.manifest(f"chain/{end}{since}") for since in ("", "/3"))
+    assert news.byte_count < whole.byte_count / 2
+    for odd in (f"chain/{end}/6", f"chain/{'0' * 64}/1", f"chain/{end}/-1", "chain/x/1"):
+        with pytest.raises(PeerRefused):
+            blobs.manifest(odd)
 
 
 NOT_LISTS = [
