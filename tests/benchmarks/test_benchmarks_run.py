@@ -117,3 +117,18 @@ def test_what_cannot_be_measured_is_refused_at_once(
     assert done.returncode == 2
     assert value in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_the_cost_of_a_crowd() -> None:
+    program = str(BENCHMARKS / "scale.py")
+    command = [sys.executable, program, "--peers", "4", "--rounds", "1", "--reading"]
+    done = subprocess.run(
+        [*command, "everything", "summaries"], capture_output=True, text=True, timeout=TOO_LONG_S
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)["results"]
+    assert [row["reading"] for row in found] == ["everything", "summaries"]
+    for row in found:
+        assert 0 < row["trigger_s"] <= row["latest_trigger_s"] <= row["round_s"]
+        assert row["early"] == 0
+        assert row["dht_kb_per_peer_s"] > 0

@@ -9,7 +9,8 @@ from atom.swarm.membership import certificate_problem
 class Witness:
     """Remembers what happened anywhere; no replica sees as much."""
 
-    def __init__(self, start: Chain) -> None:
+    def __init__(self, start: Chain, global_batch: int = 0) -> None:
+        self._global_batch = global_batch
         self.heads: dict[bytes, Head] = {start.head.digest: start.head}
         self.states: dict[bytes, bytes] = {start.head.digest: start.state}
         self.ordinary: dict[bytes, bytes] = {}
@@ -37,6 +38,7 @@ class Witness:
     def _check(self, commit: Commit) -> None:
         parent = self.heads[commit.value.parent]
         assert certificate_problem(parent, commit) is None, "a commit without a certificate"
+        assert commit.value.sequences >= self._global_batch, "a round came early"
         head = parent.after(commit.value)
         self.branches += bool(commit.survivors) and head.digest not in self.heads
         self.heads[head.digest] = head

@@ -105,7 +105,7 @@ class Swarm:
         if self.setting.all_voters:
             first = replace(first, voters=tuple(sorted(voters)))
         self.start = Chain((first,), (b"s" * 32,))
-        self.witness = Witness(self.start)
+        self.witness = Witness(self.start, self.setting.global_batch)
         for key, incarnation in zip(keys, incarnations, strict=True):
             self._begin(self._seat(key), incarnation)
 

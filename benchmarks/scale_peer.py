@@ -1,0 +1,254 @@
+"""One peer of a simulated crowd: its loop carries out what its machine says."""
+
+import time
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING
+
+from atom.swarm.chain import Ballot, Head, Voter, canonical_digest
+from atom.swarm.freshness import LeaseBook
+from atom.swarm.identity import Identity
+from atom.swarm.messages import Message, Prepare
+from atom.swarm.record_codec import encode_lease
+from atom.swarm.record_keys import LEASE_SHARDS, shard_of
+from atom.swarm.records import RENEW_SECONDS, Lease, PeerState
+from atom.training.outlook import count_swarm, look
+from atom.training.pacing import SwarmCount, next_pass
+from atom.training.round import RoundMachine, Terms
+from atom.training.round.vocabulary import (
+    Action,
+    Apply,
+    Event,
+    Fetched,
+    FetchResult,
+    Freeze,
+    Frozen,
+    Phase,
+    Received,
+    Report,
+    RingFinished,
+    Send,
+    StartRing,
+    Stepped,
+    Thaw,
+    Tick,
+    View,
+)
+
+if TYPE_CHECKING:
+    from scale_world import World
+
+TICK_S, READ_S, SETTLE_S = 0.1, 0.4, 0.15
+REPLICAS, ASKED = 5, 8
+KEY_BYTES, STORED_BYTES, NEIGHBOURS_BYTES = 60, 90, 1200
+"""Beside a record: its key in a request; subkey, expiry and frame of one that is stored or told;
+what a node says that does not hold the key."""
+SUMMARY_BYTES = 24
+MICRO_BATCH = 4
+ROTATES_ABOVE = 64
+"""Peers; below, everybody reads everything."""
+
+shard = lru_cache(maxsize=8192)(shard_of)
+
+
+class Peer:
+    """One peer's loop, carrying out what its machine says."""
+
+    def __init__(
+        self, world: "World", identity: Identity, me: Voter, head: Head, terms: Terms
+    ) -> None:
+        self.world, self.me, self._identity = world, me, identity
+        self.machine = RoundMachine(me, head, b"s" * 32, terms, identity.sign, 0.0)
+        self.count, self.frozen, self.passing = 0, False, False
+        self.freezing: Ballot | None = None
+        self._book, self._swarm = LeaseBook(), SwarmCount()
+        self._pass_s = world.dice.uniform(0.5, 2.0)
+        self._last_pass_ended, self._seen_at = float("-inf"), float("-inf")
+        self._serial, self._published, self._publishing = 0, float("-inf"), False
+        self._news: object = None
+        self._shard = world.dice.randrange(LEASE_SHARDS)
+        self._record_bytes = 0
+        for delay_s, act in ((TICK_S, self._tick), (READ_S, self._read)):
+            world.after(world.dice.uniform(0, delay_s), act)
+
+    # ---- rhythms
+
+    def _tick(self) -> None:
+        self.world.after(TICK_S, self._tick)
+        began = time.perf_counter()
+        machine, now = self.machine, self.world.now
+        view = look(self._book, machine.head, self.me, self.count, self._pass_s, now)
+        self._swarm = self._count_swarm(view)
+        actions = machine.handle(Tick(view), now)
+        self.world.cpu_s += time.perf_counter() - began
+        self._carry_out(actions)
+        self._publish_if_due()
+        self._train()
+
+    def _count_swarm(self, view: View) -> SwarmCount:
+        if self.world.reading != "summaries" or self._votes():
+            return count_swarm(self.machine, view, self._seen_at)
+        head, counted, peers = self.world.summary
+        if head != self.machine.head.digest:
+            return SwarmCount(0, len(self.machine.head.members), self._seen_at)
+        return SwarmCount(max(counted - self.count, 0), peers, self._seen_at)
+
+    def _votes(self) -> bool:
+        return self.me in self.machine.head.voters
+
+    def _read(self) -> None:
+        self.world.after(READ_S, self._read)
+        found, told = self._fetch()
+        self.world.dht_bytes += told
+        self.world.after(self.world.dice.uniform(0.02, 0.08), lambda: self._take(found))
+
+    def _take(self, found: dict[str, Lease]) -> None:
+        began = time.perf_counter()
+        self._book.update(found, self.world.now)
+        self.world.cpu_s += time.perf_counter() - began
+        self._seen_at = self.world.now
+
+    def _fetch(self) -> tuple[dict[str, Lease], int]:
+        """What the policy reads now, and the bytes that travel for it."""
+        leases, reading = self.world.leases, self.world.reading
+        voters = {voter.peer_id for voter in self.machine.head.voters}
+        keys = LEASE_SHARDS
+        if reading == "summaries" and not self._votes():
+            leases, keys = {p: leases[p] for p in voters if p in leases}, 1
+        elif reading == "rotating" and not self._votes() and self.world.peers > ROTATES_ABOVE:
+            self._shard = (self._shard + 1) % LEASE_SHARDS
+            wanted = {self._shard} | {shard(peer_id) for peer_id in voters}
+            leases = {p: lease for p, lease in leases.items() if shard(p) in wanted}
+            keys = len(wanted)
+        records = sum(size + STORED_BYTES for _, size in leases.values())
+        asked = keys * (ASKED * KEY_BYTES + (ASKED - REPLICAS) * NEIGHBOURS_BYTES)
+        summaries = SUMMARY_BYTES * len(voters) if reading == "summaries" else 0
+        found = {p: lease for p, (lease, _) in leases.items()}
+        return found, asked + REPLICAS * (records + summaries)
+
+    def _publish_if_due(self) -> None:
+        news = self.machine.head.digest, self.machine.phase, self.count
+        due = self.world.now - self._published >= RENEW_SECONDS
+        if (due or news != self._news) and not self._publishing:
+            self._publishing = True
+            self.world.after(0.0 if due else SETTLE_S, self._publish)
+
+    def _publish(self) -> None:
+        self._publishing, self._published, self._serial = False, self.world.now, self._serial + 1
+        self._news = self.machine.head.digest, self.machine.phase, self.count
+        lease = self._lease()
+        if not self._record_bytes:
+            record = encode_lease(lease, "scale", self.world.owner, self._identity, 8.0)
+            self._record_bytes = len(record)
+        self.world.dht_bytes += REPLICAS * (self._record_bytes + STORED_BYTES)
+        entry = lease, self._record_bytes
+        self.world.after(
+            self.world.dice.uniform(0.02, 0.08),
+            lambda: self.world.leases.__setitem__(self.me.peer_id, entry),
+        )
+        if self._votes():
+            swarm = self._swarm
+            total = swarm.others_sequences + self.count
+            self.world.summary = self.machine.head.digest, total, swarm.peers
+
+    def _lease(self) -> Lease:
+        head, stepping = self.machine.head, self.machine.phase is Phase.STEPPING
+        return Lease(
+            self.me.peer_id,
+            self.me.incarnation,
+            self._serial,
+            1.7e9 + self.world.now,
+            PeerState.STEPPING if stepping else PeerState.ACCUMULATING,
+            head.digest,
+            head.round,
+            head.work,
+            self.count,
+            head.round,
+            head.work,
+            4.2,
+            8600.0,
+            self._pass_s,
+            3.1,
+            self.machine.state_digest,
+            ("203.0.113.7:40000", "192.168.1.7:40000"),
+        )
+
+    # ---- counting
+
+    def _train(self) -> None:
+        wanted = self.machine.global_batch
+        if self.frozen or self.passing or self.machine.phase is Phase.SYNCING:
+            return
+        if next_pass(self.count, self._last_pass_ended, self._swarm, wanted, MICRO_BATCH) > 0:
+            self.passing = True
+            head = self.machine.head.digest
+            self.world.after(self._pass_s, lambda: self._end_pass(head))
+
+    def _end_pass(self, head: bytes) -> None:
+        self.passing, self._last_pass_ended = False, self.world.now
+        if head == self.machine.head.digest:
+            self.count += MICRO_BATCH
+            self.world.has_counted(head)
+        if self.freezing is not None:
+            self._report_frozen()
+        self._publish_if_due()
+        self._train()
+
+    def _report_frozen(self) -> None:
+        ballot, self.freezing, self.frozen = self.freezing, None, True
+        assert ballot is not None
+        self.handle(Frozen(ballot, self.count, 3.0 * self.count))
+
+    # ---- the machine
+
+    def handle(self, event: Event) -> None:
+        began = time.perf_counter()
+        actions = self.machine.handle(event, self.world.now)
+        self.world.cpu_s += time.perf_counter() - began
+        self._carry_out(actions)
+
+    def _carry_out(self, actions: list[Action]) -> None:
+        world, head = self.world, self.machine.head.digest
+        for action in actions:
+            match action:
+                case Send(to, message):
+                    self._send(to, message)
+                case Freeze(ballot):
+                    self.freezing = ballot
+                    if not self.passing:
+                        self._report_frozen()
+                case Thaw():
+                    self.frozen, self.freezing = False, None
+                case StartRing():
+                    world.round_of(action.parent).ringing = world.now
+                    self._ring(action)
+                case FetchResult(digest):
+                    world.after(0.2, lambda d=digest: self.handle(Fetched(d, 1.0)))
+                case Apply(_, after):
+                    self.count, self.frozen, self.freezing = 0, False, None
+                    world.after(0.1, lambda h=after: self._stepped(h))
+                case Report("attempt-ended", fields) if fields["reason"] == "early":
+                    world.round_of(head).early += 1
+
+    def _send(self, to: str, message: Message) -> None:
+        world = self.world
+        if isinstance(message, Prepare):
+            this = world.round_of(message.parent)
+            this.asked = world.now if this.asked is None else this.asked
+        told = world.told_bytes
+        told[self.me.peer_id] = told.get(self.me.peer_id, 0) + world.size(message)
+        event = Received(self.me.peer_id, self.me.incarnation, message)
+        world.after(world.dice.uniform(0.005, 0.05), lambda: world.all[to].handle(event))
+
+    def _ring(self, start: StartRing) -> None:
+        members = self.world.rings.setdefault((start.parent, start.ballot), [])
+        members.append(self)
+        if len(members) < len(start.members):
+            return
+        digest = canonical_digest("sum", [start.parent, start.ballot])
+        event = RingFinished(start.ballot, digest, 1.0)
+        for member in members:
+            delay_s = 0.3 + self.world.dice.uniform(0, 0.1)
+            self.world.after(delay_s, partial(member.handle, event))
+
+    def _stepped(self, head: Head) -> None:
+        self.handle(Stepped(head.digest, canonical_digest("state", [head.digest])))

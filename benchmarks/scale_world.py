@@ -1,0 +1,105 @@
+"""A thousand peers in one process: the daemon's own decision code over a virtual clock.
+
+Machine, book of leases, view, pacing and record encoding are the real ones. Time, network,
+directory and ring are played: a message takes 5 to 50 ms, a lease 20 to 80 ms until others can read
+it, a reading as long. The DHT's traffic is counted from the sizes of real records and the rules of
+`atom/swarm/dht_node.py`: who stores sends a record to five nodes; who reads asks eight nodes per
+key, and the five that hold it answer with everything under it.
+"""
+
+import heapq
+import itertools
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+
+from scale_peer import Peer
+
+from atom.swarm import membership
+from atom.swarm.chain import MAX_VOTERS, Voter, genesis
+from atom.swarm.identity import Identity, verify
+from atom.swarm.message_codec import encode
+from atom.swarm.messages import Message
+from atom.swarm.records import Lease
+from atom.training.round import Terms, coordinator
+
+_verified = lru_cache(maxsize=65536)(verify)
+membership.verify = _verified  # a peer checks nine votes a round: here once for all
+coordinator.verify = _verified
+
+
+@dataclass
+class Trigger:
+    """One round: virtual seconds at which things happened first or last."""
+
+    reached: float | None = None
+    """The counts of all peers really add up to the global batch."""
+    asked: float | None = None
+    ringing: float | None = None
+    """The last member starts the ring."""
+    early: int = 0
+    """Attempts that found less than was reported."""
+
+
+@dataclass
+class World:
+    """Everybody and everything. `reading`: everything, rotating or summaries."""
+
+    peers: int
+    sequences_each: int
+    seed: int
+    reading: str
+    now: float = 0.0
+    cpu_s: float = 0.0
+    dht_bytes: int = 0
+    told_bytes: dict[str, int] = field(default_factory=dict)
+    """Sent to peers, by sender."""
+    rounds: dict[bytes, Trigger] = field(default_factory=dict)
+    leases: dict[str, tuple[Lease, int]] = field(default_factory=dict)
+    summary: tuple[bytes, int, int] = (b"", 0, 1)
+    """Of some voter: head, sequences of all, peers."""
+
+    def __post_init__(self) -> None:
+        self.dice = random.Random(self.seed)
+        self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+        self._sizes: dict[int, tuple[Message, int]] = {}
+        self.rings: dict[object, list[Peer]] = {}
+        identities = [Identity.create() for _ in range(self.peers)]
+        voters = [Voter(i.peer_id, self.dice.randbytes(16)) for i in identities]
+        first = replace(
+            genesis(b"m" * 32, b"s" * 32, voters[0]), voters=tuple(sorted(voters[:MAX_VOTERS]))
+        )
+        terms = Terms(self.peers * self.sequences_each)
+        self.owner = identities[0].peer_id
+        self.all = {
+            voter.peer_id: Peer(self, identity, voter, first, terms)
+            for identity, voter in zip(identities, voters, strict=True)
+        }
+
+    def after(self, delay_s: float, act: Callable[[], None]) -> None:
+        heapq.heappush(self._due, (self.now + delay_s, next(self._order), act))
+
+    def run_rounds(self, rounds: int) -> None:
+        """Until everybody has committed so many."""
+        while min(peer.machine.head.round for peer in self.all.values()) < rounds:
+            self.now, _, act = heapq.heappop(self._due)
+            act()
+
+    def round_of(self, head: bytes) -> Trigger:
+        return self.rounds.setdefault(head, Trigger())
+
+    def has_counted(self, head: bytes) -> None:
+        """Somebody ended a pass: is the batch there?"""
+        this = self.round_of(head)
+        if this.reached is None:
+            counts = sum(p.count for p in self.all.values() if p.machine.head.digest == head)
+            if counts >= self.peers * self.sequences_each:
+                this.reached = self.now
+
+    def size(self, message: Message) -> int:
+        known = self._sizes.get(id(message))
+        if known is None:
+            known = self._sizes[id(message)] = message, len(encode(message))
+        return known[1]
