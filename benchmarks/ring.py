@@ -6,12 +6,14 @@ at the other end, checks every chunk and divides by the weight. gloo (torch.dist
 TCP, connects once and only adds. hivemind's time includes its matchmaking.
 
 A side of ours is protection[/codec[/connections]]: tls, aes-gcm or none; float32, bfloat16 or int8.
+Instead of a number of connections, one-shot: everybody with everybody, not in a ring.
 
     python benchmarks/ring.py
     python benchmarks/ring.py --members 4 --megabytes 100 --sides gloo tls tls/int8 --mbit 400
     python benchmarks/ring.py --members 2 --megabytes 100 --sides gloo tls aes-gcm hivemind
 
 `--mbit` puts each member into a network namespace on a link of that rate, both ways (root).
+`--delay-ms` lets what our sides send arrive later, once they are connected; the others it cannot.
 """
 
 import argparse
@@ -40,9 +42,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, links or contextlib.nullcontext() as seats:
         rendezvous = Path(folder, "gloo").as_uri()
         where: Sequence[Seat] = seats or loopback(options.members)
-        job = Job(tuple(where), elements, options.runs, tuple(options.sides), rendezvous)
+        delay_s = options.delay_ms / 1e3
+        job = Job(tuple(where), elements, options.runs, tuple(options.sides), rendezvous, delay_s)
         samples = _measure(job)
-    _publish(job, samples, options.mbit)
+    _publish(job, samples, options.mbit, options.delay_ms)
 
 
 def _measure(job: Job) -> list[list[list[list[Sample]]]]:
@@ -70,7 +73,7 @@ def _measure(job: Job) -> list[list[list[list[Sample]]]]:
             process.join(PATIENCE_S)
 
 
-def _publish(job: Job, samples: Sequence[Any], mbit: float | None) -> None:
+def _publish(job: Job, samples: Sequence[Any], mbit: float | None, delay_ms: float) -> None:
     results, rows = [], []
     for size, elements in enumerate(job.elements):
         megabytes, sides = elements * 4 / MEGABYTE, {}
@@ -90,6 +93,7 @@ def _publish(job: Job, samples: Sequence[Any], mbit: float | None) -> None:
         "machine": machine(),
         "members": len(job.seats),
         "mbit": mbit,
+        "delay_ms": delay_ms,
         "results": results,
     }
     publish(titles, rows, body)
@@ -158,10 +162,13 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--megabytes", type=float, nargs="+", default=[1.0, 16.0, 64.0])
     parser.add_argument("--sides", type=_side_name, nargs="+", default=DEFAULT_SIDES)
     parser.add_argument("--mbit", type=float, help="shape the links to this rate (root)")
+    parser.add_argument("--delay-ms", type=float, default=0.0, help="one way")
     parser.add_argument("--runs", type=positive, default=5)
     options = parser.parse_args()
     if options.members < 2:
         parser.error("a ring worth measuring has at least two members")
+    if options.delay_ms and not all(side.ours for side in options.sides):
+        parser.error("--delay-ms is for sides of ours")
     return options
 
 

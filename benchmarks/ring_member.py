@@ -12,11 +12,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from ring_delay import delay
 from ring_links import Seat
 from torch import Tensor
 
 from atom.base.events import EventList
-from atom.swarm.allreduce import Arenas, RingTerms, all_reduce, open_ring
+from atom.swarm.algorithm import Algorithm
+from atom.swarm.allreduce import Arenas, RingTerms, all_reduce, open_one_shot, open_ring
 from atom.swarm.chain import Ballot
 from atom.swarm.codec import CODECS
 from atom.swarm.handshake import Local
@@ -47,19 +49,27 @@ class Side:
         return self._parts[1] if len(self._parts) > 1 else "float32"
 
     @property
+    def one_shot(self) -> bool:
+        return self._parts[2:] == [Algorithm.ONE_SHOT.value]
+
+    @property
     def connections(self) -> int:
-        return int(self._parts[2]) if len(self._parts) > 2 else 1
+        return int(self._parts[2]) if len(self._parts) > 2 and not self.one_shot else 1
 
     @property
     def _parts(self) -> list[str]:
         return self.name.split("/")
 
+    @property
+    def ours(self) -> bool:
+        return self.name not in (GLOO, HIVEMIND)
+
     def check(self) -> None:
         """Raises: ValueError for a name that is no side."""
-        if self.name in (GLOO, HIVEMIND):
+        if not self.ours:
             return
         if self.codec not in CODECS or not 1 <= self.connections <= 4:
-            raise ValueError(f"{self.name} is not protection/codec/connections")
+            raise ValueError(f"{self.name} is not protection/codec/connections or …/one-shot")
         _ = self.protection
 
 
@@ -73,6 +83,8 @@ class Job:
     sides: tuple[Side, ...]
     rendezvous: str
     """A file through which gloo's processes find each other."""
+    delay_s: float = 0.0
+    """One way, for what our sides send."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +117,7 @@ def member(rank: int, job: Job, parent: Connection, gate: Any) -> None:
 def _sides(
     rank: int, job: Job, parent: Connection, stack: contextlib.ExitStack
 ) -> dict[Side, Reduce]:
-    protections = {side.protection for side in job.sides if side.name not in (GLOO, HIVEMIND)}
+    protections = {side.protection for side in job.sides if side.ours}
     transports = {each: _transport(job.seats[rank], each) for each in sorted(protections)}
     for transport in transports.values():
         stack.callback(transport.close)
@@ -121,7 +133,7 @@ def _sides(
             found[side] = swarm.join(len(job.seats), contacts[0][1], stack)
         else:
             everybody = [contact[side.protection] for contact, _ in contacts]
-            found[side] = _ours(rank, side, transports[side.protection], everybody)
+            found[side] = _ours(rank, side, transports[side.protection], everybody, job.delay_s)
     return found
 
 
@@ -133,7 +145,11 @@ def _transport(seat: Seat, protection: RingProtection) -> Transport:
 
 
 def _ours(
-    rank: int, side: Side, transport: Transport, contacts: Sequence[tuple[str, tuple[str, int]]]
+    rank: int,
+    side: Side,
+    transport: Transport,
+    contacts: Sequence[tuple[str, tuple[str, int]]],
+    delay_s: float,
 ) -> Reduce:
     for peer_id, (host, port) in contacts:
         transport.set_addresses(peer_id, [f"{host}:{port}"])
@@ -146,11 +162,17 @@ def _ours(
             results[source.numel()] = torch.zeros(source.numel())
         result = results[source.numel()]
         started = time.perf_counter()
-        channels = open_ring(transport, order, PARENT, ballot, PATIENCE_S, side.connections)
+        if side.one_shot:
+            channels = open_one_shot(transport, order, PARENT, ballot, PATIENCE_S)
+        else:
+            channels = open_ring(transport, order, PARENT, ballot, PATIENCE_S, side.connections)
         opening_s = time.perf_counter() - started
+        if delay_s:
+            delay(channels, delay_s)
         terms = RingTerms(
-            order, rank, ring_tag(PARENT, ballot), 1 / len(order), CODECS[side.codec], PATIENCE_S
-        )
+            order, rank, ring_tag(PARENT, ballot), 1 / len(order), CODECS[side.codec],
+            Algorithm.ONE_SHOT if side.one_shot else Algorithm.RING, PATIENCE_S,
+        )  # fmt: skip
         all_reduce(Arenas(source, result), terms, channels)
         return result, opening_s
 
@@ -249,5 +271,5 @@ def _resident_bytes(peak: bool) -> int:
 
 def _require_near(mean: Tensor, reference: Tensor, side: Side) -> None:
     """Fast and wrong would be no result. Raises: AssertionError."""
-    tolerance = 1e-5 if side.name in (GLOO, HIVEMIND) else TOLERANCE[side.codec]
+    tolerance = TOLERANCE[side.codec] if side.ours else 1e-5
     torch.testing.assert_close(mean, reference, rtol=tolerance, atol=tolerance)

@@ -169,6 +169,8 @@ class Reduction:
 
     def wait_for(self, chunk: int | None, seconds: float) -> bool:
         """Whether that chunk has arrived (None: nothing is needed); waits. Raises: Interrupted."""
+        if self._there(chunk) and not self.stop.is_set():
+            return True  # on fast links: nearly always, and without a lock
         with self.changed:
             self.changed.wait_for(lambda: self._there(chunk) or self.stop.is_set(), seconds)
             if self.stop.is_set():

@@ -19,7 +19,7 @@ ALIGNMENT = 16
 """Elements. Vector kernels round alike on every processor only if pieces start and end here."""
 
 _BUCKET_ELEMENTS = 4 * 1024 * 1024
-_CHUNK_ELEMENTS = 256 * 1024
+_CHUNK_ELEMENTS = 512 * 1024
 _CHUNK_UNIT = 16 * 1024
 _HEADER = struct.Struct(">8sBHQ")
 
