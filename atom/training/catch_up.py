@@ -86,11 +86,14 @@ class Replay:
         if reached < len(journal.commits):
             self._keeper.replace_chain(journal.commits[:reached], journal.heads[: reached + 1])
 
-    def run(self, donors: Mapping[str, bytes], discard: bool) -> None:
-        """To the best chain that the donors (peer id → its head) prove. Raises: CatchUpFailed."""
-        shunned: list[str] = []
+    def run(self, donors: Mapping[str, bytes], discard: bool) -> tuple[str, ...]:
+        """To the best chain that the donors (peer id → its head) prove. Those that lied beside
+        honest ones. Raises: CatchUpFailed."""
+        shunned: set[str] = set()
         problems: list[str] = []
         for donor, claimed in donors.items():
+            if donor in shunned:
+                continue
             others = [donor, *(peer for peer in donors if peer not in {donor, *shunned})]
             try:
                 commits, heads = donated_chain(self._journal, self._donors, donor, claimed)
@@ -99,19 +102,20 @@ class Replay:
                     continue
                 self._follow(commits, heads, others, discard)
                 self._donors.forget()
-                return
+                return tuple(sorted(shunned | self._donors.take_liars()))
             except PeerRefused as refused:
                 if refused.reason in LIES:
-                    shunned.append(donor)
+                    shunned |= self._donors.take_liars() or {donor}
                 problems.append(f"{donor}: {refused}")
             except StorageError:
                 raise  # our own disk, not the donor's fault
             except (ValueError, MismatchError) as misfit:  # what it serves is not of this model
-                shunned.append(donor)
+                shunned.add(donor)
                 problems.append(f"{donor}: {misfit}")
             except OSError as problem:
                 problems.append(f"{donor}: {problem}")
-        raise CatchUpFailed("; ".join(problems) or "no donors", tuple(shunned))
+        shunned |= self._donors.take_liars()
+        raise CatchUpFailed("; ".join(problems) or "no donors", tuple(sorted(shunned)))
 
     def fetch_result(self, digest: bytes, peers: Sequence[str]) -> torch.Tensor:
         """A result by its digest, from whoever holds it. Raises: PeerRefused, OSError."""

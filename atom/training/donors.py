@@ -62,6 +62,11 @@ class Donors(Protocol):
     def forget(self, but: Offer | None = None) -> None:
         """Whatever was downloaded may go, `but` for one state."""
 
+    def take_liars(self) -> set[str]:
+        """Who gave what does not hold since this was last asked: also beside honest donors, where
+        it cost a piece and nothing else."""
+        ...
+
 
 def parse_offers(raw: bytes) -> list[Offer]:
     """A stranger's list of snapshots, at most `MAX_OFFERS`. Raises: PeerRefused(MALFORMED)."""
@@ -92,8 +97,19 @@ class PeerDonors:
         self._elements = elements
         self._state = state
         self._downloads = downloads
-        self._watch = watch
+        self._watch = replace(watch, on_lie=self._on_lie)
         self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self._liars: set[str] = set()
+
+    def take_liars(self) -> set[str]:
+        with self._lock:
+            taken, self._liars = self._liars, set()
+        return taken
+
+    def _on_lie(self, donor: str, reason: Reason) -> None:
+        with self._lock:
+            self._liars.add(donor)
 
     def close(self) -> None:
         """Ends fetches under way."""

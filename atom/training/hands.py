@@ -347,7 +347,7 @@ class ReplicaHands:
         shunned: tuple[str, ...] = ()
         failed_donors: tuple[str, ...] = ()
         try:
-            self._replay.run(donors, discard)
+            shunned = self._replay.run(donors, discard)
         except CatchUpFailed as failed:
             shunned, failed_donors = failed.shunned, tuple(donors)
             self._events.emit("catch-up-failed", detail=str(failed)[:300])

@@ -141,14 +141,16 @@ class ScriptedReplay:
     def __init__(self) -> None:
         self.usable = True
         self.restored = False
+        self.liars: tuple[str, ...] = ()
         self.on_run: Callable[[Mapping[str, bytes], bool], None] = lambda donors, discard: None
         self.on_fetch: Callable[[bytes], Tensor] = lambda digest: torch.ones(ELEMENTS)
 
     def restore(self) -> None:
         self.restored = True
 
-    def run(self, donors: Mapping[str, bytes], discard: bool) -> None:
+    def run(self, donors: Mapping[str, bytes], discard: bool) -> tuple[str, ...]:
         self.on_run(donors, discard)
+        return self.liars
 
     def fetch_result(self, digest: bytes, peers: Sequence[str]) -> Tensor:
         return self.on_fetch(digest)

@@ -214,6 +214,9 @@ class FakeDonors:
     def begun(self, offer: Offer) -> int:
         return self.here.get(offer.round, 0)
 
+    def take_liars(self) -> set[str]:
+        return set()
+
     def forget(self, but: Offer | None = None) -> None:
         self.kept = None if but is None else but.round
 
@@ -666,10 +669,10 @@ def street(peer_of: Make) -> Iterator[Street]:
     assert set(threading.enumerate()) <= before
 
 
-def shelf_of(peer: Peer, snapshot: int = 3) -> BlobShelf:
+def shelf_of(peer: Peer, snapshot: int = 3, into: BlobShelf | None = None) -> BlobShelf:
     """What a peer at the newest head with one snapshot offers."""
     peer.store(ROUNDS, [3, 4, 5], snapshots=[snapshot])
-    blobs = BlobShelf()
+    blobs = into or BlobShelf()
     shelf = Shelf(blobs, peer.journal, peer.results)
     shelf.announce_chain()
     shelf.announce_snapshots(list_snapshots(peer.snapshots))
@@ -699,6 +702,31 @@ def test_who_returns_fetches_only_what_it_lacks(
     assert [way["by"] for way in ways] == [by]
     assert sum(event["bytes"] for event in fetched) == ways[0]["missing_bytes"]
     assert ways[0]["missing_bytes"] == (3 if by == "results" else 3 + 1) * result_bytes
+
+
+def test_who_lies_beside_honest_donors_is_named(street: Street, peer_of: Make) -> None:
+    lied = threading.Event()
+
+    class Lying(BlobShelf):
+        def chunk(self, name: str, arena: int, chunk: int) -> bytes | memoryview:
+            truth = super().chunk(name, arena, chunk)
+            if not name.startswith("state/"):
+                return truth
+            lied.set()
+            return bytes(len(truth))
+
+    class Late(BlobShelf):
+        def chunk(self, name: str, arena: int, chunk: int) -> bytes | memoryview:
+            assert not name.startswith("state/") or lied.wait(20.0)
+            return super().chunk(name, arena, chunk)
+
+    liar = street.open_door(shelf_of(peer_of(), into=Lying()))
+    honest = street.open_door(shelf_of(peer_of(), into=Late()))
+    shunned = street.peer.replay.run(heads(liar, honest), discard=False)
+    assert street.peer.at(ROUNDS)
+    assert shunned == (liar,)
+    dropped = [e for e in street.peer.events.events if e["event"] == "donor-dropped"]
+    assert {event["peer_id"] for event in dropped} == {liar}
 
 
 def test_of_the_chain_only_what_is_new_is_fetched(street: Street, peer_of: Make) -> None:
