@@ -299,6 +299,23 @@ def demo(
     return run_demo(directory, rounds)
 
 
+@app.command(rich_help_panel=_CONTROL)
+def doctor(
+    address: Annotated[
+        str | None,
+        typer.Argument(metavar="ADDRESS", help="Of a run that this box would join."),
+    ] = None,
+    peer: PeerOption = None,
+    state: StateOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Examine this box: what it has, what keeps it from training, and how to mend that."""
+    from atom.cli.doctor import show_diagnosis
+    from atom.daemon.doctor.examination import DoctorRequest
+
+    return show_diagnosis(DoctorRequest(address, peer, state), as_json)
+
+
 @app.command(rich_help_panel=_LOOK)
 def version() -> None:
     """Print the version."""

@@ -23,6 +23,7 @@ class ExitCode(IntEnum):
     LEFT_LATE = 11
     OTHER = 12
     TRUST = 13
+    DIAGNOSIS = 14
     INTERRUPTED = 130
     TERMINATED = 143
 
@@ -42,6 +43,7 @@ MEANINGS: dict[ExitCode, str] = {
     ExitCode.LEFT_LATE: "left at the deadline with counted work not yet committed",
     ExitCode.OTHER: "another mistake that the message explains",
     ExitCode.TRUST: "the run brings its owner's code, and --trust does not name that owner",
+    ExitCode.DIAGNOSIS: "atom doctor found something that keeps this box from training",
     ExitCode.INTERRUPTED: "interrupted (Ctrl-C)",
     ExitCode.TERMINATED: "terminated (SIGTERM)",
 }

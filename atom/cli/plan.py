@@ -9,7 +9,7 @@ import typer
 from atom.base.errors import DeviceError, StorageError
 from atom.base.units import format_bytes, parse_bits_per_s, parse_bytes
 from atom.cli.plan_text import plan_text
-from atom.cli.terminal import stderr_console, stdout_console
+from atom.cli.terminal import print_plainly, stderr_console, stdout_console
 from atom.daemon.planning import Plan, PlanRequest, plan_run
 from atom.plan.document import plan_document
 
@@ -33,7 +33,7 @@ def show_plan(request: PlanRequest, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(plan_json(plan), indent=2))
     else:
-        _print(plan)
+        print_plainly(plan_text(plan, stdout_console().width))
     _require_room(plan)
 
 
@@ -53,18 +53,6 @@ def _require_room(plan: Plan) -> None:
             "choose a larger disk: [state] directory in the peer file; or ask the owner for more "
             "frequent snapshots",
         )
-
-
-def _print(plan: Plan) -> None:
-    console = stdout_console()
-    text = plan_text(plan, console.width)
-    if console.is_terminal:
-        console.print(text)
-        return
-    with console.capture() as captured:
-        console.print(text)
-    for line in captured.get().splitlines():
-        typer.echo(line.rstrip())  # nobody wants padding in a file
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 import os
 
-from rich.console import Console
+import typer
+from rich.console import Console, RenderableType
 from rich.theme import Theme
 
 _PLAIN_WIDTH = 120
@@ -15,6 +16,7 @@ THEME = Theme(
         "quiet": "dim",
         "good": "green",
         "bad": "bold red",
+        "warning": "yellow",
         "number": "bold",
         "name": "bold cyan",
         "bar.complete": "cyan",
@@ -30,6 +32,18 @@ def stdout_console() -> Console:
 
 def stderr_console() -> Console:
     return _console(stderr=True)
+
+
+def print_plainly(page: RenderableType) -> None:
+    """On stdout; without padding where nobody looks at a terminal: nobody wants it in a file."""
+    console = stdout_console()
+    if console.is_terminal:
+        console.print(page)
+        return
+    with console.capture() as captured:
+        console.print(page)
+    for line in captured.get().splitlines():
+        typer.echo(line.rstrip())
 
 
 def _console(stderr: bool) -> Console:

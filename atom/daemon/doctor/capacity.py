@@ -1,0 +1,131 @@
+"""What models fit this box, by the planner's own arithmetic: no weights, no measurement."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from atom.base.errors import DeviceError
+from atom.config.load import parse_run_text
+from atom.config.peer_file import PeerFile
+from atom.config.run_file import RunFile
+from atom.daemon.device_choice import (
+    BOUNDARY_SHARE,
+    RESULT_ARENAS,
+    free_host_bytes,
+    most_micro_batches,
+    peer_bytes,
+    question,
+    state_form,
+    usable_device_bytes,
+)
+from atom.daemon.doctor.facts import Fit
+from atom.daemon.model_source import open_source
+from atom.daemon.recipe import PRECISIONS, trace_run
+from atom.graph.ir import ParameterLayout
+from atom.graph.profile.assumed import typical_graph
+from atom.graph.profile.seconds import LinkRates, Spread
+from atom.graph.traced import Graph
+from atom.models.gpt3 import GPT2_VOCABULARY, SIZES, GPT3Config, parameter_shapes
+from atom.swap.host_store import host_bytes
+from atom.swap.state_form import StateForm
+
+_FAMILY_RUN = """
+[run]
+name = "doctor"
+[model]
+family = "gpt3"
+size = "{size}"
+precision = "{precision}"
+vocabulary_size = {vocabulary}
+[data]
+source = "python-stdlib"
+[batch]
+global_sequences = 8
+micro_batch_sequences = 1
+[optimizer]
+learning_rate = 1e-4
+state = "{state}"
+[snapshot]
+every_rounds = 2
+"""
+_ANY_RATE = Spread.exactly(1e10)
+"""Whether a model fits does not depend on how fast its bytes move."""
+
+
+def precision_for(gpu_computes_bfloat16: bool | None) -> tuple[str, str]:
+    """(precision, state) that train the largest models without loss; None: there is no GPU."""
+    if gpu_computes_bfloat16 is None:
+        return "float32", "exact"
+    return ("bfloat16", "split") if gpu_computes_bfloat16 else ("float16", "exact")
+
+
+def largest_of_family(
+    peer: PeerFile, device: torch.device, precision: str, state: str, folder: Path
+) -> tuple[Fit | None, Fit | None]:
+    """(the largest that fits memory, the next larger one). Raises: ConfigError, ModelError."""
+    larger: Fit | None = None
+    for size, need_bytes in _needs(precision, state):
+        run = parse_run_text(
+            _FAMILY_RUN.format(
+                size=size, precision=precision, vocabulary=GPT2_VOCABULARY, state=state
+            )
+        )
+        title = f"gpt3 {size} in {precision}" + ("" if state == "exact" else f', state = "{state}"')
+        have_bytes = free_host_bytes(peer.host.memory_bytes)
+        if need_bytes > have_bytes:  # no need to trace what cannot be
+            larger = Fit(title, need_bytes, have_bytes, 0, 0)
+            continue
+        fit = fit_of(run, title, peer, device, folder)
+        if fit.fits_memory:
+            return fit, larger
+        larger = fit
+    return None, larger
+
+
+def fit_of(run: RunFile, title: str, peer: PeerFile, device: torch.device, folder: Path) -> Fit:
+    """Of a (pinned) run whose model is no code of its owner's. Raises: ConfigError, ModelError."""
+    graph = trace_run(run, open_source(run, None))
+    have_bytes, need_bytes = free_host_bytes(peer.host.memory_bytes), peer_bytes(run, graph)
+    elements = graph.layout.total_elements
+    kept_states = (peer.state.snapshots + 1) * state_form(run).element_bytes
+    kept_results = peer.state.snapshots * run.snapshot.every_rounds * torch.float32.itemsize
+    return Fit(
+        title,
+        need_bytes,
+        have_bytes,
+        (kept_states + kept_results) * elements,
+        shutil.disk_usage(folder).free,
+        _device_problem(run, graph, peer, device, have_bytes - need_bytes),
+    )
+
+
+def _needs(precision: str, state: str) -> Iterator[tuple[str, int]]:
+    """(size, host memory of a peer), largest first: from shapes alone."""
+    dtype = PRECISIONS[precision]
+    for size in reversed(SIZES):
+        config = GPT3Config.build(vocabulary_size=GPT2_VOCABULARY, size=size)
+        layout = ParameterLayout.of(parameter_shapes(config))
+        form = StateForm(state)
+        results = RESULT_ARENAS * layout.total_elements * torch.float32.itemsize
+        yield size, host_bytes(layout, dtype, form) + results
+
+
+def _device_problem(
+    run: RunFile, graph: Graph, peer: PeerFile, device: torch.device, left_bytes: int
+) -> str:
+    """What fits the device in no way; empty if all does."""
+    if left_bytes <= 0:
+        return ""  # the host's memory decides
+    budget = peer.device.memory_bytes or usable_device_bytes(device, left_bytes)
+    profile = typical_graph(graph, device, LinkRates(_ANY_RATE, _ANY_RATE))
+    on_gpu = device.type == "cuda"
+    asked = question(
+        graph, profile, budget, most_micro_batches(run), on_gpu, int(left_bytes * BOUNDARY_SHARE)
+    )
+    try:
+        asked.answer()
+    except DeviceError as problem:
+        return problem.message
+    return ""

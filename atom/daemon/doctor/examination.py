@@ -1,0 +1,77 @@
+"""The whole examination: every look in turn, then what it means."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from atom.base.errors import UserError
+from atom.config.load import load_peer_file, run_from_text
+from atom.config.peer_file import PeerFile
+from atom.config.places import state_home
+from atom.daemon.doctor import gathering
+from atom.daemon.doctor.capacity import fit_of, largest_of_family, precision_for
+from atom.daemon.doctor.facts import Capacity, Clock, Facts, Fit, Gpu
+from atom.daemon.doctor.swarm_side import Sight, look
+from atom.swarm.addresses import parse_join_address
+from atom.swarm.records import Manifest
+
+OWN_CODE = "the run's model is code of its owner: join with --trust, and it tells"
+
+
+@dataclass(frozen=True)
+class DoctorRequest:
+    """What `atom doctor` was asked."""
+
+    address: str | None = None
+    peer_file: Path | None = None
+    state: Path | None = None
+
+
+def examine(request: DoctorRequest, note: Callable[[str], None]) -> Facts:
+    """`note` is told what is looked at now. Raises: ConfigError; AddressError if it is none."""
+    peer = load_peer_file(request.peer_file)
+    folder = request.state or Path(peer.state.directory or state_home())
+    if request.address is not None:
+        parse_join_address(request.address)
+    note("looking at the machine")
+    software, machine = gathering.software(), gathering.machine(peer)
+    note("measuring the optimizer")
+    memory = gathering.memory()
+    note("measuring the disk")
+    disk, ports = gathering.disk(folder), gathering.ports(peer, folder)
+    sight: Sight | None = None
+    if request.address is not None:
+        note("looking for the swarm")
+        sight = asyncio.run(look(request.address, folder))
+    offset = None if sight is None else sight.offset_s
+    clock = Clock(gathering.clock_synchronised(), offset)
+    note("reckoning what fits")
+    manifest = None if sight is None else sight.manifest
+    capacity = _capacity(peer, machine.gpu, gathering.nearest_folder(folder), manifest)
+    swarm = None if sight is None else sight.swarm
+    return Facts(software, machine, memory, disk, ports, clock, capacity, swarm)
+
+
+def _capacity(peer: PeerFile, gpu: Gpu | None, folder: Path, manifest: Manifest | None) -> Capacity:
+    device = torch.device("cpu" if gpu is None else "cuda")
+    best = precision_for(None if gpu is None else gpu.computes_bfloat16)
+    largest, larger = largest_of_family(peer, device, *best, folder)
+    if manifest is None:
+        return Capacity(largest, larger)
+    run, problem = _run_fit(manifest, peer, device, folder)
+    return Capacity(largest, larger, run, problem)
+
+
+def _run_fit(
+    manifest: Manifest, peer: PeerFile, device: torch.device, folder: Path
+) -> tuple[Fit | None, str]:
+    try:
+        run = run_from_text(manifest.run_file)
+        if run.model.module is not None:
+            return None, OWN_CODE
+        return fit_of(run, run.run.name, peer, device, folder), ""
+    except UserError as problem:
+        return None, problem.message

@@ -1,0 +1,270 @@
+"""From facts to findings: pure. Each that is not ok says what to do: a command, or a key."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from atom.base.units import format_bytes
+from atom.daemon.doctor.facts import (
+    Capacity,
+    Clock,
+    Disk,
+    Facts,
+    Fit,
+    Machine,
+    Memory,
+    Port,
+    Software,
+    Swarm,
+)
+
+PYTHONS = ((3, 11), (3, 12))
+CLOCK_TOLERANCE_S = 3.0
+"""What the DHT allows."""
+LEAST_DISK_BYTES = 2 * 10**9
+SLOW_DISK_BYTES_PER_S = 50e6
+SLOW_LINK_BYTES_PER_S = 4e9
+SLOW_ADAMW_PER_S = 50e6
+LEAST_GPU_SHARE = 0.5
+"""Of its memory: when less is free, somebody else is using it."""
+
+
+class Level(StrEnum):
+    OK = "ok"
+    UNCHECKED = "not checked"
+    WARNING = "warning"
+    FAILURE = "failure"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line."""
+
+    topic: str
+    level: Level
+    said: str
+    fix: str = ""
+
+    def __post_init__(self) -> None:
+        assert bool(self.fix) == (self.level in (Level.WARNING, Level.FAILURE)), self.topic
+
+
+def findings_of(facts: Facts) -> list[Finding]:
+    """In the order in which a person mends them."""
+    return [
+        *_software(facts.software),
+        *_machine(facts.machine),
+        *_memory(facts.memory),
+        _disk(facts.disk),
+        *(_port(port) for port in facts.ports),
+        _clock(facts.clock),
+        *_swarm(facts.swarm),
+        *_capacity(facts.capacity, facts.swarm),
+    ]
+
+
+def _software(software: Software) -> Iterator[Finding]:
+    version = ".".join(map(str, software.python))
+    if software.python in PYTHONS:
+        yield Finding("Python", Level.OK, version)
+    else:
+        yield Finding(
+            "Python", Level.FAILURE, f"{version}; 3.11 or 3.12 is needed",
+            "make clean && make .venv PYTHON=python3.12",
+        )  # fmt: skip
+    wrong = [package for package in software.packages if not package.fits]
+    if not wrong:
+        torch = next((p.installed for p in software.packages if p.name == "torch"), None)
+        count = len(software.packages)
+        yield Finding("Libraries", Level.OK, f"all {count} as wanted, torch {torch}")
+    for package in wrong:
+        said = f"{package.name} {package.installed or 'is missing'}; wanted: {package.wanted}"
+        fix = f"pip install '{package.name}{package.wanted}'"
+        yield Finding("Libraries", Level.FAILURE, said, fix)
+    if software.kernels is None:
+        yield Finding("Host kernels", Level.OK, "compiled")
+    else:
+        fix = "python -m atom.base.build_kernels"
+        yield Finding("Host kernels", Level.FAILURE, software.kernels, fix)
+
+
+def _machine(machine: Machine) -> Iterator[Finding]:
+    gpu = machine.gpu
+    threads = f"{machine.threads} thread{'' if machine.threads == 1 else 's'}"
+    processor = f"{machine.processor}, {threads}"
+    yield Finding("Processor", Level.OK, processor)
+    if gpu is None and not machine.gpu_problem:
+        yield Finding("GPU", Level.OK, "none is used: the peer file says cpu")
+        return
+    if gpu is None:
+        level = Level.FAILURE if machine.wants_gpu else Level.WARNING
+        fix = 'set kind = "cpu" under [device] in the peer file, or install a driver: nvidia-smi'
+        yield Finding("GPU", level, f"none: {machine.gpu_problem}", fix)
+        return
+    memory = f"{format_bytes(gpu.free_bytes)} of {format_bytes(gpu.total_bytes)} free"
+    said = f"{gpu.name}, driver {gpu.driver}, {memory}"
+    if gpu.free_bytes < LEAST_GPU_SHARE * gpu.total_bytes:
+        fix = "end what uses it: nvidia-smi lists the programs"
+        yield Finding("GPU", Level.WARNING, f"{said}: other programs use the rest", fix)
+    else:
+        yield Finding("GPU", Level.OK, said)
+    if not gpu.computes_bfloat16:
+        fix = 'choose runs with precision = "float16" or "float32"'
+        yield Finding("bfloat16", Level.WARNING, "this GPU does not compute in it", fix)
+    yield _link(gpu.load_bytes_per_s, gpu.unload_bytes_per_s)
+
+
+def _link(load: float | None, unload: float | None) -> Finding:
+    if load is None or unload is None:
+        return Finding("PCIe", Level.UNCHECKED, "the copies failed: too little memory was free")
+    said = f"{load / 1e9:.1f} GB/s to the GPU, {unload / 1e9:.1f} GB/s back"
+    if min(load, unload) >= SLOW_LINK_BYTES_PER_S:
+        return Finding("PCIe", Level.OK, said)
+    fix = "put the card into a slot with 16 lanes: nvidia-smi -q -d PCIE shows what it has"
+    return Finding("PCIe", Level.WARNING, f"{said}: slow", fix)
+
+
+def _memory(memory: Memory) -> Iterator[Finding]:
+    total, free = format_bytes(memory.total_bytes), format_bytes(memory.available_bytes)
+    yield Finding("Host memory", Level.OK, f"{free} of {total} free")
+    if memory.lockable_bytes is None:
+        yield Finding("Locked memory", Level.OK, "no limit")
+    else:
+        # CUDA registers memory through its driver, which the limit does not bind everywhere.
+        limit = format_bytes(memory.lockable_bytes)
+        yield Finding(
+            "Locked memory", Level.OK, f"{limit} by ulimit -l; a GPU's driver may lock more"
+        )
+    rate = memory.adamw_per_s
+    if rate is None:
+        said = "the host kernels cannot be used, or memory ran out"
+        yield Finding("Optimizer", Level.UNCHECKED, said)
+    elif rate < SLOW_ADAMW_PER_S:
+        yield Finding(
+            "Optimizer", Level.WARNING, f"{rate / 1e6:.0f} M parameters per second: slow",
+            "end other programs: top lists them; or raise [device] cpu_threads in the peer file",
+        )  # fmt: skip
+    else:
+        yield Finding("Optimizer", Level.OK, f"{rate / 1e6:,.0f} M parameters per second")
+
+
+def _disk(disk: Disk) -> Finding:
+    if disk.problem:
+        said = f"{disk.folder}: {disk.problem}"
+        return Finding("Disk", Level.FAILURE, said, "choose another folder: --state DIR")
+    said = f"{format_bytes(disk.free_bytes)} free in {disk.folder}"
+    if disk.free_bytes < LEAST_DISK_BYTES:
+        fix = "free some space, or choose another disk: [state] directory in the peer file"
+        return Finding("Disk", Level.FAILURE, said, fix)
+    if disk.write_bytes_per_s is None:
+        return Finding("Disk", Level.OK, f"{said}, speed not measured")
+    said += f", writes {disk.write_bytes_per_s / 1e6:,.0f} MB/s"
+    if disk.write_bytes_per_s < SLOW_DISK_BYTES_PER_S:
+        fix = "choose a faster disk: [state] directory in the peer file"
+        return Finding("Disk", Level.WARNING, f"{said}: slow for snapshots", fix)
+    return Finding("Disk", Level.OK, said)
+
+
+def _port(port: Port) -> Finding:
+    topic = f"Port of {port.key}"
+    if port.is_ours:
+        return Finding(topic, Level.OK, "your daemon listens")
+    if port.problem:
+        said = f"{port.host}:{port.number}: {port.problem}"
+        fix = f"choose another in the peer file: [network] {port.key}"
+        return Finding(topic, Level.FAILURE, said, fix)
+    if port.number:
+        return Finding(topic, Level.OK, f"{port.number} is free")
+    said = f"any free one; behind a router give it a number: [network] {port.key}"
+    return Finding(topic, Level.OK, said)
+
+
+def _clock(clock: Clock) -> Finding:
+    fix = "timedatectl set-ntp true"
+    if clock.offset_s is not None:
+        low, high = clock.offset_s
+        if low > CLOCK_TOLERANCE_S or high < -CLOCK_TOLERANCE_S:
+            way, least = ("ahead of", low) if low > 0 else ("behind", -high)
+            said = (
+                f"at least {least:.1f} s {way} the swarm's; {CLOCK_TOLERANCE_S:.0f} s are allowed"
+            )
+            return Finding("Clock", Level.FAILURE, said, fix)
+        said = f"agrees with the swarm's ({low:+.1f} to {high:+.1f} s)"
+        return Finding("Clock", Level.OK, said)
+    if clock.synchronised is None:
+        return Finding("Clock", Level.UNCHECKED, "the kernel does not tell")
+    if clock.synchronised:
+        return Finding("Clock", Level.OK, "synchronised")
+    return Finding("Clock", Level.WARNING, "nothing keeps it right; 3 s off is too much", fix)
+
+
+def _swarm(swarm: Swarm | None) -> Iterator[Finding]:
+    if swarm is None:
+        said = "no address was given: atom doctor ADDRESS looks at a swarm, too"
+        yield Finding("Swarm", Level.UNCHECKED, said)
+        return
+    if swarm.problem:
+        fix = swarm.hint or "ask for the run's present address"
+        yield Finding("Swarm", Level.FAILURE, swarm.problem, fix)
+        return
+    people = "1 peer is" if swarm.peers == 1 else f"{swarm.peers} peers are"
+    if swarm.peers:
+        yield Finding("Swarm", Level.OK, f"{swarm.run} is reached, {people} alive")
+    else:
+        fix = "ask its owner whether it goes on: atom status ADDRESS"
+        yield Finding("Swarm", Level.WARNING, f"{swarm.run} is known, nobody is alive", fix)
+    for package, wanted, here in swarm.versions:
+        if here != wanted:
+            said = f"the run was founded with {package} {wanted}, here is {here or 'none'}"
+            fix = f"pip install '{package}=={wanted}'"
+            yield Finding("Versions", Level.WARNING, said, fix)
+    if all(here == wanted for _, wanted, here in swarm.versions):
+        yield Finding("Versions", Level.OK, "as the run's founder had them")
+    yield _reached(swarm.reached)
+
+
+def _reached(reached: str) -> Finding:
+    if reached == "yes":
+        return Finding("From outside", Level.OK, "a peer of the run could connect to the data port")
+    if reached == "no":
+        return Finding(
+            "From outside", Level.WARNING, "no peer of the run could connect to the data port",
+            'forward it in the router, or say [network] reachable = "no" in the peer file',
+        )  # fmt: skip
+    return Finding("From outside", Level.UNCHECKED, reached)
+
+
+def _capacity(capacity: Capacity, swarm: Swarm | None) -> Iterator[Finding]:
+    largest = capacity.largest
+    lack = "" if capacity.next_larger is None else _lack(capacity.next_larger)
+    if largest is not None:
+        said = f"{largest.title}: {format_bytes(largest.host_bytes)} of host memory"
+        said += f"; {lack}" if lack else ""
+        yield Finding("Largest model", Level.OK, said)
+    else:
+        yield Finding(
+            "Largest model", Level.WARNING, f"none of the GPT-3 paper: {lack}",
+            "free memory: top lists what takes it; runs of smaller models may still fit",
+        )  # fmt: skip
+    if swarm is None or swarm.problem:
+        return
+    if capacity.run is None:
+        yield Finding("This run", Level.UNCHECKED, capacity.run_problem)
+    elif not capacity.run.fits_memory:
+        fix = "free memory: top lists what takes it; or raise [host] and [device] memory"
+        yield Finding("This run", Level.FAILURE, f"does not fit: {_lack(capacity.run)}", fix)
+    elif capacity.run.disk_bytes > capacity.run.disk_have_bytes:
+        need, have = capacity.run.disk_bytes, capacity.run.disk_have_bytes
+        said = f"needs up to {format_bytes(need)} of disk, {format_bytes(have)} are free"
+        fix = "choose a larger disk: [state] directory in the peer file"
+        yield Finding("This run", Level.FAILURE, said, fix)
+    else:
+        takes = format_bytes(capacity.run.host_bytes)
+        yield Finding("This run", Level.OK, f"{capacity.run.title} fits: {takes} of host memory")
+
+
+def _lack(fit: Fit) -> str:
+    if fit.host_bytes > fit.host_have_bytes:
+        need, have = format_bytes(fit.host_bytes), format_bytes(fit.host_have_bytes)
+        return f"{fit.title} takes {need} of host memory, {have} may be used"
+    return f"{fit.title}: {fit.device_problem}"

@@ -1,0 +1,206 @@
+"""Looking at this box. Every look ends in seconds, and none of them raises."""
+
+import ctypes
+import errno
+import fcntl
+import os
+import platform
+import resource
+import socket
+import sys
+import tempfile
+import time
+from importlib import metadata
+from pathlib import Path
+
+import psutil
+import torch
+from packaging.requirements import Requirement
+
+from atom.base.errors import AtomError
+from atom.config.peer_file import PeerFile
+from atom.daemon.doctor.facts import Disk, Gpu, Machine, Memory, Package, Port, Software
+from atom.graph.profile.rates import measure_link
+from atom.optim.speed import adamw_elements_per_s
+from atom.swarm.addresses import parse_listen
+
+_DISTRIBUTION = "atom-swarm"
+_SAMPLE_BYTES = 64 * 2**20
+_LEAST_GPU_BYTES = 256 * 2**20
+_TIME_ERROR = 5
+"""What adjtimex(2) returns while nothing keeps the clock right."""
+
+
+def software() -> Software:
+    try:
+        adamw_elements_per_s(torch.float32, elements=2**12)
+        kernels = None
+    except (AtomError, OSError) as problem:
+        kernels = str(problem)
+    try:
+        wanted = metadata.requires(_DISTRIBUTION) or []
+    except metadata.PackageNotFoundError:
+        wanted = []  # run from a folder that was never installed
+    requirements = [Requirement(text) for text in wanted]
+    needed = [each for each in requirements if each.marker is None or each.marker.evaluate()]
+    python = sys.version_info
+    return Software((python.major, python.minor), tuple(map(_package, needed)), kernels)
+
+
+def _package(wanted: Requirement) -> Package:
+    try:
+        here = metadata.version(wanted.name)
+    except metadata.PackageNotFoundError:
+        return Package(wanted.name, str(wanted.specifier), None, False)
+    fits = wanted.specifier.contains(here, prereleases=True)
+    return Package(wanted.name, str(wanted.specifier), here, fits)
+
+
+def machine(peer: PeerFile) -> Machine:
+    wants_gpu = peer.device.kind.startswith("cuda")
+    index = int(peer.device.kind.partition(":")[2] or 0) if wants_gpu else 0
+    gpu, problem = None, ""
+    if peer.device.kind != "cpu":
+        gpu, problem = _gpu(index)
+    threads = peer.device.cpu_threads or len(os.sched_getaffinity(0))
+    system = f"{platform.system()} {platform.release()}"
+    return Machine(system, _processor(), threads, gpu, problem, wants_gpu)
+
+
+def _gpu(index: int) -> tuple[Gpu | None, str]:
+    if torch.version.cuda is None:
+        return None, "this PyTorch is built without CUDA"
+    if not torch.cuda.is_available():
+        return None, "PyTorch finds no driver, or no device"
+    if index >= torch.cuda.device_count():
+        return None, f"there are {torch.cuda.device_count()}, not number {index}"
+    device = torch.device("cuda", index)
+    free, total = torch.cuda.mem_get_info(device)
+    load, unload = _link_rates(device, free)
+    found = Gpu(
+        torch.cuda.get_device_name(device),
+        _driver(),
+        free,
+        total,
+        torch.cuda.is_bf16_supported(including_emulation=False),
+        load,
+        unload,
+    )
+    return found, ""
+
+
+def _link_rates(device: torch.device, free_bytes: int) -> tuple[float | None, float | None]:
+    if free_bytes < _LEAST_GPU_BYTES:
+        return None, None
+    try:
+        rates = measure_link(device)
+    except RuntimeError:  # out of memory, or no memory may be locked
+        return None, None
+    return rates.load_bytes_per_s.median, rates.gradient_bytes_per_s.median
+
+
+def _driver() -> str:
+    try:
+        text = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8")
+    except OSError:
+        return "unknown"
+    words = text.splitlines()[0].split()
+    return next((word for word in words if word[:1].isdigit() and "." in word), "unknown")
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.machine())
+
+
+def memory() -> Memory:
+    seen = psutil.virtual_memory()
+    limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    try:
+        rate: float | None = adamw_elements_per_s(torch.float32)
+    except (MemoryError, AtomError, OSError):
+        rate = None
+    lockable = None if limit == resource.RLIM_INFINITY else limit
+    return Memory(seen.total, seen.available, lockable, rate)
+
+
+def disk(folder: Path) -> Disk:
+    """Of the folder, or of the nearest one above it that is there: none is made."""
+    there = nearest_folder(folder)
+    try:
+        seen = os.statvfs(there)
+        free = seen.f_bavail * seen.f_frsize
+        with tempfile.TemporaryFile(dir=there) as file:
+            fits = free > 2 * _SAMPLE_BYTES
+            rate = _write_rate(file.fileno()) if fits else None
+    except OSError as problem:
+        return Disk(str(there), 0, None, problem.strerror or str(problem))
+    return Disk(str(there), free, rate)
+
+
+def nearest_folder(folder: Path) -> Path:
+    folder = folder.expanduser().absolute()
+    while not folder.is_dir():
+        folder = folder.parent
+    return folder
+
+
+def _write_rate(file: int) -> float:
+    sample = os.urandom(2**20)
+    start = time.perf_counter()
+    for _ in range(_SAMPLE_BYTES // len(sample)):
+        os.write(file, sample)
+    os.fsync(file)
+    return _SAMPLE_BYTES / max(time.perf_counter() - start, 1e-9)
+
+
+def ports(peer: PeerFile, state: Path) -> tuple[Port, ...]:
+    """`state`: the state directory of a daemon that may run, and then has them."""
+    listen = parse_listen(peer.network.listen)
+    wanted = [("listen", listen.port)]
+    if peer.network.reachable != "no":
+        wanted.append(("data_port", peer.network.data_port))
+    if daemon_runs(state):
+        return tuple(Port(key, listen.host, number, is_ours=True) for key, number in wanted)
+    return tuple(
+        Port(key, listen.host, number, _bind_problem(listen.host, number)) for key, number in wanted
+    )
+
+
+def daemon_runs(state: Path) -> bool:
+    """Whether a daemon holds this state directory."""
+    try:
+        with (state.expanduser() / "daemon.lock").open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _bind_problem(host: str, number: int) -> str:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, number))
+        except OSError as problem:
+            if problem.errno == errno.EADDRINUSE:
+                return "another program listens there"
+            return problem.strerror or str(problem)
+    return ""
+
+
+def clock_synchronised() -> bool | None:
+    """Whether something keeps this clock right, as the kernel says; None: it does not say."""
+    try:
+        library = ctypes.CDLL(None, use_errno=True)
+        state = library.adjtimex(ctypes.create_string_buffer(512))  # all zero: only reads
+    except (OSError, AttributeError):
+        return None
+    return None if state < 0 else state != _TIME_ERROR

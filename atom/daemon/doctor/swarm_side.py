@@ -1,0 +1,95 @@
+"""Looking at a swarm from this box: a DHT node in client mode that publishes nothing."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from atom import __version__
+from atom.base.errors import AtomError, UserError
+from atom.daemon.doctor.facts import Swarm
+from atom.swarm.addresses import parse_join_address
+from atom.swarm.dht_frames import NodeSettings
+from atom.swarm.directory import open_directory
+from atom.swarm.identity import Identity
+from atom.swarm.reachability import Reached
+from atom.swarm.records import Manifest, PeerState
+
+RENEWAL_S = 2.0
+"""Between two renewals of a lease: the newest of many is hardly older than its way to us."""
+TRAVEL_S = 3.0
+NOT_A_PEER = (
+    "peers dial back those who take part: join, then ask again with --state DIR while it runs"
+)
+NOT_YET = "no peer of the run has tried yet"
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What was seen of a swarm."""
+
+    swarm: Swarm
+    manifest: Manifest | None = None
+    offset_s: tuple[float, float] | None = None
+    """As `atom.daemon.doctor.facts.Clock` has it."""
+
+
+async def look(address: str, state: Path) -> Sight:
+    """Through the address; `state`: the state directory of a peer that may run here."""
+    try:
+        parsed = parse_join_address(address)
+        node = NodeSettings(initial_peers=parsed.bootstrap, client_mode=True)
+        directory = await open_directory(parsed.run, parsed.owner, node)
+        try:
+            manifest, _ = await directory.read_manifest()
+            leases = await directory.read_leases()
+            now = time.time()
+        finally:
+            await directory.close()
+    except UserError as problem:
+        return Sight(Swarm(problem=problem.message, hint=problem.hint))
+    except AtomError as problem:
+        return Sight(Swarm(problem=str(problem), hint="try again in a moment"))
+    alive = {peer: lease for peer, lease in leases.items() if lease.state is not PeerState.LEFT}
+    versions = tuple((name, wanted, version_here(name)) for name, wanted in manifest.versions)
+    known = {peer: lease.reached for peer, lease in alive.items()}
+    reached = reached_of(known, _own_peer_id(state))
+    seen = Swarm(run=manifest.run, peers=len(alive), versions=versions, reached=reached)
+    ages = [now - lease.issued_at for lease in alive.values()]
+    return Sight(seen, manifest, clock_offset_s(ages))
+
+
+def clock_offset_s(ages: list[float]) -> tuple[float, float] | None:
+    """Ours minus the others', from how old their leases look: the youngest was made between now
+    and a renewal and its way ago. Pure."""
+    if not ages:
+        return None
+    youngest = min(ages)
+    return youngest - RENEWAL_S - TRAVEL_S, youngest
+
+
+def reached_of(alive: Mapping[str, Reached], own: str | None) -> str:
+    """What our own peer has found out about itself, if it is alive; else why it is not known."""
+    if own is None or own not in alive:
+        return NOT_A_PEER
+    reached = alive[own]
+    return NOT_YET if reached is Reached.UNKNOWN else reached.value
+
+
+def version_here(package: str) -> str | None:
+    """Without a build's name: 2.13.0+cpu is 2.13.0."""
+    if package == "atom-swarm":
+        return __version__
+    try:
+        return metadata.version(package).split("+")[0]
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _own_peer_id(state: Path) -> str | None:
+    path = state.expanduser() / "identity.key"
+    try:
+        return Identity.load_or_create(path).peer_id if path.exists() else None
+    except AtomError:
+        return None

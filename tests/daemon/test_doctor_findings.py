@@ -1,0 +1,178 @@
+"""Facts → findings: each fault is named, has its level, and says a command or a key."""
+
+import dataclasses
+import re
+
+import pytest
+
+from atom.daemon.doctor.facts import (
+    Capacity,
+    Clock,
+    Disk,
+    Facts,
+    Fit,
+    Gpu,
+    Machine,
+    Memory,
+    Package,
+    Port,
+    Software,
+    Swarm,
+)
+from atom.daemon.doctor.findings import Finding, Level, findings_of
+
+GIB = 2**30
+GPU = Gpu("A card", "570.1", 22 * GIB, 24 * GIB, True, 25e9, 24e9)
+FIT = Fit("gpt3 xl in bfloat16", 30 * GIB, 64 * GIB, 80 * GIB, 500 * GIB)
+SWARM = Swarm(run="words", peers=3, versions=(("torch", "2.13.0", "2.13.0"),), reached="yes")
+SOUND = Facts(
+    Software((3, 11), (Package("torch", ">=2.9", "2.13.0", True),), None),
+    Machine("Linux 6.8", "A processor", 16, GPU, "", False),
+    Memory(64 * GIB, 60 * GIB, None, 2e9),
+    Disk("/data", 500 * GIB, 900e6),
+    (Port("listen", "0.0.0.0", 31337), Port("data_port", "0.0.0.0", 31338)),
+    Clock(True, (-4.9, 0.1)),
+    Capacity(FIT, None, dataclasses.replace(FIT, title="words")),
+    SWARM,
+)
+FIX = re.compile(
+    r"pip install|make |python -m|nvidia-smi|top lists|timedatectl|atom |--state|\[network\]"
+    r"|\[host\]|\[device\]|\[state\]|precision =|ask for"
+)
+
+
+def changed(**parts: object) -> Facts:
+    """SOUND, where `parts` name a field and either its value or a part of it by a dict."""
+    made = {}
+    for name, value in parts.items():
+        old = getattr(SOUND, name)
+        made[name] = dataclasses.replace(old, **value) if isinstance(value, dict) else value
+    return dataclasses.replace(SOUND, **made)
+
+
+def machine(**gpu: object) -> Facts:
+    return changed(machine={"gpu": dataclasses.replace(GPU, **gpu)})
+
+
+def run_that(**fit: object) -> Facts:
+    return changed(capacity={"run": dataclasses.replace(FIT, **fit)})
+
+
+def test_a_sound_box_has_nothing_to_mend() -> None:
+    findings = findings_of(SOUND)
+    assert {finding.level for finding in findings} == {Level.OK}
+    topics = [finding.topic for finding in findings]
+    assert topics == [
+        "Python", "Libraries", "Host kernels", "Processor", "GPU", "PCIe", "Host memory",
+        "Locked memory", "Optimizer", "Disk", "Port of listen", "Port of data_port", "Clock",
+        "Swarm", "Versions", "From outside", "Largest model", "This run",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("facts", "topic", "level", "said"),
+    [
+        (changed(software={"python": (3, 13)}), "Python", Level.FAILURE, "3.13; 3.11 or 3.12"),
+        (
+            changed(software={"packages": (Package("rich", ">=13", None, False),)}),
+            "Libraries", Level.FAILURE, "rich is missing; wanted: >=13",
+        ),
+        (
+            changed(software={"packages": (Package("rich", ">=13", "12.1", False),)}),
+            "Libraries", Level.FAILURE, "rich 12.1; wanted: >=13",
+        ),
+        (changed(software={"kernels": "no C"}), "Host kernels", Level.FAILURE, "no C"),
+        (
+            changed(machine={"gpu": None, "gpu_problem": "no driver"}),
+            "GPU", Level.WARNING, "none: no driver",
+        ),
+        (
+            changed(machine={"gpu": None, "gpu_problem": "no driver", "wants_gpu": True}),
+            "GPU", Level.FAILURE, "none: no driver",
+        ),
+        (changed(machine={"gpu": None}), "GPU", Level.OK, "the peer file says cpu"),
+        (machine(free_bytes=2 * GIB), "GPU", Level.WARNING, "other programs use the rest"),
+        (machine(computes_bfloat16=False), "bfloat16", Level.WARNING, "does not compute in it"),
+        (machine(load_bytes_per_s=None), "PCIe", Level.UNCHECKED, "too little memory was free"),
+        (machine(unload_bytes_per_s=1e9), "PCIe", Level.WARNING, "1.0 GB/s back: slow"),
+        (changed(memory={"lockable_bytes": 8 * 2**20}), "Locked memory", Level.OK, "8.0 MiB"),
+        (changed(memory={"adamw_per_s": None}), "Optimizer", Level.UNCHECKED, "cannot be used"),
+        (changed(memory={"adamw_per_s": 1e7}), "Optimizer", Level.WARNING, "10 M parameters"),
+        (changed(disk={"problem": "read-only"}), "Disk", Level.FAILURE, "/data: read-only"),
+        (changed(disk={"free_bytes": GIB}), "Disk", Level.FAILURE, "1.0 GiB free in /data"),
+        (changed(disk={"write_bytes_per_s": 1e7}), "Disk", Level.WARNING, "10 MB/s: slow"),
+        (changed(disk={"write_bytes_per_s": None}), "Disk", Level.OK, "speed not measured"),
+        (
+            changed(ports=(Port("listen", "::", 80, "another program listens there"),)),
+            "Port of listen", Level.FAILURE, ":::80: another program listens there",
+        ),
+        (changed(ports=(Port("listen", "::", 0),)), "Port of listen", Level.OK, "any free one"),
+        (
+            changed(ports=(Port("listen", "::", 80, is_ours=True),)),
+            "Port of listen", Level.OK, "your daemon listens",
+        ),
+        (changed(clock=Clock(False)), "Clock", Level.WARNING, "nothing keeps it right"),
+        (changed(clock=Clock(None)), "Clock", Level.UNCHECKED, "does not tell"),
+        (changed(clock=Clock(True)), "Clock", Level.OK, "synchronised"),
+        (
+            changed(clock=Clock(True, (4.0, 9.0))),
+            "Clock", Level.FAILURE, "at least 4.0 s ahead of the swarm's; 3 s are allowed",
+        ),
+        (
+            changed(clock=Clock(True, (-12.0, -7.0))),
+            "Clock", Level.FAILURE, "at least 7.0 s behind the swarm's",
+        ),
+        (changed(swarm=None), "Swarm", Level.UNCHECKED, "atom doctor ADDRESS"),
+        (
+            changed(swarm=Swarm(problem="cannot reach it")),
+            "Swarm", Level.FAILURE, "cannot reach it",
+        ),
+        (changed(swarm={"peers": 0}), "Swarm", Level.WARNING, "words is known, nobody is alive"),
+        (changed(swarm={"peers": 1}), "Swarm", Level.OK, "1 peer is alive"),
+        (
+            changed(swarm={"versions": (("torch", "2.9.0", "2.13.0"),)}),
+            "Versions", Level.WARNING, "founded with torch 2.9.0, here is 2.13.0",
+        ),
+        (
+            changed(swarm={"versions": (("transformers", "5.1", None),)}),
+            "Versions", Level.WARNING, "transformers 5.1, here is none",
+        ),
+        (changed(swarm={"reached": "no"}), "From outside", Level.WARNING, "no peer of the run"),
+        (changed(swarm={"reached": "join"}), "From outside", Level.UNCHECKED, "join"),
+        (
+            changed(capacity={"next_larger": dataclasses.replace(FIT, host_bytes=99 * GIB)}),
+            "Largest model", Level.OK, "takes 99.0 GiB of host memory, 64.0 GiB may be used",
+        ),
+        (
+            changed(capacity={"largest": None, "next_larger": dataclasses.replace(
+                FIT, device_problem="needs 2 GiB")}),
+            "Largest model", Level.WARNING, "none of the GPT-3 paper: gpt3 xl in bfloat16: needs",
+        ),
+        (run_that(host_bytes=99 * GIB), "This run", Level.FAILURE, "takes 99.0 GiB of host"),
+        (run_that(device_problem="too small"), "This run", Level.FAILURE, "too small"),
+        (run_that(disk_bytes=900 * GIB), "This run", Level.FAILURE, "900.0 GiB of disk, 500.0"),
+        (
+            changed(capacity={"run": None, "run_problem": "own code"}),
+            "This run", Level.UNCHECKED, "own code",
+        ),
+    ],
+)  # fmt: skip
+def test_each_fault_has_its_line(facts: Facts, topic: str, level: Level, said: str) -> None:
+    findings = findings_of(facts)
+    found = [finding for finding in findings if finding.topic == topic]
+    assert [finding.level for finding in found] == [level]
+    assert said in found[0].said
+    for finding in findings:
+        assert bool(finding.fix) == (finding.level in (Level.WARNING, Level.FAILURE))
+        assert not finding.fix or FIX.search(finding.fix), finding
+
+
+def test_without_a_swarm_its_run_is_not_spoken_of() -> None:
+    for swarm in (None, Swarm(problem="cannot reach it", hint="ask for it")):
+        topics = {finding.topic for finding in findings_of(changed(swarm=swarm))}
+        assert not topics & {"This run", "Versions", "From outside"}
+
+
+def test_what_is_wrong_has_a_fix() -> None:
+    with pytest.raises(AssertionError, match="Clock"):
+        Finding("Clock", Level.FAILURE, "wrong")

@@ -1,0 +1,124 @@
+"""The looks at a box: what they see is plausible, and nothing is left behind."""
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+import torch
+
+from atom.config.load import parse_peer_text
+from atom.config.peer_file import PeerFile
+from atom.daemon.doctor import capacity, gathering
+from atom.daemon.doctor.swarm_side import NOT_A_PEER, NOT_YET, clock_offset_s, reached_of
+from atom.daemon.state_directory import StateDirectory
+from atom.swarm.reachability import Reached
+
+
+def test_this_box_can_run_its_own_tests() -> None:
+    seen = gathering.software()
+    assert seen.kernels is None
+    assert all(package.fits for package in seen.packages), seen.packages
+    memory = gathering.memory()
+    assert 0 < memory.available_bytes <= memory.total_bytes
+    assert memory.adamw_per_s is not None
+    assert memory.adamw_per_s > 0
+
+
+def test_the_disk_is_tried_and_left_as_it_was(tmp_path: Path) -> None:
+    seen = gathering.disk(tmp_path / "not" / "there")
+    assert (seen.folder, seen.problem) == (str(tmp_path), "")
+    assert seen.free_bytes > 0
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_port_in_use_is_seen(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        number = taken.getsockname()[1]
+        text = f'[network]\nlisten = "127.0.0.1:{number}"\ndata_port = 0\n'
+        listen, data = gathering.ports(parse_peer_text(text, tmp_path), tmp_path)
+    assert (listen.key, listen.number) == ("listen", number)
+    assert listen.problem == "another program listens there"
+    assert (data.key, data.number, data.problem) == ("data_port", 0, "")
+    (only,) = gathering.ports(parse_peer_text('[network]\nreachable = "no"\n', tmp_path), tmp_path)
+    assert only.key == "listen"
+
+
+def test_a_port_of_our_own_daemon_is_no_fault(tmp_path: Path) -> None:
+    daemon = StateDirectory(tmp_path)
+    daemon.lock()
+    try:
+        assert all(port.is_ours for port in gathering.ports(PeerFile(), tmp_path))
+    finally:
+        daemon.unlock()
+    assert not any(port.is_ours for port in gathering.ports(PeerFile(), tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("kind", "wants", "has_reason"),
+    [("cpu", False, False), ("auto", False, True), ("cuda:99", True, True)],
+)
+def test_a_gpu_that_is_not_there_has_a_reason(
+    kind: str, wants: bool, has_reason: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    seen = gathering.machine(parse_peer_text(f'[device]\nkind = "{kind}"\n', tmp_path))
+    assert (seen.gpu, seen.wants_gpu) == (None, wants)
+    assert bool(seen.gpu_problem) == has_reason
+
+
+def test_the_youngest_lease_tells_the_time() -> None:
+    assert clock_offset_s([]) is None
+    low, high = clock_offset_s([0.3, 1.9, 7.0]) or (0.0, 0.0)
+    assert low < 0 < high
+    ahead = clock_offset_s([9.0, 10.5])
+    assert ahead is not None
+    assert ahead[0] > 3
+    behind = clock_offset_s([-6.0])
+    assert behind is not None
+    assert behind[1] < -3
+
+
+def test_our_own_peer_knows_whether_it_is_reached() -> None:
+    alive = {"a": Reached.YES, "b": Reached.NO, "c": Reached.UNKNOWN}
+    assert reached_of(alive, None) == NOT_A_PEER
+    assert reached_of(alive, "gone") == NOT_A_PEER
+    assert [reached_of(alive, peer) for peer in alive] == ["yes", "no", NOT_YET]
+
+
+@pytest.mark.parametrize(
+    ("memory", "largest", "larger"),
+    [("3 GiB", "gpt3 small in float32", "gpt3 medium"), ("1 GiB", None, "gpt3 small")],
+)
+def test_the_largest_model_is_one_that_fits(
+    memory: str, largest: str | None, larger: str, tmp_path: Path
+) -> None:
+    peer = parse_peer_text(f'[host]\nmemory = "{memory}"\n[device]\nmemory = "2 GiB"\n', tmp_path)
+    cpu = torch.device("cpu")
+    fit, next_larger = capacity.largest_of_family(peer, cpu, "float32", "exact", tmp_path)
+    assert (fit.title if fit else None) == largest
+    assert next_larger is not None
+    assert next_larger.title.startswith(larger)
+    assert next_larger.host_bytes > next_larger.host_have_bytes
+    assert fit is None or fit.fits_memory
+    needs = dict(capacity._needs("float32", "exact"))
+    assert fit is None or fit.host_bytes == needs["small"], "shapes say what the graph says"
+
+
+def test_a_device_that_is_too_small_is_said(tmp_path: Path) -> None:
+    text = '[host]\nmemory = "3 GiB"\n[device]\nmemory = "1 MiB"\n'
+    fit, small = capacity.largest_of_family(
+        parse_peer_text(text, tmp_path), torch.device("cpu"), "float32", "exact", tmp_path
+    )
+    assert fit is None
+    assert small is not None
+    assert "device memory" in small.device_problem
+
+
+@pytest.mark.parametrize(
+    ("gpu", "best"), [(None, "float32"), (True, "bfloat16"), (False, "float16")]
+)
+def test_the_precision_that_the_device_has(gpu: bool | None, best: str) -> None:
+    assert capacity.precision_for(gpu)[0] == best
