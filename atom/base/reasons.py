@@ -13,6 +13,7 @@ class Reason(StrEnum):
     MALFORMED = "malformed"
     TOO_MANY_CONNECTIONS = "too-many-connections"
     TIMEOUT = "timeout"
+    QUARANTINED = "quarantined"
     # records
     BAD_SIGNATURE = "bad-signature"
     # rounds
@@ -30,6 +31,7 @@ class Reason(StrEnum):
     NOT_FINITE = "not-finite"
     RING_BROKEN = "ring-broken"
     TOO_SLOW = "too-slow"
+    EQUIVOCATION = "equivocation"
     SUPERSEDED = "superseded"
     # transfers
     NOT_FOUND = "not-found"

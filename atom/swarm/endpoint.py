@@ -9,6 +9,7 @@ from atom.base.errors import PeerRefused
 from atom.base.events import EventSink
 from atom.swarm.crew import Crew
 from atom.swarm.handshake import Local
+from atom.swarm.quarantine import Quarantine
 from atom.swarm.rate_limit import TokenBucket
 from atom.swarm.throttle import Bandwidth
 
@@ -26,6 +27,7 @@ class TransportLimits:
     handshakes: int = 64
     """Connections that have not yet proved who they are."""
     handshakes_per_host: int = 16
+    handshakes_distrusted: int = 8
     unclaimed_rings: int = 64
     unclaimed_rings_per_peer: int = 8
     """Two attempts' worth of connections."""
@@ -58,6 +60,7 @@ class Endpoint:
     crew: Crew
     closing: threading.Event
     bandwidth: Bandwidth = field(default_factory=Bandwidth)
+    quarantine: Quarantine = field(default_factory=Quarantine)
 
 
 class RefusalLog:
@@ -95,15 +98,18 @@ class Doorkeeper:
         self._hosts: Counter[str] = Counter()
         self._peers: Counter[str] = Counter()
 
-    def enter(self, host: str) -> bool:
-        """Whether a connection from `host` may start its handshake; counts it if so."""
+    def enter(self, host: str, distrusted: bool = False) -> bool:
+        """Whether a connection from `host` may start its handshake; counts it if so. Of a host that
+        sent garbage lately only a few at a time: others may live behind the same address."""
+        limits = self._limits
+        most = limits.handshakes_per_host if not distrusted else limits.handshakes_distrusted
         with self._lock:
             unproven, proven = self._hosts.total(), self._peers.total()
             if unproven + proven >= self._limits.connections:
                 return False
             if unproven >= self._limits.handshakes:
                 return False
-            if self._hosts[host] >= self._limits.handshakes_per_host:
+            if self._hosts[host] >= most:
                 return False
             self._hosts[host] += 1
             return True

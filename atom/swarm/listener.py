@@ -84,7 +84,8 @@ class Listener:
                 self._take(accepted, str(address[0]))
 
     def _take(self, accepted: socket.socket, host: str) -> None:
-        if not self._doorkeeper.enter(host):
+        distrusted = self._endpoint.quarantine.holds(host, self._endpoint.clock.now())
+        if not self._doorkeeper.enter(host, distrusted):
             accepted.close()
             self._refusals.write(PeerRefused(Reason.TOO_MANY_CONNECTIONS), host, "")
             return
@@ -155,7 +156,7 @@ class Listener:
         try:
             stream.handshake(patience)
             handshake.receive(channel, local, self._credentials.certificate, patience)
-            self._router.screen(channel)
+            self._screen(channel)
             if not self._doorkeeper.identify(host, channel.peer_id):
                 raise PeerRefused(Reason.TOO_MANY_CONNECTIONS, "from this peer")
             proven.append(channel.peer_id)
@@ -167,15 +168,30 @@ class Listener:
             elif channel.purpose is Purpose.RING:
                 channel.stream = self._endpoint.bandwidth.limit_ring(further)
         except PeerRefused as refused:
-            self._refusals.write(refused, host, channel.peer_id)
+            self._refuse(refused, host, channel.peer_id)
             self._say_no(channel, refused)
         except TimeoutError:
-            self._refusals.write(PeerRefused(Reason.TIMEOUT, "handshake"), host, "")
+            self._refuse(PeerRefused(Reason.TIMEOUT, "handshake"), host, "")
         except ConnectionError as error:
-            self._refusals.write(PeerRefused(Reason.BAD_HANDSHAKE, str(error)), host, "")
+            self._refuse(PeerRefused(Reason.BAD_HANDSHAKE, str(error)), host, "")
         else:
             return True
         return False
+
+    def _refuse(self, refused: PeerRefused, host: str, peer_id: str) -> None:
+        """Writes it down. Before anybody has proved who it is, only its host can be held to it."""
+        self._refusals.write(refused, host, peer_id)
+        if not peer_id:
+            self._endpoint.quarantine.offend(host, refused.reason, self._endpoint.clock.now())
+
+    def _screen(self, channel: Channel) -> None:
+        """Raises: PeerRefused. Who is in quarantine may still send messages, each of which is
+        checked: a quorum may need its vote. Unless it is aside for good."""
+        quarantine, now = self._endpoint.quarantine, self._endpoint.clock.now()
+        aside = quarantine.holds(channel.peer_id, now) and channel.purpose is not Purpose.MESSAGES
+        if aside or quarantine.is_for_good(channel.peer_id):
+            raise PeerRefused(Reason.QUARANTINED, "for what this peer did before")
+        self._router.screen(channel)
 
     def _say_no(self, channel: Channel, refused: PeerRefused) -> None:
         patience = Patience.within(_LAST_WORDS_S)

@@ -17,6 +17,7 @@ from atom.swarm.identity import Identity
 from atom.swarm.lane import Lanes, OnUnreachable
 from atom.swarm.link_book import LinkBook
 from atom.swarm.memory_stream import MemoryStream
+from atom.swarm.quarantine import Quarantine
 from atom.swarm.router import OnBlobs, OnMessage, Router
 
 
@@ -96,6 +97,10 @@ class LocalTransport:
     @property
     def peer_id(self) -> str:
         return self._endpoint.local.identity.peer_id
+
+    @property
+    def quarantine(self) -> Quarantine:
+        return self._endpoint.quarantine
 
     @property
     def address(self) -> tuple[str, int]:

@@ -68,6 +68,8 @@ class Router:
         try:
             self._serve(channel)
         except PeerRefused as refused:
+            end = self._endpoint
+            end.quarantine.offend(channel.peer_id, refused.reason, end.clock.now())
             self._endpoint.events.emit(
                 "connection-dropped",
                 reason=refused.reason.value,

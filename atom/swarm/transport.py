@@ -27,6 +27,7 @@ from atom.swarm.lines import Lines
 from atom.swarm.link_book import LinkBook
 from atom.swarm.listener import Listener
 from atom.swarm.message_codec import MAX_MESSAGE_BYTES
+from atom.swarm.quarantine import Quarantine
 from atom.swarm.reachability import Reached
 from atom.swarm.relay import Relay
 from atom.swarm.router import OnBlobs, OnMessage, Router
@@ -46,6 +47,8 @@ class PeerTransport(Protocol):
     def peer_id(self) -> str: ...
     @property
     def address(self) -> tuple[str, int]: ...
+    @property
+    def quarantine(self) -> Quarantine: ...
     def start(self) -> None: ...
     def close(self) -> None: ...
     def set_handlers(
@@ -109,6 +112,11 @@ class Transport:
     def courtesy(self) -> Courtesy:
         """What our rings send: for those who serve blobs."""
         return self._endpoint.bandwidth.courtesy
+
+    @property
+    def quarantine(self) -> Quarantine:
+        """Who is put aside here."""
+        return self._endpoint.quarantine
 
     @property
     def address(self) -> tuple[str, int]:

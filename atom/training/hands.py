@@ -133,6 +133,12 @@ class ReplicaHands:
     def send(self, peer_id: str, raw: bytes) -> bool:
         return self._transport.send(peer_id, raw)
 
+    def set_aside(self, peer_id: str, reason: Reason) -> float:
+        return self._transport.quarantine.offend(peer_id, reason, self._clock.now())
+
+    def aside(self) -> frozenset[str]:
+        return self._transport.quarantine.aside(self._clock.now())
+
     def own_sequences(self) -> int:
         return self._replica.sequences
 

@@ -7,12 +7,13 @@ and steps on the worker's thread, the ring on its own, the directory's readings 
 import queue
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from atom.base.clock import Clock
 from atom.base.errors import PeerRefused
 from atom.base.events import EventSink
+from atom.base.reasons import Reason
 from atom.swarm.chain import Ballot, Commit, Head, Voter
 from atom.swarm.freshness import LeaseBook
 from atom.swarm.message_codec import decode, encode
@@ -29,6 +30,7 @@ from atom.training.round.vocabulary import (
     FetchResult,
     Freeze,
     LeaveRequested,
+    Offence,
     OfferResult,
     Received,
     Report,
@@ -69,6 +71,12 @@ class Hands(Protocol):
     def own_sequences(self) -> int: ...
     def pass_seconds(self) -> float: ...
     def tell_progress(self, swarm: SwarmCount) -> None: ...
+    def set_aside(self, peer_id: str, reason: Reason) -> float:
+        """Notes an offence; for how many seconds the peer is in quarantine. Any thread."""
+
+    def aside(self) -> frozenset[str]:
+        """Who is in quarantine."""
+
     def changed(self) -> None:
         """Head or phase are others: the lease should say so soon."""
 
@@ -126,6 +134,7 @@ class RoundLoop:
         try:
             self.post(Received(peer_id, incarnation, decode(raw)))
         except PeerRefused as refused:
+            self._hands.set_aside(peer_id, refused.reason)
             if self._complaints.allow(self._clock.now()):
                 self._events.emit("message-refused", peer=peer_id, reason=refused.reason.value)
 
@@ -169,7 +178,8 @@ class RoundLoop:
         now, hands, machine = self._clock.now(), self._hands, self._machine
         self._next_tick = now + TICK_S
         count, pass_s = hands.own_sequences(), hands.pass_seconds()
-        self._view = look(self._book, machine.head, self._me, count, pass_s, now)
+        seen = look(self._book, machine.head, self._me, count, pass_s, now)
+        self._view = replace(seen, aside=hands.aside())
         hands.tell_progress(count_swarm(machine, self._view, self._seen_at))
         self._handle(Tick(self._view))
 
@@ -212,8 +222,16 @@ class RoundLoop:
                 fresh = self._view.fresh
                 heads = {peer: fresh[peer].head for peer in donors if peer in fresh}
                 hands.catch_up(heads, reason, discard)
+            case Offence(peer_id, reason):
+                self._set_aside(peer_id, reason)
             case Report(kind, fields):
                 self._report(kind, fields)
+
+    def _set_aside(self, peer_id: str, reason: Reason) -> None:
+        seconds = self._hands.set_aside(peer_id, reason)
+        if seconds > 0 and self._complaints.allow(self._clock.now()):
+            told = {"peer": peer_id, "reason": reason.value, "seconds": seconds}
+            self._report("peer-aside", told)
 
     def _report(self, kind: str, fields: Mapping[str, Any]) -> None:
         self._events.emit(kind, **fields)

@@ -10,6 +10,7 @@ import pytest
 
 from atom.base.clock import ManualClock
 from atom.base.events import EventList
+from atom.base.reasons import Reason
 from atom.swarm.chain import Ballot, Commit, Contribution, Head, Value, Voter, genesis
 from atom.swarm.freshness import GAP_SECONDS
 from atom.swarm.identity import Identity
@@ -77,6 +78,7 @@ class RecordingHands:
     """Notes every call, in order, on one line: name and arguments."""
 
     def __init__(self) -> None:
+        self.aside_for: list[tuple[str, Reason]] = []
         self.calls: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
         self.progress: list[SwarmCount] = []
         self.reachable = True
@@ -95,6 +97,13 @@ class RecordingHands:
 
     def own_sequences(self) -> int:
         return 5
+
+    def set_aside(self, peer_id: str, reason: Reason) -> float:
+        self.aside_for.append((peer_id, reason))
+        return 30.0
+
+    def aside(self) -> frozenset[str]:
+        return frozenset(peer_id for peer_id, _ in self.aside_for)
 
     def pass_seconds(self) -> float:
         return 0.75

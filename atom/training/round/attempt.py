@@ -27,11 +27,15 @@ class Attempt:
     deadline: float
     serial: int = 0
     ballot: Ballot | None = None
+    invited: set[str] = field(default_factory=set)
+    """Peers whose promise counts."""
     expected: set[str] = field(default_factory=set)
     """Peers whose promise we wait for; the unreachable are struck off."""
     agreeable: set[Voter] = field(default_factory=set)
     """Voters that answered the pre-vote with yes."""
     promises: dict[Voter, Promise] = field(default_factory=dict)
+    barred: set[str] = field(default_factory=set)
+    """Who promised what cannot be: its promise counts, its work does not."""
     members: tuple[Contribution, ...] = ()
     one_shot: bool = False
     """They average with everybody directly."""
@@ -51,7 +55,7 @@ class Attempt:
         return tuple(
             Contribution(v.peer_id, v.incarnation, p.sequences, p.loss_sum)
             for v in standing(self.promises, salt)
-            if v.peer_id not in left_out
+            if v.peer_id not in left_out and v.peer_id not in self.barred
             for p in [self.promises[v]]
         )
 

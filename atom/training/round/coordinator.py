@@ -4,8 +4,6 @@ A coordinator holds no authority over what is true. It may only propose a result
 its own ballot made, or finish a value that somebody in a quorum accepted before.
 """
 
-from collections.abc import Iterable
-
 from atom.base.reasons import Reason
 from atom.swarm.chain import VOTE_DOMAIN, Ballot, Commit, Value, Vote, Voter
 from atom.swarm.chain import vote_payload as payload_of
@@ -35,6 +33,7 @@ from atom.training.round.electorate import (
     same_head,
 )
 from atom.training.round.ring_watch import RingWatch
+from atom.training.round.silence import Silence
 from atom.training.round.vocabulary import Phase
 
 
@@ -49,6 +48,7 @@ class Coordinator:
         stranger = desk.me not in desk.head.voters
         self.lead_after = desk.now + (desk.patience.thaw_rest if stranger else 0.0)
         self._rings = RingWatch(desk)
+        self._silence = Silence(desk)
         self.reset()
 
     def reset(self) -> None:
@@ -57,8 +57,7 @@ class Coordinator:
         self._retry_at = self._desk.now
         self._trigger_since: float | None = None
         self._told_waiting = False
-        self._unheard: dict[str, int] = {}
-        """Who gave no answer, and the serial of the lease it showed then."""
+        self._silence.new_head()
 
     # ---- when
 
@@ -105,19 +104,10 @@ class Coordinator:
         return desk.view.sequences + sum(counts) >= wanted
 
     def answering(self, leases: dict[str, Lease]) -> dict[str, Lease]:
-        """Those of `leases` to count on. What a silent peer has counted does not come to the ring:
-        until it renews its lease, the others have to do that work as well. Nor does the work of
-        those that are left out of rings."""
+        """Those of `leases` to count on: whose work will come to the next ring."""
         left_out = self._rings.left_out()
-        return {
-            peer_id: lease
-            for peer_id, lease in leases.items()
-            if self._unheard.get(peer_id) != lease.serial and peer_id not in left_out
-        }
-
-    def _give_up_on(self, peers: Iterable[str]) -> None:
-        fresh = self._desk.view.fresh
-        self._unheard.update({peer: fresh[peer].serial for peer in peers if peer in fresh})
+        counted = self._silence.counted_on(leases)
+        return {peer: lease for peer, lease in counted.items() if peer not in left_out}
 
     def _tell_if_waiting(self, chosen: Electorate | None) -> None:
         desk = self._desk
@@ -181,27 +171,40 @@ class Coordinator:
         ballot = Ballot(number, desk.me.peer_id, desk.me.incarnation)
         invited = set(same_head(desk.head, desk.view)) | {desk.me.peer_id}
         invited -= self._rings.dispensable(chosen, invited)
-        deadline = desk.now + desk.promise_patience()
+        deadline = desk.now + desk.promise_patience(self._silence.mute)
         self.attempt = Attempt(chosen, Stage.PREPARE, desk.now, deadline, ballot=ballot)
-        self.attempt.expected = invited
+        self.attempt.invited = invited
+        self.attempt.expected = self._silence.worth_waiting(chosen, invited)
         desk.tell(invited, Prepare(desk.head.digest, ballot, chosen.survivors))
 
     def on_promise(self, sender: Voter, message: Promise) -> None:
         attempt = self._attempt_of(message.ballot, Stage.PREPARE)
         lease = self._desk.view.fresh.get(sender.peer_id)
         outlived = lease is not None and lease.incarnation != sender.incarnation
-        if attempt is None or outlived or sender.peer_id not in attempt.expected:
+        if attempt is None or outlived or sender.peer_id not in attempt.invited:
             return
+        self._silence.broken_by(sender.peer_id)
+        attempt.expected.add(sender.peer_id)
         if all(voter == sender or voter.peer_id != sender.peer_id for voter in attempt.promises):
             attempt.promises[sender] = message
+            if self._cannot_be(message, lease):
+                attempt.barred.add(sender.peer_id)
+                self._desk.offence(sender, Reason.BAD_WEIGHT)
             self._check_promises()
+
+    def _cannot_be(self, message: Promise, lease: Lease | None) -> bool:
+        """Nobody needs more than a whole batch beyond what its lease showed a moment ago."""
+        if lease is None or lease.head != self._desk.head.digest:
+            return False
+        return message.sequences > lease.sequences + self._desk.terms.global_batch
 
     def _check_promises(self) -> None:
         attempt = self.attempt
         assert attempt is not None
         if not attempt.all_answered() and self._desk.now < attempt.deadline:
             return
-        self._give_up_on(attempt.expected - {voter.peer_id for voter in attempt.promises})
+        promised = {voter.peer_id for voter in attempt.promises}
+        self._silence.waited_for(attempt.expected - promised)
         if not attempt.decidable() or self._desk.me not in attempt.promises:
             self.give_up(Reason.NO_QUORUM)
             return
@@ -224,8 +227,10 @@ class Coordinator:
         assert attempt.ballot is not None
         message = Abort(desk.head.digest, attempt.ballot, Reason.STATE_MISMATCH)
         attempt.expected -= {voter.peer_id for voter in odd}
+        attempt.invited -= {voter.peer_id for voter in odd}
         for voter in odd:
             del attempt.promises[voter]
+            desk.offence(voter, Reason.STATE_MISMATCH)
         if desk.me not in odd:
             self.give_up(Reason.SUPERSEDED)
         desk.tell([voter.peer_id for voter in odd], message)
@@ -301,8 +306,9 @@ class Coordinator:
         payload = payload_of(self._desk.head.digest, message.ballot, digest, survivors)
         genuine = verify(sender.peer_id, VOTE_DOMAIN, signed_by(sender, payload), message.signature)
         if message.value_digest != digest or not genuine:
-            reason = Reason.BAD_SIGNATURE.value
-            self._desk.report("vote-refused", peer=sender.peer_id, reason=reason)
+            reason = Reason.BAD_SIGNATURE
+            self._desk.report("vote-refused", peer=sender.peer_id, reason=reason.value)
+            self._desk.offence(sender, reason)
             return
         attempt.votes[sender] = message.signature
         self._check_votes()
@@ -336,7 +342,7 @@ class Coordinator:
         attempt = self.attempt
         if attempt is None or attempt.ballot != message.ballot:
             return
-        if sender.peer_id not in attempt.expected:
+        if sender.peer_id not in attempt.invited:
             return
         if message.promised is not None and sender in attempt.electorate.voters:
             desk.state.see(message.promised.attempt)
@@ -353,7 +359,7 @@ class Coordinator:
 
     def on_unreachable(self, peer_id: str) -> None:
         """Nobody there, or nothing to be had from it: stop waiting for its answer."""
-        self._give_up_on([peer_id])
+        self._silence.of([peer_id])
         attempt = self.attempt
         if attempt is None:
             return
@@ -377,7 +383,7 @@ class Coordinator:
         self._desk.report("attempt-ended", reason=reason.value, stage=attempt.stage.value)
         self._back_off()
         if attempt.ballot is not None:
-            asked = attempt.expected | {voter.peer_id for voter in attempt.promises}
+            asked = attempt.invited | {voter.peer_id for voter in attempt.promises}
             self._desk.tell(asked, Abort(self._desk.head.digest, attempt.ballot, reason))
 
     def _back_off(self) -> None:

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +13,7 @@ from atom.swarm.rate_limit import TokenBucket
 from atom.training.round.electorate import same_head
 from atom.training.round.slots import Slots
 from atom.training.round.terms import Patience, Terms
-from atom.training.round.vocabulary import Action, Phase, Report, Send, View
+from atom.training.round.vocabulary import Action, Offence, Phase, Report, Send, View
 
 _HEADS_REMEMBERED = 64
 _CALLS = 6
@@ -103,12 +104,14 @@ class Desk:
     def patience(self) -> Patience:
         return self.terms.patience
 
-    def promise_patience(self) -> float:
-        """A peer answers a prepare at its next pass boundary: wait for the slowest, bounded."""
+    def promise_patience(self, mute: AbstractSet[str] = frozenset()) -> float:
+        """A peer answers a prepare at its next pass boundary: wait for the slowest, bounded, but
+        not for the mute."""
         known = {voter.peer_id for voter in self.head.voters} | set(self.head.members)
         passes = [
             lease.pass_seconds if peer_id in known else min(lease.pass_seconds, _GUEST_PASS_S)
             for peer_id, lease in same_head(self.head, self.view).items()
+            if peer_id not in mute
         ]
         slowest = max([self.view.pass_seconds, *passes])
         return max(self.patience.promise, min(2 * slowest + 0.5, 60.0))
@@ -134,6 +137,11 @@ class Desk:
         promised = self.state.slots.highest_promised
         answer = Nack(parent or self.head.digest, ballot, promised, reason.value)
         self.send(sender.peer_id, answer)
+
+    def offence(self, voter: Voter, reason: Reason) -> None:
+        """Somebody did what no honest peer does; never ourselves, whatever we are told."""
+        if voter.peer_id != self.me.peer_id:
+            self.out.append(Offence(voter.peer_id, reason))
 
     def report(self, kind: str, **fields: Any) -> None:
         self.out.append(Report(kind, {"round": self.head.round, **fields}))

@@ -5,6 +5,7 @@ quorum is left, the survivors may go on without it once every missing voter is c
 its lease has been gone for the grace time; the commit then records that it is their branch.
 """
 
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from atom.swarm.chain import MAX_VOTERS, Head, Voter
@@ -35,6 +36,12 @@ class Electorate:
         if self.survivors:
             return present >= set(self.survivors)
         return is_quorum(self.voters, present)
+
+    def can_do_with(self, peers: AbstractSet[str], me: Voter, view: View) -> bool:
+        """Whether these peer ids are enough to decide. Who was restarted has no vote."""
+        seats = {(i, lease.incarnation) for i, lease in view.fresh.items() if i in peers}
+        seats.add((me.peer_id, me.incarnation))
+        return self.satisfied_by({v for v in self.voters if (v.peer_id, v.incarnation) in seats})
 
 
 def same_head(head: Head, view: View) -> dict[str, Lease]:

@@ -27,6 +27,7 @@ from atom.swarm.messages import (
     Suspect,
 )
 from atom.swarm.records import Lease
+from atom.training.round.claims import Claims
 from atom.training.round.coordinator import Coordinator
 from atom.training.round.desk import Desk, HeadState
 from atom.training.round.member import Member
@@ -52,6 +53,7 @@ from atom.training.round.vocabulary import (
 
 _MAX_DEFERRED = 64
 _MAX_AHEAD = 16
+_MAX_AHEAD_PER_PEER = 4
 
 
 class RoundMachine:
@@ -77,8 +79,8 @@ class RoundMachine:
         self._member = Member(self._desk, self._coordinator)
         self._last_tick = now
         self._behind_since: float | None = None
-        self._shunned: dict[str, float] = {}
-        self._ahead: deque[CommitNotice] = deque(maxlen=_MAX_AHEAD)
+        self._claims = Claims(self._desk)
+        self._ahead: deque[tuple[Voter, CommitNotice]] = deque(maxlen=_MAX_AHEAD)
         """Commits heard before we stood where they start: else a joiner, who gets to a head when
         the next commit has been said already, would chase a fast swarm for ever."""
 
@@ -169,8 +171,7 @@ class RoundMachine:
     def _seek_state(self) -> None:
         """Without a state of our own, anybody's will do."""
         desk = self._desk
-        leases = sorted(desk.view.fresh.values(), key=lambda lease: (-lease.work, lease.head))
-        donors = tuple(lease.peer_id for lease in leases if lease.state_digest)
+        donors = self._claims.any_state()
         if donors and desk.now >= self._seek_at:
             self._seek_at = float("inf")
             self._member.catch_up(donors, "no usable state here", discard=True)
@@ -178,7 +179,7 @@ class RoundMachine:
     def _look_for_better_head(self) -> bool:
         """Starts catching up once a preferred head was visible for a while; True if so."""
         desk = self._desk
-        better = [lease for lease in desk.view.fresh.values() if self._is_better(lease)]
+        better = self._claims.better()
         if desk.state.pending_commit is not None:
             better = []  # one result is less to fetch than a state
         if not better:
@@ -191,18 +192,9 @@ class RoundMachine:
         if desk.now - self._behind_since < patience:
             return False
         self._behind_since = None
-        better.sort(key=lambda lease: (-lease.work, lease.head, lease.peer_id))
-        donors = tuple(lease.peer_id for lease in better)
+        donors = self._claims.donors(better)
         self._member.catch_up(donors, "a preferred head is out there")
         return True
-
-    def _is_better(self, lease: Lease) -> bool:
-        mine = self.head
-        return (
-            lease.head != mine.digest
-            and (lease.work, mine.digest) > (mine.work, lease.head)
-            and self._shunned.get(lease.peer_id, 0.0) <= self._desk.now
-        )
 
     # ---- messages
 
@@ -220,18 +212,27 @@ class RoundMachine:
         value = message.commit.value
         if value.parent != self.head.digest or self.phase is Phase.SYNCING:
             if value.round > self.head.round:
-                self._ahead.append(message)
+                self._keep_ahead(sender, message)
         elif self._may_handle(sender, message, value.parent):
-            self._member.on_commit(message.commit)
+            self._member.on_commit(sender, message.commit)
+
+    def _keep_ahead(self, sender: Voter, message: CommitNotice) -> None:
+        """For later. Who says many of them only pushes out its own."""
+        theirs = [entry for entry in self._ahead if entry[0].peer_id == sender.peer_id]
+        if len(theirs) >= _MAX_AHEAD_PER_PEER:
+            self._ahead.remove(theirs[0])
+        self._ahead.append((sender, message))
 
     def _take_up_commits(self) -> None:
         """We stand at a head: perhaps what follows it was heard before. Each is taken up once: if
         its result is nowhere to be had, it would send us catching up again and again."""
-        here, heard = self.head, [m for m in self._ahead if m.commit.value.round > self.head.round]
-        self._ahead = deque((m for m in heard if m.commit.value.parent != here.digest), _MAX_AHEAD)
-        for message in heard:
-            if message.commit.value.parent == here.digest:
-                self._member.on_commit(message.commit)
+        here = self.head
+        heard = [(who, m.commit) for who, m in self._ahead if m.commit.value.round > here.round]
+        later = ((who, commit) for who, commit in heard if commit.value.parent != here.digest)
+        self._ahead = deque(((who, CommitNotice(commit)) for who, commit in later), _MAX_AHEAD)
+        for sender, commit in heard:
+            if commit.value.parent == here.digest:
+                self._member.on_commit(sender, commit)
 
     def _on_call(self, sender: Voter, message: Prepare | Ring | Accept) -> None:
         """What only the ballot's own coordinator may say."""
@@ -294,9 +295,7 @@ class RoundMachine:
         desk = self._desk
         if desk.phase is not Phase.SYNCING:
             return
-        until = desk.now + desk.patience.shun
-        self._shunned.update(dict.fromkeys(event.failed, desk.now + desk.patience.unhelpful))
-        self._shunned.update(dict.fromkeys(event.shunned, until))
+        self._claims.learn(event)
         self._adrift = not event.state_digest
         if self._adrift:
             self._seek_at = desk.now + desk.patience.behind

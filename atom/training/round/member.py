@@ -154,7 +154,7 @@ class Member:
         if not ours or desk.phase is Phase.SYNCING or sender.peer_id != message.ballot.coordinator:
             return
         if message.reason == Reason.STATE_MISMATCH:
-            donors = tuple(sorted(set(desk.view.fresh) - {desk.me.peer_id}))
+            donors = tuple(sorted(set(desk.view.fresh) - {desk.me.peer_id} - desk.view.aside))
             self.catch_up(donors, "our state differs from the others'", discard=True)
         else:
             self.let_go()
@@ -219,10 +219,25 @@ class Member:
 
     def _refused(self, sender: Voter, message: Accept) -> bool:
         problem = self._objection(message.value)
+        if self._has_other(message):
+            problem = Reason.EQUIVOCATION
+            self._desk.offence(sender, problem)
         if problem is not None:
             self._desk.report("value-refused", reason=problem.value)
             self._desk.nack(sender, message.ballot, problem)
         return problem is not None
+
+    def _has_other(self, message: Accept) -> bool:
+        """Whether this very ballot proposed another value before: two votes of ours would make two
+        commits of one round."""
+        slots = self._desk.state.slots
+        survivors = slots.survivors_of(message.ballot)
+        accepted = None if survivors is None else slots.slot(survivors).accepted
+        return (
+            accepted is not None
+            and accepted.ballot == message.ballot
+            and accepted.value != message.value
+        )
 
     def _objection(self, value: Value) -> Reason | None:
         """Why we do not vouch for `value`, as far as we can tell by ourselves."""
@@ -257,7 +272,7 @@ class Member:
 
     # ---- committing
 
-    def on_commit(self, commit: Commit) -> None:
+    def on_commit(self, sender: Voter, commit: Commit) -> None:
         desk = self._desk
         value = commit.value
         if value.parent != desk.head.digest or value.round != desk.head.round + 1:
@@ -268,7 +283,9 @@ class Member:
         if problem is None and self._knows_better_than(commit):
             problem = Reason.VOTER_ALIVE
         if problem is not None:
-            desk.report("commit-refused", reason=problem.value)
+            desk.report("commit-refused", reason=problem.value, peer=sender.peer_id)
+            if problem is not Reason.VOTER_ALIVE:
+                desk.offence(sender, problem)
             return
         desk.state.pending_commit = commit
         self.go_on()

@@ -20,16 +20,15 @@ class RingWatch:
 
     def left_out(self) -> frozenset[str]:
         """Who is not to be in the next ring."""
-        return self._suspicions.left_out(self._desk.head.digest, self._desk.now)
+        desk = self._desk
+        suspected = self._suspicions.left_out(desk.head.digest, desk.now)
+        return (suspected | desk.view.aside) - {desk.me.peer_id}
 
     def dispensable(self, chosen: Electorate, invited: set[str]) -> frozenset[str]:
         """Who is left out of the ring need not promise either, unless a quorum needs it."""
         desk, left_out = self._desk, self.left_out()
-        seats = {(i, lease.incarnation) for i, lease in desk.view.fresh.items() if i in invited}
-        seats.add((desk.me.peer_id, desk.me.incarnation))  # who was restarted has no vote
-        here = {v for v in chosen.voters if (v.peer_id, v.incarnation) in seats}
-        rest = {voter for voter in here if voter.peer_id not in left_out}
-        return left_out if chosen.satisfied_by(rest) else frozenset()
+        without = chosen.can_do_with(invited - left_out, desk.me, desk.view)
+        return left_out if without else frozenset()
 
     def members(self, attempt: Attempt) -> tuple[Contribution, ...]:
         """Of a ring of those that promised, in an order that is dealt anew by every head."""

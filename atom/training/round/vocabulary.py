@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from atom.base.reasons import Reason
 from atom.swarm.chain import Ballot, Commit, Contribution, Head, Voter
 from atom.swarm.messages import Message
 from atom.swarm.records import Lease
@@ -39,6 +40,8 @@ class View:
     """Our own count."""
     pass_seconds: float = 0.0
     """Our own longest recent accumulation pass."""
+    aside: frozenset[str] = frozenset()
+    """Peers that are in quarantine here: no part in rings, and nothing is fetched from them."""
     mine: Lease | None = None
     """Our own lease, as the directory shows it; None: not yet, or not clearly ours."""
 
@@ -215,6 +218,14 @@ class CatchUp:
 
 
 @dataclass(frozen=True)
+class Offence:
+    """A peer did what no honest one does: to be put aside for a while."""
+
+    peer_id: str
+    reason: Reason
+
+
+@dataclass(frozen=True)
 class Report:
     """Something worth a line in the event log."""
 
@@ -232,5 +243,6 @@ Action = (
     | OfferResult
     | Apply
     | CatchUp
+    | Offence
     | Report
 )

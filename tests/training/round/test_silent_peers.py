@@ -2,11 +2,16 @@
 
 from dataclasses import replace
 
+from simulation import Setting, Swarm
+
 from atom.swarm.chain import Ballot, Head, Voter
 from atom.swarm.identity import Identity
 from atom.swarm.messages import Prepare, Prevote, PrevoteAnswer, Promise
 from atom.swarm.records import Lease, PeerState
 from atom.training.round import RoundMachine, Terms
+from atom.training.round.desk import Desk, HeadState
+from atom.training.round.electorate import Electorate
+from atom.training.round.silence import Silence
 from atom.training.round.vocabulary import (
     Action,
     Freeze,
@@ -136,3 +141,35 @@ def test_whoever_renews_its_lease_is_counted_on_again() -> None:
     story.leases[GONE.peer_id] = replace(story.leases[GONE.peer_id], serial=2)
     assert story.counted_on() == {MATE.peer_id, GONE.peer_id}
     assert story.machine.phase is Phase.ACCUMULATING
+
+
+def rounds_in_two_minutes(mute: bool) -> int:
+    """Of four peers, the last of which is slow; `mute`: and answers no call for promises."""
+    swarm = Swarm(3, Setting(peers=4, global_batch=48, pass_seconds=(1.0, 1.0, 1.0, 4.0)))
+    silent = swarm["D"].peer_id
+    if mute:
+        swarm.network.drop = lambda source, target, message: (
+            source == silent and isinstance(message, Promise)
+        )
+    swarm.run(120.0)
+    return swarm["A"].chain.head.round
+
+
+def test_a_mute_voter_with_a_fresh_lease_does_not_slow_every_round() -> None:
+    assert rounds_in_two_minutes(mute=True) >= 0.75 * rounds_in_two_minutes(mute=False)
+
+
+def test_a_mute_voter_is_waited_for_if_nothing_goes_without_it() -> None:
+    chosen = Electorate(VOTERS)
+    story = Story()
+    desk = Desk(ME, Terms(96), US.sign, HeadState(HEAD, STATE, 0.0))
+    desk.view = View(fresh=story.leases)
+    silence = Silence(desk)
+    silence.waited_for([GONE.peer_id])
+    everybody = {voter.peer_id for voter in VOTERS}
+    assert silence.worth_waiting(chosen, everybody) == {ME.peer_id, MATE.peer_id}
+    alone = {ME.peer_id, GONE.peer_id}
+    assert silence.worth_waiting(chosen, alone) == alone
+    assert set(silence.counted_on(story.leases)) == {MATE.peer_id}
+    silence.broken_by(GONE.peer_id)
+    assert silence.worth_waiting(chosen, everybody) == everybody

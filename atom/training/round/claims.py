@@ -1,0 +1,80 @@
+"""Which claims of a better head are worth leaving the round for.
+
+A lease is free, and says what its owner likes. So whoever claims a head and cannot prove it is not
+believed for a while; those who belong to the run, its voters and last members, are asked first;
+and a peer that is part of the rounds believes strangers the less, the more often they were wrong.
+"""
+
+from atom.swarm.quarantine import hold_s
+from atom.swarm.records import Lease
+from atom.training.round.desk import Desk
+from atom.training.round.vocabulary import CaughtUp
+
+MOST_DONORS = 8
+"""Asked in one go: each that does not answer takes seconds."""
+FIRST_DOUBT_S = 10.0
+_MOST_SHUNNED = 4096
+
+
+class Claims:
+    """One replica's experience with others' claims."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._shunned: dict[str, float] = {}
+        self._strangers_wrong = 0
+        self._strangers_after = float("-inf")
+        self._asked_strangers = False
+
+    def better(self) -> list[Lease]:
+        """Leases that claim a preferred head, believable ones first."""
+        desk = self._desk
+        known = self._known()
+        doubted = desk.me.peer_id in known and desk.now < self._strangers_after
+        found = [
+            lease
+            for lease in desk.view.fresh.values()
+            if self._is_better(lease) and not (doubted and lease.peer_id not in known)
+        ]
+        return sorted(found, key=lambda each: (each.peer_id not in known, -each.work, each.head))
+
+    def donors(self, better: list[Lease]) -> tuple[str, ...]:
+        """Whom to ask, of those that `better` gave."""
+        chosen = tuple(lease.peer_id for lease in better[:MOST_DONORS])
+        self._asked_strangers = not self._known().intersection(chosen)
+        return chosen
+
+    def any_state(self) -> tuple[str, ...]:
+        """Whom to ask by a peer that has no state at all."""
+        leases = sorted(self._desk.view.fresh.values(), key=lambda each: (-each.work, each.head))
+        aside = self._desk.view.aside
+        found = [each.peer_id for each in leases if each.state_digest and each.peer_id not in aside]
+        believed = [peer for peer in found if self._shunned.get(peer, 0.0) <= self._desk.now]
+        return tuple((believed or found)[:MOST_DONORS])
+
+    def learn(self, event: CaughtUp) -> None:
+        """What came of asking them."""
+        desk = self._desk
+        self._shunned.update(dict.fromkeys(event.failed, desk.now + desk.patience.unhelpful))
+        self._shunned.update(dict.fromkeys(event.shunned, desk.now + desk.patience.shun))
+        while len(self._shunned) > _MOST_SHUNNED:
+            del self._shunned[min(self._shunned, key=lambda peer: self._shunned[peer])]
+        if event.head.digest != desk.head.digest:
+            self._strangers_wrong = 0
+        elif self._asked_strangers:
+            self._strangers_wrong += 1
+            self._strangers_after = desk.now + hold_s(FIRST_DOUBT_S, self._strangers_wrong)
+        self._asked_strangers = False
+
+    def _known(self) -> set[str]:
+        head = self._desk.head
+        return {voter.peer_id for voter in head.voters} | set(head.members)
+
+    def _is_better(self, lease: Lease) -> bool:
+        mine = self._desk.head
+        return (
+            lease.head != mine.digest
+            and (lease.work, mine.digest) > (mine.work, lease.head)
+            and self._shunned.get(lease.peer_id, 0.0) <= self._desk.now
+            and lease.peer_id not in self._desk.view.aside
+        )

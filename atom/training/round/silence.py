@@ -1,0 +1,61 @@
+"""Who gave a coordinator no answer, and what is expected of it from now on."""
+
+from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
+
+from atom.base.reasons import Reason
+from atom.swarm.quarantine import Quarantine
+from atom.swarm.records import Lease
+from atom.training.round.desk import Desk
+from atom.training.round.electorate import Electorate
+
+MUTE_S = 30.0
+
+
+class Silence:
+    """What a silent peer has counted does not come to the ring: until it renews its lease, it is
+    not counted on. Who lets a coordinator wait in vain is mute: asked again, but not waited for
+    until a hold is over, twice as long each time. A fresh lease is no excuse: leases are free."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._mute = Quarantine({Reason.TIMEOUT: MUTE_S})
+        self._unheard: dict[str, int] = {}
+        """And the serial of the lease that it showed then."""
+
+    def new_head(self) -> None:
+        self._unheard.clear()
+
+    def of(self, peers: Iterable[str]) -> None:
+        """They gave no answer to what we asked last."""
+        fresh = self._desk.view.fresh
+        self._unheard.update({peer: fresh[peer].serial for peer in peers if peer in fresh})
+
+    def waited_for(self, peers: Iterable[str]) -> None:
+        """They let us wait for as long as we wait for anybody."""
+        for peer in peers:
+            self.of([peer])
+            self._mute.offend(peer, Reason.TIMEOUT, self._desk.now)
+
+    def broken_by(self, peer_id: str) -> None:
+        """It answers."""
+        self._mute.forgive(peer_id)
+
+    @property
+    def mute(self) -> frozenset[str]:
+        return self._mute.aside(self._desk.now)
+
+    def worth_waiting(self, chosen: Electorate, invited: AbstractSet[str]) -> set[str]:
+        """Of those invited, all but the mute; all, if the others could not decide."""
+        others = set(invited - self.mute)
+        without = chosen.can_do_with(others, self._desk.me, self._desk.view)
+        return others if without else set(invited)
+
+    def counted_on(self, leases: Mapping[str, Lease]) -> dict[str, Lease]:
+        """Those of `leases` whose owners will answer, as far as we know."""
+        mute = self.mute
+        return {
+            peer_id: lease
+            for peer_id, lease in leases.items()
+            if self._unheard.get(peer_id) != lease.serial and peer_id not in mute
+        }

@@ -1,0 +1,295 @@
+"""One row per offence: the real machine refuses it by name, and says who is to be put aside."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from test_silent_peers import HEAD, MATE, ME, STATE, US, VOTERS, lease
+
+from atom.base.reasons import Reason
+from atom.swarm.chain import Ballot, Commit, Contribution, Value, Vote, Voter
+from atom.swarm.identity import Identity
+from atom.swarm.messages import (
+    Accept,
+    AcceptedVote,
+    CommitNotice,
+    Message,
+    Nack,
+    Prepare,
+    PrevoteAnswer,
+    Promise,
+    Ring,
+)
+from atom.training.round import RoundMachine, Terms
+from atom.training.round.claims import FIRST_DOUBT_S, MOST_DONORS
+from atom.training.round.vocabulary import (
+    Action,
+    CatchUp,
+    CaughtUp,
+    Event,
+    Freeze,
+    Frozen,
+    Offence,
+    Phase,
+    Received,
+    RingFinished,
+    Send,
+    StartRing,
+    Tick,
+    View,
+)
+
+BATCH = 96
+BALLOT = Ballot(1, MATE.peer_id, MATE.incarnation)
+RESULT = b"r" * 32
+Acts = list[Action]
+
+
+class Scene:
+    """Our machine, and a mate that may do as it likes."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.machine = RoundMachine(ME, HEAD, STATE, Terms(BATCH), US.sign, self.now)
+        self.leases = {v.peer_id: lease(v, 32) for v in VOTERS if v != ME}
+        self.all: Acts = []
+
+    def tell(self, event: Event) -> Acts:
+        actions = self.machine.handle(event, self.now)
+        self.all += actions
+        for action in actions:
+            if isinstance(action, Freeze):
+                self.tell(Frozen(action.ballot, 32, 1.0))
+        return actions
+
+    def says(self, message: Message) -> Acts:
+        return self.tell(Received(MATE.peer_id, MATE.incarnation, message))
+
+    def tick(self, seconds: float = 0.1, aside: frozenset[str] = frozenset()) -> Acts:
+        self.now += seconds
+        return self.tell(Tick(View(fresh=self.leases, sequences=32, aside=aside)))
+
+    def answers(self, kind: type[Message]) -> list[Message]:
+        sent = [action.message for action in self.all if isinstance(action, Send)]
+        return [message for message in sent if isinstance(message, kind)]
+
+    def until_sent(self, kind: type[Message]) -> Ballot:
+        """Until we lead and have sent this to the mate, who plays along; the ballot."""
+        answered = 0
+        for _ in range(200):
+            self.tick()
+            sent = [a.message for a in self.all if isinstance(a, Send) and a.to == MATE.peer_id]
+            for message in sent[answered:]:
+                if isinstance(message, kind):
+                    return getattr(message, "ballot", BALLOT)
+                if hasattr(message, "serial"):
+                    self.says(PrevoteAnswer(HEAD.digest, message.serial))
+                elif isinstance(message, Prepare):
+                    self.says(promise(message.ballot, 64))
+            answered = len(sent)
+        raise AssertionError(f"no {kind.__name__} in 20 s")
+
+    @property
+    def offences(self) -> list[tuple[str, Reason]]:
+        return [(a.peer_id, a.reason) for a in self.all if isinstance(a, Offence)]
+
+
+def promise(ballot: Ballot, sequences: int, state: bytes = STATE) -> Promise:
+    return Promise(HEAD.digest, ballot, None, None, sequences, 1.0, state)
+
+
+def value(digest: bytes = RESULT, **changes: object) -> Value:
+    whole = Value(
+        parent=HEAD.digest,
+        round=HEAD.round + 1,
+        origin=BALLOT,
+        result_digest=digest,
+        gradient_norm=1.0,
+        parent_state_digest=STATE,
+        contributions=(
+            Contribution(MATE.peer_id, MATE.incarnation, 64, 1.0),
+            Contribution(ME.peer_id, ME.incarnation, 32, 1.0),
+        ),
+        voters_next=VOTERS,
+    )
+    return replace(whole, **changes)  # type: ignore[arg-type]
+
+
+def in_the_ring(scene: Scene) -> None:
+    scene.tick()
+    scene.says(Prepare(HEAD.digest, BALLOT))
+    scene.says(Ring(HEAD.digest, BALLOT, value().contributions))
+
+
+def holding(scene: Scene) -> None:
+    in_the_ring(scene)
+    scene.tell(RingFinished(BALLOT, RESULT, 1.0))
+
+
+def forged(whole: Value) -> CommitNotice:
+    votes = tuple(Vote(voter, bytes(64)) for voter in VOTERS)
+    return CommitNotice(Commit(whole, BALLOT, votes))
+
+
+# ---- what is done
+
+
+def weight_beyond_the_lease(scene: Scene) -> None:
+    ballot = scene.until_sent(Prepare)
+    scene.says(promise(ballot, 32 + BATCH + 1))
+
+
+def a_vote_that_nobody_signed(scene: Scene) -> None:
+    ballot = lead_to_accept(scene)
+    digest = next(m for m in scene.answers(Accept) if isinstance(m, Accept)).value.digest()
+    scene.says(AcceptedVote(HEAD.digest, ballot, digest, bytes(64)))
+
+
+def a_vote_for_something_else(scene: Scene) -> None:
+    ballot = lead_to_accept(scene)
+    scene.says(AcceptedVote(HEAD.digest, ballot, b"e" * 32, bytes(64)))
+
+
+def lead_to_accept(scene: Scene) -> Ballot:
+    ballot = scene.until_sent(Ring)
+    scene.tell(RingFinished(ballot, RESULT, 1.0))
+    return ballot
+
+
+def two_values_at_one_ballot(scene: Scene) -> None:
+    holding(scene)
+    scene.says(Accept(HEAD.digest, BALLOT, value()))
+    assert len(scene.answers(AcceptedVote)) == 1
+    scene.says(Accept(HEAD.digest, BALLOT, value(gradient_norm=1.0 + 1e-9)))
+    assert len(scene.answers(AcceptedVote)) == 1, "no second vote at one ballot"
+
+
+def a_forged_certificate(scene: Scene) -> None:
+    scene.tick()
+    scene.says(forged(value()))
+
+
+def a_commit_of_nothing(scene: Scene) -> None:
+    scene.tick()
+    nothing = Contribution(MATE.peer_id, MATE.incarnation, 0, 0.0)
+    scene.says(forged(value(contributions=(nothing,))))
+
+
+@pytest.mark.parametrize(
+    ("act", "reason"),
+    [
+        (weight_beyond_the_lease, Reason.BAD_WEIGHT),
+        (a_vote_that_nobody_signed, Reason.BAD_SIGNATURE),
+        (a_vote_for_something_else, Reason.BAD_SIGNATURE),
+        (two_values_at_one_ballot, Reason.EQUIVOCATION),
+        (a_forged_certificate, Reason.BAD_CERTIFICATE),
+        (a_commit_of_nothing, Reason.BAD_CERTIFICATE),
+    ],
+)
+def test_an_offence_names_its_author(act: Callable[[Scene], None], reason: Reason) -> None:
+    scene = Scene()
+    act(scene)
+    assert (MATE.peer_id, reason) in scene.offences
+    assert scene.machine.head == HEAD
+
+
+# ---- what is refused, and no more: honest peers get there, too
+
+
+def a_wrong_count_of_ours(scene: Scene) -> None:
+    scene.tick()
+    scene.says(Prepare(HEAD.digest, BALLOT))
+    mine = Contribution(ME.peer_id, ME.incarnation, 33, 1.0)
+    scene.says(Ring(HEAD.digest, BALLOT, (value().contributions[0], mine)))
+    assert not any(isinstance(action, StartRing) for action in scene.all)
+
+
+def another_result_than_ours(scene: Scene) -> None:
+    holding(scene)
+    scene.says(Accept(HEAD.digest, BALLOT, value(b"other".ljust(32))))
+
+
+def another_norm_than_ours(scene: Scene) -> None:
+    holding(scene)
+    scene.says(Accept(HEAD.digest, BALLOT, value(gradient_norm=1e30)))
+
+
+def round_ten_to_the_nine(scene: Scene) -> None:
+    holding(scene)
+    scene.says(Accept(HEAD.digest, BALLOT, value(round=10**9)))
+
+
+@pytest.mark.parametrize(
+    ("act", "reason"),
+    [
+        (a_wrong_count_of_ours, Reason.BAD_WEIGHT),
+        (another_result_than_ours, Reason.DIGEST_MISMATCH),
+        (another_norm_than_ours, Reason.DIGEST_MISMATCH),
+        (round_ten_to_the_nine, Reason.WRONG_HEAD),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(act: Callable[[Scene], None], reason: Reason) -> None:
+    scene = Scene()
+    act(scene)
+    refusals = [message for message in scene.answers(Nack) if isinstance(message, Nack)]
+    assert [message.reason for message in refusals] == [reason]
+    assert scene.answers(AcceptedVote) == []
+
+
+# ---- the consequences
+
+
+def test_who_is_aside_is_in_no_ring() -> None:
+    scene, story = Scene(), Scene()
+    ballot = story.until_sent(Prepare)
+    assert ballot.coordinator == ME.peer_id
+    aside = frozenset({MATE.peer_id})
+    for _ in range(100):
+        scene.tick(aside=aside)
+    assert scene.machine.answering(scene.leases).keys().isdisjoint(aside)
+
+
+def test_commits_said_ahead_push_out_only_those_of_the_same_peer() -> None:
+    scene = Scene()
+    scene.tick()
+    other = next(voter for voter in VOTERS if voter not in (ME, MATE))
+    ahead = forged(value(parent=b"n" * 32, round=HEAD.round + 2))
+    scene.tell(Received(other.peer_id, other.incarnation, ahead))
+    for number in range(100):
+        scene.says(forged(value(parent=bytes([number]) * 32, round=10**9)))
+    kept = [sender.peer_id for sender, _ in scene.machine._ahead]
+    assert kept.count(other.peer_id) == 1
+    assert kept.count(MATE.peer_id) == 4
+
+
+def strangers(count: int) -> dict[str, Voter]:
+    ids = sorted(Identity.create().peer_id for _ in range(count))
+    return {peer_id: Voter(peer_id, b"s" * 16) for peer_id in ids}
+
+
+def test_a_crowd_of_false_claims_takes_little_of_our_time() -> None:
+    """Each comes with a new lease, of round 10⁹: asked less and less, and few at a time."""
+    scene, caught_up, asked = Scene(), 0, list[int]()
+    for number in range(600):
+        if number % 10 == 0:
+            for peer_id, voter in strangers(12).items():
+                claim = replace(lease(voter, 0), head=peer_id.encode()[:32], work=10**12)
+                scene.leases[peer_id] = replace(claim, round=10**9)
+        for action in scene.tick(1.0):
+            if isinstance(action, CatchUp):
+                caught_up += 1
+                asked.append(len(action.donors))
+                scene.tell(CaughtUp(HEAD, STATE, (), action.donors))
+                assert scene.machine.phase is Phase.ACCUMULATING
+    assert max(asked) == MOST_DONORS
+    assert caught_up <= 8, f"doubt doubles from {FIRST_DOUBT_S} s on"
+
+
+def test_a_voters_claim_is_heard_in_spite_of_all_strangers() -> None:
+    scene = Scene()
+    for peer_id, voter in strangers(50).items():
+        claim = replace(lease(voter, 0), head=peer_id.encode()[:32], work=10**12)
+        scene.leases[peer_id] = claim
+    scene.leases[MATE.peer_id] = replace(lease(MATE, 0), head=b"b" * 32, work=HEAD.work + 1)
+    asked = [a for _ in range(30) for a in scene.tick() if isinstance(a, CatchUp)]
+    assert asked[0].donors[0] == MATE.peer_id
