@@ -12,7 +12,7 @@ import torch
 
 HUGE_PAGE_BYTES = 2 * 2**20
 _PIECE_BYTES = 64 * HUGE_PAGE_BYTES
-_MAXIMUM_THREADS = 8
+_MAXIMUM_THREADS = 16
 
 
 def allocate_host_memory(elements: int, dtype: torch.dtype) -> torch.Tensor:

@@ -17,6 +17,8 @@ from torch import Tensor
 
 MASTER, HIGH, LOW = "master", "master_high", "master_low"
 MOMENTS = ("exp_avg", "exp_avg_sq")
+_PIECE_ELEMENTS = 2**16
+"""Split at a time: what lies in between stays in the cache, and no page is taken for it."""
 
 
 class StateForm(StrEnum):
@@ -54,10 +56,14 @@ class StateForm(StrEnum):
 
 
 def split(value: Tensor, high: Tensor, low: Tensor) -> None:
-    """Writes the halves of `value` float32 into `high` bfloat16 and `low` int16, of its shape."""
-    bits = value.contiguous().view(torch.int32)
-    high.copy_(((bits + 0x8000) >> 16).to(torch.int16).view(torch.bfloat16))
-    low.copy_(bits.to(torch.int16))
+    """Writes the halves of `value` float32 into `high` bfloat16 and `low` int16, of its shape and
+    contiguous."""
+    bits = value.contiguous().view(-1).view(torch.int32)
+    for start in range(0, bits.numel(), _PIECE_ELEMENTS):
+        piece = slice(start, start + _PIECE_ELEMENTS)
+        some = bits[piece]
+        high.view(-1)[piece].copy_(((some + 0x8000) >> 16).to(torch.int16).view(torch.bfloat16))
+        low.view(-1)[piece].copy_(some.to(torch.int16))
 
 
 def joined(high: Tensor, low: Tensor) -> Tensor:

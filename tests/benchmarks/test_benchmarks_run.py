@@ -105,6 +105,17 @@ def test_the_norm_as_gradients_land_beside_the_norm_after() -> None:
     assert body["exposed_ratio"] > 0
 
 
+def test_what_a_start_takes_and_what_that_comes_to() -> None:
+    body = run(str(BENCHMARKS / "start.py"), "--layers", "2", "--model-dim", "16")
+    assert body["benchmark"] == "start"
+    assert body["host_bytes"] == 16 * body["parameters"]
+    assert all(rate > 0 for rate in body["per_core_second"].values())
+    foreseen = body["foreseen"]
+    for end in (0, 1):
+        seconds = sum(each[end] for each in foreseen["seconds"].values())
+        assert foreseen["total_s"][end] == pytest.approx(seconds)
+
+
 @pytest.mark.parametrize(
     ("program", "argument", "value"),
     [("optimizer.py", "--runs", "0"), ("swap.py", "--json", "/no/such/folder/x.json")],

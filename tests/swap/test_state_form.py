@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from atom.graph.ir import ParameterLayout
+from atom.swap import state_form
 from atom.swap.host_store import HostStore, host_bytes
 from atom.swap.state_form import HIGH, LOW, StateForm, joined, split
 
@@ -26,7 +27,9 @@ def halves_of(value: Tensor) -> tuple[Tensor, Tensor]:
     return high, low
 
 
-def test_no_bit_is_lost() -> None:
+@pytest.mark.parametrize("at_a_time", [1000, 2**16])
+def test_no_bit_is_lost(at_a_time: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state_form, "_PIECE_ELEMENTS", at_a_time)
     numbers = torch.cat([every_kind_of_number(), torch.tensor([torch.inf, -torch.inf])])
     again = joined(*halves_of(numbers))
     assert torch.equal(again.view(torch.int32), numbers.view(torch.int32))
