@@ -1,5 +1,6 @@
 """How a peer shows itself: its lease to the swarm, its information to its owner."""
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -80,6 +81,13 @@ def info_of(
         "peers": sorted(view.fresh),
         "data_addresses": list(parts.data_addresses()),
         "reachable": parts.outreach.reached.value or "unknown",
+        "links": {
+            peer_id: {
+                "round_trip_ms": round(1e3 * link.round_trip_s, 1),
+                "bytes_per_s": round(link.bytes_per_s) if math.isfinite(link.bytes_per_s) else None,
+            }
+            for peer_id, link in parts.transport.links.links(MAX_LINKS).items()
+        },
     }
 
 

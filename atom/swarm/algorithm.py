@@ -47,7 +47,7 @@ class Ways:
     bytes_per_s: float | None = None
     """Of a member's line."""
     all_meet: bool = True
-    """Whether any two members can be connected without a relay."""
+    """Whether any two members can be connected, without a relay."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,8 @@ def measured(places: Sequence[Place]) -> Ways:
     return Ways(
         latency_s=round_trips[len(round_trips) // 2] / 2 if round_trips else None,
         bytes_per_s=min(rates, default=None),
-        all_meet=sum(place.dials_out for place in places) < 2,
+        all_meet=sum(place.dials_out for place in places) < 2
+        and not any(place.apart & peers for place in places),
     )
 
 
@@ -102,4 +103,4 @@ def _against(members: int, ways: Ways) -> str:
         return "two members are each other's neighbours either way"
     if members > MAX_MEMBERS:
         return f"more than {MAX_MEMBERS} members"
-    return "" if ways.all_meet else "some members can only meet through a relay"
+    return "" if ways.all_meet else "some members cannot meet, or only through a relay"

@@ -2,6 +2,7 @@
 those that can be dialled if they cannot. What decides is in `reachability`; here is the thread."""
 
 import threading
+import traceback
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
@@ -102,7 +103,10 @@ class Outreach:
                 if self._closing:
                     return
                 others = {peer: lease for peer, (lease, _) in self._others.items()}
-            self.turn(others)
+            try:
+                self.turn(others)
+            except Exception:  # noqa: BLE001 - supervisor: without lines nobody could reach us
+                self._events.emit("thread-failed", traceback=traceback.format_exc(limit=8))
 
     def turn(self, others: Mapping[str, Lease]) -> None:
         """One round of decisions and deeds; may take seconds."""

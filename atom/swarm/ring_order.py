@@ -10,7 +10,8 @@ round trip per hop. With B bytes per link that is
 A member's own line does not depend on the order: everybody has one right and one left neighbour.
 What does is the path between two: an ocean, a crowded exchange. Two neighbours that both cannot be
 dialled need a relay, and take somebody else's bandwidth: as few of those as possible come first
-(with u such members of N that is 2u − N, none if it is negative).
+(with u such members of N that is 2u − N, none if it is negative). The same goes for two that a ring
+broke between lately.
 
 The order is a hint that costs time when it is wrong, never correctness. It depends on nothing but
 the arguments: what is equal keeps the order it came in.
@@ -28,8 +29,8 @@ from numpy.typing import NDArray
 
 EXACT_MEMBERS = 8
 """Up to so many, all orders are tried: 5,040."""
-_RELAYED = 1e6
-"""Seconds that stand for a link through a relay: more than anything measured."""
+_AVOIDED = 1e6
+"""Seconds that stand for a link that should be none: more than anything measured."""
 _BOUNDS = 4
 
 Matrix = NDArray[np.float64]
@@ -54,6 +55,8 @@ class Place:
     """Nobody can dial it."""
     links: Mapping[str, Link] = field(default_factory=dict)
     """To others, by peer id, as far as measured."""
+    apart: frozenset[str] = frozenset()
+    """Peers beside which it was not well lately: one of the two cannot reach the other, say."""
 
 
 @dataclass(frozen=True)
@@ -80,24 +83,24 @@ class RingOrder:
 class _Ways:
     """Between all pairs, symmetric: the worse of both directions where both are known."""
 
-    relayed: Matrix
-    """1 where neither can dial the other."""
+    avoided: Matrix
+    """1 where neither can dial the other, or something was wrong between them lately."""
     transfer_s: Matrix
     """For the bytes of a link, by what was measured of this pair."""
     round_trip_s: Matrix
     """The median of all where nothing was measured."""
 
     def cost(self, order: Order) -> tuple[float, float]:
-        """Of one order: (relayed neighbours, seconds)."""
-        relayed, seconds = self.costs(order[None, :])
-        return float(relayed[0]), float(seconds[0])
+        """Of one order: (neighbours that should be none, seconds)."""
+        avoided, seconds = self.costs(order[None, :])
+        return float(avoided[0]), float(seconds[0])
 
     def costs(self, orders: Order) -> tuple[Matrix, Matrix]:
         """Of many orders, one per row."""
         right = np.roll(orders, -1, axis=1)
         seconds = self.transfer_s[orders, right].max(axis=1)
         seconds = seconds + self.round_trip_s[orders, right].sum(axis=1)
-        return self.relayed[orders, right].sum(axis=1), seconds
+        return self.avoided[orders, right].sum(axis=1), seconds
 
 
 def ring_order(places: Sequence[Place], bytes_per_link: float) -> RingOrder:
@@ -110,9 +113,13 @@ def ring_order(places: Sequence[Place], bytes_per_link: float) -> RingOrder:
         chosen = _exact(ways) if len(places) <= EXACT_MEMBERS else improved(ways)
         if not _better(ways.cost(chosen), before):
             chosen = given
-    relayed, seconds = ways.cost(chosen)
-    members = tuple(places[index].peer_id for index in chosen.tolist())
-    return RingOrder(members, int(relayed), seconds, before[1])
+    seated = [places[index] for index in chosen.tolist()]
+    relayed = sum(
+        one.dials_out and other.dials_out
+        for one, other in zip(seated, seated[1:] + seated[:1], strict=True)
+    )
+    members = tuple(place.peer_id for place in seated)
+    return RingOrder(members, relayed, ways.cost(chosen)[1], before[1])
 
 
 def _better(one: tuple[float, float], other: tuple[float, float]) -> bool:
@@ -135,8 +142,11 @@ def _ways(places: Sequence[Place], bytes_per_link: float) -> _Ways:
     known = round_trip_s[round_trip_s >= 0]
     round_trip_s[round_trip_s < 0] = float(np.median(known)) if len(known) else 0.0
     outward = np.array([place.dials_out for place in places], dtype=bool)
-    relayed = (outward[:, None] & outward[None, :]).astype(np.float64)
-    return _Ways(relayed, transfer_s, round_trip_s)
+    avoided = outward[:, None] & outward[None, :]
+    for here, place in enumerate(places):
+        for there in {rank[peer_id] for peer_id in place.apart & rank.keys()}:
+            avoided[here, there] = avoided[there, here] = True
+    return _Ways(avoided.astype(np.float64), transfer_s, round_trip_s)
 
 
 @lru_cache(maxsize=8)
@@ -147,9 +157,9 @@ def _all_orders(count: int) -> Order:
 
 
 def _exact(ways: _Ways) -> Order:
-    orders = _all_orders(len(ways.relayed))
-    relayed, seconds = ways.costs(orders)
-    seconds = np.where(relayed == relayed.min(), seconds, np.inf)
+    orders = _all_orders(len(ways.avoided))
+    avoided, seconds = ways.costs(orders)
+    seconds = np.where(avoided == avoided.min(), seconds, np.inf)
     best: Order = orders[int(seconds.argmin())]
     return best
 
@@ -169,8 +179,8 @@ def _bounds(transfer_s: Matrix) -> list[float]:
 
 
 def _lengths(ways: _Ways, bound_s: float) -> Matrix:
-    too_slow = np.where(ways.transfer_s > bound_s, _RELAYED / 1e3 + ways.transfer_s, 0.0)
-    return ways.relayed * _RELAYED + too_slow + ways.round_trip_s
+    too_slow = np.where(ways.transfer_s > bound_s, _AVOIDED / 1e3 + ways.transfer_s, 0.0)
+    return ways.avoided * _AVOIDED + too_slow + ways.round_trip_s
 
 
 def _shortest(lengths: Matrix) -> Order:

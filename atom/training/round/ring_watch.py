@@ -38,8 +38,9 @@ class RingWatch:
         """Seats the attempt's members, and chooses how they average: by what is known of the ways
         between them."""
         desk, average_bytes = self._desk, self._desk.terms.average_bytes
-        attempt.members, order = seat_members(self.members(attempt), desk.view, average_bytes)
-        choice = choose_algorithm(attempt.members, desk.view, average_bytes)
+        dealt, apart = self.members(attempt), self._suspicions.at_odds(desk.now)
+        attempt.members, order = seat_members(dealt, desk.view, average_bytes, apart)
+        choice = choose_algorithm(attempt.members, desk.view, average_bytes, apart)
         attempt.one_shot = choice.algorithm is Algorithm.ONE_SHOT
         desk.report("ring-order", **order.story())
         desk.report("all-reduce-chosen", **choice.story())

@@ -56,6 +56,13 @@ class Suspicions:
         """How many rings of this round broke."""
         return sum(ring.head == head for ring in self._broken)
 
+    def at_odds(self, now: float) -> frozenset[frozenset[str]]:
+        """Pairs that a ring broke between lately. Perhaps neither is bad, and only the way between
+        them is: then both do well when they are no neighbours."""
+        recent = (ring for ring in self._broken if now - ring.at < REMEMBERED_S)
+        pairs = (frozenset(pair) for ring in recent for pair in ring.accusations)
+        return frozenset(pair for pair in pairs if len(pair) == 2)
+
     def left_out(self, head: bytes, now: float) -> frozenset[str]:
         """Who is not to be in the next ring of this round. Never ourselves: we would know."""
         recent = [ring for ring in self._broken if now - ring.at < REMEMBERED_S]

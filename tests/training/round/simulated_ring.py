@@ -140,7 +140,12 @@ class Rings:
         if runner.state != "running":
             return
         assert runner.works == runner.frozen_works(), "gradients moved under a ring"
-        culprits = [p for p, other in ring.runners.items() if not self._serves(other, runner)]
+        beside = _beside(start, runner.peer_id)
+        culprits = [
+            peer_id
+            for peer_id, other in ring.runners.items()
+            if not self._serves(other, runner, peer_id in beside)
+        ]
         if culprits:
             delay = self._dice.choice([0.3, STALL_SECONDS])
             suspect = self._dice.choice([*culprits, *culprits, ""])
@@ -153,15 +158,25 @@ class Rings:
         result = Result(start.parent, digest, norm, works)
         runner.report(RingFinished(start.ballot, digest, norm), result)
 
-    def _serves(self, other: Runner, runner: Runner) -> bool:
+    def _serves(self, other: Runner, runner: Runner, connected: bool) -> bool:
         here, there = runner.peer_id, other.peer_id
         linked = self._network.passes(here, there) and self._network.passes(there, here)
-        return other.state in ("running", "done") and other.running() and linked
+        well = linked or not connected
+        return other.state in ("running", "done") and other.running() and well
 
     def _fail(self, runner: Runner, start: StartRing, suspect: str) -> None:
         if runner.state == "running":
             runner.state = "failed"
             runner.report(RingFailed(start.ballot, suspect, "no progress"), None)
+
+
+def _beside(start: StartRing, peer_id: str) -> set[str]:
+    """With whom it has connections: its neighbours, or everybody."""
+    order = [member.peer_id for member in start.members]
+    if start.one_shot:
+        return set(order)
+    at = order.index(peer_id)
+    return {order[at - 1], order[(at + 1) % len(order)]}
 
 
 _Said = tuple[str, str, str, RingStanding | None]

@@ -76,3 +76,13 @@ def test_members_that_cannot_all_meet_keep_the_ring() -> None:
     shut = {name: lease(name, far, reached=Reached.NO) for name in "bc"}
     choice = choose_algorithm(DEALT, View(shut), 100_000)
     assert (choice.algorithm, "relay" in choice.reason) == (Algorithm.RING, True)
+
+
+def test_two_that_a_ring_broke_between_are_no_neighbours_and_meet_nowhere() -> None:
+    apart = [frozenset("ab"), frozenset("cz")]
+    members, order = seat_members(DEALT, View(), 1000, apart)
+    assert frozenset("ab") not in neighbours(members)
+    assert order.relayed == 0
+    assert choose_algorithm(members, View(), 1000, apart).reason.startswith("some members cannot")
+    trio, _ = seat_members(DEALT[:3], View(), 1000, apart)
+    assert trio == DEALT[:3], "of three, any two are neighbours"
