@@ -662,6 +662,7 @@ class Street:
 
 @pytest.fixture
 def street(peer_of: Make) -> Iterator[Street]:
+    run()  # tracing starts threads of its own
     before = set(threading.enumerate())
     street = Street(peer_of(knows_start=False))
     yield street
