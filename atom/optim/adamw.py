@@ -45,6 +45,9 @@ from atom.swap.host_store import HostStore
 from atom.swap.state_form import LOW, MASTER, MOMENTS
 
 
+LEAST_THREADS = 8
+
+
 @dataclass(frozen=True)
 class AdamWSettings:
     betas: tuple[float, float] = (0.9, 0.95)
@@ -72,13 +75,13 @@ class AdamW:
         share: DeviceShare | None = None,
     ) -> None:
         """`frozen` parameters, by layout name, are never updated. `threads`: that a large step is
-        shared among; as many as PyTorch may use, unless given. `share`: what a device does beside
+        shared among; as `step_threads` says, unless given. `share`: what a device does beside
         them, of steps with float32 gradients.
 
         Raises: MismatchError when the kernel has not been compiled.
         """
         self._kernels = host_kernels()
-        self._threads = torch.get_num_threads() if threads is None else threads
+        self._threads = step_threads(torch.get_num_threads()) if threads is None else threads
         self._share = share
         self._store = store
         self._settings = settings
@@ -197,6 +200,15 @@ class AdamW:
             epsilon=self._settings.epsilon,
             minus_step_size=-rate / (1 - power(beta1, step)),
         )
+
+
+def step_threads(most: int) -> int:
+    """How many threads a step is shared among where PyTorch may use so many.
+
+    It waits for memory, and a few cores ask for all that memory gives. Meanwhile others load,
+    launch and add gradients: beyond eight threads, half of the cores are left to them.
+    """
+    return most if most <= LEAST_THREADS else max(LEAST_THREADS, most // 2)
 
 
 def moves_far(arguments: AdamWArguments) -> bool:

@@ -14,7 +14,6 @@ from atom.swap.step_rates import StepRates
 
 SHARES = 32
 """Shares are tried in steps of one in so many."""
-MOST_SHARE = 0.75
 WORTH = 0.02
 """Of the pass under the step: a share that shortens it by less is not taken."""
 NEARLY = 0.005
@@ -38,10 +37,8 @@ class StepShare:
 
 def choose_share(choice: Choice, parameters: float, rates: StepRates) -> StepShare:
     """The best share for this pass."""
-    tried = [
-        share_of(choice, parameters, rates, number / SHARES)
-        for number in range(int(MOST_SHARE * SHARES) + 1)
-    ]
+    shares = [number / SHARES for number in range(SHARES + 1)]
+    tried = [share_of(choice, parameters, rates, share) for share in shares]
     best = min(each.pass_s for each in tried)
     chosen = next(each for each in tried if each.pass_s <= (1 + NEARLY) * best)
     worth = chosen.pass_s <= (1 - WORTH) * chosen.pass_by_host_s

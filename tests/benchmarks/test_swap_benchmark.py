@@ -46,12 +46,13 @@ def run(environment: dict[str, str], *options: str) -> tuple[dict[str, Any], str
 
 def test_sides_in_turn_with_torch_alone(torch_alone: dict[str, str], tmp_path: Path) -> None:
     files = "--trace", str(tmp_path / "trace"), "--json", str(tmp_path / "json")
-    body, table = run(torch_alone, "--sides", "memory", "--gpu-memory", "64 MiB", *files)
+    shared = "--gpu-memory", "64 MiB", "--step-share", "0.5"
+    body, table = run(torch_alone, "--sides", "memory", *shared, *files)
     (case,) = body["cases"]
-    assert set(case["sides"]) == {"atom", "memory"}
+    assert set(case["sides"]) == {"atom", "memory", "atom, host steps"}
     assert not case["missing"], table
     for side in case["sides"].values():
-        assert len(side["step"]["runs_s"]) == 1
+        assert len(side["step"]["runs_s"]) in (1, 2)
         assert len(side["losses"]) == 2
         assert all(loss < math.log(256) + 0.1 for loss in side["losses"])
         assert side["memory"]["host_bytes"] > 10**7
@@ -61,6 +62,10 @@ def test_sides_in_turn_with_torch_alone(torch_alone: dict[str, str], tmp_path: P
     assert facts["moved_per_step"] == pytest.approx(facts["formula_per_step"])
     assert 0 < facts["busy"] <= 1
     assert facts["planned"]["device_bytes"] <= 64 * 2**20
+    assert facts["step_share"]["chosen"]["share"] == 0.5
+    host_steps = case["sides"]["atom, host steps"]
+    assert host_steps["facts"]["step_share"] == {"streamed": 0.0, "chosen": None}
+    assert case["figures"]["speed beside host steps"] > 0
     assert json.loads((tmp_path / "json").read_text())["cases"] == body["cases"]
     events = json.loads((tmp_path / "trace").read_text())["traceEvents"]
     assert {"loads", "computing"} <= {event["args"].get("name") for event in events}

@@ -12,7 +12,7 @@ from torch import Tensor
 from atom.graph.ir import ParameterLayout, padded_elements
 from atom.optim import adamw
 from atom.optim import step as step_module
-from atom.optim.adamw import AdamW, AdamWSettings, power
+from atom.optim.adamw import AdamW, AdamWSettings, power, step_threads
 from atom.swap.host_kernels import LIBRARY, HostKernels, host_kernels, load
 from atom.swap.host_store import HostStore
 
@@ -141,6 +141,10 @@ def test_powers_are_rounded_once(beta: float, step: int) -> None:
     exact = Context(prec=80).power(Decimal(beta), step)
     assert power(beta, step) == float(exact)
     assert power(beta, step) == pytest.approx(beta**step, rel=1e-13, abs=1e-300)
+
+
+def test_a_large_box_keeps_half_of_its_cores_for_others() -> None:
+    assert [step_threads(most) for most in (1, 4, 8, 12, 16, 64)] == [1, 4, 8, 8, 8, 32]
 
 
 def test_only_matrices_decay() -> None:

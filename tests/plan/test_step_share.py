@@ -7,7 +7,7 @@ import pytest
 from small_chains import MACHINE, layer_ends, random_chain
 
 from atom.plan.choice import Choice, Limits, choose
-from atom.plan.step_share import MOST_SHARE, WORTH, choose_share, share_of
+from atom.plan.step_share import WORTH, choose_share, share_of
 from atom.swap.step_rates import StepRates
 
 
@@ -48,7 +48,7 @@ def test_a_slow_host_shares_with_a_fast_device(seed: int) -> None:
     choice = chosen(seed)
     step_s = 20 * choice.timeline.seconds
     found = choose_share(choice, parameters_of(choice), rates(choice, step_s))
-    assert found.share == MOST_SHARE
+    assert found.share >= 0.9
     assert found.pass_s <= (1 - WORTH) * found.pass_by_host_s
     equal = rates(choice, step_s, step_s, step_s)
     assert choose_share(choice, parameters_of(choice), equal).share == pytest.approx(0.5, abs=0.1)
@@ -69,6 +69,6 @@ def test_no_other_share_has_a_much_shorter_pass(seed: int) -> None:
     step_s = [choice.timeline.seconds * pick.uniform(0.1, 5) for _ in range(3)]
     measured = rates(choice, *step_s)
     found = choose_share(choice, parameters_of(choice), measured)
-    for percent in range(0, 75):
+    for percent in range(0, 101):
         other = share_of(choice, parameters_of(choice), measured, percent / 100)
         assert found.pass_s <= other.pass_s * (1 + 2 * WORTH) + step_s[0] / 32

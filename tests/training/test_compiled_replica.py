@@ -14,8 +14,12 @@ from atom.graph.ir import Program
 from atom.graph.program import compile_program
 from atom.models.gpt3 import GPT3, GPT3Config, initial_value
 from atom.optim.rate import RateSettings
+from atom.swap.arrangement import Arrangement
 from atom.swap.compiled import Compilation
 from atom.swap.device import CpuDevice
+from atom.swap.engine import Observer
+from atom.swap.schedule import ValuesIn, ValuesOut
+from atom.swap.timeline import Recording
 from atom.training.replica import Replica, ReplicaSettings
 
 CONFIG = GPT3Config(2, 2, 16, sequence_tokens=300, vocabulary_size=80, dropout=0.1)
@@ -59,13 +63,17 @@ def passed(
     program: Program,
     batches: Sequence[dict[str, Tensor]],
     value: Value = VALUE,
+    arrangement: Arrangement | None = None,
+    observer: Observer | None = None,
 ) -> tuple[list[float], Tensor]:
     """Losses of two passes, and the gradients of both."""
     device = CpuDevice()
     rate = RateSettings(1e-2, 1e-2, 0, "constant", None)
     try:
-        settings = ReplicaSettings(rate, compilation=how)
-        replica = Replica(program, None, settings, device, ManualClock())
+        settings = ReplicaSettings(
+            rate, compilation=how, arrangement=arrangement or Arrangement(), micro_batches=2
+        )
+        replica = Replica(program, None, settings, device, ManualClock(), observer)
         replica.initialise(value)
         losses = [replica.run_pass(batches).loss_sum for _ in range(2)]
         return losses, replica.gradients.clone()
@@ -89,6 +97,22 @@ def test_losses_and_gradients_are_those_of_plain_sub_models() -> None:
     assert told == []
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 3  # embedding, block, head
     assert_close(found, passed(None, program(), batches()))
+
+
+def test_values_that_wait_on_the_host_do_not_show_in_compiled_sub_models() -> None:
+    """Where they lie is not what they are: the same bits, and close to plain sub-models."""
+    fine = compile_program(GPT3(CONFIG, device="meta"), batches()[0])
+    offloaded = Arrangement(offloaded=frozenset(range(4)), least_offloaded_bytes=1)
+    (here, told), (there, told_too) = compilation("aot_eager"), compilation("aot_eager")
+    recording = Recording()
+    waiting = passed(there, fine, batches(), arrangement=offloaded, observer=recording)
+    moved = [type(span.event) for span in recording.take().spans]
+    assert moved.count(ValuesOut) == moved.count(ValuesIn) > 0
+    staying = passed(here, fine, batches())
+    assert told == told_too == []
+    assert waiting[0] == staying[0]
+    assert torch.equal(waiting[1], staying[1])
+    assert_close(waiting, passed(None, fine, batches(), arrangement=offloaded))
 
 
 class Layers(nn.Module):
