@@ -44,7 +44,6 @@ from atom.swap.host_kernels import (
 from atom.swap.host_store import HostStore
 from atom.swap.state_form import LOW, MASTER, MOMENTS
 
-
 LEAST_THREADS = 8
 
 
@@ -76,7 +75,7 @@ class AdamW:
     ) -> None:
         """`frozen` parameters, by layout name, are never updated. `threads`: that a large step is
         shared among; as `step_threads` says, unless given. `share`: what a device does beside
-        them, of steps with float32 gradients.
+        them.
 
         Raises: MismatchError when the kernel has not been compiled.
         """
@@ -167,7 +166,7 @@ class AdamW:
         self, gradient: torch.Tensor, arguments: AdamWArguments, decay: float
     ) -> Beside | None:
         """What a device does of it."""
-        if self._share is None or gradient.dtype != torch.float32:
+        if self._share is None:
             return None
         decaying, staying = (scalars_of(arguments, share) for share in (decay, 1.0))
         arenas = host_arenas(self._store, gradient)

@@ -56,6 +56,10 @@ class Bucket:
         divide by may multiply by its reciprocal instead."""
         return dict(zip(Scalars.__dataclass_fields__, self.numbers.unbind(), strict=True))
 
+    def gradient(self, dtype: torch.dtype, elements: int) -> Tensor:
+        """Where a gradient of that type comes to lie: the beginning of `GRADIENT`."""
+        return self.arenas[GRADIENT].view(dtype)[:elements]
+
     @property
     def written(self) -> Sequence[str]:
         """The arenas that a step changes."""
@@ -63,8 +67,8 @@ class Bucket:
 
     @property
     def read(self) -> Sequence[str]:
-        """The arenas that a step starts from: a rounded copy is only made."""
-        return [name for name in self.arenas if name != WORKING]
+        """The arenas that a step starts from, beside the gradient: a rounded copy is only made."""
+        return [name for name in self.arenas if name not in (WORKING, GRADIENT)]
 
 
 def host_arenas(store: HostStore, gradient: Tensor) -> Mapping[str, Tensor]:

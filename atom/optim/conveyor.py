@@ -15,13 +15,12 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from atom.optim.bucket import Bucket, Scalars, bucket_bytes
+from atom.optim.bucket import GRADIENT, Bucket, Scalars, bucket_bytes
 from atom.optim.device_adamw import DeviceAdamW, scratch_bytes
 from atom.optim.noise import key_of
 from atom.optim.step import Piece, PiecesLost
 from atom.swap.device import Device
 from atom.swap.state_form import StateForm
-from atom.swap.workbench import Pair
 
 PLACES = 3
 _FLAGS = 2**16
@@ -97,14 +96,16 @@ class Conveyor:
     def bring(self, job: Job, piece: Piece, place: int) -> None:
         """Starts the piece's way there, and its update."""
         bucket, elements = self._buckets[place], piece.stop - piece.start
-        pairs: list[Pair] = [(bucket.numbers, job.numbers[piece.decays])]
+        gradient = job.arenas[GRADIENT][_span(piece)]
+        given = bucket.gradient(gradient.dtype, elements)
+        pairs = [(bucket.numbers, job.numbers[piece.decays]), (given, gradient)]
         for name in bucket.read:
             pairs.append((bucket.arenas[name][:elements], job.arenas[name][_span(piece)]))
         noise = piece.start & 0xFFFFFFFF, key_of(job.noise_key, piece.start)
         bad, bad_on_host = self._bad[place], self._bad_on_host[place]
 
         def work() -> None:
-            self._adamw.update(bucket, elements, job.moves_far, noise, bad)
+            self._adamw.update(bucket, given, job.moves_far, noise, bad)
             bad_on_host.copy_(bad, non_blocking=True)
 
         self._bench.bring(place, pairs, work)

@@ -42,12 +42,13 @@ class DeviceAdamW:
         self._form = form
 
     def update(
-        self, bucket: Bucket, elements: int, moves_far: bool, noise: tuple[int, int], bad: Tensor
+        self, bucket: Bucket, given: Tensor, moves_far: bool, noise: tuple[int, int], bad: Tensor
     ) -> None:
-        """One step on the first `elements` of a bucket. `moves_far`: β₁ is a half or less.
-        `noise`: the number of the first element and the step's key, for moments that are rounded
-        at random. `bad` (bool, no dimensions, on the device) becomes whether a weight is no number:
-        then the bucket is worth nothing."""
+        """One step on the beginning of a bucket. `given`: its gradient (`Bucket.gradient`), as it
+        came. `moves_far`: β₁ is a half or less. `noise`: the number of the first element and the
+        step's key, for moments that are rounded at random. `bad` (bool, no dimensions, on the
+        device) becomes whether a weight is no number: then the bucket is worth nothing."""
+        elements = len(given)
         arena = {name: whole[:elements] for name, whole in bucket.arenas.items()}
         spare, weight, mean, square = (whole[:elements] for whole in self._spare)
         gradient, number = arena[GRADIENT], bucket.scalars
@@ -61,7 +62,9 @@ class DeviceAdamW:
             mean.copy_(arena[MOMENTS[0]])
             square.copy_(arena[MOMENTS[1]])
 
-        gradient.mul_(number["coefficient"])
+        if given.dtype != gradient.dtype:  # it lies where the wide one is to be
+            given = spare.copy_(given)
+        torch.mul(given, number["coefficient"], out=gradient)
         torch.sub(gradient, mean, out=spare)
         self._fused(spare, number["mean_weight"], gradient if moves_far else mean, out=mean)
         torch.mul(gradient, number["one_minus_beta2"], out=spare)

@@ -100,7 +100,9 @@ class _Sample:
 
     def _there_and_back(self) -> None:
         incoming, outgoing = self._buckets
-        there: list[Pair] = [(incoming.arenas[name], self._host[name]) for name in incoming.read]
+        there: list[Pair] = [
+            (incoming.arenas[name], self._host[name]) for name in (*incoming.read, GRADIENT)
+        ]
         back = [(self._host[name], outgoing.arenas[name]) for name in outgoing.written]
         self._bench.take_back(1, back)
         self._bench.bring(0, there, lambda: None)
@@ -109,9 +111,10 @@ class _Sample:
 
     def device_per_s(self) -> float:
         """Updated in a row, nothing brought or taken back."""
+        given = self._buckets[0].arenas[GRADIENT]
 
         def work() -> None:
-            self._adamw.update(self._buckets[0], self._elements, False, (0, 1), self._bad)
+            self._adamw.update(self._buckets[0], given, False, (0, 1), self._bad)
 
         seconds = []
         for _ in range(1 + REPEATS):

@@ -107,7 +107,7 @@ def test_the_formula_counts_what_a_schedule_moves(
                 loaded[event.slot] = event.sub_model
             elif isinstance(event, Drop):
                 loaded.pop(event.slot, None)
-    link = Link((7, 11, 13, 17, 19), shape.arrangement, 2)
+    link = Link((7, 11, 13, 17, 19), shape.arrangement, weight_bytes=2, gradient_bytes=4)
     assert link.formula(passes) == link.seen(events)
 
 

@@ -170,8 +170,9 @@ def test_nothing_is_allocated_and_every_operation_rounds_at_most_once(
     bucket = Bucket.allocate(64, precision, form, remembered)
     adamw, bad = DeviceAdamW(64, form, remembered), remembered(1, torch.bool)[0]
     bucket.scalars  # noqa: B018 - made once
+    given = bucket.gradient(torch.float32, 50)
     with InPlace(made) as mode:
-        adamw.update(bucket, 50, moves_far=False, noise=(3, 5), bad=bad)
+        adamw.update(bucket, given, moves_far=False, noise=(3, 5), bad=bad)
     rounding = {"add", "sub", "mul", "div", "sqrt", "copy"}
     exact = {"gt", "ne", "abs", "any", *(f"bitwise_{what}" for what in BITWISE)}
     assert set(mode.names) <= rounding | exact

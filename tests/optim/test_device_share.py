@@ -89,12 +89,13 @@ def test_pieces_are_reported_in_order_whoever_updates_them() -> None:
     assert step.finished
 
 
-def test_a_gradient_in_sixteen_bits_is_the_hosts() -> None:
-    rig = Beside(threads=1)
+@FORMS
+def test_a_gradient_in_sixteen_bits_counts_as_what_it_says(form: StateForm) -> None:
+    rig = Beside(form=form)
     for adamw in (rig.adamw, rig.host):
-        adamw.step(gradient(1).bfloat16(), 1e-2, 1)
+        adamw.step(gradient(1).bfloat16(), 1e-2, 1, 0.7)
     assert rig.equal
-    assert rig.conveyor.updated_elements == 0
+    assert rig.conveyor.updated_elements == PARAMETERS
 
 
 class Bench(CpuWorkbench):
