@@ -157,14 +157,7 @@ CASES = (
     ),
 )  # fmt: skip
 TINY_CASE = Case(
-    "tiny",
-    Kind.STEPS,
-    (),
-    (EAGER, SHARDED),
-    size="tiny",
-    micro_batches=4,
-    gpu_bytes=None,
-    shares=True,
+    "tiny", Kind.STEPS, (), (EAGER, SHARDED), size="tiny", micro_batches=4, gpu_bytes=None
 )
 BY_NAME = {case.name: case for case in (*CASES, TINY_CASE)}
 OURS = ATOM, EXACTNESS, RATES

@@ -17,6 +17,7 @@ from atom.plan.choice import Choice
 from atom.plan.step_share import StepShare, choose_share, share_of
 from atom.swap.device import Device
 from atom.swap.state_form import StateForm
+from atom.swap.step_rates import StepRates
 
 OFF, CHOSEN = "off", "chosen"
 
@@ -38,9 +39,9 @@ def with_share(
     alone = planner.choose(profile, device_bytes)
     if setup.step_share == OFF:
         return alone, None
-    layout, form = planner.graph.layout, StateForm(setup.layout)
+    layout = planner.graph.layout
     parameters = float(layout.total_elements)
-    rates = step_rates(device, setup.dtype, form, gradients_registered=True)
+    rates = _rates(setup, device)
     if setup.step_share == CHOSEN and choose_share(alone, parameters, rates).share == 0:
         return alone, share_of(alone, parameters, rates, 0.0)
     taken = share_bytes(layout, setup)
@@ -49,6 +50,13 @@ def with_share(
     if setup.step_share == CHOSEN:
         return choice, choose_share(choice, parameters, rates)
     return choice, share_of(choice, parameters, rates, float(setup.step_share))
+
+
+def _rates(setup: Setup, device: Device) -> StepRates:
+    """On the host's own cores nothing is chosen by them."""
+    if setup.device == "cpu":
+        return StepRates(1.0, 1.0, 1.0, 1.0)
+    return step_rates(device, setup.dtype, StateForm(setup.layout), gradients_registered=True)
 
 
 def share_bytes(layout: ParameterLayout, setup: Setup) -> int:

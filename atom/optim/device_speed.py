@@ -18,7 +18,7 @@ from atom.swap.state_form import StateForm
 from atom.swap.step_rates import StepRates
 from atom.swap.workbench import Pair
 
-BRINGS = 16
+BRINGS = 4
 """Pieces in a row."""
 
 

@@ -49,10 +49,10 @@ def test_sides_in_turn_with_torch_alone(torch_alone: dict[str, str], tmp_path: P
     shared = "--gpu-memory", "64 MiB", "--step-share", "0.5"
     body, table = run(torch_alone, "--sides", "memory", *shared, *files)
     (case,) = body["cases"]
-    assert set(case["sides"]) == {"atom", "memory", "atom, host steps"}
+    assert set(case["sides"]) == {"atom", "memory"}
     assert not case["missing"], table
     for side in case["sides"].values():
-        assert len(side["step"]["runs_s"]) in (1, 2)
+        assert len(side["step"]["runs_s"]) == 1
         assert len(side["losses"]) == 2
         assert all(loss < math.log(256) + 0.1 for loss in side["losses"])
         assert side["memory"]["host_bytes"] > 10**7
@@ -63,9 +63,6 @@ def test_sides_in_turn_with_torch_alone(torch_alone: dict[str, str], tmp_path: P
     assert 0 < facts["busy"] <= 1
     assert facts["planned"]["device_bytes"] <= 64 * 2**20
     assert facts["step_share"]["chosen"]["share"] == 0.5
-    host_steps = case["sides"]["atom, host steps"]
-    assert host_steps["facts"]["step_share"] == {"streamed": 0.0, "chosen": None}
-    assert case["figures"]["speed beside host steps"] > 0
     assert json.loads((tmp_path / "json").read_text())["cases"] == body["cases"]
     events = json.loads((tmp_path / "trace").read_text())["traceEvents"]
     assert {"loads", "computing"} <= {event["args"].get("name") for event in events}
@@ -109,6 +106,30 @@ def test_the_formula_counts_what_a_schedule_moves(
                 loaded.pop(event.slot, None)
     link = Link((7, 11, 13, 17, 19), shape.arrangement, weight_bytes=2, gradient_bytes=4)
     assert link.formula(passes) == link.seen(events)
+
+
+@pytest.mark.parametrize(
+    ("device", "share", "compared"),
+    [("cuda", "chosen", True), ("cuda", "0.3", True), ("cuda", "off", False),
+     ("cpu", "0.3", True), ("cpu", "chosen", False)],
+)  # fmt: skip
+def test_atom_is_compared_with_itself_where_the_device_may_have_a_share(
+    device: str, share: str, compared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import swap_measure
+    from swap_cases import BY_NAME
+    from swap_setup import Setup
+
+    asked = list[dict[str, Setup]]()
+    monkeypatch.setattr(swap_measure, "_pairing", lambda *given: asked.append(given[3]))
+    options = swap_measure.Options(device, "bfloat16", 1, 1, None, None, (), None, share)
+    measured = swap_measure.Measured(BY_NAME["2.7b-8k"])
+    swap_measure._steps(measured, None, options)  # type: ignore[arg-type]
+    pairs = [pair for pair in asked if swap_measure.HOST_STEPS in pair]
+    assert len(pairs) == compared
+    for pair in pairs:
+        assert pair[swap_measure.HOST_STEPS].step_share == "off"
+        assert pair["atom"].step_share == share
 
 
 def test_targets_are_judged() -> None:
