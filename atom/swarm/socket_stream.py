@@ -1,7 +1,8 @@
 """A connected socket as a stream: never blocking in the kernel, patient in one place.
 
 Python's own timeouts poll before every call. Here the call comes first, and only a socket that has
-nothing to give, or no room, is polled: at full speed that saves half of the system calls.
+nothing to give, or no room, is polled: at full speed that saves half of the system calls. On slow
+links it is woken when there is a batch to be received, not for every packet: a tenth of the work.
 """
 
 import contextlib
@@ -11,6 +12,10 @@ import threading
 import time
 
 from atom.swarm.frames import Patience
+
+_BATCH_BYTES = 64 * 1024
+_BATCH_S = 0.25
+"""After that, any byte is progress: a link may be slower than a batch in this time."""
 
 
 class SocketStream:
@@ -25,6 +30,7 @@ class SocketStream:
         self._users = 0
         self._closed = False
         self._pushed_back = memoryview(b"")
+        self._batch_bytes = 1
 
     def send_all(self, view: memoryview, patience: Patience) -> None:
         """Raises: TimeoutError, Interrupted, ConnectionError."""
@@ -46,10 +52,11 @@ class SocketStream:
         """Fills `view`. Raises: as `recv_some`."""
         done = 0
         while done < len(view):
-            done += self.recv_some(view[done:], patience)
+            done += self.recv_some(view[done:], patience, len(view) - done)
 
-    def recv_some(self, view: memoryview, patience: Patience) -> int:
-        """At least one byte, at most all of `view`: how many.
+    def recv_some(self, view: memoryview, patience: Patience, wanted: int = 1) -> int:
+        """At least one byte, at most all of `view`: how many. If there is nothing yet, it may wait
+        for a batch of up to `wanted` bytes.
 
         Raises: TimeoutError, Interrupted, ConnectionError at the end of the stream.
         """
@@ -65,7 +72,7 @@ class SocketStream:
                 try:
                     count = self._socket.recv_into(view)
                 except BlockingIOError:
-                    self._readable.poll(1000 * patience.wait_s(began))
+                    self._wait_for_batch(wanted, patience.wait_s(began))
                     continue
                 except OSError as error:
                     raise ConnectionError(str(error)) from error
@@ -85,6 +92,7 @@ class SocketStream:
             return False
         self._enter()
         try:
+            self._set_batch(1)
             return not self._readable.poll(0)
         finally:
             self._leave()
@@ -100,6 +108,17 @@ class SocketStream:
                 self._socket.shutdown(socket.SHUT_RDWR)
             if self._users == 0:
                 self._socket.close()
+
+    def _wait_for_batch(self, wanted: int, seconds: float) -> None:
+        """For that many bytes, or the end; after a while for whatever there is."""
+        self._set_batch(max(min(wanted, _BATCH_BYTES), 1))
+        self._readable.poll(1000 * min(seconds, _BATCH_S))
+
+    def _set_batch(self, size_bytes: int) -> None:
+        if size_bytes != self._batch_bytes:
+            self._batch_bytes = size_bytes
+            with contextlib.suppress(OSError):  # without it every packet wakes us
+                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size_bytes)
 
     def _enter(self) -> None:
         with self._lock:

@@ -73,7 +73,8 @@ class TlsStream:
                 # given a buffer, it says how many bytes it put there
                 count = cast(int, self._tls.read(len(view) - done, view[done:]))
             except ssl.SSLWantReadError:
-                self._fill(patience)
+                # as much is still to come, but for a record of which OpenSSL holds a part
+                self._fill(patience, len(view) - done - _RECORD_BYTES)
                 continue
             except ssl.SSLError as error:
                 raise ConnectionError(str(error)) from error
@@ -98,6 +99,6 @@ class TlsStream:
         if self._outgoing.pending:
             self._below.send_all(memoryview(self._outgoing.read()), patience)
 
-    def _fill(self, patience: Patience) -> None:
-        count = self._below.recv_some(self._received, patience)
+    def _fill(self, patience: Patience, wanted: int = 1) -> None:
+        count = self._below.recv_some(self._received, patience, wanted)
         self._incoming.write(self._received[:count])
