@@ -92,7 +92,12 @@ class Listener:
         self._endpoint.crew.start("atom-inbound", lambda: self._serve(accepted, host))
 
     def serve_called(self, connected: SocketStream, host: str) -> None:
-        """Serves a connection that we opened because `host` called us, to its end."""
+        """Serves a connection that we opened because `host` called us, to its end.
+
+        Perhaps for somebody whom it relays: what that one does before it proves who it is must not
+        be held against the relay.
+        """
+        host = f"called from {host}"
         if not self._doorkeeper.enter(host):
             connected.close()
             return

@@ -288,3 +288,17 @@ def test_who_reached_us_once_dials_before_it_calls(make: Callable[..., Peer]) ->
     host.transport.set_contact(neighbour.peer_id, contact)
     ring_between(host, neighbour)  # no line: its addresses are tried in the end
     assert not host.transport._dialer.contacts.dial_last(neighbour.peer_id)
+
+
+def test_what_comes_through_a_relay_is_not_held_against_it(make: Callable[..., Peer]) -> None:
+    relay, shut = make(), make(listens=False)
+    relay.knows(shut)
+    shut.keeps_lines_to(relay)
+    stream = relay.transport._switchboard.call(shut.peer_id, SOON)
+    stream.send_all(memoryview(b"GET / HTTP/1.1\r\n\r\n" * 10), Patience(SOON))
+    until(lambda: any(e["event"] == "connection-refused" for e in shut.events.events))
+    stream.close()
+    (refused,) = [e for e in shut.events.events if e["event"] == "connection-refused"]
+    assert refused["reason"] == "bad-handshake"
+    assert not shut.transport.quarantine.holds("127.0.0.1", shut.transport._endpoint.clock.now())
+    ring_between(relay, shut)
