@@ -12,6 +12,21 @@ import typer
 from atom.cli.arguments import gather_addresses
 from atom.cli.exit_codes import MEANINGS, ExitCode
 from atom.cli.failures import run_guarded
+from atom.cli.options import (
+    AddressArgument,
+    AssumeOption,
+    DaemonStateOption,
+    GpuMemoryOption,
+    InitialPeersOption,
+    JsonOption,
+    ListenOption,
+    NetworkOption,
+    PeerOption,
+    PeersOption,
+    RunFileArgument,
+    StateOption,
+    TrustOption,
+)
 from atom.cli.signals import end_at_once_on_signals
 
 _TRAIN, _LOOK, _CONTROL = "Train", "Look at a swarm", "The daemon on this machine"
@@ -29,57 +44,6 @@ app = typer.Typer(
 
 class _Debug:
     on = False
-
-
-PeerOption = Annotated[
-    Path | None, typer.Option("--peer", metavar="PEER.toml", help="What this box gives.")
-]
-StateOption = Annotated[
-    Path | None,
-    typer.Option("--state", metavar="DIR", help="Where identity, snapshots and events are kept."),
-]
-DaemonStateOption = Annotated[
-    Path | None,
-    typer.Option("--state", metavar="DIR", help="The daemon's state directory, if several run."),
-]
-ListenOption = Annotated[
-    str | None, typer.Option(metavar="HOST:PORT", help="Where the DHT node listens.")
-]
-InitialPeersOption = Annotated[
-    list[str] | None,
-    typer.Option(metavar="ADDRESS…", help="DHT nodes to enter through, as libp2p multiaddrs."),
-]
-AddressArgument = Annotated[
-    str, typer.Argument(metavar="ADDRESS", help="What `atom start` printed after `join:`.")
-]
-RunFileArgument = Annotated[
-    Path, typer.Argument(metavar="RUN.toml", help="What the swarm agrees on.")
-]
-GpuMemoryOption = Annotated[
-    str | None,
-    typer.Option("--gpu-memory", metavar="SIZE", help='Device memory to use, such as "8 GiB".'),
-]
-AssumeOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="DEVICE",
-        help="Reckon for rtx4090-24g, rtx3060-12g, gtx1080ti-11g, v100-32g or h200, not this box.",
-    ),
-]
-NetworkOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="RATE", help='Between peers, such as "400 Mbit/s"; else the peer file\'s caps.'
-    ),
-]
-PeersOption = Annotated[
-    int, typer.Option(min=1, max=100_000, help="Peers like this one that share the global batch.")
-]
-TrustOption = Annotated[
-    str | None,
-    typer.Option(metavar="KEY", help="Run the code of this owner's run: their peer id."),
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="A JSON object on stdout.")]
 
 
 @app.callback()

@@ -125,7 +125,7 @@ def _founded(
         created_at=time.time(),
     )
     record = encode_manifest(manifest, box.identity)
-    member = made.member(manifest, record, given)
+    member = made.member(manifest, record)
     if options.weights is not None:
         # Nobody could make this state again: it is on disk before the run is.
         digest = manifest.initial_state_digest

@@ -33,12 +33,26 @@ def given_values(run: RunFile, source: ModelSource, folder: Path) -> InitialValu
     with source_errors(run):
         _check_config(source, folder)
         outside = source.outside(torch.float32)
-    if outside.converted is not None:
-        raise ConfigError(
-            f"{folder}: transformers keeps {source.name} in another form than it computes with",
-            "a run of it begins from its seed",
-        )
+        if outside.converted is not None and outside.loaded is not None:
+            # Names do not tell what the numbers are: the library turns them into the model's.
+            return _Loaded(folder, outside, outside.loaded(str(folder))).value
     return _matched(outside, files).value
+
+
+class _Loaded:
+    """All values in memory, as the library gave them."""
+
+    def __init__(self, folder: Path, outside: Outside, values: dict[str, Tensor]) -> None:
+        """Raises: ConfigError for a buffer that is not the model's own."""
+        self._folder = folder
+        self._values = values
+        for name, buffer in outside.buffers.items():
+            _require_own(folder, name, values[name], buffer)
+
+    def value(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        value = self._values[name]
+        assert value.shape == shape, name
+        return _finite(self._folder, name, value)
 
 
 @dataclass(frozen=True)
@@ -65,10 +79,7 @@ class _Given:
         raw = self.files.value(name)
         if not raw.dtype.is_floating_point:
             raise ConfigError(f"{self.files.folder}: {name} holds {raw.dtype}, no weights")
-        value = place.to_parameter(raw).to(torch.float32)
-        if not bool(torch.isfinite(value).all()):
-            raise ConfigError(f"{self.files.folder}: {name} has values that are no numbers")
-        return value
+        return _finite(self.files.folder, name, place.to_parameter(raw).to(torch.float32))
 
 
 def _matched(outside: Outside, files: WeightFiles) -> _Given:
@@ -96,12 +107,22 @@ def _matched(outside: Outside, files: WeightFiles) -> _Given:
         if names:
             raise ConfigError(f"{files.folder} {what} {_some(names)}", hint)
     for name in buffers:
-        if not torch.equal(files.value(in_folder[name]), outside.buffers[name]):
-            raise ConfigError(
-                f"{files.folder}: {name} is another one than the model's own",
-                "it is a constant that no training changes, and that peers do not exchange",
-            )
+        _require_own(files.folder, name, files.value(in_folder[name]), outside.buffers[name])
     return _Given(files, found)
+
+
+def _finite(folder: Path, name: str, value: Tensor) -> Tensor:
+    if not bool(torch.isfinite(value).all()):
+        raise ConfigError(f"{folder}: {name} has values that are no numbers")
+    return value
+
+
+def _require_own(folder: Path, name: str, found: Tensor, own: Tensor) -> None:
+    if not torch.equal(found, own):
+        raise ConfigError(
+            f"{folder}: {name} is another one than the model's own",
+            "it is a constant that no training changes, and that peers do not exchange",
+        )
 
 
 def _full(name: str, prefix: str, known: set[str]) -> str:

@@ -83,6 +83,7 @@ def causal_lm_outside(content: Mapping[str, Any], dtype: torch.dtype) -> Outside
         prefix=f"{model.base_model_prefix}.",
         ignored=lambda name: any(pattern.search(name) for pattern in known),
         converted=_conversion(model),
+        loaded=lambda folder: _loaded(content, folder),
     )
 
 
@@ -155,6 +156,7 @@ def _library() -> Any:
             "pip install 'atom-swarm[hf]'",
         ) from error
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     return transformers
 
 
@@ -183,6 +185,33 @@ def _returning_loss(model: nn.Module) -> nn.Module:
     names = {"forward": forward, "__module__": parent.__module__, "plain_forward": parent.forward}
     model.__class__ = type(parent.__name__, (parent,), names)
     return model
+
+
+def _loaded(content: Mapping[str, Any], folder: str) -> dict[str, Tensor]:
+    """By the library itself, all in memory at once. Raises: SourceError naming what is wrong."""
+    config, model_class = open_config(content)
+    try:
+        model, told = model_class.from_pretrained(  # type: ignore[attr-defined]
+            folder,
+            config=config,
+            dtype=torch.float32,
+            use_safetensors=True,
+            local_files_only=True,
+            output_loading_info=True,
+        )
+    # The library checks weights in many ways; whatever it raises is about these.
+    except Exception as error:
+        raise _unusable(error) from error
+    for key, what in (
+        ("missing_keys", "does not hold"),
+        ("unexpected_keys", "holds what the model does not have:"),
+        ("mismatched_keys", "holds another shape:"),
+    ):
+        if told[key]:
+            names = ", ".join(sorted(map(str, told[key]))[:3])
+            raise SourceError(f"{folder} {what} {names}", "the folder is of another model")
+    tensors = (*model.named_parameters(), *model.named_buffers())
+    return {name: value.detach() for name, value in tensors}
 
 
 def _config_to_write(config: Config) -> dict[str, Any]:

@@ -49,6 +49,8 @@ class Outside:
     """May a tensor be found that the model does not have? Constants of older versions."""
     converted: Callable[[dict[str, Tensor]], dict[str, Tensor]] | None = None
     """All that is to be written → what is really written, where that is no matter of names."""
+    loaded: Callable[[str], dict[str, Tensor]] | None = None
+    """The way back, where `converted` is one: a folder → all parameters and buffers, float32."""
 
 
 def outside_of(model: nn.Module, tied: frozenset[str] = frozenset()) -> Outside:

@@ -130,7 +130,7 @@ def test_a_run_s_own_tokenizer_comes_along(tmp_path: Path) -> None:
     assert tokenizer.eos_token_id == 4
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("precision", ["float32", "float16"])
 def test_precision_is_a_choice(kept: Kept, tmp_path: Path, precision: str) -> None:
     kept.founded(SPLIT, tmp_path)
     told = exported(tmp_path, precision=precision)

@@ -14,12 +14,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from atom.base.errors import ConfigError, MismatchError
-from atom.config.load import load_run_file, run_from_text
+from atom.config.load import load_run_file, parse_run_text, run_from_text
 from atom.daemon.console import Silence
 from atom.daemon.exporting import ExportRequest, export_run
 from atom.daemon.founding import Membership
 from atom.daemon.given_weights import given_values
 from atom.daemon.model_source import open_source, pin_source
+from atom.models.huggingface_source import HuggingFaceSource
 from atom.models.source import ModelSource
 from atom.swarm.arenas import state_digest
 from atom.training.snapshot import list_snapshots, load_snapshot
@@ -210,3 +211,37 @@ def test_another_model_of_the_same_shapes_is_refused(tuned: Tuned, key: str, val
     (tuned.path / "config.json").write_text(json.dumps({**config, key: value, "head_dim": 8}))
     with pytest.raises(ConfigError, match=f"the folder's model has {key} = "):
         tuned.values()
+
+
+# ---- architectures that lie in folders in another form than they compute with
+
+NEOX = {
+    "model_type": "gpt_neox",
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "vocab_size": 256,
+    "max_position_embeddings": 16,
+}
+
+
+def test_the_library_reads_what_it_converts(folder: Folder, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    model = transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig(**NEOX))
+    model.save_pretrained(tmp_path / "neox")
+    source = HuggingFaceSource(NEOX, 8)
+    assert source.outside(torch.float32).converted is not None
+    run = parse_run_text(run_text(LLAMA))
+    value_of = given_values(run, source, tmp_path / "neox")
+    for name, value in model.named_parameters():
+        assert torch.equal(value_of(name, tuple(value.shape)), value), name
+
+    weights = load_file(tmp_path / "neox" / "model.safetensors")
+    lost = next(name for name in weights if name.endswith("dense.bias"))
+    for edit, said in ((weights.pop(lost), "does not hold"), (torch.ones(3), "the config")):
+        if said == "the config":
+            weights[lost] = edit
+        save_file(weights, tmp_path / "neox" / "model.safetensors", {"format": "pt"})
+        with pytest.raises(ConfigError, match=said):
+            given_values(run, source, tmp_path / "neox")
