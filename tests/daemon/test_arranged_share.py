@@ -2,19 +2,30 @@
 
 import functools
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+from tiny_run import TINY_PEER, TINY_RUN, TINY_TEXT
+from torch import Tensor
 
 from atom.base.errors import DeviceError
-from atom.daemon import device_choice
+from atom.base.events import read_events
+from atom.cli.plan_text import plan_text
+from atom.cli.terminal import stdout_console
+from atom.config.load import load_run_file
+from atom.daemon import device_choice, planning
+from atom.daemon.box import open_box
+from atom.daemon.console import Silence
 from atom.daemon.device_choice import Question
+from atom.daemon.founding import StartOptions, found_run
 from atom.daemon.step_share import State, arrange, assumed_rates, share_text
 from atom.graph.ir import ParameterLayout
 from atom.graph.profile.assumed import assume_graph
 from atom.graph.profile.devices import DEVICES
 from atom.graph.trace import trace
 from atom.models.gpt3 import GPT3, GPT3Config
+from atom.optim.device_adamw import DeviceAdamW
 from atom.swap.state_form import StateForm
 from atom.swap.step_rates import StepRates
 
@@ -77,3 +88,58 @@ def test_assumed_rates_are_bound_by_memory_link_or_launching(form: StateForm) ->
     assert 1e9 < rates["h200"].device < 5e9
     assert rates["rtx3060-12g"].device < rates["rtx4090-24g"].device < rates["h200"].device
     assert rates["gtx1080ti-11g"].link < rates["h200"].link < 47e9 / 8
+
+
+class Notes(Silence):
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.lines.append(text)
+
+
+def test_a_device_that_computes_otherwise_is_told_in_the_log_and_in_an_event(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def otherwise(adamw: DeviceAdamW, value: Tensor, out: Tensor) -> None:
+        out.copy_(value.sqrt().nextafter(torch.tensor(1.0)))
+
+    monkeypatch.setattr(DeviceAdamW, "_square_root", otherwise)
+    (tmp_path / "text.txt").write_text(TINY_TEXT)
+    (tmp_path / "run.toml").write_text(TINY_RUN.replace('"tiny"', '"sharing"'))
+    (tmp_path / "peer.toml").write_text(TINY_PEER.format(device="optimizer_share = 0.5"))
+    box, notes = open_box("sharing", tmp_path / "peer.toml", tmp_path / "state"), Notes()
+    try:
+        run_file = tmp_path / "run.toml"
+        found_run(StartOptions(run_file), box, load_run_file(run_file), notes)
+        (event,) = read_events(box.state.events)
+    finally:
+        box.state.unlock()
+    assert "the device takes 50% of the optimizer step, the host the rest" in notes.lines
+    why = "the device does not compute as the host does"
+    assert any(f"takes no share of the optimizer step: {why}" in line for line in notes.lines)
+    assert event["event"] == "unstreamed"
+    assert str(event["reason"]).startswith(why)
+
+
+def test_a_plan_tells_the_share_and_the_rates_behind_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planning, "step_rates", lambda *given: StepRates(4e9, 4e9, 3e9, 5e9))
+    (tmp_path / "text.txt").write_text(TINY_TEXT)
+    (tmp_path / "run.toml").write_text(TINY_RUN)
+    (tmp_path / "peer.toml").write_text(TINY_PEER.format(device="optimizer_share = 0.5"))
+    plan = planning.plan_run(
+        planning.PlanRequest(tmp_path / "run.toml", tmp_path / "peer.toml"), lambda note: None
+    )
+    assert plan.share is not None
+    assert plan.share.share == 0.5
+    assert plan.surroundings.adamw_elements_per_s == pytest.approx(6e9)
+    assert plan.choice.memory.step_bytes > 0
+    monkeypatch.setenv("COLUMNS", "200")
+    console = stdout_console()
+    with console.capture() as captured:
+        console.print(plan_text(plan, 200))
+    assert "6,000 million parameters per second, the device takes 50%" in captured.get()
+    assert "host 4,000, link 3,000, device 5,000" in captured.get()
+    assert "optimizer's share" in captured.get()
