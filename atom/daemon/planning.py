@@ -280,7 +280,8 @@ def _host(run: RunFile, graph: Graph, peer: PeerFile) -> HostPlan:
     kept = {STATE_TITLES[name]: dtype.itemsize for name, dtype in form.arenas().items()}
     if copy_bytes := working_copy_bytes(graph.parameter_dtype, form):
         kept["working copy"] = copy_bytes
-    kept["gradients"] = gradients(run).itemsize
+    narrow = " in bfloat16" if run.optimizer.gradients == "bfloat16" else ""
+    kept[f"gradients{narrow}"] = gradients(run).itemsize
     averaged = (f"averaged gradients {n + 1}" for n in range(RESULT_ARENAS))
     kept |= dict.fromkeys(averaged, FLOAT32_BYTES)
     arenas = [(name, size * elements) for name, size in kept.items()]

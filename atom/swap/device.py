@@ -7,7 +7,7 @@ a GPU; `atom.swap.streams.CudaDevice` does with streams and events. The engine k
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
@@ -15,17 +15,13 @@ import torch
 
 from atom.base.clock import BootClock, Clock
 from atom.swap.gate import Gate
+from atom.swap.host_landing import HostSum, add_admitted, at_once, landing
 from atom.swap.host_memory import allocate_host_memory
-from atom.swap.host_sums import add, add_rounded
 from atom.swap.workbench import CpuWorkbench, Workbench
 
 Report = Callable[[float, float], None]
 """Told when a piece of work began and ended, in seconds of the device's clock; from any thread,
 and at the latest when the device has been drained. Work that fails is not reported."""
-
-
-def at_once() -> None:
-    """For loads that have nothing to wait for, and sums that nobody asks about."""
 
 
 @dataclass(frozen=True)
@@ -34,30 +30,6 @@ class Copy:
 
     destination: torch.Tensor
     source: torch.Tensor
-
-
-@dataclass(frozen=True)
-class Noise:
-    """What sums in bfloat16 are rounded with: see `atom.swap.host_sums.add_rounded`."""
-
-    key: int
-    first: int
-    """The number of the first element."""
-
-
-@dataclass(frozen=True)
-class HostSum:
-    """Bring `source` [n] from the device to the host: add it to `destination` [n], or replace.
-
-    If the destination is bfloat16, the float32 source is rounded to nearest before it leaves."""
-
-    destination: torch.Tensor
-    source: torch.Tensor
-    replace: bool
-    noise: Noise | None = None
-    """Wanted where something is added to bfloat16."""
-    landed: Callable[[], None] = at_once
-    """Called when it is there, by the thread that has added it."""
 
 
 @dataclass(frozen=True)
@@ -308,33 +280,3 @@ def _add_sound(sums: Sequence[HostSum], gate: Gate, rounded: torch.Tensor | None
         )
         sums = landed
     add_admitted(sums, gate, gate.judge([part.source for part in sums]))
-
-
-def landing(sums: Sequence[HostSum], staging: torch.Tensor) -> list[HostSum]:
-    """The same sums, of what will lie in `staging`, one behind the other."""
-    landed, offset = [], 0
-    for part in sums:
-        end = offset + part.source.numel()
-        landed.append(replace(part, source=staging[offset:end]))
-        offset = end
-    return landed
-
-
-@torch.no_grad()
-def add_admitted(sums: Sequence[HostSum], gate: Gate, verdict: torch.Tensor | bool) -> None:
-    """Carries out the sums if the gate admits them; sources and destinations are host memory.
-
-    Raises: NotFinite.
-    """
-    if not gate.admits(verdict, adds=len(sums) > 0):
-        return
-    for part in sums:
-        if part.replace:
-            part.destination.copy_(part.source)
-        elif part.destination.dtype == torch.float32:
-            add(part.destination, part.source)
-        else:
-            assert part.noise is not None, "sums in bfloat16 are rounded at random"
-            noise = part.noise
-            add_rounded(part.destination, part.source, noise.first, noise.key)
-        part.landed()

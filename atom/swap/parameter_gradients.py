@@ -18,9 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from atom.graph.ir import ParameterLayout, Program, SubModel, padded_elements
-from atom.swap.device import Device, HostSum, Noise, Report, at_once
+from atom.swap.device import Device, Report
 from atom.swap.device_slots import BoundSubModel, DeviceSlots
 from atom.swap.gate import Gate
+from atom.swap.host_landing import HostSum, Noise, at_once
 
 Landed = Callable[[int, int], None]
 """Told that elements [start, stop) of the arena are as the pass leaves them, by the thread that

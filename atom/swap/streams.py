@@ -30,18 +30,10 @@ import torch
 from atom.base.clock import BootClock, Clock
 from atom.base.errors import DeviceError
 from atom.swap.cuda_workbench import CudaWorkbench
-from atom.swap.device import (
-    Copy,
-    HostSum,
-    Lane,
-    RandomState,
-    Report,
-    add_admitted,
-    at_once,
-    landing,
-)
+from atom.swap.device import Copy, Lane, RandomState, Report
 from atom.swap.device_slots import BOUNCE_ELEMENTS
 from atom.swap.gate import Gate
+from atom.swap.host_landing import HostSum, add_admitted, at_once, landing
 from atom.swap.host_memory import allocate_host_memory
 from atom.swap.registered_memory import register, unregister
 from atom.swap.stream_events import event_of

@@ -7,7 +7,7 @@ of the step.
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,47 +15,25 @@ from torch import Tensor
 from atom.base.clock import BootClock, Clock
 from atom.graph.ir import ParameterSpec, Program
 from atom.graph.program import load
-from atom.optim.adamw import AdamW, AdamWSettings
+from atom.optim.adamw import AdamW
 from atom.optim.clipping import clip_coefficient
 from atom.optim.gradients import GradientArena
-from atom.optim.open_share import WantedShare, open_share
-from atom.optim.rate import RateSettings, learning_rate
+from atom.optim.open_share import open_share
+from atom.optim.rate import learning_rate
 from atom.optim.stepper import Stepper
-from atom.swap.arrangement import Arrangement
-from atom.swap.compiled import Compilation
 from atom.swap.device import Device
 from atom.swap.device_slots import DeviceSlots, Factory
 from atom.swap.engine import Engine, Observer
 from atom.swap.host_store import HostStore
-from atom.swap.state_form import StateForm
 from atom.swap.voided import PassVoided
 from atom.training.caution import Caution
-from atom.training.pacing import MAX_MICRO_BATCHES_PER_PASS
 from atom.training.pass_watch import PassWatch
+from atom.training.replica_settings import ReplicaSettings
+
+__all__ = ["Batch", "PassResult", "Replica", "ReplicaSettings"]
 
 Batch = Mapping[str, Tensor]
 """One micro-batch: the program's batch inputs by name, first dimension = sequences."""
-
-
-@dataclass(frozen=True)
-class ReplicaSettings:
-    rate: RateSettings
-    adamw: AdamWSettings = field(default_factory=AdamWSettings)
-    clip_norm: float | None = None
-    precision: torch.dtype = torch.float32
-    arrangement: Arrangement = field(default_factory=Arrangement)
-    """How the training program uses the device, and the evaluation program if it is cut alike."""
-    micro_batches: int = MAX_MICRO_BATCHES_PER_PASS
-    """The most that a pass may accumulate: device memory has been reckoned for as many."""
-    dropout_seed: int = 0
-    """Should differ from peer to peer. Says nothing about the initial weights."""
-    state_form: StateForm = StateForm.EXACT
-    gradients: torch.dtype = torch.float32
-    """In which numbers they leave the device and are summed: float32, or bfloat16."""
-    compilation: Compilation | None = None
-    """How the training program's sub-models are compiled; None: they run as they are printed."""
-    step_share: WantedShare | None = None
-    """What the device does of the optimizer's step. Bits do not depend on it."""
 
 
 @dataclass(frozen=True)

@@ -160,6 +160,7 @@ def test_state_and_gradients_are_planned_in_the_numbers_the_run_file_chooses(
         planned.program, leaving
     )
     assert "sums of parameters tied across sub-models" not in dict(arenas)
+    assert ("gradients in bfloat16" in dict(planned.host.arenas)) is (gradients == "bfloat16")
     of_the_cut = sum(size for _, size in arenas)
     assert planned.host.total_bytes - of_the_cut == element_bytes * planned.parameters
     assert planned.disk.snapshot_bytes == 3 * snapshot_bytes * planned.parameters

@@ -12,10 +12,11 @@ from torch import Tensor
 from atom.graph.ir import Program
 from atom.optim.adamw import AdamW, AdamWSettings
 from atom.swap.arrangement import Arrangement
-from atom.swap.device import Copy, CpuDevice, HostSum, Report, at_once
+from atom.swap.device import Copy, CpuDevice, Report
 from atom.swap.device_slots import DeviceSlots, device_bytes
 from atom.swap.engine import Engine, PassCancelled
 from atom.swap.gate import Gate
+from atom.swap.host_landing import HostSum, at_once
 from atom.swap.host_store import HostStore
 from atom.swap.schedule import Drop, Load, Shape, training_pass
 from atom.swap.schedule_check import ScheduleError, check

@@ -10,9 +10,10 @@ from rounded_sums import rounded_sum
 from torch import Tensor
 
 from atom.swap import device as device_module
-from atom.swap.device import CpuDevice, HostSum, Noise, Report
+from atom.swap.device import CpuDevice, Report
 from atom.swap.device_slots import SlotLayout
 from atom.swap.gate import Gate, NotFinite
+from atom.swap.host_landing import HostSum, Noise
 from atom.swap.host_store import HostStore, host_bytes
 from atom.swap.state_form import StateForm
 

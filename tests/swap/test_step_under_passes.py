@@ -19,9 +19,10 @@ from atom.optim.adamw import AdamW, AdamWSettings
 from atom.optim.step import Step
 from atom.optim.stepper import Stepper
 from atom.swap.arrangement import Arrangement
-from atom.swap.device import Copy, CpuDevice, Report, at_once
+from atom.swap.device import Copy, CpuDevice, Report
 from atom.swap.device_slots import DeviceSlots
 from atom.swap.engine import Engine
+from atom.swap.host_landing import at_once
 from atom.swap.host_store import HostStore
 from atom.swap.readiness import StepFailed
 from atom.swap.schedule import Forward, GradientOut, Load, Observed, OptimizerStep

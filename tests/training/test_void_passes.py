@@ -17,8 +17,9 @@ from atom.models.gpt3 import GPT3, GPT3Config, initial_value
 from atom.optim.clipping import gradient_norm
 from atom.optim.loss_scale import LossScale
 from atom.optim.rate import RateSettings
-from atom.swap.device import CpuDevice, HostSum, RandomState, Report
+from atom.swap.device import CpuDevice, RandomState, Report
 from atom.swap.gate import Gate
+from atom.swap.host_landing import HostSum
 from atom.swap.voided import Cause, PassVoided
 from atom.training.pass_size import PassSize
 from atom.training.replica import PassResult, Replica, ReplicaSettings

@@ -1,0 +1,67 @@
+"""Where gradients land on the host: what is to be added to what, and who hears when it is there."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from atom.swap.gate import Gate
+from atom.swap.host_sums import add, add_rounded
+
+
+def at_once() -> None:
+    """For loads that have nothing to wait for, and sums that nobody asks about."""
+
+
+@dataclass(frozen=True)
+class Noise:
+    """What sums in bfloat16 are rounded with: see `atom.swap.host_sums.add_rounded`."""
+
+    key: int
+    first: int
+    """The number of the first element."""
+
+
+@dataclass(frozen=True)
+class HostSum:
+    """Bring `source` [n] from the device to the host: add it to `destination` [n], or replace.
+
+    If the destination is bfloat16, the float32 source is rounded to nearest before it leaves."""
+
+    destination: torch.Tensor
+    source: torch.Tensor
+    replace: bool
+    noise: Noise | None = None
+    """Wanted where something is added to bfloat16."""
+    landed: Callable[[], None] = at_once
+    """Called when it is there, by the thread that has added it."""
+
+
+def landing(sums: Sequence[HostSum], staging: torch.Tensor) -> list[HostSum]:
+    """The same sums, of what will lie in `staging`, one behind the other."""
+    landed, offset = [], 0
+    for part in sums:
+        end = offset + part.source.numel()
+        landed.append(replace(part, source=staging[offset:end]))
+        offset = end
+    return landed
+
+
+@torch.no_grad()
+def add_admitted(sums: Sequence[HostSum], gate: Gate, verdict: torch.Tensor | bool) -> None:
+    """Carries out the sums if the gate admits them; sources and destinations are host memory.
+
+    Raises: NotFinite.
+    """
+    if not gate.admits(verdict, adds=len(sums) > 0):
+        return
+    for part in sums:
+        if part.replace:
+            part.destination.copy_(part.source)
+        elif part.destination.dtype == torch.float32:
+            add(part.destination, part.source)
+        else:
+            assert part.noise is not None, "sums in bfloat16 are rounded at random"
+            noise = part.noise
+            add_rounded(part.destination, part.source, noise.first, noise.key)
+        part.landed()
