@@ -74,12 +74,12 @@ class Peer:
 
     def _tick(self) -> None:
         self.world.after(TICK_S, self._tick)
-        began = time.perf_counter()
+        began = time.process_time()
         machine, now = self.machine, self.world.now
         view = look(self._book, machine.head, self.me, self.count, self._pass_s, now)
         self._swarm = self._count_swarm(view)
         actions = machine.handle(Tick(view), now)
-        self.world.cpu_s += time.perf_counter() - began
+        self.world.cpu_s += time.process_time() - began
         self._carry_out(actions)
         self._publish_if_due()
         self._train()
@@ -102,9 +102,9 @@ class Peer:
         self.world.after(self.world.dice.uniform(0.02, 0.08), lambda: self._take(found))
 
     def _take(self, found: dict[str, Lease]) -> None:
-        began = time.perf_counter()
+        began = time.process_time()
         self._book.update(found, self.world.now)
-        self.world.cpu_s += time.perf_counter() - began
+        self.world.cpu_s += time.process_time() - began
         self._seen_at = self.world.now
 
     def _fetch(self) -> tuple[dict[str, Lease], int]:
@@ -201,9 +201,9 @@ class Peer:
     # ---- the machine
 
     def handle(self, event: Event) -> None:
-        began = time.perf_counter()
+        began = time.process_time()
         actions = self.machine.handle(event, self.world.now)
-        self.world.cpu_s += time.perf_counter() - began
+        self.world.cpu_s += time.process_time() - began
         self._carry_out(actions)
 
     def _carry_out(self, actions: list[Action]) -> None:
