@@ -1,7 +1,7 @@
 """Kill, freeze and restart real daemons during rounds: no divergence, no stuck swarm, no orphan.
 
-Twice each here. The long form, twenty times each with freezes of twenty seconds, is the same tests
-under `ATOM_CHAOS_TIMES=20 ATOM_CHAOS_FREEZE_S=20` (see the Makefile).
+Twice each here. The long form is the same tests under `ATOM_CHAOS_TIMES=32 ATOM_CHAOS_FREEZE_S=10`
+(see the Makefile).
 """
 
 import os
