@@ -10,7 +10,7 @@ from histories import drawn, history
 from shrinking import explained
 from simulation import BrokenPromise
 
-BLOCKS, SEEDS_PER_BLOCK = 4, 210
+BLOCKS, SEEDS_PER_BLOCK = 4, 230
 ROUNDS = 20_000
 
 
