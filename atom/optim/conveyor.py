@@ -150,6 +150,16 @@ class _Run:
         self._leaving = deque[tuple[int, int]]()
 
     def take(self, turn: Callable[[], int | None]) -> None:
+        """Nothing is under way any more when it returns, or raises."""
+        try:
+            self._take(turn)
+        finally:  # or a step that is repeated would go over what arrives late
+            while self._leaving:
+                self._arrive()
+            if self._brought:
+                self._conveyor.rest()
+
+    def _take(self, turn: Callable[[], int | None]) -> None:
         while (index := turn()) is not None:
             if self._conveyor.broken:
                 self._leave(index)
@@ -161,8 +171,6 @@ class _Run:
                 self._arrive()
         while self._brought:
             self._take_back()
-        while self._leaving:
-            self._arrive()
 
     def _bring(self, index: int) -> None:
         place = self._free.popleft()

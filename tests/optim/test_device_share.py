@@ -182,6 +182,38 @@ def test_what_cannot_be_written_back_is_lost_and_says_so(method: str) -> None:
     assert rig.equal
 
 
+class Late(Bench):
+    """What is taken back arrives when it is waited for, or never."""
+
+    def __init__(self, method: str, failing: Sequence[int]) -> None:
+        super().__init__(method, failing)
+        self.late = dict[int, Sequence[Pair]]()
+
+    def take_back(self, place: int, pairs: Sequence[Pair]) -> None:
+        self.late[place] = pairs
+
+    def wait_back(self, place: int) -> None:
+        copy_all(self.late.pop(place))
+
+
+@FORMS
+def test_a_step_whose_device_fails_while_nobody_can_be_told_may_be_repeated(
+    form: StateForm,
+) -> None:
+    bench = Late("work", [4])
+    rig = Beside(form=form, bench=bench)
+
+    def deaf(why: str) -> None:
+        raise BrokenPipeError(why)
+
+    rig.conveyor._told = deaf
+    with pytest.raises(BrokenPipeError):
+        rig.adamw.step(gradient(1), 1e-2, 1)
+    assert not bench.late, "still being written"
+    rig.step(1)
+    assert rig.equal
+
+
 class Stuck(CpuWorkbench):
     """Brings nothing before it is let go."""
 
