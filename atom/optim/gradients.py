@@ -51,7 +51,8 @@ class GradientArena:
         self, touched: Callable[[], bool], last: bool = False
     ) -> Iterator[Landed | None]:
         """Wraps a pass that adds to `flat`, or replaces it if it was `void` before. What interrupts
-        the pass leaves the arena poisoned if `touched()` says that a part of it may be there.
+        the pass leaves the arena poisoned if `touched()` says that a part of it may be there; what
+        was void stays void.
 
         Of the `last` pass it wants to be told what is final, for the norm.
 

@@ -96,8 +96,8 @@ class Device(Protocol):
     ) -> None:
         """Starts bringing gradients to the host, once everything computed so far has finished.
 
-        All of them are added, or none, as the gate says. Whoever waits for them next hears of the
-        first that are not finite (NotFinite)."""
+        All of them are added, or none, as the gate says; what they replace is lost either way.
+        Whoever waits for them next hears of the first that are not finite (NotFinite)."""
         ...
 
     def wait_gradients_out(self, gradient_slot: int) -> None:

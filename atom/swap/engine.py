@@ -83,7 +83,8 @@ class Engine:
 
     When a pass raises, whatever the reason, parameters are untouched and the engine is usable
     again. If `touched`, the gradient arena holds an unknown part of that pass: zero it before the
-    next. Nothing that is not finite ever gets there (`atom.swap.gate`).
+    next. Nothing that is not finite is ever added to it (`atom.swap.gate`). A `first` pass that
+    raises leaves there what it likes, finite or not: the next one has to be the first again.
 
     Values that are the same in every micro-batch (`Program.shared`: masks, rotary tables) are held
     once per pass. Others wait on the host if the arrangement says so; then a pass may have no more

@@ -26,7 +26,9 @@ class Noise:
 class HostSum:
     """Bring `source` [n] from the device to the host: add it to `destination` [n], or replace.
 
-    If the destination is bfloat16, the float32 source is rounded to nearest before it leaves."""
+    If the destination is bfloat16, the float32 source is rounded to nearest before it leaves. What
+    is to be replaced is worth nothing: it may be overwritten before the gate is asked.
+    """
 
     destination: torch.Tensor
     source: torch.Tensor
@@ -38,9 +40,13 @@ class HostSum:
 
 
 def landing(sums: Sequence[HostSum], staging: torch.Tensor) -> list[HostSum]:
-    """The same sums, of what will lie in `staging`, one behind the other."""
+    """The same sums, of what will lie on the host: what is to be added in `staging`, one behind the
+    other; what replaces, where it belongs."""
     landed, offset = [], 0
     for part in sums:
+        if part.replace:
+            landed.append(replace(part, source=part.destination))
+            continue
         end = offset + part.source.numel()
         landed.append(replace(part, source=staging[offset:end]))
         offset = end
@@ -56,12 +62,16 @@ def add_admitted(sums: Sequence[HostSum], gate: Gate, verdict: torch.Tensor | bo
     if not gate.admits(verdict, adds=len(sums) > 0):
         return
     for part in sums:
-        if part.replace:
+        if not part.replace:
+            _add(part)
+        elif part.source is not part.destination:
             part.destination.copy_(part.source)
-        elif part.destination.dtype == torch.float32:
-            add(part.destination, part.source)
-        else:
-            assert part.noise is not None, "sums in bfloat16 are rounded at random"
-            noise = part.noise
-            add_rounded(part.destination, part.source, noise.first, noise.key)
         part.landed()
+
+
+def _add(part: HostSum) -> None:
+    if part.destination.dtype == torch.float32:
+        add(part.destination, part.source)
+    else:
+        assert part.noise is not None, "sums in bfloat16 are rounded at random"
+        add_rounded(part.destination, part.source, part.noise.first, part.noise.key)

@@ -14,6 +14,7 @@ import torch
 from engine_rig import EngineRig
 from hand_written_program import FINEST, batches
 
+from atom.graph.ir import padded_elements
 from atom.swap import streams
 from atom.swap.chrome_trace import chrome_trace
 from atom.swap.device import RandomState
@@ -112,6 +113,37 @@ def test_gradients_in_sixteen_bits_are_those_of_the_cpu(
             rig.engine.run_pass(batches([2, 3], seed), [seed, 2])
     assert torch.equal(hosted.store.gradients, plain.store.gradients)
     assert hosted.store.gradients.any()
+    plain.device.close()
+
+
+def first_pass(rig: EngineRig) -> list[float]:
+    return rig.engine.run_pass(batches([2, 3]), [1, 2], first=True)
+
+
+@pytest.mark.parametrize("gradients", [torch.float32, torch.bfloat16])
+def test_a_first_pass_lands_where_it_belongs(device: HostedDevice, gradients: torch.dtype) -> None:
+    """Weights in the same numbers. A pass that is void leaves there what the next one replaces."""
+    hosted = EngineRig(FINEST, gradients, device, gradients=gradients)
+    plain = EngineRig(FINEST, gradients, gradients=gradients)
+    weight = hosted.parameter("block0.up.weight")
+    before = weight.clone()
+    hosted.store.gradients.fill_(math.nan)  # of another round
+    weight[0, 0] = math.inf
+    hosted.store.round_master()
+    with pytest.raises(PassVoided):
+        first_pass(hosted)
+    assert not hosted.engine.touched
+    weight.copy_(before)
+    hosted.store.round_master()
+    for staged in device._staging.values():
+        staged.fill_(-7)
+    assert first_pass(hosted) == first_pass(plain)
+    assert torch.equal(hosted.store.gradients, plain.store.gradients)
+    added = 0  # to what is there: in sixteen bits, the second use of the tied weight
+    if gradients == torch.bfloat16:
+        added = padded_elements(hosted.program.layout.by_name["embed.weight"].numel)
+    staged = torch.cat(list(device._staging.values()))
+    assert int((staged != -7).sum()) == added
     plain.device.close()
 
 
