@@ -63,15 +63,33 @@ class Lines:
     def _run(self, peer_id: str) -> None:
         pause_s = _FIRST_PAUSE_S
         while self._goes_on(peer_id):
-            try:
-                channel = self._dialer.dial_directly(peer_id, Purpose.LINE)
+            if self._hold(peer_id):
                 pause_s = _FIRST_PAUSE_S
-                self._listen(peer_id, channel)
-            except (OSError, PeerRefused):  # the next try is the answer to all of them
-                pass
             with self._changed:
                 self._changed.wait_for(lambda: self._over(peer_id), pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def _hold(self, peer_id: str) -> bool:
+        """Keeps a line until it breaks. Whether anything came over it: who has no room for one more
+        lets us in, and hangs up."""
+        try:
+            channel = self._dialer.dial_directly(peer_id, Purpose.LINE)
+        except (OSError, PeerRefused):  # the next try is the answer
+            return False
+        with self._changed:
+            self._up[peer_id] = channel
+        heard = False
+        try:
+            while not self._over(peer_id):
+                self._hear(peer_id, channel)
+                heard = True
+        except (OSError, PeerRefused):  # and to this
+            pass
+        finally:
+            channel.close()
+            with self._changed:
+                del self._up[peer_id]
+        return heard
 
     def _goes_on(self, peer_id: str) -> bool:
         with self._changed:
@@ -83,20 +101,12 @@ class Lines:
     def _over(self, peer_id: str) -> bool:
         return self._endpoint.closing.is_set() or peer_id not in self._wanted
 
-    def _listen(self, peer_id: str, channel: Channel) -> None:
+    def _hear(self, peer_id: str, channel: Channel) -> None:
         """Raises: PeerRefused, OSError."""
-        with self._changed:
-            self._up[peer_id] = channel
-        try:
-            while not self._over(peer_id):
-                kind, length = channel.recv_header(TOKEN_BYTES, Patience(3 * PING_S))
-                token = channel.recv_rest(length, Patience(3 * PING_S))
-                if kind == Kind.CALL and self._answers.acquire(blocking=False):
-                    self._endpoint.crew.start("atom-answer", partial(self._answer, peer_id, token))
-        finally:
-            channel.close()
-            with self._changed:
-                del self._up[peer_id]
+        kind, length = channel.recv_header(TOKEN_BYTES, Patience(3 * PING_S))
+        token = channel.recv_rest(length, Patience(3 * PING_S))
+        if kind == Kind.CALL and self._answers.acquire(blocking=False):
+            self._endpoint.crew.start("atom-answer", partial(self._answer, peer_id, token))
 
     def _answer(self, peer_id: str, token: bytes) -> None:
         try:

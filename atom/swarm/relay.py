@@ -7,6 +7,7 @@ ciphertext; it knows who talks to whom, and how much.
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
@@ -19,6 +20,15 @@ from atom.swarm.switchboard import Switchboard
 _PIECE_BYTES = 64 * 1024
 _SILENCE_S = 120.0
 _STUCK_S = 15.0
+
+
+@dataclass
+class Pair:
+    """Two connections that are joined. A ring's bytes go one way only, for as long as it takes: so
+    silence is that of both directions."""
+
+    carried_at: float
+    """When either direction last brought something, on the endpoint's clock."""
 
 
 class Relay:
@@ -78,15 +88,16 @@ class Relay:
         near, far = channel.stream, self._far.get(channel)
         if far is None or not isinstance(near, SocketStream):
             return
-        self._endpoint.crew.start("atom-relay", lambda: self._copy(far, near))
-        self._copy(near, far)
+        pair = Pair(self._endpoint.clock.now())
+        self._endpoint.crew.start("atom-relay", lambda: self._copy(far, near, pair))
+        self._copy(near, far, pair)
 
-    def _copy(self, source: SocketStream, target: SocketStream) -> None:
+    def _copy(self, source: SocketStream, target: SocketStream, pair: Pair) -> None:
         """One direction; ends both when it ends."""
         buffer = memoryview(bytearray(_PIECE_BYTES))
         try:
             while True:
-                count = source.recv_some(buffer, Patience(_SILENCE_S))
+                count = self._receive(source, buffer, pair)
                 self._endpoint.closing.wait(self._wait_s(count))
                 target.send_all(buffer[:count], Patience(_STUCK_S))
                 self.passed_bytes += count
@@ -95,6 +106,19 @@ class Relay:
         finally:
             source.close()
             target.close()
+
+    def _receive(self, source: SocketStream, buffer: memoryview, pair: Pair) -> int:
+        """At least one byte: how many. Raises: OSError, also when both directions were silent."""
+        while True:
+            left = pair.carried_at + _SILENCE_S - self._endpoint.clock.now()
+            if left <= 0:
+                raise TimeoutError("silent in both directions")
+            try:
+                count = source.recv_some(buffer, Patience(left))
+            except TimeoutError:
+                continue  # the other direction may have carried something meanwhile
+            pair.carried_at = self._endpoint.clock.now()
+            return count
 
     def _wait_s(self, count: int) -> float:
         """Within the relay's own limit, and the box's."""

@@ -302,3 +302,20 @@ def test_what_comes_through_a_relay_is_not_held_against_it(make: Callable[..., P
     assert refused["reason"] == "bad-handshake"
     assert not shut.transport.quarantine.holds("127.0.0.1", shut.transport._endpoint.clock.now())
     ring_between(relay, shut)
+
+
+def test_a_full_house_is_asked_for_a_line_less_and_less_often(
+    make: Callable[..., Peer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It lets everybody in, and hangs up on whom it has no room for."""
+    full, guest = make(limits=dataclasses.replace(LIMITS, lines=0)), make(listens=False)
+    guest.knows(full)
+    pauses: list[float | None] = []
+    lines = guest.transport._lines
+    monkeypatch.setattr(lines, "_over", lambda peer_id: len(pauses) >= 4)
+    monkeypatch.setattr(
+        lines._changed, "wait_for", lambda condition, seconds=None: pauses.append(seconds)
+    )
+    guest.transport.keep_lines([full.peer_id])
+    until(lambda: len(pauses) >= 4)
+    assert pauses == [0.5, 1.0, 2.0, 4.0]
