@@ -156,7 +156,7 @@ class _Run:
         finally:  # or a step that is repeated would go over what arrives late
             while self._leaving:
                 self._arrive()
-            if self._brought:
+            if self._brought and not self._conveyor.broken:
                 self._conveyor.rest()
 
     def _take(self, turn: Callable[[], int | None]) -> None:
@@ -215,9 +215,11 @@ class _Run:
             self._conveyor.rest()
             self._conveyor.take_back(self._job, piece, place)
             self._conveyor.wait_back(piece, place)
-        except Exception as again:
-            self._conveyor.break_off(_why(failure))
-            raise PiecesLost(f"the device broke off while it wrote: {_why(again)}") from again
+        except Exception as again:  # noqa: BLE001 - it is raised, as what it means
+            try:
+                self._conveyor.break_off(_why(failure))
+            finally:  # whoever could not be told: the step must not be repeated
+                raise PiecesLost(f"the device broke off while it wrote: {_why(again)}") from again
         self._end(index, place)
         self._break_off(failure)
 

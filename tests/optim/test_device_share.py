@@ -182,6 +182,10 @@ def test_what_cannot_be_written_back_is_lost_and_says_so(method: str) -> None:
     assert rig.equal
 
 
+def deaf(why: str) -> None:
+    raise BrokenPipeError(why)
+
+
 class Late(Bench):
     """What is taken back arrives when it is waited for, or never."""
 
@@ -203,15 +207,28 @@ def test_a_step_whose_device_fails_while_nobody_can_be_told_may_be_repeated(
     bench = Late("work", [4])
     rig = Beside(form=form, bench=bench)
 
-    def deaf(why: str) -> None:
-        raise BrokenPipeError(why)
-
     rig.conveyor._told = deaf
     with pytest.raises(BrokenPipeError):
         rig.adamw.step(gradient(1), 1e-2, 1)
     assert not bench.late, "still being written"
     rig.step(1)
     assert rig.equal
+
+
+class Dead(Bench):
+    """Fails, and cannot be waited for either."""
+
+    def rest(self) -> None:
+        raise torch.AcceleratorError("CUDA error: unspecified launch failure")
+
+
+@pytest.mark.parametrize("told", [deaf, str], ids=["deaf", "told"])
+def test_what_is_lost_stays_lost_whatever_else_fails(told: Callable[[str], None]) -> None:
+    rig = Beside(bench=Dead("take_back", range(3, 100)))
+    rig.conveyor._told = told
+    for _ in range(2):
+        with pytest.raises(PiecesLost):
+            rig.adamw.step(gradient(1), 1e-2, 1)
 
 
 class Stuck(CpuWorkbench):
