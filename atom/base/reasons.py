@@ -28,6 +28,7 @@ class Reason(StrEnum):
     STATE_MISMATCH = "state-mismatch"
     BAD_CERTIFICATE = "bad-certificate"
     BAD_WEIGHT = "bad-weight"
+    BAD_VOTERS = "bad-voters"
     NOT_FINITE = "not-finite"
     RING_BROKEN = "ring-broken"
     TOO_SLOW = "too-slow"

@@ -58,6 +58,26 @@ def voters_next(
     return tuple(sorted(chosen)[:MAX_VOTERS])
 
 
+def could_follow(
+    voters: Sequence[Voter],
+    contributors: AbstractSet[Voter],
+    chosen: Sequence[Voter],
+    staying: Voter | None,
+) -> bool:
+    """Whether `voters_next` can have given `chosen`, as far as a voter can tell; `staying`: itself,
+    unless it leaves.
+
+    Who is dead or leaving only the coordinator knows. But nobody votes for its own removal, or for
+    more newcomers than the rule lets in: else one liar, in its turn, would be the electorate.
+    """
+    newcomers = set(chosen) - set(voters)
+    distinct = len({voter.peer_id for voter in chosen}) == len(chosen)
+    if not distinct or not newcomers <= contributors:
+        return False
+    stays = any(v == staying and (v in contributors or v.absences < 1) for v in voters)
+    return not stays or (staying in chosen and len(newcomers) <= max(1, len(voters) // 2))
+
+
 def certificate_problem(head: Head, commit: Commit) -> Reason | None:
     """Why `commit` does not bind a replica at `head`; None if it does.
 

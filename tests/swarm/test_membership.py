@@ -23,6 +23,7 @@ from atom.swarm.chain import (
 from atom.swarm.identity import Identity
 from atom.swarm.membership import (
     certificate_problem,
+    could_follow,
     is_quorum,
     signed_by,
     standing,
@@ -132,6 +133,35 @@ def test_there_is_always_a_voter_and_never_too_many() -> None:
     for _ in range(8):
         voters = voters_next(voters, crowd, set(), set())
     assert len(voters) == MAX_VOTERS
+
+
+SOME = st.sets(st.sampled_from(PEERS))
+
+
+@given(SOME, SOME, SOME, SOME, SOME)
+def test_every_voter_agrees_to_what_the_rule_gives(
+    voters: set[Voter],
+    contributors: set[Voter],
+    leaving: set[Voter],
+    dead: set[Voter],
+    absent: set[Voter],
+) -> None:
+    electors = [replace(v, absences=int(v in absent)) for v in sorted(voters | {PEERS[0]})]
+    ring = sorted(contributors | {PEERS[0]})
+    after = voters_next(electors, ring, {v.peer_id for v in leaving}, dead)
+    for voter in set(electors) - dead:
+        staying = None if voter in leaving else voter
+        assert could_follow(electors, set(ring), after, staying)
+
+
+def test_no_voter_agrees_to_lose_its_vote_or_to_a_crowd() -> None:
+    three, ring = PEERS[:3], set(PEERS)
+    assert could_follow(three, ring, PEERS[:4], PEERS[0])
+    assert not could_follow(three, ring, PEERS[1:3], PEERS[0])
+    assert not could_follow(three, set(PEERS[1:]), PEERS[1:3], PEERS[0]), "one absence is forgiven"
+    assert not could_follow(three, ring, PEERS[:5], PEERS[0]), "two newcomers to three voters"
+    assert not could_follow(three, set(PEERS[:3]), PEERS[:4], PEERS[0]), "not in the ring"
+    assert not could_follow(three, ring, (*three, PEERS[1]), PEERS[0]), "one counts twice"
 
 
 # ---- certificates

@@ -81,21 +81,17 @@ def value_to_finish(promises: dict[Voter, Promise]) -> Accepted | None:
     return max(own or before, key=lambda accepted: accepted.ballot, default=None)
 
 
-def odd_states_out(promises: dict[Voter, Promise], tie_order: list[Voter]) -> set[Voter]:
-    """Members whose state digest differs from the most common one.
+def odd_states_out(promises: dict[Voter, Promise], electors: list[Voter]) -> set[Voter]:
+    """Members whose state digest differs from the electors' most common one.
 
-    Equal heads must mean equal bytes; whoever differs refetches its state. A tie goes to the
-    digest of the first in `tie_order`.
+    Equal heads must mean equal bytes; whoever differs refetches its state. Only electors count:
+    identities are free, and a crowd of them would have the run's own fetch what it offers. A tie
+    goes to the digest of the first in `electors`, in order of standing.
     """
-    holders: dict[bytes, list[Voter]] = {}
-    for voter, promise in promises.items():
-        holders.setdefault(promise.state_digest, []).append(voter)
-    if len(holders) <= 1:
-        return set()
-    place = {voter: index for index, voter in enumerate(tie_order)}
-    last = len(tie_order)
-    best = max(
-        holders.values(),
-        key=lambda group: (len(group), -min(place.get(voter, last) for voter in group)),
-    )
-    return set(promises) - set(best)
+    holders: dict[bytes, list[int]] = {}
+    for place, voter in enumerate(electors):
+        if voter in promises:
+            holders.setdefault(promises[voter].state_digest, []).append(place)
+    assert holders, "called without a quorum of promises"
+    best = max(holders, key=lambda digest: (len(holders[digest]), -holders[digest][0]))
+    return {voter for voter, promise in promises.items() if promise.state_digest != best}

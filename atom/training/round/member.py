@@ -3,7 +3,7 @@
 from atom.base.reasons import Reason
 from atom.swarm.algorithm import MAX_MEMBERS
 from atom.swarm.chain import VOTE_DOMAIN, Ballot, Commit, Contribution, Value, Voter, vote_payload
-from atom.swarm.membership import certificate_problem, signed_by
+from atom.swarm.membership import certificate_problem, could_follow, signed_by
 from atom.swarm.messages import (
     Abort,
     Accept,
@@ -154,7 +154,9 @@ class Member:
         if not ours or desk.phase is Phase.SYNCING or sender.peer_id != message.ballot.coordinator:
             return
         if message.reason == Reason.STATE_MISMATCH:
-            donors = tuple(sorted(set(desk.view.fresh) - {desk.me.peer_id} - desk.view.aside))
+            there = set(desk.view.fresh) - {desk.me.peer_id} - desk.view.aside
+            voters = there & {voter.peer_id for voter in desk.head.voters}
+            donors = tuple(sorted(voters or there))  # the majority decides: of the run's own
             self.catch_up(donors, "our state differs from the others'", discard=True)
         else:
             self.let_go()
@@ -246,6 +248,8 @@ class Member:
             return Reason.WRONG_HEAD
         if not _distinct(value.contributions) or value.sequences <= 0 or not value.voters_next:
             return Reason.BAD_WEIGHT
+        if not self._could_follow(value):
+            return Reason.BAD_VOTERS
         counted = state.frozen_counts.get(value.origin)
         mine = [c.sequences for c in value.contributions if c.peer_id == desk.me.peer_id]
         if counted is not None and sum(mine) not in (0, counted):
@@ -257,6 +261,13 @@ class Member:
         if norm is not None and not abs(norm - value.gradient_norm) <= _NORM_TOLERANCE * norm:
             return Reason.DIGEST_MISMATCH
         return None
+
+    def _could_follow(self, value: Value) -> bool:
+        desk = self._desk
+        electors = value.survivors or desk.head.voters
+        contributors = {Voter(part.peer_id, part.incarnation) for part in value.contributions}
+        staying = None if desk.leaving else desk.me
+        return could_follow(electors, contributors, value.voters_next, staying)
 
     def _accept(self, message: Accept) -> None:
         desk, slots = self._desk, self._desk.state.slots

@@ -10,6 +10,7 @@ from atom.base.reasons import Reason
 from atom.swarm.chain import Ballot, Commit, Contribution, Value, Vote, Voter
 from atom.swarm.identity import Identity
 from atom.swarm.messages import (
+    Abort,
     Accept,
     AcceptedVote,
     CommitNotice,
@@ -214,6 +215,22 @@ def another_norm_than_ours(scene: Scene) -> None:
     scene.says(Accept(HEAD.digest, BALLOT, value(gradient_norm=1e30)))
 
 
+def voters_without_us(scene: Scene) -> None:
+    holding(scene)
+    scene.says(Accept(HEAD.digest, BALLOT, value(voters_next=(MATE,))))
+
+
+def voters_that_were_not_in_the_ring(scene: Scene) -> None:
+    holding(scene)
+    crowd = tuple(strangers(1).values())
+    scene.says(Accept(HEAD.digest, BALLOT, value(voters_next=(*VOTERS, *crowd))))
+
+
+def a_voter_that_counts_twice(scene: Scene) -> None:
+    holding(scene)
+    scene.says(Accept(HEAD.digest, BALLOT, value(voters_next=(*VOTERS, MATE))))
+
+
 def round_ten_to_the_nine(scene: Scene) -> None:
     holding(scene)
     scene.says(Accept(HEAD.digest, BALLOT, value(round=10**9)))
@@ -226,6 +243,9 @@ def round_ten_to_the_nine(scene: Scene) -> None:
         (another_result_than_ours, Reason.DIGEST_MISMATCH),
         (another_norm_than_ours, Reason.DIGEST_MISMATCH),
         (round_ten_to_the_nine, Reason.WRONG_HEAD),
+        (voters_without_us, Reason.BAD_VOTERS),
+        (voters_that_were_not_in_the_ring, Reason.BAD_VOTERS),
+        (a_voter_that_counts_twice, Reason.BAD_VOTERS),
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(act: Callable[[Scene], None], reason: Reason) -> None:
@@ -247,6 +267,30 @@ def test_who_is_aside_is_in_no_ring() -> None:
     for _ in range(100):
         scene.tick(aside=aside)
     assert scene.machine.answering(scene.leases).keys().isdisjoint(aside)
+
+
+def test_a_crowd_of_strangers_does_not_say_what_our_state_is() -> None:
+    """They promise, all with the same digest, which is not the voters'."""
+    scene = Scene()
+    crowd = strangers(5)
+    scene.leases |= {peer_id: lease(voter, 32) for peer_id, voter in crowd.items()}
+    ballot = scene.until_sent(Prepare)
+    for voter in crowd.values():
+        false = promise(ballot, 32, b"f" * 32)
+        scene.tell(Received(voter.peer_id, voter.incarnation, false))
+    scene.says(promise(ballot, 64))
+    scene.tick(1.9)
+    assert {peer_id for peer_id, _ in scene.offences} == set(crowd)
+    assert not any(isinstance(action, CatchUp) for action in scene.all)
+
+
+def test_whose_state_is_odd_fetches_it_from_voters() -> None:
+    scene = Scene()
+    scene.leases |= {peer_id: lease(voter, 32) for peer_id, voter in strangers(5).items()}
+    in_the_ring(scene)
+    scene.says(Abort(HEAD.digest, BALLOT, Reason.STATE_MISMATCH))
+    asked = [action.donors for action in scene.all if isinstance(action, CatchUp)]
+    assert [set(donors) for donors in asked] == [{v.peer_id for v in VOTERS if v != ME}]
 
 
 def test_commits_said_ahead_push_out_only_those_of_the_same_peer() -> None:
