@@ -435,6 +435,17 @@ def test_nothing_better_changes_nothing(peer_of: Make) -> None:
     assert peer.at(ROUNDS)
 
 
+def test_a_catch_up_in_vain_leaves_what_was_averaged_here(peer_of: Make) -> None:
+    """Perhaps we voted for it, and nobody else has it any more."""
+    peer = peer_of(at=1)
+    peer.with_donors(FakeDonors({})).usable = True
+    digest, result = b"r" * 32, torch.ones(peer.replica.gradients.numel())
+    peer.results.hold(digest, result)
+    with pytest.raises(CatchUpFailed):
+        peer.replay.run(heads("a"), discard=False)
+    assert torch.equal(peer.replay.fetch_result(digest, []), result)
+
+
 def test_whoever_cannot_be_reached_is_not_a_liar(peer_of: Make) -> None:
     peer = peer_of(at=1)
     peer.with_donors(FakeDonors({"b": Served()})).usable = True

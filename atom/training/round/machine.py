@@ -302,7 +302,7 @@ class RoundMachine:
             return
         if event.head.digest == self.head.digest:
             desk.state.state_digest = event.state_digest  # promises at this head still bind us
-            desk.state.held.clear()  # the memory they were in served the catching up
+            desk.state.held.clear()  # perhaps not there any more: a fetch looks here first
         else:
             desk.enter(event.head, event.state_digest)
             self._coordinator.reset()

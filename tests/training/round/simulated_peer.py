@@ -337,8 +337,10 @@ class Process:
             self.later(self.dice.uniform(0.0, 0.05), lambda: self._handle(event))
 
     def _fetch(self, digest: bytes, holders: list[str]) -> None:
-        if not holders:
-            self.later(0.01, lambda: self._handle(FetchFailed(digest)))
+        own = self.results.get(digest)  # a catch-up in vain leaves it in memory
+        if own is not None or not holders:
+            ended = FetchFailed(digest) if own is None else Fetched(digest, own.norm)
+            self.later(0.01, lambda: self._handle(ended))
             return
         self.later(self.dice.uniform(0.05, 0.4), lambda: self._try_holder(digest, holders))
 
