@@ -22,8 +22,7 @@ from atom.swarm.chain import (
     vote_payload,
 )
 from atom.swarm.identity import Identity
-from atom.swarm.membership import certificate_problem, signed_by
-from atom.training import chain_check
+from atom.swarm.membership import signed_by
 from atom.training.chain_check import verified_heads
 from atom.training.journal import Journal, parse_commits
 
@@ -214,23 +213,15 @@ def grown(electorates: list[list[Identity]]) -> tuple[list[Head], list[Commit]]:
     return heads, commits
 
 
-def test_a_long_chain_takes_few_certificates(monkeypatch: pytest.MonkeyPatch) -> None:
-    heads, commits = grown([[IDENTITY]] + [OLD] * 200 + [OLD[:2] + NEW[:1]] * 100 + [NEW] * 100)
-    asked: list[int] = []
-
-    def counted(head: Head, commit: Commit) -> Reason | None:
-        asked.append(commit.value.round)
-        return certificate_problem(head, commit)
-
-    monkeypatch.setattr(chain_check, "certificate_problem", counted)
-    assert verified_heads(GENESIS, commits) == heads
-    assert len(asked) < 50, "of 401"
-
-
-def test_a_certificate_in_between_is_vouched_for_by_a_later_one() -> None:
+@pytest.mark.parametrize("stripped", range(10))
+def test_a_forged_certificate_is_found_wherever_it_lies(stripped: int) -> None:
+    """Also where a later quorum vouches for the round: who keeps it would hand it on."""
     heads, commits = grown([[IDENTITY]] + [OLD] * 9)
-    commits[5] = dataclasses.replace(commits[5], votes=())
     assert verified_heads(GENESIS, commits) == heads
+    commits[stripped] = dataclasses.replace(commits[stripped], votes=())
+    with pytest.raises(PeerRefused, match=f"round {stripped + 1}") as refused:
+        verified_heads(GENESIS, commits)
+    assert refused.value.reason is Reason.BAD_CERTIFICATE
 
 
 def test_strangers_vouch_for_nothing() -> None:
