@@ -9,7 +9,8 @@ AtomError
 │   ├── MismatchError    versions, program hash or state differ from what the swarm agreed on
 │   ├── DeviceError      the GPU is missing, too small, or lacks a number format
 │   ├── ModelError       a model that cannot be traced, cut or run faithfully
-│   ├── TrustError       the run brings code of an owner that nobody here said to trust
+│   ├── TrustError       the run brings code of an owner that nobody here said to trust, or its
+│   │                    owner did not list this peer
 │   └── ControlError     no daemon answers on the control socket, or it refused the command
 └── PeerRefused          a remote peer did something we do not accept; carries a named reason
 """
@@ -59,7 +60,8 @@ class ModelError(UserError):
 
 
 class TrustError(UserError):
-    """The run brings code that the person at the keyboard has not said to trust."""
+    """The run brings code that the person at the keyboard has not said to trust, or is open to
+    listed peers only, and this is none of them."""
 
 
 class ControlError(UserError):

@@ -9,6 +9,7 @@ class Reason(StrEnum):
     WRONG_IDENTITY = "wrong-identity"
     WRONG_RUN = "wrong-run"
     WRONG_VERSION = "wrong-version"
+    NOT_ON_THE_LIST = "not-on-the-list"
     TOO_LARGE = "too-large"
     MALFORMED = "malformed"
     TOO_MANY_CONNECTIONS = "too-many-connections"

@@ -94,6 +94,20 @@ def join(
     return join_run(address, peer, state, trust)
 
 
+@app.command("id", rich_help_panel=_TRAIN)
+def id_(
+    run: Annotated[
+        str | None, typer.Argument(metavar="RUN", help="The run's name, or its address.")
+    ] = None,
+    peer: PeerOption = None,
+    state: StateOption = None,
+) -> None:
+    """This machine's peer id in a run, for the run's owner to list; made now if it is new."""
+    from atom.daemon.invitation import own_peer_id
+
+    typer.echo(own_peer_id(run, peer, state))
+
+
 @app.command(rich_help_panel=_TRAIN)
 def bootstrap(
     listen: ListenOption = None,

@@ -42,7 +42,7 @@ MEANINGS: dict[ExitCode, str] = {
     ExitCode.CONTROL: "no daemon answers, or it refused the command",
     ExitCode.LEFT_LATE: "left at the deadline with counted work not yet committed",
     ExitCode.OTHER: "another mistake that the message explains",
-    ExitCode.TRUST: "the run brings its owner's code, and --trust does not name that owner",
+    ExitCode.TRUST: "--trust does not name the code's owner, or the owner did not list you",
     ExitCode.DIAGNOSIS: "atom doctor found something that keeps this box from training",
     ExitCode.INTERRUPTED: "interrupted (Ctrl-C)",
     ExitCode.TERMINATED: "terminated (SIGTERM)",

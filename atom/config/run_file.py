@@ -6,9 +6,13 @@ from pydantic import Field, model_validator
 
 from atom.base.errors import ConfigError
 from atom.config.model_section import Model
+from atom.config.peer_ids import PeerId
 from atom.config.section import Bytes, Fraction, PathText, Section, refuse
 
 BYTE_VOCABULARY = 256
+
+MAX_MEMBERS = 64
+"""Some 36 bytes each, compressed: with the rest of the run file they fit into a DHT record."""
 
 Count = Annotated[int, Field(ge=1, le=2**31)]
 
@@ -126,6 +130,19 @@ class Swarm(Section):
     for links beyond 1 Gbit/s; or nothing, where the whole network is trusted."""
     survivors: Literal["branch", "pause"] = "branch"
     """Without a quorum: go on as a recorded branch, or wait for as long as it takes."""
+    members: Annotated[tuple[PeerId, ...], Field(max_length=MAX_MEMBERS)] | None = None
+    """Peer ids of those who may take part, beside the owner; omitted: everybody may."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "Swarm":
+        if self.members is None:
+            return self
+        if not self.members:
+            refuse("members", "an empty list would let nobody in", "leave it out for an open run")
+        twice = next((one for one in self.members if self.members.count(one) > 1), None)
+        if twice is not None:
+            refuse("members", f"{twice} is listed more than once", "list each peer once")
+        return self
 
 
 class Snapshot(Section):

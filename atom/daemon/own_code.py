@@ -19,6 +19,7 @@ from atom.daemon.lookout import Lookout
 from atom.daemon.state_directory import write_atomically
 from atom.models.own_code import MAX_CODE_BYTES, OwnCode, read_code
 from atom.models.source import SourceError
+from atom.swarm.allow_list import AllowList
 from atom.swarm.dht_client import DirectoryUnavailable
 from atom.swarm.handshake import Local
 from atom.swarm.record_codec import manifest_digest
@@ -87,7 +88,8 @@ def _stored(run: RunFile, box: Box) -> OwnCode | None:
 def _fetch(run: RunFile, manifest: Manifest, box: Box, lookout: Lookout, events: EventLog) -> bytes:
     """The file that the manifest names, from whoever has it. Raises: AddressError."""
     directory = lookout.directory
-    local = Local(box.identity, manifest_digest(manifest), box.incarnation)
+    allowed = AllowList.of(manifest.owner, run.swarm.members)
+    local = Local(box.identity, manifest_digest(manifest), box.incarnation, allowed=allowed)
     transport = Transport(local, ("", 0), events)
     try:
         deadline = time.monotonic() + FETCH_S

@@ -15,6 +15,7 @@ from atom.daemon.console import Console
 from atom.daemon.control import ControlServer
 from atom.daemon.device_choice import state_form
 from atom.daemon.founding import Membership, enter_run, found_run, read_run, run_of
+from atom.daemon.invitation import check_member
 from atom.daemon.life import Life
 from atom.daemon.lifecycle import Ending
 from atom.daemon.lookout import Lookout
@@ -27,6 +28,7 @@ from atom.swarm.addresses import (
     parse_listen,
     parse_multiaddrs,
 )
+from atom.swarm.allow_list import AllowList
 from atom.swarm.blobs import BlobServer, BlobShelf
 from atom.swarm.codec import CODECS
 from atom.swarm.dht_client import DirectoryUnavailable
@@ -100,7 +102,10 @@ def run_join(options: JoinOptions, console: Console) -> Ending:
         manifest, record = lookout.call(directory.read_manifest())
         console.note(f"joining {manifest.run}, founded by {manifest.owner}")
         check_trust(manifest.owner, options.trust)
-        code = obtain_code(run_of(manifest, box), manifest, options, box, lookout, events)
+        run = run_of(manifest, box)
+        allowed = AllowList.of(manifest.owner, run.swarm.members)
+        check_member(allowed, manifest.owner, box.identity.peer_id)
+        code = obtain_code(run, manifest, options, box, lookout, events)
         member = enter_run(manifest, record, code, box, console)
         lookout.call(directory.publish_manifest(member.record))
         entrance = lookout.call(directory.visible_addresses())
@@ -234,7 +239,8 @@ def _transport(box: Box, member: Membership, listen: str, events: EventLog) -> T
     bind = (parse_listen(listen).host, network.data_port) if network.reachable != "no" else None
     bandwidth = Bandwidth.of(network.upload_bits_per_s, network.download_bits_per_s)
     protection = RingProtection(member.run.swarm.ring_protection)
-    local = Local(box.identity, member.run_id, box.incarnation, protection)
+    allowed = AllowList.of(member.manifest.owner, member.run.swarm.members)
+    local = Local(box.identity, member.run_id, box.incarnation, protection, allowed)
     limits = TransportLimits(relay_bytes_per_s=network.relay_bits_per_s / 8)
     return Transport(local, bind, events, limits=limits, bandwidth=bandwidth)
 

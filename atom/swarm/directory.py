@@ -15,6 +15,7 @@ from atom.base.errors import AddressError, PeerRefused
 from atom.base.events import EventSink
 from atom.base.reasons import Reason
 from atom.swarm.addresses import check_run_name, rank_addresses
+from atom.swarm.allow_list import OPEN, seen_from_outside
 from atom.swarm.dht_frames import NodeSettings, from_text, to_text
 from atom.swarm.dht_supervisor import SteadyClient
 from atom.swarm.identity import Identity
@@ -41,7 +42,8 @@ class Directory(Protocol):
         ...
 
     async def read_leases(self) -> dict[str, Lease]:
-        """All leases of the run by peer id, our own included; invalid ones are dropped."""
+        """All leases of the run by peer id, our own included; dropped are invalid ones, and those
+        of peers that are not on the list of the manifest last read or published here."""
         ...
 
     async def publish_manifest(self, record: bytes) -> bool:
@@ -73,8 +75,13 @@ class RecordReader:
 
     def __init__(self, events: EventSink | None) -> None:
         self._events = events
+        self._allowed = OPEN
         self._reported: set[tuple[str, Reason]] = set()
         self._last: dict[str, tuple[bytes, Lease]] = {}
+
+    def believe_members_of(self, manifest: Manifest) -> None:
+        """From now on leases count only if this (verified) manifest's list has their authors."""
+        self._allowed = seen_from_outside(manifest)
 
     def leases(self, found: Iterable[tuple[str, bytes]], run: str, owner: str) -> dict[str, Lease]:
         """Valid leases of (subkey, record) pairs. A record seen last time is not checked again."""
@@ -82,6 +89,7 @@ class RecordReader:
         for peer_id, record in found:
             known = self._last.get(peer_id)
             try:
+                self._allowed.check(peer_id)
                 if known is None or known[0] != record:
                     known = record, decode_lease(record, run, owner, peer_id)
                 checked[peer_id] = known
@@ -169,6 +177,7 @@ class DhtDirectory:
     async def publish_manifest(self, record: bytes) -> bool:
         manifest = decode_manifest(record, self.run, self.owner)
         self.owner = manifest.owner
+        self._reader.believe_members_of(manifest)
         keys = manifest_key(self.run, manifest.owner), index_key(self.run)
         stored = [await self._client.keep(key, manifest.owner, to_text(record)) for key in keys]
         return all(stored) or record in [r for _, r in await self._fetch(keys[:1], READ_SECONDS)]
@@ -181,6 +190,7 @@ class DhtDirectory:
             answer = self._reader.manifest(found, self.run, self.owner)
             if answer is not None:
                 self.owner = answer[0].owner
+                self._reader.believe_members_of(answer[0])
                 return answer
             await asyncio.sleep(MANIFEST_RETRY_SECONDS)
         raise no_such_run(self.run, self.owner)

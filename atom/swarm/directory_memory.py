@@ -79,7 +79,9 @@ class MemoryDirectory:
 
     async def publish_manifest(self, record: bytes) -> bool:
         self._reach()
-        self.owner = decode_manifest(record, self.run, self.owner).owner
+        manifest = decode_manifest(record, self.run, self.owner)
+        self.owner = manifest.owner
+        self._reader.believe_members_of(manifest)
         for key in (manifest_key(self.run, self.owner), index_key(self.run)):
             self._dht.store(key, self.owner, record, float("inf"))
         return True
@@ -91,6 +93,7 @@ class MemoryDirectory:
         if answer is None:
             raise no_such_run(self.run, self.owner)
         self.owner = answer[0].owner
+        self._reader.believe_members_of(answer[0])
         return answer
 
     async def visible_addresses(self) -> tuple[str, ...]:

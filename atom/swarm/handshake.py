@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError, Message
 
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
+from atom.swarm.allow_list import OPEN, AllowList
 from atom.swarm.chain import canonical_digest
 from atom.swarm.frames import Channel, Kind, Patience, Purpose
 from atom.swarm.identity import Identity, is_peer_id, verify
@@ -38,6 +39,8 @@ class Local:
     """16 random bytes per process start."""
     ring_protection: RingProtection = RingProtection.TLS
     """The same for all peers of the run."""
+    allowed: AllowList = OPEN
+    """Likewise: with whom the run's owner lets us speak."""
 
     def __post_init__(self) -> None:
         assert len(self.run_id) == 32
@@ -53,6 +56,7 @@ def greet(
     Returns keys if the channel is to go on in records. Raises: PeerRefused with the server's reason
     or our own; OSError.
     """
+    local.allowed.check(server)
     challenge = wire.Challenge()
     _parse(challenge, channel.recv_frame(Kind.CHALLENGE, _MAX_FRAME_BYTES, patience))
     if challenge.version != PROTOCOL_VERSION:
@@ -98,6 +102,7 @@ def receive(channel: Channel, local: Local, certificate: bytes, patience: Patien
     if not verify(hello.peer_id, HELLO_DOMAIN, payload, hello.signature):
         raise PeerRefused(Reason.BAD_SIGNATURE, "hello is not signed by the peer it names")
     channel.peer_id = hello.peer_id
+    local.allowed.check(hello.peer_id)
     channel.incarnation = hello.incarnation
     channel.purpose = Purpose(hello.purpose)
     channel.tag = hello.tag

@@ -8,6 +8,7 @@ from atom.base.clock import BootClock
 from atom.base.errors import PeerRefused
 from atom.base.events import EventSink
 from atom.base.reasons import Reason
+from atom.swarm.allow_list import OPEN, AllowList
 from atom.swarm.contacts import Unreachable
 from atom.swarm.crew import Crew
 from atom.swarm.endpoint import Endpoint, TransportLimits
@@ -69,7 +70,8 @@ class LocalNetwork:
 
 
 class LocalTransport:
-    """A `PeerTransport` on a `LocalNetwork`; peers of one network share one run."""
+    """A `PeerTransport` on a `LocalNetwork`; peers of one network share one run
+    (`allowed`: as each of them sees it)."""
 
     def __init__(
         self,
@@ -78,10 +80,11 @@ class LocalTransport:
         incarnation: bytes,
         events: EventSink,
         limits: TransportLimits | None = None,
+        allowed: AllowList = OPEN,
     ) -> None:
         self._network = network
         self._endpoint = Endpoint(
-            local=Local(identity, bytes(32), incarnation),
+            local=Local(identity, bytes(32), incarnation, allowed=allowed),
             limits=limits or TransportLimits(),
             events=events,
             clock=BootClock(),
@@ -141,6 +144,7 @@ class LocalTransport:
     ) -> Channel:
         if self._endpoint.closing.is_set():
             raise ConnectionError("closed here")
+        self._endpoint.local.allowed.check(peer_id)
         other = self._network.reach(self.peer_id, peer_id)
         here, there = MemoryStream.pair()
         channel = self._adopt(here, other, purpose, tag)
@@ -151,7 +155,9 @@ class LocalTransport:
     def receive(
         self, caller: "LocalTransport", stream: MemoryStream, purpose: Purpose, tag: bytes
     ) -> None:
-        """Another transport of the network connects. Raises: PeerRefused(NOT_FOUND)."""
+        """Another transport of the network connects. Raises: PeerRefused(NOT_FOUND,
+        NOT_ON_THE_LIST)."""
+        self._endpoint.local.allowed.check(caller.peer_id)
         channel = self._adopt(stream, caller, purpose, tag)
         try:
             self._router.screen(channel)

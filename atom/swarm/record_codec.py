@@ -207,5 +207,5 @@ def _run_file_too_large(size_bytes: int) -> ConfigError:
     return ConfigError(
         f"the run file takes {size_bytes} bytes compressed, too many for the DHT",
         f"shorten it to {MAX_RUN_FILE_COMPRESSED_BYTES} bytes compressed: "
-        "comments do not count, long lists of paths do",
+        "comments do not count, long lists of paths or members do",
     )

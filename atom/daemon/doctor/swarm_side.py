@@ -9,7 +9,9 @@ from pathlib import Path
 from atom import __version__
 from atom.base.errors import AtomError, UserError
 from atom.daemon.doctor.facts import Swarm
+from atom.daemon.invitation import check_member
 from atom.swarm.addresses import parse_join_address
+from atom.swarm.allow_list import seen_from_outside
 from atom.swarm.dht_frames import NodeSettings
 from atom.swarm.directory import open_directory
 from atom.swarm.identity import Identity
@@ -22,6 +24,7 @@ TRAVEL_S = 3.0
 NOT_A_PEER = (
     "peers dial back those who take part: join, then ask again with --state DIR while it runs"
 )
+NO_PEER_ID = "it has no peer id yet, `atom id` makes one"
 NOT_YET = "no peer of the run has tried yet"
 
 
@@ -43,6 +46,9 @@ async def look(address: str, state: Path) -> Sight:
         directory = await open_directory(parsed.run, parsed.owner, node)
         try:
             manifest, _ = await directory.read_manifest()
+            own = _own_peer_id(state)
+            allowed = seen_from_outside(manifest)
+            check_member(allowed, manifest.owner, own or NO_PEER_ID)
             leases = await directory.read_leases()
             now = time.time()
         finally:
@@ -54,7 +60,7 @@ async def look(address: str, state: Path) -> Sight:
     alive = {peer: lease for peer, lease in leases.items() if lease.state is not PeerState.LEFT}
     versions = tuple((name, wanted, version_here(name)) for name, wanted in manifest.versions)
     known = {peer: lease.reached for peer, lease in alive.items()}
-    reached = reached_of(known, _own_peer_id(state))
+    reached = reached_of(known, own)
     seen = Swarm(run=manifest.run, peers=len(alive), versions=versions, reached=reached)
     ages = [now - lease.issued_at for lease in alive.values()]
     return Sight(seen, manifest, clock_offset_s(ages))
