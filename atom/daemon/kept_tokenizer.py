@@ -16,7 +16,6 @@ FILE = "tokenizer.json"
 SETTINGS = "tokenizer_config.json"
 COMPANIONS = (SETTINGS, "special_tokens_map.json", "generation_config.json", "chat_template.jinja")
 """What a folder may have besides, and a run that begins from it keeps."""
-MAX_BYTES = 64 * 2**20
 
 
 def keep_tokenizer(kept: Path, run: RunFile, sources: TextSources) -> None:
