@@ -30,6 +30,7 @@ from atom.swarm.addresses import (
 )
 from atom.swarm.allow_list import AllowList
 from atom.swarm.blobs import BlobServer, BlobShelf
+from atom.swarm.chunk_kernels import chunk_kernels
 from atom.swarm.codec import CODECS
 from atom.swarm.dht_client import DirectoryUnavailable
 from atom.swarm.dht_frames import NodeSettings
@@ -246,7 +247,8 @@ def _transport(box: Box, member: Membership, listen: str, events: EventLog) -> T
 
 
 def _ring_style(run: RunFile, elements: int) -> RingStyle:
-    """Raises: MemoryError."""
+    """Raises: MemoryError; MismatchError now, not in the first round, if its kernels are missing."""
+    chunk_kernels()
     codec = CODECS[run.swarm.codec]
     feedback = Feedback(elements) if codec.feeds_back else None
     return RingStyle(codec, run.swarm.ring_connections, feedback)
