@@ -247,7 +247,7 @@ def _transport(box: Box, member: Membership, listen: str, events: EventLog) -> T
 
 
 def _ring_style(run: RunFile, elements: int) -> RingStyle:
-    """Raises: MemoryError; MismatchError now, not in the first round, if its kernels are missing."""
+    """Raises: MemoryError; MismatchError, here and not in a first round, without its kernels."""
     chunk_kernels()
     codec = CODECS[run.swarm.codec]
     feedback = Feedback(elements) if codec.feeds_back else None
