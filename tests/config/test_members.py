@@ -13,7 +13,8 @@ from atom.swarm.record_codec import MAX_RECORD_BYTES, decode_manifest, encode_ma
 from atom.swarm.records import Manifest
 
 EXAMPLE = (Path(__file__).parents[2] / "peers" / "shakespeare.toml").read_text()
-ANN, BOB = (Identity.create().peer_id for _ in range(2))
+ANN = "12D3KooWBwaS4KPHPLeWagK24PzzeKpe9kHWYbP8TsAHWWMyti3G"
+BOB = "12D3KooWSn9UNA9g6Ygp9o1pCoJAxHtpT3v457ZbZ9jpcAXPqjoa"
 SLIP = ANN[:-1]
 OF_ANOTHER_KIND = "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
 TOO_MANY = [Identity.create().peer_id for _ in range(MAX_MEMBERS + 1)]
