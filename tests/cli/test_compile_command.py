@@ -10,6 +10,7 @@ import pytest
 from atom.cli.app import main
 from atom.cli.compile import _write
 from atom.cli.exit_codes import ExitCode
+from atom.daemon import planning
 
 DEMO = str(Path(__file__).parents[2] / "peers" / "demo.toml")
 ASSUME = ["--assume", "rtx3060-12g", "--gpu-memory", "20 MB"]
@@ -25,8 +26,10 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def test_three_files_that_are_the_same_each_time(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """At the same rates: how fast this box steps is measured, and moves the schedule."""
+    monkeypatch.setattr(planning, "adamw_elements_per_s", lambda precision, form: 1e9)
     folder = tmp_path / "new" / "folder"
     assert compile_into(folder) == ExitCode.OK
     assert capsys.readouterr().out.split() == [
