@@ -26,7 +26,8 @@ class FetchOptions:
     """Asked at the same time; further ones replace those that fail."""
     bucket: TokenBucket | None = None
     """Limits bytes per second, shared with whatever else uses the bucket."""
-    silence_s: float = 15.0
+    silence_s: float = 5.0
+    """A frozen donor holds up a peer that wants nothing else for `tries` times this long."""
     manifest_s: float = 120.0
     """A donor may first have to hash its snapshot."""
     piece_s: float = 300.0
