@@ -37,4 +37,5 @@ class Reason(StrEnum):
     SUPERSEDED = "superseded"
     # transfers
     NOT_FOUND = "not-found"
+    UNREACHABLE = "unreachable"
     HASH_MISMATCH = "hash-mismatch"

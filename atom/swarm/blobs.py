@@ -43,6 +43,11 @@ _SEND_SILENCE_S = 15.0
 _PACED_BYTES = 32 * 1024
 _RESOLVED = 16
 _PART_BYTES = 256 * 1024
+_STILL_S = 1.0
+"""How often who hashes says so."""
+
+Tick = Callable[[], None]
+"""Called now and then by long work; what it raises ends the work."""
 
 
 class _Blob:
@@ -56,12 +61,16 @@ class _Blob:
         self._manifest: Manifest | None = None
         self.read_at = float("-inf")
 
-    def manifest(self) -> Manifest:
-        with self._lock:
+    def manifest(self, tick: Tick) -> Manifest:
+        while not self._lock.acquire(timeout=_STILL_S):
+            tick()
+        try:
             if self._manifest is None:
-                arenas = tuple(_hash(name, source) for name, source in self._arenas.items())
+                arenas = tuple(_hash(name, source, tick) for name, source in self._arenas.items())
                 self._manifest = Manifest(self._name, arenas, self._head, self._round)
             return self._manifest
+        finally:
+            self._lock.release()
 
     def chunk(self, arena: int, chunk: int) -> bytes | memoryview:
         if arena < len(self._sources):
@@ -72,12 +81,12 @@ class _Blob:
         raise PeerRefused(Reason.NOT_FOUND, f"no chunk {chunk} of arena {arena}")
 
 
-def _hash(name: str, source: ArenaSource) -> ArenaManifest:
+def _hash(name: str, source: ArenaSource, tick: Tick) -> ArenaManifest:
     length = source.elements * DTYPES[source.dtype].itemsize
-    digests = [
-        chunk_digest(source.read(start, min(start + CHUNK_BYTES, length)))
-        for start in range(0, length, CHUNK_BYTES)
-    ]
+    digests = []
+    for start in range(0, length, CHUNK_BYTES):
+        digests.append(chunk_digest(source.read(start, min(start + CHUNK_BYTES, length))))
+        tick()
     return ArenaManifest(name, source.dtype, source.elements, b"".join(digests))
 
 
@@ -118,9 +127,9 @@ class BlobShelf:
         with self._lock:
             return sorted(self._blobs)
 
-    def manifest(self, name: str) -> Manifest:
-        """Raises: PeerRefused(NOT_FOUND); OSError from a snapshot file."""
-        return self._find(name).manifest()
+    def manifest(self, name: str, tick: Tick = lambda: None) -> Manifest:
+        """Raises: PeerRefused(NOT_FOUND); OSError from a snapshot file; what `tick` raises."""
+        return self._find(name).manifest(tick)
 
     def chunk(self, name: str, arena: int, chunk: int) -> bytes | memoryview:
         """Raises: PeerRefused(NOT_FOUND); OSError from a snapshot file."""
@@ -205,16 +214,16 @@ class BlobServer:
             raise PeerRefused(Reason.MALFORMED, "unreadable request") from error
         patience = Patience(_SEND_SILENCE_S)
         try:
-            answer = self._look_up(request)
+            answer = self._look_up(request, _signs_of_life(channel, patience))
         except PeerRefused as refused:
             handshake.refuse(channel, refused, patience)
             return
         self._send(channel, memoryview(answer), patience)
 
-    def _look_up(self, request: wire.BlobRequest) -> bytes | memoryview:
+    def _look_up(self, request: wire.BlobRequest, tick: Tick) -> bytes | memoryview:
         try:
             if request.manifest:
-                return self._shelf.manifest(request.name).encode()
+                return self._shelf.manifest(request.name, tick).encode()
             return self._shelf.chunk(request.name, request.arena, request.chunk)
         except OSError as error:  # our disk's fault: to the asker the blob is simply not here
             raise PeerRefused(Reason.NOT_FOUND, "no longer readable") from error
@@ -232,3 +241,16 @@ class BlobServer:
             if self._bucket is not None:
                 channel.closed.wait(self._bucket.take(len(part), self._clock.now()))
             channel.send_part(part, patience)
+
+
+def _signs_of_life(channel: Channel, patience: Patience) -> Tick:
+    """Tells the asker now and then that the work goes on; raises OSError once it hung up."""
+    told = time.monotonic()
+
+    def tick() -> None:
+        nonlocal told
+        if time.monotonic() - told >= _STILL_S:
+            channel.send_frame(Kind.HASHING, patience=patience)
+            told = time.monotonic()
+
+    return tick

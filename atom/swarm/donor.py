@@ -24,9 +24,10 @@ class Donor:
         self._name = name
         self._patience = patience
 
-    def manifest(self, max_bytes: int, patience: Patience) -> Manifest:
+    def manifest(self, max_bytes: int, within_s: float) -> Manifest:
         """Raises: PeerRefused, OSError."""
         self._ask(wire.BlobRequest(name=self._name, manifest=True))
+        patience = replace(self._patience, deadline=time.monotonic() + within_s)
         length = self._answer_length(MAX_MANIFEST_BYTES, patience)
         manifest = decode_manifest(self._channel.recv_rest(length, patience), max_bytes)
         if manifest.name != self._name:
@@ -50,7 +51,10 @@ class Donor:
         self._channel.send_frame(Kind.BLOB_REQUEST, raw, patience=self._patience)
 
     def _answer_length(self, limit: int, patience: Patience) -> int:
-        kind, length = self._channel.recv_header(max(limit, _MAX_REFUSED_BYTES), patience)
+        while True:
+            kind, length = self._channel.recv_header(max(limit, _MAX_REFUSED_BYTES), patience)
+            if kind != Kind.HASHING or length:
+                break
         if kind == Kind.BLOB and length <= limit:
             return length
         if kind != Kind.REFUSED or length > _MAX_REFUSED_BYTES:

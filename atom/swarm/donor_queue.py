@@ -71,9 +71,8 @@ def as_refusal(error: PeerRefused | OSError) -> PeerRefused:
     """What became of a donor, under a name."""
     if isinstance(error, PeerRefused):
         return error
-    return PeerRefused(
-        Reason.TIMEOUT if isinstance(error, TimeoutError) else Reason.NOT_FOUND, str(error)
-    )
+    silent = isinstance(error, TimeoutError)
+    return PeerRefused(Reason.TIMEOUT if silent else Reason.UNREACHABLE, str(error))
 
 
 def _may_pass(error: PeerRefused | OSError) -> bool:

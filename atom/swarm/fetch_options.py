@@ -29,7 +29,7 @@ class FetchOptions:
     silence_s: float = 5.0
     """A frozen donor holds up a peer that wants nothing else for `tries` times this long."""
     manifest_s: float = 120.0
-    """A donor may first have to hash its snapshot."""
+    """A donor may first have to hash its snapshot; it says so once a second."""
     piece_s: float = 300.0
     """A donor that needs longer for one piece is of no use, however steadily it trickles."""
     tries: int = 3

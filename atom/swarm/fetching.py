@@ -115,9 +115,9 @@ class Fetching:
         return counted.most_common(1)[0]
 
     def _digest_of(self, peer_id: str, stop: threading.Event) -> bytes:
-        channel = self._source.transport.connect(peer_id, Purpose.BLOBS)
+        channel = self._connect(peer_id)
         try:
-            return self._ask_manifest(self._donor(channel, stop), stop).digest()
+            return self._ask_manifest(self._donor(channel, stop)).digest()
         finally:
             channel.close()
 
@@ -155,20 +155,23 @@ class Fetching:
             return None
 
     def _draw_from(self, peer_id: str) -> None:
-        channel = self._source.transport.connect(peer_id, Purpose.BLOBS)
+        channel = self._connect(peer_id)
         try:
             donor = self._donor(channel, self._stop)
-            self._settle(self._ask_manifest(donor, self._stop))
+            self._settle(self._ask_manifest(donor))
             self._pull(donor, peer_id)
         finally:
             channel.close()
 
+    def _connect(self, peer_id: str) -> Channel:
+        transport, within_s = self._source.transport, self._options.silence_s
+        return transport.connect(peer_id, Purpose.BLOBS, timeout_s=within_s)
+
     def _donor(self, channel: Channel, stop: threading.Event) -> Donor:
         return Donor(channel, self._source.name, Patience(self._options.silence_s, stop=stop))
 
-    def _ask_manifest(self, donor: Donor, stop: threading.Event) -> Manifest:
-        patience = Patience(self._options.manifest_s, stop=stop)
-        return donor.manifest(self._options.max_bytes, patience)
+    def _ask_manifest(self, donor: Donor) -> Manifest:
+        return donor.manifest(self._options.max_bytes, self._options.manifest_s)
 
     def _settle(self, manifest: Manifest) -> None:
         """The first acceptable manifest is the one; others must name the same contents."""

@@ -246,7 +246,7 @@ class Replay:
             try:
                 result = self.fetch_result(digest, peers)
             except PeerRefused as refused:
-                if refused.reason is Reason.NOT_FOUND:
+                if refused.reason in {Reason.NOT_FOUND, Reason.UNREACHABLE}:
                     return False
                 raise
             self._results.hold(digest, result)

@@ -1,7 +1,5 @@
 """A donor's chain, checked: only what goes beyond our own is fetched, if it does continue ours."""
 
-import contextlib
-
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.swarm.chain import Commit, Head
@@ -21,8 +19,12 @@ def donated_chain(
         return [], [journal.genesis]  # no chain leads there, and nobody has one to serve
     here = len(journal.commits)
     if here:
-        with contextlib.suppress(PeerRefused):  # it may not have got that far
+        try:
             news = _parsed(donors.chain(donor, claimed, here))
+        except PeerRefused as refused:  # without its own word, to ask again is to wait again
+            if refused.reason is not Reason.NOT_FOUND:
+                raise
+        else:
             if news and news[0].value.parent == journal.head.digest:
                 heads = [*journal.heads, *verified_heads(journal.head, news)[1:]]
                 return [*journal.commits, *news], _leading(claimed, heads)

@@ -1,6 +1,7 @@
 """A state arrives whole from several donors, whatever some of them do."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from atom.base.clock import BootClock
 from atom.base.errors import MismatchError, PeerRefused, StorageError
 from atom.base.events import EventList
 from atom.base.reasons import Reason
+from atom.swarm import blobs
 from atom.swarm.arenas import CHUNK_BYTES, arena_digest, state_digest
 from atom.swarm.blobs import BlobServer, BlobShelf
 from atom.swarm.frames import Channel
@@ -46,6 +48,30 @@ class StuckShelf(BlobShelf):
     def chunk(self, name: str, arena: int, chunk: int) -> bytes | memoryview:
         self.release.wait(SOON)
         return super().chunk(name, arena, chunk)
+
+
+class ThinkingShelf(BlobShelf):
+    """Takes a second and a half for the manifest, and says so."""
+
+    def manifest(self, name: str, tick: Callable[[], None] = lambda: None) -> Manifest:
+        end = time.monotonic() + 1.5
+        while time.monotonic() < end:
+            time.sleep(0.05)  # a large snapshot is read meanwhile
+            tick()
+        return super().manifest(name, tick)
+
+
+class FrozenShelf(BlobShelf):
+    """Says nothing at all until it is woken."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wake = threading.Event()
+        self.woken = False
+
+    def manifest(self, name: str, tick: Callable[[], None] = lambda: None) -> Manifest:
+        self.woken = self.wake.wait(SOON)
+        return super().manifest(name, tick)
 
 
 class CountingShelf(BlobShelf):
@@ -182,6 +208,31 @@ def test_a_stuck_donor_does_not_hold_the_others_up(local_town: Town) -> None:
         assert_is_state(fetched.arenas)
     finally:
         stuck.release.set()
+
+
+def test_a_donor_that_reads_a_large_snapshot_says_so(
+    town: Town, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blobs, "_STILL_S", 0.1)
+    donor = town.donor(stocked(ThinkingShelf()))
+    for digest in (options().expected_digest, None):
+        fetched = fetch(
+            town.me, [donor], NAME, options(silence_s=0.5, expected_digest=digest, tries=1)
+        )
+        assert_is_state(fetched.arenas)
+
+
+def test_one_frozen_before_its_manifest_is_given_up(town: Town) -> None:
+    """However long a manifest may take: frozen just after it was reached, it does not tell."""
+    frozen = FrozenShelf()
+    donor = town.donor(stocked(frozen))
+    try:
+        with pytest.raises(PeerRefused) as refused:
+            fetch(town.me, [donor], NAME, options(silence_s=0.3, expected_digest=None))
+        assert not frozen.woken
+    finally:
+        frozen.wake.set()
+    assert refused.value.reason is Reason.TIMEOUT
 
 
 def test_a_trickling_donor_holds_nobody_up_for_long(local_town: Town) -> None:

@@ -456,6 +456,21 @@ def test_whoever_cannot_be_reached_is_not_a_liar(peer_of: Make) -> None:
     assert peer.at(ROUNDS)
 
 
+def test_whoever_says_nothing_is_asked_once(peer_of: Make) -> None:
+    """To ask for all of the chain who was silent about its newest part is to wait twice."""
+    asked: list[int] = []
+
+    class Silent(FakeDonors):
+        def chain(self, peer_id: str, head: bytes, since: int) -> bytes:
+            asked.append(since)
+            raise PeerRefused(Reason.TIMEOUT, "no byte for too long")
+
+    peer = peer_of(at=2)
+    with pytest.raises(CatchUpFailed, match="timeout"):
+        peer.with_donors(Silent({})).run(heads("silent"), discard=False)
+    assert asked == [2]
+
+
 def test_without_the_results_since_the_snapshot_it_stays_whole(peer_of: Make) -> None:
     peer = peer_of(knows_start=False)
     peer.with_donors(FakeDonors({"a": Served(offers=[2], results=[3])}))
@@ -748,9 +763,9 @@ def test_of_the_chain_only_what_is_new_is_fetched(street: Street, peer_of: Make)
     blobs = shelf_of(peer_of())
     manifest = blobs.manifest
 
-    def noted(name: str) -> Manifest:
+    def noted(name: str, tick: Callable[[], None] = lambda: None) -> Manifest:
         asked.append(name)
-        return manifest(name)
+        return manifest(name, tick)
 
     blobs.manifest = noted  # type: ignore[method-assign]
     street.peer.replay.run(heads(street.open_door(blobs)), discard=False)
