@@ -5,7 +5,7 @@ PACKAGE := atom
 
 .PHONY: demo test chaos model check format proto bench clean
 
-.venv: pyproject.toml constraints.txt setup.py atom/base/build_kernels.py $(wildcard atom/*/*_kernels.c)
+.venv: pyproject.toml constraints.txt setup.py atom/base/build_kernels.py atom/base/kernel.h $(wildcard atom/*/*_kernels.c)
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch .venv

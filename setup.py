@@ -24,7 +24,10 @@ class BuildKernels(build_ext):
 
 def _extension(source: Path) -> Extension:
     library = BUILD["library_of"](source).relative_to(ROOT).with_suffix("")
-    return Extension(".".join(library.parts), [str(source.relative_to(ROOT))])
+    shared = BUILD["SHARED"].relative_to(ROOT)
+    return Extension(
+        ".".join(library.parts), [str(source.relative_to(ROOT))], depends=[str(shared)]
+    )
 
 
 setup(

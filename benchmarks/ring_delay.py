@@ -36,7 +36,7 @@ class DelayedStream:
     def _send(self) -> None:
         while (parcel := self._under_way.get()) is not None:
             due, data, patience = parcel
-            time.sleep(max(due - time.monotonic(), 0.0))
+            time.sleep(max(due - time.monotonic(), 0.0))  # this is the delay on the way
             with contextlib.suppress(OSError):
                 self._stream.send_all(memoryview(data), patience)
 

@@ -142,7 +142,7 @@ class _Peer:
         for run in range(job.rounds):
             ballot = Ballot(1 + run + 1000 * job.number, order[0], bytes(16))
             started = time.perf_counter()
-            time.sleep(job.pause_s)
+            time.sleep(job.pause_s)  # stands for the computing between rounds
             channels = open_ring(self._transport, order, _PARENT, ballot, PATIENCE_S, 1)
             terms = RingTerms(
                 order,

@@ -1,8 +1,8 @@
 """Compiles the rooms' kernels: `python -m atom.base.build_kernels`, and at every installation.
 
-Each `atom/<room>/<name>_kernels.c` becomes a library beside it. Needs a C compiler (`$CC`, else
-`cc`) and nothing of Python's headers. `setup.py` runs this file alone, before anything is
-installed, so it imports the standard library only.
+Each `atom/<room>/<name>_kernels.c` becomes a library beside it, with `kernel.h` in it. Needs a C
+compiler (`$CC`, else `cc`) and nothing of Python's headers. `setup.py` runs this file alone,
+before anything is installed, so it imports the standard library only.
 """
 
 import hashlib
@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 PACKAGE = Path(__file__).parent.parent
+SHARED = Path(__file__).with_name("kernel.h")
 FLAGS = (
     "-std=c11", "-O3", "-fPIC", "-shared",
     "-ffp-contract=off",  # a multiply and an add are two roundings, except where it says fmaf
@@ -31,8 +32,8 @@ def library_of(source: Path) -> Path:
 
 
 def source_digest(source: Path) -> str:
-    """Of the source and flags as they are now: a library made from others is not used."""
-    content = source.read_bytes() + " ".join(FLAGS).encode()
+    """Of the sources and flags as they are now: a library made from others is not used."""
+    content = source.read_bytes() + SHARED.read_bytes() + " ".join(FLAGS).encode()
     return hashlib.sha256(content).hexdigest()
 
 

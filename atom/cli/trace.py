@@ -36,8 +36,7 @@ def _next_pass(client: Any, deadline_s: float) -> tuple[str, str]:
                 "is the daemon paused, or waiting for others? see `atom info`; or wait longer: "
                 '--deadline "10 min"',
             )
-        # The daemon answers at once with a ticket: its few control threads wait for nobody.
-        time.sleep(_ASK_AGAIN_S)
+        time.sleep(_ASK_AGAIN_S)  # asked, not waited on: control threads are few
         ticket, trace, summary = client.trace(ticket)
     return trace, summary
 

@@ -11,22 +11,7 @@
  */
 
 #include <math.h>
-#include <stdint.h>
-#include <string.h>
-
-#define INLINE static inline __attribute__((always_inline))
-
-/* What the functions are compiled for besides the compiler's own target. The optimizer's loop has
- * much to compute and gains from 512 bits where memory is not what it waits for. */
-#if defined(__x86_64__)
-#define AVX2 __attribute__((target("avx2,fma")))
-#if defined(__clang__)
-#define AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,fma")))
-#else
-#define AVX512                                                                                   \
-    __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,fma,prefer-vector-width=512")))
-#endif
-#endif
+#include "../base/kernel.h"
 
 enum gradient_format { GRADIENT_FLOAT32, GRADIENT_BFLOAT16 };
 enum master_format { MASTER_FLOAT32, MASTER_SPLIT };
@@ -48,27 +33,6 @@ struct adamw {
     float epsilon;
     float minus_step_size; /* -rate / (1 - beta1^step) */
 };
-
-INLINE uint32_t bits_of(float value) {
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    return bits;
-}
-
-INLINE float float_of(uint32_t bits) {
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
-INLINE float from_bfloat16(uint16_t value) { return float_of((uint32_t)value << 16); }
-
-/* To nearest, ties to even; NaN stays NaN. */
-INLINE uint16_t to_bfloat16(float value) {
-    uint32_t bits = bits_of(value);
-    uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-    return (uint16_t)((bits & 0x7fffffffu) > 0x7f800000u ? 0x7fc0u : rounded);
-}
 
 /* To nearest, ties to even; subnormal results too; NaN stays NaN. */
 INLINE uint16_t to_float16(float value) {
@@ -267,27 +231,9 @@ DEFINE_ALL(plain, )
 #if defined(__x86_64__)
 DEFINE_ALL(avx2, AVX2)
 DEFINE_ALL(avx512, AVX512)
-#define CHOOSE(level, NAME)                                                                      \
-    ((level) == 2 ? NAME##_avx512 : (level) == 1 ? NAME##_avx2 : NAME##_plain)
-#else
-#define CHOOSE(level, NAME) ((void)(level), NAME##_plain)
 #endif
 
-/* ---- What Python calls. `level`: 0 plain instructions, 1 AVX2, 2 AVX-512; at most this. */
-
-const char *atom_source_digest(void) { return SOURCE_DIGEST; }
-
-int32_t atom_highest_level(void) {
-#if defined(__x86_64__)
-    __builtin_cpu_init();
-    int avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-    int avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                 __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-    return avx2 && avx512 ? 2 : avx2;
-#else
-    return 0;
-#endif
-}
+/* ---- What Python calls. `level`: 0 plain instructions, 1 AVX2, 2 AVX-512; at most the processor's. */
 
 /* Updates elements [start, stop) and then sets *done, so that no interruption can part the two.
  * `decay`: what the weights are multiplied by. Returns 0 for formats that do not go together. */

@@ -10,20 +10,7 @@
  * Plain C without Python: loaded with ctypes, which releases the interpreter's lock.
  */
 
-#include <stdint.h>
-#include <string.h>
-
-#define INLINE static inline __attribute__((always_inline))
-
-#if defined(__x86_64__)
-#define AVX2 __attribute__((target("avx2")))
-#if defined(__clang__)
-#define AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl")))
-#else
-#define AVX512                                                                                   \
-    __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")))
-#endif
-#endif
+#include "../base/kernel.h"
 
 enum { BLOCK = 1024 }; /* numbers that share a scale */
 enum { FINITE = 0, SUM_NOT_FINITE = 1, RESULT_NOT_FINITE = 2 };
@@ -34,29 +21,8 @@ enum { FINITE = 0, SUM_NOT_FINITE = 1, RESULT_NOT_FINITE = 2 };
 /* Adding it to less than 2^22 rounds to an integer, ties to even, which the low bits then hold. */
 #define ROUNDER 0x1.8p23f
 
-INLINE uint32_t bits_of(float value) {
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    return bits;
-}
-
-INLINE float float_of(uint32_t bits) {
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
 INLINE int32_t size_of(float value) { return (int32_t)(bits_of(value) & 0x7fffffffu); }
 INLINE int32_t larger(int32_t a, int32_t b) { return a > b ? a : b; }
-
-INLINE float from_bfloat16(uint16_t value) { return float_of((uint32_t)value << 16); }
-
-/* To nearest, ties to even; NaN stays NaN. */
-INLINE uint16_t to_bfloat16(float value) {
-    uint32_t bits = bits_of(value);
-    uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-    return (uint16_t)((bits & 0x7fffffffu) > 0x7f800000u ? 0x7fc0u : rounded);
-}
 
 /* ---- out = (arrived + own) * factor; own may be out. Says whether the sum, or only the product,
  * is not finite. */
@@ -209,7 +175,7 @@ INLINE int32_t not_finite(const float *restrict values, int64_t count) {
     return largest_of(values, count) >= INFINITE;
 }
 
-/* ---- What Python calls. `level`: 0 plain instructions, 1 AVX2, 2 AVX-512; at most the highest. */
+/* ---- What Python calls. `level`: 0 plain instructions, 1 AVX2, 2 AVX-512; at most the processor's. */
 
 #define ADD_ARGUMENTS const void *wire, const float *own, float factor, float *out, int64_t count
 #define DECODE_ARGUMENTS const void *wire, float *out, int64_t count
@@ -233,10 +199,6 @@ DEFINE_ALL(plain, )
 #if defined(__x86_64__)
 DEFINE_ALL(avx2, AVX2)
 DEFINE_ALL(avx512, AVX512)
-#define CHOOSE(level, NAME)                                                                      \
-    ((level) == 2 ? NAME##_avx512 : (level) == 1 ? NAME##_avx2 : NAME##_plain)
-#else
-#define CHOOSE(level, NAME) ((void)(level), NAME##_plain)
 #endif
 
 #define EXPORT(NAME, DECLARED, ...)                                                              \
@@ -251,16 +213,3 @@ EXPORT(encode_bfloat16, ENCODE_ARGUMENTS, values, wire, lost, count)
 EXPORT(encode_int8, ENCODE_ARGUMENTS, values, wire, lost, count)
 EXPORT(not_finite, FINITE_ARGUMENTS, values, count)
 
-const char *atom_source_digest(void) { return SOURCE_DIGEST; }
-
-int32_t atom_highest_level(void) {
-#if defined(__x86_64__)
-    __builtin_cpu_init();
-    int avx2 = __builtin_cpu_supports("avx2");
-    int avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                 __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-    return avx2 && avx512 ? 2 : avx2;
-#else
-    return 0;
-#endif
-}

@@ -2,6 +2,7 @@
 same bytes, so that a chunk may be decoded and encoded again at every hop of the gather.
 """
 
+from abc import ABC, abstractmethod
 from typing import Protocol
 
 import numpy
@@ -67,13 +68,13 @@ class Float32:
         chunk_kernels().add(self.name, wire, own, factor, out)
 
 
-class _Rounded:
+class _Rounded(ABC):
     """What both codecs that round have in common."""
 
     name: str
 
-    def wire_bytes(self, elements: int) -> int:
-        raise NotImplementedError
+    @abstractmethod
+    def wire_bytes(self, elements: int) -> int: ...
 
     def wire(self, values: Tensor, scratch: Tensor) -> Tensor:
         return scratch[: self.wire_bytes(values.numel())]
