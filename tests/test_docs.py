@@ -122,6 +122,12 @@ def test_keys_of_info() -> None:
     assert first_cells(section_of("volunteer.md", "### Keys of `atom info --json`")) == keys
 
 
+def test_keys_of_contributions() -> None:
+    peer = returned_keys("atom/cli/contributions.py", "contributions")
+    text = section_of("volunteer.md", "### Who gave what")
+    assert peer | {"share", "peer_id"} <= set(re.findall(r"`(\w+)`", text))
+
+
 def test_keys_of_status() -> None:
     peer = PeerView("id", "accumulating", 1, 2, 3.0, 4.0, "", 0.5)
     shown = SwarmView("run", 1, 8, 2, 0.5, "", 4.0, (peer,)).to_json()

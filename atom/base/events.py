@@ -70,6 +70,13 @@ def _finite(value: Any) -> Any:
     return value
 
 
+class NoEvents:
+    """For those who keep no log."""
+
+    def emit(self, kind: str, **fields: Any) -> None:
+        """Nothing."""
+
+
 class EventList:
     """The in-memory twin, for tests."""
 

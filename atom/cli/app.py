@@ -20,6 +20,7 @@ from atom.cli.options import (
     InitialPeersOption,
     JsonOption,
     ListenOption,
+    MemberOption,
     NetworkOption,
     PeerOption,
     PeersOption,
@@ -151,6 +152,21 @@ def dashboard(
     from atom.cli.dashboard import show_dashboard
 
     show_dashboard(address, port, host)
+
+
+@app.command(rich_help_panel=_LOOK)
+def contributions(
+    address: AddressArgument, state: MemberOption = None, as_json: JsonOption = False
+) -> None:
+    """What each peer gave to the run: the sums of its certified rounds.
+
+    Every round's record says how many mini-batches each peer gave, and is signed by a quorum of
+    the peers that voted. It is fetched from a peer that is alive, and every signature is checked
+    here. What was checked is kept in the cache: next time, only new rounds are fetched.
+    """
+    from atom.cli.contributions import show_contributions
+
+    show_contributions(address, state, as_json)
 
 
 @app.command(rich_help_panel=_CONTROL)

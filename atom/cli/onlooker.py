@@ -34,13 +34,13 @@ class Onlooker:
 
     def __init__(self, directory: Directory, manifest: Manifest) -> None:
         self._directory = directory
-        self._manifest = manifest
+        self.manifest = manifest
         self._rounds, self._global_batch = _agreed_on(manifest)
 
     async def look(self) -> Sight:
         """The swarm now. Raises: AtomError (no UserError) while the DHT cannot be asked."""
         leases = await self._directory.read_leases()
-        view = view_swarm(self._manifest, leases.values(), self._global_batch, time.time())
+        view = view_swarm(self.manifest, leases.values(), self._global_batch, time.time())
         return Sight(view, self._rounds, leases)
 
     async def first_look(self) -> Sight:

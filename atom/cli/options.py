@@ -23,6 +23,14 @@ InitialPeersOption = Annotated[
     list[str] | None,
     typer.Option(metavar="ADDRESS…", help="DHT nodes to enter through, as libp2p multiaddrs."),
 ]
+MemberOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--state",
+        metavar="DIR",
+        help="Ask as this peer: peers of a run for listed ones answer nobody else.",
+    ),
+]
 AddressArgument = Annotated[
     str, typer.Argument(metavar="ADDRESS", help="What `atom start` printed after `join:`.")
 ]

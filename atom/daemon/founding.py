@@ -38,8 +38,8 @@ from atom.models.data.samples import Samples
 from atom.models.own_code import OwnCode
 from atom.models.source import InitialValue
 from atom.swarm.arenas import state_digest
-from atom.swarm.chain import Head, Voter, genesis
-from atom.swarm.record_codec import decode_manifest, encode_manifest, manifest_digest
+from atom.swarm.chain import Head
+from atom.swarm.record_codec import decode_manifest, encode_manifest, first_head, manifest_digest
 from atom.swarm.records import Manifest
 from atom.training.replica import Replica
 from atom.training.snapshot import list_snapshots, write_snapshot
@@ -67,8 +67,7 @@ class Membership:
 
     @property
     def genesis(self) -> Head:
-        founder = Voter(self.manifest.owner, self.manifest.founder_incarnation)
-        return genesis(self.run_id, self.manifest.initial_state_digest, founder)
+        return first_head(self.manifest)
 
     def initialise(self) -> bool:
         """Sets the replica to round 0, if it can be made here; whether it is bit for bit the run's.

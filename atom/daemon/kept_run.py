@@ -27,12 +27,12 @@ from atom.models.own_code import OwnCode, read_code
 from atom.models.source import ModelSource, SourceError
 from atom.swap.state_form import HIGH, LOW, MASTER, joined
 from atom.swarm.arenas import describe, digest_of_manifests
-from atom.swarm.chain import Commit, Head, Voter, genesis
+from atom.swarm.chain import Commit, Head
+from atom.swarm.chain_bytes import parse_commits
+from atom.swarm.chain_check import verified_heads
 from atom.swarm.identity import Identity
-from atom.swarm.record_codec import decode_manifest, manifest_digest
+from atom.swarm.record_codec import decode_manifest, first_head
 from atom.swarm.records import Manifest
-from atom.training.chain_check import verified_heads
-from atom.training.journal import parse_commits
 from atom.training.snapshot import Snapshot, list_snapshots, load_snapshot
 
 Progress = Callable[[int, int], None]
@@ -60,11 +60,9 @@ class KeptRun:
             ) from problem
         try:
             manifest = decode_manifest(record, None)
-            founder = Voter(manifest.owner, manifest.founder_incarnation)
-            start = genesis(manifest_digest(manifest), manifest.initial_state_digest, founder)
             raw = state.chain.read_bytes() if state.chain.exists() else b""
             commits, _ = parse_commits(raw)  # the last may be half-written: a daemon appends
-            heads = verified_heads(start, commits)
+            heads = verified_heads(first_head(manifest), commits)
         except (PeerRefused, OSError) as problem:
             raise StorageError(
                 f"the run in {state.root} cannot be read: {problem}",

@@ -18,6 +18,11 @@ _FORGET_S = 60.0
 """A line stays this long after the last lease of the peer at its end."""
 
 
+def contact_of(lease: Lease) -> Contact:
+    """How a peer says that it can be reached."""
+    return Contact(lease.addresses, lease.reached is Reached.NO, lease.lines)
+
+
 class Reaching(Protocol):
     """The transport, as far as this goes."""
 
@@ -69,9 +74,7 @@ class Outreach:
                 if peer_id == self._transport.peer_id:
                     continue
                 self._others[peer_id] = (lease, now)
-                dials_out = lease.reached is Reached.NO
-                contact = Contact(lease.addresses, dials_out, lease.lines)
-                self._transport.set_contact(peer_id, contact)
+                self._transport.set_contact(peer_id, contact_of(lease))
             for peer_id, (lease, seen) in list(self._others.items()):
                 if lease.state is PeerState.LEFT or now - seen > _FORGET_S:
                     del self._others[peer_id]

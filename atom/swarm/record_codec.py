@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 from atom.base.errors import ConfigError, PeerRefused
 from atom.base.reasons import Reason
 from atom.swarm.addresses import RUN_NAME
-from atom.swarm.chain import canonical_digest
+from atom.swarm.chain import Head, Voter, canonical_digest, genesis
 from atom.swarm.identity import Identity, peer_id_of, public_key_of, verify
 from atom.swarm.lease_body import MAX_PEER_ID_CHARACTERS, from_body, to_body
 from atom.swarm.record_fields import check_digest, incarnation_of, text_of
@@ -114,6 +114,12 @@ def decode_manifest(record: bytes, run: str | None, owner: str | None = None) ->
 def manifest_digest(manifest: Manifest) -> bytes:
     """32 bytes that name the run; part of genesis."""
     return canonical_digest("manifest", manifest)
+
+
+def first_head(manifest: Manifest) -> Head:
+    """Where the run's chain begins."""
+    founder = Voter(manifest.owner, manifest.founder_incarnation)
+    return genesis(manifest_digest(manifest), manifest.initial_state_digest, founder)
 
 
 def read_claim(record: bytes) -> Claim:

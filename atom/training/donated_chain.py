@@ -3,9 +3,10 @@
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.swarm.chain import Commit, Head
-from atom.training.chain_check import verified_heads
+from atom.swarm.chain_bytes import commits_beyond
+from atom.swarm.chain_check import verified_heads
 from atom.training.donors import Donors
-from atom.training.journal import Journal, parse_commits
+from atom.training.journal import Journal
 
 
 def donated_chain(
@@ -17,26 +18,13 @@ def donated_chain(
     """
     if claimed == journal.genesis.digest:
         return [], [journal.genesis]  # no chain leads there, and nobody has one to serve
-    here = len(journal.commits)
-    if here:
-        try:
-            news = _parsed(donors.chain(donor, claimed, here))
-        except PeerRefused as refused:  # without its own word, to ask again is to wait again
-            if refused.reason is not Reason.NOT_FOUND:
-                raise
-        else:
-            if news and news[0].value.parent == journal.head.digest:
-                heads = [*journal.heads, *verified_heads(journal.head, news)[1:]]
-                return [*journal.commits, *news], _leading(claimed, heads)
-    commits = _parsed(donors.chain(donor, claimed, 0))
+    further, commits = commits_beyond(
+        journal.head, lambda since: donors.chain(donor, claimed, since)
+    )
+    if further:
+        heads = [*journal.heads, *verified_heads(journal.head, commits)[1:]]
+        return [*journal.commits, *commits], _leading(claimed, heads)
     return commits, _leading(claimed, journal.verified(commits))
-
-
-def _parsed(raw: bytes) -> list[Commit]:
-    commits, end = parse_commits(raw)
-    if end != len(raw):
-        raise PeerRefused(Reason.MALFORMED, "the chain ends in the middle of a commit")
-    return commits
 
 
 def _leading(claimed: bytes, heads: list[Head]) -> list[Head]:

@@ -13,6 +13,7 @@ import torch
 
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
+from atom.swarm.chain_bytes import MAX_CHAIN_BYTES, chain_name
 from atom.swarm.fetch_target import landed_bytes
 from atom.swarm.state_transfer import (
     Fetched,
@@ -26,7 +27,6 @@ from atom.swarm.transport import PeerTransport
 from atom.training.shelf import MAX_OFFERS, SNAPSHOTS
 
 Arenas = dict[str, torch.Tensor]
-MAX_CHAIN_BYTES = 1 << 30
 MAX_OFFERS_BYTES = 16 * 1024
 _ATTEMPTS = 3
 
@@ -117,7 +117,7 @@ class PeerDonors:
 
     def chain(self, peer_id: str, head: bytes, since: int) -> bytes:
         options = FetchOptions(MAX_CHAIN_BYTES)
-        name = f"chain/{head.hex()}/{since}" if since else f"chain/{head.hex()}"
+        name = chain_name(head, since)
         return fetch_bytes(self._transport, [peer_id], name, options, stop=self._stop)
 
     def offers(self, peer_id: str) -> list[Offer]:

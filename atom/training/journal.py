@@ -1,7 +1,7 @@
 """The chain of commits on disk: appended before a step is taken, replayed after a restart.
 
-A record is a length and an encoded commit notice. An unfinished last record (power loss while
-appending) is cut off; anything else that does not read back is refused, never guessed at.
+An unfinished last record (power loss while appending) is cut off; anything else that does not read
+back is refused, never guessed at.
 """
 
 import os
@@ -10,15 +10,10 @@ from pathlib import Path
 from typing import IO
 
 from atom.base.errors import PeerRefused, StorageError
-from atom.base.reasons import Reason
 from atom.swarm.chain import Commit, Head
-from atom.swarm.message_codec import decode, encode
-from atom.swarm.messages import CommitNotice
-from atom.training.chain_check import verified_heads
+from atom.swarm.chain_bytes import LENGTH_BYTES, parse_commits, record_of
+from atom.swarm.chain_check import verified_heads
 from atom.training.snapshot import Snapshot
-
-_LENGTH_BYTES = 4
-_MAX_RECORD_BYTES = 256 * 1024
 
 
 class Journal:
@@ -67,7 +62,7 @@ class Journal:
         with the next one: a restart that does not find it fetches it from others.
         """
         assert commit.value.parent == self.head.digest
-        parse_commits(_record(commit))  # nothing is written that would not be read back
+        parse_commits(record_of(commit))  # nothing is written that would not be read back
         self.commits.append(commit)
         self.heads.append(self.head.after(commit.value))
         self._write_rest()
@@ -151,32 +146,10 @@ class Journal:
         return self._path, start, end - start
 
 
-def parse_commits(raw: bytes) -> tuple[list[Commit], int]:
-    """The commits in `raw` and where the last whole record ends.
-
-    Raises: PeerRefused if a whole record is not a commit.
-    """
-    commits: list[Commit] = []
-    start = 0
-    while start + _LENGTH_BYTES <= len(raw):
-        size = int.from_bytes(raw[start : start + _LENGTH_BYTES], "big")
-        if size > _MAX_RECORD_BYTES:
-            raise PeerRefused(Reason.TOO_LARGE, "commit record")
-        end = start + _LENGTH_BYTES + size
-        if end > len(raw):
-            break
-        message = decode(raw[start + _LENGTH_BYTES : end])
-        if not isinstance(message, CommitNotice):
-            raise PeerRefused(Reason.MALFORMED, "not a commit")
-        commits.append(message.commit)
-        start = end
-    return commits, start
-
-
 def _record_ends(raw: bytes) -> list[int]:
     ends, end = [], 0
     while end < len(raw):
-        end += _LENGTH_BYTES + int.from_bytes(raw[end : end + _LENGTH_BYTES], "big")
+        end += LENGTH_BYTES + int.from_bytes(raw[end : end + LENGTH_BYTES], "big")
         ends.append(end)
     return ends
 
@@ -185,7 +158,7 @@ def _write_records(file: IO[bytes], commits: Sequence[Commit]) -> list[int]:
     """Writes and syncs; where each ends. Raises: OSError."""
     ends = []
     for commit in commits:
-        file.write(_record(commit))
+        file.write(record_of(commit))
         ends.append(file.tell())
     file.flush()
     os.fsync(file.fileno())
@@ -197,8 +170,3 @@ def _unwritable(path: Path, problem: OSError) -> StorageError:
         f"cannot write {path}: {problem.strerror}",
         "free some disk space, check the state directory, then start again",
     )
-
-
-def _record(commit: Commit) -> bytes:
-    raw = encode(CommitNotice(commit))
-    return len(raw).to_bytes(_LENGTH_BYTES, "big") + raw

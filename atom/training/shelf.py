@@ -17,6 +17,7 @@ from collections.abc import Sequence
 
 from atom.swarm.arena_sources import FileBytes
 from atom.swarm.blobs import BlobShelf
+from atom.swarm.chain_bytes import chain_name
 from atom.training.journal import Journal
 from atom.training.results import Results
 from atom.training.snapshot import Snapshot
@@ -42,7 +43,7 @@ class Shelf:
 
     def announce_chain(self) -> None:
         """After each change of the journal: offers its chain and the results on disk."""
-        name = f"chain/{self._journal.head.digest.hex()}"
+        name = chain_name(self._journal.head.digest)
         file = self._journal.file
         if file is not None:
             self._blobs.register(name, FileBytes(*file))

@@ -73,6 +73,8 @@ CASES = [
     Case("join without a run", ("join", f"/ip4/10.0.0.5/tcp/3/p2p/{PEER_ID}"), ExitCode.ADDRESS,
          "names no run", "atom start"),
     Case("status nonsense", ("status", "x/run/y"), ExitCode.ADDRESS, "multiaddr", "/ip4/"),
+    Case("contributions nonsense", ("contributions", "x"), ExitCode.ADDRESS, "not a join address",
+         "atom start"),
     Case("watch nonsense", ("watch", "x"), ExitCode.ADDRESS, "not a join address", "atom start"),
     Case("no daemon there", ("pause", "--state", "none"), ExitCode.CONTROL, "no state directory",
          "--state"),

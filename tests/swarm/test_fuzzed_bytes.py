@@ -11,6 +11,7 @@ from test_messages import COMMIT
 
 from atom.base.errors import PeerRefused
 from atom.swarm.arenas import ArenaManifest, chunk_digest
+from atom.swarm.chain_bytes import parse_commits
 from atom.swarm.chunk_kernels import NotFinite
 from atom.swarm.codec import CODECS
 from atom.swarm.frames import Channel, Kind, Patience
@@ -28,7 +29,6 @@ from atom.swarm.record_codec import (
 )
 from atom.swarm.record_codec import decode_manifest as decode_run
 from atom.swarm.record_keys import LEASE_DOMAIN
-from atom.training.journal import parse_commits
 from atom.wire.records_pb2 import SignedRecord
 
 OWNER, RUN = Identity.create(), "shakespeare"

@@ -21,10 +21,11 @@ from atom.swarm.chain import (
     genesis,
     vote_payload,
 )
+from atom.swarm.chain_bytes import parse_commits
+from atom.swarm.chain_check import verified_heads
 from atom.swarm.identity import Identity
 from atom.swarm.membership import signed_by
-from atom.training.chain_check import verified_heads
-from atom.training.journal import Journal, parse_commits
+from atom.training.journal import Journal
 
 IDENTITY = Identity.create()
 ME = Voter(IDENTITY.peer_id, b"i" * 16)

@@ -1,0 +1,84 @@
+"""The run's ledger while a command looks at it: read beside the event loop, kept for the next."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+
+from atom.base.errors import AddressError
+from atom.config.places import cache_directory
+from atom.swarm.chain_fetcher import ChainFetcher
+from atom.swarm.identity import Identity
+from atom.swarm.ledger import Ledger
+from atom.swarm.ledger_file import LedgerFile
+from atom.swarm.ledger_reader import LedgerReader, Progress
+from atom.swarm.record_codec import first_head
+from atom.swarm.records import Lease, Manifest
+
+SAVE_EVERY_ROUNDS = 256
+
+
+class Bookkeeper:
+    """One run's ledger, as new as the peers let it be. For one event loop."""
+
+    def __init__(self, reader: LedgerReader, fetcher: ChainFetcher, file: LedgerFile) -> None:
+        self._reader = reader
+        self._fetcher = fetcher
+        self._file = file
+        self._saved = reader.ledger
+
+    @property
+    def ledger(self) -> Ledger:
+        return self._reader.ledger
+
+    @property
+    def problem(self) -> str:
+        """Why the ledger is not newer; empty: it is as new as any peer claims to know."""
+        return self._reader.problem
+
+    async def read(self, leases: Mapping[str, Lease], tell: Progress | None = None) -> Ledger:
+        """Up to date, if the peers of these leases allow it. May take seconds, or for a long chain
+        that was never read here, minutes: `tell` hears how far it is."""
+        self._reader.on_progress = tell or (lambda done, total: None)
+        self._fetcher.know(leases)
+        ledger = await asyncio.to_thread(self._reader.read, list(leases.values()))
+        if ledger.head.round - self._saved.head.round >= SAVE_EVERY_ROUNDS:
+            self._save()
+        return ledger
+
+    def close(self) -> None:
+        """Keeps what was checked."""
+        self._reader.stop()
+        self._fetcher.close()
+        if self._reader.ledger.head != self._saved.head:
+            self._save()
+
+    def _save(self) -> None:
+        self._saved = self._reader.ledger
+        self._file.save(self._saved)
+
+
+@contextlib.asynccontextmanager
+async def bookkeeping(manifest: Manifest, state: Path | None) -> AsyncIterator[Bookkeeper]:
+    """A bookkeeper of the run; closed with the block.
+
+    `state`: the state directory of a peer of the run, under whose name to ask; None: a stranger's.
+    Raises: AddressError if there is no such peer.
+    """
+    genesis = first_head(manifest)
+    file = LedgerFile(cache_directory() / "ledgers", genesis)
+    fetcher = ChainFetcher(manifest, None if state is None else _identity_in(state))
+    keeper = Bookkeeper(LedgerReader(file.load(), genesis, fetcher), fetcher, file)
+    try:
+        yield keeper
+    finally:
+        keeper.close()
+
+
+def _identity_in(state: Path) -> Identity:
+    key = state.expanduser() / "identity.key"
+    if not key.exists():
+        raise AddressError(
+            f"there is no peer in {state}", "name the state directory of a peer of that run"
+        )
+    return Identity.load_or_create(key)

@@ -1,0 +1,113 @@
+"""`atom contributions`: what each peer gave to a run, from its certified chain."""
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from atom.base.errors import AddressError
+from atom.cli.bookkeeper import Bookkeeper, bookkeeping
+from atom.cli.daemon_console import TerminalConsole
+from atom.cli.onlooker import Sight, onlooking
+from atom.cli.signals import run_to_the_end
+from atom.cli.swarm_table import short_id
+from atom.cli.terminal import print_plainly, stdout_console
+from atom.swarm.addresses import parse_join_address
+from atom.swarm.ledger import Ledger
+from atom.swarm.records import Manifest
+
+
+def show_contributions(address: str, state: Path | None, as_json: bool) -> None:
+    """Prints who gave what. Raises: AddressError, also if no peer serves the chain."""
+    manifest, ledger = run_to_the_end(_read(address, state))
+    if as_json:
+        typer.echo(json.dumps(contributions(manifest, ledger), indent=2))
+        return
+    print_plainly(headline(manifest, ledger))
+    print_plainly(table(ledger, whole_ids=not stdout_console().is_terminal))
+
+
+def contributions(manifest: Manifest, ledger: Ledger) -> dict[str, Any]:
+    """The keys of `atom contributions --json`."""
+    return {
+        "run": manifest.run,
+        "owner": manifest.owner,
+        "round": ledger.head.round,
+        "head": ledger.head.digest.hex(),
+        "mini_batches": ledger.sequences,
+        "peers": [
+            {
+                "peer_id": peer_id,
+                "mini_batches": share.sequences,
+                "share": round(share.sequences / ledger.sequences, 6),
+                "rounds": share.rounds,
+                "first_round": share.first_round,
+                "last_round": share.last_round,
+            }
+            for peer_id, share in ledger.by_share()
+        ],
+    }
+
+
+def headline(manifest: Manifest, ledger: Ledger) -> Text:
+    """`shakespeare   1,234 mini-batches in 40 rounds, certified up to head 0123456789ab`"""
+    head = ledger.head
+    return Text.assemble(
+        (manifest.run, "name"),
+        "   ",
+        (f"{ledger.sequences:,}", "number"),
+        " mini-batches in ",
+        (f"{head.round:,}", "number"),
+        f" round{'' if head.round == 1 else 's'}, certified up to head {head.digest.hex()[:12]}",
+    )
+
+
+def table(ledger: Ledger, whole_ids: bool) -> Table:
+    """One row per peer that ever gave something."""
+    shown = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold")
+    shown.add_column("peer", no_wrap=True)
+    for title in ("mini-batches", "share", "rounds", "first", "last"):
+        shown.add_column(title, justify="right", no_wrap=True)
+    for peer_id, share in ledger.by_share():
+        shown.add_row(
+            peer_id if whole_ids else short_id(peer_id),
+            f"{share.sequences:,}",
+            f"{share.sequences / ledger.sequences:.1%}",
+            f"{share.rounds:,}",
+            f"{share.first_round:,}",
+            f"{share.last_round:,}",
+        )
+    return shown
+
+
+async def _read(address: str, state: Path | None) -> tuple[Manifest, Ledger]:
+    async with onlooking(parse_join_address(address)) as onlooker:
+        sight = await onlooker.first_look()
+        async with bookkeeping(onlooker.manifest, state) as keeper:
+            ledger = await _up_to_date(keeper, sight)
+            return onlooker.manifest, ledger
+
+
+async def _up_to_date(keeper: Bookkeeper, sight: Sight) -> Ledger:
+    """Raises: AddressError."""
+    console = TerminalConsole()
+    try:
+        ledger = await keeper.read(sight.leases, partial(console.progress, "checking the chain"))
+    finally:
+        console.close()
+    if keeper.problem:
+        raise AddressError(f"the chain cannot be read: {keeper.problem}", _hint(keeper.problem))
+    if not ledger.head.round and not sight.leases:
+        raise AddressError("no peer of the run is alive to serve its chain", "try again later")
+    return ledger
+
+
+def _hint(problem: str) -> str:
+    if "listed" in problem:
+        return "ask as a peer of the run: --state DIR"
+    return "try again in a moment; `atom status` shows who is alive"

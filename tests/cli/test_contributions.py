@@ -1,0 +1,108 @@
+"""What peers gave: as a table and as JSON, and kept for the next time."""
+
+import asyncio
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from swarm_sights import Village, lease
+
+from atom.base.errors import AddressError
+from atom.cli.bookkeeper import SAVE_EVERY_ROUNDS, Bookkeeper, bookkeeping
+from atom.cli.contributions import contributions, headline, table
+from atom.cli.terminal import THEME
+from atom.swarm.chain import Head, Voter
+from atom.swarm.ledger import Ledger, Share
+from atom.swarm.ledger_file import LedgerFile
+from atom.swarm.ledger_reader import LedgerReader
+from atom.swarm.record_codec import first_head
+from atom.swarm.records import Lease
+
+HEAD = Head(b"\x9f" * 32, 24, 1536, 0, (Voter("a", b"i" * 16),), ("a",))
+LEDGER = Ledger(
+    HEAD, shares={"peer-of-bob": Share(656, 17, 8, 24), "peer-of-ann": Share(880, 24, 1, 24)}
+)
+
+
+def drawn(renderable: object, width: int = 80) -> str:
+    file = io.StringIO()
+    Console(file=file, width=width, theme=THEME).print(renderable)
+    return file.getvalue()
+
+
+def test_the_table_begins_with_who_gave_most() -> None:
+    rows = [line.split() for line in drawn(table(LEDGER, whole_ids=False)).splitlines()[2:]]
+    assert rows == [
+        ["…of-ann", "880", "57.3%", "24", "1", "24"],
+        ["…of-bob", "656", "42.7%", "17", "8", "24"],
+    ]
+    assert "peer-of-ann" in drawn(table(LEDGER, whole_ids=True))
+    assert "1,536 mini-batches in 24 rounds" in drawn(headline(Village().manifest(), LEDGER))
+
+
+def test_the_json_has_the_documented_keys() -> None:
+    told = contributions(Village().manifest(), LEDGER)
+    assert (told["round"], told["mini_batches"], told["head"]) == (24, 1536, "9f" * 32)
+    assert told["peers"][0] == {
+        "peer_id": "peer-of-ann",
+        "mini_batches": 880,
+        "share": 0.572917,
+        "rounds": 24,
+        "first_round": 1,
+        "last_round": 24,
+    }
+    assert contributions(Village().manifest(), Ledger(HEAD))["peers"] == []
+
+
+class Grown(LedgerReader):
+    """Finds so many rounds each time."""
+
+    def __init__(self, genesis: Head, step: int) -> None:
+        super().__init__(Ledger(genesis), genesis, lambda lease, since: b"")
+        self._step = step
+
+    def read(self, leases: object) -> Ledger:
+        number = self.ledger.head.round + self._step
+        self.ledger = Ledger(Head(bytes(32), number, number, 0, (), ()))
+        return self.ledger
+
+
+class NoFetcher:
+    def know(self, leases: dict[str, Lease]) -> None: ...
+    def close(self) -> None: ...
+
+
+def test_what_was_checked_is_kept_now_and_then_and_at_the_end(tmp_path: Path) -> None:
+    genesis = first_head(Village().manifest())
+    file = LedgerFile(tmp_path, genesis)
+    keeper = Bookkeeper(Grown(genesis, SAVE_EVERY_ROUNDS - 1), NoFetcher(), file)  # type: ignore[arg-type]
+    kept = []
+    for _ in range(2):
+        asyncio.run(keeper.read({}))
+        kept.append(file.load().head.round)
+    keeper._reader._step = 1  # type: ignore[attr-defined]
+    asyncio.run(keeper.read({}))
+    keeper.close()
+    assert kept == [0, 2 * SAVE_EVERY_ROUNDS - 2]
+    assert file.load().head.round == 2 * SAVE_EVERY_ROUNDS - 1
+
+
+def test_nobody_serves_the_chain() -> None:
+    manifest = Village().manifest()
+
+    async def read() -> str:
+        async with bookkeeping(manifest, None) as keeper:
+            await keeper.read({"p": lease("p", addresses=())})
+            return keeper.problem
+
+    assert "cannot be reached" in asyncio.run(read())
+
+
+def test_a_state_directory_without_a_peer(tmp_path: Path) -> None:
+    async def enter() -> None:
+        async with bookkeeping(Village().manifest(), tmp_path):
+            pass
+
+    with pytest.raises(AddressError, match="no peer in"):
+        asyncio.run(enter())

@@ -1,0 +1,69 @@
+"""Short chains of commits, signed by those who are named."""
+
+from collections.abc import Mapping, Sequence
+
+from atom.swarm.chain import (
+    VOTE_DOMAIN,
+    Ballot,
+    Commit,
+    Contribution,
+    Head,
+    Value,
+    Vote,
+    Voter,
+    genesis,
+    vote_payload,
+)
+from atom.swarm.identity import Identity
+from atom.swarm.membership import signed_by
+
+INCARNATION = b"i" * 16
+
+
+def voter_of(identity: Identity) -> Voter:
+    return Voter(identity.peer_id, INCARNATION)
+
+
+def beginning(founder: Identity) -> Head:
+    return genesis(b"m" * 32, b"s" * 32, voter_of(founder))
+
+
+def a_commit(
+    head: Head,
+    given: Mapping[Identity, int],
+    voters: Sequence[Identity],
+    loss: float = 2.0,
+    attempt: int = 1,
+    survivors: Sequence[Identity] = (),
+) -> Commit:
+    """What `given` (sequences of each) makes of `head`, voted for by `voters`, who vote next."""
+    first = voters[0]
+    ballot = Ballot(attempt, first.peer_id, INCARNATION)
+    alone = tuple(sorted(map(voter_of, survivors)))
+    value = Value(
+        parent=head.digest,
+        round=head.round + 1,
+        origin=ballot,
+        result_digest=bytes([head.round % 256]) * 32,
+        gradient_norm=0.5,
+        parent_state_digest=b"d" * 32,
+        contributions=tuple(
+            Contribution(peer.peer_id, INCARNATION, sequences, loss * sequences)
+            for peer, sequences in given.items()
+        ),
+        voters_next=tuple(sorted(map(voter_of, voters))),
+        survivors=alone,
+    )
+    payload = vote_payload(head.digest, ballot, value.digest(), alone)
+    votes = tuple(
+        Vote(voter_of(each), each.sign(VOTE_DOMAIN, signed_by(voter_of(each), payload)))
+        for each in voters
+    )
+    return Commit(value, ballot, votes, alone)
+
+
+def heads_along(first: Head, commits: Sequence[Commit]) -> list[Head]:
+    heads = [first]
+    for commit in commits:
+        heads.append(heads[-1].after(commit.value))
+    return heads
