@@ -238,7 +238,7 @@ class _Run:
 
 def conveyor_bytes(elements: int, precision: torch.dtype, form: StateForm) -> int:
     """What a `Conveyor` takes on the device, but for a few bytes."""
-    return PLACES * bucket_bytes(elements, precision, form) + scratch_bytes(elements, form)
+    return PLACES * bucket_bytes(elements, precision, form) + scratch_bytes(elements)
 
 
 def _span(piece: Piece) -> slice:

@@ -18,7 +18,7 @@ from torch import Tensor
 from atom.optim.bucket import GRADIENT, WORKING, Bucket
 from atom.optim.fused_multiply_add import SCRATCH_BYTES as FUSED_SCRATCH_BYTES
 from atom.optim.fused_multiply_add import FusedMultiplyAdd, Memory
-from atom.optim.noise import NUMBER_BYTES, Noise
+from atom.optim.noise import round_at_random
 from atom.swap.state_form import HIGH, LOW, MASTER, MOMENTS, StateForm
 
 SCRATCH_TENSORS = 4
@@ -33,12 +33,11 @@ KERNELS = {StateForm.EXACT: 49, StateForm.SPLIT: 55, StateForm.HALF: 83}
 
 class DeviceAdamW:
     """Scratch for buckets of so many elements, used one after the other, in one order of
-    operations."""
+    operations. What it holds between two updates does not matter."""
 
     def __init__(self, elements: int, form: StateForm, memory: Memory) -> None:
         self._fused = FusedMultiplyAdd(elements, memory)
         self._spare = tuple(memory(elements, torch.float32) for _ in range(SCRATCH_TENSORS))
-        self._noise = Noise(elements, memory) if form is StateForm.HALF else None
         self._form = form
 
     def update(
@@ -56,7 +55,7 @@ class DeviceAdamW:
             _join(arena[HIGH], arena[LOW], weight)
         else:
             weight = arena[MASTER]
-        if self._noise is None:
+        if self._form is not StateForm.HALF:
             mean, square = (arena[name] for name in MOMENTS)
         else:
             mean.copy_(arena[MOMENTS[0]])
@@ -83,11 +82,11 @@ class DeviceAdamW:
             _split(weight, arena[HIGH], arena[LOW], spare)
         elif WORKING in arena:
             arena[WORKING].copy_(weight)
-        if self._noise is not None:
+        if self._form is StateForm.HALF:
             moments = tuple(
                 (wide, arena[name]) for wide, name in zip((mean, square), MOMENTS, strict=True)
             )
-            self._noise.round_into(moments, noise, self._fused.wide)
+            round_at_random(moments, noise, self._fused.wide[:3])
 
     def _square_root(self, value: Tensor, out: Tensor) -> None:
         """By way of float64. torch's own in float32 is off by a last bit on CPUs, where it leaves
@@ -97,11 +96,9 @@ class DeviceAdamW:
         out.copy_(wide.copy_(value).sqrt_())
 
 
-def scratch_bytes(elements: int, form: StateForm) -> int:
+def scratch_bytes(elements: int) -> int:
     """What a `DeviceAdamW` takes."""
-    numbers = NUMBER_BYTES if form is StateForm.HALF else 0
-    each = FUSED_SCRATCH_BYTES + SCRATCH_TENSORS * torch.float32.itemsize + numbers
-    return elements * each
+    return elements * (FUSED_SCRATCH_BYTES + SCRATCH_TENSORS * torch.float32.itemsize)
 
 
 def _join(high: Tensor, low: Tensor, out: Tensor) -> None:

@@ -9,14 +9,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from atom.optim.fused_multiply_add import Memory
-
 LOW_32 = 0xFFFFFFFF
 FIRST_FACTOR = 0x7FEB352D
 SECOND_FACTOR = 0x846CA68B - 2**32
 """Less 2³², which changes nothing in the lower half and keeps products within 63 bits."""
-NUMBER_BYTES = torch.int64.itemsize
-"""Per element, that `Noise` holds."""
 
 
 def noise_key(seed: int, step: int) -> int:
@@ -36,39 +32,29 @@ def mixed(number: int) -> int:
     return number ^ number >> 31
 
 
-class Noise:
-    """Elements' numbers, for buckets of so many."""
+def round_at_random(
+    moments: Sequence[tuple[Tensor, Tensor]], noise: tuple[int, int], scratch: Sequence[Tensor]
+) -> None:
+    """Rounds each of two float32 [n] into the bfloat16 [n] beside it: up with the probability of
+    what is cut off.
 
-    def __init__(self, elements: int, memory: Memory) -> None:
-        self._numbers = memory(elements, torch.int64)
-        torch.arange(elements, out=self._numbers)
-
-    def round_into(
-        self,
-        moments: Sequence[tuple[Tensor, Tensor]],
-        noise: tuple[int, int],
-        scratch: Sequence[Tensor],
-    ) -> None:
-        """Rounds each of two float32 [n] into the bfloat16 [n] beside it: up with the probability
-        of what is cut off.
-
-        `noise`: the number of the first element (below 2³², as all of them) and the key of its
-        step and of its number's upper half. `scratch`: three of 8 bytes per element, overwritten.
-        """
-        elements = len(moments[0][0])
-        numbers, noises, bits = (
-            buffer[:elements].view(torch.int64) for buffer in (self._numbers, *scratch[:2])
-        )
-        spare = scratch[2][:elements].view(torch.int64)
-        _noise_of(numbers, *noise, out=noises, spare=spare)
-        for (wide, narrow), shift in zip(moments, (0, 16), strict=True):
-            torch.bitwise_right_shift(noises, shift, out=spare)
-            bits.copy_(wide.view(torch.int32)).add_(spare.bitwise_and_(0xFFFF))
-            narrow.view(torch.int16).copy_(bits.bitwise_right_shift_(16))
+    `noise`: the number of the first element (below 2³², as all of them) and the key of its step and
+    of its number's upper half. `scratch`: three of 8 bytes per element, overwritten; what they held
+    does not matter.
+    """
+    elements = len(moments[0][0])
+    noises, bits, spare = (buffer[:elements].view(torch.int64) for buffer in scratch)
+    _noise_of(*noise, out=noises, spare=spare)
+    for (wide, narrow), shift in zip(moments, (0, 16), strict=True):
+        torch.bitwise_right_shift(noises, shift, out=spare)
+        bits.copy_(wide.view(torch.int32)).add_(spare.bitwise_and_(0xFFFF))
+        narrow.view(torch.int16).copy_(bits.bitwise_right_shift_(16))
 
 
-def _noise_of(numbers: Tensor, first: int, key: int, out: Tensor, spare: Tensor) -> None:
-    torch.add(numbers, first, out=out)
+def _noise_of(first: int, key: int, out: Tensor, spare: Tensor) -> None:
+    """The elements' numbers are counted here, each time: what was counted when memory was taken
+    would have been written on another stream."""
+    torch.arange(first, first + len(out), out=out)
     out.bitwise_xor_(key & LOW_32)
     _fold(out, 16, spare)
     out.mul_(FIRST_FACTOR).bitwise_and_(LOW_32)

@@ -55,11 +55,16 @@ def _equal(one: Tensor, other: Tensor) -> bool:
 
 
 class BenchedDevice(CpuDevice):
-    """With a workbench of the test's own."""
+    """With a workbench of the test's own. `made`: all the memory it has given."""
 
     def __init__(self, bench: Workbench | None = None) -> None:
         super().__init__()
         self._bench = bench or CpuWorkbench()
+        self.made = list[Tensor]()
+
+    def slot_memory(self, elements: int, dtype: torch.dtype) -> Tensor:
+        self.made.append(super().slot_memory(elements, dtype))
+        return self.made[-1]
 
     def workbench(self) -> Workbench:
         return self._bench
@@ -80,8 +85,8 @@ class Beside:
         """No `threads`: the device does all that is meant for it, whoever is faster."""
         self.store, self.told = filled_store(precision, form), list[str]()
         self.whole = filled_store(precision, form)
-        device = BenchedDevice(bench)
-        self.conveyor = Conveyor(device, LAYOUT.total_elements, precision, form, self.told.append)
+        self.device = BenchedDevice(bench)
+        self.conveyor = Conveyor(self.device, LAYOUT.total_elements, precision, form, self.told.append)
         its_own = DeviceShare(self.conveyor, share, least_elements=1)
         self.adamw = AdamW(self.store, settings, threads=threads, share=its_own)
         self.host = AdamW(self.whole, settings, threads=1)
