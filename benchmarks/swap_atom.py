@@ -59,6 +59,7 @@ class Atom:
     def __init__(self, setup: Setup) -> None:
         self.setup, self.clock, self.took = setup, BootClock(), dict[str, float]()
         self.gradients = PRECISIONS[setup.gradients]
+        self._require_sequences(setup.micro_batches * setup.sequences)
         if setup.gpu_bytes is not None and setup.device == "cuda":
             has = torch.cuda.get_device_properties(0).total_memory
             torch.cuda.set_per_process_memory_fraction(min(setup.gpu_bytes / has, 1.0))
@@ -82,6 +83,16 @@ class Atom:
         self.step_ends: list[float] = []
         if setup.device == "cuda":
             torch.cuda.reset_peak_memory_stats()
+
+    def _require_sequences(self, sequences: int) -> None:
+        """AdamW divides on its way, exactly, by powers of two. By others the sums are divided
+        before, in place: in bfloat16 that rounds once more than in a daemon. Raises: SideMissing.
+        """
+        if self.gradients != torch.float32 and sequences & (sequences - 1):
+            raise SideMissing(
+                f"{sequences} sequences per step: with gradients in {self.setup.gradients} "
+                "it takes a power of two"
+            )
 
     def _require_host_memory(self) -> None:
         """Before a byte is taken: a host that runs out ends whom it likes. Raises: SideMissing."""
@@ -121,9 +132,8 @@ class Atom:
             replica.run_pass(some, last=first == starts[-1])
         loss = replica.loss_sum / replica.sequences
         sums, times = replica.gradients, replica.sequences
-        if (
-            times & (times - 1) and sums.dtype == torch.float32
-        ):  # dividing rounds, and AdamW cannot do it on the way
+        if times & (times - 1):  # dividing rounds, and AdamW cannot do it on the way
+            self._require_sequences(times)
             sums, times = sums.div_(times), 1
             norm = gradient_norm(sums)
         else:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 
 import torch
 
@@ -48,9 +49,18 @@ def add_rounded(
 
 def _in_pieces(add_piece: Callable[[int, int], None], elements: int, threads: int | None) -> None:
     starts = range(0, elements, PIECE_ELEMENTS)
-    threads = min(threads or torch.get_num_threads(), len(starts))
-    if threads <= 1:
+    threads = threads or torch.get_num_threads()
+    if threads <= 1 or len(starts) <= 1:
         add_piece(0, elements)
         return
-    with ThreadPoolExecutor(threads, "atom-sum") as pool:
-        list(pool.map(lambda at: add_piece(at, min(at + PIECE_ELEMENTS, elements)), starts))
+    pieces = _pool(threads).map(
+        lambda at: add_piece(at, min(at + PIECE_ELEMENTS, elements)), starts
+    )
+    list(pieces)  # waits, and raises what a piece raised
+
+
+@cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    """Kept until the process ends, as PyTorch keeps its own threads: a pass adds dozens of times,
+    and a thread takes longer to start than to add its piece."""
+    return ThreadPoolExecutor(threads, "atom-sum")

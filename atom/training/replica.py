@@ -203,13 +203,14 @@ class Replica:
         should_stop: Callable[[], bool],
         last: bool,
     ) -> list[float]:
-        self._training.observer = self._observer or self.watch.begin()
         self._training.loss_scale = self._caution.loss_scale(self._arena.sequences == 0)
         first = self._arena.void
-        with self._arena.accumulating(lambda: self._training.touched, last) as landed:
-            losses = self._training.run_pass(batches, seeds, should_stop, first, landed)
-        self._training.observer = self._observer
-        return losses
+        self._training.observer = self._observer or self.watch.begin()
+        try:
+            with self._arena.accumulating(lambda: self._training.touched, last) as landed:
+                return self._training.run_pass(batches, seeds, should_stop, first, landed)
+        finally:
+            self._training.observer = self._observer
 
     def _drop_what_is_torn(self) -> int:
         """Begins anew if the gradients hold part of a pass. Returns the sequences lost with it."""

@@ -147,6 +147,16 @@ def test_targets_are_judged() -> None:
     assert case.tokens == 32768
 
 
+def test_sums_that_cannot_be_divided_exactly_are_refused_before_anything_is_taken() -> None:
+    """In float32 the same number of sequences is divided first: `exactness` has three."""
+    from swap_atom import Atom
+    from swap_setup import Setup, SideMissing
+
+    setup = Setup("atom", "tiny", 1, "bfloat16", "cpu", micro_batches=3, gradients="bfloat16")
+    with pytest.raises(SideMissing, match="3 sequences per step: with gradients in bfloat16"):
+        Atom(setup)
+
+
 def test_a_side_that_is_absent_or_breaks_is_told(
     torch_alone: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -86,7 +86,9 @@ class Beside:
         self.store, self.told = filled_store(precision, form), list[str]()
         self.whole = filled_store(precision, form)
         self.device = BenchedDevice(bench)
-        self.conveyor = Conveyor(self.device, LAYOUT.total_elements, precision, form, self.told.append)
+        self.conveyor = Conveyor(
+            self.device, LAYOUT.total_elements, precision, form, self.told.append
+        )
         its_own = DeviceShare(self.conveyor, share, least_elements=1)
         self.adamw = AdamW(self.store, settings, threads=threads, share=its_own)
         self.host = AdamW(self.whole, settings, threads=1)

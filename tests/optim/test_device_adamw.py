@@ -191,6 +191,4 @@ def test_nothing_is_allocated_and_every_operation_rounds_at_most_once(
     assert KERNELS[form] - 2 <= len(mode.names) < KERNELS[form]
     assert mode.moved_bytes / 50 == pytest.approx(TRAFFIC_BYTES[form], rel=0.02)
     taken = sum(tensor.nbytes for tensor in made)
-    assert taken == pytest.approx(
-        scratch_bytes(64) + bucket_bytes(64, precision, form), abs=64
-    )
+    assert taken == pytest.approx(scratch_bytes(64) + bucket_bytes(64, precision, form), abs=64)

@@ -280,6 +280,21 @@ def test_a_replica_looks_at_a_pass_now_and_then(device: CpuDevice) -> None:
     assert "the device computes" in summary
 
 
+def test_who_looked_at_a_pass_that_broke_off_looks_at_nothing_else(
+    device: CpuDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replica = Replica(program(0.0, "finest"), None, settings(), device)
+    replica.initialise(functools.partial(initial_value, config(0.0), seed=SEED))
+    looking = Recording()
+    monkeypatch.setattr(replica.watch, "begin", lambda: looking)
+    with pytest.raises(PassCancelled):
+        replica.run_pass(batches(1, 1), stop_after(4))
+    seen = len(looking.spans)
+    assert seen
+    replica.evaluate(batches(1, 2))
+    assert len(looking.spans) == seen
+
+
 def test_evaluation_has_no_dropout_and_changes_nothing(device: CpuDevice) -> None:
     replica = new_replica(device, dropout=0.1)
     model = GPT3(config(0.1)).eval()
