@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v p
 BIN := .venv/bin
 PACKAGE := atom
 
-.PHONY: demo test chaos model check format proto bench clean
+.PHONY: demo test chaos model browser check format proto bench clean
 
 .venv: pyproject.toml constraints.txt setup.py atom/base/build_kernels.py atom/base/kernel.h $(wildcard atom/*/*_kernels.c)
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -27,6 +27,10 @@ chaos: .venv model
 # The round protocol as a small model, every state within the long bounds; about six minutes of one core.
 model: .venv
 	$(BIN)/python -m tests.protocol_model
+
+# The dashboard in a real browser: Chromium must be installed, or $ATOM_BROWSER name one.
+browser: .venv
+	$(BIN)/python -m pytest tests/browser/dashboard_in_browser.py
 
 check: .venv
 	$(BIN)/ruff check .

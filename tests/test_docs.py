@@ -15,7 +15,7 @@ from atom.cli.exit_codes import MEANINGS
 from atom.config.peer_file import PeerFile
 from atom.config.run_file import RunFile
 from atom.config.section import Section
-from atom.swarm.view import PeerView, SwarmView
+from atom.swarm.view import PeerView, SwarmView, VoidAttempt
 from atom.training.round.terms import Patience
 from atom.wire import round_pb2
 
@@ -130,10 +130,11 @@ def test_keys_of_contributions() -> None:
 
 def test_keys_of_status() -> None:
     peer = PeerView("id", "accumulating", 1, 2, 3.0, 4.0, "", 0.5)
-    shown = SwarmView("run", 1, 8, 2, 0.5, "", 4.0, (peer,)).to_json()
+    void = VoidAttempt(1, "id", "early")
+    shown = SwarmView("run", 1, 8, 2, 0.5, "", 4.0, (peer,), "", (void,)).to_json()
     text = section_of("volunteer.md", "### Keys of `atom status --json`")
     named = set(re.findall(r"`(\w+)`", text))
-    assert named == set(shown) | set(shown["peers"][0])
+    assert named == set(shown) | set(shown["peers"][0]) | vars(void).keys()
 
 
 def test_every_event_is_documented() -> None:

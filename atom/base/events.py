@@ -70,6 +70,17 @@ def _finite(value: Any) -> Any:
     return value
 
 
+class EventFan:
+    """Tells several sinks, in order."""
+
+    def __init__(self, *sinks: EventSink) -> None:
+        self._sinks = sinks
+
+    def emit(self, kind: str, **fields: Any) -> None:
+        for sink in self._sinks:
+            sink.emit(kind, **fields)
+
+
 class NoEvents:
     """For those who keep no log."""
 

@@ -145,13 +145,23 @@ def dashboard(
         int | None, typer.Option(min=0, max=65535, help="Port of the page; 0: any free one.")
     ] = None,
     host: Annotated[
-        str | None, typer.Option(help="Who may open it: 127.0.0.1, this machine alone.")
+        str | None,
+        typer.Option(
+            help="Address of this machine to listen on; else 127.0.0.1: nobody but this machine "
+            "can open the page."
+        ),
     ] = None,
+    state: MemberOption = None,
 ) -> None:
-    """Show a swarm in the browser, from the DHT alone, until Ctrl-C."""
+    """Show a swarm in the browser, without joining it, until Ctrl-C.
+
+    The first line of stdout is the page's URL. The page shows progress to the global batch, the
+    loss of every round, tokens per second, peers with their state, rounds with what happened, and
+    contributions. It loads nothing from elsewhere.
+    """
     from atom.cli.dashboard import show_dashboard
 
-    show_dashboard(address, port, host)
+    show_dashboard(address, port, host, state)
 
 
 @app.command(rich_help_panel=_LOOK)

@@ -26,10 +26,16 @@ class Bookkeeper:
         self._fetcher = fetcher
         self._file = file
         self._saved = reader.ledger
+        self._progress = ""
 
     @property
     def ledger(self) -> Ledger:
         return self._reader.ledger
+
+    @property
+    def note(self) -> str:
+        """As `problem`; while a read goes on, how far it is."""
+        return self._progress or self._reader.problem
 
     @property
     def problem(self) -> str:
@@ -39,12 +45,18 @@ class Bookkeeper:
     async def read(self, leases: Mapping[str, Lease], tell: Progress | None = None) -> Ledger:
         """Up to date, if the peers of these leases allow it. May take seconds, or for a long chain
         that was never read here, minutes: `tell` hears how far it is."""
-        self._reader.on_progress = tell or (lambda done, total: None)
+        self._reader.on_progress = tell or self._note_progress
         self._fetcher.know(leases)
-        ledger = await asyncio.to_thread(self._reader.read, list(leases.values()))
+        try:
+            ledger = await asyncio.to_thread(self._reader.read, list(leases.values()))
+        finally:
+            self._progress = ""
         if ledger.head.round - self._saved.head.round >= SAVE_EVERY_ROUNDS:
             self._save()
         return ledger
+
+    def _note_progress(self, done: int, total: int) -> None:
+        self._progress = f"checking the chain: {done:,} of {total:,} rounds"
 
     def close(self) -> None:
         """Keeps what was checked."""

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from atom.daemon.control import ControlServer
+from atom.daemon.ended_attempts import EndedAttempts
 from atom.daemon.founding import Membership
 from atom.daemon.lookout import Lookout
 from atom.swarm.chain import Voter
@@ -32,4 +33,5 @@ class Parts:
     donors: PeerDonors
     lookout: Lookout
     control: ControlServer
+    ended_attempts: EndedAttempts
     make_loop: Callable[[bytes], tuple[RoundMachine, RoundLoop]]

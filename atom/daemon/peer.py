@@ -7,13 +7,14 @@ from contextlib import ExitStack
 
 from atom.base.clock import BootClock
 from atom.base.errors import AddressError
-from atom.base.events import EventLog
+from atom.base.events import EventFan, EventLog, EventSink
 from atom.config.run_file import RunFile
 from atom.daemon.addresses import announced_multiaddrs, data_addresses
 from atom.daemon.box import Box, JoinOptions, StartOptions, open_box
 from atom.daemon.console import Console
 from atom.daemon.control import ControlServer
 from atom.daemon.device_choice import state_form
+from atom.daemon.ended_attempts import EndedAttempts
 from atom.daemon.founding import Membership, enter_run, found_run, read_run, run_of
 from atom.daemon.invitation import check_member
 from atom.daemon.life import Life
@@ -172,9 +173,10 @@ def _assemble(
     address: str,
     listen: str,
     console: Console,
-    events: EventLog,
+    log: EventSink,
 ) -> Life:
-    clock = BootClock()
+    clock, ended_attempts = BootClock(), EndedAttempts()
+    events = EventFan(log, ended_attempts)
     transport = _transport(box, member, listen, events)
     journal = Journal.open(box.state.chain, member.genesis)
     elements = member.replica.gradients.numel()
@@ -229,13 +231,14 @@ def _assemble(
         donors=donors,
         lookout=lookout,
         control=ControlServer(life, box.state.control_socket),
+        ended_attempts=ended_attempts,
         make_loop=make_loop,
     )
     stack.callback(life.close)
     return life
 
 
-def _transport(box: Box, member: Membership, listen: str, events: EventLog) -> Transport:
+def _transport(box: Box, member: Membership, listen: str, events: EventSink) -> Transport:
     network = box.peer.network
     bind = (parse_listen(listen).host, network.data_port) if network.reachable != "no" else None
     bandwidth = Bandwidth.of(network.upload_bits_per_s, network.download_bits_per_s)

@@ -44,6 +44,7 @@ def lease_of(parts: Parts, machine: RoundMachine, facts: Facts, serial: int, gon
             (short_name(peer_id), link)
             for peer_id, link in parts.transport.links.links(MAX_LINKS).items()
         ),
+        ended_attempts=parts.ended_attempts.last,
     )
 
 

@@ -7,19 +7,12 @@ elements with an id inside `<main>`, which the script replaces one by one.
 from collections.abc import Iterable
 from html import escape
 
+from atom.dashboard import tables
 from atom.dashboard.chart import loss_chart
 from atom.dashboard.feed import Seen
-from atom.swarm.records import LEASE_SECONDS, PeerState
+from atom.swarm.records import PeerState
 from atom.swarm.view import PeerView, SwarmView
 
-MAX_ROWS = 500
-"""Peers listed; a browser has better things to do than to lay out thousands every second."""
-
-_ID_CHARACTERS = 6
-_DIGEST_CHARACTERS = 8
-_KNOWN_STATES = frozenset(state.value for state in PeerState)
-_COLUMNS = ("peer", "state", "round", "mini-batches", "seq/s", "tokens/s", "digest", "lease age")
-_NUMBERS = frozenset({"round", "mini-batches", "seq/s", "tokens/s", "lease age"})
 _LEFT = PeerState.LEFT.value
 
 
@@ -48,7 +41,9 @@ def content(seen: Seen) -> str:
             f'<section id="numbers" class="tiles">{"".join(_tiles(seen))}</section>',
             f'<section id="batch" class="card">{_batch(view)}</section>',
             f'<section id="loss" class="card">{_loss(seen)}</section>',
-            f'<section id="peers" class="card">{_peers(view)}</section>',
+            f'<section id="peers" class="card"><h2>peers</h2>{tables.peers(view)}</section>',
+            f'<section id="rounds" class="card">{_rounds(seen)}</section>',
+            f'<section id="shares" class="card">{_contributions(seen)}</section>',
         )
     )
 
@@ -108,56 +103,32 @@ def _batch(view: SwarmView) -> str:
 
 
 def _loss(seen: Seen) -> str:
-    title = '<h2>loss by round <span class="quiet">since the dashboard started</span></h2>'
+    certified = seen.ledger is not None and seen.ledger.rounds
+    since = "of the whole run" if certified else "since the dashboard started"
+    title = f'<h2>loss by round <span class="quiet">{since}</span></h2>'
     if len(seen.losses) < 2:
         return f'{title}<p class="quiet">the curve begins with the second round seen</p>'
     return title + loss_chart(seen.losses)
 
 
-def _peers(view: SwarmView) -> str:
-    head = "".join(f'<th scope="col"{_number_class(title)}>{title}</th>' for title in _COLUMNS)
-    rows = "".join(_row(peer, view) for peer in view.peers[:MAX_ROWS])
-    more = len(view.peers) - MAX_ROWS
-    below = f'<p class="quiet">and {more:,} more</p>' if more > 0 else ""
-    if not rows:
-        return '<h2>peers</h2><p class="quiet">none</p>'
-    return (
-        f"<h2>peers</h2><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>{below}"
+def _rounds(seen: Seen) -> str:
+    title = '<h2>rounds <span class="quiet">the newest, from the certified chain</span></h2>'
+    if seen.ledger is None:
+        return title + _not_read(seen)
+    return title + tables.rounds(seen.ledger, seen.view.void_attempts) + _not_read(seen)
+
+
+def _contributions(seen: Seen) -> str:
+    title = (
+        '<h2>contributions <span class="quiet">mini-batches in committed rounds of the whole run, '
+        "certified by its voters</span></h2>"
     )
+    if seen.ledger is None:
+        return title + _not_read(seen)
+    return title + tables.contributions(seen.ledger) + _not_read(seen)
 
 
-def _row(peer: PeerView, view: SwarmView) -> str:
-    cells = zip(_COLUMNS, _cells(peer, view), strict=True)
-    gone = ' class="gone"' if peer.state == _LEFT else ""
-    inside = "".join(
-        f'<td data-label="{title}"{_number_class(title)}>{cell}</td>' for title, cell in cells
-    )
-    return f"<tr{gone}>{inside}</tr>"
-
-
-def _cells(peer: PeerView, view: SwarmView) -> tuple[str, ...]:
-    """In the order of `_COLUMNS`, as HTML."""
-    gone = peer.state == _LEFT
-    kind = peer.state if peer.state in _KNOWN_STATES else "other"
-    return (
-        _short(peer.peer_id, f"…{peer.peer_id[-_ID_CHARACTERS:]}"),
-        f'<span class="state {kind}">{escape(peer.state)}</span>',
-        _marked(f"{peer.round:,}", peer.round != view.round and not gone),
-        f"{peer.mini_batches:,}",
-        f"{peer.rate:,.1f}",
-        f"{peer.tokens_per_s:,.0f}",
-        _short(peer.digest, peer.digest[:_DIGEST_CHARACTERS] or "-"),
-        _marked(f"{peer.lease_age_s:.1f} s", peer.lease_age_s > LEASE_SECONDS / 2 and not gone),
-    )
-
-
-def _short(whole: str, shown: str) -> str:
-    return f'<code title="{escape(whole)}">{escape(shown)}</code>'
-
-
-def _marked(text: str, marked: bool) -> str:
-    return f'<span class="warn">{escape(text)}</span>' if marked else escape(text)
-
-
-def _number_class(title: str) -> str:
-    return ' class="n"' if title in _NUMBERS else ""
+def _not_read(seen: Seen) -> str:
+    """Why the chain is not newer, if it is not."""
+    note = seen.ledger_note or ("" if seen.ledger is not None else "the chain was not read")
+    return f'<p class="quiet">{escape(note)}</p>' if note else ""

@@ -1,9 +1,7 @@
-"""The page's script: fetches the content again and again, replaces the parts that changed."""
+"""The page's script: is sent the content again and again, replaces the parts that changed."""
 
 SCRIPT = """
 "use strict";
-const EVERY_MS = 1000;
-const main = document.querySelector("main");
 
 function say(problem) {
   const status = document.querySelector(".status");
@@ -20,16 +18,7 @@ function replaceChanged(html) {
   }
 }
 
-async function refresh() {
-  try {
-    const answer = await fetch("content.html", {cache: "no-store"});
-    if (!answer.ok) throw new Error(answer.statusText);
-    replaceChanged(await answer.text());
-  } catch {
-    say("the dashboard has ended; start it again to go on");
-  }
-  setTimeout(refresh, EVERY_MS);
-}
-
-if (main) setTimeout(refresh, EVERY_MS);
+const events = new EventSource("events");
+events.onmessage = (event) => replaceChanged(JSON.parse(event.data));
+events.onerror = () => say("the dashboard has ended; start it again to go on");
 """

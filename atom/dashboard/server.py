@@ -1,6 +1,8 @@
 """The page over HTTP. Serves what the feed has seen; takes nothing but GET, and no input at all."""
 
+import contextlib
 import errno
+import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +28,9 @@ _HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
+_FAREWELL_S = 0.5
+"""For pages that are open when we end: their streams would go on for ever."""
+_MAX_STREAMS = 32
 _OWN_NAMES = frozenset({"127.0.0.1", "localhost", "[::1]"})
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -48,7 +53,7 @@ async def serve(
 
     Raises: PortInUseError; UserError for a host that is not this machine's.
     """
-    runner = web.AppRunner(_application(feed, where), access_log=None)
+    runner = web.AppRunner(_application(feed, where), access_log=None, shutdown_timeout=_FAREWELL_S)
     await runner.setup()
     try:
         ready(await _listen(runner, where))
@@ -58,14 +63,14 @@ async def serve(
 
 
 def _application(feed: SwarmFeed, where: Listening) -> web.Application:
-    guards = [_with_headers]
-    if where.host == LOOPBACK:
-        guards.append(_own_name_only)
-    application = web.Application(middlewares=[web.middleware(guard) for guard in guards])
+    guards = [web.middleware(_own_name_only)] if where.host == LOOPBACK else []
+    application = web.Application(middlewares=guards)
+    application.on_response_prepare.append(_add_headers)
     application.add_routes(
         [
             web.get("/", _serving(lambda: page(feed.seen), "text/html")),
             web.get("/content.html", _serving(lambda: content(feed.seen), "text/html")),
+            web.get("/events", _Stream(feed).serve),
             web.get("/swarm.json", _serving_json(feed)),
             web.get("/style.css", _serving(lambda: STYLE, "text/css")),
             web.get("/script.js", _serving(lambda: SCRIPT, "text/javascript")),
@@ -100,24 +105,49 @@ def _serving(text: Callable[[], str], content_type: str) -> _Handler:
     return handle
 
 
+class _Stream:
+    """Server-sent events: the page's content, each time the swarm was looked at."""
+
+    def __init__(self, feed: SwarmFeed) -> None:
+        self._feed = feed
+        self._open = 0
+
+    async def serve(self, request: web.Request) -> web.StreamResponse:
+        if self._open >= _MAX_STREAMS:
+            raise web.HTTPServiceUnavailable(text="enough pages are open")
+        self._open += 1
+        try:
+            return await self._send(request)
+        finally:
+            self._open -= 1
+
+    async def _send(self, request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        with contextlib.suppress(ConnectionError):  # the page was closed
+            while True:
+                await response.write(f"data: {json.dumps(content(self._feed.seen))}\n\n".encode())
+                await self._feed.news()
+        return response
+
+
 def _serving_json(feed: SwarmFeed) -> _Handler:
     async def handle(_: web.Request) -> web.Response:
         seen = feed.seen
         body: dict[str, Any] = seen.view.to_json()
         body |= {"rounds": seen.rounds, "losses": seen.losses, "problem": seen.problem}
+        body |= {"contributions": {}, "chain_problem": seen.ledger_note}
+        if seen.ledger is not None:
+            shares = seen.ledger.by_share()
+            body["contributions"] = {peer: share.sequences for peer, share in shares}
         return web.json_response(body)
 
     return handle
 
 
-async def _with_headers(request: web.Request, handler: _Handler) -> web.StreamResponse:
-    try:
-        response = await handler(request)
-    except web.HTTPException as refusal:
-        refusal.headers.update(_HEADERS)
-        raise
+async def _add_headers(_: web.Request, response: web.StreamResponse) -> None:
+    """To every answer, refusals too."""
     response.headers.update(_HEADERS)
-    return response
 
 
 async def _own_name_only(request: web.Request, handler: _Handler) -> web.StreamResponse:

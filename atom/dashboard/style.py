@@ -73,6 +73,10 @@ tbody tr { border-top: 1px solid var(--edge); }
 .n + td:not(.n), .n + th:not(.n) { padding-left: 1.2rem; }
 code { font: .9em ui-monospace, SFMono-Regular, Menlo, "DejaVu Sans Mono", monospace; }
 .gone { opacity: .5; }
+.contributions progress { display: inline-block; width: 6rem; margin-right: .5rem; }
+.rounds .gone { opacity: .75; }
+.rounds .n:first-child { text-align: left; }
+meter::-moz-meter-bar { background: var(--accent); }
 .accumulating { color: var(--good); }
 .reducing { color: var(--accent); }
 .stepping { color: var(--violet); }
@@ -92,9 +96,17 @@ code { font: .9em ui-monospace, SFMono-Regular, Menlo, "DejaVu Sans Mono", monos
   td { display: flex; flex-direction: column; padding: 0; min-width: 0; }
   td.n { text-align: left; }
   td::before { content: attr(data-label); font-size: .7rem; color: var(--quiet); }
-  td:nth-child(1), td:nth-child(2) { display: block; }
-  td:nth-child(1)::before, td:nth-child(2)::before { content: none; }
-  td:nth-child(2) { grid-column: 2 / span 2; text-align: right; }
+  .peers td:nth-child(1), .peers td:nth-child(2) { display: block; }
+  .peers td:nth-child(1)::before, .peers td:nth-child(2)::before { content: none; }
+  .peers td:nth-child(2) { grid-column: 2 / span 2; text-align: right; }
+  .rounds tr { grid-template-columns: repeat(4, 1fr); }
+  .rounds td:last-child { grid-column: 1 / -1; display: block; white-space: normal; }
+  .rounds td:last-child::before { content: none; }
+  .rounds td:empty, .rounds tr:not(:first-child) td::before { display: none; }
+  .rounds tr { padding: .25rem 0; }
+  .contributions td:nth-child(3) { flex-direction: row; align-items: center; flex-wrap: wrap; }
+  .contributions td:nth-child(3)::before { width: 100%; }
+  .contributions progress { width: 3.2rem; }
   .n + td:not(.n) { padding-left: 0; }
 }
 """

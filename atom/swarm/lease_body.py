@@ -9,15 +9,17 @@ from atom.swarm.reachability import Reached
 from atom.swarm.record_fields import check_digest, incarnation_of, texts_of
 from atom.swarm.records import Lease, PeerState
 from atom.swarm.ring_order import Link
-from atom.wire.records_pb2 import LeaseBody, LinkBody
+from atom.wire.records_pb2 import EndedAttempt, LeaseBody, LinkBody
 
 MAX_ADDRESSES = 8
 MAX_ADDRESS_CHARACTERS = 128
 MAX_PEER_ID_CHARACTERS = 64
 MAX_LINES = 4
 MAX_LINKS = 16
+MAX_ENDED_ATTEMPTS = 4
 _NAME_BYTES = 8
 _MAX_COUNT = 2**63 - 1
+_REASONS = frozenset(reason.value for reason in Reason)
 
 
 def to_body(lease: Lease, run: str, owner: str, expires_at: float) -> LeaseBody:
@@ -50,6 +52,8 @@ def to_body(lease: Lease, run: str, owner: str, expires_at: float) -> LeaseBody:
     for name, link in lease.links:
         rate = link.bytes_per_s if math.isfinite(link.bytes_per_s) else 0.0
         body.links.add(peer=name, round_trip_s=link.round_trip_s, bytes_per_s=rate)
+    for number, reason in lease.ended_attempts:
+        body.ended_attempts.add(round=number, reason=reason.value)
     return body
 
 
@@ -80,6 +84,7 @@ def from_body(body: LeaseBody) -> Lease:
         relays=body.relays,
         lines=texts_of("lines", body.lines, MAX_LINES, MAX_PEER_ID_CHARACTERS),
         links=_links(body.links),
+        ended_attempts=_ended_attempts(body.ended_attempts),
     )
 
 
@@ -116,6 +121,14 @@ def _links(found: Sequence[LinkBody]) -> tuple[tuple[bytes, Link], ...]:
     return tuple(
         (link.peer, Link(link.round_trip_s, link.bytes_per_s or math.inf)) for link in found
     )
+
+
+def _ended_attempts(found: Sequence[EndedAttempt]) -> tuple[tuple[int, Reason], ...]:
+    if len(found) > MAX_ENDED_ATTEMPTS:
+        raise PeerRefused(Reason.TOO_LARGE, f"{len(found)} ended attempts")
+    if any(each.round > _MAX_COUNT for each in found):
+        raise PeerRefused(Reason.MALFORMED, "a round beyond 63 bits")
+    return tuple((each.round, Reason(each.reason)) for each in found if each.reason in _REASONS)
 
 
 def _reached(text: str) -> Reached:

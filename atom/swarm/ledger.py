@@ -23,8 +23,6 @@ class Round(NamedTuple):
     """Peers whose gradients were averaged."""
     absent: int
     """Voters that had no part in it."""
-    attempt: int
-    """At which attempt it was averaged; those before it ended without a result."""
     branch: int
     """How many survivors went on without a quorum; 0: an ordinary round."""
 
@@ -76,7 +74,6 @@ def _round_of(parent: Head, commit: Commit) -> Round:
         sequences=value.sequences,
         members=len(members),
         absent=sum(voter.peer_id not in members for voter in parent.voters),
-        attempt=value.origin.attempt,
         branch=len(commit.survivors),
     )
 

@@ -5,6 +5,7 @@ from enum import StrEnum
 
 from blake3 import blake3
 
+from atom.base.reasons import Reason
 from atom.swarm.reachability import Reached
 from atom.swarm.ring_order import Link
 
@@ -69,6 +70,8 @@ class Lease:
     """Relaying peers that can call it because it keeps a line to them: at most 4."""
     links: tuple[tuple[bytes, Link], ...] = ()
     """What it measured of its ways to others, by their short names: at most 16."""
+    ended_attempts: tuple[tuple[int, Reason], ...] = ()
+    """The last attempts at a round that it coordinated in vain, and why: at most 4."""
 
 
 @dataclass(frozen=True)

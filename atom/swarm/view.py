@@ -26,6 +26,16 @@ class PeerView:
     """Since the publisher issued it, by two wall clocks: for display."""
 
 
+@dataclass(frozen=True, order=True)
+class VoidAttempt:
+    """An attempt at a round that gave no result, as who coordinated it says."""
+
+    round: int
+    peer_id: str
+    reason: str
+    """A named reason: docs/protocol.md."""
+
+
 @dataclass(frozen=True)
 class SwarmView:
     """Counts are those of the preferred head; peers on another head are listed, not counted."""
@@ -41,6 +51,8 @@ class SwarmView:
     peers: tuple[PeerView, ...]
     owner: str = ""
     """Peer id of who founded the run."""
+    void_attempts: tuple[VoidAttempt, ...] = ()
+    """The last ones of every peer, by round."""
 
     def to_json(self) -> dict[str, Any]:
         """JSON-serialisable; the keys of `atom status --json`."""
@@ -53,6 +65,7 @@ class SwarmView:
             "loss": self.loss,
             "head": self.head,
             "tokens_per_s": round(self.tokens_per_s, 3),
+            "void_attempts": [vars(attempt) for attempt in self.void_attempts],
             "peers": [vars(peer) | {"rate": round(peer.rate, 3)} for peer in self.peers],
         }
 
@@ -76,6 +89,13 @@ def view_swarm(
         tokens_per_s=sum(lease.tokens_per_s for lease in counted),
         peers=tuple(_peer_view(lease, unix_time) for lease in ordered),
         owner=manifest.owner,
+        void_attempts=tuple(
+            sorted(
+                VoidAttempt(number, lease.peer_id, reason.value)
+                for lease in ordered
+                for number, reason in lease.ended_attempts
+            )
+        ),
     )
 
 

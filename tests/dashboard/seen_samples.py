@@ -4,6 +4,8 @@ from dataclasses import replace
 from typing import Any
 
 from atom.dashboard.feed import Seen
+from atom.swarm.chain import Head
+from atom.swarm.ledger import Ledger, Round, Share
 from atom.swarm.view import PeerView, SwarmView
 
 _PEER = PeerView(
@@ -34,6 +36,17 @@ def a_view(*peers: PeerView, **changes: Any) -> SwarmView:
         peers=peers or (_PEER,),
     )
     return replace(view, **changes)
+
+
+def a_ledger() -> Ledger:
+    """Three rounds of two peers; the second went on without a quorum."""
+    rounds = (
+        Round(1, 3.0, 10, 1, 0, 0),
+        Round(2, 2.5, 10, 1, 2, 1),
+        Round(3, 2.0, 10, 2, 0, 0),
+    )
+    shares = {"12D3KooWbob": Share(10, 1, 3, 3), "12D3KooWann": Share(20, 3, 1, 3)}
+    return Ledger(Head(b"h" * 32, 3, 30, 0, (), ()), rounds, shares)
 
 
 def seen(view: SwarmView, rounds: int | None = None, problem: str = "") -> Seen:

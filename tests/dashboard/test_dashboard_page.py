@@ -1,13 +1,16 @@
 """What was seen → HTML: complete, well-formed, and nothing of a stranger's is ever markup."""
 
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
-from seen_samples import a_peer, a_view, seen
+from seen_samples import a_ledger, a_peer, a_view, seen
 
+from atom.dashboard import tables
 from atom.dashboard.feed import Seen
-from atom.dashboard.page import MAX_ROWS, agreement, content, page
-from atom.swarm.view import SwarmView
+from atom.dashboard.page import agreement, content, page
+from atom.dashboard.tables import MAX_ROWS
+from atom.swarm.view import SwarmView, VoidAttempt
 
 HOSTILE = "<script>alert(1)</script>\"' onmouseover=x &lt;"
 _WITHOUT_END = {"meta", "link", "br"}
@@ -71,6 +74,35 @@ def test_a_strangers_text_is_text(field: str) -> None:
 def test_a_state_nobody_knows_gets_no_class_of_its_own() -> None:
     document = Document(content(seen(a_view(a_peer(state="card tile")))))
     assert ("span", {"class": "state other"}) in document.tags
+
+
+def test_rounds_say_what_happened_and_what_came_to_nothing() -> None:
+    void = VoidAttempt(3, "12D3KooWann", "ring-broken"), VoidAttempt(9, "x", "early")
+    html = tables.rounds(a_ledger(), (*void, VoidAttempt(4, "12D3KooWbob", HOSTILE)))
+    document = Document(html)
+    assert document.texts[5:] == [
+        "4", "-", "-", "-", f"no result: {HOSTILE}, says ", "…ooWbob",
+        "3", "2.0000", "10", "2",
+        "3", "-", "-", "-", "no result: ring-broken, says ", "…ooWann",
+        "2", "2.5000", "10", "1", "branch of 1 without a quorum, 2 voters absent",
+        "1", "3.0000", "10", "1",
+    ]  # fmt: skip
+
+
+def test_contributions_are_listed_by_share() -> None:
+    document = Document(tables.contributions(a_ledger()))
+    assert document.texts[5:] == [
+        "…ooWann", "20", "66.7%", "3", "3",
+        "…ooWbob", "10", "33.3%", "1", "3",
+    ]  # fmt: skip
+    assert [a["value"] for tag, a in document.tags if tag == "progress"] == ["0.6667", "0.3333"]
+
+
+def test_a_chain_that_was_not_read_is_said() -> None:
+    text = Document(content(seen(a_view()))).text
+    assert "the chain was not read" in text
+    whole = replace(seen(a_view()), ledger=a_ledger(), ledger_note=HOSTILE)
+    assert HOSTILE in Document(content(whole)).texts
 
 
 def test_nothing_is_fetched_from_elsewhere() -> None:

@@ -7,8 +7,9 @@ import urllib.request
 from collections.abc import Callable
 from email.message import Message
 
+import aiohttp
 import pytest
-from seen_samples import a_peer, a_view
+from seen_samples import a_ledger, a_peer, a_view
 
 from atom.base.errors import AtomError, PortInUseError, UserError
 from atom.dashboard.feed import SwarmFeed
@@ -117,6 +118,58 @@ def test_it_only_answers_to_its_own_name_and_only_get() -> None:
         assert get(url, method="POST").headers["Content-Security-Policy"]
 
     served(visit, SwarmFeed(FakeSwarm(a_view()), a_view()))
+
+
+def test_pages_that_are_open_are_sent_each_look() -> None:
+    async def watch(url: str, swarm: FakeSwarm) -> list[str]:
+        received = []
+        async with aiohttp.ClientSession() as session, session.get(url + "events") as answer:
+            assert answer.headers["Content-Security-Policy"]
+            assert answer.content_type == "text/event-stream"
+            for number in (9, 10):
+                swarm.views = [a_view(round=number)]
+                async for line in answer.content:
+                    if f">{number}<".encode() in line:
+                        break
+                received.append(json.loads(line.decode().removeprefix("data: ")))
+        return received
+
+    async def run() -> list[str]:
+        url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        swarm = FakeSwarm(a_view())
+        feed = SwarmFeed(swarm, a_view())
+        server = asyncio.create_task(serve(feed, Listening(0), url.set_result, every_s=0.001))
+        try:
+            return await asyncio.wait_for(watch(await url, swarm), SOON_S)
+        finally:
+            server.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await server
+
+    contents = asyncio.run(run())
+    assert len(contents) == 2
+    assert all(content.startswith('<header id="head">') for content in contents)
+
+
+class ReadChain:
+    """A chain that was read."""
+
+    note = "checking the chain: 2 of 9 rounds"
+    ledger = a_ledger()
+
+    async def read(self) -> None: ...
+
+
+def test_contributions_and_losses_come_from_the_chain() -> None:
+    swarm = FakeSwarm(a_view(round=4, loss=1.25))
+
+    def visit(url: str) -> None:
+        body = json.loads(get(url + "swarm.json").text)
+        assert body["losses"] == [[1, 3.0], [2, 2.5], [3, 2.0], [4, 1.25]]
+        assert body["contributions"] == {"12D3KooWann": 20, "12D3KooWbob": 10}
+        assert body["chain_problem"] == ReadChain.note
+
+    served(visit, SwarmFeed(swarm, a_view(round=4, loss=1.25), 9, ReadChain()), swarm)
 
 
 def test_a_silent_dht_leaves_the_last_view_and_is_said() -> None:

@@ -33,12 +33,11 @@ def a_commit(
     given: Mapping[Identity, int],
     voters: Sequence[Identity],
     loss: float = 2.0,
-    attempt: int = 1,
     survivors: Sequence[Identity] = (),
 ) -> Commit:
     """What `given` (sequences of each) makes of `head`, voted for by `voters`, who vote next."""
     first = voters[0]
-    ballot = Ballot(attempt, first.peer_id, INCARNATION)
+    ballot = Ballot(1, first.peer_id, INCARNATION)
     alone = tuple(sorted(map(voter_of, survivors)))
     value = Value(
         parent=head.digest,

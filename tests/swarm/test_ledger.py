@@ -56,9 +56,9 @@ def reading(shelf: Shelf, ledger: Ledger | None = None) -> LedgerReader:
     return LedgerReader(ledger or Ledger(GENESIS), GENESIS, shelf)
 
 
-def test_sums_of_a_run_with_a_late_peer_a_failed_attempt_and_a_branch() -> None:
+def test_sums_of_a_run_with_a_late_peer_and_a_branch() -> None:
     first = a_commit(GENESIS, {ANN: 8}, [ANN], loss=3.0)
-    second = a_commit(GENESIS.after(first.value), {ANN: 5, BOB: 3}, [ANN, BOB], attempt=2)
+    second = a_commit(GENESIS.after(first.value), {ANN: 5, BOB: 3}, [ANN, BOB])
     third = a_commit(
         heads_along(GENESIS, [first, second])[-1], {BOB: 9}, [BOB], loss=1.5, survivors=[BOB]
     )
@@ -67,9 +67,9 @@ def test_sums_of_a_run_with_a_late_peer_a_failed_attempt_and_a_branch() -> None:
     ledger = Ledger(GENESIS).after(heads[:2], commits[:1]).after(heads[1:], commits[1:])
     assert ledger.head == heads[-1]
     assert ledger.rounds == (
-        Round(1, 3.0, 8, 1, 0, 1, 0),
-        Round(2, 2.0, 8, 2, 0, 2, 0),
-        Round(3, 1.5, 9, 1, 1, 1, 1),
+        Round(1, 3.0, 8, 1, 0, 0),
+        Round(2, 2.0, 8, 2, 0, 0),
+        Round(3, 1.5, 9, 1, 1, 1),
     )
     assert ledger.by_share() == [
         (ANN.peer_id, Share(13, 2, 1, 2)),

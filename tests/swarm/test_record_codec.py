@@ -24,7 +24,7 @@ from atom.swarm.record_codec import (
 from atom.swarm.record_keys import LEASE_SHARDS, lease_key, lease_keys, shard_of
 from atom.swarm.records import Manifest
 from atom.swarm.ring_order import Link
-from atom.wire.records_pb2 import LeaseBody, LinkBody, ManifestBody, SignedRecord
+from atom.wire.records_pb2 import EndedAttempt, LeaseBody, LinkBody, ManifestBody, SignedRecord
 
 OWNER = Identity.create()
 PEER = Identity.create()
@@ -59,6 +59,7 @@ def test_a_lease_survives_the_journey():
         {},
         {"loss": None, "head": b"", "state_digest": b"", "addresses": ()},
         {"reached": Reached.NO, "relays": True, "lines": ("a", "b"), "links": links},
+        {"ended_attempts": ((7, Reason.RING_BROKEN), (7, Reason.EARLY))},
     ):
         lease = a_lease(PEER.peer_id, **changes)
         assert decode_lease(encoded(**changes), *PLACE, PEER.peer_id) == lease
@@ -111,6 +112,8 @@ def test_a_signature_for_another_purpose_is_refused():
         ({"links": [LinkBody(peer=bytes(8), round_trip_s=-1.0)]}, Reason.MALFORMED),
         ({"links": [LinkBody(peer=bytes(8), round_trip_s=float("nan"))]}, Reason.NOT_FINITE),
         ({"links": [LinkBody(peer=bytes(8), bytes_per_s=float("inf"))]}, Reason.NOT_FINITE),
+        ({"ended_attempts": [EndedAttempt()] * 5}, Reason.TOO_LARGE),
+        ({"ended_attempts": [EndedAttempt(round=2**63)]}, Reason.MALFORMED),
         ({"run": "../etc"}, Reason.WRONG_RUN),
         ({"owner": "nobody"}, Reason.WRONG_IDENTITY),
         ({"peer_id": PEER.peer_id + " "}, Reason.WRONG_IDENTITY),
@@ -126,6 +129,14 @@ def test_well_signed_nonsense_is_refused_with_its_reason(changes, reason):
         else:
             setattr(body, name, value)
     assert refusal(decode_lease, signed("lease", body, PEER), *PLACE, PEER.peer_id) == reason
+
+
+def test_a_reason_that_only_newer_versions_know_is_left_out():
+    body = body_of(encoded(), LeaseBody())
+    body.ended_attempts.add(round=3, reason="bored")
+    body.ended_attempts.add(round=4, reason="early")
+    lease = decode_lease(signed("lease", body, PEER), *PLACE, PEER.peer_id)
+    assert lease.ended_attempts == ((4, Reason.EARLY),)
 
 
 @settings(max_examples=300)

@@ -2,6 +2,7 @@ import json
 
 from swarm_samples import HEAD, a_lease, a_manifest
 
+from atom.base.reasons import Reason
 from atom.swarm.identity import Identity
 from atom.swarm.records import PeerState
 from atom.swarm.view import preferred_head, view_swarm
@@ -22,6 +23,19 @@ def test_the_view_is_computed_at_the_head_with_most_work():
     assert view.head == HEAD.hex()
     assert view.tokens_per_s == 160.0
     assert [peer.peer_id for peer in view.peers] == ["a", "b", "c", "d"]
+
+
+def test_attempts_in_vain_are_told_in_the_order_of_rounds():
+    leases = [
+        a_lease("b", ended_attempts=((4, Reason.RING_BROKEN), (7, Reason.EARLY))),
+        a_lease("a", ended_attempts=((5, Reason.NO_QUORUM),)),
+    ]
+    shown = view_swarm(MANIFEST, leases, 12, 1_700_000_003.0).to_json()
+    assert shown["void_attempts"] == [
+        {"round": 4, "peer_id": "b", "reason": "ring-broken"},
+        {"round": 5, "peer_id": "a", "reason": "no-quorum"},
+        {"round": 7, "peer_id": "b", "reason": "early"},
+    ]
 
 
 def test_the_keys_of_the_status_command():

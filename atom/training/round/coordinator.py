@@ -380,7 +380,8 @@ class Coordinator:
         """Ends the attempt; whoever took part goes back to accumulating."""
         attempt, self.attempt = self.attempt, None
         assert attempt is not None
-        self._desk.report("attempt-ended", reason=reason.value, stage=attempt.stage.value)
+        round_number, stage = self._desk.head.round + 1, attempt.stage.value
+        self._desk.report("attempt-ended", round=round_number, reason=reason.value, stage=stage)
         self._back_off()
         if attempt.ballot is not None:
             asked = attempt.invited | {voter.peer_id for voter in attempt.promises}

@@ -1,0 +1,84 @@
+"""The page in a real browser: wide and narrow, light and dark, live, and quiet towards others.
+
+Run by `make browser`; $ATOM_PICTURES names a folder for the pictures.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+from chromium import Page, browser, keep
+from shown_swarm import HOSTILE, ShownSwarm
+
+from atom.dashboard.feed import SwarmFeed
+from atom.dashboard.server import Listening, serve
+
+pytestmark = pytest.mark.timeout(180)
+PHONE, SCREEN = 390, 1280
+
+
+def shown(
+    visit: Callable[[Page, str, ShownSwarm], Awaitable[None]], swarm: ShownSwarm | None = None
+) -> None:
+    """Serves a swarm, and lets a browser visit it."""
+
+    async def run() -> None:
+        seen = swarm or ShownSwarm()
+        url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        feed = SwarmFeed(seen.look, seen.view, 2000, seen)
+        server = asyncio.create_task(serve(feed, Listening(0), url.set_result, every_s=0.05))
+        try:
+            async with browser() as page:
+                await visit(page, await url, seen)
+        finally:
+            server.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await server
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [PHONE, SCREEN])
+def test_it_fits_and_asks_nobody_else(width: int, dark: bool) -> None:
+    async def visit(page: Page, url: str, swarm: ShownSwarm) -> None:
+        await page.open(url, width, dark)
+        await page.until("document.querySelectorAll('#shares tbody tr').length === 3")
+        keep(await page.picture(), f"dashboard-{width}-{'dark' if dark else 'light'}.png")
+        assert await page.value("document.documentElement.scrollWidth") == width
+        outside = (
+            "[...document.querySelectorAll('main *')].filter(e => e.tagName !== 'OPTION' && "
+            "e.getBoundingClientRect().right > innerWidth + 1).length"
+        )
+        assert await page.value(outside) == 0
+        ground = await page.value("getComputedStyle(document.body).backgroundColor")
+        assert (sum(map(int, ground[4:-1].split(","))) < 200) == dark
+        assert all(asked.startswith(url) for asked in page.requested)
+        assert page.complaints == []
+
+    shown(visit)
+
+
+def test_it_lives_without_being_loaded_again() -> None:
+    async def visit(page: Page, url: str, swarm: ShownSwarm) -> None:
+        await page.open(url, SCREEN, dark=False)
+        before = await page.value("document.querySelector('.number').textContent")
+        await page.value("window.sameDocument = true")
+        swarm.commit()
+        await page.until(f"document.querySelector('.number').textContent !== '{before}'")
+        await page.until("document.querySelector('#rounds tbody td').textContent === '8'")
+        assert await page.value("window.sameDocument")
+
+    shown(visit)
+
+
+def test_what_a_stranger_writes_is_shown_as_text() -> None:
+    async def visit(page: Page, url: str, swarm: ShownSwarm) -> None:
+        await page.open(url, PHONE, dark=False)
+        await page.until(f"document.querySelector('h1').textContent === {HOSTILE!r}")
+        swarm.commit()
+        await page.until("document.querySelector('#rounds tbody td').textContent === '8'")
+        assert await page.value("document.querySelectorAll('main script, main img').length") == 0
+        assert await page.value("window.harmed === undefined")
+
+    shown(visit, ShownSwarm(run=HOSTILE))
