@@ -131,11 +131,23 @@ def status(address: AddressArgument, as_json: JsonOption = False) -> None:
 
 
 @app.command(rich_help_panel=_LOOK)
-def watch(address: AddressArgument) -> None:
-    """Show a swarm as it lives, from the DHT alone, until Ctrl-C."""
+def watch(
+    address: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[ADDRESS]",
+            help="What `atom start` printed after `join:`; else the run of this machine's daemon.",
+        ),
+    ] = None,
+    state: MemberOption = None,
+) -> None:
+    """Show a swarm as it lives, without joining it, until Ctrl-C.
+
+    In a pipe it prints a line for each round, and when peers come or go.
+    """
     from atom.cli.watch import watch_swarm
 
-    watch_swarm(address)
+    watch_swarm(address, state)
 
 
 @app.command(rich_help_panel=_LOOK)

@@ -5,47 +5,41 @@ import contextlib
 import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.padding import Padding
 from rich.text import Text
 
-from atom.base.errors import AtomError
+from atom.cli.control import control_client
+from atom.cli.follower import Follower, following
 from atom.cli.loss_chart import LossChart, Point
-from atom.cli.onlooker import Onlooker, Sight, onlooking
+from atom.cli.onlooker import Sight
 from atom.cli.signals import run_to_the_end
-from atom.cli.swarm_table import swarm
+from atom.cli.swarm_table import short_id, swarm
 from atom.cli.terminal import stdout_console
-from atom.swarm.addresses import parse_join_address
+from atom.dashboard.feed import Seen, SwarmFeed
+from atom.dashboard.history import thinned
 
-LOOK_EVERY_S = 1.0
-MAX_POINTS = 10_000
+MAX_POINTS = 400
+"""Of the loss curve: no terminal shows more."""
 MIN_CHART_ROWS, MAX_CHART_ROWS = 3, 8
 _FRAME_ROWS = 12
 """Headline, bar, the table's head, the chart's title and axis, and the blank lines between."""
 
 
-class LossHistory:
-    """The losses seen so far, one per round; a chain that went back drops the rounds after it."""
+def watch_swarm(address: str | None, state: Path | None) -> None:
+    """Shows the swarm until interrupted; without an address, that of the daemon on this machine.
 
-    def __init__(self) -> None:
-        self.points: list[Point] = []
-
-    def add(self, round_number: int, loss: float | None) -> None:
-        if loss is None:
-            return
-        while self.points and self.points[-1][0] >= round_number:
-            self.points.pop()
-        self.points.append((float(round_number), loss))
-        del self.points[:-MAX_POINTS]
-
-
-def watch_swarm(address: str) -> None:
-    """Shows the swarm until interrupted. Raises: AddressError."""
+    Raises: AddressError, ControlError.
+    """
     console = stdout_console()
+    if address is None:
+        info = control_client(state).info()
+        address, state = info["join_address"], Path(info["state_directory"])
     with contextlib.suppress(KeyboardInterrupt):
-        run_to_the_end(_watch(address, console))
+        run_to_the_end(_watch(address, state, console))
 
 
 def frame(
@@ -94,51 +88,53 @@ def live_display(console: Console) -> Iterator[Live]:
             loop.remove_signal_handler(signal.SIGWINCH)
 
 
-async def _watch(address: str, console: Console) -> None:
-    async with onlooking(parse_join_address(address)) as onlooker:
-        sight = await onlooker.first_look()
-        if console.is_terminal:
-            await _watch_live(onlooker, sight, console)
-        else:
-            await _watch_plain(onlooker, sight, console)
+async def _watch(address: str, state: Path | None, console: Console) -> None:
+    show = _watch_live if console.is_terminal else _watch_plain
+    async with following(address, state) as (feed, follower), asyncio.TaskGroup() as group:
+        group.create_task(feed.follow())
+        await show(feed, follower, console)
 
 
-async def _watch_live(onlooker: Onlooker, sight: Sight, console: Console) -> None:
-    history, problem = LossHistory(), ""
-    last = frame(sight, history.points)
+async def _watch_live(feed: SwarmFeed, follower: Follower, console: Console) -> None:
     try:
         with live_display(console) as live:
             while True:
-                history.add(sight.view.round, sight.view.loss)
-                last = frame(sight, history.points)
-                rows = chart_rows(console.height, len(sight.view.peers), other_rows=1)
-                below = _footer(problem)
-                live.update(frame(sight, history.points, None, below, rows), refresh=True)
-                sight, problem = await _next(onlooker, sight)
+                live.update(_screen(feed.seen, follower.sight, console.height), refresh=True)
+                await feed.news()
     finally:
-        console.print(last)  # what was seen last stays readable on the ordinary screen
+        # what was seen last stays readable on the ordinary screen
+        console.print(frame(follower.sight, _curve(feed.seen)))
 
 
-async def _watch_plain(onlooker: Onlooker, sight: Sight, console: Console) -> None:
+def _screen(seen: Seen, sight: Sight, height: int) -> RenderableType:
+    rows = chart_rows(height, len(sight.view.peers), other_rows=1)
+    shown = frame(sight, _curve(seen), None, footer(seen), rows)
+    # Where it does not fit, what is below is cut off: a problem must not be.
+    return Group(Text(f"  {seen.problem}", "yellow"), shown) if seen.problem else shown
+
+
+def _curve(seen: Seen) -> list[Point]:
+    return [(float(number), loss) for number, loss in thinned(seen.losses, MAX_POINTS)]
+
+
+async def _watch_plain(feed: SwarmFeed, follower: Follower, console: Console) -> None:
     """One line per round, and when peers come or go."""
     said: tuple[int, frozenset[str]] | None = None
     while True:
+        sight = follower.sight
         now_seen = sight.view.round, frozenset(sight.leases)
         if now_seen != said:
             said = now_seen
             line = f"{time.strftime('%H:%M:%S')}  {plain_line(sight)}"
             console.print(line, markup=False, soft_wrap=True)
-        sight, _ = await _next(onlooker, sight)
+        await feed.news()
 
 
-async def _next(onlooker: Onlooker, sight: Sight) -> tuple[Sight, str]:
-    """The next sight; the last one, and why, while the DHT is silent."""
-    await asyncio.sleep(LOOK_EVERY_S)
-    try:
-        return await onlooker.look(), ""
-    except AtomError as unavailable:
-        return sight, f"the DHT is silent, trying again ({unavailable})"
-
-
-def _footer(problem: str) -> RenderableType:
-    return Text(problem, "yellow") if problem else Text("Ctrl-C ends the display", "quiet")
+def footer(seen: Seen) -> RenderableType:
+    """Why the round under way is not committed yet, if somebody tried; else how to end this."""
+    void = [each for each in seen.view.void_attempts if each.round > seen.view.round]
+    if void:
+        last = void[-1]
+        who = short_id(last.peer_id)
+        return Text(f"round {last.round:,}: no result, {last.reason} ({who} says)", "yellow")
+    return Text("Ctrl-C ends the display", "quiet")

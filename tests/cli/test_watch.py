@@ -1,13 +1,19 @@
 import io
 import math
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 from swarm_sights import sight
 
+from atom.base.reasons import Reason
+from atom.cli.app import main
+from atom.cli.exit_codes import ExitCode
 from atom.cli.loss_chart import LossChart, dots
 from atom.cli.terminal import THEME
-from atom.cli.watch import LossHistory, chart_rows, frame, plain_line
+from atom.cli.watch import _screen, chart_rows, footer, frame, plain_line
+from atom.dashboard.feed import Seen
 
 
 def drawn(renderable: object, width: int, height: int) -> list[str]:
@@ -21,18 +27,28 @@ def test_a_line_of_the_log() -> None:
     assert line == "tiny  round 7  2 peers  21/64 mini-batches  200 tokens/s  loss 2.5000"
 
 
-def test_history_keeps_one_loss_per_round() -> None:
-    history = LossHistory()
-    for number, loss in [(1, 5.0), (1, 5.0), (2, 4.0), (3, None), (3, 3.5)]:
-        history.add(number, loss)
-    assert history.points == [(1, 5.0), (2, 4.0), (3, 3.5)]
+def test_a_round_that_came_to_nothing_is_told_until_it_is_committed() -> None:
+    view = sight(ended_attempts=((7, Reason.EARLY), (8, Reason.RING_BROKEN))).view
+    told = footer(Seen(view, None, ()))
+    assert "round 8: no result, ring-broken" in drawn(told, 80, 1)[0]
+    assert "Ctrl-C" in drawn(footer(Seen(replace(view, round=8), None, ())), 80, 1)[0]
 
 
-def test_history_follows_a_chain_that_went_back() -> None:
-    history = LossHistory()
-    for number, loss in [(1, 5.0), (2, 4.0), (3, 3.0), (2, 4.5)]:
-        history.add(number, loss)
-    assert history.points == [(1, 5.0), (2, 4.5)]
+@pytest.mark.parametrize("height", [6, 12])
+def test_a_problem_is_seen_on_the_smallest_screen(height: int) -> None:
+    shown = sight(3)
+    lines = drawn(
+        _screen(Seen(shown.view, None, (), "the DHT is silent"), shown, height), 40, height
+    )
+    assert "the DHT is silent" in "".join(lines[:height])
+    assert max(map(len, lines)) <= 40
+
+
+def test_without_an_address_the_daemon_here_is_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["watch", "--state", str(tmp_path)]) == ExitCode.CONTROL
+    assert "no daemon runs in" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("height", [18, 24, 50])
