@@ -205,6 +205,7 @@ class Life:
         assert self._machine is not None
         assert self._loop is not None
         now = self._clock.now()
+        self.parts.pauses.look()
         if self._machine.finished and self._facts.finished_at is None:
             self._update(finished_at=now)
             self.parts.worker.hold("finished")
@@ -215,6 +216,7 @@ class Life:
         facts = self._update(
             phase=self._machine.phase,
             now=now,
+            paused=bool(self.parts.pauses.reason),
             sequences=self.parts.hands.own_sequences(),
             laggards=behind,
         )
@@ -289,22 +291,14 @@ class Life:
         return ticket, trace, summary
 
     def pause(self) -> str:
-        if self._facts.paused:
-            return "already paused"
-        self._update(paused=True)
-        self.parts.worker.hold("paused")
-        self._events.emit("paused")
+        said = self.parts.pauses.pause()
         self.on_change()
-        return "paused: nothing new is trained; what was counted stays, rounds go on"
+        return said
 
     def resume(self) -> str:
-        if not self._facts.paused:
-            return "not paused"
-        self._update(paused=False)
-        self.parts.worker.release("paused")
-        self._events.emit("resumed")
+        said = self.parts.pauses.resume()
         self.on_change()
-        return "resumed"
+        return said
 
     def leave(self, deadline_s: float | None) -> str:
         """Sees the counted work committed, then ends; at the deadline at the latest."""
@@ -312,9 +306,9 @@ class Life:
             return "already leaving"
         seconds = LEAVE_S if deadline_s is None else deadline_s
         self._dropped_before_leaving = self.parts.hands.tally.sequences_dropped
-        self._update(paused=False, leave_by=self._clock.now() + seconds)
-        self.parts.worker.release("paused")
-        self.parts.worker.submit(self._settle)
+        self._update(leave_by=self._clock.now() + seconds)
+        self.parts.worker.submit(self._settle)  # before: with nothing counted, no pass begins
+        self.parts.pauses.end()
         if self._loop is not None:
             self._loop.leave()
         self._events.emit("leaving", deadline_s=seconds)

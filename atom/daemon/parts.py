@@ -7,6 +7,7 @@ from atom.daemon.control import ControlServer
 from atom.daemon.ended_attempts import EndedAttempts
 from atom.daemon.founding import Membership
 from atom.daemon.lookout import Lookout
+from atom.daemon.pauses import Pauses
 from atom.swarm.chain import Voter
 from atom.swarm.outreach import Outreach
 from atom.swarm.transport import Transport
@@ -28,6 +29,7 @@ class Parts:
     outreach: Outreach
     data_addresses: Callable[[], tuple[str, ...]]
     worker: Worker
+    pauses: Pauses
     hands: ReplicaHands
     keeper: Keeper
     donors: PeerDonors

@@ -22,6 +22,7 @@ from atom.daemon.lifecycle import Ending
 from atom.daemon.lookout import Lookout
 from atom.daemon.own_code import blob_name, check_trust, obtain_code
 from atom.daemon.parts import Parts
+from atom.daemon.pauses import Pauses
 from atom.swarm.addresses import (
     JoinAddress,
     format_join_address,
@@ -199,7 +200,7 @@ def _assemble(
         blobs.register(blob_name(member.run), member.code)
     batch = member.run.batch
     life = Life(box.state, console, events, clock, address)
-    work = Work(batch.global_sequences, batch.micro_batch_sequences, deck.next_batch)
+    work = Work(batch.global_sequences, batch.micro_batch_sequences, deck.next_batch, deck.put_back)
     worker = Worker(member.replica, work, clock, life.on_pass, life.on_void, life.fail)
     bench = Bench(member.replica, worker, deck, keeper, replay)
     style = _ring_style(member.run, elements)
@@ -226,6 +227,7 @@ def _assemble(
             else ()
         ),
         worker=worker,
+        pauses=Pauses(worker, events, console.note, clock),
         hands=hands,
         keeper=keeper,
         donors=donors,

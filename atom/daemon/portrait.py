@@ -61,6 +61,7 @@ def info_of(
         "run": parts.member.manifest.run,
         "peer_id": parts.me.peer_id,
         "state": state.value,
+        "paused": parts.pauses.reason or None,
         "round": machine.head.round if machine else 0,
         "rounds": run.run.rounds,
         "global_batch": run.batch.global_sequences,

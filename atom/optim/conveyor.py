@@ -7,10 +7,11 @@ back, the result is still on the device: a copy that fails is repeated, once. On
 is lost.
 """
 
+import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -51,6 +52,24 @@ class Job:
         return {decays: torch.tensor(astuple(s), dtype=torch.float32) for decays, s in both.items()}
 
 
+@dataclass(frozen=True)
+class OnDevice:
+    """What a conveyor has there."""
+
+    buckets: Sequence[Bucket]
+    adamw: DeviceAdamW
+    bad: Tensor
+    """[places] bool: verdicts of the updates."""
+
+    @classmethod
+    def allocate(
+        cls, device: Device, elements: int, precision: torch.dtype, form: StateForm
+    ) -> "OnDevice":
+        memory = device.slot_memory
+        buckets = [Bucket.allocate(elements, precision, form, memory) for _ in range(PLACES)]
+        return cls(buckets, DeviceAdamW(elements, form, memory), memory(PLACES, torch.bool))
+
+
 class Conveyor:
     """Buckets for pieces of up to `elements`, and the way there and back. One step at a time."""
 
@@ -63,10 +82,11 @@ class Conveyor:
         """The device has failed here and is not asked again."""
         self.updated_elements = 0
         """By the device, since the beginning."""
-        memory = device.slot_memory
-        self._buckets = [Bucket.allocate(elements, precision, form, memory) for _ in range(PLACES)]
-        self._adamw = DeviceAdamW(elements, form, memory)
-        self._bad = memory(PLACES, torch.bool)
+        self._lay_out = partial(OnDevice.allocate, device, elements, precision, form)
+        self._there: OnDevice | None = self._lay_out()
+        self._lock = threading.Lock()
+        self._empty = threading.Event()
+        self._empty.set()
         self._bad_on_host = device.host_memory(_FLAGS, torch.bool)
         self._bench = device.workbench()
         self._told = told
@@ -81,6 +101,31 @@ class Conveyor:
         """See `Beside.work`."""
         _Run(self, job, done, leave).take(turn)
 
+    def give_back(self) -> None:
+        """The device's memory is free, and the host takes over what is left of a step under way.
+        Until `take_again`."""
+        with self._lock:
+            there, self._there = self._there, None
+        self._empty.wait()
+        del there
+
+    def take_again(self) -> None:
+        """Raises: what the device raises when it has too little memory."""
+        if self._there is None and not self.broken:
+            self._there = self._lay_out()
+
+    def enter(self) -> "OnDevice | None":
+        """To be called before each piece that is brought; None: the host is to update it."""
+        with self._lock:
+            if self._there is not None and not self.broken:
+                self._empty.clear()
+                return self._there
+            return None
+
+    def vacate(self) -> None:
+        """Nothing of a step is on the device."""
+        self._empty.set()
+
     def break_off(self, why: str) -> None:
         """The device updates nothing any more."""
         if not self.broken:
@@ -93,19 +138,19 @@ class Conveyor:
 
     # --- one piece at one place: for the run alone
 
-    def bring(self, job: Job, piece: Piece, place: int) -> None:
+    def bring(self, there: OnDevice, job: Job, piece: Piece, place: int) -> None:
         """Starts the piece's way there, and its update."""
-        bucket, elements = self._buckets[place], piece.stop - piece.start
+        bucket, elements = there.buckets[place], piece.stop - piece.start
         gradient = job.arenas[GRADIENT][_span(piece)]
         given = bucket.gradient(gradient.dtype, elements)
         pairs = [(bucket.numbers, job.numbers[piece.decays]), (given, gradient)]
         for name in bucket.read:
             pairs.append((bucket.arenas[name][:elements], job.arenas[name][_span(piece)]))
         noise = piece.start & 0xFFFFFFFF, key_of(job.noise_key, piece.start)
-        bad, bad_on_host = self._bad[place], self._bad_on_host[place]
+        bad, bad_on_host = there.bad[place], self._bad_on_host[place]
 
         def work() -> None:
-            self._adamw.update(bucket, given, job.moves_far, noise, bad)
+            there.adamw.update(bucket, given, job.moves_far, noise, bad)
             bad_on_host.copy_(bad, non_blocking=True)
 
         self._bench.bring(place, pairs, work)
@@ -115,9 +160,9 @@ class Conveyor:
         self._bench.wait_worked(place)
         return not bool(self._bad_on_host[place])
 
-    def take_back(self, job: Job, piece: Piece, place: int) -> None:
+    def take_back(self, there: OnDevice, job: Job, piece: Piece, place: int) -> None:
         """Starts the result's way to the host."""
-        bucket, elements = self._buckets[place], piece.stop - piece.start
+        bucket, elements = there.buckets[place], piece.stop - piece.start
         pairs = [
             (job.arenas[name][_span(piece)], bucket.arenas[name][:elements])
             for name in bucket.written
@@ -148,23 +193,30 @@ class _Run:
         self._brought = deque[tuple[int, int]]()
         """(index, place): on the host as they were before."""
         self._leaving = deque[tuple[int, int]]()
+        self._there: OnDevice | None = None
 
     def take(self, turn: Callable[[], int | None]) -> None:
         """Nothing is under way any more when it returns, or raises."""
         try:
             self._take(turn)
         finally:  # or a step that is repeated would go over what arrives late
-            while self._leaving:
-                self._arrive()
-            if self._brought and not self._conveyor.broken:
-                self._conveyor.rest()
+            try:
+                while self._leaving:
+                    self._arrive()
+                if self._brought and not self._conveyor.broken:
+                    self._conveyor.rest()
+            finally:
+                self._vacate()
 
     def _take(self, turn: Callable[[], int | None]) -> None:
         while (index := turn()) is not None:
-            if self._conveyor.broken:
+            there = self._conveyor.enter()
+            if there is None:
+                self._come_home()
                 self._leave(index)
                 continue
-            self._bring(index)
+            self._there = there
+            self._bring(there, index)
             if len(self._brought) > 1:
                 self._take_back()
             if len(self._leaving) > 1:
@@ -172,11 +224,23 @@ class _Run:
         while self._brought:
             self._take_back()
 
-    def _bring(self, index: int) -> None:
+    def _come_home(self) -> None:
+        """Nothing is on the device any more."""
+        while self._brought:
+            self._take_back()
+        while self._leaving:
+            self._arrive()
+        self._vacate()
+
+    def _vacate(self) -> None:
+        self._there = None
+        self._conveyor.vacate()
+
+    def _bring(self, there: OnDevice, index: int) -> None:
         place = self._free.popleft()
         self._brought.append((index, place))
         try:
-            self._conveyor.bring(self._job, self._job.pieces[index], place)
+            self._conveyor.bring(there, self._job, self._job.pieces[index], place)
         except Exception as failure:  # noqa: BLE001 - whatever it is, the host can do it
             self._break_off(failure)
 
@@ -194,7 +258,7 @@ class _Run:
             return
         self._leaving.append((index, place))
         try:
-            self._conveyor.take_back(self._job, self._job.pieces[index], place)
+            self._conveyor.take_back(self._on_device, self._job, self._job.pieces[index], place)
         except Exception as failure:  # noqa: BLE001 - the result is still there
             self._leaving.pop()
             self._repeat(index, place, failure)
@@ -213,7 +277,7 @@ class _Run:
         piece = self._job.pieces[index]
         try:
             self._conveyor.rest()
-            self._conveyor.take_back(self._job, piece, place)
+            self._conveyor.take_back(self._on_device, self._job, piece, place)
             self._conveyor.wait_back(piece, place)
         except Exception as again:  # noqa: BLE001 - it is raised, as what it means
             try:
@@ -222,6 +286,11 @@ class _Run:
                 raise PiecesLost(f"the device broke off while it wrote: {_why(again)}") from again
         self._end(index, place)
         self._break_off(failure)
+
+    @property
+    def _on_device(self) -> OnDevice:
+        assert self._there is not None, "there is a piece of ours"
+        return self._there
 
     def _end(self, index: int, place: int) -> None:
         self._free.append(place)

@@ -50,7 +50,6 @@ class BoundaryTraffic:
         self._crossings = tuple(each.crossing for each in crossings)
         self._shape, self._memory, self._device = arrangement_shape, memory, device
         self._first_slot = first_slot
-        self._ring_storages = frozenset(place.untyped_storage().data_ptr() for place in memory.ring)
         self._moving = frozenset(
             name for index in self._shape.moving for name in self._names[index]
         )
@@ -163,8 +162,9 @@ class BoundaryTraffic:
         """After a visit's backward: no gradient lies in the ring any more. Autograd passes some on
         as they are."""
         if self._shape.stop(event, training).arriving:
+            ring = frozenset(place.untyped_storage().data_ptr() for place in self._memory.ring)
             for name, gradient in batch.gradients.items():
-                batch.gradients[name] = segment.outliving(gradient, self._ring_storages)
+                batch.gradients[name] = segment.outliving(gradient, ring)
 
     def _arriving(self, stop: Stop, micro_batch: int) -> list[tuple[Item, int]]:
         """Items with their offsets in a place of the ring. What did not leave needs no fetching."""

@@ -5,7 +5,6 @@ a GPU; `atom.swap.streams.CudaDevice` does with streams and events. The engine k
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +15,8 @@ import torch
 from atom.base.clock import BootClock, Clock
 from atom.swap.gate import Gate
 from atom.swap.host_landing import HostSum, add_admitted, at_once, landing
-from atom.swap.host_memory import allocate_host_memory
+from atom.swap.host_memory import allocate_host_memory, give_back_pages
+from atom.swap.lane import Lane
 from atom.swap.workbench import CpuWorkbench, Workbench
 
 Report = Callable[[float, float], None]
@@ -56,6 +56,17 @@ class Device(Protocol):
 
     def slot_memory(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
         """Zeros on the device, for the life of the process."""
+        ...
+
+    def give_back(self, slots: Sequence[torch.Tensor]) -> None:
+        """Gives the memory of these slots, and what else is free, back to the system, or to other
+        programs. Their content is lost; views of them stay, for `take_again`. When nothing is under
+        way."""
+        ...
+
+    def take_again(self, slots: Sequence[torch.Tensor]) -> None:
+        """Memory for slots that were given back, zeros. Raises: out of memory; then none of them
+        has any."""
         ...
 
     def reserve_gradients(
@@ -135,34 +146,6 @@ class Device(Protocol):
         ...
 
 
-class Lane:
-    """One background thread, started when first used, with at most one job per slot to wait for."""
-
-    def __init__(self, name: str) -> None:
-        self._executor = ThreadPoolExecutor(1, name)
-        self._jobs: dict[int, Future[None]] = {}
-
-    def submit(self, slot: int, job: Callable[[], None]) -> None:
-        self.wait(slot)
-        self._jobs[slot] = self._executor.submit(job)
-
-    def wait(self, slot: int) -> None:
-        """Returns once the slot's last job is done. Raises: what the job raised."""
-        job = self._jobs.pop(slot, None)
-        if job is not None:
-            job.result()
-
-    def drain(self) -> None:
-        """Waits for every job. Raises: what the first failed one raised."""
-        jobs, self._jobs = list(self._jobs.values()), {}
-        wait(jobs)
-        for job in jobs:
-            job.result()
-
-    def close(self) -> None:
-        self._executor.shutdown(wait=True, cancel_futures=True)
-
-
 class CpuDevice:
     """Slots in ordinary memory, filled and emptied by background threads.
 
@@ -185,6 +168,14 @@ class CpuDevice:
 
     def slot_memory(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
         return allocate_host_memory(elements, dtype)
+
+    def give_back(self, slots: Sequence[torch.Tensor]) -> None:
+        for slot in slots:
+            give_back_pages(slot)
+
+    def take_again(self, slots: Sequence[torch.Tensor]) -> None:
+        for slot in slots:
+            slot.zero_()
 
     def reserve_gradients(
         self, slots: int, elements: int, dtype: torch.dtype = torch.float32

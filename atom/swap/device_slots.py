@@ -134,6 +134,18 @@ class DeviceSlots:
             BoundaryMemory.allocate(arranged, device, micro_batches),
         )
 
+    def give_back(self, device: Device) -> None:
+        """The device's memory is free for others. Between passes; `take_again` before the next."""
+        self.tags.clear()
+        device.give_back(self._on_device())
+
+    def take_again(self, device: Device) -> None:
+        """Raises: out of memory, without having taken any."""
+        device.take_again(self._on_device())
+
+    def _on_device(self) -> list[torch.Tensor]:
+        return [*self.weights, *self.gradients, *self.boundary.ring]
+
     def arrangement_of(self, program: Program) -> Arrangement:
         """Raises: ValueError for a program that the slots were not made for."""
         if program.source_hash not in self.arrangements:

@@ -184,6 +184,11 @@ class Engine:
         """May the gradient arena hold something of the latest training pass?"""
         return self._gate.touched
 
+    @property
+    def leaving(self) -> bool:
+        """Have gradients of the latest training pass been sent to the arena?"""
+        return self._gate.expects
+
     def sequences_of(self, micro_batch: Mapping[str, Tensor]) -> int:
         """How many sequences a micro-batch has: the first dimension of its first entry."""
         return micro_batch[self._program.batch_inputs[0]].shape[0]
@@ -290,6 +295,7 @@ class Engine:
             case GradientOut(sub_model):
                 assert current.gate is not None, "only training schedules have it"
                 gate, terms = current.gate, current.terms
+                gate.expects = True
                 self._gradients.send(sub_model, gate, terms, self._report(event))
             case ValuesOut(_, micro_batch):
                 batch = current.batches[micro_batch]

@@ -24,6 +24,8 @@ class Gate:
     """One per pass. The engine shows it losses; the gradients' lane asks it, piece after piece."""
 
     def __init__(self) -> None:
+        self.expects = False
+        """Gradients of the pass are on their way here."""
         self.touched = False
         """Something of the pass may have reached the gradient arena."""
         self._losses: list[Tensor] = []

@@ -4,6 +4,7 @@ A page fault costs about as much as copying the page; taken one by one inside th
 pass they would dominate it, so they are taken here, by several threads at once.
 """
 
+import ctypes
 import mmap
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -36,6 +37,17 @@ def allocate_host_memory(elements: int, dtype: torch.dtype) -> torch.Tensor:
     memory = torch.frombuffer(pages, dtype=dtype)[:elements]
     _touch_every_page(memory)
     return memory
+
+
+def give_back_pages(memory: torch.Tensor) -> None:
+    """Gives the pages of memory from `allocate_host_memory`, whole, to the system. It may be used
+    as before: what is read is zeros, and each page comes back when it is written."""
+    size_bytes = memory.numel() * memory.element_size()
+    if size_bytes == 0:
+        return
+    address, length = ctypes.c_void_p(memory.data_ptr()), ctypes.c_size_t(size_bytes)
+    code = ctypes.CDLL(None).madvise(address, length, mmap.MADV_DONTNEED)
+    assert code == 0, "the pages are ours, and whole"
 
 
 def _advise(pages: mmap.mmap, name: str) -> None:

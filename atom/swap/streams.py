@@ -15,7 +15,8 @@ Why each ordering holds:
   compute stream does not wait for the default stream by itself.
 
 Autograd runs each backward operation on the stream of its forward, so everything that is allocated
-while computing belongs to the compute stream. The slots do not, but they are never freed.
+while computing belongs to the compute stream. The slots do not; they are given back, and taken
+again, only while nothing at all is under way.
 
 So no tensor is ever released to another stream (no `record_stream`), and after the first pass
 nothing here allocates. Loads are issued by their own thread: a thread that launches kernels cannot
@@ -28,13 +29,14 @@ from contextlib import contextmanager
 import torch
 
 from atom.base.clock import BootClock, Clock
-from atom.base.errors import DeviceError
 from atom.swap.cuda_workbench import CudaWorkbench
-from atom.swap.device import Copy, Lane, RandomState, Report
+from atom.swap.device import Copy, RandomState, Report
 from atom.swap.device_slots import BOUNCE_ELEMENTS
 from atom.swap.gate import Gate
+from atom.swap.gpu_check import require_gpu
 from atom.swap.host_landing import HostSum, add_admitted, at_once, landing
 from atom.swap.host_memory import allocate_host_memory
+from atom.swap.lane import Lane
 from atom.swap.registered_memory import register, unregister
 from atom.swap.stream_events import event_of
 from atom.swap.stream_times import StreamTimes
@@ -56,7 +58,7 @@ class CudaDevice:
         precision: torch.dtype = torch.float32,
         clock: Clock | None = None,
     ) -> None:
-        _require_gpu(index, precision)
+        require_gpu(index, precision)
         self._device = torch.device("cuda", index)
         self._times = StreamTimes(clock or BootClock())
         with torch.cuda.device(self._device):
@@ -97,6 +99,28 @@ class CudaDevice:
             memory = torch.zeros(elements, dtype=dtype, device=self._device)
             torch.cuda.synchronize()
         return memory
+
+    def give_back(self, slots: Sequence[torch.Tensor]) -> None:
+        """A storage without memory keeps its views: parameters need not be bound anew."""
+        with torch.cuda.device(self._device):
+            torch.cuda.synchronize()
+            for memory in self._with_bounce(slots):
+                memory.untyped_storage().resize_(0)
+            torch.cuda.empty_cache()
+
+    def take_again(self, slots: Sequence[torch.Tensor]) -> None:
+        with torch.cuda.device(self._device):
+            try:
+                for memory in self._with_bounce(slots):
+                    memory.untyped_storage().resize_(memory.numel() * memory.element_size())
+                    memory.zero_()
+                torch.cuda.synchronize()
+            except BaseException:
+                self.give_back(slots)
+                raise
+
+    def _with_bounce(self, slots: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return [*slots, *([] if self._bounce is None else [self._bounce])]
 
     @contextmanager
     def computing(self) -> Iterator[None]:
@@ -270,24 +294,3 @@ class CudaDevice:
             for memory in self._registered:
                 unregister(memory.data_ptr())
         self._registered.clear()
-
-
-def _require_gpu(index: int, precision: torch.dtype) -> None:
-    if not torch.cuda.is_available():
-        raise DeviceError(
-            "this machine has no usable CUDA GPU",
-            'check the driver, or set [device] kind = "cpu" in the peer file; '
-            "to plan for another machine: --assume",
-        )
-    if index >= torch.cuda.device_count():
-        raise DeviceError(
-            f"there is no GPU {index}; this machine has {torch.cuda.device_count()}",
-            "count from 0",
-        )
-    with torch.cuda.device(index):
-        # Emulated, a matrix product in bfloat16 is many times slower than in float16.
-        if precision == torch.bfloat16 and not torch.cuda.is_bf16_supported(False):
-            raise DeviceError(
-                f"{torch.cuda.get_device_name(index)} has no bfloat16",
-                'only runs with precision = "float16" or "float32" suit it',
-            )

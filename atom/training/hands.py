@@ -22,6 +22,7 @@ from atom.base.errors import PeerRefused
 from atom.base.events import EventSink
 from atom.base.reasons import Reason
 from atom.optim.clipping import gradient_norm
+from atom.swap.engine import PassCancelled
 from atom.swap.gate import all_finite
 from atom.swap.voided import PassVoided
 from atom.swarm.arenas import state_digest
@@ -29,6 +30,7 @@ from atom.swarm.chain import Ballot, Commit, Head
 from atom.swarm.transport import PeerTransport
 from atom.training.aftermath import Aftermath
 from atom.training.catch_up import CatchUpFailed, Replay
+from atom.training.device_hold import DeviceTaken
 from atom.training.exchange import Exchange, RingStyle
 from atom.training.keeper import Keeper
 from atom.training.pacing import SwarmCount
@@ -331,12 +333,16 @@ class ReplicaHands:
 
     def _validation(self, round_number: int) -> dict[str, Any]:
         s = self._schedule
-        if s.validation_rounds is None or round_number % s.validation_rounds:
+        due = s.validation_rounds is not None and round_number % s.validation_rounds == 0
+        if not due or self._worker.paused:
             return {}
         batches = self._deck.validation_batches(s.validation_batches, s.micro_batch)
         while True:
             try:
-                return {"validation_loss": round(self._replica.evaluate(batches), 6)}
+                loss = self._replica.evaluate(batches, lambda: self._worker.paused)
+                return {"validation_loss": round(loss, 6)}
+            except (PassCancelled, DeviceTaken):  # others of the swarm validate the same
+                return {}
             except PassVoided as void:  # tried again with fewer at a time
                 self.voided(void)
 

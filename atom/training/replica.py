@@ -23,10 +23,11 @@ from atom.optim.rate import learning_rate
 from atom.optim.stepper import Stepper
 from atom.swap.device import Device
 from atom.swap.device_slots import DeviceSlots, Factory
-from atom.swap.engine import Engine, Observer
+from atom.swap.engine import Engine, Observer, PassCancelled
 from atom.swap.host_store import HostStore
 from atom.swap.voided import PassVoided
 from atom.training.caution import Caution
+from atom.training.device_hold import DeviceHold, DeviceTaken
 from atom.training.pass_watch import PassWatch
 from atom.training.replica_settings import ReplicaSettings
 
@@ -117,6 +118,8 @@ class Replica:
         self._caution = Caution(settings.precision, settings.micro_batches)
         self._seeds = torch.Generator().manual_seed(settings.dropout_seed)
         self._round = 0
+        conveyor = self._share.conveyor if self._share is not None else None
+        self.device_hold = DeviceHold(device, slots, conveyor)
 
     @property
     def round(self) -> int:
@@ -176,25 +179,38 @@ class Replica:
         A pass that is void (PassVoided) adds nothing: if a part of it had been added already, the
         gradients begin anew, without those of earlier passes either. Another exception
         (PassCancelled when `should_stop` says so) that comes as late poisons the gradients: they
-        cannot be read until `reset_gradients`. Weights are untouched.
+        cannot be read until `reset_gradients`. Weights are untouched. One that is cancelled while
+        it is `breakable` poisons nothing: the same call does the same later.
 
         Raises: PassVoided; DeviceError if a pass of one micro-batch ran out of memory again and
         again; PassCancelled; GradientsPoisoned; ValueError; StepFailed when the step under way
-        breaks off; what the model's computation raises.
+        breaks off; DeviceTaken; what the model's computation raises.
         """
         self._require_state()
-        started = self._clock.now()
+        started, drawn = self._clock.now(), self._seeds.get_state()
         seeds = torch.randint(2**63 - 1, (len(batches),), generator=self._seeds).tolist()
         try:
-            losses = self._accumulate(batches, seeds, should_stop, last)
+            with self.device_hold.using():
+                losses = self._accumulate(batches, seeds, should_stop, last)
         except PassVoided as void:
             raise self._caution.learn(void, len(batches), self._drop_what_is_torn()) from void
+        except (PassCancelled, DeviceTaken):
+            if self._arena.sequences == 0:
+                self._drop_what_is_torn()
+            self._seeds.set_state(drawn)
+            raise
         self._caution.sound()
         self.watch.end()
         sizes = [self._sequences_of(batch) for batch in batches]
         loss_sum = sum(loss * size for loss, size in zip(losses, sizes, strict=True))
         self._arena.count(sum(sizes), loss_sum)
         return PassResult(sum(sizes), loss_sum, self._clock.now() - started)
+
+    @property
+    def breakable(self) -> bool:
+        """May the pass under way be cancelled without losing any that was counted before it? Asked
+        by its `should_stop`."""
+        return self._arena.sequences == 0 or not self._training.leaving
 
     def _accumulate(
         self,
@@ -265,7 +281,8 @@ class Replica:
         while len(losses) < len(batches):
             some = batches[len(losses) : len(losses) + self.micro_batches]
             try:
-                losses += self._evaluation.evaluate(some, should_stop)
+                with self.device_hold.using():
+                    losses += self._evaluation.evaluate(some, should_stop)
             except PassVoided as void:
                 raise self._caution.learn(void, len(some)) from void
         sizes = [self._sequences_of(batch) for batch in batches]

@@ -32,6 +32,10 @@ class Deck:
         with _as_model_errors():
             return self._samples.batch(positions)
 
+    def put_back(self, sequences: int) -> None:
+        """The latest `sequences` come again: nobody has trained on them."""
+        self._drawn -= sequences
+
     def validation_batches(self, batches: int, sequences: int) -> list[Batch]:
         """The run's validation set, the same on every peer. Raises: ModelError."""
         with _as_model_errors():

@@ -1,7 +1,8 @@
 """The thread that owns the replica: trains pass after pass, and obeys commands in between.
 
 Everything that touches the model's memory happens on this thread, so a command never meets a half
-finished pass. A freeze is therefore answered at the next pass boundary.
+finished pass. A freeze is therefore answered at the next pass boundary. A pause does not wait for
+it: the pass under way is broken off, unless what was counted before it would be lost with it.
 """
 
 import queue
@@ -17,6 +18,7 @@ from atom.base.clock import Clock
 from atom.base.errors import DeviceError
 from atom.swap.engine import PassCancelled
 from atom.swap.voided import PassVoided, is_out_of_memory
+from atom.training.device_hold import DeviceHold, DeviceTaken
 from atom.training.pacing import SwarmCount, next_pass, usual_pass_seconds
 
 Batch = dict[str, torch.Tensor]
@@ -40,6 +42,10 @@ class Trainable(Protocol):
     def sequences(self) -> int: ...
     @property
     def micro_batches(self) -> int: ...
+    @property
+    def breakable(self) -> bool: ...
+    @property
+    def device_hold(self) -> DeviceHold: ...
     def run_pass(self, batches: Sequence[Batch], should_stop: Callable[[], bool]) -> PassResult: ...
 
 
@@ -51,10 +57,13 @@ class Work:
     micro_batch: int
     next_batch: Callable[[int], Batch]
     """`next_batch(n)`: the next n sequences of this round."""
+    put_back: Callable[[int], None]
+    """`put_back(n)`: the latest n were not trained on, they come again."""
 
 
 class Worker:
-    """Runs passes while nothing holds it. `hold`/`release` name the reasons to stand still.
+    """Runs passes while nothing holds it. `hold`/`release` name the reasons to stand still, and
+    `pause`/`resume` those to keep away from the device.
 
     A void pass is told (`on_void`), and the next one takes the samples that follow.
     """
@@ -77,6 +86,10 @@ class Worker:
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._closing = threading.Event()
         self._holds: set[str] = {"starting"}
+        self._pauses: set[str] = set()
+        self._pausing = threading.Lock()
+        self.device_taken = False
+        """Others have the device's memory: nothing is trained until `try_device`."""
         self._last_pass_ended = float("-inf")
         self._passes: deque[tuple[float, int, float]] = deque(maxlen=32)
         self._thread = threading.Thread(target=self._run, name="worker", daemon=True)
@@ -103,6 +116,31 @@ class Worker:
 
     def release(self, reason: str) -> None:
         self.submit(lambda: self._holds.discard(reason))
+
+    def pause(self, reason: str, wait_s: float) -> bool:
+        """No further pass until `resume(reason)`, nor what else is done on the device. The pass
+        under way is broken off if nothing counted is lost with it, else it is the last. Then the
+        device's memory is free. Returns whether that was within `wait_s`."""
+        with self._pausing:
+            self._pauses.add(reason)
+            return self._replica.device_hold.close(wait_s)
+
+    def resume(self, reason: str) -> None:
+        with self._pausing:
+            self._pauses.discard(reason)
+            if not self._pauses:
+                self._replica.device_hold.open()
+        self.try_device()
+
+    @property
+    def paused(self) -> bool:
+        """Does anything keep us away from the device? From any thread."""
+        return bool(self._pauses)
+
+    def try_device(self) -> None:
+        """Perhaps its memory is free again."""
+        self.device_taken = False
+        self.nudge()
 
     def nudge(self) -> None:
         """Look again: the counts of the others are news."""
@@ -141,7 +179,7 @@ class Worker:
         return command is not None
 
     def _next_pass(self) -> int:
-        if self._holds or self._closing.is_set():
+        if self._holds or self._pauses or self.device_taken or self._closing.is_set():
             return 0
         return next_pass(
             self._replica.sequences,
@@ -156,9 +194,11 @@ class Worker:
         started = self._clock.now()
         batches = [self._work.next_batch(self._work.micro_batch) for _ in range(micro_batches)]
         try:
-            result = self._replica.run_pass(batches, self._closing.is_set)
-        except PassCancelled:
-            return  # only closing cancels a pass: its gradients will not be asked for
+            result = self._replica.run_pass(batches, self._should_stop)
+        except (PassCancelled, DeviceTaken) as reason:
+            self.device_taken = isinstance(reason, DeviceTaken)
+            self._work.put_back(self._work.micro_batch * micro_batches)
+            return
         except PassVoided as void:
             self._last_pass_ended = self._clock.now()
             self._on_void(void)
@@ -167,6 +207,10 @@ class Worker:
         seconds = self._last_pass_ended - started
         self._passes.append((self._last_pass_ended, result.sequences, seconds))
         self._on_pass()
+
+    def _should_stop(self) -> bool:
+        """Closing, the gradients will not be asked for."""
+        return self._closing.is_set() or (bool(self._pauses) and self._replica.breakable)
 
 
 def _named(failure: BaseException) -> BaseException:

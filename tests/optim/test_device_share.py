@@ -286,3 +286,39 @@ def test_who_stops_listening_may_go_on_later() -> None:
     assert rig.adamw.torn
     rig.step(1)
     assert rig.equal
+
+
+class GivenBack(CpuWorkbench):
+    """Somebody wants the device in the middle of a step: once the n-th piece was brought."""
+
+    def __init__(self, after: int) -> None:
+        self.left, self.give_back = after, lambda: None
+        self.giving: list[threading.Thread] = []
+
+    def bring(self, place: int, pairs: Sequence[Pair], work: Callable[[], None]) -> None:
+        super().bring(place, pairs, work)
+        self.left -= 1
+        if self.left == 0:
+            self.giving.append(threading.Thread(target=self.give_back))
+            self.giving[0].start()
+
+
+@FORMS
+@pytest.mark.parametrize("after", [1, 3])
+def test_a_device_that_is_given_back_leaves_the_rest_to_the_host(
+    form: StateForm, after: int
+) -> None:
+    bench = GivenBack(after)
+    rig = Beside(form=form, bench=bench)
+    bench.give_back = rig.conveyor.give_back
+    for number in (1, 2):
+        rig.step(number)
+        assert rig.equal
+    bench.giving[0].join(WAIT_S)
+    there = rig.conveyor.updated_elements
+    assert there < 2 * PARAMETERS
+    rig.conveyor.take_again()
+    rig.step(3)
+    assert rig.equal
+    assert rig.conveyor.updated_elements == there + PARAMETERS
+    assert not rig.told

@@ -79,9 +79,10 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostedDevice]:
         "device": lambda device: nullcontext(),
         "stream": lambda stream: nullcontext(),
         "synchronize": lambda device=None: None,
+        "empty_cache": lambda: None,
     }.items():
         monkeypatch.setattr(torch.cuda, name, value)
-    monkeypatch.setattr(streams, "_require_gpu", lambda index, precision: None)
+    monkeypatch.setattr(streams, "require_gpu", lambda index, precision: None)
     monkeypatch.setattr(streams, "register", lambda pointer, size_bytes: None)
     device = HostedDevice()
     yield device
@@ -97,6 +98,25 @@ def test_passes_are_those_of_the_cpu(device: HostedDevice) -> None:
         assert hosted.engine.run_pass(data, [1, 2]) == plain.engine.run_pass(data, [1, 2])
     assert torch.equal(hosted.store.gradients, plain.store.gradients)
     assert "gradient out sub-model 0" in chrome_trace(recording.take())
+    plain.device.close()
+
+
+def test_slots_given_back_hold_no_memory_and_are_the_same_afterwards(device: HostedDevice) -> None:
+    narrow = torch.bfloat16
+    hosted = EngineRig(FINEST, narrow, device, gradients=narrow)
+    plain = EngineRig(FINEST, narrow, gradients=narrow)
+    for seed in range(2):
+        for rig in (hosted, plain):
+            rig.engine.run_pass(batches([2, 3], seed), [seed, 2])
+        slots, bounce = hosted.engine._slots, device._bounce
+        assert bounce is not None
+        owned = [*slots.weights, *slots.gradients, bounce]
+        slots.give_back(device)
+        assert [slot.untyped_storage().nbytes() for slot in owned] == [0] * len(owned)
+        assert hosted.engine.loaded() == []
+        slots.take_again(device)
+        assert not any(slot.any() for slot in owned)
+    assert torch.equal(hosted.store.gradients, plain.store.gradients)
     plain.device.close()
 
 

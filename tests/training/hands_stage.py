@@ -13,6 +13,9 @@ from torch import Tensor
 
 from atom.base.clock import ManualClock
 from atom.base.events import EventList
+from atom.swap.boundary_memory import BoundaryMemory
+from atom.swap.device import CpuDevice
+from atom.swap.device_slots import DeviceSlots
 from atom.swap.voided import PassVoided
 from atom.swarm.arenas import arena_digest, state_digest
 from atom.swarm.blobs import BlobShelf
@@ -31,6 +34,7 @@ from atom.swarm.chain import (
 from atom.swarm.identity import Identity
 from atom.swarm.local_transport import LocalNetwork, LocalTransport
 from atom.swarm.membership import signed_by
+from atom.training.device_hold import DeviceHold
 from atom.training.disk_room import DiskRoom
 from atom.training.exchange import RingStyle
 from atom.training.hands import Bench, ReplicaHands, Schedule
@@ -59,10 +63,15 @@ class Pass:
     seconds: float = 0.5
 
 
+def _no_slots() -> DeviceSlots:
+    return DeviceSlots((), (), {}, BoundaryMemory(torch.empty(0), (), 0))
+
+
 class SmallReplica:
     """The methods of a replica. A pass adds one to every gradient for each sequence."""
 
     micro_batches = 8
+    breakable = True
 
     def __init__(self) -> None:
         self.arenas = {name: torch.zeros(ELEMENTS) for name in ("master", "exp_avg", "exp_avg_sq")}
@@ -70,6 +79,7 @@ class SmallReplica:
         self.gradients_tag = b""
         self.sequences, self.loss_sum, self.round = 0, 0.0, 0
         self.watch = PassWatch(ManualClock())
+        self.device_hold = DeviceHold(CpuDevice(), _no_slots(), None)
         self.in_pass = threading.Event()
         self.may_end = threading.Event()
         self.may_end.set()
@@ -115,7 +125,7 @@ class SmallReplica:
             arena.copy_(arenas[name])
         self.round = round
 
-    def evaluate(self, batches: Sequence[Batch]) -> float:
+    def evaluate(self, batches: Sequence[Batch], should_stop: Callable[[], bool]) -> float:
         return float(len(batches))
 
 
@@ -130,6 +140,9 @@ class SmallDeck:
 
     def next_batch(self, sequences: int) -> Batch:
         return {"tokens": torch.zeros(sequences, 2)}
+
+    def put_back(self, sequences: int) -> None:
+        """Nobody asks which they were."""
 
     def validation_batches(self, batches: int, sequences: int) -> list[Batch]:
         return [self.next_batch(sequences) for _ in range(batches)]
@@ -175,8 +188,8 @@ class Stage:
         self.passed = threading.Event()
         self.voided: queue.SimpleQueue[PassVoided] = queue.SimpleQueue()
         self.worker = Worker(
-            self.replica, Work(8, 4, self.deck.next_batch), self.clock, self.passed.set,
-            self.voided.put, self.failures.put,
+            self.replica, Work(8, 4, self.deck.next_batch, self.deck.put_back), self.clock,
+            self.passed.set, self.voided.put, self.failures.put,
         )  # fmt: skip
         self.transport = LocalTransport(LocalNetwork(), IDENTITY, ME.incarnation, EventList())
         self.transport.start()

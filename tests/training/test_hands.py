@@ -2,7 +2,7 @@
 
 import math
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,7 @@ from torch import Tensor
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.optim.clipping import gradient_norm
+from atom.swap.engine import PassCancelled
 from atom.swap.voided import Cause, PassVoided
 from atom.swarm.arenas import state_digest
 from atom.swarm.chain import (
@@ -119,16 +120,37 @@ def test_a_validation_short_of_memory_is_tried_again(tmp_path: Path) -> None:
     failures = [PassVoided(Cause.MEMORY, "scripted"), PassVoided(Cause.MEMORY, "scripted")]
     evaluate = stage.replica.evaluate
 
-    def short_of_memory(batches: Sequence[Batch]) -> float:
+    def short_of_memory(batches: Sequence[Batch], should_stop: Callable[[], bool]) -> float:
         if failures:
             raise failures.pop()
-        return evaluate(batches)
+        return evaluate(batches, should_stop)
 
     stage.replica.evaluate = short_of_memory  # type: ignore[method-assign]
     stage.step(stage.commit(stage.hold(1.0)))
     stage.close()
     assert kinds(stage) == ["pass-voided", "pass-voided", "round"]
     assert stage.events.events[-1]["validation_loss"] == 5.0
+    assert stage.failures.empty()
+
+
+def test_who_is_paused_validates_nothing(tmp_path: Path) -> None:
+    """Nor goes on with what is under way: rounds are stepped on the host alone."""
+    stage = Stage(tmp_path, Schedule(2, 1, 5, 4, 16))
+    stage.worker.pause("owner", 0.0)
+    stage.step(stage.commit(stage.hold(1.0)))
+    stage.worker.resume("owner")
+
+    def broken_off(batches: Sequence[Batch], should_stop: Callable[[], bool]) -> float:
+        stage.worker.pause("owner", 0.0)
+        assert should_stop()
+        raise PassCancelled("scripted")
+
+    stage.replica.evaluate = broken_off  # type: ignore[method-assign]
+    stage.step(stage.commit(stage.hold(1.0)))
+    stage.close()
+    rounds = [event for event in stage.events.events if event["event"] == "round"]
+    assert len(rounds) == 2
+    assert not any("validation_loss" in event for event in rounds)
     assert stage.failures.empty()
 
 

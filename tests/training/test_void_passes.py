@@ -250,7 +250,7 @@ def test_the_sums_are_of_what_was_counted(device: ScriptedDevice, failing: tuple
 
     passes = Watched(replica)
     device.sums_that_fail = set(failing)
-    work = Work(8 * SEQUENCES, SEQUENCES, deal)
+    work = Work(8 * SEQUENCES, SEQUENCES, deal, lambda n: None)
     worker = Worker(passes, work, ManualClock(), sound, void, failures.append)
     worker.start()
     worker.release("starting")

@@ -9,8 +9,10 @@ import torch
 
 from atom.base.clock import BootClock
 from atom.base.errors import DeviceError
+from atom.swap.engine import PassCancelled
 from atom.swap.readiness import StepFailed
 from atom.swap.voided import Cause, PassVoided
+from atom.training.device_hold import DeviceTaken
 from atom.training.worker import Batch, Work, Worker
 
 WAIT_S = 10.0
@@ -21,6 +23,20 @@ class Done:
     sequences: int
     loss_sum: float = 0.0
     seconds: float = 0.01
+
+
+class Hold:
+    """Of a device without memory."""
+
+    def __init__(self) -> None:
+        self.calls: list[float | str] = []
+
+    def close(self, wait_s: float) -> bool:
+        self.calls.append(wait_s)
+        return True
+
+    def open(self) -> None:
+        self.calls.append("open")
 
 
 class Counter:
@@ -34,6 +50,10 @@ class Counter:
         self.void: list[PassVoided] = []
         self.in_pass = False
         self.failure: Exception | None = None
+        self.endless, self.under_way = threading.Event(), threading.Event()
+        self.breakable = True
+        self.device_taken = False
+        self.device_hold = Hold()
 
     def run_pass(self, batches: Sequence[Batch], should_stop: Callable[[], bool]) -> Done:
         self.sizes.append(len(batches))
@@ -42,6 +62,12 @@ class Counter:
         if self.void:
             self.micro_batches = 2
             raise self.void.pop()
+        while self.endless.is_set() and not should_stop():
+            self.under_way.set()
+        if should_stop():
+            raise PassCancelled("scripted")
+        if self.device_taken:
+            raise DeviceTaken("scripted")
         self.in_pass = True
         size = sum(len(batch["tokens"]) for batch in batches)
         self.sequences += size
@@ -56,7 +82,8 @@ class Scene:
         self.failures: list[BaseException] = []
         self.failed = threading.Event()
         self.voided: list[PassVoided] = []
-        work = Work(24, 4, lambda n: {"tokens": torch.zeros(n, 2)})
+        self.put_back: list[int] = []
+        work = Work(24, 4, lambda n: {"tokens": torch.zeros(n, 2)}, self.put_back.append)
         self.worker = Worker(
             self.replica, work, BootClock(), self._pass, self.voided.append, self._fail
         )
@@ -97,6 +124,50 @@ def test_held_for_two_reasons_needs_both_released(scene: Scene) -> None:
     scene.worker.release("starting")
     assert scene.on_worker() == 0
     scene.worker.release("paused")
+    assert scene.passed.wait(WAIT_S)
+    scene.worker.close()
+
+
+def test_a_pause_breaks_the_pass_off_and_the_same_samples_come_again(scene: Scene) -> None:
+    scene.replica.endless.set()
+    scene.worker.release("starting")
+    assert scene.replica.under_way.wait(WAIT_S)
+    assert scene.worker.pause("owner", 2.0)
+    assert scene.worker.pause("hours", 1.0)
+    assert scene.on_worker("the pass was broken off") == 0
+    assert scene.put_back == [24]
+    scene.replica.endless.clear()
+    scene.worker.resume("owner")
+    assert scene.worker.paused
+    assert scene.on_worker() == 0
+    scene.worker.resume("hours")
+    assert scene.passed.wait(WAIT_S)
+    scene.worker.close()
+    assert scene.replica.device_hold.calls == [2.0, 1.0, "open"]
+
+
+def test_a_pass_that_would_take_counted_work_with_it_is_finished(scene: Scene) -> None:
+    scene.replica.endless.set()
+    scene.replica.breakable = False
+    scene.worker.release("starting")
+    assert scene.replica.under_way.wait(WAIT_S)
+    scene.worker.pause("owner", 2.0)
+    scene.replica.endless.clear()
+    assert scene.passed.wait(WAIT_S)
+    assert scene.on_worker() == 24
+    scene.worker.close()
+    assert scene.put_back == []
+
+
+def test_a_device_that_others_took_is_not_tried_again_by_itself(scene: Scene) -> None:
+    scene.replica.device_taken = True
+    scene.worker.release("starting")
+    scene.on_worker()
+    scene.on_worker()
+    assert scene.worker.device_taken
+    assert scene.put_back == [24]
+    scene.replica.device_taken = False
+    scene.worker.try_device()
     assert scene.passed.wait(WAIT_S)
     scene.worker.close()
 

@@ -1,0 +1,88 @@
+"""Why this peer stands still: its owner said so, or others have its device's memory."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from atom.base.clock import Clock
+from atom.base.events import EventSink
+
+GIVE_BACK_S = 2.0
+"""How long a pause waits for the device's memory, before it says that a pass still needs it."""
+DEVICE_TAKEN_S = 10.0
+"""How often memory that others have is tried for."""
+TRYING_S = 1.0
+"""How long that may take."""
+_OWNER = "owner"
+
+
+class Pausable(Protocol):
+    """The part of `atom.training.worker.Worker` that is needed here."""
+
+    device_taken: bool
+
+    def pause(self, reason: str, wait_s: float) -> bool: ...
+    def resume(self, reason: str) -> None: ...
+    def try_device(self) -> None: ...
+
+
+class Pauses:
+    """Calls come from the control API's threads, `look` from the daemon's main one."""
+
+    def __init__(
+        self,
+        worker: Pausable,
+        events: EventSink,
+        note: Callable[[str], None],
+        clock: Clock,
+    ) -> None:
+        self._worker, self._events, self._note, self._clock = worker, events, note, clock
+        self._by_owner = False
+        self._retry_at: float | None = None
+
+    @property
+    def reason(self) -> str:
+        """In a few words; empty: it does not stand still."""
+        if self._by_owner:
+            return "by its owner, until `atom resume`"
+        if self._retry_at is not None:
+            return "another program has the device's memory"
+        return ""
+
+    def pause(self) -> str:
+        """The owner's wish; what came of it."""
+        if self._by_owner:
+            return "already paused"
+        self._by_owner = True
+        free = self._worker.pause(_OWNER, GIVE_BACK_S)
+        self._events.emit("paused", reason=_OWNER)
+        memory = "is free" if free else "will be free when the pass under way ends"
+        return (
+            "paused: nothing new is trained; what was counted stays, rounds go on; "
+            f"the device's memory {memory}"
+        )
+
+    def resume(self) -> str:
+        if not self._by_owner:
+            return "not paused"
+        self.end()
+        self._events.emit("resumed")
+        return "resumed"
+
+    def end(self) -> None:
+        """Whoever leaves sees to what is counted, and stands still no more."""
+        self._by_owner = False
+        self._worker.resume(_OWNER)
+
+    def look(self) -> None:
+        """Now and then: is the device's memory free again?"""
+        now = self._clock.now()
+        if not self._worker.device_taken:
+            trying = self._retry_at is not None and now < self._retry_at - DEVICE_TAKEN_S + TRYING_S
+            self._retry_at = self._retry_at if trying else None
+        elif self._retry_at is None:
+            self._retry_at = now + DEVICE_TAKEN_S
+            self._note("another program has the device's memory: tried again until it is free")
+            self._events.emit("device-taken")
+        elif now >= self._retry_at:
+            self._retry_at = now + DEVICE_TAKEN_S
+            self._worker.try_device()

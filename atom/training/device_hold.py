@@ -1,0 +1,81 @@
+"""A replica's memory on its device: given back while its owner wants the device, taken again later.
+
+What is on the host stays: weights, moments, and what has been accumulated.
+"""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from atom.base.errors import AtomError
+from atom.optim.conveyor import Conveyor
+from atom.swap.device import Device
+from atom.swap.device_slots import DeviceSlots
+from atom.swap.engine import PassCancelled
+from atom.swap.voided import is_out_of_memory
+
+
+class DeviceTaken(AtomError):
+    """The memory was given back, and somebody else has it now: try again later."""
+
+
+class DeviceHold:
+    """Slots, and buckets of the optimizer's step if there are any."""
+
+    def __init__(self, device: Device, slots: DeviceSlots, conveyor: Conveyor | None) -> None:
+        self._device, self._slots, self._conveyor = device, slots, conveyor
+        self._lock = threading.Lock()
+        self._closed = False
+        self._given_back = False
+
+    def close(self, wait_s: float) -> bool:
+        """From any thread: the memory is given back, as soon as nobody is `using` it; a step under
+        way goes on without. Returns whether that was within `wait_s`."""
+        self._closed = True
+        if not self._lock.acquire(timeout=wait_s):
+            return False
+        try:
+            self._give_back()
+        finally:
+            self._lock.release()
+        return True
+
+    def open(self) -> None:
+        """It may be used again. From any thread."""
+        self._closed = False
+
+    @contextmanager
+    def using(self) -> Iterator[None]:
+        """Wraps a pass: within, the device has what it needs. Raises: PassCancelled while closed;
+        DeviceTaken."""
+        with self._lock:
+            if self._closed:
+                raise PassCancelled("the device is not to be used now")
+            self._take_again()
+            try:
+                yield
+            finally:
+                if self._closed:
+                    self._give_back()
+
+    def _give_back(self) -> None:
+        if self._given_back:
+            return
+        self._given_back = True
+        if self._conveyor is not None:
+            self._conveyor.give_back()
+        self._slots.give_back(self._device)
+
+    def _take_again(self) -> None:
+        if not self._given_back:
+            return
+        self._given_back = False
+        try:
+            self._slots.take_again(self._device)
+            if self._conveyor is not None:
+                self._conveyor.take_again()
+        except Exception as failure:
+            self._give_back()
+            if not is_out_of_memory(failure):
+                raise
+            raise DeviceTaken("another program has the device's memory") from failure

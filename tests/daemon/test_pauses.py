@@ -1,0 +1,75 @@
+"""Who stands still, why, and what is told of it."""
+
+import pytest
+
+from atom.base.clock import ManualClock
+from atom.base.events import EventList
+from atom.daemon.pauses import DEVICE_TAKEN_S, GIVE_BACK_S, TRYING_S, Pauses
+
+
+class SmallWorker:
+    """Notes what it is told."""
+
+    def __init__(self) -> None:
+        self.device_taken = False
+        self.free = True
+        self.told: list[tuple[object, ...]] = []
+
+    def pause(self, reason: str, wait_s: float) -> bool:
+        self.told.append((reason, wait_s))
+        return self.free
+
+    def resume(self, reason: str) -> None:
+        self.told.append((reason,))
+
+    def try_device(self) -> None:
+        self.device_taken = False
+        self.told.append(())
+
+
+class Scene:
+    def __init__(self) -> None:
+        self.worker, self.events, self.clock = SmallWorker(), EventList(), ManualClock()
+        self.notes: list[str] = []
+        self.pauses = Pauses(self.worker, self.events, self.notes.append, self.clock)
+
+
+@pytest.fixture
+def scene() -> Scene:
+    return Scene()
+
+
+def test_the_owner_pauses_and_resumes_once(scene: Scene) -> None:
+    assert scene.pauses.resume() == "not paused"
+    assert scene.pauses.pause().endswith("memory is free")
+    assert scene.pauses.pause() == "already paused"
+    assert "owner" in scene.pauses.reason
+    assert scene.pauses.resume() == "resumed"
+    assert scene.pauses.reason == ""
+    assert scene.worker.told == [("owner", GIVE_BACK_S), ("owner",)]
+    assert [event["event"] for event in scene.events.events] == ["paused", "resumed"]
+
+
+def test_a_pass_that_still_needs_the_memory_is_told(scene: Scene) -> None:
+    scene.worker.free = False
+    assert "when the pass under way ends" in scene.pauses.pause()
+
+
+def test_memory_that_others_have_is_tried_for_now_and_then(scene: Scene) -> None:
+    scene.worker.device_taken = True
+    for _ in range(3):
+        scene.pauses.look()
+    assert "another program" in scene.pauses.reason
+    assert scene.worker.told == []
+    scene.clock.advance(DEVICE_TAKEN_S)
+    scene.pauses.look()
+    scene.pauses.look()
+    assert scene.worker.told == [()]
+    scene.worker.device_taken = True
+    scene.pauses.look()
+    assert scene.worker.told == [()], "it was in vain: not before its time"
+    assert len(scene.notes) == len(scene.events.events) == 1
+    scene.worker.device_taken = False
+    scene.clock.advance(TRYING_S)
+    scene.pauses.look()
+    assert scene.pauses.reason == ""
