@@ -88,7 +88,11 @@ def _fit(plan: Plan, narrow: bool) -> RenderableType:
     held = ", ".join(f"{format_bytes(size)} {what}" for size, what in parts if size)
     lines = [Text(f"on the device: {held}", "quiet")]
     if plan.choice.host_bytes:
-        waiting = f"{format_bytes(plan.choice.host_bytes)} of values between sub-models"
+        count = len(plan.choice.waiting)
+        waiting = (
+            f"{format_bytes(plan.choice.host_bytes)} of values between sub-models, "
+            f"what {count} of {len(plan.choice.pieces)} hand on"
+        )
         lines.append(Text(f"on the host while nobody needs them: {waiting}", "quiet"))
     return Group(table, *lines)
 

@@ -21,7 +21,13 @@ from atom.graph.partition import (
     smallest_device_bytes,
 )
 from atom.plan.memory import DeviceMemory, Reckoning
-from atom.plan.offloading import can_offload, least_offloaded_bytes, offloaded, offloaded_cuts
+from atom.plan.offloading import (
+    can_offload,
+    least_offloaded_bytes,
+    offloaded,
+    offloaded_cuts,
+    waiting,
+)
 from atom.plan.pieces import Piece, crossings_of, pieces_of
 from atom.plan.residency import Budget, arrangements
 from atom.swap.arrangement import Arrangement
@@ -74,16 +80,24 @@ class Choice:
     """Whether the model's own checkpoints are left out: there is memory enough without them."""
 
     @property
+    def waiting(self) -> list[int]:
+        """Sub-models whose values wait on the host while nobody needs them."""
+        return waiting(self._shape)
+
+    @property
     def seconds_per_micro_batch(self) -> float:
         return self.timeline.seconds / self.micro_batches
 
     def seconds_under_step(self, elements_per_s: float) -> float:
         """Of a pass that begins with the optimizer's step: each load waits until its own parameters
         are updated, in the order of their first use."""
-        crossings = crossings_of(self.pieces)
-        shape = Shape(len(self.pieces), self.micro_batches, self.arrangement, crossings)
         durations = replace(self.durations, ready_s=_ready_s(self.pieces, elements_per_s))
-        return simulate(training_pass(shape), shape, durations).seconds
+        return simulate(training_pass(self._shape), self._shape, durations).seconds
+
+    @property
+    def _shape(self) -> Shape:
+        crossings = crossings_of(self.pieces)
+        return Shape(len(self.pieces), self.micro_batches, self.arrangement, crossings)
 
 
 def choose(
@@ -122,7 +136,7 @@ def choose(
 def _best(candidates: Sequence[Choice]) -> Choice:
     fastest = min(c.seconds_per_micro_batch for c in candidates)
     good = [c for c in candidates if c.seconds_per_micro_batch <= (1 + NEARLY) * fastest]
-    return min(good, key=lambda c: (c.timeline.seconds, c.memory.total_bytes))
+    return min(good, key=lambda c: (c.timeline.seconds, c.host_bytes, c.memory.total_bytes))
 
 
 def _fits_somehow(chain: Chain, machine: Machine, terms: Terms) -> bool:

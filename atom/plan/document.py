@@ -57,7 +57,7 @@ def _sub_model(sub_model: SubModel, piece: Piece, choice: Choice) -> dict[str, A
         "out_bytes": piece.out_bytes,
         "resident": s in choice.arrangement.resident,
         "activations_kept": s in choice.arrangement.kept,
-        "values_offloaded": s in choice.arrangement.offloaded,
+        "values_offloaded": s in choice.waiting,
     }
 
 

@@ -88,7 +88,7 @@ class Reckoning:
     def _boundary_bytes(self, arrangement: Arrangement) -> int:
         once = sum(piece.shared_bytes for piece in self.pieces)
         batch = self.micro_batches * sum(piece.batch_bytes for piece in self.pieces)
-        return once + batch + self._held_bytes(self._shape(arrangement))
+        return once + batch + self._held_bytes(self.shape(arrangement))
 
     def _held_bytes(self, shape: Shape) -> int:
         if shape.moving not in self._held:
@@ -99,10 +99,10 @@ class Reckoning:
 
     def host_bytes(self, arrangement: Arrangement) -> int:
         """Of values that wait on the host."""
-        shape = self._shape(arrangement)
+        shape = self.shape(arrangement)
         return host_bytes(shape.crossings, shape.training_stops, self.micro_batches)
 
-    def _shape(self, arrangement: Arrangement) -> Shape:
+    def shape(self, arrangement: Arrangement) -> Shape:
         count = len(self.pieces)
         return Shape(count, self.micro_batches, arrangement, self._crossings)
 

@@ -7,7 +7,8 @@ much is reserved in the next question. Cuts at which much lies between sub-model
 steps, because all places of the ring are as large as the largest.
 """
 
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import accumulate
 
@@ -21,6 +22,7 @@ from atom.graph.partition import (
 from atom.plan.memory import Reckoning
 from atom.plan.pieces import pieces_of
 from atom.swap.arrangement import Arrangement
+from atom.swap.schedule import Shape
 
 _WIDTHS = (1, 2, 4)
 """Of the narrowest legal cut: what may lie between sub-models."""
@@ -33,6 +35,27 @@ Ends = tuple[int, ...]
 def offloaded(sub_models: int) -> Arrangement:
     """All that is worth it waits on the host."""
     return Arrangement(offloaded=frozenset(range(sub_models)))
+
+
+def waiting(shape: Shape) -> list[int]:
+    """Sub-models whose values, or some of them, wait on the host during a training pass."""
+    gone = (item for stop in shape.training_stops for item in stop.leaving)
+    return sorted({shape.crossings[item.crossing].made_by for item in gone})
+
+
+def fewest_offloaded(shape: Shape, takes: Callable[[Arrangement], bool]) -> Arrangement:
+    """The shape's arrangement, which `takes` takes, with the values of as few sub-models on the
+    host as it will take. Those right before the turn stay first: they have the least time for
+    their way there and back."""
+    makers = waiting(shape)
+
+    def with_first(count: int) -> Arrangement:
+        return replace(shape.arrangement, offloaded=frozenset(makers[:count]))
+
+    if takes(with_first(0)):  # a few may take more, with the ring that they come back through
+        return with_first(0)
+    few = bisect_left(range(len(makers)), True, key=lambda count: takes(with_first(count)))
+    return with_first(few) if few < len(makers) else shape.arrangement
 
 
 def can_offload(chain: Chain) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from atom.plan.memory import Reckoning
+from atom.plan.offloading import fewest_offloaded
 from atom.plan.pieces import Piece
 from atom.swap.arrangement import MINIMUM_SLOTS, Arrangement
 from atom.swap.device_slots import FLOAT32_BYTES
@@ -37,10 +38,19 @@ def arrangements(
     pieces: Sequence[Piece], budget: Budget, plain: Arrangement | None = None
 ) -> Iterator[Arrangement]:
     """Those worth timing: plain swapping, through two slots or more; weights first; activations
-    first. All fit `budget`. `plain` says what is offloaded."""
-    plain = plain or Arrangement()
+    first. All fit `budget`. `plain` says what is offloaded; each is there a second time with as
+    little of that as fits."""
     each = budget.element_bytes, budget.gradient_element_bytes
     room = _Room(Reckoning(pieces, budget.micro_batches, *each), budget)
+    for found in _filling(pieces, budget, plain or Arrangement(), room):
+        yield found
+        if found.offloaded:
+            yield from _new(fewest_offloaded(room.reckoning.shape(found), room.takes), found)
+
+
+def _filling(
+    pieces: Sequence[Piece], budget: Budget, plain: Arrangement, room: "_Room"
+) -> Iterator[Arrangement]:
     for slots in range(MINIMUM_SLOTS + 1, MOST_SLOTS + 1):
         if room.takes(replace(plain, slots=slots)):
             yield replace(plain, slots=slots)

@@ -9,8 +9,16 @@ from small_chains import MACHINE
 from atom.base.errors import DeviceError
 from atom.graph.partition import Chain, Operation, Terms, Value, smallest_device_bytes
 from atom.plan.choice import Choice, Limits, choose, timed
-from atom.plan.offloading import can_offload, least_offloaded_bytes, offloaded_cuts
-from atom.plan.pieces import crossings_of
+from atom.plan.memory import Reckoning
+from atom.plan.offloading import (
+    can_offload,
+    least_offloaded_bytes,
+    offloaded,
+    offloaded_cuts,
+    waiting,
+)
+from atom.plan.pieces import crossings_of, pieces_of
+from atom.plan.residency import Budget, arrangements
 from atom.swap.arrangement import Arrangement
 from atom.swap.schedule import Shape, ValuesIn, ValuesOut, training_pass
 from atom.swap.schedule_check import check
@@ -80,6 +88,41 @@ def test_it_leaves_room_for_more_micro_batches() -> None:
     assert choice.arrangement.offloaded
     alone = timed(chain(), MACHINE, choice.ends, Arrangement(), choice.micro_batches, 4)
     assert alone.memory.total_bytes > device_bytes
+
+
+@pytest.mark.parametrize("skip", [False, True])
+def test_no_more_wait_on_the_host_than_must(skip: bool) -> None:
+    """With a little more memory, a few less: down to none."""
+    pieces = pieces_of(chain(skip=skip), range(2, 2 * LAYERS + 1, 2))
+    reckoning, every = Reckoning(pieces, 4, 4), offloaded(LAYERS)
+    least = reckoning.memory(every).total_bytes
+    most = reckoning.memory(Arrangement()).total_bytes
+    counts = list[int]()
+    for step in range(9):
+        budget = Budget(least + (most - least) * step // 8, 4, 4)
+        found = list(arrangements(pieces, budget, every))
+        assert all(reckoning.fits(each, budget.device_bytes) for each in found)
+        plain = [each for each in found if not each.resident and each.slots == 2]
+        few = plain[-1]
+        shape = reckoning.shape(few)
+        counts.append(len(waiting(shape)))
+        check(training_pass(shape), shape)
+        if counts[-1]:
+            one_less = replace(few, offloaded=frozenset(waiting(shape)[:-1]))
+            assert not reckoning.fits(one_less, budget.device_bytes), "one more would have stayed"
+    assert counts == sorted(counts, reverse=True)
+    assert counts[0] >= LAYERS - 4
+    assert counts[-1] == 0
+    assert len(set(counts)) > 5
+
+
+def test_where_it_makes_a_pass_shorter_some_values_stay() -> None:
+    choice = answer(int(1.3 * smallest_device_bytes(chain(), MACHINE, TERMS)), micro_batches=8)
+    assert 0 < len(choice.waiting) < LAYERS - 4
+    everything = replace(choice.arrangement, offloaded=frozenset(range(len(choice.pieces))))
+    slower = timed(chain(), MACHINE, choice.ends, everything, choice.micro_batches, 4)
+    assert slower.timeline.seconds > choice.timeline.seconds
+    assert slower.host_bytes > choice.host_bytes
 
 
 def test_with_plenty_of_memory_all_stays() -> None:

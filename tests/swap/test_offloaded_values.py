@@ -184,6 +184,24 @@ def test_what_kept_graphs_hold_stays(model: str) -> None:
     assert_same(rig.story(2), told_without(model, "layers", 2))
 
 
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("model", MODELS)
+def test_any_of_the_boundaries_may_move(model: str, seed: int) -> None:
+    """As few as a plan lets wait, or any others."""
+    program, pick = program_of(model, "layers"), random.Random(seed)
+    count = len(program.sub_models)
+    some = range(pick.randint(1, count - 3)) if seed == 0 else pick.sample(range(count), count // 2)
+    arrangement = Arrangement(2, offloaded=frozenset(some), least_offloaded_bytes=0)
+    device = CountingDevice()
+    rig = Rig(program, arrangement, device)
+    assert_same(rig.story(2), told_without(model, "layers", 2))
+    crossings = tuple(each.crossing for each in crossings_of(program))
+    stops = Shape(count, 2, arrangement, crossings).training_stops
+    device.come = 0
+    rig.run_pass(1, 2)
+    assert device.come == moved_bytes(crossings, stops, 2)[0]
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_only_the_named_boundaries_and_no_small_values_move(model: str) -> None:
     program = program_of(model, "layers")
