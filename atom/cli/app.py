@@ -191,6 +191,32 @@ def contributions(
     show_contributions(address, state, as_json)
 
 
+@app.command(rich_help_panel=_LOOK)
+def plot(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A .png, .svg or .pdf to write.")],
+    address: Annotated[
+        str | None,
+        typer.Argument(metavar="[ADDRESS]", help="Of a run to draw from its chain."),
+    ] = None,
+    state: Annotated[
+        Path | None,
+        typer.Option(
+            "--state",
+            metavar="DIR",
+            help="Of which peer, if several are kept; with ADDRESS: ask as this peer.",
+        ),
+    ] = None,
+) -> None:
+    """Draw a run: loss, throughput, membership and reduce time, over its rounds.
+
+    Without ADDRESS, from what the peer on this machine wrote down; the daemon may be running. With
+    ADDRESS, from the swarm's certified chain: loss and membership of the whole run, no speeds.
+    """
+    from atom.cli.plot import plot_run
+
+    plot_run(file, address, state)
+
+
 @app.command(rich_help_panel=_CONTROL)
 def pause(state: DaemonStateOption = None) -> None:
     """Stop computing, stay in the swarm; what was counted is kept."""

@@ -24,7 +24,7 @@ from atom.swarm.records import Manifest
 
 def show_contributions(address: str, state: Path | None, as_json: bool) -> None:
     """Prints who gave what. Raises: AddressError, also if no peer serves the chain."""
-    manifest, ledger = run_to_the_end(_read(address, state))
+    manifest, ledger = run_to_the_end(read_ledger(address, state))
     if as_json:
         typer.echo(json.dumps(contributions(manifest, ledger), indent=2))
         return
@@ -85,7 +85,8 @@ def table(ledger: Ledger, whole_ids: bool) -> Table:
     return shown
 
 
-async def _read(address: str, state: Path | None) -> tuple[Manifest, Ledger]:
+async def read_ledger(address: str, state: Path | None) -> tuple[Manifest, Ledger]:
+    """The run's ledger as it is now. Raises: AddressError."""
     async with onlooking(parse_join_address(address)) as onlooker:
         sight = await onlooker.first_look()
         async with bookkeeping(onlooker.manifest, state) as keeper:

@@ -1,0 +1,81 @@
+"""A run's rounds as a picture needs them: from a daemon's event log, or from a certified chain."""
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from atom.base.errors import StorageError
+from atom.swarm.ledger import Ledger
+
+MAX_LINE_BYTES = 4 << 20
+"""A round of thousands of members; longer lines are not ours."""
+
+
+@dataclass(frozen=True)
+class PlottedRound:
+    """What is known of one round; None: the source does not say."""
+
+    number: int
+    loss: float
+    members: int
+    branch: bool
+    peer_ids: tuple[str, ...] = ()
+    """Of the members; empty where only their number is known."""
+    validation_loss: float | None = None
+    tokens_per_s: float | None = None
+    reduce_s: float | None = None
+
+
+def rounds_of_log(path: Path) -> list[PlottedRound]:
+    """In order; of a round that is told twice (after a catch-up), the later telling. Lines that do
+    not read are left out: a disk that was full, or a crash, may have damaged some.
+
+    Raises: StorageError if the log cannot be read, or tells of no round.
+    """
+    try:
+        with path.open("rb") as file:
+            lines = iter(lambda: file.readline(MAX_LINE_BYTES), b"")
+            told = {each.number: each for each in _told(lines)}
+    except OSError as problem:
+        raise StorageError(
+            f"cannot read {path}: {problem.strerror}", "name a peer's directory with --state DIR"
+        ) from problem
+    if not told:
+        raise StorageError(f"{path} tells of no round yet", "try again after the first round")
+    return [told[number] for number in sorted(told)]
+
+
+def rounds_of_ledger(ledger: Ledger) -> list[PlottedRound]:
+    """What the chain says: no speeds, no times."""
+    return [
+        PlottedRound(each.number, each.loss, each.members, bool(each.branch))
+        for each in ledger.rounds
+    ]
+
+
+def _told(lines: Iterable[bytes]) -> Iterator[PlottedRound]:
+    for line in lines:
+        try:
+            event = json.loads(line)
+            if event["event"] == "round":
+                yield _of_event(event)
+        except (ValueError, KeyError, TypeError, RecursionError):
+            continue
+
+
+def _of_event(event: dict[str, Any]) -> PlottedRound:
+    """Raises: KeyError, TypeError, ValueError."""
+    validation = event.get("validation_loss")
+    members = tuple(map(str, event["members"]))
+    return PlottedRound(
+        number=int(event["round"]),
+        loss=float(event["loss"]),
+        members=len(members),
+        branch=bool(event["branch"]),
+        peer_ids=members,
+        validation_loss=None if validation is None else float(validation),
+        tokens_per_s=float(event["tokens_per_s"]) or None,
+        reduce_s=float(event["reduce_seconds"]) or None,
+    )
