@@ -6,6 +6,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 
 from atom.base.errors import PeerRefused
@@ -14,7 +15,7 @@ from atom.swarm import handshake
 from atom.swarm.connector import Connector
 from atom.swarm.contacts import ContactBook, Unreachable, parse_address
 from atom.swarm.endpoint import Endpoint
-from atom.swarm.frames import Channel, Patience, Purpose
+from atom.swarm.frames import Channel, Interrupted, Patience, Purpose
 from atom.swarm.link_book import LinkBook
 from atom.swarm.protection import after_handshake
 from atom.swarm.socket_stream import SocketStream
@@ -43,9 +44,15 @@ class Dialer:
         self._open: set[Channel] = set()
 
     def dial(
-        self, peer_id: str, purpose: Purpose, tag: bytes, seconds: float = math.inf
+        self,
+        peer_id: str,
+        purpose: Purpose,
+        tag: bytes,
+        seconds: float = math.inf,
+        stop: threading.Event | None = None,
     ) -> Channel:
-        """A channel to that peer and no other, within `seconds` (and the usual limits).
+        """A channel to that peer and no other, within `seconds` (and the usual limits), or until
+        `stop` is set.
 
         Raises: Unreachable; PeerRefused (the last reason) if only refusals were met.
         """
@@ -54,14 +61,15 @@ class Dialer:
         direct = [self._directly(peer_id)]
         last = self.contacts.dial_last(peer_id)
         ways = [*indirect, *direct] if last else [*direct, *indirect]
-        return self._first_of(ways, peer_id, (purpose, tag), deadline)
+        return self._first_of(ways, peer_id, (purpose, tag), Patience(seconds, deadline, stop))
 
     def dial_directly(
         self, peer_id: str, purpose: Purpose, tag: bytes = b"", seconds: float = math.inf
     ) -> Channel:
         """As `dial`, at the peer's addresses only."""
         deadline = time.monotonic() + seconds
-        return self._first_of([self._directly(peer_id)], peer_id, (purpose, tag), deadline)
+        patience = Patience(seconds, deadline)
+        return self._first_of([self._directly(peer_id)], peer_id, (purpose, tag), patience)
 
     def open(self, peer_id: str, seconds: float) -> tuple[SocketStream, str]:
         """A connection to the first of the peer's addresses that takes one, and its host; nothing
@@ -109,7 +117,7 @@ class Dialer:
         ways: list[Iterator[tuple[str, Way]]],
         peer_id: str,
         what: tuple[Purpose, bytes],
-        deadline: float,
+        patience: Patience,
     ) -> Channel:
         refusals: list[PeerRefused] = []
         failures: list[OSError] = []
@@ -119,9 +127,11 @@ class Dialer:
             for address, way in several:
                 tried_addresses = tried_addresses or bool(address)
                 try:
-                    channel = self._shake_hands(way, peer_id, what, deadline)
+                    channel = self._shake_hands(way, peer_id, what, patience)
                 except PeerRefused as refused:
                     refusals.append(refused)
+                except Interrupted:
+                    raise
                 except OSError as error:
                     failures.append(error)
                 else:
@@ -137,9 +147,9 @@ class Dialer:
         raise Unreachable(f"{peer_id}: {detail}", nobody)
 
     def _shake_hands(
-        self, way: Way, peer_id: str, what: tuple[Purpose, bytes], deadline: float
+        self, way: Way, peer_id: str, what: tuple[Purpose, bytes], whole: Patience
     ) -> Channel:
-        limits = self._endpoint.limits
+        limits, deadline = self._endpoint.limits, whole.deadline
         below = way(_left(limits.connect_s, deadline))
         stream = TlsStream(below, self._credentials.client, server_side=False)
         channel = Channel(self._endpoint.bandwidth.limit(stream), self._gone)
@@ -147,7 +157,9 @@ class Dialer:
         with self._lock:
             self._open.add(channel)
         try:
-            patience = Patience.within(_left(limits.handshake_s, deadline))
+            patience = replace(
+                Patience.within(_left(limits.handshake_s, deadline)), stop=whole.stop
+            )
             stream.handshake(patience)
             certificate = stream.certificate()
             if certificate is None or peer_of_certificate(certificate) != peer_id:

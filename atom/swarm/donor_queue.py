@@ -1,13 +1,15 @@
 """Who is asked next for a blob, and who never again. Pure: the time is given.
 
-A donor that lied is not asked again. One that broke off, was busy or silent may only have had a
-bad moment: it is tried again after a while, a few times in a row without a piece at most.
+A donor that lied is not asked again, nor one that was silent from the beginning: it is frozen, or
+gone. One that broke off, was busy, or fell silent after it had helped may only have had a bad
+moment: it is tried again after a while, a few times in a row without a piece at most.
 """
 
 from collections.abc import Sequence
 
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
+from atom.swarm.contacts import Unreachable
 
 LIES = frozenset(
     {
@@ -30,6 +32,7 @@ class DonorQueue:
         """A donor is given up after `tries` failures in a row; the pause doubles each time."""
         self._waiting = [(0.0, donor) for donor in dict.fromkeys(donors)]
         self._failures: dict[str, int] = {}
+        self._helped: set[str] = set()
         self._tries = tries
         self._pause_s = pause_s
         self.last = PeerRefused(Reason.NOT_FOUND, "no donors")
@@ -56,12 +59,14 @@ class DonorQueue:
     def helped(self, donor: str) -> None:
         """A piece of it landed: its failures are forgiven."""
         self._failures.pop(donor, None)
+        self._helped.add(donor)
 
     def failed(self, donor: str, error: PeerRefused | OSError, now: float) -> bool:
         """Puts it back for later; False if it will not be asked again."""
         self.last = as_refusal(error)
         failures = self._failures[donor] = self._failures.get(donor, 0) + 1
-        if not _may_pass(error) or failures >= self._tries:
+        gone = isinstance(error, TimeoutError | Unreachable) and donor not in self._helped
+        if gone or not _may_pass(error) or failures >= self._tries:
             return False
         self._waiting.append((now + self._pause_s * 2 ** (failures - 1), donor))
         return True

@@ -27,7 +27,8 @@ class FetchOptions:
     bucket: TokenBucket | None = None
     """Limits bytes per second, shared with whatever else uses the bucket."""
     silence_s: float = 5.0
-    """A frozen donor holds up a peer that wants nothing else for `tries` times this long."""
+    """A frozen donor holds up a peer that wants nothing else for this long; `tries` times so long
+    if it gave a piece before."""
     manifest_s: float = 120.0
     """A donor may first have to hash its snapshot; it says so once a second."""
     piece_s: float = 300.0

@@ -115,7 +115,7 @@ class Fetching:
         return counted.most_common(1)[0]
 
     def _digest_of(self, peer_id: str, stop: threading.Event) -> bytes:
-        channel = self._connect(peer_id)
+        channel = self._connect(peer_id, stop)
         try:
             return self._ask_manifest(self._donor(channel, stop)).digest()
         finally:
@@ -155,7 +155,7 @@ class Fetching:
             return None
 
     def _draw_from(self, peer_id: str) -> None:
-        channel = self._connect(peer_id)
+        channel = self._connect(peer_id, self._stop)
         try:
             donor = self._donor(channel, self._stop)
             self._settle(self._ask_manifest(donor))
@@ -163,9 +163,9 @@ class Fetching:
         finally:
             channel.close()
 
-    def _connect(self, peer_id: str) -> Channel:
+    def _connect(self, peer_id: str, stop: threading.Event) -> Channel:
         transport, within_s = self._source.transport, self._options.silence_s
-        return transport.connect(peer_id, Purpose.BLOBS, timeout_s=within_s)
+        return transport.connect(peer_id, Purpose.BLOBS, timeout_s=within_s, stop=stop)
 
     def _donor(self, channel: Channel, stop: threading.Event) -> Donor:
         return Donor(channel, self._source.name, Patience(self._options.silence_s, stop=stop))

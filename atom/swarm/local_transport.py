@@ -140,7 +140,12 @@ class LocalTransport:
         return self._lanes.send(peer_id, raw)
 
     def connect(
-        self, peer_id: str, purpose: Purpose, tag: bytes = b"", timeout_s: float = math.inf
+        self,
+        peer_id: str,
+        purpose: Purpose,
+        tag: bytes = b"",
+        timeout_s: float = math.inf,
+        stop: threading.Event | None = None,
     ) -> Channel:
         if self._endpoint.closing.is_set():
             raise ConnectionError("closed here")

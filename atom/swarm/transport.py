@@ -60,7 +60,12 @@ class PeerTransport(Protocol):
     def set_addresses(self, peer_id: str, addresses: Sequence[str]) -> None: ...
     def send(self, peer_id: str, raw: bytes) -> bool: ...
     def connect(
-        self, peer_id: str, purpose: Purpose, tag: bytes = b"", timeout_s: float = math.inf
+        self,
+        peer_id: str,
+        purpose: Purpose,
+        tag: bytes = b"",
+        timeout_s: float = math.inf,
+        stop: threading.Event | None = None,
     ) -> Channel: ...
     @property
     def links(self) -> LinkBook: ...
@@ -197,15 +202,21 @@ class Transport:
         return self._lanes.send(peer_id, raw)
 
     def connect(
-        self, peer_id: str, purpose: Purpose, tag: bytes = b"", timeout_s: float = math.inf
+        self,
+        peer_id: str,
+        purpose: Purpose,
+        tag: bytes = b"",
+        timeout_s: float = math.inf,
+        stop: threading.Event | None = None,
     ) -> Channel:
-        """A channel of our own to `peer_id`, within `timeout_s` and the usual limits.
+        """A channel of our own to `peer_id`, within `timeout_s` and the usual limits; given up
+        soon after `stop` is set.
 
         Raises: Unreachable, PeerRefused.
         """
         if self._endpoint.closing.is_set():
             raise ConnectionError("closed here")
-        return self._dialer.dial(peer_id, purpose, tag, timeout_s)
+        return self._dialer.dial(peer_id, purpose, tag, timeout_s, stop)
 
     def accept_ring(self, peer_id: str, tag: bytes, timeout_s: float) -> Channel:
         """The ring channel that `peer_id` opened to us under `tag`.

@@ -50,7 +50,7 @@ from atom.training.void_passes import worth_saying
 from atom.training.worker import Worker
 
 ROUND = "round"
-FETCH_ATTEMPTS = 5
+FETCH_PATIENCE_S = 6.0
 FETCH_PAUSE_S = 0.4
 
 
@@ -223,12 +223,13 @@ class ReplicaHands:
 
     def _fetched(self, digest: bytes, holders: tuple[str, ...]) -> torch.Tensor:
         """Asks again for a while: a holder offers a result once it is on its disk."""
-        for _ in range(FETCH_ATTEMPTS - 1):
+        give_up_at = self._clock.now() + FETCH_PATIENCE_S
+        while True:
             try:
                 return self._replay.fetch_result(digest, holders)
             except (PeerRefused, OSError):
-                self._closing.wait(FETCH_PAUSE_S)
-        return self._replay.fetch_result(digest, holders)
+                if self._clock.now() >= give_up_at or self._closing.wait(FETCH_PAUSE_S):
+                    raise
 
     def offer_result(self, digest: bytes) -> None:
         """Puts it on disk, from where it is served. On the worker's thread, like the step that

@@ -4,6 +4,7 @@ import pytest
 
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
+from atom.swarm.contacts import Unreachable
 from atom.swarm.donor_queue import DonorQueue
 
 
@@ -22,12 +23,21 @@ def test_a_final_word(reason: Reason) -> None:
     assert queue.last.reason is reason
 
 
+@pytest.mark.parametrize("error", [TimeoutError("silent"), Unreachable("no byte for too long")])
+def test_who_was_silent_from_the_beginning_is_not_waited_for_again(error: OSError) -> None:
+    queue = DonorQueue(["a"], tries=3, pause_s=1.0)
+    assert queue.take(0.0) == "a"
+    assert not queue.failed("a", error, 0.0)
+    assert len(queue) == 0
+
+
 @pytest.mark.parametrize(
     "error", [ConnectionError("gone"), TimeoutError("silent"), PeerRefused(Reason.BUSY)]
 )
 def test_a_bad_moment_is_waited_out(error: PeerRefused | OSError) -> None:
     queue = DonorQueue(["a"], tries=3, pause_s=1.0)
     assert queue.take(0.0) == "a"
+    queue.helped("a")
     assert queue.failed("a", error, 10.0)
     assert queue.take(10.9) is None
     assert queue.take(11.0) == "a"

@@ -263,7 +263,7 @@ def test_whatever_ends_a_fetch_the_round_hears_of_it(
     def fail(digest: bytes) -> Tensor:
         raise fault
 
-    monkeypatch.setattr(hands_module, "FETCH_PAUSE_S", 0.0)
+    monkeypatch.setattr(hands_module, "FETCH_PATIENCE_S", 0.0)
     stage.replay.on_fetch = fail
     stage.hands.fetch_result(b"r" * 32, ("a",))
     assert stage.next_event() == FetchFailed(b"r" * 32)
@@ -278,7 +278,7 @@ def test_a_fetch_asks_again_for_what_is_not_there_yet(
 
     def late(digest: bytes) -> Tensor:
         asked.append(digest)
-        if len(asked) < hands_module.FETCH_ATTEMPTS:
+        if len(asked) < 5:
             raise PeerRefused(Reason.NOT_FOUND, "not on the disk yet")
         return torch.ones(ELEMENTS)
 

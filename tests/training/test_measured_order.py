@@ -39,9 +39,14 @@ class SlowTo(Transport):
     slow_to = ""
 
     def connect(
-        self, peer_id: str, purpose: Purpose, tag: bytes = b"", timeout_s: float = math.inf
+        self,
+        peer_id: str,
+        purpose: Purpose,
+        tag: bytes = b"",
+        timeout_s: float = math.inf,
+        stop: threading.Event | None = None,
     ) -> Channel:
-        channel = super().connect(peer_id, purpose, tag, timeout_s)
+        channel = super().connect(peer_id, purpose, tag, timeout_s, stop)
         if peer_id == self.slow_to:
             bucket = TokenBucket(SLOW_BYTES_PER_S, SLICE_BYTES)
             channel.stream = ThrottledStream(channel.stream, Bandwidth(upload=bucket))

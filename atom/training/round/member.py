@@ -317,11 +317,15 @@ class Member:
         state = self._desk.state
         if self._desk.phase in (Phase.STEPPING, Phase.SYNCING):
             return  # the state itself is being written: once it is whole, a tick asks again
-        if state.pending_commit is not None:
-            vouchers = tuple(vote.voter for vote in state.pending_commit.votes)
-            if self._at_hand(state.pending_commit.value, vouchers):
-                self._apply(state.pending_commit)
-        elif state.pending_accept is not None:
+        commit = state.pending_commit
+        if commit is not None:
+            vouchers = tuple(vote.voter for vote in commit.votes)
+            if self._at_hand(commit.value, vouchers):
+                self._apply(commit)
+                return
+        # The commit's result may never come: whoever made it alone may be frozen, with the only
+        # copy. Those who agreed to go on without it do not wait for it.
+        if state.pending_accept is not None:
             sender, message = state.pending_accept
             vouchers = state.slots.survivors_of(message.ballot) or self._desk.head.voters
             if self._at_hand(message.value, vouchers):

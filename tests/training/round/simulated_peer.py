@@ -49,6 +49,10 @@ if TYPE_CHECKING:
     from simulation import Swarm
 
 TICK_SECONDS = 0.3
+SILENT_DONOR_SECONDS = 5.0
+"""How long a donor that is frozen or cut off is waited for."""
+SILENT_HOLDER_SECONDS = (5.0, 11.0)
+"""The same of who holds a result: it is asked again for a while."""
 
 
 @dataclass
@@ -338,19 +342,22 @@ class Process:
 
     def _fetch(self, digest: bytes, holders: list[str]) -> None:
         own = self.results.get(digest)  # a catch-up in vain leaves it in memory
-        if own is not None or not holders:
-            ended = FetchFailed(digest) if own is None else Fetched(digest, own.norm)
-            self.later(0.01, lambda: self._handle(ended))
+        if own is not None:
+            self.later(0.01, lambda: self._handle(Fetched(digest, own.norm)))
             return
-        self.later(self.dice.uniform(0.05, 0.4), lambda: self._try_holder(digest, holders))
+        self.later(self.dice.uniform(0.05, 0.4), lambda: self._try_holders(digest, holders))
 
-    def _try_holder(self, digest: bytes, holders: list[str]) -> None:
-        other = self.swarm.reachable(self.peer_id, holders[0])
-        if other is None or digest not in other.offered:
-            self._fetch(digest, holders[1:])
-            return
-        result = self.results[digest] = other.results[digest]
-        self._handle(Fetched(digest, result.norm))
+    def _try_holders(self, digest: bytes, holders: list[str]) -> None:
+        """All at once: whoever gives it spares us the wait for those who say nothing."""
+        there = [self.swarm.reachable(self.peer_id, holder) for holder in holders]
+        for other in there:
+            if other is not None and digest in other.offered:
+                result = self.results[digest] = other.results[digest]
+                self._handle(Fetched(digest, result.norm))
+                return
+        silent = any(self.swarm.silent(self.peer_id, holder) for holder in holders)
+        delay = self.dice.uniform(*SILENT_HOLDER_SECONDS) if silent else 0.01
+        self.later(delay, lambda: self._handle(FetchFailed(digest)))
 
     def _offer(self, digest: bytes) -> None:
         if digest in self.results:
@@ -379,6 +386,8 @@ class Process:
         assert not self._syncing, "two catch-ups at once"
         self._syncing = True
         delay = self.dice.uniform(0.2, 1.5)
+        if self.swarm.silent(self.peer_id, action.donors[0]):
+            delay += SILENT_DONOR_SECONDS
         self.later(delay, lambda: self._end_catch_up(action))
 
     def _end_catch_up(self, action: CatchUp) -> None:

@@ -177,6 +177,11 @@ class Swarm:
         process = self.process_of(there)
         return process if process is not None and linked and not process.stopped else None
 
+    def silent(self, here: str, there: str) -> bool:
+        """Whether `here` would wait for an answer of `there` in vain, and not be refused."""
+        process = self.process_of(there)
+        return process is not None and self.reachable(here, there) is None
+
     def cut(self, *groups: str) -> None:
         """Partitions the network into groups of names; unnamed peers reach everybody."""
         for one, other in itertools.permutations(groups, 2):

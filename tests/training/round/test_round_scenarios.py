@@ -8,6 +8,7 @@ what happens, and that it goes on.
 from collections.abc import Callable
 
 import pytest
+import simulated_peer
 from simulated_world import lose_nothing
 from simulation import Setting, Swarm
 
@@ -145,6 +146,27 @@ def test_two_branches_become_one_again_and_the_better_one_wins() -> None:
     swarm.run_until_agreed(30.0)
     winner = max(tips, key=lambda head: head.work)
     assert winner in swarm["A"].chain.heads
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_commit_that_a_frozen_peer_keeps_to_itself_holds_nobody_up(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of two sleeps while the other, which breaks ties, commits alone; it wakes up to that
+    commit, and the other sleeps. However long it asks for the result: it goes on after the grace
+    time, as if it had not heard of it."""
+    monkeypatch.setattr(simulated_peer, "SILENT_HOLDER_SECONDS", (1000.0, 1000.0))
+    swarm = calm_swarm(2, seed=seed)
+    first = swarm[tie_breaker(swarm)]
+    second = swarm[others(swarm, first.seat.name)]
+    second.suspend()
+    before = first.chain.head.round
+    run_until(swarm, lambda: first.chain.head.round > before, 60.0)
+    first.suspend()
+    second.resume()
+    run_until(swarm, lambda: second.chain.head.round > before, 60.0)
+    first.resume()
+    swarm.run_until_agreed(30.0)
 
 
 def test_an_owner_may_forbid_branches() -> None:
