@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tiny_run import TEXT, TINY_PEER, TINY_TEXT, run_text
+
 from atom.config.load import load_run_file, run_from_text
 from atom.daemon.box import Box, StartOptions, open_box
 from atom.daemon.console import Silence
@@ -12,24 +14,6 @@ from atom.daemon.founding import Membership, enter_run, found_run
 from atom.models.own_code import read_code
 from atom.training.snapshot import write_snapshot
 
-RUN = """
-[run]
-name = "kept"
-seed = 3
-[model]
-{model}
-[data]
-{data}
-[batch]
-global_sequences = 8
-micro_batch_sequences = 4
-[optimizer]
-learning_rate = 1e-2
-{more}
-"""
-TEXT = 'source = "text"\npaths = ["text.txt"]'
-GPT3 = 'family = "gpt3"\nlayers = 2\nheads = 2\nmodel_dim = 16\nsequence_tokens = 8'
-LLAMA = 'huggingface = "config.json"\nsequence_tokens = 8'
 WORDS = 'module = "own_models:words"\nsequence_tokens = 8'
 CONFIG = {
     "model_type": "llama",
@@ -74,12 +58,10 @@ class Folder:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        (root / "text.txt").write_text("A peer gives what it has, and takes its part. " * 40)
+        (root / "text.txt").write_text(TINY_TEXT)
         (root / "config.json").write_text(json.dumps(CONFIG))
         (root / "own_models.py").write_text(CODE)
-        (root / "peer.toml").write_text(
-            '[device]\nkind = "cpu"\ncpu_threads = 1\n[data]\npaths = ["text.txt"]\n'
-        )
+        (root / "peer.toml").write_text(TINY_PEER.format(device=""))
         self._boxes: list[Box] = []
 
     def box(self, name: str) -> Box:
@@ -97,7 +79,7 @@ class Folder:
     ) -> Membership:
         """Founds the run, or takes it up; nobody holds its state directory afterwards."""
         path = self.root / "run.toml"
-        path.write_text(RUN.format(model=model, data=data, more=more))
+        path.write_text(run_text("kept", model, data, more, learning_rate=1e-2))
         options, box = StartOptions(path, weights=weights), self.box(name)
         try:
             return found_run(options, box, load_run_file(path), Silence())

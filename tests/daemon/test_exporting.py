@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from kept_runs import GPT3, LLAMA, TEXT, WORDS, Folder, folder_in
+from kept_runs import WORDS, Folder, folder_in
+from tiny_run import GPT3, LLAMA, TEXT
 
 from atom.base.errors import ModelError, StorageError, TrustError
 from atom.daemon import exporting

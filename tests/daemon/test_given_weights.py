@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from kept_runs import CONFIG, GPT3, LLAMA, WORDS, Folder, folder_in
+from kept_runs import CONFIG, WORDS, Folder, folder_in
 from safetensors.torch import load_file, save_file
+from tiny_run import GPT3, LLAMA, run_text
 from torch import Tensor
 
 from atom.base.errors import ConfigError, MismatchError
@@ -124,7 +125,7 @@ class Tuned:
         model.save_pretrained(self.path)
         self.weights = {name: value.detach() for name, value in model.named_parameters()}
         shutil.copyfile(self.path / "config.json", folder.root / "config.json")
-        (folder.root / "run.toml").write_text(run_text(LLAMA))
+        (folder.root / "run.toml").write_text(run_text("kept", LLAMA))
         self.run, code = pin_source(load_run_file(folder.root / "run.toml"), folder.root)
         self.source: ModelSource = open_source(self.run, code)
 
@@ -136,12 +137,6 @@ class Tuned:
     def values(self) -> Weights:
         value_of = given_values(self.run, self.source, self.path)
         return {name: value_of(name, tuple(v.shape)) for name, v in self.weights.items()}
-
-
-def run_text(model: str) -> str:
-    from kept_runs import RUN, TEXT
-
-    return RUN.format(model=model, data=TEXT, more="")
 
 
 @pytest.fixture
@@ -232,7 +227,7 @@ def test_the_library_reads_what_it_converts(folder: Folder, tmp_path: Path) -> N
     model.save_pretrained(tmp_path / "neox")
     source = HuggingFaceSource(NEOX, 8)
     assert source.outside(torch.float32).converted is not None
-    run = parse_run_text(run_text(LLAMA))
+    run = parse_run_text(run_text("kept", LLAMA))
     value_of = given_values(run, source, tmp_path / "neox")
     for name, value in model.named_parameters():
         assert torch.equal(value_of(name, tuple(value.shape)), value), name

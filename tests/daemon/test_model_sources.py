@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny_run import GPT3, LLAMA, TEXT, run_text
 
 from atom.base.clock import BootClock
 from atom.base.errors import ConfigError, MismatchError, ModelError, TrustError
@@ -26,26 +27,8 @@ from atom.swarm.local_transport import LocalNetwork, LocalTransport
 from atom.swarm.records import Lease, Manifest, PeerState
 from atom.training.samples import Deck
 
-RUN = """
-[run]
-name = "sources"
-seed = 3
-[model]
-{model}
-[data]
-{data}
-[batch]
-global_sequences = 8
-micro_batch_sequences = 4
-[optimizer]
-learning_rate = 1e-3
-{more}
-"""
-TEXT = 'source = "text"\npaths = ["text.txt"]'
 HELD = f"{TEXT}\nvalidation_fraction = 0.2"
 VALIDATED = "[validation]\nevery_rounds = 1\nbatches = 2"
-GPT3 = 'family = "gpt3"\nlayers = 2\nheads = 2\nmodel_dim = 16\nsequence_tokens = 8'
-LLAMA = 'huggingface = "config.json"\nsequence_tokens = 8'
 CONFIG = {
     "model_type": "llama",
     "hidden_size": 16,
@@ -129,7 +112,7 @@ class Machine:
 
     def write(self, model: str, data: str = TEXT, more: str = "") -> StartOptions:
         path = self.root / "run.toml"
-        path.write_text(RUN.format(model=model, data=data, more=more))
+        path.write_text(run_text("sources", model, data, more))
         return StartOptions(path)
 
     def box(self, name: str) -> Box:

@@ -1,23 +1,33 @@
-"""A run that is founded in a moment: its run file, a peer file, and its text."""
+"""Runs that are founded in a moment: their run files, a peer file, and their text."""
 
-TINY_RUN = """
+TEXT = 'source = "text"\npaths = ["text.txt"]'
+GPT3 = 'family = "gpt3"\nlayers = 2\nheads = 2\nmodel_dim = 16\nsequence_tokens = 8'
+LLAMA = 'huggingface = "config.json"\nsequence_tokens = 8'
+_RUN = """
 [run]
-name = "tiny"
+name = "{name}"
+seed = 3
 [model]
-family = "gpt3"
-layers = 2
-heads = 2
-model_dim = 16
-vocabulary_size = 256
-sequence_tokens = 8
+{model}
 [data]
-source = "text"
-paths = ["text.txt"]
+{data}
 [batch]
 global_sequences = 8
 micro_batch_sequences = 4
 [optimizer]
-learning_rate = 1e-3
+learning_rate = {learning_rate}
+{more}
 """
+
+
+def run_text(
+    name: str, model: str, data: str = TEXT, more: str = "", learning_rate: float = 1e-3
+) -> str:
+    """A run file; `more` goes on in its section of the optimizer."""
+    parts = {"name": name, "model": model, "data": data, "more": more}
+    return _RUN.format(learning_rate=learning_rate, **parts)
+
+
+TINY_RUN = run_text("tiny", f"{GPT3}\nvocabulary_size = 256")
 TINY_PEER = '[device]\nkind = "cpu"\ncpu_threads = 1\n{device}\n[data]\npaths = ["text.txt"]\n'
 TINY_TEXT = "A peer gives what it has, and takes its part. " * 40
