@@ -16,6 +16,11 @@ from blake3 import blake3
 VOTE_DOMAIN = "vote"
 """Signature domain of a vote: over `vote_payload(...)`."""
 
+_canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
+_AS_IT_IS = (str, int, type(None))
+_IN_HEX = (bytes, float)
+_IN_ORDER = (list, tuple)
+
 MAX_VOTERS = 9
 """More voters make a round slower, not safer; further members contribute without voting."""
 
@@ -158,16 +163,15 @@ def vote_payload(
 
 def canonical_digest(kind: str, value: Any) -> bytes:
     """blake3 (32 bytes) of the canonical JSON of `value`, labelled by `kind`."""
-    text = json.dumps([kind, _plain(value)], sort_keys=True, separators=(",", ":"))
-    return blake3(text.encode()).digest()
+    return blake3(_canonical([kind, _plain(value)]).encode()).digest()
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, bytes | float):
-        return value.hex()
-    if value is None or isinstance(value, str | int):
+    if isinstance(value, _AS_IT_IS):
         return value
-    if isinstance(value, list | tuple):
+    if isinstance(value, _IN_HEX):
+        return value.hex()
+    if isinstance(value, _IN_ORDER):
         return [_plain(item) for item in value]
     return {name: _plain(getattr(value, name)) for name in _fields_of(value.__class__)}
 

@@ -89,9 +89,9 @@ class LeaseBook:
             soonest = min(s.last_sign or 0.0 for s in recent) + self._lease_seconds
             self._alive_until = min(self._alive_until, soonest)
             current = recent[0] if len(recent) == 1 else self._current(peer_id)
-            if current is None or current.lease.state == PeerState.LEFT or _are_doubled(recent):
-                continue
-            self._alive[peer_id] = current.lease
+            doubled = len(recent) > 1 and _are_doubled(recent)
+            if current is not None and current.lease.state != PeerState.LEFT and not doubled:
+                self._alive[peer_id] = current.lease
 
     def missing_for(self, voter: Voter, now: float) -> float:
         """Seconds of silence of exactly this incarnation, as far as we watched without a gap.
@@ -120,6 +120,8 @@ class LeaseBook:
 
         A hint at a restart, not a proof of death: a doubled identity looks alike for a moment.
         """
+        if self._peers.get(voter.peer_id, {}).keys() <= {voter.incarnation}:
+            return False
         current = self._current(voter.peer_id)
         if current is None or current.lease.incarnation == voter.incarnation:
             return False

@@ -89,7 +89,7 @@ class Quarantine:
     def aside(self, now: float) -> frozenset[str]:
         """Everybody that is."""
         with self._lock:
-            return frozenset(who for who, known in self._records.items() if now < known.until)
+            return frozenset([who for who, known in self._records.items() if now < known.until])
 
     def _make_room(self) -> None:
         while len(self._records) > MOST_REMEMBERED:

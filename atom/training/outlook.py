@@ -23,7 +23,7 @@ def look(
     return View(
         fresh=others,
         lapsed_seconds={voter: book.missing_for(voter, now) for voter in absent},
-        dead=frozenset(v for v in absent if book.has_left(v) or book.is_replaced(v, now)),
+        dead=frozenset([v for v in absent if book.has_left(v) or book.is_replaced(v, now)]),
         sequences=sequences,
         pass_seconds=pass_seconds,
         mine=mine,
@@ -35,11 +35,12 @@ def count_swarm(machine: RoundMachine, view: View, seen_at: float) -> SwarmCount
     of the last round whose new lease is still on its way. The view was read at `seen_at`."""
     head = machine.head
     mates = machine.answering(same_head(head, view))
-    coming = {
+    behind = {
         peer
         for peer, lease in view.fresh.items()
-        if peer in head.members and lease.state in ACTIVE_STATES and lease.round < head.round
+        if lease.round < head.round and lease.state in ACTIVE_STATES
     }
+    coming = behind.intersection(head.members) if behind else behind
     wanted = machine.global_batch
-    sequences = sum(min(lease.sequences, wanted) for lease in mates.values())
-    return SwarmCount(sequences, len(coming | set(mates)) + 1, seen_at)
+    sequences = sum([min(lease.sequences, wanted) for lease in mates.values()])
+    return SwarmCount(sequences, len(coming | mates.keys()) + 1, seen_at)

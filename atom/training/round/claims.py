@@ -29,13 +29,12 @@ class Claims:
     def better(self) -> list[Lease]:
         """Leases that claim a preferred head, believable ones first."""
         desk = self._desk
+        found = [lease for lease in desk.view.fresh.values() if self._is_better(lease)]
+        if not found:
+            return []
         known = self._known()
-        doubted = desk.me.peer_id in known and desk.now < self._strangers_after
-        found = [
-            lease
-            for lease in desk.view.fresh.values()
-            if self._is_better(lease) and not (doubted and lease.peer_id not in known)
-        ]
+        if desk.me.peer_id in known and desk.now < self._strangers_after:
+            found = [lease for lease in found if lease.peer_id in known]
         return sorted(found, key=lambda each: (each.peer_id not in known, -each.work, each.head))
 
     def donors(self, better: list[Lease]) -> tuple[str, ...]:

@@ -107,7 +107,9 @@ class Coordinator:
         """Those of `leases` to count on: whose work will come to the next ring."""
         left_out = self._rings.left_out()
         counted = self._silence.counted_on(leases)
-        return {peer: lease for peer, lease in counted.items() if peer not in left_out}
+        for peer in left_out & counted.keys():
+            del counted[peer]
+        return counted
 
     def _tell_if_waiting(self, chosen: Electorate | None) -> None:
         desk = self._desk

@@ -33,6 +33,7 @@ from atom.training.round.desk import Desk, HeadState
 from atom.training.round.member import Member
 from atom.training.round.terms import Terms
 from atom.training.round.vocabulary import (
+    BETWEEN_STATES,
     Action,
     CaughtUp,
     Event,
@@ -161,7 +162,7 @@ class RoundMachine:
             self._coordinator.rest()
         if self._adrift:
             self._seek_state()
-        if desk.phase in (Phase.SYNCING, Phase.STEPPING) or self._look_for_better_head():
+        if desk.phase in BETWEEN_STATES or self._look_for_better_head():
             return
         desk.behind = self._behind_since is not None
         if not self.finished:
@@ -258,7 +259,7 @@ class RoundMachine:
         deferred = self._desk.state.deferred
         if phase is Phase.STEPPING and parent == self.head.digest and len(deferred) < _MAX_DEFERRED:
             deferred.append((sender, message))
-        return phase not in (Phase.STEPPING, Phase.SYNCING)
+        return phase not in BETWEEN_STATES
 
     def _on_answer(self, sender: Voter, message: Message) -> None:
         match message:

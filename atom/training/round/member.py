@@ -20,6 +20,7 @@ from atom.training.round.desk import Desk
 from atom.training.round.electorate import objection_to_branch
 from atom.training.round.slots import Survivors
 from atom.training.round.vocabulary import (
+    BETWEEN_STATES,
     Apply,
     CatchUp,
     FetchResult,
@@ -315,7 +316,7 @@ class Member:
     def go_on(self) -> None:
         """A result arrived, or is asked for: continue with whatever waits for it."""
         state = self._desk.state
-        if self._desk.phase in (Phase.STEPPING, Phase.SYNCING):
+        if self._desk.phase in BETWEEN_STATES:
             return  # the state itself is being written: once it is whole, a tick asks again
         commit = state.pending_commit
         if commit is not None:

@@ -54,6 +54,8 @@ class Silence:
     def counted_on(self, leases: Mapping[str, Lease]) -> dict[str, Lease]:
         """Those of `leases` whose owners will answer, as far as we know."""
         mute = self.mute
+        if not mute and not self._unheard:
+            return dict(leases)
         return {
             peer_id: lease
             for peer_id, lease in leases.items()

@@ -42,6 +42,9 @@ class Suspicions:
     def __init__(self, me: str) -> None:
         self._me = me
         self._broken: deque[_Broken] = deque(maxlen=MOST_REMEMBERED)
+        self._explained = tuple[_Broken, ...]()
+        self._culprits = dict[str, list[_Broken]]()
+        """Of `_explained`: asked several times in each tick, and seldom another answer."""
 
     def add(self, head: bytes, found: frozenset[Accusation], now: float) -> None:
         """A ring of the round after `head` broke at `now` (seconds)."""
@@ -65,10 +68,14 @@ class Suspicions:
 
     def left_out(self, head: bytes, now: float) -> frozenset[str]:
         """Who is not to be in the next ring of this round. Never ourselves: we would know."""
-        recent = [ring for ring in self._broken if now - ring.at < REMEMBERED_S]
+        if not self._broken:
+            return frozenset()
+        recent = tuple(ring for ring in self._broken if now - ring.at < REMEMBERED_S)
+        if recent != self._explained:
+            self._explained, self._culprits = recent, self._explain(recent)
         out = {
             culprit
-            for culprit, rings in self._culprits(recent).items()
+            for culprit, rings in self._culprits.items()
             if any(ring.head == head for ring in rings)
             or now < rings[-1].at + hold_s(FIRST_HOLD_S, len({ring.at for ring in rings}))
         }
@@ -77,7 +84,7 @@ class Suspicions:
             out |= _named(of_round)
         return frozenset(out - {self._me})
 
-    def _culprits(self, rings: Iterable[_Broken]) -> dict[str, list[_Broken]]:
+    def _explain(self, rings: Iterable[_Broken]) -> dict[str, list[_Broken]]:
         """A few peers that explain all accusations, with the rings that each has spoilt."""
         left = [(ring, pair) for ring in rings for pair in ring.accusations]
         found = dict[str, list[_Broken]]()

@@ -26,6 +26,10 @@ class Phase(StrEnum):
     """The state is behind, beside or unknown: no part in any round."""
 
 
+BETWEEN_STATES = (Phase.STEPPING, Phase.SYNCING)
+"""Nothing is decided: the state itself is being written."""
+
+
 @dataclass(frozen=True)
 class View:
     """What the directory shows right now. A hint for triggers and patience, never a vote."""

@@ -10,11 +10,12 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from simulated_key import identity
 from simulated_ring import Result
 from simulated_seat import Chain
 from simulated_story import Story
 from simulated_witness import Witness
-from simulation import NAMES, identity
+from simulation import NAMES
 
 from atom.swarm.chain import Ballot, Commit, Contribution, Voter, canonical_digest, genesis
 from atom.swarm.messages import Accept, AcceptedVote, CommitNotice, Message, Promise

@@ -155,7 +155,7 @@ class Process:
 
     def later(self, delay_s: float, act: Callable[[], None]) -> None:
         """In this process's own time: never after its death, not while it is suspended."""
-        self.swarm.agenda.after(delay_s, lambda: self._when_running(act))
+        self.swarm.agenda.after(delay_s, partial(self._when_running, act))
 
     def _when_running(self, act: Callable[[], None]) -> None:
         if self.stopped:
@@ -183,8 +183,9 @@ class Process:
         if not isinstance(event, Tick):
             self.swarm.tell(self, event)
         actions = self.machine.handle(event, self.now())
-        self._check_head(before, event, actions)
-        self._carry_out_all(actions)
+        if actions or self.machine.head is not before:
+            self._check_head(before, event, actions)
+            self._carry_out_all(actions)
 
     def _carry_out_all(self, actions: list[Action]) -> None:
         for place, action in enumerate(actions):
@@ -214,7 +215,8 @@ class Process:
             assert after.prefers(before), "a chain was replaced by one not preferred"
         else:
             assert applied, "the head changed by itself"
-            assert applied[0].head == after == before.after(applied[0].commit.value)
+            due = self.swarm.witness.head_after(before, applied[0].commit.value)
+            assert applied[0].head == after == due
 
     def _carry_out(self, action: Action) -> None:
         match action:

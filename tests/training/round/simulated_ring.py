@@ -53,6 +53,8 @@ class Runner:
 class _Ring:
     members: tuple[Contribution, ...]
     runners: dict[str, Runner] = field(default_factory=dict)
+    result: Result | None = None
+    """Of all its runners' work, once it is complete."""
 
     @property
     def complete(self) -> bool:
@@ -152,11 +154,8 @@ class Rings:
             runner.later(delay, lambda: self._fail(runner, start, suspect))
             return
         runner.state = "done"
-        works = frozenset(work for other in ring.runners.values() for work in other.works)
-        digest = canonical_digest("sum", [start.parent, ring.members, sorted(works)])
-        norm = 1.0 + digest[0] / 256
-        result = Result(start.parent, digest, norm, works)
-        runner.report(RingFinished(start.ballot, digest, norm), result)
+        result = ring.result = ring.result or _averaged(ring, start.parent)
+        runner.report(RingFinished(start.ballot, result.digest, result.norm), result)
 
     def _serves(self, other: Runner, runner: Runner, connected: bool) -> bool:
         here, there = runner.peer_id, other.peer_id
@@ -168,6 +167,12 @@ class Rings:
         if runner.state == "running":
             runner.state = "failed"
             runner.report(RingFailed(start.ballot, suspect, "no progress"), None)
+
+
+def _averaged(ring: _Ring, parent: bytes) -> Result:
+    works = frozenset(work for runner in ring.runners.values() for work in runner.works)
+    digest = canonical_digest("sum", [parent, ring.members, sorted(works)])
+    return Result(parent, digest, 1.0 + digest[0] / 256, works)
 
 
 def _beside(start: StartRing, peer_id: str) -> set[str]:

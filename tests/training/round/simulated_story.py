@@ -1,10 +1,13 @@
 """What happened, in words short enough to read a whole history: A promised ballot 3B on 2:af01."""
 
 import dataclasses
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
 from atom.swarm.chain import Ballot, Commit, Contribution, Head, Value, Vote, Voter
+
+MOST_LINES = 4000
 
 
 @dataclasses.dataclass
@@ -13,7 +16,9 @@ class Story:
 
     names: Mapping[str, str]
     """Peer id → name; may grow."""
-    lines: list[tuple[float, str, object]] = dataclasses.field(default_factory=list)
+    lines: deque[tuple[float, str, object]] = dataclasses.field(
+        default_factory=lambda: deque(maxlen=MOST_LINES)
+    )
 
     def add(self, time_s: float, who: str, what: object) -> None:
         self.lines.append((time_s, who, what))
@@ -21,7 +26,7 @@ class Story:
     def text(self, most_lines: int) -> str:
         return "\n".join(
             f"{time_s:8.3f} {who}  {self._brief(what)}"
-            for time_s, who, what in self.lines[-most_lines:]
+            for time_s, who, what in list(self.lines)[-most_lines:]
         )
 
     def _brief(self, what: Any) -> str:

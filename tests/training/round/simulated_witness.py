@@ -2,7 +2,7 @@
 
 from simulated_seat import Chain
 
-from atom.swarm.chain import Commit, Head
+from atom.swarm.chain import Commit, Head, Value
 from atom.swarm.membership import certificate_problem
 
 
@@ -18,6 +18,7 @@ class Witness:
         self.branches = 0
         self._commits: dict[bytes, Commit] = {}
         """Head → the commit that led to it."""
+        self._after: dict[tuple[bytes, bytes], Head] = {}
         self._seen: dict[int, Commit] = {}
         """By identity: the same commit is sent to many, and looked at once."""
 
@@ -35,11 +36,18 @@ class Witness:
         """Whether a stranger would follow this chain: every commit was seen, with a certificate."""
         return all(self.heads.get(head.digest) == head for head in chain.heads)
 
+    def head_after(self, before: Head, value: Value) -> Head:
+        """`before.after(value)`, reckoned once."""
+        key = before.digest, value.digest()
+        if key not in self._after:
+            self._after[key] = before.after(value)
+        return self._after[key]
+
     def _check(self, commit: Commit) -> None:
         parent = self.heads[commit.value.parent]
         assert certificate_problem(parent, commit) is None, "a commit without a certificate"
         assert commit.value.sequences >= self._global_batch, "a round came early"
-        head = parent.after(commit.value)
+        head = self.head_after(parent, commit.value)
         self.branches += bool(commit.survivors) and head.digest not in self.heads
         self.heads[head.digest] = head
         self._commits.setdefault(head.digest, commit)

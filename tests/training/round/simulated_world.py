@@ -3,8 +3,10 @@
 import heapq
 import itertools
 import random
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import itemgetter
 
 from atom.swarm.message_codec import decode, encode
 from atom.swarm.messages import Message
@@ -119,27 +121,38 @@ class Directory:
         self.hidden: set[tuple[str, str]] = set()
         """(publisher, reader): this reader's part of the directory does not get that lease."""
         self._copies: dict[str, dict[str, tuple[float, Lease]]] = {}
+        self._coming: dict[str, list[tuple[float, int, float, Lease]]] = {}
+        """By reader: when it arrives, the how-manieth of all, until when it is good, the lease."""
+        self._order = itertools.count()
 
     def add_reader(self, peer_id: str) -> None:
         self._copies.setdefault(peer_id, {})
+        self._coming.setdefault(peer_id, [])
 
     def publish(self, lease: Lease, now: float) -> None:
         """`now` by the publisher's clock: a lease says itself when it ends."""
         if lease.peer_id in self.dark:
             return
         expires = now + LEASE_SECONDS
-        for reader, copy in self._copies.items():
+        for reader, coming in self._coming.items():
             if (lease.peer_id, reader) in self.hidden or reader == lease.peer_id:
                 continue
             if self._dice.random() < self.weather.lease_loss:
                 continue
-            delay = self._dice.uniform(*self.weather.lease_delay)
-            self._agenda.after(
-                delay, lambda copy=copy: copy.update({lease.peer_id: (expires, lease)})
-            )
+            arrives = self._agenda.now + self._dice.uniform(*self.weather.lease_delay)
+            coming.append((arrives, next(self._order), expires, lease))
 
     def read(self, reader: str, now: float) -> dict[str, Lease] | None:
         """The leases this reader can see, unexpired by its clock; None if it cannot read at all."""
         if reader in self.dark:
             return None
+        self._take_in(reader)
         return {p: lease for p, (until, lease) in self._copies[reader].items() if until > now}
+
+    def _take_in(self, reader: str) -> None:
+        """What has arrived by now, in that order: an old lease may replace a newer one."""
+        copy, coming = self._copies[reader], sorted(self._coming[reader])
+        arrived = bisect_right(coming, self._agenda.now, key=itemgetter(0))
+        for _, _, expires, lease in coming[:arrived]:
+            copy[lease.peer_id] = (expires, lease)
+        self._coming[reader] = coming[arrived:]

@@ -10,10 +10,9 @@ import itertools
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 from blake3 import blake3
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from simulated_key import identity
 from simulated_peer import Process
 from simulated_ring import Rings
 from simulated_seat import Chain, Seat
@@ -21,10 +20,7 @@ from simulated_story import Story
 from simulated_witness import Witness
 from simulated_world import CALM, Agenda, Directory, Network, lose_nothing
 
-import atom.swarm.membership
-import atom.training.round.coordinator
 from atom.swarm.chain import Voter, genesis
-from atom.swarm.identity import Identity, verify
 from atom.swarm.messages import Message
 from atom.training.round import Patience, Terms
 
@@ -38,17 +34,6 @@ STORY_LINES = 400
 CLOCKS_DIFFER_S = 2.0
 """Every machine's clock is wrong by up to this much."""
 FIRST_KEY_OF_JOINERS = 24
-
-verified = lru_cache(maxsize=65536)(verify)
-atom.swarm.membership.verify = verified  # all peers check the same votes: once is enough here
-atom.training.round.coordinator.verify = verified
-
-
-@lru_cache(maxsize=256)
-def identity(number: int) -> Identity:
-    """The same key for the same number, always."""
-    seed = blake3(f"identity {number}".encode()).digest()
-    return Identity(Ed25519PrivateKey.from_private_bytes(seed))
 
 
 class BrokenPromise(AssertionError):
