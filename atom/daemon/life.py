@@ -18,6 +18,7 @@ from atom.daemon.portrait import info_of, lease_of
 from atom.daemon.state_directory import StateDirectory, write_atomically
 from atom.swap.voided import PassVoided
 from atom.swarm.directory import Directory
+from atom.swarm.fork_choice import claims_better
 from atom.swarm.records import Lease
 from atom.training.loop import LeasesRead, RoundLoop
 from atom.training.round import RoundMachine
@@ -211,8 +212,8 @@ class Life:
             self.parts.worker.hold("finished")
         head = self._machine.head
         others = self._loop.view.fresh.values()
-        behind = sum(lease.head != head.digest and lease.work <= head.work for lease in others)
-        ahead = sum(lease.head != head.digest and lease.work > head.work for lease in others)
+        ahead = sum(claims_better(lease, head) for lease in others)
+        behind = sum(lease.head != head.digest for lease in others) - ahead
         facts = self._update(
             phase=self._machine.phase,
             now=now,

@@ -8,6 +8,7 @@ from typing import Any
 
 from atom.daemon.lifecycle import Facts, peer_state
 from atom.daemon.parts import Parts
+from atom.swarm.fork_choice import shown
 from atom.swarm.lease_body import MAX_LINKS
 from atom.swarm.records import Lease, PeerState, short_name
 from atom.training.round import RoundMachine
@@ -18,7 +19,7 @@ def lease_of(parts: Parts, machine: RoundMachine, facts: Facts, serial: int, gon
     """The lease as of now. Head and count are read one after the other, without a lock: a lease
     is a hint, and a count that belongs to the head before at most triggers an early attempt."""
     head, tally = machine.head, parts.hands.tally
-    rate = parts.worker.rate()
+    rate, branches = parts.worker.rate(), shown(head.branches)
     return Lease(
         peer_id=parts.me.peer_id,
         incarnation=parts.me.incarnation,
@@ -45,6 +46,8 @@ def lease_of(parts: Parts, machine: RoundMachine, facts: Facts, serial: int, gon
             for peer_id, link in parts.transport.links.links(MAX_LINKS).items()
         ),
         ended_attempts=parts.ended_attempts.last,
+        branches=branches.newest,
+        branches_before=branches.before,
     )
 
 

@@ -13,6 +13,8 @@ from typing import Any
 
 from blake3 import blake3
 
+from atom.swarm.branches import Branch, Rank, name_of, rank
+
 VOTE_DOMAIN = "vote"
 """Signature domain of a vote: over `vote_payload(...)`."""
 
@@ -100,7 +102,10 @@ class Vote:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """A decided value with its certificate: votes of a quorum (or of all survivors) at `ballot`."""
+    """A decided value with its certificate: votes of a quorum (or of all survivors) at `ballot`.
+
+    Survivors sign only a value that names them: so a head itself says how it was decided.
+    """
 
     value: Value
     ballot: Ballot
@@ -117,16 +122,22 @@ class Head:
     round: int
     """Rounds committed so far; the next commit carries `round + 1`."""
     work: int
-    """Sequences in all committed rounds: the greater work is preferred when chains differ."""
+    """Sequences in all committed rounds, as the chain tells it."""
     cursor: int
     """Samples allotted so far (see models/data: which sample each member draws next)."""
     voters: tuple[Voter, ...]
     members: tuple[str, ...]
     """Peer ids of the last round's contributors, in ring order; draws are dealt in this order."""
+    branches: tuple[Branch, ...] = ()
+    """The rounds on this chain that no quorum decided, oldest first."""
+
+    @property
+    def rank(self) -> Rank:
+        return rank(self.digest, self.round, self.branches)
 
     def prefers(self, other: "Head") -> bool:
-        """Fork choice: more committed work, then the lower digest. A strict total order."""
-        return (self.work, other.digest) > (other.work, self.digest)
+        """Fork choice (`atom/swarm/branches.py`). A strict total order."""
+        return self.rank > other.rank
 
     def after(self, value: Value) -> "Head":
         """The head once `value` is committed on this one. Does not check the certificate."""
@@ -143,7 +154,15 @@ class Head:
             cursor=self.cursor + max(len(self.members), 1) * longest,
             voters=value.voters_next,
             members=members,
+            branches=(*self.branches, *self._branch(value, digest)),
         )
+
+    def _branch(self, value: Value, digest: bytes) -> tuple[Branch, ...]:
+        if not value.survivors:
+            return ()
+        signed = {voter.peer_id for voter in value.survivors}
+        backing = sum(voter.peer_id in signed for voter in self.voters)
+        return (Branch(value.round, backing, name_of(digest)),)
 
 
 def genesis(manifest_digest: bytes, state_digest: bytes, founder: Voter) -> Head:

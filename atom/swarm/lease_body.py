@@ -5,11 +5,12 @@ from collections.abc import Sequence
 
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
+from atom.swarm.branches import SHOWN, Branch
 from atom.swarm.reachability import Reached
 from atom.swarm.record_fields import check_digest, incarnation_of, texts_of
 from atom.swarm.records import Lease, PeerState
 from atom.swarm.ring_order import Link
-from atom.wire.records_pb2 import EndedAttempt, LeaseBody, LinkBody
+from atom.wire.records_pb2 import BranchBody, EndedAttempt, LeaseBody, LinkBody
 
 MAX_ADDRESSES = 8
 MAX_ADDRESS_CHARACTERS = 128
@@ -48,7 +49,10 @@ def to_body(lease: Lease, run: str, owner: str, expires_at: float) -> LeaseBody:
         reached=lease.reached.value,
         relays=lease.relays,
         lines=lease.lines,
+        branches_before=lease.branches_before,
     )
+    for branch in lease.branches:
+        body.branches.add(round=branch.round, backing=branch.backing, name=branch.name)
     for name, link in lease.links:
         rate = link.bytes_per_s if math.isfinite(link.bytes_per_s) else 0.0
         body.links.add(peer=name, round_trip_s=link.round_trip_s, bytes_per_s=rate)
@@ -85,13 +89,15 @@ def from_body(body: LeaseBody) -> Lease:
         lines=texts_of("lines", body.lines, MAX_LINES, MAX_PEER_ID_CHARACTERS),
         links=_links(body.links),
         ended_attempts=_ended_attempts(body.ended_attempts),
+        branches=_branches(body.branches),
+        branches_before=body.branches_before,
     )
 
 
 def _check_counts(body: LeaseBody) -> None:
     counts = (
         body.serial, body.round, body.work, body.sequences,
-        body.rounds_joined, body.sequences_committed,
+        body.rounds_joined, body.sequences_committed, body.branches_before,
     )  # fmt: skip
     if max(counts) > _MAX_COUNT:
         raise PeerRefused(Reason.MALFORMED, "a count beyond 63 bits")
@@ -129,6 +135,14 @@ def _ended_attempts(found: Sequence[EndedAttempt]) -> tuple[tuple[int, Reason], 
     if any(each.round > _MAX_COUNT for each in found):
         raise PeerRefused(Reason.MALFORMED, "a round beyond 63 bits")
     return tuple((each.round, Reason(each.reason)) for each in found if each.reason in _REASONS)
+
+
+def _branches(found: Sequence[BranchBody]) -> tuple[Branch, ...]:
+    if len(found) > SHOWN:
+        raise PeerRefused(Reason.TOO_LARGE, f"{len(found)} branches")
+    if any(branch.round > _MAX_COUNT or len(branch.name) != _NAME_BYTES for branch in found):
+        raise PeerRefused(Reason.MALFORMED, "a branch")
+    return tuple(Branch(branch.round, branch.backing, branch.name) for branch in found)
 
 
 def _reached(text: str) -> Reached:

@@ -6,6 +6,7 @@ from enum import StrEnum
 from blake3 import blake3
 
 from atom.base.reasons import Reason
+from atom.swarm.branches import Branch
 from atom.swarm.reachability import Reached
 from atom.swarm.ring_order import Link
 
@@ -46,7 +47,7 @@ class Lease:
     head: bytes
     round: int
     work: int
-    """Committed sequences on the chain of `head` (fork choice)."""
+    """Committed sequences on the chain of `head`."""
     sequences: int
     """Sequences accumulated for the next round (the mini-batch count of the paper)."""
     rounds_joined: int
@@ -72,6 +73,10 @@ class Lease:
     """What it measured of its ways to others, by their short names: at most 16."""
     ended_attempts: tuple[tuple[int, Reason], ...] = ()
     """The last attempts at a round that it coordinated in vain, and why: at most 4."""
+    branches: tuple[Branch, ...] = ()
+    """The newest rounds on its chain that no quorum decided (fork choice): at most 8."""
+    branches_before: int = 0
+    """So many older ones are left out."""
 
 
 @dataclass(frozen=True)

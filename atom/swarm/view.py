@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from atom.swarm.branches import rank
 from atom.swarm.progress import accumulated
 from atom.swarm.records import Lease, Manifest, PeerState
 
@@ -100,12 +101,12 @@ def view_swarm(
 
 
 def preferred_head(leases: Iterable[Lease]) -> bytes:
-    """Fork choice on claims: most work, then the lowest digest. Empty if nobody has a head.
+    """Fork choice on claims. Empty if nobody has a head.
 
     Good enough to look at; peers themselves follow certificates, not claims.
     """
     claims = [lease for lease in leases if lease.head]
-    best = min(claims, key=lambda lease: (-lease.work, lease.head), default=None)
+    best = max(claims, key=lambda c: rank(c.head, c.round, c.branches), default=None)
     return b"" if best is None else best.head
 
 

@@ -18,6 +18,7 @@ from atom.base.reasons import Reason
 from atom.swarm.arenas import state_digest
 from atom.swarm.chain import Commit, Head
 from atom.swarm.donor_queue import LIES
+from atom.swarm.fork_choice import branch_from
 from atom.training.donated_chain import donated_chain
 from atom.training.donors import Arenas, Donors, Offer
 from atom.training.keeper import Keeper
@@ -86,9 +87,11 @@ class Replay:
         if reached < len(journal.commits):
             self._keeper.replace_chain(journal.commits[:reached], journal.heads[: reached + 1])
 
-    def run(self, donors: Mapping[str, bytes], discard: bool) -> tuple[str, ...]:
-        """To the best chain that the donors (peer id → its head) prove. Those that lied beside
-        honest ones. Raises: CatchUpFailed."""
+    def run(
+        self, donors: Mapping[str, bytes], discard: bool, least_backing: int = 0
+    ) -> tuple[str, ...]:
+        """To the best chain that the donors (peer id → its head) prove; a branch from our own head
+        needs that many of its voters. Those that lied beside honest ones. Raises: CatchUpFailed."""
         shunned: set[str] = set()
         problems: list[str] = []
         for donor, claimed in donors.items():
@@ -100,6 +103,9 @@ class Replay:
                 if not self._wanted(heads[-1], discard):
                     problems.append(f"{donor} has nothing better")
                     continue
+                branch = branch_from(self._journal.head, heads[-1].branches)
+                if branch is not None and branch.backing < least_backing:
+                    raise PeerRefused(Reason.BAD_CERTIFICATE, "a branch that too few have signed")
                 self._follow(commits, heads, others, discard)
                 self._donors.forget()
                 return tuple(sorted(shunned | self._donors.take_liars()))

@@ -36,6 +36,7 @@ from atom.training.keeper import Keeper
 from atom.training.pacing import SwarmCount
 from atom.training.replica import Replica
 from atom.training.round.vocabulary import (
+    CatchUp,
     CaughtUp,
     Event,
     Fetched,
@@ -349,25 +350,26 @@ class ReplicaHands:
 
     # ---- catching up
 
-    def catch_up(self, donors: Mapping[str, bytes], reason: str, discard: bool) -> None:
+    def catch_up(self, donors: Mapping[str, bytes], wanted: CatchUp) -> None:
+        """`donors`: of those that are wanted, who shows a head now, and which."""
         self._worker.hold(ROUND)
-        self._worker.submit(lambda: self._catch_up(donors, reason, discard))
+        self._worker.submit(lambda: self._catch_up(donors, wanted))
 
-    def _catch_up(self, donors: Mapping[str, bytes], reason: str, discard: bool) -> None:
+    def _catch_up(self, donors: Mapping[str, bytes], wanted: CatchUp) -> None:
         self._aftermath.wait()
-        self._events.emit("catching-up", reason=reason, donors=list(donors))
+        self._events.emit("catching-up", reason=wanted.reason, donors=list(donors))
         before = self._journal.head
         shunned: tuple[str, ...] = ()
         failed_donors: tuple[str, ...] = ()
         try:
-            shunned = self._replay.run(donors, discard)
+            shunned = self._replay.run(donors, wanted.discard, wanted.least_backing)
         except CatchUpFailed as failed:
             shunned, failed_donors = failed.shunned, tuple(donors)
             self._events.emit("catch-up-failed", detail=str(failed)[:300])
         head = self._journal.head
         if not self._replay.usable:
             digest = b""
-        elif head != before or discard:
+        elif head != before or wanted.discard:
             if self._style.feedback is not None:
                 self._style.feedback.forget()
             self._start_round(head)

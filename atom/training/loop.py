@@ -65,7 +65,7 @@ class Hands(Protocol):
     def apply(self, commit: Commit, head: Head) -> None:
         """Counting for `head` goes on by itself as soon as the step has begun."""
 
-    def catch_up(self, donors: Mapping[str, bytes], reason: str, discard: bool) -> None:
+    def catch_up(self, donors: Mapping[str, bytes], wanted: CatchUp) -> None:
         """`donors`: peer id → the head its lease shows."""
 
     def own_sequences(self) -> int: ...
@@ -218,10 +218,10 @@ class RoundLoop:
                 hands.offer_result(digest)
             case Apply(commit, head):
                 hands.apply(commit, head)
-            case CatchUp(donors, reason, discard):
+            case CatchUp():
                 fresh = self._view.fresh
-                heads = {peer: fresh[peer].head for peer in donors if peer in fresh}
-                hands.catch_up(heads, reason, discard)
+                heads = {peer: fresh[peer].head for peer in action.donors if peer in fresh}
+                hands.catch_up(heads, action)
             case Offence(peer_id, reason):
                 self._set_aside(peer_id, reason)
             case Report(kind, fields):

@@ -71,9 +71,9 @@ def check_against_chain(
 
 
 def check_peers(peers: Sequence[Peer], run: str) -> int:
-    """`check_against_chain` for ended peers: all their chains are prefixes of the longest."""
+    """`check_against_chain` for ended peers: all their chains are prefixes of the preferred one."""
     chains = [read_chain(peer.state, run) for peer in peers]
-    commits, heads = max(chains, key=lambda chain: chain[1][-1].work)
+    commits, heads = max(chains, key=lambda chain: chain[1][-1].rank)
     for peer, (_, own) in zip(peers, chains, strict=True):
         assert own == heads[: len(own)], f"{peer.name} ended on another chain\n{peer.story()}"
     histories = [peer.events() for peer in peers]

@@ -18,6 +18,7 @@ Some things are taken in one move though the daemon takes several, and nothing i
 
 from collections.abc import Iterator
 
+from . import cast
 from .acceptor import accepted_in, highest_promised
 from .cast import VoterKey
 from .ledger import Ledger
@@ -102,6 +103,22 @@ class Acts:
             )
             yield self.propose(state, at, value)
 
+    def finished(
+        self, attempt: Attempt, value: int, heard: tuple[Promised, ...], peers: tuple[Peer, ...]
+    ) -> int:
+        """What these electors propose to finish an accepted value: survivors, a branch of theirs
+        with its result."""
+        made, survivors = self.ledger.values[value], attempt.survivors
+        if made.value.survivors == tuple(cast.voter(v) for v in survivors):
+            return value
+        members = tuple(v for v in made.members if v in survivors)
+        gone = tuple(v for v in survivors if is_confirmed_dead(v, peers))
+        leaving = frozenset(p.voter[0] for p in heard if p.leaving)
+        voters = self.rules.voters_next(survivors, attempt.head, members, leaving, gone)
+        return self.ledger.value(
+            attempt.head, made.origin, made.units, voters, survivors, made.result
+        )
+
     def _stands_by(self, attempt: Attempt, member: VoterKey, peers: tuple[Peer, ...]) -> bool:
         peer = peers[member[0]]
         slot = self.rules.slot_of(attempt.survivors)
@@ -118,7 +135,7 @@ class Acts:
         proposed = State(state.peers, replaced(state.attempts, at, attempt), state.budget)
         leader = attempt.ballot[1]
         made_here = self.ledger.values[value].origin == attempt.ballot
-        if made_here or has_accepted(state.peers[leader], value):
+        if made_here or self.has_accepted(state.peers[leader], value):
             return self.vote(proposed, leader, at) or proposed
         return proposed
 
@@ -154,14 +171,20 @@ class Acts:
         for r, peer in enumerate(state.peers):
             if peer.status != ALIVE:
                 continue
-            if value in self.ledger.heads[peer.head].values:
+            if made.result in self.ledger.heads[peer.head].results:
                 return True
             holds = (
                 ring_ended and peer.head == made.parent and (r, peer.incarnation) in made.members
             )
-            if (offered or r == q) and (holds or has_accepted(peer, value)):
+            if (offered or r == q) and (holds or self.has_accepted(peer, value)):
                 return True
         return False
+
+    def has_accepted(self, peer: Peer, value: int) -> bool:
+        """Whether it accepted a value with this one's result."""
+        values = self.ledger.values
+        accepted = (slot[2][1] for slot in peer.slots if slot[2])
+        return any(values[other].result == values[value].result for other in accepted)
 
     def commit(self, state: State, at: int) -> State | None:
         """COMMIT goes out."""
@@ -177,7 +200,8 @@ class Acts:
         """`q` applies a committed result. What it remembers of the old head ends with it."""
         peer = state.peers[q]
         head = self.ledger.head_after(peer.head, value)
-        content = self.ledger.content_after(peer.content, self.rules.result_applied(peer, value))
+        applied = self.ledger.values[self.rules.result_applied(peer, value)].result
+        content = self.ledger.content_after(peer.content, applied)
         peer = peer._replace(head=head, content=content, tag=head, slots=())
         return state._replace(peers=replaced(state.peers, q, peer))
 
@@ -205,10 +229,6 @@ class Acts:
         content = self.ledger.heads[head].content
         fresh = Peer(ALIVE, number, head, content, head, (), False)
         return State(replaced(state.peers, p, fresh), state.attempts, budget)
-
-
-def has_accepted(peer: Peer, value: int) -> bool:
-    return any(slot[2] and slot[2][1] == value for slot in peer.slots)
 
 
 def numbers_heard(state: State, head: int) -> Iterator[int]:

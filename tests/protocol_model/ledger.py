@@ -31,6 +31,8 @@ class ValueRecord:
     origin: BallotKey
     """The attempt whose ring made it."""
     units: tuple[Unit, ...]
+    result: int
+    """The value that its ring made: itself, unless survivors finish one as their branch."""
 
     @property
     def members(self) -> tuple[VoterKey, ...]:
@@ -42,7 +44,7 @@ class HeadRecord:
     head: Head
     path: tuple[int, ...]
     """Numbers of all heads from genesis to this one."""
-    values: frozenset[int]
+    results: frozenset[int]
     units: frozenset[Unit]
     voters: tuple[VoterKey, ...]
     content: int
@@ -70,13 +72,16 @@ class Ledger:
         units: tuple[Unit, ...],
         voters_next: tuple[Voter, ...],
         survivors: Survivors,
+        result: int | None = None,
     ) -> int:
-        """The number of the value that this ring made; every member brought one sequence."""
+        """The number of the value that this ring made; every member brought one sequence. Or of
+        one that finishes the `result` of another value."""
         key = parent, origin, units, tuple((v, v.absences) for v in voters_next), survivors
         if key not in self._value_numbers:
             value = self._value(parent, origin, units, voters_next, survivors)
             self._value_numbers[key] = len(self.values)
-            self.values.append(ValueRecord(value, parent, origin, units))
+            result = len(self.values) if result is None else result
+            self.values.append(ValueRecord(value, parent, origin, units, result))
         return self._value_numbers[key]
 
     def _value(
@@ -112,13 +117,17 @@ class Ledger:
             HeadRecord(
                 head,
                 (*before.path, number),
-                before.values | {value},
+                before.results | {what.result},
                 before.units | set(what.units),
                 tuple(cast.key_of(v) for v in head.voters),
-                self.content_after(before.content, value),
+                self.content_after(before.content, what.result),
             )
         )
         return number
+
+    def is_branch(self, head: int) -> bool:
+        """Whether no quorum decided the round that led to this head."""
+        return any(b.round == self.round(head) for b in self.heads[head].head.branches)
 
     def content_after(self, content: int, result: int) -> int:
         """The bytes that these bytes become by a step with the result of that value."""

@@ -101,7 +101,7 @@ class Moves:
                 if value is None:
                     rings.append(heard)
                 else:
-                    values.add(value)
+                    values.add(self._acts.finished(attempt, value, heard, peers))
         return sorted(values), rings
 
     # ---- accepting and committing
@@ -128,7 +128,7 @@ class Moves:
         for q, donor in enumerate(state.peers):
             if donor.status == ALIVE and donor.head in heads:
                 heads.discard(donor.head)  # one donor for each head will do
-                if self._ledger.prefers(donor.head, state.peers[p].head):
+                if self._rules.prefers(donor.head, state.peers[p].head):
                     yield ("fetch", p, q, donor.head), self._acts.fetch(state, p, q)
 
     # ---- coming and going

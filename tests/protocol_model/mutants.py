@@ -144,6 +144,14 @@ class OwnResult(Rules):
         return ours[0] if ours else value
 
 
+class CountsWork(Rules):
+    """The chain with more samples is preferred, whoever decided its rounds."""
+
+    def prefers(self, one: int, other: int) -> bool:
+        ours, theirs = self.ledger.heads[other].head, self.ledger.heads[one].head
+        return (theirs.work, ours.digest) > (ours.work, theirs.digest)
+
+
 class OffersAfterTheStep(Rules):
     """A result can be fetched from others only once they have stepped with it."""
 
@@ -190,6 +198,7 @@ class Mutant:
 
 _TWO_CHOSEN = "a quorum accepted one value, then another"
 _TWO_COMMITS = "two commits by an ordinary quorum on one head"
+_OVERRULED = "a quorum's round was given up for a branch"
 _STUCK = "stuck: no attempt of anybody can commit any more"
 
 
@@ -208,6 +217,7 @@ MUTANTS = (
     Mutant(PromisesForgotten, _within(3, 2), _TWO_CHOSEN, 8),
     Mutant(AnyHead, _within(3, 2, rounds=2), "peers with different heads averaged", 9),
     Mutant(OwnResult, _within(3, 2), "equal heads, different bytes", 9),
+    Mutant(CountsWork, _within(3, 1, branches=1), _OVERRULED, 11),
     Mutant(OffersAfterTheStep, Bounds("", 3, 1), _STUCK, 3),
     Mutant(AllMustVote, Bounds("", 3, 1, crashes=1), _STUCK, 1),
 )

@@ -11,7 +11,7 @@ and is remembered.
 
 from functools import cache
 
-from .acts import Acts, has_accepted, numbers_heard
+from .acts import Acts, numbers_heard
 from .ledger import Ledger
 from .rules import Rules, is_confirmed_dead
 from .state import ALIVE, Budget, Peer, State
@@ -49,7 +49,7 @@ class Outlook:
     def _all_at_one_head(self, state: State, alive: list[int]) -> State:
         best = alive[0]
         for p in alive:
-            if self._ledger.prefers(state.peers[p].head, state.peers[best].head):
+            if self._rules.prefers(state.peers[p].head, state.peers[best].head):
                 best = p
         for p in alive:
             if state.peers[p].head != state.peers[best].head:
@@ -91,6 +91,7 @@ class Outlook:
             return False
         value = self._rules.to_finish(attempt.promises)
         if value is not None:
+            value = self._acts.finished(attempt, value, attempt.promises, state.peers)
             state = self._acts.propose(state, 0, value)
         else:
             rings = list(self._acts.ring(state, 0, attempt.promises))
@@ -103,7 +104,7 @@ class Outlook:
             return False
         a = state.attempts[0]
         taken = self._rules.certified(a.head, a.value, a.ballot, a.votes, a.survivors)
-        return taken and any(has_accepted(state.peers[q], a.value) for q in alive)
+        return taken and any(self._acts.has_accepted(state.peers[q], a.value) for q in alive)
 
 
 @cache

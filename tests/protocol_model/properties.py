@@ -19,7 +19,7 @@ def problem(rules: Rules, before: State, move: Move, after: State) -> str | None
     if kind == "commit":
         return _two_commits(after) or _counted_twice(ledger, move) or _refused(rules, move)
     if kind in ("step", "fetch"):
-        lost = _commit_lost(ledger, before, move) if kind == "fetch" else None
+        lost = _commit_lost(rules, before, move) if kind == "fetch" else None
         return lost or _unequal_bytes(ledger, after)
     return None
 
@@ -76,17 +76,20 @@ def _unequal_bytes(ledger: Ledger, state: State) -> str | None:
     return None
 
 
-def _commit_lost(ledger: Ledger, before: State, move: Move) -> str | None:
-    """A peer may leave its chain only for more work, and only if a branch is on record."""
-    _, p, _, new = move
+def _commit_lost(rules: Rules, before: State, move: Move) -> str | None:
+    """A peer may leave its chain only for a preferred one, and only if a branch is on record: its
+    own, where the other's round is a quorum's."""
+    (_, p, _, new), ledger = move, rules.ledger
     old = before.peers[p].head
     if old in ledger.heads[new].path:
         return None
-    if not ledger.prefers(new, old):
+    if not rules.prefers(new, old):
         return "a commit was given up for a chain that is not preferred"
     paths = ledger.heads[old].path, ledger.heads[new].path
     fork = max(set(paths[0]) & set(paths[1]))
-    sides = [path[path.index(fork) + 1] for path in paths]
+    ours, theirs = sides = [path[path.index(fork) + 1] for path in paths]
+    if ledger.is_branch(theirs) and not ledger.is_branch(ours):
+        return "a quorum's round was given up for a branch"
     recorded = any(
         a.committed and a.survivors and ledger.head_after(fork, a.value) in sides
         for a in before.attempts

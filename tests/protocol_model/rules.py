@@ -116,6 +116,7 @@ class Rules:
             loss=None,
             state_digest=b"",
             addresses=(),
+            branches=real.branches,
         )
 
     # ---- what binds an acceptor
@@ -160,6 +161,11 @@ class Rules:
             {cast.voter((peer, 0)).peer_id for peer in leaving},
             {cast.voter(v) for v in dead},
         )
+
+    # ---- which chain
+
+    def prefers(self, one: int, other: int) -> bool:
+        return self.ledger.prefers(one, other)
 
     # ---- gradients, results, states
 

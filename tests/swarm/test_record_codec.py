@@ -10,6 +10,7 @@ from swarm_samples import a_lease, a_manifest
 
 from atom.base.errors import ConfigError, PeerRefused
 from atom.base.reasons import Reason
+from atom.swarm.branches import Branch
 from atom.swarm.identity import Identity
 from atom.swarm.reachability import Reached
 from atom.swarm.record_codec import (
@@ -24,7 +25,14 @@ from atom.swarm.record_codec import (
 from atom.swarm.record_keys import LEASE_SHARDS, lease_key, lease_keys, shard_of
 from atom.swarm.records import Manifest
 from atom.swarm.ring_order import Link
-from atom.wire.records_pb2 import EndedAttempt, LeaseBody, LinkBody, ManifestBody, SignedRecord
+from atom.wire.records_pb2 import (
+    BranchBody,
+    EndedAttempt,
+    LeaseBody,
+    LinkBody,
+    ManifestBody,
+    SignedRecord,
+)
 
 OWNER = Identity.create()
 PEER = Identity.create()
@@ -60,6 +68,7 @@ def test_a_lease_survives_the_journey():
         {"loss": None, "head": b"", "state_digest": b"", "addresses": ()},
         {"reached": Reached.NO, "relays": True, "lines": ("a", "b"), "links": links},
         {"ended_attempts": ((7, Reason.RING_BROKEN), (7, Reason.EARLY))},
+        {"branches": (Branch(7, 3, b"12345678"),), "branches_before": 2},
     ):
         lease = a_lease(PEER.peer_id, **changes)
         assert decode_lease(encoded(**changes), *PLACE, PEER.peer_id) == lease
@@ -114,6 +123,10 @@ def test_a_signature_for_another_purpose_is_refused():
         ({"links": [LinkBody(peer=bytes(8), bytes_per_s=float("inf"))]}, Reason.NOT_FINITE),
         ({"ended_attempts": [EndedAttempt()] * 5}, Reason.TOO_LARGE),
         ({"ended_attempts": [EndedAttempt(round=2**63)]}, Reason.MALFORMED),
+        ({"branches": [BranchBody(name=bytes(8))] * 9}, Reason.TOO_LARGE),
+        ({"branches": [BranchBody(name=bytes(7))]}, Reason.MALFORMED),
+        ({"branches": [BranchBody(name=bytes(8), round=2**63)]}, Reason.MALFORMED),
+        ({"branches_before": 2**63}, Reason.MALFORMED),
         ({"run": "../etc"}, Reason.WRONG_RUN),
         ({"owner": "nobody"}, Reason.WRONG_IDENTITY),
         ({"peer_id": PEER.peer_id + " "}, Reason.WRONG_IDENTITY),

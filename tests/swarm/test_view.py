@@ -3,19 +3,21 @@ import json
 from swarm_samples import HEAD, a_lease, a_manifest
 
 from atom.base.reasons import Reason
+from atom.swarm.branches import Branch
 from atom.swarm.identity import Identity
 from atom.swarm.records import PeerState
 from atom.swarm.view import preferred_head, view_swarm
 
 OTHER = b"x" * 32
+LEFT = (Branch(4, 1, b"n" * 8),)
 MANIFEST = a_manifest(Identity.create())
 
 
-def test_the_view_is_computed_at_the_head_with_most_work():
+def test_the_view_is_computed_at_the_preferred_head():
     leases = [
         a_lease("b", sequences=4, round=9, work=100, loss=2.5),
         a_lease("a", sequences=3, round=9, work=100, loss=None),
-        a_lease("c", sequences=50, round=12, work=90, head=OTHER, loss=1.0),
+        a_lease("c", sequences=50, round=12, work=900, head=OTHER, loss=1.0, branches=LEFT),
         a_lease("d", sequences=6, round=9, work=100, state=PeerState.LEFT),
     ]
     view = view_swarm(MANIFEST, leases, global_batch=12, unix_time=1_700_000_003.0)
@@ -58,9 +60,9 @@ def test_the_keys_of_the_status_command():
     ]
 
 
-def test_equal_work_prefers_the_lower_digest_and_no_head_is_no_claim():
+def test_equal_rounds_prefer_the_lower_digest_and_no_head_is_no_claim():
     assert preferred_head([a_lease("a", head=OTHER), a_lease("b", head=HEAD)]) == HEAD
-    assert preferred_head([a_lease("a", head=b"", work=10**9), a_lease("b")]) == HEAD
+    assert preferred_head([a_lease("a", head=b"", round=10**9), a_lease("b")]) == HEAD
     assert preferred_head([a_lease("a", head=b"")]) == b""
 
 

@@ -161,7 +161,9 @@ class ScriptedReplay:
     def restore(self) -> None:
         self.restored = True
 
-    def run(self, donors: Mapping[str, bytes], discard: bool) -> tuple[str, ...]:
+    def run(
+        self, donors: Mapping[str, bytes], discard: bool, least_backing: int
+    ) -> tuple[str, ...]:
         self.on_run(donors, discard)
         return self.liars
 

@@ -25,6 +25,7 @@ from atom.training.catch_up import CatchUpFailed
 from atom.training.hands import Schedule
 from atom.training.pacing import SwarmCount
 from atom.training.round.vocabulary import (
+    CatchUp,
     CaughtUp,
     Event,
     Fetched,
@@ -36,6 +37,8 @@ from atom.training.round.vocabulary import (
 )
 from atom.training.snapshot import list_snapshots
 from atom.training.worker import Batch
+
+BEHIND = CatchUp(("a",), "behind")
 
 
 @pytest.fixture
@@ -297,7 +300,7 @@ def test_a_failed_catch_up_leaves_us_where_we_were(stage: Stage) -> None:
 
     stage.train()
     stage.replay.on_run = fail
-    stage.hands.catch_up({"a": b"h" * 32}, "behind", discard=False)
+    stage.hands.catch_up({"a": b"h" * 32}, BEHIND)
     state = state_digest(stage.replica.arenas)
     caught = stage.next_event()
     assert isinstance(caught, CaughtUp)
@@ -313,7 +316,7 @@ def test_without_any_state_the_digest_is_empty(stage: Stage) -> None:
         raise CatchUpFailed("nobody there")
 
     stage.replay.on_run = fail
-    stage.hands.catch_up({}, "no-state", discard=True)
+    stage.hands.catch_up({}, CatchUp((), "no-state", discard=True))
     assert stage.next_event() == CaughtUp(stage.start, b"", ())
 
 
@@ -326,7 +329,7 @@ def test_a_new_head_starts_a_new_round(stage: Stage) -> None:
 
     stage.train()
     stage.replay.on_run = bring
-    stage.hands.catch_up({"a": b"h" * 32}, "behind", discard=False)
+    stage.hands.catch_up({"a": b"h" * 32}, BEHIND)
     state = state_digest({**stage.replica.arenas, "master": -torch.ones(ELEMENTS)})
     assert stage.next_event() == CaughtUp(stage.journal.head, state)
     assert stage.journal.head.round == 1

@@ -214,16 +214,17 @@ def test_actions_are_carried_out_in_order_on_the_loops_thread(stage: Stage) -> N
         ("fetch_result", b"r" * 32, (ANN.peer_id,)),
         ("offer_result", b"r" * 32),
         ("apply", commit, head),
-        ("catch_up", {}, "behind", True),
+        ("catch_up", {}, CatchUp((ANN.peer_id,), "behind", True)),
     ]
     assert stage.hands.threads == {"round"}
 
 
 def test_donors_are_named_with_the_heads_of_their_leases(stage: Stage) -> None:
     stage.read(lease(ANN, head=b"a" * 32), lease(BOB, head=b"b" * 32))
-    stage.machine.answers[LeaveRequested] = [CatchUp((BOB.peer_id, CAT.peer_id), "behind")]
+    wanted = CatchUp((BOB.peer_id, CAT.peer_id), "behind", least_backing=2)
+    stage.machine.answers[LeaveRequested] = [wanted]
     stage.loop.leave()
-    assert stage.next_call() == ("catch_up", {BOB.peer_id: b"b" * 32}, "behind", False)
+    assert stage.next_call() == ("catch_up", {BOB.peer_id: b"b" * 32}, wanted)
 
 
 def test_reports_become_events(stage: Stage) -> None:

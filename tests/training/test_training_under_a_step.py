@@ -13,6 +13,7 @@ from atom.swarm.arenas import state_digest
 from atom.training import keeper as keeper_module
 from atom.training.hands import Schedule
 from atom.training.round.vocabulary import (
+    CatchUp,
     CaughtUp,
     Event,
     Frozen,
@@ -20,6 +21,8 @@ from atom.training.round.vocabulary import (
 )
 from atom.training.snapshot import Snapshot, list_snapshots
 from atom.training.worker import Batch
+
+BEHIND = CatchUp(("a",), "behind")
 
 NewStage = Callable[..., Stage]
 
@@ -185,7 +188,7 @@ def test_catching_up_waits_for_what_follows_a_step(
     assert snapshots.writing.wait(WAIT_S)
     found: list[list[Snapshot]] = []
     stage.replay.on_run = lambda donors, discard: found.append(list_snapshots(stage.snapshots))
-    stage.hands.catch_up({"a": b"h" * 32}, "behind", discard=False)
+    stage.hands.catch_up({"a": b"h" * 32}, BEHIND)
     snapshots.may_write.set()
     assert isinstance(stage.next_event(), CaughtUp)
     assert [snapshot.round for snapshot in found[0]] == [1]

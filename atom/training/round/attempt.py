@@ -1,11 +1,12 @@
 """A coordinator's notebook for one ballot, and the decisions taken from it. Pure."""
 
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from atom.swarm.chain import Ballot, Contribution, Value, Voter
-from atom.swarm.membership import standing
+from atom.swarm.membership import standing, voters_next
 from atom.swarm.messages import Accepted, Promise, Suspect
 from atom.training.round.electorate import Electorate
 
@@ -66,6 +67,21 @@ class Attempt:
             for voter in self.electorate.voters
             if voter in self.promises and voter.peer_id in self.expected
         }
+
+    def voters_next(self, members: Sequence[Voter], dead: AbstractSet[Voter]) -> tuple[Voter, ...]:
+        """Who decides after the round that `members` made."""
+        leaving = {voter.peer_id for voter, promise in self.promises.items() if promise.leaving}
+        return voters_next(self.electorate.voters, members, leaving, dead)
+
+    def finished(self, value: Value, dead: AbstractSet[Voter]) -> Value:
+        """What was accepted, as these electors may decide it: survivors sign it as their branch.
+        Its bytes stay the same, and its name says that no quorum vouched for it."""
+        survivors = self.electorate.survivors
+        if value.survivors == survivors:
+            return value
+        parts = [Voter(part.peer_id, part.incarnation) for part in value.contributions]
+        voters = self.voters_next([voter for voter in parts if voter in survivors], dead)
+        return replace(value, voters_next=voters, survivors=survivors)
 
 
 def value_to_finish(promises: dict[Voter, Promise]) -> Accepted | None:

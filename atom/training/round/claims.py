@@ -3,8 +3,10 @@
 A lease is free, and says what its owner likes. So whoever claims a head and cannot prove it is not
 believed for a while; those who belong to the run, its voters and last members, are asked first;
 and a peer that is part of the rounds believes strangers the less, the more often they were wrong.
+A branch from our own head is left alone while the voters that are here can do better.
 """
 
+from atom.swarm.fork_choice import claimed_branches, claims_better, preferred, too_weak
 from atom.swarm.quarantine import hold_s
 from atom.swarm.records import Lease
 from atom.training.round.desk import Desk
@@ -35,7 +37,7 @@ class Claims:
         known = self._known()
         if desk.me.peer_id in known and desk.now < self._strangers_after:
             found = [lease for lease in found if lease.peer_id in known]
-        return sorted(found, key=lambda each: (each.peer_id not in known, -each.work, each.head))
+        return sorted(preferred(found, desk.head), key=lambda each: each.peer_id not in known)
 
     def donors(self, better: list[Lease]) -> tuple[str, ...]:
         """Whom to ask, of those that `better` gave."""
@@ -45,7 +47,7 @@ class Claims:
 
     def any_state(self) -> tuple[str, ...]:
         """Whom to ask by a peer that has no state at all."""
-        leases = sorted(self._desk.view.fresh.values(), key=lambda each: (-each.work, each.head))
+        leases = preferred(self._desk.view.fresh.values(), self._desk.head)
         aside = self._desk.view.aside
         found = [each.peer_id for each in leases if each.state_digest and each.peer_id not in aside]
         believed = [peer for peer in found if self._shunned.get(peer, 0.0) <= self._desk.now]
@@ -71,9 +73,10 @@ class Claims:
 
     def _is_better(self, lease: Lease) -> bool:
         mine = self._desk.head
-        return (
-            lease.head != mine.digest
-            and (lease.work, mine.digest) > (mine.work, lease.head)
-            and self._shunned.get(lease.peer_id, 0.0) <= self._desk.now
-            and lease.peer_id not in self._desk.view.aside
-        )
+        if not claims_better(lease, mine):
+            return False
+        if self._shunned.get(lease.peer_id, 0.0) > self._desk.now:
+            return False
+        view = self._desk.view
+        weak = too_weak(mine, self._desk.me, view.fresh, claimed_branches(lease, mine))
+        return not weak and lease.peer_id not in view.aside

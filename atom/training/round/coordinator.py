@@ -8,7 +8,7 @@ from atom.base.reasons import Reason
 from atom.swarm.chain import VOTE_DOMAIN, Ballot, Commit, Value, Vote, Voter
 from atom.swarm.chain import vote_payload as payload_of
 from atom.swarm.identity import verify
-from atom.swarm.membership import signed_by, standing, voters_next
+from atom.swarm.membership import signed_by, standing
 from atom.swarm.messages import (
     Abort,
     Accept,
@@ -214,7 +214,7 @@ class Coordinator:
         members = self._rings.members(attempt)
         if accepted is not None:
             self._desk.report("finishing-accepted", attempt=accepted.ballot.attempt)
-            self._propose(attempt, accepted.value)
+            self._propose(attempt, attempt.finished(accepted.value, self._desk.view.dead))
         elif sum(member.sequences for member in members) < self._desk.terms.global_batch:
             self.give_up(Reason.EARLY)
         elif not self._part_with_odd_states(attempt):
@@ -272,10 +272,7 @@ class Coordinator:
         if attempt is None:
             return
         desk = self._desk
-        survivors = attempt.electorate.survivors
         members = [Voter(m.peer_id, m.incarnation) for m in attempt.members]
-        leaving = {voter.peer_id for voter, p in attempt.promises.items() if p.leaving}
-        electors = survivors or desk.head.voters
         value = Value(
             parent=desk.head.digest,
             round=desk.head.round + 1,
@@ -284,8 +281,8 @@ class Coordinator:
             gradient_norm=norm,
             parent_state_digest=desk.state.state_digest,
             contributions=attempt.members,
-            voters_next=voters_next(electors, members, leaving, desk.view.dead),
-            survivors=survivors,
+            voters_next=attempt.voters_next(members, desk.view.dead),
+            survivors=attempt.electorate.survivors,
         )
         self._propose(attempt, value)
 

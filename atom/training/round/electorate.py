@@ -9,6 +9,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from atom.swarm.chain import MAX_VOTERS, Head, Voter
+from atom.swarm.fork_choice import claimed_branch
 from atom.swarm.membership import is_quorum, standing
 from atom.swarm.records import Lease, PeerState
 from atom.training.round.slots import ORDINARY, Survivors
@@ -54,21 +55,32 @@ def same_head(head: Head, view: View) -> dict[str, Lease]:
 
 
 def alive_voters(head: Head, me: Voter, view: View) -> set[Voter]:
-    """Voters with a fresh lease, whatever head they show: slow is not dead."""
-    return {
-        voter
-        for voter in head.voters
-        if voter == me
-        or (
-            (lease := view.fresh.get(voter.peer_id)) is not None
-            and lease.incarnation == voter.incarnation
-        )
-    }
+    """Voters with a fresh lease, whatever head they show: slow is not dead. But for those that
+    have opened a branch from `head`: they will not decide anything here any more."""
+    fresh = _fresh_voters(head, me, view)
+    return {voter for voter, lease in fresh.items() if lease is None or not _left(lease, head)}
+
+
+def _fresh_voters(head: Head, me: Voter, view: View) -> dict[Voter, Lease | None]:
+    """With their leases; ours is not asked."""
+    found: dict[Voter, Lease | None] = {}
+    for voter in head.voters:
+        lease = view.fresh.get(voter.peer_id)
+        if voter == me:
+            found[voter] = None
+        elif lease is not None and lease.incarnation == voter.incarnation:
+            found[voter] = lease
+    return found
+
+
+def _left(lease: Lease, head: Head) -> bool:
+    return lease.round > head.round and claimed_branch(lease, head) is not None
 
 
 def gone_for_good(head: Head, me: Voter, view: View, grace_seconds: float) -> bool:
-    """Whether every voter that is not alive is confirmed dead, or was silent for the grace time."""
-    missing = set(head.voters) - alive_voters(head, me, view)
+    """Whether every voter has left for a branch, is confirmed dead, or was silent for the grace
+    time, but for those that are alive."""
+    missing = set(head.voters) - _fresh_voters(head, me, view).keys()
     return all(
         voter in view.dead
         or voter.peer_id == me.peer_id

@@ -3,6 +3,7 @@
 from atom.base.reasons import Reason
 from atom.swarm.algorithm import MAX_MEMBERS
 from atom.swarm.chain import VOTE_DOMAIN, Ballot, Commit, Contribution, Value, Voter, vote_payload
+from atom.swarm.fork_choice import least_backing, too_weak
 from atom.swarm.membership import certificate_problem, could_follow, signed_by
 from atom.swarm.messages import (
     Abort,
@@ -67,8 +68,10 @@ class Member:
     def catch_up(self, donors: tuple[str, ...], reason: str, discard: bool = False) -> None:
         """Out of the rounds until the state is right again."""
         self.let_go()
-        self._desk.phase = Phase.SYNCING
-        self._desk.out.append(CatchUp(donors, reason, discard))
+        desk = self._desk
+        desk.phase = Phase.SYNCING
+        least = least_backing(desk.head, desk.me, desk.view.fresh)
+        desk.out.append(CatchUp(donors, reason, discard, least))
 
     def _stop_ring(self) -> None:
         desk = self._desk
@@ -222,25 +225,15 @@ class Member:
 
     def _refused(self, sender: Voter, message: Accept) -> bool:
         problem = self._objection(message.value)
-        if self._has_other(message):
+        if message.value.survivors != self._desk.state.slots.survivors_of(message.ballot):
+            problem = Reason.BAD_VOTERS  # a vote that no certificate could use
+        if self._desk.state.slots.accepted_other(message.ballot, message.value):
             problem = Reason.EQUIVOCATION
             self._desk.offence(sender, problem)
         if problem is not None:
             self._desk.report("value-refused", reason=problem.value)
             self._desk.nack(sender, message.ballot, problem)
         return problem is not None
-
-    def _has_other(self, message: Accept) -> bool:
-        """Whether this very ballot proposed another value before: two votes of ours would make two
-        commits of one round."""
-        slots = self._desk.state.slots
-        survivors = slots.survivors_of(message.ballot)
-        accepted = None if survivors is None else slots.slot(survivors).accepted
-        return (
-            accepted is not None
-            and accepted.ballot == message.ballot
-            and accepted.value != message.value
-        )
 
     def _objection(self, value: Value) -> Reason | None:
         """Why we do not vouch for `value`, as far as we can tell by ourselves."""
@@ -303,15 +296,18 @@ class Member:
         self.go_on()
 
     def _knows_better_than(self, commit: Commit) -> bool:
-        """A voter does not step on a branch that it would not have agreed to: if that branch is
-        the better chain in the end, fork choice brings us there."""
+        """Nobody steps on a branch while the voters here can do better, a voter on none that it
+        would not have agreed to: if it is the better chain in the end, fork choice tells."""
         desk = self._desk
-        if not commit.survivors or desk.me not in desk.head.voters:
+        if not commit.survivors:
             return False
         accepted = desk.state.slots.slot(commit.survivors).accepted
         if accepted is not None and accepted.value == commit.value:
             return False
-        return self._objects_to_branch(commit.survivors)
+        if desk.me in desk.head.voters and self._objects_to_branch(commit.survivors):
+            return True
+        branches = desk.head.after(commit.value).branches
+        return too_weak(desk.head, desk.me, desk.view.fresh, branches)
 
     def go_on(self) -> None:
         """A result arrived, or is asked for: continue with whatever waits for it."""

@@ -219,6 +219,8 @@ class CatchUp:
     reason: str
     discard: bool = False
     """Our own state is not to be trusted, even where its head is right."""
+    least_backing: int = 0
+    """A chain that leaves our head by a branch is wanted only if so many voters signed it."""
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from simulated_witness import Witness
 from simulation import NAMES
 
 from atom.swarm.chain import Ballot, Commit, Contribution, Voter, canonical_digest, genesis
+from atom.swarm.fork_choice import shown
 from atom.swarm.messages import Accept, AcceptedVote, CommitNotice, Message, Promise
 from atom.swarm.records import Lease, PeerState
 from atom.training.round import Patience, RoundMachine, Terms
@@ -315,4 +316,6 @@ def _lease(player: _Player) -> Lease:
         loss=None,
         state_digest=b"",
         addresses=(),
+        branches=shown(head.branches).newest,
+        branches_before=shown(head.branches).before,
     )

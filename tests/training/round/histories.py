@@ -58,10 +58,7 @@ def _bring_back_one_who_belongs(swarm: Swarm) -> None:
     """Strangers to a head found no branch from it: without any of its voters and members the
     run rests until one of them returns. Who returns may bring a better head along."""
     while True:
-        head = max(
-            (process.chain.head for process in swarm.living),
-            key=lambda h: (h.work, -int(h.digest.hex(), 16)),
-        )
+        head = max((process.chain.head for process in swarm.living), key=lambda h: h.rank)
         belong = {voter.peer_id for voter in head.voters} | set(head.members)
         here = [process for process in swarm.living if process.chain.head.digest == head.digest]
         if all(process.leaving for process in here):

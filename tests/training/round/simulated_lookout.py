@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from atom.swarm.fork_choice import shown
 from atom.swarm.freshness import LeaseBook
 from atom.swarm.records import RENEW_SECONDS, Lease, PeerState
 from atom.training.outlook import look
@@ -79,5 +80,7 @@ class Lookout:
             loss=None,
             state_digest=process.machine.state_digest,
             addresses=(),
+            branches=shown(head.branches).newest,
+            branches_before=shown(head.branches).before,
         )
         self._directory.publish(lease, now)

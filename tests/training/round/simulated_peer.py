@@ -15,6 +15,7 @@ from simulated_ring import Result, Runner, Work
 from simulated_seat import Chain, Seat
 
 from atom.swarm.chain import Ballot, Head, Voter
+from atom.swarm.fork_choice import branch_from
 from atom.swarm.messages import CommitNotice
 from atom.swarm.records import PeerState
 from atom.training.outlook import count_swarm
@@ -399,7 +400,7 @@ class Process:
             other = self.swarm.reachable(self.peer_id, donor)
             if other is None:
                 failed.append(donor)
-            elif not self.swarm.witness.vouches_for(other.chain):
+            elif not self._believes(other.chain, action.least_backing):
                 shunned.append(donor)
             elif other.chain.head.prefers(best.head) or action.discard:
                 best = other.chain if not best.head.prefers(other.chain.head) else best
@@ -410,6 +411,11 @@ class Process:
             self._drop_gradients(best.head)
         self._adopt(best)
         self._handle(CaughtUp(best.head, best.state, tuple(shunned), tuple(failed)))
+
+    def _believes(self, chain: Chain, least_backing: int) -> bool:
+        branch = branch_from(self.chain.head, chain.head.branches)
+        weak = branch is not None and branch.backing < least_backing
+        return self.swarm.witness.vouches_for(chain) and not weak
 
     def _adopt(self, chain: Chain) -> None:
         self.chain = chain

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from atom.swarm.branches import Branch
 from atom.swarm.chain import MAX_VOTERS, Head, Voter
 from atom.swarm.membership import standing
 from atom.swarm.records import Lease, PeerState
@@ -97,6 +98,19 @@ def test_no_branch_while_a_living_voter_is_elsewhere() -> None:
     for elsewhere in away:
         assert choose(head, B, view(elsewhere, dead=gone)) is None
     assert choose(head, B, view(lease(E), dead=gone)) == Electorate((B, E), (B, E))
+
+
+def test_who_has_opened_a_branch_itself_is_not_waited_for() -> None:
+    """Two of five are gone, one went off alone: the two that are left do without it."""
+    head = head_of(A, B, C, D, E)
+    off = replace(lease(C, b"x" * 32), round=9, branches=(Branch(5, 1, b"x" * 8),))
+    seen = view(lease(B), off, silent={D: 12.0, E: 12.0})
+    assert choose(head, A, seen) == Electorate(*[tuple(sorted((A, B)))] * 2)
+    assert not objection_to_branch(head, A, seen, tuple(sorted((A, B))), GRACE)
+    elsewhere = replace(off, branches=(Branch(4, 1, b"x" * 8),))
+    assert choose(head, A, view(lease(B), elsewhere, silent={D: 12.0, E: 12.0})) == Electorate(
+        head.voters
+    ), "where it is now says nothing about this head"
 
 
 def test_a_crowd_of_guests_founds_no_branch_with_us() -> None:

@@ -1,0 +1,78 @@
+"""What a lease claims, held against our own chain. Pure.
+
+A claim proves nothing. It only says whether a look at the chain behind it is worth while.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from atom.swarm.branches import SHOWN, Branch, Rank, rank
+from atom.swarm.chain import MAX_VOTERS, Head, Voter
+from atom.swarm.membership import is_quorum
+from atom.swarm.records import Lease
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A chain's branches as a lease has room for them."""
+
+    before: int
+    """So many older ones are left out."""
+    newest: tuple[Branch, ...]
+
+
+def shown(branches: tuple[Branch, ...]) -> Shown:
+    return Shown(max(0, len(branches) - SHOWN), branches[-SHOWN:])
+
+
+def claimed_branches(lease: Lease, ours: Head) -> tuple[Branch, ...]:
+    """Those that the lease left out are taken for ours."""
+    return (*ours.branches[: lease.branches_before], *lease.branches)
+
+
+def claimed_rank(lease: Lease, ours: Head) -> Rank:
+    return rank(lease.head, lease.round, claimed_branches(lease, ours))
+
+
+def claims_better(lease: Lease, ours: Head) -> bool:
+    """Whether the head that is claimed would be preferred to ours."""
+    return bool(lease.head) and lease.head != ours.digest and claimed_rank(lease, ours) > ours.rank
+
+
+def branch_from(ours: Head, branches: tuple[Branch, ...]) -> Branch | None:
+    """By which branch the chain with these goes on from our very head; None if it does not."""
+    known = len(ours.branches)
+    if len(branches) <= known or branches[:known] != ours.branches:
+        return None
+    return branches[known] if branches[known].round == ours.round + 1 else None
+
+
+def claimed_branch(lease: Lease, ours: Head) -> Branch | None:
+    """By which branch, as it says itself, the publisher has left our head."""
+    return branch_from(ours, claimed_branches(lease, ours))
+
+
+def least_backing(ours: Head, me: Voter, fresh: Mapping[str, Lease]) -> int:
+    """How many of our head's voters have to have signed a branch from it, for us to follow.
+
+    While a quorum of the voters is here, at this head, it decides, and no branch will do. Else
+    the voters that are here may open a branch that counts more than one that fewer signed.
+    """
+    here = {i: lease.incarnation for i, lease in fresh.items() if lease.head == ours.digest}
+    here[me.peer_id] = me.incarnation
+    if is_quorum(ours.voters, {v for v in ours.voters if here.get(v.peer_id) == v.incarnation}):
+        return MAX_VOTERS + 1
+    return sum(voter.peer_id in here for voter in ours.voters)
+
+
+def too_weak(
+    ours: Head, me: Voter, fresh: Mapping[str, Lease], branches: tuple[Branch, ...]
+) -> bool:
+    """Whether the chain with these branches begins, at our head, with one not to be followed."""
+    branch = branch_from(ours, branches)
+    return branch is not None and branch.backing < least_backing(ours, me, fresh)
+
+
+def preferred(leases: Iterable[Lease], ours: Head) -> list[Lease]:
+    """Best claim first."""
+    return sorted(leases, key=lambda lease: claimed_rank(lease, ours), reverse=True)
