@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v p
 BIN := .venv/bin
 PACKAGE := atom
 
-.PHONY: demo test chaos model browser check format proto bench clean
+.PHONY: demo test chaos model browser promtool check format proto bench clean
 
 .venv: pyproject.toml constraints.txt setup.py atom/base/build_kernels.py atom/base/kernel.h $(wildcard atom/*/*_kernels.c)
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -31,6 +31,10 @@ model: .venv
 # The dashboard in a real browser: Chromium must be installed, or $ATOM_BROWSER name one.
 browser: .venv
 	$(BIN)/python -m pytest tests/browser/dashboard_in_browser.py
+
+# Prometheus' own checker on the daemon's metrics: promtool must be installed (Debian: prometheus).
+promtool: .venv
+	$(BIN)/python -m pytest tests/daemon/promtool_check.py
 
 check: .venv
 	$(BIN)/ruff check .

@@ -144,9 +144,11 @@ def _anchored(peer: PeerFile, folder: Path) -> PeerFile:
     if tokenizer not in (None, "bytes"):
         tokenizer = absolute(tokenizer)
     directory = None if state.directory is None else absolute(state.directory)
+    tensorboard = None if peer.log.tensorboard is None else absolute(peer.log.tensorboard)
     return peer.model_copy(
         update={
             "data": data.model_copy(update={"paths": paths, "tokenizer": tokenizer}),
             "state": state.model_copy(update={"directory": directory}),
+            "log": peer.log.model_copy(update={"tensorboard": tensorboard}),
         }
     )

@@ -87,6 +87,22 @@ class LocalData(Section):
     """The run's tokenizer.json, relative to this file."""
 
 
+class Metrics(Section):
+    """[metrics]: for a Prometheus server."""
+
+    port: int | None = Field(default=None, ge=0, lt=1 << 16)
+    """Where metrics are served over HTTP; omitted: nowhere; 0: any free one."""
+    host: str = Field(default="127.0.0.1", min_length=1, max_length=253)
+    """Address of this machine to serve them on; they have no password."""
+
+
+class Log(Section):
+    """[log]: what is written down beside events.jsonl."""
+
+    tensorboard: PathText | None = None
+    """Folder for TensorBoard, relative to this file; omitted: none."""
+
+
 class PeerFile(Section):
     """A whole peer file."""
 
@@ -95,3 +111,5 @@ class PeerFile(Section):
     network: Network = Network()
     state: State = State()
     data: LocalData = LocalData()
+    metrics: Metrics = Metrics()
+    log: Log = Log()

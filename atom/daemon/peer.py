@@ -14,12 +14,12 @@ from atom.daemon.box import Box, JoinOptions, StartOptions, open_box
 from atom.daemon.console import Console
 from atom.daemon.control import ControlServer
 from atom.daemon.device_choice import state_form
-from atom.daemon.ended_attempts import EndedAttempts
 from atom.daemon.founding import Membership, enter_run, found_run, read_run, run_of
 from atom.daemon.invitation import check_member
 from atom.daemon.life import Life
 from atom.daemon.lifecycle import Ending
 from atom.daemon.lookout import Lookout
+from atom.daemon.monitors import Monitors
 from atom.daemon.own_code import blob_name, check_trust, obtain_code
 from atom.daemon.parts import Parts
 from atom.daemon.pauses import Pauses
@@ -176,8 +176,8 @@ def _assemble(
     console: Console,
     log: EventSink,
 ) -> Life:
-    clock, ended_attempts = BootClock(), EndedAttempts()
-    events = EventFan(log, ended_attempts)
+    clock, monitors = BootClock(), Monitors(box.peer, stack)
+    events = EventFan(log, *monitors.sinks)
     transport = _transport(box, member, listen, events)
     journal = Journal.open(box.state.chain, member.genesis)
     elements = member.replica.gradients.numel()
@@ -233,10 +233,11 @@ def _assemble(
         donors=donors,
         lookout=lookout,
         control=ControlServer(life, box.state.control_socket),
-        ended_attempts=ended_attempts,
+        ended_attempts=monitors.ended_attempts,
         make_loop=make_loop,
     )
     stack.callback(life.close)
+    monitors.begin(life.info, console)
     return life
 
 
