@@ -12,10 +12,11 @@ from typing import Any
 
 from blake3 import blake3
 
+from atom.swarm.branches import Branch
 from atom.swarm.chain import Head, Voter
 from atom.swarm.ledger import Ledger, Round, Share
 
-_FORM = 1
+_FORM = 2
 
 
 class LedgerFile:
@@ -55,6 +56,7 @@ def _to_json(ledger: Ledger) -> dict[str, Any]:
         "head": [head.digest.hex(), head.round, head.work, head.cursor],
         "voters": [[v.peer_id, v.incarnation.hex(), v.absences] for v in head.voters],
         "members": head.members,
+        "branches": [[b.round, b.backing, b.name.hex()] for b in head.branches],
         "rounds": ledger.rounds,
         "shares": ledger.shares,
     }
@@ -66,6 +68,10 @@ def _from_json(kept: dict[str, Any]) -> Ledger:
         raise ValueError("another form")
     digest, number, work, cursor = kept["head"]
     voters = tuple(Voter(peer, bytes.fromhex(raw), absent) for peer, raw, absent in kept["voters"])
-    head = Head(bytes.fromhex(digest), number, work, cursor, voters, tuple(kept["members"]))
+    branches = tuple(
+        Branch(at, backing, bytes.fromhex(raw)) for at, backing, raw in kept["branches"]
+    )
+    members = tuple(kept["members"])
+    head = Head(bytes.fromhex(digest), number, work, cursor, voters, members, branches)
     shares = {peer: Share(*share) for peer, share in kept["shares"].items()}
     return Ledger(head, tuple(Round(*each) for each in kept["rounds"]), shares)

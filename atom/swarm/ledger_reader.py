@@ -9,6 +9,7 @@ from atom.swarm.chain import Commit, Head
 from atom.swarm.chain_bytes import commits_beyond
 from atom.swarm.chain_check import verified_heads
 from atom.swarm.donor_queue import LIES
+from atom.swarm.fork_choice import claims_better, preferred
 from atom.swarm.ledger import Ledger
 from atom.swarm.records import Lease
 
@@ -61,16 +62,10 @@ class LedgerReader:
         self._stop.set()
 
     def _donors(self, leases: Iterable[Lease]) -> list[Lease]:
-        """Those who claim more than we know: the most work first, and the lowest digest."""
+        """Those whose heads would be preferred to ours, the best claim first."""
         ours = self.ledger.head
-        better = [
-            lease
-            for lease in leases
-            if lease.head
-            and lease.peer_id not in self._liars
-            and (lease.work, ours.digest) > (ours.work, lease.head)
-        ]
-        return sorted(better, key=lambda lease: (-lease.work, lease.head, lease.peer_id))
+        honest = [lease for lease in leases if lease.peer_id not in self._liars]
+        return preferred([lease for lease in honest if claims_better(lease, ours)], ours)
 
     def _found(self, lease: Lease) -> Ledger:
         """What this donor proves. Raises: PeerRefused, OSError."""

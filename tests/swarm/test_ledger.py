@@ -49,7 +49,9 @@ class Shelf:
 
 def lease_of(peer_id: str, commits: Sequence[Commit]) -> Lease:
     head = heads_along(GENESIS, commits)[-1]
-    return a_lease(peer_id, head=head.digest, round=head.round, work=head.work)
+    return a_lease(
+        peer_id, head=head.digest, round=head.round, work=head.work, branches=head.branches
+    )
 
 
 def reading(shelf: Shelf, ledger: Ledger | None = None) -> LedgerReader:
@@ -105,14 +107,30 @@ def test_only_what_is_new_is_fetched() -> None:
 
 
 def test_a_better_chain_that_is_not_ours_replaces_it_and_a_worse_one_does_not() -> None:
-    ours, better = chain(3), chain(2, gives=30)
+    ours, better = chain(3), chain(4, gives=30)
     shelf = Shelf({"a": ours, "b": better})
     reader = reading(shelf)
     reader.read([lease_of("a", ours)])
     ledger = reader.read([lease_of("b", better)])
-    assert (ledger.head.round, ledger.sequences) == (2, 60)
+    assert (ledger.head.round, ledger.sequences) == (4, 120)
     assert reader.read([lease_of("a", ours)]) is ledger
     assert shelf.asked == [("a", 0), ("b", 3), ("b", 0)]
+
+
+def branched(commits: list[Commit]) -> list[Commit]:
+    """As these, but for the last round: one voter went on alone from the one before."""
+    head = heads_along(GENESIS, commits[:-1])[-1]
+    return [*commits[:-1], a_commit(head, {ANN: 10**6}, [ANN], survivors=[ANN])]
+
+
+def test_a_quorums_round_comes_before_a_branch_however_much_was_given_on_it() -> None:
+    honest = chain(3)
+    alone = branched(honest)
+    shelf = Shelf({"alone": alone, "a": honest})
+    reader = reading(shelf)
+    assert reader.read([lease_of("alone", alone)]).rounds[-1].branch == 1
+    ledger = reader.read([lease_of("alone", alone), lease_of("a", honest)])
+    assert ledger.shares == {ANN.peer_id: Share(24, 3, 1, 3)}
 
 
 def test_a_donor_that_does_not_know_our_round_is_asked_for_all() -> None:
@@ -132,7 +150,7 @@ def forged(commits: list[Commit]) -> list[Commit]:
 
 def test_a_liar_is_named_skipped_and_not_asked_again() -> None:
     honest = chain(3)
-    lies = forged(honest)
+    lies = forged(chain(4))
     shelf = Shelf({"liar": lies, "a": honest})
     reader = reading(shelf)
     ledger = reader.read([lease_of("liar", lies), lease_of("a", honest)])
@@ -175,7 +193,7 @@ def test_a_reader_that_is_stopped_keeps_what_it_checked() -> None:
 
 
 def test_a_kept_ledger_reads_back_and_a_damaged_one_begins_anew(tmp_path: Path) -> None:
-    commits = [a_commit(GENESIS, {ANN: 8, BOB: 1}, [ANN, BOB], loss=0.1)]
+    commits = [a_commit(GENESIS, {ANN: 8, BOB: 1}, [ANN], loss=0.1, survivors=[ANN])]
     ledger = Ledger(GENESIS).after(heads_along(GENESIS, commits), commits)
     file = LedgerFile(tmp_path / "new", GENESIS)
     assert file.load() == Ledger(GENESIS)
