@@ -8,7 +8,7 @@ being written.
 
 import threading
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -31,6 +31,7 @@ from atom.swarm.courtesy import Courtesy
 from atom.swarm.frames import Channel, Kind, Patience
 from atom.swarm.manifest import Manifest
 from atom.swarm.rate_limit import TokenBucket
+from atom.swarm.upload_places import UploadPlaces
 from atom.wire import transport_pb2 as wire
 
 MAX_REQUEST_BYTES = 1024
@@ -102,7 +103,8 @@ class BlobShelf:
         self._lock = threading.Lock()
         self._blobs: dict[str, _Blob] = {}
         self._resolve: Callable[[str], Content | None] = lambda name: None
-        self._resolved: OrderedDict[str, _Blob] = OrderedDict()
+        self._resolved: OrderedDict[str, tuple[_Blob, str]] = OrderedDict()
+        """With who asked for it first."""
 
     def resolve_others(self, resolve: Callable[[str], "Content | None"]) -> None:
         """What is served under names that are not registered; None: nothing. Called from many
@@ -143,21 +145,37 @@ class BlobShelf:
         with self._lock:
             return {name for name, blob in self._blobs.items() if blob.read_at >= since}
 
-    def _find(self, name: str) -> _Blob:
-        with self._lock:
-            found = self._blobs.get(name) or self._resolved.get(name)
-        return found or self._resolve_now(name)
+    def look_for(self, name: str, asker: str) -> None:
+        """If it has to be resolved, that is on the asker's account: it has few at a time.
 
-    def _resolve_now(self, name: str) -> _Blob:
+        Raises: PeerRefused(NOT_FOUND)."""
+        if self._known(name) is None:
+            self._resolve_now(name, asker)
+
+    def _known(self, name: str) -> _Blob | None:
+        with self._lock:
+            resolved, _ = self._resolved.get(name, (None, ""))
+            return self._blobs.get(name) or resolved
+
+    def _find(self, name: str) -> _Blob:
+        return self._known(name) or self._resolve_now(name, "")
+
+    def _resolve_now(self, name: str, asker: str) -> _Blob:
         content = self._resolve(name)
         if content is None:
             raise PeerRefused(Reason.NOT_FOUND, "no such blob")
         blob = _Blob(name, _sources(content), b"", 0)
         with self._lock:
-            self._resolved[name] = blob
+            self._resolved[name] = blob, asker
             if len(self._resolved) > _RESOLVED:
-                self._resolved.popitem(last=False)
+                del self._resolved[self._dispensable()]
         return blob
+
+    def _dispensable(self) -> str:
+        """The oldest of whoever has asked for most: nobody drives out what others work with."""
+        askers = Counter(asker for _, asker in self._resolved.values())
+        most = max(askers.values())
+        return next(name for name, (_, who) in self._resolved.items() if askers[who] == most)
 
 
 def _sources(content: Content) -> dict[str, ArenaSource]:
@@ -174,28 +192,28 @@ def _sources(content: Content) -> dict[str, ArenaSource]:
 
 
 class BlobServer:
-    """Answers blob channels from a shelf, at most `uploads` at once and within a common rate."""
+    """Answers blob channels from a shelf, as many as there are places, within a common rate."""
 
     def __init__(
         self,
         shelf: BlobShelf,
         clock: Clock,
         bucket: TokenBucket | None = None,
-        uploads: int = 16,
+        places: UploadPlaces | None = None,
         courtesy: Courtesy | None = None,
     ) -> None:
         self._shelf = shelf
         self._clock = clock
         self._bucket = bucket
         self._courtesy = courtesy or Courtesy()
-        self._slots = threading.BoundedSemaphore(uploads)
+        self._places = places or UploadPlaces()
 
     def serve(self, channel: Channel) -> None:
         """One channel, until the other end leaves; give this to the transport as `on_blobs`.
 
         Raises: PeerRefused for a malformed request; OSError when the channel ends.
         """
-        if not self._slots.acquire(blocking=False):
+        if not self._places.take(channel):
             refused = PeerRefused(Reason.BUSY, "enough uploads are running")
             handshake.refuse(channel, refused, Patience(_SEND_SILENCE_S))
             return
@@ -203,7 +221,7 @@ class BlobServer:
             while not channel.closed.is_set():
                 self._answer(channel)
         finally:
-            self._slots.release()
+            self._places.leave(channel)
 
     def _answer(self, channel: Channel) -> None:
         request = wire.BlobRequest()
@@ -212,16 +230,21 @@ class BlobServer:
             request.ParseFromString(raw)
         except DecodeError as error:
             raise PeerRefused(Reason.MALFORMED, "unreadable request") from error
+        self._places.answering(channel, busy=True)
         patience = Patience(_SEND_SILENCE_S)
         try:
-            answer = self._look_up(request, _signs_of_life(channel, patience))
+            answer = self._look_up(request, channel, _signs_of_life(channel, patience))
+            self._send(channel, memoryview(answer), patience)
         except PeerRefused as refused:
             handshake.refuse(channel, refused, patience)
-            return
-        self._send(channel, memoryview(answer), patience)
+        finally:
+            self._places.answering(channel, busy=False)
 
-    def _look_up(self, request: wire.BlobRequest, tick: Tick) -> bytes | memoryview:
+    def _look_up(
+        self, request: wire.BlobRequest, channel: Channel, tick: Tick
+    ) -> bytes | memoryview:
         try:
+            self._shelf.look_for(request.name, channel.peer_id)
             if request.manifest:
                 return self._shelf.manifest(request.name, tick).encode()
             return self._shelf.chunk(request.name, request.arena, request.chunk)

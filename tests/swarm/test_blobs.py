@@ -15,6 +15,7 @@ from atom.swarm.blobs import BlobServer, BlobShelf
 from atom.swarm.frames import Channel, Kind, Patience
 from atom.swarm.memory_stream import MemoryStream
 from atom.swarm.rate_limit import TokenBucket
+from atom.swarm.upload_places import UploadPlaces
 from atom.wire import transport_pb2 as wire
 
 SOON = 10.0
@@ -90,7 +91,7 @@ def test_the_server_answers_refuses_and_goes_on() -> None:
     shelf = BlobShelf()
     shelf.register("chain", b"commits" * 100_000)
     bucket = TokenBucket(rate_per_s=1e9, burst=1e9)
-    server = BlobServer(shelf, ManualClock(), bucket, uploads=1)
+    server = BlobServer(shelf, ManualClock(), bucket, UploadPlaces(places=1, idle_s=SOON))
     asking, serving = (Channel(stream) for stream in MemoryStream.pair())
     ended = threading.Event()
 
@@ -126,3 +127,57 @@ def test_nonsense_requests_end_the_channel_by_name(raw: bytes) -> None:
     with pytest.raises(PeerRefused) as refused:
         server.serve(serving)
     assert refused.value.reason in (Reason.MALFORMED, Reason.TOO_LARGE)
+
+
+def test_who_asks_for_many_names_drives_out_its_own() -> None:
+    """Every name that has to be resolved is hashed: many are not to cost others theirs."""
+    resolved: list[str] = []
+    shelf = BlobShelf()
+
+    def resolve(name: str) -> bytes:
+        resolved.append(name)
+        return name.encode()
+
+    shelf.resolve_others(resolve)
+    shelf.look_for("chain/joiner", "joiner")
+    for number in range(40):
+        shelf.look_for(f"chain/{number}", "stranger")
+    resolved.clear()
+    for name in ("chain/joiner", "chain/39", "chain/0"):
+        shelf.look_for(name, "joiner")
+        assert bytes(shelf.chunk(name, 0, 0)) == name.encode()
+    assert resolved == ["chain/0"]
+
+
+def channel_of(peer_id: str) -> Channel:
+    channel = Channel(MemoryStream.pair()[0])
+    channel.peer_id = peer_id
+    return channel
+
+
+def test_a_peer_has_a_few_places_and_the_idle_lose_theirs() -> None:
+    now = 0.0
+    places = UploadPlaces(places=4, per_peer=2, idle_s=1.0, now=lambda: now)
+    greedy = [channel_of("greedy") for _ in range(3)]
+    assert [places.take(channel) for channel in greedy] == [True, True, False]
+    other, second = channel_of("other"), channel_of("second")
+    assert places.take(other)
+    assert places.take(second)
+    for channel in (greedy[0], other):
+        places.answering(channel, busy=True)
+    late = channel_of("late")
+    assert not places.take(late), "everybody may take a moment to ask"
+    now = 1.5
+    places.answering(other, busy=False)
+    assert places.take(late)
+    assert [channel.closed.is_set() for channel in (*greedy, other, second)] == [
+        False, True, False, False, False,
+    ]  # fmt: skip
+    places.leave(greedy[1])
+    last = channel_of("last")
+    assert places.take(last), "the next one that is idle"
+    assert second.closed.is_set()
+    now = 2.0
+    assert not places.take(channel_of("more")), "of the rest nobody is idle for long"
+    places.leave(other)
+    assert places.take(channel_of("more"))
