@@ -14,6 +14,7 @@
 
 enum { BLOCK = 1024 }; /* numbers that share a scale */
 enum { FINITE = 0, SUM_NOT_FINITE = 1, RESULT_NOT_FINITE = 2 };
+enum { NUMBERS = 0, NOT_FINITE = 1, NOT_CANONICAL = 2 };
 
 #define INFINITE 0x7f800000
 #define SMALLEST_SCALE 0x1p-100f
@@ -111,20 +112,31 @@ INLINE int32_t decode_bfloat16(const void *wire, float *restrict out, int64_t co
     return worst >= INFINITE;
 }
 
+/* Whether encode_int8 may have written a block with this scale, whose largest step is this: a scale
+ * above zero makes the largest number +-127, and then decoding is exact and is undone by encoding. */
+INLINE int32_t canonical(float scale, int32_t largest_step) {
+    return scale >= SMALLEST_SCALE ? largest_step == 127 : bits_of(scale) == 0 && largest_step == 0;
+}
+
 INLINE int32_t decode_int8(const void *wire, float *restrict all_out, int64_t all) {
     const struct int8_wire parts = int8_parts(wire, all);
-    int32_t worst = 0;
+    int32_t worst = 0, sound = 1;
     for (int64_t start = 0; start < all; start += BLOCK) {
         const float scale = from_bfloat16(parts.scales[start / BLOCK]);
         const int8_t *restrict steps = parts.steps + start;
         float *restrict out = all_out + start;
         const int64_t count = in_block(start, all);
+        int32_t largest_step = 0;
         for (int64_t i = 0; i < count; i++) {
-            out[i] = (float)steps[i] * scale;
+            const int32_t step = steps[i];
+            out[i] = (float)step * scale;
             worst = larger(worst, size_of(out[i]));
+            largest_step = larger(largest_step, step < 0 ? -step : step);
         }
+        sound &= canonical(scale, largest_step);
     }
-    return worst >= INFINITE;
+    if (worst >= INFINITE) return NOT_FINITE;
+    return sound ? NUMBERS : NOT_CANONICAL;
 }
 
 /* ---- To the wire. lost = values - what will be decoded, unless it is NULL. */

@@ -23,10 +23,15 @@ _ADD = (c_void_p, c_void_p, c_float, c_void_p, c_int64, c_int32)
 _ENCODE = (c_void_p, c_void_p, c_void_p, c_int64, c_int32)
 _DECODE = (c_void_p, c_void_p, c_int64, c_int32)
 _CHECK = (c_void_p, c_int64, c_int32)
+_NOT_CANONICAL = 2
 
 
 class NotFinite(ArithmeticError):
     """A number that was computed, or came, is infinite or not a number."""
+
+
+class NotCanonical(ArithmeticError):
+    """Bytes that no encoder writes: passed on, they would become others, and other numbers."""
 
 
 class ChunkKernels:
@@ -64,10 +69,14 @@ class ChunkKernels:
             raise NotFinite
 
     def decode(self, wire_format: str, wire: Tensor, out: Tensor) -> None:
-        """Writes the numbers in `wire`, others' memory, to `out`. Raises: NotFinite, afterwards."""
-        count = out.numel()
-        if self._decode[wire_format](wire.data_ptr(), _address(out, count), count, self._level):
-            raise NotFinite
+        """Writes the numbers in `wire`, others' memory, to `out`.
+
+        Raises: NotFinite or NotCanonical, afterwards.
+        """
+        count, decode = out.numel(), self._decode[wire_format]
+        wrong = decode(wire.data_ptr(), _address(out, count), count, self._level)
+        if wrong:
+            raise NotCanonical if wrong == _NOT_CANONICAL else NotFinite
 
     def require_finite(self, values: Tensor) -> None:
         """Raises: NotFinite."""

@@ -35,7 +35,7 @@ class Codec(Protocol):
     def decode(self, wire: Tensor, out: Tensor) -> None:
         """Writes the numbers in `wire`, which is `wire(out, …)`, to `out`.
 
-        Raises: NotFinite, when all are written.
+        Raises: NotFinite, or NotCanonical if no encoder wrote it; when all are written.
         """
 
     def add(self, wire: Tensor, own: Tensor, factor: float, out: Tensor) -> None:
@@ -114,6 +114,10 @@ class Int8(_Rounded):
     encoding x' finds the same scale and the same q: that is what makes the codec idempotent. (With
     a scale in fp32 it is not.) Blocks whose scale would fall below 2^-100 become zeros. On the
     wire: the scales of all blocks, then all q. The last block of a chunk may be shorter.
+
+    The same number could be written with another scale as well. Whoever passes that on writes it
+    anew, and so other members would hold other numbers: decoding refuses what encoding never gives
+    (a block with a scale but without ±127, one without a scale that is not all zeros, -128).
 
     A quarter of fp32's bytes, at an error of up to 1/254 of the block's largest number per hop.
     """

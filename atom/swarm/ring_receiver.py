@@ -8,7 +8,7 @@ from torch import Tensor
 
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
-from atom.swarm.chunk_kernels import NotFinite, chunk_kernels
+from atom.swarm.chunk_kernels import NotCanonical, NotFinite, chunk_kernels
 from atom.swarm.frames import Channel, Kind, Patience
 from atom.swarm.reduction import Reduction
 from atom.swarm.ring import Step
@@ -60,13 +60,16 @@ class RingReceiver:
                 self._reduction.add(arrived, step, self._scratch)
         except NotFinite:
             raise self._not_finite(arrived, step) from None
+        except NotCanonical:  # finished pieces only: a part is not passed on as it came
+            culprit = self._left.peer_id
+            raise RingBroken(culprit, Reason.MALFORMED, "bytes that no encoder writes") from None
 
     def _not_finite(self, arrived: Tensor, step: Step) -> RingBroken:
         """Who spoilt it: the left, for whoever is honest passes nothing such on; or we; or nobody,
         if a sum overflows."""
         suspect: str | None = self._left.peer_id
         if not step.gather:
-            with contextlib.suppress(NotFinite):
+            with contextlib.suppress(NotFinite, NotCanonical):
                 self._reduction.terms.codec.decode(arrived, self._sum[: step.stop - step.start])
                 suspect = self._reduction.terms.me
                 chunk_kernels().require_finite(self._reduction.part(step))

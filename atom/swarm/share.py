@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from atom.base.reasons import Reason
-from atom.swarm.chunk_kernels import NotFinite, chunk_kernels
+from atom.swarm.chunk_kernels import NotCanonical, NotFinite, chunk_kernels
 from atom.swarm.frames import Channel
 from atom.swarm.one_shot import WINDOW, OneShotPlan
 from atom.swarm.reduction import Reduction
@@ -65,7 +65,7 @@ class Parts:
         """By whom: the part's sender, or we, or nobody, if a sum overflows."""
         terms = self._reduction.terms
         suspect: str | None = terms.members[self._plan.peer(terms.rank, lane)]
-        with contextlib.suppress(NotFinite):
+        with contextlib.suppress(NotFinite, NotCanonical):
             terms.codec.decode(arrived, torch.empty(step.stop - step.start))
             suspect = terms.me
             chunk_kernels().require_finite(self._reduction.part(step))

@@ -22,7 +22,7 @@ from atom.swarm.allreduce import (
     open_ring,
 )
 from atom.swarm.chain import Ballot
-from atom.swarm.codec import CODECS, Codec, Float32
+from atom.swarm.codec import CODECS, Codec, Float32, Int8
 from atom.swarm.frames import Channel, Kind, Patience, Purpose
 from atom.swarm.handshake import Local
 from atom.swarm.identity import Identity
@@ -387,6 +387,33 @@ def test_a_mean_that_was_spoilt_on_its_way_names_who_passed_it_on(
     for honest in (*work[:1], *work[2:]):
         failure = broken(honest)
         assert (failure.suspect, failure.reason) == (swarm.order[1], Reason.NOT_FINITE)
+
+
+class Roundabout(Int8):
+    """Sums honestly, and writes its share of the mean with twice the scale and half the steps."""
+
+    def __init__(self, members: int) -> None:
+        self._truths = members
+
+    def encode(self, values: Tensor, scratch: Tensor, lost: Tensor | None = None) -> Tensor:
+        wire = super().encode(values, scratch, lost)
+        self._truths -= 1
+        if self._truths < 0:
+            wire[:2].view(torch.int16).add_(0x80)
+            wire[2:].view(torch.int8).div_(2, rounding_mode="trunc")
+        return wire
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_mean_that_the_next_would_write_otherwise_names_who_wrote_it(
+    swarm_of: Callable[[str, int], Swarm], size: int
+) -> None:
+    swarm, parts = swarm_of("local", size), sources(size, 16 * size)
+    codecs = [Int8(), Roundabout(size), Int8()]
+    work = swarm.start(lambda rank: swarm.member(rank, parts[rank], 16 * size, codecs[rank]))
+    for honest in (*work[:1], *work[2:]):
+        failure = broken(honest)
+        assert (failure.suspect, failure.reason) == (swarm.order[1], Reason.MALFORMED)
 
 
 def test_a_sum_that_overflows_is_nobodys_fault_but_named(

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from atom.swarm.chunk_kernels import NotFinite
+from atom.swarm.chunk_kernels import NotCanonical, NotFinite
 from atom.swarm.codec import INT8_BLOCK as BLOCK
 from atom.swarm.codec import Int8
 
@@ -79,7 +79,47 @@ def test_a_strangers_scale_shows_as_a_number_that_is_not_finite(scale: int) -> N
         decoded(wire, BLOCK)
 
 
-def test_every_byte_decodes_to_something() -> None:
+def rewritten(wire: Tensor, scale: int, *steps: int) -> Tensor:
+    """The first block's scale (bits of a bfloat16) and its first steps, replaced."""
+    wire.numpy()[:2].view(numpy.uint16)[0] = scale
+    blocks = -(-wire.numel() // (BLOCK + 2))
+    wire[2 * blocks :].view(torch.int8)[: len(steps)] = torch.tensor(steps, dtype=torch.int8)
+    return wire
+
+
+ONE = 0x3F80
+FAINT = 0x0D00
+"""Bits of 1, and of less than the smallest scale."""
+
+
+@pytest.mark.parametrize(
+    ("scale", "steps"),
+    [
+        (ONE, (126,)), (ONE, (64, -2)), (ONE, (-128, 127)), (ONE, (0,)), (ONE | 0x8000, (127,)),
+        (FAINT, (127,)), (0, (1,)), (0, (127,)), (0x8000, (0,)),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("blocks", [1, 3])
+def test_what_no_encoder_writes_is_refused(scale: int, steps: tuple[int, ...], blocks: int) -> None:
+    wire = encoded(torch.zeros(blocks * BLOCK - 8))
+    with pytest.raises(NotCanonical):
+        decoded(rewritten(wire, scale, *steps), blocks * BLOCK - 8)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(0, 0x7F7F), st.lists(st.integers(-127, 127), min_size=1, max_size=40))
+def test_what_is_decoded_would_be_written_the_same(scale: int, steps: list[int]) -> None:
+    steps.append(127 if scale else 0)
+    wire = rewritten(encoded(torch.zeros(64)), scale, *steps)
+    try:
+        values = decoded(wire, 64)
+    except (NotCanonical, NotFinite):
+        return
+    assert torch.equal(encoded(values), wire)
+
+
+def test_noise_is_refused() -> None:
     generator = torch.Generator().manual_seed(3)
     noise = torch.randint(0, 256, (CODEC.wire_bytes(BLOCK),), generator=generator)
-    decoded(noise.to(torch.uint8), BLOCK)
+    with pytest.raises(NotCanonical):
+        decoded(noise.to(torch.uint8), BLOCK)
