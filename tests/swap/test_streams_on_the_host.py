@@ -5,7 +5,8 @@ what an engine needs of it is.
 """
 
 import math
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -99,6 +100,38 @@ def test_passes_are_those_of_the_cpu(device: HostedDevice) -> None:
     assert torch.equal(hosted.store.gradients, plain.store.gradients)
     assert "gradient out sub-model 0" in chrome_trace(recording.take())
     plain.device.close()
+
+
+def test_the_steady_state_makes_nothing_and_only_its_end_waits(
+    device: HostedDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No event, no stream, no slot and no host memory after the first pass. Who launches waits for
+    the device once, when all of a pass has been launched; the thread that adds may, before."""
+    rig = EngineRig(FINEST, device=device)
+    rig.engine.run_pass(batches([2, 3]), [1, 2])
+    told, default = list[str](), PromptStream()
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: default)
+
+    def note(what: str) -> Callable[..., None]:
+        return lambda *given, **named: told.append(f"{what}, {threading.current_thread().name}")
+
+    for name in ("host_memory", "slot_memory", "reserve_gradients"):
+        monkeypatch.setattr(device, name, note("memory"))
+    for made in (PromptStream, PromptEvent):
+        monkeypatch.setattr(made, "__init__", note("made"))
+        monkeypatch.setattr(made, "synchronize", note("waits"))
+    monkeypatch.setattr(torch.cuda, "synchronize", note("waits"))
+    drain = device.drain
+    monkeypatch.setattr(device, "drain", lambda: [told.append("all is launched"), drain()])
+    for seed in range(3):
+        rig.engine.run_pass(batches([2, 3], seed), [seed, 2])
+        rig.store.changed()
+        end = told.index("all is launched")
+        adding = {"waits, atom-gradients-out_0"}
+        assert set(told[:end]) <= adding
+        here = f"waits, {threading.current_thread().name}"
+        assert set(told[end + 1 :]) <= {here, *adding}
+        told.clear()
 
 
 def test_slots_given_back_hold_no_memory_and_are_the_same_afterwards(device: HostedDevice) -> None:
