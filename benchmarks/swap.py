@@ -19,7 +19,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))  # runs from a checkout, nothing installed
 
 from sides import machine, positive
-from swap_cases import BY_NAME, CASES, Case
+from swap_cases import BY_NAME, CASES, OURS, TINY_CASE, Case
 from swap_company import Company, Deadline
 from swap_measure import Measured, Options, measure
 from swap_setup import PRECISIONS
@@ -35,6 +35,7 @@ from atom.base.units import parse_bytes
 from atom.swap.host_kernels import LIBRARY, SOURCE, load
 
 ALL = "all"
+RIVALS = [side for side in SIDES if side not in OURS]
 PUTTING_AWAY_S = 10.0
 """Before the deadline: time to end the sides and to write the tables."""
 
@@ -114,6 +115,15 @@ def _options(arguments: argparse.Namespace) -> Options:
     )
 
 
+def _story() -> str:
+    """Cases with their targets, in the order in which they run."""
+    lines = ["cases, and their targets on one H200 with 16 cores:"]
+    for case in CASES:
+        lines.append(f"  {case.name}: {case.about}")
+        lines += [f"      {target.what} {target.text}" for target in case.targets]
+    return "\n".join([*lines, f"  {TINY_CASE.name}: {TINY_CASE.about}"])
+
+
 def _require_kernels() -> None:
     """A plain checkout has not been installed, so nobody has compiled them yet."""
     try:
@@ -128,12 +138,25 @@ def _say(words: str) -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--case", nargs="+", choices=[ALL, *BY_NAME], help="tiny unless given")
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        epilog=_story(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--case", nargs="+", choices=[ALL, *BY_NAME], metavar="CASE",
+        help="tiny unless given; all: each of those below",
+    )  # fmt: skip
+    parser.add_argument(
+        "--device", choices=["cpu", "cuda"], default="cpu",
+        help="cpu: every case at toy size, speeds mean nothing",
+    )  # fmt: skip
     parser.add_argument("--toy", action="store_true", help="cases at toy size, as on a CPU")
     parser.add_argument("--precision", choices=PRECISIONS, help="float32 on cpu, else bfloat16")
-    parser.add_argument("--sides", nargs="*", choices=SIDES, help="rivals; all unless given")
+    parser.add_argument(
+        "--sides", nargs="*", choices=RIVALS, metavar="SIDE",
+        help=f"of the case's rivals, these: {', '.join(RIVALS)}; all unless given",
+    )  # fmt: skip
     parser.add_argument(
         "--gpu-memory", type=parse_bytes, help="Atom's cap, \"6 GB\"; the case's own unless given"
     )
@@ -144,7 +167,9 @@ def _arguments() -> argparse.Namespace:
         "--step-share", type=step_share, default=CHOSEN,
         help="what the device does of Atom's optimizer step: chosen by rates, off, or 0 to 1",
     )  # fmt: skip
-    parser.add_argument("--runs", type=positive, default=5)
+    parser.add_argument(
+        "--runs", type=positive, default=5, help="in turn with each rival; 5 unless given"
+    )
     parser.add_argument("--steps", type=positive, help="per run; the case's own unless given")
     parser.add_argument("--deadline", type=float, help="seconds; what is not done by then is not")
     parser.add_argument("--trace", help="Chrome trace of Atom's last run")

@@ -32,6 +32,10 @@ class Target:
     limit: float
     at_most: bool = False
 
+    @property
+    def text(self) -> str:
+        return f"{'≤' if self.at_most else '≥'} {self.limit:.4g}"
+
     def met(self, measured: float) -> bool:
         return measured <= self.limit if self.at_most else measured >= self.limit
 
@@ -63,6 +67,17 @@ class Case:
     steps: int = 3
     shares: bool = False
     """Atom is also compared with itself: the device's share of the optimizer's step, and none."""
+
+    @property
+    def about(self) -> str:
+        """In one line."""
+        if self.kind not in (Kind.STEPS, Kind.ACCUMULATE, Kind.SPARE):
+            return self.kind.value
+        parts = [f"GPT-3 {self.size}", f"{self.tokens:,} tokens per step", self.kind.value]
+        parts += [f"states {self.layout}"] if self.layout != "exact" else []
+        parts += [f"gradients {self.gradients}"] if self.gradients != "float32" else []
+        parts += [f"at most {self.gpu_bytes / GB:.0f} GB of GPU memory"] if self.gpu_bytes else []
+        return ", ".join(parts)
 
     def as_toy(self) -> "Case":
         """The same, small enough for a laptop's processor: to see that it runs."""

@@ -33,6 +33,7 @@ from torch.nn import functional
 from atom.graph.ir import ParameterLayout
 from atom.models.gpt3 import GPT3, initialise
 from atom.optim.clipping import clip_coefficient, gradient_norm
+from atom.swap.state_form import StateForm, split
 
 TIED = "embedding.tokens.weight"
 AS_EMBEDDING = f"{TIED}, as the embedding"
@@ -87,6 +88,8 @@ class Reference:
         initialise(self.model, SEED)
         self.masters = {name: p.detach().clone() for name, p in self.model.named_parameters()}
         self.model.to(self.device, setup.dtype)
+        self.form = StateForm(setup.layout)
+        self._round_masters()
         self.optimizer = torch.optim.AdamW(
             decay_groups(list(self.masters.values())),
             LEARNING_RATE, BETAS, EPSILON, WEIGHT_DECAY, fused=True,
@@ -148,8 +151,18 @@ class Reference:
         for name, master in self.masters.items():
             master.grad = self.layout.view(flat, name) * coefficient
         self.optimizer.step()
+        self._round_masters()
+
+    @torch.no_grad()
+    def _round_masters(self) -> None:
+        """Into the model's weights: to nearest; where the state is split, ties go up."""
         for name, parameter in self.model.named_parameters():
-            parameter.copy_(self.masters[name])
+            master = self.masters[name]
+            if self.form.splits:
+                high, low = master.bfloat16(), torch.empty(master.shape, dtype=torch.int16)
+                split(master, high, low)
+                master = high
+            parameter.copy_(master)
 
 
 class Text:

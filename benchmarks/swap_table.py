@@ -40,7 +40,7 @@ def target_rows(measured: Measured, judged: bool) -> list[list[str]]:
             measured.case.name,
             target.what,
             _number(measured.figures.get(target.figure)),
-            f"{'≤' if target.at_most else '≥'} {_number(target.limit)}",
+            target.text,
             verdict(measured, target, judged),
         ]
         for target in measured.case.targets

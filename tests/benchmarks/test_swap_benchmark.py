@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 TOO_LONG_S = 100
@@ -78,6 +79,29 @@ def test_weights_are_compared(torch_alone: dict[str, str]) -> None:
     assert case["figures"] == {"equal steps, float32": 1.0}
 
 
+@pytest.mark.parametrize("layout", ["exact", "split"])
+def test_sixteen_bits_are_compared_too(layout: str) -> None:
+    """Text, several micro-batches, a tied table, clipping, float32 masters: all of plain PyTorch's
+    weights, whole or in halves."""
+    from swap_exactness import Exactness
+    from swap_setup import Setup
+
+    setup = Setup("exactness", "tiny", 1, "bfloat16", "cpu", micro_batches=2, layout=layout)
+    try:
+        sides = Exactness(setup)
+        for step in range(3):
+            sides.step(setup.batches(2, step))
+        assert sides.facts(None) == {"steps": 3, "equal_steps": 3, "differs": None}
+        name = list(sides.reference.masters)[-1]
+        sides.reference.masters[name] += 1e-6
+        sides.step(setup.batches(2, 3))
+        assert sides.equal_steps == 3
+        assert name in (sides.differs or "")
+        sides.close()
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 def test_a_deadline_ends_it_with_what_there_is(torch_alone: dict[str, str]) -> None:
     body, table = run(torch_alone, "--case", "all", "--deadline", "10.5")
     assert body["cases"][-1]["out_of_time"]
@@ -130,6 +154,32 @@ def test_atom_is_compared_with_itself_where_the_device_may_have_a_share(
     for pair in pairs:
         assert pair[swap_measure.HOST_STEPS].step_share == "off"
         assert pair["atom"].step_share == share
+
+
+def test_the_page_and_the_help_have_every_case_and_target() -> None:
+    from swap_cases import BY_NAME, CASES
+
+    page = (BENCHMARKS.parent / "docs" / "performance.md").read_text(encoding="utf-8")
+    table = page.partition("\n## Targets\n")[2].partition("\n\nKnown before")[0]
+    rows, case = dict[str, list[str]](), ""
+    for line in table.splitlines():
+        if line.startswith(("| `", "| | ")):
+            name, _, target, _ = (cell.strip() for cell in line.strip("|").split("|"))
+            case = name.strip("`") or case
+            rows.setdefault(case, []).append(target)
+    assert set(rows) == {case.name for case in CASES}
+    for name, limits in rows.items():
+        wanted = BY_NAME[name].targets
+        assert len(limits) == len(wanted), name
+        for limit, target in zip(limits, wanted, strict=True):
+            assert limit == "all" or limit.startswith(("≥ ", "≤ ")), limit
+            if limit != "all" and "%" not in limit and "GiB" not in limit:
+                assert float(limit.split()[1]) == target.limit, (name, limit)
+    program = [sys.executable, str(BENCHMARKS / "swap.py"), "--help"]
+    told = subprocess.run(program, capture_output=True, text=True, timeout=TOO_LONG_S, check=True)
+    for each in CASES:
+        assert f"  {each.name}: {each.about}\n" in told.stdout
+        assert all(f"{target.what} {target.text}\n" in told.stdout for target in each.targets)
 
 
 def test_targets_are_judged() -> None:
