@@ -43,6 +43,7 @@ DOORS: dict[str, tuple[str, ...]] = {
     "typer": ("atom/cli/",),
     "matplotlib": ("atom/cli/",),
     "tensorboard": ("atom/daemon/tensorboard_log.py",),
+    "tomlkit": ("atom/config/peer_text.py",),
     "tokenizers": ("atom/models/data/tokenizer.py",),
     "safetensors": ("atom/training/",),
     "transformers": ("atom/models/huggingface.py",),
@@ -51,7 +52,7 @@ DOORS: dict[str, tuple[str, ...]] = {
 TORCH_ALONE = ("graph", "swap", "plan", "optim", "models")
 NOT_WITH_TORCH_ALONE = {
     "hivemind", "grpc", "pydantic", "blake3", "google", "cryptography", "base58", "psutil",
-    "rich", "typer", "matplotlib", "safetensors",
+    "rich", "typer", "matplotlib", "safetensors", "tomlkit",
 }  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """Quantities with units, as people write them: "8 GiB", "400 Mbit/s", "2.5 s"."""
 
 import re
+from collections.abc import Mapping
 
 _BYTES = {
     "B": 1,
@@ -11,6 +12,7 @@ _BITS_PER_S = {
     "bit/s": 1, "kbit/s": 10**3, "Mbit/s": 10**6, "Gbit/s": 10**9,
 }  # fmt: skip
 _SECONDS = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
+_WATTS = {"W": 1.0, "kW": 1000.0}
 _QUANTITY = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z/]+)\s*")
 
 
@@ -29,6 +31,11 @@ def parse_seconds(text: str) -> float:
     return _parse(text, _SECONDS)
 
 
+def parse_watts(text: str) -> float:
+    """ "200 W" → 200.0. Raises: ValueError naming the accepted units."""
+    return _parse(text, _WATTS)
+
+
 def format_bytes(count: float) -> str:
     """8589934592 → "8.0 GiB"."""
     for unit in ("B", "KiB", "MiB", "GiB"):
@@ -38,7 +45,13 @@ def format_bytes(count: float) -> str:
     return f"{count:.1f} TiB"
 
 
-def _parse(text: str, units: dict[str, int] | dict[str, float]) -> float:
+def format_seconds(seconds: float) -> str:
+    """600.0 → "10 min", 90.0 → "90 s"."""
+    whole = seconds >= 60 and seconds % 60 == 0
+    return f"{seconds / 60:.0f} min" if whole else f"{seconds:g} s"
+
+
+def _parse(text: str, units: Mapping[str, float]) -> float:
     match = _QUANTITY.fullmatch(text)
     if match is None or match[2] not in units:
         raise ValueError(f"{text!r} is not a quantity with one of the units {', '.join(units)}")

@@ -247,6 +247,44 @@ def leave(
     leave_daemon(state, parse_deadline(deadline))
 
 
+@app.command("set", rich_help_panel=_CONTROL)
+def set_(
+    assignments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="KEY=VALUE",
+            help='Such as network.upload="20 Mbit/s"; "KEY=" alone: its default again.',
+        ),
+    ] = None,
+    state: DaemonStateOption = None,
+) -> None:
+    """Change what this box gives, while its daemon runs; without arguments: show it.
+
+    KEY is a section and a key of the peer file. VALUE is written as there; texts need no quotes but
+    the shell's. All values are checked first: either all are taken, or none.
+
+    The daemon writes them into its peer file, whose comments stay (without --peer at its start:
+    peer.toml in its state directory, which it reads when it starts again).
+
+    At once: schedule.*, network.upload, network.download, device.power; from the next pass on:
+    device.cpu_threads. The others hold after a restart, and are marked so. Nothing counted is lost
+    by any of them.
+
+    [bold]Examples[/]
+
+    atom set schedule.hours='["mon-fri 18:00-08:00", "sat,sun 00:00-24:00"]'
+
+    atom set schedule.idle_for="10 min" schedule.pause_for_gpu_programs=true
+
+    atom set network.upload="20 Mbit/s" network.download=
+
+    atom set device.power="200 W"
+    """
+    from atom.cli.control import set_settings
+
+    set_settings(state, assignments or ())
+
+
 @app.command(rich_help_panel=_CONTROL)
 def info(state: DaemonStateOption = None, as_json: JsonOption = False) -> None:
     """What the daemon is doing, and with what."""

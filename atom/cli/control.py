@@ -1,6 +1,7 @@
-"""`atom pause`, `resume`, `leave`, `info`: the daemon on this machine, over its socket."""
+"""`atom pause`, `resume`, `leave`, `info`, `set`: the daemon on this machine, over its socket."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ from rich.text import Text
 
 from atom.cli.local_daemons import find_daemon
 from atom.cli.terminal import stdout_console
+
+_REMARKS_AT = 48
 
 
 def pause_daemon(state: Path | None) -> None:
@@ -37,6 +40,19 @@ def show_info(state: Path | None, as_json: bool) -> None:
     for key, value in rows:
         line = Text.assemble((f"{key.replace('_', ' '):<{width}}", "bold"), f"  {value}")
         console.print(line, soft_wrap=True)  # whole lines: addresses are there to be copied
+
+
+def set_settings(state: Path | None, assignments: Sequence[str]) -> None:
+    """Prints what was changed, or without assignments all there is, as lines of a peer file with
+    what is to be known of them. Raises: ConfigError, and nothing was changed; ControlError."""
+    settings = control_client(state).set(assignments)
+    lines = [f"{each['key']} = {each['value'] or '(not set)'}" for each in settings]
+    width = min(max(map(len, lines), default=0), _REMARKS_AT)
+    for line, setting in zip(lines, settings, strict=True):
+        remarks = ["default"] * setting["default"]
+        remarks += [] if setting["live"] else ["holds after a restart"]
+        remark = f"  # {', '.join(remarks)}" if remarks else ""
+        typer.echo(f"{line:<{width}}{remark}".rstrip())
 
 
 def flattened(info: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:

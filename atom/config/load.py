@@ -56,6 +56,7 @@ def load_peer_file(path: Path | str | None) -> PeerFile:
 
 def parse_peer_text(text: str, folder: Path, name: str = "peer file") -> PeerFile:
     """A peer file's TOML text; its paths are taken relative to `folder`. Raises: ConfigError."""
+    _check_length(len(text.encode("utf-8", "surrogatepass")), name)
     return _anchored(_validated(PeerFile, _parse_toml(text, name), name), folder)
 
 

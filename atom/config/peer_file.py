@@ -1,13 +1,16 @@
 """The peer file: what one box gives. Every key is optional, an empty file is a valid one."""
 
+from functools import cached_property
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from atom.config.address import check_announcement, parse_host_port
-from atom.config.section import BitsPerSecond, Bytes, PathText, Section
+from atom.config.hours import Window, parse_window
+from atom.config.section import BitsPerSecond, Bytes, PathText, Seconds, Section, Watts
 
 MAX_ANNOUNCED = 8
+MAX_WINDOWS = 64
 
 
 def _auto_is_none(value: Any) -> Any:
@@ -19,10 +22,16 @@ def _check_listen(text: str) -> str:
     return text
 
 
+def _check_window(text: str) -> str:
+    parse_window(text)
+    return text
+
+
 BytesOrAuto = Annotated[Annotated[Bytes, Field(gt=0)] | None, BeforeValidator(_auto_is_none)]
 Share = Annotated[float, Field(ge=0, le=1)]
 ShareOrAuto = Annotated[Share | None, BeforeValidator(_auto_is_none)]
 HostPortText = Annotated[str, AfterValidator(_check_listen)]
+WindowText = Annotated[str, AfterValidator(_check_window)]
 AnnouncementText = Annotated[str, AfterValidator(check_announcement)]
 
 
@@ -39,6 +48,9 @@ class Device(Section):
     """Whether sub-models go through torch.compile."""
     optimizer_share: ShareOrAuto = None
     """Of the optimizer's step that the device takes: 0 to 1, or "auto": what measured rates say."""
+
+    power_watts: Watts | None = Field(default=None, alias="power", gt=0)
+    """Most power that the GPU may draw: "200 W"; omitted: as it is set. Needs root."""
 
 
 class Host(Section):
@@ -67,6 +79,25 @@ class Network(Section):
     relay_bits_per_s: BitsPerSecond = Field(default=20e6, alias="relay", ge=0)
     """Bandwidth for joining peers that cannot be reached, both directions of all of them together;
     "0 bit/s": none."""
+
+
+class Schedule(Section):
+    """[schedule]: when this box may work. All wishes hold at once."""
+
+    hours: Annotated[tuple[WindowText, ...], Field(max_length=MAX_WINDOWS)] = ()
+    """Days and times by this machine's clock: ["mon-fri 18:00-08:00", "sat,sun 00:00-24:00"];
+    empty: always."""
+    idle_for_s: Seconds | None = Field(default=None, alias="idle_for", gt=0)
+    """Only when nobody has used the machine for so long: "10 min"; omitted: whether or not."""
+    pause_on_battery: bool = True
+    """Whether to stand still while the machine runs on battery."""
+    pause_for_gpu_programs: bool = False
+    """Whether to stand still while another program uses the GPU."""
+
+    @cached_property
+    def windows(self) -> tuple[Window, ...]:
+        """`hours`, understood."""
+        return tuple(map(parse_window, self.hours))
 
 
 class State(Section):
@@ -109,6 +140,7 @@ class PeerFile(Section):
     device: Device = Device()
     host: Host = Host()
     network: Network = Network()
+    schedule: Schedule = Schedule()
     state: State = State()
     data: LocalData = LocalData()
     metrics: Metrics = Metrics()

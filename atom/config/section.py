@@ -5,7 +5,7 @@ from typing import Annotated, Any, NoReturn
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
 from pydantic_core import PydanticCustomError
 
-from atom.base.units import parse_bits_per_s, parse_bytes
+from atom.base.units import parse_bits_per_s, parse_bytes, parse_seconds, parse_watts
 
 
 class Section(BaseModel):
@@ -36,6 +36,14 @@ def _bits_per_s_of(value: Any) -> float:
     return parse_bits_per_s(_text(value, "400 Mbit/s"))
 
 
+def _seconds_of(value: Any) -> float:
+    return parse_seconds(_text(value, "10 min"))
+
+
+def _watts_of(value: Any) -> float:
+    return parse_watts(_text(value, "200 W"))
+
+
 def _text(value: Any, example: str) -> str:
     if not isinstance(value, str):
         raise ValueError(f"{value!r} has no unit; write a text such as {example!r}")
@@ -58,3 +66,17 @@ BitsPerSecond = Annotated[
     PlainSerializer(lambda rate: f"{rate:f} bit/s", return_type=str),
 ]
 """A bandwidth, written with its unit: "400 Mbit/s"."""
+
+Seconds = Annotated[
+    float,
+    BeforeValidator(_seconds_of),
+    PlainSerializer(lambda seconds: f"{seconds:f} s", return_type=str),
+]
+"""A time, written with its unit: "10 min"."""
+
+Watts = Annotated[
+    float,
+    BeforeValidator(_watts_of),
+    PlainSerializer(lambda watts: f"{watts:f} W", return_type=str),
+]
+"""A power, written with its unit: "200 W"."""

@@ -41,6 +41,8 @@ class Box:
     """This machine's side: what it gives, where it keeps things, who it is."""
 
     peer: PeerFile
+    peer_file: Path
+    """Where that is written, or would be."""
     state: StateDirectory
     identity: Identity
     incarnation: bytes
@@ -51,10 +53,14 @@ class Box:
 
 
 def open_box(run_name: str, peer_file: Path | None, state: Path | None) -> Box:
-    """Reads the peer file, claims the state directory. Raises: ConfigError, StorageError."""
+    """Reads the peer file, claims the state directory; without a peer file, the one that is kept
+    there. Raises: ConfigError, StorageError."""
     peer = load_peer_file(peer_file)
     configured = Path(peer.state.directory) if peer.state.directory else None
     directory = StateDirectory(state or configured or default_state_directory(run_name))
     directory.lock()
+    if peer_file is None and directory.peer_file.exists():
+        peer = load_peer_file(directory.peer_file)
     identity = Identity.load_or_create(directory.identity)
-    return Box(peer, directory, identity, secrets.token_bytes(16))
+    path = (peer_file or directory.peer_file).absolute()
+    return Box(peer, path, directory, identity, secrets.token_bytes(16))

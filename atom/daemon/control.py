@@ -2,13 +2,14 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent import futures
 from pathlib import Path
 from typing import Any, Protocol
 
 import grpc
 
+from atom.base.errors import UserError
 from atom.wire import control_pb2, control_pb2_grpc
 
 
@@ -19,6 +20,12 @@ class Controllable(Protocol):
     def pause(self) -> str: ...
     def resume(self) -> str: ...
     def leave(self, deadline_s: float | None) -> str: ...
+    def set(self, assignments: Sequence[str]) -> Sequence[Mapping[str, Any]]:
+        """Changes what the box gives: "KEY=VALUE" each; none: what there is to change. Returns
+        `key`, `value` (TOML), `live` and `default` of each. Raises: UserError; then nothing
+        is changed."""
+        ...
+
     def trace(self, ticket: int) -> tuple[int, str, str]:
         """Ticket 0: have the next pass recorded. Returns ticket, trace and summary; the latter are
         empty until the pass has ended: ask again with the ticket."""
@@ -61,6 +68,15 @@ class _Servicer(control_pb2_grpc.ControlServicer):
 
     def Resume(self, request: Any, context: Any) -> control_pb2.CommandReply:  # noqa: N802
         return control_pb2.CommandReply(message=self._target.resume())
+
+    def Set(self, request: control_pb2.SetRequest, context: Any) -> control_pb2.SetReply:  # noqa: N802
+        try:
+            changed = self._target.set(list(request.assignments))
+        except UserError as problem:
+            refusal = control_pb2.Refusal(message=problem.message, hint=problem.hint)
+            return control_pb2.SetReply(refusal=refusal)
+        settings = [control_pb2.Setting(**each) for each in changed]
+        return control_pb2.SetReply(settings=settings)
 
     def Leave(  # noqa: N802
         self, request: control_pb2.LeaveRequest, context: Any

@@ -1,12 +1,13 @@
 """Talking to the daemon on this machine."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import grpc
 
-from atom.base.errors import ControlError
+from atom.base.errors import ConfigError, ControlError
 from atom.wire import control_pb2, control_pb2_grpc
 
 _TIMEOUT_S = 10.0
@@ -32,6 +33,17 @@ class ControlClient:
     def leave(self, deadline_s: float | None = None) -> str:
         request = control_pb2.LeaveRequest(deadline_seconds=deadline_s or 0.0)
         return str(self._call("Leave", request).message)
+
+    def set(self, assignments: Sequence[str]) -> list[dict[str, Any]]:
+        """See `atom.daemon.control.Controllable.set`. Raises: ConfigError, too, for what the daemon
+        does not accept."""
+        reply = self._call("Set", control_pb2.SetRequest(assignments=assignments))
+        if reply.HasField("refusal"):
+            raise ConfigError(reply.refusal.message, reply.refusal.hint)
+        return [
+            {"key": each.key, "value": each.value, "live": each.live, "default": each.default}
+            for each in reply.settings
+        ]
 
     def trace(self, ticket: int = 0) -> tuple[int, str, str]:
         """See `atom.daemon.control.Controllable.trace`."""

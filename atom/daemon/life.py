@@ -3,7 +3,7 @@
 import json
 import signal
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from types import FrameType
@@ -69,6 +69,7 @@ class Life:
         parts.transport.start()
         parts.outreach.start(self.on_change)
         parts.control.start()
+        parts.steward.start()
         parts.worker.start()
         with self._signals():
             self._begin()
@@ -89,6 +90,7 @@ class Life:
         parts = self.parts
         self._gone = True
         parts.donors.close()
+        parts.steward.close()
         if self._loop is not None:
             self._loop.close()
         parts.worker.close()
@@ -98,6 +100,7 @@ class Life:
         parts.lookout.close()
         parts.outreach.close()
         parts.transport.close()
+        parts.settings.close()
 
     def fail(self, failure: BaseException) -> None:
         """A part cannot go on: end the whole peer, its disk state is whole."""
@@ -300,6 +303,14 @@ class Life:
         said = self.parts.pauses.resume()
         self.on_change()
         return said
+
+    def set(self, assignments: Sequence[str]) -> Sequence[Mapping[str, Any]]:
+        """See `atom.daemon.control.Controllable`."""
+        changed = self.parts.settings.set(assignments)
+        if assignments:
+            self._events.emit("set", keys=[each["key"] for each in changed])
+            self.on_change()
+        return changed
 
     def leave(self, deadline_s: float | None) -> str:
         """Sees the counted work committed, then ends; at the deadline at the latest."""

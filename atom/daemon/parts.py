@@ -8,6 +8,8 @@ from atom.daemon.ended_attempts import EndedAttempts
 from atom.daemon.founding import Membership
 from atom.daemon.lookout import Lookout
 from atom.daemon.pauses import Pauses
+from atom.daemon.settings import Settings
+from atom.daemon.steward import Steward
 from atom.swarm.chain import Voter
 from atom.swarm.outreach import Outreach
 from atom.swarm.transport import Transport
@@ -30,6 +32,8 @@ class Parts:
     data_addresses: Callable[[], tuple[str, ...]]
     worker: Worker
     pauses: Pauses
+    steward: Steward
+    settings: Settings
     hands: ReplicaHands
     keeper: Keeper
     donors: PeerDonors

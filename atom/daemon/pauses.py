@@ -1,5 +1,6 @@
-"""Why this peer stands still: its owner said so, or others have its device's memory."""
+"""Why this peer stands still: its owner said or wished so, or others have its device's memory."""
 
+import threading
 from collections.abc import Callable
 from typing import Protocol
 
@@ -12,7 +13,7 @@ DEVICE_TAKEN_S = 10.0
 """How often memory that others have is tried for."""
 TRYING_S = 1.0
 """How long that may take."""
-_OWNER = "owner"
+_OWNER, _WISHES = "owner", "wishes"
 
 
 class Pausable(Protocol):
@@ -36,7 +37,10 @@ class Pauses:
         clock: Clock,
     ) -> None:
         self._worker, self._events, self._note, self._clock = worker, events, note, clock
+        self._lock = threading.Lock()
         self._by_owner = False
+        self._wished = ""
+        self._leaving = False
         self._retry_at: float | None = None
 
     @property
@@ -44,16 +48,21 @@ class Pauses:
         """In a few words; empty: it does not stand still."""
         if self._by_owner:
             return "by its owner, until `atom resume`"
+        if self._wished:
+            return self._wished
         if self._retry_at is not None:
             return "another program has the device's memory"
         return ""
 
     def pause(self) -> str:
         """The owner's wish; what came of it."""
-        if self._by_owner:
-            return "already paused"
-        self._by_owner = True
-        free = self._worker.pause(_OWNER, GIVE_BACK_S)
+        with self._lock:
+            if self._leaving:
+                return "not paused: it is leaving, and sees to what it counted"
+            if self._by_owner:
+                return "already paused"
+            self._by_owner = True
+            free = self._worker.pause(_OWNER, GIVE_BACK_S)
         self._events.emit("paused", reason=_OWNER)
         memory = "is free" if free else "will be free when the pass under way ends"
         return (
@@ -62,16 +71,33 @@ class Pauses:
         )
 
     def resume(self) -> str:
-        if not self._by_owner:
-            return "not paused"
-        self.end()
+        with self._lock:
+            if not self._by_owner:
+                return f"paused {self._wished}: see `atom set`" if self._wished else "not paused"
+            self._by_owner = False
+            self._worker.resume(_OWNER)
         self._events.emit("resumed")
-        return "resumed"
+        return f"resumed, but still {self._wished}: see `atom set`" if self._wished else "resumed"
+
+    def wish(self, reason: str) -> None:
+        """What the owner's wishes say now: why it is to stand still; empty: it is not."""
+        with self._lock:
+            before, self._wished = self._wished, "" if self._leaving else reason
+            if self._wished and not before:
+                self._worker.pause(_WISHES, GIVE_BACK_S)
+                self._events.emit("paused", reason=self._wished)
+                self._note(f"paused: {self._wished}")
+            elif before and not self._wished:
+                self._worker.resume(_WISHES)
+                self._events.emit("resumed")
+                self._note("resumed")
 
     def end(self) -> None:
         """Whoever leaves sees to what is counted, and stands still no more."""
-        self._by_owner = False
-        self._worker.resume(_OWNER)
+        with self._lock:
+            self._leaving, self._by_owner, self._wished = True, False, ""
+            for reason in (_OWNER, _WISHES):
+                self._worker.resume(reason)
 
     def look(self) -> None:
         """Now and then: is the device's memory free again?"""

@@ -15,6 +15,7 @@ from atom.daemon.console import Console
 from atom.daemon.control import ControlServer
 from atom.daemon.device_choice import state_form
 from atom.daemon.founding import Membership, enter_run, found_run, read_run, run_of
+from atom.daemon.gpu import open_gpu
 from atom.daemon.invitation import check_member
 from atom.daemon.life import Life
 from atom.daemon.lifecycle import Ending
@@ -23,6 +24,8 @@ from atom.daemon.monitors import Monitors
 from atom.daemon.own_code import blob_name, check_trust, obtain_code
 from atom.daemon.parts import Parts
 from atom.daemon.pauses import Pauses
+from atom.daemon.settings import Settings
+from atom.daemon.steward import Observer, Steward
 from atom.swarm.addresses import (
     JoinAddress,
     format_join_address,
@@ -207,6 +210,14 @@ def _assemble(
     hands = ReplicaHands(bench, transport, _schedule(member), clock, events, style)
     server = BlobServer(blobs, clock, courtesy=transport.courtesy)
 
+    gpu = open_gpu(member.replica.device_hold.torch_device)
+    pauses = Pauses(worker, events, console.note, clock)
+    look = Observer(gpu, clock).look
+    steward = Steward(box.peer.schedule, look, pauses.wish, life.fail)
+    caps = transport.bandwidth
+    settings = Settings(box.peer_file, box.peer, gpu, steward, caps, worker.submit)
+    settings.start(console.note)
+
     def make_loop(head_digest: bytes) -> tuple[RoundMachine, RoundLoop]:
         machine = RoundMachine(
             box.me, journal.head, head_digest, _terms(member), box.identity.sign, clock.now()
@@ -227,7 +238,9 @@ def _assemble(
             else ()
         ),
         worker=worker,
-        pauses=Pauses(worker, events, console.note, clock),
+        pauses=pauses,
+        steward=steward,
+        settings=settings,
         hands=hands,
         keeper=keeper,
         donors=donors,

@@ -65,6 +65,7 @@ def info_of(
         "peer_id": parts.me.peer_id,
         "state": state.value,
         "paused": parts.pauses.reason or None,
+        "wishes": parts.settings.wishes(),
         "round": machine.head.round if machine else 0,
         "rounds": run.run.rounds,
         "global_batch": run.batch.global_sequences,

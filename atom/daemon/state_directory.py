@@ -9,6 +9,7 @@ from typing import IO
 
 from atom.base.errors import StorageError
 
+KEPT_PEER_FILE = "peer.toml"
 _MAX_SOCKET_PATH_BYTES = 100
 
 
@@ -51,6 +52,11 @@ class StateDirectory:
     def program(self) -> Path:
         """The generated source of this peer's sub-models, for people to read."""
         return self.root / "program"
+
+    @property
+    def peer_file(self) -> Path:
+        """What this box gives, if no other file was named: `atom set` writes it."""
+        return self.root / KEPT_PEER_FILE
 
     @property
     def own_code(self) -> Path:

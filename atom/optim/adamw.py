@@ -80,7 +80,7 @@ class AdamW:
         Raises: MismatchError when the kernel has not been compiled.
         """
         self._kernels = host_kernels()
-        self._threads = step_threads(torch.get_num_threads()) if threads is None else threads
+        self._threads = threads
         self._share = share
         self._store = store
         self._settings = settings
@@ -124,7 +124,10 @@ class AdamW:
             decay = 1 - learning_rate * self._settings.weight_decay
             update = self._updating(gradient, numbers, decay)
             beside = self._beside(gradient, numbers, decay)
-            self._unfinished = Step(step, self._pieces, update, self._threads, beside)
+            threads = self._threads
+            if threads is None:  # they may have become fewer
+                threads = step_threads(torch.get_num_threads())
+            self._unfinished = Step(step, self._pieces, update, threads, beside)
         return self._unfinished
 
     def finish(self) -> None:

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
+import torch
+
 
 class Lane:
     """One background thread, started when first used, with at most one job per slot to wait for."""
@@ -13,7 +15,7 @@ class Lane:
 
     def submit(self, slot: int, job: Callable[[], None]) -> None:
         self.wait(slot)
-        self._jobs[slot] = self._executor.submit(job)
+        self._jobs[slot] = self._executor.submit(_with_threads, torch.get_num_threads(), job)
 
     def wait(self, slot: int) -> None:
         """Returns once the slot's last job is done. Raises: what the job raised."""
@@ -30,3 +32,10 @@ class Lane:
 
     def close(self) -> None:
         self._executor.shutdown(wait=True, cancel_futures=True)
+
+
+def _with_threads(threads: int, job: Callable[[], None]) -> None:
+    """With as many arithmetic threads as its sender has: PyTorch counts them per thread."""
+    if torch.get_num_threads() != threads:
+        torch.set_num_threads(threads)
+    job()

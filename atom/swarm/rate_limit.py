@@ -9,13 +9,22 @@ class TokenBucket:
 
     def __init__(self, rate_per_s: float, burst: float) -> None:
         """Raises: ValueError unless both are positive. `math.inf` means no limit."""
+        self._lock = threading.Lock()
+        self.change(rate_per_s, burst)
+
+    def change(self, rate_per_s: float, burst: float) -> None:
+        """From now on these; what was spent is forgotten. Raises: as `__init__`."""
         if rate_per_s <= 0 or burst <= 0:
             raise ValueError("rate and burst are positive")
-        self._rate_per_s = rate_per_s
-        self._burst = burst
-        self._tokens = burst
-        self._at: float | None = None
-        self._lock = threading.Lock()
+        with self._lock:
+            self._rate_per_s = rate_per_s
+            self._burst = burst
+            self._tokens = burst
+            self._at: float | None = None
+
+    @property
+    def unlimited(self) -> bool:
+        return math.isinf(self._rate_per_s)
 
     def take(self, amount: float, now: float) -> float:
         """Spends `amount` (it may exceed the burst) and returns how many seconds to wait first."""

@@ -4,6 +4,7 @@ Bytes go in small slices, so that a slow link shows steady progress instead of s
 capped reader slows the sender down through TCP itself.
 """
 
+import math
 import threading
 import time
 from dataclasses import dataclass, field
@@ -17,22 +18,25 @@ SLICE_BYTES = 16 * 1024
 
 @dataclass(frozen=True)
 class Bandwidth:
-    """Caps in bytes per second; None: no cap."""
+    """Caps in bytes per second, which may change while streams are open."""
 
-    upload: TokenBucket | None = None
-    download: TokenBucket | None = None
+    upload: TokenBucket = field(default_factory=lambda: _bucket(None))
+    download: TokenBucket = field(default_factory=lambda: _bucket(None))
     courtesy: Courtesy = field(default_factory=Courtesy)
     """What lets rings go before state transfers."""
 
     @classmethod
     def of(cls, upload_bits_per_s: float | None, download_bits_per_s: float | None) -> "Bandwidth":
-        """Caps from bits per second; a quarter of a second's worth may go at once."""
+        """Caps from bits per second, None: no cap; a quarter of a second's worth may go at once."""
         return cls(_bucket(upload_bits_per_s), _bucket(download_bits_per_s))
 
+    def change(self, upload_bits_per_s: float | None, download_bits_per_s: float | None) -> None:
+        """For all streams, from their next slice on. None: no cap."""
+        self.upload.change(*_rate_and_burst(upload_bits_per_s))
+        self.download.change(*_rate_and_burst(download_bits_per_s))
+
     def limit(self, stream: Stream) -> Stream:
-        """`stream` within the caps; itself if there are none."""
-        if self.upload is None and self.download is None:
-            return stream
+        """`stream` within the caps, such as they are at the time."""
         return ThrottledStream(stream, self)
 
     def limit_ring(self, stream: Stream) -> Stream:
@@ -67,7 +71,7 @@ class ThrottledStream:
     def send_all(self, view: memoryview, patience: Patience) -> None:
         """Raises: as the stream below."""
         upload = self._bandwidth.upload
-        if upload is None:
+        if upload.unlimited:
             self._stream.send_all(view, patience)
             return
         for start in range(0, len(view), SLICE_BYTES):
@@ -78,7 +82,7 @@ class ThrottledStream:
     def recv_into(self, view: memoryview, patience: Patience) -> None:
         """Raises: as the stream below."""
         download = self._bandwidth.download
-        if download is None:
+        if download.unlimited:
             self._stream.recv_into(view, patience)
             return
         for start in range(0, len(view), SLICE_BYTES):
@@ -97,8 +101,12 @@ class ThrottledStream:
         self._closed.wait(bucket.take(count, time.monotonic()))
 
 
-def _bucket(bits_per_s: float | None) -> TokenBucket | None:
+def _bucket(bits_per_s: float | None) -> TokenBucket:
+    return TokenBucket(*_rate_and_burst(bits_per_s))
+
+
+def _rate_and_burst(bits_per_s: float | None) -> tuple[float, float]:
     if bits_per_s is None:
-        return None
+        return math.inf, SLICE_BYTES
     bytes_per_s = bits_per_s / 8
-    return TokenBucket(bytes_per_s, max(bytes_per_s / 4, SLICE_BYTES))
+    return bytes_per_s, max(bytes_per_s / 4, SLICE_BYTES)

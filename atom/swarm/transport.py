@@ -119,6 +119,11 @@ class Transport:
         return self._endpoint.bandwidth.courtesy
 
     @property
+    def bandwidth(self) -> Bandwidth:
+        """The box's caps."""
+        return self._endpoint.bandwidth
+
+    @property
     def quarantine(self) -> Quarantine:
         """Who is put aside here."""
         return self._endpoint.quarantine

@@ -7,6 +7,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
+
 from atom.base.errors import AtomError
 from atom.optim.conveyor import Conveyor
 from atom.swap.device import Device
@@ -27,6 +29,10 @@ class DeviceHold:
         self._lock = threading.Lock()
         self._closed = False
         self._given_back = False
+
+    @property
+    def torch_device(self) -> torch.device:
+        return self._device.torch_device
 
     def close(self, wait_s: float) -> bool:
         """From any thread: the memory is given back, as soon as nobody is `using` it; a step under

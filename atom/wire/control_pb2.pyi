@@ -1,6 +1,7 @@
+from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from typing import ClassVar as _ClassVar, Optional as _Optional
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
@@ -43,6 +44,40 @@ class TraceReply(_message.Message):
     trace: str
     summary: str
     def __init__(self, ticket: _Optional[int] = ..., trace: _Optional[str] = ..., summary: _Optional[str] = ...) -> None: ...
+
+class SetRequest(_message.Message):
+    __slots__ = ("assignments",)
+    ASSIGNMENTS_FIELD_NUMBER: _ClassVar[int]
+    assignments: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, assignments: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Setting(_message.Message):
+    __slots__ = ("key", "value", "live", "default")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    LIVE_FIELD_NUMBER: _ClassVar[int]
+    DEFAULT_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    value: str
+    live: bool
+    default: bool
+    def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ..., live: bool = ..., default: bool = ...) -> None: ...
+
+class Refusal(_message.Message):
+    __slots__ = ("message", "hint")
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    HINT_FIELD_NUMBER: _ClassVar[int]
+    message: str
+    hint: str
+    def __init__(self, message: _Optional[str] = ..., hint: _Optional[str] = ...) -> None: ...
+
+class SetReply(_message.Message):
+    __slots__ = ("settings", "refusal")
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    settings: _containers.RepeatedCompositeFieldContainer[Setting]
+    refusal: Refusal
+    def __init__(self, settings: _Optional[_Iterable[_Union[Setting, _Mapping]]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ...) -> None: ...
 
 class CommandReply(_message.Message):
     __slots__ = ("message",)

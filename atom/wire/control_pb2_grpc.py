@@ -54,6 +54,11 @@ class ControlStub(object):
                 request_serializer=atom_dot_wire_dot_control__pb2.LeaveRequest.SerializeToString,
                 response_deserializer=atom_dot_wire_dot_control__pb2.CommandReply.FromString,
                 _registered_method=True)
+        self.Set = channel.unary_unary(
+                '/atom.wire.Control/Set',
+                request_serializer=atom_dot_wire_dot_control__pb2.SetRequest.SerializeToString,
+                response_deserializer=atom_dot_wire_dot_control__pb2.SetReply.FromString,
+                _registered_method=True)
         self.Trace = channel.unary_unary(
                 '/atom.wire.Control/Trace',
                 request_serializer=atom_dot_wire_dot_control__pb2.TraceRequest.SerializeToString,
@@ -88,6 +93,12 @@ class ControlServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Set(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Trace(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -116,6 +127,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.Leave,
                     request_deserializer=atom_dot_wire_dot_control__pb2.LeaveRequest.FromString,
                     response_serializer=atom_dot_wire_dot_control__pb2.CommandReply.SerializeToString,
+            ),
+            'Set': grpc.unary_unary_rpc_method_handler(
+                    servicer.Set,
+                    request_deserializer=atom_dot_wire_dot_control__pb2.SetRequest.FromString,
+                    response_serializer=atom_dot_wire_dot_control__pb2.SetReply.SerializeToString,
             ),
             'Trace': grpc.unary_unary_rpc_method_handler(
                     servicer.Trace,
@@ -231,6 +247,33 @@ class Control(object):
             '/atom.wire.Control/Leave',
             atom_dot_wire_dot_control__pb2.LeaveRequest.SerializeToString,
             atom_dot_wire_dot_control__pb2.CommandReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Set(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/atom.wire.Control/Set',
+            atom_dot_wire_dot_control__pb2.SetRequest.SerializeToString,
+            atom_dot_wire_dot_control__pb2.SetReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -9,12 +9,16 @@ import random
 import sys
 import time
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 from swarm_history import check_peers, digests_by_head
 from swarm_of_processes import START_S, Peer, Swarm, endless, gather, swarm_in
+
+from atom.config.hours import DAYS
 
 TIMES = int(os.environ.get("ATOM_CHAOS_TIMES", "2"))
 FREEZE_S = float(os.environ.get("ATOM_CHAOS_FREEZE_S", "3"))
@@ -125,6 +129,30 @@ def test_paused_and_resumed(three: Swarm) -> None:
 
 
 @pytest.mark.timeout(PATIENCE_S)
+def test_hours_that_are_set_while_it_runs(three: Swarm) -> None:
+    """What was counted before they ended is in the next round, to the last sequence."""
+    victim = pick(three, 2, "set")
+    two_days_ago = DAYS[(datetime.now().weekday() - 2) % 7]
+    hours = f'schedule.hours=["{two_days_ago} 00:00-00:01"]'
+    said = victim.control.set([hours, "network.upload=8 Gbit/s", "network.listen=127.0.0.1:0"])
+    assert [each["live"] for each in said] == [True, True, False]
+    info = three_times_the_same(three, victim)
+    assert info["paused"].startswith("outside its hours, until ")
+    assert info["state"] in ("paused", "reducing", "stepping")
+    three.until(lambda: victim.last_round > info["round"] + 2, "rounds that it follows")
+    told = {event["round"]: contribution(event, victim.peer_id) for event in victim.rounds}
+    assert told[info["round"] + 1] == info["mini_batches"]
+    assert told[info["round"] + 2] == 0
+    text = (three.root / f"{victim.name}.toml").read_text(encoding="utf-8")
+    assert 'upload = "8 Gbit/s"' in text
+    assert text.startswith('[device]\nkind = "cpu"\nmemory'), "the rest is as it was"
+    victim.control.set(["schedule.hours="])
+    mark = len(victim.rounds)
+    three.until(lambda: contributes(three, victim, mark), "its part within its hours", BOUND_S)
+    assert victim.control.info()["paused"] is None
+
+
+@pytest.mark.timeout(PATIENCE_S)
 def test_all_end_on_one_chain(three: Swarm) -> None:
     for peer in three.peers:
         peer.control.pause()
@@ -137,6 +165,19 @@ def test_all_end_on_one_chain(three: Swarm) -> None:
     say(f"{three.founder.last_round} rounds, {discarded} reports of discarded ones")
     assert psutil.wait_procs(families, timeout=5.0)[1] == []
     assert three.left_over() == []
+
+
+def three_times_the_same(swarm: Swarm, peer: Peer) -> dict[str, Any]:
+    """Its information while no round begins: round and count belong together."""
+    seen: list[dict[str, Any]] = []
+
+    def same() -> bool:
+        seen.append(peer.control.info())
+        latest = {(each["round"], each["mini_batches"]) for each in seen[-3:]}
+        return len(seen) > 2 and len(latest) == 1
+
+    swarm.until(same, "a round that lasts")
+    return seen[-1]
 
 
 # ---- what happens to the victim's disk

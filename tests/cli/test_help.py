@@ -9,7 +9,7 @@ from atom.cli.app import main
 
 COMMANDS = [
     "start", "join", "bootstrap", "status", "watch", "pause", "resume", "leave", "info",
-    "trace", "demo", "id", "contributions", "plot",
+    "trace", "demo", "id", "set", "contributions", "plot",
 ]  # fmt: skip
 
 

@@ -2,13 +2,13 @@
 
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from atom.base.errors import ControlError
+from atom.base.errors import ConfigError, ControlError
 from atom.daemon.control import ControlServer
 from atom.daemon.control_client import ControlClient
 
@@ -27,6 +27,11 @@ class Target:
     def resume(self) -> str:
         self.calls.append("resume")
         return "resumed"
+
+    def set(self, assignments: Sequence[str]) -> Sequence[Mapping[str, Any]]:
+        if "bad" in assignments:
+            raise ConfigError("bad is bad", "say something else")
+        return [{"key": key, "value": "3", "live": True, "default": False} for key in assignments]
 
     def leave(self, deadline_s: float | None) -> str:
         self.calls.append(deadline_s)
@@ -55,6 +60,15 @@ def test_every_command_arrives(served: tuple[Target, Path]) -> None:
     assert client.leave(12.5) == "leaving"
     client.leave()
     assert target.calls == ["pause", "resume", 12.5, None]
+
+
+def test_settings_arrive_and_so_does_what_is_wrong_with_them(served: tuple[Target, Path]) -> None:
+    client = ControlClient(served[1])
+    assert client.set(["a.b"]) == [{"key": "a.b", "value": "3", "live": True, "default": False}]
+    assert client.set([]) == []
+    with pytest.raises(ConfigError, match="bad is bad") as refused:
+        client.set(["bad"])
+    assert refused.value.hint == "say something else"
 
 
 def test_only_the_owner_may_open_the_socket(served: tuple[Target, Path]) -> None:

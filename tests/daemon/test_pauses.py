@@ -50,6 +50,30 @@ def test_the_owner_pauses_and_resumes_once(scene: Scene) -> None:
     assert [event["event"] for event in scene.events.events] == ["paused", "resumed"]
 
 
+def test_wishes_pause_beside_the_owner(scene: Scene) -> None:
+    pauses = scene.pauses
+    for reason in ("on battery", "on battery", "outside its hours, until 18:00"):
+        pauses.wish(reason)
+    assert pauses.reason == "outside its hours, until 18:00"
+    assert "until 18:00" in pauses.resume()
+    pauses.pause()
+    assert "still outside its hours" in pauses.resume()
+    pauses.wish("")
+    pauses.wish("")
+    assert pauses.reason == ""
+    assert [told[0] for told in scene.worker.told] == ["wishes", "owner", "owner", "wishes"]
+    assert scene.notes == ["paused: on battery", "resumed"]
+
+
+def test_whoever_leaves_stands_still_no_more(scene: Scene) -> None:
+    scene.pauses.wish("on battery")
+    scene.pauses.end()
+    scene.pauses.wish("on battery")
+    assert scene.pauses.pause().startswith("not paused")
+    assert scene.pauses.reason == ""
+    assert scene.worker.told[1:] == [("owner",), ("wishes",)]
+
+
 def test_a_pass_that_still_needs_the_memory_is_told(scene: Scene) -> None:
     scene.worker.free = False
     assert "when the pass under way ends" in scene.pauses.pause()

@@ -7,7 +7,7 @@ import pytest
 from atom.swarm.frames import Patience
 from atom.swarm.memory_stream import MemoryStream
 from atom.swarm.rate_limit import TokenBucket
-from atom.swarm.throttle import SLICE_BYTES, Bandwidth, ThrottledStream
+from atom.swarm.throttle import SLICE_BYTES, Bandwidth
 
 PATIENCE = Patience(10.0)
 
@@ -24,15 +24,42 @@ class Recorder(TokenBucket):
         return 0.0
 
 
-def test_no_caps_no_wrapper() -> None:
-    stream, _ = MemoryStream.pair()
-    assert Bandwidth().limit(stream) is stream
-    assert isinstance(Bandwidth.of(1e6, None).limit(stream), ThrottledStream)
+class Counted:
+    """A stream that notes how much it was given at a time."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+
+    def send_all(self, view: memoryview, patience: Patience) -> None:
+        self.sizes.append(len(view))
+
+    recv_into = send_all
+
+
+def test_without_caps_nothing_is_sliced_and_caps_may_come_and_go() -> None:
+    below, bandwidth = Counted(), Bandwidth()
+    stream = bandwidth.limit(below)  # type: ignore[arg-type]
+    message = memoryview(bytearray(2 * SLICE_BYTES))
+    stream.send_all(message, PATIENCE)
+    bandwidth.change(1e12, None)
+    stream.send_all(message, PATIENCE)
+    stream.recv_into(message, PATIENCE)
+    bandwidth.change(None, 1e12)
+    stream.send_all(message, PATIENCE)
+    stream.recv_into(message, PATIENCE)
+    whole, half = 2 * SLICE_BYTES, SLICE_BYTES
+    assert below.sizes == [whole, half, half, whole, whole, half, half]
+
+
+def test_a_cap_that_is_lifted_forgets_what_was_owed() -> None:
+    bandwidth = Bandwidth.of(8.0, None)
+    assert bandwidth.upload.take(100_000, 0.0) > 1000
+    bandwidth.change(8e6, None)
+    assert bandwidth.upload.take(1000, 0.0) == 0.0
 
 
 def test_caps_are_bits_not_bytes() -> None:
     bucket = Bandwidth.of(8_000_000.0, None).upload
-    assert bucket is not None
     assert bucket.take(250_000, 0.0) == 0.0, "a quarter of a second's worth goes at once"
     assert bucket.take(1_000_000, 0.0) == pytest.approx(1.0)
 

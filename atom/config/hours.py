@@ -1,0 +1,87 @@
+"""Hours of the week by the clock on the wall, as people write them: "mon-fri 18:00-08:00"."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+EVERY_DAY = "daily"
+EXAMPLE = '"mon-fri 18:00-08:00"'
+_DAY_MINUTES = 24 * 60
+_WINDOW = re.compile(r"\s*(\S+)\s+(\d{1,2}):(\d\d)\s*-\s*(\d{1,2}):(\d\d)\s*")
+
+
+@dataclass(frozen=True)
+class Window:
+    """From a time on each of these days; past midnight if it ends earlier than it begins."""
+
+    days: frozenset[int]
+    """On which it begins; 0: Monday."""
+    start_min: int
+    """Minutes after midnight."""
+    end_min: int
+    """Likewise, of that day or, if it is not after `start_min`, of the next."""
+
+    def holds(self, now: datetime) -> bool:
+        minute = 60 * now.hour + now.minute
+        today, before = now.weekday(), (now.weekday() - 1) % 7
+        if self.start_min < self.end_min:
+            return today in self.days and self.start_min <= minute < self.end_min
+        began_today = today in self.days and minute >= self.start_min
+        return began_today or (before in self.days and minute < self.end_min)
+
+    def next_start(self, now: datetime) -> datetime:
+        """The first after `now`."""
+        midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
+        starts = (
+            midnight + timedelta(days=ahead, minutes=self.start_min)
+            for ahead in range(8)
+            if (now.weekday() + ahead) % 7 in self.days
+        )
+        return next(start for start in starts if start > now)
+
+
+def parse_window(text: str) -> Window:
+    """ "sat,sun 00:00-24:00". Raises: ValueError."""
+    match = _WINDOW.fullmatch(text.lower())
+    if match is None:
+        raise ValueError(f"{text!r} is no time of the week; write {EXAMPLE}")
+    start, end = _minutes(text, *match.group(2, 3)), _minutes(text, *match.group(4, 5))
+    if start == _DAY_MINUTES:
+        raise ValueError(f"{text!r} begins at 24:00; write 00:00 of the next day")
+    if start == end:
+        raise ValueError(f"{text!r} ends as it begins; a whole day is 00:00-24:00")
+    return Window(_days(text, match[1]), start, end)
+
+
+def next_opening(windows: Sequence[Window], now: datetime) -> datetime | None:
+    """When the first of them begins, by the clock on the wall; None: one holds now, or there is
+    none, which means always. `now` has no time zone: it is what the clock on the wall shows, so
+    what holds follows it through summer time and back."""
+    if not windows or any(window.holds(now) for window in windows):
+        return None
+    return min(window.next_start(now) for window in windows)
+
+
+def _minutes(text: str, hours: str, minutes: str) -> int:
+    total = 60 * int(hours) + int(minutes)
+    if int(minutes) > 59 or total > _DAY_MINUTES:
+        raise ValueError(f"{text!r}: there is no {hours}:{minutes}")
+    return total
+
+
+def _days(text: str, names: str) -> frozenset[int]:
+    """ "mon-fri", "sat,sun", "fri-mon", "daily"."""
+    if names == EVERY_DAY:
+        return frozenset(range(7))
+    found = set[int]()
+    for part in names.split(","):
+        first, dash, last = part.partition("-")
+        if first not in DAYS or (dash and last not in DAYS):
+            known = ", ".join((*DAYS, EVERY_DAY))
+            raise ValueError(f"{text!r}: {part} is none of the days {known}")
+        start = DAYS.index(first)
+        length = (DAYS.index(last) - start) % 7 if dash else 0
+        found.update((start + ahead) % 7 for ahead in range(length + 1))
+    return frozenset(found)

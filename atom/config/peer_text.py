@@ -1,0 +1,91 @@
+"""A peer file's text, changed key by key: comments, order and spaces stay. Pure."""
+
+import json
+import re
+import tomllib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import tomlkit
+from pydantic import BaseModel
+from tomlkit.exceptions import TOMLKitError
+
+from atom.base.errors import ConfigError
+from atom.config.peer_file import PeerFile
+
+_TRAILING_ZEROS = re.compile(r"\.0+(?= )")
+Assignment = tuple[str, Any]
+"""("network.upload", "20 Mbit/s"); None: the key goes, its default holds."""
+
+
+def all_keys() -> tuple[str, ...]:
+    """ "section.key" of everything a peer file may say."""
+    return tuple(key for key, _ in _flat(PeerFile()))
+
+
+def parse_assignment(text: str) -> Assignment:
+    """ "KEY=VALUE", VALUE as in a peer file, where texts need no quotes; "KEY=": the default.
+
+    Raises: ConfigError for what is no assignment at all; whether the key may have that value, the
+    peer file says.
+    """
+    key, equals, value = (part.strip() for part in text.partition("="))
+    if not equals or key.count(".") != 1 or not all(key.split(".")):
+        raise ConfigError(f"{text!r} is not KEY=VALUE", 'such as network.upload="20 Mbit/s"')
+    return key, _value_of(value)
+
+
+def edited(text: str, assignments: Sequence[Assignment]) -> str:
+    """`text` with these keys changed. Raises: ConfigError for a text that is no TOML, or has
+    something else where a section is to be."""
+    try:
+        document = tomlkit.parse(text)
+    except TOMLKitError as problem:
+        raise ConfigError(f"not valid TOML: {problem}", "mend the peer file first") from None
+    for key, value in assignments:
+        section, name = key.split(".")
+        if section not in document and value is not None:
+            document[section] = tomlkit.table()
+        table = document.get(section, {})
+        if not isinstance(table, dict):
+            raise ConfigError(f"{section}: expected a section", "mend the peer file first")
+        if value is None:
+            table.pop(name, None)
+        else:
+            table[name] = value
+    return tomlkit.dumps(document)
+
+
+def written(text: str, key: str) -> str:
+    """What stands behind a key, as TOML; empty: it is not there."""
+    section, name = key.split(".")
+    value = tomlkit.parse(text).get(section, {}).get(name)
+    return "" if value is None else str(tomlkit.item(value).as_string())
+
+
+def default_text(key: str) -> str:
+    """What holds without the key, as TOML; empty: nothing, or what is found best."""
+    value = dict(_flat(PeerFile()))[key]
+    return "" if value is None else _TRAILING_ZEROS.sub("", json.dumps(value))
+
+
+def changed_keys(before: PeerFile, after: PeerFile) -> frozenset[str]:
+    """Whose values differ."""
+    old = dict(_flat(before))
+    return frozenset(key for key, value in _flat(after) if value != old[key])
+
+
+def _flat(peer: PeerFile) -> Iterator[tuple[str, Any]]:
+    for section in PeerFile.model_fields:
+        values: BaseModel = getattr(peer, section)
+        for name, value in values.model_dump(mode="json", by_alias=True).items():
+            yield f"{section}.{name}", value
+
+
+def _value_of(text: str) -> Any:
+    if not text:
+        return None
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except ValueError:
+        return text

@@ -1,0 +1,91 @@
+"""How long nobody else has used this machine, and whether it runs on battery: what can be seen.
+
+Used means one of three: a key was pressed in a terminal (their devices tell when they were last
+read, as `w` shows it); a desktop session told logind that it is not idle; or programs that are not
+ours took more than a third of a core. None of them sees everything, so any one will do.
+"""
+
+import contextlib
+import math
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+OTHERS_CORES = 0.3
+"""Of processor time: less than that is a machine looking after itself."""
+DEVICES = Path("/dev")
+_LOGINCTL = ("loginctl", "show-session", "--property=IdleHint", "--property=IdleSinceHint")
+_LOGINCTL_S = 2.0
+
+
+def on_battery() -> bool:
+    """False, too, for machines without one."""
+    battery = psutil.sensors_battery()
+    return battery is not None and battery.power_plugged is False
+
+
+class MachineUse:
+    """Looks at what happened since its last look. From one thread."""
+
+    def __init__(self) -> None:
+        self._at_s = time.monotonic()
+        self._others_s = _others_seconds()
+        self._load_at_s = self._at_s
+
+    def idle_s(self) -> float:
+        """At most: since this was made."""
+        return max(0.0, min([self._load_idle_s(), *_terminals_idle_s(), desktop_idle_s()]))
+
+    def _load_idle_s(self) -> float:
+        now_s, others_s = time.monotonic(), _others_seconds()
+        passed_s = now_s - self._at_s
+        if others_s - self._others_s > OTHERS_CORES * passed_s:
+            self._load_at_s = now_s
+        self._at_s, self._others_s = now_s, others_s
+        return now_s - self._load_at_s
+
+
+def desktop_idle_s() -> float:
+    """What logind says of all its sessions; infinite where there is none to ask."""
+    try:
+        said = subprocess.run(_LOGINCTL, capture_output=True, text=True, timeout=_LOGINCTL_S)
+    except (OSError, subprocess.TimeoutExpired):
+        return math.inf
+    return idle_hint_s(said.stdout, time.time()) if said.returncode == 0 else math.inf
+
+
+def idle_hint_s(said: str, now_s: float) -> float:
+    """Of logind's properties, one "Key=value" per line. Pure."""
+    told = dict(line.partition("=")[::2] for line in said.splitlines())
+    if told.get("IdleHint") == "no":
+        return 0.0
+    since_us = told.get("IdleSinceHint", "0")
+    if told.get("IdleHint") != "yes" or not since_us.isdigit() or int(since_us) == 0:
+        return math.inf
+    return now_s - int(since_us) / 1e6
+
+
+def _terminals_idle_s() -> Iterator[float]:
+    now_s = time.time()
+    for path in (*DEVICES.glob("pts/[0-9]*"), *DEVICES.glob("tty[0-9]*")):
+        with contextlib.suppress(OSError):
+            yield now_s - path.stat().st_atime
+
+
+def _others_seconds() -> float:
+    """Of processor time, of all programs but ours, since the machine started."""
+    times = psutil.cpu_times()
+    resting = times.idle + times.iowait + times.steal
+    # Time in guests is counted in `user` and `nice` as well.
+    busy = sum(times) - resting - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
+    ours = os.times()
+    own = ours.user + ours.system + ours.children_user + ours.children_system
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            spent = child.cpu_times()
+            own += spent.user + spent.system
+    return float(busy - own)

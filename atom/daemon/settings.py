@@ -1,0 +1,147 @@
+"""What this box gives, changed while the daemon runs: `atom set`."""
+
+import contextlib
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from atom.base.errors import ConfigError, DeviceError, StorageError
+from atom.config.load import parse_peer_text
+from atom.config.peer_file import PeerFile
+from atom.config.peer_text import (
+    all_keys,
+    changed_keys,
+    default_text,
+    edited,
+    parse_assignment,
+    written,
+)
+from atom.daemon.gpu import Gpu
+from atom.daemon.state_directory import KEPT_PEER_FILE, write_atomically
+from atom.daemon.steward import Steward
+from atom.swarm.throttle import Bandwidth
+
+THREADS_UNLESS_TOLD = torch.get_num_threads()
+"""PyTorch's own choice: this is read before any peer file is."""
+POWER, THREADS, CAPS = "device.power", "device.cpu_threads", ("network.upload", "network.download")
+Setting = Mapping[str, Any]
+
+
+class Settings:
+    """The peer file in force. `set` may be called from several threads."""
+
+    def __init__(
+        self,
+        path: Path,
+        peer: PeerFile,
+        gpu: Gpu,
+        steward: Steward,
+        bandwidth: Bandwidth,
+        on_worker: Callable[[Callable[[], None]], None],
+    ) -> None:
+        """`on_worker` runs a command between two passes, on the thread that computes."""
+        self._path, self._peer, self._gpu = path, peer, gpu
+        self._steward, self._bandwidth, self._on_worker = steward, bandwidth, on_worker
+        self._lock = threading.Lock()
+
+    def start(self, note: Callable[[str], None]) -> None:
+        """What is asked of the machine, not of ourselves. `note` hears what it refuses."""
+        try:
+            self._gpu.limit_power(self._peer.device.power_watts)
+        except DeviceError as refusal:
+            note(f"{refusal.message}; {refusal.hint}")
+
+    def close(self) -> None:
+        """The machine as it was found. Raises: nothing: who ends has other cares."""
+        with contextlib.suppress(DeviceError):
+            self._gpu.limit_power(None)
+
+    def set(self, assignments: Sequence[str]) -> list[Setting]:
+        """See `atom.daemon.control.Controllable`."""
+        with self._lock:
+            text = self._text()
+            if not assignments:
+                return [_setting(key, text) for key in all_keys()]
+            wanted = [parse_assignment(each) for each in assignments]
+            changed = edited(text, wanted)
+            peer = parse_peer_text(changed, self._path.parent, self._path.name)
+            self._refuse_moving_away(peer)
+            self._put_in_force(peer, changed)
+            return [_setting(key, changed) for key, _ in wanted]
+
+    def wishes(self) -> Mapping[str, Any]:
+        """[schedule] as it holds, for `atom info`; in words where it cannot."""
+        schedule = self._peer.schedule
+        gpu: bool | str = schedule.pause_for_gpu_programs
+        return {
+            "hours": list(schedule.hours),
+            "idle_for_s": schedule.idle_for_s,
+            "pause_on_battery": schedule.pause_on_battery,
+            "pause_for_gpu_programs": (gpu and self._gpu.blind) or gpu,
+        }
+
+    def _text(self) -> str:
+        """Of the file as it is now: somebody may have edited it. Raises: ConfigError."""
+        try:
+            return self._path.read_text(encoding="utf-8-sig")
+        except FileNotFoundError:
+            return ""
+        except (OSError, UnicodeDecodeError) as problem:
+            raise ConfigError(
+                f"{self._path}: cannot be read: {problem}", "check its rights, and that it is text"
+            ) from None
+
+    def _refuse_moving_away(self, peer: PeerFile) -> None:
+        if peer.state.directory is not None and self._path.name == KEPT_PEER_FILE:
+            raise ConfigError(
+                "state.directory: this peer file lies in the state directory itself",
+                "write a peer file elsewhere, and start with --peer FILE",
+            )
+
+    def _put_in_force(self, peer: PeerFile, text: str) -> None:
+        """What may be refused comes first, then the file, then the rest. Raises: UserError."""
+        before, changed = self._peer, changed_keys(self._peer, peer)
+        if POWER in changed:
+            self._gpu.limit_power(peer.device.power_watts)
+        try:
+            _write(self._path, text)
+        except StorageError:
+            if POWER in changed:
+                self._gpu.limit_power(before.device.power_watts)
+            raise
+        self._peer = peer
+        if changed & set(CAPS):
+            network = peer.network
+            self._bandwidth.change(network.upload_bits_per_s, network.download_bits_per_s)
+        if THREADS in changed:
+            threads = peer.device.cpu_threads or THREADS_UNLESS_TOLD
+            self._on_worker(lambda: torch.set_num_threads(threads))
+        if peer.schedule != before.schedule:
+            self._steward.wish(peer.schedule)
+
+
+def is_live(key: str) -> bool:
+    """Whether a change is in force without a restart."""
+    return key in (POWER, THREADS, *CAPS) or key.startswith("schedule.")
+
+
+def _setting(key: str, text: str) -> Setting:
+    value = written(text, key)
+    return {
+        "key": key,
+        "value": value or default_text(key),
+        "default": not value,
+        "live": is_live(key),
+    }
+
+
+def _write(path: Path, text: str) -> None:
+    """Where a link leads to, with the rights that it had. Raises: StorageError."""
+    target = path.resolve()
+    mode = target.stat().st_mode if target.exists() else None
+    write_atomically(target, text.encode())
+    if mode is not None:
+        target.chmod(mode)
