@@ -1,6 +1,5 @@
 """`atom plot`: a run as a picture, from this box's event log or from the swarm's chain."""
 
-from contextlib import suppress
 from pathlib import Path
 
 import typer
@@ -8,6 +7,7 @@ import typer
 from atom.base.errors import StorageError
 from atom.cli.contributions import read_ledger
 from atom.cli.local_daemons import find_state
+from atom.cli.output_file import refuse_folders, write_whole
 from atom.cli.run_rounds import PlottedRound, rounds_of_ledger, rounds_of_log
 from atom.cli.signals import run_to_the_end
 
@@ -23,10 +23,11 @@ def plot_run(file: Path, address: str | None, state: Path | None) -> None:
     if file.suffix.lower() not in FORMS:
         forms = ", ".join(FORMS)
         raise typer.BadParameter(f"{file} does not end in one of {forms}", param_hint="FILE")
-    if not file.absolute().parent.is_dir():
-        raise StorageError(f"there is no folder {file.parent}", "choose another place")
+    refuse_folders(file, "run.png")
     name, rounds = _of_swarm(address, state) if address else _of_log(find_state(state))
-    _write(file, rounds, name)
+    from atom.cli.run_picture import draw_run  # matplotlib: half a second
+
+    write_whole(file, lambda place: draw_run(place, rounds, name))
     first, last = rounds[0].number, rounds[-1].number
     typer.echo(f"{file}: {name}, rounds {first:,} to {last:,}")
 
@@ -41,19 +42,3 @@ def _of_swarm(address: str, state: Path | None) -> tuple[str, list[PlottedRound]
     if not ledger.rounds:
         raise StorageError("the run has no committed round yet", "try again after the first round")
     return manifest.run, rounds_of_ledger(ledger)
-
-
-def _write(file: Path, rounds: list[PlottedRound], title: str) -> None:
-    """Aside, then in place. Raises: StorageError."""
-    from atom.cli.run_picture import draw_run  # matplotlib: half a second
-
-    aside = file.with_name(f".partial-{file.name}")
-    try:
-        draw_run(aside, rounds, title)
-        aside.replace(file)
-    except OSError as problem:
-        with suppress(OSError):
-            aside.unlink()
-        raise StorageError(
-            f"cannot write {file}: {problem.strerror}", "choose another place"
-        ) from problem

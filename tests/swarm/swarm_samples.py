@@ -9,6 +9,23 @@ from atom.swarm.records import Lease, Manifest, PeerState
 INCARNATION = bytes(range(16))
 HEAD = bytes(32)
 
+TINY_RUN = """
+[run]
+name = "shakespeare"
+[model]
+family = "gpt3"
+layers = 1
+heads = 1
+model_dim = 8
+[data]
+source = "python-stdlib"
+[batch]
+global_sequences = 8
+micro_batch_sequences = 4
+[optimizer]
+learning_rate = 1e-3
+"""
+
 _LEASE = Lease(
     peer_id="",
     incarnation=INCARNATION,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
-from swarm_samples import a_lease, a_manifest
+from swarm_samples import TINY_RUN, a_lease, a_manifest
 
 from atom.base.clock import ManualClock
 from atom.base.errors import PeerRefused
@@ -31,28 +31,12 @@ NAMES = (ANN.peer_id, BOB.peer_id)
 LIST = AllowList.of(OWNER.peer_id, NAMES)
 RUN = b"r" * 32
 SOON = 10.0
-TINY = """
-[run]
-name = "shakespeare"
-[model]
-family = "gpt3"
-layers = 1
-heads = 1
-model_dim = 8
-[data]
-source = "python-stdlib"
-[batch]
-global_sequences = 8
-micro_batch_sequences = 4
-[optimizer]
-learning_rate = 1e-3
-"""
 
 Make = Callable[[Identity, AllowList], PeerTransport]
 
 
 def listed_manifest() -> Manifest:
-    run = parse_run_text(TINY + f"[swarm]\nmembers = {list(NAMES)}\n")
+    run = parse_run_text(TINY_RUN + f"[swarm]\nmembers = {list(NAMES)}\n")
     return a_manifest(OWNER, run_file=normalised_run_text(run))
 
 

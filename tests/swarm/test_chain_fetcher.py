@@ -6,7 +6,7 @@ from contextlib import ExitStack
 
 import pytest
 from chain_samples import a_commit, heads_along
-from swarm_samples import a_lease, a_manifest
+from swarm_samples import TINY_RUN, a_lease, a_manifest
 
 from atom.base.clock import BootClock
 from atom.base.events import NoEvents
@@ -25,24 +25,7 @@ from atom.swarm.transport import Transport
 
 OWNER, MEMBER = Identity.create(), Identity.create()
 FOUNDER_INCARNATION = b"i" * 16
-LISTED = f"""
-[run]
-name = "shakespeare"
-[model]
-family = "gpt3"
-layers = 1
-heads = 1
-model_dim = 8
-[data]
-source = "python-stdlib"
-[batch]
-global_sequences = 8
-micro_batch_sequences = 4
-[optimizer]
-learning_rate = 1e-3
-[swarm]
-members = ["{MEMBER.peer_id}"]
-"""
+LISTED = TINY_RUN + f'[swarm]\nmembers = ["{MEMBER.peer_id}"]\n'
 
 
 @pytest.fixture

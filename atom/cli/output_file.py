@@ -1,0 +1,29 @@
+"""A file that a command was asked to write: whole, or not there."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from atom.base.errors import StorageError
+
+
+def refuse_folders(file: Path, example: str) -> None:
+    """Before anybody waits. Raises: StorageError."""
+    if file.is_dir():
+        raise StorageError(f"{file} is a folder", f"name a file, such as {example}")
+    if not file.absolute().parent.is_dir():
+        raise StorageError(f"there is no folder {file.parent}", "choose another place")
+
+
+def write_whole(file: Path, write: Callable[[Path], object]) -> None:
+    """`write` is given a place aside, which then takes `file`'s. Raises: StorageError."""
+    aside = file.with_name(f".partial-{file.name}")
+    try:
+        write(aside)
+        aside.replace(file)
+    except OSError as problem:
+        with suppress(OSError):
+            aside.unlink()
+        raise StorageError(
+            f"cannot write {file}: {problem.strerror}", "choose another place"
+        ) from problem
