@@ -1,5 +1,6 @@
 """`atom contributions`: what each peer gave to a run, from its certified chain."""
 
+import asyncio
 import json
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,7 @@ from rich.text import Text
 from atom.base.errors import AddressError
 from atom.cli.bookkeeper import Bookkeeper, bookkeeping
 from atom.cli.daemon_console import TerminalConsole
-from atom.cli.onlooker import Sight, onlooking
+from atom.cli.onlooker import EMPTY_RETRIES, RETRY_S, Onlooker, Sight, onlooking
 from atom.cli.signals import run_to_the_end
 from atom.cli.swarm_table import short_id
 from atom.cli.terminal import print_plainly, stdout_console
@@ -90,15 +91,23 @@ async def read_ledger(address: str, state: Path | None) -> tuple[Manifest, Ledge
     async with onlooking(parse_join_address(address)) as onlooker:
         sight = await onlooker.first_look()
         async with bookkeeping(onlooker.manifest, state) as keeper:
-            ledger = await _up_to_date(keeper, sight)
+            ledger = await _up_to_date(keeper, onlooker, sight)
             return onlooker.manifest, ledger
 
 
-async def _up_to_date(keeper: Bookkeeper, sight: Sight) -> Ledger:
-    """Raises: AddressError."""
+async def _up_to_date(keeper: Bookkeeper, onlooker: Onlooker, sight: Sight) -> Ledger:
+    """Asks again for a while: peers serve their last heads only, and a lease may name one before
+    them. Raises: AddressError."""
     console = TerminalConsole()
+    tell = partial(console.progress, "checking the chain")
     try:
-        ledger = await keeper.read(sight.leases, partial(console.progress, "checking the chain"))
+        ledger = await keeper.read(sight.leases, tell)
+        for _ in range(EMPTY_RETRIES):
+            if not keeper.problem:
+                break
+            await asyncio.sleep(RETRY_S)
+            sight = await onlooker.first_look()
+            ledger = await keeper.read(sight.leases, tell)
     finally:
         console.close()
     if keeper.problem:

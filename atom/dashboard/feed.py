@@ -66,6 +66,8 @@ class SwarmFeed:
         self._rounds = rounds
         self._chain = chain
         self._problem = ""
+        self._certified_by: Ledger | None = None
+        self._certified: tuple[Point, ...] = ()
         self._news = asyncio.Event()
 
     @property
@@ -79,9 +81,11 @@ class SwarmFeed:
     def _losses(self, ledger: Ledger | None) -> tuple[Point, ...]:
         if ledger is None or not ledger.rounds:
             return self._history.points
-        certified = [(each.number, each.loss) for each in ledger.rounds]
+        if self._certified_by is not ledger:
+            self._certified_by = ledger
+            self._certified = tuple((each.number, each.loss) for each in ledger.rounds)
         later = [point for point in self._history.points if point[0] > ledger.head.round]
-        return (*certified, *later)
+        return (*self._certified, *later)
 
     async def news(self) -> None:
         """Waits for the next look."""

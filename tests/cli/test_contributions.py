@@ -10,7 +10,7 @@ from swarm_sights import Village, lease
 
 from atom.base.errors import AddressError
 from atom.cli.bookkeeper import SAVE_EVERY_ROUNDS, Bookkeeper, bookkeeping
-from atom.cli.contributions import contributions, headline, table
+from atom.cli.contributions import _up_to_date, contributions, headline, table
 from atom.cli.terminal import THEME
 from atom.swarm.chain import Head, Voter
 from atom.swarm.ledger import Ledger, Share
@@ -106,3 +106,35 @@ def test_a_state_directory_without_a_peer(tmp_path: Path) -> None:
 
     with pytest.raises(AddressError, match="no peer in"):
         asyncio.run(enter())
+
+
+def test_a_chain_that_cannot_be_read_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("atom.cli.contributions.RETRY_S", 0.0)
+
+    async def read(answers: list[str]) -> tuple[int, int]:
+        village = Village()
+        await village.publish()
+        onlooker = await village.onlooker()
+        keeper = Asked(answers)
+        ledger = await _up_to_date(keeper, onlooker, await onlooker.look())  # type: ignore[arg-type]
+        return ledger.head.round, len(answers)
+
+    assert asyncio.run(read(["refused with not-found", "", "never read"])) == (24, 1)
+    with pytest.raises(AddressError, match="not-found") as told:
+        asyncio.run(read(["refused with not-found"] * 9))
+    assert "try again" in told.value.hint
+    with pytest.raises(AddressError, match="listed") as told:
+        asyncio.run(read(["it answers only listed peers"] * 9))
+    assert "--state" in told.value.hint
+
+
+class Asked:
+    """A bookkeeper with these problems, one after the other."""
+
+    def __init__(self, answers: list[str]) -> None:
+        self._answers = answers
+        self.problem = ""
+
+    async def read(self, leases: object, tell: object) -> Ledger:
+        self.problem = self._answers.pop(0)
+        return LEDGER
