@@ -7,6 +7,7 @@ from pathlib import Path
 from atom.config.load import load_peer_file
 from atom.config.peer_file import PeerFile
 from atom.config.places import default_state_directory
+from atom.daemon.settings import PeerPlace
 from atom.daemon.state_directory import StateDirectory
 from atom.swarm.chain import Voter
 from atom.swarm.identity import Identity
@@ -41,7 +42,7 @@ class Box:
     """This machine's side: what it gives, where it keeps things, who it is."""
 
     peer: PeerFile
-    peer_file: Path
+    peer_place: PeerPlace
     """Where that is written, or would be."""
     state: StateDirectory
     identity: Identity
@@ -62,5 +63,5 @@ def open_box(run_name: str, peer_file: Path | None, state: Path | None) -> Box:
     if peer_file is None and directory.peer_file.exists():
         peer = load_peer_file(directory.peer_file)
     identity = Identity.load_or_create(directory.identity)
-    path = (peer_file or directory.peer_file).absolute()
-    return Box(peer, path, directory, identity, secrets.token_bytes(16))
+    place = PeerPlace((peer_file or directory.peer_file).absolute(), kept=peer_file is None)
+    return Box(peer, place, directory, identity, secrets.token_bytes(16))

@@ -215,7 +215,7 @@ def _assemble(
     look = Observer(gpu, clock).look
     steward = Steward(box.peer.schedule, look, pauses.wish, life.fail)
     caps = transport.bandwidth
-    settings = Settings(box.peer_file, box.peer, gpu, steward, caps, worker.submit)
+    settings = Settings(box.peer_place, box.peer, gpu, steward, caps, worker.submit)
     settings.start(console.note)
 
     def make_loop(head_digest: bytes) -> tuple[RoundMachine, RoundLoop]:

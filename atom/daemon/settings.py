@@ -3,6 +3,7 @@
 import contextlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from atom.config.peer_text import (
     written,
 )
 from atom.daemon.gpu import Gpu
-from atom.daemon.state_directory import KEPT_PEER_FILE, write_atomically
+from atom.daemon.state_directory import write_atomically
 from atom.daemon.steward import Steward
 from atom.swarm.throttle import Bandwidth
 
@@ -30,12 +31,21 @@ POWER, THREADS, CAPS = "device.power", "device.cpu_threads", ("network.upload", 
 Setting = Mapping[str, Any]
 
 
+@dataclass(frozen=True)
+class PeerPlace:
+    """Where a peer file is."""
+
+    path: Path
+    kept: bool
+    """In the state directory, by ourselves: it is there once something was set."""
+
+
 class Settings:
     """The peer file in force. `set` may be called from several threads."""
 
     def __init__(
         self,
-        path: Path,
+        place: PeerPlace,
         peer: PeerFile,
         gpu: Gpu,
         steward: Steward,
@@ -43,7 +53,8 @@ class Settings:
         on_worker: Callable[[Callable[[], None]], None],
     ) -> None:
         """`on_worker` runs a command between two passes, on the thread that computes."""
-        self._path, self._peer, self._gpu = path, peer, gpu
+        self._path, self._kept = place.path, place.kept
+        self._peer, self._gpu = peer, gpu
         self._steward, self._bandwidth, self._on_worker = steward, bandwidth, on_worker
         self._lock = threading.Lock()
 
@@ -88,14 +99,18 @@ class Settings:
         try:
             return self._path.read_text(encoding="utf-8-sig")
         except FileNotFoundError:
-            return ""
+            if self._kept:
+                return ""
+            raise ConfigError(
+                f"{self._path}: no such file any more", "put it back, or start again without --peer"
+            ) from None
         except (OSError, UnicodeDecodeError) as problem:
             raise ConfigError(
                 f"{self._path}: cannot be read: {problem}", "check its rights, and that it is text"
             ) from None
 
     def _refuse_moving_away(self, peer: PeerFile) -> None:
-        if peer.state.directory is not None and self._path.name == KEPT_PEER_FILE:
+        if peer.state.directory is not None and self._kept:
             raise ConfigError(
                 "state.directory: this peer file lies in the state directory itself",
                 "write a peer file elsewhere, and start with --peer FILE",

@@ -9,7 +9,6 @@ from typing import IO
 
 from atom.base.errors import StorageError
 
-KEPT_PEER_FILE = "peer.toml"
 _MAX_SOCKET_PATH_BYTES = 100
 
 
@@ -56,7 +55,7 @@ class StateDirectory:
     @property
     def peer_file(self) -> Path:
         """What this box gives, if no other file was named: `atom set` writes it."""
-        return self.root / KEPT_PEER_FILE
+        return self.root / "peer.toml"
 
     @property
     def own_code(self) -> Path:

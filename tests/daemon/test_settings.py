@@ -11,8 +11,7 @@ from atom.config.load import load_peer_file
 from atom.config.peer_file import Schedule
 from atom.daemon import settings as settings_module
 from atom.daemon.permit import Observations
-from atom.daemon.settings import THREADS_UNLESS_TOLD, Settings
-from atom.daemon.state_directory import KEPT_PEER_FILE
+from atom.daemon.settings import THREADS_UNLESS_TOLD, PeerPlace, Settings
 from atom.daemon.steward import Steward
 from atom.swarm.throttle import Bandwidth
 
@@ -45,8 +44,9 @@ class Scene:
         self.bandwidth = Bandwidth.of(4e8, None)
         peer = load_peer_file(path if text else None)
         steward = Steward(peer.schedule, self.look, self.told.append, self.told.append)  # type: ignore[arg-type]
+        place = PeerPlace(path, kept=not text)
         self.settings = Settings(
-            path, peer, self.gpu, steward, self.bandwidth, self.commands.append
+            place, peer, self.gpu, steward, self.bandwidth, self.commands.append
         )
 
     def look(self, wishes: Schedule) -> Observations:
@@ -128,7 +128,7 @@ def test_a_file_that_cannot_be_written_changes_nothing(
 
 
 def test_without_a_peer_file_one_is_kept_in_the_state_directory(tmp_path: Path) -> None:
-    scene = Scene(tmp_path / KEPT_PEER_FILE, "")
+    scene = Scene(tmp_path / "peer.toml", "")
     everything = {each["key"]: each for each in scene.settings.set([])}
     assert everything["schedule.pause_on_battery"]["value"] == "true"
     assert everything["schedule.pause_on_battery"]["default"]
@@ -155,6 +155,10 @@ def test_what_others_wrote_meanwhile_is_kept_and_in_force(scene: Scene) -> None:
     scene.path.write_bytes(b"\xff")
     with pytest.raises(ConfigError, match="cannot be read"):
         scene.settings.set(["device.cpu_threads=3"])
+    scene.path.unlink()
+    with pytest.raises(ConfigError, match="no such file any more"):
+        scene.settings.set([])
+    assert not scene.path.exists()
 
 
 def test_the_owner_is_told_what_cannot_be_seen_or_limited(tmp_path: Path) -> None:
