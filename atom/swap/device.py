@@ -55,7 +55,7 @@ class Device(Protocol):
         ...
 
     def slot_memory(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
-        """Zeros on the device, for the life of the process."""
+        """Zeros on the device, until they are given back."""
         ...
 
     def give_back(self, slots: Sequence[torch.Tensor]) -> None:
