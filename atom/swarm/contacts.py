@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 
 MAX_ADDRESSES = 8
 MAX_RELAYS = 4
+MOST_KNOWN = 8192
+"""Peers; who was heard of longest ago goes first."""
 FAILED_S = 60.0
 """For so long, addresses that did not answer are tried after everything else."""
 
@@ -63,10 +65,16 @@ class ContactBook:
                 usable.append(text)
         relays = contact.relays[:MAX_RELAYS]
         with self._lock:
-            before = self._known.get(peer_id, Contact())
+            before = self._known.pop(peer_id, Contact())
             self._known[peer_id] = replace(contact, addresses=tuple(usable), relays=relays)
             if before.addresses != tuple(usable):
                 self._failed_at.pop(peer_id, None)
+            while len(self._known) > MOST_KNOWN:
+                self._forget(next(iter(self._known)))
+
+    def _forget(self, peer_id: str) -> None:
+        for about in (self._known, self._good, self._failed_at):
+            about.pop(peer_id, None)
 
     def knows(self, peer_id: str) -> bool:
         with self._lock:
@@ -92,11 +100,13 @@ class ContactBook:
 
     def worked(self, peer_id: str, address: str) -> None:
         with self._lock:
-            self._good[peer_id] = address
+            if peer_id in self._known:
+                self._good[peer_id] = address
             self._failed_at.pop(peer_id, None)
 
     def failed(self, peer_id: str) -> None:
         """None of its addresses answered."""
         with self._lock:
             self._good.pop(peer_id, None)
-            self._failed_at[peer_id] = self._now()
+            if peer_id in self._known:
+                self._failed_at[peer_id] = self._now()

@@ -119,15 +119,19 @@ class Dialer:
         what: tuple[Purpose, bytes],
         patience: Patience,
     ) -> Channel:
+        """Each way but the last has at most half of what is left of the time: an address behind
+        which nobody answers must not use up all of it."""
         refusals: list[PeerRefused] = []
         failures: list[OSError] = []
-        for several in ways:
+        found = [list(several) for several in ways]
+        left = sum(map(len, found))
+        for several in found:
             before = len(failures)
-            tried_addresses = False
             for address, way in several:
-                tried_addresses = tried_addresses or bool(address)
+                left -= 1
                 try:
-                    channel = self._shake_hands(way, peer_id, what, patience)
+                    share = _half(patience) if left else patience
+                    channel = self._shake_hands(way, peer_id, what, share)
                 except PeerRefused as refused:
                     refusals.append(refused)
                 except Interrupted:
@@ -138,6 +142,7 @@ class Dialer:
                     if address:
                         self.contacts.worked(peer_id, address)
                     return channel
+            tried_addresses = any(address for address, _ in several)
             if tried_addresses and any(not _nobody(e) for e in failures[before:]):
                 self.contacts.failed(peer_id)
         if refusals:
@@ -187,6 +192,12 @@ class Dialer:
 def _left(seconds: float, deadline: float) -> float:
     """The shorter of a limit and what is left of the caller's time; never less than nothing."""
     return max(min(seconds, deadline - time.monotonic()), 0.0)
+
+
+def _half(patience: Patience) -> Patience:
+    """What is left of it, halved."""
+    now = time.monotonic()
+    return replace(patience, deadline=now + (patience.deadline - now) / 2)
 
 
 def _nobody(error: OSError) -> bool:

@@ -127,27 +127,39 @@ class Exchange:
             self._post(RingFinished(run.ballot, digest, norm))
 
     def _all_reduce(self, run: _Run, start: StartRing) -> tuple[bytes, float]:
-        me, members, parent = self._transport.peer_id, start.members, start.parent
-        order = [member.peer_id for member in members]
-        rank = order.index(me)
-        total = sum(member.sequences for member in members)
-        if total <= 0:
+        order = [member.peer_id for member in start.members]
+        if sum(member.sequences for member in start.members) <= 0:
             raise RingBroken(None, Reason.BAD_WEIGHT, "nobody contributes")
         channels = self._open(start, order)
-        if not self._may_read(run):
-            channels.close()
-            raise RingBroken(None, Reason.SUPERSEDED)
-        result = self._results.buffer()
+        try:
+            if not self._may_read(run):
+                raise RingBroken(None, Reason.SUPERSEDED)
+            result = self._results.buffer()
+            try:
+                return self._average(run, start, channels, result)
+            except BaseException:
+                self._results.discard(result)
+                raise
+        except BaseException:
+            channels.close()  # the neighbours need not wait for us
+            raise
+
+    def _average(
+        self, run: _Run, start: StartRing, channels: RingChannels, result: Tensor
+    ) -> tuple[bytes, float]:
+        """Over open channels, into `result`: its digest and norm. Holds it if all went well."""
+        order = [member.peer_id for member in start.members]
+        rank = order.index(self._transport.peer_id)
         landing = LandingNorm(result)
         try:
-            source = self._gradients(parent) if members[rank].sequences else None
+            source = self._gradients(start.parent) if start.members[rank].sequences else None
             feedback = self._style.feedback if source is not None else None
             residual = feedback.begin() if feedback else None
             terms = RingTerms(
                 members=tuple(order),
                 rank=rank,
-                tag=ring_tag(parent, run.ballot),
-                scale=1.0 / total,
+                tag=ring_tag(start.parent, run.ballot),
+                scale=1.0 / sum(member.sequences for member in start.members),
                 codec=self._style.codec,
                 algorithm=Algorithm.ONE_SHOT if start.one_shot else Algorithm.RING,
                 progress_timeout_s=PROGRESS_S,
@@ -164,9 +176,7 @@ class Exchange:
             norm = landing.norm()
             digest = arena_digest(result)
         except BaseException:
-            channels.close()  # the neighbours need not wait for us
             landing.close()
-            self._results.discard(result)
             raise
         self._results.hold(digest, result)
         if feedback:

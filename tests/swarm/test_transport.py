@@ -181,6 +181,16 @@ def test_a_mute_host_is_given_up_in_the_callers_time(make_tcp_peer: Callable[...
             one.transport.connect(mute, Purpose.RING, b"tag", timeout_s=0.2)
 
 
+def test_a_mute_address_leaves_time_for_the_next(make_tcp_peer: Callable[..., Peer]) -> None:
+    """Another machine has taken over the first address, and says nothing."""
+    one, two = make_tcp_peer(limits=TransportLimits(handshake_s=600.0)), make_tcp_peer()
+    host, port = two.transport.address
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        mute = f"{host}:{listening.getsockname()[1]}"
+        one.transport.set_addresses(two.transport.peer_id, [mute, f"{host}:{port}"])
+        one.transport.connect(two.transport.peer_id, Purpose.RING, b"tag", timeout_s=2.0)
+
+
 @pytest.mark.parametrize("protection", RingProtection)
 def test_rings_travel_as_the_owner_says(
     make_tcp_peer: Callable[..., Peer], protection: RingProtection
@@ -264,7 +274,7 @@ def test_another_run_is_refused_by_name(make_tcp_peer: Callable[..., Peer]) -> N
 
 
 def test_another_identity_is_refused_by_the_client(make_tcp_peer: Callable[..., Peer]) -> None:
-    one, two = make_tcp_peer(), make_tcp_peer()
+    one, two = make_tcp_peer(limits=TransportLimits(handshake_s=600.0)), make_tcp_peer()
     host, port = two.transport.address
     expected = Identity.create().peer_id
     one.transport.set_addresses(expected, [f"{host}:{port}"])

@@ -406,6 +406,21 @@ def test_a_fault_voids_this_ring_only(circle_of: Callable[[int], Circle]) -> Non
     assert faulty.finished() == other.finished()
 
 
+def test_without_room_for_a_result_the_neighbours_are_hung_up_on(
+    circle_of: Callable[[int], Circle], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    circle = circle_of(2)
+    full, other = circle.members
+
+    def no_room() -> Tensor:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(full.results, "buffer", no_room)
+    ballot = circle.start((1, 1))
+    assert full.failed() == RingFailed(ballot, full.transport.peer_id, "MemoryError: no room")
+    assert other.failed().reason == "ring-broken", "hung up on, not kept waiting"
+
+
 def test_numbers_that_are_not_finite_name_their_peer(circle_of: Callable[[int], Circle]) -> None:
     circle = circle_of(2)
     circle.members[1].gradients[17] = float("inf")

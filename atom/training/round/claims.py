@@ -46,11 +46,13 @@ class Claims:
         return chosen
 
     def any_state(self) -> tuple[str, ...]:
-        """Whom to ask by a peer that has no state at all."""
+        """Whom to ask by a peer that has no state at all: whoever is aside, if nobody else offers.
+        What they serve is checked like everything else."""
         leases = preferred(self._desk.view.fresh.values(), self._desk.head)
-        aside = self._desk.view.aside
-        found = [each.peer_id for each in leases if each.state_digest and each.peer_id not in aside]
-        believed = [peer for peer in found if self._shunned.get(peer, 0.0) <= self._desk.now]
+        view, now = self._desk.view, self._desk.now
+        offering = [lease.peer_id for lease in leases if lease.state_digest]
+        found = [peer for peer in offering if peer not in view.aside] or offering
+        believed = [peer for peer in found if self._shunned.get(peer, 0.0) <= now]
         return tuple((believed or found)[:MOST_DONORS])
 
     def learn(self, event: CaughtUp) -> None:

@@ -337,3 +337,18 @@ def test_a_voters_claim_is_heard_in_spite_of_all_strangers() -> None:
     scene.leases[MATE.peer_id] = replace(lease(MATE, 0), head=b"b" * 32, work=HEAD.work + 1)
     asked = [a for _ in range(30) for a in scene.tick() if isinstance(a, CatchUp)]
     assert asked[0].donors[0] == MATE.peer_id
+
+
+def test_without_a_state_whoever_is_aside_will_do_if_nobody_else_offers_one() -> None:
+    machine = RoundMachine(ME, HEAD, b"", Terms(BATCH), US.sign, 0.0)
+    first, *others = (voter for voter in VOTERS if voter != ME)
+    leases = {v.peer_id: lease(v, 0) for v in (first, *others)}
+
+    def asked(aside: set[str], at_s: float) -> set[str]:
+        view = View(leases, aside=frozenset(aside))
+        [fetch] = [a for a in machine.handle(Tick(view), at_s) if isinstance(a, CatchUp)]
+        machine.handle(CaughtUp(HEAD, b"", (), ()), at_s)
+        return set(fetch.donors)
+
+    assert asked({first.peer_id}, 1.0) == {voter.peer_id for voter in others}
+    assert asked(set(leases), 10.0) == set(leases)
