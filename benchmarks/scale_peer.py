@@ -187,7 +187,7 @@ class Peer:
         self.passing, self._last_pass_ended = False, self.world.now
         if head == self.machine.head.digest:
             self.count += MICRO_BATCH
-            self.world.has_counted(head)
+            self.world.has_counted(head, MICRO_BATCH)
         if self.freezing is not None:
             self._report_frozen()
         self._publish_if_due()
@@ -225,6 +225,7 @@ class Peer:
                     world.after(0.2, lambda d=digest: self.handle(Fetched(d, 1.0)))
                 case Apply(_, after):
                     self.count, self.frozen, self.freezing = 0, False, None
+                    world.stepping.add(self.me.peer_id)
                     world.after(0.1, lambda h=after: self._stepped(h))
                 case Report("attempt-ended", fields) if fields["reason"] == "early":
                     world.round_of(head).early += 1

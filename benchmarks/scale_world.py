@@ -33,6 +33,8 @@ coordinator.verify = _verified
 class Trigger:
     """One round: virtual seconds at which things happened first or last."""
 
+    sequences: int = 0
+    """Of all peers so far."""
     reached: float | None = None
     """The counts of all peers really add up to the global batch."""
     asked: float | None = None
@@ -53,6 +55,8 @@ class World:
     now: float = 0.0
     cpu_s: float = 0.0
     dht_bytes: int = 0
+    stepping: set[str] = field(default_factory=set)
+    """Whose head is another than before this moment."""
     told_bytes: dict[str, int] = field(default_factory=dict)
     """Sent to peers, by sender."""
     rounds: dict[bytes, Trigger] = field(default_factory=dict)
@@ -83,20 +87,22 @@ class World:
 
     def run_rounds(self, rounds: int) -> None:
         """Until everybody has committed so many."""
-        while min(peer.machine.head.round for peer in self.all.values()) < rounds:
+        behind = {p for p, peer in self.all.items() if peer.machine.head.round < rounds}
+        while behind:
             self.now, _, act = heapq.heappop(self._due)
             act()
+            behind -= {p for p in self.stepping if self.all[p].machine.head.round >= rounds}
+            self.stepping.clear()
 
     def round_of(self, head: bytes) -> Trigger:
         return self.rounds.setdefault(head, Trigger())
 
-    def has_counted(self, head: bytes) -> None:
+    def has_counted(self, head: bytes, sequences: int) -> None:
         """Somebody ended a pass: is the batch there?"""
         this = self.round_of(head)
-        if this.reached is None:
-            counts = sum(p.count for p in self.all.values() if p.machine.head.digest == head)
-            if counts >= self.peers * self.sequences_each:
-                this.reached = self.now
+        this.sequences += sequences
+        if this.reached is None and this.sequences >= self.peers * self.sequences_each:
+            this.reached = self.now
 
     def size(self, message: Message) -> int:
         known = self._sizes.get(id(message))

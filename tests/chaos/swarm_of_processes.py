@@ -109,6 +109,8 @@ class Peer:
         self.log = root / f"{name}.log"
         self.output = root / f"{name}.out"
         self.arguments: tuple[str, ...] = ()
+        self.program: tuple[str, ...] = ("-m", "atom")
+        """What Python runs."""
         self.namespace: str | None = None
         """The network namespace it lives in; None: this one."""
         self._process: subprocess.Popen[bytes] | None = None
@@ -125,7 +127,7 @@ class Peer:
         common = ("--state", str(self.state), "--peer", str(self.root / f"{self.name}.toml"))
         with self.log.open("ab") as log, self.output.open("wb") as output:
             self._process = subprocess.Popen(
-                [*self._inside(), sys.executable, "-P", "-m", "atom", *self.arguments, *common],
+                [*self._inside(), sys.executable, "-P", *self.program, *self.arguments, *common],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=log,

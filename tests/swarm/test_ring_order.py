@@ -107,6 +107,25 @@ def test_a_large_ring_improves_on_what_was_dealt() -> None:
     assert sorted(order.members) == sorted(place.peer_id for place in places)
 
 
+def test_a_very_large_ring_is_improved_in_so_many_steps_and_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    members, steps = 64, 3
+    improve, taken = orders._reversed_part, list[int]()
+
+    def counted(order: orders.Order, lengths: orders.Matrix) -> orders.Order | None:
+        taken.append(len(order))
+        return improve(order, lengths)
+
+    monkeypatch.setattr(orders, "_reversed_part", counted)
+    monkeypatch.setattr(orders, "MOST_COMPARED", members**2 * steps)
+    places = scattered(members, seed=1)
+    order = ring_order(places, 1e8)
+    assert 0 < len(taken) <= orders._BOUNDS * steps
+    assert order.seconds < order.seconds_as_given / 10
+    assert sorted(order.members) == sorted(place.peer_id for place in places)
+
+
 def test_what_is_measured_of_others_than_the_members_does_not_count() -> None:
     places = [Place(name, links={"elsewhere": Link(9.0, 1.0)}) for name in "abc"]
     assert ring_order(places, 1e8).seconds == 0.0

@@ -31,7 +31,9 @@ class Claims:
     def better(self) -> list[Lease]:
         """Leases that claim a preferred head, believable ones first."""
         desk = self._desk
-        found = [lease for lease in desk.view.fresh.values() if self._is_better(lease)]
+        here = desk.head.digest
+        others = [lease for lease in desk.view.fresh.values() if lease.head != here]
+        found = [lease for lease in others if self._is_better(lease)]
         if not found:
             return []
         known = self._known()

@@ -1,0 +1,55 @@
+"""The `atom` command with three more kinds of events: what the trigger's lateness is made of.
+
+`counted` after a pass (what this peer has for its head), `asked` at a coordinator's PREPARE,
+`ringing` at the start of a ring. Times are of one machine's clock, so peers' lines compare.
+"""
+
+from typing import Any
+
+from atom.base.events import EventSink
+from atom.cli import app
+from atom.swarm.messages import Prepare
+from atom.training.loop import RoundLoop
+from atom.training.round.vocabulary import Action, Send, StartRing
+from atom.training.worker import Worker
+
+
+def main() -> None:
+    """Runs the command of `sys.argv`."""
+    _watch()
+    raise SystemExit(app.main())
+
+
+def _watch() -> None:
+    begin, carry_out, train = RoundLoop.__init__, RoundLoop._carry_out, Worker._train
+    loops: list[RoundLoop] = []
+
+    def watched_begin(self: RoundLoop, *arguments: Any, **named: Any) -> None:
+        begin(self, *arguments, **named)
+        loops.append(self)
+
+    def watched_carry_out(self: RoundLoop, action: Action) -> None:
+        kind = _told_by(action)
+        if kind:
+            _emit(self._events, kind, self)
+        carry_out(self, action)
+
+    def watched_train(self: Worker, micro_batches: int) -> None:
+        train(self, micro_batches)
+        if loops:
+            loop = loops[-1]
+            _emit(loop._events, "counted", loop, sequences=loop._hands.own_sequences())
+
+    RoundLoop.__init__ = watched_begin  # type: ignore[method-assign]  # to be seen from outside
+    RoundLoop._carry_out = watched_carry_out  # type: ignore[method-assign]  # the same
+    Worker._train = watched_train  # type: ignore[method-assign]  # the same
+
+
+def _told_by(action: Action) -> str:
+    if isinstance(action, Send) and isinstance(action.message, Prepare):
+        return "asked"
+    return "ringing" if isinstance(action, StartRing) else ""
+
+
+def _emit(events: EventSink, kind: str, loop: RoundLoop, **fields: Any) -> None:
+    events.emit(kind, head=loop._machine.head.digest.hex(), **fields)
