@@ -58,7 +58,8 @@ def least_backing(ours: Head, me: Voter, fresh: Mapping[str, Lease]) -> int:
     While a quorum of the voters is here, at this head, it decides, and no branch will do. Else
     the voters that are here may open a branch that counts more than one that fewer signed.
     """
-    here = {i: lease.incarnation for i, lease in fresh.items() if lease.head == ours.digest}
+    leases = [fresh[voter.peer_id] for voter in ours.voters if voter.peer_id in fresh]
+    here = {lease.peer_id: lease.incarnation for lease in leases if lease.head == ours.digest}
     here[me.peer_id] = me.incarnation
     if is_quorum(ours.voters, {v for v in ours.voters if here.get(v.peer_id) == v.incarnation}):
         return MAX_VOTERS + 1
