@@ -8,7 +8,7 @@ arena.
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property, partial
 
 import torch
@@ -17,14 +17,15 @@ from torch import Tensor
 from atom.base.errors import AtomError
 from atom.graph.check.fit import require_fit
 from atom.graph.ir import Program
-from atom.swap import segment
 from atom.swap.boundary_traffic import BoundaryTraffic
+from atom.swap.computation import Computation
 from atom.swap.device import Device, Report
 from atom.swap.device_slots import BoundSubModel, DeviceSlots, Factory, Tag, bind
 from atom.swap.gate import Gate, NotFinite
 from atom.swap.host_store import HostStore
 from atom.swap.parameter_gradients import Landed, ParameterGradients, Terms
 from atom.swap.program_crossings import crossings_of
+from atom.swap.running_pass import RunningPass
 from atom.swap.schedule import (
     Backward,
     Drop,
@@ -39,8 +40,7 @@ from atom.swap.schedule import (
     evaluation_pass,
     training_pass,
 )
-from atom.swap.segment import Computed, MicroBatch
-from atom.swap.value_lifetimes import ValueLifetimes
+from atom.swap.segment import MicroBatch
 from atom.swap.voided import not_finite, voided_by_memory
 
 Observer = Callable[[Observed, float, float], None]
@@ -55,23 +55,6 @@ class PassCancelled(AtomError):
 
 def _never() -> bool:
     return False
-
-
-@dataclass(frozen=True)
-class _Pass:
-    batches: list[MicroBatch]
-    shape: Shape
-    gate: Gate | None
-    """None: no gradients are wanted."""
-    terms: Terms = field(default_factory=Terms)
-
-    @property
-    def training(self) -> bool:
-        return self.gate is not None
-
-    def losses(self) -> list[float]:
-        """Those known so far. Waits for the device."""
-        return [float(batch.loss) for batch in self.batches if batch.loss is not None]
 
 
 class Engine:
@@ -117,12 +100,11 @@ class Engine:
         self._gate = Gate()
         self._arrangement = slots.arrangement_of(program)
         self._bound = bind(program, factories, slots, store.working)
-        self._exact = store.precision == torch.float32
-        self._lifetimes = ValueLifetimes(program)
         self._crossings = crossings_of(program) if self._arrangement.offloaded else ()
         self._traffic = BoundaryTraffic(
             self._crossings, self._shape(1), slots.boundary, device, len(slots.weights)
         )
+        self._computation = Computation(program, slots, device, self._traffic)
 
     def _shape(self, micro_batches: int) -> Shape:
         crossings = tuple(each.crossing for each in self._crossings)
@@ -204,7 +186,7 @@ class Engine:
         return Tag(part.sub_model.index, part.layout.runs, self._store.version)
 
     def _run(
-        self, schedule: Sequence[Event], current: _Pass, should_stop: Callable[[], bool]
+        self, schedule: Sequence[Event], current: RunningPass, should_stop: Callable[[], bool]
     ) -> list[float]:
         random_outside = self._device.random_state()
         try:
@@ -226,7 +208,7 @@ class Engine:
             self._traffic.forget()
             self._device.set_random_state(random_outside)
 
-    def _abandon(self, current: _Pass) -> None:
+    def _abandon(self, current: RunningPass) -> None:
         """Forgets an interrupted pass. The failure that interrupted it is the one to report."""
         self._slots.tags.clear()
         for batch in current.batches:
@@ -244,7 +226,7 @@ class Engine:
         micro_batches: Sequence[Mapping[str, Tensor]],
         seeds: Sequence[int],
         gate: Gate | None = None,
-    ) -> _Pass:
+    ) -> RunningPass:
         """Checks the batches and brings them to the device. Raises: ValueError."""
         if not micro_batches or len(micro_batches) != len(seeds):
             raise ValueError(f"{len(micro_batches)} micro-batches, {len(seeds)} seeds")
@@ -263,9 +245,9 @@ class Engine:
                     for name in self._program.batch_inputs
                 }
             batches.append(MicroBatch(values, self.sequences_of(entries), self._device.seed(seed)))
-        return _Pass(batches, self._shape(len(batches)), gate)
+        return RunningPass(batches, self._shape(len(batches)), self.loss_scale, gate)
 
-    def _carry_out(self, event: Event, current: _Pass) -> None:
+    def _carry_out(self, event: Event, current: RunningPass) -> None:
         match event:
             case Load(sub_model, slot):
                 part = self._bound[sub_model]
@@ -281,7 +263,7 @@ class Engine:
                 self._device.wait_loaded(part.slot)
                 self._traffic.arrive(event, batch, current.training)
                 with self._timed(event):
-                    self._forward(part, current, batch)
+                    self._computation.forward(part, current, micro_batch)
             case Backward(sub_model, micro_batch):
                 part = self._bound[sub_model]
                 self._device.wait_loaded(part.slot)
@@ -290,7 +272,7 @@ class Engine:
                 batch = current.batches[micro_batch]
                 self._traffic.arrive(event, batch, current.training)
                 with self._timed(event):
-                    self._backward(part, batch, micro_batch)
+                    self._computation.backward(part, current, micro_batch, self._gradients)
                     self._traffic.keep(event, batch, current.training)
             case GradientOut(sub_model):
                 assert current.gate is not None, "only training schedules have it"
@@ -309,56 +291,3 @@ class Engine:
     def _timed(self, event: Event) -> AbstractContextManager[object]:
         report = self._report(event)
         return nullcontext() if report is None else self._device.timed(report)
-
-    def _forward(self, part: BoundSubModel, current: _Pass, batch: MicroBatch) -> None:
-        index = part.sub_model.index
-        keep = current.training and current.shape.keeps_graph(index)
-        if current.training and not keep:
-            batch.random_before[index] = batch.random
-        self._device.set_random_state(batch.random)
-        computed = segment.compute(part.module, part.sub_model, batch.values, current.training)
-        batch.random = self._device.random_state()
-        borrowed, first = self._borrowed(part, batch), current.batches[0].values
-        for name, value in computed.outputs.items():
-            if name in self._program.shared and name in first:
-                batch.values[name] = first[name]
-            else:
-                batch.values[name] = segment.outliving(value.detach(), borrowed)
-        if self._program.loss in computed.outputs:
-            batch.loss = batch.values[self._program.loss]
-            if current.gate is not None:
-                current.gate.show(batch.loss)
-        if keep:
-            batch.computed[index] = segment.for_backward(computed)
-        if not current.training:
-            self._lifetimes.forward_done(index, batch)
-
-    def _borrowed(self, part: BoundSubModel, batch: MicroBatch) -> frozenset[int]:
-        """Addresses of memory that no value may be a view of: it will be used again before the
-        value is."""
-        weights = self._slots.weights[part.slot].untyped_storage().data_ptr()
-        return self._traffic.borrowed(part.sub_model.inputs, batch) | {weights}
-
-    def _backward(self, part: BoundSubModel, batch: MicroBatch, micro_batch: int) -> None:
-        index = part.sub_model.index
-        if micro_batch == 0:
-            self._gradients.begin(index)
-        computed = batch.computed.pop(index, None) or self._recompute(part, batch)
-        if self._program.loss in computed.outputs:
-            loss = computed.outputs[self._program.loss]
-            batch.gradients[self._program.loss] = torch.full_like(loss, self._seed(batch))
-        segment.push_back(computed, batch.gradients, self._gradients.roots(index, micro_batch))
-        self._gradients.take(index, micro_batch, self._weight(batch))
-        self._lifetimes.backward_done(index, batch)
-
-    def _recompute(self, part: BoundSubModel, batch: MicroBatch) -> Computed:
-        self._device.set_random_state(batch.random_before.pop(part.sub_model.index))
-        return segment.compute(part.module, part.sub_model, batch.values)
-
-    def _seed(self, batch: MicroBatch) -> float:
-        """What the backward starts with. Sixteen bits cannot count sequences exactly, so there
-        the count is multiplied in afterwards, in float32."""
-        return float(batch.sequences) if self._exact else self.loss_scale
-
-    def _weight(self, batch: MicroBatch) -> float:
-        return 1.0 if self._exact else batch.sequences / self.loss_scale

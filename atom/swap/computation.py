@@ -1,0 +1,90 @@
+"""What a sub-model computes on one micro-batch, and where the results go."""
+
+import torch
+
+from atom.graph.ir import Program
+from atom.swap import segment
+from atom.swap.boundary_traffic import BoundaryTraffic
+from atom.swap.device import Device
+from atom.swap.device_slots import BoundSubModel, DeviceSlots
+from atom.swap.parameter_gradients import ParameterGradients
+from atom.swap.running_pass import RunningPass
+from atom.swap.segment import Computed, MicroBatch
+from atom.swap.value_lifetimes import ValueLifetimes
+
+
+class Computation:
+    """One program's forwards and backwards. Within `Device.computing`, by the engine's thread, when
+    the sub-model's weights and values are there."""
+
+    def __init__(
+        self, program: Program, slots: DeviceSlots, device: Device, traffic: BoundaryTraffic
+    ) -> None:
+        self._program, self._slots, self._device = program, slots, device
+        self._traffic = traffic
+        self._exact = slots.weights[0].dtype == torch.float32
+        self._lifetimes = ValueLifetimes(program)
+
+    def forward(self, part: BoundSubModel, current: RunningPass, micro_batch: int) -> None:
+        """Leaves the sub-model's outputs, the loss among them, with the micro-batch; its graph as
+        well if that is kept for the backward."""
+        index, batch = part.sub_model.index, current.batches[micro_batch]
+        keep = current.training and current.shape.keeps_graph(index)
+        if current.training and not keep:
+            batch.random_before[index] = batch.random
+        self._device.set_random_state(batch.random)
+        computed = segment.compute(part.module, part.sub_model, batch.values, current.training)
+        batch.random = self._device.random_state()
+        borrowed, first = self._borrowed(part, batch), current.batches[0].values
+        for name, value in computed.outputs.items():
+            if name in self._program.shared and name in first:
+                batch.values[name] = first[name]
+            else:
+                batch.values[name] = segment.outliving(value.detach(), borrowed)
+        if self._program.loss in computed.outputs:
+            batch.loss = batch.values[self._program.loss]
+            if current.gate is not None:
+                current.gate.show(batch.loss)
+        if keep:
+            batch.computed[index] = segment.for_backward(computed)
+        if not current.training:
+            self._lifetimes.forward_done(index, batch)
+
+    def _borrowed(self, part: BoundSubModel, batch: MicroBatch) -> frozenset[int]:
+        """Addresses of memory that no value may be a view of: it will be used again before the
+        value is."""
+        weights = self._slots.weights[part.slot].untyped_storage().data_ptr()
+        return self._traffic.borrowed(part.sub_model.inputs, batch) | {weights}
+
+    def backward(
+        self,
+        part: BoundSubModel,
+        current: RunningPass,
+        micro_batch: int,
+        gradients: ParameterGradients,
+    ) -> None:
+        """Leaves its inputs' gradients with the micro-batch, adds its parameters' to `gradients`.
+        Their slot must be free if this is the first micro-batch."""
+        index, batch = part.sub_model.index, current.batches[micro_batch]
+        if micro_batch == 0:
+            gradients.begin(index)
+        computed = batch.computed.pop(index, None) or self._recompute(part, batch)
+        if self._program.loss in computed.outputs:
+            loss = computed.outputs[self._program.loss]
+            seed = torch.full_like(loss, self._seed(current, batch))
+            batch.gradients[self._program.loss] = seed
+        segment.push_back(computed, batch.gradients, gradients.roots(index, micro_batch))
+        gradients.take(index, micro_batch, self._weight(current, batch))
+        self._lifetimes.backward_done(index, batch)
+
+    def _recompute(self, part: BoundSubModel, batch: MicroBatch) -> Computed:
+        self._device.set_random_state(batch.random_before.pop(part.sub_model.index))
+        return segment.compute(part.module, part.sub_model, batch.values)
+
+    def _seed(self, current: RunningPass, batch: MicroBatch) -> float:
+        """What the backward starts with. Sixteen bits cannot count sequences exactly, so there
+        the count is multiplied in afterwards, in float32."""
+        return float(batch.sequences) if self._exact else current.loss_scale
+
+    def _weight(self, current: RunningPass, batch: MicroBatch) -> float:
+        return 1.0 if self._exact else batch.sequences / current.loss_scale
