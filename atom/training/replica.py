@@ -14,7 +14,6 @@ from torch import Tensor
 
 from atom.base.clock import BootClock, Clock
 from atom.graph.ir import ParameterSpec, Program
-from atom.graph.program import load
 from atom.optim.adamw import AdamW
 from atom.optim.clipping import clip_coefficient
 from atom.optim.gradients import GradientArena
@@ -22,13 +21,12 @@ from atom.optim.open_share import open_share
 from atom.optim.rate import learning_rate
 from atom.optim.stepper import Stepper
 from atom.swap.device import Device
-from atom.swap.device_slots import DeviceSlots, Factory
-from atom.swap.engine import Engine, Observer, PassCancelled
-from atom.swap.host_store import HostStore
+from atom.swap.engine import Observer, PassCancelled
 from atom.swap.voided import PassVoided
 from atom.training.caution import Caution
 from atom.training.device_hold import DeviceHold, DeviceTaken
 from atom.training.pass_watch import PassWatch
+from atom.training.replica_engines import ReplicaEngines
 from atom.training.replica_settings import ReplicaSettings
 
 __all__ = ["Batch", "PassResult", "Replica", "ReplicaSettings"]
@@ -76,34 +74,12 @@ class Replica:
         there; MismatchError when a program was altered or the host kernels have not been compiled;
         MemoryError; DeviceError.
         """
-        programs = [program, *([evaluation] if evaluation else [])]
-        _require_one_model(programs, settings.precision)
         self._settings = settings
         self._clock = clock or BootClock()
-        self._store = HostStore.allocate(
-            program.layout,
-            settings.precision,
-            device.host_memory,
-            settings.state_form,
-            settings.gradients,
-        )
-        slots = DeviceSlots.allocate(
-            programs,
-            device,
-            settings.precision,
-            settings.arrangement,
-            settings.micro_batches,
-            settings.gradients,
-        )
-        factories: list[Sequence[Factory]] = [load(each, device.torch_device) for each in programs]
-        if settings.compilation is not None:
-            factories[0] = settings.compilation.of(factories[0])
-        engines = [
-            Engine(each, made, self._store, slots, device)
-            for each, made in zip(programs, factories, strict=True)
-        ]
-        engines[0].observer = observer
-        self._training, self._evaluation = engines[0], engines[-1]
+        engines = ReplicaEngines.allocate(program, evaluation, settings, device)
+        self._store = engines.store
+        self._training, self._evaluation = engines.training, engines.evaluation
+        self._training.observer = observer
         self._arena = GradientArena(self._store.gradients)
         wanted = settings.step_share
         self._share = None
@@ -119,7 +95,7 @@ class Replica:
         self._seeds = torch.Generator().manual_seed(settings.dropout_seed)
         self._round = 0
         conveyor = self._share.conveyor if self._share is not None else None
-        self.device_hold = DeviceHold(device, slots, conveyor)
+        self.device_hold = DeviceHold(device, engines.slots, conveyor)
 
     @property
     def round(self) -> int:
@@ -380,11 +356,3 @@ class Replica:
     def _require_state(self) -> None:
         if self.torn:
             self.finish_step()  # says what it broke off with
-
-
-def _require_one_model(programs: Sequence[Program], precision: torch.dtype) -> None:
-    for program in programs:
-        if program.layout != programs[0].layout:
-            raise ValueError("the programs for training and evaluation are of different models")
-        if program.parameter_dtype != precision:
-            raise ValueError(f"traced in {program.parameter_dtype}, to be run in {precision}")
