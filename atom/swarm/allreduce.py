@@ -16,14 +16,18 @@ from functools import partial
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.swarm.algorithm import Algorithm
+from atom.swarm.carriage import Carriage
+from atom.swarm.carrying import CarriedReceiver, LeafReceiver, MeansSender
 from atom.swarm.frames import Channel, Interrupted
+from atom.swarm.leaves import LeafPlan
 from atom.swarm.one_shot import OneShotPlan
-from atom.swarm.reduction import Arenas, Reduction, RingTerms
+from atom.swarm.reduction import Reduction
 from atom.swarm.ring import RingPlan
-from atom.swarm.ring_channels import RingChannels, open_one_shot, open_ring
+from atom.swarm.ring_channels import RingChannels, open_leaf, open_one_shot, open_ring
 from atom.swarm.ring_failure import RingBroken, tell_broken
 from atom.swarm.ring_receiver import RingReceiver
 from atom.swarm.ring_sender import RingSender
+from atom.swarm.ring_terms import Arenas, RingTerms
 from atom.swarm.share import Parts, ShareReceiver
 
 __all__ = [
@@ -32,6 +36,7 @@ __all__ = [
     "RingChannels",
     "RingTerms",
     "all_reduce",
+    "open_leaf",
     "open_one_shot",
     "open_ring",
 ]
@@ -61,11 +66,9 @@ def all_reduce(
     may ourselves be the suspect. SUPERSEDED: `cancelled` was set.
     """
     arenas.check()
-    geometry = plan or RingPlan.usual(arenas.result.numel(), len(terms.members))
-    direct = terms.algorithm is Algorithm.ONE_SHOT
-    reduction = Reduction(
-        terms, arenas, OneShotPlan(geometry) if direct else geometry, len(channels.right)
-    )
+    carriers = tuple(leaf.carrier for leaf in terms.leaves)
+    geometry = plan or RingPlan.usual(arenas.result.numel(), len(terms.members), carriers)
+    reduction = _reduction(arenas, terms, channels, geometry)
     if not channels.right:
         assert len(terms.members) == 1
         reduction.alone()
@@ -75,9 +78,37 @@ def all_reduce(
     finally:
         channels.close()
     if reduction.failure is not None:
-        if isinstance(reduction.failure, RingBroken):
-            reduction.failure.standing = reduction.standing()
-        raise reduction.failure
+        raise _seen_from_here(reduction, reduction.failure)
+
+
+def _reduction(
+    arenas: Arenas, terms: RingTerms, channels: RingChannels, geometry: RingPlan
+) -> Reduction:
+    """What this member does: as one of a ring, with a leaf or without, as a leaf, or directly."""
+    assert geometry.carriers == tuple(leaf.carrier for leaf in terms.leaves)
+    count = len(channels.right)
+    if terms.algorithm is Algorithm.ONE_SHOT:
+        return Reduction(terms, arenas, OneShotPlan(geometry), count)
+    if terms.rank >= len(terms.members):
+        plan = LeafPlan(geometry, terms.rank - len(terms.members))
+        return Reduction(terms, arenas, plan, count)
+    carriage = None
+    if channels.leaf is not None:
+        index = geometry.carriers.index(terms.rank)
+        carriage = Carriage(LeafPlan(geometry, index), terms.leaves[index].peer_id, *channels.leaf)
+    return Reduction(terms, arenas, geometry, count, carriage)
+
+
+def _seen_from_here(reduction: Reduction, failure: Exception) -> Exception:
+    """The failure with what only we know of it: how far we got, or that all waited for our leaf."""
+    if not isinstance(failure, RingBroken):
+        return failure
+    carriage = reduction.carriage
+    slow = failure.reason is Reason.TOO_SLOW and failure.suspect is None
+    if slow and carriage is not None and carriage.holds_up():
+        return RingBroken(carriage.leaf, Reason.TOO_SLOW, "the ring waits for our leaf")
+    failure.standing = reduction.standing()
+    return failure
 
 
 def _works(reduction: Reduction, channels: RingChannels) -> list[Callable[[], None]]:
@@ -85,6 +116,8 @@ def _works(reduction: Reduction, channels: RingChannels) -> list[Callable[[], No
     receiver: Callable[[Reduction, Channel, int], RingReceiver] = RingReceiver
     if isinstance(reduction.plan, OneShotPlan):
         receiver = partial(ShareReceiver, parts=Parts(reduction, reduction.plan))
+    elif isinstance(reduction.plan, LeafPlan):
+        receiver = LeafReceiver
     sending = (
         partial(_send_all, reduction, RingSender(reduction, channel, lane), channel)
         for lane, channel in enumerate(channels.right)
@@ -93,7 +126,18 @@ def _works(reduction: Reduction, channels: RingChannels) -> list[Callable[[], No
         partial(_receive_all, reduction, receiver(reduction, channel, lane), channel)
         for lane, channel in enumerate(channels.left)
     )
-    return [*sending, *receiving]
+    return [*sending, *receiving, *_works_for_a_leaf(reduction)]
+
+
+def _works_for_a_leaf(reduction: Reduction) -> list[Callable[[], None]]:
+    carriage = reduction.carriage
+    if carriage is None:
+        return []
+    receiver, sender = CarriedReceiver(reduction, carriage), MeansSender(reduction, carriage)
+    return [
+        partial(_receive_all, reduction, receiver, carriage.up),
+        partial(_give_back_all, reduction, sender, receiver),
+    ]
 
 
 def _run(
@@ -127,6 +171,12 @@ def _receive_all(reduction: Reduction, receiver: RingReceiver, left: Channel) ->
     _guard(reduction, receiver.run, receiver.blame)
     if reduction.failure is not None:
         tell_broken(left, reduction.failure, reduction.terms.me)
+
+
+def _give_back_all(reduction: Reduction, sender: MeansSender, receiver: CarriedReceiver) -> None:
+    _guard(reduction, sender.run, receiver.blame)
+    if reduction.failure is not None:
+        sender.tell(reduction.failure)
 
 
 def _guard(

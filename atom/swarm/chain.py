@@ -26,6 +26,8 @@ _IN_ORDER = (list, tuple)
 MAX_VOTERS = 9
 """More voters make a round slower, not safer; further members contribute without voting."""
 
+_NEVER = object()
+
 
 @dataclass(frozen=True, order=True, slots=True)
 class Voter:
@@ -49,12 +51,14 @@ class Ballot:
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """One ring member's part in the average: `sequences` trained, summed loss over them (nats)."""
+    """One member's part in the average: `sequences` trained, summed loss over them (nats)."""
 
     peer_id: str
     incarnation: bytes
     sequences: int
     loss_sum: float
+    carrier: str = dataclasses.field(default="", metadata={"absent": ""})
+    """The member that added this one's sums to its own: this one is its *leaf*. Empty: a seat."""
 
 
 @dataclass(frozen=True)
@@ -192,9 +196,17 @@ def _plain(value: Any) -> Any:
         return value.hex()
     if isinstance(value, _IN_ORDER):
         return [_plain(item) for item in value]
-    return {name: _plain(getattr(value, name)) for name in _fields_of(value.__class__)}
+    return {
+        name: _plain(each)
+        for name, absent in _fields_of(value.__class__)
+        if (each := getattr(value, name)) is not absent and (absent is _NEVER or each != absent)
+    }
 
 
 @lru_cache(maxsize=64)
-def _fields_of(kind: Any) -> tuple[str, ...]:
-    return tuple(field.name for field in dataclasses.fields(kind))
+def _fields_of(kind: Any) -> tuple[tuple[str, Any], ...]:
+    """Names, and what each field says by not being there: fields that came later than the first
+    runs, whose digests stay what they were."""
+    return tuple(
+        (field.name, field.metadata.get("absent", _NEVER)) for field in dataclasses.fields(kind)
+    )

@@ -106,6 +106,7 @@ _SCHEMA: Mapping[type, Mapping[str, _Field]] = {
         "incarnation": _INCARNATION,
         "sequences": _SEQUENCES,
         "loss_sum": _LOSS,
+        "carrier": _PEER_OR_EMPTY,
     },
     Value: {
         "parent": _DIGEST,

@@ -1,8 +1,9 @@
 """One member's all-reduce: what its threads share, and the owner's last touch on a sum."""
 
+import math
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -11,63 +12,16 @@ import torch
 from torch import Tensor
 
 from atom.base.reasons import Reason
-from atom.swarm.algorithm import Algorithm
+from atom.swarm.carriage import Carriage
 from atom.swarm.chunk_kernels import NotFinite
 from atom.swarm.codec import EXACT, Codec
 from atom.swarm.frames import Interrupted
+from atom.swarm.leaves import LeafPlan
 from atom.swarm.one_shot import OneShotPlan
 from atom.swarm.ring import RingPlan, Step
 from atom.swarm.ring_failure import RingBroken
-from atom.swarm.ring_standing import Pace, Place, RingStanding
-
-
-@dataclass(frozen=True)
-class RingTerms:
-    """What all members of one ring agree on, and this one's place in it."""
-
-    members: tuple[str, ...]
-    """Peer ids in ring order."""
-    rank: int
-    """Ours."""
-    tag: bytes
-    """Of the attempt: see `ring_tag`."""
-    scale: float
-    """What the sum is multiplied by."""
-    codec: Codec = field(default=EXACT)
-    algorithm: Algorithm = Algorithm.RING
-    progress_timeout_s: float = 3.0
-    """Silence that means frozen or cut off."""
-    opening_s: float = 0.0
-    """After our own start, how long a neighbour may still be busy opening its other connections."""
-    pace: Pace = field(default_factory=Pace)
-
-    @property
-    def me(self) -> str:
-        return self.members[self.rank]
-
-
-@dataclass(frozen=True)
-class Arenas:
-    """This member's memory, each fp32 [elements], contiguous, a multiple of 16 long, distinct."""
-
-    source: Tensor | None
-    """Read only. None counts as zeros. May be bfloat16: each element counts as what it says."""
-    result: Tensor
-    residual: Tensor | None = None
-    """Written: what encoding took away from what we sent. Added to the gradients of the next round,
-    it gives them back what this one has lost."""
-    landed: Callable[[int, int], None] = lambda start, stop: None
-    """Told which elements [start, stop) of the result are final, by whichever thread made them so.
-    Each at most once; after a failure they were not."""
-
-    def check(self) -> None:
-        given = [t for t in (self.source, self.result, self.residual) if t is not None]
-        for tensor in given:
-            assert tensor.dtype is torch.float32 or tensor is self.source
-            assert tensor.is_contiguous()
-            assert tensor.dim() == 1
-            assert tensor.numel() == self.result.numel()
-        assert len({tensor.data_ptr() for tensor in given if tensor.numel()}) in (0, len(given))
+from atom.swarm.ring_standing import Place, RingStanding
+from atom.swarm.ring_terms import Arenas, RingTerms
 
 
 def _first_place(plan: RingPlan, steps: Iterable[Step], done: bytearray) -> Place:
@@ -82,8 +36,10 @@ class Reduction:
 
     terms: RingTerms
     arenas: Arenas
-    plan: RingPlan | OneShotPlan
+    plan: RingPlan | OneShotPlan | LeafPlan
     connections: int
+    carriage: Carriage | None = None
+    """If we carry a leaf."""
     stop: threading.Event = field(default_factory=threading.Event)
     changed: threading.Condition = field(default_factory=threading.Condition)
     failure: Exception | None = None
@@ -94,7 +50,7 @@ class Reduction:
     """Connections in the middle of a frame to the right."""
 
     def __post_init__(self) -> None:
-        self._working = 2 * self.connections
+        self._working = 2 * self.connections + (2 if self.carriage is not None else 0)
         self._arrived = bytearray(self.plan.chunks_received(self.terms.rank))
         self._gone = bytearray(self.plan.chunks_sent(self.terms.rank))
         self._received_bytes = self._sent_bytes = 0
@@ -108,10 +64,13 @@ class Reduction:
         return self.plan.chunk_elements
 
     def fail(self, failure: Exception) -> None:
-        """Keeps the first failure, unless a neighbour that saw it closer names the culprit."""
+        """Keeps the first failure, unless a neighbour that saw it closer names the culprit. Who
+        names the one that we do may only have heard it from us."""
         with self.changed:
-            told = isinstance(failure, RingBroken) and failure.told_by and failure.suspect
-            known = isinstance(self.failure, RingBroken) and self.failure.told_by
+            told = failure.suspect if isinstance(failure, RingBroken) and failure.told_by else None
+            known = isinstance(self.failure, RingBroken) and (
+                self.failure.told_by or self.failure.suspect == told
+            )
             if self.failure is None:
                 self._blocked = bool(self.sending)
             if self.failure is None or (told and not known):
@@ -126,6 +85,13 @@ class Reduction:
             self._working -= 1
             if self._working == 0:
                 self.over.set()
+
+    def finished(self, chunk: int, step: Step, byte_count: int) -> None:
+        """The chunk that is number `chunk` in the order of receiving is what it is to be here;
+        `byte_count` of it were not told before."""
+        if step.gather or step.last_sum:
+            self.arenas.landed(step.start, step.stop)
+        self.arrived(chunk, byte_count)
 
     def arrived(self, chunk: int, byte_count: int) -> None:
         """The chunk that is number `chunk` in the order of receiving is in the result."""
@@ -151,17 +117,22 @@ class Reduction:
         return max(self.terms.progress_timeout_s, opening)
 
     def receiving_due(self) -> float:
-        """When more must have come, on the monotonic clock."""
-        return self._began + self.terms.pace.due_s(self._received_bytes + self._under_way_bytes)
+        """When more must have come, on the monotonic clock. A leaf's carrier may itself be short of
+        it, and then says so in time."""
+        slack_s = self.terms.pace.slack_s if isinstance(self.plan, LeafPlan) else 0.0
+        done_bytes = self._received_bytes + self._under_way_bytes
+        return self._began + self.terms.pace.due_s(done_bytes) + slack_s
 
     def sending_due(self) -> float:
-        """When more must have gone, on the monotonic clock."""
+        """When more must have gone, on the monotonic clock. A leaf's carrier looks after that."""
+        if isinstance(self.plan, LeafPlan):
+            return math.inf
         return self._began + self.terms.pace.due_s(self._sent_bytes + self._under_way_bytes)
 
     def standing(self) -> RingStanding | None:
         """How far we are, in a ring; to be asked when all threads have ended."""
         plan, rank = self.plan, self.terms.rank
-        if isinstance(plan, OneShotPlan):
+        if not isinstance(plan, RingPlan):
             return None
         lacks = _first_place(plan, plan.receives(rank), self._arrived)
         unsent = _first_place(plan, plan.sends(rank), self._gone)
@@ -179,6 +150,26 @@ class Reduction:
 
     def _there(self, chunk: int | None) -> bool:
         return chunk is None or bool(self._arrived[chunk])
+
+    def wait_to_send(self, step: Step, seconds: float) -> bool:
+        """As `wait_for`, for all that goes out with `step`: in a segment's first one, our leaf's
+        part too."""
+        if not self.wait_for(step.needs, seconds):
+            return False
+        if self.carriage is None or step.gather or step.hop:
+            return True
+        with self.changed:
+            there = self.carriage.expect(step.start)
+            self.changed.wait_for(lambda: there() or self.stop.is_set(), seconds)
+            if self.stop.is_set():
+                raise Interrupted("stopped")
+            return there()
+
+    def first_part(self, step: Step) -> Tensor:
+        """What a segment's sum begins with: our own part, and our leaf's."""
+        if self.carriage is None:
+            return self.part(step)
+        return self.arenas.result[step.start : step.stop]
 
     def part(self, step: Step) -> Tensor:
         """Our own addend for the chunk."""
@@ -200,14 +191,31 @@ class Reduction:
         except NotFinite:
             raise RingBroken(None, Reason.NOT_FINITE, "the sum overflows") from None
 
-    def add(self, arrived: Tensor, step: Step, scratch: Tensor) -> None:
+    def add(self, arrived: Tensor, number: int, step: Step, scratch: Tensor) -> bool:
         """Our own part to what arrived, into the result; the mean, if that completes the sum.
+        False: our leaf's part is missing, and whoever brings it adds them up.
 
         Raises: NotFinite; RingBroken(NOT_FINITE).
         """
-        total, codec = self.arenas.result[step.start : step.stop], self.terms.codec
-        factor = self.terms.scale if step.last_sum else 1.0
-        codec.add(arrived, self.part(step), factor, total)
+        codec, carriage = self.terms.codec, self.carriage
+        if carriage is None:
+            self.add_up(arrived, self.part(step), step, codec, scratch)
+            return True
+        total = self.arenas.result[step.start : step.stop]
+        with carriage.lock:
+            if step.start in carriage.brought:
+                self.add_up(arrived, total, step, codec, scratch)
+                return True
+            codec.decode(arrived, total)
+            carriage.parked[step.start] = number, step
+            return False
+
+    def add_up(
+        self, arrived: Tensor, own: Tensor, step: Step, codec: Codec, scratch: Tensor
+    ) -> None:
+        """Two addends, the first as `codec` has it on the wire. Raises: as `add`."""
+        total = self.arenas.result[step.start : step.stop]
+        codec.add(arrived, own, self.terms.scale if step.last_sum else 1.0, total)
         if step.last_sum:
             self.round(total, step.start, scratch)
 

@@ -34,7 +34,7 @@ class Step:
     start: int
     stop: int
     contributors: int
-    """Bit k: rank k's part is in this sum."""
+    """Bit k: rank k's part is in this sum. Leaves, beyond the ranks, are added in the header."""
     needs: int | None
     """Sending: which chunk, in the order of receiving, must be there before this one can go."""
     last_sum: bool = False
@@ -52,15 +52,17 @@ class RingPlan:
     members: int
     bucket_elements: int
     chunk_elements: int
+    carriers: tuple[int, ...] = ()
+    """For each leaf, the rank that adds the leaf's part to its own."""
 
     @classmethod
-    def usual(cls, elements: int, members: int) -> "RingPlan":
+    def usual(cls, elements: int, members: int, carriers: tuple[int, ...] = ()) -> "RingPlan":
         """Chunks as large as leave four to a segment: what a chunk costs beside its bytes counts on
         fast links, and a member stands still if a segment is too few of them."""
         bucket = min(_BUCKET_ELEMENTS, elements)
         quarter = bucket // (4 * members) // _CHUNK_UNIT * _CHUNK_UNIT
         chunk = min(max(quarter, _CHUNK_UNIT), _CHUNK_ELEMENTS)
-        return cls(elements, members, _BUCKET_ELEMENTS, chunk)
+        return cls(elements, members, _BUCKET_ELEMENTS, chunk, carriers)
 
     def __post_init__(self) -> None:
         sizes = (self.elements, self.bucket_elements, self.chunk_elements)
@@ -126,7 +128,10 @@ class RingPlan:
 
     def header(self, tag: bytes, step: Step) -> bytes:
         """What precedes the chunk on the wire; sender and receiver compute the same."""
-        bitmap = step.contributors.to_bytes((self.members + 7) // 8, "little")
+        inside = step.contributors
+        for leaf, carrier in enumerate(self.carriers):
+            inside |= (step.contributors >> carrier & 1) << (self.members + leaf)
+        bitmap = inside.to_bytes((self.members + len(self.carriers) + 7) // 8, "little")
         return _HEADER.pack(tag[:8], step.gather, step.hop, step.start) + bitmap
 
     def chunks(self, bucket: int, segment: int) -> list[tuple[int, int]]:

@@ -13,16 +13,21 @@ from atom.swarm.ring import ring_tag
 from atom.swarm.ring_failure import RingBroken, tell_broken
 from atom.swarm.transport import PeerTransport
 
+_LEAF = b"leaf"
+"""Ends the tag of the connections between a leaf and its carrier."""
+
 
 @dataclass(frozen=True)
 class RingChannels:
-    """To both neighbours, as many to each; none in a ring of one."""
+    """To both neighbours, as many to each; none in a ring of one. A leaf's are both its carrier."""
 
     left: tuple[Channel, ...] = ()
     right: tuple[Channel, ...] = ()
+    leaf: tuple[Channel, Channel] | None = None
+    """From the leaf that we carry, and to it."""
 
     def close(self) -> None:
-        for channel in (*self.left, *self.right):
+        for channel in (*self.left, *self.right, *(self.leaf or ())):
             channel.close()
 
 
@@ -33,10 +38,12 @@ def open_ring(
     ballot: Ballot,
     timeout_s: float,
     connections: int = 1,
+    leaf: str = "",
 ) -> RingChannels:
-    """This peer's channels to its neighbours in `order`, all within `timeout_s`.
+    """This peer's channels to its neighbours in `order`, and to the leaf that it carries, if it
+    does; all within `timeout_s`.
 
-    Raises: RingBroken naming the neighbour that did not come.
+    Raises: RingBroken naming the neighbour, or the leaf, that did not come.
     """
     if len(order) == 1:
         return RingChannels()
@@ -50,10 +57,31 @@ def open_ring(
             outgoing.append(_dialled(transport, right, each, deadline))
         for each in tags:
             incoming.append(_awaited(transport, left, each, deadline))
+        if leaf:
+            outgoing.append(_dialled(transport, leaf, tag + _LEAF, deadline))
+            incoming.append(_awaited(transport, leaf, tag + _LEAF, deadline))
     except BaseException as failure:
         _hang_up([*outgoing, *incoming], failure, transport.peer_id)
         raise
-    return RingChannels(tuple(incoming), tuple(outgoing))
+    pair = (incoming.pop(), outgoing.pop()) if leaf else None
+    return RingChannels(tuple(incoming), tuple(outgoing), pair)
+
+
+def open_leaf(
+    transport: PeerTransport, carrier: str, parent: bytes, ballot: Ballot, timeout_s: float
+) -> RingChannels:
+    """A leaf's channels to its carrier and from it. The carrier turns to its leaf when its
+    neighbours are there, so `timeout_s` is theirs, and as long again is waited.
+
+    Raises: RingBroken naming the carrier.
+    """
+    tag, deadline = ring_tag(parent, ballot) + _LEAF, time.monotonic() + 2 * timeout_s
+    up = _dialled(transport, carrier, tag, deadline)
+    try:
+        return RingChannels((_awaited(transport, carrier, tag, deadline),), (up,))
+    except BaseException as failure:
+        _hang_up([up], failure, transport.peer_id)
+        raise
 
 
 def open_one_shot(

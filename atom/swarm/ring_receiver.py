@@ -33,10 +33,11 @@ class RingReceiver:
 
     def take(self, number: int, step: Step) -> None:
         """Receives one chunk and does with it what is to be done."""
-        self._store(step)
-        if step.gather or step.last_sum:
-            self._reduction.arenas.landed(step.start, step.stop)
-        self._reduction.arrived(number, 4 * (step.stop - step.start))
+        byte_count = 4 * (step.stop - step.start)
+        if self._store(number, step):
+            self._reduction.finished(number, step, byte_count)
+        else:
+            self._reduction.moved(byte_count)
 
     def due(self) -> float:
         """When more must have come, on the monotonic clock."""
@@ -48,7 +49,8 @@ class RingReceiver:
             return RingBroken(None, Reason.TOO_SLOW, "too little has come")
         return RingBroken(self._left.peer_id, reason, detail)
 
-    def _store(self, step: Step) -> None:
+    def _store(self, number: int, step: Step) -> bool:
+        """Whether it is what it is to be here; else our leaf's part is missing."""
         codec, out = self._reduction.terms.codec, self._reduction.arenas.result
         target = out[step.start : step.stop] if step.gather else self._sum
         target = target[: step.stop - step.start]
@@ -56,8 +58,8 @@ class RingReceiver:
         try:
             if step.gather:
                 codec.decode(arrived, target)
-            else:
-                self._reduction.add(arrived, step, self._scratch)
+                return True
+            return self._reduction.add(arrived, number, step, self._scratch)
         except NotFinite:
             raise self._not_finite(arrived, step) from None
         except NotCanonical:  # finished pieces only: a part is not passed on as it came
@@ -88,7 +90,7 @@ class RingReceiver:
             kind, length = self._left.recv_header(limit, patience)
         if kind == Kind.BROKEN:
             words = self._left.recv_rest(length, patience)
-            raise parse_broken(words, self._left.peer_id, terms.members)
+            raise parse_broken(words, self._left.peer_id, terms.everybody)
         if kind != Kind.CHUNK or length != len(expected) + into.numel():
             raise PeerRefused(Reason.MALFORMED, f"frame kind {kind} of {length} bytes")
         if self._left.recv_rest(len(expected), patience) != expected:

@@ -30,7 +30,7 @@ class RingSender:
         reduction, plan = self._reduction, self._reduction.plan
         rank, lanes = reduction.terms.rank, reduction.connections
         for number, step in plan.sends_on(rank, self._lane, lanes):
-            while not reduction.wait_for(step.needs, self._beat_s):
+            while not reduction.wait_to_send(step, self._beat_s):
                 self._listen()
                 self._send(Kind.WAITING)
             self._listen()
@@ -46,7 +46,7 @@ class RingSender:
         if ring and reason is Reason.TIMEOUT and time.monotonic() >= reduction.sending_due():
             return RingBroken(None, Reason.TOO_SLOW, "too little has gone")
         with contextlib.suppress(OSError, PeerRefused):
-            return hear_broken(self._right, self._reduction.terms.members)
+            return hear_broken(self._right, self._reduction.terms.everybody)
         return RingBroken(self._right.peer_id, reason, detail)
 
     def _encoded(self, step: Step) -> Tensor:
@@ -56,7 +56,7 @@ class RingSender:
             return reduction.terms.codec.encode(sum_so_far, self._scratch)
         if step.hop:
             return reduction.encode(sum_so_far, step.start, self._scratch)
-        part = reduction.part(step)
+        part = reduction.first_part(step)
         try:
             chunk_kernels().require_finite(part)
         except NotFinite:
@@ -66,7 +66,7 @@ class RingSender:
     def _listen(self) -> None:
         """The right neighbour speaks only to say that it gives up."""
         if not self._right.stream.idle():
-            raise hear_broken(self._right, self._reduction.terms.members)
+            raise hear_broken(self._right, self._reduction.terms.everybody)
 
     def _send(self, kind: Kind, *parts: bytes | memoryview) -> None:
         patience = Patience(self._reduction.silence_s(), self._reduction.sending_due())

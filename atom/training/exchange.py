@@ -15,12 +15,14 @@ from atom.swarm.allreduce import (
     RingBroken,
     RingTerms,
     all_reduce,
+    open_leaf,
     open_one_shot,
     open_ring,
 )
 from atom.swarm.arenas import arena_digest
 from atom.swarm.chain import Ballot
 from atom.swarm.codec import Codec, Float32
+from atom.swarm.composition import leaves_of, seats_of
 from atom.swarm.ring import ring_tag
 from atom.swarm.ring_channels import RingChannels
 from atom.swarm.transport import PeerTransport
@@ -127,10 +129,9 @@ class Exchange:
             self._post(RingFinished(run.ballot, digest, norm))
 
     def _all_reduce(self, run: _Run, start: StartRing) -> tuple[bytes, float]:
-        order = [member.peer_id for member in start.members]
         if sum(member.sequences for member in start.members) <= 0:
             raise RingBroken(None, Reason.BAD_WEIGHT, "nobody contributes")
-        channels = self._open(start, order)
+        channels = self._open(start)
         try:
             if not self._may_read(run):
                 raise RingBroken(None, Reason.SUPERSEDED)
@@ -148,18 +149,21 @@ class Exchange:
         self, run: _Run, start: StartRing, channels: RingChannels, result: Tensor
     ) -> tuple[bytes, float]:
         """Over open channels, into `result`: its digest and norm. Holds it if all went well."""
-        order = [member.peer_id for member in start.members]
-        rank = order.index(self._transport.peer_id)
+        me, seats = self._transport.peer_id, seats_of(start.members)
+        leaves = leaves_of(start.members)
+        rank = [*seats, *(leaf.peer_id for leaf in leaves)].index(me)
+        counts = {member.peer_id: member.sequences for member in start.members}
         landing = LandingNorm(result)
         try:
-            source = self._gradients(start.parent) if start.members[rank].sequences else None
+            source = self._gradients(start.parent) if counts[me] else None
             feedback = self._style.feedback if source is not None else None
             residual = feedback.begin() if feedback else None
             terms = RingTerms(
-                members=tuple(order),
+                members=seats,
+                leaves=leaves,
                 rank=rank,
                 tag=ring_tag(start.parent, run.ballot),
-                scale=1.0 / sum(member.sequences for member in start.members),
+                scale=1.0 / sum(counts.values()),
                 codec=self._style.codec,
                 algorithm=Algorithm.ONE_SHOT if start.one_shot else Algorithm.RING,
                 progress_timeout_s=PROGRESS_S,
@@ -169,10 +173,10 @@ class Exchange:
             arenas = Arenas(source, result, residual, landing.landed)
             began = self._clock.now()
             all_reduce(arenas, terms, channels, run.cancelled)
-            self._note_pace(result, len(order), self._clock.now() - began)
+            seconds = self._clock.now() - began
+            self._note_pace(result, len(seats) if rank < len(seats) else 2, seconds)
             if not start.one_shot:
-                right = order[(rank + 1) % len(order)]
-                self._note_link(right, channels, self._clock.now() - began)
+                self._note_links(channels, seconds)
             norm = landing.norm()
             digest = arena_digest(result)
         except BaseException:
@@ -183,20 +187,27 @@ class Exchange:
             feedback.written(digest)
         return digest, norm
 
-    def _open(self, start: StartRing, order: list[str]) -> RingChannels:
+    def _open(self, start: StartRing) -> RingChannels:
         """Raises: RingBroken."""
-        transport, lanes = self._transport, self._style.connections
+        seats, leaves = seats_of(start.members), leaves_of(start.members)
+        transport, lanes, me = self._transport, self._style.connections, self._transport.peer_id
+        attempt = (start.parent, start.ballot)
         if start.one_shot:
-            return open_one_shot(transport, order, start.parent, start.ballot, OPEN_S)
-        return open_ring(transport, order, start.parent, start.ballot, OPEN_S, lanes)
+            return open_one_shot(transport, seats, *attempt, OPEN_S)
+        for leaf in leaves:
+            if leaf.peer_id == me:
+                return open_leaf(transport, seats[leaf.carrier], *attempt, OPEN_S)
+        ours = [leaf.peer_id for leaf in leaves if seats[leaf.carrier] == me]
+        return open_ring(transport, seats, *attempt, OPEN_S, lanes, *ours)
 
-    def _note_link(self, right: str, channels: RingChannels, seconds: float) -> None:
-        """What the ring tells of the way to the right neighbour, over all its connections."""
-        lanes = channels.right
-        if lanes:
-            busiest_s = max(lane.sending_s for lane in lanes)
-            count = sum(lane.sent_bytes for lane in lanes)
-            self._transport.links.carried(right, count, busiest_s, seconds)
+    def _note_links(self, channels: RingChannels, seconds: float) -> None:
+        """What the ring tells of the way to the right neighbour, over all its connections, and of
+        the way to our leaf."""
+        for lanes in (channels.right, channels.leaf[1:] if channels.leaf else ()):
+            if lanes:
+                busiest_s = max(lane.sending_s for lane in lanes)
+                count = sum(lane.sent_bytes for lane in lanes)
+                self._transport.links.carried(lanes[0].peer_id, count, busiest_s, seconds)
 
     def _note_pace(self, result: Tensor, members: int, seconds: float) -> None:
         if members > 1:

@@ -26,16 +26,18 @@ class Ballot(_message.Message):
     def __init__(self, attempt: _Optional[int] = ..., coordinator: _Optional[str] = ..., incarnation: _Optional[bytes] = ...) -> None: ...
 
 class Contribution(_message.Message):
-    __slots__ = ("peer_id", "incarnation", "sequences", "loss_sum")
+    __slots__ = ("peer_id", "incarnation", "sequences", "loss_sum", "carrier")
     PEER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     LOSS_SUM_FIELD_NUMBER: _ClassVar[int]
+    CARRIER_FIELD_NUMBER: _ClassVar[int]
     peer_id: str
     incarnation: bytes
     sequences: int
     loss_sum: float
-    def __init__(self, peer_id: _Optional[str] = ..., incarnation: _Optional[bytes] = ..., sequences: _Optional[int] = ..., loss_sum: _Optional[float] = ...) -> None: ...
+    carrier: str
+    def __init__(self, peer_id: _Optional[str] = ..., incarnation: _Optional[bytes] = ..., sequences: _Optional[int] = ..., loss_sum: _Optional[float] = ..., carrier: _Optional[str] = ...) -> None: ...
 
 class Value(_message.Message):
     __slots__ = ("parent", "round", "origin", "result_digest", "gradient_norm", "parent_state_digest", "contributions", "voters_next", "survivors")

@@ -323,7 +323,7 @@ def test_another_version_is_refused_by_both_sides(
     peer = make_tcp_peer()
     local = Local(Identity.create(), RUN, bytes(16))
     with pytest.raises(PeerRefused) as refused:
-        handshake._check_hello(handshake.wire.Hello(version=2), local)
+        handshake._check_hello(handshake.wire.Hello(version=handshake.PROTOCOL_VERSION + 1), local)
     assert refused.value.reason is Reason.WRONG_VERSION
     monkeypatch.setattr(handshake.wire, "Challenge", lambda **_: NewerChallenge())
     with pytest.raises(PeerRefused) as refused:
@@ -334,7 +334,7 @@ def test_another_version_is_refused_by_both_sides(
 class NewerChallenge:
     """Stands in for the message of a later version, at both ends."""
 
-    version, nonce = 2, bytes(32)
+    version, nonce = handshake.PROTOCOL_VERSION + 1, bytes(32)
 
     def SerializeToString(self) -> bytes:
         return b""

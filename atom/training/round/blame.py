@@ -1,9 +1,10 @@
 """Who may have spoilt a ring, from what its members say of it. Pure.
 
-Only neighbours in a ring see each other; in a one-shot exchange everybody sees everybody. So
-whoever accuses anybody else, or nobody, accuses itself, and hearsay is followed to who said it
-first. What comes out are pairs that see each other (or one alone) of which at least one is at
-fault, whatever the others say: an honest member only accuses a neighbour that failed it.
+Only neighbours in a ring see each other, and a leaf and its carrier; in a one-shot exchange
+everybody sees everybody. So whoever accuses anybody else, or nobody, accuses itself, and hearsay is
+followed to who said it first. What comes out are pairs that see each other (or one alone) of which
+at least one is at fault, whatever the others say: an honest member only accuses a neighbour that
+failed it.
 
 A ring that is too slow as a whole has a member that could have sent and did not, or a pair of which
 one says that a chunk was sent and the other that it never came. Everybody else waits for its left
@@ -28,10 +29,14 @@ def is_eyewitness(words: Suspect) -> bool:
 
 
 def accusations(
-    members: Sequence[str], testimonies: Mapping[str, Suspect], one_shot: bool = False
+    members: Sequence[str],
+    testimonies: Mapping[str, Suspect],
+    one_shot: bool = False,
+    carried: Mapping[str, str] | None = None,
 ) -> frozenset[Accusation]:
-    """At least one pair, given at least one testimony. `members`: peer ids in ring order."""
-    ring = _Ring(tuple(members), testimonies, one_shot)
+    """At least one pair, given at least one testimony. `members`: peer ids in ring order;
+    `carried`: leaves and their carriers."""
+    ring = _Ring(tuple(members), testimonies, one_shot, carried or {})
     seen = [ring.seen_by(peer) for peer, words in testimonies.items() if is_eyewitness(words)]
     if seen:
         return frozenset(seen)
@@ -46,9 +51,14 @@ class _Ring:
     """Members in order, and what they say."""
 
     def __init__(
-        self, members: tuple[str, ...], testimonies: Mapping[str, Suspect], one_shot: bool
+        self,
+        members: tuple[str, ...],
+        testimonies: Mapping[str, Suspect],
+        one_shot: bool,
+        carried: Mapping[str, str],
     ) -> None:
         self._members = members
+        self._carried = carried
         self._one_shot = one_shot
         self._testimonies = testimonies
 
@@ -57,7 +67,9 @@ class _Ring:
         return (peer, accused) if accused in self._seen_from(peer) else (peer, peer)
 
     def held_up(self, peer: str) -> Accusation:
-        """Goes left from `peer` to who keeps the ring waiting."""
+        """Goes left from `peer` to who keeps the ring waiting. A leaf knows whom it waits for."""
+        if peer in self._carried:
+            return peer, peer
         for _ in range(2 * len(self._members)):
             mine = self._standing(peer)
             if mine is None:
@@ -89,7 +101,10 @@ class _Ring:
 
     def _seen_from(self, peer: str) -> tuple[str, ...]:
         """To whom it is connected."""
-        return self._members if self._one_shot else self._beside(peer)
+        if peer in self._carried:
+            return (self._carried[peer],)
+        leaves = tuple(leaf for leaf, carrier in self._carried.items() if carrier == peer)
+        return self._members if self._one_shot else self._beside(peer) + leaves
 
     def _beside(self, peer: str) -> tuple[str, str]:
         at = self._members.index(peer)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from atom.base.reasons import Reason
-from atom.swarm.chain import Ballot, Commit, Head, Voter
+from atom.swarm.chain import Ballot, Commit, Contribution, Head, Voter
 from atom.swarm.messages import Accept, Message, Nack
 from atom.swarm.rate_limit import TokenBucket
 from atom.training.round.electorate import same_head
@@ -47,6 +47,8 @@ class HeadState:
     fetching: set[bytes] = field(default_factory=set)
     pending_accept: tuple[Voter, Accept] | None = None
     pending_commit: Commit | None = None
+    composed: dict[Ballot, tuple[Contribution, ...]] = field(default_factory=dict)
+    """Who was in the rings that we entered, with which counts, and who was carried by whom."""
     reduced: Ballot | None = None
     """The last ballot whose ring we entered: none is entered twice."""
     deferred: list[tuple[Voter, Message]] = field(default_factory=list)

@@ -2,7 +2,8 @@
 
 from atom.base.reasons import Reason
 from atom.swarm.algorithm import MAX_MEMBERS
-from atom.swarm.chain import VOTE_DOMAIN, Ballot, Commit, Contribution, Value, Voter, vote_payload
+from atom.swarm.chain import VOTE_DOMAIN, Ballot, Commit, Value, Voter, vote_payload
+from atom.swarm.composition import well_composed
 from atom.swarm.fork_choice import least_backing, too_weak
 from atom.swarm.membership import certificate_problem, could_follow, signed_by
 from atom.swarm.messages import (
@@ -175,7 +176,8 @@ class Member:
             return  # frames of its first run may still be about
         counted = state.frozen_counts.get(message.ballot)
         mine = [m for m in message.members if m.peer_id == desk.me.peer_id]
-        if len(mine) != 1 or mine[0].sequences != counted or not _distinct(message.members):
+        composed = well_composed(message.members, message.one_shot)
+        if not composed or len(mine) != 1 or mine[0].sequences != counted:
             desk.nack(sender, message.ballot, Reason.BAD_WEIGHT)
             return
         if message.one_shot and len(message.members) > MAX_MEMBERS:  # so many connections each
@@ -183,6 +185,7 @@ class Member:
             return
         self._enter(Phase.REDUCING)
         state.reduced = message.ballot
+        state.composed[message.ballot] = message.members
         desk.out.append(
             StartRing(message.parent, message.ballot, message.members, message.one_shot)
         )
@@ -240,8 +243,11 @@ class Member:
         desk, state = self._desk, self._desk.state
         if value.parent != desk.head.digest or value.round != desk.head.round + 1:
             return Reason.WRONG_HEAD
-        if not _distinct(value.contributions) or value.sequences <= 0 or not value.voters_next:
+        composed = well_composed(value.contributions)
+        if not composed or value.sequences <= 0 or not value.voters_next:
             return Reason.BAD_WEIGHT
+        if state.composed.get(value.origin, value.contributions) != value.contributions:
+            return Reason.BAD_WEIGHT  # not whom its ring averaged, or not as it did
         if not self._could_follow(value):
             return Reason.BAD_VOTERS
         counted = state.frozen_counts.get(value.origin)
@@ -392,7 +398,3 @@ class Member:
             self._desk.state.active_at = self._desk.now
             self._desk.state.active_by = sender.peer_id
             self._coordinator.step_aside(ballot)
-
-
-def _distinct(members: tuple[Contribution, ...]) -> bool:
-    return len({member.peer_id for member in members}) == len(members)

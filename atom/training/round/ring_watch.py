@@ -1,13 +1,16 @@
 """A coordinator's rings: who is in them, and what comes of those that break."""
 
+from dataclasses import replace
+
 from atom.swarm.algorithm import Algorithm
 from atom.swarm.chain import Contribution
+from atom.swarm.composition import carried_by, seats_of
 from atom.swarm.messages import Suspect
 from atom.training.round.attempt import Attempt
 from atom.training.round.blame import accusations, is_eyewitness
 from atom.training.round.desk import Desk
 from atom.training.round.electorate import Electorate
-from atom.training.round.seating import choose_algorithm, seat_members
+from atom.training.round.seating import attach_leaves, choose_algorithm, seat_members
 from atom.training.round.suspicions import PATIENT_WITH, Suspicions
 
 
@@ -35,14 +38,27 @@ class RingWatch:
         return attempt.ring_of(self.left_out(), self._desk.head.digest)
 
     def compose(self, attempt: Attempt) -> None:
-        """Seats the attempt's members, and chooses how they average: by what is known of the ways
-        between them."""
+        """Seats the attempt's members, or has some carried, and chooses how they average: by what
+        is known of the ways between them."""
         desk, average_bytes = self._desk, self._desk.terms.average_bytes
         dealt, apart = self.members(attempt), self._suspicions.at_odds(desk.now)
-        attempt.members, order = seat_members(dealt, desk.view, average_bytes, apart)
-        choice = choose_algorithm(attempt.members, desk.view, average_bytes, apart)
-        attempt.one_shot = choice.algorithm is Algorithm.ONE_SHOT
+        known = (desk.view, average_bytes, apart)
+        attached = attach_leaves(dealt, *known)
+        carriers = attached.carriers if attached else {}
+        seated = [member for member in dealt if member.peer_id not in carriers]
+        leaves = [
+            replace(member, carrier=carriers[member.peer_id])
+            for member in dealt
+            if member.peer_id in carriers
+        ]
+        seats, order = seat_members(seated, *known)
+        attempt.members = (*seats, *leaves)
         desk.report("ring-order", **order.story())
+        if attached:
+            desk.report("leaves-attached", **attached.story())
+            return
+        choice = choose_algorithm(attempt.members, *known)
+        attempt.one_shot = choice.algorithm is Algorithm.ONE_SHOT
         desk.report("all-reduce-chosen", **choice.story())
 
     def hear(self, attempt: Attempt, speaker: str, words: Suspect) -> None:
@@ -59,8 +75,10 @@ class RingWatch:
 
     def judge(self, attempt: Attempt) -> None:
         """Draws the consequences for the rings to come."""
-        desk, members = self._desk, [member.peer_id for member in attempt.members]
-        found = accusations(members, attempt.testimonies, attempt.one_shot)
+        desk, members = self._desk, attempt.members
+        found = accusations(
+            seats_of(members), attempt.testimonies, attempt.one_shot, carried_by(members)
+        )
         self._suspicions.add(desk.head.digest, found, desk.now)
         desk.report("ring-judged", accusations=sorted(found), left_out=sorted(self.left_out()))
 

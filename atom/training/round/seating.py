@@ -1,10 +1,12 @@
 """How the members of a ring sit, or that they do without one, as far as their leases say. Pure;
 leases are hints, so the choice may be poor, never wrong."""
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from atom.swarm.algorithm import Choice, choose, measured
+from atom.swarm.algorithm import Algorithm, Choice, choose, measured
+from atom.swarm.attachment import Attachment, attach
 from atom.swarm.chain import Contribution
 from atom.swarm.reachability import Reached
 from atom.swarm.records import Lease, short_name
@@ -39,6 +41,19 @@ def choose_algorithm(
 ) -> Choice:
     """A ring or a one-shot exchange of `members`, and why."""
     return choose(len(members), average_bytes, measured(_places(members, view, apart)))
+
+
+def attach_leaves(
+    dealt: Sequence[Contribution],
+    view: View,
+    average_bytes: int,
+    apart: Collection[Pair] = (),
+) -> Attachment | None:
+    """Who of the members is to be carried by whom, and why; None: everybody has a seat."""
+    places = _places(dealt, view, apart)
+    choice = choose(len(dealt), average_bytes, measured(places))
+    direct = choice.algorithm is Algorithm.ONE_SHOT
+    return attach(places, average_bytes, choice.one_shot_s if direct else math.inf)
 
 
 def _places(members: Sequence[Contribution], view: View, apart: Collection[Pair]) -> list[Place]:

@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING
 
 from atom.swarm.fork_choice import shown
 from atom.swarm.freshness import LeaseBook
-from atom.swarm.records import RENEW_SECONDS, Lease, PeerState
+from atom.swarm.records import RENEW_SECONDS, Lease, PeerState, short_name
+from atom.swarm.ring_order import Link
 from atom.training.outlook import look
 from atom.training.round.vocabulary import Phase, View
 
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from simulated_peer import Process
 
 READ_SECONDS = 0.9
+SLOW = Link(0.02, 1e6)
 _STATES = {
     Phase.ACCUMULATING: PeerState.ACCUMULATING,
     Phase.STEPPING: PeerState.STEPPING,
@@ -82,5 +84,13 @@ class Lookout:
             addresses=(),
             branches=shown(head.branches).newest,
             branches_before=shown(head.branches).before,
+            links=self._links(),
         )
         self._directory.publish(lease, now)
+
+    def _links(self) -> tuple[tuple[bytes, Link], ...]:
+        seat = self._process.seat
+        if not seat.slow:
+            return ()
+        others = [other for other in self._process.swarm.seats if other is not seat]
+        return tuple((short_name(other.peer_id), SLOW) for other in others[:16])

@@ -114,6 +114,11 @@ class Process:
         return self._left_at is not None
 
     @property
+    def ring(self) -> StartRing | None:
+        """That it is in now."""
+        return self._ring
+
+    @property
     def sequences(self) -> int:
         return len(self.gradients.works) * self.seat.pass_sequences
 

@@ -4,7 +4,7 @@ Members finish one by one, so any of them may hold a result that others never ge
 """
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -12,6 +12,7 @@ from simulated_stall import stalled
 from simulated_world import Agenda, Network
 
 from atom.swarm.chain import Contribution, canonical_digest
+from atom.swarm.composition import carried_by, seats_of, well_composed
 from atom.swarm.ring import RingPlan
 from atom.swarm.ring_standing import RingStanding
 from atom.training.round.vocabulary import RingFailed, RingFinished, StartRing
@@ -92,6 +93,7 @@ class Rings:
         """Adds the runner. Asserts what a ring's bytes cannot protect themselves against."""
         ring = self._rings.setdefault((start.parent, start.ballot), _Ring(start.members))
         assert ring.members == start.members, "two compositions for one ballot"
+        assert well_composed(start.members, start.one_shot)
         assert runner.peer_id not in ring.runners, "one ballot's ring started twice"
         mine = [m for m in start.members if m.peer_id == runner.peer_id]
         assert [m.incarnation for m in mine] == [runner.incarnation], "somebody else's place"
@@ -107,17 +109,50 @@ class Rings:
                 member.later(delay, lambda m=member: self._finish(m, ring, start))
 
     def _spoil(self, ring: _Ring, start: StartRing, liar: str) -> None:
-        order = [member.peer_id for member in start.members]
+        order, carried = seats_of(start.members), carried_by(start.members)
         style = self.liars[liar]
+        if liar in carried:
+            self._spoil_as_leaf(ring, start, liar)
+            return
         if style is Liar.HOLDS_UP:
             words, seconds = _held_up(order, liar, self._dice), HELD_UP_SECONDS
         else:
             words, seconds = _told(order, liar), 0.3
-        beside = [order[order.index(liar) - 1], order[(order.index(liar) + 1) % len(order)]]
+        words |= {
+            leaf: ("", words[carrier][1], carrier, None) if carrier != liar
+            else (liar, "too-slow" if style is Liar.HOLDS_UP else "ring-broken", "", None)
+            for leaf, carrier in carried.items()
+        }  # fmt: skip
+        beside = sorted(_beside(start, liar))
         if style is Liar.ACCUSES:
             words[liar] = (self._dice.choice(beside), "timeout", "", None)
         elif style is Liar.SHRUGS:
             words[liar] = ("", "ring-broken", "", None)
+        self._say_all(ring, start, words, seconds)
+
+    def _spoil_as_leaf(self, ring: _Ring, start: StartRing, leaf: str) -> None:
+        """Whatever it does, its carrier sees it, and the others hear of it."""
+        carrier = carried_by(start.members)[leaf]
+        order = seats_of(start.members)
+        holds_up = self.liars[leaf] is Liar.HOLDS_UP
+        words = {
+            peer: (leaf, reason, teller, None)
+            for peer, (_, reason, teller, _) in _told(order, carrier).items()
+        }
+        words[carrier] = (leaf, "too-slow" if holds_up else "ring-broken", "", None)
+        for other, its_carrier in carried_by(start.members).items():
+            words[other] = (leaf, "ring-broken", its_carrier, None)
+        if self.liars[leaf] is Liar.ACCUSES:
+            words[leaf] = (carrier, "timeout", "", None)
+        elif self.liars[leaf] is Liar.LEAVES:
+            del words[leaf]
+        else:
+            words[leaf] = ("", "ring-broken", "", None)
+        self._say_all(ring, start, words, HELD_UP_SECONDS if holds_up else 0.3)
+
+    def _say_all(
+        self, ring: _Ring, start: StartRing, words: Mapping[str, "_Said"], seconds: float
+    ) -> None:
         for peer_id, said in words.items():
             runner = ring.runners[peer_id]
             delay = seconds + self._dice.uniform(0.0, 0.2)
@@ -142,11 +177,12 @@ class Rings:
         if runner.state != "running":
             return
         assert runner.works == runner.frozen_works(), "gradients moved under a ring"
-        beside = _beside(start, runner.peer_id)
+        beside, carried = _beside(start, runner.peer_id), carried_by(start.members)
         culprits = [
             peer_id
             for peer_id, other in ring.runners.items()
             if not self._serves(other, runner, peer_id in beside)
+            and not (peer_id in carried and self._dice.random() < 0.5)  # its sums are through
         ]
         if culprits:
             delay = self._dice.choice([0.3, STALL_SECONDS])
@@ -176,12 +212,15 @@ def _averaged(ring: _Ring, parent: bytes) -> Result:
 
 
 def _beside(start: StartRing, peer_id: str) -> set[str]:
-    """With whom it has connections: its neighbours, or everybody."""
-    order = [member.peer_id for member in start.members]
+    """With whom it has connections: its neighbours and its leaf, its carrier, or everybody."""
+    order, carried = seats_of(start.members), carried_by(start.members)
     if start.one_shot:
         return set(order)
+    if peer_id in carried:
+        return {carried[peer_id]}
     at = order.index(peer_id)
-    return {order[at - 1], order[(at + 1) % len(order)]}
+    leaves = {leaf for leaf, carrier in carried.items() if carrier == peer_id}
+    return {order[at - 1], order[(at + 1) % len(order)]} | leaves
 
 
 _Said = tuple[str, str, str, RingStanding | None]

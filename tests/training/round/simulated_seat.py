@@ -52,6 +52,8 @@ class Seat:
     pass_sequences: int = 4
     pass_seconds: float = 1.0
     step_seconds: float = 0.2
+    slow: bool = False
+    """Its lease says that its sending holds up every ring."""
     process: "Process | None" = None
     retired: bool = False
     """Left for good, with a goodbye."""

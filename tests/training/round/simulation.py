@@ -60,6 +60,8 @@ class Setting:
     last_round: int | None = None
     through_bytes: bool = False
     patience: Patience = PATIENT
+    slow_peers: int = 0
+    """So many, the last ones, are too slow for a ring."""
 
 
 class Swarm:
@@ -77,6 +79,7 @@ class Swarm:
             self.setting.last_round,
             self.setting.branches,
             self.setting.patience,
+            average_bytes=10_000_000,
         )
         self._names: dict[str, str] = {}
         self._story = Story(self._names)
@@ -105,6 +108,7 @@ class Swarm:
             self.start,
             clock_offset_s=self.dice.uniform(-CLOCKS_DIFFER_S, CLOCKS_DIFFER_S),
             pass_seconds=paces[number % len(paces)],
+            slow=0 <= self.setting.peers - 1 - number < self.setting.slow_peers,
         )
         self.seats.append(seat)
         self._seat_of[seat.peer_id] = seat

@@ -128,6 +128,27 @@ def test_words_of_a_one_shot_exchange(said: dict[str, Suspect], found: set[Accus
     assert accusations("ABCD", said, one_shot=True) == found
 
 
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        ({"B": says("L"), "A": says("L", told_by="B")}, {("B", "L")}),  # its carrier sees it
+        ({"A": says("L")}, {("A", "A")}),  # nobody else does
+        ({"L": says("B")}, {("L", "B")}),
+        ({"L": says("C")}, {("L", "L")}),
+        ({"L": says("")}, {("L", "L")}),
+        ({"B": says("L"), "L": says("B")}, {("B", "L"), ("L", "B")}),
+        ({"L": says("A", told_by="B"), "B": says("A")}, {("B", "A")}),
+        ({"L": says("A", told_by="B")}, {("L", "B")}),  # B has not said it to us
+        ({"A": says("C", told_by="L")}, {("A", "A")}),  # they do not talk
+        ({"L": too_slow(None)}, {("L", "L")}),  # whom it waits for, it knows
+        ({"L": too_slow(RingStanding(0, 0, 0, 0, False))}, {("L", "L")}),
+        ({"A": too_slow(None), "B": says("L", Reason.TOO_SLOW)}, {("B", "L")}),
+    ],
+)  # fmt: skip
+def test_words_of_a_leaf_and_its_carrier(said: dict[str, Suspect], found: set[Accusation]) -> None:
+    assert accusations("ABCD", said, carried={"L": "B"}) == found
+
+
 def test_who_saw_it_is_not_waited_for() -> None:
     assert is_eyewitness(says("B"))
     assert is_eyewitness(says("B", Reason.TOO_SLOW))

@@ -1,0 +1,34 @@
+"""What a carrier remembers of its leaf's chunks in one ring."""
+
+import threading
+from collections.abc import Callable
+
+from atom.swarm.frames import Channel
+from atom.swarm.leaves import LeafPlan
+from atom.swarm.ring import Step
+
+
+class Carriage:
+    """What carrier and leaf have to do with each other in one ring. `lock` is held by whoever puts
+    a chunk's addends together."""
+
+    def __init__(self, plan: LeafPlan, leaf: str, up: Channel, down: Channel) -> None:
+        self.plan = plan
+        self.leaf = leaf
+        self.up, self.down = up, down
+        self.lock = threading.Lock()
+        self.brought = set[int]()
+        """First elements of the chunks whose own part and leaf's stand in the result arena."""
+        self.parked = dict[int, tuple[int, Step]]()
+        """By first element: what came from the left and waits for the leaf's part."""
+        self._expected: int | None = None
+
+    def expect(self, start: int) -> Callable[[], bool]:
+        """The next sum that we begin is this chunk's; whether it can, as long as it is asked."""
+        self._expected = start
+        return lambda: start in self.brought
+
+    def holds_up(self) -> bool:
+        """Whether the ring waits for the leaf; after it ended."""
+        awaited = self._expected is not None and self._expected not in self.brought
+        return awaited or bool(self.parked)
