@@ -64,7 +64,7 @@ class ThrottledStream:
     """A stream that waits its turn. `close` frees whoever waits."""
 
     def __init__(self, stream: Stream, bandwidth: Bandwidth) -> None:
-        self._stream = stream
+        self.below = stream
         self._bandwidth = bandwidth
         self._closed = threading.Event()
 
@@ -72,30 +72,30 @@ class ThrottledStream:
         """Raises: as the stream below."""
         upload = self._bandwidth.upload
         if upload.unlimited:
-            self._stream.send_all(view, patience)
+            self.below.send_all(view, patience)
             return
         for start in range(0, len(view), SLICE_BYTES):
             part = view[start : start + SLICE_BYTES]
             self._take_turn(upload, len(part))
-            self._stream.send_all(part, patience)
+            self.below.send_all(part, patience)
 
     def recv_into(self, view: memoryview, patience: Patience) -> None:
         """Raises: as the stream below."""
         download = self._bandwidth.download
         if download.unlimited:
-            self._stream.recv_into(view, patience)
+            self.below.recv_into(view, patience)
             return
         for start in range(0, len(view), SLICE_BYTES):
             part = view[start : start + SLICE_BYTES]
-            self._stream.recv_into(part, patience)
+            self.below.recv_into(part, patience)
             self._take_turn(download, len(part))
 
     def idle(self) -> bool:
-        return self._stream.idle()
+        return self.below.idle()
 
     def close(self) -> None:
         self._closed.set()
-        self._stream.close()
+        self.below.close()
 
     def _take_turn(self, bucket: TokenBucket, count: int) -> None:
         self._closed.wait(bucket.take(count, time.monotonic()))

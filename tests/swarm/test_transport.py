@@ -204,7 +204,8 @@ def test_rings_travel_as_the_owner_says(
     data = bytes(range(256)) * 3000
     for here, there in ((outgoing, incoming), (incoming, outgoing)):
         assert isinstance(here.stream, RingStream)
-        assert isinstance(here.stream.below, expected)
+        capped = here.stream.below
+        assert isinstance(capped.below, expected)
         send = threading.Thread(
             target=here.send_frame, args=(Kind.CHUNK, data), kwargs={"patience": Patience(SOON)}
         )

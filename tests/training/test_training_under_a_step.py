@@ -71,7 +71,7 @@ def test_a_freeze_that_follows_the_step_at_once_holds(new_stage: NewStage) -> No
             stage.hands.freeze(BALLOT)
             frozen.set()
 
-    def evaluate(batches: Sequence[Batch]) -> float:
+    def evaluate(batches: Sequence[Batch], should_stop: object) -> float:
         validating.set()
         assert may_validate.wait(WAIT_S)
         return 1.0
@@ -93,7 +93,7 @@ def test_validation_is_told_with_the_round_it_was_due_in(new_stage: NewStage) ->
     stage.replica.may_step.clear()
     validated = threading.Event()
 
-    def evaluate(batches: Sequence[Batch]) -> float:
+    def evaluate(batches: Sequence[Batch], should_stop: object) -> float:
         validated.set()
         return 2.5
 
