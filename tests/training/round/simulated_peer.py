@@ -6,7 +6,7 @@ action is checked against what the machine's contract promises about it.
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from simulated_seat import Chain, Seat
 from atom.swarm.chain import Ballot, Head, Voter
 from atom.swarm.fork_choice import branch_from
 from atom.swarm.messages import CommitNotice
+from atom.swarm.quarantine import Quarantine
 from atom.swarm.records import PeerState
 from atom.training.outlook import count_swarm
 from atom.training.pacing import SwarmCount, next_pass
@@ -33,6 +34,7 @@ from atom.training.round.vocabulary import (
     Freeze,
     Frozen,
     LeaveRequested,
+    Offence,
     OfferResult,
     Phase,
     Received,
@@ -99,6 +101,7 @@ class Process:
         self.gradients = _Gradients(self.chain.head.digest)
         self.reports: list[str] = []
         self.told: list[Report] = []
+        self.quarantine = Quarantine()
         self._lookout = Lookout(self)
         self._work_number = 0
         self._ring: StartRing | None = None
@@ -246,6 +249,8 @@ class Process:
                 self._apply(action)
             case CatchUp():
                 self._catch_up(action)
+            case Offence(peer_id, reason):
+                self.quarantine.offend(peer_id, reason, self.now())
             case Report(kind):
                 self.reports.append(kind)
                 self.told.append(action)
@@ -434,7 +439,7 @@ class Process:
     # ---- the directory
 
     def _tick(self) -> None:
-        view = self._lookout.view()
+        view = replace(self._lookout.view(), aside=self.quarantine.aside(self.now()))
         self.gradients.swarm = count_swarm(self.machine, view, self._lookout.seen_at)
         self._handle(Tick(view))
         if not self.alive:

@@ -1,11 +1,13 @@
 """Swarms with a member that spoils every ring it is in: the others commit, within the bound."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from simulated_ring import Liar
 from simulation import Setting, Swarm
 
+from atom.swarm.messages import CommitNotice
 from atom.training.round.suspicions import PATIENT_WITH
 
 
@@ -49,3 +51,23 @@ def test_two_liars_are_left_out_as_well() -> None:
     swarm = spoilt(6, 11, Liar.ACCUSES, Liar.HOLDS_UP)
     assert min(process.chain.head.round for process in swarm.living[2:]) >= 4, swarm.story(60)
     assert max(spoilt_rings(swarm).values()) <= 2 + PATIENT_WITH
+
+
+def test_an_offender_is_in_no_ring_while_it_is_aside() -> None:
+    swarm = Swarm(3, Setting(peers=4, pass_seconds=(0.5,)))
+    swarm.run_until_agreed(60.0, 1)
+    liar, *honest = swarm.living
+    forged = replace(liar.chain.commits[-1], votes=())
+    value = replace(forged.value, parent=liar.chain.head.digest, round=liar.chain.head.round + 1)
+    for process in honest:
+        process.receive(liar.me, CommitNotice(replace(forged, value=value)))
+        assert process.quarantine.aside(process.now()) == {liar.peer_id}
+    before = honest[0].chain.head.round
+    swarm.run(20.0)
+    rounds = [c for c in honest[0].chain.commits if c.value.round > before + 1]
+    led = [c.value for c in rounds if c.ballot.coordinator != liar.peer_id]
+    assert len(led) >= 3, swarm.story(60)
+    assert all(part.peer_id != liar.peer_id for value in led for part in value.contributions)
+    swarm.run(60.0)
+    last = honest[0].chain.commits[-1].value
+    assert liar.peer_id in {part.peer_id for part in last.contributions}, "not for ever"
