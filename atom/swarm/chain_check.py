@@ -6,11 +6,12 @@ keeps it, hands it on, and is refused by the next one who looks at that round.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
-from atom.swarm.chain import Commit, Head
-from atom.swarm.membership import certificate_problem
+from atom.swarm.chain import Commit, Head, Voter
+from atom.swarm.membership import certificate_problem, valid_votes
 
 
 def verified_heads(first: Head, commits: Sequence[Commit]) -> list[Head]:
@@ -37,3 +38,31 @@ def _linked_heads(first: Head, commits: Sequence[Commit]) -> list[Head]:
             raise PeerRefused(Reason.BAD_WEIGHT, f"round {value.round}")
         heads.append(head.after(value))
     return heads
+
+
+@dataclass(frozen=True)
+class DoubleVote:
+    """Two chains part by a round of a quorum each. Two quorums share a voter, and nobody honest
+    votes for both: this proves who lies."""
+
+    by: frozenset[Voter]
+    ours_alone: int
+    """Voters that signed our round and not the other."""
+    theirs_alone: int
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether our round is to be believed: no fewer signed it that have not signed both."""
+        return self.ours_alone >= self.theirs_alone
+
+
+def double_vote(ours: Sequence[Commit], theirs: Sequence[Commit]) -> DoubleVote | None:
+    """Of two verified chains from genesis on; None if they do not part, or by a branch."""
+    for one, other in zip(ours, theirs, strict=False):
+        if one.value.digest() == other.value.digest():
+            continue
+        if one.survivors or other.survivors:
+            return None
+        here, there = valid_votes(one), valid_votes(other)
+        return DoubleVote(frozenset(here & there), len(here - there), len(there - here))
+    return None

@@ -86,7 +86,7 @@ def certificate_problem(head: Head, commit: Commit) -> Reason | None:
     """
     if commit.value.survivors != commit.survivors:
         return Reason.BAD_CERTIFICATE
-    signed = _valid_votes(commit)
+    signed = valid_votes(commit)
     if commit.survivors:
         complete = len(commit.survivors) <= MAX_VOTERS and signed >= set(commit.survivors)
         known = {voter.peer_id for voter in head.voters} | set(head.members)
@@ -95,7 +95,8 @@ def certificate_problem(head: Head, commit: Commit) -> Reason | None:
     return None if is_quorum(head.voters, signed) else Reason.BAD_CERTIFICATE
 
 
-def _valid_votes(commit: Commit) -> set[Voter]:
+def valid_votes(commit: Commit) -> set[Voter]:
+    """Whose signatures are under it."""
     payload = vote_payload(
         commit.value.parent, commit.ballot, commit.value.digest(), commit.survivors
     )

@@ -17,6 +17,7 @@ from atom.base.events import EventSink
 from atom.base.reasons import Reason
 from atom.swarm.arenas import state_digest
 from atom.swarm.chain import Commit, Head
+from atom.swarm.chain_check import double_vote
 from atom.swarm.donor_queue import LIES
 from atom.swarm.fork_choice import branch_from
 from atom.training.donated_chain import donated_chain
@@ -66,6 +67,7 @@ class Replay:
         self._donors = donors
         self._first = first
         self._events = events
+        self._equivocal: set[str] = set()
         self.usable = False
         """Whether the replica holds the state of the journal's head."""
 
@@ -100,7 +102,7 @@ class Replay:
             others = [donor, *(peer for peer in donors if peer not in {donor, *shunned})]
             try:
                 commits, heads = donated_chain(self._journal, self._donors, donor, claimed)
-                if not self._wanted(heads[-1], discard):
+                if not self._wanted(heads[-1], discard) or self._disproved(commits):
                     problems.append(f"{donor} has nothing better")
                     continue
                 branch = branch_from(self._journal.head, heads[-1].branches)
@@ -122,6 +124,19 @@ class Replay:
                 problems.append(f"{donor}: {problem}")
         shunned |= self._donors.take_liars()
         raise CatchUpFailed("; ".join(problems) or "no donors", tuple(sorted(shunned)))
+
+    def take_equivocal(self) -> tuple[str, ...]:
+        """Peers that signed two rounds of one head, since this was asked last."""
+        found, self._equivocal = tuple(sorted(self._equivocal)), set()
+        return found
+
+    def _disproved(self, commits: Sequence[Commit]) -> bool:
+        """Whether that chain parts from ours by a round that liars made a quorum for."""
+        double = double_vote(self._journal.commits, commits)
+        if double is None:
+            return False
+        self._equivocal |= {voter.peer_id for voter in double.by}
+        return double.is_ours
 
     def fetch_result(self, digest: bytes, peers: Sequence[str]) -> torch.Tensor:
         """A result by its digest, from whoever holds it. Raises: PeerRefused, OSError."""

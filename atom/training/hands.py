@@ -381,4 +381,5 @@ class ReplicaHands:
             )
         else:
             digest = self._state_digest()
-        self._post(CaughtUp(head, digest, shunned, failed_donors))
+        equivocal = self._replay.take_equivocal()
+        self._post(CaughtUp(head, digest, shunned, failed_donors, equivocal))

@@ -167,6 +167,9 @@ class ScriptedReplay:
         self.on_run(donors, discard)
         return self.liars
 
+    def take_equivocal(self) -> tuple[str, ...]:
+        return ()
+
     def fetch_result(self, digest: bytes, peers: Sequence[str]) -> Tensor:
         return self.on_fetch(digest)
 

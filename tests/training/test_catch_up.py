@@ -3,7 +3,7 @@
 import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -519,10 +519,11 @@ def test_what_was_committed_meanwhile_is_a_matter_of_results(peer_of: Make) -> N
 
 
 def test_a_chain_that_parts_from_ours_is_fetched_whole(peer_of: Make) -> None:
-    """Ours is a branch of less work."""
+    """Ours is a branch."""
     peer, story = peer_of(), run()
     value = value_on(story.heads[2], b"r" * 32, 1.0, story.digest(2), sequences=1)
-    for commit in (*story.commits[:2], signed(story.heads[2], value)):
+    branch = signed(story.heads[2], replace(value, survivors=VOTERS[:1]))
+    for commit in (*story.commits[:2], replace(branch, survivors=VOTERS[:1])):
         peer.journal.append(commit)
     donors = FakeDonors({"a": Served(offers=[4])})
     peer.with_donors(donors).run(heads("a"), discard=False)
@@ -647,6 +648,24 @@ def test_a_heavier_chain_of_other_voters_does_not_hold(peer_of: Make) -> None:
         peer.replay.run({"liar": start.after(value).digest}, discard=False)
     assert failed.value.shunned == ("liar",)
     assert peer.at(2)
+
+
+def test_who_signed_two_rounds_of_one_head_is_named_and_ours_stays(peer_of: Make) -> None:
+    """The longer chain is preferred, but where they part the same two made both quorums."""
+    peer, liar, head = peer_of(at=2), Served(), run().heads[1]
+    commits = run().commits[:1]
+    for number in range(1, 6):
+        result = bytes([number]) * 32
+        commits = [*commits, signed(head, value_on(head, result, 1.0, run().digest(number % 4)))]
+        head = head.after(commits[-1].value)
+    liar.chain = chain_bytes(commits)
+    peer.with_donors(FakeDonors({"liar": liar})).usable = True
+    with pytest.raises(CatchUpFailed):
+        peer.replay.run({"liar": head.digest}, discard=False)
+    assert peer.at(2)
+    both = {voter.peer_id for voter in run().heads[1].voters[:2]}
+    assert set(peer.replay.take_equivocal()) == both
+    assert peer.replay.take_equivocal() == ()
 
 
 # ---- over a transport

@@ -297,6 +297,8 @@ class RoundMachine:
         if desk.phase is not Phase.SYNCING:
             return
         self._claims.learn(event)
+        for liar in event.equivocal:
+            desk.offence(Voter(liar, b""), Reason.EQUIVOCATION)
         self._adrift = not event.state_digest
         if self._adrift:
             self._seek_at = desk.now + desk.patience.behind

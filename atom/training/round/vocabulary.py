@@ -125,6 +125,8 @@ class CaughtUp:
     shunned: tuple[str, ...] = ()
     failed: tuple[str, ...] = ()
     """Donors of which none could help: asked again only after a while, training goes on."""
+    equivocal: tuple[str, ...] = ()
+    """Who signed two rounds of one head, as two certificates prove."""
 
 
 @dataclass(frozen=True)

@@ -352,3 +352,16 @@ def test_without_a_state_whoever_is_aside_will_do_if_nobody_else_offers_one() ->
 
     assert asked({first.peer_id}, 1.0) == {voter.peer_id for voter in others}
     assert asked(set(leases), 10.0) == set(leases)
+
+
+def test_two_certificates_for_one_head_are_proof_against_who_signed_both() -> None:
+    scene = Scene()
+    scene.leases[MATE.peer_id] = replace(
+        lease(MATE, 0), head=b"b" * 32, round=HEAD.round + 1, work=HEAD.work + 1
+    )
+    assert any(isinstance(a, CatchUp) for _ in range(30) for a in scene.tick())
+    liars = (MATE.peer_id, ME.peer_id)
+    told = scene.tell(CaughtUp(HEAD, STATE, (), (MATE.peer_id,), liars))
+    assert [a for a in told if isinstance(a, Offence)] == [
+        Offence(MATE.peer_id, Reason.EQUIVOCATION)
+    ]
