@@ -1,0 +1,146 @@
+"""Commands for the daemon on this machine, and the box. Heavy imports wait for their command."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from atom.cli.options import (
+    DaemonStateOption,
+    JsonOption,
+    PeerOption,
+    StateOption,
+    TrustOption,
+)
+
+commands = typer.Typer()
+
+
+@commands.command()
+def pause(state: DaemonStateOption = None) -> None:
+    """Stop computing, stay in the swarm; what was counted is kept."""
+    from atom.cli.control import pause_daemon
+
+    pause_daemon(state)
+
+
+@commands.command()
+def resume(state: DaemonStateOption = None) -> None:
+    """Compute again."""
+    from atom.cli.control import resume_daemon
+
+    resume_daemon(state)
+
+
+@commands.command()
+def leave(
+    state: DaemonStateOption = None,
+    deadline: Annotated[
+        str | None, typer.Option(metavar="TIME", help='Give up waiting after "30 s", "2 min", …')
+    ] = None,
+) -> None:
+    """Finish cleanly: no mini-batch already counted is lost."""
+    from atom.cli.arguments import parse_deadline
+    from atom.cli.control import leave_daemon
+
+    leave_daemon(state, parse_deadline(deadline))
+
+
+@commands.command("set")
+def set_(
+    assignments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="KEY=VALUE",
+            help='Such as network.upload="20 Mbit/s"; "KEY=" alone: its default again.',
+        ),
+    ] = None,
+    state: DaemonStateOption = None,
+) -> None:
+    """Change what this box gives, while its daemon runs; without arguments: show it.
+
+    KEY is a section and a key of the peer file. VALUE is written as there; texts need no quotes but
+    the shell's. All values are checked first: either all are taken, or none.
+
+    The daemon writes them into its peer file, whose comments stay (without --peer at its start:
+    peer.toml in its state directory, which it reads when it starts again).
+
+    At once: schedule.*, network.upload, network.download, device.power; from the next pass on:
+    device.cpu_threads. The others hold after a restart, and are marked so. Nothing counted is lost
+    by any of them.
+
+    [bold]Examples[/]
+
+    atom set schedule.hours='["mon-fri 18:00-08:00", "sat,sun 00:00-24:00"]'
+
+    atom set schedule.idle_for="10 min" schedule.pause_for_gpu_programs=true
+
+    atom set network.upload="20 Mbit/s" network.download=
+
+    atom set device.power="200 W"
+    """
+    from atom.cli.control import set_settings
+
+    set_settings(state, assignments or ())
+
+
+@commands.command()
+def info(state: DaemonStateOption = None, as_json: JsonOption = False) -> None:
+    """What the daemon is doing, and with what."""
+    from atom.cli.control import show_info
+
+    show_info(state, as_json)
+
+
+@commands.command()
+def trace(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Where the trace goes.")],
+    state: DaemonStateOption = None,
+    deadline: Annotated[
+        str | None, typer.Option(metavar="TIME", help='Give up waiting after "30 s", "10 min", …')
+    ] = None,
+) -> None:
+    """Save the daemon's next pass as a Chrome trace, to see what waits for what."""
+    from atom.cli.arguments import parse_deadline
+    from atom.cli.trace import save_trace
+
+    save_trace(file, state, parse_deadline(deadline))
+
+
+@commands.command()
+def export(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where the model goes: new.")],
+    state: Annotated[
+        Path | None,
+        typer.Option("--state", metavar="DIR", help="Of which peer, if several are kept."),
+    ] = None,
+    snapshot: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="One of the peer's snapshots; else the newest."),
+    ] = None,
+    precision: Annotated[
+        str | None, typer.Option(help="float32, bfloat16 or float16; else the run's.")
+    ] = None,
+    trust: TrustOption = None,
+) -> None:
+    """Write the model as a folder that transformers loads, from the newest snapshot."""
+    from atom.cli.export import ExportOptions, export_model
+
+    export_model(ExportOptions(folder, state, snapshot, precision, trust))
+
+
+@commands.command()
+def doctor(
+    address: Annotated[
+        str | None,
+        typer.Argument(metavar="ADDRESS", help="Of a run that this box would join."),
+    ] = None,
+    peer: PeerOption = None,
+    state: StateOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Examine this box: what it has, what keeps it from training, and how to mend that."""
+    from atom.cli.doctor import show_diagnosis
+    from atom.daemon.doctor.examination import DoctorRequest
+
+    return show_diagnosis(DoctorRequest(address, peer, state), as_json)

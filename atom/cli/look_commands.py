@@ -1,0 +1,117 @@
+"""Commands that look at a swarm, without joining it. Heavy imports wait for their command."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from atom.cli.options import (
+    AddressArgument,
+    JsonOption,
+    MemberOption,
+)
+
+commands = typer.Typer()
+
+
+@commands.command()
+def status(address: AddressArgument, as_json: JsonOption = False) -> None:
+    """Show a swarm once, from the DHT alone, without joining."""
+    from atom.cli.status import show_status
+
+    show_status(address, as_json)
+
+
+@commands.command()
+def watch(
+    address: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[ADDRESS]",
+            help="What `atom start` printed after `join:`; else the run of this machine's daemon.",
+        ),
+    ] = None,
+    state: MemberOption = None,
+) -> None:
+    """Show a swarm as it lives, without joining it, until Ctrl-C.
+
+    In a pipe it prints a line for each round, and when peers come or go.
+    """
+    from atom.cli.watch import watch_swarm
+
+    watch_swarm(address, state)
+
+
+@commands.command()
+def dashboard(
+    address: AddressArgument,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Port of the page; 0: any free one.")
+    ] = None,
+    host: Annotated[
+        str | None,
+        typer.Option(
+            help="Address of this machine to listen on; else 127.0.0.1: nobody but this machine "
+            "can open the page."
+        ),
+    ] = None,
+    state: MemberOption = None,
+) -> None:
+    """Show a swarm in the browser, without joining it, until Ctrl-C.
+
+    The first line of stdout is the page's URL. The page shows progress to the global batch, the
+    loss of every round, tokens per second, peers with their state, rounds with what happened, and
+    contributions. It loads nothing from elsewhere.
+    """
+    from atom.cli.dashboard import show_dashboard
+
+    show_dashboard(address, port, host, state)
+
+
+@commands.command()
+def contributions(
+    address: AddressArgument, state: MemberOption = None, as_json: JsonOption = False
+) -> None:
+    """What each peer gave to the run: the sums of its certified rounds.
+
+    Every round's record says how many mini-batches each peer gave, and is signed by a quorum of
+    the peers that voted. It is fetched from a peer that is alive, and every signature is checked
+    here. What was checked is kept in the cache: next time, only new rounds are fetched.
+    """
+    from atom.cli.contributions import show_contributions
+
+    show_contributions(address, state, as_json)
+
+
+@commands.command()
+def plot(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A .png, .svg or .pdf to write.")],
+    address: Annotated[
+        str | None,
+        typer.Argument(metavar="[ADDRESS]", help="Of a run to draw from its chain."),
+    ] = None,
+    state: Annotated[
+        Path | None,
+        typer.Option(
+            "--state",
+            metavar="DIR",
+            help="Of which peer, if several are kept; with ADDRESS: ask as this peer.",
+        ),
+    ] = None,
+) -> None:
+    """Draw a run: loss, throughput, membership and reduce time, over its rounds.
+
+    Without ADDRESS, from what the peer on this machine wrote down; the daemon may be running. With
+    ADDRESS, from the swarm's certified chain: loss and membership of the whole run, no speeds.
+    """
+    from atom.cli.plot import plot_run
+
+    plot_run(file, address, state)
+
+
+@commands.command()
+def version() -> None:
+    """Print the version."""
+    from atom import __version__
+
+    typer.echo(__version__)

@@ -1,0 +1,139 @@
+"""Commands that found, join and plan runs. Heavy imports wait for their command."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from atom.cli.options import (
+    AddressArgument,
+    AssumeOption,
+    GpuMemoryOption,
+    InitialPeersOption,
+    JsonOption,
+    ListenOption,
+    NetworkOption,
+    PeerOption,
+    PeersOption,
+    RunFileArgument,
+    StateOption,
+    TrustOption,
+)
+from atom.cli.signals import end_at_once_on_signals
+
+commands = typer.Typer()
+
+
+@commands.command()
+def start(
+    run_file: Annotated[Path, typer.Argument(metavar="RUN.toml", help="What the swarm agrees on.")],
+    peer: PeerOption = None,
+    state: StateOption = None,
+    listen: ListenOption = None,
+    initial_peers: InitialPeersOption = None,
+    weights: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            metavar="FOLDER",
+            help="Begin from these weights: a folder of transformers, or of `atom export`.",
+        ),
+    ] = None,
+) -> int:
+    """Found a run and train it here; the first line of stdout is the address to join by."""
+    end_at_once_on_signals()
+    from atom.cli.daemons import found_run
+    from atom.daemon.box import StartOptions
+
+    addresses = tuple(initial_peers or ())
+    return found_run(StartOptions(run_file, peer, state, listen, addresses, weights))
+
+
+@commands.command()
+def join(
+    address: AddressArgument,
+    peer: PeerOption = None,
+    state: StateOption = None,
+    trust: TrustOption = None,
+) -> int:
+    """Join a run: fetch its state, then train with the others."""
+    end_at_once_on_signals()
+    from atom.cli.daemons import join_run
+
+    return join_run(address, peer, state, trust)
+
+
+@commands.command("id")
+def id_(
+    run: Annotated[
+        str | None, typer.Argument(metavar="RUN", help="The run's name, or its address.")
+    ] = None,
+    peer: PeerOption = None,
+    state: StateOption = None,
+) -> None:
+    """This machine's peer id in a run, for the run's owner to list; made now if it is new."""
+    from atom.daemon.invitation import own_peer_id
+
+    typer.echo(own_peer_id(run, peer, state))
+
+
+@commands.command()
+def bootstrap(
+    listen: ListenOption = None,
+    peer: PeerOption = None,
+    state: StateOption = None,
+    initial_peers: InitialPeersOption = None,
+) -> None:
+    """Serve as an entrance to the DHT, without training."""
+    from atom.cli.bootstrap import BootstrapOptions, serve_bootstrap
+
+    serve_bootstrap(BootstrapOptions(listen, peer, state, tuple(initial_peers or ())))
+
+
+@commands.command()
+def plan(
+    run_file: RunFileArgument,
+    peer: PeerOption = None,
+    gpu_memory: GpuMemoryOption = None,
+    assume: AssumeOption = None,
+    network: NetworkOption = None,
+    peers: PeersOption = 4,
+    as_json: JsonOption = False,
+) -> None:
+    """Does a run fit this box, and how fast would it go: memory, sub-models, tokens per second."""
+    from atom.cli.plan import parse_gpu_memory, parse_network, show_plan
+    from atom.daemon.planning import PlanRequest
+
+    memory, bits_per_s = parse_gpu_memory(gpu_memory), parse_network(network)
+    show_plan(PlanRequest(run_file, peer, memory, assume, bits_per_s, peers), as_json)
+
+
+@commands.command("compile")
+def compile_(
+    run_file: RunFileArgument,
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the files go.")],
+    peer: PeerOption = None,
+    gpu_memory: GpuMemoryOption = None,
+    assume: AssumeOption = None,
+) -> None:
+    """Write what the daemon would execute: submodels.py, plan.json, and schedule.svg to look at."""
+    from atom.cli.compile import compile_run
+    from atom.cli.plan import parse_gpu_memory
+    from atom.daemon.planning import PlanRequest
+
+    compile_run(PlanRequest(run_file, peer, parse_gpu_memory(gpu_memory), assume), out)
+
+
+@commands.command()
+def demo(
+    rounds: Annotated[
+        int | None, typer.Option(min=8, help="Rounds to train; fewer than about 60 miss the goal.")
+    ] = None,
+    directory: Annotated[
+        Path, typer.Option(metavar="DIR", help="Where everything is written.")
+    ] = Path("atom-demo"),
+) -> int:
+    """Three peers on this machine train a GPT; one is killed, another joins. Under 4 minutes."""
+    from atom.cli.demo.command import run_demo
+
+    return run_demo(directory, rounds)
