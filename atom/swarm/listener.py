@@ -13,7 +13,7 @@ from atom.base.errors import AddressError, PeerRefused, PortInUseError
 from atom.base.reasons import Reason
 from atom.swarm import handshake
 from atom.swarm.endpoint import Doorkeeper, Endpoint, RefusalLog
-from atom.swarm.frames import Channel, Patience, Purpose
+from atom.swarm.frames import Channel, HungUp, Patience, Purpose
 from atom.swarm.protection import after_handshake
 from atom.swarm.router import Router
 from atom.swarm.socket_stream import SocketStream
@@ -177,6 +177,8 @@ class Listener:
             self._say_no(channel, refused)
         except TimeoutError:
             self._refuse(PeerRefused(Reason.TIMEOUT, "handshake"), host, "")
+        except HungUp as gone:  # it waited for us in vain, or changed its mind: its place is free
+            self._refusals.write(PeerRefused(Reason.BAD_HANDSHAKE, str(gone)), host, "")
         except ConnectionError as error:
             self._refuse(PeerRefused(Reason.BAD_HANDSHAKE, str(error)), host, "")
         else:

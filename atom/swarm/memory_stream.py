@@ -4,7 +4,7 @@ import threading
 import time
 from collections import deque
 
-from atom.swarm.frames import Patience
+from atom.swarm.frames import HungUp, Patience
 
 
 class _Pipe:
@@ -45,7 +45,7 @@ class _Pipe:
                     view, last_byte = view[count:], time.monotonic()
                     self.changed.notify_all()
                 elif self.closed:
-                    raise ConnectionError("closed by the other end")
+                    raise HungUp
                 else:
                     self.changed.wait(patience.wait_s(last_byte))
 

@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 
-from atom.swarm.frames import Patience
+from atom.swarm.frames import HungUp, Patience
 
 _BATCH_BYTES = 64 * 1024
 _BATCH_S = 0.25
@@ -74,10 +74,12 @@ class SocketStream:
                 except BlockingIOError:
                     self._wait_for_batch(wanted, patience.wait_s(began))
                     continue
+                except ConnectionResetError as reset:
+                    raise HungUp from reset
                 except OSError as error:
                     raise ConnectionError(str(error)) from error
                 if count == 0:
-                    raise ConnectionError("closed by the other end")
+                    raise HungUp
                 return count
         finally:
             self._leave()

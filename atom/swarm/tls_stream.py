@@ -8,7 +8,7 @@ import contextlib
 import ssl
 from typing import cast
 
-from atom.swarm.frames import Patience
+from atom.swarm.frames import HungUp, Patience
 from atom.swarm.socket_stream import SocketStream
 
 _PIECE_BYTES = 256 * 1024
@@ -79,7 +79,7 @@ class TlsStream:
             except ssl.SSLError as error:
                 raise ConnectionError(str(error)) from error
             if count == 0:
-                raise ConnectionError("closed by the other end")
+                raise HungUp
             done += count
 
     def hand_over(self) -> SocketStream:

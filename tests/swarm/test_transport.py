@@ -5,6 +5,7 @@ import queue
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -349,6 +350,17 @@ def test_garbage_is_refused_and_logged(make_tcp_peer: Callable[..., Peer]) -> No
     with socket.create_connection(peer.transport.address) as plain:
         plain.sendall(b"GET / HTTP/1.1\r\n\r\n" * 10)
         peer.events.wait("connection-refused", reason="bad-handshake")
+    assert "127.0.0.1" in peer.transport.quarantine.aside(time.monotonic())
+    check_still_serving(peer)
+
+
+def test_hanging_up_is_no_offence_of_a_host(make_tcp_peer: Callable[..., Peer]) -> None:
+    """Peers behind one address that give up on a slow peer must not keep each other out."""
+    peer = make_tcp_peer()
+    with socket.create_connection(peer.transport.address) as plain:
+        plain.sendall(b"\x16\x03\x01")  # as a handshake begins
+    peer.events.wait("connection-refused", detail="closed by the other end")
+    assert not peer.transport.quarantine.aside(time.monotonic())
     check_still_serving(peer)
 
 
