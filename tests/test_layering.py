@@ -45,6 +45,7 @@ DOORS: dict[str, tuple[str, ...]] = {
     "tensorboard": ("atom/daemon/tensorboard_log.py",),
     "tomlkit": ("atom/config/peer_text.py",),
     "tokenizers": ("atom/models/data/tokenizer.py",),
+    "pyarrow": ("atom/models/data/arrow.py",),
     "safetensors": ("atom/training/",),
     "transformers": ("atom/models/huggingface.py",),
     "ssl": ("atom/swarm/",),

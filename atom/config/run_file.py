@@ -5,16 +5,15 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from atom.base.errors import ConfigError
+from atom.config.data_section import Data
 from atom.config.model_section import Model
 from atom.config.peer_ids import PeerId
-from atom.config.section import Bytes, Fraction, PathText, Section, refuse
+from atom.config.section import Count, Fraction, Section, refuse
 
 BYTE_VOCABULARY = 256
 
 MAX_MEMBERS = 64
 """Some 36 bytes each, compressed: with the rest of the run file they fit into a DHT record."""
-
-Count = Annotated[int, Field(ge=1, le=2**31)]
 
 
 class Run(Section):
@@ -26,35 +25,6 @@ class Run(Section):
     """Optimizer steps of the swarm until everyone finishes; omitted: endless."""
     seed: int = Field(default=0, ge=0, lt=2**63)
     """Decides the first weights, the order of the samples and dropout."""
-
-
-class Data(Section):
-    """[data]"""
-
-    source: Literal["text", "python-stdlib", "module"]
-    """Text files, the source code of Python's own standard library, or the module's dataset."""
-    paths: Annotated[tuple[PathText, ...], Field(max_length=1024)] = ()
-    """Files, folders and globs, relative to the run file."""
-    tokenizer: PathText = "bytes"
-    """"bytes", or a path to a tokenizer.json, relative to the run file."""
-    tokenizer_sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
-    """Digest of the tokenizer, filled in when the run is founded."""
-    validation_fraction: Fraction = 0.0
-    """Share of the tokens, at the end, that is held back for validation."""
-    max_bytes: Annotated[Bytes, Field(ge=1)] | None = None
-    """Use only this much of the text, from its start: "8 MB"."""
-
-    @model_validator(mode="after")
-    def _check(self) -> "Data":
-        if self.source == "text" and not self.paths:
-            refuse("paths", 'missing: source = "text" needs files', 'paths = ["input.txt"]')
-        if self.source != "text" and self.paths:
-            refuse("paths", f'source = "{self.source}" takes no paths', 'use source = "text"')
-        if self.source == "module":
-            for key in ("tokenizer", "tokenizer_sha256", "max_bytes"):
-                if key in self.model_fields_set:
-                    refuse(key, "the module brings its own dataset, not text", "remove it")
-        return self
 
 
 class Batch(Section):

@@ -53,6 +53,8 @@ def _text(value: Any, example: str) -> str:
 PathText = Annotated[str, Field(min_length=1, max_length=4096, pattern=r"^[^\x00]+$")]
 """A file, folder or glob as it was written."""
 
+Count = Annotated[int, Field(ge=1, le=2**31)]
+
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 
 Bytes = Annotated[

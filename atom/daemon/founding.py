@@ -23,7 +23,7 @@ from atom.daemon.box import Box, StartOptions
 from atom.daemon.console import Console
 from atom.daemon.given_weights import given_values
 from atom.daemon.kept_tokenizer import keep_companions, keep_tokenizer
-from atom.daemon.model_source import open_samples, open_source, open_text, pin_source
+from atom.daemon.model_source import open_samples, open_source, pin_source
 from atom.daemon.recipe import (
     Recipe,
     build_replica,
@@ -33,6 +33,7 @@ from atom.daemon.recipe import (
     write_recipe,
 )
 from atom.daemon.state_directory import write_atomically
+from atom.daemon.text_source import open_text
 from atom.models.data.dataset import Dataset
 from atom.models.data.samples import Samples
 from atom.models.own_code import OwnCode

@@ -1,14 +1,12 @@
 """From a run file's [model] to the source that builds it, and to what it trains on."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from atom.base.errors import ConfigError
-from atom.config.peer_file import PeerFile
 from atom.config.run_file import RunFile
-from atom.config.sources import text_sources
-from atom.models.data.dataset import Dataset, open_dataset
+from atom.models.data.dataset import Dataset
 from atom.models.data.samples import OwnSamples, Samples, TextSamples
 from atom.models.gpt3 import GPT3Config
 from atom.models.gpt3_source import GPT3Source
@@ -17,8 +15,6 @@ from atom.models.huggingface_source import HuggingFaceSource
 from atom.models.module_source import ModuleSource
 from atom.models.own_code import OwnCode, find_code
 from atom.models.source import ModelSource, SourceError
-
-Progress = Callable[[int, int], None]
 
 
 @contextmanager
@@ -82,35 +78,6 @@ def open_samples(run: RunFile, source: ModelSource, text: Dataset | None) -> Sam
             "use the model's own tokenizer.json, or raise the vocabulary in its config",
         )
     return TextSamples(text, source.text_batch)
-
-
-def open_text(
-    run: RunFile, peer: PeerFile, run_folder: Path | None, cache: Path, progress: Progress
-) -> Dataset | None:
-    """Tokenises (once) and maps the run's text; None for a run whose module brings a dataset.
-
-    A stranger's run gives no `run_folder`. Raises: ConfigError.
-    """
-    if run.data.source == "module":
-        return None
-    sources = text_sources(run, peer, run_folder)
-    try:
-        return open_dataset(
-            run.data.source,
-            sources.paths,
-            sources.tokenizer,
-            validation_fraction=run.data.validation_fraction,
-            sequence_tokens=run.model.sequence_tokens,
-            seed=run.run.seed,
-            cache_folder=cache,
-            max_bytes=run.data.max_bytes,
-            on_progress=progress,
-        )
-    except ValueError as problem:
-        raise ConfigError(
-            f"the run's text cannot be used: {problem}",
-            "name the files under [data] paths, in the run file or in your peer file",
-        ) from problem
 
 
 def _config_text(path: Path) -> str:

@@ -9,7 +9,9 @@ from torch import Tensor, nn
 
 from atom.config.load import run_from_text
 from atom.config.run_file import RunFile
+from atom.models.data.corpus import Limits
 from atom.models.data.dataset import Dataset, open_dataset
+from atom.models.data.files import stdlib_corpus
 from atom.models.gpt3 import GPT3, GPT3Config, initialise
 from atom.swarm.chain import Commit, Head
 from atom.swarm.records import Manifest
@@ -17,14 +19,12 @@ from atom.swarm.records import Manifest
 
 def open_data_of(run: RunFile, cache: Path) -> Dataset:
     return open_dataset(
-        run.data.source,
-        (),
+        stdlib_corpus(Limits(run.data.max_bytes)),
         run.data.tokenizer,
         validation_fraction=run.data.validation_fraction,
         sequence_tokens=run.model.sequence_tokens,
         seed=run.run.seed,
         cache_folder=cache,
-        max_bytes=run.data.max_bytes,
     )
 
 

@@ -54,6 +54,9 @@ def parsed(model: str, data: str = STDLIB) -> RunFile:
         (f"{MODULE}\nsequence_tokens = 8", OWN, "model.sequence_tokens: the module brings", ""),
         (MODULE, f"{OWN}\ntokenizer = 'bytes'", "data.tokenizer: the module brings", "remove"),
         (MODULE, f"{OWN}\nmax_bytes = '9 MB'", "data.max_bytes: the module brings", "remove"),
+        (MODULE, f"{OWN}\nmax_documents = 9", "data.max_documents: the module brings", "remove"),
+        (MODULE, f"{OWN}\ntext_field = 'a'", "data.text_field: the module brings", "remove"),
+        (MODULE, f"{STDLIB}\ntext_field = 'a'", "data.text_field: the standard lib", "remove"),
         (MODULE, f"{OWN}\npaths = ['a']", 'data.paths: source = "module" takes no paths', "text"),
     ],
 )

@@ -11,7 +11,9 @@ from atom.config.peer_file import PeerFile
 from atom.config.problems import _section_of
 from atom.config.run_file import RunFile
 from atom.config.sources import text_sources
+from atom.models.data.corpus import Limits
 from atom.models.data.dataset import open_dataset
+from atom.models.data.files import stdlib_corpus
 from atom.models.gpt3 import SIZES, GPT3Config
 
 READY = Path(__file__).parents[2] / "peers"
@@ -44,14 +46,12 @@ def test_the_demo_has_text_on_every_machine(tmp_path: Path) -> None:
     run = load_run_file(READY / "demo.toml")
     sources = text_sources(run, PeerFile(), None)
     dataset = open_dataset(
-        run.data.source,
-        sources.paths,
+        stdlib_corpus(Limits(run.data.max_bytes)),
         sources.tokenizer,
         validation_fraction=run.data.validation_fraction,
         sequence_tokens=run.model.sequence_tokens,
         seed=run.run.seed,
         cache_folder=tmp_path,
-        max_bytes=run.data.max_bytes,
     )
     assert run.run.rounds is not None
     assert dataset.train_windows > 2 * run.run.rounds * run.batch.global_sequences

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from atom.models.data.corpus import BLOCK_BYTES, stdlib_corpus, text_corpus
+from atom.models.data.corpus import BLOCK_BYTES, Corpus, DataError, Limits
+from atom.models.data.files import stdlib_corpus, text_corpus
 
 
 def write(root: Path, **files: str) -> Path:
@@ -15,43 +16,59 @@ def write(root: Path, **files: str) -> Path:
     return root
 
 
-def names(paths: tuple[Path, ...], root: Path) -> list[str]:
-    return [path.relative_to(root).as_posix() for path in paths]
+def names(corpus: Corpus, root: Path) -> list[str]:
+    return [Path(text.where).relative_to(root).as_posix() for text in corpus.texts()]
+
+
+def contents(corpus: Corpus) -> list[bytes]:
+    return [b"".join(text.blocks) for text in corpus.texts()]
 
 
 def test_folders_are_read_in_the_order_of_relative_paths(tmp_path: Path) -> None:
     write(tmp_path, b__z="1", b__a="2", a_dot_txt="3", c="4", _dot_hidden="5", b___dot_git__x="6")
     corpus = text_corpus([tmp_path])
-    assert names(corpus.files, tmp_path) == ["a.txt", "b/a", "b/z", "c"]
-    assert corpus.total_bytes == 4
+    assert names(corpus, tmp_path) == ["a.txt", "b/a", "b/z", "c"]
+    assert corpus.survey().total_bytes == 4
 
 
 def test_entries_keep_their_order_and_a_file_counts_once(tmp_path: Path) -> None:
     write(tmp_path, x_dot_txt="xx", y_dot_txt="yyy", z_dot_md="z")
     os.symlink(tmp_path / "x.txt", tmp_path / "w.txt")
     corpus = text_corpus([tmp_path / "z.md", str(tmp_path / "*.txt"), tmp_path / "y.txt"])
-    assert names(corpus.files, tmp_path) == ["z.md", "w.txt", "y.txt"]
+    assert names(corpus, tmp_path) == ["z.md", "w.txt", "y.txt"]
 
 
 def test_the_digest_names_contents_not_places(tmp_path: Path) -> None:
     first = text_corpus([write(tmp_path / "1", a="one", b="two")])
     moved = text_corpus([write(tmp_path / "2", c="one", d="two")])
     glued = text_corpus([write(tmp_path / "3", a="onetwo")])
-    assert first.digest() == moved.digest() != glued.digest()
+    assert first.survey() == moved.survey() != glued.survey()
 
 
 def test_a_cap_cuts_the_last_file_between_characters(tmp_path: Path) -> None:
     write(tmp_path, a="abc", b="dé€", c="never")
     for cap, text in ((5, "abcd"), (6, "abcdé"), (8, "abcdé"), (9, "abcdé€"), (3, "abc")):
-        corpus = text_corpus([tmp_path], max_bytes=cap)
-        content = b"".join(block for blocks in corpus.documents() for block in blocks)
+        corpus = text_corpus([tmp_path], Limits(max_bytes=cap))
+        content = b"".join(contents(corpus))
         assert content.decode() == text
-        assert corpus.total_bytes == len(content)
+        assert corpus.survey().total_bytes == len(content)
+
+
+@pytest.mark.parametrize("cap", [1, 2, 3, 4, 5])
+def test_no_character_is_cut_wherever_the_cap_falls(tmp_path: Path, cap: int) -> None:
+    write(tmp_path, a="a", b="\U0001f600b")
+    corpus = text_corpus([tmp_path], Limits(max_bytes=cap))
+    assert contents(corpus) == ([b"a"] if cap < 5 else [b"a", "\U0001f600".encode()])
+
+
+def test_only_so_many_documents_are_used(tmp_path: Path) -> None:
+    write(tmp_path, a="1", b="", c="2", d="3")
+    assert contents(text_corpus([tmp_path], Limits(max_documents=2))) == [b"1", b"2"]
 
 
 def test_long_files_come_in_blocks(tmp_path: Path) -> None:
     (tmp_path / "long").write_bytes(b"x" * (BLOCK_BYTES + 5))
-    [blocks] = [list(blocks) for blocks in text_corpus([tmp_path]).documents()]
+    [blocks] = [list(text.blocks) for text in text_corpus([tmp_path]).texts()]
     assert [len(block) for block in blocks] == [BLOCK_BYTES, 5]
 
 
@@ -59,26 +76,26 @@ def test_no_file_and_no_text_are_said_so(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"nothing\*.*matches no file"):
         text_corpus([str(tmp_path / "nothing*")])
     with pytest.raises(ValueError, match="all empty"):
-        text_corpus([write(tmp_path, a="")])
+        text_corpus([write(tmp_path, a="")]).survey()
 
 
 def test_a_file_that_shrinks_meanwhile_is_an_error(tmp_path: Path) -> None:
-    corpus = text_corpus([write(tmp_path, a="long text")])
+    [text] = text_corpus([write(tmp_path, a="long text")]).texts()
     (tmp_path / "a").write_text("short")
-    with pytest.raises(ValueError, match="shrank by 4 bytes"):
-        corpus.digest()
+    with pytest.raises(DataError, match="shrank by 4 bytes"):
+        list(text.blocks)
 
 
 def test_the_standard_library_has_text_and_no_tests() -> None:
     corpus = stdlib_corpus()
     root = Path(sysconfig.get_path("stdlib"))
-    listed = names(corpus.files, root)
+    listed = names(corpus, root)
     assert "argparse.py" in listed
-    assert corpus.total_bytes > 2_000_000
+    assert corpus.survey().total_bytes > 2_000_000
     folders = {part for name in listed for part in Path(name).parts[:-1]}
     assert not folders & {"test", "tests", "site-packages", "encodings", "__pycache__"}
     assert all(name.endswith(".py") for name in listed)
-    assert stdlib_corpus(max_bytes=50_000).total_bytes == 50_000
+    assert stdlib_corpus(Limits(50_000)).survey().total_bytes == 50_000
 
 
 def test_a_python_without_source_is_said_so(tmp_path: Path) -> None:

@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from atom.models.data import cache
+from atom.models.data import unfinished
 from atom.models.data.cache import cached_tokens
-from atom.models.data.corpus import Corpus, text_corpus
+from atom.models.data.corpus import Corpus, Limits
 from atom.models.data.dataset import Dataset, open_dataset
+from atom.models.data.files import text_corpus
 from atom.models.data.tokenizer import ByteTokenizer
 from atom.models.data.windows import Windows, split_tokens
 
@@ -24,9 +25,12 @@ class NumberTokenizer:
         self.vocabulary_size = offset + 256
         self.digest = str(offset)
 
-    def encode(self, blocks):
-        for block in blocks:
-            yield [byte + self.offset for byte in block]
+    def pieces(self, blocks):
+        return iter(blocks)
+
+    def encode(self, pieces):
+        for piece in pieces:
+            yield [byte + self.offset for byte in piece]
 
 
 def corpus_of(tmp_path: Path, *texts: bytes) -> Corpus:
@@ -42,7 +46,7 @@ def dataset_of(tmp_path: Path, text: bytes, **changes: object) -> Dataset:
     arguments = {"validation_fraction": 0.25, "sequence_tokens": 4, "seed": 7} | changes
     cache_folder = tmp_path / "cache"
     return open_dataset(
-        "text", [tmp_path / "text"], "bytes", cache_folder=cache_folder, **arguments
+        text_corpus([tmp_path / "text"]), "bytes", cache_folder=cache_folder, **arguments
     )
 
 
@@ -69,7 +73,7 @@ def test_text_is_tokenised_once(tmp_path: Path) -> None:
     progress: list[tuple[int, int]] = []
     for _ in range(2):
         cached_tokens(corpus, ByteTokenizer(), tmp_path / "c", lambda *p: progress.append(p))
-    assert progress == [(3, 7), (7, 7)]
+    assert progress == [(7, 7)]
     (tmp_path / "text" / "0").write_bytes(b"xyz")
     changed = cached_tokens(text_corpus([tmp_path / "text"]), ByteTokenizer(), tmp_path / "c")
     assert bytes(changed.tokens.tolist()) == b"xyz\ndefg"
@@ -105,7 +109,7 @@ def test_a_full_disk_passes_up_and_leaves_nothing(
     def full(descriptor: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(cache.os, "fsync", full)
+    monkeypatch.setattr(unfinished.os, "fsync", full)
     with pytest.raises(OSError, match="No space") as caught:
         cached_tokens(corpus_of(tmp_path, b"abc"), ByteTokenizer(), tmp_path / "c")
     assert caught.value.errno == errno.ENOSPC
@@ -125,8 +129,8 @@ def test_what_a_dead_writer_left_is_removed_and_a_living_ones_is_not(tmp_path: P
 
 def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
     class Strict(ByteTokenizer):
-        def encode(self, blocks):
-            return iter([[ord(c) % 256 for c in b"".join(blocks).decode("utf-8")]])
+        def pieces(self, blocks):
+            return iter([b"".join(blocks).decode("utf-8").encode()])
 
     with pytest.raises(ValueError, match=r"text/1 is not UTF-8"):
         cached_tokens(corpus_of(tmp_path, b"good", b"\xff"), Strict(), tmp_path / "c")
@@ -208,9 +212,21 @@ def test_too_little_text_is_said_with_numbers(tmp_path: Path) -> None:
         none.validation_batch(0, 1)
 
 
-def test_an_unknown_source_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="web"):
-        open_dataset(
-            "web", [], "bytes",
-            validation_fraction=0, sequence_tokens=4, seed=0, cache_folder=tmp_path,
-        )  # fmt: skip
+@pytest.mark.parametrize(
+    ("cap", "digest"),
+    [
+        (None, "4fbd5074c4b2d17a598f3605dbc62c5824d89ce8158ae2e23e9440892b7400ab"),
+        (902, "02f4637a684c83fbfe8c69b2d2fad6e9aae227c4345ad2a85e008c579089127d"),
+    ],
+)
+def test_the_digest_of_plain_text_is_that_of_every_version(
+    tmp_path: Path, cap: int | None, digest: str
+) -> None:
+    (tmp_path / "a.txt").write_text("first\n" * 50)
+    (tmp_path / "b.md").write_text("zweite Zeile é €\n" * 50)
+    corpus = text_corpus([tmp_path], Limits(cap))
+    dataset = open_dataset(
+        corpus, "bytes", validation_fraction=0.25, sequence_tokens=4, seed=7,
+        cache_folder=tmp_path / ".cache",
+    )  # fmt: skip
+    assert dataset.digest == digest

@@ -1,7 +1,8 @@
 import subprocess
 import sys
 
-BLOCKED = "numpy pydantic tokenizers blake3 hivemind grpc safetensors psutil atom.base atom.config"
+BLOCKED = "numpy pyarrow datasets pydantic tokenizers blake3 hivemind grpc safetensors psutil"
+BLOCKED += " atom.base atom.config"
 PROGRAM = f"""
 import sys
 for name in {BLOCKED.split()!r}:
@@ -11,10 +12,12 @@ warnings.simplefilter("ignore")
 import tempfile
 from pathlib import Path
 import atom.models.gpt3
+from atom.models.data.corpus import Limits
 from atom.models.data.dataset import open_dataset
+from atom.models.data.files import stdlib_corpus
 dataset = open_dataset(
-    "python-stdlib", [], "bytes", validation_fraction=0.1, sequence_tokens=64, seed=1,
-    cache_folder=Path(tempfile.mkdtemp(dir=sys.argv[1])), max_bytes=100_000,
+    stdlib_corpus(Limits(100_000)), "bytes", validation_fraction=0.1, sequence_tokens=64, seed=1,
+    cache_folder=Path(tempfile.mkdtemp(dir=sys.argv[1])),
 )
 assert dataset.batch([0, 1])[0].shape == (2, 64)
 """

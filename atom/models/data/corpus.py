@@ -1,149 +1,199 @@
-"""Which files a corpus is made of, in an order that is the same on every machine."""
+"""What is trained on: documents in an order that is the same on every machine, up to a limit.
 
-import glob
+Which files or tables hold them does not matter: equal texts in equal order are equal corpora.
+"""
+
 import hashlib
-import os
-import sysconfig
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 BLOCK_BYTES = 1 << 20
 
-# Tests are data for tests, encodings are tables of numbers; the rest differs between machines
-# with the same Python.
-_STDLIB_SKIPPED_FOLDERS = frozenset(
-    {"test", "tests", "idle_test", "encodings"}
-    | {"site-packages", "dist-packages", "__pycache__", "lib-dynload"}
-)
-_STDLIB_SKIPPED_PREFIXES = ("_sysconfigdata", "_distutils_system_mod", "sitecustomize")
+
+class DataError(ValueError):
+    """Data that cannot be used: what is wrong and where, and what to do about it."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class Document(Protocol):
+    """One text, not read yet."""
+
+    @property
+    def where(self) -> str:
+        """What errors call it: a file, or its line or row."""
+
+    @property
+    def size_bytes(self) -> int: ...
+
+    def boundary(self, offset: int) -> int:
+        """The last offset up to this one where no UTF-8 character is cut in two."""
+
+    def blocks(self, wanted_bytes: int) -> Iterator[bytes]:
+        """Its start, in blocks of BLOCK_BYTES. Raises: DataError if it has become shorter."""
+
+
+@dataclass(frozen=True)
+class FileDocument:
+    """A whole file, read block by block."""
+
+    path: Path
+    size_bytes: int
+
+    @property
+    def where(self) -> str:
+        return str(self.path)
+
+    def boundary(self, offset: int) -> int:
+        first = max(0, offset - 3)
+        with self.path.open("rb") as file:
+            file.seek(first)
+            return first + _boundary(file.read(offset - first + 1), offset - first)
+
+    def blocks(self, wanted_bytes: int) -> Iterator[bytes]:
+        with self.path.open("rb") as file:
+            while wanted_bytes > 0:
+                block = file.read(min(BLOCK_BYTES, wanted_bytes))
+                if not block:
+                    raise DataError(f"{self.path} shrank by {wanted_bytes} bytes while it was read")
+                wanted_bytes -= len(block)
+                yield block
+
+
+@dataclass(frozen=True)
+class RecordDocument:
+    """The text of one line or row."""
+
+    where: str
+    content: bytes
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.content)
+
+    def boundary(self, offset: int) -> int:
+        return _boundary(self.content, offset)
+
+    def blocks(self, wanted_bytes: int) -> Iterator[bytes]:
+        for start in range(0, wanted_bytes, BLOCK_BYTES):
+            yield self.content[start : min(wanted_bytes, start + BLOCK_BYTES)]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much of the texts is used, from their start."""
+
+    max_bytes: int | None = None
+    max_documents: int | None = None
+
+    @property
+    def bounded(self) -> bool:
+        return self.max_bytes is not None or self.max_documents is not None
+
+
+EVERYTHING = Limits()
+
+
+@dataclass(frozen=True)
+class Text:
+    """A document within the limits; its blocks can be read once."""
+
+    where: str
+    blocks: Iterator[bytes]
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What reading a whole corpus tells."""
+
+    digest: str
+    """sha256 hex of the texts and where they end; names and containers do not matter."""
+    total_bytes: int
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Files in reading order; of the last one only a part, if `total_bytes` is less than all."""
+    """Documents that can be read again and again. Empty ones are none."""
 
-    files: tuple[Path, ...]
-    total_bytes: int
+    read: Callable[[], Iterator[Document]]
+    limits: Limits = EVERYTHING
+    origin: str | None = None
+    """A name that means the same texts for ever, if there is one: they need not be read to be
+    known again."""
 
-    def documents(self) -> Iterator[Iterator[bytes]]:
-        """Each file as blocks of bytes. Read one document to its end before the next.
+    def texts(self) -> Iterator[Text]:
+        """Read one to its end before the next.
 
-        Raises: ValueError if a file became shorter than it was; OSError if it cannot be read.
+        Raises: DataError for what holds no text, or is not there; OSError if it cannot be read.
         """
-        left = self.total_bytes
-        for path in self.files:
-            wanted = min(left, path.stat().st_size)
-            left -= wanted
-            yield _blocks(path, wanted)
-        if left:
-            raise ValueError(f"the text shrank by {left} bytes while it was read")
+        left, count = self.limits.max_bytes, 0
+        for document in self.read():
+            wanted = document.size_bytes
+            if not wanted:
+                continue
+            if left == 0 or count == self.limits.max_documents:
+                return
+            if left is not None:
+                wanted = wanted if wanted <= left else document.boundary(left)
+                left = 0 if wanted < document.size_bytes else left - wanted
+            if wanted:
+                count += 1
+                yield Text(document.where, document.blocks(wanted))
+
+    def survey(self) -> Survey:
+        """Reads all of it. Raises: as `texts`; DataError if there is no text."""
+        reading = Reading(self)
+        for blocks in reading.texts():
+            for _ in blocks:
+                pass
+        if not reading.done_bytes:
+            raise DataError("the data files are all empty")
+        return Survey(reading.digest(), reading.done_bytes)
+
+
+class Reading:
+    """One pass through a corpus, which knows what it has read."""
+
+    def __init__(self, corpus: Corpus) -> None:
+        self._corpus = corpus
+        self._finished = hashlib.sha256()
+        self._document = hashlib.sha256()
+        self.where = ""
+        self.documents = 0
+        """Begun so far."""
+        self.done_bytes = 0
+
+    def texts(self) -> Iterator[Iterator[bytes]]:
+        """Each text's blocks. Raises: as `Corpus.texts`."""
+        for text in self._corpus.texts():
+            self.where = text.where
+            self.documents += 1
+            yield self._counted(text.blocks)
+            self._finished.update(self._document.digest())
+            self._document = hashlib.sha256()
 
     def digest(self) -> str:
-        """sha256 hex of the contents and where the documents end; names do not matter."""
-        whole = hashlib.sha256()
-        for blocks in self.documents():
-            document = hashlib.sha256()
-            for block in blocks:
-                document.update(block)
-            whole.update(document.digest())
-        return whole.hexdigest()
+        """sha256 hex of all texts that were read to their end."""
+        return self._finished.hexdigest()
 
+    def place(self) -> str:
+        """sha256 hex of what has been read, and where its documents end."""
+        return hashlib.sha256(self._finished.digest() + self._document.digest()).hexdigest()
 
-def text_corpus(paths: Sequence[str | Path], max_bytes: int | None = None) -> Corpus:
-    """Files, folders (every file below that is not hidden) and globs, in the order given.
-
-    Within a folder or glob the order is that of the relative path. A file named twice counts once.
-    Raises: ValueError if an entry matches nothing, or a file cannot be read.
-    """
-    found: dict[Path, Path] = {}
-    for entry in paths:
-        files = _matching(entry)
-        if not files:
-            raise ValueError(f"data path {str(entry)!r} matches no file")
-        for file in files:
-            found.setdefault(file.resolve(), file)
-    return _capped(list(found.values()), max_bytes)
-
-
-def stdlib_corpus(max_bytes: int | None = None, root: Path | None = None) -> Corpus:
-    """The source of Python's standard library: real text that every machine with Python has.
-
-    Without tests, installed packages and files that differ from machine to machine.
-    Raises: ValueError if this Python comes without its source.
-    """
-    root = root or Path(sysconfig.get_path("stdlib"))
-    files = _walk(root, _is_stdlib_folder)
-    sources = [file for file in files if _is_stdlib_source(file)]
-    if not sources:
-        raise ValueError(f"this Python has no source of its standard library in {root}")
-    return _capped(sources, max_bytes)
-
-
-def _matching(entry: str | Path) -> list[Path]:
-    path = Path(entry)
-    if path.is_file():
-        return [path]
-    if path.is_dir():
-        return _walk(path, lambda name: True)
-    matches = sorted(glob.glob(str(entry), recursive=True))
-    return [Path(match) for match in matches if Path(match).is_file()]
-
-
-def _walk(root: Path, wanted: Callable[[str], bool]) -> list[Path]:
-    """Files below `root`, sorted by relative path; links to folders are not followed."""
-    files: list[Path] = []
-    for folder, folders, names in os.walk(root):
-        folders[:] = [name for name in folders if not name.startswith(".") and wanted(name)]
-        files += [Path(folder, name) for name in names if not name.startswith(".")]
-    return sorted((f for f in files if f.is_file()), key=lambda f: f.relative_to(root).parts)
-
-
-def _is_stdlib_folder(name: str) -> bool:
-    return name not in _STDLIB_SKIPPED_FOLDERS and not name.startswith("config-")
-
-
-def _is_stdlib_source(file: Path) -> bool:
-    return file.suffix == ".py" and not file.name.startswith(_STDLIB_SKIPPED_PREFIXES)
-
-
-def _capped(files: Sequence[Path], max_bytes: int | None) -> Corpus:
-    kept: list[Path] = []
-    total = 0
-    for file in files:
-        if max_bytes is not None and total >= max_bytes:
-            break
-        try:
-            size = file.stat().st_size
-        except OSError as error:
-            raise ValueError(f"{file} cannot be read: {error.strerror}") from error
-        if size:
-            kept.append(file)
-            total += size
-    if not total:
-        raise ValueError("the data files are all empty")
-    if max_bytes is not None and total > max_bytes:
-        last_bytes = kept[-1].stat().st_size
-        total -= last_bytes
-        total += _character_boundary(kept[-1], max_bytes - total)
-    return Corpus(tuple(kept), total)
-
-
-def _character_boundary(path: Path, offset: int) -> int:
-    """The last offset up to this one where no UTF-8 character is cut in two."""
-    with path.open("rb") as file:
-        for start in range(offset, max(0, offset - 3), -1):
-            file.seek(start)
-            if file.read(1)[0] & 0xC0 != 0x80:
-                return start
-    return offset
-
-
-def _blocks(path: Path, wanted_bytes: int) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        while wanted_bytes > 0:
-            block = file.read(min(BLOCK_BYTES, wanted_bytes))
-            if not block:
-                raise ValueError(f"{path} shrank by {wanted_bytes} bytes while it was read")
-            wanted_bytes -= len(block)
+    def _counted(self, blocks: Iterator[bytes]) -> Iterator[bytes]:
+        for block in blocks:
+            self._document.update(block)
+            self.done_bytes += len(block)
             yield block
+
+
+def _boundary(content: bytes, offset: int) -> int:
+    for start in range(offset, max(-1, offset - 4), -1):
+        if content[start] & 0xC0 != 0x80:
+            return start
+    return offset

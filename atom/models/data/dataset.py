@@ -7,10 +7,11 @@ from pathlib import Path
 
 from torch import Tensor
 
-from atom.models.data.cache import Progress, cached_tokens
-from atom.models.data.corpus import stdlib_corpus, text_corpus
+from atom.models.data.cache import cached_tokens
+from atom.models.data.corpus import Corpus
 from atom.models.data.permutation import Permutation
 from atom.models.data.sampler import Sampler
+from atom.models.data.token_writer import Progress
 from atom.models.data.tokenizer import load_tokenizer
 from atom.models.data.windows import Windows, split_tokens
 
@@ -56,26 +57,21 @@ class Dataset:
 
 
 def open_dataset(
-    source: str,
-    paths: Sequence[str | Path],
+    corpus: Corpus,
     tokenizer: str | Path,
     *,
     validation_fraction: float,
     sequence_tokens: int,
     seed: int,
     cache_folder: Path,
-    max_bytes: int | None = None,
     on_progress: Progress | None = None,
 ) -> Dataset:
-    """Collects the files of a `source` ("text" or "python-stdlib"), tokenises them once, maps them.
+    """Tokenises the texts once, and maps the tokens.
 
     Raises: ValueError if there is no text, too little, or it cannot be tokenised; OSError if the
     cache folder cannot be written.
     """
-    if source not in ("text", "python-stdlib"):
-        raise ValueError(f"data source {source!r} is neither text nor python-stdlib")
     coder = load_tokenizer(tokenizer)
-    corpus = text_corpus(paths, max_bytes) if source == "text" else stdlib_corpus(max_bytes)
     file = cached_tokens(corpus, coder, cache_folder, on_progress)
     train, held_out = split_tokens(file.tokens, validation_fraction)
     windows = Windows(train, sequence_tokens)

@@ -13,7 +13,6 @@ The pieces decide the tokens next to each cut: a change of this number changes e
 """
 _LINE_CHARACTERS = 1 << 23
 """A line longer than this is cut where it stands, so that memory stays bounded."""
-_PIECES_TOGETHER = 16
 _SEPARATORS = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>")
 
 
@@ -31,8 +30,14 @@ class Tokenizer(Protocol):
     def separator(self) -> Sequence[int]:
         """Tokens between two documents."""
 
-    def encode(self, blocks: Iterable[bytes]) -> Iterator[Sequence[int]]:
-        """One document's tokens. Raises: ValueError if the bytes are not text."""
+    def pieces(self, blocks: Iterable[bytes]) -> Iterator[Any]:
+        """One document cut into what can be encoded apart: bytes, or a text.
+
+        Raises: ValueError if the bytes are not text.
+        """
+
+    def encode(self, pieces: Sequence[Any]) -> Iterable[Sequence[int]]:
+        """The tokens of each piece, of whatever documents."""
 
 
 class ByteTokenizer:
@@ -42,9 +47,13 @@ class ByteTokenizer:
     digest = hashlib.sha256(b"bytes").hexdigest()
     separator: Sequence[int] = (10,)
 
-    def encode(self, blocks: Iterable[bytes]) -> Iterator[Sequence[int]]:
-        """Each block unchanged: bytes are already numbers below 256."""
+    def pieces(self, blocks: Iterable[bytes]) -> Iterator[bytes]:
+        """The blocks as they are."""
         return iter(blocks)
+
+    def encode(self, pieces: Sequence[bytes]) -> Sequence[bytes]:
+        """Unchanged: bytes are already numbers below 256."""
+        return pieces
 
 
 class JsonTokenizer:
@@ -71,11 +80,14 @@ class JsonTokenizer:
         """How the token between documents is written."""
         return self._separators[0] if self._separators else None
 
-    def encode(self, blocks: Iterable[bytes]) -> Iterator[Sequence[int]]:
-        """Encodes pieces of whole lines. Raises: ValueError if the bytes are not UTF-8."""
-        for pieces in _groups(_pieces(_characters(blocks)), _PIECES_TOGETHER):
-            for encoding in self._tokenizer.encode_batch(pieces, add_special_tokens=False):
-                yield encoding.ids
+    def pieces(self, blocks: Iterable[bytes]) -> Iterator[str]:
+        """Whole lines together. Raises: ValueError if the bytes are not UTF-8."""
+        return _pieces(_characters(blocks))
+
+    def encode(self, pieces: Sequence[str]) -> Iterator[Sequence[int]]:
+        """In as many threads as the library takes."""
+        for encoding in self._tokenizer.encode_batch(pieces, add_special_tokens=False):
+            yield encoding.ids
 
 
 def load_tokenizer(tokenizer: str | Path) -> Tokenizer:
@@ -120,14 +132,3 @@ def _pieces(texts: Iterable[str]) -> Iterator[str]:
             held = held[end:]
     if held:
         yield held
-
-
-def _groups(items: Iterable[str], count: int) -> Iterator[list[str]]:
-    group: list[str] = []
-    for item in items:
-        group.append(item)
-        if len(group) == count:
-            yield group
-            group = []
-    if group:
-        yield group

@@ -1,0 +1,46 @@
+"""[data]: what a run trains on."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from atom.config.section import Bytes, Count, Fraction, PathText, Section, refuse
+
+Name = Annotated[str, Field(min_length=1, max_length=256)]
+_TEXT_KEYS = ("max_bytes", "max_documents", "text_field")
+
+
+class Data(Section):
+    """[data]"""
+
+    source: Literal["text", "python-stdlib", "module"]
+    """Text files, the source code of Python's own standard library, or the module's dataset."""
+    paths: Annotated[tuple[PathText, ...], Field(max_length=1024)] = ()
+    """Files, folders and globs, relative to the run file."""
+    tokenizer: PathText = "bytes"
+    """"bytes", or a path to a tokenizer.json, relative to the run file."""
+    tokenizer_sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
+    """Digest of the tokenizer, filled in when the run is founded."""
+    validation_fraction: Fraction = 0.0
+    """Share of the tokens, at the end, that is held back for validation."""
+    max_bytes: Annotated[Bytes, Field(ge=1)] | None = None
+    """Use only this much of the text, from its start: "8 MB"."""
+
+    max_documents: Count | None = None
+    """Use only so many documents, from the start: files, lines or rows that are not empty."""
+    text_field: Name | None = None
+    """Field of JSON lines, or column of parquet, that holds the text; omitted: "text"."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "Data":
+        if self.source == "text" and not self.paths:
+            refuse("paths", 'missing: source = "text" needs files', 'paths = ["input.txt"]')
+        if self.source != "text" and self.paths:
+            refuse("paths", f'source = "{self.source}" takes no paths', 'use source = "text"')
+        if self.source == "python-stdlib" and self.text_field is not None:
+            refuse("text_field", "the standard library is plain text", "remove it")
+        if self.source == "module":
+            for key in ("tokenizer", "tokenizer_sha256", *_TEXT_KEYS):
+                if key in self.model_fields_set:
+                    refuse(key, "the module brings its own dataset, not text", "remove it")
+        return self

@@ -1,0 +1,52 @@
+"""From a run file's [data] to the tokens of its text."""
+
+from pathlib import Path
+
+from atom.base.errors import ConfigError
+from atom.config.data_section import Data
+from atom.config.peer_file import PeerFile
+from atom.config.run_file import RunFile
+from atom.config.sources import TextSources, text_sources
+from atom.models.data.corpus import Corpus, DataError, Limits
+from atom.models.data.dataset import Dataset, open_dataset
+from atom.models.data.files import stdlib_corpus, text_corpus
+from atom.models.data.token_writer import Progress
+
+TEXT_FIELD = "text"
+"""Where the text is, if the run file does not say."""
+
+
+def open_text(
+    run: RunFile, peer: PeerFile, run_folder: Path | None, cache: Path, progress: Progress
+) -> Dataset | None:
+    """Tokenises (once) and maps the run's text; None for a run whose module brings a dataset.
+
+    A stranger's run gives no `run_folder`. Raises: ConfigError.
+    """
+    if run.data.source == "module":
+        return None
+    sources = text_sources(run, peer, run_folder)
+    try:
+        return open_dataset(
+            _corpus(run.data, sources),
+            sources.tokenizer,
+            validation_fraction=run.data.validation_fraction,
+            sequence_tokens=run.model.sequence_tokens,
+            seed=run.run.seed,
+            cache_folder=cache,
+            on_progress=progress,
+        )
+    except ValueError as problem:
+        hint = problem.hint if isinstance(problem, DataError) else ""
+        raise ConfigError(
+            f"the run's text cannot be used: {problem}",
+            hint or "name the files under [data] paths, in the run file or in your peer file",
+        ) from problem
+
+
+def _corpus(data: Data, sources: TextSources) -> Corpus:
+    """Raises: DataError."""
+    limits = Limits(data.max_bytes, data.max_documents)
+    if data.source == "python-stdlib":
+        return stdlib_corpus(limits)
+    return text_corpus(sources.paths, limits, data.text_field or TEXT_FIELD)

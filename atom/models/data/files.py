@@ -1,0 +1,104 @@
+"""Which files a corpus is made of, and what each holds by its suffix."""
+
+import glob
+import os
+import sysconfig
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+from atom.models.data.corpus import EVERYTHING, Corpus, DataError, Document, FileDocument, Limits
+from atom.models.data.json_lines import json_lines_documents
+from atom.models.data.parquet import parquet_documents
+
+JSON_LINES_SUFFIXES = tuple(
+    kind + packed for kind in (".jsonl", ".ndjson") for packed in ("", ".gz", ".zst")
+)
+PARQUET_SUFFIX = ".parquet"
+
+# Tests are data for tests, encodings are tables of numbers; the rest differs between machines
+# with the same Python.
+_STDLIB_SKIPPED_FOLDERS = frozenset(
+    {"test", "tests", "idle_test", "encodings"}
+    | {"site-packages", "dist-packages", "__pycache__", "lib-dynload"}
+)
+_STDLIB_SKIPPED_PREFIXES = ("_sysconfigdata", "_distutils_system_mod", "sitecustomize")
+
+
+def text_corpus(
+    paths: Sequence[str | Path], limits: Limits = EVERYTHING, text_field: str = "text"
+) -> Corpus:
+    """Files, folders (every file below that is not hidden) and globs, in the order given.
+
+    JSON lines and parquet files hold a document per line or row, under `text_field`; any other
+    file is one document. Within a folder or glob the order is that of the relative path. A file
+    named twice counts once.
+    Raises: DataError if an entry matches nothing.
+    """
+    found: dict[Path, Path] = {}
+    for entry in paths:
+        files = _matching(entry)
+        if not files:
+            raise DataError(f"data path {str(entry)!r} matches no file")
+        for file in files:
+            found.setdefault(file.resolve(), file)
+    return Corpus(partial(_documents, tuple(found.values()), text_field), limits)
+
+
+def stdlib_corpus(limits: Limits = EVERYTHING, root: Path | None = None) -> Corpus:
+    """The source of Python's standard library: real text that every machine with Python has.
+
+    Without tests, installed packages and files that differ from machine to machine.
+    Raises: DataError if this Python comes without its source.
+    """
+    root = root or Path(sysconfig.get_path("stdlib"))
+    files = _walk(root, _is_stdlib_folder)
+    sources = tuple(file for file in files if _is_stdlib_source(file))
+    if not sources:
+        raise DataError(f"this Python has no source of its standard library in {root}")
+    return Corpus(partial(_documents, sources, "text"), limits)
+
+
+def _documents(files: Sequence[Path], text_field: str) -> Iterator[Document]:
+    for path in files:
+        name = path.name.lower()
+        try:
+            size = path.stat().st_size
+            if name.endswith(JSON_LINES_SUFFIXES):
+                yield from json_lines_documents(path, text_field)
+            elif name.endswith(PARQUET_SUFFIX):
+                yield from parquet_documents(path, text_field)
+            else:
+                yield FileDocument(path, size)
+        except OSError as error:
+            what = error.strerror or error
+            raise DataError(
+                f"{path} cannot be read: {what}", "check its path and rights"
+            ) from error
+
+
+def _matching(entry: str | Path) -> list[Path]:
+    path = Path(entry)
+    if path.is_file():
+        return [path]
+    if path.is_dir():
+        return _walk(path, lambda name: True)
+    matches = sorted(glob.glob(str(entry), recursive=True))
+    return [Path(match) for match in matches if Path(match).is_file()]
+
+
+def _walk(root: Path, wanted: Callable[[str], bool]) -> list[Path]:
+    """Files below `root`, sorted by relative path; links to folders are not followed."""
+    files: list[Path] = []
+    for folder, folders, names in os.walk(root):
+        folders[:] = [name for name in folders if not name.startswith(".") and wanted(name)]
+        files += [Path(folder, name) for name in names if not name.startswith(".")]
+    return sorted((f for f in files if f.is_file()), key=lambda f: f.relative_to(root).parts)
+
+
+def _is_stdlib_folder(name: str) -> bool:
+    return name not in _STDLIB_SKIPPED_FOLDERS and not name.startswith("config-")
+
+
+def _is_stdlib_source(file: Path) -> bool:
+    return file.suffix == ".py" and not file.name.startswith(_STDLIB_SKIPPED_PREFIXES)
