@@ -42,27 +42,28 @@ def _linked_heads(first: Head, commits: Sequence[Commit]) -> list[Head]:
 
 @dataclass(frozen=True)
 class DoubleVote:
-    """Two chains part by a round of a quorum each. Two quorums share a voter, and nobody honest
-    votes for both: this proves who lies."""
+    """Two chains part by two rounds that one ballot proposed. Nobody honest votes twice at one
+    ballot: this proves who lies. At two ballots an honest voter may: whoever hid from the second
+    what the first decided need not be under either."""
 
     by: frozenset[Voter]
-    ours_alone: int
-    """Voters that signed our round and not the other."""
     theirs_alone: int
+    """Voters that signed their round and not ours."""
 
     @property
     def is_ours(self) -> bool:
-        """Whether our round is to be believed: no fewer signed it that have not signed both."""
-        return self.ours_alone >= self.theirs_alone
+        """Whether only proven liars vouch for the other round. Else it may be that honest voters
+        were told different things, and they meet again only if all go by one order of heads."""
+        return self.theirs_alone == 0
 
 
 def double_vote(ours: Sequence[Commit], theirs: Sequence[Commit]) -> DoubleVote | None:
-    """Of two verified chains from genesis on; None if they do not part, or by a branch."""
+    """Of two verified chains from genesis on; None if where they part proves nothing."""
     for one, other in zip(ours, theirs, strict=False):
         if one.value.digest() == other.value.digest():
             continue
-        if one.survivors or other.survivors:
+        if one.survivors or other.survivors or one.ballot != other.ballot:
             return None
         here, there = valid_votes(one), valid_votes(other)
-        return DoubleVote(frozenset(here & there), len(here - there), len(there - here))
+        return DoubleVote(frozenset(here & there), len(there - here))
     return None

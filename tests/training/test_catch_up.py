@@ -34,6 +34,7 @@ from atom.swarm.chain import (
     genesis,
     vote_payload,
 )
+from atom.swarm.chain_check import double_vote
 from atom.swarm.identity import Identity
 from atom.swarm.local_transport import LocalNetwork, LocalTransport
 from atom.swarm.manifest import Manifest
@@ -106,7 +107,9 @@ def chain_bytes(commits: Sequence[Commit]) -> bytes:
     return b"".join(len(raw).to_bytes(4, "big") + raw for raw in raws)
 
 
-def signed(head: Head, value: Value, forger: Identity | None = None) -> Commit:
+def signed(
+    head: Head, value: Value, forger: Identity | None = None, by: slice = slice(2)
+) -> Commit:
     """A commit with the votes of a bare quorum: the founder alone at first, then two of three."""
     ballot = value.origin
     payload = vote_payload(head.digest, ballot, value.digest())
@@ -115,7 +118,7 @@ def signed(head: Head, value: Value, forger: Identity | None = None) -> Commit:
             voter,
             (forger or SIGNERS[voter.peer_id]).sign(VOTE_DOMAIN, signed_by(voter, payload)),
         )
-        for voter in head.voters[:2]
+        for voter in head.voters[by]
     )
     return Commit(value, ballot, votes)
 
@@ -666,6 +669,37 @@ def test_who_signed_two_rounds_of_one_head_is_named_and_ours_stays(peer_of: Make
     both = {voter.peer_id for voter in run().heads[1].voters[:2]}
     assert set(peer.replay.take_equivocal()) == both
     assert peer.replay.take_equivocal() == ()
+
+
+def longer_rival(attempt: int, by: slice) -> list[Commit]:
+    """Parts from the run's own chain after its first round, and goes on further."""
+    head, commits = run().heads[1], run().commits[:1]
+    for number in range(1, 6):
+        value = value_on(head, run().commits[number % 3].value.result_digest, 1.0, b"s" * 32)
+        value = replace(value, origin=replace(value.origin, attempt=attempt))
+        commits = [*commits, signed(head, value, by=by)]
+        head = head.after(value)
+    return commits
+
+
+def test_votes_at_two_ballots_prove_nothing() -> None:
+    """A coordinator that keeps its first commit for itself, and ignores what the promises for its
+    second ballot report, has honest voters sign both: they must not be put aside for that."""
+    assert double_vote(run().commits, longer_rival(2, slice(2))) is None
+    double = double_vote(run().commits, longer_rival(1, slice(2)))
+    assert double is not None
+    assert double.by == set(run().heads[1].voters[:2])
+
+
+def test_two_that_one_liar_told_different_things_meet_again() -> None:
+    """Each has signed with the liar alone, at one ballot. If each kept its own, no quorum of honest
+    voters would ever stand at one head."""
+    ours, theirs = run().commits, longer_rival(1, slice(1, 3))
+    here, there = double_vote(ours, theirs), double_vote(theirs, ours)
+    assert here is not None
+    assert there is not None
+    assert here.by == there.by == {run().heads[1].voters[1]}
+    assert (here.is_ours, there.is_ours) == (False, False)
 
 
 # ---- over a transport
