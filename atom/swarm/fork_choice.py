@@ -47,9 +47,12 @@ def branch_from(ours: Head, branches: tuple[Branch, ...]) -> Branch | None:
     return branches[known] if branches[known].round == ours.round + 1 else None
 
 
-def claimed_branch(lease: Lease, ours: Head) -> Branch | None:
-    """By which branch, as it says itself, the publisher has left our head."""
-    return branch_from(ours, claimed_branches(lease, ours))
+def has_left(lease: Lease, ours: Head) -> bool:
+    """Whether the publisher, as it says itself, has left our head by a branch. Or it tells of so
+    many branches since that there is no room for those: it will not decide anything here either."""
+    known = len(ours.branches)
+    left = branch_from(ours, claimed_branches(lease, ours)) is not None
+    return lease.round > ours.round and (left or lease.branches_before > known)
 
 
 def least_backing(ours: Head, me: Voter, fresh: Mapping[str, Lease]) -> int:

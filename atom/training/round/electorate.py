@@ -9,7 +9,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from atom.swarm.chain import MAX_VOTERS, Head, Voter
-from atom.swarm.fork_choice import claimed_branch
+from atom.swarm.fork_choice import has_left
 from atom.swarm.membership import is_quorum, standing
 from atom.swarm.records import Lease, PeerState
 from atom.training.round.slots import ORDINARY, Survivors
@@ -58,7 +58,7 @@ def alive_voters(head: Head, me: Voter, view: View) -> set[Voter]:
     """Voters with a fresh lease, whatever head they show: slow is not dead. But for those that
     have opened a branch from `head`: they will not decide anything here any more."""
     fresh = _fresh_voters(head, me, view)
-    return {voter for voter, lease in fresh.items() if lease is None or not _left(lease, head)}
+    return {voter for voter, lease in fresh.items() if lease is None or not has_left(lease, head)}
 
 
 def _fresh_voters(head: Head, me: Voter, view: View) -> dict[Voter, Lease | None]:
@@ -71,10 +71,6 @@ def _fresh_voters(head: Head, me: Voter, view: View) -> dict[Voter, Lease | None
         elif lease is not None and lease.incarnation == voter.incarnation:
             found[voter] = lease
     return found
-
-
-def _left(lease: Lease, head: Head) -> bool:
-    return lease.round > head.round and claimed_branch(lease, head) is not None
 
 
 def gone_for_good(head: Head, me: Voter, view: View, grace_seconds: float) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from atom.swarm.branches import Branch
+from atom.swarm.branches import SHOWN, Branch
 from atom.swarm.chain import MAX_VOTERS, Head, Voter
 from atom.swarm.membership import standing
 from atom.swarm.records import Lease, PeerState
@@ -111,6 +111,17 @@ def test_who_has_opened_a_branch_itself_is_not_waited_for() -> None:
     assert choose(head, A, view(lease(B), elsewhere, silent={D: 12.0, E: 12.0})) == Electorate(
         head.voters
     ), "where it is now says nothing about this head"
+
+
+def test_who_left_so_long_ago_that_its_lease_has_no_room_for_it_is_not_waited_for() -> None:
+    """Its chain begins, at our head, with a branch too weak to be followed: if it also counted as
+    a voter that is alive, the two that are back could neither follow nor go on."""
+    head = head_of(A, B, C)
+    newest = tuple(Branch(20 + n, 1, b"x" * 8) for n in range(SHOWN))
+    off = replace(lease(C, b"x" * 32), round=40, branches=newest, branches_before=1)
+    reborn = [Voter(voter.peer_id, b"n" * 16) for voter in (A, B)]
+    seen = view(lease(reborn[1]), off, dead={A, B})
+    assert choose(head, reborn[0], seen) == Electorate(*[tuple(sorted(reborn))] * 2)
 
 
 def test_a_crowd_of_guests_founds_no_branch_with_us() -> None:
