@@ -45,6 +45,8 @@ DOORS: dict[str, tuple[str, ...]] = {
     "tensorboard": ("atom/daemon/tensorboard_log.py",),
     "tomlkit": ("atom/config/peer_text.py",),
     "tokenizers": ("atom/models/data/tokenizer.py",),
+    "datasets": ("atom/models/data/stored_dataset.py",),
+    "huggingface_hub": ("atom/models/data/stored_dataset.py",),
     "pyarrow": ("atom/models/data/arrow.py",),
     "safetensors": ("atom/training/",),
     "transformers": ("atom/models/huggingface.py",),

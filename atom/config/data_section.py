@@ -8,15 +8,27 @@ from atom.config.section import Bytes, Count, Fraction, PathText, Section, refus
 
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 _TEXT_KEYS = ("max_bytes", "max_documents", "text_field")
+_TABLE_KEYS = ("path", "name", "split", "revision", "streaming")
 
 
 class Data(Section):
     """[data]"""
 
-    source: Literal["text", "python-stdlib", "module"]
-    """Text files, the source code of Python's own standard library, or the module's dataset."""
+    source: Literal["text", "python-stdlib", "datasets", "module"]
+    """Text files, the source code of Python's own standard library, a table of Hugging Face
+    `datasets`, or the module's dataset."""
     paths: Annotated[tuple[PathText, ...], Field(max_length=1024)] = ()
     """Files, folders and globs, relative to the run file."""
+    path: PathText | None = None
+    """Of a table: a folder relative to the run file, or OWNER/NAME on the hub."""
+    name: Name | None = None
+    """Of a table that has several configurations."""
+    split: Annotated[str, Field(pattern=r"^\w+(\.\w+)*$", max_length=256)] | None = None
+    """Of a table; omitted: "train"."""
+    revision: str | None = Field(default=None, pattern=r"^[0-9a-f]{40}$")
+    """Of a table of the hub: its commit, filled in when the run is founded."""
+    streaming: bool = False
+    """Whether a table of the hub is read without keeping a copy; needs a limit."""
     tokenizer: PathText = "bytes"
     """"bytes", or a path to a tokenizer.json, relative to the run file."""
     tokenizer_sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
@@ -43,4 +55,19 @@ class Data(Section):
             for key in ("tokenizer", "tokenizer_sha256", *_TEXT_KEYS):
                 if key in self.model_fields_set:
                     refuse(key, "the module brings its own dataset, not text", "remove it")
+        self._check_table()
         return self
+
+    def _check_table(self) -> None:
+        if self.source != "datasets":
+            for key in _TABLE_KEYS:
+                if key in self.model_fields_set:
+                    what = f'source = "{self.source}" has no {key}'
+                    refuse(key, what, 'use source = "datasets", or remove it')
+            return
+        if self.path is None:
+            what = 'missing: source = "datasets" needs a folder or a name of the hub'
+            refuse("path", what, 'path = "OWNER/NAME"')
+        if self.streaming and self.max_bytes is None and self.max_documents is None:
+            what = "nobody knows where a stream ends: it needs a limit"
+            refuse("streaming", what, 'set max_bytes = "10 GB", or max_documents')

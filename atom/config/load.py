@@ -13,6 +13,7 @@ from atom.config.peer_file import PeerFile
 from atom.config.problems import problems_of
 from atom.config.run_file import RunFile
 from atom.config.section import Section
+from atom.config.table_place import table_place
 
 MAX_FILE_BYTES = 64 * 1024
 """Longer texts are refused unread: a run file travels through the DHT's peers."""
@@ -146,9 +147,11 @@ def _anchored(peer: PeerFile, folder: Path) -> PeerFile:
         tokenizer = absolute(tokenizer)
     directory = None if state.directory is None else absolute(state.directory)
     tensorboard = None if peer.log.tensorboard is None else absolute(peer.log.tensorboard)
+    path = None if data.path is None else table_place(data.path, folder)
+    local = {"paths": paths, "path": path, "tokenizer": tokenizer}
     return peer.model_copy(
         update={
-            "data": data.model_copy(update={"paths": paths, "tokenizer": tokenizer}),
+            "data": data.model_copy(update=local),
             "state": state.model_copy(update={"directory": directory}),
             "log": peer.log.model_copy(update={"tensorboard": tensorboard}),
         }

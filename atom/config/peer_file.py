@@ -114,6 +114,8 @@ class LocalData(Section):
 
     paths: Annotated[tuple[PathText, ...], Field(max_length=1024)] | None = None
     """Files, folders and globs, relative to this file."""
+    path: PathText | None = None
+    """The run's table: a folder relative to this file, or OWNER/NAME on the hub."""
     tokenizer: PathText | None = None
     """The run's tokenizer.json, relative to this file."""
 

@@ -171,6 +171,10 @@ class RunFile(Section):
         data = self.data.model_copy(update={"tokenizer_sha256": tokenizer_sha256})
         return self.model_copy(update={"model": model, "data": data})
 
+    def at_revision(self, revision: str | None) -> "RunFile":
+        """The run on that commit of its table."""
+        return self.model_copy(update={"data": self.data.model_copy(update={"revision": revision})})
+
     def with_source(self, *, config: str | None = None, code: str | None = None) -> "RunFile":
         """The run with the content of its config.json, or the digest of its code, as read here.
 
@@ -202,9 +206,10 @@ class RunFile(Section):
     def unused_keys(self) -> dict[str, set[str]]:
         """Section → keys that say nothing in this run, and are left out of its text."""
         model = set() if self.model.family is not None else self.model.foreign_keys()
+        data = set() if self.data.source == "datasets" else {"streaming"}
         if self.data.source != "module":
-            return {"model": model}
-        return {"model": model | {"sequence_tokens"}, "data": {"tokenizer"}}
+            return {"model": model, "data": data}
+        return {"model": model | {"sequence_tokens"}, "data": data | {"tokenizer"}}
 
     def _check_module_data(self) -> None:
         if self.model.module is None:

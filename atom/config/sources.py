@@ -5,12 +5,14 @@ stand for private files, and what a peer trains on leaves traces in what it send
 came from a stranger are never opened. The volunteer says in the peer file where the text is.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from atom.base.errors import ConfigError
 from atom.config.peer_file import PeerFile
 from atom.config.run_file import RunFile
+from atom.config.table_place import table_place
 
 
 @dataclass(frozen=True)
@@ -20,6 +22,8 @@ class TextSources:
     paths: tuple[str, ...]
     tokenizer: str
     """"bytes", or an absolute path."""
+    table: str = ""
+    """For datasets: an absolute folder, or OWNER/NAME of the hub."""
 
 
 def text_sources(run: RunFile, peer: PeerFile, run_folder: Path | None) -> TextSources:
@@ -38,13 +42,34 @@ def text_sources(run: RunFile, peer: PeerFile, run_folder: Path | None) -> TextS
         tokenizer = peer.data.tokenizer
     elif tokenizer != "bytes":
         tokenizer = _absolute(tokenizer, run_folder, "tokenizer", run)
-    return TextSources(paths, tokenizer)
+    return TextSources(paths, tokenizer, _table(run, peer, run_folder))
 
 
-def _absolute(path: str, run_folder: Path | None, key: str, run: RunFile) -> str:
+def _table(run: RunFile, peer: PeerFile, run_folder: Path | None) -> str:
+    """A hub's name is no path, but what a dataset there names is chosen by whoever owns it: the
+    volunteer says yes to it as to a path."""
+    if run.data.path is None:
+        return ""
+    if peer.data.path is not None:
+        return peer.data.path
+    return _absolute(run.data.path, run_folder, "path", run, table_place)
+
+
+def _from_folder(path: str, folder: Path) -> str:
+    return str((folder / Path(path).expanduser()).absolute())
+
+
+def _absolute(
+    path: str,
+    run_folder: Path | None,
+    key: str,
+    run: RunFile,
+    place: Callable[[str, Path], str] = _from_folder,
+) -> str:
     if run_folder is not None:
-        return str((run_folder / Path(path).expanduser()).absolute())
-    example = '["input.txt"]' if key == "paths" else '"tokenizer.json"'
+        return place(path, run_folder)
+    examples = {"paths": '["input.txt"]', "path": f'"{path}"', "tokenizer": '"tokenizer.json"'}
+    example = examples[key]
     raise ConfigError(
         f"data.{key}: the run {run.run.name} trains on {path!r} of its founder's machine",
         f"get a copy, write `[data] {key} = {example}` into a peer file, pass it with --peer",

@@ -33,7 +33,7 @@ from atom.daemon.recipe import (
     write_recipe,
 )
 from atom.daemon.state_directory import write_atomically
-from atom.daemon.text_source import open_text
+from atom.daemon.text_source import open_text, pin_table
 from atom.models.data.dataset import Dataset
 from atom.models.data.samples import Samples
 from atom.models.own_code import OwnCode
@@ -89,6 +89,8 @@ def found_run(options: StartOptions, box: Box, run: RunFile, console: Console) -
     known = _read_manifest(box, run.run.name) if box.state.manifest.exists() else None
     run = _beginning(run, None if known is None else known[0], options.weights)
     run, code = pin_source(run, folder)
+    taken_up = None if known is None else run_from_text(known[0].run_file)
+    run = pin_table(run, box.peer, folder, taken_up)
     text = open_text(run, box.peer, folder, box.state.tokens, _bar(console, "tokenising"))
     try:
         run = _pinned(run, text)

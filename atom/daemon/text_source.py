@@ -10,10 +10,30 @@ from atom.config.sources import TextSources, text_sources
 from atom.models.data.corpus import Corpus, DataError, Limits
 from atom.models.data.dataset import Dataset, open_dataset
 from atom.models.data.files import stdlib_corpus, text_corpus
+from atom.models.data.stored_dataset import StoredDataset, newest_revision
 from atom.models.data.token_writer import Progress
 
 TEXT_FIELD = "text"
+SPLIT = "train"
 """Where the text is, if the run file does not say."""
+
+
+def pin_table(run: RunFile, peer: PeerFile, folder: Path, known: RunFile | None) -> RunFile:
+    """The founder's run at one commit of its table, if it is one of the hub.
+
+    `known`: the run that is taken up again. Raises: ConfigError.
+    """
+    if run.data.source != "datasets" or run.data.revision is not None:
+        return run
+    if known is not None:
+        return run.at_revision(known.data.revision)
+    table = _stored(run.data, text_sources(run, peer, folder))
+    if table.is_local:
+        return run
+    try:
+        return run.at_revision(newest_revision(table.path))
+    except DataError as problem:
+        raise ConfigError(f"data.path: {problem.message}", problem.hint) from problem
 
 
 def open_text(
@@ -47,6 +67,19 @@ def open_text(
 def _corpus(data: Data, sources: TextSources) -> Corpus:
     """Raises: DataError."""
     limits = Limits(data.max_bytes, data.max_documents)
+    if data.source == "datasets":
+        return _stored(data, sources).corpus(limits)
     if data.source == "python-stdlib":
         return stdlib_corpus(limits)
     return text_corpus(sources.paths, limits, data.text_field or TEXT_FIELD)
+
+
+def _stored(data: Data, sources: TextSources) -> StoredDataset:
+    return StoredDataset(
+        path=sources.table,
+        text_field=data.text_field or TEXT_FIELD,
+        split=data.split or SPLIT,
+        name=data.name,
+        revision=data.revision,
+        streaming=data.streaming,
+    )

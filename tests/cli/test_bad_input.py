@@ -60,6 +60,10 @@ CASES = [
          "device.memory", "GiB", '[device]\nmemory = "8 GiBi"'),
     Case("unit forgotten", ("start", "run.toml", "--peer", "bad.toml", *STATE), ExitCode.CONFIG,
          "network.upload", "Mbit/s", "[network]\nupload = 400"),
+    Case("no table", ("start", "bad.toml", *STATE), ExitCode.CONFIG, "no such folder",
+         "OWNER/NAME", GOOD_RUN.replace('"python-stdlib"', '"datasets"\npath = "nowhere"')),
+    Case("no JSON line", ("start", "bad.toml", *STATE), ExitCode.CONFIG, "bad.jsonl, line 1",
+         ".txt", GOOD_RUN.replace('"python-stdlib"', '"text"\npaths = ["bad.jsonl"]')),
     Case("no peer file", ("start", "run.toml", "--peer", "none.toml", *STATE), ExitCode.CONFIG,
          "none.toml: no such file", "run.toml"),
     Case("bad listen", ("start", "run.toml", "--listen", "here", *STATE), ExitCode.ADDRESS,
@@ -115,6 +119,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "crashes"))
     monkeypatch.setenv("COLUMNS", "200")
     (tmp_path / "run.toml").write_text(GOOD_RUN)
+    (tmp_path / "bad.jsonl").write_text("no object\n")
     return tmp_path
 
 

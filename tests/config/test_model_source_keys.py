@@ -21,6 +21,7 @@ learning_rate = 1e-3
 """
 STDLIB = 'source = "python-stdlib"'
 OWN = 'source = "module"'
+TABLE = 'source = "datasets"\npath = "a/b"'
 CONFIG = 'huggingface = "config.json"'
 MODULE = 'module = "my.words:make"'
 FAMILY = 'family = "gpt3"\nsize = "small"'
@@ -57,6 +58,16 @@ def parsed(model: str, data: str = STDLIB) -> RunFile:
         (MODULE, f"{OWN}\nmax_documents = 9", "data.max_documents: the module brings", "remove"),
         (MODULE, f"{OWN}\ntext_field = 'a'", "data.text_field: the module brings", "remove"),
         (MODULE, f"{STDLIB}\ntext_field = 'a'", "data.text_field: the standard lib", "remove"),
+        (FAMILY, f"{OWN}\nsplit = 'a'", 'data.split: source = "module" has no split', "remove"),
+        (FAMILY, f"{STDLIB}\nname = 'a'", "data.name: source", 'use source = "datasets"'),
+        (FAMILY, f"{STDLIB}\nrevision = '{'a' * 40}'", "data.revision: source", "datasets"),
+        (FAMILY, 'source = "datasets"', "data.path: missing", "OWNER/NAME"),
+        (FAMILY, f"{TABLE}\npaths = ['a']", 'data.paths: source = "datasets" takes no', "text"),
+        (FAMILY, f"{TABLE}\nsplit = 'train[:9]'", "data.split: cannot be", ""),
+        (FAMILY, f"{TABLE}\nname = ''", "data.name: must not be empty", ""),
+        (FAMILY, f"{TABLE}\nrevision = 'main'", 'data.revision: cannot be "main"', ""),
+        (FAMILY, f"{TABLE}\nstreaming = 1", "data.streaming: expected", ""),
+        (FAMILY, f"{TABLE}\nstreaming = true", "data.streaming: nobody knows", "max_bytes"),
         (MODULE, f"{OWN}\npaths = ['a']", 'data.paths: source = "module" takes no paths', "text"),
     ],
 )
@@ -69,7 +80,7 @@ def test_mistakes_are_named(model: str, data: str, place: str, hint: str) -> Non
 
 @pytest.mark.parametrize(
     ("model", "data"),
-    [(FAMILY, STDLIB), (CONFIG, STDLIB), (MODULE, STDLIB), (MODULE, OWN)],
+    [(FAMILY, STDLIB), (FAMILY, TABLE), (CONFIG, STDLIB), (MODULE, STDLIB), (MODULE, OWN)],
 )
 def test_what_the_founder_pins_is_what_joiners_read(model: str, data: str) -> None:
     run = parsed(model, data)
@@ -77,7 +88,7 @@ def test_what_the_founder_pins_is_what_joiners_read(model: str, data: str) -> No
         run = run.with_source(config='{"model_type":"llama"}')
     if model is MODULE:
         run = run.with_source(code="a" * 64)
-    if data is STDLIB:
+    if data in (STDLIB, TABLE):
         run = run.pinned(256, "b" * 64)
     text = normalised_run_text(run)
     again = run_from_text(text)
@@ -86,7 +97,7 @@ def test_what_the_founder_pins_is_what_joiners_read(model: str, data: str) -> No
     assert normalised_run_text(again) == text
     assert ("dropout" in text) == (model is FAMILY)
     assert ("vocabulary_size" in text) == (model is FAMILY)
-    assert ("sequence_tokens" in text) == (data is STDLIB)
+    assert ("sequence_tokens" in text) == (data is not OWN)
 
 
 def test_a_pinned_source_is_compared() -> None:

@@ -5,7 +5,7 @@ import pytest
 from pydantic import ValidationError
 
 from atom.base.errors import ConfigError
-from atom.config.load import load_run_file, parse_peer_text
+from atom.config.load import load_run_file, parse_peer_text, parse_run_text
 from atom.config.model_section import SizeName
 from atom.config.peer_file import PeerFile
 from atom.config.problems import _section_of
@@ -147,6 +147,21 @@ def test_the_peer_files_copy_goes_before_the_run_files(small: RunFile) -> None:
     for folder in (None, HERE):
         sources = text_sources(small, peer, folder)
         assert (sources.paths, sources.tokenizer) == (("/box/m",), "/box/t.json")
+
+
+def test_a_table_is_a_folder_here_or_a_name_of_the_hub(tmp_path: Path) -> None:
+    text = (READY / "demo.toml").read_text()
+    text = text.replace('"python-stdlib"', '"datasets"\npath = "owner/name"')
+    run = parse_run_text(text)
+    assert text_sources(run, PeerFile(), tmp_path).table == "owner/name"
+    (tmp_path / "owner" / "name").mkdir(parents=True)
+    assert text_sources(run, PeerFile(), tmp_path).table == str(tmp_path / "owner" / "name")
+    for mine, place in (("x/y", "x/y"), ("./x/y", "/box/x/y"), ("x", "/box/x"), ("/x", "/x")):
+        peer = parse_peer_text(f'[data]\npath = "{mine}"\n', Path("/box"))
+        assert text_sources(run, peer, None).table == place
+    with pytest.raises(ConfigError, match=r"data\.path: .*founder's machine") as caught:
+        text_sources(run, PeerFile(), None)
+    assert '[data] path = "owner/name"' in caught.value.hint
 
 
 def test_a_stranger_cannot_make_python_stdlib_read_files() -> None:

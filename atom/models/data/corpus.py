@@ -21,6 +21,10 @@ class DataError(ValueError):
         self.hint = hint
 
 
+class DataUnreachable(DataError):
+    """Data that cannot be had now: what was made of it so far is kept."""
+
+
 class Document(Protocol):
     """One text, not read yet."""
 

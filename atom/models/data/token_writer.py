@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from atom.models.data.corpus import Corpus, DataError, Reading, Survey
+from atom.models.data.corpus import Corpus, DataError, DataUnreachable, Reading, Survey
 from atom.models.data.tokenizer import Tokenizer
 from atom.models.data.unfinished import Unfinished, remove_abandoned, unfinished
 
@@ -38,7 +38,8 @@ def write_tokens(path: Path, token_type: str, tokenising: "Tokenising", header: 
             output.finish(header(output.tokens, output.sha256.hexdigest()), path)
         except BaseException as error:
             # An error in the text comes again; an interruption, or a full disk, may pass.
-            if isinstance(error, ValueError) or not output.resumable:
+            lasting = isinstance(error, ValueError) and not isinstance(error, DataUnreachable)
+            if lasting or not output.resumable:
                 output.discard()
             raise
 

@@ -1,0 +1,168 @@
+"""The door to `datasets` of Hugging Face: tables of a local folder, or of the hub.
+
+Nothing of a dataset is run: the library dropped scripts in its version 4.
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any, cast
+
+from atom.models.data.corpus import Corpus, DataError, DataUnreachable, Limits, RecordDocument
+from atom.models.data.json_lines import field_text
+
+_ROWS_TOGETHER = 256
+_ASKING_S = 30
+_SAVED = ("dataset_info.json", "dataset_dict.json")
+"""One of these lies in a folder that `save_to_disk` wrote."""
+
+
+@dataclass(frozen=True)
+class StoredDataset:
+    """Which table is read."""
+
+    path: str
+    """An absolute folder, or OWNER/NAME on the hub."""
+    text_field: str = "text"
+    split: str = "train"
+    name: str | None = None
+    """One of several configurations."""
+    revision: str | None = None
+    """A commit of the hub."""
+    streaming: bool = False
+    """Read over the network row by row, and kept nowhere."""
+
+    @property
+    def is_local(self) -> bool:
+        return Path(self.path).is_absolute()
+
+    def corpus(self, limits: Limits) -> Corpus:
+        """A commit of the hub is the same for ever, and is known again without being read.
+
+        Raises: DataError if a folder is not there.
+        """
+        if self.is_local and not Path(self.path).is_dir():
+            hint = "name a folder, or OWNER/NAME of the hub"
+            raise DataError(f"no such folder: {self.path}", hint)
+        kept = None
+        if not self.is_local and self.revision is not None:
+            known = {**asdict(self), "streaming": None, **asdict(limits)}
+            kept = json.dumps(known, sort_keys=True)
+        return Corpus(partial(_documents, self), limits, kept)
+
+
+def newest_revision(path: str) -> str:
+    """The commit that a dataset of the hub is at now. Raises: DataError."""
+    _library(path)
+    import huggingface_hub
+
+    try:
+        found = huggingface_hub.HfApi().dataset_info(path, timeout=_ASKING_S).sha
+    except Exception as error:  # whatever the library, or its library for HTTP, raises
+        raise DataUnreachable(
+            f"the hub's dataset {path} cannot be asked for: {_first_line(error)}",
+            "check its name and the network; a folder here may stand in its place",
+        ) from error
+    return cast(str, found)
+
+
+def _documents(stored: StoredDataset) -> Iterator[RecordDocument]:
+    for number, row in enumerate(_rows(stored), start=1):
+        where = f"{stored.path}, row {number} of {stored.split}"
+        content = field_text(row, stored.text_field, where)
+        if content is not None:
+            yield RecordDocument(where, content)
+
+
+def _rows(stored: StoredDataset) -> Iterator[dict[str, Any]]:
+    """Rows with no more than the text in them, where its column is known."""
+    try:
+        table = _table(stored)
+        names = table.column_names
+        if names is not None and stored.text_field in names:
+            table = table.select_columns([stored.text_field])
+        elif names is not None:
+            raise DataError(
+                f'{stored.path}: no column "{stored.text_field}"; it has '
+                f"{', '.join(map(repr, names[:8]))}",
+                'name the one that holds the text: [data] text_field = "…" in the run file',
+            )
+        for columns in table.iter(batch_size=_ROWS_TOGETHER):
+            count = len(next(iter(columns.values())))
+            for index in range(count):
+                yield {name: values[index] for name, values in columns.items()}
+    except DataError:
+        raise
+    except Exception as error:  # as many kinds as there are formats, and ways to the hub
+        raise _told(stored, error) from error
+
+
+def _table(stored: StoredDataset) -> Any:
+    library = _library(stored.path)
+    if not sys.stderr.isatty():
+        library.disable_progress_bars()
+    if stored.is_local and any((Path(stored.path) / name).exists() for name in _SAVED):
+        table = library.load_from_disk(stored.path)
+        return _split_of(table, stored) if isinstance(table, dict) else table
+    if not stored.is_local and Path(stored.path).exists():
+        raise DataError(
+            f"{stored.path} is a dataset of the hub, and something else in this folder",
+            "start from another folder",
+        )
+    revision = None if stored.is_local else stored.revision
+    builder = library.load_dataset_builder(stored.path, stored.name, revision=revision)
+    _check_files(builder, stored)
+    if stored.streaming:
+        return builder.as_streaming_dataset(split=stored.split)
+    builder.download_and_prepare()
+    return builder.as_dataset(split=stored.split)
+
+
+def _check_files(builder: Any, stored: StoredDataset) -> None:
+    """The page of a hub's dataset may name any file, also of the machine that reads it: what a peer
+    trains on leaves traces in what it sends, so only the dataset's own files are opened."""
+    own = f"hf://datasets/{stored.path}@"
+    for files in (builder.config.data_files or {}).values():
+        for file in files:
+            if not stored.is_local and not str(file).startswith(own):
+                raise DataError(
+                    f"the hub's dataset {stored.path} names a file that is not its own: {file}",
+                    "use its present name on the hub, or another dataset",
+                )
+
+
+def _split_of(tables: dict[str, Any], stored: StoredDataset) -> Any:
+    if stored.split not in tables:
+        raise DataError(
+            f'{stored.path}: no split "{stored.split}"; it has {", ".join(map(repr, tables))}',
+            'name one: [data] split = "…" in the run file',
+        )
+    return tables[stored.split]
+
+
+def _told(stored: StoredDataset, error: Exception) -> DataError:
+    what = f"{stored.path} cannot be read: {_first_line(error)}"
+    if isinstance(error, ValueError):
+        return DataError(what, "see [data] split and name in the run file")
+    if stored.is_local:
+        return DataError(what, "it is to be a folder of save_to_disk, or of data files")
+    hint = "check its name and the network, then start again; a folder here may stand in its place"
+    return DataUnreachable(what, hint)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
+def _library(path: str) -> ModuleType:
+    try:
+        import datasets
+    except ImportError as error:
+        raise DataError(
+            f"{path} needs the package `datasets`", "pip install 'atom-swarm[data]'"
+        ) from error
+    return cast(ModuleType, datasets)

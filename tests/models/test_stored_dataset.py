@@ -1,0 +1,184 @@
+"""Tables of `datasets`: saved folders, folders of files, and a hub that is played."""
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import datasets
+import huggingface_hub
+import pytest
+
+from atom.models.data.cache import cached_tokens
+from atom.models.data.corpus import Corpus, DataError, DataUnreachable, Limits
+from atom.models.data.files import text_corpus
+from atom.models.data.stored_dataset import StoredDataset, newest_revision
+from atom.models.data.tokenizer import ByteTokenizer
+
+TEXTS = ["one", "zwei é", "", "three\nlines", "last"]
+REVISION = "a" * 40
+HUB = StoredDataset("owner/name", revision=REVISION)
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "hf")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("tables")
+    table = datasets.Dataset.from_dict({"id": range(6), "text": [*TEXTS, None]})
+    table.save_to_disk(root / "saved")
+    datasets.DatasetDict({"train": table, "test": table.select([0])}).save_to_disk(root / "splits")
+    (root / "files").mkdir()
+    raw = "".join(json.dumps({"id": 1, "text": text}) + "\n" for text in TEXTS)
+    (root / "files" / "train.jsonl").write_text(raw)
+    return root
+
+
+class Hub:
+    """Stands for the hub: what is asked for, and when it breaks."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.asked: list[tuple[object, ...]] = []
+        self.files = [f"hf://datasets/owner/name@{REVISION}/a.parquet"]
+        self.texts = TEXTS
+        self.breaks_at: int | None = None
+        monkeypatch.setattr(datasets, "load_dataset_builder", self.load_dataset_builder)
+
+    def load_dataset_builder(self, path, name, revision):
+        self.asked.append((path, name, revision))
+        return SimpleNamespace(
+            config=SimpleNamespace(data_files={"train": self.files}),
+            download_and_prepare=lambda: None,
+            as_dataset=lambda split: datasets.Dataset.from_generator(self._rows),
+            as_streaming_dataset=lambda split: datasets.IterableDataset.from_generator(self._rows),
+        )
+
+    def _rows(self):
+        for index, text in enumerate(self.texts):
+            if index == self.breaks_at:
+                raise ConnectionError("the hub is gone")
+            yield {"text": text}
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Hub:
+    return Hub(monkeypatch)
+
+
+def contents(corpus: Corpus) -> list[bytes]:
+    return [b"".join(text.blocks) for text in corpus.texts()]
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("kind", ["saved", "splits", "files"])
+def test_local_folders_give_their_texts(folders: Path, kind: str, streaming: bool) -> None:
+    corpus = StoredDataset(str(folders / kind), streaming=streaming).corpus(Limits())
+    assert contents(corpus) == [text.encode() for text in TEXTS if text]
+    assert corpus.survey() == text_corpus([folders / "files"]).survey()
+    assert corpus.origin is None
+
+
+def test_another_split_and_a_limit(folders: Path) -> None:
+    stored = StoredDataset(str(folders / "splits"), split="test")
+    assert contents(stored.corpus(Limits())) == [b"one"]
+    stored = StoredDataset(str(folders / "files"), streaming=True)
+    assert contents(stored.corpus(Limits(max_documents=2))) == [b"one", "zwei é".encode()]
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "said", "hint"),
+    [
+        ("gone", {}, "no such folder", "OWNER/NAME"),
+        ("splits", {"split": "tst"}, "no split \"tst\"; it has 'train', 'test'", "split ="),
+        ("files", {"split": "test"}, "Unknown split", "[data] split"),
+        ("files", {"split": "test", "streaming": True}, "Bad split", "[data] split"),
+        ("files", {"name": "other"}, "'other' not found", "name in the run file"),
+        ("files", {"text_field": "body"}, "no column \"body\"; it has 'id', 'text'", "text_field"),
+        ("saved", {"text_field": "id"}, 'row 1 of train: "id" holds int', "text_field"),
+        (".", {}, "cannot be read", "save_to_disk"),
+    ],
+)
+def test_what_is_wrong_is_named(
+    folders: Path, tmp_path: Path, kind: str, changes: dict[str, object], said: str, hint: str
+) -> None:
+    folder = tmp_path if kind == "." else folders / kind
+    with pytest.raises(DataError) as caught:
+        contents(StoredDataset(str(folder), **changes).corpus(Limits()))
+    assert said in caught.value.message
+    assert hint in caught.value.hint
+    assert not isinstance(caught.value, DataUnreachable)
+
+
+def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(DataError, match="needs the package `datasets`") as caught:
+        contents(HUB.corpus(Limits()))
+    assert "atom-swarm[data]" in caught.value.hint
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_commit_of_the_hub_is_read_once(hub: Hub, tmp_path: Path, streaming: bool) -> None:
+    stored = StoredDataset("owner/name", revision=REVISION, streaming=streaming)
+    progress: list[tuple[int, int]] = []
+    corpus = stored.corpus(Limits(max_documents=3))
+    first = cached_tokens(corpus, ByteTokenizer(), tmp_path, lambda *told: progress.append(told))
+    assert bytes(first.tokens.tolist()) == "one\nzwei é\nthree\nlines".encode()
+    assert progress[-1] == (21, 21)
+    again = cached_tokens(stored.corpus(Limits(max_documents=3)), ByteTokenizer(), tmp_path)
+    assert again.digest == first.digest
+    assert hub.asked == [("owner/name", None, REVISION)]
+    cached_tokens(stored.corpus(Limits(max_documents=2)), ByteTokenizer(), tmp_path)
+    assert len(hub.asked) == 2
+
+
+def test_a_stream_that_breaks_is_gone_on_with(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("atom.models.data.token_writer.CHECKPOINT_BYTES", 1)
+    monkeypatch.setattr("atom.models.data.token_writer._GROUP_PIECES", 1)
+    hub.texts = [f"text {index:04}" for index in range(600)]
+    hub.breaks_at = 550
+    stored = StoredDataset("owner/name", revision=REVISION, streaming=True)
+    with pytest.raises(DataUnreachable, match="the hub is gone"):
+        cached_tokens(stored.corpus(Limits(10**6)), ByteTokenizer(), tmp_path / "c")
+    assert sorted(path.suffix for path in (tmp_path / "c").iterdir()) == [".journal", ".partial"]
+    hub.breaks_at = None
+    told: list[tuple[int, int]] = []
+    tokens = cached_tokens(
+        stored.corpus(Limits(10**6)), ByteTokenizer(), tmp_path / "c", lambda *at: told.append(at)
+    )
+    assert bytes(tokens.tokens.tolist()).decode().split("\n") == hub.texts
+    assert told[0] == (4608, 10**6)
+    assert told[-1] == (5400, 5400)
+
+
+@pytest.mark.parametrize("file", ["/etc/passwd", "hf://datasets/owner/other@x/a", "https://a/b"])
+def test_a_hubs_dataset_opens_its_own_files_only(hub: Hub, file: str) -> None:
+    hub.files.append(file)
+    with pytest.raises(DataError, match="not its own"):
+        contents(HUB.corpus(Limits()))
+
+
+def test_a_folder_of_a_hubs_name_is_not_read_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "owner" / "name").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError, match="something else in this folder"):
+        contents(HUB.corpus(Limits()))
+
+
+def test_the_newest_commit_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def told(self: object, path: str, timeout: float) -> SimpleNamespace:
+        if path == "owner/gone":
+            raise ConnectionError("no network\nat all")
+        return SimpleNamespace(sha=REVISION)
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", told)
+    assert newest_revision("owner/name") == REVISION
+    with pytest.raises(DataUnreachable, match=r"asked for: no network$") as caught:
+        newest_revision("owner/gone")
+    assert "folder" in caught.value.hint
