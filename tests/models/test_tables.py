@@ -90,6 +90,7 @@ def test_a_folder_may_mix_suffixes(tmp_path: Path) -> None:
         ("a.jsonl.zst", b"no zstd", "a.jsonl.zst cannot be read", "rights"),
         ("a.parquet", b"no parquet", "a.parquet is not a parquet file", "fetch it again"),
     ],
+    ids=range(12),
 )  # fmt: skip
 def test_what_is_wrong_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: bytes, said: str, hint: str
