@@ -265,11 +265,19 @@ def test_a_donor_with_a_bad_moment_is_asked_again(local_town: Town) -> None:
 
 def test_what_a_liar_costs_is_told(local_town: Town) -> None:
     lies: list[tuple[str, Reason]] = []
-    lying = LyingShelf()
-    donors = [local_town.donor(stocked(lying)), local_town.donor(shelf())]
-    fetched = fetch(
-        local_town.me, donors, NAME, options(), watch=Watch(on_lie=lambda *lie: lies.append(lie))
-    )
+    told = threading.Event()
+
+    class Late(BlobShelf):
+        def chunk(self, name: str, arena: int, chunk: int) -> bytes | memoryview:
+            assert told.wait(SOON)
+            return super().chunk(name, arena, chunk)
+
+    def note(donor: str, reason: Reason) -> None:
+        lies.append((donor, reason))
+        told.set()
+
+    donors = [local_town.donor(stocked(LyingShelf())), local_town.donor(stocked(Late()))]
+    fetched = fetch(local_town.me, donors, NAME, options(), watch=Watch(on_lie=note))
     assert_is_state(fetched.arenas)
     assert lies == [(donors[0], Reason.HASH_MISMATCH)]
     assert fetched.given_bytes == {donors[1]: fetched.manifest.byte_count}

@@ -137,6 +137,7 @@ def test_no_schedule_shows_in_any_form(
 
 def test_two_hundred_steps_take_no_more_than_three(device: CountingDevice) -> None:
     """Tensors alive and their bytes, threads, and memory asked of the device."""
+    earlier, others = tensors_alive(), set(threading.enumerate())  # none of these goes meanwhile
     replica = new_replica(device, torch.bfloat16, StateForm.HALF, "some of them")
     held = list[tuple[int, int, int, int]]()
     for round in range(1, 201):
@@ -145,9 +146,15 @@ def test_two_hundred_steps_take_no_more_than_three(device: CountingDevice) -> No
         replica.begin_step(replica.gradients, replica.gradient_norm(), round, replica.sequences)
         if round in (3, 200):
             replica.finish_step()
-            gc.collect()
-            alive = [each for each in gc.get_objects() if issubclass(type(each), Tensor)]
+            alive = tensors_alive()
             size_bytes = sum(each.untyped_storage().nbytes() for each in alive)
-            held.append((len(alive), size_bytes, threading.active_count(), device.taken))
+            threads = len(set(threading.enumerate()) - others)
+            held.append((len(alive), size_bytes, threads, device.taken))
             del alive
     assert held[0] == held[1]
+    assert held[0][0] > len(earlier)
+
+
+def tensors_alive() -> list[Tensor]:
+    gc.collect()
+    return [each for each in gc.get_objects() if issubclass(type(each), Tensor)]
