@@ -35,6 +35,8 @@ class Attempt:
     agreeable: set[Voter] = field(default_factory=set)
     """Voters that answered the pre-vote with yes."""
     promises: dict[Voter, Promise] = field(default_factory=dict)
+    answered: dict[str, Voter] = field(default_factory=dict)
+    """Who promised under which peer id: one process of each peer, the first that did."""
     barred: set[str] = field(default_factory=set)
     """Who promised what cannot be: its promise counts, its work does not."""
     members: tuple[Contribution, ...] = ()
@@ -45,8 +47,15 @@ class Attempt:
     value: Value | None = None
     votes: dict[Voter, bytes] = field(default_factory=dict)
 
+    def take(self, sender: Voter, promise: Promise) -> bool:
+        """Notes a promise; False if another process of that peer was before it."""
+        if self.answered.setdefault(sender.peer_id, sender) != sender:
+            return False
+        self.promises[sender] = promise
+        return True
+
     def all_answered(self) -> bool:
-        return self.expected <= {voter.peer_id for voter in self.promises}
+        return self.expected <= self.answered.keys()
 
     def decidable(self) -> bool:
         return self.electorate.satisfied_by(set(self.promises))

@@ -25,16 +25,10 @@ from atom.swarm.messages import (
 from atom.swarm.records import Lease
 from atom.training.round.attempt import Attempt, Stage, odd_states_out, value_to_finish
 from atom.training.round.desk import Desk
-from atom.training.round.electorate import (
-    Electorate,
-    alive_voters,
-    electorate,
-    rank,
-    same_head,
-)
+from atom.training.round.electorate import Electorate, same_head
 from atom.training.round.ring_watch import RingWatch
 from atom.training.round.silence import Silence
-from atom.training.round.vocabulary import Phase
+from atom.training.round.turn import Turn
 
 
 class Coordinator:
@@ -45,18 +39,15 @@ class Coordinator:
         self._serial = 0
         self._last_attempt = 0
         """Over all heads: late word of an old ballot must never be taken for a new one's."""
-        stranger = desk.me not in desk.head.voters
-        self.lead_after = desk.now + (desk.patience.thaw_rest if stranger else 0.0)
         self._rings = RingWatch(desk)
         self._silence = Silence(desk)
+        self._turn = Turn(desk, self._rings, self._silence)
         self.reset()
 
     def reset(self) -> None:
         """A new head: no attempt, no patience lost, nobody suspected."""
         self.attempt: Attempt | None = None
-        self._retry_at = self._desk.now
-        self._trigger_since: float | None = None
-        self._told_waiting = False
+        self._turn.new_head()
         self._silence.new_head()
 
     # ---- when
@@ -65,63 +56,19 @@ class Coordinator:
         if self.attempt is not None:
             self._watch(self.attempt)
         if self.attempt is None:
-            self._maybe_lead()
+            chosen = self._turn.come()
+            if chosen is not None:
+                self._begin(chosen)
 
     def rest(self) -> None:
         """We were frozen: what we know is old, and others lead by now."""
-        self.lead_after = self._desk.now + self._desk.patience.thaw_rest
-        self._trigger_since = None
+        self._turn.rest()
         if self.attempt is not None:
             self.give_up(Reason.SUPERSEDED)
 
-    def _maybe_lead(self) -> None:
-        desk = self._desk
-        if desk.phase is not Phase.ACCUMULATING or desk.now < self.lead_after or desk.behind:
-            return
-        if not self._has_cause():
-            self._trigger_since = None
-            return
-        if self._trigger_since is None:
-            self._trigger_since = desk.now
-        patience, terms = desk.patience, desk.terms
-        chosen = electorate(desk.head, desk.me, desk.view, patience.grace, terms.branches)
-        self._tell_if_waiting(chosen)
-        if chosen is None or desk.now < self._retry_at:
-            return
-        alive = alive_voters(desk.head, desk.me, desk.view) | set(chosen.survivors)
-        turn = self._trigger_since + patience.rank * rank(chosen.voters, desk.me, desk.head, alive)
-        if desk.now >= max(turn, desk.state.active_at + patience.quiet):
-            self._begin(chosen)
-
-    def _has_cause(self) -> bool:
-        """The swarm has reached the global batch, or an accepted value waits to be finished."""
-        desk = self._desk
-        if any(slot.accepted for slot in desk.state.slots.by_survivors.values()):
-            return True
-        others = self.answering(same_head(desk.head, desk.view)).values()
-        wanted = desk.terms.global_batch
-        counts = [min(lease.sequences, wanted) for lease in others]
-        return desk.view.sequences + sum(counts) >= wanted
-
     def answering(self, leases: dict[str, Lease]) -> dict[str, Lease]:
         """Those of `leases` to count on: whose work will come to the next ring."""
-        left_out = self._rings.left_out()
-        counted = self._silence.counted_on(leases)
-        for peer in left_out & counted.keys():
-            del counted[peer]
-        return counted
-
-    def _tell_if_waiting(self, chosen: Electorate | None) -> None:
-        desk = self._desk
-        waiting = chosen is None and desk.me in desk.head.voters
-        if waiting and not self._told_waiting:
-            missing = set(desk.head.voters) - alive_voters(desk.head, desk.me, desk.view)
-            desk.report(
-                "no-quorum",
-                waiting_for=sorted(voter.peer_id for voter in missing),
-                grace_seconds=desk.patience.grace,
-            )
-        self._told_waiting = waiting
+        return self._turn.answering(leases)
 
     def _watch(self, attempt: Attempt) -> None:
         now = self._desk.now
@@ -187,8 +134,7 @@ class Coordinator:
             return
         self._silence.broken_by(sender.peer_id)
         attempt.expected.add(sender.peer_id)
-        if all(voter == sender or voter.peer_id != sender.peer_id for voter in attempt.promises):
-            attempt.promises[sender] = message
+        if attempt.take(sender, message):
             if self._cannot_be(message, lease):
                 attempt.barred.add(sender.peer_id)
                 self._desk.offence(sender, Reason.BAD_WEIGHT)
@@ -262,9 +208,9 @@ class Coordinator:
         self._rings.judge(attempt)
         self.give_up(Reason.RING_BROKEN)
         if self._rings.own_fault:
-            self.lead_after = self._desk.now + self._desk.patience.shun
+            self._turn.stand_back()
         elif self._rings.promising:
-            self._retry_at = self._desk.now
+            self._turn.at_once()
 
     def on_own_result(self, ballot: Ballot, digest: bytes, norm: float) -> None:
         """Our ring finished: if it was our attempt's, propose what it made."""
@@ -373,7 +319,7 @@ class Coordinator:
         attempt = self.attempt
         if attempt is not None and (attempt.ballot is None or attempt.ballot < ballot):
             self.attempt = None
-            self._back_off()
+            self._turn.back_off()
 
     def give_up(self, reason: Reason) -> None:
         """Ends the attempt; whoever took part goes back to accumulating."""
@@ -381,14 +327,10 @@ class Coordinator:
         assert attempt is not None
         round_number, stage = self._desk.head.round + 1, attempt.stage.value
         self._desk.report("attempt-ended", round=round_number, reason=reason.value, stage=stage)
-        self._back_off()
+        self._turn.back_off()
         if attempt.ballot is not None:
             asked = attempt.invited | {voter.peer_id for voter in attempt.promises}
             self._desk.tell(asked, Abort(self._desk.head.digest, attempt.ballot, reason))
-
-    def _back_off(self) -> None:
-        spread = 1 + self._desk.jitter.random()
-        self._retry_at = self._desk.now + self._desk.patience.retry * spread
 
     def _attempt_of(self, ballot: Ballot, stage: Stage) -> Attempt | None:
         attempt = self.attempt

@@ -29,7 +29,9 @@ from atom.swarm.messages import (
 from atom.swarm.records import Lease
 from atom.training.round.claims import Claims
 from atom.training.round.coordinator import Coordinator
+from atom.training.round.decision import Decision
 from atom.training.round.desk import Desk, HeadState
+from atom.training.round.engagement import Engagement
 from atom.training.round.member import Member
 from atom.training.round.terms import Terms
 from atom.training.round.vocabulary import (
@@ -77,7 +79,9 @@ class RoundMachine:
         if self._adrift:
             self._desk.phase = Phase.SYNCING
         self._coordinator = Coordinator(self._desk)
-        self._member = Member(self._desk, self._coordinator)
+        self._engagement = Engagement(self._desk, self._coordinator)
+        self._decision = Decision(self._desk, self._coordinator, self._engagement)
+        self._member = Member(self._desk, self._coordinator, self._engagement, self._decision)
         self._last_tick = now
         self._behind_since: float | None = None
         self._claims = Claims(self._desk)
@@ -123,7 +127,7 @@ class RoundMachine:
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """The machine's answer to one event at time `now` (seconds, monotonic)."""
-        desk, member = self._desk, self._member
+        desk, member, decision = self._desk, self._member, self._decision
         desk.now, desk.out = now, []
         match event:
             case Tick(view):
@@ -137,9 +141,9 @@ class RoundMachine:
             case RingFailed():
                 member.on_ring_failed(event)
             case Fetched(digest, norm):
-                member.on_fetched(digest, norm)
+                decision.on_fetched(digest, norm)
             case FetchFailed(digest):
-                member.on_fetch_failed(digest)
+                decision.on_fetch_failed(digest)
             case Stepped(head, state_digest):
                 self._on_stepped(head, state_digest)
             case CaughtUp():
@@ -175,7 +179,7 @@ class RoundMachine:
         donors = self._claims.any_state()
         if donors and desk.now >= self._seek_at:
             self._seek_at = float("inf")
-            self._member.catch_up(donors, "no usable state here", discard=True)
+            self._engagement.catch_up(donors, "no usable state here", discard=True)
 
     def _look_for_better_head(self) -> bool:
         """Starts catching up once a preferred head was visible for a while; True if so."""
@@ -194,7 +198,7 @@ class RoundMachine:
             return False
         self._behind_since = None
         donors = self._claims.donors(better)
-        self._member.catch_up(donors, "a preferred head is out there")
+        self._engagement.catch_up(donors, "a preferred head is out there")
         return True
 
     # ---- messages
@@ -215,7 +219,7 @@ class RoundMachine:
             if value.round > self.head.round:
                 self._keep_ahead(sender, message)
         elif self._may_handle(sender, message, value.parent):
-            self._member.on_commit(sender, message.commit)
+            self._decision.on_commit(sender, message.commit)
 
     def _keep_ahead(self, sender: Voter, message: CommitNotice) -> None:
         """For later. Who says many of them only pushes out its own."""
@@ -233,7 +237,7 @@ class RoundMachine:
         self._ahead = deque(((who, CommitNotice(commit)) for who, commit in later), _MAX_AHEAD)
         for sender, commit in heard:
             if commit.value.parent == here.digest:
-                self._member.on_commit(sender, commit)
+                self._decision.on_commit(sender, commit)
 
     def _on_call(self, sender: Voter, message: Prepare | Ring | Accept) -> None:
         """What only the ballot's own coordinator may say."""
@@ -251,7 +255,7 @@ class RoundMachine:
             case Ring():
                 self._member.on_ring(sender, message)
             case Accept():
-                self._member.on_accept(sender, message)
+                self._decision.on_accept(sender, message)
 
     def _may_handle(self, sender: Voter, message: Message, parent: bytes) -> bool:
         """Between two states nothing is decided; what concerns the next one waits for it."""

@@ -1,0 +1,78 @@
+"""What this replica does not vouch for, as far as it can tell by itself."""
+
+from atom.base.reasons import Reason
+from atom.swarm.chain import Commit, Value, Voter
+from atom.swarm.composition import well_composed
+from atom.swarm.fork_choice import too_weak
+from atom.swarm.membership import certificate_problem, could_follow
+from atom.training.round.desk import Desk
+from atom.training.round.electorate import objection_to_branch
+from atom.training.round.slots import Survivors
+
+_VIEW_SLACK_S = 2.0
+"""Two peers' views of the same lease may differ by a renewal: how much sooner we agree."""
+_NORM_TOLERANCE = 1e-6
+
+
+def objects_to_branch(desk: Desk, survivors: Survivors) -> bool:
+    """Whether we know better than these survivors that they have to go on alone."""
+    patience = desk.patience.grace - _VIEW_SLACK_S if desk.terms.branches else float("inf")
+    known_better = objection_to_branch(desk.head, desk.me, desk.view, survivors, max(patience, 0.0))
+    return known_better or desk.behind
+
+
+def problem_with_value(desk: Desk, value: Value) -> Reason | None:
+    """Why we do not vote for `value`."""
+    state = desk.state
+    if value.parent != desk.head.digest or value.round != desk.head.round + 1:
+        return Reason.WRONG_HEAD
+    composed = well_composed(value.contributions)
+    if not composed or value.sequences <= 0 or not value.voters_next:
+        return Reason.BAD_WEIGHT
+    if state.composed.get(value.origin, value.contributions) != value.contributions:
+        return Reason.BAD_WEIGHT  # not whom its ring averaged, or not as it did
+    if not _could_follow(desk, value):
+        return Reason.BAD_VOTERS
+    counted = state.frozen_counts.get(value.origin)
+    mine = [c.sequences for c in value.contributions if c.peer_id == desk.me.peer_id]
+    if counted is not None and sum(mine) not in (0, counted):
+        return Reason.BAD_WEIGHT
+    ours = state.ring_results.get(value.origin)
+    if ours is not None and ours != value.result_digest:
+        return Reason.DIGEST_MISMATCH
+    norm = state.held.get(value.result_digest)
+    if norm is not None and not abs(norm - value.gradient_norm) <= _NORM_TOLERANCE * norm:
+        return Reason.DIGEST_MISMATCH
+    return None
+
+
+def _could_follow(desk: Desk, value: Value) -> bool:
+    electors = value.survivors or desk.head.voters
+    contributors = {Voter(part.peer_id, part.incarnation) for part in value.contributions}
+    staying = None if desk.leaving else desk.me
+    return could_follow(electors, contributors, value.voters_next, staying)
+
+
+def problem_with_commit(desk: Desk, commit: Commit) -> Reason | None:
+    """Why we do not step with `commit`; VOTER_ALIVE: perhaps later, and nobody is to blame."""
+    value = commit.value
+    problem = certificate_problem(desk.head, commit)
+    if problem is None and (value.sequences <= 0 or not value.voters_next):
+        problem = Reason.BAD_WEIGHT
+    if problem is None and _knows_better_than(desk, commit):
+        problem = Reason.VOTER_ALIVE
+    return problem
+
+
+def _knows_better_than(desk: Desk, commit: Commit) -> bool:
+    """Nobody steps on a branch while the voters here can do better, a voter on none that it would
+    not have agreed to: if it is the better chain in the end, fork choice tells."""
+    if not commit.survivors:
+        return False
+    accepted = desk.state.slots.slot(commit.survivors).accepted
+    if accepted is not None and accepted.value == commit.value:
+        return False
+    if desk.me in desk.head.voters and objects_to_branch(desk, commit.survivors):
+        return True
+    branches = desk.head.after(commit.value).branches
+    return too_weak(desk.head, desk.me, desk.view.fresh, branches)

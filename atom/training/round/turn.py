@@ -1,0 +1,104 @@
+"""Whether it is our turn to lead an attempt, and whom it would have to ask."""
+
+from atom.swarm.records import Lease
+from atom.training.round.desk import Desk
+from atom.training.round.electorate import (
+    Electorate,
+    alive_voters,
+    electorate,
+    rank,
+    same_head,
+)
+from atom.training.round.ring_watch import RingWatch
+from atom.training.round.silence import Silence
+from atom.training.round.vocabulary import Phase
+
+
+class Turn:
+    """There has to be a cause, the others have to be quiet, and those before us in line had their
+    chance."""
+
+    def __init__(self, desk: Desk, rings: RingWatch, silence: Silence) -> None:
+        self._desk = desk
+        self._rings = rings
+        self._silence = silence
+        stranger = desk.me not in desk.head.voters
+        self._lead_after = desk.now + (desk.patience.thaw_rest if stranger else 0.0)
+        self.new_head()
+
+    def new_head(self) -> None:
+        self._retry_at = self._desk.now
+        self._trigger_since: float | None = None
+        self._told_waiting = False
+
+    # ---- others first
+
+    def rest(self) -> None:
+        """We were frozen: what we know is old, and others lead by now."""
+        self._lead_after = self._desk.now + self._desk.patience.thaw_rest
+        self._trigger_since = None
+
+    def stand_back(self) -> None:
+        """Our rings break because of us."""
+        self._lead_after = self._desk.now + self._desk.patience.shun
+
+    def back_off(self) -> None:
+        """After an attempt in vain: not all at once again."""
+        spread = 1 + self._desk.jitter.random()
+        self._retry_at = self._desk.now + self._desk.patience.retry * spread
+
+    def at_once(self) -> None:
+        """The next attempt has better prospects than the last."""
+        self._retry_at = self._desk.now
+
+    # ---- ours
+
+    def come(self) -> Electorate | None:
+        """Whom to ask, if we are to lead now."""
+        desk = self._desk
+        if desk.phase is not Phase.ACCUMULATING or desk.now < self._lead_after or desk.behind:
+            return None
+        if not self.has_cause():
+            self._trigger_since = None
+            return None
+        if self._trigger_since is None:
+            self._trigger_since = desk.now
+        patience, terms = desk.patience, desk.terms
+        chosen = electorate(desk.head, desk.me, desk.view, patience.grace, terms.branches)
+        self._tell_if_waiting(chosen)
+        if chosen is None or desk.now < self._retry_at:
+            return None
+        alive = alive_voters(desk.head, desk.me, desk.view) | set(chosen.survivors)
+        turn = self._trigger_since + patience.rank * rank(chosen.voters, desk.me, desk.head, alive)
+        due = max(turn, desk.state.active_at + patience.quiet)
+        return chosen if desk.now >= due else None
+
+    def has_cause(self) -> bool:
+        """The swarm has reached the global batch, or an accepted value waits to be finished."""
+        desk = self._desk
+        if any(slot.accepted for slot in desk.state.slots.by_survivors.values()):
+            return True
+        others = self.answering(same_head(desk.head, desk.view)).values()
+        wanted = desk.terms.global_batch
+        counts = [min(lease.sequences, wanted) for lease in others]
+        return desk.view.sequences + sum(counts) >= wanted
+
+    def answering(self, leases: dict[str, Lease]) -> dict[str, Lease]:
+        """Those of `leases` to count on: whose work will come to the next ring."""
+        left_out = self._rings.left_out()
+        counted = self._silence.counted_on(leases)
+        for peer in left_out & counted.keys():
+            del counted[peer]
+        return counted
+
+    def _tell_if_waiting(self, chosen: Electorate | None) -> None:
+        desk = self._desk
+        waiting = chosen is None and desk.me in desk.head.voters
+        if waiting and not self._told_waiting:
+            missing = set(desk.head.voters) - alive_voters(desk.head, desk.me, desk.view)
+            desk.report(
+                "no-quorum",
+                waiting_for=sorted(voter.peer_id for voter in missing),
+                grace_seconds=desk.patience.grace,
+            )
+        self._told_waiting = waiting
