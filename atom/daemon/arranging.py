@@ -3,12 +3,12 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
+
 from atom.config.peer_file import PeerFile
 from atom.config.run_file import RunFile
 from atom.daemon.device_choice import (
     BOUNDARY_SHARE,
-    choice_text,
-    free_host_bytes,
     gradients,
     most_micro_batches,
     peer_bytes,
@@ -18,6 +18,7 @@ from atom.daemon.device_choice import (
 )
 from atom.daemon.profiling import profile_or_guess
 from atom.daemon.step_share import Arranged, State, arrange
+from atom.graph.profile.seconds import Profile
 from atom.graph.traced import Graph
 from atom.optim.device_speed import step_rates
 from atom.swap.compiled import Told
@@ -37,24 +38,41 @@ class Hearers:
     """Now or later: that the device takes no share of the optimizer's step any more, and why."""
 
 
-def arranged(
+@dataclass(frozen=True)
+class Measured:
+    """What a device can do, whatever it is allowed."""
+
+    profile: Profile
+    rates: StepRates | None
+    """Of the optimizer's step; None: nothing depends on them."""
+
+
+def measured(
     run: RunFile, graph: Graph, peer: PeerFile, device: Device, hearers: Hearers
+) -> Measured:
+    """Once, before the model has the device's memory."""
+    profile = profile_or_guess(graph, device.torch_device, hearers.note)
+    on_gpu = device.torch_device.type == "cuda"
+    if not on_gpu or peer.device.optimizer_share is not None:
+        return Measured(profile, None)
+    return Measured(profile, _step_rates(device, _state(run, graph), hearers))
+
+
+def arranged(
+    run: RunFile, graph: Graph, peer: PeerFile, kind: torch.device, known: Measured, host_bytes: int
 ) -> Arranged:
-    """How the model goes through this device. Raises: DeviceError."""
-    kind = device.torch_device
-    host = free_host_bytes(peer.host.memory_bytes)
-    left = host - peer_bytes(run, graph)
+    """How the model goes through a device of this kind. `host_bytes`: that may be used in all.
+    Raises: DeviceError."""
+    left = host_bytes - peer_bytes(run, graph)
     budget = peer.device.memory_bytes or usable_device_bytes(kind, left)
-    profile = profile_or_guess(graph, kind, hearers.note)
     most, on_gpu = most_micro_batches(run), kind.type == "cuda"
     waiting = int(left * BOUNDARY_SHARE)
-    asked = question(graph, profile, budget, most, on_gpu, waiting, gradients(run))
-    state = State(graph.layout, graph.parameter_dtype, state_form(run))
-    wanted = peer.device.optimizer_share
-    rates = _step_rates(device, state, hearers) if on_gpu and wanted is None else None
-    found = arrange(asked, state, wanted, rates)
-    hearers.note(choice_text(found.choice, budget))
-    return found
+    asked = question(graph, known.profile, budget, most, on_gpu, waiting, gradients(run))
+    return arrange(asked, _state(run, graph), peer.device.optimizer_share, known.rates)
+
+
+def _state(run: RunFile, graph: Graph) -> State:
+    return State(graph.layout, graph.parameter_dtype, state_form(run))
 
 
 def _step_rates(device: Device, state: State, hearers: Hearers) -> StepRates | None:

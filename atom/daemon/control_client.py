@@ -11,6 +11,8 @@ from atom.base.errors import ConfigError, ControlError
 from atom.wire import control_pb2, control_pb2_grpc
 
 _TIMEOUT_S = 10.0
+_SETTING_S = 120.0
+"""Caps of memory wait for the end of a pass, and to be planned for."""
 
 
 class ControlClient:
@@ -37,7 +39,8 @@ class ControlClient:
     def set(self, assignments: Sequence[str]) -> list[dict[str, Any]]:
         """See `atom.daemon.control.Controllable.set`. Raises: ConfigError, too, for what the daemon
         does not accept."""
-        reply = self._call("Set", control_pb2.SetRequest(assignments=assignments))
+        request = control_pb2.SetRequest(assignments=assignments)
+        reply = self._call("Set", request, _SETTING_S)
         if reply.HasField("refusal"):
             raise ConfigError(reply.refusal.message, reply.refusal.hint)
         return [
@@ -50,13 +53,13 @@ class ControlClient:
         reply = self._call("Trace", control_pb2.TraceRequest(ticket=ticket))
         return int(reply.ticket), str(reply.trace), str(reply.summary)
 
-    def _call(self, method: str, request: Any) -> Any:
+    def _call(self, method: str, request: Any, timeout_s: float = _TIMEOUT_S) -> Any:
         # Of this user's own daemon; a trace of a large model is larger than gRPC's usual 4 MB.
         options = [("grpc.max_receive_message_length", -1)]
         with grpc.insecure_channel(f"unix:{self._path}", options) as channel:
             stub = control_pb2_grpc.ControlStub(channel)
             try:
-                return getattr(stub, method)(request, timeout=_TIMEOUT_S)
+                return getattr(stub, method)(request, timeout=timeout_s)
             except grpc.RpcError as problem:
                 raise ControlError(
                     f"no daemon answers on {self._path}",

@@ -23,7 +23,8 @@ from atom.swarm.codec import CODECS
 from atom.training.pacing import MAX_MICRO_BATCHES_PER_PASS
 
 GPU_SHARE = 0.9
-"""Of the free device memory, where the peer file names no cap: the rest is the driver's."""
+"""Of the device memory that is free or ours, where the peer file names no cap: the rest is the
+driver's."""
 HOST_SHARE = 0.5
 """Where the device is the host: of the memory left beside the replica. The rest is for people."""
 BOUNDARY_SHARE = 0.8
@@ -154,10 +155,10 @@ def usable_device_bytes(device: torch.device, host_left_bytes: int) -> int:
     """Where the peer file says nothing. On a CPU, of what the peer leaves of the host."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
-        return int(free * GPU_SHARE)
+        return int((free + torch.cuda.memory_reserved(device)) * GPU_SHARE)
     return max(int(host_left_bytes * HOST_SHARE), LEAST_HOST_BYTES)
 
 
-def free_host_bytes(cap: int | None) -> int:
-    """The peer file's word, else what is free now."""
-    return cap or int(psutil.virtual_memory().available)
+def free_host_bytes(cap: int | None, held_bytes: int = 0) -> int:
+    """The peer file's word, else what is free now, or `held_bytes` by what it is reckoned for."""
+    return cap or int(psutil.virtual_memory().available) + held_bytes

@@ -20,13 +20,13 @@ from atom.config.run_file import RunFile
 from atom.config.sources import text_sources
 from atom.daemon.arranging import Hearers
 from atom.daemon.box import Box, StartOptions
+from atom.daemon.building import Built, build_replica
 from atom.daemon.console import Console
 from atom.daemon.given_weights import given_values
 from atom.daemon.kept_tokenizer import keep_companions, keep_tokenizer
 from atom.daemon.model_source import open_samples, open_source, pin_source
 from atom.daemon.recipe import (
     Recipe,
-    build_replica,
     check_recipe,
     initialise,
     refuse_versions,
@@ -56,11 +56,15 @@ class Membership:
     run: RunFile
     recipe: Recipe
     samples: Samples
-    replica: Replica
+    built: Built
     code: bytes | None = None
     """The run's own code, to be served to others."""
     given: InitialValue | None = None
     """What the run begins from, if it is at hand and not the seed's."""
+
+    @property
+    def replica(self) -> Replica:
+        return self.built.replica
 
     @property
     def run_id(self) -> bytes:
@@ -112,8 +116,9 @@ def _founded(
     made: "_Made", given: InitialValue | None, box: Box, options: StartOptions
 ) -> Membership:
     """Round 0, and the manifest that names it."""
-    initialise(made.replica, made.recipe, given)
-    run, state = made.recipe.run, made.replica.state_arenas()
+    replica = made.built.replica
+    initialise(replica, made.recipe, given)
+    run, state = made.recipe.run, replica.state_arenas()
     manifest = Manifest(
         run=run.run.name,
         owner=box.identity.peer_id,
@@ -206,7 +211,7 @@ class _Made:
 
     recipe: Recipe
     samples: Samples
-    replica: Replica
+    built: Built
     code: bytes | None
 
     def given(self, weights: Path | None) -> InitialValue | None:
@@ -218,7 +223,7 @@ class _Made:
     def member(
         self, manifest: Manifest, record: bytes, given: InitialValue | None = None
     ) -> Membership:
-        own = (self.recipe.run, self.recipe, self.samples, self.replica, self.code)
+        own = (self.recipe.run, self.recipe, self.samples, self.built, self.code)
         return Membership(manifest, record, *own, given)
 
 
@@ -250,8 +255,8 @@ def _make(
         EventLog(box.state.events).emit("unstreamed", reason=why)
 
     hearers = Hearers(console.note, uncompiled, unstreamed)
-    replica = build_replica(recipe, samples, box.peer, seed, box.state.program, hearers)
-    return _Made(recipe, samples, replica, None if code is None else code.content)
+    built = build_replica(recipe, samples, box.peer, seed, box.state.program, hearers)
+    return _Made(recipe, samples, built, None if code is None else code.content)
 
 
 def _pinned(run: RunFile, text: Dataset | None) -> RunFile:

@@ -20,11 +20,12 @@ from atom.daemon.invitation import check_member
 from atom.daemon.life import Life
 from atom.daemon.lifecycle import Ending
 from atom.daemon.lookout import Lookout
+from atom.daemon.memory_caps import MemoryCaps
 from atom.daemon.monitors import Monitors
 from atom.daemon.own_code import blob_name, check_trust, obtain_code
 from atom.daemon.parts import Parts
 from atom.daemon.pauses import Pauses
-from atom.daemon.settings import Settings
+from atom.daemon.settings import Givers, Settings
 from atom.daemon.steward import Observer, Steward
 from atom.swarm.addresses import (
     JoinAddress,
@@ -214,8 +215,9 @@ def _assemble(
     pauses = Pauses(worker, events, console.note, clock)
     look = Observer(gpu, clock).look
     steward = Steward(box.peer.schedule, look, pauses.wish, life.fail)
-    caps = transport.bandwidth
-    settings = Settings(box.peer_place, box.peer, gpu, steward, caps, worker.submit)
+    memory = MemoryCaps(member.built, worker)
+    givers = Givers(gpu, steward, transport.bandwidth, memory, worker.submit)
+    settings = Settings(box.peer_place, box.peer, givers)
     settings.start(console.note)
 
     def make_loop(head_digest: bytes) -> tuple[RoundMachine, RoundLoop]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from atom.base.errors import ConfigError, DeviceError, StorageError
+from atom.base.errors import ConfigError, DeviceError
 from atom.config.load import parse_peer_text
 from atom.config.peer_file import PeerFile
 from atom.config.peer_text import (
@@ -21,6 +21,7 @@ from atom.config.peer_text import (
     written,
 )
 from atom.daemon.gpu import Gpu
+from atom.daemon.memory_caps import MemoryCaps
 from atom.daemon.state_directory import write_atomically
 from atom.daemon.steward import Steward
 from atom.swarm.throttle import Bandwidth
@@ -28,7 +29,20 @@ from atom.swarm.throttle import Bandwidth
 THREADS_UNLESS_TOLD = torch.get_num_threads()
 """PyTorch's own choice: this is read before any peer file is."""
 POWER, THREADS, CAPS = "device.power", "device.cpu_threads", ("network.upload", "network.download")
+MEMORY = ("device.memory", "host.memory")
 Setting = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Givers:
+    """Who gives what can be set: of the machine, and of this process."""
+
+    gpu: Gpu
+    steward: Steward
+    bandwidth: Bandwidth
+    memory: MemoryCaps
+    on_worker: Callable[[Callable[[], None]], None]
+    """Runs a command between two passes, on the thread that computes."""
 
 
 @dataclass(frozen=True)
@@ -43,32 +57,23 @@ class PeerPlace:
 class Settings:
     """The peer file in force. `set` may be called from several threads."""
 
-    def __init__(
-        self,
-        place: PeerPlace,
-        peer: PeerFile,
-        gpu: Gpu,
-        steward: Steward,
-        bandwidth: Bandwidth,
-        on_worker: Callable[[Callable[[], None]], None],
-    ) -> None:
-        """`on_worker` runs a command between two passes, on the thread that computes."""
+    def __init__(self, place: PeerPlace, peer: PeerFile, givers: Givers) -> None:
         self._path, self._kept = place.path, place.kept
-        self._peer, self._gpu = peer, gpu
-        self._steward, self._bandwidth, self._on_worker = steward, bandwidth, on_worker
+        self._peer, self._givers = peer, givers
         self._lock = threading.Lock()
 
     def start(self, note: Callable[[str], None]) -> None:
         """What is asked of the machine, not of ourselves. `note` hears what it refuses."""
         try:
-            self._gpu.limit_power(self._peer.device.power_watts)
+            self._givers.gpu.limit_power(self._peer.device.power_watts)
         except DeviceError as refusal:
             note(f"{refusal.message}; {refusal.hint}")
 
     def close(self) -> None:
         """The machine as it was found. Raises: nothing: who ends has other cares."""
+        self._givers.memory.close()
         with contextlib.suppress(DeviceError):
-            self._gpu.limit_power(None)
+            self._givers.gpu.limit_power(None)
 
     def set(self, assignments: Sequence[str]) -> list[Setting]:
         """See `atom.daemon.control.Controllable`."""
@@ -91,7 +96,7 @@ class Settings:
             "hours": list(schedule.hours),
             "idle_for_s": schedule.idle_for_s,
             "pause_on_battery": schedule.pause_on_battery,
-            "pause_for_gpu_programs": (gpu and self._gpu.blind) or gpu,
+            "pause_for_gpu_programs": (gpu and self._givers.gpu.blind) or gpu,
         }
 
     def _text(self) -> str:
@@ -118,29 +123,30 @@ class Settings:
 
     def _put_in_force(self, peer: PeerFile, text: str) -> None:
         """What may be refused comes first, then the file, then the rest. Raises: UserError."""
-        before, changed = self._peer, changed_keys(self._peer, peer)
-        if POWER in changed:
-            self._gpu.limit_power(peer.device.power_watts)
-        try:
-            _write(self._path, text)
-        except StorageError:
+        before, changed, givers = self._peer, changed_keys(self._peer, peer), self._givers
+        with contextlib.ExitStack() as undo:
             if POWER in changed:
-                self._gpu.limit_power(before.device.power_watts)
-            raise
+                givers.gpu.limit_power(peer.device.power_watts)
+                undo.callback(givers.gpu.limit_power, before.device.power_watts)
+            if changed & set(MEMORY):
+                givers.memory.change(peer)
+                undo.callback(givers.memory.change, before)
+            _write(self._path, text)
+            undo.pop_all()
         self._peer = peer
         if changed & set(CAPS):
             network = peer.network
-            self._bandwidth.change(network.upload_bits_per_s, network.download_bits_per_s)
+            givers.bandwidth.change(network.upload_bits_per_s, network.download_bits_per_s)
         if THREADS in changed:
             threads = peer.device.cpu_threads or THREADS_UNLESS_TOLD
-            self._on_worker(lambda: torch.set_num_threads(threads))
+            givers.on_worker(lambda: torch.set_num_threads(threads))
         if peer.schedule != before.schedule:
-            self._steward.wish(peer.schedule)
+            givers.steward.wish(peer.schedule)
 
 
 def is_live(key: str) -> bool:
     """Whether a change is in force without a restart."""
-    return key in (POWER, THREADS, *CAPS) or key.startswith("schedule.")
+    return key in (POWER, THREADS, *CAPS, *MEMORY) or key.startswith("schedule.")
 
 
 def _setting(key: str, text: str) -> Setting:

@@ -81,7 +81,8 @@ class AdamW:
         """
         self._kernels = host_kernels()
         self._threads = threads
-        self._share = share
+        self.share = share
+        """May be another, or none, from the next step on. One that broke off ends on the host."""
         self._store = store
         self._settings = settings
         self._pieces = tuple(pieces_of(store.layout, frozen))
@@ -169,13 +170,13 @@ class AdamW:
         self, gradient: torch.Tensor, arguments: AdamWArguments, decay: float
     ) -> Beside | None:
         """What a device does of it."""
-        if self._share is None:
+        if self.share is None:
             return None
         decaying, staying = (scalars_of(arguments, share) for share in (decay, 1.0))
         arenas = host_arenas(self._store, gradient)
         far = moves_far(arguments)
         job = Job(self._pieces, arenas, decaying, staying, far, arguments.noise_key)
-        return self._share.of(job)
+        return self.share.of(job)
 
     def _arguments(
         self, gradient: torch.Tensor, rate: float, step: int, coefficient: float

@@ -54,6 +54,10 @@ class Stepper:
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
 
+    def follow(self, sub_models: Sequence[SubModel]) -> None:
+        """The passes' sub-models are others. Not while a step is under way."""
+        self._first_user = _first_user(sub_models, self._store.layout)
+
     @property
     def torn(self) -> bool:
         """The last step broke off: some parameters are updated, others are not."""

@@ -126,13 +126,14 @@ class DeviceSlots:
         sizes = [_weight_elements(*each) for each in arranged]
         weights = [max(slot) for slot in zip_longest(*sizes, fillvalue=0)]
         largest = max(_elements(program) for program in programs)
-        device.reserve_gradients(GRADIENT_SLOTS, largest, gradients)
-        return cls(
+        made = cls(
             tuple(device.slot_memory(elements, precision) for elements in weights),
             tuple(device.slot_memory(largest, torch.float32) for _ in range(GRADIENT_SLOTS)),
             {program.source_hash: its_own for program, its_own in arranged},
             BoundaryMemory.allocate(arranged, device, micro_batches),
         )
+        device.reserve_gradients(GRADIENT_SLOTS, largest, gradients)  # last: others' goes with it
+        return made
 
     def give_back(self, device: Device) -> None:
         """The device's memory is free for others. Between passes; `take_again` before the next."""

@@ -171,6 +171,12 @@ class Engine:
         """Have gradients of the latest training pass been sent to the arena?"""
         return self._gate.expects
 
+    def release(self) -> None:
+        """It runs no further pass: host memory that no other engine uses is the system's."""
+        made = self.__dict__.get("_gradients")
+        if made is not None:
+            made.release()
+
     def sequences_of(self, micro_batch: Mapping[str, Tensor]) -> int:
         """How many sequences a micro-batch has: the first dimension of its first entry."""
         return micro_batch[self._program.batch_inputs[0]].shape[0]

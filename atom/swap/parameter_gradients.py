@@ -104,7 +104,7 @@ class ParameterGradients:
         self._exact = slots.weights[0].dtype == torch.float32
         users = _users([part.sub_model for part in bound])
         tied = [name for name, indices in users.items() if len(indices) > 1 and self._exact]
-        carriers = {
+        carriers = self._carriers = {
             name: device.host_memory(padded_elements(layout.by_name[name].numel), torch.float32)
             for name in tied
         }
@@ -122,6 +122,11 @@ class ParameterGradients:
         ends = (p for parts in self._parts for p in parts if p.stretch and p.role.last)
         elements = [p.source.numel() for p in ends]
         assert sum(elements) == layout.total_elements, "every parameter is used, and arrives once"
+
+    def release(self) -> None:
+        """Gives its host memory back: nothing is carried any more."""
+        for carrier in self._carriers.values():
+            self._device.give_back_host(carrier)
 
     def wait_for_slot(self, sub_model: int) -> None:
         """Returns when the slot's last sums are on the host, and those carried on from there."""

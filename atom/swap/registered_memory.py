@@ -6,6 +6,38 @@ import torch
 
 from atom.base.errors import DeviceError
 
+_LEAST_BYTES = 64 * 2**10
+"""Below this, registering costs more than it gives."""
+
+
+class RegisteredMemory:
+    """What is registered with one GPU's context, and held until it is released."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._held: dict[int, torch.Tensor] = {}
+        """By address."""
+
+    def hold(self, memory: torch.Tensor) -> None:
+        """Registers it, unless it is too small. Raises: DeviceError."""
+        size_bytes = memory.numel() * memory.element_size()
+        if size_bytes < _LEAST_BYTES:
+            return
+        with torch.cuda.device(self._device):
+            register(memory.data_ptr(), size_bytes)
+        self._held[memory.data_ptr()] = memory
+
+    def release(self, memory: torch.Tensor) -> None:
+        """No copy of it is under way."""
+        if self._held.pop(memory.data_ptr(), None) is not None:
+            with torch.cuda.device(self._device):
+                unregister(memory.data_ptr())
+
+    def close(self) -> None:
+        """Releases all."""
+        for memory in list(self._held.values()):
+            self.release(memory)
+
 
 def register(pointer: int, size_bytes: int) -> None:
     """Locks host memory for the current device's copy engines. Raises: DeviceError."""

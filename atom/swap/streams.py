@@ -35,15 +35,12 @@ from atom.swap.device_slots import BOUNCE_ELEMENTS
 from atom.swap.gate import Gate
 from atom.swap.gpu_check import require_gpu
 from atom.swap.host_landing import HostSum, add_admitted, at_once, landing
-from atom.swap.host_memory import allocate_host_memory
+from atom.swap.host_memory import allocate_host_memory, give_back_pages
 from atom.swap.lane import Lane
-from atom.swap.registered_memory import register, unregister
+from atom.swap.registered_memory import RegisteredMemory
 from atom.swap.stream_events import event_of
 from atom.swap.stream_times import StreamTimes
 from atom.swap.workbench import Workbench
-
-_MINIMUM_REGISTERED_BYTES = 64 * 2**10
-"""Below this, registering costs more than it gives."""
 
 
 class CudaDevice:
@@ -77,7 +74,7 @@ class CudaDevice:
         it and reads it, one after the other."""
         self._loads = Lane("atom-load")
         self._gradients = Lane("atom-gradients-out")
-        self._registered: list[torch.Tensor] = []
+        self._registered = RegisteredMemory(self._device)
 
     @property
     def torch_device(self) -> torch.device:
@@ -85,14 +82,18 @@ class CudaDevice:
 
     def host_memory(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
         """Page-locked zeros. Faulted in first, registered after: much faster than pinning cold
-        pages, and without PyTorch's rounding up to powers of two. Held until `close`."""
+        pages, and without PyTorch's rounding up to powers of two. Held until it is given back."""
         memory = allocate_host_memory(elements, dtype)
-        size_bytes = elements * dtype.itemsize
-        if size_bytes >= _MINIMUM_REGISTERED_BYTES:
-            with torch.cuda.device(self._device):  # memory is registered with one GPU's context
-                register(memory.data_ptr(), size_bytes)
-            self._registered.append(memory)
+        self._registered.hold(memory)
         return memory
+
+    def give_back_host(self, memory: torch.Tensor) -> None:
+        self._registered.release(memory)
+        give_back_pages(memory)
+
+    def take_again_host(self, memory: torch.Tensor) -> None:
+        memory.zero_()
+        self._registered.hold(memory)
 
     def slot_memory(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
         with torch.cuda.device(self._device):
@@ -227,10 +228,12 @@ class CudaDevice:
     def reserve_gradients(
         self, slots: int, elements: int, dtype: torch.dtype = torch.float32
     ) -> None:
-        for slot in range(slots):
-            self._staging[slot] = self.host_memory(elements, dtype)
-        if dtype != torch.float32:
-            self._bounce = self.slot_memory(min(elements, BOUNCE_ELEMENTS), dtype)
+        rounds = dtype != torch.float32
+        bounce = self.slot_memory(min(elements, BOUNCE_ELEMENTS), dtype) if rounds else None
+        staging = {slot: self.host_memory(elements, dtype) for slot in range(slots)}
+        for memory in self._staging.values():
+            self.give_back_host(memory)
+        self._staging, self._bounce = staging, bounce
 
     def wait_gradients_out(self, gradient_slot: int) -> None:
         self._gradients.wait(gradient_slot)
@@ -290,7 +293,4 @@ class CudaDevice:
         self._gradients.close()
         torch.cuda.synchronize(self._device)
         self._staging.clear()
-        with torch.cuda.device(self._device):
-            for memory in self._registered:
-                unregister(memory.data_ptr())
-        self._registered.clear()
+        self._registered.close()

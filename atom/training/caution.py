@@ -25,6 +25,10 @@ class Caution:
         """The most that a pass may take."""
         return self._size.most
 
+    def allow(self, micro_batches: int) -> None:
+        """So many per pass, by a new reckoning: what ran out of memory before was another plan."""
+        self._size = PassSize(micro_batches)
+
     def loss_scale(self, round_begins: bool) -> float:
         """For the next pass. `round_begins`: nothing has been accumulated that could be lost."""
         if self._scale is None:

@@ -4,12 +4,12 @@ What is on the host stays: weights, moments, and what has been accumulated.
 """
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
 import torch
 
-from atom.base.errors import AtomError
+from atom.base.errors import AtomError, DeviceError
 from atom.optim.conveyor import Conveyor
 from atom.swap.device import Device
 from atom.swap.device_slots import DeviceSlots
@@ -49,6 +49,24 @@ class DeviceHold:
     def open(self) -> None:
         """It may be used again. From any thread."""
         self._closed = False
+
+    def exchange(self, make: Callable[[], tuple[DeviceSlots, Conveyor | None]]) -> None:
+        """Others take the place of slots and buckets: the memory of those is free while `make`
+        makes these, and theirs again if it raises. Between passes, with no step under way."""
+        with self._lock:
+            self._give_back()
+            waiting = self._slots.boundary.host
+            self._device.give_back_host(waiting)
+            try:
+                slots, conveyor = make()
+            except BaseException:
+                with suppress(DeviceError):  # then copies take a detour
+                    self._device.take_again_host(waiting)
+                raise
+            self._slots, self._conveyor = slots, conveyor
+            self._given_back = False
+            if self._closed:
+                self._give_back()
 
     @contextmanager
     def using(self) -> Iterator[None]:

@@ -37,6 +37,13 @@ class PassWatch:
         self._recorded = 0
         self._latest: Timeline | None = None
 
+    def follow(self, names: Sequence[str]) -> None:
+        """The passes' sub-models are others: what was recorded of the former is forgotten."""
+        with self._lock:
+            self._names, self._latest, self._recording = tuple(names), None, None
+            self._due = float("-inf")
+            self._steps.clear()
+
     def begin(self) -> Observer | None:
         """Who is to be told of the pass that begins now; None: nobody."""
         with self._lock:

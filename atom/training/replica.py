@@ -17,16 +17,15 @@ from atom.graph.ir import ParameterSpec, Program
 from atom.optim.adamw import AdamW
 from atom.optim.clipping import clip_coefficient
 from atom.optim.gradients import GradientArena
-from atom.optim.open_share import open_share
 from atom.optim.rate import learning_rate
 from atom.optim.stepper import Stepper
 from atom.swap.device import Device
-from atom.swap.engine import Observer, PassCancelled
+from atom.swap.engine import Engine, Observer, PassCancelled
 from atom.swap.voided import PassVoided
 from atom.training.caution import Caution
 from atom.training.device_hold import DeviceHold, DeviceTaken
+from atom.training.device_side import DeviceSide
 from atom.training.pass_watch import PassWatch
-from atom.training.replica_engines import ReplicaEngines
 from atom.training.replica_settings import ReplicaSettings
 
 __all__ = ["Batch", "PassResult", "Replica", "ReplicaSettings"]
@@ -76,26 +75,45 @@ class Replica:
         """
         self._settings = settings
         self._clock = clock or BootClock()
-        engines = ReplicaEngines.allocate(program, evaluation, settings, device)
-        self._store = engines.store
-        self._training, self._evaluation = engines.training, engines.evaluation
+        self._side = DeviceSide(program, evaluation, settings, device)
+        self._store = self._side.store
         self._training.observer = observer
         self._arena = GradientArena(self._store.gradients)
-        wanted = settings.step_share
-        self._share = None
-        if wanted is not None:
-            self._share = open_share(device, self._store, settings.adamw, wanted)
-        adamw = AdamW(self._store, settings.adamw, program.frozen, share=self._share)
+        self._adamw = AdamW(self._store, settings.adamw, program.frozen, share=self._side.share)
         self._observer = observer
         self.watch = PassWatch(self._clock, [part.name for part in program.sub_models])
         """Looks at some of the passes, unless there is an observer for all of them."""
         told = observer or self.watch.stepped
-        self._stepper = Stepper(self._store, adamw, program.sub_models, self._clock, told)
+        self._stepper = Stepper(self._store, self._adamw, program.sub_models, self._clock, told)
         self._caution = Caution(settings.precision, settings.micro_batches)
         self._seeds = torch.Generator().manual_seed(settings.dropout_seed)
         self._round = 0
-        conveyor = self._share.conveyor if self._share is not None else None
-        self.device_hold = DeviceHold(device, engines.slots, conveyor)
+
+    def rearrange(
+        self, program: Program, evaluation: Program | None, settings: ReplicaSettings
+    ) -> None:
+        """From the next pass on, the same model goes through the device in another way: cut
+        otherwise, with other memory. Between passes; waits for the end of a step. State, round,
+        gradients and the seeds still to be drawn stay.
+
+        Raises: as the constructor; then nothing is changed.
+        """
+        self._stepper.rest()
+        self._side.rearrange(program, evaluation, settings)
+        self._training.observer = self._observer
+        self._adamw.share = self._side.share
+        self._stepper.follow(program.sub_models)
+        self.watch.follow([part.name for part in program.sub_models])
+        self._caution.allow(settings.micro_batches)
+
+    @property
+    def device_hold(self) -> DeviceHold:
+        """The device's memory, to be given back and taken again."""
+        return self._side.hold
+
+    @property
+    def _training(self) -> Engine:
+        return self._side.engines.training
 
     @property
     def round(self) -> int:
@@ -106,7 +124,7 @@ class Replica:
     @property
     def streamed_parameters(self) -> int:
         """That the device has updated so far, over all steps."""
-        return self._share.conveyor.updated_elements if self._share is not None else 0
+        return self._side.updated_elements
 
     @property
     def micro_batches(self) -> int:
@@ -258,7 +276,7 @@ class Replica:
             some = batches[len(losses) : len(losses) + self.micro_batches]
             try:
                 with self.device_hold.using():
-                    losses += self._evaluation.evaluate(some, should_stop)
+                    losses += self._side.engines.evaluation.evaluate(some, should_stop)
             except PassVoided as void:
                 raise self._caution.learn(void, len(some)) from void
         sizes = [self._sequences_of(batch) for batch in batches]

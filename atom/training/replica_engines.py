@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
 from atom.graph.ir import Program
 from atom.graph.program import load
 from atom.swap.device import Device
@@ -25,23 +23,20 @@ class ReplicaEngines:
     """The training one, if there is no program for it."""
 
     @classmethod
-    def allocate(
+    def over(
         cls,
+        store: HostStore,
         program: Program,
         evaluation: Program | None,
         settings: ReplicaSettings,
         device: Device,
     ) -> "ReplicaEngines":
-        """All zeros. Raises: as `Replica` does."""
+        """Of the model that the store holds. Raises: as `Replica` does."""
         programs = [program, *([evaluation] if evaluation else [])]
-        _require_one_model(programs, settings.precision)
-        store = HostStore.allocate(
-            program.layout,
-            settings.precision,
-            device.host_memory,
-            settings.state_form,
-            settings.gradients,
-        )
+        _require_one_model(programs, store)
+        factories: list[Sequence[Factory]] = [load(each, device.torch_device) for each in programs]
+        if settings.compilation is not None:
+            factories[0] = settings.compilation.of(factories[0])
         slots = DeviceSlots.allocate(
             programs,
             device,
@@ -50,19 +45,32 @@ class ReplicaEngines:
             settings.micro_batches,
             settings.gradients,
         )
-        factories: list[Sequence[Factory]] = [load(each, device.torch_device) for each in programs]
-        if settings.compilation is not None:
-            factories[0] = settings.compilation.of(factories[0])
         engines = [
             Engine(each, made, store, slots, device)
             for each, made in zip(programs, factories, strict=True)
         ]
         return cls(store, slots, engines[0], engines[-1])
 
+    def release(self) -> None:
+        """They run no further pass."""
+        for engine in {self.training, self.evaluation}:
+            engine.release()
 
-def _require_one_model(programs: Sequence[Program], precision: torch.dtype) -> None:
+
+def store_for(program: Program, settings: ReplicaSettings, device: Device) -> HostStore:
+    """All zeros. Raises: as `Replica` does."""
+    return HostStore.allocate(
+        program.layout,
+        settings.precision,
+        device.host_memory,
+        settings.state_form,
+        settings.gradients,
+    )
+
+
+def _require_one_model(programs: Sequence[Program], store: HostStore) -> None:
     for program in programs:
-        if program.layout != programs[0].layout:
+        if program.layout != store.layout:
             raise ValueError("the programs for training and evaluation are of different models")
-        if program.parameter_dtype != precision:
-            raise ValueError(f"traced in {program.parameter_dtype}, to be run in {precision}")
+        if program.parameter_dtype != store.precision:
+            raise ValueError(f"traced in {program.parameter_dtype}, to be run in {store.precision}")

@@ -88,6 +88,8 @@ class Worker:
         self._holds: set[str] = {"starting"}
         self._pauses: set[str] = set()
         self._pausing = threading.Lock()
+        self._urgent = 0
+        """Commands that do not wait for the end of a pass."""
         self.device_taken = False
         """Others have the device's memory: nothing is trained until `try_device`."""
         self._last_pass_ended = float("-inf")
@@ -109,6 +111,18 @@ class Worker:
     def submit(self, command: Callable[[], None]) -> None:
         """Runs `command` on the worker's thread, in order, between passes."""
         self._commands.put(command)
+
+    def submit_soon(self, command: Callable[[], None]) -> None:
+        """As `submit`, but breaks off the pass under way, if nothing counted is lost with it."""
+
+        def run() -> None:
+            with self._pausing:
+                self._urgent -= 1
+            command()
+
+        with self._pausing:
+            self._urgent += 1
+        self.submit(run)
 
     def hold(self, reason: str) -> None:
         """No further pass until `release(reason)`. Takes effect at the next pass boundary."""
@@ -210,7 +224,9 @@ class Worker:
 
     def _should_stop(self) -> bool:
         """Closing, the gradients will not be asked for."""
-        return self._closing.is_set() or (bool(self._pauses) and self._replica.breakable)
+        if self._closing.is_set():
+            return True
+        return bool(self._pauses or self._urgent) and self._replica.breakable
 
 
 def _named(failure: BaseException) -> BaseException:

@@ -17,7 +17,9 @@ import psutil
 import pytest
 from swarm_history import check_peers, digests_by_head
 from swarm_of_processes import START_S, Peer, Swarm, endless, gather, swarm_in
+from tight_memory import tightest_memory
 
+from atom.base.errors import ConfigError
 from atom.config.hours import DAYS
 
 TIMES = int(os.environ.get("ATOM_CHAOS_TIMES", "2"))
@@ -129,14 +131,23 @@ def test_paused_and_resumed(three: Swarm) -> None:
 
 
 @pytest.mark.timeout(PATIENCE_S)
-def test_hours_that_are_set_while_it_runs(three: Swarm) -> None:
-    """What was counted before they ended is in the next round, to the last sequence."""
+def test_hours_and_memory_that_are_set_while_it_runs(three: Swarm) -> None:
+    """What was counted before is in the next round, to the last sequence. The model is cut anew
+    once while it trains, and once between what it counted and the round."""
     victim = pick(three, 2, "set")
+    tight = f"device.memory={tightest_memory(endless(RUN, GRACE_S, 10))} B"
+    cut = victim.state / "program" / "sub_models.py"
+    assert victim.control.set(["device.memory=1 GiB"])[0]["live"]
+    roomy = cut.read_text(encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"of host memory, here 62\.5 KiB may be used"):
+        victim.control.set(["host.memory=64 kB"])
     two_days_ago = DAYS[(datetime.now().weekday() - 2) % 7]
     hours = f'schedule.hours=["{two_days_ago} 00:00-00:01"]'
     said = victim.control.set([hours, "network.upload=8 Gbit/s", "network.listen=127.0.0.1:0"])
     assert [each["live"] for each in said] == [True, True, False]
     info = three_times_the_same(three, victim)
+    assert victim.control.set([tight])[0]["live"]
+    assert cut.read_text(encoding="utf-8") != roomy
     assert info["paused"].startswith("outside its hours, until ")
     assert info["state"] in ("paused", "reducing", "stepping")
     three.until(lambda: victim.last_round > info["round"] + 2, "rounds that it follows")
@@ -146,6 +157,7 @@ def test_hours_that_are_set_while_it_runs(three: Swarm) -> None:
     text = (three.root / f"{victim.name}.toml").read_text(encoding="utf-8")
     assert 'upload = "8 Gbit/s"' in text
     assert text.startswith('[device]\nkind = "cpu"\nmemory'), "the rest is as it was"
+    assert "64 kB" not in text, "what was refused is not there"
     victim.control.set(["schedule.hours="])
     mark = len(victim.rounds)
     three.until(lambda: contributes(three, victim, mark), "its part within its hours", BOUND_S)

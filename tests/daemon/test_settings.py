@@ -8,10 +8,10 @@ import torch
 
 from atom.base.errors import ConfigError, DeviceError, StorageError, UserError
 from atom.config.load import load_peer_file
-from atom.config.peer_file import Schedule
+from atom.config.peer_file import PeerFile, Schedule
 from atom.daemon import settings as settings_module
 from atom.daemon.permit import Observations
-from atom.daemon.settings import THREADS_UNLESS_TOLD, PeerPlace, Settings
+from atom.daemon.settings import THREADS_UNLESS_TOLD, Givers, PeerPlace, Settings
 from atom.daemon.steward import Steward
 from atom.swarm.throttle import Bandwidth
 
@@ -35,6 +35,21 @@ class SmallGpu:
         self.watts.append(watts)
 
 
+class Memory:
+    """A model that takes 1 GiB, and is rearranged at once."""
+
+    def __init__(self) -> None:
+        self.caps: list[tuple[int | None, int | None]] = []
+
+    def change(self, peer: PeerFile) -> None:
+        if (peer.host.memory_bytes or 2**30) < 2**30:
+            raise DeviceError("it takes 1 GiB", "give more")
+        self.caps.append((peer.device.memory_bytes, peer.host.memory_bytes))
+
+    def close(self) -> None:
+        self.caps.clear()
+
+
 class Scene:
     def __init__(self, path: Path, text: str = TEXT) -> None:
         self.path, self.gpu, self.told = path, SmallGpu(), list[str]()
@@ -45,9 +60,9 @@ class Scene:
         peer = load_peer_file(path if text else None)
         steward = Steward(peer.schedule, self.look, self.told.append, self.told.append)  # type: ignore[arg-type]
         place = PeerPlace(path, kept=not text)
-        self.settings = Settings(
-            place, peer, self.gpu, steward, self.bandwidth, self.commands.append
-        )
+        self.memory = Memory()
+        givers = Givers(self.gpu, steward, self.bandwidth, self.memory, self.commands.append)  # type: ignore[arg-type]
+        self.settings = Settings(place, peer, givers)
 
     def look(self, wishes: Schedule) -> Observations:
         return Observations(on_battery=True)
@@ -62,9 +77,10 @@ def test_what_is_set_is_in_force_and_in_the_file(scene: Scene) -> None:
     scene.path.chmod(0o640)
     said = scene.settings.set(
         ["network.upload=8 Mbit/s", "device.cpu_threads=1", "device.power=200 W",
-         "schedule.pause_on_battery=true", "device.memory=2 GiB"]
+         "schedule.pause_on_battery=true", "device.memory=2 GiB", "network.data_port=9"]
     )  # fmt: skip
-    assert [each["live"] for each in said] == [True, True, True, True, False]
+    assert [each["live"] for each in said] == [True, True, True, True, True, False]
+    assert scene.memory.caps == [(2 << 30, None)]
     assert said[0] == {
         "key": "network.upload", "value": '"8 Mbit/s"', "default": False, "live": True,
     }  # fmt: skip
@@ -97,6 +113,7 @@ REFUSED = [
     (["network.upload=8 Mbit/s", "network.uploads=1"], ConfigError, "did you mean upload"),
     (["network.upload=8 Mbit/s", "nonsense"], ConfigError, "network.upload="),
     (["network.upload=8 Mbit/s", "device.power=301 W"], DeviceError, "take less"),
+    (["network.upload=8 Mbit/s", "host.memory=1 MiB"], DeviceError, "give more"),
     (["network.upload=8 Mbit/s", "data.tokenizer=" + "x" * 70_000], ConfigError, "peer file"),
 ]
 
@@ -122,8 +139,9 @@ def test_a_file_that_cannot_be_written_changes_nothing(
 
     monkeypatch.setattr(settings_module, "write_atomically", full)
     with pytest.raises(StorageError):
-        scene.settings.set(["device.power=200 W", "network.upload="])
+        scene.settings.set(["device.power=200 W", "host.memory=2 GiB", "network.upload="])
     assert scene.gpu.watts == [200.0, None]
+    assert scene.memory.caps == [(None, 2 << 30), (None, None)]
     assert not scene.bandwidth.upload.unlimited
 
 

@@ -146,6 +146,16 @@ def test_a_pause_breaks_the_pass_off_and_the_same_samples_come_again(scene: Scen
     assert scene.replica.device_hold.calls == [2.0, 1.0, "open"]
 
 
+def test_what_is_urgent_breaks_the_pass_off_and_training_goes_on(scene: Scene) -> None:
+    scene.replica.endless.set()
+    scene.worker.release("starting")
+    assert scene.replica.under_way.wait(WAIT_S)
+    scene.worker.submit_soon(scene.replica.endless.clear)
+    assert scene.passed.wait(WAIT_S)
+    scene.worker.close()
+    assert scene.put_back == [24]
+
+
 def test_a_pass_that_would_take_counted_work_with_it_is_finished(scene: Scene) -> None:
     scene.replica.endless.set()
     scene.replica.breakable = False
