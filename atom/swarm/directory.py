@@ -7,7 +7,7 @@ directory_memory the twin for tests. Nothing read here is to be trusted beyond i
 import asyncio
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -19,8 +19,9 @@ from atom.swarm.allow_list import OPEN, seen_from_outside
 from atom.swarm.dht_frames import NodeSettings, from_text, to_text
 from atom.swarm.dht_supervisor import SteadyClient
 from atom.swarm.identity import Identity
+from atom.swarm.lease_places import LeasePlaces
 from atom.swarm.record_codec import decode_lease, decode_manifest, encode_lease
-from atom.swarm.record_keys import index_key, lease_key, lease_keys, manifest_key, shard_of
+from atom.swarm.record_keys import index_key, lease_key, manifest_key
 from atom.swarm.records import LEASE_SECONDS, Lease, Manifest
 
 READ_SECONDS = 1.5
@@ -84,15 +85,18 @@ class RecordReader:
         self._allowed = seen_from_outside(manifest)
 
     def leases(self, found: Iterable[tuple[str, bytes]], run: str, owner: str) -> dict[str, Lease]:
-        """Valid leases of (subkey, record) pairs. A record seen last time is not checked again."""
+        """Valid leases of (subkey, record) pairs: of several of one peer, the latest. A record
+        seen last time is not checked again."""
         checked: dict[str, tuple[bytes, Lease]] = {}
         for peer_id, record in found:
-            known = self._last.get(peer_id)
+            known = checked.get(peer_id, self._last.get(peer_id))
             try:
                 self._allowed.check(peer_id)
                 if known is None or known[0] != record:
                     known = record, decode_lease(record, run, owner, peer_id)
-                checked[peer_id] = known
+                other = checked.get(peer_id)
+                if other is None or other[1].issued_at < known[1].issued_at:
+                    checked[peer_id] = known
             except PeerRefused as refusal:
                 self._report(peer_id, refusal)
         self._last = checked
@@ -152,27 +156,35 @@ class DhtDirectory:
         self._client = client
         self._identity = identity
         self._reader = RecordReader(events)
+        self._places = LeasePlaces()
 
     async def publish_lease(self, lease: Lease) -> bool:
         assert self._identity is not None, "an onlooker publishes nothing"
         assert self.owner is not None, "read or publish the manifest first"
         expires_at = time.time() + LEASE_SECONDS
         record = encode_lease(lease, self.run, self.owner, self._identity, expires_at)
-        answer = await self._client.call(
-            "store",
-            key=lease_key(self.run, self.owner, shard_of(lease.peer_id)),
-            subkey=lease.peer_id,
-            record=to_text(record),
-            expires_at=expires_at,
-        )
-        return bool(answer["stored"])
+        places = self._places.to_store(lease.peer_id, time.monotonic())
+        keys = [lease_key(self.run, self.owner, place) for place in places]
+        stored = [self._store(key, lease.peer_id, record, expires_at) for key in keys]
+        return any(await asyncio.gather(*stored))
 
     async def read_leases(self) -> dict[str, Lease]:
         if self.owner is None:
             await self.read_manifest()
         assert self.owner is not None
-        found = await self._fetch(lease_keys(self.run, self.owner), READ_SECONDS)
-        return self._reader.leases(found, self.run, self.owner)
+        shards = self._places.to_read(time.monotonic())
+        keys = [lease_key(self.run, self.owner, shard) for shard in shards]
+        (in_root, root_complete), (in_shards, shards_complete) = await asyncio.gather(
+            self._fetch([lease_key(self.run, self.owner)]), self._fetch(keys)
+        )
+        leases = self._reader.leases([*in_root, *in_shards], self.run, self.owner)
+        self._places.found(
+            leases.keys() & {author for author, _ in in_root},
+            leases.keys() & {author for author, _ in in_shards},
+            root_complete and shards_complete,
+            time.monotonic(),
+        )
+        return leases
 
     async def publish_manifest(self, record: bytes) -> bool:
         manifest = decode_manifest(record, self.run, self.owner)
@@ -180,13 +192,13 @@ class DhtDirectory:
         self._reader.believe_members_of(manifest)
         keys = manifest_key(self.run, manifest.owner), index_key(self.run)
         stored = [await self._client.keep(key, manifest.owner, to_text(record)) for key in keys]
-        return all(stored) or record in [r for _, r in await self._fetch(keys[:1], READ_SECONDS)]
+        return all(stored) or record in [r for _, r in (await self._fetch(keys[:1]))[0]]
 
     async def read_manifest(self) -> tuple[Manifest, bytes]:
         key = index_key(self.run) if self.owner is None else manifest_key(self.run, self.owner)
         deadline = time.monotonic() + MANIFEST_SECONDS
         while time.monotonic() < deadline:
-            found = await self._fetch([key], READ_SECONDS)
+            found, _ = await self._fetch([key])
             answer = self._reader.manifest(found, self.run, self.owner)
             if answer is not None:
                 self.owner = answer[0].owner
@@ -208,9 +220,19 @@ class DhtDirectory:
     async def close(self) -> None:
         await self._client.close()
 
-    async def _fetch(self, keys: Iterable[str], deadline_s: float) -> list[tuple[str, bytes]]:
-        answer = await self._client.call("fetch", keys=list(keys), deadline_s=deadline_s)
-        return [(subkey, from_text(record)) for subkey, record in answer["records"]]
+    async def _store(self, key: str, subkey: str, record: bytes, expires_at: float) -> bool:
+        answer = await self._client.call(
+            "store", key=key, subkey=subkey, record=to_text(record), expires_at=expires_at
+        )
+        return bool(answer["stored"])
+
+    async def _fetch(self, keys: Sequence[str]) -> tuple[list[tuple[str, bytes]], bool]:
+        """What lies under `keys`, by subkey, and whether all that were asked have answered."""
+        if not keys:
+            return [], True
+        answer = await self._client.call("fetch", keys=list(keys), deadline_s=READ_SECONDS)
+        found = [(subkey, from_text(record)) for subkey, record in answer["records"]]
+        return found, bool(answer["complete"])
 
 
 async def open_directory(

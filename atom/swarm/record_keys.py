@@ -7,7 +7,9 @@ LEASE_DOMAIN = "lease"
 MANIFEST_DOMAIN = "manifest"
 
 LEASE_SHARDS = 16
-"""Leases of one run are spread over this many DHT keys, so that each stays small to fetch."""
+"""Leases of a large swarm are spread over this many DHT keys, so that each stays small to fetch."""
+ROOT = None
+"""In the place of a shard: the one key where the leases of a small swarm are, all together."""
 
 
 @dataclass(frozen=True)
@@ -25,17 +27,14 @@ class Claim:
     def places(self) -> tuple[str, ...]:
         """The DHT keys it may be stored under."""
         if self.kind == LEASE_DOMAIN:
-            return (lease_key(self.run, self.owner, shard_of(self.author)),)
+            shard = lease_key(self.run, self.owner, shard_of(self.author))
+            return shard, lease_key(self.run, self.owner, ROOT)
         return manifest_key(self.run, self.owner), index_key(self.run)
 
 
-def lease_key(run: str, owner: str, shard: int) -> str:
-    return f"atom/1/{run}/{owner}/lease/{shard}"
-
-
-def lease_keys(run: str, owner: str) -> tuple[str, ...]:
-    """All keys that together hold a run's leases."""
-    return tuple(lease_key(run, owner, shard) for shard in range(LEASE_SHARDS))
+def lease_key(run: str, owner: str, shard: int | None = ROOT) -> str:
+    place = "root" if shard is ROOT else shard
+    return f"atom/1/{run}/{owner}/lease/{place}"
 
 
 def manifest_key(run: str, owner: str) -> str:

@@ -22,7 +22,7 @@ from atom.swarm.record_codec import (
     manifest_digest,
     read_claim,
 )
-from atom.swarm.record_keys import LEASE_SHARDS, lease_key, lease_keys, shard_of
+from atom.swarm.record_keys import LEASE_SHARDS, lease_key, shard_of
 from atom.swarm.records import Manifest
 from atom.swarm.ring_order import Link
 from atom.wire.records_pb2 import (
@@ -230,9 +230,8 @@ def test_a_run_file_too_large_for_the_dht_is_the_users_error():
 
 def test_a_record_says_where_it_may_be_stored_and_until_when():
     lease = read_claim(encoded(expires_at=123.25))
-    key = lease_key(*PLACE, shard_of(PEER.peer_id))
-    assert (lease.author, lease.expires_at, lease.places()) == (PEER.peer_id, 123.25, (key,))
-    assert key in lease_keys(*PLACE)
+    places = lease_key(*PLACE, shard_of(PEER.peer_id)), lease_key(*PLACE)
+    assert (lease.author, lease.expires_at, lease.places()) == (PEER.peer_id, 123.25, places)
     manifest = read_claim(encode_manifest(a_manifest(OWNER), OWNER))
     assert manifest.author == OWNER.peer_id
     assert manifest.expires_at is None

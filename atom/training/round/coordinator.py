@@ -109,8 +109,12 @@ class Coordinator:
             self._check_prevotes(attempt)
 
     def _check_prevotes(self, attempt: Attempt) -> None:
-        if attempt.electorate.satisfied_by(attempt.agreeable):
+        if not attempt.electorate.satisfied_by(attempt.agreeable):
+            return
+        if self._has_cause():
             self._prepare(attempt.electorate)
+        else:  # whoever made up the batch has gone while we asked
+            self.attempt = None
 
     def _prepare(self, chosen: Electorate) -> None:
         desk = self._desk
@@ -162,7 +166,8 @@ class Coordinator:
             self._desk.report("finishing-accepted", attempt=accepted.ballot.attempt)
             self._propose(attempt, attempt.finished(accepted.value, self._desk.view.dead))
         elif sum(member.sequences for member in members) < self._desk.terms.global_batch:
-            self.give_up(Reason.EARLY)
+            silent = attempt.invited - promised
+            self.give_up(Reason.TIMEOUT if silent else Reason.EARLY, silent=sorted(silent))
         elif not self._part_with_odd_states(attempt):
             self._call_ring(attempt)
 
@@ -321,12 +326,12 @@ class Coordinator:
             self.attempt = None
             self._turn.back_off()
 
-    def give_up(self, reason: Reason) -> None:
+    def give_up(self, reason: Reason, **details: object) -> None:
         """Ends the attempt; whoever took part goes back to accumulating."""
         attempt, self.attempt = self.attempt, None
         assert attempt is not None
-        round_number, stage = self._desk.head.round + 1, attempt.stage.value
-        self._desk.report("attempt-ended", round=round_number, reason=reason.value, stage=stage)
+        story = {"reason": reason.value, "stage": attempt.stage.value, **details}
+        self._desk.report("attempt-ended", round=self._desk.head.round + 1, **story)
         self._turn.back_off()
         if attempt.ballot is not None:
             asked = attempt.invited | {voter.peer_id for voter in attempt.promises}

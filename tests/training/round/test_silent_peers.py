@@ -118,7 +118,7 @@ def promise(parent: bytes, ballot: Ballot, sequences: int) -> Promise:
 def test_the_rest_work_for_a_silent_peer_long_before_its_lease_lapses() -> None:
     story = Story()
     assert story.counted_on() == {MATE.peer_id, GONE.peer_id}
-    story.until("attempt-ended early", 8.0)
+    story.until("attempt-ended timeout", 8.0)
     assert story.counted_on() == {MATE.peer_id}
     story.reports.clear()
     for _ in range(30):
