@@ -38,11 +38,15 @@ def _watch() -> None:
         train(self, micro_batches)
         if loops:
             loop = loops[-1]
-            _emit(loop._events, "counted", loop, sequences=loop._hands.own_sequences())
+            _emit(loop._events, "counted", loop, sequences=_counted(loop))
 
     RoundLoop.__init__ = watched_begin  # type: ignore[method-assign]  # to be seen from outside
     RoundLoop._carry_out = watched_carry_out  # type: ignore[method-assign]  # the same
     Worker._train = watched_train  # type: ignore[method-assign]  # the same
+
+
+def _counted(loop: RoundLoop) -> int:
+    return loop._hands.own_sequences(loop._machine.head.digest)
 
 
 def _told_by(action: Action) -> str:

@@ -14,7 +14,7 @@ from atom.base.events import EventSink
 from atom.daemon.console import Console
 from atom.daemon.lifecycle import Ending, Facts, ending
 from atom.daemon.parts import Parts
-from atom.daemon.portrait import info_of, lease_of
+from atom.daemon.portrait import info_of, lease_of, reading_pause_of
 from atom.daemon.state_directory import StateDirectory, write_atomically
 from atom.swap.voided import PassVoided
 from atom.swarm.directory import Directory
@@ -143,7 +143,8 @@ class Life:
 
     def _enter_rounds(self, digest: bytes) -> None:
         parts = self.parts
-        self._machine, self._loop = parts.make_loop(digest)
+        machine, self._loop = parts.make_loop(digest)
+        self._machine = machine
         parts.hands.after_step = self._after_step
         head = parts.keeper.journal.head
         self._events.emit(
@@ -159,7 +160,12 @@ class Life:
         self._loop.start()
         if self._facts.leave_by is not None:
             self._loop.leave()
-        parts.lookout.watch(self._next_lease, self._take_leases, self.fail)
+        parts.lookout.watch(
+            self._next_lease,
+            self._take_leases,
+            self.fail,
+            pause=lambda: reading_pause_of(parts, machine),
+        )
 
     def _take_leases(self, leases: dict[str, Lease]) -> None:
         assert self._loop is not None
@@ -221,7 +227,7 @@ class Life:
             phase=self._machine.phase,
             now=now,
             paused=bool(self.parts.pauses.reason),
-            sequences=self.parts.hands.own_sequences(),
+            sequences=self.parts.hands.own_sequences(head.digest),
             laggards=behind,
         )
         if not facts.started and self._looked_around and not ahead:
@@ -240,7 +246,7 @@ class Life:
         dropped = self.parts.hands.tally.sequences_dropped
         if dropped > self._dropped_before_leaving:
             self._update(work_dropped=True)
-        if self.parts.hands.own_sequences() == 0 and self._facts.settled_at is None:
+        if self.parts.hands.uncommitted_sequences == 0 and self._facts.settled_at is None:
             self.parts.worker.hold("leaving")
             self._update(settled_at=self._clock.now())
 

@@ -13,9 +13,10 @@ from atom.swarm.records import RENEW_SECONDS, Lease
 
 T = TypeVar("T")
 
-READ_S = 0.4
 SETTLE_S = 0.15
 """News wait this long for more news, so that one change is one publication."""
+LEAST_PAUSE_S = 0.1
+"""Between two readings, however long the first took."""
 CALL_S = 15.0
 
 
@@ -58,14 +59,16 @@ class Lookout:
         describe: Callable[[], Lease],
         on_leases: Callable[[dict[str, Lease]], None],
         on_failure: Callable[[BaseException], None],
+        pause: Callable[[], float],
     ) -> None:
-        """Begins to publish what `describe` says and to hand on what is read."""
+        """Begins to publish what `describe` says and to hand on what is read, `pause` seconds
+        apart. All are called on the lookout's thread."""
         directory = self._directory
         assert directory is not None
         self._describe, self._on_leases, self._on_failure = describe, on_leases, on_failure
 
         async def begin() -> None:
-            for rhythm in (self._publish(directory, describe), self._read(directory)):
+            for rhythm in (self._publish(directory, describe), self._read(directory, pause)):
                 self._tasks.append(asyncio.create_task(self._guard(rhythm)))
 
         self.call(begin())
@@ -117,7 +120,7 @@ class Lookout:
                 pass
             self._news.clear()
 
-    async def _read(self, directory: Directory) -> None:
+    async def _read(self, directory: Directory, pause: Callable[[], float]) -> None:
         while True:
             started = self._clock.now()
             try:
@@ -127,7 +130,8 @@ class Lookout:
             else:
                 self._blind = False
                 self._on_leases(leases)
-            await asyncio.sleep(max(READ_S - (self._clock.now() - started), READ_S / 4))
+            due_in = pause() - (self._clock.now() - started)
+            await asyncio.sleep(max(due_in, LEAST_PAUSE_S))
 
     def _lost_sight(self, problem: Exception) -> None:
         if not self._blind:

@@ -11,13 +11,13 @@ from atom.daemon.parts import Parts
 from atom.swarm.fork_choice import shown
 from atom.swarm.lease_body import MAX_LINKS
 from atom.swarm.records import Lease, PeerState, short_name
+from atom.training.pacing import READ_S, reading_pause
 from atom.training.round import RoundMachine
-from atom.training.round.vocabulary import View
+from atom.training.round.vocabulary import Phase, View
 
 
 def lease_of(parts: Parts, machine: RoundMachine, facts: Facts, serial: int, gone: bool) -> Lease:
-    """The lease as of now. Head and count are read one after the other, without a lock: a lease
-    is a hint, and a count that belongs to the head before at most triggers an early attempt."""
+    """The lease as of now: a count for this very head."""
     head, tally = machine.head, parts.hands.tally
     rate, branches = parts.worker.rate(), shown(head.branches)
     return Lease(
@@ -29,7 +29,7 @@ def lease_of(parts: Parts, machine: RoundMachine, facts: Facts, serial: int, gon
         head=head.digest,
         round=head.round,
         work=head.work,
-        sequences=parts.hands.own_sequences(),
+        sequences=parts.hands.own_sequences(head.digest),
         rounds_joined=tally.rounds_joined,
         sequences_committed=tally.sequences_committed,
         sequences_per_s=rate,
@@ -49,6 +49,14 @@ def lease_of(parts: Parts, machine: RoundMachine, facts: Facts, serial: int, gon
         branches=branches.newest,
         branches_before=branches.before,
     )
+
+
+def reading_pause_of(parts: Parts, machine: RoundMachine) -> float:
+    """Seconds until the others' leases are read again."""
+    if machine.phase is not Phase.ACCUMULATING:
+        return READ_S
+    own, swarm = parts.hands.own_sequences(machine.head.digest), parts.worker.swarm
+    return reading_pause(own, parts.worker.rate(), swarm, machine.global_batch)
 
 
 def info_of(
@@ -73,7 +81,7 @@ def info_of(
         "gradients": run.optimizer.gradients,
         "codec": run.swarm.codec,
         "ring_protection": run.swarm.ring_protection,
-        "mini_batches": parts.hands.own_sequences(),
+        "mini_batches": parts.hands.own_sequences(machine.head.digest) if machine else 0,
         "rounds_joined": tally.rounds_joined,
         "sequences_committed": tally.sequences_committed,
         "sequences_per_s": round(rate, 3),

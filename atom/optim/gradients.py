@@ -81,7 +81,8 @@ class GradientArena:
         """Starts again from nothing, at the state named by `tag`. Touches no memory: who reads
         the sums of the time before may go on."""
         self.void = True
-        self.tag, self.sequences, self.loss_sum, self.poisoned = tag, 0, 0.0, False
+        self.sequences, self.loss_sum, self.poisoned = 0, 0.0, False
+        self.tag = tag  # last: whoever reads it before the count never takes an old one for new
         self._forget_norm()
 
     def _forget_norm(self) -> None:

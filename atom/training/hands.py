@@ -142,7 +142,14 @@ class ReplicaHands:
     def aside(self) -> frozenset[str]:
         return self._transport.quarantine.aside(self._clock.now())
 
-    def own_sequences(self) -> int:
+    def own_sequences(self, head: bytes) -> int:
+        """Ours that count for the next round of `head`. The machine is at a new head before the
+        worker has begun its step: until then our count is the old one's. From any thread."""
+        return self._replica.sequences if self._replica.gradients_tag == head else 0
+
+    @property
+    def uncommitted_sequences(self) -> int:
+        """Ours that no step has taken yet."""
         return self._replica.sequences
 
     def pass_seconds(self) -> float:

@@ -68,7 +68,9 @@ class Hands(Protocol):
     def catch_up(self, donors: Mapping[str, bytes], wanted: CatchUp) -> None:
         """`donors`: peer id → the head its lease shows."""
 
-    def own_sequences(self) -> int: ...
+    def own_sequences(self, head: bytes) -> int:
+        """Ours that count for the next round of `head`."""
+
     def pass_seconds(self) -> float: ...
     def tell_progress(self, swarm: SwarmCount) -> None: ...
     def set_aside(self, peer_id: str, reason: Reason) -> float:
@@ -177,7 +179,7 @@ class RoundLoop:
     def _tick(self) -> None:
         now, hands, machine = self._clock.now(), self._hands, self._machine
         self._next_tick = now + TICK_S
-        count, pass_s = hands.own_sequences(), hands.pass_seconds()
+        count, pass_s = hands.own_sequences(machine.head.digest), hands.pass_seconds()
         seen = look(self._book, machine.head, self._me, count, pass_s, now)
         self._view = replace(seen, aside=hands.aside())
         hands.tell_progress(count_swarm(machine, self._view, self._seen_at))

@@ -43,4 +43,5 @@ def count_swarm(machine: RoundMachine, view: View, seen_at: float) -> SwarmCount
     coming = behind.intersection(head.members) if behind else behind
     wanted = machine.global_batch
     sequences = sum([min(lease.sequences, wanted) for lease in mates.values()])
-    return SwarmCount(sequences, len(coming | mates.keys()) + 1, seen_at)
+    per_s = sum([lease.sequences_per_s for lease in mates.values()])
+    return SwarmCount(sequences, len(coming | mates.keys()) + 1, seen_at, per_s)

@@ -12,6 +12,11 @@ from dataclasses import dataclass
 
 MAX_MICRO_BATCHES_PER_PASS = 8
 
+READ_S, SELDOM_S = 0.4, 1.2
+"""Between two readings of everybody's leases. The second is what the simulation bears, and less
+than any time after which somebody counts as silent."""
+SOON_S = 5.0
+
 
 @dataclass(frozen=True)
 class SwarmCount:
@@ -21,6 +26,8 @@ class SwarmCount:
     peers: int = 1
     """Peers that accumulate for our head, ourselves included."""
     seen_at: float = float("-inf")
+    sequences_per_s: float = 0.0
+    """Theirs, as they say, of all together."""
 
 
 def next_pass(
@@ -43,6 +50,17 @@ def next_pass(
     else:
         return 0
     return max(1, min(-(-wanted // micro_batch), most))
+
+
+def reading_pause(
+    own_sequences: int, own_per_s: float, swarm: SwarmCount, global_batch: int
+) -> float:
+    """Seconds to the next reading of the leases. While the batch is far away and a peer works off
+    its own share, nothing that it does depends on news."""
+    share = -(-global_batch // max(swarm.peers, 1))
+    missing = global_batch - own_sequences - swarm.others_sequences
+    is_far = missing > SOON_S * (own_per_s + swarm.sequences_per_s) > 0
+    return SELDOM_S if is_far and own_sequences < share else READ_S
 
 
 def usual_pass_seconds(passes: Sequence[tuple[int, float]]) -> float:

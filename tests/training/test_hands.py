@@ -62,7 +62,9 @@ def test_a_freeze_is_answered_at_the_end_of_the_pass(stage: Stage) -> None:
     assert stage.posted.empty(), "in the middle of a pass nothing is counted yet"
     stage.replica.may_end.set()
     assert stage.next_event() == Frozen(BALLOT, 8, 16.0)
-    assert stage.hands.own_sequences() == 8
+    assert stage.hands.uncommitted_sequences == 8
+    assert stage.hands.own_sequences(stage.replica.gradients_tag) == 8
+    assert stage.hands.own_sequences(b"the next head") == 0, "another round's"
 
 
 def test_frozen_until_thawed(stage: Stage) -> None:

@@ -6,8 +6,11 @@ from hypothesis import strategies as st
 
 from atom.training.pacing import (
     MAX_MICRO_BATCHES_PER_PASS,
+    READ_S,
+    SELDOM_S,
     SwarmCount,
     next_pass,
+    reading_pause,
     usual_pass_seconds,
 )
 
@@ -19,6 +22,26 @@ def test_alone_a_peer_trains_exactly_the_global_batch() -> None:
         passes += 1
     assert own == 64
     assert passes == 1
+
+
+def test_leases_are_read_often_only_when_something_depends_on_them() -> None:
+    far = SwarmCount(others_sequences=100, peers=4, seen_at=0.0, sequences_per_s=30.0)
+    assert reading_pause(100, 10.0, far, 1000) == SELDOM_S
+    assert reading_pause(250, 10.0, far, 1000) == READ_S, "beyond its share it waits for news"
+    assert reading_pause(100, 10.0, far, 400) == READ_S, "five seconds to go"
+    assert reading_pause(100, 0.0, SwarmCount(peers=4), 1000) == READ_S, "nobody knows"
+
+
+@given(
+    st.integers(0, 2000), st.floats(0, 1e4), st.integers(0, 2000), st.integers(1, 100),
+    st.floats(0, 1e4), st.integers(1, 2000),
+)  # fmt: skip
+def test_the_end_of_a_batch_is_never_overslept(
+    own: int, own_per_s: float, others: int, peers: int, per_s: float, batch: int
+) -> None:
+    pause = reading_pause(own, own_per_s, SwarmCount(others, peers, 0.0, per_s), batch)
+    if pause > READ_S:
+        assert own + others + pause * (own_per_s + per_s) < batch
 
 
 def test_a_fair_share_needs_no_news() -> None:

@@ -95,7 +95,7 @@ class RecordingHands:
         self.calls.put(("send", peer_id, raw))
         return self.reachable
 
-    def own_sequences(self) -> int:
+    def own_sequences(self, head: bytes) -> int:
         return 5
 
     def set_aside(self, peer_id: str, reason: Reason) -> float:
@@ -304,13 +304,13 @@ def test_the_view_shows_the_others_and_our_own_counts(stage: Stage) -> None:
 def test_others_at_our_head_are_counted(stage: Stage) -> None:
     elsewhere = lease(CAT, head=b"x" * 32, sequences=100, round=9)
     stage.read(lease(ME), lease(ANN), lease(BOB, sequences=2), elsewhere)
-    assert stage.hands.progress[-1] == SwarmCount(7 + 2, 3, 1000.0)
+    assert stage.hands.progress[-1] == SwarmCount(7 + 2, 3, 1000.0, 2.0)
 
 
 def test_a_mate_whose_new_lease_is_on_its_way_shares_the_work(stage: Stage) -> None:
     stage.machine.head = replace(START, digest=b"n" * 32, round=1)
     stage.read(lease(ANN), lease(BOB))  # only Ann was in the last round
-    assert stage.hands.progress[-1] == SwarmCount(0, 2, 1000.0)
+    assert stage.hands.progress[-1] == SwarmCount(0, 2, 1000.0, 0.0)
 
 
 def keep_reading(stage: Stage, seconds: float, *voters: Voter) -> View:
