@@ -95,7 +95,7 @@ class RecordReader:
                 if known is None or known[0] != record:
                     known = record, decode_lease(record, run, owner, peer_id)
                 other = checked.get(peer_id)
-                if other is None or other[1].issued_at < known[1].issued_at:
+                if other is None or _order(other[1]) < _order(known[1]):
                     checked[peer_id] = known
             except PeerRefused as refusal:
                 self._report(peer_id, refusal)
@@ -129,6 +129,11 @@ class RecordReader:
         self._events.emit(
             "record-refused", peer_id=entry[0], reason=refusal.reason.value, detail=refusal.detail
         )
+
+
+def _order(lease: Lease) -> tuple[float, int]:
+    """Of one peer's leases, the later has the greater."""
+    return lease.issued_at, lease.serial
 
 
 def no_such_run(run: str, owner: str | None) -> AddressError:

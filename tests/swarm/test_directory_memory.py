@@ -67,6 +67,21 @@ def test_a_directory_that_cannot_be_reached_says_so_and_never_that_nobody_is_the
     asyncio.run(check())
 
 
+def test_of_two_places_the_later_lease_counts(dht, clock):
+    """Only every other lease goes into the shard: what lies there may be old."""
+
+    async def check():
+        peer = MemoryDirectory(dht, RUN, OWNER.peer_id, PEER)
+        onlooker = MemoryDirectory(dht, RUN, OWNER.peer_id)
+        for serial in range(1, 12):
+            lease = a_lease(PEER.peer_id, serial=serial)
+            assert await peer.publish_lease(lease)
+            assert await onlooker.read_leases() == {PEER.peer_id: lease}
+            clock.advance(0.7)
+
+    asyncio.run(check())
+
+
 def test_invalid_leases_are_dropped_and_reported_once(dht):
     async def check():
         events = EventList()

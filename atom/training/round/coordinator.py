@@ -111,7 +111,7 @@ class Coordinator:
     def _check_prevotes(self, attempt: Attempt) -> None:
         if not attempt.electorate.satisfied_by(attempt.agreeable):
             return
-        if self._has_cause():
+        if self._turn.has_cause():
             self._prepare(attempt.electorate)
         else:  # whoever made up the batch has gone while we asked
             self.attempt = None
