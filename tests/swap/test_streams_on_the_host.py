@@ -16,7 +16,7 @@ from engine_rig import EngineRig
 from hand_written_program import FINEST, batches
 
 from atom.graph.ir import padded_elements
-from atom.swap import streams
+from atom.swap import registered_memory, streams
 from atom.swap.chrome_trace import chrome_trace
 from atom.swap.device import RandomState
 from atom.swap.readiness import Readiness, StepFailed
@@ -84,10 +84,10 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostedDevice]:
     }.items():
         monkeypatch.setattr(torch.cuda, name, value)
     monkeypatch.setattr(streams, "require_gpu", lambda index, precision: None)
-    monkeypatch.setattr(streams, "register", lambda pointer, size_bytes: None)
+    monkeypatch.setattr(registered_memory, "register", lambda pointer, size_bytes: None)
+    monkeypatch.setattr(registered_memory, "unregister", lambda pointer: None)
     device = HostedDevice()
     yield device
-    device._registered.clear()  # nothing was
     device.close()
 
 
@@ -239,3 +239,16 @@ def test_a_workbench_brings_works_and_takes_back(device: HostedDevice) -> None:
         bench.wait_back(place)
         assert torch.equal(value, 2 * (torch.arange(4.0) + place))
     bench.rest()
+
+
+def test_only_host_memory_in_use_is_registered(device: HostedDevice) -> None:
+    memory, registered = device.host_memory(2**18, torch.float32), device._registered._held
+    device.reserve_gradients(2, 2**18)
+    device.reserve_gradients(2, 2**17)
+    assert [held.numel() for held in registered.values()] == [2**18, 2**17, 2**17]
+    memory.fill_(1.0)
+    device.give_back_host(memory)
+    assert len(registered) == 2
+    device.take_again_host(memory)
+    assert len(registered) == 3
+    assert not memory.any()
