@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 from atom.swarm.chain import Ballot, Head, Voter, canonical_digest
 from atom.swarm.freshness import LeaseBook
 from atom.swarm.identity import Identity
+from atom.swarm.lease_places import LeasePlaces
 from atom.swarm.messages import Message, Prepare
 from atom.swarm.record_codec import encode_lease
-from atom.swarm.record_keys import LEASE_SHARDS, shard_of
+from atom.swarm.record_keys import LEASE_SHARDS, ROOT, shard_of
 from atom.swarm.records import RENEW_SECONDS, Lease, PeerState
 from atom.training.outlook import count_swarm, look
-from atom.training.pacing import SwarmCount, next_pass
+from atom.training.pacing import READ_S, SwarmCount, next_pass, reading_pause
 from atom.training.round import RoundMachine, Terms
 from atom.training.round.vocabulary import (
     Action,
@@ -37,7 +38,7 @@ from atom.training.round.vocabulary import (
 if TYPE_CHECKING:
     from scale_world import World
 
-TICK_S, READ_S, SETTLE_S = 0.1, 0.4, 0.15
+TICK_S, SETTLE_S = 0.1, 0.15
 REPLICAS, ASKED = 5, 8
 KEY_BYTES, STORED_BYTES, NEIGHBOURS_BYTES = 60, 90, 1200
 """Beside a record: its key in a request; subkey, expiry and frame of one that is stored or told;
@@ -66,6 +67,7 @@ class Peer:
         self._serial, self._published, self._publishing = 0, float("-inf"), False
         self._news: object = None
         self._shard = world.dice.randrange(LEASE_SHARDS)
+        self._places = LeasePlaces()
         self._record_bytes = 0
         for delay_s, act in ((TICK_S, self._tick), (READ_S, self._read)):
             world.after(world.dice.uniform(0, delay_s), act)
@@ -96,10 +98,18 @@ class Peer:
         return self.me in self.machine.head.voters
 
     def _read(self) -> None:
-        self.world.after(READ_S, self._read)
+        self.world.after(self._pause(), self._read)
         found, told = self._fetch()
         self.world.dht_bytes += told
         self.world.after(self.world.dice.uniform(0.02, 0.08), lambda: self._take(found))
+
+    def _pause(self) -> float:
+        if self.world.reading != "daemon" or self.machine.phase is not Phase.ACCUMULATING:
+            return READ_S
+        return reading_pause(self.count, self._rate(), self._swarm, self.machine.global_batch)
+
+    def _rate(self) -> float:
+        return MICRO_BATCH / self._pass_s
 
     def _take(self, found: dict[str, Lease]) -> None:
         began = time.process_time()
@@ -110,6 +120,8 @@ class Peer:
     def _fetch(self) -> tuple[dict[str, Lease], int]:
         """What the policy reads now, and the bytes that travel for it."""
         leases, reading = self.world.leases, self.world.reading
+        if reading == "daemon":
+            return self._fetch_places()
         voters = {voter.peer_id for voter in self.machine.head.voters}
         keys = LEASE_SHARDS
         if reading == "summaries" and not self._votes():
@@ -125,6 +137,23 @@ class Peer:
         found = {p: lease for p, (lease, _) in leases.items()}
         return found, asked + REPLICAS * (records + summaries)
 
+    def _fetch_places(self) -> tuple[dict[str, Lease], int]:
+        now, stored = self.world.now, self.world.in_place
+        places = [ROOT, *self._places.to_read(now)]
+        entries = {place: stored.get(place, {}) for place in places}
+        in_shards = {peer for place in places[1:] for peer in entries[place]}
+        self._places.found(entries[ROOT].keys(), in_shards, complete=True, now=now)
+        found: dict[str, Lease] = {}
+        for there in entries.values():
+            for peer, (lease, _) in there.items():
+                if peer not in found or found[peer].serial < lease.serial:
+                    found[peer] = lease
+        records = sum(
+            size + STORED_BYTES for there in entries.values() for _, size in there.values()
+        )
+        asked = len(places) * (ASKED * KEY_BYTES + (ASKED - REPLICAS) * NEIGHBOURS_BYTES)
+        return found, asked + REPLICAS * records
+
     def _publish_if_due(self) -> None:
         news = self.machine.head.digest, self.machine.phase, self.count
         due = self.world.now - self._published >= RENEW_SECONDS
@@ -139,16 +168,21 @@ class Peer:
         if not self._record_bytes:
             record = encode_lease(lease, "scale", self.world.owner, self._identity, 8.0)
             self._record_bytes = len(record)
-        self.world.dht_bytes += REPLICAS * (self._record_bytes + STORED_BYTES)
-        entry = lease, self._record_bytes
-        self.world.after(
-            self.world.dice.uniform(0.02, 0.08),
-            lambda: self.world.leases.__setitem__(self.me.peer_id, entry),
-        )
+        entry, places = (lease, self._record_bytes), [shard(self.me.peer_id)]
+        if self.world.reading == "daemon":
+            places = self._places.to_store(self.me.peer_id, self.world.now)
+        self.world.dht_bytes += len(places) * REPLICAS * (self._record_bytes + STORED_BYTES)
+        delay_s = self.world.dice.uniform(0.02, 0.08)
+        self.world.after(delay_s, lambda: self._stored(entry, places))
         if self._votes():
             swarm = self._swarm
             total = swarm.others_sequences + self.count
             self.world.summary = self.machine.head.digest, total, swarm.peers
+
+    def _stored(self, entry: tuple[Lease, int], places: list[int | None]) -> None:
+        self.world.leases[self.me.peer_id] = entry
+        for place in places:
+            self.world.in_place.setdefault(place, {})[self.me.peer_id] = entry
 
     def _lease(self) -> Lease:
         head, stepping = self.machine.head, self.machine.phase is Phase.STEPPING
@@ -164,8 +198,8 @@ class Peer:
             self.count,
             head.round,
             head.work,
-            4.2,
-            8600.0,
+            self._rate(),
+            1024 * self._rate(),
             self._pass_s,
             3.1,
             self.machine.state_digest,

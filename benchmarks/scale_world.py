@@ -61,6 +61,9 @@ class World:
     """Sent to peers, by sender."""
     rounds: dict[bytes, Trigger] = field(default_factory=dict)
     leases: dict[str, tuple[Lease, int]] = field(default_factory=dict)
+    """The latest of everybody, and the bytes of its record."""
+    in_place: dict[int | None, dict[str, tuple[Lease, int]]] = field(default_factory=dict)
+    """The same by key, the root and the shards, where a peer stores as the daemon does."""
     summary: tuple[bytes, int, int] = (b"", 0, 1)
     """Of some voter: head, sequences of all, peers."""
 
