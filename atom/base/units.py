@@ -13,6 +13,8 @@ _BITS_PER_S = {
 }  # fmt: skip
 _SECONDS = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 _WATTS = {"W": 1.0, "kW": 1000.0}
+_MOST = 2.0**62
+"""Of anything: what is counted in it stays a number of 64 bits."""
 _QUANTITY = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z/]+)\s*")
 
 
@@ -55,4 +57,7 @@ def _parse(text: str, units: Mapping[str, float]) -> float:
     match = _QUANTITY.fullmatch(text)
     if match is None or match[2] not in units:
         raise ValueError(f"{text!r} is not a quantity with one of the units {', '.join(units)}")
-    return float(match[1]) * units[match[2]]
+    quantity = float(match[1]) * units[match[2]]
+    if quantity > _MOST:
+        raise ValueError(f"{text!r} is more than there is anywhere")
+    return quantity

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from atom.cli import box_commands, look_commands, train_commands
-from atom.cli.arguments import gather_addresses
+from atom.cli.arguments import gather_addresses, refuse_empty, with_home
 from atom.cli.exit_codes import MEANINGS, ExitCode
 from atom.cli.failures import run_guarded
 
@@ -57,11 +57,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a poor terminal shall not end a command
-    given = gather_addresses(sys.argv[1:] if arguments is None else arguments)
-    return run_guarded(
-        lambda: app(given or ["--help"], prog_name="atom", standalone_mode=False),
-        is_debug=lambda: _Debug.on,
-    )
+    given = with_home(gather_addresses(sys.argv[1:] if arguments is None else arguments))
+
+    def command() -> object:
+        refuse_empty(given)
+        return app(given or ["--help"], prog_name="atom", standalone_mode=False)
+
+    return run_guarded(command, is_debug=lambda: _Debug.on)
 
 
 __all__ = ["ExitCode", "app", "main"]

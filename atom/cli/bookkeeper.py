@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 from atom.base.errors import AddressError
+from atom.base.home import expand_home
 from atom.config.places import cache_directory
 from atom.swarm.chain_fetcher import ChainFetcher
 from atom.swarm.identity import Identity
@@ -71,15 +72,12 @@ class Bookkeeper:
 
 
 @contextlib.asynccontextmanager
-async def bookkeeping(manifest: Manifest, state: Path | None) -> AsyncIterator[Bookkeeper]:
-    """A bookkeeper of the run; closed with the block.
-
-    `state`: the state directory of a peer of the run, under whose name to ask; None: a stranger's.
-    Raises: AddressError if there is no such peer.
-    """
+async def bookkeeping(manifest: Manifest, me: Identity | None) -> AsyncIterator[Bookkeeper]:
+    """A bookkeeper of the run; closed with the block. `me`: under whose name to ask; None: a
+    stranger's."""
     genesis = first_head(manifest)
     file = LedgerFile(cache_directory() / "ledgers", genesis)
-    fetcher = ChainFetcher(manifest, None if state is None else _identity_in(state))
+    fetcher = ChainFetcher(manifest, me)
     keeper = Bookkeeper(LedgerReader(file.load(), genesis, fetcher), fetcher, file)
     try:
         yield keeper
@@ -87,10 +85,14 @@ async def bookkeeping(manifest: Manifest, state: Path | None) -> AsyncIterator[B
         keeper.close()
 
 
-def _identity_in(state: Path) -> Identity:
-    key = state.expanduser() / "identity.key"
+def identity_in(state: Path | None) -> Identity | None:
+    """Of the peer whose state directory that is. Raises: AddressError if there is no such peer."""
+    if state is None:
+        return None
+    key = expand_home(state) / "identity.key"
     if not key.exists():
         raise AddressError(
-            f"there is no peer in {state}", "name the state directory of a peer of that run"
+            f"there is no peer in {state}",
+            "name the state directory of a peer of that run with --state DIR",
         )
     return Identity.load_or_create(key)

@@ -36,8 +36,9 @@ def compile_run(request: PlanRequest, folder: Path) -> None:
 
 def _refuse_what_is_no_folder(folder: Path) -> None:
     """Before a minute is spent. Raises: StorageError."""
-    if folder.exists() and not folder.is_dir():
-        raise StorageError(f"{folder} is a file, not a folder", "choose another with --out DIR")
+    there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+    if not there.is_dir():
+        raise StorageError(f"{there} is a file, not a folder", "choose another with --out DIR")
 
 
 def _refuse_folders_in_place(folder: Path) -> None:

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from atom.base.errors import AddressError
-from atom.cli.bookkeeper import Bookkeeper, bookkeeping
+from atom.cli.bookkeeper import Bookkeeper, bookkeeping, identity_in
 from atom.cli.daemon_console import TerminalConsole
 from atom.cli.onlooker import EMPTY_RETRIES, RETRY_S, Onlooker, Sight, onlooking
 from atom.cli.signals import run_to_the_end
@@ -88,9 +88,10 @@ def table(ledger: Ledger, whole_ids: bool) -> Table:
 
 async def read_ledger(address: str, state: Path | None) -> tuple[Manifest, Ledger]:
     """The run's ledger as it is now. Raises: AddressError."""
+    me = identity_in(state)
     async with onlooking(parse_join_address(address)) as onlooker:
         sight = await onlooker.first_look()
-        async with bookkeeping(onlooker.manifest, state) as keeper:
+        async with bookkeeping(onlooker.manifest, me) as keeper:
             ledger = await _up_to_date(keeper, onlooker, sight)
             return onlooker.manifest, ledger
 

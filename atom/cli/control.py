@@ -10,6 +10,7 @@ from rich.text import Text
 
 from atom.cli.local_daemons import find_daemon
 from atom.cli.terminal import stdout_console
+from atom.config.peer_text import parse_assignment
 
 _REMARKS_AT = 48
 
@@ -45,6 +46,8 @@ def show_info(state: Path | None, as_json: bool) -> None:
 def set_settings(state: Path | None, assignments: Sequence[str]) -> None:
     """Prints what was changed, or without assignments all there is, as lines of a peer file with
     what is to be known of them. Raises: ConfigError, and nothing was changed; ControlError."""
+    for text in assignments:
+        parse_assignment(text)  # what is none is refused whether or not a daemon runs
     settings = control_client(state).set(assignments)
     lines = [f"{each['key']} = {each['value'] or '(not set)'}" for each in settings]
     width = min(max(map(len, lines), default=0), _REMARKS_AT)

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from atom.cli.arguments import parse_trust
 from atom.cli.daemon_console import TerminalConsole
 from atom.cli.exit_codes import ExitCode
 from atom.daemon.box import JoinOptions, StartOptions
@@ -25,7 +26,8 @@ def found_run(options: StartOptions) -> ExitCode:
 def join_run(
     address: str, peer_file: Path | None, state: Path | None, trust: str | None
 ) -> ExitCode:
-    """Blocks until the daemon ends. Raises: UserError of every kind."""
+    """Blocks until the daemon ends. Raises: typer.BadParameter; UserError of every kind."""
+    trust = parse_trust(trust)
     console = TerminalConsole()
     try:
         return code_of(run_join(JoinOptions(address, peer_file, state, trust), console))

@@ -8,6 +8,7 @@ import typer
 from atom.cli.follower import following
 from atom.cli.signals import run_to_the_end
 from atom.cli.terminal import stderr_console
+from atom.config.address import parse_interface
 from atom.dashboard.server import LOOPBACK, Listening, serve
 
 DEFAULT_PORT = 8700
@@ -17,11 +18,18 @@ DEFAULT_PORT = 8700
 def show_dashboard(address: str, port: int | None, host: str | None, state: Path | None) -> None:
     """Serves the page until interrupted; its URL is the first line of stdout.
 
-    Raises: AddressError, PortInUseError, UserError.
+    Raises: typer.BadParameter, AddressError, PortInUseError, UserError.
     """
-    where = Listening(DEFAULT_PORT if port is None else port, host or LOOPBACK)
+    where = Listening(DEFAULT_PORT if port is None else port, _host(host))
     with contextlib.suppress(KeyboardInterrupt):
         run_to_the_end(_serve(address, where, state))
+
+
+def _host(text: str | None) -> str:
+    try:
+        return LOOPBACK if text is None else parse_interface(text)
+    except ValueError as problem:
+        raise typer.BadParameter(str(problem), param_hint="--host") from None
 
 
 async def _serve(address: str, where: Listening, state: Path | None) -> None:

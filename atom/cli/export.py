@@ -6,6 +6,7 @@ from pathlib import Path
 import typer
 
 from atom.base.units import format_bytes
+from atom.cli.arguments import parse_trust
 from atom.cli.daemon_console import TerminalConsole
 from atom.cli.local_daemons import find_state
 from atom.cli.signals import raise_on_signals
@@ -32,6 +33,7 @@ def export_model(options: ExportOptions) -> None:
         raise typer.BadParameter(
             f"{options.precision!r} is none of {known}", param_hint="--precision"
         )
+    trust = parse_trust(options.trust)
     state = find_state(options.state or _beside(options.snapshot))
     raise_on_signals()
     console = TerminalConsole()
@@ -39,9 +41,7 @@ def export_model(options: ExportOptions) -> None:
         with stderr_console().status("reading the run"):
             from atom.daemon.exporting import ExportRequest, export_run
 
-        request = ExportRequest(
-            options.folder, state, options.snapshot, options.precision, options.trust
-        )
+        request = ExportRequest(options.folder, state, options.snapshot, options.precision, trust)
         exported = export_run(request, console)
     finally:
         console.close()

@@ -17,6 +17,7 @@ from atom import __version__
 from atom.base.errors import DeviceError, StorageError, UserError
 from atom.cli.exit_codes import ExitCode, exit_code_of
 from atom.cli.terminal import stderr_console
+from atom.cli.usage import usage_words
 from atom.config.places import crash_directory
 
 _DISK_ERRORS = {
@@ -68,17 +69,7 @@ def say_error(message: str, hint: str = "") -> None:
 
 
 def _say_usage(problem: typer.TyperException) -> int:
-    message, _, suggestion = problem.format_message().partition(" Did you mean ")
-    options = getattr(problem, "possibilities", None)
-    context = getattr(problem, "ctx", None)
-    path = context.command_path if context is not None else "atom"
-    hint = f"see `{path} --help`"
-    if suggestion:
-        hint = f"did you mean {suggestion}"
-    elif options:
-        message = str(problem.message)
-        hint = f"did you mean {' or '.join(sorted(options))}?"
-    say_error(message[:1].lower() + message[1:].rstrip("."), hint)
+    say_error(*usage_words(problem))
     return ExitCode.USAGE
 
 

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from atom.cli.bookkeeper import Bookkeeper, bookkeeping
+from atom.cli.bookkeeper import Bookkeeper, bookkeeping, identity_in
 from atom.cli.onlooker import Onlooker, Sight, onlooking
 from atom.dashboard.feed import SwarmFeed
 from atom.swarm.addresses import parse_join_address
@@ -40,10 +40,11 @@ class Follower:
 async def following(address: str, state: Path | None) -> AsyncIterator[tuple[SwarmFeed, Follower]]:
     """A feed that has looked once, and what it looks with; somebody has to `follow` it.
 
-    `state`: as in `bookkeeping`. Raises: AddressError.
+    `state`: of the peer under whose name to ask. Raises: AddressError.
     """
+    me = identity_in(state)
     async with onlooking(parse_join_address(address)) as onlooker:
         first = await onlooker.first_look()
-        async with bookkeeping(onlooker.manifest, state) as keeper:
+        async with bookkeeping(onlooker.manifest, me) as keeper:
             follower = Follower(onlooker, keeper, first)
             yield SwarmFeed(follower.view, first.view, first.rounds, follower), follower

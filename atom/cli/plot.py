@@ -5,6 +5,7 @@ from pathlib import Path
 import typer
 
 from atom.base.errors import StorageError
+from atom.base.home import expand_home
 from atom.cli.contributions import read_ledger
 from atom.cli.local_daemons import find_state
 from atom.cli.output_file import refuse_folders, write_whole
@@ -33,7 +34,7 @@ def plot_run(file: Path, address: str | None, state: Path | None) -> None:
 
 
 def _of_log(state: Path) -> tuple[str, list[PlottedRound]]:
-    root = state.expanduser()
+    root = expand_home(state)
     return root.name, rounds_of_log(root / _EVENTS)
 
 

@@ -1,9 +1,11 @@
 """Addresses as people write them: HOST:PORT, [IPv6]:PORT, or a host alone."""
 
+import ipaddress
 import string
 
 _HOST_CHARACTERS = frozenset(string.ascii_letters + string.digits + "-._:%")
 _MAX_HOST_CHARACTERS = 253
+_MAX_LABEL_CHARACTERS = 63
 
 
 def parse_host_port(text: str) -> tuple[str, int]:
@@ -27,9 +29,22 @@ def parse_host(text: str) -> str:
     bracketed = text.startswith("[") and text.endswith("]")
     host = text[1:-1] if bracketed else text
     fits = 0 < len(host) <= _MAX_HOST_CHARACTERS and _HOST_CHARACTERS.issuperset(host)
+    labels = host.removesuffix(".").split(".")
+    fits = fits and all(0 < len(label) <= _MAX_LABEL_CHARACTERS for label in labels)
     if not fits or (":" in host) != bracketed:
         raise ValueError(f"{text!r} is not a host; write a name, 192.0.2.1 or [2001:db8::1]")
     return host
+
+
+def parse_interface(text: str) -> str:
+    """An address or a name of this machine to listen on; IPv6 with brackets or without.
+
+    Raises: ValueError if it can be none.
+    """
+    try:
+        return str(ipaddress.ip_address(text))
+    except ValueError:
+        return parse_host(text)
 
 
 def check_announcement(text: str) -> str:

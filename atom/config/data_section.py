@@ -24,9 +24,9 @@ class Data(Section):
     name: Name | None = None
     """Of a table that has several configurations."""
     split: Annotated[str, Field(pattern=r"^\w+(\.\w+)*$", max_length=256)] | None = None
-    """Of a table; omitted: "train"."""
+    """Of a table, such as "validation"; omitted: "train"."""
     revision: str | None = Field(default=None, pattern=r"^[0-9a-f]{40}$")
-    """Of a table of the hub: its commit, filled in when the run is founded."""
+    """Of a table of the hub: its commit, 40 hex digits; filled in when the run is founded."""
     streaming: bool = False
     """Whether a table of the hub is read without keeping a copy; needs a limit."""
     tokenizer: PathText = "bytes"

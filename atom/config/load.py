@@ -3,12 +3,14 @@
 import json
 import tomllib
 from collections.abc import Mapping
+from datetime import date, time
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
 from atom.base.errors import ConfigError
+from atom.base.home import expand_home
 from atom.config.peer_file import PeerFile
 from atom.config.problems import problems_of
 from atom.config.run_file import RunFile
@@ -114,16 +116,32 @@ def _check_length(length_bytes: int, name: str) -> None:
 
 def _parse_toml(text: str, name: str) -> dict[str, Any]:
     try:
-        return tomllib.loads(text)
+        tree = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         hint = "texts need quotes, sections brackets: https://toml.io"
         raise ConfigError(f"{name}: not valid TOML: {error}", hint) from None
+    _refuse_dates(tree, name)
+    return tree
+
+
+def _refuse_dates(tree: Any, name: str) -> None:
+    """TOML has dates without quotes, JSON has none: no key takes one. Raises: ConfigError."""
+    waiting = [("", tree)]
+    while waiting:
+        place, value = waiting.pop()
+        if isinstance(value, date | time):
+            what = f"{name}: {place}: expected no date or time, not {value.isoformat()}"
+            raise ConfigError(what, "if a text is meant, put it into quotes")
+        if isinstance(value, list):
+            waiting += [(f"{place}[{index}]", inner) for index, inner in enumerate(value)]
+        if isinstance(value, dict):
+            waiting += [(f"{place}.{key}".lstrip("."), inner) for key, inner in value.items()]
 
 
 def _validated(model: type[_SectionT], tree: Any, name: str) -> _SectionT:
     # As JSON, because strict validation then takes lists for tuples and tables for sections.
     try:
-        return model.model_validate_json(json.dumps(tree, default=str))
+        return model.model_validate_json(json.dumps(tree))
     except ValidationError as error:
         problems = problems_of(error, model, _elsewhere(model))
     lines = [f"{name}: {problem}" for problem in problems]
@@ -138,7 +156,7 @@ def _anchored(peer: PeerFile, folder: Path) -> PeerFile:
     """The peer file with absolute paths: it may be read while the daemon stands elsewhere."""
 
     def absolute(text: str) -> str:
-        return str((folder / Path(text).expanduser()).absolute())
+        return str((folder / expand_home(text)).absolute())
 
     data, state = peer.data, peer.state
     paths = None if data.paths is None else tuple(map(absolute, data.paths))

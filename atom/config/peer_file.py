@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from atom.config.address import check_announcement, parse_host_port
+from atom.config.address import check_announcement, parse_host_port, parse_interface
 from atom.config.hours import Window, parse_window
 from atom.config.section import BitsPerSecond, Bytes, PathText, Seconds, Section, Watts
 
@@ -31,6 +31,7 @@ BytesOrAuto = Annotated[Annotated[Bytes, Field(gt=0)] | None, BeforeValidator(_a
 Share = Annotated[float, Field(ge=0, le=1)]
 ShareOrAuto = Annotated[Share | None, BeforeValidator(_auto_is_none)]
 HostPortText = Annotated[str, AfterValidator(_check_listen)]
+InterfaceText = Annotated[str, AfterValidator(parse_interface)]
 WindowText = Annotated[str, AfterValidator(_check_window)]
 AnnouncementText = Annotated[str, AfterValidator(check_announcement)]
 
@@ -125,7 +126,7 @@ class Metrics(Section):
 
     port: int | None = Field(default=None, ge=0, lt=1 << 16)
     """Where metrics are served over HTTP; omitted: nowhere; 0: any free one."""
-    host: str = Field(default="127.0.0.1", min_length=1, max_length=253)
+    host: InterfaceText = "127.0.0.1"
     """Address of this machine to serve them on; they have no password."""
 
 

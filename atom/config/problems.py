@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import math
 import types
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -12,10 +13,13 @@ from pydantic import ValidationError
 from atom.config.section import Section
 
 MAX_SHOWN = 5
+MAX_SENTENCE = 400
+"""Characters of what is said about one key."""
 
 _WORDS = {
     "int_type": "expected a whole number, not {value}",
     "int_from_float": "expected a whole number, not {value}",
+    "int_parsing": "expected a whole number, not {value}",
     "float_type": "expected a number, not {value}",
     "finite_number": "expected a finite number, not {value}",
     "bool_type": "expected true or false, not {value}",
@@ -73,10 +77,16 @@ def _problem(
         what = "expected a section" if location else "expected a table of sections"
         return Problem(_dotted(location), what, _section_hint(location))
     if "key" in context:
-        location += (context["key"],)
+        location += tuple(context["key"].split("."))
+    hint = context.get("hint") or _meaning(model, location)
+    return Problem(_dotted(location), words_of(detail), hint)
+
+
+def words_of(detail: Mapping[str, Any]) -> str:
+    """What one of pydantic's errors says of a value, with that value."""
     words = _WORDS.get(detail["type"], str(detail["msg"]).replace("{", "{{").replace("}", "}}"))
-    what = words.format_map(context | {"value": _shown(detail["input"])})
-    return Problem(_dotted(location), what, context.get("hint") or _meaning(model, location))
+    filled = words.format_map(dict(detail.get("ctx", {})) | {"value": _shown(detail["input"])})
+    return _without_middle(filled)
 
 
 def _unknown(
@@ -87,7 +97,7 @@ def _unknown(
     what = f"unknown {kind}"
     if kind == "section" and name in elsewhere:
         return Problem(name, what, elsewhere[name])
-    homes = [path for path in _keys(model) if path[-1] == name]
+    homes = [path for path in keys_of(model) if path[-1] == name]
     close = difflib.get_close_matches(name, list(_names(section)), n=1, cutoff=0.6)
     if close:
         hint = f"did you mean {close[0]}?"
@@ -123,7 +133,7 @@ def _meaning(model: type[Section], location: tuple[Any, ...]) -> str:
         if part not in fields:
             break
         if index:
-            return f"{part}: {fields[part].description}"
+            return f"{part}: {' '.join((fields[part].description or '').split())}"
         section = _section_of(fields[part].annotation)
     return ""
 
@@ -147,7 +157,8 @@ def _names(section: type[Section]) -> Iterator[str]:
         yield field.alias or name
 
 
-def _keys(model: type[Section]) -> Iterator[tuple[str, str]]:
+def keys_of(model: type[Section]) -> Iterator[tuple[str, str]]:
+    """(section, key) of everything that such a file may say."""
     for name, field in model.model_fields.items():
         section = _section_of(field.annotation)
         for key in _names(section) if section else ():
@@ -162,7 +173,16 @@ def _dotted(location: tuple[Any, ...]) -> str:
 
 
 def _shown(value: Any) -> str:
+    """As it stands in the file, or nearly."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)  # nan, inf: as TOML has them
     return _printable(json.dumps(value, ensure_ascii=False, default=str))
+
+
+def _without_middle(text: str) -> str:
+    """A long value stands in the middle of what is said about it."""
+    half = MAX_SENTENCE // 2
+    return text if len(text) <= MAX_SENTENCE else f"{text[:half]}…{text[-half:]}"
 
 
 def _printable(text: str) -> str:

@@ -146,7 +146,8 @@ class RunFile(Section):
             self._check_module_data()
         vocabulary = self.model.vocabulary_size
         if self.data.tokenizer == "bytes" and (vocabulary or BYTE_VOCABULARY) < BYTE_VOCABULARY:
-            refuse("model.vocabulary_size", f"the bytes tokenizer has {BYTE_VOCABULARY} tokens")
+            what = f"{vocabulary} is too few: the bytes tokenizer has {BYTE_VOCABULARY} tokens"
+            refuse("model.vocabulary_size", what, "raise it, or leave it out")
         return self
 
     def pinned(self, vocabulary_size: int, tokenizer_sha256: str) -> "RunFile":

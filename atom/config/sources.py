@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from atom.base.errors import ConfigError
+from atom.base.home import expand_home
 from atom.config.peer_file import PeerFile
 from atom.config.run_file import RunFile
 from atom.config.table_place import table_place
@@ -56,7 +57,7 @@ def _table(run: RunFile, peer: PeerFile, run_folder: Path | None) -> str:
 
 
 def _from_folder(path: str, folder: Path) -> str:
-    return str((folder / Path(path).expanduser()).absolute())
+    return str((folder / expand_home(path)).absolute())
 
 
 def _absolute(

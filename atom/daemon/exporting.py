@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from atom.base.errors import ModelError, StorageError
+from atom.base.home import expand_home
 from atom.base.units import format_bytes
 from atom.daemon.console import Console
 from atom.daemon.kept_run import KeptRun, KeptWeights
@@ -63,7 +64,8 @@ class Exported:
 
 def export_run(request: ExportRequest, console: Console) -> Exported:
     """Raises: StorageError, ConfigError, MismatchError, ModelError, TrustError."""
-    _require_free(request.target)
+    target = expand_home(request.target).absolute()
+    _require_free(target)
     kept = KeptRun.read(request.state)
     snapshot = _chosen(kept, request.snapshot)
     console.note(f"exporting round {snapshot.round} of {kept.run.run.name}")
@@ -78,7 +80,7 @@ def export_run(request: ExportRequest, console: Console) -> Exported:
     weights = kept.weights(snapshot, lambda *at: console.progress("checking the snapshot", *at))
     drawer = _Drawer(kept, source, layout, weights, dtype)
     pieces = _pieces(outside, drawer)
-    with _aside(request.target, sum(piece.size_bytes for piece in pieces)) as folder:
+    with _aside(target, sum(piece.size_bytes for piece in pieces)) as folder:
         write_weights(folder, pieces, lambda *at: console.progress("writing", *at))
         _write_texts(folder, kept, outside, precision)
         files = tuple((path.name, path.stat().st_size) for path in sorted(folder.iterdir()))
@@ -140,7 +142,7 @@ def _chosen(kept: KeptRun, path: Path | None) -> Snapshot:
             f"{kept.state.root} holds no snapshot yet",
             f"the daemon writes one every {rounds} rounds, and when the run ends",
         )
-    wanted = path.expanduser().absolute()
+    wanted = expand_home(path).absolute()
     for snapshot in ours:
         if snapshot.path == wanted:
             return snapshot
@@ -170,8 +172,7 @@ def _require_free(target: Path) -> None:
 
 @contextmanager
 def _aside(target: Path, need_bytes: int) -> Iterator[Path]:
-    """A folder that becomes `target` if all goes well, and is gone otherwise."""
-    target = target.expanduser().absolute()
+    """A folder that becomes `target` (absolute) if all goes well, and is gone otherwise."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         _require_space(target.parent, need_bytes)

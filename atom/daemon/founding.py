@@ -15,6 +15,7 @@ from atom.base.errors import (
     StorageError,
 )
 from atom.base.events import EventLog
+from atom.base.home import expand_home
 from atom.config.load import load_run_file, normalised_run_text, run_from_text
 from atom.config.run_file import RunFile
 from atom.config.sources import text_sources
@@ -44,6 +45,7 @@ from atom.swarm.record_codec import decode_manifest, encode_manifest, first_head
 from atom.swarm.records import Manifest
 from atom.training.replica import Replica
 from atom.training.snapshot import list_snapshots, write_snapshot
+from atom.training.weight_files import WeightFiles
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,9 @@ def found_run(options: StartOptions, box: Box, run: RunFile, console: Console) -
     Raises: ConfigError, StorageError, MismatchError, ModelError, DeviceError.
     """
     folder = options.run_file.absolute().parent
+    weights = None if list_snapshots(box.state.snapshots) else options.weights
+    if weights is not None:
+        WeightFiles.open(expand_home(weights))  # said now, and not when the text is tokenised
     known = _read_manifest(box, run.run.name) if box.state.manifest.exists() else None
     run = _beginning(run, None if known is None else known[0], options.weights)
     run, code = pin_source(run, folder)
@@ -106,8 +111,7 @@ def found_run(options: StartOptions, box: Box, run: RunFile, console: Console) -
     if known is not None:
         _check_same_run(known[0], run, box, options.run_file)
         made = _make(run, text, code, box, console, known[0])
-        given = None if list_snapshots(box.state.snapshots) else options.weights
-        return made.member(*known, made.given(given))
+        return made.member(*known, made.given(weights))
     made = _make(run, text, code, box, console)
     return _founded(made, made.given(options.weights), box, options)
 
@@ -218,7 +222,7 @@ class _Made:
         """What a folder of weights gives. Raises: ConfigError."""
         if weights is None:
             return None
-        return given_values(self.recipe.run, self.recipe.source, weights.expanduser())
+        return given_values(self.recipe.run, self.recipe.source, expand_home(weights))
 
     def member(
         self, manifest: Manifest, record: bytes, given: InitialValue | None = None

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from atom.base.errors import ConfigError
+from atom.base.home import expand_home
 from atom.config.run_file import RunFile
 from atom.models.data.dataset import Dataset
 from atom.models.data.samples import OwnSamples, Samples, TextSamples
@@ -33,7 +34,7 @@ def pin_source(run: RunFile, folder: Path) -> tuple[RunFile, OwnCode | None]:
     """
     with source_errors(run):
         if run.model.huggingface is not None:
-            path = folder / Path(run.model.huggingface).expanduser()
+            path = folder / expand_home(run.model.huggingface)
             return run.with_source(config=canonical_config(_config_text(path))), None
         if run.model.module is not None:
             code = find_code(run.model.module, folder)

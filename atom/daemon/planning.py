@@ -34,7 +34,7 @@ from atom.daemon.device_choice import (
 )
 from atom.daemon.model_source import open_source, pin_source
 from atom.daemon.profiling import profile_of
-from atom.daemon.recipe import open_device, trace_run
+from atom.daemon.recipe import PRECISIONS, open_device, trace_run
 from atom.daemon.step_share import State, arrange, assumed_rates
 from atom.graph.ir import Program
 from atom.graph.profile.devices import assumed_device
@@ -177,6 +177,8 @@ def plan_run(request: PlanRequest, note: Note) -> Plan:
     Raises: ConfigError; ModelError; DeviceError naming the layer that does not fit the device.
     """
     run, peer = load_run_file(request.run_file), load_peer_file(request.peer_file)
+    if request.assume is not None:
+        assumed_device(request.assume, PRECISIONS[run.model.precision])  # told before the model is
     if peer.device.cpu_threads:
         torch.set_num_threads(peer.device.cpu_threads)
     run, graph, model = _trace(run, peer, request.run_file.absolute().parent)

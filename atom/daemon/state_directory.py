@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import IO
 
 from atom.base.errors import StorageError
+from atom.base.home import expand_home
 
 _MAX_SOCKET_PATH_BYTES = 100
 
@@ -16,7 +17,7 @@ class StateDirectory:
     """Paths below `root`; `lock` before writing anything."""
 
     def __init__(self, root: Path) -> None:
-        self.root = root.expanduser().absolute()
+        self.root = expand_home(root).absolute()
         self._lock: IO[str] | None = None
 
     @property

@@ -104,9 +104,9 @@ def require_gpt2(config: GPT3Config, found: Mapping[str, Any]) -> None:
             'set [model] huggingface = "FOLDER/config.json" instead of family',
         )
     given = {**_DEFAULTS, **found}
-    if given["n_inner"] is None:
-        given["n_inner"] = 4 * given["n_embd"]
-    if given["activation_function"] in _SAME_ACTIVATIONS:
+    if given["n_inner"] is None and given["n_embd"] == config.model_dim:
+        given["n_inner"] = 4 * config.model_dim
+    if str(given["activation_function"]) in _SAME_ACTIVATIONS:
         given["activation_function"] = gpt2_config(config)["activation_function"]
     for key, wanted in gpt2_config(config).items():
         if key in _DEFAULTS and given[key] != wanted:

@@ -1,7 +1,7 @@
 import pytest
 import typer
 
-from atom.cli.arguments import gather_addresses, parse_deadline
+from atom.cli.arguments import gather_addresses, parse_deadline, with_home
 
 A, B = "/ip4/10.0.0.5/tcp/1/p2p/Qm1", "/dns4/example.org/tcp/2/p2p/Qm2"
 FLAG = "--initial-peers"
@@ -22,6 +22,13 @@ FLAG = "--initial-peers"
 )
 def test_addresses_follow_one_flag(given: list[str], gathered: list[str]) -> None:
     assert gather_addresses(given) == gathered
+
+
+def test_a_home_after_an_equals_sign(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    given = ["set", "--state=~/x", "--out=~", "--out=~you/x", "a.b=~/x", "~/x"]
+    written = ["set", "--state=/home/me/x", "--out=/home/me", "--out=~you/x", "a.b=~/x", "~/x"]
+    assert with_home(given) == written
 
 
 @pytest.mark.parametrize(

@@ -45,70 +45,48 @@ class Case:
 
 
 STATE = ("--state", "state")
+FAMILY = """\
+family = "gpt3"
+layers = 1
+heads = 1
+model_dim = 8
+"""
+
+
+def no_model(name: str, value: str, error: str, hint: str) -> Case:
+    """A model that is named and cannot be had."""
+    key = "module" if ":" in value else "huggingface"
+    bad = GOOD_RUN.replace(FAMILY, f'{key} = "{value}"\n')
+    return Case(name, ("plan", "bad.toml"), ExitCode.CONFIG, error, hint, bad)
+
+
+def no_tokenizer(name: str, value: str, error: str) -> Case:
+    bad = GOOD_RUN.replace("max_bytes", f'tokenizer = "{value}"\nmax_bytes')
+    return Case(name, ("plan", "bad.toml"), ExitCode.CONFIG, error, "tokenizer", bad)
+
+
 CASES = [
-    Case("no such file", ("start", "absent.toml"), ExitCode.CONFIG, "absent.toml: no such file",
-         "run.toml"),
-    Case("a folder", ("start", "."), ExitCode.CONFIG, "is a folder", "run.toml"),
-    Case("malformed", ("start", "bad.toml"), ExitCode.CONFIG, "not valid TOML", "quotes",
-         "[run\nname = 3"),
-    Case("not text", ("start", "bad.toml"), ExitCode.CONFIG, "not UTF-8", "UTF-8", "\udcff"),
     Case("unknown key", ("start", "bad.toml"), ExitCode.CONFIG, "optimizer.learning_rat",
          "learning_rate", GOOD_RUN.replace("learning_rate", "learning_rat")),
-    Case("wrong type", ("start", "bad.toml"), ExitCode.CONFIG, "run.rounds", "",
-         GOOD_RUN.replace("rounds = 3", 'rounds = "3"')),
-    Case("wrong unit", ("start", "run.toml", "--peer", "bad.toml", *STATE), ExitCode.CONFIG,
-         "device.memory", "GiB", '[device]\nmemory = "8 GiBi"'),
-    Case("unit forgotten", ("start", "run.toml", "--peer", "bad.toml", *STATE), ExitCode.CONFIG,
-         "network.upload", "Mbit/s", "[network]\nupload = 400"),
-    Case("no table", ("start", "bad.toml", *STATE), ExitCode.CONFIG, "no such folder",
-         "OWNER/NAME", GOOD_RUN.replace('"python-stdlib"', '"datasets"\npath = "nowhere"')),
     Case("no JSON line", ("start", "bad.toml", *STATE), ExitCode.CONFIG, "bad.jsonl, line 1",
          ".txt", GOOD_RUN.replace('"python-stdlib"', '"text"\npaths = ["bad.jsonl"]')),
-    Case("no peer file", ("start", "run.toml", "--peer", "none.toml", *STATE), ExitCode.CONFIG,
-         "none.toml: no such file", "run.toml"),
-    Case("bad listen", ("start", "run.toml", "--listen", "here", *STATE), ExitCode.ADDRESS,
-         "HOST:PORT", "0.0.0.0:31337"),
-    Case("bad initial peer", ("start", "run.toml", *STATE, "--initial-peers", "10.0.0.5:31337"),
-         ExitCode.ADDRESS, "10.0.0.5:31337", "/ip4/10.0.0.5"),
-    Case("state is a file", ("start", "run.toml", "--state", "run.toml"), ExitCode.STORAGE,
-         "run.toml", "--state"),
-    Case("join nonsense", ("join", "nonsense"), ExitCode.ADDRESS, "not a join address",
-         "atom start"),
-    Case("join without a run", ("join", f"/ip4/10.0.0.5/tcp/3/p2p/{PEER_ID}"), ExitCode.ADDRESS,
-         "names no run", "atom start"),
-    Case("status nonsense", ("status", "x/run/y"), ExitCode.ADDRESS, "multiaddr", "/ip4/"),
-    Case("contributions nonsense", ("contributions", "x"), ExitCode.ADDRESS, "not a join address",
-         "atom start"),
-    Case("watch nonsense", ("watch", "x"), ExitCode.ADDRESS, "not a join address", "atom start"),
-    Case("no daemon there", ("pause", "--state", "none"), ExitCode.CONTROL, "no state directory",
-         "--state"),
-    Case("no daemon at all", ("info",), ExitCode.CONTROL, "no daemon", "atom start"),
-    Case("set nowhere", ("set", "network.upload=1 Mbit/s"), ExitCode.CONTROL, "no daemon",
-         "atom start"),
-    Case("bad hours", ("start", "run.toml", "--peer", "bad.toml", *STATE), ExitCode.CONFIG,
-         "schedule.hours[0]", "hours", '[schedule]\nhours = ["noon"]'),
-    Case("bad idle time", ("start", "run.toml", "--peer", "bad.toml", *STATE), ExitCode.CONFIG,
-         "schedule.idle_for", "10 min", "[schedule]\nidle_for = 10"),
-    Case("bad power", ("start", "run.toml", "--peer", "bad.toml", *STATE), ExitCode.CONFIG,
-         "device.power", "200 W", '[device]\npower = "much"'),
-    Case("export nothing", ("export", "out", "--state", "none"), ExitCode.STORAGE, "holds no run",
-         "--state DIR"),
-    Case("export from nowhere", ("export", "out"), ExitCode.STORAGE, "no run is kept under",
-         "--state DIR"),
-    Case("export in another format", ("export", "out", "--precision", "int8"), ExitCode.USAGE,
-         "'int8' is none of float32, bfloat16, float16", "atom export --help"),
+    Case("no weights", ("start", "run.toml", "--from", "bad.jsonl", *STATE), ExitCode.CONFIG,
+         "bad.jsonl is no folder", "model.safetensors"),
     Case("from a run's seed", ("start", "bad.toml", *STATE), ExitCode.CONFIG,
          "none are given", "--from FOLDER",
          GOOD_RUN.replace("layers = 1", 'layers = 1\nweights = "given"')),
-    Case("deadline", ("leave", "--deadline", "soon"), ExitCode.USAGE, "soon", "atom leave --help"),
-    Case("foreign folder", ("demo", "--directory", "."), ExitCode.STORAGE, "is not empty",
-         "--directory"),
-    Case("too few rounds", ("demo", "--rounds", "2"), ExitCode.USAGE, "--rounds", "atom demo"),
+    no_model("no config", "absent.json", "absent.json cannot be read: No such", "run file"),
+    no_model("a folder as config", ".", "cannot be read: Is a directory", "run file"),
+    no_model("no JSON as config", "bad.jsonl", "the config is not JSON", "commas"),
+    no_model("nobody's home", "~nobody-here/config.json", "~nobody-here/config.json", "run file"),
+    no_model("no module", "absent:make", "module absent cannot be imported", "looked for in"),
+    no_tokenizer("no tokenizer", "absent.json", "absent.json cannot be read: No such"),
+    no_tokenizer("a folder as tokenizer", ".", "cannot be read: Is a directory"),
+    no_tokenizer("no JSON as tokenizer", "bad.jsonl", "bad.jsonl is not a tokenizer.json"),
+    Case("no such GPU", ("plan", "run.toml", "--peer", "bad.toml"), ExitCode.DEVICE, "GPU",
+         "", '[device]\nkind = "cuda:100"'),
     Case("unknown command", ("stat",), ExitCode.USAGE, "stat", "start"),
     Case("unknown option", ("status", "--jsn", "x"), ExitCode.USAGE, "--jsn", "--json"),
-    Case("argument forgotten", ("join",), ExitCode.USAGE, "ADDRESS", "atom join --help"),
-    Case("bootstrap listen", ("bootstrap", "--listen", "0.0.0.0:99999"), ExitCode.ADDRESS,
-         "99999", "HOST:PORT"),
 ]  # fmt: skip
 
 

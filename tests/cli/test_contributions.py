@@ -9,7 +9,7 @@ from rich.console import Console
 from swarm_sights import Village, lease
 
 from atom.base.errors import AddressError
-from atom.cli.bookkeeper import SAVE_EVERY_ROUNDS, Bookkeeper, bookkeeping
+from atom.cli.bookkeeper import SAVE_EVERY_ROUNDS, Bookkeeper, bookkeeping, identity_in
 from atom.cli.contributions import _up_to_date, contributions, headline, table
 from atom.cli.terminal import THEME
 from atom.swarm.chain import Head, Voter
@@ -100,12 +100,9 @@ def test_nobody_serves_the_chain() -> None:
 
 
 def test_a_state_directory_without_a_peer(tmp_path: Path) -> None:
-    async def enter() -> None:
-        async with bookkeeping(Village().manifest(), tmp_path):
-            pass
-
+    assert identity_in(None) is None
     with pytest.raises(AddressError, match="no peer in"):
-        asyncio.run(enter())
+        identity_in(tmp_path)
 
 
 def test_a_chain_that_cannot_be_read_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,7 +87,7 @@ def test_the_example_means_what_it_says() -> None:
         ("rounds = 2000", "", "optimizer.decay: cosine needs a last round", "constant"),
         ("rounds = 2000", "rounds = 99", "optimizer.warmup_rounds: is longer", ""),
         ("seed = 1337", "seed = -1", "run.seed: must be at least 0", ""),
-        ("seed = 1337", "seed = 1999-01-01", "run.seed: expected a whole number", ""),
+        ("seed = 1337", "seed = 1999-01-01", "run.seed: expected no date", "quotes"),
         ('["input.txt"]', "[]", "data.paths: missing", "input.txt"),
         ('["input.txt"]', '"input.txt"', "data.paths: expected a list in brackets", ""),
         ('["input.txt"]', '["a\\u0000"]', "data.paths[0]: cannot be", ""),
@@ -127,7 +127,7 @@ def test_mistakes_in_a_run_file_are_named(old: str, new: str, place: str, hint: 
 
 def test_a_vocabulary_must_hold_the_bytes() -> None:
     error = complaint("layers = 4", "layers = 4\nvocabulary_size = 200")
-    assert "model.vocabulary_size: the bytes tokenizer has 256" in error.message
+    assert "model.vocabulary_size: 200 is too few: the bytes tokenizer has 256" in error.message
 
 
 def test_several_mistakes_are_told_at_once() -> None:

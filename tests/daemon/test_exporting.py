@@ -211,8 +211,11 @@ def test_what_cannot_be_exported_is_said(kept: Kept, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_a_target_that_is_not_free(kept: Kept, tmp_path: Path) -> None:
+def test_a_target_that_is_not_free(
+    kept: Kept, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kept.founded(GPT3, tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "file").write_text("")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine").write_text("kept")
@@ -221,6 +224,8 @@ def test_a_target_that_is_not_free(kept: Kept, tmp_path: Path) -> None:
         exported(tmp_path, "full")
     with pytest.raises(StorageError, match="is a file"):
         exported(tmp_path, "file")
+    with pytest.raises(StorageError, match="is not empty"):
+        export_run(ExportRequest(Path("~/full"), tmp_path / "a"), Silence())
     assert exported(tmp_path, "empty").files
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import IO
 
 from atom.base.errors import StorageError
+from atom.base.home import expand_home
 
 _MARKER = ".atom-demo"
 _PEER_FILE = """\
@@ -26,7 +27,7 @@ class Stage:
     """Paths below `root`; `claim` before using any of them."""
 
     def __init__(self, root: Path) -> None:
-        self.root = root.expanduser().absolute()
+        self.root = expand_home(root).absolute()
         self.run_file = self.root / "run.toml"
         self.peer_file = self.root / "peer.toml"
         self.events = self.root / "events.jsonl"

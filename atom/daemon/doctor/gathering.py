@@ -18,6 +18,7 @@ import torch
 from packaging.requirements import Requirement
 
 from atom.base.errors import AtomError
+from atom.base.home import expand_home
 from atom.config.peer_file import PeerFile
 from atom.daemon.doctor.facts import Disk, Gpu, Machine, Memory, Package, Port, Software
 from atom.graph.profile.rates import measure_link
@@ -143,7 +144,7 @@ def disk(folder: Path) -> Disk:
 
 
 def nearest_folder(folder: Path) -> Path:
-    folder = folder.expanduser().absolute()
+    folder = expand_home(folder).absolute()
     while not folder.is_dir():
         folder = folder.parent
     return folder
@@ -174,7 +175,7 @@ def ports(peer: PeerFile, state: Path) -> tuple[Port, ...]:
 def daemon_runs(state: Path) -> bool:
     """Whether a daemon holds this state directory."""
     try:
-        with (state.expanduser() / "daemon.lock").open("rb") as file:
+        with (expand_home(state) / "daemon.lock").open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from atom import __version__
 from atom.base.errors import AtomError, UserError
+from atom.base.home import expand_home
 from atom.daemon.doctor.facts import Swarm
 from atom.daemon.invitation import check_member
 from atom.swarm.addresses import parse_join_address
@@ -94,7 +95,7 @@ def version_here(package: str) -> str | None:
 
 
 def _own_peer_id(state: Path) -> str | None:
-    path = state.expanduser() / "identity.key"
+    path = expand_home(state) / "identity.key"
     try:
         return Identity.load_or_create(path).peer_id if path.exists() else None
     except AtomError:

@@ -8,7 +8,7 @@ from pathlib import Path
 from torch import Tensor
 
 from atom.models.data.cache import cached_tokens
-from atom.models.data.corpus import Corpus
+from atom.models.data.corpus import Corpus, DataError
 from atom.models.data.permutation import Permutation
 from atom.models.data.sampler import Sampler
 from atom.models.data.token_writer import Progress
@@ -94,7 +94,8 @@ def _check_enough(train: Windows, validation: Windows, validation_fraction: floa
         ("validation", validation, validation_fraction > 0),
     ):
         if wanted and not len(part):
-            raise ValueError(
+            raise DataError(
                 f"the {name} text has {len(part.tokens)} tokens, "
-                f"fewer than one sequence of {part.sequence_tokens} and its target"
+                f"fewer than one sequence of {part.sequence_tokens} and its target",
+                "give it more text ([data]), or shorter sequences ([model] sequence_tokens)",
             )

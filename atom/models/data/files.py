@@ -39,7 +39,8 @@ def text_corpus(
     for entry in paths:
         files = _matching(entry)
         if not files:
-            raise DataError(f"data path {str(entry)!r} matches no file")
+            what = "is an empty folder" if Path(entry).is_dir() else "matches no file"
+            raise DataError(f"data path {str(entry)!r} {what}")
         for file in files:
             found.setdefault(file.resolve(), file)
     return Corpus(partial(_documents, tuple(found.values()), text_field), limits)

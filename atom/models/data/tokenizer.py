@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from atom.models.data.corpus import DataError
+
 _PIECE_CHARACTERS = 1 << 18
 """Text is encoded in pieces of at least this many characters that end with a line.
 
@@ -13,6 +15,7 @@ The pieces decide the tokens next to each cut: a change of this number changes e
 """
 _LINE_CHARACTERS = 1 << 23
 """A line longer than this is cut where it stands, so that memory stays bounded."""
+_HINT = "name a tokenizer.json: [data] tokenizer, in the run file or in your peer file"
 _SEPARATORS = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>")
 
 
@@ -60,15 +63,15 @@ class JsonTokenizer:
     """A tokenizer.json; documents are separated by its end-of-text token, if it has one."""
 
     def __init__(self, path: Path) -> None:
-        """Raises: ValueError if the file is missing, malformed, or the library is not there."""
+        """Raises: DataError if the file is missing, malformed, or the library is not there."""
         try:
             content = path.read_bytes()
         except OSError as error:
-            raise ValueError(f"tokenizer {path} cannot be read: {error.strerror}") from error
+            raise DataError(f"tokenizer {path} cannot be read: {error.strerror}", _HINT) from error
         self._tokenizer = _parse_tokenizer(content, path)
         vocabulary: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
         if not vocabulary:
-            raise ValueError(f"tokenizer {path} has an empty vocabulary")
+            raise DataError(f"tokenizer {path} has an empty vocabulary", _HINT)
         # Numbers may have gaps, so the highest counts, not how many there are.
         self.vocabulary_size = max(vocabulary.values()) + 1
         self.digest = hashlib.sha256(f"{_PIECE_CHARACTERS}:".encode() + content).hexdigest()
@@ -91,12 +94,12 @@ class JsonTokenizer:
 
 
 def load_tokenizer(tokenizer: str | Path) -> Tokenizer:
-    """ "bytes", or a path to a tokenizer.json. Raises: ValueError if it cannot be used."""
+    """ "bytes", or a path to a tokenizer.json. Raises: DataError if it cannot be used."""
     return ByteTokenizer() if tokenizer == "bytes" else JsonTokenizer(Path(tokenizer))
 
 
 def separator_in(path: Path) -> str | None:
-    """The text of a tokenizer.json's end of text, if it has one. Raises: ValueError."""
+    """The text of a tokenizer.json's end of text, if it has one. Raises: DataError."""
     return JsonTokenizer(path).separator_text
 
 
@@ -104,11 +107,12 @@ def _parse_tokenizer(content: bytes, path: Path) -> Any:
     try:
         import tokenizers
     except ImportError as error:
-        raise ValueError(f"tokenizer {path} needs the package `tokenizers`") from error
+        what = f"tokenizer {path} needs the package `tokenizers`"
+        raise DataError(what, "pip install tokenizers") from error
     try:
         return tokenizers.Tokenizer.from_str(content.decode("utf-8"))
     except Exception as error:  # the library raises bare Exception for whatever is wrong
-        raise ValueError(f"{path} is not a tokenizer.json: {error}") from error
+        raise DataError(f"{path} is not a tokenizer.json: {error}", _HINT) from error
 
 
 def _characters(blocks: Iterable[bytes]) -> Iterator[str]:

@@ -1,0 +1,234 @@
+"""Every key of both files has bad values here, and each is told by name with what to do.
+
+The keys come from the files' own sections: a key without a row fails.
+"""
+
+from pathlib import Path
+
+import pytest
+import tomlkit
+
+from atom.cli.app import main
+from atom.cli.exit_codes import ExitCode
+from atom.config.peer_file import PeerFile
+from atom.config.problems import keys_of
+from atom.config.run_file import RunFile
+
+GOOD_RUN = """\
+[run]
+name = "tiny"
+rounds = 3
+[model]
+family = "gpt3"
+layers = 1
+heads = 1
+model_dim = 8
+sequence_tokens = 8
+[data]
+source = "python-stdlib"
+max_bytes = "20 kB"
+validation_fraction = 0.1
+[batch]
+global_sequences = 4
+micro_batch_sequences = 2
+[optimizer]
+learning_rate = 1e-3
+[validation]
+every_rounds = 1
+"""
+HUGE = "9" * 400
+LONG = "x" * 5000
+NO_TEXT = ("3", "expected a text in quotes, not 3")
+NO_SWITCH = ('"yes"', 'expected true or false, not "yes"')
+NO_PATH = (NO_TEXT, ('""', "must not be empty"), ('"a\\u0000"', "cannot be"))
+NO_SIZE = (
+    ("8", "8 has no unit"),
+    ('"8 Gb"', "'8 Gb' is not a quantity with one of the units"),
+    ('"-3 GiB"', "'-3 GiB' is not"),
+    (f'"{HUGE} GiB"', "more than there is anywhere"),
+)
+NO_RATE = (
+    ("400", "400 has no unit"),
+    ('"3 MB/s"', "'3 MB/s' is not a quantity"),
+    ('"inf bit/s"', "'inf bit/s' is not"),
+)
+NO_CAP = (*NO_RATE, ('"0 bit/s"', "must be above 0"))
+NO_PORT = (("65536", "must be below 65536, not 65536"), ("-1", "must be at least 0, not -1"))
+NO_DIGEST = (NO_TEXT, ('"abc"', 'cannot be "abc"'))
+
+
+def no_count(most: int, least: int = 1) -> tuple[tuple[str, str], ...]:
+    return (
+        ('"3"', 'expected a whole number, not "3"'),
+        ("1.5", "expected a whole number, not 1.5"),
+        ("true", "expected a whole number, not true"),
+        (str(least - 1), f"must be at least {least}, not {least - 1}"),
+        (str(most + 1), f"must be at most {most}, not {most + 1}"),
+        (HUGE, "must be at most"),
+    )
+
+
+def no_number(too_low: str, too_high: str) -> tuple[tuple[str, str], ...]:
+    return (
+        ('"3"', 'expected a number, not "3"'),
+        ("nan", "expected a finite number, not nan"),
+        ("inf", "expected a finite number, not inf"),
+        (too_low, "must be "),
+        (too_high, "must be "),
+    )
+
+
+def no_choice(first: str) -> tuple[tuple[str, str], ...]:
+    return (
+        ('"nonsense"', f"expected '{first}'"),
+        ('""', f"expected '{first}'"),
+        ("3", f"expected '{first}'"),
+    )
+
+
+RUN_ROWS: dict[str, tuple[tuple[str, str], ...]] = {
+    "run.name": (NO_TEXT, ('"Tiny Run"', 'cannot be "Tiny Run"'), ('""', 'cannot be ""'),
+                 ("1979-05-27", "expected no date or time, not 1979-05-27")),
+    "run.rounds": no_count(2**31),
+    "run.seed": (("-1", "must be at least 0, not -1"), (str(2**63), "must be below"),
+                 ("1.0", "expected a whole number, not 1.0")),
+    "model.family": no_choice("gpt3"),
+    "model.huggingface": (*NO_PATH, ('"config.json"', "the model comes from family already")),
+    "model.huggingface_config": (NO_TEXT, (f'"{LONG * 7}"', "is longer than 32768 characters"),
+                                 ('"{}"', "says nothing with family")),
+    "model.module": (NO_TEXT, ('"no colon"', 'cannot be "no colon"'),
+                     ('"a:b"', "the model comes from family already")),
+    "model.module_sha256": NO_DIGEST,
+    "model.weights": no_choice("given"),
+    "model.size": no_choice("small"),
+    "model.layers": no_count(4096),
+    "model.heads": no_count(4096),
+    "model.model_dim": no_count(2**20),
+    "model.sequence_tokens": no_count(2**20),
+    "model.vocabulary_size": (*no_count(2**24), ("255", "255 is too few")),
+    "model.dropout": no_number("-0.1", "1.0"),
+    "model.precision": no_choice("float32"),
+    "data.source": no_choice("text"),
+    "data.paths": (('"a.txt"', 'expected a list in brackets, not "a.txt"'), ("[3]", "in quotes"),
+                   ('["a.txt"]', "takes no paths"), ('[""]', "must not be empty")),
+    "data.path": (*NO_PATH, ('"a/b"', "has no path")),
+    "data.name": (NO_TEXT, ('""', "must not be empty"), ('"x"', "has no name")),
+    "data.split": (NO_TEXT, ('"a b"', 'cannot be "a b"'), ('"train"', "has no split")),
+    "data.revision": (*NO_DIGEST, (f'"{"a" * 40}"', "has no revision")),
+    "data.streaming": (NO_SWITCH, ("true", "has no streaming")),
+    "data.tokenizer": NO_PATH,
+    "data.tokenizer_sha256": NO_DIGEST,
+    "data.validation_fraction": (*no_number("-0.1", "1.0"), ("0", "needs text that is held back")),
+    "data.max_bytes": (*NO_SIZE, ('"0 B"', "must be at least 1, not")),
+    "data.max_documents": no_count(2**31),
+    "data.text_field": (NO_TEXT, ('""', "must not be empty"), ('"text"', "is plain text")),
+    "batch.global_sequences": no_count(2**24),
+    "batch.micro_batch_sequences": (*no_count(2**16), ("5", "5 is more than the whole")),
+    "optimizer.name": no_choice("adamw"),
+    "optimizer.learning_rate": no_number("0", "1e4"),
+    "optimizer.final_learning_rate": (*no_number("-1", "1e4"), ("0.1", "is above learning_rate")),
+    "optimizer.betas": (("[0.9]", "has too few entries"), ("0.9", "expected a list in brackets"),
+                        ("[0.9, 1.0]", "must be below 1.0, not 1.0")),
+    "optimizer.epsilon": no_number("0", "2"),
+    "optimizer.weight_decay": no_number("-1", "1e4"),
+    "optimizer.warmup_rounds": (*no_count(2**31, 0), ("4", "is longer than the run of 3 rounds")),
+    "optimizer.decay": no_choice("constant"),
+    "optimizer.clip_norm": no_number("-1", "1e7"),
+    "optimizer.state": (*no_choice("exact"), ('"half"', "is for bfloat16")),
+    "optimizer.gradients": (*no_choice("float32"), ('"bfloat16"', "is for bfloat16")),
+    "validation.every_rounds": no_count(2**31),
+    "validation.batches": no_count(2**20),
+    "swarm.grace_seconds": no_number("0.5", "86401"),
+    "swarm.codec": no_choice("float32"),
+    "swarm.ring_connections": no_count(4),
+    "swarm.ring_protection": no_choice("tls"),
+    "swarm.survivors": no_choice("branch"),
+    "swarm.members": (('["ann"]', "'ann' is no peer id"), ("[]", "would let nobody in"),
+                      ('"ann"', "expected a list in brackets"), ("[3]", "in quotes, not 3")),
+    "snapshot.every_rounds": no_count(2**31),
+}  # fmt: skip
+PEER_ROWS: dict[str, tuple[tuple[str, str], ...]] = {
+    "device.kind": (NO_TEXT, ('"gpu"', 'cannot be "gpu"'), ('"cuda:x"', 'cannot be "cuda:x"')),
+    "device.memory": (*NO_SIZE, ('"0 B"', "must be above 0"), ('"lots"', "'lots' is not")),
+    "device.cpu_threads": no_count(1024),
+    "device.compile": (NO_SWITCH, ("1", "expected true or false, not 1")),
+    "device.optimizer_share": no_number("-0.1", "1.1"),
+    "device.power": (("200", "200 has no unit"), ('"2 kWh"', "'2 kWh' is not a quantity"),
+                     ('"0 W"', "must be above 0"), ('"-5 W"', "'-5 W' is not")),
+    "host.memory": (*NO_SIZE, ('"0 B"', "must be above 0")),
+    "network.listen": (NO_TEXT, ('"here"', "'here' is not HOST:PORT"),
+                       ('"0.0.0.0:99999"', "'99999'"), ('"::1:80"', "is not a host"),
+                       (f'"{LONG}:80"', "is not a host")),
+    "network.data_port": (*NO_PORT, ('"80"', 'expected a whole number, not "80"')),
+    "network.announce": (('["a b"]', "'a b' is not a host"), ('"a"', "expected a list in brackets"),
+                         ('["a..b"]', "'a..b' is not a host"), ('["a:0x1"]', "'0x1'")),
+    "network.upload": NO_CAP,
+    "network.download": NO_CAP,
+    "network.reachable": (NO_TEXT, ('"maybe"', 'cannot be "maybe"'), ("true", "in quotes")),
+    "network.relay": NO_RATE,
+    "schedule.hours": (('["noon"]', "'noon' is no time of the week"), ("[3]", "in quotes, not 3"),
+                       ('"mon 1:00-2:00"', "expected a list in brackets"),
+                       ('["mon 25:00-26:00"]', "there is no 25:00"),
+                       ('["xyz 1:00-2:00"]', "xyz is none of the days")),
+    "schedule.idle_for": (("10", "10 has no unit"), ('"10 parsecs"', "'10 parsecs' is not"),
+                          ('"-3 s"', "'-3 s' is not"), ('"0 s"', "must be above 0")),
+    "schedule.pause_on_battery": (NO_SWITCH,),
+    "schedule.pause_for_gpu_programs": (NO_SWITCH,),
+    "state.directory": NO_PATH,
+    "state.snapshots": no_count(64),
+    "data.paths": (('"a.txt"', "expected a list in brackets"), ('[""]', "must not be empty")),
+    "data.path": NO_PATH,
+    "data.tokenizer": NO_PATH,
+    "metrics.port": (*NO_PORT, ('"80"', 'expected a whole number, not "80"')),
+    "metrics.host": (NO_TEXT, ('"a b"', "'a b' is not a host"), ('""', "is not a host"),
+                     ('"a..b"', "'a..b' is not a host")),
+    "log.tensorboard": NO_PATH,
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    (tmp_path / "run.toml").write_text(GOOD_RUN)
+    return tmp_path
+
+
+def with_key(text: str, dotted: str, value: str) -> str:
+    """The file with that key's line, whatever it had."""
+    section, key = dotted.split(".")
+    document = tomlkit.parse(text)
+    table = document.setdefault(section, tomlkit.table())
+    table.pop(key, None)
+    head = f"[{section}]\n"
+    return tomlkit.dumps(document).replace(head, f"{head}{key} = {value}\n", 1)
+
+
+def test_every_key_has_a_row() -> None:
+    assert set(RUN_ROWS) == set(map(".".join, keys_of(RunFile)))
+    assert set(PEER_ROWS) == set(map(".".join, keys_of(PeerFile)))
+
+
+@pytest.mark.parametrize(
+    ("file", "key"), [("run", key) for key in RUN_ROWS] + [("peer", key) for key in PEER_ROWS]
+)
+def test_bad_values_of_a_key(
+    file: str, key: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good, rows = (GOOD_RUN, RUN_ROWS) if file == "run" else ("", PEER_ROWS)
+    named = ["start", "bad.toml"] if file == "run" else ["start", "run.toml", "--peer", "bad.toml"]
+    for value, what in (*rows[key], ("{ a = 1 }", "")):
+        (folder / "bad.toml").write_text(with_key(good, key, value))
+        before = sorted(folder.rglob("*"))
+
+        code = main(named)
+
+        streams = capsys.readouterr()
+        error, _, hint = streams.err.partition("hint:  ")
+        assert code == ExitCode.CONFIG, (value[:99], streams.err)
+        assert error.startswith(f"error: bad.toml: {key}"), error
+        assert what in error, error
+        assert len(hint) > 8, error
+        assert streams.out == ""
+        assert max(map(len, streams.err.splitlines())) < 600, "a long value is cut"
+        assert sorted(folder.rglob("*")) == before
