@@ -1,4 +1,5 @@
-"""TCP connections to known addresses, in bounded time, given up early when the transport closes."""
+"""TCP connections to known addresses, in bounded time, given up early when the transport closes or
+nobody wants them any more."""
 
 import errno
 import os
@@ -6,6 +7,7 @@ import select
 import socket
 import threading
 import time
+from collections.abc import Sequence
 
 from atom.swarm.contacts import parse_address
 from atom.swarm.frames import Interrupted
@@ -21,14 +23,23 @@ class Connector:
         self._closing = closing
         self._resolver = Resolver()
 
-    def connect(self, peer_id: str, address: str, seconds: float) -> SocketStream:
+    def connect(
+        self, peer_id: str, address: str, seconds: float, stop: threading.Event | None = None
+    ) -> SocketStream:
         """A tuned TCP connection to "host:port", an address that this peer gave. Raises:
-        OSError."""
-        connected = self._connect(peer_id, parse_address(address), seconds)
+        OSError; Interrupted once `stop` is set."""
+        given_up = [self._closing] if stop is None else [self._closing, stop]
+        connected = self._connect(peer_id, parse_address(address), seconds, given_up)
         tune(connected)
         return SocketStream(connected)
 
-    def _connect(self, peer_id: str, address: tuple[str, int], seconds: float) -> socket.socket:
+    def _connect(
+        self,
+        peer_id: str,
+        address: tuple[str, int],
+        seconds: float,
+        given_up: Sequence[threading.Event],
+    ) -> socket.socket:
         deadline = time.monotonic() + seconds
         family, kind, protocol, _, target = self._resolver.resolve(*address, seconds, peer_id)
         connecting = socket.socket(family, kind, protocol)
@@ -36,7 +47,9 @@ class Connector:
             connecting.setblocking(False)
             code = connecting.connect_ex(target)
             while code == errno.EINPROGRESS:
-                code = self._poll(connecting, deadline)
+                if any(event.is_set() for event in given_up):
+                    raise Interrupted("given up")
+                code = _poll(connecting, deadline)
             if code:
                 raise OSError(code, os.strerror(code))
         except BaseException:
@@ -44,13 +57,12 @@ class Connector:
             raise
         return connecting
 
-    def _poll(self, connecting: socket.socket, deadline: float) -> int:
-        if self._closing.is_set():
-            raise Interrupted("closing")
-        if time.monotonic() > deadline:
-            return errno.ETIMEDOUT
-        poll = select.poll()
-        poll.register(connecting, select.POLLOUT)
-        if not poll.poll(50):
-            return errno.EINPROGRESS
-        return connecting.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+
+def _poll(connecting: socket.socket, deadline: float) -> int:
+    if time.monotonic() > deadline:
+        return errno.ETIMEDOUT
+    poll = select.poll()
+    poll.register(connecting, select.POLLOUT)
+    if not poll.poll(50):
+        return errno.EINPROGRESS
+    return connecting.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)

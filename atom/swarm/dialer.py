@@ -58,7 +58,7 @@ class Dialer:
         """
         deadline = time.monotonic() + seconds
         indirect = [self._by_call(peer_id), self._by_relay(peer_id)]
-        direct = [self._directly(peer_id)]
+        direct = [self._directly(peer_id, stop)]
         last = self.contacts.dial_last(peer_id)
         ways = [*indirect, *direct] if last else [*direct, *indirect]
         return self._first_of(ways, peer_id, (purpose, tag), Patience(seconds, deadline, stop))
@@ -92,9 +92,11 @@ class Dialer:
 
     # ---- ways
 
-    def _directly(self, peer_id: str) -> Iterator[tuple[str, Way]]:
+    def _directly(
+        self, peer_id: str, stop: threading.Event | None = None
+    ) -> Iterator[tuple[str, Way]]:
         for address in self.contacts.addresses(peer_id):
-            yield address, partial(self._connector.connect, peer_id, address)
+            yield address, partial(self._connector.connect, peer_id, address, stop=stop)
 
     def _by_call(self, peer_id: str) -> Iterator[tuple[str, Way]]:
         if self._switchboard.has_line(peer_id):

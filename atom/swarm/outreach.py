@@ -1,5 +1,7 @@
 """How a peer sees to it that others reach it: it asks some to dial it, and keeps lines open to
-those that can be dialled if they cannot. What decides is in `reachability`; here is the thread."""
+those that can be dialled if they cannot. Also if only one of them cannot: two peers that a third
+reaches and that do not reach each other meet there. What decides is in `reachability`; here is the
+thread."""
 
 import threading
 import traceback
@@ -50,6 +52,8 @@ class Outreach:
         self._others: dict[str, tuple[Lease, float]] = {}
         self._answers = Answers()
         self._asked_at: dict[str, float] = {}
+        self._apart: set[str] = set()
+        """Who could not reach us when it was asked last, or could not even be asked."""
         self._ask_at = float("-inf")
         self._told: tuple[object, ...] = ()
         self._closing = False
@@ -115,7 +119,8 @@ class Outreach:
         """One round of decisions and deeds; may take seconds."""
         if self._wish is Reached.UNKNOWN:
             self._ask(others)
-        needed = self.reached is Reached.NO
+        self._apart &= others.keys()
+        needed = self.reached is Reached.NO or bool(self._apart)
         reached = {peer: lease.reached for peer, lease in others.items() if lease.addresses}
         self._transport.keep_lines(
             lines_to(self._transport.peer_id, reached) if needed else frozenset()
@@ -132,10 +137,13 @@ class Outreach:
             return
         before = self._answers.verdict()
         self._asked_at[witness] = now
+        self._apart.add(witness)
         try:
             answer = self._transport.probe(witness)
         except (OSError, PeerRefused):  # that one is no witness
             answer = Reached.UNKNOWN
+        if answer is Reached.YES:
+            self._apart.discard(witness)
         self._answers = self._answers.with_answer(witness, answer)
         self._ask_at = self._clock.now() + self._answers.pause_s(others)
         verdict = self._answers.verdict()

@@ -157,6 +157,31 @@ def test_a_peer_that_nobody_can_dial_keeps_lines_and_says_to_whom() -> None:
     assert stage.outreach.lines() == ("a", "b"), "the third relays nothing"
 
 
+def test_two_that_a_third_reaches_and_that_do_not_reach_each_other_keep_lines() -> None:
+    stage = Stage()
+    stage.transport.answers = {"a": YES, "b": OSError("no way"), "c": YES}
+    stage.turns(30)
+    assert stage.outreach.reached is YES
+    assert stage.transport.kept == {"a", "b", "c"}
+    assert stage.outreach.lines() == ("a", "b")
+    stage.transport.answers["b"] = NO  # through the relay it can be asked
+    stage.turns(60)
+    assert stage.outreach.reached is YES, "two of three"
+    assert stage.transport.kept == {"a", "b", "c"}, "else it would be cut off again"
+    stage.transport.answers["b"] = YES
+    stage.turns(200)
+    assert stage.transport.kept == frozenset()
+
+
+def test_a_peer_that_is_gone_needs_no_lines() -> None:
+    stage = Stage()
+    stage.transport.answers = {"a": YES, "b": OSError("killed"), "c": YES}
+    stage.turns(30)
+    del stage.others["b"]
+    stage.turns(1)
+    assert stage.transport.kept == frozenset()
+
+
 def test_what_the_peer_file_says_is_not_asked_again() -> None:
     closed, opened = Stage(NO), Stage(YES)
     for stage in (closed, opened):

@@ -16,7 +16,7 @@ from atom.base.reasons import Reason
 from atom.swarm import handshake
 from atom.swarm.contacts import Contact, ContactBook, Unreachable, parse_address
 from atom.swarm.endpoint import Doorkeeper, TransportLimits
-from atom.swarm.frames import Channel, Kind, Patience, Purpose
+from atom.swarm.frames import Channel, Interrupted, Kind, Patience, Purpose
 from atom.swarm.handshake import Local
 from atom.swarm.identity import Identity
 from atom.swarm.local_transport import LocalNetwork, LocalTransport
@@ -180,6 +180,20 @@ def test_a_mute_host_is_given_up_in_the_callers_time(make_tcp_peer: Callable[...
         one.transport.set_addresses(mute, [f"{host}:{port}"])
         with pytest.raises(Unreachable):
             one.transport.connect(mute, Purpose.RING, b"tag", timeout_s=0.2)
+
+
+def test_an_address_that_leads_nowhere_is_given_up_when_nobody_wants_it_any_more(
+    make_tcp_peer: Callable[..., Peer],
+) -> None:
+    """Its kernel has no room for us: what asks to be let in gets no answer at all."""
+    one, nowhere, unwanted = make_tcp_peer(), Identity.create().peer_id, threading.Event()
+    unwanted.set()
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as listening:
+        host, port = listening.getsockname()
+        with socket.create_connection((host, port)):
+            one.transport.set_addresses(nowhere, [f"{host}:{port}"])
+            with pytest.raises(Interrupted):
+                one.transport.connect(nowhere, Purpose.BLOBS, stop=unwanted)
 
 
 def test_a_mute_address_leaves_time_for_the_next(make_tcp_peer: Callable[..., Peer]) -> None:
