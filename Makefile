@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v p
 BIN := .venv/bin
 PACKAGE := atom
 
-.PHONY: demo test chaos model browser promtool check format proto bench clean
+.PHONY: demo test chaos model browser promtool docker check format proto bench clean
 
 .venv: pyproject.toml constraints.txt setup.py atom/base/build_kernels.py atom/base/kernel.h $(wildcard atom/*/*_kernels.c)
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -35,6 +35,10 @@ browser: .venv
 # Prometheus' own checker on the daemon's metrics: promtool must be installed (Debian: prometheus).
 promtool: .venv
 	$(BIN)/python -m pytest tests/daemon/promtool_check.py
+
+# The image and a swarm of four containers: a Docker engine with compose (2.23.1 or later) must run.
+docker: .venv
+	$(BIN)/python -m pytest tests/docker/compose_check.py -s
 
 check: .venv
 	$(BIN)/ruff check .
