@@ -144,3 +144,30 @@ def doctor(
     from atom.daemon.doctor.examination import DoctorRequest
 
     return show_diagnosis(DoctorRequest(address, peer, state), as_json)
+
+
+@commands.command(
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
+)
+def service(
+    context: typer.Context,
+    given: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="COMMAND", help="What is to run: join, start or bootstrap, with its options."
+        ),
+    ],
+) -> None:
+    """Print a systemd user unit that keeps a daemon running.
+
+    It starts with the machine, or when you log in, and again after a crash or while the network is
+    away, but not where that is in vain: a wrong file, another version, too little memory. All else
+    that runs on this machine comes first. Stopping it is leaving.
+
+    [bold]Example[/]
+
+    atom service join ADDRESS --peer my-box.toml > ~/.config/systemd/user/atom.service
+    """
+    from atom.cli.service import print_service
+
+    print_service(context, given)

@@ -48,6 +48,20 @@ MEANINGS: dict[ExitCode, str] = {
     ExitCode.TERMINATED: "terminated (SIGTERM)",
 }
 
+IN_VAIN: frozenset[ExitCode] = frozenset(
+    {
+        ExitCode.USAGE,
+        ExitCode.CONFIG,
+        ExitCode.MISMATCH,
+        ExitCode.DEVICE,
+        ExitCode.MODEL,
+        ExitCode.LEFT_LATE,
+        ExitCode.TRUST,
+    }
+)
+"""After these, starting the same command again does not help: somebody has to change something.
+The others may pass: a network that is not there yet, a disk that is full, a port in use."""
+
 _OF_ERROR: dict[type[UserError], ExitCode] = {
     errors.ConfigError: ExitCode.CONFIG,
     errors.AddressError: ExitCode.ADDRESS,
