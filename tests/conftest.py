@@ -1,6 +1,5 @@
 """For all tests: nothing is kept in, or read from, the home of whoever runs them; one thread."""
 
-import os
 from collections.abc import Iterator
 
 import pytest
@@ -13,15 +12,13 @@ settings.load_profile("patient")
 
 
 @pytest.fixture(scope="session", autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Daemons started by tests inherit it: profiles measured by one are there for the next."""
-    before = os.environ.get("XDG_CACHE_HOME")
-    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
-    yield
-    if before is None:
-        del os.environ["XDG_CACHE_HOME"]
-    else:
-        os.environ["XDG_CACHE_HOME"] = before
+def own_places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Daemons started by tests inherit them: profiles measured by one are there for the next, and
+    turns on the device are taken with nobody else's."""
+    with pytest.MonkeyPatch.context() as patch:
+        for place in ("XDG_CACHE_HOME", "XDG_STATE_HOME"):
+            patch.setenv(place, str(tmp_path_factory.mktemp("own")))
+        yield
 
 
 @pytest.fixture(autouse=True)

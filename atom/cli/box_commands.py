@@ -65,9 +65,9 @@ def set_(
     The daemon writes them into its peer file, whose comments stay (without --peer at its start:
     peer.toml in its state directory, which it reads when it starts again).
 
-    At once: schedule.*, network.upload, network.download, device.power; from the next pass on:
-    device.cpu_threads. The others hold after a restart, and are marked so. Nothing counted is lost
-    by any of them.
+    At once: schedule.*, network.upload, network.download, device.power, device.share, device.slot;
+    from the next pass on: device.cpu_threads. The others hold after a restart, and are marked so.
+    Nothing counted is lost by any of them.
 
     [bold]Examples[/]
 

@@ -29,6 +29,11 @@ def crash_directory() -> Path:
     return _base("XDG_STATE_HOME", ".local/state") / "atom"
 
 
+def turns_directory() -> Path:
+    """Where the daemons of this user meet that share a device: $XDG_STATE_HOME/atom/turns."""
+    return crash_directory() / "turns"
+
+
 def _base(variable: str, below_home: str) -> Path:
     # The specification: a relative path in these variables is to be ignored.
     named = Path(os.environ.get(variable, ""))

@@ -1,6 +1,7 @@
 """What a daemon was asked, and this machine's side of it: what it gives, where it keeps things."""
 
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,6 +48,8 @@ class Box:
     state: StateDirectory
     identity: Identity
     incarnation: bytes
+    take_device: Callable[[], None] = lambda: None
+    """Returns when the device may be set up: another run may have its turn."""
 
     @property
     def me(self) -> Voter:

@@ -244,6 +244,7 @@ def _make(
     samples = open_samples(run, source, text)
     if manifest is not None:
         _check_data(samples, manifest)
+    box.take_device()
     console.note("tracing the model and checking its sub-models against it")
     recipe = write_recipe(run, source)
     if manifest is not None:

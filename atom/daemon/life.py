@@ -1,21 +1,20 @@
 """A running peer: starts its parts, shows its lease, obeys its owner, and knows when to end."""
 
 import json
-import signal
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from types import FrameType
 from typing import Any
 
 from atom.base.clock import Clock
 from atom.base.events import EventSink
 from atom.daemon.console import Console
+from atom.daemon.leave_signals import LeaveSignals
 from atom.daemon.lifecycle import Ending, Facts, ending
 from atom.daemon.parts import Parts
 from atom.daemon.portrait import info_of, lease_of, reading_pause_of
 from atom.daemon.state_directory import StateDirectory, write_atomically
+from atom.daemon.turns.board import Wish
 from atom.swap.voided import PassVoided
 from atom.swarm.directory import Directory
 from atom.swarm.fork_choice import claims_better
@@ -50,7 +49,7 @@ class Life:
         self._machine: RoundMachine | None = None
         self._loop: RoundLoop | None = None
         self._wake = threading.Event()
-        self._asked: list[int] = []
+        self._signals = LeaveSignals(self._wake.set)
         self._failure: BaseException | None = None
         self._serial = 0
         self._gone = False
@@ -71,7 +70,8 @@ class Life:
         parts.control.start()
         parts.steward.start()
         parts.worker.start()
-        with self._signals():
+        parts.turns.serve(parts.pauses, self.turn_wish, self._events, self.fail)
+        with self._signals.heard():
             self._begin()
             while True:
                 self._wake.wait(_LOOK_S)
@@ -173,31 +173,8 @@ class Life:
         self._loop.post(LeasesRead(leases))
         self._looked_around = True
 
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """SIGTERM and SIGINT ask to leave; a second one insists."""
-
-        asked: list[int] = []
-
-        def on_signal(number: int, frame: FrameType | None) -> None:
-            asked.append(number)  # no locks in here: the main thread may hold them
-            self._wake.set()
-
-        self._asked = asked
-
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = {s: signal.signal(s, on_signal) for s in (signal.SIGTERM, signal.SIGINT)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
     def _obey_signals(self) -> None:
-        while self._asked:
-            name = signal.Signals(self._asked.pop(0)).name
+        for name in self._signals.take():
             if self._facts.leave_by is None:
                 self._console.note(f"{name}: leaving (once more: at once)")
                 self.leave(None)
@@ -237,9 +214,20 @@ class Life:
         return ending(facts)
 
     def _after_step(self) -> None:
-        """On the worker's thread: a peer that leaves starts nothing new after a commit."""
+        """On the worker's thread: a peer that leaves starts nothing new after a commit, and others
+        may have the device."""
         if self._facts.leave_by is not None:
             self._settle()
+        self.parts.turns.end_of_round()
+
+    def turn_wish(self) -> Wish:
+        """What we would do with the device now. From any thread."""
+        parts = self.parts
+        if not (parts.pauses.wants_device and parts.worker.has_work):
+            return Wish.NOTHING
+        if self._facts.leave_by is None:
+            return Wish.TRAINING
+        return Wish.LEAVING if parts.hands.uncommitted_sequences else Wish.NOTHING
 
     def _settle(self) -> None:
         """Also on the worker's thread: settled as soon as nothing of ours is uncommitted."""

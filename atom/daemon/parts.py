@@ -1,4 +1,4 @@
-"""What a running peer is made of; built and wired by `atom.daemon.peer`."""
+"""What a running peer is made of; built and wired by `atom.daemon.assembly`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,6 +10,7 @@ from atom.daemon.lookout import Lookout
 from atom.daemon.pauses import Pauses
 from atom.daemon.settings import Settings
 from atom.daemon.steward import Steward
+from atom.daemon.turns.taking import DeviceTurns
 from atom.swarm.chain import Voter
 from atom.swarm.outreach import Outreach
 from atom.swarm.transport import Transport
@@ -34,6 +35,7 @@ class Parts:
     pauses: Pauses
     steward: Steward
     settings: Settings
+    turns: DeviceTurns
     hands: ReplicaHands
     keeper: Keeper
     donors: PeerDonors

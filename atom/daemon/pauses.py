@@ -1,4 +1,5 @@
-"""Why this peer stands still: its owner said or wished so, or others have its device's memory."""
+"""Why this peer stands still: its owner said or wished so, or others have its device, or the
+memory of it."""
 
 import threading
 from collections.abc import Callable
@@ -13,7 +14,7 @@ DEVICE_TAKEN_S = 10.0
 """How often memory that others have is tried for."""
 TRYING_S = 1.0
 """How long that may take."""
-_OWNER, _WISHES = "owner", "wishes"
+_OWNER, _WISHES, _TURN = "owner", "wishes", "turn"
 
 
 class Pausable(Protocol):
@@ -40,6 +41,7 @@ class Pauses:
         self._lock = threading.Lock()
         self._by_owner = False
         self._wished = ""
+        self._others_turn = ""
         self._leaving = False
         self._retry_at: float | None = None
 
@@ -50,9 +52,16 @@ class Pauses:
             return "by its owner, until `atom resume`"
         if self._wished:
             return self._wished
+        if self._others_turn:
+            return self._others_turn
         if self._retry_at is not None:
             return "another program has the device's memory"
         return ""
+
+    @property
+    def wants_device(self) -> bool:
+        """Whether its owner lets it work, were the device its alone."""
+        return not (self._by_owner or self._wished)
 
     def pause(self) -> str:
         """The owner's wish; what came of it."""
@@ -77,7 +86,9 @@ class Pauses:
             self._by_owner = False
             self._worker.resume(_OWNER)
         self._events.emit("resumed")
-        return f"resumed, but still {self._wished}: see `atom set`" if self._wished else "resumed"
+        if self._wished:
+            return f"resumed, but still {self._wished}: see `atom set`"
+        return f"resumed, but {self._others_turn}" if self._others_turn else "resumed"
 
     def wish(self, reason: str) -> None:
         """What the owner's wishes say now: why it is to stand still; empty: it is not."""
@@ -98,6 +109,17 @@ class Pauses:
             self._leaving, self._by_owner, self._wished = True, False, ""
             for reason in (_OWNER, _WISHES):
                 self._worker.resume(reason)
+
+    def give_device(self, holder: str) -> bool:
+        """It is somebody else's turn; whether the device's memory is free by now. To be asked
+        again if not. A pass under way is broken off as for any pause."""
+        self._others_turn = f"{holder} has the device, until its turn ends"
+        return self._worker.pause(_TURN, 0.0)
+
+    def take_device(self) -> None:
+        """It is ours."""
+        self._others_turn = ""
+        self._worker.resume(_TURN)
 
     def look(self) -> None:
         """Now and then: is the device's memory free again?"""

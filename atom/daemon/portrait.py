@@ -74,6 +74,7 @@ def info_of(
         "state": state.value,
         "paused": parts.pauses.reason or None,
         "wishes": parts.settings.wishes(),
+        "device_turns": parts.turns.figures(),
         "round": machine.head.round if machine else 0,
         "rounds": run.run.rounds,
         "global_batch": run.batch.global_sequences,

@@ -5,13 +5,13 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from atom.base.errors import ConfigError, DeviceError
 from atom.config.load import parse_peer_text
-from atom.config.peer_file import PeerFile
+from atom.config.peer_file import Device, PeerFile
 from atom.config.peer_text import (
     all_keys,
     changed_keys,
@@ -30,7 +30,14 @@ THREADS_UNLESS_TOLD = torch.get_num_threads()
 """PyTorch's own choice: this is read before any peer file is."""
 POWER, THREADS, CAPS = "device.power", "device.cpu_threads", ("network.upload", "network.download")
 MEMORY = ("device.memory", "host.memory")
+TURNS = ("device.share", "device.slot")
 Setting = Mapping[str, Any]
+
+
+class Tunable(Protocol):
+    """The part of `atom.daemon.turns.taking.DeviceTurns` that is needed here."""
+
+    def retune(self, terms: Device) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -39,6 +46,7 @@ class Givers:
 
     gpu: Gpu
     steward: Steward
+    turns: Tunable
     bandwidth: Bandwidth
     memory: MemoryCaps
     on_worker: Callable[[Callable[[], None]], None]
@@ -140,13 +148,15 @@ class Settings:
         if THREADS in changed:
             threads = peer.device.cpu_threads or THREADS_UNLESS_TOLD
             givers.on_worker(lambda: torch.set_num_threads(threads))
+        if changed & set(TURNS):
+            givers.turns.retune(peer.device)
         if peer.schedule != before.schedule:
             givers.steward.wish(peer.schedule)
 
 
 def is_live(key: str) -> bool:
     """Whether a change is in force without a restart."""
-    return key in (POWER, THREADS, *CAPS, *MEMORY) or key.startswith("schedule.")
+    return key in (POWER, THREADS, *CAPS, *MEMORY, *TURNS) or key.startswith("schedule.")
 
 
 def _setting(key: str, text: str) -> Setting:

@@ -192,8 +192,16 @@ class Worker:
             command()
         return command is not None
 
+    @property
+    def has_work(self) -> bool:
+        """Would it train, if no pause kept it away from the device? From any thread."""
+        return self._wanted() > 0
+
     def _next_pass(self) -> int:
-        if self._holds or self._pauses or self.device_taken or self._closing.is_set():
+        return 0 if self._pauses or self._closing.is_set() else self._wanted()
+
+    def _wanted(self) -> int:
+        if self._holds or self.device_taken:
             return 0
         return next_pass(
             self._replica.sequences,

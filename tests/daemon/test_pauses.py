@@ -65,6 +65,24 @@ def test_wishes_pause_beside_the_owner(scene: Scene) -> None:
     assert scene.notes == ["paused: on battery", "resumed"]
 
 
+def test_another_run_s_turn_pauses_beside_the_owner(scene: Scene) -> None:
+    pauses = scene.pauses
+    scene.worker.free = False
+    assert not pauses.give_device("another run"), "a pass still needs it"
+    scene.worker.free = True
+    assert pauses.give_device("the run two")
+    assert pauses.reason == "the run two has the device, until its turn ends"
+    assert pauses.wants_device, "its owner does not mind"
+    pauses.pause()
+    assert not pauses.wants_device
+    assert "but the run two has the device" in pauses.resume()
+    pauses.take_device()
+    assert pauses.reason == ""
+    assert [told[0] for told in scene.worker.told] == ["turn", "turn", "owner", "owner", "turn"]
+    pauses.wish("on battery")
+    assert not pauses.wants_device
+
+
 def test_whoever_leaves_stands_still_no_more(scene: Scene) -> None:
     scene.pauses.wish("on battery")
     scene.pauses.end()

@@ -8,7 +8,7 @@ import torch
 
 from atom.base.errors import ConfigError, DeviceError, StorageError, UserError
 from atom.config.load import load_peer_file
-from atom.config.peer_file import PeerFile, Schedule
+from atom.config.peer_file import Device, PeerFile, Schedule
 from atom.daemon import settings as settings_module
 from atom.daemon.permit import Observations
 from atom.daemon.settings import THREADS_UNLESS_TOLD, Givers, PeerPlace, Settings
@@ -50,6 +50,14 @@ class Memory:
         self.caps.clear()
 
 
+class SmallTurns:
+    def __init__(self) -> None:
+        self.terms = list[tuple[float, float]]()
+
+    def retune(self, terms: Device) -> None:
+        self.terms.append((terms.share, terms.slot_s))
+
+
 class Scene:
     def __init__(self, path: Path, text: str = TEXT) -> None:
         self.path, self.gpu, self.told = path, SmallGpu(), list[str]()
@@ -60,8 +68,11 @@ class Scene:
         peer = load_peer_file(path if text else None)
         steward = Steward(peer.schedule, self.look, self.told.append, self.told.append)  # type: ignore[arg-type]
         place = PeerPlace(path, kept=not text)
-        self.memory = Memory()
-        givers = Givers(self.gpu, steward, self.bandwidth, self.memory, self.commands.append)  # type: ignore[arg-type]
+        self.memory, self.turns = Memory(), SmallTurns()
+        givers = Givers(
+            self.gpu, steward, self.turns, self.bandwidth, self.memory,  # type: ignore[arg-type]
+            self.commands.append,
+        )  # fmt: skip
         self.settings = Settings(place, peer, givers)
 
     def look(self, wishes: Schedule) -> Observations:
@@ -77,10 +88,12 @@ def test_what_is_set_is_in_force_and_in_the_file(scene: Scene) -> None:
     scene.path.chmod(0o640)
     said = scene.settings.set(
         ["network.upload=8 Mbit/s", "device.cpu_threads=1", "device.power=200 W",
-         "schedule.pause_on_battery=true", "device.memory=2 GiB", "network.data_port=9"]
+         "schedule.pause_on_battery=true", "device.memory=2 GiB", "device.share=3",
+         "network.data_port=9"]
     )  # fmt: skip
-    assert [each["live"] for each in said] == [True, True, True, True, True, False]
+    assert [each["live"] for each in said] == [True] * 6 + [False]
     assert scene.memory.caps == [(2 << 30, None)]
+    assert scene.turns.terms == [(3.0, 600.0)]
     assert said[0] == {
         "key": "network.upload", "value": '"8 Mbit/s"', "default": False, "live": True,
     }  # fmt: skip

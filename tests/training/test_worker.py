@@ -156,6 +156,18 @@ def test_what_is_urgent_breaks_the_pass_off_and_training_goes_on(scene: Scene) -
     assert scene.put_back == [24]
 
 
+def test_whoever_is_paused_still_has_work_and_whoever_is_held_has_none(scene: Scene) -> None:
+    assert not scene.worker.has_work, "it has not begun"
+    scene.worker.pause("turn", 2.0)
+    scene.worker.release("starting")
+    scene.on_worker()
+    assert scene.worker.has_work
+    scene.worker.hold("round")
+    scene.on_worker()
+    assert not scene.worker.has_work
+    scene.worker.close()
+
+
 def test_a_pass_that_would_take_counted_work_with_it_is_finished(scene: Scene) -> None:
     scene.replica.endless.set()
     scene.replica.breakable = False
@@ -175,6 +187,7 @@ def test_a_device_that_others_took_is_not_tried_again_by_itself(scene: Scene) ->
     scene.on_worker()
     scene.on_worker()
     assert scene.worker.device_taken
+    assert not scene.worker.has_work
     assert scene.put_back == [24]
     scene.replica.device_taken = False
     scene.worker.try_device()

@@ -1,0 +1,1 @@
+"""Several runs on one box: their daemons take turns on its device, without a server."""

@@ -1,0 +1,209 @@
+"""A daemon's part in the turns on its device: it looks at the board, and does what that says."""
+
+import contextlib
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from atom.base.clock import Clock
+from atom.base.events import EventSink, NoEvents
+from atom.config.peer_file import Device
+from atom.daemon.turns import rules
+from atom.daemon.turns.board import Board, Claim, Wish
+from atom.daemon.turns.board_file import BoardBusy, BoardFile
+from atom.daemon.turns.rules import Standing
+from atom.daemon.turns.shown import shown_runs
+
+LOOK_S = 0.5
+BUSY_S = 0.05
+IDLE_S = 5.0
+"""Who has had nothing to compute for so long lets others have the device."""
+UNREADABLE_S = 30.0
+"""A board that could not be looked at for so long keeps nobody from the device."""
+
+
+class Seat(Protocol):
+    """The part of `atom.daemon.pauses.Pauses` that is needed here."""
+
+    def give_device(self, holder: str) -> bool: ...
+    def take_device(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Contender:
+    """Whose turns these are."""
+
+    run: str
+    """Its name, and with it its owner: see `run_key`."""
+    place: str
+    """The state directory."""
+    device: str
+    """In the file's name, and in `atom info`."""
+
+
+def run_key(name: str, owner: str) -> str:
+    return f"{name}/{owner}"
+
+
+class DeviceTurns:
+    """`serve`, `retune`, `end_of_round` and `figures` may be called from any thread."""
+
+    def __init__(self, file: BoardFile, who: Contender, terms: Device, clock: Clock) -> None:
+        self._file, self._who, self._terms, self._clock = file, who, terms, clock
+        self._lock = threading.Lock()
+        self._closing, self._has_it = threading.Event(), threading.Event()
+        self._board = Board()
+        self._seat: Seat | None = None
+        self._wish: Callable[[], Wish] = lambda: Wish.SET_UP
+        self._events: EventSink = NoEvents()
+        self._note: Callable[[str], None] = lambda text: None
+        self._failed: Callable[[BaseException], None] = self._fail_later
+        self._failure: BaseException | None = None
+        self._since_s = self._worked_at_s = self._read_at_s = clock.now()
+        self._thread = threading.Thread(target=self._run, name="turns", daemon=True)
+
+    def begin(self, note: Callable[[str], None]) -> None:
+        """Returns when the device may be set up: at once, unless another run has it."""
+        self._note = note
+        self.look()
+        self._thread.start()
+        if not self._has_it.is_set():
+            note(f"{self._holder()} has the device ({self._who.device}): waiting for a turn")
+            self._has_it.wait()
+        if self._failure is not None:
+            raise self._failure
+
+    def serve(
+        self,
+        seat: Seat,
+        wish: Callable[[], Wish],
+        events: EventSink,
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        """It is set up: from now on turns come and go, as `wish` says it wants the device."""
+        self._wish, self._events, self._failed, self._seat = wish, events, failed, seat
+        if self._failure is not None:
+            failed(self._failure)
+
+    def retune(self, terms: Device) -> None:
+        """Another share, or other slots, hold from now on."""
+        self._terms = terms
+        self.look()
+
+    def end_of_round(self) -> None:
+        """Nothing is counted now, and no pass runs: the moment to let others have the device."""
+        self.look(round_ended=True)
+
+    def look(self, round_ended: bool = False) -> bool:
+        """Whether the board could be looked at."""
+        with self._lock:
+            try:
+                self._look(round_ended)
+            except OSError as problem:
+                self._blind(problem)
+                return False
+            return True
+
+    def figures(self) -> Mapping[str, Any]:
+        """For `atom info`: the daemons of this device, as they were seen last."""
+        return {
+            "device": self._who.device,
+            "runs": shown_runs(self._board, self._clock.now()),
+        }
+
+    def close(self) -> None:
+        """The device is free for the others."""
+        self._closing.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        with self._lock:
+            if self._seat is not None:
+                self._seat.give_device("nobody")
+            with contextlib.suppress(OSError):  # they see that we are gone when this process is
+                self._file.look(self._left, self._clock.now())
+            self._file.leave()
+
+    # ---- on whichever thread looks, one at a time
+
+    def _look(self, round_ended: bool) -> None:
+        self._post()
+        now = self._clock.now()
+        verdict = rules.standing(self._board, self._file.member, now, round_ended)
+        if verdict is Standing.MAY:
+            if not self._has_it.is_set():
+                self._take()
+                self._post()
+        elif self._seat is not None:
+            given_back = self._seat.give_device(self._holder())
+            if given_back and self._has_it.is_set():
+                self._given(round_ended)
+                self._post()
+
+    def _post(self) -> None:
+        self._file.enter()
+        now = self._clock.now()
+        claim = self._claim(now)
+
+        def change(board: Board, alive: Any) -> Board:
+            return rules.looked(board, self._file.member, claim, alive, now)
+
+        self._board = self._file.look(change, now)
+        self._read_at_s = now
+
+    def _claim(self, now: float) -> Claim:
+        wish = self._wish()
+        if wish is not Wish.NOTHING:
+            self._worked_at_s = now
+        elif self._has_it.is_set() and now - self._worked_at_s < IDLE_S:
+            wish = Wish.TRAINING
+        share, slot_s, holds = self._terms.share, self._terms.slot_s, self._has_it.is_set()
+        return Claim(self._who.run, self._who.place, share, slot_s, wish, now, holds)
+
+    def _take(self) -> None:
+        self._has_it.set()
+        now = self._clock.now()
+        if self._seat is not None:
+            self._seat.take_device()
+            self._events.emit("turn-began", waited_s=round(now - self._since_s, 1))
+        self._since_s = now
+
+    def _given(self, round_ended: bool) -> None:
+        self._has_it.clear()
+        now = self._clock.now()
+        seconds = round(now - self._since_s, 1)
+        self._events.emit("turn-ended", seconds=seconds, with_round=round_ended)
+        self._since_s = now
+
+    def _holder(self) -> str:
+        turn = self._board.turn
+        if turn is None or turn.run == self._who.run:
+            return "another run"
+        return f"the run {turn.run.partition('/')[0]}"
+
+    def _left(self, board: Board, alive: Any) -> Board:
+        return rules.left(board, self._file.member, self._clock.now())
+
+    def _blind(self, problem: OSError) -> None:
+        """Better to share the device unfairly than not to train."""
+        patient = self._seat is not None or isinstance(problem, BoardBusy)
+        if patient and self._clock.now() - self._read_at_s < UNREADABLE_S:
+            return
+        if not self._has_it.is_set():
+            self._events.emit("turns-unreadable", detail=str(problem))
+            self._note(f"no turns are taken on the device: {problem}")
+            self._take()
+
+    # ---- the thread
+
+    def _run(self) -> None:
+        looked = True
+        try:
+            while not self._closing.wait(LOOK_S if looked else BUSY_S):
+                looked = self.look()
+        except BaseException as failure:  # noqa: BLE001 - the supervisor: the daemon decides
+            self._failed(failure)
+            self._has_it.set()
+
+    def _fail_later(self, failure: BaseException) -> None:
+        self._failure = failure

@@ -1,0 +1,109 @@
+"""The board in its file: what is written is read, the dead are seen, damage says nothing."""
+
+import fcntl
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from atom.daemon.turns.board import Account, Board, Claim, Turn, Wish
+from atom.daemon.turns.board_file import BEAT_S, BoardBusy, BoardFile
+
+FULL = Board(
+    claims={
+        "a": Claim("one/owner", "/state/one", 2.0, 600.0, Wish.TRAINING, 5.0, True),
+        "b": Claim("two/owner", "/state/two", 1.0, 60.0, Wish.SET_UP, 6.0),
+    },
+    accounts={"one/owner": Account(3.5, {0: 7.0, 59: 1.5}), "two/owner": Account(3.5)},
+    turn=Turn("one/owner", 1.0, 2.0, 3.0, True),
+    charged_at_s=6.0,
+)
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Iterator[tuple[BoardFile, BoardFile]]:
+    files = BoardFile(tmp_path, "a", "boot"), BoardFile(tmp_path, "b", "boot")
+    for file in files:
+        file.enter()
+    yield files
+    for file in files:
+        file.leave()
+
+
+def seen(file: BoardFile, now: float = 6.0) -> tuple[Board, list[str]]:
+    found: list[str] = []
+
+    def look(board: Board, alive: object) -> Board:
+        assert isinstance(alive, list)
+        found.extend(alive)
+        return board
+
+    return file.look(look, now), found
+
+
+def test_what_one_writes_the_other_reads(two: tuple[BoardFile, BoardFile]) -> None:
+    one, other = two
+    one.look(lambda board, alive: FULL, 6.0)
+    assert seen(other) == (FULL, ["a", "b"])
+
+
+def test_the_dead_are_seen(two: tuple[BoardFile, BoardFile], tmp_path: Path) -> None:
+    one, other = two
+    one.look(lambda board, alive: FULL, 6.0)
+    one.leave()
+    assert seen(other)[1] == ["b"]
+    (tmp_path / "a.alive").touch()
+    assert seen(other)[1] == ["b"], "a file that nobody holds is left behind by the killed"
+
+
+def test_who_looks_too_often_does_not_write(
+    two: tuple[BoardFile, BoardFile], tmp_path: Path
+) -> None:
+    one, other = two
+    one.look(lambda board, alive: FULL, 6.0)
+    looks = [(other, 7.0), (one, 6.9), (other, 7.9), (one, 5.0 + BEAT_S), (other, 6.0 + BEAT_S)]
+    written = []
+    for file, now in looks:
+        before = (tmp_path / "board.json").stat().st_ino
+        file.look(lambda board, alive: replace(board, charged_at_s=now), now)  # noqa: B023 - at once
+        written.append((tmp_path / "board.json").stat().st_ino != before)
+    assert written == [False, False, False, True, True]
+
+
+def test_two_do_not_look_at_once(two: tuple[BoardFile, BoardFile], tmp_path: Path) -> None:
+    with (tmp_path / "board.lock").open("a+") as looking:
+        fcntl.flock(looking, fcntl.LOCK_EX)
+        with pytest.raises(BoardBusy):
+            seen(two[0])
+    seen(two[0])
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "",
+        "{",
+        "[]",
+        '{"boot": "boot"}',
+        '{"boot": "boot", "claims": {"a": {"run": 3}}, "accounts": {}, "turn": null}',
+        '{"boot": "boot", "claims": {}, "accounts": {"r": 3}, "turn": null, "charged_at_s": 0}',
+    ],
+)
+def test_a_damaged_board_is_begun_anew(
+    damage: str, two: tuple[BoardFile, BoardFile], tmp_path: Path
+) -> None:
+    (tmp_path / "board.json").write_text(damage)
+    assert seen(two[0])[0] == Board()
+
+
+def test_a_board_from_before_the_machine_started_again_says_nothing(tmp_path: Path) -> None:
+    before, after = BoardFile(tmp_path, "a", "before"), BoardFile(tmp_path, "a", "after")
+    before.enter()
+    before.look(lambda board, alive: FULL, 6.0)
+    assert json.loads((tmp_path / "board.json").read_text())["claims"]
+    before.leave()
+    after.enter()
+    assert seen(after)[0] == Board()
+    after.leave()

@@ -1,0 +1,223 @@
+"""Daemons' parts in the turns, over a real board: who gives the device, who takes it, when."""
+
+import fcntl
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from atom.base.clock import ManualClock
+from atom.base.events import EventList
+from atom.config.peer_file import Device
+from atom.daemon.turns.board import Wish
+from atom.daemon.turns.board_file import BoardFile
+from atom.daemon.turns.opening import device_name, open_turns
+from atom.daemon.turns.taking import IDLE_S, UNREADABLE_S, Contender, DeviceTurns, run_key
+
+SLOT_S = 100.0
+
+
+@dataclass
+class SmallSeat:
+    """Notes whether the device is its own; `busy`: a pass still needs it."""
+
+    has_it: bool = True
+    busy: bool = False
+    holder: str = ""
+
+    def give_device(self, holder: str) -> bool:
+        self.has_it, self.holder = self.busy, holder
+        return not self.busy
+
+    def take_device(self) -> None:
+        self.has_it = True
+
+
+@dataclass
+class Daemon:
+    turns: DeviceTurns
+    seat: SmallSeat = field(default_factory=SmallSeat)
+    events: EventList = field(default_factory=EventList)
+    failures: list[BaseException] = field(default_factory=list)
+    wish: Wish = Wish.TRAINING
+
+    def serve(self) -> None:
+        self.turns.serve(self.seat, lambda: self.wish, self.events, self.failures.append)
+
+    @property
+    def told(self) -> list[str]:
+        return [event["event"] for event in self.events.events]
+
+
+class Box:
+    """Daemons whose threads never run by themselves: the test looks for them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.clock = folder, ManualClock(1000.0)
+        self.daemons: list[Daemon] = []
+
+    def daemon(self, run: str, share: float = 1.0) -> Daemon:
+        who = Contender(run_key(run, "owner"), f"/state/{run}", "cpu")
+        file = BoardFile(self.folder, f"m{len(self.daemons)}", "boot")
+        terms = Device.model_validate({"share": share, "slot": f"{SLOT_S} s"})
+        self.daemons.append(Daemon(DeviceTurns(file, who, terms, self.clock)))
+        return self.daemons[-1]
+
+    def set_up(self, run: str, share: float = 1.0) -> Daemon:
+        daemon = self.daemon(run, share)
+        daemon.turns.look()
+        daemon.serve()
+        self.look()
+        return daemon
+
+    def look(self, seconds: float = 0.5) -> None:
+        self.clock.advance(seconds)
+        for daemon in self.daemons:
+            assert daemon.turns.look()
+        assert sum(daemon.seat.has_it for daemon in self.daemons) <= 1
+
+    def close(self) -> None:
+        for daemon in self.daemons:
+            daemon.turns.close()
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> Iterator[Box]:
+    box = Box(tmp_path)
+    yield box
+    box.close()
+
+
+def test_the_first_is_alone_and_the_second_waits_for_the_round(box: Box) -> None:
+    one = box.set_up("one")
+    assert one.seat.has_it
+    assert one.told == []
+    two = box.daemon("two")
+    two.turns.look()
+    box.clock.advance(1.0)
+    one.turns.look()
+    assert one.seat.has_it, "its round goes on"
+    one.turns.end_of_round()
+    assert not one.seat.has_it
+    assert one.told == ["turn-ended"]
+    assert one.events.events[0] == {"event": "turn-ended", "seconds": 1.5, "with_round": True}
+    two.turns.look()
+    two.serve()
+    box.look()
+    assert two.seat.has_it
+    assert one.seat.holder == "the run two"
+
+
+def test_they_hand_it_to_each_other(box: Box) -> None:
+    one, two = box.set_up("one"), box.daemon("two")
+    two.turns.look()
+    one.turns.end_of_round()
+    two.turns.look()
+    two.serve()
+    box.look(SLOT_S + 1)
+    two.turns.end_of_round()
+    box.look()
+    assert one.seat.has_it
+    assert one.told == ["turn-ended", "turn-began"]
+    rows = {row["run"]: row for row in one.turns.figures()["runs"]}
+    assert rows["one"]["turn"] == "has the device"
+    assert rows["two"]["turn"] == "waits"
+    assert rows["one"]["left_s"] == pytest.approx(SLOT_S, abs=2.0)
+    assert rows["two"]["last_hour_s"] == pytest.approx(30.0, abs=1.0), "nobody looked for longer"
+    two.turns.retune(Device.model_validate({"share": 3}))
+    box.look()
+    shown = {row["run"]: row["share"] for row in one.turns.figures()["runs"]}
+    assert shown == {"one": 1.0, "two": 3.0}
+
+
+def test_a_pass_under_way_keeps_the_device_until_it_ends(box: Box) -> None:
+    one, two = box.set_up("one"), box.daemon("two")
+    two.turns.look()
+    one.seat.busy = True
+    box.clock.advance(SLOT_S + 1)
+    for _ in range(3):
+        one.turns.look()
+        two.turns.look()
+        assert two.turns.figures()["runs"][0]["turn"] == "has the device"
+    one.seat.busy = False
+    one.turns.look()
+    two.turns.look()
+    assert [row["turn"] for row in two.turns.figures()["runs"]] == ["waits", "has the device"]
+
+
+def test_idleness_is_waited_for_before_others_get_the_device(box: Box) -> None:
+    one, two = box.set_up("one"), box.daemon("two")
+    two.turns.look()
+    one.turns.end_of_round()
+    two.turns.look()
+    two.serve()
+    two.wish = Wish.NOTHING
+    box.look()
+    assert two.seat.has_it
+    box.look(IDLE_S + 1)
+    box.look()
+    assert one.seat.has_it
+
+
+def test_the_device_of_who_ends_is_free(box: Box) -> None:
+    one, two = box.set_up("one"), box.daemon("two")
+    two.turns.look()
+    one.turns.close()
+    assert not one.seat.has_it
+    two.turns.look()
+    assert [row["turn"] for row in two.turns.figures()["runs"]] == ["has the device"]
+
+
+def test_a_board_that_cannot_be_read_keeps_nobody_waiting(box: Box) -> None:
+    one, two = box.set_up("one"), box.daemon("two")
+    two.turns.look()
+    one.turns.end_of_round()
+    two.turns.look()
+    two.serve()
+    with (box.folder / "board.lock").open("a+") as stuck:
+        fcntl.flock(stuck, fcntl.LOCK_EX)
+        box.clock.advance(UNREADABLE_S - 1)
+        assert not one.turns.look()
+        assert not one.seat.has_it
+        box.clock.advance(2)
+        assert not one.turns.look()
+        assert one.seat.has_it
+    assert one.told[1:] == ["turns-unreadable", "turn-began"]
+    one.turns.look()
+    assert not one.seat.has_it, "it is somebody else's turn, as can be read now"
+
+
+def test_a_home_that_cannot_be_written_is_no_reason_to_wait(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    daemon = Box(tmp_path / "file").daemon("one")
+    notes: list[str] = []
+    daemon.turns.begin(notes.append)
+    daemon.turns.close()
+    assert "no turns are taken" in notes[0]
+
+
+def test_a_look_that_fails_ends_the_daemon(box: Box) -> None:
+    one = box.daemon("one")
+    one.turns.begin(lambda note: None)
+    failing = RuntimeError("a bug")
+
+    def wish() -> Wish:
+        raise failing
+
+    one.turns.serve(one.seat, wish, one.events, one.failures.append)
+    one.turns._thread.join(10.0)
+    assert one.failures == [failing]
+
+
+def test_the_board_is_the_machine_s_and_the_device_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    turns = open_turns(Device(kind="cpu"), tmp_path / "state", "run", "owner", ManualClock())
+    turns.begin(lambda note: None)
+    assert turns.figures()["device"] == "cpu"
+    (board,) = (tmp_path / "atom" / "turns").glob("*/cpu/board.json")
+    assert "run/owner" in board.read_text()
+    turns.close()
+    assert device_name("cuda:99") == "cpu", "what is not there is refused elsewhere"
