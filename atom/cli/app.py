@@ -8,8 +8,10 @@ from typing import Annotated
 
 import typer
 
+from atom import __version__
 from atom.cli import box_commands, look_commands, train_commands
 from atom.cli.arguments import gather_addresses, refuse_empty, with_home
+from atom.cli.completion import named_shell
 from atom.cli.exit_codes import MEANINGS, ExitCode
 from atom.cli.failures import run_guarded
 
@@ -29,10 +31,20 @@ class _Debug:
     on = False
 
 
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(__version__)
+        raise typer.Exit()
+
+
 @app.callback()
 def common(
     debug: Annotated[
         bool, typer.Option("--debug", envvar="ATOM_DEBUG", help="Show tracebacks of errors.")
+    ] = False,
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version.", callback=_show_version, is_eager=True),
     ] = False,
 ) -> None:
     _Debug.on = debug
@@ -57,6 +69,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a poor terminal shall not end a command
+    shell = named_shell(sys.argv[1:] if arguments is None else arguments)
+    if shell is not None:
+        os.environ["_ATOM_COMPLETE"] = f"source_{shell}"
     given = with_home(gather_addresses(sys.argv[1:] if arguments is None else arguments))
 
     def command() -> object:

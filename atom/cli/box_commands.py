@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from atom.cli.completion import precisions, services, settings, state_directories
 from atom.cli.options import (
     DaemonStateOption,
     JsonOption,
@@ -52,6 +53,7 @@ def set_(
         list[str] | None,
         typer.Argument(
             metavar="KEY=VALUE",
+            autocompletion=settings,
             help='Such as network.upload="20 Mbit/s"; "KEY=" alone: its default again.',
         ),
     ] = None,
@@ -112,14 +114,22 @@ def export(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where the model goes: new.")],
     state: Annotated[
         Path | None,
-        typer.Option("--state", metavar="DIR", help="Of which peer, if several are kept."),
+        typer.Option(
+            "--state",
+            metavar="DIR",
+            help="Of which peer, if several are kept.",
+            autocompletion=state_directories,
+        ),
     ] = None,
     snapshot: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="One of the peer's snapshots; else the newest."),
     ] = None,
     precision: Annotated[
-        str | None, typer.Option(help="float32, bfloat16 or float16; else the run's.")
+        str | None,
+        typer.Option(
+            help="float32, bfloat16 or float16; else the run's.", autocompletion=precisions
+        ),
     ] = None,
     trust: TrustOption = None,
 ) -> None:
@@ -154,7 +164,9 @@ def service(
     given: Annotated[
         list[str],
         typer.Argument(
-            metavar="COMMAND", help="What is to run: join, start or bootstrap, with its options."
+            metavar="COMMAND",
+            help="What is to run: join, start or bootstrap, with its options.",
+            autocompletion=services,
         ),
     ],
 ) -> None:

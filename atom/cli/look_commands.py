@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from atom.cli.completion import state_directories
 from atom.cli.options import (
     AddressArgument,
     JsonOption,
@@ -96,6 +97,7 @@ def plot(
             "--state",
             metavar="DIR",
             help="Of which peer, if several are kept; with ADDRESS: ask as this peer.",
+            autocompletion=state_directories,
         ),
     ] = None,
 ) -> None:

@@ -5,16 +5,28 @@ from typing import Annotated
 
 import typer
 
+from atom.cli.completion import DEVICES, devices, state_directories
+
 PeerOption = Annotated[
     Path | None, typer.Option("--peer", metavar="PEER.toml", help="What this box gives.")
 ]
 StateOption = Annotated[
     Path | None,
-    typer.Option("--state", metavar="DIR", help="Where identity, snapshots and events are kept."),
+    typer.Option(
+        "--state",
+        metavar="DIR",
+        help="Where identity, snapshots and events are kept.",
+        autocompletion=state_directories,
+    ),
 ]
 DaemonStateOption = Annotated[
     Path | None,
-    typer.Option("--state", metavar="DIR", help="The daemon's state directory, if several run."),
+    typer.Option(
+        "--state",
+        metavar="DIR",
+        help="The daemon's state directory, if several run.",
+        autocompletion=state_directories,
+    ),
 ]
 ListenOption = Annotated[
     str | None, typer.Option(metavar="HOST:PORT", help="Where the DHT node listens.")
@@ -29,6 +41,7 @@ MemberOption = Annotated[
         "--state",
         metavar="DIR",
         help="Ask as this peer: peers of a run for listed ones answer nobody else.",
+        autocompletion=state_directories,
     ),
 ]
 AddressArgument = Annotated[
@@ -45,7 +58,8 @@ AssumeOption = Annotated[
     str | None,
     typer.Option(
         metavar="DEVICE",
-        help="Reckon for rtx4090-24g, rtx3060-12g, gtx1080ti-11g, v100-32g or h200, not this box.",
+        help=f"Reckon for {', '.join(DEVICES[:-1])} or {DEVICES[-1]}, not this box.",
+        autocompletion=devices,
     ),
 ]
 NetworkOption = Annotated[

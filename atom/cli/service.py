@@ -12,12 +12,13 @@ from typing import Any
 import typer
 
 from atom.base.errors import UserError
+from atom.cli.arguments import parse_trust
+from atom.cli.completion import DAEMONS
 from atom.cli.exit_codes import IN_VAIN, MEANINGS, ExitCode
 from atom.cli.terminal import stderr_console
 from atom.config.load import load_peer_file, load_run_file
 from atom.swarm.addresses import parse_join_address
 
-DAEMONS = ("join", "start", "bootstrap")
 STOP_S = 75
 """For leaving, which takes up to 60 s, and for the rest of the end."""
 RESTART_S = 30
@@ -67,6 +68,7 @@ def _checked(context: typer.Context, name: str, given: list[str]) -> tuple[str, 
     with command.make_context(name, given, parent=context.find_root()) as inner:
         values: Mapping[str, Any] = inner.params
     load_peer_file(values["peer"])
+    parse_trust(values.get("trust"))
     words: list[str] = []
     for parameter in command.params:
         value = values.get(parameter.name)

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from atom.cli.completion import run_names
 from atom.cli.options import (
     AddressArgument,
     AssumeOption,
@@ -66,7 +67,10 @@ def join(
 @commands.command("id")
 def id_(
     run: Annotated[
-        str | None, typer.Argument(metavar="RUN", help="The run's name, or its address.")
+        str | None,
+        typer.Argument(
+            metavar="RUN", help="The run's name, or its address.", autocompletion=run_names
+        ),
     ] = None,
     peer: PeerOption = None,
     state: StateOption = None,

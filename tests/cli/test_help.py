@@ -34,8 +34,9 @@ def test_the_help_names_every_command(
     assert all(command in shown for command in COMMANDS)
 
 
-def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["version"]) == 0
+@pytest.mark.parametrize("asked", ["version", "--version"])
+def test_the_version(asked: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([asked]) == 0
     assert capsys.readouterr().out == f"{__version__}\n"
 
 
