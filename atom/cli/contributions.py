@@ -100,7 +100,7 @@ async def _up_to_date(keeper: Bookkeeper, onlooker: Onlooker, sight: Sight) -> L
     """Asks again for a while: peers serve their last heads only, and a lease may name one before
     them. Raises: AddressError."""
     console = TerminalConsole()
-    tell = partial(console.progress, "checking the chain")
+    tell = partial(console.progress, "checking the chain", unit="rounds")
     try:
         ledger = await keeper.read(sight.leases, tell)
         for _ in range(EMPTY_RETRIES):

@@ -4,12 +4,9 @@ import sys
 import threading
 import time
 
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-
+from atom.cli.progress_bars import Bars, Lines, Step
 from atom.cli.terminal import stderr_console
-
-_STEPS = 10
-"""Lines per long step where stderr is no terminal."""
+from atom.daemon.console import BYTES
 
 
 class TerminalConsole:
@@ -18,9 +15,8 @@ class TerminalConsole:
     def __init__(self) -> None:
         self._console = stderr_console()
         self._lock = threading.Lock()
-        self._bars: Progress | None = None
-        self._tasks: dict[str, TaskID] = {}
-        self._said: dict[str, int] = {}
+        on_terminal = self._console.is_terminal
+        self._steps = Bars(self._console) if on_terminal else Lines(self._console)
 
     def join_address(self, address: str) -> None:
         sys.stdout.write(f"join: {address}\n")
@@ -32,47 +28,11 @@ class TerminalConsole:
             self._console.print(f"[quiet]{clock}[/] ", end="")
             self._console.print(text, markup=False, soft_wrap=True)
 
-    def progress(self, what: str, done: int, total: int) -> None:
+    def progress(self, what: str, done: int, total: int, unit: str = BYTES) -> None:
         with self._lock:
-            if self._console.is_terminal:
-                self._draw(what, done, total)
-            else:
-                self._spell(what, done, total)
+            self._steps.show(Step(what, done, total, unit))
 
     def close(self) -> None:
         """Leaves the terminal as it was; later calls may draw again."""
         with self._lock:
-            self._stop_bars()
-
-    def _draw(self, what: str, done: int, total: int) -> None:
-        if self._bars is None:
-            columns = (
-                TextColumn("{task.description}"),
-                BarColumn(),
-                TextColumn("{task.percentage:>3.0f} %"),
-                TimeRemainingColumn(),
-            )
-            self._bars = Progress(*columns, console=self._console, transient=True)
-            self._bars.start()
-        if what not in self._tasks:
-            self._tasks[what] = self._bars.add_task(what, total=total)
-        self._bars.update(self._tasks[what], completed=done, total=total)
-        if done >= total:
-            self._bars.remove_task(self._tasks.pop(what))
-            if not self._tasks:
-                self._stop_bars()
-
-    def _stop_bars(self) -> None:
-        if self._bars is not None:
-            self._bars.stop()
-        self._bars = None
-        self._tasks.clear()
-
-    def _spell(self, what: str, done: int, total: int) -> None:
-        step = _STEPS if done >= total else _STEPS * done // max(1, total)
-        if self._said.get(what) == step:
-            return
-        self._said[what] = step
-        self._console.print(f"{what}: {100 * step // _STEPS} %", markup=False)
-        if done >= total:
-            del self._said[what]
+            self._steps.close()

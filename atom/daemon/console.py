@@ -2,6 +2,8 @@
 
 from typing import Protocol
 
+BYTES = "bytes"
+
 
 class Console(Protocol):
     def join_address(self, address: str) -> None:
@@ -10,8 +12,9 @@ class Console(Protocol):
     def note(self, text: str) -> None:
         """One line worth reading."""
 
-    def progress(self, what: str, done: int, total: int) -> None:
-        """How far a long step is; `done == total` ends it."""
+    def progress(self, what: str, done: int, total: int, unit: str = BYTES) -> None:
+        """How far a long step is, in `unit`: BYTES, or a word for several; `done == total` ends
+        it."""
 
 
 class Silence:
@@ -23,5 +26,5 @@ class Silence:
     def note(self, text: str) -> None:
         pass
 
-    def progress(self, what: str, done: int, total: int) -> None:
+    def progress(self, what: str, done: int, total: int, unit: str = BYTES) -> None:
         pass

@@ -2,7 +2,6 @@
 
 import hashlib
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -100,7 +99,7 @@ def found_run(options: StartOptions, box: Box, run: RunFile, console: Console) -
     run, code = pin_source(run, folder)
     taken_up = None if known is None else run_from_text(known[0].run_file)
     run = pin_table(run, box.peer, folder, taken_up)
-    text = open_text(run, box.peer, folder, box.state.tokens, _bar(console, "tokenising"))
+    text = open_text(run, box.peer, folder, box.state.tokens, console.progress)
     try:
         run = _pinned(run, text)
     except ValueError as problem:
@@ -170,7 +169,7 @@ def enter_run(
     Raises: as `found_run`; MismatchError if this installation or text differs from the run's.
     """
     run = run_of(manifest, box)
-    text = open_text(run, box.peer, None, box.state.tokens, _bar(console, "tokenising"))
+    text = open_text(run, box.peer, None, box.state.tokens, console.progress)
     run = _pinned(run, text)
     keep_tokenizer(box.state.tokenizer, run, text_sources(run, box.peer, None))
     try:
@@ -301,7 +300,3 @@ def _check_same_run(manifest: Manifest, run: RunFile, box: Box, path: Path) -> N
             f"in {box.state.root}",
             "undo the change, or found a new run with another name or --state DIR",
         )
-
-
-def _bar(console: Console, what: str) -> Callable[[int, int], None]:
-    return lambda done, total: console.progress(what, done, total)

@@ -7,11 +7,10 @@ from atom.config.data_section import Data
 from atom.config.peer_file import PeerFile
 from atom.config.run_file import RunFile
 from atom.config.sources import TextSources, text_sources
-from atom.models.data.corpus import Corpus, DataError, Limits
+from atom.models.data.corpus import Corpus, DataError, Limits, Progress
 from atom.models.data.dataset import Dataset, open_dataset
 from atom.models.data.files import stdlib_corpus, text_corpus
 from atom.models.data.stored_dataset import StoredDataset, newest_revision
-from atom.models.data.token_writer import Progress
 
 TEXT_FIELD = "text"
 SPLIT = "train"

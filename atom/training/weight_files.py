@@ -53,10 +53,13 @@ def write_weights(
     done, places = 0, dict[str, str]()
     with _disk_errors(folder):
         for name, shard in zip(names, shards, strict=True):
-            on_progress(done, total)
-            _write_synced(folder / name, {piece.name: piece.make() for piece in shard})
+            made = dict[str, Tensor]()
+            for piece in shard:
+                on_progress(done, total)
+                made[piece.name] = piece.make()
+                done += piece.size_bytes
+            _write_synced(folder / name, made)
             places |= {piece.name: name for piece in shard}
-            done += sum(piece.size_bytes for piece in shard)
         if len(shards) > 1:
             index = {"metadata": {"total_size": total}, "weight_map": places}
             (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")

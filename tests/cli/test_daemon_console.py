@@ -16,23 +16,6 @@ def test_the_address_is_data_and_the_rest_is_not(capsys: pytest.CaptureFixture[s
     assert "looks [around]" in streams.err
 
 
-def test_long_steps_are_spelled_out_where_nobody_can_see_a_bar(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    console = TerminalConsole()
-    for done in range(1001):
-        console.progress("tokenising", done, 1000)
-    lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "tokenising: 0 %"
-    assert lines[-1] == "tokenising: 100 %"
-    assert len(lines) == 11
-
-
-def test_nothing_to_do_is_done_at_once(capsys: pytest.CaptureFixture[str]) -> None:
-    TerminalConsole().progress("fetching", 0, 0)
-    assert capsys.readouterr().err == "fetching: 100 %\n"
-
-
 def test_bars_on_a_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -45,6 +28,7 @@ def test_bars_on_a_terminal(
     console.close()
     streams = capsys.readouterr()
     assert "tokenising" in streams.err
+    assert "\x1b[?25h" in streams.err, "the cursor is shown again"
     assert streams.out == ""
 
 

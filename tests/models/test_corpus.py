@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from atom.models.data.corpus import BLOCK_BYTES, Corpus, DataError, Limits
+from atom.models.data.corpus import BLOCK_BYTES, EVERYTHING, SURVEYING, Corpus, DataError, Limits
 from atom.models.data.files import stdlib_corpus, text_corpus
 
 
@@ -29,6 +29,15 @@ def test_folders_are_read_in_the_order_of_relative_paths(tmp_path: Path) -> None
     corpus = text_corpus([tmp_path])
     assert names(corpus, tmp_path) == ["a.txt", "b/a", "b/z", "c"]
     assert corpus.survey().total_bytes == 4
+
+
+def test_reading_a_text_is_told_in_bytes_of_all_there_are(tmp_path: Path) -> None:
+    write(tmp_path, a="1" * 300, b="2" * 700)
+    for limits, about in ((EVERYTHING, 1000), (Limits(max_bytes=500), 500)):
+        told: list[tuple[str, int, int]] = []
+        text_corpus([tmp_path], limits).survey(lambda *at, told=told: told.append(at))
+        assert told[0] == (SURVEYING, 300, about)
+        assert told[-1] == (SURVEYING, about, about)
 
 
 def test_entries_keep_their_order_and_a_file_counts_once(tmp_path: Path) -> None:

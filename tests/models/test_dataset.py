@@ -8,9 +8,10 @@ import torch
 
 from atom.models.data import unfinished
 from atom.models.data.cache import cached_tokens
-from atom.models.data.corpus import Corpus, Limits
+from atom.models.data.corpus import SURVEYING, Corpus, Limits
 from atom.models.data.dataset import Dataset, open_dataset
 from atom.models.data.files import text_corpus
+from atom.models.data.token_writer import TOKENISING
 from atom.models.data.tokenizer import ByteTokenizer
 from atom.models.data.windows import Windows, split_tokens
 
@@ -70,10 +71,11 @@ def test_documents_are_separated(tmp_path: Path) -> None:
 
 def test_text_is_tokenised_once(tmp_path: Path) -> None:
     corpus = corpus_of(tmp_path, b"abc", b"defg")
-    progress: list[tuple[int, int]] = []
+    progress: list[tuple[str, int, int]] = []
     for _ in range(2):
         cached_tokens(corpus, ByteTokenizer(), tmp_path / "c", lambda *p: progress.append(p))
-    assert progress == [(7, 7)]
+    read = [(SURVEYING, 3, 7), (SURVEYING, 7, 8), (SURVEYING, 7, 7)]
+    assert progress == [*read, (TOKENISING, 7, 7), *read]
     (tmp_path / "text" / "0").write_bytes(b"xyz")
     changed = cached_tokens(text_corpus([tmp_path / "text"]), ByteTokenizer(), tmp_path / "c")
     assert bytes(changed.tokens.tolist()) == b"xyz\ndefg"
@@ -95,8 +97,9 @@ def test_a_damaged_cache_is_written_again(tmp_path: Path, damage: str) -> None:
 
 
 def test_an_interrupted_tokenisation_leaves_nothing(tmp_path: Path) -> None:
-    def interrupt(done_bytes: int, total_bytes: int) -> None:
-        raise KeyboardInterrupt
+    def interrupt(what: str, done_bytes: int, total_bytes: int) -> None:
+        if what == TOKENISING:
+            raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         cached_tokens(corpus_of(tmp_path, b"abc"), ByteTokenizer(), tmp_path / "c", interrupt)

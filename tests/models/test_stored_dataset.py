@@ -13,6 +13,7 @@ from atom.models.data.cache import cached_tokens
 from atom.models.data.corpus import Corpus, DataError, DataUnreachable, Limits
 from atom.models.data.files import text_corpus
 from atom.models.data.stored_dataset import StoredDataset, newest_revision
+from atom.models.data.token_writer import TOKENISING
 from atom.models.data.tokenizer import ByteTokenizer
 
 TEXTS = ["one", "zwei é", "", "three\nlines", "last"]
@@ -122,11 +123,11 @@ def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("streaming", [False, True])
 def test_a_commit_of_the_hub_is_read_once(hub: Hub, tmp_path: Path, streaming: bool) -> None:
     stored = StoredDataset("owner/name", revision=REVISION, streaming=streaming)
-    progress: list[tuple[int, int]] = []
+    progress: list[tuple[str, int, int]] = []
     corpus = stored.corpus(Limits(max_documents=3))
     first = cached_tokens(corpus, ByteTokenizer(), tmp_path, lambda *told: progress.append(told))
     assert bytes(first.tokens.tolist()) == "one\nzwei é\nthree\nlines".encode()
-    assert progress[-1] == (21, 21)
+    assert progress[-1] == (TOKENISING, 21, 21)
     again = cached_tokens(stored.corpus(Limits(max_documents=3)), ByteTokenizer(), tmp_path)
     assert again.digest == first.digest
     assert hub.asked == [("owner/name", None, REVISION)]
@@ -146,13 +147,13 @@ def test_a_stream_that_breaks_is_gone_on_with(
         cached_tokens(stored.corpus(Limits(10**6)), ByteTokenizer(), tmp_path / "c")
     assert sorted(path.suffix for path in (tmp_path / "c").iterdir()) == [".journal", ".partial"]
     hub.breaks_at = None
-    told: list[tuple[int, int]] = []
+    told: list[tuple[str, int, int]] = []
     tokens = cached_tokens(
         stored.corpus(Limits(10**6)), ByteTokenizer(), tmp_path / "c", lambda *at: told.append(at)
     )
     assert bytes(tokens.tokens.tolist()).decode().split("\n") == hub.texts
-    assert told[0] == (4608, 10**6)
-    assert told[-1] == (5400, 5400)
+    assert told[0] == (TOKENISING, 4608, 10**6)
+    assert told[-1] == (TOKENISING, 5400, 5400)
 
 
 @pytest.mark.parametrize("file", ["/etc/passwd", "hf://datasets/owner/other@x/a", "https://a/b"])

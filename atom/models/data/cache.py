@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from atom.models.data.corpus import Corpus
-from atom.models.data.token_writer import Progress, Tokenising, write_tokens
+from atom.models.data.corpus import Corpus, Progress, silent
+from atom.models.data.token_writer import Tokenising, write_tokens
 from atom.models.data.tokenizer import Tokenizer
 from atom.models.data.unfinished import HEADER_BYTES
 
@@ -31,14 +31,14 @@ class TokenFile:
 
 
 def cached_tokens(
-    corpus: Corpus, tokenizer: Tokenizer, folder: Path, on_progress: Progress | None = None
+    corpus: Corpus, tokenizer: Tokenizer, folder: Path, on_progress: Progress = silent
 ) -> TokenFile:
     """The corpus as tokens, from the cache if it is there, else tokenised now.
 
     Raises: ValueError if the text cannot be tokenised, after which nothing is left behind; OSError
     if the disk is full or `folder` is not writable. What was interrupted is gone on with.
     """
-    survey = None if corpus.origin else corpus.survey()
+    survey = None if corpus.origin else corpus.survey(on_progress)
     content = corpus.origin if survey is None else survey.digest
     key = hashlib.sha256(f"{_FORMAT}:{tokenizer.digest}:{content}".encode()).hexdigest()
     path = folder / f"{key}.tokens"
@@ -46,10 +46,10 @@ def cached_tokens(
     if cached is not None:
         return cached
     if survey is None and not corpus.limits.bounded:
-        survey = corpus.survey()
+        survey = corpus.survey(on_progress)
     folder.mkdir(parents=True, exist_ok=True)
     token_type = _type_for(tokenizer.vocabulary_size)
-    tokenising = Tokenising(corpus, survey, tokenizer, on_progress or _silent)
+    tokenising = Tokenising(corpus, survey, tokenizer, on_progress)
     write_tokens(path, token_type, tokenising, lambda *told: _header(token_type, *told))
     written = _open(path)
     if written is None:
@@ -82,7 +82,3 @@ def _type_for(vocabulary_size: int) -> str:
 def _header(token_type: str, count: int, digest: str) -> bytes:
     fields = {"format": _FORMAT, "type": token_type, "tokens": count, "sha256": digest}
     return json.dumps(fields).encode().ljust(HEADER_BYTES)
-
-
-def _silent(done_bytes: int, total_bytes: int) -> None:
-    return None

@@ -12,6 +12,15 @@ from typing import Protocol
 BLOCK_BYTES = 1 << 20
 
 
+Progress = Callable[[str, int, int], None]
+"""Called with (what is done, bytes of it done, bytes in all, or about so many), from the thread
+that does it."""
+
+
+def silent(what: str, done_bytes: int, total_bytes: int) -> None:
+    """Tells nobody."""
+
+
 class DataError(ValueError):
     """Data that cannot be used: what is wrong and where, and what to do about it."""
 
@@ -23,6 +32,9 @@ class DataError(ValueError):
 
 class DataUnreachable(DataError):
     """Data that cannot be had now: what was made of it so far is kept."""
+
+
+SURVEYING = "reading the text"
 
 
 class Document(Protocol):
@@ -129,6 +141,8 @@ class Corpus:
     origin: str | None = None
     """A name that means the same texts for ever, if there is one: they need not be read to be
     known again."""
+    about_bytes: Callable[[], int] = lambda: 0
+    """Of the files that `read` reads: how large they are, for who waits; 0: not known."""
 
     def texts(self) -> Iterator[Text]:
         """Read one to its end before the next.
@@ -149,15 +163,22 @@ class Corpus:
                 count += 1
                 yield Text(document.where, document.blocks(wanted))
 
-    def survey(self) -> Survey:
+    def survey(self, on_progress: Progress = silent) -> Survey:
         """Reads all of it. Raises: as `texts`; DataError if there is no text."""
-        reading = Reading(self)
+        reading, about = Reading(self), self._about_bytes()
         for blocks in reading.texts():
             for _ in blocks:
-                pass
+                if about:
+                    on_progress(SURVEYING, reading.done_bytes, max(about, reading.done_bytes + 1))
         if not reading.done_bytes:
             raise DataError("the data files are all empty")
+        if about:
+            on_progress(SURVEYING, reading.done_bytes, reading.done_bytes)
         return Survey(reading.digest(), reading.done_bytes)
+
+    def _about_bytes(self) -> int:
+        found, most = self.about_bytes(), self.limits.max_bytes
+        return found if most is None else min(found, most)
 
 
 class Reading:

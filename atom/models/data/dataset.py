@@ -8,10 +8,9 @@ from pathlib import Path
 from torch import Tensor
 
 from atom.models.data.cache import cached_tokens
-from atom.models.data.corpus import Corpus, DataError
+from atom.models.data.corpus import Corpus, DataError, Progress, silent
 from atom.models.data.permutation import Permutation
 from atom.models.data.sampler import Sampler
-from atom.models.data.token_writer import Progress
 from atom.models.data.tokenizer import load_tokenizer
 from atom.models.data.windows import Windows, split_tokens
 
@@ -64,7 +63,7 @@ def open_dataset(
     sequence_tokens: int,
     seed: int,
     cache_folder: Path,
-    on_progress: Progress | None = None,
+    on_progress: Progress = silent,
 ) -> Dataset:
     """Tokenises the texts once, and maps the tokens.
 

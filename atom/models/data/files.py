@@ -3,7 +3,8 @@
 import glob
 import os
 import sysconfig
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -43,7 +44,7 @@ def text_corpus(
             raise DataError(f"data path {str(entry)!r} {what}")
         for file in files:
             found.setdefault(file.resolve(), file)
-    return Corpus(partial(_documents, tuple(found.values()), text_field), limits)
+    return _corpus(tuple(found.values()), limits, text_field)
 
 
 def stdlib_corpus(limits: Limits = EVERYTHING, root: Path | None = None) -> Corpus:
@@ -57,7 +58,21 @@ def stdlib_corpus(limits: Limits = EVERYTHING, root: Path | None = None) -> Corp
     sources = tuple(file for file in files if _is_stdlib_source(file))
     if not sources:
         raise DataError(f"this Python has no source of its standard library in {root}")
-    return Corpus(partial(_documents, sources, "text"), limits)
+    return _corpus(sources, limits, "text")
+
+
+def _corpus(files: Sequence[Path], limits: Limits, text_field: str) -> Corpus:
+    read = partial(_documents, files, text_field)
+    return Corpus(read, limits, about_bytes=partial(size_of_files, files))
+
+
+def size_of_files(files: Iterable[Path]) -> int:
+    """Bytes on disk of those that are there."""
+    total = 0
+    for file in files:
+        with suppress(OSError):
+            total += file.stat().st_size
+    return total
 
 
 def _documents(files: Sequence[Path], text_field: str) -> Iterator[Document]:

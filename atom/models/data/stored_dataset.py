@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any, cast
 
 from atom.models.data.corpus import Corpus, DataError, DataUnreachable, Limits, RecordDocument
+from atom.models.data.files import size_of_files
 from atom.models.data.json_lines import field_text
 
 _ROWS_TOGETHER = 256
@@ -52,7 +53,11 @@ class StoredDataset:
         if not self.is_local and self.revision is not None:
             known = {**asdict(self), "streaming": None, **asdict(limits)}
             kept = json.dumps(known, sort_keys=True)
-        return Corpus(partial(_documents, self), limits, kept)
+        return Corpus(partial(_documents, self), limits, kept, self._about_bytes)
+
+    def _about_bytes(self) -> int:
+        """Tables in memory form, or files that hold texts: more than the texts, but not much."""
+        return size_of_files(Path(self.path).rglob("*")) if self.is_local else 0
 
 
 def newest_revision(path: str) -> str:

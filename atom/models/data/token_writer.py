@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from atom.models.data.corpus import Corpus, DataError, DataUnreachable, Reading, Survey
+from atom.models.data.corpus import Corpus, DataError, DataUnreachable, Progress, Reading, Survey
 from atom.models.data.tokenizer import Tokenizer
 from atom.models.data.unfinished import Unfinished, remove_abandoned, unfinished
 
@@ -19,8 +19,7 @@ CHECKPOINT_BYTES = 32 << 20
 _GROUP_CHARACTERS = 1 << 22
 _GROUP_PIECES = 1024
 
-Progress = Callable[[int, int], None]
-"""Called with (bytes of text done, bytes of text in all), from the thread that tokenises."""
+TOKENISING = "tokenising"
 Header = Callable[[int, str], bytes]
 """(tokens, their sha256 hex) → HEADER_BYTES."""
 
@@ -72,7 +71,7 @@ class Tokenising:
         if not reading.documents:
             raise DataError("there is no text in the data")
         if self._survey is None:
-            self._on_progress(reading.done_bytes, reading.done_bytes)
+            self._on_progress(TOKENISING, reading.done_bytes, reading.done_bytes)
         elif reading.digest() != self._survey.digest:
             raise _changed()
 
@@ -111,7 +110,7 @@ class Tokenising:
 
     def _tell(self, done_bytes: int) -> None:
         total = self._expected(done_bytes) if self._survey is None else self._survey.total_bytes
-        self._on_progress(done_bytes, total)
+        self._on_progress(TOKENISING, done_bytes, total)
 
     def _expected(self, done_bytes: int) -> int:
         """Of a text that was never read: more than what is done, for it may be the limit's."""
