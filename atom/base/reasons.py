@@ -37,5 +37,6 @@ class Reason(StrEnum):
     SUPERSEDED = "superseded"
     # transfers
     NOT_FOUND = "not-found"
+    TOO_OFTEN = "too-often"
     UNREACHABLE = "unreachable"
     HASH_MISMATCH = "hash-mismatch"

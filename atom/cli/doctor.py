@@ -13,7 +13,8 @@ from atom.cli.exit_codes import ExitCode
 from atom.cli.terminal import print_plainly, stderr_console
 from atom.daemon.doctor.examination import DoctorRequest, examine
 from atom.daemon.doctor.facts import Facts
-from atom.daemon.doctor.findings import Finding, Level, findings_of
+from atom.daemon.doctor.finding import Finding, Level
+from atom.daemon.doctor.findings import findings_of
 
 _MARKS = {
     Level.OK: ("✓", "good"),

@@ -39,7 +39,8 @@ class Dialer:
         self._endpoint = endpoint
         self._credentials = credentials
         self._switchboard = switchboard
-        self._connector = Connector(endpoint.closing)
+        one_port = endpoint.limits.from_one_port
+        self._connector = Connector(endpoint.closing, one_port)
         self._lock = threading.Lock()
         self._open: set[Channel] = set()
 
@@ -161,6 +162,7 @@ class Dialer:
         stream = TlsStream(below, self._credentials.client, server_side=False)
         channel = Channel(self._endpoint.bandwidth.limit(stream), self._gone)
         channel.purpose, channel.tag = what
+        channel.near = below.near()
         with self._lock:
             self._open.add(channel)
         try:

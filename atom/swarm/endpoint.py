@@ -47,6 +47,9 @@ class TransportLimits:
     together; 0: none."""
     relay_pairs: int = 16
     """Connections that are passed on at a time."""
+    from_one_port: bool = False
+    """All connections that we open come from one local port (each to another address): what others
+    see of it says what a router on the way does."""
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,8 @@ class Purpose(IntEnum):
     """To the peer named in the tag, through the one that is dialled: see `relay`."""
     PROBE = 6
     """ "Can you dial me?" """
+    GAUGE = 7
+    """How fast is the way between us, and where do you see me? See `gauge`."""
 
 
 class Kind(IntEnum):
@@ -57,6 +59,14 @@ class Kind(IntEnum):
     """Line: nothing to say, still there."""
     REACHED = 66
     """Probe: one byte, the answer (see `reachability.Reached`)."""
+    SEEN = 80
+    """Gauge: "host:port", where the connection comes from."""
+    BURST = 81
+    """Gauge: bytes that mean nothing."""
+    GOT = 82
+    """Gauge: the burst is here, to its end."""
+    FETCH = 83
+    """Gauge: four bytes, how many to send."""
 
 
 class HungUp(ConnectionError):
@@ -119,6 +129,10 @@ class Channel:
         self.incarnation = b""
         self.purpose = Purpose.MESSAGES
         self.tag = b""
+        self.seen_at = ""
+        """Of the two ends of its connection, the far one, as "host:port"; empty: we called it."""
+        self.near = ""
+        """The near one, of a connection that we opened."""
         self.secret = b""
         """Drawn by the client for this connection, if it goes on in records of our own."""
         self.round_trip_s: float | None = None

@@ -114,6 +114,7 @@ class Listener:
             return
         proven: list[str] = []
         channel = self._channel(below, host, proven)
+        channel.seen_at = below.far()
         if not self._answers_call(channel, below, host):
             self._attend(channel, below, host, proven)
 

@@ -1,5 +1,5 @@
 """Where an authenticated incoming connection goes: messages, a waiting ring, the blob shelf, a line
-to be called over, a relayed peer, the answer to a probe."""
+to be called over, a relayed peer, the answer to a probe, a way that is gauged."""
 
 from collections.abc import Callable
 
@@ -7,6 +7,7 @@ from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.swarm.endpoint import Endpoint
 from atom.swarm.frames import Channel, Kind, Patience, Purpose
+from atom.swarm.gauge import GaugeServer
 from atom.swarm.message_codec import MAX_MESSAGE_BYTES
 from atom.swarm.relay import Relay
 from atom.swarm.ring_pool import RingPool
@@ -36,6 +37,7 @@ class Router:
         self._switchboard = switchboard
         self._relay = relay
         self._on_probe = on_probe
+        self._gauge = GaugeServer(endpoint.bandwidth.courtesy)
         limits = endpoint.limits
         self.rings = RingPool(limits.unclaimed_rings, limits.unclaimed_rings_per_peer)
         self._endpoint = endpoint
@@ -52,11 +54,14 @@ class Router:
         """The last thing before the other end is told that it is in. Raises: PeerRefused."""
         if channel.purpose is Purpose.RELAY and self._relay is not None:
             self._relay.reserve(channel)
+        if channel.purpose is Purpose.GAUGE:
+            self._gauge.reserve(channel)
 
     def ended(self, channel: Channel) -> None:
         """A connection that was, or might have been, routed is closed."""
         if self._relay is not None:
             self._relay.drop(channel)
+        self._gauge.leave(channel)
 
     def route(self, channel: Channel) -> None:
         """Serves the channel to its end; a ring channel passes to whoever claims it."""
@@ -94,6 +99,8 @@ class Router:
                 self._relay.splice(channel)
             case Purpose.PROBE if self._on_probe is not None:
                 self._on_probe(channel)
+            case Purpose.GAUGE:
+                self._gauge.serve(channel)
 
     def _read_messages(self, channel: Channel) -> None:
         idle = Patience(3 * self._endpoint.limits.lane_idle_s)

@@ -21,6 +21,7 @@ from atom.swarm.crew import Crew
 from atom.swarm.dialer import Dialer
 from atom.swarm.endpoint import Endpoint, TransportLimits
 from atom.swarm.frames import Channel, Kind, Patience, Purpose
+from atom.swarm.gauge import Gauged, gauge
 from atom.swarm.handshake import Local
 from atom.swarm.lane import Lanes, OnUnreachable
 from atom.swarm.lines import Lines
@@ -200,6 +201,15 @@ class Transport:
         finally:
             channel.close()
         return Reached.of(answer)
+
+    def gauge(self, peer_id: str) -> tuple[Gauged, str]:
+        """What the way to that peer, dialled at its addresses, carries, and our end of the
+        connection. Takes seconds, and MBs. Raises: PeerRefused, OSError."""
+        channel = self._dialer.dial_directly(peer_id, Purpose.GAUGE, b"", _PROBE_S)
+        try:
+            return gauge(channel), channel.near
+        finally:
+            channel.close()
 
     def send(self, peer_id: str, raw: bytes) -> bool:
         """Fire and forget; False if dropped at once. Later failures go to `on_unreachable`."""

@@ -22,7 +22,8 @@ from atom.daemon.doctor.facts import (
     Port,
     Software,
 )
-from atom.daemon.doctor.findings import Finding, Level, findings_of
+from atom.daemon.doctor.finding import Finding, Level
+from atom.daemon.doctor.findings import findings_of
 
 FACTS = Facts(
     Software((3, 11), (), None),

@@ -30,6 +30,7 @@ from atom.graph.traced import Graph
 from atom.models.gpt3 import GPT2_VOCABULARY, SIZES, GPT3Config, parameter_shapes
 from atom.swap.host_store import host_bytes
 from atom.swap.state_form import StateForm
+from atom.swarm.codec import CODECS
 
 _FAMILY_RUN = """
 [run]
@@ -98,6 +99,7 @@ def fit_of(run: RunFile, title: str, peer: PeerFile, device: torch.device, folde
         (kept_states + kept_results) * elements,
         shutil.disk_usage(folder).free,
         _device_problem(run, graph, peer, device, have_bytes - need_bytes),
+        2 * CODECS[run.swarm.codec].wire_bytes(elements),
     )
 
 

@@ -13,8 +13,9 @@ from atom.config.peer_file import PeerFile
 from atom.config.places import state_home
 from atom.daemon.doctor import gathering
 from atom.daemon.doctor.capacity import fit_of, largest_of_family, precision_for
-from atom.daemon.doctor.facts import Capacity, Clock, Facts, Fit, Gpu
-from atom.daemon.doctor.swarm_side import Sight, look
+from atom.daemon.doctor.facts import Capacity, Clock, Facts, Fit, Gpu, Ways
+from atom.daemon.doctor.swarm_side import Sight, look, own_identity
+from atom.daemon.doctor.ways import find_ways
 from atom.swarm.addresses import parse_join_address
 from atom.swarm.records import Manifest
 
@@ -46,13 +47,17 @@ def examine(request: DoctorRequest, note: Callable[[str], None]) -> Facts:
     if request.address is not None:
         note("looking for the swarm")
         sight = asyncio.run(look(request.address, folder))
+    ways: Ways | None = None
+    if sight is not None and sight.manifest is not None:
+        note("gauging the ways to peers of the run")
+        ways = find_ways(sight.manifest, sight.alive, own_identity(folder), peer)
     offset = None if sight is None else sight.offset_s
     clock = Clock(gathering.clock_synchronised(), offset)
     note("reckoning what fits")
     manifest = None if sight is None else sight.manifest
     capacity = _capacity(peer, machine.gpu, gathering.nearest_folder(folder), manifest)
     swarm = None if sight is None else sight.swarm
-    return Facts(software, machine, memory, disk, ports, clock, capacity, swarm)
+    return Facts(software, machine, memory, disk, ports, clock, capacity, swarm, ways)
 
 
 def _capacity(peer: PeerFile, gpu: Gpu | None, folder: Path, manifest: Manifest | None) -> Capacity:

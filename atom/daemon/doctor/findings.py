@@ -1,8 +1,6 @@
 """From facts to findings: pure. Each that is not ok says what to do: a command, or a key."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from enum import StrEnum
 
 from atom.base.units import format_bytes
 from atom.daemon.doctor.facts import (
@@ -17,6 +15,8 @@ from atom.daemon.doctor.facts import (
     Software,
     Swarm,
 )
+from atom.daemon.doctor.finding import Finding, Level
+from atom.daemon.doctor.way_findings import way_findings
 
 PYTHONS = ((3, 11), (3, 12))
 CLOCK_TOLERANCE_S = 3.0
@@ -29,26 +29,6 @@ LEAST_GPU_SHARE = 0.5
 """Of its memory: when less is free, somebody else is using it."""
 
 
-class Level(StrEnum):
-    OK = "ok"
-    UNCHECKED = "not checked"
-    WARNING = "warning"
-    FAILURE = "failure"
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One line."""
-
-    topic: str
-    level: Level
-    said: str
-    fix: str = ""
-
-    def __post_init__(self) -> None:
-        assert bool(self.fix) == (self.level in (Level.WARNING, Level.FAILURE)), self.topic
-
-
 def findings_of(facts: Facts) -> list[Finding]:
     """In the order in which a person mends them."""
     return [
@@ -59,6 +39,7 @@ def findings_of(facts: Facts) -> list[Finding]:
         *(_port(port) for port in facts.ports),
         _clock(facts.clock),
         *_swarm(facts.swarm),
+        *way_findings(facts),
         *_capacity(facts.capacity, facts.swarm),
     ]
 

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from atom.swarm.dht_frames import NodeSettings
 from atom.swarm.directory import open_directory
 from atom.swarm.identity import Identity
 from atom.swarm.reachability import Reached
-from atom.swarm.records import Manifest, PeerState
+from atom.swarm.records import Lease, Manifest, PeerState
 
 RENEWAL_S = 2.0
 """Between two renewals of a lease: the newest of many is hardly older than its way to us."""
@@ -35,6 +35,8 @@ class Sight:
 
     swarm: Swarm
     manifest: Manifest | None = None
+    alive: Mapping[str, Lease] = field(default_factory=dict)
+    """Leases of those who take part."""
     offset_s: tuple[float, float] | None = None
     """As `atom.daemon.doctor.facts.Clock` has it."""
 
@@ -47,7 +49,8 @@ async def look(address: str, state: Path) -> Sight:
         directory = await open_directory(parsed.run, parsed.owner, node)
         try:
             manifest, _ = await directory.read_manifest()
-            own = _own_peer_id(state)
+            identity = own_identity(state)
+            own = None if identity is None else identity.peer_id
             allowed = seen_from_outside(manifest)
             check_member(allowed, manifest.owner, own or NO_PEER_ID)
             leases = await directory.read_leases()
@@ -64,7 +67,7 @@ async def look(address: str, state: Path) -> Sight:
     reached = reached_of(known, own)
     seen = Swarm(run=manifest.run, peers=len(alive), versions=versions, reached=reached)
     ages = [now - lease.issued_at for lease in alive.values()]
-    return Sight(seen, manifest, clock_offset_s(ages))
+    return Sight(seen, manifest, alive, clock_offset_s(ages))
 
 
 def clock_offset_s(ages: list[float]) -> tuple[float, float] | None:
@@ -94,9 +97,10 @@ def version_here(package: str) -> str | None:
         return None
 
 
-def _own_peer_id(state: Path) -> str | None:
+def own_identity(state: Path) -> Identity | None:
+    """Of the peer whose state directory that is; None: there is none yet."""
     path = expand_home(state) / "identity.key"
     try:
-        return Identity.load_or_create(path).peer_id if path.exists() else None
+        return Identity.load_or_create(path) if path.exists() else None
     except AtomError:
         return None

@@ -1,0 +1,72 @@
+"""The ways from this box to peers of a run: how fast they are, and where their far ends see us."""
+
+import os
+import random
+from collections.abc import Mapping
+
+from atom.base.errors import PeerRefused, UserError
+from atom.base.events import EventList
+from atom.config.load import run_from_text
+from atom.config.peer_file import PeerFile
+from atom.daemon.doctor.facts import Way, Ways
+from atom.swarm.allow_list import AllowList
+from atom.swarm.endpoint import TransportLimits
+from atom.swarm.handshake import Local
+from atom.swarm.identity import Identity
+from atom.swarm.outreach import contact_of
+from atom.swarm.protection import RingProtection
+from atom.swarm.reachability import Reached
+from atom.swarm.record_codec import manifest_digest
+from atom.swarm.records import Lease, Manifest
+from atom.swarm.throttle import Bandwidth
+from atom.swarm.transport import Transport
+
+WANTED = 2
+"""Ways: two far ends tell what a router does with one port."""
+MOST_ASKED = 5
+NOBODY = "no peer of the run can be dialled"
+
+
+def find_ways(
+    manifest: Manifest, alive: Mapping[str, Lease], own: Identity | None, peer: PeerFile
+) -> Ways:
+    """Takes seconds, and some MB of each of the peers. `alive`: leases by peer id."""
+    caps = (peer.network.upload_bits_per_s, peer.network.download_bits_per_s)
+    try:
+        transport = _transport(manifest, own or Identity.create(), Bandwidth.of(*caps))
+    except UserError as newer:  # than this version
+        return Ways(newer.message, *caps)
+    found, problem = list[Way](), NOBODY
+    try:
+        transport.start()
+        for peer_id in _in_turn(alive, "" if own is None else own.peer_id)[:MOST_ASKED]:
+            transport.set_contact(peer_id, contact_of(alive[peer_id]))
+            try:
+                gauged, near = transport.gauge(peer_id)
+            except (PeerRefused, OSError) as failure:
+                problem = f"…{peer_id[-6:]}: {failure}"
+                continue
+            rates = (gauged.upload_bytes_per_s, gauged.download_bytes_per_s)
+            found.append(Way(peer_id, *rates, near, gauged.seen))
+            if len(found) == WANTED:
+                break
+    finally:
+        transport.close()
+    return Ways("" if found else problem, *caps, tuple(found))
+
+
+def _in_turn(alive: Mapping[str, Lease], own: str) -> list[str]:
+    """Any order, so that nobody is asked by everybody; first those that others have reached."""
+    able = [peer for peer, lease in alive.items() if lease.addresses and peer != own]
+    random.shuffle(able)
+    return sorted(able, key=lambda peer: alive[peer].reached is not Reached.YES)
+
+
+def _transport(manifest: Manifest, identity: Identity, bandwidth: Bandwidth) -> Transport:
+    """Raises: ConfigError for a run file that is not understood."""
+    run = run_from_text(manifest.run_file)
+    allowed = AllowList.of(manifest.owner, run.swarm.members)
+    protection = RingProtection(run.swarm.ring_protection)
+    local = Local(identity, manifest_digest(manifest), os.urandom(16), protection, allowed)
+    limits = TransportLimits(from_one_port=True)
+    return Transport(local, None, EventList(), limits=limits, bandwidth=bandwidth)
