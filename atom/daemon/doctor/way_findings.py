@@ -36,7 +36,8 @@ def _bandwidth(ways: Ways, run: Fit | None) -> Finding:
     else:
         seconds = run.exchange_bytes / slowest
         slow = seconds > SLOW_EXCHANGE_S
-        said += f"; a round's averages take about {format_seconds(seconds)}"
+        took = "less than a second" if seconds < 1 else f"about {format_seconds(round(seconds))}"
+        said += f"; a round's averages take {took}"
     if not slow:
         return Finding("Bandwidth", Level.OK, said)
     fix = "use a cable, raise [network] upload and download, or join a run of a smaller model"
