@@ -70,7 +70,7 @@ class Life:
         parts.control.start()
         parts.steward.start()
         parts.worker.start()
-        parts.turns.serve(parts.pauses, self.turn_wish, self._events, self.fail)
+        parts.turns.serve(parts.pauses, self, self._events)
         with self._signals.heard():
             self._begin()
             while True:
@@ -227,7 +227,11 @@ class Life:
             return Wish.NOTHING
         if self._facts.leave_by is None:
             return Wish.TRAINING
-        return Wish.LEAVING if parts.hands.uncommitted_sequences else Wish.NOTHING
+        return Wish.LEAVING if self.counted() else Wish.NOTHING
+
+    def counted(self) -> int:
+        """Sequences of ours that no round has committed yet. From any thread."""
+        return self.parts.hands.uncommitted_sequences
 
     def _settle(self) -> None:
         """Also on the worker's thread: settled as soon as nothing of ours is uncommitted."""

@@ -302,15 +302,10 @@ class Swarm:
 
     def until(self, condition: Callable[[], object], what: str, timeout_s: float = 30.0) -> float:
         """Waits for `condition`; how long it took. Raises: AssertionError with everyone's story."""
-        started = time.monotonic()
-        while not condition():
-            if time.monotonic() - started > timeout_s:
-                raise AssertionError(f"not within {timeout_s:.0f} s: {what}\n{self.story()}")
-            time.sleep(POLL_S)  # they tell of themselves in files and answers: nothing to wait on
-        return time.monotonic() - started
+        return until(condition, self.peers, timeout_s, what)
 
     def story(self) -> str:
-        return "\n".join(peer.story() for peer in self.peers)
+        return story_of(self.peers)
 
     def left_over(self) -> list[str]:
         """Files of ended daemons outside of their state directories (PyTorch's caches apart)."""
@@ -325,6 +320,22 @@ class Swarm:
         assert self.founder.exit_code is None, self.founder.story()
         first, newline, _ = self.founder.output.read_text(encoding="utf-8").partition("\n")
         return first.removeprefix("join: ") if newline else ""
+
+
+def until(
+    condition: Callable[[], object], peers: Sequence[Peer], timeout_s: float, what: str = ""
+) -> float:
+    """Waits for `condition`; how long it took. Raises: AssertionError with everyone's story."""
+    started = time.monotonic()
+    while not condition():
+        if time.monotonic() - started > timeout_s:
+            raise AssertionError(f"not within {timeout_s:.0f} s: {what}\n{story_of(peers)}")
+        time.sleep(POLL_S)  # they tell of themselves in files and answers: nothing to wait on
+    return time.monotonic() - started
+
+
+def story_of(peers: Sequence[Peer]) -> str:
+    return "\n".join(peer.story() for peer in peers)
 
 
 @contextlib.contextmanager

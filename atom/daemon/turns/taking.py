@@ -30,6 +30,14 @@ class Seat(Protocol):
     def take_device(self) -> None: ...
 
 
+class Trainer(Protocol):
+    """The part of `atom.daemon.life.Life` that is needed here. Called from any thread."""
+
+    def turn_wish(self) -> Wish: ...
+    def counted(self) -> int: ...
+    def fail(self, failure: BaseException) -> None: ...
+
+
 @dataclass(frozen=True)
 class Contender:
     """Whose turns these are."""
@@ -55,10 +63,9 @@ class DeviceTurns:
         self._closing, self._has_it = threading.Event(), threading.Event()
         self._board = Board()
         self._seat: Seat | None = None
-        self._wish: Callable[[], Wish] = lambda: Wish.SET_UP
+        self._trainer: Trainer | None = None
         self._events: EventSink = NoEvents()
         self._note: Callable[[str], None] = lambda text: None
-        self._failed: Callable[[BaseException], None] = self._fail_later
         self._failure: BaseException | None = None
         self._since_s = self._worked_at_s = self._read_at_s = clock.now()
         self._thread = threading.Thread(target=self._run, name="turns", daemon=True)
@@ -74,17 +81,11 @@ class DeviceTurns:
         if self._failure is not None:
             raise self._failure
 
-    def serve(
-        self,
-        seat: Seat,
-        wish: Callable[[], Wish],
-        events: EventSink,
-        failed: Callable[[BaseException], None],
-    ) -> None:
-        """It is set up: from now on turns come and go, as `wish` says it wants the device."""
-        self._wish, self._events, self._failed, self._seat = wish, events, failed, seat
+    def serve(self, seat: Seat, trainer: Trainer, events: EventSink) -> None:
+        """It is set up: from now on turns come and go, as `trainer` wants the device."""
+        self._events, self._trainer, self._seat = events, trainer, seat
         if self._failure is not None:
-            failed(self._failure)
+            trainer.fail(self._failure)
 
     def retune(self, terms: Device) -> None:
         """Another share, or other slots, hold from now on."""
@@ -152,7 +153,7 @@ class DeviceTurns:
         self._read_at_s = now
 
     def _claim(self, now: float) -> Claim:
-        wish = self._wish()
+        wish = Wish.SET_UP if self._trainer is None else self._trainer.turn_wish()
         if wish is not Wish.NOTHING:
             self._worked_at_s = now
         elif self._has_it.is_set() and now - self._worked_at_s < IDLE_S:
@@ -172,7 +173,10 @@ class DeviceTurns:
         self._has_it.clear()
         now = self._clock.now()
         seconds = round(now - self._since_s, 1)
-        self._events.emit("turn-ended", seconds=seconds, with_round=round_ended)
+        counted = 0 if self._trainer is None else self._trainer.counted()
+        self._events.emit(
+            "turn-ended", seconds=seconds, with_round=round_ended, mini_batches=counted
+        )
         self._since_s = now
 
     def _holder(self) -> str:
@@ -202,8 +206,7 @@ class DeviceTurns:
             while not self._closing.wait(LOOK_S if looked else BUSY_S):
                 looked = self.look()
         except BaseException as failure:  # noqa: BLE001 - the supervisor: the daemon decides
-            self._failed(failure)
+            self._failure = failure
+            if self._trainer is not None:
+                self._trainer.fail(failure)
             self._has_it.set()
-
-    def _fail_later(self, failure: BaseException) -> None:
-        self._failure = failure

@@ -41,9 +41,21 @@ class Daemon:
     events: EventList = field(default_factory=EventList)
     failures: list[BaseException] = field(default_factory=list)
     wish: Wish = Wish.TRAINING
+    bug: Exception | None = None
 
     def serve(self) -> None:
-        self.turns.serve(self.seat, lambda: self.wish, self.events, self.failures.append)
+        self.turns.serve(self.seat, self, self.events)
+
+    def turn_wish(self) -> Wish:
+        if self.bug is not None:
+            raise self.bug
+        return self.wish
+
+    def counted(self) -> int:
+        return 12
+
+    def fail(self, failure: BaseException) -> None:
+        self.failures.append(failure)
 
     @property
     def told(self) -> list[str]:
@@ -101,7 +113,8 @@ def test_the_first_is_alone_and_the_second_waits_for_the_round(box: Box) -> None
     one.turns.end_of_round()
     assert not one.seat.has_it
     assert one.told == ["turn-ended"]
-    assert one.events.events[0] == {"event": "turn-ended", "seconds": 1.5, "with_round": True}
+    (ended,) = one.events.events
+    assert ended == {"event": "turn-ended", "seconds": 1.5, "with_round": True, "mini_batches": 12}
     two.turns.look()
     two.serve()
     box.look()
@@ -200,14 +213,11 @@ def test_a_home_that_cannot_be_written_is_no_reason_to_wait(tmp_path: Path) -> N
 def test_a_look_that_fails_ends_the_daemon(box: Box) -> None:
     one = box.daemon("one")
     one.turns.begin(lambda note: None)
-    failing = RuntimeError("a bug")
-
-    def wish() -> Wish:
-        raise failing
-
-    one.turns.serve(one.seat, wish, one.events, one.failures.append)
+    one.bug = RuntimeError("a bug")
+    one.serve()
     one.turns._thread.join(10.0)
-    assert one.failures == [failing]
+    assert one.failures == [one.bug]
+    one.bug = None
 
 
 def test_the_board_is_the_machine_s_and_the_device_s(
