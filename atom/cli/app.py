@@ -1,5 +1,6 @@
 """The `atom` command and its `--help`. Heavy imports wait for the command that needs them."""
 
+import inspect
 import io
 import os
 import sys
@@ -14,8 +15,23 @@ from atom.cli.arguments import gather_addresses, refuse_empty, with_home
 from atom.cli.completion import named_shell
 from atom.cli.exit_codes import MEANINGS, ExitCode
 from atom.cli.failures import run_guarded
+from atom.cli.help_text import shown
 
-_EPILOGUE = "\n".join(("Exit codes:", *(f"{code:3d}  {text}" for code, text in MEANINGS.items())))
+_EPILOGUE = "\n".join(
+    (
+        "Exit codes:",
+        *(f"{code:3d}  {text}" for code, text in MEANINGS.items()),
+        "",
+        "Files:",
+        "  ~/.local/share/atom/RUN  what a peer keeps of a run ($XDG_DATA_HOME)",
+        "  ~/.local/state/atom      reports of unexpected faults ($XDG_STATE_HOME)",
+        "  ~/.cache/atom            what only saves time ($XDG_CACHE_HOME)",
+        "",
+        "Environment: NO_COLOR, COLUMNS, ATOM_DEBUG=1 (as --debug), TZ (for schedule.hours).",
+        "",
+        "To begin: atom demo. To join a run: atom doctor ADDRESS, then atom join ADDRESS.",
+    )
+)
 
 app = typer.Typer(
     name="atom",
@@ -56,7 +72,11 @@ for panel, group in (
     ("The daemon on this machine", box_commands),
 ):
     for command in group.commands.registered_commands:
+        assert command.callback is not None
+        assert command.callback.__doc__, "it explains itself"
+        name = command.name or command.callback.__name__
         command.rich_help_panel = panel
+        command.help = shown(name, inspect.cleandoc(command.callback.__doc__))
     app.add_typer(group.commands)
 
 

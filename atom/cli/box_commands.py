@@ -19,7 +19,13 @@ commands = typer.Typer()
 
 @commands.command()
 def pause(state: DaemonStateOption = None) -> None:
-    """Stop computing, stay in the swarm; what was counted is kept."""
+    """Stop computing, stay in the swarm; what was counted is kept.
+
+    The GPU's memory is free within two seconds. The peer goes on voting.
+
+    [bold]Example[/]
+    atom pause
+    """
     from atom.cli.control import pause_daemon
 
     pause_daemon(state)
@@ -27,7 +33,13 @@ def pause(state: DaemonStateOption = None) -> None:
 
 @commands.command()
 def resume(state: DaemonStateOption = None) -> None:
-    """Compute again."""
+    """Compute again.
+
+    What the peer file's schedule wishes still holds: `atom info` says why a daemon stands still.
+
+    [bold]Example[/]
+    atom resume
+    """
     from atom.cli.control import resume_daemon
 
     resume_daemon(state)
@@ -40,7 +52,15 @@ def leave(
         str | None, typer.Option(metavar="TIME", help='Give up waiting after "30 s", "2 min", …')
     ] = None,
 ) -> None:
-    """Finish cleanly: no mini-batch already counted is lost."""
+    """Finish cleanly: no mini-batch already counted is lost.
+
+    The daemon waits until they are committed, at most 60 s if there is no --deadline. If it had to
+    go without that, it ends with exit code 11.
+
+    [bold]Examples[/]
+    atom leave
+    atom leave --deadline "5 min"
+    """
     from atom.cli.arguments import parse_deadline
     from atom.cli.control import leave_daemon
 
@@ -67,18 +87,14 @@ def set_(
     The daemon writes them into its peer file, whose comments stay (without --peer at its start:
     peer.toml in its state directory, which it reads when it starts again).
 
-    At once: schedule.*, network.upload, network.download, device.power, device.share, device.slot;
-    from the next pass on: device.cpu_threads. The others hold after a restart, and are marked so.
-    Nothing counted is lost by any of them.
+    At once: schedule.*, network.upload, network.download, device.power; from the next pass on:
+    device.cpu_threads. The others hold after a restart, and are marked so. Nothing counted is lost
+    by any of them.
 
     [bold]Examples[/]
-
     atom set schedule.hours='["mon-fri 18:00-08:00", "sat,sun 00:00-24:00"]'
-
     atom set schedule.idle_for="10 min" schedule.pause_for_gpu_programs=true
-
     atom set network.upload="20 Mbit/s" network.download=
-
     atom set device.power="200 W"
     """
     from atom.cli.control import set_settings
@@ -88,7 +104,12 @@ def set_(
 
 @commands.command()
 def info(state: DaemonStateOption = None, as_json: JsonOption = False) -> None:
-    """What the daemon is doing, and with what."""
+    """What the daemon is doing, and with what.
+
+    [bold]Examples[/]
+    atom info
+    atom info --json | jq .tokens_per_s
+    """
     from atom.cli.control import show_info
 
     show_info(state, as_json)
@@ -102,7 +123,13 @@ def trace(
         str | None, typer.Option(metavar="TIME", help='Give up waiting after "30 s", "10 min", …')
     ] = None,
 ) -> None:
-    """Save the daemon's next pass as a Chrome trace, to see what waits for what."""
+    """Save the daemon's next pass as a Chrome trace, to see what waits for what.
+
+    Open the file in ui.perfetto.dev or chrome://tracing.
+
+    [bold]Example[/]
+    atom trace pass.json
+    """
     from atom.cli.arguments import parse_deadline
     from atom.cli.trace import save_trace
 
@@ -133,7 +160,14 @@ def export(
     ] = None,
     trust: TrustOption = None,
 ) -> None:
-    """Write the model as a folder that transformers loads, from the newest snapshot."""
+    """Write the model as a folder that transformers loads, from the newest snapshot.
+
+    The daemon may be running. The folder appears when it is whole.
+
+    [bold]Examples[/]
+    atom export my-model
+    atom export my-model --precision bfloat16
+    """
     from atom.cli.export import ExportOptions, export_model
 
     export_model(ExportOptions(folder, state, snapshot, precision, trust))
@@ -149,7 +183,14 @@ def doctor(
     state: StateOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Examine this box: what it has, what keeps it from training, and how to mend that."""
+    """Examine this box: what it has, what keeps it from training, and how to mend that.
+
+    With ADDRESS also that swarm, without joining it, and whether its run fits here.
+
+    [bold]Examples[/]
+    atom doctor
+    atom doctor ADDRESS --peer my-box.toml
+    """
     from atom.cli.doctor import show_diagnosis
     from atom.daemon.doctor.examination import DoctorRequest
 
@@ -177,7 +218,6 @@ def service(
     that runs on this machine comes first. Stopping it is leaving.
 
     [bold]Example[/]
-
     atom service join ADDRESS --peer my-box.toml > ~/.config/systemd/user/atom.service
     """
     from atom.cli.service import print_service

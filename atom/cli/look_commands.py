@@ -17,7 +17,12 @@ commands = typer.Typer()
 
 @commands.command()
 def status(address: AddressArgument, as_json: JsonOption = False) -> None:
-    """Show a swarm once, from the DHT alone, without joining."""
+    """Show a swarm once, from the DHT alone, without joining.
+
+    [bold]Examples[/]
+    atom status ADDRESS
+    atom status ADDRESS --json | jq .loss
+    """
     from atom.cli.status import show_status
 
     show_status(address, as_json)
@@ -28,7 +33,7 @@ def watch(
     address: Annotated[
         str | None,
         typer.Argument(
-            metavar="[ADDRESS]",
+            metavar="ADDRESS",
             help="What `atom start` printed after `join:`; else the run of this machine's daemon.",
         ),
     ] = None,
@@ -37,6 +42,10 @@ def watch(
     """Show a swarm as it lives, without joining it, until Ctrl-C.
 
     In a pipe it prints a line for each round, and when peers come or go.
+
+    [bold]Examples[/]
+    atom watch
+    atom watch ADDRESS
     """
     from atom.cli.watch import watch_swarm
 
@@ -63,6 +72,9 @@ def dashboard(
     The first line of stdout is the page's URL. The page shows progress to the global batch, the
     loss of every round, tokens per second, peers with their state, rounds with what happened, and
     contributions. It loads nothing from elsewhere.
+
+    [bold]Example[/]
+    atom dashboard ADDRESS --port 8700
     """
     from atom.cli.dashboard import show_dashboard
 
@@ -75,9 +87,12 @@ def contributions(
 ) -> None:
     """What each peer gave to the run: the sums of its certified rounds.
 
-    Every round's record says how many mini-batches each peer gave, and is signed by a quorum of
-    the peers that voted. It is fetched from a peer that is alive, and every signature is checked
-    here. What was checked is kept in the cache: next time, only new rounds are fetched.
+    Every round's record says how many mini-batches each peer gave, and is signed by a quorum of the
+    peers that voted. It is fetched from a peer that is alive, and every signature is checked here.
+    What was checked is kept in ~/.cache/atom: next time, only new rounds are fetched.
+
+    [bold]Example[/]
+    atom contributions ADDRESS --json
     """
     from atom.cli.contributions import show_contributions
 
@@ -89,7 +104,7 @@ def plot(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A .png, .svg or .pdf to write.")],
     address: Annotated[
         str | None,
-        typer.Argument(metavar="[ADDRESS]", help="Of a run to draw from its chain."),
+        typer.Argument(metavar="ADDRESS", help="Of a run to draw from its chain."),
     ] = None,
     state: Annotated[
         Path | None,
@@ -105,6 +120,10 @@ def plot(
 
     Without ADDRESS, from what the peer on this machine wrote down; the daemon may be running. With
     ADDRESS, from the swarm's certified chain: loss and membership of the whole run, no speeds.
+
+    [bold]Examples[/]
+    atom plot run.png
+    atom plot run.svg ADDRESS
     """
     from atom.cli.plot import plot_run
 

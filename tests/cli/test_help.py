@@ -1,16 +1,17 @@
 import os
+import re
 import subprocess
 import sys
 
 import pytest
+import typer
 
 from atom import __version__
-from atom.cli.app import main
+from atom.cli.app import app, main
+from atom.cli.exit_codes import MEANINGS, ExitCode
+from atom.cli.help_text import WORTH_KNOWING, shown
 
-COMMANDS = [
-    "start", "join", "bootstrap", "status", "watch", "pause", "resume", "leave", "info",
-    "trace", "demo", "id", "set", "contributions", "plot",
-]  # fmt: skip
+COMMANDS = sorted(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +22,29 @@ def wide(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([command, "--help"]) == 0
-    assert f"atom {command}" in capsys.readouterr().out
+    usage, _, below = capsys.readouterr().out.partition(" Usage: ")[2].partition("\n")
+    assert usage.startswith(f"atom {command} ")
+    assert command == "version" or re.search(rf"Examples?\s+atom {command}\b", below)
+    for code in WORTH_KNOWING[command]:
+        assert f"{int(code)}: {MEANINGS[code]}" in below
+
+
+def test_no_help_is_for_a_command_that_is_gone() -> None:
+    assert sorted(WORTH_KNOWING) == COMMANDS
+
+
+def test_paragraphs_flow_and_examples_stand_line_by_line() -> None:
+    text = "What\n  it does.\n\nExamples\natom join A\natom join B"
+    assert shown("version", text) == "What it does.\n\nExamples\natom join A\natom join B"
+    assert shown("pause", "Stops.").endswith(f"\n10: {MEANINGS[ExitCode.CONTROL]}")
+
+
+def test_a_narrow_terminal_is_no_trouble(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    assert main(["join", "--help"]) == 0
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 40
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
