@@ -179,6 +179,12 @@ def test_without_a_swarm_its_run_is_not_spoken_of() -> None:
         assert not topics & {"This run", "Versions", "From outside"}
 
 
+def test_under_windows_it_has_a_line_more() -> None:
+    under = findings_of(changed(machine={"system": "Linux 5.15.153.1-microsoft-standard-WSL2"}))
+    assert [finding for finding in under if finding.topic != "WSL"] == findings_of(SOUND)
+    assert len(under) == len(findings_of(SOUND)) + 1
+
+
 def test_what_is_wrong_has_a_fix() -> None:
     with pytest.raises(AssertionError, match="Clock"):
         Finding("Clock", Level.FAILURE, "wrong")

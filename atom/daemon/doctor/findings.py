@@ -17,6 +17,7 @@ from atom.daemon.doctor.facts import (
 )
 from atom.daemon.doctor.finding import Finding, Level
 from atom.daemon.doctor.way_findings import way_findings
+from atom.daemon.doctor.wsl import in_wsl
 
 PYTHONS = ((3, 11), (3, 12))
 CLOCK_TOLERANCE_S = 3.0
@@ -31,7 +32,7 @@ LEAST_GPU_SHARE = 0.5
 
 def findings_of(facts: Facts) -> list[Finding]:
     """In the order in which a person mends them."""
-    return [
+    found = [
         *_software(facts.software),
         *_machine(facts.machine),
         *_memory(facts.memory),
@@ -42,6 +43,7 @@ def findings_of(facts: Facts) -> list[Finding]:
         *way_findings(facts),
         *_capacity(facts.capacity, facts.swarm),
     ]
+    return in_wsl(found, facts.machine.system)
 
 
 def _software(software: Software) -> Iterator[Finding]:
