@@ -107,3 +107,11 @@ def test_restarted_voters_are_no_quorum_and_yet_count() -> None:
     new = [Voter(voter.peer_id, b"n" * 16) for voter in PEERS[1:4]]
     here = {voter.peer_id: lease_at(START, voter) for voter in new}
     assert least_backing(START, Voter("joiner", b"j" * 16), here) == 3
+
+
+def test_nobody_holds_out_for_ever() -> None:
+    here = {voter.peer_id: lease_at(START, voter) for voter in PEERS[1:3]}
+    assert least_backing(START, PEERS[0], here, overdue=0.9) > MAX_VOTERS
+    assert least_backing(START, PEERS[0], here, overdue=1.0) == 3
+    assert too_weak(START, PEERS[0], here, BRANCH_OF_TWO.branches, overdue=1.0)
+    assert not too_weak(START, PEERS[0], here, BRANCH_OF_TWO.branches, overdue=2.0)

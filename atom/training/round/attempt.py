@@ -37,6 +37,8 @@ class Attempt:
     promises: dict[Voter, Promise] = field(default_factory=dict)
     answered: dict[str, Voter] = field(default_factory=dict)
     """Who promised under which peer id: one process of each peer, the first that did."""
+    refused: set[str] = field(default_factory=set)
+    """Who said no, by peer id."""
     barred: set[str] = field(default_factory=set)
     """Who promised what cannot be: its promise counts, its work does not."""
     members: tuple[Contribution, ...] = ()
@@ -53,6 +55,12 @@ class Attempt:
             return False
         self.promises[sender] = promise
         return True
+
+    def present(self) -> set[Voter]:
+        """Who did what is asked for at this stage."""
+        if self.stage is Stage.PREVOTE:
+            return self.agreeable
+        return set(self.votes if self.stage is Stage.ACCEPT else self.promises)
 
     def all_answered(self) -> bool:
         return self.expected <= self.answered.keys()

@@ -82,5 +82,6 @@ class Claims:
         if self._shunned.get(lease.peer_id, 0.0) > self._desk.now:
             return False
         view = self._desk.view
-        weak = too_weak(mine, self._desk.me, view.fresh, claimed_branches(lease, mine))
+        overdue = self._desk.patience_lost
+        weak = too_weak(mine, self._desk.me, view.fresh, claimed_branches(lease, mine), overdue)
         return not weak and lease.peer_id not in view.aside

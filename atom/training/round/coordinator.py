@@ -4,6 +4,8 @@ A coordinator holds no authority over what is true. It may only propose a result
 its own ballot made, or finish a value that somebody in a quorum accepted before.
 """
 
+from collections import Counter
+
 from atom.base.reasons import Reason
 from atom.swarm.chain import VOTE_DOMAIN, Ballot, Commit, Value, Vote, Voter
 from atom.swarm.chain import vote_payload as payload_of
@@ -26,9 +28,13 @@ from atom.swarm.records import Lease
 from atom.training.round.attempt import Attempt, Stage, odd_states_out, value_to_finish
 from atom.training.round.desk import Desk
 from atom.training.round.electorate import Electorate, same_head
+from atom.training.round.hold_up import HoldUp
 from atom.training.round.ring_watch import RingWatch
 from atom.training.round.silence import Silence
 from atom.training.round.turn import Turn
+
+_ENDINGS = 3
+"""So many attempts of ours at one head end by one voter's word that they are outdone."""
 
 
 class Coordinator:
@@ -41,7 +47,8 @@ class Coordinator:
         """Over all heads: late word of an old ballot must never be taken for a new one's."""
         self._rings = RingWatch(desk)
         self._silence = Silence(desk)
-        self._turn = Turn(desk, self._rings, self._silence)
+        self._hold_up = HoldUp(desk)
+        self._turn = Turn(desk, self._rings, self._silence, self._hold_up)
         self.reset()
 
     def reset(self) -> None:
@@ -49,6 +56,9 @@ class Coordinator:
         self.attempt: Attempt | None = None
         self._turn.new_head()
         self._silence.new_head()
+        self._hold_up.new_head()
+        self._ended_by = Counter[Voter]()
+        """How many of our attempts at this head each voter's word has ended."""
 
     # ---- when
 
@@ -59,6 +69,7 @@ class Coordinator:
             chosen = self._turn.come()
             if chosen is not None:
                 self._begin(chosen)
+        self._hold_up.tick(self._turn.caused, self.attempt is not None)
 
     def rest(self) -> None:
         """We were frozen: what we know is old, and others lead by now."""
@@ -104,9 +115,14 @@ class Coordinator:
         attempt = self.attempt
         if attempt is None or attempt.stage is not Stage.PREVOTE:
             return
-        if message.serial == attempt.serial and not message.refusal:
-            attempt.agreeable.add(sender)
-            self._check_prevotes(attempt)
+        if message.serial != attempt.serial:
+            return
+        if message.refusal:
+            attempt.refused.add(sender.peer_id)
+            return
+        attempt.agreeable.add(sender)
+        self._hold_up.forgive(sender, Stage.PREVOTE)
+        self._check_prevotes(attempt)
 
     def _check_prevotes(self, attempt: Attempt) -> None:
         if not attempt.electorate.satisfied_by(attempt.agreeable):
@@ -138,6 +154,7 @@ class Coordinator:
             return
         self._silence.broken_by(sender.peer_id)
         attempt.expected.add(sender.peer_id)
+        self._hold_up.forgive(sender, Stage.PREPARE)
         if attempt.take(sender, message):
             if self._cannot_be(message, lease):
                 attempt.barred.add(sender.peer_id)
@@ -261,6 +278,7 @@ class Coordinator:
             self._desk.offence(sender, reason)
             return
         attempt.votes[sender] = message.signature
+        self._hold_up.forgive(sender, Stage.ACCEPT)
         self._check_votes()
 
     def _check_votes(self) -> None:
@@ -298,14 +316,20 @@ class Coordinator:
             desk.state.see(message.promised.attempt)
         stage = attempt.stage.value
         desk.report("nack", peer=sender.peer_id, reason=message.reason, stage=stage)
+        attempt.refused.add(sender.peer_id)
         ends = message.reason in (Reason.BALLOT_TOO_LOW, Reason.VOTER_ALIVE)
-        if ends and sender in attempt.electorate.voters:
+        if ends and sender in attempt.electorate.voters and self._believes(sender):
             self.give_up(Reason.SUPERSEDED)
         elif attempt.stage is Stage.RING:
             refusal = Suspect(message.parent, message.ballot, sender.peer_id, message.reason)
             self.on_suspect(sender, refusal)
         else:
             self.on_unreachable(sender.peer_id)
+
+    def _believes(self, sender: Voter) -> bool:
+        """That a better attempt is under way: not each time. Else one voter's word ends all."""
+        self._ended_by[sender] += 1
+        return self._ended_by[sender] <= _ENDINGS
 
     def on_unreachable(self, peer_id: str) -> None:
         """Nobody there, or nothing to be had from it: stop waiting for its answer."""
@@ -332,6 +356,8 @@ class Coordinator:
         assert attempt is not None
         story = {"reason": reason.value, "stage": attempt.stage.value, **details}
         self._desk.report("attempt-ended", round=self._desk.head.round + 1, **story)
+        if reason in (Reason.NO_QUORUM, Reason.SUPERSEDED):
+            self._hold_up.learn(attempt, silence=reason is Reason.NO_QUORUM)
         self._turn.back_off()
         if attempt.ballot is not None:
             asked = attempt.invited | {voter.peer_id for voter in attempt.promises}

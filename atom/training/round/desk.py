@@ -1,6 +1,7 @@
 """What member and coordinator of one replica share: the head's state, the time, the outbox."""
 
 import random
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
@@ -9,16 +10,13 @@ from typing import Any
 from atom.base.reasons import Reason
 from atom.swarm.chain import Ballot, Commit, Contribution, Head, Voter
 from atom.swarm.messages import Accept, Message, Nack
-from atom.swarm.rate_limit import TokenBucket
+from atom.training.round.calls import Calls
 from atom.training.round.electorate import same_head
 from atom.training.round.slots import Slots
 from atom.training.round.terms import Patience, Terms
 from atom.training.round.vocabulary import Action, Offence, Phase, Report, Send, View
 
 _HEADS_REMEMBERED = 64
-_CALLS = 6
-"""Attempts of one coordinator at one head, before it has to leave time for others."""
-_CALL_S = 4.0
 _MAX_ATTEMPT_JUMP = 2**32
 _GUEST_PASS_S = 10.0
 """How long a pass of a peer that has not been in a round yet is waited for."""
@@ -52,11 +50,14 @@ class HeadState:
     reduced: Ballot | None = None
     """The last ballot whose ring we entered: none is entered twice."""
     deferred: list[tuple[Voter, Message]] = field(default_factory=list)
-    calls_left: dict[str, TokenBucket] = field(default_factory=dict)
-    """How often each coordinator may still call for promises: a round does not need many."""
-
-    def calls(self, coordinator: str) -> TokenBucket:
-        return self.calls_left.setdefault(coordinator, TokenBucket(1 / _CALL_S, _CALLS))
+    calls: defaultdict[str, Calls] = field(default_factory=lambda: defaultdict(Calls))
+    """By coordinator."""
+    held_up_s: float = 0.0
+    """How long it could have been decided and was not, as far as we can tell."""
+    overdue: float = 0.0
+    """How many times over the time for that is up (`HoldUp`)."""
+    reducing_s: float = 0.0
+    """Spent in rings: no time in which others had a turn."""
 
     def see(self, attempt: int) -> None:
         """Notes an attempt's number; absurd ones are not to drive ours out of bounds."""
@@ -84,6 +85,8 @@ class Desk:
         self.behind = False
         """A preferred head is claimed somewhere: neither lead nor branch before that is known."""
         self.now = state.entered
+        self.ring_s = 0.0
+        """How long the last ring took that ended well here."""
         self.out: list[Action] = []
         self.jitter = random.Random(me.incarnation)
         self._left: dict[bytes, Slots] = {}
@@ -106,6 +109,11 @@ class Desk:
     def patience(self) -> Patience:
         return self.terms.patience
 
+    @property
+    def patience_lost(self) -> float:
+        """How often over our head should have been decided; an owner may want us to wait on."""
+        return self.state.overdue if self.terms.branches else 0.0
+
     def promise_patience(self, mute: AbstractSet[str] = frozenset()) -> float:
         """A peer answers a prepare at its next pass boundary: wait for the slowest, bounded, but
         not for the mute."""
@@ -117,6 +125,11 @@ class Desk:
         ]
         slowest = max([self.view.pass_seconds, *passes])
         return max(self.patience.promise, min(2 * slowest + 0.5, 60.0))
+
+    @property
+    def composing_patience(self) -> float:
+        """How long who promised waits for the ring to be composed."""
+        return 2 * self.promise_patience() + 3
 
     def send(self, peer_id: str, message: Message) -> None:
         """To a peer; to ourselves at once, without a wire."""

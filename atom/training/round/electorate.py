@@ -86,16 +86,24 @@ def gone_for_good(head: Head, me: Voter, view: View, grace_seconds: float) -> bo
 
 
 def electorate(
-    head: Head, me: Voter, view: View, grace_seconds: float, branches: bool
+    head: Head,
+    me: Voter,
+    view: View,
+    grace_seconds: float,
+    branches: bool,
+    given_up: AbstractSet[Voter] = frozenset(),
 ) -> Electorate | None:
-    """Whom to ask for the next commit; None while we may not coordinate or have to wait."""
-    alive = alive_voters(head, me, view)
+    """Whom to ask for the next commit; None while we may not coordinate or have to wait.
+
+    `given_up`: whom we waited for too long, whatever their leases show (`HoldUp`)."""
+    alive = alive_voters(head, me, view) - given_up
     if is_quorum(head.voters, alive):
         return Electorate(head.voters) if me in head.voters else None
     confirmed_only = gone_for_good(head, me, view, float("inf"))
     if not confirmed_only and not (branches and gone_for_good(head, me, view, grace_seconds)):
         return None
-    present = {me} | {Voter(i, lease.incarnation) for i, lease in same_head(head, view).items()}
+    here = {Voter(i, lease.incarnation) for i, lease in same_head(head, view).items()}
+    present = {me} | (here - given_up)
     if alive - present:
         return None  # alive, but on its way to or from another head: it has to answer too
     survivors = _survivors(head, alive, present)

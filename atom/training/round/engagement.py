@@ -15,8 +15,11 @@ class Engagement:
         self._coordinator = coordinator
 
     def enter(self, phase: Phase) -> None:
-        self._desk.phase = phase
-        self._desk.state.since = self._desk.now
+        desk = self._desk
+        if desk.phase is Phase.REDUCING:
+            desk.state.reducing_s += desk.now - desk.state.since
+        desk.phase = phase
+        desk.state.since = desk.now
 
     def notice(self, sender: Voter, ballot: Ballot) -> None:
         """Somebody leads an attempt: ours, if it is lower, is over."""
@@ -37,7 +40,7 @@ class Engagement:
         self._coordinator.attempt = None
         self.stop_ring()
         if desk.phase in (Phase.PROMISED, Phase.REDUCING, Phase.HOLDING):
-            desk.phase = Phase.ACCUMULATING
+            self.enter(Phase.ACCUMULATING)
             desk.out.append(Thaw())
 
     def catch_up(self, donors: tuple[str, ...], reason: str, discard: bool = False) -> None:
@@ -45,5 +48,5 @@ class Engagement:
         self.let_go()
         desk = self._desk
         desk.phase = Phase.SYNCING
-        least = least_backing(desk.head, desk.me, desk.view.fresh)
+        least = least_backing(desk.head, desk.me, desk.view.fresh, desk.patience_lost)
         desk.out.append(CatchUp(donors, reason, discard, least))

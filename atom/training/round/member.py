@@ -43,7 +43,7 @@ class Member:
         desk = self._desk
         self._decision.go_on()
         waited = desk.now - desk.state.since
-        if desk.phase is Phase.PROMISED and waited > 2 * desk.promise_patience() + 3:
+        if desk.phase is Phase.PROMISED and waited > desk.composing_patience:
             self._engagement.let_go()
         if desk.phase is Phase.HOLDING and waited > desk.patience.holding:
             self._engagement.let_go()
@@ -77,7 +77,11 @@ class Member:
             return
         if ballot == state.slots.slot(survivors).promised:
             return  # a duplicate: our answer to the first is under way
-        if sender != desk.me and not state.calls(sender.peer_id).allow(desk.now):
+        other = state.ballot is None or state.ballot.coordinator != sender.peer_id
+        if desk.phase is Phase.REDUCING and other:
+            desk.nack(sender, ballot, Reason.BUSY)  # a ring ends well, or soon
+            return
+        if sender != desk.me and not self._has_time_for(sender):
             desk.nack(sender, ballot, Reason.BUSY)  # it had its chances: let others try
             return
         if not state.slots.slot(survivors).promise(ballot):
@@ -88,6 +92,13 @@ class Member:
         self._engagement.enter(Phase.PROMISED)
         state.ballot = ballot
         desk.out.append(Freeze(ballot))
+
+    def _has_time_for(self, coordinator: Voter) -> bool:
+        desk = self._desk
+        others_turn_s = desk.patience.quiet + desk.patience.prevote + desk.promise_patience()
+        idle_s = desk.now - desk.state.reducing_s
+        calls = desk.state.calls[coordinator.peer_id]
+        return calls.allow(idle_s, desk.composing_patience + others_turn_s)
 
     def on_frozen(self, ballot: Ballot, sequences: int, loss_sum: float) -> None:
         desk, state = self._desk, self._desk.state
@@ -154,6 +165,7 @@ class Member:
         desk, state = self._desk, self._desk.state
         if desk.phase is not Phase.REDUCING or state.ballot != ballot:
             return
+        desk.ring_s = desk.now - state.since
         self._engagement.enter(Phase.HOLDING)
         state.held[digest] = norm
         state.ring_results[ballot] = digest

@@ -11,11 +11,15 @@ from atom.training.round.slots import Survivors
 
 _VIEW_SLACK_S = 2.0
 """Two peers' views of the same lease may differ by a renewal: how much sooner we agree."""
+_OVERDUE_SLACK = 0.8
+"""And on how long a head is held up: who proposes must have waited for all of it."""
 _NORM_TOLERANCE = 1e-6
 
 
 def objects_to_branch(desk: Desk, survivors: Survivors) -> bool:
     """Whether we know better than these survivors that they have to go on alone."""
+    if desk.patience_lost >= _OVERDUE_SLACK:
+        return desk.behind  # who is left out may live: it does not help us
     patience = desk.patience.grace - _VIEW_SLACK_S if desk.terms.branches else float("inf")
     known_better = objection_to_branch(desk.head, desk.me, desk.view, survivors, max(patience, 0.0))
     return known_better or desk.behind
@@ -75,4 +79,4 @@ def _knows_better_than(desk: Desk, commit: Commit) -> bool:
     if desk.me in desk.head.voters and objects_to_branch(desk, commit.survivors):
         return True
     branches = desk.head.after(commit.value).branches
-    return too_weak(desk.head, desk.me, desk.view.fresh, branches)
+    return too_weak(desk.head, desk.me, desk.view.fresh, branches, desk.patience_lost)

@@ -9,6 +9,7 @@ from atom.training.round.electorate import (
     rank,
     same_head,
 )
+from atom.training.round.hold_up import HoldUp
 from atom.training.round.ring_watch import RingWatch
 from atom.training.round.silence import Silence
 from atom.training.round.vocabulary import Phase
@@ -18,8 +19,11 @@ class Turn:
     """There has to be a cause, the others have to be quiet, and those before us in line had their
     chance."""
 
-    def __init__(self, desk: Desk, rings: RingWatch, silence: Silence) -> None:
+    def __init__(self, desk: Desk, rings: RingWatch, silence: Silence, hold_up: HoldUp) -> None:
         self._desk = desk
+        self._hold_up = hold_up
+        self.caused = False
+        """Whether there is something to decide, when we looked last."""
         self._rings = rings
         self._silence = silence
         stranger = desk.me not in desk.head.voters
@@ -30,6 +34,7 @@ class Turn:
         self._retry_at = self._desk.now
         self._trigger_since: float | None = None
         self._told_waiting = False
+        self.caused = False
 
     # ---- others first
 
@@ -56,15 +61,19 @@ class Turn:
     def come(self) -> Electorate | None:
         """Whom to ask, if we are to lead now."""
         desk = self._desk
-        if desk.phase is not Phase.ACCUMULATING or desk.now < self._lead_after or desk.behind:
+        if desk.phase is not Phase.ACCUMULATING:
             return None
-        if not self.has_cause():
+        self.caused = self.has_cause()
+        if desk.now < self._lead_after or desk.behind:
+            return None
+        if not self.caused:
             self._trigger_since = None
             return None
         if self._trigger_since is None:
             self._trigger_since = desk.now
-        patience, terms = desk.patience, desk.terms
-        chosen = electorate(desk.head, desk.me, desk.view, patience.grace, terms.branches)
+        patience, branches = desk.patience, desk.terms.branches
+        given_up = self._hold_up.given_up()
+        chosen = electorate(desk.head, desk.me, desk.view, patience.grace, branches, given_up)
         self._tell_if_waiting(chosen)
         if chosen is None or desk.now < self._retry_at:
             return None

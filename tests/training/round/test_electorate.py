@@ -144,6 +144,18 @@ def test_of_a_crowd_of_members_nine_found_a_branch_and_voters_are_among_them() -
     assert len(chosen.survivors) == MAX_VOTERS
 
 
+def test_who_is_given_up_counts_as_gone_whatever_it_shows() -> None:
+    head = replace(head_of(A, B, C, D, E), members=("m",))
+    member = Voter("m", b"m" * 16)
+    seen = view(*(lease(voter) for voter in (B, C, D, E, member)))
+    assert electorate(head, A, seen, GRACE, True, {D, E}) == Electorate(head.voters)
+    pair = tuple(sorted((A, B)))
+    assert electorate(head, A, seen, GRACE, True, {C, D, E, member}) == Electorate(pair, pair)
+    away = view(lease(B, head=b"x" * 32), dead={C, D, E})
+    assert electorate(head, A, away, GRACE, True) is None
+    assert electorate(head, A, away, GRACE, True, {B}) == Electorate((A,), (A,))
+
+
 def test_all_survivors_or_none() -> None:
     branch = Electorate((A, B), (A, B))
     assert branch.satisfied_by({A, B, C})
