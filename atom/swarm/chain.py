@@ -13,7 +13,7 @@ from typing import Any
 
 from blake3 import blake3
 
-from atom.swarm.branches import Branch, Rank, name_of, rank
+from atom.swarm.branches import NO_BRANCHES, Branch, Branches, Rank, name_of
 
 VOTE_DOMAIN = "vote"
 """Signature domain of a vote: over `vote_payload(...)`."""
@@ -132,12 +132,12 @@ class Head:
     voters: tuple[Voter, ...]
     members: tuple[str, ...]
     """Peer ids of the last round's contributors, in ring order; draws are dealt in this order."""
-    branches: tuple[Branch, ...] = ()
+    branches: Branches = NO_BRANCHES
     """The rounds on this chain that no quorum decided, oldest first."""
 
     @property
     def rank(self) -> Rank:
-        return rank(self.digest, self.round, self.branches)
+        return Rank(self.digest, self.round, self.branches)
 
     def prefers(self, other: "Head") -> bool:
         """Fork choice (`atom/swarm/branches.py`). A strict total order."""
@@ -158,15 +158,15 @@ class Head:
             cursor=self.cursor + max(len(self.members), 1) * longest,
             voters=value.voters_next,
             members=members,
-            branches=(*self.branches, *self._branch(value, digest)),
+            branches=self._branches_after(value, digest),
         )
 
-    def _branch(self, value: Value, digest: bytes) -> tuple[Branch, ...]:
+    def _branches_after(self, value: Value, digest: bytes) -> Branches:
         if not value.survivors:
-            return ()
+            return self.branches
         signed = {voter.peer_id for voter in value.survivors}
         backing = sum(voter.peer_id in signed for voter in self.voters)
-        return (Branch(value.round, backing, name_of(digest)),)
+        return self.branches.then(Branch(value.round, backing, name_of(digest)))
 
 
 def genesis(manifest_digest: bytes, state_digest: bytes, founder: Voter) -> Head:

@@ -6,7 +6,7 @@ A claim proves nothing. It only says whether a look at the chain behind it is wo
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from atom.swarm.branches import SHOWN, Branch, Rank, rank
+from atom.swarm.branches import SHOWN, Branch, Branches, Rank
 from atom.swarm.chain import MAX_VOTERS, Head, Voter
 from atom.swarm.membership import is_quorum
 from atom.swarm.records import Lease
@@ -21,17 +21,20 @@ class Shown:
     newest: tuple[Branch, ...]
 
 
-def shown(branches: tuple[Branch, ...]) -> Shown:
-    return Shown(max(0, len(branches) - SHOWN), branches[-SHOWN:])
+def shown(branches: Branches) -> Shown:
+    return Shown(max(0, len(branches) - SHOWN), branches.newest(SHOWN))
 
 
-def claimed_branches(lease: Lease, ours: Head) -> tuple[Branch, ...]:
+def claimed_branches(lease: Lease, ours: Head) -> Branches:
     """Those that the lease left out are taken for ours."""
-    return (*ours.branches[: lease.branches_before], *lease.branches)
+    claimed = ours.branches.first(lease.branches_before)
+    for branch in lease.branches:
+        claimed = claimed.then(branch)
+    return claimed
 
 
 def claimed_rank(lease: Lease, ours: Head) -> Rank:
-    return rank(lease.head, lease.round, claimed_branches(lease, ours))
+    return Rank(lease.head, lease.round, claimed_branches(lease, ours))
 
 
 def claims_better(lease: Lease, ours: Head) -> bool:
@@ -39,12 +42,13 @@ def claims_better(lease: Lease, ours: Head) -> bool:
     return bool(lease.head) and lease.head != ours.digest and claimed_rank(lease, ours) > ours.rank
 
 
-def branch_from(ours: Head, branches: tuple[Branch, ...]) -> Branch | None:
+def branch_from(ours: Head, branches: Branches) -> Branch | None:
     """By which branch the chain with these goes on from our very head; None if it does not."""
     known = len(ours.branches)
-    if len(branches) <= known or branches[:known] != ours.branches:
+    if len(branches) <= known or branches.first(known) != ours.branches:
         return None
-    return branches[known] if branches[known].round == ours.round + 1 else None
+    branch = branches.first(known + 1).last
+    return branch if branch is not None and branch.round == ours.round + 1 else None
 
 
 def has_left(lease: Lease, ours: Head) -> bool:
@@ -79,7 +83,7 @@ def too_weak(
     ours: Head,
     me: Voter,
     fresh: Mapping[str, Lease],
-    branches: tuple[Branch, ...],
+    branches: Branches,
     overdue: float = 0.0,
 ) -> bool:
     """Whether the chain with these branches begins, at our head, with one not to be followed."""

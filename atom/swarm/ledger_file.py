@@ -12,7 +12,7 @@ from typing import Any
 
 from blake3 import blake3
 
-from atom.swarm.branches import Branch
+from atom.swarm.branches import Branch, Branches
 from atom.swarm.chain import Head, Voter
 from atom.swarm.ledger import Ledger, Round, Share
 
@@ -68,8 +68,8 @@ def _from_json(kept: dict[str, Any]) -> Ledger:
         raise ValueError("another form")
     digest, number, work, cursor = kept["head"]
     voters = tuple(Voter(peer, bytes.fromhex(raw), absent) for peer, raw, absent in kept["voters"])
-    branches = tuple(
-        Branch(at, backing, bytes.fromhex(raw)) for at, backing, raw in kept["branches"]
+    branches = Branches.of(
+        *(Branch(at, backing, bytes.fromhex(raw)) for at, backing, raw in kept["branches"])
     )
     members = tuple(kept["members"])
     head = Head(bytes.fromhex(digest), number, work, cursor, voters, members, branches)

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from atom.swarm.branches import rank
+from atom.swarm.branches import Branches, Rank
 from atom.swarm.progress import accumulated
 from atom.swarm.records import Lease, Manifest, PeerState
 
@@ -106,8 +106,12 @@ def preferred_head(leases: Iterable[Lease]) -> bytes:
     Good enough to look at; peers themselves follow certificates, not claims.
     """
     claims = [lease for lease in leases if lease.head]
-    best = max(claims, key=lambda c: rank(c.head, c.round, c.branches), default=None)
+    best = max(claims, key=_rank, default=None)
     return b"" if best is None else best.head
+
+
+def _rank(lease: Lease) -> Rank:
+    return Rank(lease.head, lease.round, Branches.of(*lease.branches))
 
 
 def _peer_view(lease: Lease, unix_time: float) -> PeerView:

@@ -116,7 +116,7 @@ class Rules:
             loss=None,
             state_digest=b"",
             addresses=(),
-            branches=real.branches,
+            branches=tuple(real.branches),
         )
 
     # ---- what binds an acceptor

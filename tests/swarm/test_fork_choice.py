@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from swarm_samples import a_lease
 
-from atom.swarm.branches import SHOWN, Branch, name_of
+from atom.swarm.branches import SHOWN, Branch, Branches, name_of
 from atom.swarm.chain import MAX_VOTERS, Ballot, Contribution, Head, Value, Voter, genesis
 from atom.swarm.fork_choice import claims_better, least_backing, preferred, shown, too_weak
 from atom.swarm.records import Lease
@@ -65,10 +65,10 @@ def test_what_counts_is_who_signed_where_chains_part() -> None:
 def test_a_branch_counts_its_parent_s_voters_in_whatever_incarnation() -> None:
     assert [branch.backing for branch in BRANCH_OF_TWO.branches] == [2]
     restarted = tuple(Voter(voter.peer_id, b"n" * 16) for voter in PEERS[:3])
-    assert grown(START, 9, restarted).branches == (
+    assert grown(START, 9, restarted).branches == Branches.of(
         Branch(1, 3, name_of(grown(START, 9, restarted).digest)),
     )
-    assert STRANGERS.branches[0].backing == 0
+    assert [branch.backing for branch in STRANGERS.branches] == [0]
 
 
 @pytest.mark.parametrize("old", [0, 3, SHOWN + 4])

@@ -50,7 +50,7 @@ class Shelf:
 def lease_of(peer_id: str, commits: Sequence[Commit]) -> Lease:
     head = heads_along(GENESIS, commits)[-1]
     return a_lease(
-        peer_id, head=head.digest, round=head.round, work=head.work, branches=head.branches
+        peer_id, head=head.digest, round=head.round, work=head.work, branches=tuple(head.branches)
     )
 
 
