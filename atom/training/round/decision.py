@@ -3,6 +3,7 @@ result is at hand."""
 
 from atom.base.reasons import Reason
 from atom.swarm.chain import VOTE_DOMAIN, Commit, Value, Voter, vote_payload
+from atom.swarm.chain_check import double_vote
 from atom.swarm.membership import signed_by
 from atom.swarm.messages import Accept, AcceptedVote
 from atom.training.round.coordinator import Coordinator
@@ -61,6 +62,15 @@ class Decision:
         desk.send(message.ballot.coordinator, vote)
 
     # ---- committing
+
+    def compare(self, commit: Commit) -> None:
+        """Beside the one that we know of its parent: who signed both lies, and is put aside for
+        good, whether or not either has a quorum."""
+        for known in (self._desk.state.pending_commit, self._desk.applied):
+            if known is not None and known.value.parent == commit.value.parent:
+                found = double_vote([known], [commit])
+                for liar in sorted(found.by) if found is not None else ():
+                    self._desk.offence(liar, Reason.EQUIVOCATION)
 
     def on_commit(self, sender: Voter, commit: Commit) -> None:
         desk = self._desk
@@ -144,6 +154,7 @@ class Decision:
         self._engagement.stop_ring()
         head = desk.head.after(commit.value)
         desk.out.append(Apply(commit, head))
+        desk.applied = commit
         desk.enter(head, b"")
         desk.phase = Phase.STEPPING
         self._coordinator.reset()

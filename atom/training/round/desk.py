@@ -85,6 +85,8 @@ class Desk:
         self.behind = False
         """A preferred head is claimed somewhere: neither lead nor branch before that is known."""
         self.now = state.entered
+        self.applied: Commit | None = None
+        """By which we came to our head, if by a step."""
         self.ring_s = 0.0
         """How long the last ring took that ended well here."""
         self.out: list[Action] = []

@@ -215,6 +215,7 @@ class RoundMachine:
 
     def _on_commit(self, sender: Voter, message: CommitNotice) -> None:
         value = message.commit.value
+        self._decision.compare(message.commit)
         if value.parent != self.head.digest or self.phase is Phase.SYNCING:
             if value.round > self.head.round:
                 self._keep_ahead(sender, message)

@@ -1,0 +1,97 @@
+"""Two commits of one round reach a replica: whoever signed both at one ballot is put aside."""
+
+from dataclasses import replace
+
+import pytest
+
+from atom.base.reasons import Reason
+from atom.swarm.chain import (
+    VOTE_DOMAIN,
+    Ballot,
+    Commit,
+    Contribution,
+    Head,
+    Value,
+    Vote,
+    Voter,
+    vote_payload,
+)
+from atom.swarm.identity import Identity
+from atom.swarm.membership import signed_by
+from atom.swarm.messages import CommitNotice
+from atom.training.round import RoundMachine, Terms
+from atom.training.round.vocabulary import Apply, Fetched, Offence, Received
+
+KEYS = [Identity.create() for _ in range(3)]
+ME, HONEST, LIAR = VOTERS = [Voter(key.peer_id, key.peer_id.encode()[-16:]) for key in KEYS]
+HEAD = Head(b"h" * 32, 4, 96, 96, tuple(sorted(VOTERS)), ())
+BALLOT = Ballot(1, LIAR.peer_id, LIAR.incarnation)
+
+
+def commit(result: bytes, *signers: Voter, ballot: Ballot = BALLOT) -> Commit:
+    parts = (Contribution(LIAR.peer_id, LIAR.incarnation, 96, 1.0),)
+    value = Value(HEAD.digest, 5, ballot, result, 1.0, b"s" * 32, parts, HEAD.voters)
+    payload = vote_payload(HEAD.digest, ballot, value.digest())
+    votes = tuple(
+        Vote(voter, KEYS[VOTERS.index(voter)].sign(VOTE_DOMAIN, signed_by(voter, payload)))
+        for voter in signers
+    )
+    return Commit(value, ballot, votes)
+
+
+FIRST = commit(b"1" * 32, HONEST, LIAR)
+SECOND = commit(b"2" * 32, ME, LIAR)
+
+
+class Scene:
+    def __init__(self) -> None:
+        self.machine = RoundMachine(ME, HEAD, b"s" * 32, Terms(96), KEYS[0].sign, 0.0)
+        self.offences: list[tuple[str, Reason]] = []
+
+    def hear(self, said: Commit) -> None:
+        self._tell(Received(LIAR.peer_id, LIAR.incarnation, CommitNotice(said)))
+
+    def step(self) -> None:
+        actions = self._tell(Fetched(FIRST.value.result_digest, 1.0))
+        assert any(isinstance(action, Apply) for action in actions)
+
+    def _tell(self, event: Received | Fetched) -> list[object]:
+        actions = self.machine.handle(event, 1.0)
+        self.offences += [(a.peer_id, a.reason) for a in actions if isinstance(a, Offence)]
+        return list(actions)
+
+
+@pytest.mark.parametrize("stepped", [False, True], ids=["before the step", "after it"])
+def test_who_signed_both_is_put_aside(stepped: bool) -> None:
+    scene = Scene()
+    scene.hear(FIRST)
+    if stepped:
+        scene.step()
+    scene.hear(SECOND)
+    assert (LIAR.peer_id, Reason.EQUIVOCATION) in scene.offences
+    assert all(peer == LIAR.peer_id for peer, _ in scene.offences)
+
+
+def test_one_vote_too_few_proves_it_as_well() -> None:
+    scene = Scene()
+    scene.hear(FIRST)
+    scene.step()
+    scene.hear(commit(b"2" * 32, LIAR))
+    assert scene.offences == [(LIAR.peer_id, Reason.EQUIVOCATION)]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        FIRST,
+        commit(b"2" * 32, HONEST, LIAR, ballot=replace(BALLOT, attempt=2)),
+        replace(SECOND, votes=FIRST.votes),
+    ],
+    ids=["the same again", "at another ballot", "under other votes"],
+)
+def test_what_proves_nothing(other: Commit) -> None:
+    scene = Scene()
+    scene.hear(FIRST)
+    scene.step()
+    scene.hear(other)
+    assert scene.offences == []
