@@ -35,7 +35,7 @@ MEETING_PLACE = "training"
 
 DOORS: dict[str, tuple[str, ...]] = {
     "aiohttp": ("atom/dashboard/server.py",),
-    "hivemind": ("atom/swarm/dht_node.py", "atom/swarm/p2pd.py"),
+    "hivemind": ("atom/swarm/dht_node.py", "atom/swarm/dht_holders.py", "atom/swarm/p2pd.py"),
     "grpc": ("atom/daemon/control.py", "atom/daemon/control_client.py", "atom/wire/"),
     "pydantic": ("atom/config/",),
     "prometheus_client": ("atom/daemon/metrics.py",),

@@ -24,10 +24,12 @@ from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure
 from hivemind.utils import MSGPackSerializer
 from hivemind.utils.multiaddr import Multiaddr
 
+from atom.base.clock import BootClock
 from atom.base.errors import PeerRefused
 from atom.swarm import dht_errors
 from atom.swarm.addresses import peer_id_in
 from atom.swarm.dht_frames import MAX_RECORDS_PER_FETCH, NodeSettings
+from atom.swarm.dht_holders import Holders
 from atom.swarm.record_codec import MAX_RECORD_BYTES, read_claim
 from atom.swarm.record_keys import LEASE_DOMAIN, MANIFEST_DOMAIN, Claim
 
@@ -90,6 +92,7 @@ class DhtNode:
         self._gate = RecordGate()
         self._p2p: Any = None
         self._node: Any = None
+        self._holders: Holders
         self._contacts: dict[str, str] = {
             peer_id_in(a): a for a in (*settings.contacts, *settings.initial_peers)
         }
@@ -119,6 +122,7 @@ class DhtNode:
         self._node.protocol.storage.maxsize = MAX_KEYS
         self._node.protocol.cache.maxsize = MAX_KEYS
         self._node.protocol._validate_dictionary = self._gate.keep_valid
+        self._holders = Holders(self._node, REPLICAS, BEAM, BootClock())
 
     async def store(self, key: str, subkey: str, record: bytes, expires_at: float) -> bool:
         """Whether some node (ours included) took it; False if they hold one that expires later.
@@ -131,7 +135,7 @@ class DhtNode:
         here = self._store_here(key, subkey, record, expires_at)
         try:
             async with asyncio.timeout(STORE_SECONDS):
-                there = await self._node.store(key, record, expires_at, subkey=subkey)
+                there = await self._holders.store(key, subkey, record, expires_at)
         except TimeoutError:
             return here
         return here or bool(there)
@@ -192,6 +196,7 @@ class DhtNode:
 
     async def close(self) -> None:
         if self._node is not None:
+            await self._holders.close()
             await self._node.shutdown()
         if self._p2p is not None:
             await self._p2p.shutdown()

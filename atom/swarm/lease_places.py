@@ -4,7 +4,7 @@ Every key that is read asks eight nodes. So a small swarm meets under one key, i
 reading finds everybody. A large one uses the shards: one key with everybody's lease would be too
 much to ask of the five nodes that hold it. Peers need not agree on how large they are: whoever
 reads the root alone believes in fewer peers than those who no longer store there, and everybody
-stores in its shard, which are all read whenever a reading leaves something open.
+stores in its shard, which are all read, now and then, whenever a reading leaves something open.
 """
 
 from collections.abc import Sequence
@@ -18,9 +18,11 @@ READS_ALL_ABOVE, READS_ALL_FROM = 64, 48
 LEAVES_ROOT_ABOVE, LEAVES_ROOT_FROM = 128, 96
 """The same for storing in the shard alone. Far above the others, so that nobody is overlooked."""
 IN_DOUBT_S = 10.0
-"""All keys are read for so long after a reading that left something open: longer than a lease."""
+"""After a reading that left something open, all shards are looked into for so long: longer than a
+lease."""
 SHARD_EVERY_S = RENEW_SECONDS
-"""In a small swarm, a lease is stored in its shard so often; and one shard is looked into."""
+"""In a small swarm, a lease is stored in its shard so often; and shards are looked into: one, or,
+in doubt, all. Not more often: nodes that are slow to answer are not to be asked all the more."""
 
 
 class LeasePlaces:
@@ -45,12 +47,12 @@ class LeasePlaces:
         """The shards to read now, beside the root."""
         if self._all_until is None:
             self._all_until = now + IN_DOUBT_S
-        if self._reads_all or now < self._all_until:
+        if self._reads_all:
             return range(LEASE_SHARDS)
         if now - self._looked_at < SHARD_EVERY_S:
             return ()
         self._looked_at, self._shard = now, (self._shard + 1) % LEASE_SHARDS
-        return (self._shard,)
+        return range(LEASE_SHARDS) if now < self._all_until else (self._shard,)
 
     def found(
         self, in_root: AbstractSet[str], in_shards: AbstractSet[str], complete: bool, now: float

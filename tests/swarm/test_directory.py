@@ -67,10 +67,10 @@ def test_peers_meet_on_a_stock_bootstrap_node_and_an_onlooker_sees_them(tmp_path
             assert await b.read_manifest() == (manifest, record)
             assert await b.publish_manifest(record)
 
+            onlooker = await peers.open(None, None, initial_peers=(bootstrap,), client_mode=True)
             first = a_lease(anna.peer_id), a_lease(bert.peer_id, serial=7)
             assert await a.publish_lease(first[0])
             assert await b.publish_lease(first[1])
-            onlooker = await peers.open(None, None, initial_peers=(bootstrap,), client_mode=True)
             expected = {lease.peer_id: lease for lease in first}
             for directory in (a, b, onlooker):
                 assert await directory.read_leases() == expected

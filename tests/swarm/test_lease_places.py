@@ -41,7 +41,9 @@ def test_a_newcomer_reads_everything_then_the_root_and_now_and_then_a_shard():
         now += READ_S
     first = [shards for at, shards in read if at < 100.0 + IN_DOUBT_S]
     later = [shards for at, shards in read if at >= 100.0 + IN_DOUBT_S]
-    assert set(first) == {tuple(ALL)}
+    assert set(first) == {(), tuple(ALL)}
+    assert first[0] == tuple(ALL)
+    assert first.count(tuple(ALL)) >= IN_DOUBT_S // (SHARD_EVERY_S + READ_S)
     assert max(map(len, later)) == 1
     assert {shard for shards in later for shard in shards} == set(ALL), "each in its turn"
     assert sum(map(len, later)) <= len(later) * READ_S / SHARD_EVERY_S + 1
@@ -55,6 +57,8 @@ def test_whatever_is_left_open_has_everything_read(in_root, in_shards, complete)
     places = settled()
     assert places.to_read(50.0) != ALL
     places.found(in_root, in_shards, complete, 50.0)
+    assert places.to_read(50.0 + SHARD_EVERY_S) == ALL
+    assert places.to_read(50.0 + SHARD_EVERY_S + READ_S) == (), "now and then"
     assert places.to_read(50.0 + IN_DOUBT_S - 0.01) == ALL
     places.found({"a", "b"}, {"b"}, True, 50.0 + IN_DOUBT_S)
     assert len(places.to_read(50.0 + IN_DOUBT_S)) <= 1
