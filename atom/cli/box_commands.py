@@ -7,6 +7,7 @@ import typer
 
 from atom.cli.completion import precisions, services, settings, state_directories
 from atom.cli.options import (
+    AllOption,
     DaemonStateOption,
     JsonOption,
     PeerOption,
@@ -18,21 +19,22 @@ commands = typer.Typer()
 
 
 @commands.command()
-def pause(state: DaemonStateOption = None) -> None:
+def pause(state: DaemonStateOption = None, everyone: AllOption = False) -> None:
     """Stop computing, stay in the swarm; what was counted is kept.
 
     The GPU's memory is free within two seconds. The peer goes on voting.
 
-    [bold]Example[/]
+    [bold]Examples[/]
     atom pause
+    atom pause --all
     """
     from atom.cli.control import pause_daemon
 
-    pause_daemon(state)
+    pause_daemon(state, everyone)
 
 
 @commands.command()
-def resume(state: DaemonStateOption = None) -> None:
+def resume(state: DaemonStateOption = None, everyone: AllOption = False) -> None:
     """Compute again.
 
     What the peer file's schedule wishes still holds: `atom info` says why a daemon stands still.
@@ -42,12 +44,13 @@ def resume(state: DaemonStateOption = None) -> None:
     """
     from atom.cli.control import resume_daemon
 
-    resume_daemon(state)
+    resume_daemon(state, everyone)
 
 
 @commands.command()
 def leave(
     state: DaemonStateOption = None,
+    everyone: AllOption = False,
     deadline: Annotated[
         str | None, typer.Option(metavar="TIME", help='Give up waiting after "30 s", "2 min", …')
     ] = None,
@@ -64,7 +67,7 @@ def leave(
     from atom.cli.arguments import parse_deadline
     from atom.cli.control import leave_daemon
 
-    leave_daemon(state, parse_deadline(deadline))
+    leave_daemon(state, everyone, parse_deadline(deadline))
 
 
 @commands.command("set")
@@ -87,9 +90,9 @@ def set_(
     The daemon writes them into its peer file, whose comments stay (without --peer at its start:
     peer.toml in its state directory, which it reads when it starts again).
 
-    At once: schedule.*, network.upload, network.download, device.power; from the next pass on:
-    device.cpu_threads. The others hold after a restart, and are marked so. Nothing counted is lost
-    by any of them.
+    At once: schedule.*, network.upload, network.download, device.power, device.share, device.slot;
+    from the next pass on: device.cpu_threads, device.memory, host.memory. The others hold after a
+    restart, and are marked so. Nothing counted is lost by any of them.
 
     [bold]Examples[/]
     atom set schedule.hours='["mon-fri 18:00-08:00", "sat,sun 00:00-24:00"]'
@@ -104,7 +107,7 @@ def set_(
 
 @commands.command()
 def info(state: DaemonStateOption = None, as_json: JsonOption = False) -> None:
-    """What the daemon is doing, and with what.
+    """What the daemon is doing, and with what; if several run, a row for each.
 
     [bold]Examples[/]
     atom info

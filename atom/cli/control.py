@@ -1,38 +1,62 @@
 """`atom pause`, `resume`, `leave`, `info`, `set`: the daemon on this machine, over its socket."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import typer
 from rich.text import Text
 
-from atom.cli.local_daemons import find_daemon
+from atom.base.errors import ControlError
+from atom.cli.local_daemons import find_daemon, find_daemons
+from atom.cli.several_daemons import show_daemons
 from atom.cli.terminal import stdout_console
 from atom.config.peer_text import parse_assignment
 
 _REMARKS_AT = 48
 
 
-def pause_daemon(state: Path | None) -> None:
+def pause_daemon(state: Path | None, everyone: bool) -> None:
     """Raises: ControlError."""
-    typer.echo(control_client(state).pause())
+    _tell(state, everyone, lambda client: client.pause())
 
 
-def resume_daemon(state: Path | None) -> None:
+def resume_daemon(state: Path | None, everyone: bool) -> None:
     """Raises: ControlError."""
-    typer.echo(control_client(state).resume())
+    _tell(state, everyone, lambda client: client.resume())
 
 
-def leave_daemon(state: Path | None, deadline_s: float | None) -> None:
+def leave_daemon(state: Path | None, everyone: bool, deadline_s: float | None) -> None:
     """Raises: ControlError."""
-    typer.echo(control_client(state).leave(deadline_s))
+    _tell(state, everyone, lambda client: client.leave(deadline_s))
+
+
+def _tell(state: Path | None, everyone: bool, command: Callable[[Any], str]) -> None:
+    """Prints what the daemon answers, or each of them; who does not answer keeps no other from
+    being told. Raises: ControlError."""
+    if not everyone:
+        typer.echo(command(control_client(state)))
+        return
+    failures: list[ControlError] = []
+    for folder in find_daemons(state):
+        try:
+            said = command(control_client(folder.root))
+        except ControlError as failure:
+            failures.append(failure)
+        else:
+            typer.echo(f"{folder.root.name}: {said}")
+    if failures:
+        raise failures[0]
 
 
 def show_info(state: Path | None, as_json: bool) -> None:
-    """Raises: ControlError."""
-    info = control_client(state).info()
+    """Of the daemon; if several run and none is named, a row for each. Raises: ControlError."""
+    several = find_daemons(state)
+    if len(several) > 1:
+        show_daemons([(folder.root, control_client(folder.root)) for folder in several], as_json)
+        return
+    info = control_client(several[0].root).info()
     if as_json:
         typer.echo(json.dumps(info, indent=2))
         return
@@ -64,6 +88,8 @@ def flattened(info: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
     for key, value in info.items():
         if isinstance(value, dict):
             rows += flattened(value, f"{prefix}{key}.")
+        elif isinstance(value, list) and any(isinstance(each, dict) for each in value):
+            rows += [(f"{prefix}{key}", _words(each)) for each in value]
         else:
             rows.append((f"{prefix}{key}", _words(value)))
     return rows
@@ -74,6 +100,9 @@ def _words(value: object) -> str:
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, dict):
+        words = (f"{key.replace('_', ' ')} {_words(each)}" for key, each in value.items())
+        return ", ".join(words)
     if isinstance(value, list):
         return ", ".join(map(_words, value)) or "-"
     return f"{value:,.3f}" if isinstance(value, float) else str(value)

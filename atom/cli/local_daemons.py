@@ -16,12 +16,7 @@ def find_daemon(state: Path | None, home: Path | None = None) -> Path:
 
     Raises: ControlError if there is none, or more than one.
     """
-    if state is not None:
-        return _named(StateDirectory(state))
-    home = state_home() if home is None else home
-    running = [folder for folder in _state_directories(home) if _listens(folder.control_socket)]
-    if not running:
-        raise ControlError(f"no daemon of yours runs under {home}", _START_HINT)
+    running = find_daemons(state, home)
     if len(running) > 1:
         names = ", ".join(str(folder.root) for folder in running)
         raise ControlError(
@@ -29,6 +24,18 @@ def find_daemon(state: Path | None, home: Path | None = None) -> Path:
             f"say which one: --state {running[0].root}",
         )
     return running[0].control_socket
+
+
+def find_daemons(state: Path | None, home: Path | None = None) -> list[StateDirectory]:
+    """Where the daemon in `state` runs, else all of those under the usual place. Raises:
+    ControlError if there is none."""
+    if state is not None:
+        return [_named(StateDirectory(state))]
+    home = state_home() if home is None else home
+    running = [folder for folder in _state_directories(home) if _listens(folder.control_socket)]
+    if not running:
+        raise ControlError(f"no daemon of yours runs under {home}", _START_HINT)
+    return running
 
 
 def find_state(state: Path | None, home: Path | None = None) -> Path:
@@ -51,12 +58,12 @@ def find_state(state: Path | None, home: Path | None = None) -> Path:
     return runs[0]
 
 
-def _named(folder: StateDirectory) -> Path:
+def _named(folder: StateDirectory) -> StateDirectory:
     if not folder.root.is_dir():
         raise ControlError(f"there is no state directory {folder.root}", _START_HINT)
     if not _listens(folder.control_socket):
         raise ControlError(f"no daemon runs in {folder.root}", _START_HINT)
-    return folder.control_socket
+    return folder
 
 
 def _state_directories(home: Path) -> list[StateDirectory]:

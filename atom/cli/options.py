@@ -28,6 +28,9 @@ DaemonStateOption = Annotated[
         autocompletion=state_directories,
     ),
 ]
+AllOption = Annotated[
+    bool, typer.Option("--all", help="Every daemon of yours on this box, if several run.")
+]
 ListenOption = Annotated[
     str | None, typer.Option(metavar="HOST:PORT", help="Where the DHT node listens.")
 ]

@@ -83,6 +83,10 @@ def no_daemon(*command: str) -> list[Row]:
     ]
 
 
+def every_daemon(command: str) -> list[Row]:
+    return [((command, "--all"), CONTROL, "no daemon of yours runs"), *a_flag(command, "--all")]
+
+
 def no_member(*command: str) -> list[Row]:
     return [((*command, "--state", "folder"), NO_ADDRESS, "there is no peer in folder")]
 
@@ -234,8 +238,11 @@ ROWS: dict[tuple[str, str], list[Row]] = {
     ],
     ("version", ""): too_much("version"),
     ("pause", "state"): no_daemon("pause"),
+    ("pause", "everyone"): every_daemon("pause"),
     ("resume", "state"): no_daemon("resume"),
+    ("resume", "everyone"): every_daemon("resume"),
     ("leave", "state"): no_daemon("leave"),
+    ("leave", "everyone"): every_daemon("leave"),
     ("leave", "deadline"): no_deadline("leave"),
     ("set", "assignments"): [
         (("set", "nonsense"), CONFIG, "'nonsense' is not KEY=VALUE"),
