@@ -14,17 +14,15 @@ from torch import Tensor
 
 from atom.base.reasons import Reason
 from atom.swarm.carriage import Carriage
-from atom.swarm.chunk_kernels import NotFinite
+from atom.swarm.chunk_kernels import NotFinite, chunk_kernels
 from atom.swarm.codec import EXACT
 from atom.swarm.frames import Kind, Patience
 from atom.swarm.reduction import Reduction
 from atom.swarm.ring import Step
 from atom.swarm.ring_failure import RingBroken, tell_broken
 from atom.swarm.ring_receiver import RingReceiver
+from atom.swarm.sum_limits import LARGEST_ROUNDED_PART, largest_of_parts
 
-LARGEST_PART = 1e30
-"""Of any number in a leaf's sums. No honest one comes near, and a carrier that passed a larger one
-on might be taken for who spoilt the next sum."""
 HEAD_START = 0.8
 """A leaf that is too slow is found in this share of a ring's slack: before the ring itself is."""
 
@@ -78,21 +76,18 @@ class CarriedReceiver(RingReceiver):
         reduction, brought = self._reduction, self._brought[: step.stop - step.start]
         try:
             reduction.terms.codec.decode(wire, brought)
+            chunk_kernels().require_finite(brought, LARGEST_ROUNDED_PART)
         except NotFinite:
             raise self._absurd(step) from None
-        if max(float(brought.max()), -float(brought.min())) > LARGEST_PART:
-            raise self._absurd(step)
         try:
-            EXACT.add(brought.view(torch.uint8), reduction.part(step), 1.0, both)
+            own = reduction.part(step)
+            EXACT.add(brought.view(torch.uint8), own, 1.0, both, largest_of_parts(2))
         except NotFinite:
             raise RingBroken(reduction.terms.me, Reason.NOT_FINITE, "in our own part") from None
 
     def _add_what_came(self, both: Tensor, came: Tensor, step: Step) -> None:
-        """Raises: RingBroken(NOT_FINITE): both are finite, and their sum is not."""
-        try:
-            self._reduction.add_up(both.view(torch.uint8), came, step, EXACT, self._scratch)
-        except NotFinite:
-            raise RingBroken(None, Reason.NOT_FINITE, "the sum overflows") from None
+        """Both are within their limits, so their sum is."""
+        self._reduction.add_up(both.view(torch.uint8), came, step, EXACT, self._scratch)
 
     def _absurd(self, step: Step) -> RingBroken:
         return RingBroken(

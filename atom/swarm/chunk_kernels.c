@@ -4,8 +4,8 @@
  * in the order written: the file is compiled without contraction and without fast mathematics.
  * Elements do not depend on each other, but for the largest of a block, which no order changes.
  *
- * What is not finite is noticed on the way, at the price of one comparison: a size as an integer
- * orders like the number, and infinities and NaN come last.
+ * What is not finite, or too large, is noticed on the way, at the price of one comparison: a size as
+ * an integer orders like the number, and infinities and NaN come last.
  *
  * Plain C without Python: loaded with ctypes, which releases the interpreter's lock.
  */
@@ -13,7 +13,7 @@
 #include "../base/kernel.h"
 
 enum { BLOCK = 1024 }; /* numbers that share a scale */
-enum { FINITE = 0, SUM_NOT_FINITE = 1, RESULT_NOT_FINITE = 2 };
+enum { SOUND = 0, SUM_TOO_LARGE = 1, RESULT_NOT_FINITE = 2 };
 enum { NUMBERS = 0, NOT_FINITE = 1, NOT_CANONICAL = 2 };
 
 #define INFINITE 0x7f800000
@@ -25,8 +25,8 @@ enum { NUMBERS = 0, NOT_FINITE = 1, NOT_CANONICAL = 2 };
 INLINE int32_t size_of(float value) { return (int32_t)(bits_of(value) & 0x7fffffffu); }
 INLINE int32_t larger(int32_t a, int32_t b) { return a > b ? a : b; }
 
-/* ---- out = (arrived + own) * factor; own may be out. Says whether the sum, or only the product,
- * is not finite. */
+/* ---- out = (arrived + own) * factor; own may be out. Says whether the sum is larger than `largest`,
+ * which is finite, or only the product is not finite. */
 
 #if defined(__clang__)
 #define INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
@@ -40,9 +40,9 @@ struct sizes {
     int32_t sum, result;
 };
 
-INLINE int32_t verdict(struct sizes worst) {
-    if (worst.sum >= INFINITE) return SUM_NOT_FINITE;
-    return worst.result >= INFINITE ? RESULT_NOT_FINITE : FINITE;
+INLINE int32_t verdict(struct sizes worst, float largest) {
+    if (worst.sum > size_of(largest)) return SUM_TOO_LARGE;
+    return worst.result >= INFINITE ? RESULT_NOT_FINITE : SOUND;
 }
 
 #define ADD_LOOP(ARRIVED)                                                                        \
@@ -55,19 +55,19 @@ INLINE int32_t verdict(struct sizes worst) {
     }
 
 INLINE int32_t add_float32(const void *wire, const float *own, float factor, float *out,
-                           int64_t count) {
+                           int64_t count, float largest) {
     const float *restrict arrived = wire;
     struct sizes worst = {0, 0};
     ADD_LOOP(arrived[i])
-    return verdict(worst);
+    return verdict(worst, largest);
 }
 
 INLINE int32_t add_bfloat16(const void *wire, const float *own, float factor, float *out,
-                            int64_t count) {
+                            int64_t count, float largest) {
     const uint16_t *restrict arrived = wire;
     struct sizes worst = {0, 0};
     ADD_LOOP(from_bfloat16(arrived[i]))
-    return verdict(worst);
+    return verdict(worst, largest);
 }
 
 /* See Int8 in atom/swarm/codec.py for the format: all scales, then all steps. */
@@ -86,7 +86,7 @@ INLINE int64_t in_block(int64_t start, int64_t count) {
 }
 
 INLINE int32_t add_int8(const void *wire, const float *all_own, float factor, float *all_out,
-                        int64_t all) {
+                        int64_t all, float largest) {
     const struct int8_wire parts = int8_parts(wire, all);
     struct sizes worst = {0, 0};
     for (int64_t start = 0; start < all; start += BLOCK) {
@@ -97,7 +97,7 @@ INLINE int32_t add_int8(const void *wire, const float *all_own, float factor, fl
         const int64_t count = in_block(start, all);
         ADD_LOOP((float)steps[i] * scale)
     }
-    return verdict(worst);
+    return verdict(worst, largest);
 }
 
 /* ---- From the wire to out. */
@@ -183,29 +183,30 @@ INLINE int32_t encode_int8(const float *restrict all_values, void *wire, float *
     return worst >= INFINITE;
 }
 
-INLINE int32_t not_finite(const float *restrict values, int64_t count) {
-    return largest_of(values, count) >= INFINITE;
+INLINE int32_t too_large(const float *restrict values, int64_t count, float largest) {
+    return largest_of(values, count) > size_of(largest);
 }
 
 /* ---- What Python calls. `level`: 0 plain instructions, 1 AVX2, 2 AVX-512; at most the processor's. */
 
-#define ADD_ARGUMENTS const void *wire, const float *own, float factor, float *out, int64_t count
+#define ADD_ARGUMENTS                                                                            \
+    const void *wire, const float *own, float factor, float *out, int64_t count, float largest
 #define DECODE_ARGUMENTS const void *wire, float *out, int64_t count
 #define ENCODE_ARGUMENTS const float *values, void *wire, float *lost, int64_t count
-#define FINITE_ARGUMENTS const float *values, int64_t count
+#define SIZE_ARGUMENTS const float *values, int64_t count, float largest
 
 #define DEFINE_ONE(NAME, SUFFIX, ATTRIBUTE, DECLARED, ...)                                       \
     ATTRIBUTE static int32_t NAME##_##SUFFIX(DECLARED) { return NAME(__VA_ARGS__); }
 
 #define DEFINE_ALL(SUFFIX, ATTRIBUTE)                                                            \
-    DEFINE_ONE(add_float32, SUFFIX, ATTRIBUTE, ADD_ARGUMENTS, wire, own, factor, out, count)     \
-    DEFINE_ONE(add_bfloat16, SUFFIX, ATTRIBUTE, ADD_ARGUMENTS, wire, own, factor, out, count)    \
-    DEFINE_ONE(add_int8, SUFFIX, ATTRIBUTE, ADD_ARGUMENTS, wire, own, factor, out, count)        \
+    DEFINE_ONE(add_float32, SUFFIX, ATTRIBUTE, ADD_ARGUMENTS, wire, own, factor, out, count, largest)     \
+    DEFINE_ONE(add_bfloat16, SUFFIX, ATTRIBUTE, ADD_ARGUMENTS, wire, own, factor, out, count, largest)    \
+    DEFINE_ONE(add_int8, SUFFIX, ATTRIBUTE, ADD_ARGUMENTS, wire, own, factor, out, count, largest)        \
     DEFINE_ONE(decode_bfloat16, SUFFIX, ATTRIBUTE, DECODE_ARGUMENTS, wire, out, count)           \
     DEFINE_ONE(decode_int8, SUFFIX, ATTRIBUTE, DECODE_ARGUMENTS, wire, out, count)               \
     DEFINE_ONE(encode_bfloat16, SUFFIX, ATTRIBUTE, ENCODE_ARGUMENTS, values, wire, lost, count)  \
     DEFINE_ONE(encode_int8, SUFFIX, ATTRIBUTE, ENCODE_ARGUMENTS, values, wire, lost, count)      \
-    DEFINE_ONE(not_finite, SUFFIX, ATTRIBUTE, FINITE_ARGUMENTS, values, count)
+    DEFINE_ONE(too_large, SUFFIX, ATTRIBUTE, SIZE_ARGUMENTS, values, count, largest)
 
 DEFINE_ALL(plain, )
 #if defined(__x86_64__)
@@ -216,12 +217,12 @@ DEFINE_ALL(avx512, AVX512)
 #define EXPORT(NAME, DECLARED, ...)                                                              \
     int32_t atom_##NAME(DECLARED, int32_t level) { return CHOOSE(level, NAME)(__VA_ARGS__); }
 
-EXPORT(add_float32, ADD_ARGUMENTS, wire, own, factor, out, count)
-EXPORT(add_bfloat16, ADD_ARGUMENTS, wire, own, factor, out, count)
-EXPORT(add_int8, ADD_ARGUMENTS, wire, own, factor, out, count)
+EXPORT(add_float32, ADD_ARGUMENTS, wire, own, factor, out, count, largest)
+EXPORT(add_bfloat16, ADD_ARGUMENTS, wire, own, factor, out, count, largest)
+EXPORT(add_int8, ADD_ARGUMENTS, wire, own, factor, out, count, largest)
 EXPORT(decode_bfloat16, DECODE_ARGUMENTS, wire, out, count)
 EXPORT(decode_int8, DECODE_ARGUMENTS, wire, out, count)
 EXPORT(encode_bfloat16, ENCODE_ARGUMENTS, values, wire, lost, count)
 EXPORT(encode_int8, ENCODE_ARGUMENTS, values, wire, lost, count)
-EXPORT(not_finite, FINITE_ARGUMENTS, values, count)
+EXPORT(too_large, SIZE_ARGUMENTS, values, count, largest)
 

@@ -19,15 +19,16 @@ SOURCE = Path(__file__).with_name("chunk_kernels.c")
 FORMATS = ("float32", "bfloat16", "int8")
 """How numbers look on the wire; float32 is neither encoded nor decoded."""
 
-_ADD = (c_void_p, c_void_p, c_float, c_void_p, c_int64, c_int32)
+_ADD = (c_void_p, c_void_p, c_float, c_void_p, c_int64, c_float, c_int32)
 _ENCODE = (c_void_p, c_void_p, c_void_p, c_int64, c_int32)
 _DECODE = (c_void_p, c_void_p, c_int64, c_int32)
-_CHECK = (c_void_p, c_int64, c_int32)
+_CHECK = (c_void_p, c_int64, c_float, c_int32)
 _NOT_CANONICAL = 2
+LARGEST_FLOAT32 = (2 - 2**-23) * 2.0**127
 
 
 class NotFinite(ArithmeticError):
-    """A number that was computed, or came, is infinite or not a number."""
+    """A number that was computed, or came, is infinite, not a number, or larger than it may be."""
 
 
 class NotCanonical(ArithmeticError):
@@ -46,15 +47,25 @@ class ChunkKernels:
         coded = FORMATS[1:]
         self._encode = {name: _declared(library, f"encode_{name}", _ENCODE) for name in coded}
         self._decode = {name: _declared(library, f"decode_{name}", _DECODE) for name in coded}
-        self._check = _declared(library, "not_finite", _CHECK)
+        self._check = _declared(library, "too_large", _CHECK)
 
-    def add(self, wire_format: str, wire: Tensor, own: Tensor, factor: float, out: Tensor) -> None:
-        """out = (decoded wire + own) · factor; `own` may be `out`. Raises: NotFinite."""
-        count = own.numel()
-        wrong = self._add[wire_format](
-            wire.data_ptr(), _address(own, count), factor, _address(out, count), count, self._level
-        )
-        if wrong:
+    def add(
+        self,
+        wire_format: str,
+        wire: Tensor,
+        own: Tensor,
+        factor: float,
+        out: Tensor,
+        largest: float = LARGEST_FLOAT32,
+    ) -> None:
+        """out = (decoded wire + own) · factor; `own` may be `out`.
+
+        Raises: NotFinite, also if a number in the sum is beyond ± `largest`.
+        """
+        count, addend = own.numel(), _address(own, own.numel())
+        target, level = _address(out, count), self._level
+        add = self._add[wire_format]
+        if add(wire.data_ptr(), addend, factor, target, count, largest, level):
             raise NotFinite
 
     def encode(self, wire_format: str, values: Tensor, wire: Tensor, lost: Tensor | None) -> None:
@@ -78,9 +89,9 @@ class ChunkKernels:
         if wrong:
             raise NotCanonical if wrong == _NOT_CANONICAL else NotFinite
 
-    def require_finite(self, values: Tensor) -> None:
-        """Raises: NotFinite."""
-        if self._check(_address(values, values.numel()), values.numel(), self._level):
+    def require_finite(self, values: Tensor, largest: float = LARGEST_FLOAT32) -> None:
+        """Raises: NotFinite, also for what is beyond ± `largest`."""
+        if self._check(_address(values, values.numel()), values.numel(), largest, self._level):
             raise NotFinite
 
 

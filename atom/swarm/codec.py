@@ -9,7 +9,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from atom.swarm.chunk_kernels import chunk_kernels
+from atom.swarm.chunk_kernels import LARGEST_FLOAT32, chunk_kernels
 
 INT8_BLOCK = 1024
 
@@ -38,8 +38,18 @@ class Codec(Protocol):
         Raises: NotFinite, or NotCanonical if no encoder wrote it; when all are written.
         """
 
-    def add(self, wire: Tensor, own: Tensor, factor: float, out: Tensor) -> None:
-        """out = (the numbers in wire + own) · factor; `own` may be `out`. Raises: NotFinite."""
+    def add(
+        self,
+        wire: Tensor,
+        own: Tensor,
+        factor: float,
+        out: Tensor,
+        largest: float = LARGEST_FLOAT32,
+    ) -> None:
+        """out = (the numbers in wire + own) · factor; `own` may be `out`.
+
+        Raises: NotFinite, also if a number in the sum is beyond ± `largest`.
+        """
 
 
 class Float32:
@@ -64,8 +74,15 @@ class Float32:
             numpy.copyto(out.numpy(), wire.view(torch.float32).numpy())
         chunk_kernels().require_finite(out)
 
-    def add(self, wire: Tensor, own: Tensor, factor: float, out: Tensor) -> None:
-        chunk_kernels().add(self.name, wire, own, factor, out)
+    def add(
+        self,
+        wire: Tensor,
+        own: Tensor,
+        factor: float,
+        out: Tensor,
+        largest: float = LARGEST_FLOAT32,
+    ) -> None:
+        chunk_kernels().add(self.name, wire, own, factor, out, largest)
 
 
 class _Rounded(ABC):
@@ -87,8 +104,15 @@ class _Rounded(ABC):
     def decode(self, wire: Tensor, out: Tensor) -> None:
         chunk_kernels().decode(self.name, wire, out)
 
-    def add(self, wire: Tensor, own: Tensor, factor: float, out: Tensor) -> None:
-        chunk_kernels().add(self.name, wire, own, factor, out)
+    def add(
+        self,
+        wire: Tensor,
+        own: Tensor,
+        factor: float,
+        out: Tensor,
+        largest: float = LARGEST_FLOAT32,
+    ) -> None:
+        chunk_kernels().add(self.name, wire, own, factor, out, largest)
 
 
 class BFloat16(_Rounded):

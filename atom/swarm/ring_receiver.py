@@ -13,6 +13,7 @@ from atom.swarm.frames import Channel, Kind, Patience
 from atom.swarm.reduction import Reduction
 from atom.swarm.ring import Step
 from atom.swarm.ring_failure import MAX_BROKEN_BYTES, RingBroken, parse_broken
+from atom.swarm.sum_limits import largest_arriving
 
 
 class RingReceiver:
@@ -67,15 +68,15 @@ class RingReceiver:
             raise RingBroken(culprit, Reason.MALFORMED, "bytes that no encoder writes") from None
 
     def _not_finite(self, arrived: Tensor, step: Step) -> RingBroken:
-        """Who spoilt it: the left, for whoever is honest passes nothing such on; or we; or nobody,
-        if a sum overflows."""
-        suspect: str | None = self._left.peer_id
+        """Who spoilt it: the left, for whoever is honest passes nothing such on (`sum_limits`); or
+        we."""
+        suspect = self._left.peer_id
         if not step.gather:
+            numbers = self._sum[: step.stop - step.start]
             with contextlib.suppress(NotFinite, NotCanonical):
-                self._reduction.terms.codec.decode(arrived, self._sum[: step.stop - step.start])
+                self._reduction.terms.codec.decode(arrived, numbers)
+                chunk_kernels().require_finite(numbers, largest_arriving(step))
                 suspect = self._reduction.terms.me
-                chunk_kernels().require_finite(self._reduction.part(step))
-                suspect = None
         return RingBroken(suspect, Reason.NOT_FINITE, f"in elements from {step.start}")
 
     def _receive(self, step: Step, into: Tensor) -> Tensor:

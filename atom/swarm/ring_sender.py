@@ -13,6 +13,7 @@ from atom.swarm.frames import Channel, Kind, Patience
 from atom.swarm.reduction import Reduction
 from atom.swarm.ring import Step
 from atom.swarm.ring_failure import RingBroken, hear_broken
+from atom.swarm.sum_limits import LARGEST_PART
 
 
 class RingSender:
@@ -57,10 +58,11 @@ class RingSender:
         if step.hop:
             return reduction.encode(sum_so_far, step.start, self._scratch)
         part = reduction.first_part(step)
-        try:
-            chunk_kernels().require_finite(part)
-        except NotFinite:
-            raise RingBroken(reduction.terms.me, Reason.NOT_FINITE, "in our own part") from None
+        if reduction.carriage is None:  # else it was looked at when the leaf's part came
+            try:
+                chunk_kernels().require_finite(part, LARGEST_PART)
+            except NotFinite:
+                raise RingBroken(reduction.terms.me, Reason.NOT_FINITE, "in our own part") from None
         return reduction.encode(part, step.start, self._scratch)
 
     def _listen(self) -> None:

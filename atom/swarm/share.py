@@ -1,6 +1,5 @@
 """One-shot exchange: the parts of our own share, and one connection that brings them."""
 
-import contextlib
 import time
 
 import torch
@@ -14,6 +13,7 @@ from atom.swarm.reduction import Reduction
 from atom.swarm.ring import Step
 from atom.swarm.ring_failure import RingBroken
 from atom.swarm.ring_receiver import RingReceiver
+from atom.swarm.sum_limits import LARGEST_ROUNDED_PART, largest_of_parts
 
 _LOOK_S = 1.0
 
@@ -56,20 +56,23 @@ class Parts:
             arrived = self.room(number, step, lane)
             factor = reduction.terms.scale if lane == self._others - 1 else 1.0
             try:
-                reduction.terms.codec.add(arrived, own if lane == 0 else total, factor, total)
+                addend, largest = own if lane == 0 else total, largest_of_parts(lane + 2)
+                reduction.terms.codec.add(arrived, addend, factor, total, largest)
             except NotFinite:
-                raise self._spoilt(arrived, step, lane) from None
+                raise self._spoilt(number, step, lane) from None
         reduction.round(total, step.start, scratch)
 
-    def _spoilt(self, arrived: Tensor, step: Step, lane: int) -> RingBroken:
-        """By whom: the part's sender, or we, or nobody, if a sum overflows."""
-        terms = self._reduction.terms
-        suspect: str | None = terms.members[self._plan.peer(terms.rank, lane)]
-        with contextlib.suppress(NotFinite, NotCanonical):
-            terms.codec.decode(arrived, torch.empty(step.stop - step.start))
-            suspect = terms.me
-            chunk_kernels().require_finite(self._reduction.part(step))
-            suspect = None
+    def _spoilt(self, number: int, step: Step, lane: int) -> RingBroken:
+        """By whom: the part's sender, or one before it, or we."""
+        terms, numbers = self._reduction.terms, torch.empty(step.stop - step.start)
+        suspect = terms.me
+        for before in range(lane + 1):
+            try:
+                terms.codec.decode(self.room(number, step, before), numbers)
+                chunk_kernels().require_finite(numbers, LARGEST_ROUNDED_PART)
+            except (NotFinite, NotCanonical):
+                suspect = terms.members[self._plan.peer(terms.rank, before)]
+                break
         return RingBroken(suspect, Reason.NOT_FINITE, f"in elements from {step.start}")
 
 

@@ -30,6 +30,7 @@ from atom.swarm.local_transport import LocalNetwork, LocalTransport
 from atom.swarm.ring import RingPlan, ring_tag
 from atom.swarm.ring_failure import hear_broken
 from atom.swarm.ring_standing import Pace
+from atom.swarm.sum_limits import LARGEST_PART
 from atom.swarm.transport import PeerTransport, Transport
 
 PARENT, RUN = b"p" * 32, b"r" * 32
@@ -416,13 +417,44 @@ def test_a_mean_that_the_next_would_write_otherwise_names_who_wrote_it(
         assert (failure.suspect, failure.reason) == (swarm.order[1], Reason.MALFORMED)
 
 
-def test_a_sum_that_overflows_is_nobodys_fault_but_named(
-    swarm_of: Callable[[str, int], Swarm],
+class Exaggerator(Float32):
+    """Passes on what is finite, and so large that others' sums might overflow."""
+
+    def encode(self, values: Tensor, scratch: Tensor, lost: Tensor | None = None) -> Tensor:
+        return super().encode(torch.full_like(values, 1.7e38), scratch)
+
+
+@pytest.mark.parametrize("algorithm", Algorithm)
+@pytest.mark.parametrize("culprit", [0, 1, 2])
+def test_who_sends_absurd_numbers_is_named_by_all_however_finite(
+    swarm_of: Callable[[str, int], Swarm], culprit: int, algorithm: Algorithm
 ) -> None:
-    swarm = swarm_of("local", 2)
-    parts = [torch.full((64,), 3e38) for _ in range(2)]
-    for future in swarm.start(lambda rank: swarm.member(rank, parts[rank], 64)):
-        assert broken(future).reason is Reason.NOT_FINITE
+    swarm, parts = swarm_of("local", 3), sources(3, 60_000)
+    swarm.algorithm = algorithm
+    codecs = [Exaggerator() if rank == culprit else Float32() for rank in range(3)]
+    work = swarm.start(lambda rank: swarm.member(rank, parts[rank], 60_000, codecs[rank]))
+    for rank in {0, 1, 2} - {culprit}:
+        failure = broken(work[rank])
+        assert (failure.suspect, failure.reason) == (swarm.order[culprit], Reason.NOT_FINITE)
+
+
+def test_whose_own_numbers_are_absurd_names_itself(swarm_of: Callable[[str, int], Swarm]) -> None:
+    swarm, parts = swarm_of("local", 3), sources(3, 60_000)
+    parts[1].fill_(1e31)
+    for future in swarm.start(lambda rank: swarm.member(rank, parts[rank], 60_000)):
+        failure = broken(future)
+        assert (failure.suspect, failure.reason) == (swarm.order[1], Reason.NOT_FINITE)
+
+
+@pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS.keys())
+@pytest.mark.parametrize("size", [2, 5])
+def test_the_largest_honest_numbers_pass(
+    swarm_of: Callable[[str, int], Swarm], size: int, codec: Codec
+) -> None:
+    swarm = swarm_of("local", size)
+    part = torch.full((4096,), LARGEST_PART)
+    for future in swarm.start(lambda rank: swarm.member(rank, part, 4096, codec)):
+        assert torch.isfinite(future.result(SOON)).all()
 
 
 def test_a_lone_member_refuses_bad_numbers(swarm_of: Callable[[str, int], Swarm]) -> None:

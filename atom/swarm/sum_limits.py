@@ -1,0 +1,47 @@
+"""How large the numbers in a sum may be, by how many parts are in it. Pure.
+
+Each member takes care that its own part is within its limit, and that what it passes on is within
+that of the parts in it. So a sum beyond its limit comes from a liar, and the first honest member
+that sees it has it from the liar itself: whoever is honest would not have passed it on. Without
+limits a sum would only be noticed where it overflows, at somebody honest.
+
+With d for what a codec's rounding may add, relatively, to the largest number of a chunk: who
+contributes adds up to 2·(1 + d)·P, its own part P and a leaf's that was rounded, to what arrived;
+and the sum is rounded. A(n) below is above all of that: A(n) > (A(n - 1) + 2·(1 + d)·P)·(1 + d).
+"""
+
+from atom.swarm.chunk_kernels import LARGEST_FLOAT32
+from atom.swarm.ring import Step
+
+LARGEST_PART = 1e30
+"""P: of any number in one member's sums. No honest one comes near."""
+_ROUNDING = 2.0**-8
+"""d. Of int8, the coarsest: half a step, of 127."""
+_MOST_CONTRIBUTORS = 1000
+"""For so many the limits stay below what float32 overflows at."""
+
+LARGEST_ROUNDED_PART = LARGEST_PART * (1 + _ROUNDING)
+"""As it arrives from whoever made it."""
+
+
+def largest_arriving(step: Step) -> float:
+    """In the sum that a step brings."""
+    return _largest(step.contributors.bit_count())
+
+
+def largest_passed_on(step: Step) -> float:
+    """In the sum of that with our own part and our leaf's, before it is rounded."""
+    return _largest(step.contributors.bit_count() + 1) / (1 + _ROUNDING)
+
+
+def largest_of_parts(count: int) -> float:
+    """In a sum of so many that came from those who made them."""
+    return min(count * LARGEST_ROUNDED_PART * (1 + _ROUNDING), LARGEST_FLOAT32)
+
+
+def _largest(contributors: int) -> float:
+    """A(n): a geometric series."""
+    if contributors > _MOST_CONTRIBUTORS:
+        return LARGEST_FLOAT32
+    ratio = 1 + 2 * _ROUNDING
+    return 3 * LARGEST_PART * (ratio**contributors - 1) / (ratio - 1)
