@@ -62,7 +62,7 @@ def standing(board: Board, me: str, now: float, round_ended: bool) -> Standing:
         return Standing.WAITS
     if claim.wish is Wish.SET_UP:
         return Standing.MAY
-    late = turn.at_once or now >= turn.asked_at_s + claim.slot_s
+    late = turn.at_once or now >= turn.asked_at_s + _shortest_slot_s(board, turn.run)
     return Standing.YIELDS if round_ended or late or claim.wish is Wish.NOTHING else Standing.MAY
 
 
@@ -79,8 +79,14 @@ def slot_s(board: Board, run: str) -> float:
     """How long a turn of `run` is among those that want one now."""
     runs = sorted({*wanting(board), run})
     shares = {each: _share(board, each) for each in runs}
-    shortest = min(claim.slot_s for claim in board.claims.values() if claim.run in shares)
-    return shortest * len(runs) * shares[run] / sum(shares.values())
+    whole = _shortest_slot_s(board, run) * len(runs)
+    return whole * shares[run] / sum(shares.values())
+
+
+def _shortest_slot_s(board: Board, run: str) -> float:
+    """As the one with the least patience wishes, of those that want the device, and of `run`."""
+    runs = {*wanting(board), run}
+    return min(claim.slot_s for claim in board.claims.values() if claim.run in runs)
 
 
 def _unless_frozen(claim: Claim, now: float) -> Claim:
@@ -128,16 +134,17 @@ def _scheduled(board: Board, now: float) -> Board:
 def _continued(board: Board, turn: Turn, now: float) -> Turn:
     """The same turn, with what is asked of it now: nothing, if nobody else is next."""
     following = _next(board, wanting(board))
-    going_on = replace(turn, asked_at_s=None, at_once=False)
+    ends_s = turn.since_s + slot_s(board, turn.run)
+    going_on = Turn(turn.run, turn.since_s, ends_s)
     if following is None:
         return going_on
     if following == turn.run:
-        return replace(going_on, ends_s=max(turn.ends_s, now + _behind_s(board, turn.run)))
+        return replace(going_on, ends_s=max(ends_s, now + _behind_s(board, turn.run)))
     urgency = _urgency(board, following)
-    if urgency == _USUAL and now < turn.ends_s and not _is_idle(board, turn.run):
+    if urgency == _USUAL and now < ends_s and not _is_idle(board, turn.run):
         return going_on
     asked_at_s = now if turn.asked_at_s is None else turn.asked_at_s
-    return replace(turn, asked_at_s=asked_at_s, at_once=urgency == _FIRST)
+    return replace(going_on, asked_at_s=asked_at_s, at_once=urgency == _FIRST)
 
 
 def _next(board: Board, runs: Iterable[str]) -> str | None:

@@ -30,6 +30,7 @@ class Member:
     run: str
     share: float = 1.0
     round_s: float = 10.0
+    slot_s: float = SLOT_S
     wish: Wish = Wish.TRAINING
     holds: bool = False
     alive: bool = True
@@ -82,7 +83,13 @@ class Box:
 
     def _post(self, member: Member) -> None:
         claim = Claim(
-            member.run, member.name, member.share, SLOT_S, member.wish, self.now, member.holds
+            member.run,
+            member.name,
+            member.share,
+            member.slot_s,
+            member.wish,
+            self.now,
+            member.holds,
         )
         alive = [each.name for each in self.members if each.alive]
         self.board = looked(self.board, member.name, claim, alive, self.now)
@@ -172,6 +179,15 @@ def test_a_round_that_does_not_come_ends_no_later_than_a_slot_after_its_own() ->
     lengths = [end - at for at, end in stuck.turns[:-1]]
     assert max(lengths) <= 2 * SLOT_S + 2 * box.look_s
     assert other.had_s / stuck.had_s == pytest.approx(1.0, rel=0.1), "it is charged for that"
+
+
+def test_the_shortest_slot_holds_for_all() -> None:
+    patient = Member("a", "one", round_s=1e9, slot_s=100 * SLOT_S)
+    hasty = Member("b", "two", slot_s=10.0)
+    box = Box(patient, hasty)
+    box.run_for(300.0)
+    assert max(end - at for at, end in patient.turns[:-1]) <= 20.0 + 2 * box.look_s
+    assert len(hasty.turns) >= 6
 
 
 def test_the_device_of_the_dead_is_free_at_once() -> None:
