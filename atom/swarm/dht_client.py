@@ -38,6 +38,9 @@ LOAD_SECONDS = 120.0
 JOIN_SECONDS = 20.0
 """For dialling and joining; an address that does not answer is given up sooner."""
 STOP_SECONDS = 6.0
+ONLOOKER_STOP_SECONDS = 0.3
+"""Nobody misses a node that only looked, and somebody has pressed Ctrl-C. The kernel takes p2pd
+along; while the process imports its libraries, it does not even see that we have hung up."""
 ANSWER_MARGIN_SECONDS = 1.0
 _FOLDER_PREFIX = "atom-dht-"
 _MAX_SOCKET_PATH = 90
@@ -115,7 +118,9 @@ class DhtClient:
         if self._reading is not None:
             self._reading.cancel()
         if self._process is not None:
-            await asyncio.to_thread(_end, self._process)
+            looked_only = self._settings.client_mode
+            patience_s = ONLOOKER_STOP_SECONDS if looked_only else STOP_SECONDS
+            await asyncio.to_thread(_end, self._process, patience_s)
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
         self._fail_waiting()
@@ -205,10 +210,10 @@ def check_port_free(listen: ListenAddress) -> None:
             ) from None
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end(process: subprocess.Popen[bytes], patience_s: float) -> None:
     """Waits for a process that has lost its socket; impatient with one that does not go."""
     try:
-        process.wait(STOP_SECONDS)
+        process.wait(patience_s)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()

@@ -67,12 +67,14 @@ class DhtService:
                 joining.result()
                 await self._send({"phase": "ready"})
                 await self._serve_until_end(p2pd, first, settings.redial_seconds)
+                if not settings.client_mode:
+                    await self._say_goodbye()
         except UserError as error:
             await self._send({"phase": "failed", "error": error_to_json(error)})
         finally:
             joining.cancel()
             first.cancel()
-            await p2pd.stop()
+            await p2pd.stop(gently=not settings.client_mode)  # who only looked is missed by nobody
 
     async def _join(self, settings: NodeSettings, p2pd: P2pDaemon) -> None:
         await p2pd.start(settings, parse_listen(settings.listen or "127.0.0.1:0"))
@@ -93,6 +95,8 @@ class DhtService:
         await asyncio.wait([*ends, *chores], return_when=asyncio.FIRST_COMPLETED)
         for task in [*ends, *chores, *self._tasks]:
             task.cancel()
+
+    async def _say_goodbye(self) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_SECONDS):
                 await self._node.close()

@@ -64,12 +64,12 @@ class P2pDaemon:
         assert self._process is not None
         await self._process.wait()
 
-    async def stop(self) -> None:
+    async def stop(self, gently: bool = True) -> None:
         """Ends it: gently, then not."""
         if self._process is None:
             return
         with contextlib.suppress(ProcessLookupError):
-            self._process.terminate()
+            (self._process.terminate if gently else self._process.kill)()
         try:
             async with asyncio.timeout(STOP_SECONDS):
                 await self._process.wait()
