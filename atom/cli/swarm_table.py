@@ -115,7 +115,7 @@ def _cells(peer: PeerView, view: SwarmView, name: str) -> dict[str, Text]:
     return {
         "name": Text(name, row or "bold"),
         "peer": Text(short_id(peer.peer_id), row),
-        "state": Text(peer.state, _STATE_STYLES.get(peer.state, row)),
+        "state": _state(peer, row),
         "round": Text(f"{peer.round:,}", behind),
         "mini-batches": Text(f"{peer.mini_batches:,}", row),
         "seq/s": Text(f"{peer.rate:,.1f}", row),
@@ -123,6 +123,11 @@ def _cells(peer: PeerView, view: SwarmView, name: str) -> dict[str, Text]:
         "digest": Text(peer.digest[:_DIGEST_CHARACTERS] or "-", row),
         "lease age": Text(f"{peer.lease_age_s:.1f} s", aged),
     }
+
+
+def _state(peer: PeerView, row: str) -> Text:
+    state = Text(peer.state, _STATE_STYLES.get(peer.state, row))
+    return Text.assemble(state, (f", {peer.trouble}", "bad")) if peer.trouble else state
 
 
 def _count(before: str, number: str, after: str) -> Text:

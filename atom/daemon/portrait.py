@@ -11,6 +11,7 @@ from atom.daemon.parts import Parts
 from atom.swarm.fork_choice import shown
 from atom.swarm.lease_body import MAX_LINKS
 from atom.swarm.records import Lease, PeerState, short_name
+from atom.swarm.view import void_text
 from atom.training.pacing import READ_S, reading_pause
 from atom.training.round import RoundMachine
 from atom.training.round.vocabulary import Phase, View
@@ -48,6 +49,8 @@ def lease_of(parts: Parts, machine: RoundMachine, facts: Facts, serial: int, gon
         ended_attempts=parts.ended_attempts.last,
         branches=branches.newest,
         branches_before=branches.before,
+        void_passes=tally.void.in_a_row,
+        void_cause=tally.void.last_cause,
     )
 
 
@@ -72,6 +75,7 @@ def info_of(
         "run": parts.member.manifest.run,
         "peer_id": parts.me.peer_id,
         "state": state.value,
+        "trouble": void_text(tally.void.in_a_row, tally.void.last_cause) or None,
         "paused": parts.pauses.reason or None,
         "wishes": parts.settings.wishes(),
         "device_turns": parts.turns.figures(),

@@ -80,7 +80,7 @@ def _peer(peer: PeerView, view: SwarmView) -> tuple[str, ...]:
     kind = peer.state if peer.state in _KNOWN_STATES else "other"
     return (
         _short(peer.peer_id, f"…{peer.peer_id[-_ID_CHARACTERS:]}"),
-        f'<span class="state {kind}">{escape(peer.state)}</span>',
+        f'<span class="state {kind}">{escape(peer.state)}</span>{_trouble(peer)}',
         _marked(f"{peer.round:,}", peer.round != view.round and not gone),
         f"{peer.mini_batches:,}",
         f"{peer.rate:,.1f}",
@@ -88,6 +88,10 @@ def _peer(peer: PeerView, view: SwarmView) -> tuple[str, ...]:
         _short(peer.digest, peer.digest[:_DIGEST_CHARACTERS] or "-"),
         _marked(f"{peer.lease_age_s:.1f} s", peer.lease_age_s > LEASE_SECONDS / 2 and not gone),
     )
+
+
+def _trouble(peer: PeerView) -> str:
+    return f' <span class="warn">{escape(peer.trouble)}</span>' if peer.trouble else ""
 
 
 def _round(each: Round) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
 """The content of a lease's record, from a lease and back. Who signed it is `record_codec`'s."""
 
 import math
+import re
 from collections.abc import Sequence
 
 from atom.base.errors import PeerRefused
@@ -19,6 +20,7 @@ MAX_LINES = 4
 MAX_LINKS = 16
 MAX_ENDED_ATTEMPTS = 4
 _NAME_BYTES = 8
+_CAUSE = re.compile(r"[a-z-]{1,32}")
 _MAX_COUNT = 2**63 - 1
 _REASONS = frozenset(reason.value for reason in Reason)
 
@@ -50,6 +52,8 @@ def to_body(lease: Lease, run: str, owner: str, expires_at: float) -> LeaseBody:
         relays=lease.relays,
         lines=lease.lines,
         branches_before=lease.branches_before,
+        void_passes=lease.void_passes,
+        void_cause=lease.void_cause,
     )
     for branch in lease.branches:
         body.branches.add(round=branch.round, backing=branch.backing, name=branch.name)
@@ -91,13 +95,15 @@ def from_body(body: LeaseBody) -> Lease:
         ended_attempts=_ended_attempts(body.ended_attempts),
         branches=_branches(body.branches),
         branches_before=body.branches_before,
+        void_passes=body.void_passes,
+        void_cause=body.void_cause if _CAUSE.fullmatch(body.void_cause) else "",
     )
 
 
 def _check_counts(body: LeaseBody) -> None:
     counts = (
         body.serial, body.round, body.work, body.sequences,
-        body.rounds_joined, body.sequences_committed, body.branches_before,
+        body.rounds_joined, body.sequences_committed, body.branches_before, body.void_passes,
     )  # fmt: skip
     if max(counts) > _MAX_COUNT:
         raise PeerRefused(Reason.MALFORMED, "a count beyond 63 bits")

@@ -77,6 +77,10 @@ class Lease:
     """The newest rounds on its chain that no quorum decided (fork choice): at most 8."""
     branches_before: int = 0
     """So many older ones are left out."""
+    void_passes: int = 0
+    """Its last passes in a row that counted for nothing."""
+    void_cause: str = ""
+    """Of the last of them."""
 
 
 @dataclass(frozen=True)

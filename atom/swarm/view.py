@@ -25,6 +25,21 @@ class PeerView:
     """Digest of the replica's state, hexadecimal; equal heads have equal digests."""
     lease_age_s: float
     """Since the publisher issued it, by two wall clocks: for display."""
+    void_passes: int = 0
+    """Its last passes in a row that counted for nothing: it computes, and gives nothing."""
+    void_cause: str = ""
+
+    @property
+    def trouble(self) -> str:
+        """What is wrong with it; empty: nothing that its state does not say."""
+        return void_text(self.void_passes, self.void_cause)
+
+
+def void_text(in_a_row: int, cause: str) -> str:
+    """ "void passes: 12, loss-not-finite"; empty for one alone: float16 has those now and then."""
+    if in_a_row < 2:
+        return ""
+    return f"void passes: {in_a_row:,}" + (f", {cause}" if cause else "")
 
 
 @dataclass(frozen=True, order=True)
@@ -124,4 +139,6 @@ def _peer_view(lease: Lease, unix_time: float) -> PeerView:
         tokens_per_s=lease.tokens_per_s,
         digest=lease.state_digest.hex(),
         lease_age_s=round(max(0.0, unix_time - lease.issued_at), 1),
+        void_passes=lease.void_passes,
+        void_cause=lease.void_cause,
     )

@@ -8,15 +8,19 @@ class VoidPasses:
 
     def __init__(self) -> None:
         self.by_cause = {cause.value: 0 for cause in Cause}
-        self._in_a_row = 0
+        self.in_a_row = 0
+        """The last ones; 0 once a pass has counted again."""
+        self.last_cause = ""
+        """Of the last of them; empty once a pass has counted again."""
         self._this_round = 0
 
     def add(self, void: PassVoided) -> int:
         """Returns how many there have been in a row, this one included."""
         self.by_cause[void.cause.value] += 1
         self._this_round += 1
-        self._in_a_row += 1
-        return self._in_a_row
+        self.in_a_row += 1
+        self.last_cause = void.cause.value
+        return self.in_a_row
 
     def telling(self, void: PassVoided) -> str:
         """What to say of the pass just added, where every line is read by somebody; empty: nothing.
@@ -31,7 +35,8 @@ class VoidPasses:
 
     def sound(self) -> None:
         """A pass counted."""
-        self._in_a_row = 0
+        self.in_a_row = 0
+        self.last_cause = ""
 
     def take_round(self) -> int:
         """Of the round that ends now."""

@@ -16,7 +16,7 @@ class SignedRecord(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., payload: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class LeaseBody(_message.Message):
-    __slots__ = ("run", "owner", "peer_id", "expires_at", "incarnation", "serial", "issued_at", "state", "head", "round", "work", "sequences", "rounds_joined", "sequences_committed", "sequences_per_s", "tokens_per_s", "pass_seconds", "loss", "state_digest", "addresses", "reached", "relays", "lines", "links", "ended_attempts", "branches", "branches_before")
+    __slots__ = ("run", "owner", "peer_id", "expires_at", "incarnation", "serial", "issued_at", "state", "head", "round", "work", "sequences", "rounds_joined", "sequences_committed", "sequences_per_s", "tokens_per_s", "pass_seconds", "loss", "state_digest", "addresses", "reached", "relays", "lines", "links", "ended_attempts", "branches", "branches_before", "void_passes", "void_cause")
     RUN_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
     PEER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -44,6 +44,8 @@ class LeaseBody(_message.Message):
     ENDED_ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
     BRANCHES_FIELD_NUMBER: _ClassVar[int]
     BRANCHES_BEFORE_FIELD_NUMBER: _ClassVar[int]
+    VOID_PASSES_FIELD_NUMBER: _ClassVar[int]
+    VOID_CAUSE_FIELD_NUMBER: _ClassVar[int]
     run: str
     owner: str
     peer_id: str
@@ -71,7 +73,9 @@ class LeaseBody(_message.Message):
     ended_attempts: _containers.RepeatedCompositeFieldContainer[EndedAttempt]
     branches: _containers.RepeatedCompositeFieldContainer[BranchBody]
     branches_before: int
-    def __init__(self, run: _Optional[str] = ..., owner: _Optional[str] = ..., peer_id: _Optional[str] = ..., expires_at: _Optional[float] = ..., incarnation: _Optional[bytes] = ..., serial: _Optional[int] = ..., issued_at: _Optional[float] = ..., state: _Optional[str] = ..., head: _Optional[bytes] = ..., round: _Optional[int] = ..., work: _Optional[int] = ..., sequences: _Optional[int] = ..., rounds_joined: _Optional[int] = ..., sequences_committed: _Optional[int] = ..., sequences_per_s: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., pass_seconds: _Optional[float] = ..., loss: _Optional[float] = ..., state_digest: _Optional[bytes] = ..., addresses: _Optional[_Iterable[str]] = ..., reached: _Optional[str] = ..., relays: bool = ..., lines: _Optional[_Iterable[str]] = ..., links: _Optional[_Iterable[_Union[LinkBody, _Mapping]]] = ..., ended_attempts: _Optional[_Iterable[_Union[EndedAttempt, _Mapping]]] = ..., branches: _Optional[_Iterable[_Union[BranchBody, _Mapping]]] = ..., branches_before: _Optional[int] = ...) -> None: ...
+    void_passes: int
+    void_cause: str
+    def __init__(self, run: _Optional[str] = ..., owner: _Optional[str] = ..., peer_id: _Optional[str] = ..., expires_at: _Optional[float] = ..., incarnation: _Optional[bytes] = ..., serial: _Optional[int] = ..., issued_at: _Optional[float] = ..., state: _Optional[str] = ..., head: _Optional[bytes] = ..., round: _Optional[int] = ..., work: _Optional[int] = ..., sequences: _Optional[int] = ..., rounds_joined: _Optional[int] = ..., sequences_committed: _Optional[int] = ..., sequences_per_s: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., pass_seconds: _Optional[float] = ..., loss: _Optional[float] = ..., state_digest: _Optional[bytes] = ..., addresses: _Optional[_Iterable[str]] = ..., reached: _Optional[str] = ..., relays: bool = ..., lines: _Optional[_Iterable[str]] = ..., links: _Optional[_Iterable[_Union[LinkBody, _Mapping]]] = ..., ended_attempts: _Optional[_Iterable[_Union[EndedAttempt, _Mapping]]] = ..., branches: _Optional[_Iterable[_Union[BranchBody, _Mapping]]] = ..., branches_before: _Optional[int] = ..., void_passes: _Optional[int] = ..., void_cause: _Optional[str] = ...) -> None: ...
 
 class EndedAttempt(_message.Message):
     __slots__ = ("round", "reason")

@@ -64,6 +64,14 @@ def test_narrow_screens_keep_what_matters() -> None:
     assert "lease age" not in text
 
 
+def test_a_peer_that_computes_for_nothing_does_not_look_idle() -> None:
+    diverged = sight(void_passes=1234, void_cause="loss-not-finite")
+    assert "accumulating, void passes: 1,234, loss-not-finite" in drawn(swarm(diverged))
+    assert diverged.view.to_json()["peers"][0]["void_passes"] == 1234
+    assert max(map(len, drawn(swarm(diverged), width=40).splitlines())) <= 40
+    assert "void" not in drawn(swarm(sight(void_passes=1))), "float16 has one now and then"
+
+
 def test_who_left_does_not_count() -> None:
     text = drawn(swarm(sight(state=PeerState.LEFT)))
     assert "0 peers" in text

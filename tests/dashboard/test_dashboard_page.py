@@ -71,6 +71,11 @@ def test_a_strangers_text_is_text(field: str) -> None:
         assert HOSTILE in document.texts
 
 
+def test_a_peer_that_computes_for_nothing_does_not_look_idle() -> None:
+    peer = a_peer(void_passes=12, void_cause="loss-not-finite")
+    assert "void passes: 12, loss-not-finite" in Document(content(seen(a_view(peer)))).text
+
+
 def test_a_state_nobody_knows_gets_no_class_of_its_own() -> None:
     document = Document(content(seen(a_view(a_peer(state="card tile")))))
     assert ("span", {"class": "state other"}) in document.tags

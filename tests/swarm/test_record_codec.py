@@ -69,6 +69,7 @@ def test_a_lease_survives_the_journey():
         {"reached": Reached.NO, "relays": True, "lines": ("a", "b"), "links": links},
         {"ended_attempts": ((7, Reason.RING_BROKEN), (7, Reason.EARLY))},
         {"branches": (Branch(7, 3, b"12345678"),), "branches_before": 2},
+        {"void_passes": 12, "void_cause": "loss-not-finite"},
     ):
         lease = a_lease(PEER.peer_id, **changes)
         assert decode_lease(encoded(**changes), *PLACE, PEER.peer_id) == lease
@@ -127,6 +128,7 @@ def test_a_signature_for_another_purpose_is_refused():
         ({"branches": [BranchBody(name=bytes(7))]}, Reason.MALFORMED),
         ({"branches": [BranchBody(name=bytes(8), round=2**63)]}, Reason.MALFORMED),
         ({"branches_before": 2**63}, Reason.MALFORMED),
+        ({"void_passes": 2**63}, Reason.MALFORMED),
         ({"run": "../etc"}, Reason.WRONG_RUN),
         ({"owner": "nobody"}, Reason.WRONG_IDENTITY),
         ({"peer_id": PEER.peer_id + " "}, Reason.WRONG_IDENTITY),

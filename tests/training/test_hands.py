@@ -106,7 +106,10 @@ def test_void_passes_are_counted_and_told_less_and_less_often(stage: Stage) -> N
     }  # fmt: skip
     assert (last["in_a_row"], last["passes_voided"]["loss-not-finite"]) == (8, 8)
     assert stage.hands.tally.sequences_dropped == 36
-    stage.hands.tally.void.sound()
+    counted = stage.hands.tally.void
+    assert (counted.in_a_row, counted.last_cause) == (9, "loss-not-finite")
+    counted.sound()
+    assert (counted.in_a_row, counted.last_cause) == (0, "")
     stage.hands.voided(void)
     assert stage.events.events[-1]["in_a_row"] == 1
 
