@@ -7,11 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from atom.base.errors import AddressError
 from atom.config.load import parse_peer_text
 from atom.config.peer_file import PeerFile
+from atom.config.places import default_state_directory
 from atom.daemon.doctor import capacity, gathering
+from atom.daemon.doctor.examination import DoctorRequest, state_of
 from atom.daemon.doctor.swarm_side import NOT_A_PEER, NOT_YET, clock_offset_s, reached_of
 from atom.daemon.state_directory import StateDirectory
+from atom.swarm.identity import Identity
 from atom.swarm.reachability import Reached
 
 
@@ -122,3 +126,17 @@ def test_a_device_that_is_too_small_is_said(tmp_path: Path) -> None:
 )
 def test_the_precision_that_the_device_has(gpu: bool | None, best: str) -> None:
     assert capacity.precision_for(gpu)[0] == best
+
+
+def test_with_an_address_it_looks_where_join_keeps_its_state(tmp_path: Path) -> None:
+    """There is the peer id that a run's owner may have listed."""
+    identity = Identity.create().peer_id
+    address = f"/ip4/127.0.0.1/tcp/9/p2p/{identity}/run/words"
+    asked = DoctorRequest(address)
+    assert state_of(asked, PeerFile()) == default_state_directory("words")
+    kept = parse_peer_text('[state]\ndirectory = "kept"\n', tmp_path)
+    assert state_of(asked, kept) == tmp_path / "kept"
+    assert state_of(DoctorRequest(address, state=tmp_path), kept) == tmp_path
+    assert state_of(DoctorRequest(), PeerFile()) == default_state_directory("words").parent
+    with pytest.raises(AddressError):
+        state_of(DoctorRequest("nowhere", state=tmp_path), kept)

@@ -10,7 +10,7 @@ import torch
 from atom.base.errors import UserError
 from atom.config.load import load_peer_file, run_from_text
 from atom.config.peer_file import PeerFile
-from atom.config.places import state_home
+from atom.config.places import default_state_directory, state_home
 from atom.daemon.doctor import gathering
 from atom.daemon.doctor.capacity import fit_of, largest_of_family, precision_for
 from atom.daemon.doctor.facts import Capacity, Clock, Facts, Fit, Gpu, Ways
@@ -34,9 +34,7 @@ class DoctorRequest:
 def examine(request: DoctorRequest, note: Callable[[str], None]) -> Facts:
     """`note` is told what is looked at now. Raises: ConfigError; AddressError if it is none."""
     peer = load_peer_file(request.peer_file)
-    folder = request.state or Path(peer.state.directory or state_home())
-    if request.address is not None:
-        parse_join_address(request.address)
+    folder = state_of(request, peer)
     note("looking at the machine")
     software, machine = gathering.software(), gathering.machine(peer)
     note("measuring the optimizer")
@@ -58,6 +56,17 @@ def examine(request: DoctorRequest, note: Callable[[str], None]) -> Facts:
     capacity = _capacity(peer, machine.gpu, gathering.nearest_folder(folder), manifest)
     swarm = None if sight is None else sight.swarm
     return Facts(software, machine, memory, disk, ports, clock, capacity, swarm, ways)
+
+
+def state_of(request: DoctorRequest, peer: PeerFile) -> Path:
+    """Where the peer that is asked about has its state, or would have it: with an address, as
+    `atom join` has it. Raises: AddressError if that is none."""
+    run = None if request.address is None else parse_join_address(request.address).run
+    if request.state is not None:
+        return request.state
+    if peer.state.directory is not None:
+        return Path(peer.state.directory)
+    return state_home() if run is None else default_state_directory(run)
 
 
 def _capacity(peer: PeerFile, gpu: Gpu | None, folder: Path, manifest: Manifest | None) -> Capacity:
