@@ -1,7 +1,27 @@
-"""`python -m atom`: the same as the `atom` command."""
+"""The `atom` command, and `python -m atom`."""
 
+import os
+import signal
 import sys
+from types import FrameType
 
-from atom.cli.app import main
 
-sys.exit(main())
+def main() -> int:
+    """Returns the exit code. Ctrl-C during the imports has nothing to clear up, and no traceback:
+    where it is ignored (nohup), or somebody else hears it, that stays so."""
+    ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if ours:
+        signal.signal(signal.SIGINT, _end)
+    from atom.cli.app import main as command
+
+    if ours:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    return command()
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    os._exit(128 + number)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

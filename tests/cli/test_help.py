@@ -79,6 +79,20 @@ def test_help_waits_for_no_heavy_library() -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_ctrl_c_while_it_is_imported_is_no_traceback() -> None:
+    program = (
+        "import os, signal, sys\n"
+        "class Interrupter:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'atom.cli.app': os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Interrupter())\n"
+        "from atom.__main__ import main\n"
+        "main()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 def test_python_dash_m() -> None:
     done = subprocess.run([sys.executable, "-m", "atom", "version"], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, f"{__version__}\n")
