@@ -6,9 +6,19 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+PEER_ID = "12D3Koo"
+"""How each begins."""
+
 # A busy machine is slow at any line: no example fails for the time that it took.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
+
+
+def pytest_make_parametrize_id(config: pytest.Config, val: object, argname: str) -> str | None:
+    """Bytes, keys and peer ids are drawn anew in each process, and every worker has to know a test
+    by the same name: the parameter's, and its place in the list."""
+    drawn = isinstance(val, bytes) or (isinstance(val, str) and PEER_ID in val)
+    return argname if drawn else None
 
 
 @pytest.fixture(scope="session", autouse=True)

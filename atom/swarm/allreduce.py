@@ -53,8 +53,9 @@ def all_reduce(
     channels: RingChannels,
     cancelled: threading.Event | None = None,
     plan: RingPlan | None = None,
-) -> None:
-    """result = scale · Σ sources over the members.
+) -> str:
+    """result = scale · Σ sources over the members. Returns the leaf that was too slow to take the
+    means from us, or nothing.
 
     `channels` come from `open_ring` and are closed when this returns or raises; its threads are
     gone by then. After a failure the contents of `result` and `residual` mean nothing; `source` is
@@ -72,13 +73,15 @@ def all_reduce(
     if not channels.right:
         assert len(terms.members) == 1
         reduction.alone()
-        return
+        return ""
     try:
         _run(_works(reduction, channels), reduction, channels, cancelled or threading.Event())
     finally:
         channels.close()
     if reduction.failure is not None:
         raise _seen_from_here(reduction, reduction.failure)
+    carriage = reduction.carriage
+    return carriage.leaf if carriage is not None and carriage.cut_off else ""
 
 
 def _reduction(
@@ -153,6 +156,7 @@ def _run(
     while not reduction.over.wait(_WATCH_S):
         if cancelled.is_set():
             reduction.fail(RingBroken(None, Reason.SUPERSEDED, "cancelled here"))
+        reduction.cut_off_late_leaf()
     deadline = time.monotonic() + _GRACE_S
     for thread in threads:
         thread.join(max(deadline - time.monotonic(), 0.0))

@@ -21,14 +21,17 @@ class Carriage:
         """First elements of the chunks whose own part and leaf's stand in the result arena."""
         self.parked = dict[int, tuple[int, Step]]()
         """By first element: what came from the left and waits for the leaf's part."""
-        self._expected: int | None = None
+        self._expected = set[int]()
+        self.given_back = False
+        """Whether the leaf has all means, or what it lacks is its own loss."""
+        self.cut_off = False
+        """It took them too slowly."""
 
     def expect(self, start: int) -> Callable[[], bool]:
-        """The next sum that we begin is this chunk's; whether it can, as long as it is asked."""
-        self._expected = start
+        """A connection begins this chunk's sum next; whether it can, as long as it is asked."""
+        self._expected.add(start)
         return lambda: start in self.brought
 
     def holds_up(self) -> bool:
         """Whether the ring waits for the leaf; after it ended."""
-        awaited = self._expected is not None and self._expected not in self.brought
-        return awaited or bool(self.parked)
+        return bool(self._expected - self.brought or self.parked)

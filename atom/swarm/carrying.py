@@ -112,6 +112,7 @@ class MeansSender:
         """Until all is sent, the leaf is gone, or the ring is broken."""
         with contextlib.suppress(OSError):  # an Interrupted is one
             self._send_all()
+        self._carriage.given_back = True
 
     def tell(self, failure: Exception) -> None:
         """By whom the ring was broken, if the leaf can still be told."""

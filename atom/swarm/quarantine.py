@@ -23,6 +23,7 @@ FOR_GOOD_S = 2 * LONG_AFTER_S
 _ACCIDENT_S, _LIE_S = 5.0, 30.0
 FIRST_HOLD_S: Mapping[Reason, float] = {
     Reason.TIMEOUT: _ACCIDENT_S,
+    Reason.TOO_SLOW: _ACCIDENT_S,
     Reason.BAD_HANDSHAKE: _ACCIDENT_S,
     Reason.STATE_MISMATCH: _ACCIDENT_S,
     Reason.TOO_LARGE: _LIE_S,

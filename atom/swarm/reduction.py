@@ -31,6 +31,11 @@ def _first_place(plan: RingPlan, steps: Iterable[Step], done: bytearray) -> Plac
     return plan.place(next(islice(steps, number, None))) if number >= 0 else plan.end
 
 
+_TAIL = 0.5
+"""Of a ring's time, for a leaf to take what it lacks when its carrier has all."""
+_LEAST_TAIL_S = 1.0
+
+
 @dataclass
 class Reduction:
     """The state of one all-reduce. Methods may be called from all of its threads."""
@@ -56,6 +61,7 @@ class Reduction:
         self._gone = bytearray(self.plan.chunks_sent(self.terms.rank))
         self._received_bytes = self._sent_bytes = 0
         self._began = time.monotonic()
+        self._whole_at: float | None = None
         self._under_way_bytes = 4 * self._chunk * self.connections  # counted when they are whole
         self._blocked = False
         self._zeros = None if self.arenas.source is not None else torch.zeros(self._chunk)
@@ -86,6 +92,18 @@ class Reduction:
             self._working -= 1
             if self._working == 0:
                 self.over.set()
+
+    def cut_off_late_leaf(self) -> None:
+        """To be asked now and then. All else is through: the leaf has a while to take the rest of
+        its means. Its part is in them, and it can fetch them; the round does not wait for it."""
+        carriage, now = self.carriage, time.monotonic()
+        if carriage is None or carriage.given_back or self._working > 1:
+            return
+        if self._whole_at is None:
+            self._whole_at = now
+        if now - self._whole_at > max(_LEAST_TAIL_S, _TAIL * (self._whole_at - self._began)):
+            carriage.cut_off = True
+            carriage.down.close()
 
     def finished(self, chunk: int, step: Step, byte_count: int) -> None:
         """The chunk that is number `chunk` in the order of receiving is what it is to be here;

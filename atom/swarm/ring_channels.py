@@ -51,27 +51,32 @@ def open_ring(
     left, right = order[rank - 1], order[(rank + 1) % len(order)]
     tags = [tag + bytes([number]) for number in range(connections)]
     deadline = time.monotonic() + timeout_s
-    outgoing, incoming = list[Channel](), list[Channel]()
+    outgoing, incoming, pair = list[Channel](), list[Channel](), list[Channel]()
+
+    def meet_leaf() -> None:
+        pair.append(_dialled(transport, leaf, tag + _LEAF, deadline))
+        pair.append(_awaited(transport, leaf, tag + _LEAF, deadline))
+
     try:
-        for each in tags:
-            outgoing.append(_dialled(transport, right, each, deadline))
-        for each in tags:
-            incoming.append(_awaited(transport, left, each, deadline))
-        if leaf:
-            outgoing.append(_dialled(transport, leaf, tag + _LEAF, deadline))
-            incoming.append(_awaited(transport, leaf, tag + _LEAF, deadline))
+        with ThreadPoolExecutor(1, "atom-leaf") as pool:  # beside the others: it is far away
+            met = pool.submit(meet_leaf) if leaf else None
+            for each in tags:
+                outgoing.append(_dialled(transport, right, each, deadline))
+            for each in tags:
+                incoming.append(_awaited(transport, left, each, deadline))
+        if met is not None:
+            met.result()
     except BaseException as failure:
-        _hang_up([*outgoing, *incoming], failure, transport.peer_id)
+        _hang_up([*outgoing, *incoming, *pair], failure, transport.peer_id)
         raise
-    pair = (incoming.pop(), outgoing.pop()) if leaf else None
-    return RingChannels(tuple(incoming), tuple(outgoing), pair)
+    return RingChannels(tuple(incoming), tuple(outgoing), (pair[1], pair[0]) if leaf else None)
 
 
 def open_leaf(
     transport: PeerTransport, carrier: str, parent: bytes, ballot: Ballot, timeout_s: float
 ) -> RingChannels:
-    """A leaf's channels to its carrier and from it. The carrier turns to its leaf when its
-    neighbours are there, so `timeout_s` is theirs, and as long again is waited.
+    """A leaf's channels to its carrier and from it. The carrier may wait for its neighbours for
+    all of `timeout_s`, and then says whose fault it was: so as long again is waited.
 
     Raises: RingBroken naming the carrier.
     """

@@ -112,7 +112,7 @@ class Exchange:
     def _reduce(self, run: _Run, start: StartRing) -> None:
         started = self._clock.now()
         try:
-            digest, norm = self._all_reduce(run, start)
+            finished = self._all_reduce(run, start)
         except RingBroken as broken:
             if broken.reason is Reason.TOO_SLOW:
                 self._paces.too_slow()
@@ -123,12 +123,12 @@ class Exchange:
             detail = f"{type(fault).__name__}: {fault}"[:200]
             self._fail(run, RingFailed(run.ballot, self._transport.peer_id, detail))
             return
-        self.seconds = {digest: self._clock.now() - started}
+        self.seconds = {finished.digest: self._clock.now() - started}
         if not run.cancelled.is_set():
             self._forget(run)
-            self._post(RingFinished(run.ballot, digest, norm))
+            self._post(finished)
 
-    def _all_reduce(self, run: _Run, start: StartRing) -> tuple[bytes, float]:
+    def _all_reduce(self, run: _Run, start: StartRing) -> RingFinished:
         if sum(member.sequences for member in start.members) <= 0:
             raise RingBroken(None, Reason.BAD_WEIGHT, "nobody contributes")
         channels = self._open(start)
@@ -147,8 +147,8 @@ class Exchange:
 
     def _average(
         self, run: _Run, start: StartRing, channels: RingChannels, result: Tensor
-    ) -> tuple[bytes, float]:
-        """Over open channels, into `result`: its digest and norm. Holds it if all went well."""
+    ) -> RingFinished:
+        """Over open channels, into `result`. Holds it if all went well."""
         me, seats = self._transport.peer_id, seats_of(start.members)
         leaves = leaves_of(start.members)
         rank = [*seats, *(leaf.peer_id for leaf in leaves)].index(me)
@@ -172,7 +172,7 @@ class Exchange:
             )
             arenas = Arenas(source, result, residual, landing.landed)
             began = self._clock.now()
-            all_reduce(arenas, terms, channels, run.cancelled)
+            late_leaf = all_reduce(arenas, terms, channels, run.cancelled)
             seconds = self._clock.now() - began
             self._note_pace(result, len(seats) if rank < len(seats) else 2, seconds)
             if not start.one_shot:
@@ -185,7 +185,7 @@ class Exchange:
         self._results.hold(digest, result)
         if feedback:
             feedback.written(digest)
-        return digest, norm
+        return RingFinished(run.ballot, digest, norm, late_leaf)
 
     def _open(self, start: StartRing) -> RingChannels:
         """Raises: RingBroken."""

@@ -4,20 +4,25 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from atom.base.errors import PeerRefused
 from atom.base.events import EventList
 from atom.base.reasons import Reason
+from atom.swarm import reduction
 from atom.swarm.allreduce import Arenas, RingBroken, RingTerms, all_reduce, open_leaf, open_ring
+from atom.swarm.carriage import Carriage
 from atom.swarm.chain import Ballot
 from atom.swarm.codec import CODECS
 from atom.swarm.frames import Channel, Kind, Patience
 from atom.swarm.identity import Identity
 from atom.swarm.leaves import Leaf, LeafPlan
 from atom.swarm.local_transport import LocalNetwork, LocalTransport
+from atom.swarm.memory_stream import MemoryStream
 from atom.swarm.ring import RingPlan, ring_tag
 from atom.swarm.ring_standing import Pace
 
@@ -32,7 +37,10 @@ SEATS, CARRIER = 3, 1
 class Group:
     """Three seats and a leaf of the second, connected through memory."""
 
-    def __init__(self, codec: str = "float32", pace: Pace | None = None) -> None:
+    def __init__(
+        self, codec: str = "float32", pace: Pace | None = None, elements: int = ELEMENTS
+    ) -> None:
+        self.elements = elements
         network = LocalNetwork()
         self.transports = [
             LocalTransport(network, Identity.create(), bytes([number]) * 16, EventList())
@@ -44,13 +52,15 @@ class Group:
         self.ballot = Ballot(1, self.names[0], bytes(16))
         self.pool = ThreadPoolExecutor(SEATS + 1)
         self.codec, self.pace = CODECS[codec], pace or Pace(slack_s=SOON)
-        self.plan = RingPlan(ELEMENTS, SEATS, 48 * 1024, 4 * 1024, (CARRIER,))
+        self.plan = RingPlan(self.elements, SEATS, 48 * 1024, 4 * 1024, (CARRIER,))
         self.sources = [
-            torch.randn(ELEMENTS, generator=torch.Generator().manual_seed(number))
+            torch.randn(self.elements, generator=torch.Generator().manual_seed(number))
             for number in range(SEATS + 1)
         ]
-        self.residuals = [torch.zeros(ELEMENTS) for _ in self.sources]
-        self.landed = [torch.zeros(ELEMENTS, dtype=torch.int32) for _ in self.sources]
+        self.left_behind = list[str]()
+        self.silence_s = SILENCE_S
+        self.residuals = [torch.zeros(self.elements) for _ in self.sources]
+        self.landed = [torch.zeros(self.elements, dtype=torch.int32) for _ in self.sources]
 
     def part(self, rank: int, slowly: Callable[[Channel], None] = lambda channel: None) -> Tensor:
         """What a member does; `slowly` is done to a leaf's channel to its carrier first."""
@@ -63,12 +73,13 @@ class Group:
             channels = open_ring(where, seats, PARENT, self.ballot, SOON, 1, leaf)
         terms = RingTerms(
             seats, rank, ring_tag(PARENT, self.ballot), 0.25, self.codec,
-            progress_timeout_s=SILENCE_S, pace=self.pace,
+            progress_timeout_s=self.silence_s, pace=self.pace,
             leaves=(Leaf(self.names[SEATS], CARRIER),),
         )  # fmt: skip
-        result = torch.full((ELEMENTS,), float("nan"))
+        result = torch.full((self.elements,), float("nan"))
         arenas = Arenas(self.sources[rank], result, self.residuals[rank], self._landing(rank))
-        all_reduce(arenas, terms, channels, plan=self.plan)
+        left_behind = all_reduce(arenas, terms, channels, plan=self.plan)
+        self.left_behind += [left_behind] if left_behind else []
         return result
 
     def _landing(self, rank: int) -> Callable[[int, int], None]:
@@ -96,8 +107,8 @@ class Group:
 def group_of() -> Iterator[Callable[..., Group]]:
     made, before = list[Group](), set(threading.enumerate())
 
-    def make(codec: str = "float32", pace: Pace | None = None) -> Group:
-        made.append(Group(codec, pace))
+    def make(*terms: Any, **more: Any) -> Group:
+        made.append(Group(*terms, **more))
         return made[-1]
 
     yield make
@@ -252,6 +263,58 @@ def test_who_dies_when_its_sums_are_through_spoils_nothing(
     for result in results:
         assert isinstance(result, Tensor)
         torch.testing.assert_close(result.double(), mean, rtol=1e-6, atol=1e-6)
+
+
+def test_a_leaf_that_takes_its_means_too_slowly_is_cut_off(
+    group_of: Callable[..., Group], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its part is in the mean, and its carrier does not stay in the ring for its sake."""
+    monkeypatch.setattr(reduction, "_LEAST_TAIL_S", SILENCE_S)
+    group, over = group_of(elements=3 * ELEMENTS), threading.Event()
+    group.silence_s = SOON
+
+    def leaf() -> None:
+        up, down = group.channels()
+        for number in range(sum(1 for _ in LeafPlan(group.plan, 0).sends())):
+            send(up, chunk(group, number, torch.ones(4 * 1024)))
+        try:
+            while not over.wait(SILENCE_S / 3):
+                down.recv_frame(Kind.CHUNK, 1 << 20, Patience.within(SOON))
+        except (OSError, PeerRefused):
+            pass
+        up.close()
+        down.close()
+
+    seats = group.run(leaf)[:SEATS]
+    results = [future.result(SOON) for future in seats]
+    over.set()
+    assert torch.equal(results[0], results[CARRIER])
+    assert group.left_behind == [group.names[SEATS]]
+
+
+def test_of_several_connections_that_wait_for_the_leaf_none_is_forgotten() -> None:
+    end, _ = map(Channel, MemoryStream.pair())
+    plan = LeafPlan(RingPlan(ELEMENTS, SEATS, 48 * 1024, 4 * 1024, (CARRIER,)), 0)
+    carriage = Carriage(plan, "leaf", end, end)
+    carriage.expect(0)
+    carriage.expect(4096)
+    assert carriage.holds_up()
+    carriage.brought.add(4096)
+    assert carriage.holds_up(), "the other one still waits"
+    carriage.brought.add(0)
+    assert not carriage.holds_up()
+
+
+def test_a_carrier_meets_its_leaf_while_it_waits_for_its_neighbours(
+    group_of: Callable[..., Group],
+) -> None:
+    group = group_of()
+    carrying = group.pool.submit(group.part, CARRIER)
+    leaf = open_leaf(group.transports[SEATS], group.names[CARRIER], PARENT, group.ballot, SOON)
+    others = [group.pool.submit(group.part, rank) for rank in (0, 2)]
+    leaf.close()
+    for future in (carrying, *others):
+        assert words(future)[0] == group.names[SEATS]
 
 
 def test_a_leaf_blames_a_carrier_that_falls_silent(group_of: Callable[..., Group]) -> None:

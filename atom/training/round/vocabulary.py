@@ -81,6 +81,8 @@ class RingFinished:
     ballot: Ballot
     digest: bytes
     norm: float
+    too_slow: str = ""
+    """Our leaf, if it took too long to take its means: it had to be left."""
 
 
 @dataclass(frozen=True)
