@@ -14,6 +14,7 @@ from atom.cli.options import (
     StateOption,
     TrustOption,
 )
+from atom.cli.signals import end_at_once_on_signals
 
 commands = typer.Typer()
 
@@ -194,6 +195,7 @@ def doctor(
     atom doctor
     atom doctor ADDRESS --peer my-box.toml
     """
+    end_at_once_on_signals("interrupted")
     from atom.cli.doctor import show_diagnosis
     from atom.daemon.doctor.examination import DoctorRequest
 

@@ -15,15 +15,16 @@ from atom.cli.failures import Terminated
 T = TypeVar("T")
 
 
-def end_at_once_on_signals() -> None:
-    """Until the daemon lives (it then leaves in good order), there is nothing to finish.
+def end_at_once_on_signals(said: str = "interrupted before the peer took part") -> None:
+    """Until the daemon lives (it then leaves in good order), there is nothing to finish; nor has a
+    command that writes nothing.
 
     An exception raised inside a half-done import of torch or numpy would be worse than an end:
     the system closes our files and locks, and the DHT process goes when its socket closes.
     """
 
     def end(number: int, frame: object) -> None:
-        os.write(2, b"\ninterrupted before the peer took part\n")
+        os.write(2, f"\n{said}\n".encode())
         os._exit(128 + number)
 
     if threading.current_thread() is not threading.main_thread():

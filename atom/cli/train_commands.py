@@ -146,6 +146,7 @@ def plan(
     atom plan peers/gpt3-small.toml --peer my-box.toml
     atom plan peers/gpt3-2.7b.toml --assume rtx3060-12g --network "100 Mbit/s"
     """
+    end_at_once_on_signals("interrupted")
     from atom.cli.plan import parse_gpu_memory, parse_network, show_plan
     from atom.daemon.planning import PlanRequest
 
