@@ -2,16 +2,25 @@
 
 `counted` after a pass (what this peer has for its head), `asked` at a coordinator's PREPARE,
 `ringing` at the start of a ring. Times are of one machine's clock, so peers' lines compare.
+
+A pass takes at least $ATOM_REAL_PASS_S, the rest of it asleep: as on a device of its own.
 """
 
+import os
+import time
+from collections.abc import Callable
 from typing import Any
 
 from atom.base.events import EventSink
 from atom.cli import app
 from atom.swarm.messages import Prepare
 from atom.training.loop import RoundLoop
+from atom.training.replica import Replica
 from atom.training.round.vocabulary import Action, Send, StartRing
 from atom.training.worker import Worker
+
+PASS_S = float(os.environ.get("ATOM_REAL_PASS_S", "0"))
+LOOK_S = 0.05
 
 
 def main() -> None:
@@ -22,6 +31,7 @@ def main() -> None:
 
 def _watch() -> None:
     begin, carry_out, train = RoundLoop.__init__, RoundLoop._carry_out, Worker._train
+    run_pass = Replica.run_pass
     loops: list[RoundLoop] = []
 
     def watched_begin(self: RoundLoop, *arguments: Any, **named: Any) -> None:
@@ -40,6 +50,14 @@ def _watch() -> None:
             loop = loops[-1]
             _emit(loop._events, "counted", loop, sequences=_counted(loop))
 
+    def slow_pass(self: Replica, batches: Any, should_stop: Callable[[], bool]) -> Any:
+        ends_at = time.monotonic() + PASS_S
+        result = run_pass(self, batches, should_stop)
+        while time.monotonic() < ends_at and not should_stop():
+            time.sleep(LOOK_S)  # stands for a device that computes
+        return result
+
+    Replica.run_pass = slow_pass  # type: ignore[method-assign]  # to be slow from outside
     RoundLoop.__init__ = watched_begin  # type: ignore[method-assign]  # to be seen from outside
     RoundLoop._carry_out = watched_carry_out  # type: ignore[method-assign]  # the same
     Worker._train = watched_train  # type: ignore[method-assign]  # the same

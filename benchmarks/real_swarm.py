@@ -4,8 +4,10 @@
     python benchmarks/real_swarm.py --peers 5 --seconds 30 --faults 4
 
 Each peer is `atom` with its own DHT node, sockets and processes, and one thread for arithmetic; the
-model is tiny. A peer takes about 500 MB and, while starting, ten seconds of a core. `--faults`
-kills (SIGKILL) and freezes (SIGSTOP) one peer at a time, in turn, and starts or thaws it again.
+model is tiny. A pass takes `--pass-seconds`, most of them asleep, as on a device of its own: else
+the peers' arithmetic, on cores that they share, is what is measured. A peer takes about 500 MB and,
+while starting, ten seconds of a core. `--faults` kills (SIGKILL) and freezes (SIGSTOP) one peer at
+a time, in turn, and starts or thaws it again.
 
 late: from the pass that completed the global batch to the first PREPARE. group: from there to the
 ring at its last member. DHT: what the libp2p daemons read from all their sockets, those to
@@ -15,6 +17,7 @@ the fault, less the usual gap and over it.
 """
 
 import argparse
+import os
 import statistics
 import sys
 import tempfile
@@ -42,6 +45,7 @@ GLOBAL_BATCH = 96
 
 def main() -> None:
     options = _options()
+    os.environ["ATOM_REAL_PASS_S"] = str(options.pass_seconds)
     names = [f"p{number}" for number in range(options.peers)]
     with (
         tempfile.TemporaryDirectory(prefix="atom-real-") as folder,
@@ -176,6 +180,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--peers", type=positive, default=3)
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--faults", type=int, default=0)
+    parser.add_argument("--pass-seconds", type=float, default=1.0, help="at least; 0: no rest")
     return parser.parse_args()
 
 
