@@ -14,7 +14,7 @@ from torch import Tensor
 
 from atom.base.reasons import Reason
 from atom.swarm.carriage import Carriage
-from atom.swarm.chunk_kernels import NotFinite, chunk_kernels
+from atom.swarm.chunk_kernels import NotCanonical, NotFinite, chunk_kernels
 from atom.swarm.codec import EXACT
 from atom.swarm.frames import Kind, Patience
 from atom.swarm.reduction import Reduction
@@ -72,13 +72,15 @@ class CarriedReceiver(RingReceiver):
             reduction.changed.notify_all()
 
     def _add_to_own(self, wire: Tensor, step: Step, both: Tensor) -> None:
-        """Raises: RingBroken(NOT_FINITE), of the leaf or of ourselves."""
+        """Raises: RingBroken(NOT_FINITE), of the leaf or of ourselves; RingBroken(MALFORMED)."""
         reduction, brought = self._reduction, self._brought[: step.stop - step.start]
         try:
             reduction.terms.codec.decode(wire, brought)
             chunk_kernels().require_finite(brought, LARGEST_ROUNDED_PART)
         except NotFinite:
-            raise self._absurd(step) from None
+            raise self._refused(Reason.NOT_FINITE, step) from None
+        except NotCanonical:
+            raise self._refused(Reason.MALFORMED, step) from None
         try:
             own = reduction.part(step)
             EXACT.add(brought.view(torch.uint8), own, 1.0, both, largest_of_parts(2))
@@ -89,10 +91,8 @@ class CarriedReceiver(RingReceiver):
         """Both are within their limits, so their sum is."""
         self._reduction.add_up(both.view(torch.uint8), came, step, EXACT, self._scratch)
 
-    def _absurd(self, step: Step) -> RingBroken:
-        return RingBroken(
-            self._carriage.leaf, Reason.NOT_FINITE, f"in the leaf's elements from {step.start}"
-        )
+    def _refused(self, reason: Reason, step: Step) -> RingBroken:
+        return RingBroken(self._carriage.leaf, reason, f"in the leaf's elements from {step.start}")
 
 
 class MeansSender:

@@ -184,6 +184,7 @@ def send(channel: Channel, parts: list[bytes]) -> None:
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
+        ("no encoder", Reason.MALFORMED),
         ("nan", Reason.NOT_FINITE),
         ("absurd", Reason.NOT_FINITE),
         ("short", Reason.MALFORMED),
@@ -196,9 +197,12 @@ def send(channel: Channel, parts: list[bytes]) -> None:
 def test_a_bad_leaf_is_refused_by_name_and_its_carrier_is_believed(
     group_of: Callable[..., Group], kind: str, reason: Reason
 ) -> None:
-    group, over = group_of(), threading.Event()
-    ones = torch.ones(4 * 1024)
+    group = group_of("int8" if kind == "no encoder" else "float32")
+    ones, over = torch.ones(4 * 1024), threading.Event()
+    header, numbers = chunk(group, 0, ones)
+    wire_bytes = group.codec.wire_bytes(len(numbers) // 4)
     said = {
+        "no encoder": [header, b"\x01" * wire_bytes],
         "nan": chunk(group, 0, torch.full_like(ones, float("nan"))),
         "absurd": chunk(group, 0, 1e31 * ones),
         "short": chunk(group, 0, ones[:16]),
