@@ -75,7 +75,7 @@ class Member:
         if survivors and objects_to_branch(desk, survivors):
             desk.nack(sender, ballot, Reason.VOTER_ALIVE)
             return
-        if ballot == state.slots.slot(survivors).promised:
+        if ballot == state.slots.known(survivors).promised:
             return  # a duplicate: our answer to the first is under way
         other = state.ballot is None or state.ballot.coordinator != sender.peer_id
         if desk.phase is Phase.REDUCING and other:

@@ -73,7 +73,7 @@ def _knows_better_than(desk: Desk, commit: Commit) -> bool:
     not have agreed to: if it is the better chain in the end, fork choice tells."""
     if not commit.survivors:
         return False
-    accepted = desk.state.slots.slot(commit.survivors).accepted
+    accepted = desk.state.slots.known(commit.survivors).accepted
     if accepted is not None and accepted.value == commit.value:
         return False
     if desk.me in desk.head.voters and objects_to_branch(desk, commit.survivors):

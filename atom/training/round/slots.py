@@ -48,6 +48,10 @@ class Slots:
     def slot(self, survivors: Survivors) -> Slot:
         return self.by_survivors.setdefault(survivors, Slot())
 
+    def known(self, survivors: Survivors) -> Slot:
+        """To look at only. Who names survivors leaves nothing here: there is no end of names."""
+        return self.by_survivors.get(survivors, Slot())
+
     def survivors_of(self, ballot: Ballot) -> Survivors | None:
         """Which slot still promises exactly this ballot; None if it is unknown or outdone."""
         for survivors, slot in self.by_survivors.items():

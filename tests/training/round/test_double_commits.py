@@ -20,6 +20,8 @@ from atom.swarm.identity import Identity
 from atom.swarm.membership import signed_by
 from atom.swarm.messages import CommitNotice
 from atom.training.round import RoundMachine, Terms
+from atom.training.round.desk import Desk, HeadState
+from atom.training.round.scrutiny import problem_with_commit
 from atom.training.round.vocabulary import Apply, Fetched, Offence, Received
 
 KEYS = [Identity.create() for _ in range(3)]
@@ -95,3 +97,19 @@ def test_what_proves_nothing(other: Commit) -> None:
     scene.step()
     scene.hear(other)
     assert scene.offences == []
+
+
+def test_of_branches_that_are_refused_nothing_is_kept() -> None:
+    """A voter alone signs as many as it likes: each of another process of its own."""
+    desk = Desk(ME, Terms(96), KEYS[0].sign, HeadState(HEAD, b"s" * 32, 0.0))
+    for number in range(50):
+        alone = Voter(LIAR.peer_id, number.to_bytes(16))
+        assert problem_with_commit(desk, branch(alone)) is Reason.VOTER_ALIVE
+    assert desk.state.slots.by_survivors == {}
+
+
+def branch(alone: Voter) -> Commit:
+    value = replace(SECOND.value, voters_next=(alone,), survivors=(alone,))
+    payload = vote_payload(HEAD.digest, BALLOT, value.digest(), value.survivors)
+    signature = KEYS[VOTERS.index(LIAR)].sign(VOTE_DOMAIN, signed_by(alone, payload))
+    return Commit(value, BALLOT, (Vote(alone, signature),), value.survivors)
