@@ -35,11 +35,10 @@ class BoundaryMemory:
         place = max((need.ring_slot_bytes for need in needs), default=0)
         host = max((need.host_bytes for need in needs), default=0)
         places = ring_slots(micro_batches) if place else 0
-        return cls(
-            device.host_memory(host, torch.uint8) if host else torch.empty(0, dtype=torch.uint8),
-            tuple(device.slot_memory(place, torch.uint8) for _ in range(places)),
-            micro_batches,
-        )
+        ring = tuple(device.slot_memory(place, torch.uint8) for _ in range(places))
+        # Last: the device keeps it until it is given back, also if there was no room for the ring.
+        none = torch.empty(0, dtype=torch.uint8)
+        return cls(device.host_memory(host, torch.uint8) if host else none, ring, micro_batches)
 
 
 @dataclass(frozen=True)

@@ -132,7 +132,12 @@ class DeviceSlots:
             {program.source_hash: its_own for program, its_own in arranged},
             BoundaryMemory.allocate(arranged, device, micro_batches),
         )
-        device.reserve_gradients(GRADIENT_SLOTS, largest, gradients)  # last: others' goes with it
+        try:
+            # Last: others' goes with it.
+            device.reserve_gradients(GRADIENT_SLOTS, largest, gradients)
+        except BaseException:
+            device.give_back_host(made.boundary.host)
+            raise
         return made
 
     def give_back(self, device: Device) -> None:

@@ -230,10 +230,14 @@ class CudaDevice:
     ) -> None:
         rounds = dtype != torch.float32
         bounce = self.slot_memory(min(elements, BOUNCE_ELEMENTS), dtype) if rounds else None
-        staging = {slot: self.host_memory(elements, dtype) for slot in range(slots)}
-        for memory in self._staging.values():
-            self.give_back_host(memory)
-        self._staging, self._bounce = staging, bounce
+        unused = staging = dict[int, torch.Tensor]()
+        try:
+            for slot in range(slots):
+                staging[slot] = self.host_memory(elements, dtype)
+            unused, self._staging, self._bounce = self._staging, staging, bounce
+        finally:
+            for memory in unused.values():
+                self.give_back_host(memory)
 
     def wait_gradients_out(self, gradient_slot: int) -> None:
         self._gradients.wait(gradient_slot)

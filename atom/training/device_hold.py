@@ -4,6 +4,7 @@ What is on the host stays: weights, moments, and what has been accumulated.
 """
 
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
@@ -59,7 +60,8 @@ class DeviceHold:
             self._device.give_back_host(waiting)
             try:
                 slots, conveyor = make()
-            except BaseException:
+            except BaseException as failure:
+                _let_go_of_half_made(failure)
                 with suppress(DeviceError):  # then copies take a detour
                     self._device.take_again_host(waiting)
                 raise
@@ -103,3 +105,10 @@ class DeviceHold:
             if not is_out_of_memory(failure):
                 raise
             raise DeviceTaken("another program has the device's memory") from failure
+
+
+def _let_go_of_half_made(failure: BaseException | None) -> None:
+    """An exception holds what the functions that it left have made, as long as anybody holds it."""
+    while failure is not None:
+        traceback.clear_frames(failure.__traceback__)
+        failure = failure.__cause__ or failure.__context__

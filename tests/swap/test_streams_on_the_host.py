@@ -15,6 +15,7 @@ import torch
 from engine_rig import EngineRig
 from hand_written_program import FINEST, batches
 
+from atom.base.errors import DeviceError
 from atom.graph.ir import padded_elements
 from atom.swap import registered_memory, streams
 from atom.swap.chrome_trace import chrome_trace
@@ -252,3 +253,21 @@ def test_only_host_memory_in_use_is_registered(device: HostedDevice) -> None:
     device.take_again_host(memory)
     assert len(registered) == 3
     assert not memory.any()
+
+
+def test_gradients_are_reserved_in_whole_or_as_before(
+    device: HostedDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device.reserve_gradients(2, 2**17)
+    before, sizes = list(device._registered._held), list[int]()
+
+    def register(pointer: int, size_bytes: int) -> None:
+        sizes.append(size_bytes)
+        if len(sizes) == 2:
+            raise DeviceError("the driver cannot lock so much", "lock less")
+
+    monkeypatch.setattr(registered_memory, "register", register)
+    with pytest.raises(DeviceError):
+        device.reserve_gradients(2, 2**18)
+    assert sizes == [2**20, 2**20]
+    assert list(device._registered._held) == before

@@ -1,6 +1,7 @@
 """A replica goes through its device in another way from one pass to the next: no bit is another."""
 
 import functools
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -50,16 +51,48 @@ def batch(seed: int) -> dict[str, Tensor]:
 
 
 class SmallDevice(CpuDevice):
-    """May have no memory for anything new."""
+    """May have no memory for anything new, or only for some. Knows what it gave."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.full = False
+        self.room_for: float = float("inf")
+        self.slots = list[weakref.ref[Tensor]]()
+        self.host = dict[int, torch.dtype]()
 
     def slot_memory(self, elements: int, dtype: torch.dtype) -> Tensor:
-        if self.full:
+        self._take_room()
+        memory = super().slot_memory(elements, dtype)
+        self.slots.append(weakref.ref(memory))
+        return memory
+
+    def reserve_gradients(
+        self, slots: int, elements: int, dtype: torch.dtype = torch.float32
+    ) -> None:
+        self._take_room()
+        super().reserve_gradients(slots, elements, dtype)
+
+    def _take_room(self) -> None:
+        self.room_for -= 1
+        if self.room_for < 0:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return super().slot_memory(elements, dtype)
+
+    def host_memory(self, elements: int, dtype: torch.dtype) -> Tensor:
+        memory = super().host_memory(elements, dtype)
+        self.host[memory.data_ptr()] = dtype
+        return memory
+
+    def give_back_host(self, memory: Tensor) -> None:
+        super().give_back_host(memory)
+        self.host.pop(memory.data_ptr(), None)
+
+    def take_again_host(self, memory: Tensor) -> None:
+        super().take_again_host(memory)
+        self.host[memory.data_ptr()] = memory.dtype
+
+    def held(self) -> tuple[int, int]:
+        """Slots, and memory on the host but for a conveyor's few flags."""
+        slots = sum(slot() is not None for slot in self.slots)
+        return slots, sum(dtype != torch.bool for dtype in self.host.values())
 
 
 class Rig:
@@ -149,7 +182,7 @@ def test_a_device_without_room_for_it_leaves_everything_as_it_was(rigs: list[Rig
     changed, untouched = rigs
     for rig in rigs:
         rig.train(1)
-    changed.device.full = True
+    changed.device.room_for = 0
     for way in (1, 2):
         with pytest.raises(torch.OutOfMemoryError):
             changed.rearrange(way, share=0.5)
@@ -157,11 +190,28 @@ def test_a_device_without_room_for_it_leaves_everything_as_it_was(rigs: list[Rig
         rig.train(1)
         rig.step()
     assert same(rigs)
-    changed.device.full = False
+    changed.device.room_for = float("inf")
     changed.rearrange(1)
     for rig in rigs:
         rig.train(2)
     assert torch.equal(changed.replica.gradients, untouched.replica.gradients)
+
+
+@pytest.mark.parametrize("way", [0, 1])
+def test_of_what_was_half_made_nothing_is_kept(rigs: list[Rig], way: int) -> None:
+    """However far it came; and though whoever asked for it keeps the failure."""
+    rigs.append(Rig())
+    rig, room_for = rigs[0], 0
+    before, failures = rig.device.held(), list[BaseException]()
+    while len(failures) == room_for:
+        rig.device.room_for = room_for
+        try:
+            rig.rearrange(way, share=0.5)
+        except torch.OutOfMemoryError as failure:
+            failures.append(failure)
+            assert rig.device.held() == before, f"with room for {room_for}"
+        room_for += 1
+    assert len(failures) > 10
 
 
 def test_fewer_micro_batches_learned_of_another_plan_are_forgotten(rigs: list[Rig]) -> None:
