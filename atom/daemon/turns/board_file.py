@@ -8,6 +8,7 @@ gone.
 import contextlib
 import fcntl
 import json
+import math
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,6 +20,8 @@ from atom.daemon.turns.board import Account, Board, Claim, Turn, Wish
 
 BEAT_S = 2.0
 """How often a look that changed nothing is written down, for others to see that we live on."""
+_DAMAGED = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""What is raised on the way from bytes to a board, if they are none."""
 Change = Callable[[Board, Collection[str]], Board]
 """The board and the members that live → the board as it is from now on."""
 
@@ -84,11 +87,11 @@ class BoardFile:
         return False
 
     def _read(self) -> Board:
-        """What cannot be read says nothing: a board is soon written again."""
+        """What cannot be read, or gone by, says nothing: a board is soon written again."""
         try:
             said = json.loads((self._folder / "board.json").read_bytes())
             return _board_of(said) if said["boot"] == self._boot else Board()
-        except (FileNotFoundError, ValueError, TypeError, KeyError, AttributeError):
+        except (FileNotFoundError, *_DAMAGED):
             return Board()
 
     def _write(self, board: Board) -> None:
@@ -109,16 +112,42 @@ def _news(board: Board, before: Board) -> bool:
 
 
 def _board_of(said: Mapping[str, Any]) -> Board:
-    """Raises: ValueError, TypeError, KeyError, AttributeError."""
-    claims = {
-        str(member): Claim(**{**each, "wish": Wish(each["wish"])})
-        for member, each in said["claims"].items()
-    }
-    accounts = {
-        str(run): Account(
-            float(each["virtual_s"]), {int(m): float(s) for m, s in each["minutes"].items()}
-        )
-        for run, each in said["accounts"].items()
-    }
-    turn = None if said["turn"] is None else Turn(**said["turn"])
-    return Board(claims, accounts, turn, float(said["charged_at_s"]))
+    """Everything is looked at, so that `rules` cannot fail on it. Raises: one of `_DAMAGED`."""
+    claims = {_name(member): _claim_of(each) for member, each in said["claims"].items()}
+    accounts = {run: _account_of(each) for run, each in said["accounts"].items()}
+    if not {claim.run for claim in claims.values()} <= accounts.keys():
+        raise ValueError("a run without an account")
+    turn = None if said["turn"] is None else _turn_of(said["turn"])
+    return Board(claims, accounts, turn, _number(said["charged_at_s"]))
+
+
+def _claim_of(said: Mapping[str, Any]) -> Claim:
+    share, slot_s, seen_at_s = (_number(said[key]) for key in ("share", "slot_s", "seen_at_s"))
+    if min(share, slot_s) <= 0:
+        raise ValueError("a share or a slot of nothing")
+    wish, holds = Wish(said["wish"]), said["holds"] is True
+    return Claim(str(said["run"]), str(said["place"]), share, slot_s, wish, seen_at_s, holds)
+
+
+def _account_of(said: Mapping[str, Any]) -> Account:
+    minutes = {int(minute): _number(each) for minute, each in said["minutes"].items()}
+    return Account(_number(said["virtual_s"]), minutes)
+
+
+def _turn_of(said: Mapping[str, Any]) -> Turn:
+    asked_at_s = None if said["asked_at_s"] is None else _number(said["asked_at_s"])
+    since_s, ends_s = _number(said["since_s"]), _number(said["ends_s"])
+    return Turn(str(said["run"]), since_s, ends_s, asked_at_s, said["at_once"] is True)
+
+
+def _name(member: str) -> str:
+    """It becomes the name of a file."""
+    if not (member.isascii() and member.isalnum() and len(member) <= 64):
+        raise ValueError("a name that no member has")
+    return member
+
+
+def _number(said: float) -> float:
+    if not math.isfinite(said):
+        raise ValueError("not a number")
+    return float(said)

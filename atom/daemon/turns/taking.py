@@ -67,7 +67,10 @@ class DeviceTurns:
         self._events: EventSink = NoEvents()
         self._note: Callable[[str], None] = lambda text: None
         self._failure: BaseException | None = None
-        self._since_s = self._worked_at_s = self._read_at_s = clock.now()
+        self._since_s = self._worked_at_s = clock.now()
+        self._giving = False
+        """It was to give the device, and its pass still needs it: no further one begins."""
+        self._blind_since_s: float | None = None
         self._thread = threading.Thread(target=self._run, name="turns", daemon=True)
 
     def begin(self, note: Callable[[str], None]) -> None:
@@ -104,6 +107,7 @@ class DeviceTurns:
             except OSError as problem:
                 self._blind(problem)
                 return False
+            self._blind_since_s = None
             return True
 
     def figures(self) -> Mapping[str, Any]:
@@ -132,14 +136,19 @@ class DeviceTurns:
         now = self._clock.now()
         verdict = rules.standing(self._board, self._file.member, now, round_ended)
         if verdict is Standing.MAY:
-            if not self._has_it.is_set():
+            if not self._works:
                 self._take()
                 self._post()
         elif self._seat is not None:
             given_back = self._seat.give_device(self._holder())
+            self._giving = self._has_it.is_set() and not given_back
             if given_back and self._has_it.is_set():
                 self._given(round_ended)
                 self._post()
+
+    @property
+    def _works(self) -> bool:
+        return self._has_it.is_set() and not self._giving
 
     def _post(self) -> None:
         self._file.enter()
@@ -150,7 +159,6 @@ class DeviceTurns:
             return rules.looked(board, self._file.member, claim, alive, now)
 
         self._board = self._file.look(change, now)
-        self._read_at_s = now
 
     def _claim(self, now: float) -> Claim:
         wish = Wish.SET_UP if self._trainer is None else self._trainer.turn_wish()
@@ -162,10 +170,15 @@ class DeviceTurns:
         return Claim(self._who.run, self._who.place, share, slot_s, wish, now, holds)
 
     def _take(self) -> None:
+        """Or keeps what it was to give, and need not any more."""
+        if self._seat is not None:
+            self._seat.take_device()
+        if self._giving:
+            self._giving = False
+            return
         self._has_it.set()
         now = self._clock.now()
         if self._seat is not None:
-            self._seat.take_device()
             self._events.emit("turn-began", waited_s=round(now - self._since_s, 1))
         self._since_s = now
 
@@ -189,11 +202,15 @@ class DeviceTurns:
         return rules.left(board, self._file.member, self._clock.now())
 
     def _blind(self, problem: OSError) -> None:
-        """Better to share the device unfairly than not to train."""
+        """Better to share the device unfairly than not to train. Counted from the first look that
+        failed: a machine that slept may find somebody else looking when it wakes."""
+        now = self._clock.now()
+        if self._blind_since_s is None:
+            self._blind_since_s = now
         patient = self._seat is not None or isinstance(problem, BoardBusy)
-        if patient and self._clock.now() - self._read_at_s < UNREADABLE_S:
+        if patient and now - self._blind_since_s < UNREADABLE_S:
             return
-        if not self._has_it.is_set():
+        if not self._works:
             self._events.emit("turns-unreadable", detail=str(problem))
             self._note(f"no turns are taken on the device: {problem}")
             self._take()

@@ -3,13 +3,15 @@
 import fcntl
 import json
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from atom.daemon.turns.board import Account, Board, Claim, Turn, Wish
 from atom.daemon.turns.board_file import BEAT_S, BoardBusy, BoardFile
+from atom.daemon.turns.rules import looked
+from atom.daemon.turns.shown import shown_runs
 
 FULL = Board(
     claims={
@@ -20,6 +22,8 @@ FULL = Board(
     turn=Turn("one/owner", 1.0, 2.0, 3.0, True),
     charged_at_s=6.0,
 )
+
+STRANGER = asdict(Claim("two/owner", "/state/two", 1.0, 60.0, Wish.TRAINING, 6.0))
 
 
 @pytest.fixture
@@ -96,6 +100,43 @@ def test_a_damaged_board_is_begun_anew(
 ) -> None:
     (tmp_path / "board.json").write_text(damage)
     assert seen(two[0])[0] == Board()
+
+
+@pytest.mark.parametrize(
+    ("where", "value"),
+    [
+        (("claims", "b", "seen_at_s"), "soon"),
+        (("claims", "b", "share"), 0),
+        (("claims", "b", "slot_s"), None),
+        (("claims", "b", "slot_s"), float("nan")),
+        pytest.param(("claims", "b", "share"), 10**400, id="too-large"),
+        pytest.param(("claims", "x" * 300), STRANGER, id="too-long"),
+        (("claims", "../b"), STRANGER),
+        (("claims", "\0"), STRANGER),
+        (("accounts",), {}),
+        (("accounts", "one/owner", "virtual_s"), float("inf")),
+        (("accounts", "one/owner", "minutes"), {"0": "long"}),
+        (("turn", "since_s"), "then"),
+        (("charged_at_s",), None),
+    ],
+)
+def test_a_board_that_nobody_can_go_by_is_begun_anew(
+    where: tuple[str, ...], value: object, two: tuple[BoardFile, BoardFile], tmp_path: Path
+) -> None:
+    """Of another version, or hostile: the daemons go on, and write it again."""
+    one, other = two
+    one.look(lambda board, alive: FULL, 6.0)
+    said = json.loads((tmp_path / "board.json").read_text())
+    place = said
+    for key in where[:-1]:
+        place = place[key]
+    place[where[-1]] = value
+    (tmp_path / "board.json").write_text(json.dumps(said))
+
+    claim = Claim("two/owner", "/state/two", 1.0, 60.0, Wish.TRAINING, 7.0)
+    board = other.look(lambda board, alive: looked(board, "b", claim, alive, 7.0), 7.0)
+    assert shown_runs(board, 7.0)
+    assert list(board.claims) == ["b"]
 
 
 def test_a_board_from_before_the_machine_started_again_says_nothing(tmp_path: Path) -> None:

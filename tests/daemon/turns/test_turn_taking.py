@@ -26,12 +26,14 @@ class SmallSeat:
     busy: bool = False
     holder: str = ""
 
+    paused: bool = False
+
     def give_device(self, holder: str) -> bool:
-        self.has_it, self.holder = self.busy, holder
+        self.has_it, self.holder, self.paused = self.busy, holder, True
         return not self.busy
 
     def take_device(self) -> None:
-        self.has_it = True
+        self.has_it, self.paused = True, False
 
 
 @dataclass
@@ -159,6 +161,19 @@ def test_a_pass_under_way_keeps_the_device_until_it_ends(box: Box) -> None:
     assert [row["turn"] for row in two.turns.figures()["runs"]] == ["waits", "has the device"]
 
 
+def test_who_should_give_the_device_and_need_not_any_more_goes_on(box: Box) -> None:
+    one, two = box.set_up("one"), box.daemon("two")
+    two.turns.look()
+    one.seat.busy = True
+    box.clock.advance(SLOT_S + 1)
+    one.turns.look()
+    assert one.seat.paused, "it is to give it, as soon as its pass ends"
+    two.turns.close()
+    one.turns.look()
+    assert not one.seat.paused
+    assert one.told == [], "it had it all the time"
+
+
 def test_idleness_is_waited_for_before_others_get_the_device(box: Box) -> None:
     one, two = box.set_up("one"), box.daemon("two")
     two.turns.look()
@@ -190,6 +205,9 @@ def test_a_board_that_cannot_be_read_keeps_nobody_waiting(box: Box) -> None:
     two.serve()
     with (box.folder / "board.lock").open("a+") as stuck:
         fcntl.flock(stuck, fcntl.LOCK_EX)
+        box.clock.advance(8 * 3600.0)
+        assert not one.turns.look()
+        assert not one.seat.has_it, "the machine slept, and somebody else looks just now"
         box.clock.advance(UNREADABLE_S - 1)
         assert not one.turns.look()
         assert not one.seat.has_it
@@ -199,6 +217,22 @@ def test_a_board_that_cannot_be_read_keeps_nobody_waiting(box: Box) -> None:
     assert one.told[1:] == ["turns-unreadable", "turn-began"]
     one.turns.look()
     assert not one.seat.has_it, "it is somebody else's turn, as can be read now"
+
+
+def test_a_board_that_cannot_be_read_takes_the_device_from_nobody(box: Box) -> None:
+    one, two = box.set_up("one"), box.daemon("two")
+    two.turns.look()
+    one.seat.busy = True
+    box.clock.advance(SLOT_S + 1)
+    one.turns.look()
+    with (box.folder / "board.lock").open("a+") as stuck:
+        fcntl.flock(stuck, fcntl.LOCK_EX)
+        one.turns.look()
+        assert one.seat.paused
+        box.clock.advance(UNREADABLE_S)
+        one.turns.look()
+        assert not one.seat.paused
+    assert one.told == ["turns-unreadable"]
 
 
 def test_a_home_that_cannot_be_written_is_no_reason_to_wait(tmp_path: Path) -> None:
