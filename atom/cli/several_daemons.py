@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import typer
 from rich import box
 from rich.table import Table
+from rich.text import Text
 
 from atom.base.errors import ControlError
 from atom.base.units import format_seconds
@@ -33,7 +34,8 @@ def show_daemons(daemons: Sequence[tuple[Path, Asked]], as_json: bool) -> None:
     for title in COLUMNS:
         table.add_column(title, no_wrap=title != COLUMNS[-1], overflow="fold")
     for root, info in infos:
-        table.add_row(*(_cells(root, info) if info is not None else _silent(root)))
+        cells = _cells(root, info) if info is not None else _silent(root)
+        table.add_row(*map(Text, cells))  # as they are: folders may have [names]
     print_plainly(table)
     stderr_console().print("[hint]hint:[/]  all there is of one: atom info --state DIR")
 

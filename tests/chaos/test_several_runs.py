@@ -14,11 +14,13 @@ slot = "200 ms"
 [network]"""
 SLOW = 512
 """Sequences of a round that takes several turns."""
+SHARE = 1.1
+"""Of the second. With 2 it would first be owed twice the seconds that the first was set up in."""
 ROUND_S = 60.0
 """Within which turns and rounds come, on a machine with better things to do."""
 
 
-def peer_of_a_run(root: Path, name: str, share: int, global_sequences: int) -> Peer:
+def peer_of_a_run(root: Path, name: str, share: float, global_sequences: int) -> Peer:
     run = endless(name, grace_s=2, snapshot_rounds=50)
     sized = f"global_sequences = {global_sequences}"
     (root / f"{name}.run.toml").write_text(run.replace("global_sequences = 96", sized))
@@ -31,7 +33,7 @@ def peer_of_a_run(root: Path, name: str, share: int, global_sequences: int) -> P
 def two(tmp_path: Path) -> Iterator[tuple[Peer, Peer]]:
     """Rounds of the first fit into a turn; those of the second take several."""
     (tmp_path / "t").mkdir()
-    peers = peer_of_a_run(tmp_path, "one", 1, 96), peer_of_a_run(tmp_path, "two", 2, SLOW)
+    peers = peer_of_a_run(tmp_path, "one", 1, 96), peer_of_a_run(tmp_path, "two", SHARE, SLOW)
     for peer in peers:
         peer.start("start", str(tmp_path / f"{peer.name}.run.toml"))
     yield peers
@@ -75,9 +77,9 @@ def test_two_runs_take_turns_and_lose_nothing(two: tuple[Peer, Peer]) -> None:
     assert all(a[1] <= b[0] for a, b in pairwise(turns)), "no two have the device at once"
     assert all(a[2] != b[2] for a, b in pairwise(turns)), "they alternate"
 
-    assert shares_seen_by(one) == {"one": 1.0, "two": 2.0}
+    assert shares_seen_by(one) == {"one": 1.0, "two": SHARE}
     one.control.set(["device.share=4"])
-    until(lambda: shares_seen_by(two_) == {"one": 4.0, "two": 2.0}, two, ROUND_S)
+    until(lambda: shares_seen_by(two_) == {"one": 4.0, "two": SHARE}, two, ROUND_S)
 
     until(lambda: has_the_device(one), two, ROUND_S)
     assert one.kill() == []

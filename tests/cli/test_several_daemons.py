@@ -72,6 +72,16 @@ def test_a_row_for_each(
     assert "--state DIR" in streams.err
 
 
+def test_folders_are_shown_as_they_are_called(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    odd = [tmp_path / "[bold]" / "one", tmp_path / "[" / "red]"]
+    show_daemons([(root, SmallDaemon(None)) for root in odd], as_json=False)
+    rows = capsys.readouterr().out.splitlines()[-2:]
+    assert [row.split()[-1] for row in rows] == [str(root) for root in odd]
+
+
 def test_all_as_json(
     daemons: list[tuple[Path, SmallDaemon]], capsys: pytest.CaptureFixture[str]
 ) -> None:
