@@ -154,7 +154,9 @@ def _await_welcome(channel: Channel, patience: Patience) -> wire.Welcome:
         refused = wire.Refused()
         _parse(refused, raw)
         reason = named_reason(refused.reason, Reason.BAD_HANDSHAKE)
-        raise PeerRefused(reason, f"by the other end: {refused.detail[:_DETAIL_CHARACTERS]}")
+        detail = refused.detail[:_DETAIL_CHARACTERS]
+        safe = "".join(c if c.isprintable() else "�" for c in detail)  # people see it in a terminal
+        raise PeerRefused(reason, f"by the other end: {safe}")
     answer = wire.Welcome()
     _parse(answer, raw)
     if kind != Kind.WELCOME or len(answer.incarnation) != 16:

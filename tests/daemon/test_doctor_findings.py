@@ -209,6 +209,7 @@ def seen_as(*seen: str, near: str = HOME, reached: str = "no") -> Facts:
         (seen_as(""), Level.UNCHECKED, "no peer said where it sees us"),
         (seen_as("no address"), Level.UNCHECKED, "not known"),
         (seen_as("[::ffff:8.8.4.4]:1", near="8.8.4.4:1"), Level.OK, "unless a firewall"),
+        (seen_as("[2001:db8::1%\x1b[2J]:1"), Level.WARNING, "behind 2001:db8::1, outgoing only"),
         (changed(ways=Ways("…bbbbbb: too-often")), Level.UNCHECKED, "…bbbbbb: too-often"),
     ],
 )

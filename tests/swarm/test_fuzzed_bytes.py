@@ -10,12 +10,13 @@ from swarm_samples import a_lease, a_manifest
 from test_messages import COMMIT
 
 from atom.base.errors import PeerRefused
+from atom.base.reasons import Reason
 from atom.swarm.arenas import ArenaManifest, chunk_digest
 from atom.swarm.chain_bytes import parse_commits
 from atom.swarm.chunk_kernels import NotFinite
 from atom.swarm.codec import CODECS
-from atom.swarm.frames import Channel, Kind, Patience
-from atom.swarm.handshake import Local, greet, receive
+from atom.swarm.frames import Channel, Kind, Patience, Purpose
+from atom.swarm.handshake import PROTOCOL_VERSION, Local, greet, receive
 from atom.swarm.identity import Identity
 from atom.swarm.manifest import Manifest, decode_manifest
 from atom.swarm.memory_stream import MemoryStream
@@ -29,6 +30,7 @@ from atom.swarm.record_codec import (
 )
 from atom.swarm.record_codec import decode_manifest as decode_run
 from atom.swarm.record_keys import LEASE_DOMAIN
+from atom.wire import transport_pb2 as wire
 from atom.wire.records_pb2 import SignedRecord
 
 OWNER, RUN = Identity.create(), "shakespeare"
@@ -36,6 +38,15 @@ TRIES = 200
 MOST_BYTES = 8 * 1024 * 1024
 LOCAL = Local(OWNER, b"r" * 32, b"i" * 16)
 CERTIFICATE = b"certificate"
+CHALLENGE = wire.Challenge(version=PROTOCOL_VERSION, nonce=bytes(32)).SerializeToString()
+HELLO = wire.Hello(
+    version=PROTOCOL_VERSION,
+    run_id=LOCAL.run_id,
+    peer_id=OWNER.peer_id,
+    incarnation=LOCAL.incarnation,
+    purpose=Purpose.MESSAGES,
+    signature=bytes(64),
+).SerializeToString()
 
 BLOB = Manifest(
     "state/1",
@@ -104,8 +115,8 @@ DECODERS: dict[str, tuple[bytes, Callable[[bytes], object]]] = {
     "run": (FOUNDED, lambda raw: decode_run(raw, RUN)),
     "claim": (LEASE, read_claim),
     "chain": (CHAIN, parse_commits),
-    "hello": (b"\x08\x01" + bytes(100), said_to_the_door),
-    "challenge": (b"\x08\x01\x12\x20" + bytes(32), said_to_the_caller),
+    "hello": (HELLO, said_to_the_door),
+    "challenge": (CHALLENGE, said_to_the_caller),
 }
 
 
@@ -126,6 +137,17 @@ def test_damage_is_refused_by_name(name: str) -> None:
     finally:
         tracemalloc.stop()
     assert refused > TRIES // 20, "damage that nobody minds damages nothing"
+
+
+def test_a_refusal_says_nothing_to_our_terminal() -> None:
+    here, there = spoken(Kind.CHALLENGE, CHALLENGE)
+    here.purpose = Purpose.MESSAGES
+    said = wire.Refused(reason=Reason.BUSY.value, detail="\x1b[2Jall is well")
+    there.send_frame(Kind.REFUSED, said.SerializeToString(), patience=Patience(1.0))
+    with pytest.raises(PeerRefused, match="all is well") as refused:
+        greet(here, LOCAL, OWNER.peer_id, CERTIFICATE, Patience(1.0))
+    assert refused.value.reason is Reason.BUSY
+    assert str(refused.value).isprintable()
 
 
 def test_frames_of_any_length_take_no_memory_before_they_are_refused() -> None:

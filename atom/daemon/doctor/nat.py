@@ -66,10 +66,11 @@ def _mapping(outside: list[Way]) -> Mapping:
 
 
 def _host(address: str) -> str:
-    """Of "host:port", as `ipaddress` writes it; empty for what is no address."""
+    """Of "host:port", as `ipaddress` writes it; empty for what is no address. Without a scope: that
+    may be any text of a stranger's."""
     try:
         host = ipaddress.ip_address(parse_address(address)[0])
     except ValueError:
         return ""
     mapped = getattr(host, "ipv4_mapped", None)
-    return str(mapped or host)
+    return str(mapped or host).partition("%")[0]
