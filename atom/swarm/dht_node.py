@@ -144,27 +144,32 @@ class DhtNode:
         """All records under `keys`, and whether every search ended within `deadline_s`.
 
         A search that did not (a node that holds the record may just have died) is answered from
-        what is stored here and from the last reading: signed and dated, so merely old.
+        what is stored here and from the last reading: signed and dated, so merely old. If there are
+        too many, each key has its share, and who was there first goes before: identities are free,
+        and else a crowd of them would hide everybody.
         """
         searches = await self._node.get_many(
             keys, sufficient_expiration_time=float("inf"), beam_size=BEAM, return_futures=True
         )
         await asyncio.wait(searches.values(), timeout=deadline_s)
-        complete = True
+        complete, share = True, max(1, MAX_RECORDS_PER_FETCH // max(1, len(keys)))
         for key, search in searches.items():
+            before = self._last.get(key, {})
             if search.done():
-                self._last[key] = _entries(search.result())
+                entries = _entries(search.result())
             else:
                 search.cancel()
                 complete = False
-                self._last[key] = self._last.get(key, {}) | self._stored_here(key)
+                entries = before | self._stored_here(key)
+            by_age = dict.fromkeys([subkey for subkey in before if subkey in entries]) | entries
+            self._last[key] = {subkey: entries[subkey] for subkey in list(by_age)[:share]}
         found = [
             Found(key, subkey, record)
             for key in searches
             for subkey, (record, expires_at) in self._last[key].items()
             if expires_at > time.time()
         ]
-        return found[:MAX_RECORDS_PER_FETCH], complete
+        return found, complete
 
     async def addresses(self) -> list[str]:
         """Multiaddrs others may dial, as far as we know today."""

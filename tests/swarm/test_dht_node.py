@@ -1,8 +1,11 @@
 """What our DHT nodes store and believe: only well-signed records in their own place."""
 
+import asyncio
 import time
 import warnings
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from swarm_samples import a_lease, a_manifest
@@ -13,6 +16,8 @@ from atom.swarm.record_keys import index_key, lease_key, manifest_key, shard_of
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # hivemind's own, at import
+    from hivemind.utils import ValueWithExpiration
+
     from atom.swarm import dht_node
 
 OWNER, PEER = Identity.create(), Identity.create()
@@ -103,3 +108,34 @@ def test_a_record_may_be_rewritten_by_its_author_and_nobody_else_whatever_the_ex
     assert dictionary.store(PEER.peer_id, pack(LEASE), EXPIRES)
     assert gate.keep_valid(key_id, dictionary)
     assert len(dictionary) == 1
+
+
+def test_a_crowd_under_one_key_hides_nobody_under_another_nor_whom_we_saw_before(monkeypatch):
+    """Identities are free: a stranger stores as many leases as it likes."""
+    monkeypatch.setattr(dht_node, "MAX_RECORDS_PER_FETCH", 8)
+    stored = {"one": ["old"], "other": ["friend"]}
+
+    async def get_many(keys, **_):
+        return {key: done(stored[key]) for key in keys}
+
+    node = dht_node.DhtNode(dht_node.NodeSettings(), Path())
+    node._node = SimpleNamespace(get_many=get_many)
+
+    def seen(*keys):
+        found, complete = asyncio.run(node.fetch(keys or ("one", "other"), 1.0))
+        assert complete
+        return [each.subkey for each in found]
+
+    assert seen() == ["old", "friend"]
+    stored["one"] = [*(f"stranger {number}" for number in range(8)), "old"]
+    for _ in range(2):
+        assert len(seen()) <= 8
+        assert {"old", "friend"} <= set(seen())
+        assert "old" in seen("one")
+
+
+def done(names):
+    value = dict.fromkeys(names, ValueWithExpiration(b"", EXPIRES))
+    future = asyncio.get_running_loop().create_future()
+    future.set_result(ValueWithExpiration(value, EXPIRES))
+    return future
