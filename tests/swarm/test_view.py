@@ -56,6 +56,8 @@ def test_the_keys_of_the_status_command():
             "tokens_per_s": 80.0,
             "digest": "64" * 32,
             "lease_age_s": 2.5,
+            "void_passes": 0,
+            "void_cause": "",
         }
     ]
 
