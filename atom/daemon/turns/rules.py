@@ -104,14 +104,16 @@ def _charged(board: Board, now: float) -> Board:
 
 
 def _levelled(board: Board) -> Board:
-    """Newcomers begin with what the next in line has, who is absent is behind by one slot at most,
-    runs without a daemon are forgotten."""
+    """Newcomers begin with what the next in line has, who is absent is behind by one slot at most.
+    Runs without a daemon are forgotten, but not what they had before others: who ends and comes
+    again and again is new each time, and would be charged for nothing."""
     there = {claim.run for claim in board.claims.values()}
     known = {run: account for run, account in board.accounts.items() if run in there}
     want = wanting(board)
     heads = [known[run].virtual_s for run in want if run in known]
     level = min(heads, default=max((each.virtual_s for each in known.values()), default=0.0))
-    accounts = {}
+    owing = (run for run, account in board.accounts.items() if account.virtual_s > level)
+    accounts = {run: board.accounts[run] for run in owing} if there else {}
     for run in there:
         account = known.get(run, Account(level))
         least = level - max(claim.slot_s for claim in board.of_run(run))

@@ -246,16 +246,24 @@ def test_a_newcomer_is_set_up_after_the_round_and_not_interrupted() -> None:
     assert one.holds, "its set-up was longer than its slot"
 
 
-def test_whoever_is_set_up_again_and_again_takes_no_more_than_its_share() -> None:
+@pytest.mark.parametrize(("set_up_s", "away_s"), [(10.0, 1.0), (100.0, 1.0), (100.0, 30.0)])
+def test_whoever_is_set_up_again_and_again_takes_no_more_than_its_share(
+    set_up_s: float, away_s: float
+) -> None:
     one, again = Member("a", "one"), Member("b", "two", wish=Wish.SET_UP)
     box = Box(one, again)
     for _ in range(100):
         box.run_for(10.0)
         if again.holds:  # it ends, and is started once more
+            box.run_for(set_up_s - 10.0)
             again.alive = again.holds = False
-            box.run_for(1.0)
+            box.run_for(away_s)
             again.alive = True
-    assert again.had_s <= 1.1 * one.had_s
+    assert len(again.turns) > 3
+    assert again.had_s <= 1.1 * one.had_s + set_up_s
+    box.leave(again)
+    box.run_for(set_up_s + 2 * SLOT_S)
+    assert list(box.board.accounts) == ["one"], "it is forgotten in the end"
 
 
 def test_whoever_leaves_with_counted_work_gets_the_device_at_once() -> None:
