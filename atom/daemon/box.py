@@ -63,8 +63,13 @@ def open_box(run_name: str, peer_file: Path | None, state: Path | None) -> Box:
     configured = Path(peer.state.directory) if peer.state.directory else None
     directory = StateDirectory(state or configured or default_state_directory(run_name))
     directory.lock()
-    if peer_file is None and directory.peer_file.exists():
-        peer = load_peer_file(directory.peer_file)
+    if peer_file is None:
+        peer = kept_peer(directory)
     identity = Identity.load_or_create(directory.identity)
     place = PeerPlace((peer_file or directory.peer_file).absolute(), kept=peer_file is None)
     return Box(peer, place, directory, identity, secrets.token_bytes(16))
+
+
+def kept_peer(directory: StateDirectory) -> PeerFile:
+    """What `atom set` keeps there for a daemon without a peer file. Raises: ConfigError."""
+    return load_peer_file(directory.peer_file if directory.peer_file.exists() else None)

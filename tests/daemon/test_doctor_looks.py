@@ -12,7 +12,7 @@ from atom.config.load import parse_peer_text
 from atom.config.peer_file import PeerFile
 from atom.config.places import default_state_directory
 from atom.daemon.doctor import capacity, gathering
-from atom.daemon.doctor.examination import DoctorRequest, state_of
+from atom.daemon.doctor.examination import DoctorRequest, box_of, state_of
 from atom.daemon.doctor.swarm_side import NOT_A_PEER, NOT_YET, clock_offset_s, reached_of
 from atom.daemon.state_directory import StateDirectory
 from atom.swarm.identity import Identity
@@ -140,3 +140,13 @@ def test_with_an_address_it_looks_where_join_keeps_its_state(tmp_path: Path) -> 
     assert state_of(DoctorRequest(), PeerFile()) == default_state_directory("words").parent
     with pytest.raises(AddressError):
         state_of(DoctorRequest("nowhere", state=tmp_path), kept)
+
+
+def test_it_looks_with_the_caps_that_join_would_have(tmp_path: Path) -> None:
+    """`atom set` keeps them in the state directory, unless there is a peer file."""
+    (tmp_path / "peer.toml").write_text('[network]\nupload = "1 Mbit/s"\n')
+    peer, folder = box_of(DoctorRequest(state=tmp_path))
+    assert (peer.network.upload_bits_per_s, folder) == (1e6, tmp_path)
+    (tmp_path / "other.toml").write_text("")
+    peer, _ = box_of(DoctorRequest(peer_file=tmp_path / "other.toml", state=tmp_path))
+    assert peer.network.upload_bits_per_s is None

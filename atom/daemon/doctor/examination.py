@@ -11,11 +11,13 @@ from atom.base.errors import UserError
 from atom.config.load import load_peer_file, run_from_text
 from atom.config.peer_file import PeerFile
 from atom.config.places import default_state_directory, state_home
+from atom.daemon.box import kept_peer
 from atom.daemon.doctor import gathering
 from atom.daemon.doctor.capacity import fit_of, largest_of_family, precision_for
 from atom.daemon.doctor.facts import Capacity, Clock, Facts, Fit, Gpu, Ways
 from atom.daemon.doctor.swarm_side import Sight, look, own_identity
 from atom.daemon.doctor.ways import find_ways
+from atom.daemon.state_directory import StateDirectory
 from atom.swarm.addresses import parse_join_address
 from atom.swarm.records import Manifest
 
@@ -33,8 +35,7 @@ class DoctorRequest:
 
 def examine(request: DoctorRequest, note: Callable[[str], None]) -> Facts:
     """`note` is told what is looked at now. Raises: ConfigError; AddressError if it is none."""
-    peer = load_peer_file(request.peer_file)
-    folder = state_of(request, peer)
+    peer, folder = box_of(request)
     note("looking at the machine")
     software, machine = gathering.software(), gathering.machine(peer)
     note("measuring the optimizer")
@@ -56,6 +57,14 @@ def examine(request: DoctorRequest, note: Callable[[str], None]) -> Facts:
     capacity = _capacity(peer, machine.gpu, gathering.nearest_folder(folder), manifest)
     swarm = None if sight is None else sight.swarm
     return Facts(software, machine, memory, disk, ports, clock, capacity, swarm, ways)
+
+
+def box_of(request: DoctorRequest) -> tuple[PeerFile, Path]:
+    """The peer file and the state directory that `atom join` would have. Raises: ConfigError;
+    AddressError."""
+    peer = load_peer_file(request.peer_file)
+    folder = state_of(request, peer)
+    return (kept_peer(StateDirectory(folder)) if request.peer_file is None else peer), folder
 
 
 def state_of(request: DoctorRequest, peer: PeerFile) -> Path:
