@@ -77,6 +77,20 @@ class Attempt:
             for p in [self.promises[v]]
         )
 
+    def to_finish(self) -> Accepted | None:
+        """What has to be finished. Only those that decide have accepted anything."""
+        voters = self.electorate.voters
+        return value_to_finish({v: p for v, p in self.promises.items() if v in voters})
+
+    def reporters(self, value: Value) -> set[Voter]:
+        """Who says that it accepted this, and so has its result."""
+        return {
+            voter
+            for voter, promise in self.promises.items()
+            for accepted in (promise.accepted, promise.accepted_before_branch)
+            if accepted is not None and accepted.value.result_digest == value.result_digest
+        }
+
     def voters_asked(self) -> set[Voter]:
         """Voters of the electorate that promised and did not become unreachable since."""
         return {

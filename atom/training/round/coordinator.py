@@ -25,7 +25,7 @@ from atom.swarm.messages import (
     Suspect,
 )
 from atom.swarm.records import Lease
-from atom.training.round.attempt import Attempt, Stage, odd_states_out, value_to_finish
+from atom.training.round.attempt import Attempt, Stage, odd_states_out
 from atom.training.round.desk import Desk
 from atom.training.round.electorate import Electorate, same_head
 from atom.training.round.hold_up import HoldUp
@@ -140,6 +140,7 @@ class Coordinator:
         ballot = Ballot(number, desk.me.peer_id, desk.me.incarnation)
         invited = set(same_head(desk.head, desk.view)) | {desk.me.peer_id}
         invited -= self._rings.dispensable(chosen, invited)
+        invited -= self._hold_up.dispensable(chosen, invited)
         deadline = desk.now + desk.promise_patience(self._silence.mute)
         self.attempt = Attempt(chosen, Stage.PREPARE, desk.now, deadline, ballot=ballot)
         self.attempt.invited = invited
@@ -177,10 +178,11 @@ class Coordinator:
         if not attempt.decidable() or self._desk.me not in attempt.promises:
             self.give_up(Reason.NO_QUORUM)
             return
-        accepted = value_to_finish(attempt.promises)
+        accepted = attempt.to_finish()
         members = self._rings.members(attempt)
         if accepted is not None:
             self._desk.report("finishing-accepted", attempt=accepted.ballot.attempt)
+            self._hold_up.proposed(attempt, accepted.value)
             self._propose(attempt, attempt.finished(accepted.value, self._desk.view.dead))
         elif sum(member.sequences for member in members) < self._desk.terms.global_batch:
             silent = attempt.invited - promised
@@ -255,6 +257,10 @@ class Coordinator:
         self._propose(attempt, value)
 
     # ---- accept and commit
+
+    def on_result_missing(self, digest: bytes) -> None:
+        """It could not be fetched."""
+        self._hold_up.not_served(digest)
 
     def _propose(self, attempt: Attempt, value: Value) -> None:
         assert attempt.ballot is not None

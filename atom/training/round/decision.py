@@ -135,6 +135,7 @@ class Decision:
         if digest not in state.fetching:
             return
         state.fetching.discard(digest)
+        self._coordinator.on_result_missing(digest)
         accept, commit = state.pending_accept, state.pending_commit
         if accept is not None and accept[1].value.result_digest == digest:
             state.pending_accept = None

@@ -6,12 +6,14 @@ given up, like a peer that is silent. It costs a branch, which a quorum's round 
 comes.
 """
 
-from atom.swarm.chain import Voter
+from collections.abc import Set as AbstractSet
+
+from atom.swarm.chain import Value, Voter
 from atom.swarm.membership import is_quorum
 from atom.swarm.records import PeerState
 from atom.training.round.attempt import Attempt, Stage
 from atom.training.round.desk import Desk
-from atom.training.round.electorate import alive_voters, same_head
+from atom.training.round.electorate import Electorate, alive_voters, same_head
 from atom.training.round.vocabulary import Phase
 
 HOLD_OUT = 5
@@ -21,6 +23,7 @@ GIVEN_UP = 1.0
 _SEEN_FROM_AFAR = 0.1
 """How much of the time counts while others say that they average, and we are not among them."""
 _ORDER = list(Stage)
+_MOST_REPORTED = 16
 
 
 class HoldUp:
@@ -32,10 +35,16 @@ class HoldUp:
         self._silent: dict[Voter, Stage] = {}
         """Who owed us an answer, and at which stage."""
         self._unwilling: dict[Voter, Stage] = {}
+        self._reporters = dict[bytes, set[Voter]]()
+        """Of the results that we proposed, by digest."""
+        self._unserved = set[Voter]()
+        """Who says that it accepted a value, and does not hand out its result."""
 
     def new_head(self) -> None:
         self._silent.clear()
         self._unwilling.clear()
+        self._reporters.clear()
+        self._unserved.clear()
 
     # ---- how long
 
@@ -78,13 +87,38 @@ class HoldUp:
     def learn(self, attempt: Attempt, silence: bool) -> None:
         """An attempt of ours ended in vain: who of its electors owes us the stage it ended at?
         `silence`: it ended because answers were missing."""
-        for voter in attempt.electorate.voters:
-            if voter == self._desk.me:
-                continue
+        me, present = self._desk.me, attempt.present()
+        owing = set(attempt.electorate.voters) - present
+        if attempt.stage is Stage.ACCEPT and me not in present:
+            # For want of the result: others that could not vote either are not to blame.
+            assert attempt.value is not None
+            owing = attempt.reporters(attempt.value)
+        for voter in {*attempt.electorate.voters} - {me}:
             if voter.peer_id in attempt.refused:
                 self._unwilling[voter] = attempt.stage
-            elif silence and voter not in attempt.present():
+            elif silence and voter in owing:
                 self._silent[voter] = attempt.stage
+
+    def proposed(self, attempt: Attempt, value: Value) -> None:
+        """What others accepted, as they say: so they have its result."""
+        self._reporters[value.result_digest] = attempt.reporters(value)
+        while len(self._reporters) > _MOST_REPORTED:
+            del self._reporters[next(iter(self._reporters))]
+
+    def not_served(self, result_digest: bytes) -> None:
+        """It was not to be had: whoever accepted it is cut off from us, or made it up."""
+        self._unserved |= self._reporters.pop(result_digest, set()) - {self._desk.me}
+
+    def dispensable(self, chosen: Electorate, invited: AbstractSet[str]) -> frozenset[str]:
+        """Who is not asked to promise, if the others can decide. What others accepted meets any
+        quorum of the rest as well, if a quorum has accepted it."""
+        without = chosen.can_do_with(invited - self.unserved, self._desk.me, self._desk.view)
+        return self.unserved if without else frozenset()
+
+    @property
+    def unserved(self) -> frozenset[str]:
+        """Whose promise may be not asked for, so that its count is not to be counted on."""
+        return frozenset(voter.peer_id for voter in self._unserved)
 
     def forgive(self, voter: Voter, stage: Stage) -> None:
         """It did at last what it is asked for at this stage."""

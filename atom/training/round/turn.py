@@ -94,7 +94,7 @@ class Turn:
 
     def answering(self, leases: dict[str, Lease]) -> dict[str, Lease]:
         """Those of `leases` to count on: whose work will come to the next ring."""
-        left_out = self._rings.left_out()
+        left_out = self._rings.left_out() | self._hold_up.unserved
         counted = self._silence.counted_on(leases)
         for peer in left_out & counted.keys():
             del counted[peer]

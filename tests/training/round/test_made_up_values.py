@@ -1,0 +1,58 @@
+"""A voter says that it accepted what nobody has: the others decide without it."""
+
+from simulated_peer import Process
+from test_held_up import check_rounds_go_on, started
+
+from atom.swarm.chain import VOTE_DOMAIN, Ballot, Contribution, Value, vote_payload
+from atom.swarm.membership import signed_by
+from atom.swarm.messages import (
+    Accept,
+    Accepted,
+    AcceptedVote,
+    Message,
+    Prepare,
+    Prevote,
+    PrevoteAnswer,
+    Promise,
+)
+
+
+def made_up(liar: Process, asking: Process) -> Accepted:
+    head, ballot = asking.machine.head, Ballot(1, liar.peer_id, liar.me.incarnation)
+    parts = (Contribution(liar.peer_id, liar.me.incarnation, 4096, 1.0),)
+    result = b"nowhere".ljust(32)
+    value = Value(head.digest, head.round + 1, ballot, result, 1.0, b"", parts, head.voters)
+    return Accepted(ballot, value)
+
+
+def answer(liar: Process, asking: Process, message: Message) -> Message | None:
+    """It is agreeable, promises at once, and votes for what it made up."""
+    match message:
+        case Prevote(parent, serial):
+            return PrevoteAnswer(parent, serial, "")
+        case Prepare(parent, ballot, survivors):
+            made, state = made_up(liar, asking), asking.machine.state_digest
+            accepted = (None, made) if survivors else (made, None)
+            return Promise(parent, ballot, *accepted, 4, 1.0, state, False)
+        case Accept(parent, ballot, value):
+            payload = vote_payload(parent, ballot, value.digest(), value.survivors)
+            signature = liar.seat.identity.sign(VOTE_DOMAIN, signed_by(liar.me, payload))
+            return AcceptedVote(parent, ballot, value.digest(), signature)
+    return None
+
+
+def test_a_value_whose_result_is_nowhere_holds_nobody_up() -> None:
+    swarm, (liar, *honest) = started(4, 4)
+    by_name = {process.peer_id: process for process in honest}
+
+    def lie(source: str, target: str, message: Message) -> bool:
+        if source == liar.peer_id or target != liar.peer_id:
+            return source == liar.peer_id
+        said = answer(liar, by_name[source], message)
+        if said is not None:
+            swarm.deliver(liar.me, source, said)
+        return said is not None
+
+    swarm.network.drop = lie
+    check_rounds_go_on(swarm, honest)
+    assert not honest[0].chain.head.branches
