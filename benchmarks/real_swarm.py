@@ -180,7 +180,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--peers", type=positive, default=3)
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--faults", type=int, default=0)
-    parser.add_argument("--pass-seconds", type=float, default=0.5, help="at least; 0: no rest")
+    parser.add_argument("--pass-seconds", type=float, default=0.5, help="asleep; 0: no rest")
     return parser.parse_args()
 
 
