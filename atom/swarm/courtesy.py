@@ -14,6 +14,8 @@ does nothing but average would never catch up: four donors' shares carry one res
 _QUIET_S = 0.25
 _RUNNING_BYTES = 64 * 1024
 """Of the last moments, fading: less is a heartbeat, not a ring at work."""
+_MOST_RECENT_BYTES = math.e * _RUNNING_BYTES
+"""Whatever a ring has sent, it counts as running for `_QUIET_S` after its last bytes."""
 _MOST_CREDIT_BYTES = 1024 * 1024
 _LOOK_S = 0.01
 
@@ -30,7 +32,7 @@ class Courtesy:
     def ring_sent(self, count: int, now: float) -> None:
         with self._lock:
             self._fade(now)
-            self._recent_bytes += count
+            self._recent_bytes = min(self._recent_bytes + count, _MOST_RECENT_BYTES)
             self._credit_bytes = min(self._credit_bytes + SHARE * count, _MOST_CREDIT_BYTES)
 
     def wait_s(self, count: int, now: float) -> float:
