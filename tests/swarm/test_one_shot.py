@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_allreduce import PARENT, SOON, Swarm, broken, sources, swarm_of
+from threaded_ring import PARENT, SOON, Swarm, broken, sources, swarm_of
 from torch import Tensor
 
 from atom.base.reasons import Reason

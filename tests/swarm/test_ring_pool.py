@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
-from test_allreduce import PARENT, SOON, Swarm, swarm_of
+from threaded_ring import PARENT, SOON, Swarm, swarm_of
 
 from atom.base.errors import PeerRefused
 from atom.swarm.allreduce import open_ring

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 import pytest
-from test_allreduce import PARENT, QUICK, SOON, Swarm, broken, sources, swarm_of
+from threaded_ring import PARENT, QUICK, SOON, Swarm, broken, sources, swarm_of
 from torch import Tensor
 
 from atom.base.reasons import Reason
