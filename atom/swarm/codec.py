@@ -3,7 +3,6 @@ same bytes, so that a chunk may be decoded and encoded again at every hop of the
 """
 
 from abc import ABC, abstractmethod
-from typing import Protocol
 
 import numpy
 import torch
@@ -14,7 +13,7 @@ from atom.swarm.chunk_kernels import LARGEST_FLOAT32, chunk_kernels
 INT8_BLOCK = 1024
 
 
-class Codec(Protocol):
+class Codec(ABC):
     """fp32 [n] to bytes (uint8 [wire_bytes(n)], little-endian) and back."""
 
     name: str
@@ -22,16 +21,20 @@ class Codec(Protocol):
     """Whether it rounds so coarsely that what it took away should be added to the next round's
     gradients."""
 
+    @abstractmethod
     def wire_bytes(self, elements: int) -> int:
         """What `elements` take on the wire; never more than four each."""
 
+    @abstractmethod
     def wire(self, values: Tensor, scratch: Tensor) -> Tensor:
         """Memory of the right size for `values` on the wire: `scratch`, or their own memory."""
 
+    @abstractmethod
     def encode(self, values: Tensor, scratch: Tensor, lost: Tensor | None = None) -> Tensor:
         """The bytes of `values`, which are finite, in `wire(values, scratch)`; what rounding takes
         away goes to `lost`. Raises: NotFinite if what will be decoded is not finite."""
 
+    @abstractmethod
     def decode(self, wire: Tensor, out: Tensor) -> None:
         """Writes the numbers in `wire`, which is `wire(out, …)`, to `out`.
 
@@ -50,9 +53,10 @@ class Codec(Protocol):
 
         Raises: NotFinite, also if a number in the sum is beyond ± `largest`.
         """
+        chunk_kernels().add(self.name, wire, own, factor, out, largest)
 
 
-class Float32:
+class Float32(Codec):
     """Exact, so nothing is copied."""
 
     name = "float32"
@@ -74,24 +78,9 @@ class Float32:
             numpy.copyto(out.numpy(), wire.view(torch.float32).numpy())
         chunk_kernels().require_finite(out)
 
-    def add(
-        self,
-        wire: Tensor,
-        own: Tensor,
-        factor: float,
-        out: Tensor,
-        largest: float = LARGEST_FLOAT32,
-    ) -> None:
-        chunk_kernels().add(self.name, wire, own, factor, out, largest)
 
-
-class _Rounded(ABC):
+class _Rounded(Codec):
     """What both codecs that round have in common."""
-
-    name: str
-
-    @abstractmethod
-    def wire_bytes(self, elements: int) -> int: ...
 
     def wire(self, values: Tensor, scratch: Tensor) -> Tensor:
         return scratch[: self.wire_bytes(values.numel())]
@@ -103,16 +92,6 @@ class _Rounded(ABC):
 
     def decode(self, wire: Tensor, out: Tensor) -> None:
         chunk_kernels().decode(self.name, wire, out)
-
-    def add(
-        self,
-        wire: Tensor,
-        own: Tensor,
-        factor: float,
-        out: Tensor,
-        largest: float = LARGEST_FLOAT32,
-    ) -> None:
-        chunk_kernels().add(self.name, wire, own, factor, out, largest)
 
 
 class BFloat16(_Rounded):

@@ -2,6 +2,8 @@
 
 import asyncio
 
+from good_run import good_run
+
 from atom.base.clock import ManualClock
 from atom.cli.onlooker import Onlooker, Sight
 from atom.config.load import normalised_run_text, parse_run_text
@@ -10,24 +12,7 @@ from atom.swarm.identity import Identity
 from atom.swarm.record_codec import encode_manifest
 from atom.swarm.records import Lease, Manifest, PeerState
 
-RUN = """\
-[run]
-name = "tiny"
-rounds = 30
-[model]
-family = "gpt3"
-layers = 1
-heads = 1
-model_dim = 8
-sequence_tokens = 8
-[data]
-source = "python-stdlib"
-[batch]
-global_sequences = 64
-micro_batch_sequences = 8
-[optimizer]
-learning_rate = 1e-3
-"""
+RUN = good_run(rounds=30, global_sequences=64, micro_batch_sequences=8)
 DIGEST = bytes(range(32))
 
 

@@ -6,30 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from good_run import GOOD_RUN
 
 from atom.cli.app import main
 from atom.cli.exit_codes import ExitCode
 
 PEER_ID = "12D3KooWGRUaMpSxHC6zS3FfG3mVYmXsBdTKZvNTT7J3rc7FLMbw"
-GOOD_RUN = """\
-[run]
-name = "tiny"
-rounds = 3
-[model]
-family = "gpt3"
-layers = 1
-heads = 1
-model_dim = 8
-sequence_tokens = 8
-[data]
-source = "python-stdlib"
-max_bytes = "20 kB"
-[batch]
-global_sequences = 4
-micro_batch_sequences = 2
-[optimizer]
-learning_rate = 1e-3
-"""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import tomlkit
+from good_run import GOOD_RUN
 
 from atom.cli.app import main
 from atom.cli.exit_codes import ExitCode
@@ -14,28 +15,6 @@ from atom.config.peer_file import PeerFile
 from atom.config.problems import keys_of
 from atom.config.run_file import RunFile
 
-GOOD_RUN = """\
-[run]
-name = "tiny"
-rounds = 3
-[model]
-family = "gpt3"
-layers = 1
-heads = 1
-model_dim = 8
-sequence_tokens = 8
-[data]
-source = "python-stdlib"
-max_bytes = "20 kB"
-validation_fraction = 0.1
-[batch]
-global_sequences = 4
-micro_batch_sequences = 2
-[optimizer]
-learning_rate = 1e-3
-[validation]
-every_rounds = 1
-"""
 HUGE = "9" * 400
 LONG = "x" * 5000
 NO_TEXT = ("3", "expected a text in quotes, not 3")

@@ -8,28 +8,11 @@ from pathlib import Path
 
 import pytest
 import typer
+from good_run import GOOD_RUN
 
 from atom.cli.app import app, main
 from atom.cli.exit_codes import ExitCode
 
-RUN = """\
-[run]
-name = "tiny"
-rounds = 3
-[model]
-family = "gpt3"
-layers = 1
-heads = 1
-model_dim = 8
-sequence_tokens = 8
-[data]
-source = "python-stdlib"
-[batch]
-global_sequences = 4
-micro_batch_sequences = 2
-[optimizer]
-learning_rate = 1e-3
-"""
 PEER_ID = "12D3KooWGRUaMpSxHC6zS3FfG3mVYmXsBdTKZvNTT7J3rc7FLMbw"
 ADDRESS = f"/ip4/127.0.0.1/tcp/9/p2p/{PEER_ID}/run/tiny"
 START, PLAN = ("start", "run.toml"), ("plan", "run.toml")
@@ -302,7 +285,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.setenv(variable, str(tmp_path / "home"))
     for name in ("folder", "folder.png", "taken/plan.json", "home"):
         (tmp_path / name).mkdir(parents=True)
-    (tmp_path / "run.toml").write_text(RUN)
+    (tmp_path / "run.toml").write_text(GOOD_RUN)
     (tmp_path / "file").write_text("")
     (tmp_path / "text").write_text("Dear reader,\n")
     (tmp_path / "binary").write_bytes(bytes(range(256)))
