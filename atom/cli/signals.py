@@ -15,7 +15,7 @@ from atom.cli.failures import Terminated
 T = TypeVar("T")
 
 
-def end_at_once_on_signals(said: str = "interrupted before the peer took part") -> None:
+def end_at_once_on_signals(said: str = "interrupted: what is on disk is whole") -> None:
     """Until the daemon lives (it then leaves in good order), there is nothing to finish; nor has a
     command that writes nothing.
 

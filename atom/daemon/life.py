@@ -1,6 +1,5 @@
 """A running peer: starts its parts, shows its lease, obeys its owner, and knows when to end."""
 
-import json
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -9,11 +8,12 @@ from typing import Any
 from atom.base.clock import Clock
 from atom.base.events import EventSink
 from atom.daemon.console import Console
+from atom.daemon.kept_contacts import KeptContacts
 from atom.daemon.leave_signals import LeaveSignals
 from atom.daemon.lifecycle import Ending, Facts, ending
 from atom.daemon.parts import Parts
 from atom.daemon.portrait import info_of, lease_of, reading_pause_of
-from atom.daemon.state_directory import StateDirectory, write_atomically
+from atom.daemon.state_directory import StateDirectory
 from atom.daemon.turns.board import Wish
 from atom.swap.voided import PassVoided
 from atom.swarm.directory import Directory
@@ -26,7 +26,6 @@ from atom.training.round.vocabulary import Phase, View
 LEAVE_S = 60.0
 """How long a requested leave may take to see the counted work committed."""
 _LOOK_S = 0.1
-_CONTACTS_S = 20.0
 
 
 class Life:
@@ -57,8 +56,7 @@ class Life:
         self._facts_lock = threading.Lock()
         self._looked_around = False
         self._dropped_before_leaving = 0
-        self._saved_contacts: tuple[str, ...] = ()
-        self._contacts_due = 0.0
+        self._contacts = KeptContacts(state.known_addresses, clock)
 
     # ---- living
 
@@ -71,8 +69,9 @@ class Life:
         parts.steward.start()
         parts.worker.start()
         parts.turns.serve(parts.pauses, self, self._events)
+        digest = self._restored()  # nothing of ours is counted: a signal still ends us at once
         with self._signals.heard():
-            self._begin()
+            self._enter_rounds(digest)
             while True:
                 self._wake.wait(_LOOK_S)
                 self._wake.clear()
@@ -83,7 +82,7 @@ class Life:
                 if verdict is not None:
                     self._say_goodbye(verdict)
                     return verdict
-                self._save_contacts(directory)
+                self._contacts.keep(directory.contacts(), parts.keeper.room)
 
     def close(self) -> None:
         """Ends every part, in the order that lets each finish what it holds."""
@@ -125,8 +124,8 @@ class Life:
         self.parts.lookout.nudge()
         self._wake.set()
 
-    def _begin(self) -> None:
-        """Rebuilds our last state on the worker's thread, then joins the rounds."""
+    def _restored(self) -> bytes:
+        """Rebuilds our last state on the worker's thread; its digest."""
         restored = threading.Event()
         digests: list[bytes] = []
 
@@ -136,10 +135,9 @@ class Life:
 
         self.parts.worker.submit(restore)
         while not restored.wait(_LOOK_S):
-            self._obey_signals()
             if self._failure is not None:
                 raise self._failure
-        self._enter_rounds(digests[0])
+        return digests[0]
 
     def _enter_rounds(self, digest: bytes) -> None:
         parts = self.parts
@@ -187,6 +185,13 @@ class Life:
             return self._facts
 
     # ---- the end
+
+    def _break_off_fetching(self) -> None:
+        """Who leaves without a part in any round needs no state."""
+        syncing = self._machine is not None and self._machine.phase is Phase.SYNCING
+        if syncing and not self.counted():
+            self._console.note("fetching ends here; what has arrived is kept for the next start")
+            self.parts.donors.close()
 
     def _look(self) -> Ending | None:
         assert self._machine is not None
@@ -256,18 +261,6 @@ class Life:
         )
         self._console.note(f"ended at round {head.round}: {verdict.value}")
 
-    def _save_contacts(self, directory: Directory) -> None:
-        if self._clock.now() < self._contacts_due:
-            return
-        self._contacts_due = self._clock.now() + _CONTACTS_S
-        contacts = directory.contacts()
-        if contacts and contacts != self._saved_contacts:
-            listed = json.dumps(contacts).encode()
-            self.parts.keeper.room.attempt(
-                "addresses", lambda: write_atomically(self._state.known_addresses, listed)
-            )
-            self._saved_contacts = contacts
-
     def _next_lease(self) -> Lease:
         """Our lease as of now. Called on the lookout's thread."""
         assert self._machine is not None
@@ -321,6 +314,7 @@ class Life:
         self.parts.pauses.end()
         if self._loop is not None:
             self._loop.leave()
+        self._break_off_fetching()
         self._events.emit("leaving", deadline_s=seconds)
         self.on_change()
         return f"leaving once the counted work is committed, in at most {seconds:.0f} s"

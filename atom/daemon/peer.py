@@ -1,7 +1,6 @@
 """One peer, from its files to its goodbye; `atom.daemon.assembly` wires its parts."""
 
 import contextlib
-import json
 import resource
 from contextlib import ExitStack
 from dataclasses import replace
@@ -15,6 +14,7 @@ from atom.daemon.box import Box, JoinOptions, StartOptions, open_box
 from atom.daemon.console import Console
 from atom.daemon.founding import enter_run, found_run, read_run, run_of
 from atom.daemon.invitation import check_member
+from atom.daemon.kept_contacts import known_contacts
 from atom.daemon.lifecycle import Ending
 from atom.daemon.lookout import Lookout
 from atom.daemon.own_code import check_trust, obtain_code
@@ -135,15 +135,6 @@ def _node(box: Box, listen: str, initial_peers: tuple[str, ...]) -> NodeSettings
         listen=listen,
         announce=announced_multiaddrs(box.peer.network.announce, parse_listen(listen).port),
         initial_peers=initial_peers,
-        contacts=_known_contacts(box),
+        contacts=known_contacts(box.state.known_addresses),
         log_path=str(box.state.dht_log),
     )
-
-
-def _known_contacts(box: Box) -> tuple[str, ...]:
-    """DHT nodes met in an earlier life; a damaged list is no reason not to start."""
-    try:
-        listed = json.loads(box.state.known_addresses.read_text(encoding="utf-8"))
-        return parse_multiaddrs([str(text) for text in listed][:16])
-    except (OSError, ValueError, TypeError):
-        return ()

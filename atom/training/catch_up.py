@@ -212,6 +212,7 @@ class Replay:
             self._tell(way, len(ways))
             try:
                 if way.base is not None:
+                    self._donors.forget({way.base, self._most_begun(ways)})
                     self._begin_at(way.base, commits, heads, peers)
                 self._replay_or_fail(commits[way.first_round :], peers)
                 return
@@ -220,19 +221,23 @@ class Replay:
         assert failed is not None, "called without ways"
         raise failed
 
+    def _most_begun(self, ways: list[Way]) -> Offer:
+        """Of the states offered, the one an interrupted fetch left most of: it stays until another
+        one is whole, since what interrupted it may interrupt this one too."""
+        offers = [way.base for way in ways if way.base is not None]
+        return max(offers, key=self._donors.begun)
+
     def _begin_at(
         self, offer: Offer, commits: list[Commit], heads: list[Head], peers: list[str]
     ) -> None:
         """Loads a state that others offer. Raises: PeerRefused, OSError."""
         digest = self._certified(offer.round, commits)
-        self._donors.forget(offer)
         arenas = self._state_of(offer, peers, digest)
         if digest is not None and state_digest(arenas) != digest:
             self._donors.forget()
             raise PeerRefused(Reason.STATE_MISMATCH, f"state of round {offer.round}")
         self.usable = False  # until the journal says the same
         self._replica.load_state(arenas, offer.round)
-        self._donors.forget()
         self._keeper.replace_chain(commits[: offer.round], heads[: offer.round + 1])
         self.usable = True
 

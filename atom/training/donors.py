@@ -4,7 +4,7 @@ import json
 import shutil
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -59,8 +59,8 @@ class Donors(Protocol):
         ...
 
     def result(self, digest: bytes, peers: Sequence[str]) -> torch.Tensor: ...
-    def forget(self, but: Offer | None = None) -> None:
-        """Whatever was downloaded may go, `but` for one state."""
+    def forget(self, but: Collection[Offer] = ()) -> None:
+        """Whatever was downloaded may go, `but` for these states."""
 
     def take_liars(self) -> set[str]:
         """Who gave what does not hold since this was last asked: also beside honest donors, where
@@ -162,11 +162,11 @@ class PeerDonors:
     def begun(self, offer: Offer) -> int:
         return landed_bytes(self._folder(offer))
 
-    def forget(self, but: Offer | None = None) -> None:
-        kept = None if but is None else self._folder(but)
+    def forget(self, but: Collection[Offer] = ()) -> None:
+        kept = {self._folder(offer) for offer in but}
         if self._downloads.is_dir():
             for folder in self._downloads.iterdir():
-                if folder != kept:
+                if folder not in kept:
                     shutil.rmtree(folder, ignore_errors=True)
 
     def _folder(self, offer: Offer) -> Path:

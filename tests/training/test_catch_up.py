@@ -2,7 +2,7 @@
 
 import functools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -177,7 +177,8 @@ class FakeDonors:
     def __init__(self, table: dict[str, Served]) -> None:
         self.table = table
         self.asked: list[int] = []
-        self.kept: int | None = -1
+        self.kept: set[int] = {-1}
+        self.kept_when_asked: list[set[int]] = []
         self.here: dict[int, int] = {}
         self.full = False
         self.chain_bytes: list[int] = []
@@ -200,6 +201,7 @@ class FakeDonors:
         if into is None and self.full:
             raise StorageError("no room for downloads", "free some disk space")
         self.asked.append(offer.round)
+        self.kept_when_asked.append(self.kept)
         for peer in peers:
             if offer in self._of(peer).states:
                 found = self._of(peer).states[offer]
@@ -220,8 +222,8 @@ class FakeDonors:
     def take_liars(self) -> set[str]:
         return set()
 
-    def forget(self, but: Offer | None = None) -> None:
-        self.kept = None if but is None else but.round
+    def forget(self, but: Collection[Offer] = ()) -> None:
+        self.kept = {offer.round for offer in but}
 
     def _of(self, peer_id: str) -> Served:
         if peer_id not in self.table:
@@ -386,7 +388,7 @@ def test_falls_back_to_a_snapshot_where_results_are_gone(peer_of: Make) -> None:
     peer.replay.run(heads("a"), discard=False)
     assert peer.at(ROUNDS)
     assert donors.asked == [3]
-    assert donors.kept is None, "downloads are gone"
+    assert donors.kept == set(), "downloads are gone"
 
 
 def test_a_joiner_prefers_a_state_that_a_commit_vouches_for(peer_of: Make) -> None:
@@ -498,6 +500,30 @@ def test_a_half_fetched_state_is_finished_if_that_is_less(peer_of: Make) -> None
     peer.with_donors(donors).run(heads("a"), discard=False)
     assert peer.at(ROUNDS)
     assert donors.asked == [3]
+
+
+def test_a_fetch_that_breaks_off_keeps_what_it_has_while_another_state_is_tried(
+    peer_of: Make,
+) -> None:
+    """What broke it off, an outage or the owner, may break off the next one as well."""
+
+    class BreakingOff(FakeDonors):
+        def state(
+            self, offer: Offer, peers: Sequence[str], digest: bytes | None, into: Arenas | None
+        ) -> Arenas:
+            try:
+                return super().state(offer, peers, digest, into)
+            except PeerRefused:
+                self.here[offer.round] = 4096
+                raise
+
+    peer, served = peer_of(knows_start=False), Served(offers=[2, 3, 4])
+    served.states = {run().offer(2): served.states[run().offer(2)]}
+    donors = BreakingOff({"a": served})
+    peer.with_donors(donors).run(heads("a"), discard=False)
+    assert donors.asked == [4, 3, 2]
+    assert donors.kept_when_asked == [{4}, {4, 3}, {4, 2}]
+    assert donors.kept == set(), "in the end there is a state"
 
 
 def test_without_room_a_state_is_fetched_into_memory(peer_of: Make) -> None:

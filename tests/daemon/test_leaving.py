@@ -1,0 +1,58 @@
+"""Being told to leave while the state is still being fetched."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from atom.base.clock import ManualClock
+from atom.base.events import EventList
+from atom.daemon.console import Silence
+from atom.daemon.life import Life
+from atom.daemon.state_directory import StateDirectory
+from atom.training.round.vocabulary import Phase
+
+
+class Donors:
+    """As far as their end is concerned."""
+
+    closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def donors() -> Donors:
+    return Donors()
+
+
+def life_in(phase: Phase, uncommitted: int, donors: Donors, folder: Path) -> Life:
+    life = Life(StateDirectory(folder), Silence(), EventList(), ManualClock(), "")
+    nothing: Any = lambda *given: None  # noqa: E731 - stands for every part that is only told
+    hands = SimpleNamespace(
+        tally=SimpleNamespace(sequences_dropped=0), uncommitted_sequences=uncommitted
+    )
+    life.parts = SimpleNamespace(  # type: ignore[assignment]
+        hands=hands,
+        donors=donors,
+        worker=SimpleNamespace(submit=nothing),
+        pauses=SimpleNamespace(end=nothing),
+        lookout=SimpleNamespace(nudge=nothing),
+    )
+    life._machine = SimpleNamespace(phase=phase)  # type: ignore[assignment]
+    return life
+
+
+def test_without_a_part_in_any_round_fetching_ends(donors: Donors, tmp_path: Path) -> None:
+    life_in(Phase.SYNCING, 0, donors, tmp_path).leave(None)
+    assert donors.closed
+
+
+@pytest.mark.parametrize(("phase", "uncommitted"), [(Phase.SYNCING, 4), (Phase.ACCUMULATING, 0)])
+def test_who_counted_may_need_what_it_fetches(
+    phase: Phase, uncommitted: int, donors: Donors, tmp_path: Path
+) -> None:
+    life_in(phase, uncommitted, donors, tmp_path).leave(None)
+    assert not donors.closed
