@@ -14,20 +14,15 @@ known shortly after the last gradient (`LandingNorm`).
 """
 
 import math
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from threading import Lock
 
 import torch
 
+from atom.base.landing import LandedBlocks
 from atom.swap.host_kernels import GRADIENT_FORMATS, host_kernels
 
 LANES = 2**15
 """float64 sums that do not wait for each other."""
 BLOCK_ELEMENTS = LANES * 2**10
-
-Landed = Callable[[int, int], None]
-"""Told that elements [start, stop) of a gradient are final."""
 
 
 class LandingNorm:
@@ -41,44 +36,22 @@ class LandingNorm:
         flat = gradient.dim() == 1 and gradient.is_contiguous() and gradient.device.type == "cpu"
         if not flat or gradient.dtype not in GRADIENT_FORMATS:
             raise ValueError("the norm is defined on a flat tensor of gradients on the host")
-        self._blocks = list(_blocks(gradient.detach()))
-        self._block_elements = BLOCK_ELEMENTS
-        self._missing = [block.numel() for block in self._blocks]
-        self._sums: list[Future[float] | None] = [None] * len(self._blocks)
-        self._lock = Lock()
-        threads = min(threads or torch.get_num_threads(), len(self._blocks))
-        self._pool = ThreadPoolExecutor(max(threads, 1), "atom-norm")
+        values = gradient.detach()
 
-    def landed(self, start: int, stop: int) -> None:
-        """Elements [start, stop) are final, and were not before. From any thread; does not wait."""
-        size = self._block_elements
-        with self._lock:
-            for block in range(start // size, -(-stop // size)):
-                here = min(stop, (block + 1) * size) - max(start, block * size)
-                assert here <= self._missing[block], "an element lands once"
-                self._missing[block] -= here
-                if self._missing[block] == 0:
-                    self._begin(block)
+        def summed(start: int, stop: int) -> float:
+            return _sum_of_squares(values[start:stop])
+
+        most = threads or torch.get_num_threads()
+        self._blocks = LandedBlocks(values.numel(), BLOCK_ELEMENTS, summed, most, "atom-norm")
+        self.landed = self._blocks.landed
+        self.close = self._blocks.close
 
     def norm(self) -> float:
         """Waits for the sums. What has not landed counts as it is now. Call once, at the end."""
-        with self._pool:
-            with self._lock:
-                for block, begun in enumerate(self._sums):
-                    if begun is None:
-                        self._begin(block)
-            total = 0.0
-            for each in self._sums:  # not `sum`: from Python 3.12 on that compensates its rounding
-                assert each is not None
-                total += each.result()
+        total = 0.0
+        for each in self._blocks.found():  # not `sum`: Python 3.12's compensates its rounding
+            total += each
         return math.sqrt(total)
-
-    def close(self) -> None:
-        """Nobody wants to know any more. The gradient is not read after this."""
-        self._pool.shutdown(cancel_futures=True)
-
-    def _begin(self, block: int) -> None:
-        self._sums[block] = self._pool.submit(_sum_of_squares, self._blocks[block])
 
 
 def gradient_norm(gradient: torch.Tensor, threads: int | None = None) -> float:
@@ -101,11 +74,6 @@ def clip_coefficient(norm: float, clip_norm: float | None) -> float:
     if clip_norm is None:
         return 1.0
     return min(1.0, clip_norm / (norm + 1e-6))
-
-
-def _blocks(gradient: torch.Tensor) -> Iterator[torch.Tensor]:
-    for start in range(0, gradient.numel(), BLOCK_ELEMENTS):
-        yield gradient[start : start + BLOCK_ELEMENTS]
 
 
 def _sum_of_squares(block: torch.Tensor) -> float:

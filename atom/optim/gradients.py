@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 import torch
 
 from atom.base.errors import AtomError
-from atom.optim.clipping import Landed, LandingNorm, gradient_norm
+from atom.base.landing import Landed
+from atom.optim.clipping import LandingNorm, gradient_norm
 
 
 class GradientsPoisoned(AtomError):

@@ -10,22 +10,19 @@ is carried from the later to the earlier user through a host buffer, as a root o
 micro-batch's backward, and reaches the arena once, with the earliest.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
+from atom.base.landing import Landed
 from atom.graph.ir import ParameterLayout, Program, SubModel, padded_elements
 from atom.swap.device import Device, Report
 from atom.swap.device_slots import BoundSubModel, DeviceSlots
 from atom.swap.gate import Gate
 from atom.swap.host_landing import HostSum, Noise, at_once
-
-Landed = Callable[[int, int], None]
-"""Told that elements [start, stop) of the arena are as the pass leaves them, by the thread that
-added them."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +47,7 @@ class Terms:
     first: bool = False
     """Of its round: it replaces what the arena held."""
     landed: Landed | None = None
+    """Told of what the pass leaves as it is, by the thread that added it."""
     seed: int = 0
     """Where the noise comes from that sums in bfloat16 are rounded with."""
 

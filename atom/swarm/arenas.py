@@ -72,9 +72,10 @@ def dtype_name(tensor: Tensor) -> str:
     return _NAMES[tensor.dtype]
 
 
-def chunk_digest(chunk: bytes | memoryview) -> bytes:
-    """blake3 of one chunk; on several cores, and without holding the interpreter's lock."""
-    return blake3(chunk, max_threads=blake3.AUTO).digest()
+def chunk_digest(chunk: bytes | memoryview, threads: int = blake3.AUTO) -> bytes:
+    """blake3 of one chunk; on several cores, unless told, and without holding the interpreter's
+    lock."""
+    return blake3(chunk, max_threads=threads).digest()
 
 
 def describe(name: str, tensor: Tensor) -> ArenaManifest:

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from atom.base.clock import Clock
 from atom.base.reasons import Reason
-from atom.optim.clipping import LandingNorm
 from atom.swarm.algorithm import Algorithm
 from atom.swarm.allreduce import (
     Arenas,
@@ -19,7 +18,6 @@ from atom.swarm.allreduce import (
     open_one_shot,
     open_ring,
 )
-from atom.swarm.arenas import arena_digest
 from atom.swarm.chain import Ballot
 from atom.swarm.codec import Codec, Float32
 from atom.swarm.composition import leaves_of, seats_of
@@ -27,6 +25,7 @@ from atom.swarm.ring import ring_tag
 from atom.swarm.ring_channels import RingChannels
 from atom.swarm.transport import PeerTransport
 from atom.training.feedback import Feedback
+from atom.training.landing_result import LandingResult
 from atom.training.results import Results
 from atom.training.ring_pace import PaceBook
 from atom.training.round.vocabulary import RingFailed, RingFinished, StartRing
@@ -153,7 +152,7 @@ class Exchange:
         leaves = leaves_of(start.members)
         rank = [*seats, *(leaf.peer_id for leaf in leaves)].index(me)
         counts = {member.peer_id: member.sequences for member in start.members}
-        landing = LandingNorm(result)
+        landing = LandingResult(result)
         try:
             source = self._gradients(start.parent) if counts[me] else None
             feedback = self._style.feedback if source is not None else None
@@ -177,8 +176,7 @@ class Exchange:
             self._note_pace(result, len(seats) if rank < len(seats) else 2, seconds)
             if not start.one_shot:
                 self._note_links(channels, seconds)
-            norm = landing.norm()
-            digest = arena_digest(result)
+            norm, digest = landing.known()
         except BaseException:
             landing.close()
             raise
