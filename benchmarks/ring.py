@@ -18,15 +18,15 @@ Instead of a number of connections, one-shot: everybody with everybody, not in a
 
 import argparse
 import contextlib
-import multiprocessing
 import statistics
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from member_processes import found_by
 from ring_links import WIRE_SHARE, Seat, loopback, shaped
-from ring_member import GLOO, PATIENCE_S, Job, Sample, Side, member
+from ring_member import GLOO, Job, Sample, Side, member
 from sides import Timing, machine, positive, publish
 
 from atom.swarm.ring import ALIGNMENT
@@ -44,33 +44,8 @@ def main() -> None:
         where: Sequence[Seat] = seats or loopback(options.members)
         delay_s = options.delay_ms / 1e3
         job = Job(tuple(where), elements, options.runs, tuple(options.sides), rendezvous, delay_s)
-        samples = _measure(job)
+        samples = found_by(member, job, options.members)
     _publish(job, samples, options.mbit, options.delay_ms)
-
-
-def _measure(job: Job) -> list[list[list[list[Sample]]]]:
-    """[member][size][side][run]. Raises: RuntimeError if a member ends early."""
-    context = multiprocessing.get_context("spawn")
-    members = len(job.seats)
-    gate = context.Barrier(members)
-    pipes = [context.Pipe() for _ in range(members)]
-    processes = [
-        context.Process(target=member, args=(rank, job, child, gate))
-        for rank, (_, child) in enumerate(pipes)
-    ]
-    for process, (_, child) in zip(processes, pipes, strict=True):
-        process.start()
-        child.close()
-    try:
-        contacts = [parent.recv() for parent, _ in pipes]
-        for parent, _ in pipes:
-            parent.send(contacts)
-        return [parent.recv() for parent, _ in pipes]
-    except EOFError:
-        raise RuntimeError("a member of the ring ended early") from None
-    finally:
-        for process in processes:
-            process.join(PATIENCE_S)
 
 
 def _publish(job: Job, samples: Sequence[Any], mbit: float | None, delay_ms: float) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from member_processes import PATIENCE_S
 from ring_delay import delay
 from ring_links import Seat
 from torch import Tensor
@@ -28,7 +29,6 @@ from atom.swarm.ring import ring_tag
 from atom.swarm.transport import Transport
 
 RUN, PARENT = bytes(32), bytes(32)
-PATIENCE_S = 120.0
 GLOO, HIVEMIND = "gloo", "hivemind"
 CLEAR_PEAK = Path("/proc/self/clear_refs")
 TOLERANCE = {"float32": 1e-5, "bfloat16": 5e-2, "int8": 1e-1}
@@ -118,7 +118,7 @@ def _sides(
     rank: int, job: Job, parent: Connection, stack: contextlib.ExitStack
 ) -> dict[Side, Reduce]:
     protections = {side.protection for side in job.sides if side.ours}
-    transports = {each: _transport(job.seats[rank], each) for each in sorted(protections)}
+    transports = {each: member_transport(job.seats[rank], each) for each in sorted(protections)}
     for transport in transports.values():
         stack.callback(transport.close)
     contact = {each: (t.peer_id, t.address) for each, t in transports.items()}
@@ -137,7 +137,7 @@ def _sides(
     return found
 
 
-def _transport(seat: Seat, protection: RingProtection) -> Transport:
+def member_transport(seat: Seat, protection: RingProtection) -> Transport:
     local = Local(Identity.create(), RUN, bytes(16), protection)
     transport = Transport(local, (seat.host, 0), EventList())
     transport.start()

@@ -98,6 +98,17 @@ def test_a_step_under_the_passes_beside_one_between_them() -> None:
         assert found > 0
 
 
+def test_rounds_with_the_step_under_the_pass_beside_rounds_with_it_before() -> None:
+    program = str(BENCHMARKS / "overlap.py")
+    sizes = ["--layers", "2", "--model-dim", "16", "--vocabulary", "64", "--visit-ms", "1"]
+    body = run(program, *sizes, "--runs", "1")
+    assert (body["benchmark"], body["sub_models"]) == ("overlap", 4)
+    for figure in ("ring", "step", "pass", "chain, between", "chain, under"):
+        check_timing(body[figure], runs=2 * (1 + (figure == "ring")))
+    added = body["added, under"]["median_s"]
+    assert body["hidden, under"] == pytest.approx(1 - added / body["step"]["median_s"])
+
+
 def test_the_norm_as_gradients_land_beside_the_norm_after() -> None:
     program = str(BENCHMARKS / "gradient_norm.py")
     body = run(program, "--layers", "2", "--model-dim", "16", "--runs", "2")
