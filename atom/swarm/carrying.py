@@ -14,14 +14,13 @@ from torch import Tensor
 
 from atom.base.reasons import Reason
 from atom.swarm.carriage import Carriage
-from atom.swarm.chunk_kernels import NotCanonical, NotFinite, chunk_kernels
+from atom.swarm.chunk_kernels import NotCanonical, NotFinite
 from atom.swarm.codec import EXACT
 from atom.swarm.frames import Kind, Patience
 from atom.swarm.reduction import Reduction
 from atom.swarm.ring import Step
 from atom.swarm.ring_failure import RingBroken, tell_broken
 from atom.swarm.ring_receiver import RingReceiver
-from atom.swarm.sum_limits import LARGEST_ROUNDED_PART, largest_of_parts
 
 HEAD_START = 0.8
 """A leaf that is too slow is found in this share of a ring's slack: before the ring itself is."""
@@ -74,16 +73,16 @@ class CarriedReceiver(RingReceiver):
     def _add_to_own(self, wire: Tensor, step: Step, both: Tensor) -> None:
         """Raises: RingBroken(NOT_FINITE), of the leaf or of ourselves; RingBroken(MALFORMED)."""
         reduction, brought = self._reduction, self._brought[: step.stop - step.start]
+        limits = reduction.terms.limits
         try:
-            reduction.terms.codec.decode(wire, brought)
-            chunk_kernels().require_finite(brought, LARGEST_ROUNDED_PART)
+            reduction.terms.codec.decode(wire, brought, limits.rounded_part)
         except NotFinite:
             raise self._refused(Reason.NOT_FINITE, step) from None
         except NotCanonical:
             raise self._refused(Reason.MALFORMED, step) from None
         try:
             own = reduction.part(step)
-            EXACT.add(brought.view(torch.uint8), own, 1.0, both, largest_of_parts(2))
+            EXACT.add(brought.view(torch.uint8), own, 1.0, both, limits.of_parts(2))
         except NotFinite:
             raise RingBroken(reduction.terms.me, Reason.NOT_FINITE, "in our own part") from None
 

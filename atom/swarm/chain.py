@@ -14,6 +14,7 @@ from typing import Any
 from blake3 import blake3
 
 from atom.swarm.branches import NO_BRANCHES, Branch, Branches, Rank, name_of
+from atom.swarm.usual_gradients import NORMS_REMEMBERED
 
 VOTE_DOMAIN = "vote"
 """Signature domain of a vote: over `vote_payload(...)`."""
@@ -134,6 +135,8 @@ class Head:
     """Peer ids of the last round's contributors, in ring order; draws are dealt in this order."""
     branches: Branches = NO_BRANCHES
     """The rounds on this chain that no quorum decided, oldest first."""
+    norms: tuple[float, ...] = ()
+    """Certified, of the latest rounds' mean gradients, oldest first."""
 
     @property
     def rank(self) -> Rank:
@@ -159,6 +162,7 @@ class Head:
             voters=value.voters_next,
             members=members,
             branches=self._branches_after(value, digest),
+            norms=(*self.norms, value.gradient_norm)[-NORMS_REMEMBERED:],
         )
 
     def _branches_after(self, value: Value, digest: bytes) -> Branches:

@@ -14,7 +14,7 @@
 
 enum { BLOCK = 1024 }; /* numbers that share a scale */
 enum { SOUND = 0, SUM_TOO_LARGE = 1, RESULT_NOT_FINITE = 2 };
-enum { NUMBERS = 0, NOT_FINITE = 1, NOT_CANONICAL = 2 };
+enum { NUMBERS = 0, TOO_LARGE = 1, NOT_CANONICAL = 2 };
 
 #define INFINITE 0x7f800000
 #define SMALLEST_SCALE 0x1p-100f
@@ -100,16 +100,16 @@ INLINE int32_t add_int8(const void *wire, const float *all_own, float factor, fl
     return verdict(worst, largest);
 }
 
-/* ---- From the wire to out. */
+/* ---- From the wire to out. Says whether a number is larger than `largest`, which is finite. */
 
-INLINE int32_t decode_bfloat16(const void *wire, float *restrict out, int64_t count) {
+INLINE int32_t decode_bfloat16(const void *wire, float *restrict out, int64_t count, float largest) {
     const uint16_t *restrict arrived = wire;
     int32_t worst = 0;
     for (int64_t i = 0; i < count; i++) {
         out[i] = from_bfloat16(arrived[i]);
         worst = larger(worst, size_of(out[i]));
     }
-    return worst >= INFINITE;
+    return worst > size_of(largest);
 }
 
 /* Whether encode_int8 may have written a block with this scale, whose largest step is this: a scale
@@ -118,7 +118,7 @@ INLINE int32_t canonical(float scale, int32_t largest_step) {
     return scale >= SMALLEST_SCALE ? largest_step == 127 : bits_of(scale) == 0 && largest_step == 0;
 }
 
-INLINE int32_t decode_int8(const void *wire, float *restrict all_out, int64_t all) {
+INLINE int32_t decode_int8(const void *wire, float *restrict all_out, int64_t all, float largest) {
     const struct int8_wire parts = int8_parts(wire, all);
     int32_t worst = 0, sound = 1;
     for (int64_t start = 0; start < all; start += BLOCK) {
@@ -135,7 +135,7 @@ INLINE int32_t decode_int8(const void *wire, float *restrict all_out, int64_t al
         }
         sound &= canonical(scale, largest_step);
     }
-    if (worst >= INFINITE) return NOT_FINITE;
+    if (worst > size_of(largest)) return TOO_LARGE;
     return sound ? NUMBERS : NOT_CANONICAL;
 }
 
@@ -191,7 +191,7 @@ INLINE int32_t too_large(const float *restrict values, int64_t count, float larg
 
 #define ADD_ARGUMENTS                                                                            \
     const void *wire, const float *own, float factor, float *out, int64_t count, float largest
-#define DECODE_ARGUMENTS const void *wire, float *out, int64_t count
+#define DECODE_ARGUMENTS const void *wire, float *out, int64_t count, float largest
 #define ENCODE_ARGUMENTS const float *values, void *wire, float *lost, int64_t count
 #define SIZE_ARGUMENTS const float *values, int64_t count, float largest
 
@@ -202,8 +202,8 @@ INLINE int32_t too_large(const float *restrict values, int64_t count, float larg
     DEFINE_ONE(add_float32, SUFFIX, ATTRIBUTE, ADD_ARGUMENTS, wire, own, factor, out, count, largest)     \
     DEFINE_ONE(add_bfloat16, SUFFIX, ATTRIBUTE, ADD_ARGUMENTS, wire, own, factor, out, count, largest)    \
     DEFINE_ONE(add_int8, SUFFIX, ATTRIBUTE, ADD_ARGUMENTS, wire, own, factor, out, count, largest)        \
-    DEFINE_ONE(decode_bfloat16, SUFFIX, ATTRIBUTE, DECODE_ARGUMENTS, wire, out, count)           \
-    DEFINE_ONE(decode_int8, SUFFIX, ATTRIBUTE, DECODE_ARGUMENTS, wire, out, count)               \
+    DEFINE_ONE(decode_bfloat16, SUFFIX, ATTRIBUTE, DECODE_ARGUMENTS, wire, out, count, largest)           \
+    DEFINE_ONE(decode_int8, SUFFIX, ATTRIBUTE, DECODE_ARGUMENTS, wire, out, count, largest)               \
     DEFINE_ONE(encode_bfloat16, SUFFIX, ATTRIBUTE, ENCODE_ARGUMENTS, values, wire, lost, count)  \
     DEFINE_ONE(encode_int8, SUFFIX, ATTRIBUTE, ENCODE_ARGUMENTS, values, wire, lost, count)      \
     DEFINE_ONE(too_large, SUFFIX, ATTRIBUTE, SIZE_ARGUMENTS, values, count, largest)
@@ -220,8 +220,8 @@ DEFINE_ALL(avx512, AVX512)
 EXPORT(add_float32, ADD_ARGUMENTS, wire, own, factor, out, count, largest)
 EXPORT(add_bfloat16, ADD_ARGUMENTS, wire, own, factor, out, count, largest)
 EXPORT(add_int8, ADD_ARGUMENTS, wire, own, factor, out, count, largest)
-EXPORT(decode_bfloat16, DECODE_ARGUMENTS, wire, out, count)
-EXPORT(decode_int8, DECODE_ARGUMENTS, wire, out, count)
+EXPORT(decode_bfloat16, DECODE_ARGUMENTS, wire, out, count, largest)
+EXPORT(decode_int8, DECODE_ARGUMENTS, wire, out, count, largest)
 EXPORT(encode_bfloat16, ENCODE_ARGUMENTS, values, wire, lost, count)
 EXPORT(encode_int8, ENCODE_ARGUMENTS, values, wire, lost, count)
 EXPORT(too_large, SIZE_ARGUMENTS, values, count, largest)

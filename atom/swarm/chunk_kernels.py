@@ -21,7 +21,7 @@ FORMATS = ("float32", "bfloat16", "int8")
 
 _ADD = (c_void_p, c_void_p, c_float, c_void_p, c_int64, c_float, c_int32)
 _ENCODE = (c_void_p, c_void_p, c_void_p, c_int64, c_int32)
-_DECODE = (c_void_p, c_void_p, c_int64, c_int32)
+_DECODE = (c_void_p, c_void_p, c_int64, c_float, c_int32)
 _CHECK = (c_void_p, c_int64, c_float, c_int32)
 _NOT_CANONICAL = 2
 LARGEST_FLOAT32 = (2 - 2**-23) * 2.0**127
@@ -79,13 +79,15 @@ class ChunkKernels:
         if self._encode[wire_format](source, wire.data_ptr(), kept, count, self._level):
             raise NotFinite
 
-    def decode(self, wire_format: str, wire: Tensor, out: Tensor) -> None:
+    def decode(
+        self, wire_format: str, wire: Tensor, out: Tensor, largest: float = LARGEST_FLOAT32
+    ) -> None:
         """Writes the numbers in `wire`, others' memory, to `out`.
 
-        Raises: NotFinite or NotCanonical, afterwards.
+        Raises: NotFinite, also for what is beyond ± `largest`, or NotCanonical; afterwards.
         """
         count, decode = out.numel(), self._decode[wire_format]
-        wrong = decode(wire.data_ptr(), _address(out, count), count, self._level)
+        wrong = decode(wire.data_ptr(), _address(out, count), count, largest, self._level)
         if wrong:
             raise NotCanonical if wrong == _NOT_CANONICAL else NotFinite
 

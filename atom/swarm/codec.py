@@ -35,10 +35,11 @@ class Codec(ABC):
         away goes to `lost`. Raises: NotFinite if what will be decoded is not finite."""
 
     @abstractmethod
-    def decode(self, wire: Tensor, out: Tensor) -> None:
+    def decode(self, wire: Tensor, out: Tensor, largest: float = LARGEST_FLOAT32) -> None:
         """Writes the numbers in `wire`, which is `wire(out, …)`, to `out`.
 
-        Raises: NotFinite, or NotCanonical if no encoder wrote it; when all are written.
+        Raises: NotFinite, also for what is beyond ± `largest`, or NotCanonical if no encoder wrote
+        it; when all are written.
         """
 
     def add(
@@ -73,10 +74,10 @@ class Float32(Codec):
             lost.numpy().fill(0)
         return values.view(torch.uint8)
 
-    def decode(self, wire: Tensor, out: Tensor) -> None:
+    def decode(self, wire: Tensor, out: Tensor, largest: float = LARGEST_FLOAT32) -> None:
         if wire.data_ptr() != out.data_ptr():
             numpy.copyto(out.numpy(), wire.view(torch.float32).numpy())
-        chunk_kernels().require_finite(out)
+        chunk_kernels().require_finite(out, largest)
 
 
 class _Rounded(Codec):
@@ -90,8 +91,8 @@ class _Rounded(Codec):
         chunk_kernels().encode(self.name, values, wire, lost)
         return wire
 
-    def decode(self, wire: Tensor, out: Tensor) -> None:
-        chunk_kernels().decode(self.name, wire, out)
+    def decode(self, wire: Tensor, out: Tensor, largest: float = LARGEST_FLOAT32) -> None:
+        chunk_kernels().decode(self.name, wire, out, largest)
 
 
 class BFloat16(_Rounded):

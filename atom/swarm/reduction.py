@@ -13,7 +13,7 @@ from torch import Tensor
 
 from atom.base.reasons import Reason
 from atom.swarm.carriage import Carriage
-from atom.swarm.chunk_kernels import NotFinite, chunk_kernels
+from atom.swarm.chunk_kernels import NotFinite
 from atom.swarm.codec import EXACT, Codec
 from atom.swarm.frames import Interrupted
 from atom.swarm.leaves import LeafPlan
@@ -22,7 +22,6 @@ from atom.swarm.ring import RingPlan, Step
 from atom.swarm.ring_failure import RingBroken
 from atom.swarm.ring_standing import Place, RingStanding
 from atom.swarm.ring_terms import Arenas, RingTerms
-from atom.swarm.sum_limits import largest_arriving, largest_passed_on
 
 
 def _first_place(plan: RingPlan, steps: Iterable[Step], done: bytearray) -> Place:
@@ -225,8 +224,7 @@ class Reduction:
             if step.start in carriage.brought:
                 self.add_up(arrived, total, step, codec, scratch)
                 return True
-            codec.decode(arrived, total)
-            chunk_kernels().require_finite(total, largest_arriving(step))
+            codec.decode(arrived, total, self.terms.limits.arriving(step))
             carriage.parked[step.start] = number, step
             return False
 
@@ -236,7 +234,7 @@ class Reduction:
         """Two addends, the first as `codec` has it on the wire. Raises: as `add`."""
         total = self.arenas.result[step.start : step.stop]
         factor = self.terms.scale if step.last_sum else 1.0
-        codec.add(arrived, own, factor, total, largest_passed_on(step))
+        codec.add(arrived, own, factor, total, self.terms.limits.passed_on(step))
         if step.last_sum:
             self.round(total, step.start, scratch)
 

@@ -8,12 +8,11 @@ from torch import Tensor
 
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
-from atom.swarm.chunk_kernels import NotCanonical, NotFinite, chunk_kernels
+from atom.swarm.chunk_kernels import NotCanonical, NotFinite
 from atom.swarm.frames import Channel, Kind, Patience
 from atom.swarm.reduction import Reduction
 from atom.swarm.ring import Step
 from atom.swarm.ring_failure import MAX_BROKEN_BYTES, RingBroken, parse_broken
-from atom.swarm.sum_limits import largest_arriving
 
 
 class RingReceiver:
@@ -52,13 +51,14 @@ class RingReceiver:
 
     def _store(self, number: int, step: Step) -> bool:
         """Whether it is what it is to be here; else our leaf's part is missing."""
-        codec, out = self._reduction.terms.codec, self._reduction.arenas.result
+        terms, out = self._reduction.terms, self._reduction.arenas.result
         target = out[step.start : step.stop] if step.gather else self._sum
         target = target[: step.stop - step.start]
-        arrived = self._receive(step, codec.wire(target, self._scratch))
+        arrived = self._receive(step, terms.codec.wire(target, self._scratch))
         try:
             if step.gather:
-                codec.decode(arrived, target)
+                largest = terms.limits.mean(len(terms.members), terms.scale)
+                terms.codec.decode(arrived, target, largest)
                 return True
             return self._reduction.add(arrived, number, step, self._scratch)
         except NotFinite:
@@ -70,13 +70,12 @@ class RingReceiver:
     def _not_finite(self, arrived: Tensor, step: Step) -> RingBroken:
         """Who spoilt it: the left, for whoever is honest passes nothing such on (`sum_limits`); or
         we."""
-        suspect = self._left.peer_id
+        terms, suspect = self._reduction.terms, self._left.peer_id
         if not step.gather:
             numbers = self._sum[: step.stop - step.start]
             with contextlib.suppress(NotFinite, NotCanonical):
-                self._reduction.terms.codec.decode(arrived, numbers)
-                chunk_kernels().require_finite(numbers, largest_arriving(step))
-                suspect = self._reduction.terms.me
+                terms.codec.decode(arrived, numbers, terms.limits.arriving(step))
+                suspect = terms.me
         return RingBroken(suspect, Reason.NOT_FINITE, f"in elements from {step.start}")
 
     def _receive(self, step: Step, into: Tensor) -> Tensor:

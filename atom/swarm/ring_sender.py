@@ -13,7 +13,6 @@ from atom.swarm.frames import Channel, Kind, Patience
 from atom.swarm.reduction import Reduction
 from atom.swarm.ring import Step
 from atom.swarm.ring_failure import RingBroken, hear_broken
-from atom.swarm.sum_limits import LARGEST_PART
 
 
 class RingSender:
@@ -60,7 +59,7 @@ class RingSender:
         part = reduction.first_part(step)
         if reduction.carriage is None:  # else it was looked at when the leaf's part came
             try:
-                chunk_kernels().require_finite(part, LARGEST_PART)
+                chunk_kernels().require_finite(part, reduction.terms.limits.part)
             except NotFinite:
                 raise RingBroken(reduction.terms.me, Reason.NOT_FINITE, "in our own part") from None
         return reduction.encode(part, step.start, self._scratch)

@@ -10,6 +10,7 @@ from atom.swarm.algorithm import Algorithm
 from atom.swarm.codec import EXACT, Codec
 from atom.swarm.leaves import Leaf
 from atom.swarm.ring_standing import Pace
+from atom.swarm.sum_limits import SumLimits
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class RingTerms:
     pace: Pace = field(default_factory=Pace)
     leaves: tuple[Leaf, ...] = ()
     """Whose sums members add to their own: each has a carrier to itself."""
+    limits: SumLimits = field(default_factory=SumLimits)
 
     @property
     def me(self) -> str:

@@ -6,14 +6,13 @@ import torch
 from torch import Tensor
 
 from atom.base.reasons import Reason
-from atom.swarm.chunk_kernels import NotCanonical, NotFinite, chunk_kernels
+from atom.swarm.chunk_kernels import NotCanonical, NotFinite
 from atom.swarm.frames import Channel
 from atom.swarm.one_shot import WINDOW, OneShotPlan
 from atom.swarm.reduction import Reduction
 from atom.swarm.ring import Step
 from atom.swarm.ring_failure import RingBroken
 from atom.swarm.ring_receiver import RingReceiver
-from atom.swarm.sum_limits import LARGEST_ROUNDED_PART, largest_of_parts
 
 _LOOK_S = 1.0
 
@@ -51,12 +50,13 @@ class Parts:
     def add_up(self, number: int, step: Step, scratch: Tensor) -> None:
         """The mean of the chunk, into the result. Raises: RingBroken(NOT_FINITE)."""
         reduction, own = self._reduction, self._reduction.part(step)
+        limits = reduction.terms.limits
         total = reduction.arenas.result[step.start : step.stop]
         for lane in range(self._others):
             arrived = self.room(number, step, lane)
             factor = reduction.terms.scale if lane == self._others - 1 else 1.0
             try:
-                addend, largest = own if lane == 0 else total, largest_of_parts(lane + 2)
+                addend, largest = own if lane == 0 else total, limits.of_parts(lane + 2)
                 reduction.terms.codec.add(arrived, addend, factor, total, largest)
             except NotFinite:
                 raise self._spoilt(number, step, lane) from None
@@ -68,8 +68,8 @@ class Parts:
         suspect = terms.me
         for before in range(lane + 1):
             try:
-                terms.codec.decode(self.room(number, step, before), numbers)
-                chunk_kernels().require_finite(numbers, LARGEST_ROUNDED_PART)
+                arrived = self.room(number, step, before)
+                terms.codec.decode(arrived, numbers, terms.limits.rounded_part)
             except (NotFinite, NotCanonical):
                 suspect = terms.members[self._plan.peer(terms.rank, before)]
                 break

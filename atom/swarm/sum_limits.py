@@ -10,38 +10,52 @@ contributes adds up to 2·(1 + d)·P, its own part P and a leaf's that was round
 and the sum is rounded. A(n) below is above all of that: A(n) > (A(n - 1) + 2·(1 + d)·P)·(1 + d).
 """
 
+from dataclasses import dataclass
+
 from atom.swarm.chunk_kernels import LARGEST_FLOAT32
 from atom.swarm.ring import Step
+from atom.swarm.usual_gradients import LARGEST_PART
 
-LARGEST_PART = 1e30
-"""P: of any number in one member's sums. No honest one comes near."""
 _ROUNDING = 2.0**-8
 """d. Of int8, the coarsest: half a step, of 127."""
 _MOST_CONTRIBUTORS = 1000
 """For so many the limits stay below what float32 overflows at."""
 
-LARGEST_ROUNDED_PART = LARGEST_PART * (1 + _ROUNDING)
-"""As it arrives from whoever made it."""
 
+@dataclass(frozen=True)
+class SumLimits:
+    """Of one ring: the same for all of its members."""
 
-def largest_arriving(step: Step) -> float:
-    """In the sum that a step brings."""
-    return _largest(step.contributors.bit_count())
+    part: float = LARGEST_PART
+    """P: of any number in one member's sums (`usual_gradients`)."""
 
+    def __post_init__(self) -> None:
+        assert 0.0 < self.part <= LARGEST_PART
 
-def largest_passed_on(step: Step) -> float:
-    """In the sum of that with our own part and our leaf's, before it is rounded."""
-    return _largest(step.contributors.bit_count() + 1) / (1 + _ROUNDING)
+    @property
+    def rounded_part(self) -> float:
+        """As it arrives from whoever made it."""
+        return self.part * (1 + _ROUNDING)
 
+    def arriving(self, step: Step) -> float:
+        """In the sum that a step brings."""
+        return self._of(step.contributors.bit_count())
 
-def largest_of_parts(count: int) -> float:
-    """In a sum of so many that came from those who made them."""
-    return min(count * LARGEST_ROUNDED_PART * (1 + _ROUNDING), LARGEST_FLOAT32)
+    def passed_on(self, step: Step) -> float:
+        """In the sum of that with our own part and our leaf's, before it is rounded."""
+        return self._of(step.contributors.bit_count() + 1) / (1 + _ROUNDING)
 
+    def of_parts(self, count: int) -> float:
+        """In a sum of so many that came from those who made them."""
+        return min(count * self.rounded_part * (1 + _ROUNDING), LARGEST_FLOAT32)
 
-def _largest(contributors: int) -> float:
-    """A(n): a geometric series."""
-    if contributors > _MOST_CONTRIBUTORS:
-        return LARGEST_FLOAT32
-    ratio = 1 + 2 * _ROUNDING
-    return 3 * LARGEST_PART * (ratio**contributors - 1) / (ratio - 1)
+    def mean(self, members: int, scale: float) -> float:
+        """In what a segment's owner gives to all: the sum of them all, times `scale`, rounded."""
+        return min(self._of(members) * scale, LARGEST_FLOAT32)
+
+    def _of(self, contributors: int) -> float:
+        """A(n): a geometric series."""
+        if contributors > _MOST_CONTRIBUTORS:
+            return LARGEST_FLOAT32
+        ratio = 1 + 2 * _ROUNDING
+        return 3 * self.part * (ratio**contributors - 1) / (ratio - 1)

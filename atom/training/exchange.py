@@ -23,6 +23,7 @@ from atom.swarm.codec import Codec, Float32
 from atom.swarm.composition import leaves_of, seats_of
 from atom.swarm.ring import ring_tag
 from atom.swarm.ring_channels import RingChannels
+from atom.swarm.sum_limits import SumLimits
 from atom.swarm.transport import PeerTransport
 from atom.training.feedback import Feedback
 from atom.training.landing_result import LandingResult
@@ -168,6 +169,7 @@ class Exchange:
                 progress_timeout_s=PROGRESS_S,
                 opening_s=OPEN_S,
                 pace=self._paces.pace(),
+                limits=SumLimits(start.largest_part),
             )
             arenas = Arenas(source, result, residual, landing.landed)
             began = self._clock.now()

@@ -23,14 +23,15 @@ from atom.base.events import EventSink
 from atom.base.reasons import Reason
 from atom.optim.clipping import gradient_norm
 from atom.swap.engine import PassCancelled
-from atom.swap.gate import all_finite
 from atom.swap.voided import PassVoided
 from atom.swarm.arenas import state_digest
 from atom.swarm.chain import Ballot, Commit, Head
 from atom.swarm.transport import PeerTransport
+from atom.swarm.usual_gradients import PartLimit
 from atom.training.aftermath import Aftermath
 from atom.training.catch_up import CatchUpFailed, Replay
 from atom.training.device_hold import DeviceTaken
+from atom.training.excess import Excess
 from atom.training.exchange import Exchange, RingStyle
 from atom.training.keeper import Keeper
 from atom.training.pacing import SwarmCount
@@ -107,6 +108,7 @@ class ReplicaHands:
         self._on_change: Callable[[], None]
         self._closing = threading.Event()
         self._aftermath = Aftermath(lambda: self._worker.submit(self._aftermath.wait))
+        self._excess = Excess(self._replica, self._events, self.voided)
         self.tally = Tally()
         self.after_step: Callable[[], None] = lambda: None
         """Called on the worker's thread when a step has begun and nothing is counted for the next
@@ -165,20 +167,18 @@ class ReplicaHands:
 
     # ---- counting
 
-    def freeze(self, ballot: Ballot) -> None:
+    def freeze(self, ballot: Ballot, limit: PartLimit) -> None:
         self._worker.hold(ROUND)
-        self._worker.submit(lambda: self._report_frozen(ballot))
+        self._worker.submit(lambda: self._report_frozen(ballot, limit))
 
     def thaw(self) -> None:
         self._worker.release(ROUND)
 
-    def _report_frozen(self, ballot: Ballot) -> None:
+    def _report_frozen(self, ballot: Ballot, limit: PartLimit) -> None:
         if self._replica.sequences and self._style.feedback is not None:
             self._style.feedback.fold(self._replica.gradients)
-        # Every pass was sound, but their sum may be beyond float32.
-        if self._replica.sequences and not all_finite([self._replica.gradients]):
-            self._events.emit("gradients-dropped", reason="not-finite")
-            self._replica.reset_gradients(self._journal.head.digest)
+        if self._replica.sequences:
+            self._excess.keep_within(limit.of(self._replica.sequences))
         self._post(Frozen(ballot, self._replica.sequences, self._replica.loss_sum))
 
     def voided(self, void: PassVoided) -> None:

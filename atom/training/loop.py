@@ -19,6 +19,7 @@ from atom.swarm.freshness import LeaseBook
 from atom.swarm.message_codec import decode, encode
 from atom.swarm.rate_limit import TokenBucket
 from atom.swarm.records import Lease
+from atom.swarm.usual_gradients import PartLimit
 from atom.training.outlook import count_swarm, look
 from atom.training.pacing import SwarmCount
 from atom.training.round.machine import RoundMachine
@@ -52,7 +53,7 @@ class Hands(Protocol):
     """What the loop's actions need done; each reports back with `RoundLoop.post`."""
 
     def send(self, peer_id: str, raw: bytes) -> bool: ...
-    def freeze(self, ballot: Ballot) -> None: ...
+    def freeze(self, ballot: Ballot, limit: PartLimit) -> None: ...
     def thaw(self) -> None: ...
     def start_ring(self, start: StartRing) -> None: ...
     def stop_ring(self, ballot: Ballot) -> None:
@@ -206,8 +207,8 @@ class RoundLoop:
             case Send(to, message):
                 if not hands.send(to, encode(message)):
                     self.post(Unreachable(to))
-            case Freeze(ballot):
-                hands.freeze(ballot)
+            case Freeze(ballot, limit):
+                hands.freeze(ballot, limit)
             case Thaw():
                 hands.thaw()
             case StartRing():

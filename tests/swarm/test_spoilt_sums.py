@@ -13,7 +13,8 @@ from atom.swarm.allreduce import (
     RingBroken,
 )
 from atom.swarm.codec import CODECS, Codec, Float32, Int8
-from atom.swarm.sum_limits import LARGEST_PART
+from atom.swarm.sum_limits import SumLimits
+from atom.swarm.usual_gradients import LARGEST_PART
 
 __all__ = ["swarm_of"]
 
@@ -82,24 +83,54 @@ def test_a_mean_that_the_next_would_write_otherwise_names_who_wrote_it(
 
 
 class Exaggerator(Float32):
-    """Passes on what is finite, and so large that others' sums might overflow."""
+    """Passes on what is finite, and too large to be honest."""
+
+    def __init__(self, number: float, truths: int = 0) -> None:
+        self._number, self._truths = number, truths
 
     def encode(self, values: Tensor, scratch: Tensor, lost: Tensor | None = None) -> Tensor:
-        return super().encode(torch.full_like(values, 1.7e38), scratch)
+        self._truths -= 1
+        if self._truths >= 0:
+            return super().encode(values, scratch)
+        return super().encode(torch.full_like(values, self._number), scratch)
+
+
+USUAL = SumLimits(64.0)
+"""Parts of numbers around one; a mean is a sixty-fourth of their sum."""
 
 
 @pytest.mark.parametrize("algorithm", Algorithm)
-@pytest.mark.parametrize("culprit", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("culprit", "number", "limits"),
+    [(0, 1.7e38, SumLimits()), (1, 1e20, USUAL), (2, 1e6, USUAL)],
+)
 def test_who_sends_absurd_numbers_is_named_by_all_however_finite(
-    swarm_of: Callable[[str, int], Swarm], culprit: int, algorithm: Algorithm
+    swarm_of: Callable[[str, int], Swarm],
+    culprit: int,
+    number: float,
+    limits: SumLimits,
+    algorithm: Algorithm,
 ) -> None:
     swarm, parts = swarm_of("local", 3), sources(3, 60_000)
-    swarm.algorithm = algorithm
-    codecs = [Exaggerator() if rank == culprit else Float32() for rank in range(3)]
+    swarm.algorithm, swarm.limits = algorithm, limits
+    codecs = [Exaggerator(number) if rank == culprit else Float32() for rank in range(3)]
     work = swarm.start(lambda rank: swarm.member(rank, parts[rank], 60_000, codecs[rank]))
     for rank in {0, 1, 2} - {culprit}:
         failure = broken(work[rank])
         assert (failure.suspect, failure.reason) == (swarm.order[culprit], Reason.NOT_FINITE)
+
+
+@pytest.mark.parametrize("algorithm", Algorithm)
+def test_who_gives_an_absurd_mean_to_all_is_named(
+    swarm_of: Callable[[str, int], Swarm], algorithm: Algorithm
+) -> None:
+    swarm, parts = swarm_of("local", 3), sources(3, 48)
+    swarm.algorithm, swarm.limits = algorithm, USUAL
+    codecs = [Exaggerator(1e6, truths=2) if rank == 1 else Float32() for rank in range(3)]
+    work = swarm.start(lambda rank: swarm.member(rank, parts[rank], 48, codecs[rank]))
+    for honest in (work[0], work[2]):
+        failure = broken(honest)
+        assert (failure.suspect, failure.reason) == (swarm.order[1], Reason.NOT_FINITE)
 
 
 def test_whose_own_numbers_are_absurd_names_itself(swarm_of: Callable[[str, int], Swarm]) -> None:
@@ -111,12 +142,13 @@ def test_whose_own_numbers_are_absurd_names_itself(swarm_of: Callable[[str, int]
 
 
 @pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS.keys())
-@pytest.mark.parametrize("size", [2, 5])
+@pytest.mark.parametrize(("size", "largest"), [(2, LARGEST_PART), (5, LARGEST_PART), (3, 64.0)])
 def test_the_largest_honest_numbers_pass(
-    swarm_of: Callable[[str, int], Swarm], size: int, codec: Codec
+    swarm_of: Callable[[str, int], Swarm], size: int, largest: float, codec: Codec
 ) -> None:
     swarm = swarm_of("local", size)
-    part = torch.full((4096,), LARGEST_PART)
+    swarm.limits = SumLimits(largest)
+    part = torch.full((4096,), largest)
     for future in swarm.start(lambda rank: swarm.member(rank, part, 4096, codec)):
         assert torch.isfinite(future.result(SOON)).all()
 

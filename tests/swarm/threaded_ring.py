@@ -27,6 +27,7 @@ from atom.swarm.identity import Identity
 from atom.swarm.local_transport import LocalNetwork, LocalTransport
 from atom.swarm.ring import RingPlan, ring_tag
 from atom.swarm.ring_standing import Pace
+from atom.swarm.sum_limits import SumLimits
 from atom.swarm.transport import PeerTransport, Transport
 
 PARENT, RUN = b"p" * 32, b"r" * 32
@@ -41,7 +42,7 @@ class Swarm:
 
     def __init__(self, kind: str, size: int) -> None:
         network = LocalNetwork()
-        self.algorithm = Algorithm.RING
+        self.algorithm, self.limits = Algorithm.RING, SumLimits()
         self.transports: list[PeerTransport] = []
         for number in range(size):
             identity, inc = Identity.create(), bytes([number]) * 16
@@ -96,6 +97,7 @@ class Swarm:
             progress_timeout_s=silence_s,
             opening_s=opening_s,
             pace=pace,
+            limits=self.limits,
         )
         plan = RingPlan(elements, len(self.order), 48 * 1024, 4 * 1024)
         channels = self.open_all(rank, connections)

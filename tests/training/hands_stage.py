@@ -34,6 +34,7 @@ from atom.swarm.chain import (
 from atom.swarm.identity import Identity
 from atom.swarm.local_transport import LocalNetwork, LocalTransport
 from atom.swarm.membership import signed_by
+from atom.swarm.usual_gradients import PartLimit
 from atom.training.device_hold import DeviceHold
 from atom.training.disk_room import DiskRoom
 from atom.training.exchange import RingStyle
@@ -54,6 +55,8 @@ IDENTITY = Identity.create()
 ME = Voter(IDENTITY.peer_id, b"i" * 16)
 BALLOT = Ballot(1, ME.peer_id, ME.incarnation)
 WAIT_S = 20.0
+LIMIT = PartLimit(3.0, 8)
+"""Thrice what the passes of a round of 8 sequences add to its mean."""
 
 
 @dataclass(frozen=True)

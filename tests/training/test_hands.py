@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hands_stage import BALLOT, ELEMENTS, ME, WAIT_S, Stage, kinds
+from hands_stage import BALLOT, ELEMENTS, LIMIT, ME, WAIT_S, Stage, kinds
 from torch import Tensor
 
 from atom.base.errors import PeerRefused
@@ -58,7 +58,7 @@ def test_a_freeze_is_answered_at_the_end_of_the_pass(stage: Stage) -> None:
     stage.replica.may_end.clear()
     stage.worker.release("starting")
     assert stage.replica.in_pass.wait(WAIT_S)
-    stage.hands.freeze(BALLOT)
+    stage.hands.freeze(BALLOT, LIMIT)
     assert stage.posted.empty(), "in the middle of a pass nothing is counted yet"
     stage.replica.may_end.set()
     assert stage.next_event() == Frozen(BALLOT, 8, 16.0)
@@ -68,7 +68,7 @@ def test_a_freeze_is_answered_at_the_end_of_the_pass(stage: Stage) -> None:
 
 
 def test_frozen_until_thawed(stage: Stage) -> None:
-    stage.hands.freeze(BALLOT)
+    stage.hands.freeze(BALLOT, LIMIT)
     assert stage.next_event() == Frozen(BALLOT, 0, 0.0)
     stage.worker.release("starting")
     assert stage.on_worker(lambda: stage.replica.sequences) == 0
@@ -80,7 +80,7 @@ def test_frozen_until_thawed(stage: Stage) -> None:
 def test_gradients_that_are_not_finite_count_for_nothing(stage: Stage, bad: float) -> None:
     stage.train()
     stage.on_worker(lambda: stage.replica.gradients.index_fill_(0, torch.tensor([5]), bad))
-    stage.hands.freeze(BALLOT)
+    stage.hands.freeze(BALLOT, LIMIT)
     assert stage.next_event() == Frozen(BALLOT, 0, 0.0)
     assert stage.events.events == [{"event": "gradients-dropped", "reason": "not-finite"}]
     assert not stage.replica.gradients.any()
@@ -102,7 +102,9 @@ def test_void_passes_are_counted_and_told_less_and_less_often(stage: Stage) -> N
     assert first == {
         "event": "pass-voided", "reason": "loss-not-finite", "detail": "nan in micro-batch 0",
         "hint": "look", "in_a_row": 1, "sequences_lost": 4,
-        "passes_voided": {"loss-not-finite": 1, "gradients-not-finite": 0, "out-of-memory": 0},
+        "passes_voided": {
+            "loss-not-finite": 1, "gradients-not-finite": 0, "sums-too-large": 0, "out-of-memory": 0
+        },
     }  # fmt: skip
     assert (last["in_a_row"], last["passes_voided"]["loss-not-finite"]) == (8, 8)
     assert stage.hands.tally.sequences_dropped == 36
@@ -167,7 +169,7 @@ def test_who_is_paused_validates_nothing(tmp_path: Path) -> None:
 
 def test_a_round_alone_from_ring_to_step(stage: Stage) -> None:
     stage.train()
-    stage.hands.freeze(BALLOT)
+    stage.hands.freeze(BALLOT, LIMIT)
     frozen = stage.next_event()
     assert isinstance(frozen, Frozen)
     part = Contribution(ME.peer_id, ME.incarnation, frozen.sequences, frozen.loss_sum)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hands_stage import BALLOT, WAIT_S, Stage
+from hands_stage import BALLOT, LIMIT, WAIT_S, Stage
 
 from atom.swarm.arenas import state_digest
 from atom.training import keeper as keeper_module
@@ -68,7 +68,7 @@ def test_a_freeze_that_follows_the_step_at_once_holds(new_stage: NewStage) -> No
     def go_on(event: Event) -> None:
         if isinstance(event, Stepped):  # as the round's thread would
             stage.hands.thaw()
-            stage.hands.freeze(BALLOT)
+            stage.hands.freeze(BALLOT, LIMIT)
             frozen.set()
 
     def evaluate(batches: Sequence[Batch], should_stop: object) -> float:
@@ -152,7 +152,7 @@ def test_the_next_step_waits_for_a_snapshot_and_counting_does_not(
     assert isinstance(stepped, Stepped)
     assert snapshots.writing.wait(WAIT_S)
     assert stage.passed.wait(WAIT_S)
-    stage.hands.freeze(BALLOT)
+    stage.hands.freeze(BALLOT, LIMIT)
     assert stage.next_event() == Frozen(BALLOT, 8, 16.0)
     stage.apply(stage.commit(stage.hold(0.5)))
     assert stage.replica.steps == [1], "the state is still being written"

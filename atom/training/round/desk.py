@@ -10,6 +10,7 @@ from typing import Any
 from atom.base.reasons import Reason
 from atom.swarm.chain import Ballot, Commit, Contribution, Head, Voter
 from atom.swarm.messages import Accept, Message, Nack
+from atom.swarm.usual_gradients import PartLimit, part_limit
 from atom.training.round.calls import Calls
 from atom.training.round.electorate import same_head
 from atom.training.round.slots import Slots
@@ -106,6 +107,10 @@ class Desk:
             del self._left[next(iter(self._left))]
         slots = self._left.pop(head.digest, None) or Slots()
         self.state = HeadState(head, state_digest, self.now, slots=slots, since=self.now)
+
+    @property
+    def part_limit(self) -> PartLimit:
+        return part_limit(self.head.norms, self.terms.global_batch)
 
     @property
     def patience(self) -> Patience:

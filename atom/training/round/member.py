@@ -91,7 +91,7 @@ class Member:
         self._engagement.stop_ring()
         self._engagement.enter(Phase.PROMISED)
         state.ballot = ballot
-        desk.out.append(Freeze(ballot))
+        desk.out.append(Freeze(ballot, desk.part_limit))
 
     def _has_time_for(self, coordinator: Voter) -> bool:
         desk = self._desk
@@ -157,9 +157,9 @@ class Member:
         self._engagement.enter(Phase.REDUCING)
         state.reduced = message.ballot
         state.composed[message.ballot] = message.members
-        desk.out.append(
-            StartRing(message.parent, message.ballot, message.members, message.one_shot)
-        )
+        largest = desk.part_limit.of(sum(member.sequences for member in message.members))
+        attempt = (message.parent, message.ballot)
+        desk.out.append(StartRing(*attempt, message.members, message.one_shot, largest))
 
     def on_ring_finished(self, ballot: Ballot, digest: bytes, norm: float) -> None:
         desk, state = self._desk, self._desk.state

@@ -10,6 +10,7 @@ from atom.swarm.chain import Ballot, Commit, Contribution, Head, Voter
 from atom.swarm.messages import Message
 from atom.swarm.records import Lease
 from atom.swarm.ring_standing import RingStanding
+from atom.swarm.usual_gradients import LARGEST_PART, PartLimit
 
 
 class Phase(StrEnum):
@@ -171,6 +172,8 @@ class Freeze:
     """Stop counting at the next pass boundary, then report `Frozen(ballot, …)`."""
 
     ballot: Ballot
+    limit: PartLimit
+    """Sums beyond it must not be offered: the ring would take them for a liar's."""
 
 
 @dataclass(frozen=True)
@@ -184,6 +187,8 @@ class StartRing:
     ballot: Ballot
     members: tuple[Contribution, ...]
     one_shot: bool = False
+    largest_part: float = LARGEST_PART
+    """Of the numbers in one member's sums."""
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from atom.swarm.messages import (
     Promise,
     Ring,
 )
+from atom.swarm.usual_gradients import part_limit
 from atom.training.round import RoundMachine, Terms
 from atom.training.round.claims import FIRST_DOUBT_S, MOST_DONORS
 from atom.training.round.vocabulary import (
@@ -130,6 +131,15 @@ def holding(scene: Scene) -> None:
 def forged(whole: Value) -> CommitNotice:
     votes = tuple(Vote(voter, bytes(64)) for voter in VOTERS)
     return CommitNotice(Commit(whole, BALLOT, votes))
+
+
+def test_a_ring_takes_what_the_chain_allows_and_no_more() -> None:
+    scene = Scene()
+    in_the_ring(scene)
+    frozen = next(action for action in scene.all if isinstance(action, Freeze))
+    started = next(action for action in scene.all if isinstance(action, StartRing))
+    assert frozen.limit == part_limit(HEAD.norms, BATCH)
+    assert started.largest_part == frozen.limit.of(96)
 
 
 # ---- what is done
