@@ -5,8 +5,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from atom.base.clock import BootClock, Clock
 from atom.base.errors import AtomError
-from atom.dashboard.history import LossHistory, Point
+from atom.dashboard.history import LossHistory, Point, SpeedHistory
 from atom.swarm.ledger import Ledger
 from atom.swarm.view import SwarmView
 
@@ -46,6 +47,8 @@ class Seen:
     """None: nothing of the chain was read yet."""
     ledger_note: str = ""
     """As `Chain.note`."""
+    speeds: tuple[Point, ...] = ()
+    """(seconds since we began to look, tokens per second of the swarm)."""
 
 
 class SwarmFeed:
@@ -57,12 +60,14 @@ class SwarmFeed:
         first: SwarmView,
         rounds: int | None = None,
         chain: Chain | None = None,
+        clock: Clock | None = None,
     ) -> None:
         """`chain`: None for a run whose chain nobody here may read."""
         self._read_view = read_view
         self._history = LossHistory()
-        self._history.add(first.round, first.loss)
+        self._speeds = SpeedHistory(clock or BootClock())
         self._view = first
+        self._keep(first)
         self._rounds = rounds
         self._chain = chain
         self._problem = ""
@@ -76,7 +81,8 @@ class SwarmFeed:
         if self._chain is not None:
             ledger, note = self._chain.ledger, self._chain.note
         losses = self._losses(ledger)
-        return Seen(self._view, self._rounds, losses, self._problem, ledger, note)
+        speeds = self._speeds.points
+        return Seen(self._view, self._rounds, losses, self._problem, ledger, note, speeds)
 
     def _losses(self, ledger: Ledger | None) -> tuple[Point, ...]:
         if ledger is None or not ledger.rounds:
@@ -94,13 +100,17 @@ class SwarmFeed:
     async def look(self) -> None:
         """Looks once; a silent DHT leaves the last view, and says so."""
         try:
-            self._view = await self._read_view()
+            self._keep(await self._read_view())
             self._problem = ""
-            self._history.add(self._view.round, self._view.loss)
         except AtomError as unavailable:
             self._problem = f"the DHT is silent, trying again ({unavailable})"
         news, self._news = self._news, asyncio.Event()
         news.set()
+
+    def _keep(self, view: SwarmView) -> None:
+        self._view = view
+        self._history.add(view.round, view.loss)
+        self._speeds.add(view.tokens_per_s)
 
     async def follow(self, every_s: float = LOOK_EVERY_S) -> None:
         """Looks until cancelled; a chain that takes long to read keeps nobody from looking."""

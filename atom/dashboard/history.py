@@ -1,13 +1,15 @@
-"""The losses an onlooker has seen since it began to look: nobody on the DHT keeps older ones."""
+"""What an onlooker has seen since it began to look: nobody on the DHT keeps older sights."""
 
 import math
 from collections.abc import Sequence
 from itertools import pairwise
 
+from atom.base.clock import Clock
+
 MAX_POINTS = 10_000
 
 Point = tuple[int, float]
-"""(round, mean loss of that round in nats per token)."""
+"""(round, mean loss of that round in nats per token), or (second, tokens per second)."""
 
 
 class LossHistory:
@@ -31,6 +33,30 @@ class LossHistory:
         del self._points[: -self._max_points]
 
 
+class SpeedHistory:
+    """The swarm's speed, one point a second at most; old ones get coarser, none are dropped."""
+
+    def __init__(self, clock: Clock, max_points: int = MAX_POINTS) -> None:
+        self._clock = clock
+        self._max_points = max_points
+        self._began = clock.now()
+        self._points: list[Point] = []
+
+    @property
+    def points(self) -> tuple[Point, ...]:
+        """(seconds since this began, tokens per second), seconds ascending."""
+        return tuple(self._points)
+
+    def add(self, tokens_per_s: float) -> None:
+        """Takes what is seen now."""
+        second = int(self._clock.now() - self._began)
+        if self._points and self._points[-1][0] == second:
+            self._points.pop()
+        self._points.append((second, tokens_per_s))
+        if len(self._points) > self._max_points:
+            self._points = thinned(self._points, self._max_points // 2)
+
+
 def thinned(points: Sequence[Point], most: int) -> list[Point]:
     """At most `most` points: means of neighbours, the first and the last kept as they are."""
     if len(points) <= most:
@@ -43,5 +69,5 @@ def thinned(points: Sequence[Point], most: int) -> list[Point]:
 
 
 def _mean(points: Sequence[Point]) -> Point:
-    rounds = sum(round_number for round_number, _ in points)
-    return rounds // len(points), math.fsum(loss for _, loss in points) / len(points)
+    places = sum(place for place, _ in points)
+    return places // len(points), math.fsum(value for _, value in points) / len(points)

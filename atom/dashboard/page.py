@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from html import escape
 
 from atom.dashboard import tables
-from atom.dashboard.chart import loss_chart
+from atom.dashboard.chart import loss_chart, speed_chart
 from atom.dashboard.feed import Seen
 from atom.swarm.records import PeerState
 from atom.swarm.view import PeerView, SwarmView
@@ -40,7 +40,8 @@ def content(seen: Seen) -> str:
             f'<header id="head"><h1>{escape(view.run)}</h1>{_liveness(seen)}</header>',
             f'<section id="numbers" class="tiles">{"".join(_tiles(seen))}</section>',
             f'<section id="batch" class="card">{_batch(view)}</section>',
-            f'<section id="loss" class="card">{_loss(seen)}</section>',
+            f'<div class="curves"><section id="loss" class="card">{_loss(seen)}</section>'
+            f'<section id="speed" class="card">{_speed(seen)}</section></div>',
             f'<section id="peers" class="card"><h2>peers</h2>{tables.peers(view)}</section>',
             f'<section id="rounds" class="card">{_rounds(seen)}</section>',
             f'<section id="shares" class="card">{_contributions(seen)}</section>',
@@ -109,6 +110,14 @@ def _loss(seen: Seen) -> str:
     if len(seen.losses) < 2:
         return f'{title}<p class="quiet">the curve begins with the second round seen</p>'
     return title + loss_chart(seen.losses)
+
+
+def _speed(seen: Seen) -> str:
+    since = "tokens per second of the swarm, since the dashboard started"
+    title = f'<h2>speed <span class="quiet">{since}</span></h2>'
+    if len(seen.speeds) < 2:
+        return f'{title}<p class="quiet">the curve begins with the second look</p>'
+    return title + speed_chart(seen.speeds)
 
 
 def _rounds(seen: Seen) -> str:

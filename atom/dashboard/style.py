@@ -46,7 +46,7 @@ p { margin: 0; }
 }
 .tiles { display: grid; grid-template-columns: repeat(5, 1fr); gap: .75rem; }
 .tile { min-width: 0; }
-.number { font-size: 1.5rem; font-weight: 600; line-height: 1.3; }
+.number { font-size: 1.5rem; font-weight: 600; line-height: 1.3; overflow-wrap: anywhere; }
 .number { font-variant-numeric: tabular-nums; }
 .count { margin: .2rem 0 .45rem; color: var(--quiet); font-variant-numeric: tabular-nums; }
 .count b { color: var(--ink); font-size: 1.15rem; }
@@ -60,7 +60,9 @@ progress::-moz-progress-bar { background: var(--accent); }
 svg { display: block; width: 100%; height: auto; margin-top: .5rem; }
 .grid { stroke: var(--edge); stroke-width: 1; }
 .grid, .line { vector-effect: non-scaling-stroke; }
-.tick { fill: var(--quiet); font-size: 8px; font-variant-numeric: tabular-nums; }
+.curves { display: grid; grid-template-columns: 1fr 1fr; gap: .75rem; }
+.curves > * { min-width: 0; }
+.tick { fill: var(--quiet); font-size: 15px; font-variant-numeric: tabular-nums; }
 .line { fill: none; stroke: var(--accent); stroke-width: 2; stroke-linejoin: round; }
 .area { fill: var(--area); }
 .now { fill: var(--accent); }
@@ -71,7 +73,10 @@ th:last-child, td:last-child { padding-right: 0; }
 tbody tr { border-top: 1px solid var(--edge); }
 .n { text-align: right; font-variant-numeric: tabular-nums; }
 .n + td:not(.n), .n + th:not(.n) { padding-left: 1.2rem; }
+code { white-space: nowrap; }
 code { font: .9em ui-monospace, SFMono-Regular, Menlo, "DejaVu Sans Mono", monospace; }
+.peers td:nth-child(2) { white-space: normal; overflow-wrap: break-word; }
+.trouble { display: block; font-size: .85rem; }
 .gone { opacity: .5; }
 .contributions progress { display: inline-block; width: 6rem; margin-right: .5rem; }
 .rounds .gone { opacity: .75; }
@@ -87,8 +92,9 @@ meter::-moz-meter-bar { background: var(--accent); }
   .tiles { grid-template-columns: repeat(6, 1fr); gap: .5rem; }
   .tile { grid-column: span 2; padding: .6rem .7rem; }
   .tile:nth-child(n+4) { grid-column: span 3; }
-  .number { font-size: 1.2rem; }
-  .tick { font-size: 17px; }
+  .number { font-size: clamp(.9rem, 4.2vw, 1.2rem); }
+  .curves { grid-template-columns: 1fr; }
+  .tick { font-size: 18px; }
   thead { display: none; }
   table, tbody { display: block; }
   tr { display: grid; grid-template-columns: repeat(3, 1fr); gap: .35rem .6rem; padding: .6rem 0; }

@@ -91,7 +91,7 @@ def _peer(peer: PeerView, view: SwarmView) -> tuple[str, ...]:
 
 
 def _trouble(peer: PeerView) -> str:
-    return f' <span class="warn">{escape(peer.trouble)}</span>' if peer.trouble else ""
+    return f' <span class="trouble warn">{escape(peer.trouble)}</span>' if peer.trouble else ""
 
 
 def _round(each: Round) -> tuple[str, ...]:

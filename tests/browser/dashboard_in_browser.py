@@ -15,6 +15,17 @@ from atom.dashboard.server import Listening, serve
 
 pytestmark = pytest.mark.timeout(180)
 PHONE, SCREEN = 390, 1280
+OUTSIDE = """[...document.querySelectorAll('main *')].filter(
+    each => each.getBoundingClientRect().right > innerWidth + 1).length"""
+CUT_OR_COVERED = """[...document.querySelectorAll('svg')].flatMap(chart => {
+    const frame = chart.getBoundingClientRect();
+    const places = [...chart.querySelectorAll('text')].map(text => text.getBoundingClientRect());
+    return places.filter((a, index) =>
+        a.left < frame.left || a.right > frame.right || a.bottom > frame.bottom ||
+        places.slice(0, index).some(b => a.left < b.right && b.left < a.right &&
+                                         a.top < b.bottom && b.top < a.bottom));
+}).length"""
+"""Texts of the charts that are not whole inside them, or lie on another."""
 
 
 def shown(
@@ -25,7 +36,7 @@ def shown(
     async def run() -> None:
         seen = swarm or ShownSwarm()
         url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        feed = SwarmFeed(seen.look, seen.view, 2000, seen)
+        feed = SwarmFeed(seen.look, seen.view, 2000, seen, seen.clock)
         server = asyncio.create_task(serve(feed, Listening(0), url.set_result, every_s=0.05))
         try:
             async with browser() as page:
@@ -46,15 +57,37 @@ def test_it_fits_and_asks_nobody_else(width: int, dark: bool) -> None:
         await page.until("document.querySelectorAll('#shares tbody tr').length === 3")
         keep(await page.picture(), f"dashboard-{width}-{'dark' if dark else 'light'}.png")
         assert await page.value("document.documentElement.scrollWidth") == width
-        outside = (
-            "[...document.querySelectorAll('main *')].filter(e => e.tagName !== 'OPTION' && "
-            "e.getBoundingClientRect().right > innerWidth + 1).length"
-        )
-        assert await page.value(outside) == 0
+        assert await page.value(OUTSIDE) == 0
         ground = await page.value("getComputedStyle(document.body).backgroundColor")
         assert (sum(map(int, ground[4:-1].split(","))) < 200) == dark
         assert all(asked.startswith(url) for asked in page.requested)
         assert page.complaints == []
+
+    shown(visit)
+
+
+@pytest.mark.parametrize("width", [PHONE, SCREEN])
+@pytest.mark.parametrize("seconds", [1, 100, 4_000, 1_000_000])
+def test_a_crowd_fits_too(width: int, seconds: int) -> None:
+    async def visit(page: Page, url: str, swarm: ShownSwarm) -> None:
+        await page.open(url, width, dark=False)
+        swarm.clock.advance(seconds)
+        await page.until("document.querySelectorAll('svg').length === 2")
+        keep(await page.picture(), f"crowd-{width}-{seconds}.png")
+        assert await page.value("document.documentElement.scrollWidth") == width
+        assert await page.value(OUTSIDE) == 0
+        assert await page.value(CUT_OR_COVERED) == 0
+
+    shown(visit, ShownSwarm.crowded())
+
+
+def test_nothing_and_nobody_is_said() -> None:
+    async def visit(page: Page, url: str, swarm: ShownSwarm) -> None:
+        swarm.empty()
+        await page.open(url, PHONE, dark=True)
+        await page.until("document.querySelector('.status').textContent.includes('DHT is silent')")
+        keep(await page.picture(), "nobody.png")
+        assert await page.value(OUTSIDE) == 0
 
     shown(visit)
 

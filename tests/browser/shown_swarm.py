@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+from atom.base.clock import ManualClock
+from atom.base.errors import AtomError
 from atom.swarm.chain import Head
 from atom.swarm.ledger import Ledger, Round, Share
 from atom.swarm.view import PeerView, SwarmView, VoidAttempt
@@ -15,6 +17,8 @@ class ShownSwarm:
 
     def __init__(self, run: str = "shakespeare") -> None:
         self.note = ""
+        self.clock = ManualClock()
+        self.problem = ""
         states = ("accumulating", "syncing", "left")
         peers = tuple(
             PeerView(peer, state, 7, 5, 1234.5, 98765.4, "ab" * 32, 0.4)
@@ -26,7 +30,37 @@ class ShownSwarm:
         for _ in range(7):
             self._append()
 
+    @classmethod
+    def crowded(cls) -> "ShownSwarm":
+        """As much of everything as there can be: great numbers, long words, many peers."""
+        swarm = cls("a-run-with-a-name-as-long-as-names-may-be-" * 2)
+        states = ("accumulating", "paused", "left", "x" * 24)
+        peers = tuple(
+            PeerView(
+                f"12D3KooW{place:044d}", states[place % 4], 1_234_567 - place % 3, 123_456, 12345.6,
+                1_234_567.8, "ab" * 32, 86_400.5, 123_456 * (place % 2), "loss-not-finite",
+            )
+            for place in range(40)
+        )  # fmt: skip
+        void = (VoidAttempt(1_234_568, peers[0].peer_id, "too-many-connections"),)
+        swarm.view = replace(
+            swarm.view, round=1_234_567, accumulated=98_765_432, global_batch=123_456_789,
+            tokens_per_s=9_382_712.0, peers=peers, void_attempts=void,
+        )  # fmt: skip
+        swarm.note = "checking the chain: 123,456 of 1,234,567 rounds"
+        swarm._append(1_234_566)
+        return swarm
+
+    def empty(self) -> None:
+        """Nobody is left, nothing is read, and the DHT falls silent."""
+        self.view = replace(self.view, peers=(), tokens_per_s=0.0, loss=None, void_attempts=())
+        self.ledger = Ledger(Head(b"h" * 32, 0, 0, 0, (), ()))
+        self.note = "no peer answers"
+        self.problem = "no answer within 10 s from any of the 3 nodes that were known"
+
     async def look(self) -> SwarmView:
+        if self.problem:
+            raise AtomError(self.problem)
         return self.view
 
     async def read(self) -> None: ...
@@ -36,8 +70,8 @@ class ShownSwarm:
         self.view = replace(self.view, round=self.view.round + 1)
         self._append()
 
-    def _append(self) -> None:
-        number = self.ledger.head.round + 1
+    def _append(self, rounds_later: int = 1) -> None:
+        number = self.ledger.head.round + rounds_later
         head = Head(b"h" * 32, number, 4096 * number, 0, (), ())
         new = Round(number, 5.0 / number, 4096, 3, int(number == 5), 2 if number == 4 else 0)
         shares = {

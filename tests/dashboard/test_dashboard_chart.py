@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atom.dashboard.chart import loss_chart, nice_ticks
-from atom.dashboard.history import LossHistory, thinned
+from atom.base.clock import ManualClock
+from atom.dashboard.chart import ago_marks, loss_chart, nice_ticks, round_marks, speed_chart
+from atom.dashboard.history import LossHistory, SpeedHistory, thinned
 
 
 def test_a_round_is_kept_once_and_a_chain_that_went_back_forgets() -> None:
@@ -63,3 +64,56 @@ def test_the_curve_stays_inside_its_picture(points: list[tuple[int, float]]) -> 
     assert 2 <= len(places) <= 400
     assert all(0 <= x <= width and 0 <= y <= height for x, y in places)
     assert [x for x, _ in places] == sorted(x for x, _ in places)
+
+
+def test_a_speed_is_kept_once_a_second_and_old_ones_get_coarser() -> None:
+    clock = ManualClock(1000.0)
+    history = SpeedHistory(clock, max_points=10)
+    for speed in range(30):
+        history.add(speed)
+        history.add(2.0 * speed)
+        clock.advance(1)
+    seconds = [second for second, _ in history.points]
+    assert len(seconds) <= 10
+    assert (seconds[0], seconds[-1]) == (0, 29)
+    assert seconds == sorted(set(seconds))
+    assert all(speed == pytest.approx(2 * second, abs=2) for second, speed in history.points)
+
+
+@pytest.mark.parametrize(
+    ("last_s", "marks"),
+    [
+        (1, [(0, "1 s ago"), (1, "now")]),
+        (130, [(10, "2 min ago"), (70, "1 min ago"), (130, "now")]),
+        (600, [(0, "10 min ago"), (300, "5 min ago"), (600, "now")]),
+        (3 * 86400, [(86400 * n, f"{3 - n} d ago") for n in range(3)] + [(3 * 86400, "now")]),
+    ],
+)
+def test_time_is_written_in_round_numbers_until_now(
+    last_s: int, marks: list[tuple[int, str]]
+) -> None:
+    assert ago_marks(0, last_s) == marks
+
+
+@given(st.integers(0, 10**9), st.integers(1, 10**9))
+def test_marks_lie_on_the_curve(first: int, span: int) -> None:
+    for marks in (round_marks(first, first + span), ago_marks(first, first + span)):
+        places = [place for place, _ in marks]
+        assert places == sorted(set(places))
+        assert all(first <= place <= first + span for place in places)
+
+
+@pytest.mark.parametrize(
+    ("speeds", "labels"),
+    [
+        ([0.0, 0.0], {"0.00", "0.50", "1.00"}),
+        ([90_000.0, 98_765.0], {"0", "25k", "50k", "75k", "100k"}),
+        ([4e7, 4.9e7], {"0", "20M", "40M", "60M"}),
+    ],
+)
+def test_a_speed_is_drawn_from_zero_in_numbers_of_few_digits(
+    speeds: list[float], labels: set[str]
+) -> None:
+    picture = ElementTree.fromstring(speed_chart(list(enumerate(speeds))))
+    written = {part.text for part in picture if part.attrib.get("text-anchor") == "end"}
+    assert written >= labels

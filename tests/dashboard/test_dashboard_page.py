@@ -139,6 +139,16 @@ def test_what_is_not_known_is_said() -> None:
     assert "the global batch is not known" in text
     assert "no peer of this run is alive" in text
     assert "the curve begins with the second round" in text
+    assert "the curve begins with the second look" in text
+
+
+def test_speed_is_drawn_over_time() -> None:
+    whole = replace(seen(a_view()), speeds=((0, 70.0), (60, 80.0)))
+    document = Document(content(whole))
+    drawn = [attributes["aria-label"] for tag, attributes in document.tags if tag == "svg"]
+    assert drawn == ["loss by round", "tokens per second"]
+    assert "1 min ago" not in document.texts
+    assert {"60 s ago", "now"} <= set(document.texts)
 
 
 def test_a_huge_swarm_is_cut_and_counted() -> None:
