@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 from atom.cli.failures import Terminated
 
 T = TypeVar("T")
+_SHOW_CURSOR = "\x1b[?25h"
+"""A bar that was being drawn had hidden it."""
 
 
 def end_at_once_on_signals(said: str = "interrupted: what is on disk is whole") -> None:
@@ -24,7 +26,8 @@ def end_at_once_on_signals(said: str = "interrupted: what is on disk is whole") 
     """
 
     def end(number: int, frame: object) -> None:
-        os.write(2, f"\n{said}\n".encode())
+        cursor = _SHOW_CURSOR if os.isatty(2) and os.environ.get("TERM", "dumb") != "dumb" else ""
+        os.write(2, f"{cursor}\n{said}\n".encode())
         os._exit(128 + number)
 
     if threading.current_thread() is not threading.main_thread():

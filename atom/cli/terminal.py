@@ -1,6 +1,7 @@
 """The two streams: data on stdout, everything said to a person on stderr."""
 
 import os
+from contextlib import AbstractContextManager, nullcontext
 
 import typer
 from rich.console import Console, RenderableType
@@ -32,6 +33,12 @@ def stdout_console() -> Console:
 
 def stderr_console() -> Console:
     return _console(stderr=True)
+
+
+def loading() -> AbstractContextManager[object]:
+    """While heavy libraries are imported, somebody who waits at a terminal is told so."""
+    console = stderr_console()
+    return console.status("loading PyTorch") if console.is_terminal else nullcontext()
 
 
 def print_plainly(page: RenderableType) -> None:

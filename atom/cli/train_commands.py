@@ -21,6 +21,7 @@ from atom.cli.options import (
     TrustOption,
 )
 from atom.cli.signals import end_at_once_on_signals
+from atom.cli.terminal import loading
 
 commands = typer.Typer()
 
@@ -53,8 +54,9 @@ def start(
     atom start tuned.toml --from my-model
     """
     end_at_once_on_signals()
-    from atom.cli.daemons import found_run
-    from atom.daemon.box import StartOptions
+    with loading():
+        from atom.cli.daemons import found_run
+        from atom.daemon.box import StartOptions
 
     addresses = tuple(initial_peers or ())
     return found_run(StartOptions(run_file, peer, state, listen, addresses, weights))
@@ -78,7 +80,8 @@ def join(
     atom join ADDRESS --peer my-box.toml
     """
     end_at_once_on_signals()
-    from atom.cli.daemons import join_run
+    with loading():
+        from atom.cli.daemons import join_run
 
     return join_run(address, peer, state, trust)
 

@@ -7,6 +7,7 @@ import torch
 
 from atom.config.peer_file import PeerFile
 from atom.config.run_file import RunFile
+from atom.daemon.console import Progress
 from atom.daemon.device_choice import (
     BOUNDARY_SHARE,
     gradients,
@@ -32,6 +33,8 @@ class Hearers:
 
     note: Callable[[str], None]
     """One line of what is being done."""
+    progress: Progress
+    """How far a long step is."""
     uncompiled: Told
     """Later: which sub-models could not be compiled, if the peer wants them to be, and why."""
     unstreamed: Callable[[str], None]
@@ -51,11 +54,15 @@ def measured(
     run: RunFile, graph: Graph, peer: PeerFile, device: Device, hearers: Hearers
 ) -> Measured:
     """Once, before the model has the device's memory."""
-    profile = profile_or_guess(graph, device.torch_device, hearers.note)
+    profile = profile_or_guess(graph, device.torch_device, hearers.note, _measuring(hearers))
     on_gpu = device.torch_device.type == "cuda"
     if not on_gpu or peer.device.optimizer_share is not None:
         return Measured(profile, None)
     return Measured(profile, _step_rates(device, _state(run, graph), hearers))
+
+
+def _measuring(hearers: Hearers) -> Callable[[int, int], None]:
+    return lambda done, total: hearers.progress("measuring layers", done, total, "layers")
 
 
 def arranged(

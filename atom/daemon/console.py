@@ -5,6 +5,12 @@ from typing import Protocol
 BYTES = "bytes"
 
 
+class Progress(Protocol):
+    """As `Console.progress`."""
+
+    def __call__(self, what: str, done: int, total: int, unit: str = BYTES) -> None: ...
+
+
 class Console(Protocol):
     def join_address(self, address: str) -> None:
         """The one string that others paste to join this run."""

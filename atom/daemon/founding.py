@@ -21,7 +21,7 @@ from atom.config.sources import text_sources
 from atom.daemon.arranging import Hearers
 from atom.daemon.box import Box, StartOptions
 from atom.daemon.building import Built, build_replica
-from atom.daemon.console import Console
+from atom.daemon.console import Console, Progress, Silence
 from atom.daemon.given_weights import given_values
 from atom.daemon.kept_tokenizer import keep_companions, keep_tokenizer
 from atom.daemon.model_source import open_samples, open_source, pin_source
@@ -62,6 +62,8 @@ class Membership:
     """The run's own code, to be served to others."""
     given: InitialValue | None = None
     """What the run begins from, if it is at hand and not the seed's."""
+    progress: Progress = Silence().progress
+    """Who is told how far the first weights are."""
 
     @property
     def replica(self) -> Replica:
@@ -80,7 +82,7 @@ class Membership:
         Given weights are only where they were given: others fetch the state."""
         if self.run.model.weights is not None and self.given is None:
             return False
-        initialise(self.replica, self.recipe, self.given)
+        initialise(self.replica, self.recipe, self.progress, self.given)
         digest = state_digest(self.replica.state_arenas())
         return digest == self.manifest.initial_state_digest
 
@@ -120,7 +122,7 @@ def _founded(
 ) -> Membership:
     """Round 0, and the manifest that names it."""
     replica = made.built.replica
-    initialise(replica, made.recipe, given)
+    initialise(replica, made.recipe, made.progress, given)
     run, state = made.recipe.run, replica.state_arenas()
     manifest = Manifest(
         run=run.run.name,
@@ -216,6 +218,7 @@ class _Made:
     samples: Samples
     built: Built
     code: bytes | None
+    progress: Progress
 
     def given(self, weights: Path | None) -> InitialValue | None:
         """What a folder of weights gives. Raises: ConfigError."""
@@ -227,7 +230,7 @@ class _Made:
         self, manifest: Manifest, record: bytes, given: InitialValue | None = None
     ) -> Membership:
         own = (self.recipe.run, self.recipe, self.samples, self.built, self.code)
-        return Membership(manifest, record, *own, given)
+        return Membership(manifest, record, *own, given, self.progress)
 
 
 def _make(
@@ -258,9 +261,10 @@ def _make(
         console.note(f"the device takes no share of the optimizer step: {why}")
         EventLog(box.state.events).emit("unstreamed", reason=why)
 
-    hearers = Hearers(console.note, uncompiled, unstreamed)
+    hearers = Hearers(console.note, console.progress, uncompiled, unstreamed)
     built = build_replica(recipe, samples, box.peer, seed, box.state.program, hearers)
-    return _Made(recipe, samples, built, None if code is None else code.content)
+    content = None if code is None else code.content
+    return _Made(recipe, samples, built, content, console.progress)
 
 
 def _pinned(run: RunFile, text: Dataset | None) -> RunFile:

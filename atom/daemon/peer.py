@@ -51,6 +51,7 @@ def run_start(options: StartOptions, console: Console) -> Ending:
         node = _node(box, listen, initial)
         owner = box.identity.peer_id
         box, turns = _with_turns(stack, box, run.run.name, owner, console)
+        console.note("entering the DHT")
         lookout, directory = _look(stack, events, node, run.run.name, owner)
         member = found_run(options, box, run, console)
         lookout.call(directory.publish_manifest(member.record))
@@ -74,6 +75,7 @@ def run_join(options: JoinOptions, console: Console) -> Ending:
         listen = box.peer.network.listen
         events = EventLog(box.state.events)
         node = _node(box, listen, address.bootstrap)
+        console.note("entering the DHT")
         lookout, directory = _look(stack, events, node, address.run, address.owner)
         manifest, record = lookout.call(directory.read_manifest())
         console.note(f"joining {manifest.run}, founded by {manifest.owner}")

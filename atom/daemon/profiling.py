@@ -14,6 +14,7 @@ from atom.graph.profile.assumed import assume_graph, typical_graph
 from atom.graph.profile.cache import ProfileCache, ProfileKey
 from atom.graph.profile.measured import measure_graph
 from atom.graph.profile.seconds import LinkRates, Profile, Spread
+from atom.graph.profile.sub_models import Told
 from atom.graph.traced import Graph
 
 REPEATS = 5
@@ -31,9 +32,10 @@ def profile_of(
     assume: str | None,
     note: Callable[[str], None],
     patience_s: float = math.inf,
+    told: Told = lambda done, total: None,
 ) -> Profile:
     """With `assume`, of that device from a table; else measured here, layer by layer, and kept in
-    the user's cache for the next time.
+    the user's cache for the next time. `told`: layers measured, and how many there are.
 
     Raises: DeviceError for an unknown device, or if a layer does not fit this one; ModelError if
     the layers do not run on made-up inputs; TooLong.
@@ -49,7 +51,7 @@ def profile_of(
         _require_memory(graph, device)
         about = _about(seconds)
         note(f"measuring the model's layers on this device{about} (kept for the next time)")
-        return _measured(graph, device)
+        return _measured(graph, device, told)
 
     key = ProfileKey.of(graph, device)
     profile, said = cache.get(key, len(layers_of(graph)), len(graph.calls), measure)
@@ -58,9 +60,9 @@ def profile_of(
     return profile
 
 
-def _measured(graph: Graph, device: torch.device) -> Profile:
+def _measured(graph: Graph, device: torch.device, told: Told) -> Profile:
     try:
-        return measure_graph(graph, device, repeats=REPEATS)
+        return measure_graph(graph, device, repeats=REPEATS, told=told)
     except (RuntimeError, ValueError, IndexError) as problem:
         raise ModelError(
             f"{graph.model_name} does not run layer by layer on made-up inputs: {problem}",
@@ -68,11 +70,13 @@ def _measured(graph: Graph, device: torch.device) -> Profile:
         ) from problem
 
 
-def profile_or_guess(graph: Graph, device: torch.device, note: Callable[[str], None]) -> Profile:
+def profile_or_guess(
+    graph: Graph, device: torch.device, note: Callable[[str], None], told: Told
+) -> Profile:
     """For a daemon, which trains whatever the figures: where measuring is not possible or would
     take long, typical rates."""
     try:
-        return profile_of(graph, device, None, note, PATIENCE_S)
+        return profile_of(graph, device, None, note, PATIENCE_S, told)
     except TooLong:
         note("planning with typical rates: measuring the model's layers would take long here")
     except (ModelError, DeviceError) as problem:

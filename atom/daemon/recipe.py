@@ -1,6 +1,7 @@
 """A run's model, traced, named and checked, and the values it begins with. Knows no peers."""
 
 import os
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -11,6 +12,7 @@ import torch
 from atom import __version__
 from atom.base.errors import MismatchError
 from atom.config.run_file import RunFile
+from atom.daemon.console import Progress
 from atom.daemon.model_source import source_errors
 from atom.graph.check.startup_check import (
     StartupCheck,
@@ -122,13 +124,32 @@ def initial_values(recipe: Recipe) -> InitialValue:
     return told
 
 
-def initialise(replica: Replica, recipe: Recipe, given: InitialValue | None = None) -> None:
+def initialise(
+    replica: Replica, recipe: Recipe, progress: Progress, given: InitialValue | None = None
+) -> None:
     """Sets the replica to the run's round 0; `given`: the values that it begins from, else those of
     its seed. Raises: ConfigError.
     """
     threads = min(len(os.sched_getaffinity(0)), MOST_THREADS)
     several = given is not None or recipe.source.values_in_threads
-    replica.initialise(given or initial_values(recipe), threads if several else 1)
+    value_of = _counted(given or initial_values(recipe), recipe.graph, progress)
+    replica.initialise(value_of, threads if several else 1)
+
+
+def _counted(value_of: InitialValue, graph: Graph, progress: Progress) -> InitialValue:
+    """The same values; from whatever threads they are asked for, it is told how many there are."""
+    total = sum(spec.numel for spec in graph.layout.specs)
+    lock, made = threading.Lock(), 0
+
+    def told(name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        nonlocal made
+        value = value_of(name, shape)
+        with lock:
+            made += value.numel()
+            progress("making the first weights", made, total, "parameters")
+        return value
+
+    return told
 
 
 def open_device(kind: str, precision: torch.dtype) -> Device:
@@ -149,7 +170,9 @@ def trace_run(run: RunFile, source: ModelSource, training: bool = True) -> Graph
     return trace(model, batch, training)
 
 
-def verify_recipe(recipe: Recipe, samples: Samples, note: Callable[[str], None]) -> None:
+def verify_recipe(
+    recipe: Recipe, samples: Samples, note: Callable[[str], None], progress: Progress
+) -> None:
     """A shrink of the model, split at every layer, must equal the eager module.
 
     Raises: ConfigError, ModelError.
@@ -169,7 +192,11 @@ def verify_recipe(recipe: Recipe, samples: Samples, note: Callable[[str], None])
         source.inspect(run.run.seed)
         model = materialised(source, precision, run.run.seed)
         batch = samples.batch(range(sequences))
-    verify_against_eager(model, program, batch)
+
+    def told(done: int, total: int) -> None:
+        progress("checking the sub-models", done, total, "runs")
+
+    verify_against_eager(model, program, batch, told=told)
 
 
 def _startup_check(recipe: Recipe, shrunk: ModelSource, precision: torch.dtype) -> StartupCheck:

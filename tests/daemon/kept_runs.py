@@ -9,7 +9,7 @@ from tiny_run import TEXT, TINY_PEER, TINY_TEXT, run_text
 
 from atom.config.load import load_run_file, run_from_text
 from atom.daemon.box import Box, StartOptions, open_box
-from atom.daemon.console import Silence
+from atom.daemon.console import Console, Silence
 from atom.daemon.founding import Membership, enter_run, found_run
 from atom.models.own_code import read_code
 from atom.training.snapshot import write_snapshot
@@ -62,6 +62,7 @@ class Folder:
         (root / "config.json").write_text(json.dumps(CONFIG))
         (root / "own_models.py").write_text(CODE)
         (root / "peer.toml").write_text(TINY_PEER.format(device=""))
+        self.console: Console = Silence()
         self._boxes: list[Box] = []
 
     def box(self, name: str) -> Box:
@@ -82,7 +83,7 @@ class Folder:
         path.write_text(run_text("kept", model, data, more, learning_rate=1e-2))
         options, box = StartOptions(path, weights=weights), self.box(name)
         try:
-            return found_run(options, box, load_run_file(path), Silence())
+            return found_run(options, box, load_run_file(path), self.console)
         finally:
             box.state.unlock()
 

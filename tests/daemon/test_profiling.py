@@ -17,6 +17,10 @@ from atom.models.gpt3_source import GPT3Source
 CPU = torch.device("cpu")
 
 
+def unheard(done: int, total: int) -> None:
+    """Nobody waits."""
+
+
 @pytest.fixture(scope="module")
 def graph() -> Graph:
     source = GPT3Source(
@@ -33,17 +37,25 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_profile_is_measured_once_and_kept(graph: Graph) -> None:
     notes: list[str] = []
-    first = profile_or_guess(graph, CPU, notes.append)
+    steps: list[tuple[int, int]] = []
+
+    def told(done: int, total: int) -> None:
+        steps.append((done, total))
+
+    first = profile_or_guess(graph, CPU, notes.append, told)
     assert first.source == "measured"
     assert len(notes) == 1
-    assert profile_or_guess(graph, CPU, notes.append) == first
+    assert steps == [(done, len(steps) - 1) for done in range(len(steps))]
+    assert len(steps) > 2, "of more than one layer it is told which"
+    assert profile_or_guess(graph, CPU, notes.append, told) == first
     assert len(notes) == 1, "nothing to say about a kept one"
+    assert steps[-1] == (len(steps) - 1, len(steps) - 1), "nor to wait for"
 
 
 def test_what_would_take_long_is_reckoned(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profiling, "PATIENCE_S", 0.0)
     notes: list[str] = []
-    assert profile_or_guess(graph, CPU, notes.append).source == "assumed"
+    assert profile_or_guess(graph, CPU, notes.append, unheard).source == "assumed"
     assert "would take long" in notes[0]
 
 
@@ -64,7 +76,7 @@ def test_layers_that_do_not_run_on_made_up_inputs(
 
     monkeypatch.setattr(profiling, "measure_graph", fails)
     notes: list[str] = []
-    assert profile_or_guess(graph, CPU, notes.append).source == "assumed"
+    assert profile_or_guess(graph, CPU, notes.append, unheard).source == "assumed"
     assert "index out of range" in notes[-1]
     with pytest.raises(ModelError, match="made-up inputs"):
         profile_of(graph, CPU, None, notes.append)
@@ -73,5 +85,5 @@ def test_layers_that_do_not_run_on_made_up_inputs(
 def test_a_cache_that_cannot_be_kept_is_done_without(graph: Graph, cache: Path) -> None:
     (cache / "atom").write_text("a file where the folder should be")
     notes: list[str] = []
-    assert profile_or_guess(graph, CPU, notes.append).source == "measured"
+    assert profile_or_guess(graph, CPU, notes.append, unheard).source == "measured"
     assert "cannot be kept" in notes[-1]

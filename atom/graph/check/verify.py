@@ -15,6 +15,8 @@ from atom.graph.tracing.attention_masks import masks_whatever_the_values
 from atom.graph.tracing.failures import unrunnable
 from atom.graph.tracing.stand_ins import PythonState, mode_of_use, plain_context
 
+_RUNS = 3
+"""Of the model, of the model again, of its sub-models."""
 _USE_DETERMINISTIC = (
     "use operators that are deterministic, and random numbers from torch's default generator"
 )
@@ -26,13 +28,15 @@ def verify_against_eager(
     batch: Mapping[str, torch.Tensor],
     seed: int = 0,
     training: bool = True,
+    told: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
     """Runs the model and its program, forward and backward, from the same random state; the model
     twice, for a model that does not repeat itself equals no program for long.
 
     The model needs values (not `meta`), on one device with `batch`; it and the global random
     state are left as they were. Give it a batch other than the one traced with: values frozen
-    into the graph then show. `training` as it was given to `trace`.
+    into the graph then show. `training` as it was given to `trace`. `told`: how many of the runs
+    have ended, and how many there are.
 
     Raises: ModelError naming the loss, or the first parameter whose gradient is not bit-equal,
     and the operator that does not repeat its results, if that is why.
@@ -54,12 +58,16 @@ def verify_against_eager(
 
     try:
         with mode_of_use(model, training), plain_context(), torch.random.fork_rng(devices):
+            told(0, _RUNS)
             expected = eager()
             _require_numbers(expected)
+            told(1, _RUNS)
             if difference := _difference(program, expected, eager(), "the model run again gives"):
                 raise _unrepeatable(difference, eager)
+            told(2, _RUNS)
             if difference := _difference(program, expected, split(), "its sub-models give"):
                 raise _unlike(difference, split)
+            told(_RUNS, _RUNS)
     finally:
         state.restore()
 

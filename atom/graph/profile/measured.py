@@ -13,7 +13,7 @@ from atom.graph.profile.node_by_node import measure_operations
 from atom.graph.profile.rates import Stopwatch, measure_link, now
 from atom.graph.profile.roofline import TYPICAL
 from atom.graph.profile.seconds import LinkRates, Profile
-from atom.graph.profile.sub_models import profile
+from atom.graph.profile.sub_models import Told, profile
 from atom.graph.program import build_program
 from atom.graph.traced import Graph
 
@@ -27,12 +27,14 @@ def measure_graph(
     repeats: int = 5,
     link: LinkRates | None = None,
     stopwatch: Stopwatch = now,
+    told: Told = lambda done, total: None,
 ) -> Profile:
     """Runs every distinct layer (or call) forward and backward on the device, each alone.
 
     Parameters and inputs are made up; at any time those of one layer exist. Without `link`, the
     rates of copies to and from the device are measured too. `stopwatch` is read by the thread that
     works: one that counts a thread's own seconds leaves out what other programs took meanwhile.
+    `told`: how many layers are measured, and of how many.
 
     Raises: ValueError for an unknown granularity; DeviceError if a layer does not fit the device.
     """
@@ -47,7 +49,7 @@ def measure_graph(
             timings = summed(graph, operations)
         else:
             program, bounds = build_program(graph), index_bounds(graph)
-            timings = profile(program, device, repeats, bounds, stopwatch)
+            timings = profile(program, device, repeats, bounds, stopwatch, told)
             operations = shared(
                 graph, costs, timings, TYPICAL["cpu" if device.type == "cpu" else "cuda"]
             )

@@ -18,6 +18,8 @@ from atom.graph.profile.rates import Stopwatch, now
 from atom.graph.profile.seconds import Spread
 from atom.graph.program import bind, load
 
+Told = Callable[[int, int], None]
+"""(done, of how many)"""
 _ENOUGH_S = 0.2
 """Small sub-models are measured more often than asked, until they have run this long."""
 _MOST_REPEATS = 40
@@ -53,9 +55,11 @@ def profile(
     repeats: int = 5,
     index_bounds: Mapping[str, int] | None = None,
     stopwatch: Stopwatch = now,
+    told: Told = lambda done, total: None,
 ) -> tuple[SubModelSeconds, ...]:
     """One entry per sub-model. Sub-models that share a class are measured once; each is dropped
-    before the next, so that a model of any size is measured on one small device.
+    before the next, so that a model of any size is measured on one small device. `told`: how many
+    of the distinct ones are measured, and how many there are.
 
     Compile with the finest cut to measure layer by layer. Integer inputs are random below their
     bound in `index_bounds`, by name; zero without one.
@@ -64,12 +68,15 @@ def profile(
     measured: dict[Hashable, SubModelSeconds] = {}
     keys = [_key(program, sub_model) for sub_model in program.sub_models]
     factories = load(program, device)
+    distinct = len(set(keys))
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         for key, sub_model, make in zip(keys, program.sub_models, factories, strict=True):
             if key not in measured:
+                told(len(measured), distinct)
                 bench = _Bench(program, sub_model, make, device, bounds, stopwatch)
                 measured[key] = bench.measure(repeats)
                 del bench
+    told(distinct, distinct)
     return tuple(measured[key] for key in keys)
 
 
