@@ -11,7 +11,7 @@ from rich.text import Text
 from atom.base.errors import ControlError
 from atom.cli.local_daemons import find_daemon, find_daemons
 from atom.cli.several_daemons import show_daemons
-from atom.cli.terminal import stdout_console
+from atom.cli.terminal import following, stderr_console, stdout_console
 from atom.config.peer_text import parse_assignment
 
 _REMARKS_AT = 48
@@ -72,7 +72,9 @@ def set_settings(state: Path | None, assignments: Sequence[str]) -> None:
     what is to be known of them. Raises: ConfigError, and nothing was changed; ControlError."""
     for text in assignments:
         parse_assignment(text)  # what is none is refused whether or not a daemon runs
-    settings = control_client(state).set(assignments)
+    client = control_client(state)
+    with following(stderr_console()) as told:
+        settings = client.set(assignments, told)
     lines = [f"{each['key']} = {each['value'] or '(not set)'}" for each in settings]
     width = min(max(map(len, lines), default=0), _REMARKS_AT)
     for line, setting in zip(lines, settings, strict=True):

@@ -1,7 +1,8 @@
 """The two streams: data on stdout, everything said to a person on stderr."""
 
 import os
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import typer
 from rich.console import Console, RenderableType
@@ -39,6 +40,30 @@ def loading() -> AbstractContextManager[object]:
     """While heavy libraries are imported, somebody who waits at a terminal is told so."""
     console = stderr_console()
     return console.status("loading PyTorch") if console.is_terminal else nullcontext()
+
+
+@contextmanager
+def following(console: Console) -> Iterator[Callable[[str], None]]:
+    """Shows what somebody else is at, as often as the function that it gives is told: in place on a
+    terminal, else a line for each change."""
+    said = ""
+
+    def tell(doing: str) -> None:
+        nonlocal said
+        if doing in ("", said):
+            return
+        said = doing
+        if console.is_terminal:
+            status.update(doing)
+            status.start()
+        else:
+            console.print(doing, markup=False, soft_wrap=True)
+
+    status = console.status("")
+    try:
+        yield tell
+    finally:
+        status.stop()
 
 
 def print_plainly(page: RenderableType) -> None:

@@ -1,7 +1,8 @@
 """Talking to the daemon on this machine."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ from atom.base.errors import ConfigError, ControlError
 from atom.wire import control_pb2, control_pb2_grpc
 
 _TIMEOUT_S = 10.0
-_SETTING_S = 120.0
-"""Caps of memory wait for the end of a pass, and to be planned for."""
+_LOOK_S = 1.0
+_SILENCES = 3
+"""So often in a row a daemon that was told to change something may not say what it is at."""
 
 
 class ControlClient:
@@ -36,11 +38,13 @@ class ControlClient:
         request = control_pb2.LeaveRequest(deadline_seconds=deadline_s or 0.0)
         return str(self._call("Leave", request).message)
 
-    def set(self, assignments: Sequence[str]) -> list[dict[str, Any]]:
-        """See `atom.daemon.control.Controllable.set`. Raises: ConfigError, too, for what the daemon
-        does not accept."""
-        request = control_pb2.SetRequest(assignments=assignments)
-        reply = self._call("Set", request, _SETTING_S)
+    def set(
+        self, assignments: Sequence[str], told: Callable[[str], None] = lambda doing: None
+    ) -> list[dict[str, Any]]:
+        """See `atom.daemon.control.Controllable.set`. Waits as long as the daemon is at it; `told`
+        hears what it does meanwhile. Raises: ConfigError, too, for what the daemon does not
+        accept."""
+        reply = self._followed(control_pb2.SetRequest(assignments=assignments), told)
         if reply.HasField("refusal"):
             raise ConfigError(reply.refusal.message, reply.refusal.hint)
         return [
@@ -53,15 +57,41 @@ class ControlClient:
         reply = self._call("Trace", control_pb2.TraceRequest(ticket=ticket))
         return int(reply.ticket), str(reply.trace), str(reply.summary)
 
-    def _call(self, method: str, request: Any, timeout_s: float = _TIMEOUT_S) -> Any:
+    def _followed(self, request: Any, told: Callable[[str], None]) -> Any:
+        """The reply to `Set`, which has no deadline: memory may be planned for and moved."""
+        silences = 0
+        with self._stub() as stub:
+            under_way = stub.Set.future(request)
+            while True:
+                try:
+                    return under_way.result(timeout=_LOOK_S)
+                except grpc.FutureTimeoutError:
+                    silences = 0 if self._told(told) else silences + 1
+                    if silences == _SILENCES:
+                        raise
+
+    def _told(self, told: Callable[[str], None]) -> bool:
+        """Whether the daemon said what it is at."""
+        try:
+            told(self.info()["setting"] or "")
+        except ControlError:
+            return False
+        return True
+
+    def _call(self, method: str, request: Any) -> Any:
+        with self._stub() as stub:
+            return getattr(stub, method)(request, timeout=_TIMEOUT_S)
+
+    @contextmanager
+    def _stub(self) -> Iterator[Any]:
+        """Raises: ControlError where a call inside finds nobody."""
         # Of this user's own daemon; a trace of a large model is larger than gRPC's usual 4 MB.
         options = [("grpc.max_receive_message_length", -1)]
-        with grpc.insecure_channel(f"unix:{self._path}", options) as channel:
-            stub = control_pb2_grpc.ControlStub(channel)
-            try:
-                return getattr(stub, method)(request, timeout=timeout_s)
-            except grpc.RpcError as problem:
-                raise ControlError(
-                    f"no daemon answers on {self._path}",
-                    "is one running? name its state directory with --state DIR",
-                ) from problem
+        try:
+            with grpc.insecure_channel(f"unix:{self._path}", options) as channel:
+                yield control_pb2_grpc.ControlStub(channel)
+        except (grpc.RpcError, grpc.FutureTimeoutError) as problem:
+            raise ControlError(
+                f"no daemon answers on {self._path}",
+                "is one running? name its state directory with --state DIR",
+            ) from problem

@@ -25,6 +25,8 @@ class MemoryCaps:
         self._built, self._worker, self._patience_s = built, worker, patience_s
         self._errand: _Errand | None = None
         self._closed = False
+        self.doing = ""
+        """What `change` is at, for who asks meanwhile; empty: nothing."""
 
     def change(self, peer: PeerFile) -> None:
         """What `peer` allows is in force from the next pass on.
@@ -32,8 +34,21 @@ class MemoryCaps:
         Raises: DeviceError if the model does not fit it in any way, if memory that is to be had by
         it is not there, or if the worker does not come to it: then nothing is changed.
         """
+        try:
+            self._change(peer)
+        finally:
+            self.doing = ""
+
+    def _change(self, peer: PeerFile) -> None:
+        self.doing = "planning how the model is cut"
         cut = self._built.cutter.cut(peer)
-        self._errand = errand = _Errand(lambda: self._built.rearrange(cut))
+
+        def rearrange() -> None:
+            self.doing = "arranging the model's memory anew"
+            self._built.rearrange(cut)
+
+        self.doing = "waiting until the pass under way can be left"
+        self._errand = errand = _Errand(rearrange)
         self._worker.submit_soon(errand.run)
         if self._closed:
             errand.withdraw()

@@ -28,6 +28,7 @@ from atom.swarm.addresses import (
     parse_multiaddrs,
 )
 from atom.swarm.allow_list import AllowList
+from atom.swarm.chunk_kernels import chunk_kernels
 from atom.swarm.dht_client import DirectoryUnavailable
 from atom.swarm.dht_frames import NodeSettings
 from atom.swarm.directory import DhtDirectory, open_directory
@@ -41,6 +42,7 @@ __all__ = ["run_join", "run_start"]
 def run_start(options: StartOptions, console: Console) -> Ending:
     """Founds (or takes up) a run and trains until it ends. Raises: UserError."""
     _raise_file_limit()
+    chunk_kernels()  # or not at all: said now, and not when there is a replica
     run = read_run(options)
     initial = parse_multiaddrs(options.initial_peers)
     box = open_box(run.run.name, options.peer_file, options.state)
@@ -68,6 +70,7 @@ def run_start(options: StartOptions, console: Console) -> Ending:
 def run_join(options: JoinOptions, console: Console) -> Ending:
     """Joins a run by its address and trains until it ends. Raises: UserError."""
     _raise_file_limit()
+    chunk_kernels()  # or not at all: said now, and not when there is a replica
     address = parse_join_address(options.address)
     box = open_box(address.run, options.peer_file, options.state)
     with ExitStack() as stack:

@@ -78,6 +78,7 @@ def info_of(
         "trouble": void_text(tally.void.in_a_row, tally.void.last_cause) or None,
         "paused": parts.pauses.reason or None,
         "wishes": parts.settings.wishes(),
+        "setting": parts.settings.doing or None,
         "device_turns": parts.turns.figures(),
         "round": machine.head.round if machine else 0,
         "rounds": run.run.rounds,

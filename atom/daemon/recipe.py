@@ -140,6 +140,7 @@ def _counted(value_of: InitialValue, graph: Graph, progress: Progress) -> Initia
     """The same values; from whatever threads they are asked for, it is told how many there are."""
     total = sum(spec.numel for spec in graph.layout.specs)
     lock, made = threading.Lock(), 0
+    progress("making the first weights", made, total, "parameters")
 
     def told(name: str, shape: tuple[int, ...]) -> torch.Tensor:
         nonlocal made

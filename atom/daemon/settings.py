@@ -107,6 +107,11 @@ class Settings:
             "pause_for_gpu_programs": (gpu and self._givers.gpu.blind) or gpu,
         }
 
+    @property
+    def doing(self) -> str:
+        """What a `set` under way is at, if it takes long. From any thread."""
+        return self._givers.memory.doing
+
     def _text(self) -> str:
         """Of the file as it is now: somebody may have edited it. Raises: ConfigError."""
         try:

@@ -1,5 +1,6 @@
 """`atom set` as its user sees it: a served control API, no daemon behind it."""
 
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 from atom.base.errors import ConfigError
 from atom.cli.app import main
 from atom.cli.exit_codes import ExitCode
+from atom.daemon import control_client
 from atom.daemon.control import ControlServer
 from atom.daemon.state_directory import StateDirectory
 
@@ -23,11 +25,18 @@ class Daemon:
 
     def __init__(self) -> None:
         self.heard: list[Sequence[str]] = []
+        self.asked = threading.Event()
+
+    def info(self) -> Mapping[str, Any]:
+        self.asked.set()
+        return {"setting": "planning how the model is cut"}
 
     def set(self, assignments: Sequence[str]) -> Sequence[Mapping[str, Any]]:
         self.heard.append(list(assignments))
         if assignments == ["network.upload=3"]:
             raise ConfigError("network.upload: 3 has no unit", "write it with one")
+        if assignments == ["device.memory="]:
+            assert self.asked.wait(60.0)
         return SETTINGS
 
 
@@ -44,6 +53,19 @@ def daemon(tmp_path: Path) -> Iterator[Daemon]:
 
 def run(tmp_path: Path, *assignments: str) -> int:
     return main(["set", *assignments, "--state", str(tmp_path)])
+
+
+def test_what_takes_long_is_said(
+    daemon: Daemon,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(control_client, "_LOOK_S", 0.01)
+    assert run(tmp_path, "device.memory=") == 0
+    streams = capsys.readouterr()
+    assert streams.err == "planning how the model is cut\n", "once, however often it is asked"
+    assert streams.out.startswith("network.upload")
 
 
 def test_what_was_changed_is_shown_as_in_the_file(

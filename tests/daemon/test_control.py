@@ -1,7 +1,9 @@
 """The control API over a real socket."""
 
 import os
+import socket
 import stat
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import pytest
 
 from atom.base.errors import ConfigError, ControlError
+from atom.daemon import control_client
 from atom.daemon.control import ControlServer
 from atom.daemon.control_client import ControlClient
 
@@ -17,8 +20,11 @@ class Target:
     def __init__(self) -> None:
         self.calls: list[Any] = []
 
+        self.asked_while_setting = threading.Event()
+
     def info(self) -> Mapping[str, Any]:
-        return {"run": "demo", "round": 3}
+        self.asked_while_setting.set()
+        return {"run": "demo", "round": 3, "setting": "planning"}
 
     def pause(self) -> str:
         self.calls.append("pause")
@@ -31,6 +37,8 @@ class Target:
     def set(self, assignments: Sequence[str]) -> Sequence[Mapping[str, Any]]:
         if "bad" in assignments:
             raise ConfigError("bad is bad", "say something else")
+        if "slow" in assignments:
+            assert self.asked_while_setting.wait(60.0)
         return [{"key": key, "value": "3", "live": True, "default": False} for key in assignments]
 
     def leave(self, deadline_s: float | None) -> str:
@@ -53,7 +61,7 @@ def served(tmp_path: Path) -> Iterator[tuple[Target, Path]]:
 def test_every_command_arrives(served: tuple[Target, Path]) -> None:
     target, path = served
     client = ControlClient(path)
-    assert client.info() == {"run": "demo", "round": 3}
+    assert client.info() == {"run": "demo", "round": 3, "setting": "planning"}
     assert (client.pause(), client.resume()) == ("paused", "resumed")
     assert client.trace() == (9, "", "")
     assert client.trace(9) == (9, "{}" * 4_000_000, "one line"), "larger than gRPC's usual limit"
@@ -69,6 +77,31 @@ def test_settings_arrive_and_so_does_what_is_wrong_with_them(served: tuple[Targe
     with pytest.raises(ConfigError, match="bad is bad") as refused:
         client.set(["bad"])
     assert refused.value.hint == "say something else"
+
+
+def test_who_waits_for_a_setting_hears_what_the_daemon_is_at(
+    served: tuple[Target, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control_client, "_LOOK_S", 0.01)
+    heard: list[str] = []
+    settings = ControlClient(served[1]).set(["slow"], heard.append)
+    assert [each["key"] for each in settings] == ["slow"]
+    assert set(heard) == {"planning"}
+
+
+def test_a_daemon_that_dies_or_freezes_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control_client, "_LOOK_S", 0.01)
+    monkeypatch.setattr(control_client, "_TIMEOUT_S", 0.05)
+    path = tmp_path / "control.sock"
+    with pytest.raises(ControlError, match="no daemon answers"):
+        ControlClient(path).set(["a.b"])
+    with socket.socket(socket.AF_UNIX) as frozen:
+        frozen.bind(str(path))
+        frozen.listen()
+        with pytest.raises(ControlError, match="no daemon answers"):
+            ControlClient(path).set(["a.b"])
 
 
 def test_only_the_owner_may_open_the_socket(served: tuple[Target, Path]) -> None:
