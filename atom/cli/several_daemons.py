@@ -13,6 +13,7 @@ from rich.text import Text
 from atom.base.errors import ControlError
 from atom.base.units import format_seconds
 from atom.cli.terminal import print_plainly, stderr_console
+from atom.daemon.turns.shown import own_row
 
 COLUMNS = ("run", "state", "round", "device", "share", "turn", "left", "last hour", "--state")
 
@@ -49,12 +50,10 @@ def _answer(client: Asked) -> Mapping[str, Any] | None:
 
 
 def _cells(root: Path, info: Mapping[str, Any]) -> list[str]:
-    device = info["device_turns"]
-    own = [row for row in device["runs"] if row["state_directory"] == info["state_directory"]]
-    head = [info["run"], info["state"], f"{info['round']:,}", device["device"]]
-    if not own:  # it has not looked yet
+    head = [info["run"], info["state"], f"{info['round']:,}", info["device_turns"]["device"]]
+    turn = own_row(info)
+    if turn is None:
         return [*head, "-", "-", "-", "-", str(root)]
-    turn = own[0]
     left = "-" if turn["left_s"] is None else _whole(turn["left_s"])
     return [
         *head, f"{turn['share']:g}", turn["turn"], left, _whole(turn["last_hour_s"]), str(root)

@@ -21,6 +21,7 @@ from prometheus_client.registry import Collector
 from atom import __version__
 from atom.base.errors import PortInUseError
 from atom.base.reasons import Reason
+from atom.daemon.turns.shown import STANDINGS, own_row
 from atom.swarm.records import PeerState
 
 Info = Callable[[], Mapping[str, Any]]
@@ -34,6 +35,12 @@ _GAUGES = (
     ("mini_batches", "atom_counted_sequences", "Sequences counted here for the next round."),
     ("loss", "atom_loss_nats", "Mean loss per token of the last committed round."),
     ("tokens_per_s", "atom_tokens_per_second", "This peer's speed over the last 30 s."),
+)
+_TURNS = (
+    ("share", "atom_device_share", "What this run's share of the device's time is counted by."),
+    ("slot_s", "atom_device_slot_seconds", "How long a turn is at equal shares, as we wish it."),
+    ("left_s", "atom_device_turn_left_seconds", "Of our turn; 0: it ends with the round."),
+    ("last_hour_s", "atom_device_last_hour_seconds", "Our run had the device so long of it."),
 )
 _COUNTERS = (
     ("rounds_joined", "atom_rounds_joined", "Committed rounds that this process had a part in."),
@@ -127,6 +134,7 @@ class _InfoCollector(Collector):
             voided.add_metric([str(reason)], count)
         yield voided
         yield from _utilisation(info["utilisation"])
+        yield from _turns(info)
 
 
 def _utilisation(figures: Mapping[str, Any] | None) -> Iterator[Metric]:
@@ -141,6 +149,20 @@ def _utilisation(figures: Mapping[str, Any] | None) -> Iterator[Metric]:
     )
     waits = {str(reason): float(share) for reason, share in figures["waiting"].items()}
     yield _by("reason", "atom_device_waiting_ratio", "Of that pass: the device waits.", waits)
+
+
+def _turns(info: Mapping[str, Any]) -> Iterator[Metric]:
+    """Our own: the other daemons of the device are asked themselves."""
+    own = own_row(info)
+    if own is None:
+        return
+    runs = {row["run"] + "/" + row["owner"] for row in info["device_turns"]["runs"]}
+    yield GaugeMetricFamily("atom_device_runs", "That take turns on our device.", len(runs))
+    turns = {turn: float(turn == own["turn"]) for turn in STANDINGS}
+    yield _by("turn", "atom_device_turn", "1 for what we have of the device now.", turns)
+    for key, name, meaning in _TURNS:
+        if own[key] is not None:
+            yield GaugeMetricFamily(name, meaning, own[key])
 
 
 def _by(label: str, name: str, meaning: str, values: Mapping[str, float]) -> GaugeMetricFamily:

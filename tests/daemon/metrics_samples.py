@@ -7,6 +7,11 @@ from urllib.request import urlopen
 
 from atom.daemon.metrics import Metrics
 
+_TURN = {
+    "run": "one", "owner": "12D3KooWann", "share": 2.0, "slot_s": 600.0, "turn": "has the device",
+    "left_s": 30.5, "last_hour_s": 2400.0, "state_directory": "/one",
+}  # fmt: skip
+_OTHERS = {**_TURN, "run": "two", "turn": "waits", "left_s": None, "state_directory": "/two"}
 INFO: dict[str, Any] = {
     "run": 'quoted "run"\n',
     "peer_id": "12D3KooWann",
@@ -22,6 +27,11 @@ INFO: dict[str, Any] = {
     "disk": {"free_bytes": 10_000_000_000},
     "passes_voided": {"loss-not-finite": 2},
     "utilisation": {"pass_seconds": 0.25, "computing": 0.75, "waiting": {"link": 0.25}},
+    "state_directory": "/one",
+    "device_turns": {
+        "device": "cpu",
+        "runs": [_OTHERS, _TURN, {**_OTHERS, "state_directory": "/3"}],
+    },
 }
 ROUND = {"round": 7, "tokens_per_s": 3000.0, "reduce_seconds": 0.25}
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from metrics_samples import INFO, ROUND, a_whole_scrape, scraped
 from prometheus_client.parser import text_string_to_metric_families
-from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.util.tensor_util import make_ndarray
 
 from atom.base.errors import PortInUseError
 from atom.config.load import parse_peer_text
@@ -49,6 +50,22 @@ def test_a_scrape_has_what_the_daemon_knows_and_what_happened() -> None:
     assert value(SCRAPE, events, event="attempt-ended", reason="ring-broken") == [1]
     assert value(SCRAPE, events, event="paused", reason="") == [1], "free text is no label"
     assert value(SCRAPE, "process_resident_memory_bytes")
+
+
+def test_a_scrape_has_our_own_turn_on_the_device() -> None:
+    assert value(SCRAPE, "atom_device_share") == [2]
+    assert value(SCRAPE, "atom_device_slot_seconds") == [600]
+    assert value(SCRAPE, "atom_device_turn_left_seconds") == [30.5]
+    assert value(SCRAPE, "atom_device_last_hour_seconds") == [2400]
+    assert value(SCRAPE, "atom_device_turn", turn="has the device") == [1]
+    assert value(SCRAPE, "atom_device_turn", turn="waits") == [0]
+    assert value(SCRAPE, "atom_device_runs") == [2], "two daemons of one run are one"
+    with scraped(INFO | {"state_directory": "/two"}) as (_, scrape):
+        others = scrape()
+    assert value(others, "atom_device_turn", turn="waits") == [1]
+    assert value(others, "atom_device_turn_left_seconds") == [], "it has none"
+    with scraped(INFO | {"device_turns": {"device": "cpu", "runs": []}}) as (_, scrape):
+        assert value(scrape(), "atom_device_share") == [], "it has not looked yet"
 
 
 def test_what_is_not_known_yet_is_left_out() -> None:
@@ -116,14 +133,15 @@ def test_the_peer_file_asks_for_both(tmp_path: Path) -> None:
                 "round", **ROUND, loss=2.5, sequences=64, gradient_norm=0.5, members=["a", "b"]
             )
     assert re.fullmatch(r"metrics: http://127\.0\.0\.1:\d+/metrics", said.notes[0])
-    (file,) = (tmp_path / "board").glob("*/events.out.tfevents.*")
+    (folder,) = (tmp_path / "board").iterdir()
+    board = EventAccumulator(str(folder)).Reload()
     scalars = {
-        each.tag: (event.step, each.tensor.float_val[0] or each.simple_value)
-        for event in EventFileLoader(str(file)).Load()
-        for each in event.summary.value
+        tag: [(each.step, *make_ndarray(each.tensor_proto).flat) for each in board.Tensors(tag)]
+        for tag in board.Tags()["tensors"]
     }
-    assert scalars["loss/training"] == (7, 2.5)
-    assert scalars["swarm/peers"] == (7, 2.0)
+    assert set(board.PluginTagToContent("scalars")) == set(scalars), "shown under Scalars"
+    assert scalars["loss/training"] == [(7, 2.5)]
+    assert scalars["swarm/peers"] == [(7, 2.0)]
     assert "loss/validation" not in scalars
 
 
