@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable
 
 import pytest
-from test_transport import Peer, make_tcp_peer
+from transport_peers import Peer, make_tcp_peer
 
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason

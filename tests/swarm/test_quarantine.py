@@ -4,7 +4,7 @@ import socket
 from collections.abc import Callable
 
 import pytest
-from test_transport import SOON, Peer, make_tcp_peer
+from transport_peers import SOON, Peer, make_tcp_peer
 
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason

@@ -1,22 +1,18 @@
-"""Peers find, prove and hear each other over loopback; strangers are refused by name."""
+"""Peers find and hear each other over loopback, and are told in time whom they cannot reach."""
 
-import dataclasses
-import queue
 import socket
-import ssl
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
+from transport_peers import RUN, SOON, Peer, make_peer, make_tcp_peer
 
 from atom.base.errors import PeerRefused, PortInUseError
 from atom.base.events import EventList
 from atom.base.reasons import Reason
-from atom.swarm import handshake
 from atom.swarm.contacts import Contact, ContactBook, Unreachable, parse_address
-from atom.swarm.endpoint import Doorkeeper, TransportLimits
-from atom.swarm.frames import Channel, Interrupted, Kind, Patience, Purpose
+from atom.swarm.endpoint import TransportLimits
+from atom.swarm.frames import Interrupted, Kind, Patience, Purpose
 from atom.swarm.handshake import Local
 from atom.swarm.identity import Identity
 from atom.swarm.local_transport import LocalNetwork, LocalTransport
@@ -24,89 +20,10 @@ from atom.swarm.protection import RingProtection
 from atom.swarm.record_stream import RecordStream
 from atom.swarm.socket_stream import SocketStream
 from atom.swarm.throttle import RingStream
-from atom.swarm.tls import make_credentials, wrap
 from atom.swarm.tls_stream import TlsStream
-from atom.swarm.transport import PeerTransport, Transport
+from atom.swarm.transport import Transport
 
-RUN = b"r" * 32
-SOON = 10.0
-QUICK = TransportLimits(handshake_s=0.5, connect_s=1.0, unclaimed_ring_s=0.2)
-
-
-class EventQueue(EventList):
-    """Events that a test can wait for."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._queue: queue.Queue[dict[str, object]] = queue.Queue()
-
-    def emit(self, kind: str, **fields: object) -> None:
-        super().emit(kind, **fields)
-        self._queue.put(self.events[-1])
-
-    def wait(self, kind: str, **fields: object) -> dict[str, object]:
-        while True:
-            event = self._queue.get(timeout=SOON)
-            if event["event"] == kind and fields.items() <= event.items():
-                return event
-
-
-class Peer:
-    """A transport with its log and what it was told."""
-
-    def __init__(self, transport: PeerTransport, events: EventQueue) -> None:
-        self.transport = transport
-        self.events = events
-        self.heard: queue.Queue[tuple[str, bytes, bytes]] = queue.Queue()
-        self.lost: queue.Queue[tuple[str, bool]] = queue.Queue()
-        transport.set_handlers(
-            on_message=lambda *heard: self.heard.put(heard),
-            on_unreachable=lambda *lost: self.lost.put(lost),
-        )
-
-    def knows(self, *others: "Peer") -> None:
-        for other in others:
-            host, port = other.transport.address
-            self.transport.set_addresses(other.transport.peer_id, [f"{host}:{port}"])
-
-
-@pytest.fixture(params=["tcp", "local"])
-def make_peer(request: pytest.FixtureRequest) -> Iterator[Callable[[], Peer]]:
-    yield from peers(request.param)
-
-
-@pytest.fixture
-def make_tcp_peer() -> Iterator[Callable[..., Peer]]:
-    yield from peers("tcp")
-
-
-def peers(kind: str) -> Iterator[Callable[..., Peer]]:
-    made: list[Peer] = []
-    network = LocalNetwork()
-
-    def make(
-        run: bytes = RUN,
-        limits: TransportLimits = QUICK,
-        ring_protection: RingProtection = RingProtection.TLS,
-    ) -> Peer:
-        identity, incarnation, events = Identity.create(), bytes([len(made)]) * 16, EventQueue()
-        transport: PeerTransport
-        if kind == "tcp":
-            where = ("127.0.0.1", 0)
-            local = Local(identity, run, incarnation, ring_protection)
-            transport = Transport(local, where, events, limits=limits)
-        else:
-            transport = LocalTransport(network, identity, incarnation, events, limits)
-        made.append(Peer(transport, events))
-        transport.start()
-        return made[-1]
-
-    before = set(threading.enumerate())
-    yield make
-    for peer in made:
-        peer.transport.close()
-    assert set(threading.enumerate()) <= before
-    assert not any(e["event"] == "thread-failed" for peer in made for e in peer.events.events)
+__all__ = ["make_peer", "make_tcp_peer"]
 
 
 def test_messages_arrive_with_sender_and_incarnation(make_peer: Callable[[], Peer]) -> None:
@@ -231,19 +148,6 @@ def test_rings_travel_as_the_owner_says(
     assert two.heard.get(timeout=SOON)[2] == b"in TLS as ever"
 
 
-@pytest.mark.parametrize("there", [RingProtection.TLS, RingProtection.AES_GCM])
-def test_ends_that_disagree_about_records_part_in_the_handshake(
-    make_tcp_peer: Callable[..., Peer], there: RingProtection
-) -> None:
-    here = next(p for p in (RingProtection.AES_GCM, RingProtection.TLS) if p is not there)
-    one, two = make_tcp_peer(ring_protection=here), make_tcp_peer(ring_protection=there)
-    one.knows(two)
-    with pytest.raises(PeerRefused) as refused:
-        one.transport.connect(two.transport.peer_id, Purpose.RING, b"tag")
-    assert refused.value.reason is Reason.BAD_HANDSHAKE
-    two.events.wait("connection-refused", reason="bad-handshake")
-
-
 def test_a_stale_tag_is_never_claimed_and_ends(make_peer: Callable[[], Peer]) -> None:
     one, two = make_peer(), make_peer()
     one.knows(two)
@@ -280,188 +184,12 @@ def test_blobs_are_refused_where_nobody_serves_them(make_peer: Callable[[], Peer
     assert refused.value.reason is Reason.NOT_FOUND
 
 
-def test_another_run_is_refused_by_name(make_tcp_peer: Callable[..., Peer]) -> None:
-    one, two = make_tcp_peer(), make_tcp_peer(run=b"q" * 32)
-    one.knows(two)
-    with pytest.raises(PeerRefused) as refused:
-        one.transport.connect(two.transport.peer_id, Purpose.RING, b"tag")
-    assert refused.value.reason is Reason.WRONG_RUN
-    two.events.wait("connection-refused", reason="wrong-run")
-
-
-def test_another_identity_is_refused_by_the_client(make_tcp_peer: Callable[..., Peer]) -> None:
-    one, two = make_tcp_peer(limits=TransportLimits(handshake_s=600.0)), make_tcp_peer()
-    host, port = two.transport.address
-    expected = Identity.create().peer_id
-    one.transport.set_addresses(expected, [f"{host}:{port}"])
-    with pytest.raises(PeerRefused) as refused:
-        one.transport.connect(expected, Purpose.RING, b"tag")
-    assert refused.value.reason is Reason.WRONG_IDENTITY
-
-
-def shake(peer: Peer, local: Local, server: str | None = None) -> Channel:
-    """A client that follows the protocol except where the test bends it."""
-    plain = socket.create_connection(peer.transport.address)
-    stream = wrap(plain, make_credentials(local.identity), server_side=False)
-    stream.handshake(Patience.within(SOON))
-    channel = Channel(stream)
-    certificate = stream.certificate()
-    assert certificate is not None
-    name = server or peer.transport.peer_id
-    try:
-        handshake.greet(channel, local, name, certificate, Patience.within(SOON))
-    except BaseException:
-        channel.close()
-        raise
-    return channel
-
-
-def test_a_signature_for_another_server_is_refused(make_tcp_peer: Callable[..., Peer]) -> None:
-    peer = make_tcp_peer()
-    local = Local(Identity.create(), RUN, bytes(16))
-    with pytest.raises(PeerRefused) as refused:
-        shake(peer, local, server=Identity.create().peer_id)
-    assert refused.value.reason is Reason.BAD_SIGNATURE
-
-
-def test_claiming_another_peers_name_is_refused(make_tcp_peer: Callable[..., Peer]) -> None:
-    peer = make_tcp_peer()
-    impostor = Identity.create()
-    impostor.peer_id = Identity.create().peer_id
-    with pytest.raises(PeerRefused) as refused:
-        shake(peer, Local(impostor, RUN, bytes(16)))
-    assert refused.value.reason is Reason.BAD_SIGNATURE
-
-
-def test_another_version_is_refused_by_both_sides(
-    make_tcp_peer: Callable[..., Peer], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    peer = make_tcp_peer()
-    local = Local(Identity.create(), RUN, bytes(16))
-    with pytest.raises(PeerRefused) as refused:
-        handshake._check_hello(handshake.wire.Hello(version=handshake.PROTOCOL_VERSION + 1), local)
-    assert refused.value.reason is Reason.WRONG_VERSION
-    monkeypatch.setattr(handshake.wire, "Challenge", lambda **_: NewerChallenge())
-    with pytest.raises(PeerRefused) as refused:
-        shake(peer, local)
-    assert refused.value.reason is Reason.WRONG_VERSION
-
-
-class NewerChallenge:
-    """Stands in for the message of a later version, at both ends."""
-
-    version, nonce = handshake.PROTOCOL_VERSION + 1, bytes(32)
-
-    def SerializeToString(self) -> bytes:
-        return b""
-
-    def ParseFromString(self, raw: bytes) -> None:
-        pass
-
-
-def test_garbage_is_refused_and_logged(make_tcp_peer: Callable[..., Peer]) -> None:
-    peer = make_tcp_peer()
-    with socket.create_connection(peer.transport.address) as plain:
-        plain.sendall(b"GET / HTTP/1.1\r\n\r\n" * 10)
-        peer.events.wait("connection-refused", reason="bad-handshake")
-    assert "127.0.0.1" in peer.transport.quarantine.aside(time.monotonic())
-    check_still_serving(peer)
-
-
-def test_hanging_up_is_no_offence_of_a_host(make_tcp_peer: Callable[..., Peer]) -> None:
-    """Peers behind one address that give up on a slow peer must not keep each other out."""
-    peer = make_tcp_peer()
-    with socket.create_connection(peer.transport.address) as plain:
-        plain.sendall(b"\x16\x03\x01")  # as a handshake begins
-    peer.events.wait("connection-refused", detail="closed by the other end")
-    assert not peer.transport.quarantine.aside(time.monotonic())
-    check_still_serving(peer)
-
-
-def test_a_silent_stranger_is_cut_in_time(make_tcp_peer: Callable[..., Peer]) -> None:
-    peer = make_tcp_peer()
-    with socket.create_connection(peer.transport.address):
-        peer.events.wait("connection-refused", reason="timeout")
-    check_still_serving(peer)
-
-
-def test_an_oversized_hello_is_refused_by_name(make_tcp_peer: Callable[..., Peer]) -> None:
-    peer = make_tcp_peer()
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    with (
-        socket.create_connection(peer.transport.address) as plain,
-        context.wrap_socket(plain) as wrapped,
-    ):
-        wrapped.sendall((1 << 20).to_bytes(4, "big") + bytes([Kind.HELLO]))
-        event = peer.events.wait("connection-refused")
-    assert event["reason"] == "bad-handshake"
-    assert "1048576" in str(event["detail"])
-
-
-def test_an_oversized_message_frame_ends_the_connection(
-    make_tcp_peer: Callable[..., Peer],
-) -> None:
-    peer = make_tcp_peer()
-    channel = shake(peer, Local(Identity.create(), RUN, bytes(16)))
-    channel.stream.send_all(memoryview(b"\xff\xff\xff\xff\x10"), Patience(SOON))
-    peer.events.wait("connection-dropped", reason="too-large")
-    with pytest.raises(ConnectionError):
-        channel.recv_header(10, Patience(SOON))
-    channel.close()
-
-
-def test_connections_per_peer_are_bounded(make_tcp_peer: Callable[..., Peer]) -> None:
-    peer = make_tcp_peer(limits=dataclasses.replace(QUICK, connections_per_peer=2))
-    local = Local(Identity.create(), RUN, bytes(16))
-    channels = [shake(peer, local), shake(peer, local)]
-    with pytest.raises(PeerRefused) as refused:
-        shake(peer, local)
-    assert refused.value.reason is Reason.TOO_MANY_CONNECTIONS
-    check_still_serving(peer)
-    for channel in channels:
-        channel.close()
-
-
-def test_unproven_connections_are_bounded_per_host(make_tcp_peer: Callable[..., Peer]) -> None:
-    limits = dataclasses.replace(QUICK, handshake_s=60.0, handshakes_per_host=2)
-    peer = make_tcp_peer(limits=limits)
-    silent = [socket.create_connection(peer.transport.address) for _ in range(3)]
-    peer.events.wait("connection-refused", reason="too-many-connections")
-    for plain in silent:
-        plain.close()
-
-
 def test_a_port_in_use_is_the_users_to_mend(make_tcp_peer: Callable[..., Peer]) -> None:
     host, port = make_tcp_peer().transport.address
     second = Transport(Local(Identity.create(), RUN, bytes(16)), (host, port), EventList())
     with pytest.raises(PortInUseError):
         second.start()
     second.close()
-
-
-def check_still_serving(peer: Peer) -> None:
-    channel = shake(peer, Local(Identity.create(), RUN, bytes(16)))
-    channel.send_frame(Kind.MESSAGE, b"still there", patience=Patience(SOON))
-    assert peer.heard.get(timeout=SOON)[2] == b"still there"
-    channel.close()
-
-
-def test_doorkeeper_counts_come_back_to_zero() -> None:
-    door = Doorkeeper(TransportLimits(connections=3, handshakes=2, connections_per_peer=1))
-    assert door.enter("a")
-    assert door.identify("a", "one")
-    assert door.enter("a")
-    assert not door.identify("a", "one")
-    assert door.enter("b")
-    assert not door.enter("c")  # three in all
-    door.leave("a", "")
-    door.leave("b", "")
-    door.leave("a", "one")
-    assert door.enter("c")
-    assert door.enter("c")
-    assert not door.enter("c")  # two unproven
 
 
 @pytest.mark.parametrize(

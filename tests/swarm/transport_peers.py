@@ -1,0 +1,123 @@
+"""Peers of a test with a transport each, over loopback or memory, and what each was told."""
+
+import queue
+import socket
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from atom.base.events import EventList
+from atom.swarm import handshake
+from atom.swarm.endpoint import TransportLimits
+from atom.swarm.frames import Channel, Kind, Patience
+from atom.swarm.handshake import Local
+from atom.swarm.identity import Identity
+from atom.swarm.local_transport import LocalNetwork, LocalTransport
+from atom.swarm.protection import RingProtection
+from atom.swarm.tls import make_credentials, wrap
+from atom.swarm.transport import PeerTransport, Transport
+
+RUN = b"r" * 32
+SOON = 10.0
+QUICK = TransportLimits(handshake_s=0.5, connect_s=1.0, unclaimed_ring_s=0.2)
+
+
+class EventQueue(EventList):
+    """Events that a test can wait for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._queue: queue.Queue[dict[str, object]] = queue.Queue()
+
+    def emit(self, kind: str, **fields: object) -> None:
+        super().emit(kind, **fields)
+        self._queue.put(self.events[-1])
+
+    def wait(self, kind: str, **fields: object) -> dict[str, object]:
+        while True:
+            event = self._queue.get(timeout=SOON)
+            if event["event"] == kind and fields.items() <= event.items():
+                return event
+
+
+class Peer:
+    """A transport with its log and what it was told."""
+
+    def __init__(self, transport: PeerTransport, events: EventQueue) -> None:
+        self.transport = transport
+        self.events = events
+        self.heard: queue.Queue[tuple[str, bytes, bytes]] = queue.Queue()
+        self.lost: queue.Queue[tuple[str, bool]] = queue.Queue()
+        transport.set_handlers(
+            on_message=lambda *heard: self.heard.put(heard),
+            on_unreachable=lambda *lost: self.lost.put(lost),
+        )
+
+    def knows(self, *others: "Peer") -> None:
+        for other in others:
+            host, port = other.transport.address
+            self.transport.set_addresses(other.transport.peer_id, [f"{host}:{port}"])
+
+
+@pytest.fixture(params=["tcp", "local"])
+def make_peer(request: pytest.FixtureRequest) -> Iterator[Callable[[], Peer]]:
+    yield from peers(request.param)
+
+
+@pytest.fixture
+def make_tcp_peer() -> Iterator[Callable[..., Peer]]:
+    yield from peers("tcp")
+
+
+def peers(kind: str) -> Iterator[Callable[..., Peer]]:
+    made: list[Peer] = []
+    network = LocalNetwork()
+
+    def make(
+        run: bytes = RUN,
+        limits: TransportLimits = QUICK,
+        ring_protection: RingProtection = RingProtection.TLS,
+    ) -> Peer:
+        identity, incarnation, events = Identity.create(), bytes([len(made)]) * 16, EventQueue()
+        transport: PeerTransport
+        if kind == "tcp":
+            where = ("127.0.0.1", 0)
+            local = Local(identity, run, incarnation, ring_protection)
+            transport = Transport(local, where, events, limits=limits)
+        else:
+            transport = LocalTransport(network, identity, incarnation, events, limits)
+        made.append(Peer(transport, events))
+        transport.start()
+        return made[-1]
+
+    before = set(threading.enumerate())
+    yield make
+    for peer in made:
+        peer.transport.close()
+    assert set(threading.enumerate()) <= before
+    assert not any(e["event"] == "thread-failed" for peer in made for e in peer.events.events)
+
+
+def shake(peer: Peer, local: Local, server: str | None = None) -> Channel:
+    """A client that follows the protocol except where the test bends it."""
+    plain = socket.create_connection(peer.transport.address)
+    stream = wrap(plain, make_credentials(local.identity), server_side=False)
+    stream.handshake(Patience.within(SOON))
+    channel = Channel(stream)
+    certificate = stream.certificate()
+    assert certificate is not None
+    name = server or peer.transport.peer_id
+    try:
+        handshake.greet(channel, local, name, certificate, Patience.within(SOON))
+    except BaseException:
+        channel.close()
+        raise
+    return channel
+
+
+def check_still_serving(peer: Peer) -> None:
+    channel = shake(peer, Local(Identity.create(), RUN, bytes(16)))
+    channel.send_frame(Kind.MESSAGE, b"still there", patience=Patience(SOON))
+    assert peer.heard.get(timeout=SOON)[2] == b"still there"
+    channel.close()
