@@ -17,6 +17,7 @@ MAX_NAMED = 12
 """Peers that get a line of their own; of more, only the number is drawn."""
 _TRAINING, _VALIDATION, _SPEED, _REDUCE = "#1f6fb4", "#d9480f", "#2b8a3e", "#7e3bb8"
 _BRANCH = "#c92a2a"
+_WHOLE = StrMethodFormatter("{x:,.0f}")
 _PANEL_INCHES, _WIDTH_INCHES = 1.9, 9.0
 
 _Draw = Callable[[Axes, Sequence[PlottedRound]], None]
@@ -39,11 +40,14 @@ def draw_run(path: Path, rounds: Sequence[PlottedRound], title: str) -> None:
         draw(axes, rounds)
         _mark_branches(axes, rounds)
         axes.grid(alpha=0.25)
+        axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
     column[0, 0].set_title(title, loc="left", fontsize=11, parse_math=False)
     last: Axes = column[-1, 0]
     last.set_xlabel("round (one optimizer step of the whole swarm)")
-    last.xaxis.set_major_locator(MaxNLocator(integer=True))
+    last.set_xlim(rounds[0].number - 0.6, rounds[-1].number + 0.6)
+    last.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    last.xaxis.set_major_formatter(_WHOLE)
     figure.align_ylabels()
     figure.savefig(path)
 
@@ -54,20 +58,23 @@ def _loss(axes: Axes, rounds: Sequence[PlottedRound]) -> None:
     checked = [(e.number, e.validation_loss) for e in rounds if e.validation_loss is not None]
     if checked:
         axes.plot(*zip(*checked, strict=True), "o", ms=4, color=_VALIDATION, label="validation")
+    if any(each.branch for each in rounds):
+        axes.plot([], [], "--", lw=1, color=_BRANCH, label="branch without a quorum")
+    if len(axes.lines) > 1:
         axes.legend(frameon=False, loc="upper right")
     axes.set_ylabel("loss\n(nats per token)")
 
 
 def _throughput(axes: Axes, rounds: Sequence[PlottedRound]) -> None:
     _line(axes, [(e.number, e.tokens_per_s) for e in rounds if e.tokens_per_s], _SPEED)
-    axes.set_ylim(bottom=0)
-    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    axes.set_ylim(0, 1.06 * axes.get_ylim()[1])
+    axes.yaxis.set_major_formatter(_WHOLE)
     axes.set_ylabel("tokens/s\nof the swarm")
 
 
 def _reduce_time(axes: Axes, rounds: Sequence[PlottedRound]) -> None:
     _line(axes, [(e.number, e.reduce_s) for e in rounds if e.reduce_s], _REDUCE)
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.06 * axes.get_ylim()[1])
     axes.set_ylabel("all-reduce (s)")
 
 
@@ -76,9 +83,10 @@ def _membership(axes: Axes, rounds: Sequence[PlottedRound]) -> None:
     if 0 < len(parts) <= MAX_NAMED:
         _rows(axes, rounds, sorted(parts, key=lambda peer: (parts[peer], peer)))
         return
-    axes.step([e.number for e in rounds], [e.members for e in rounds], where="mid", color=_SPEED)
-    axes.set_ylim(bottom=0)
-    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    numbers, members = [e.number for e in rounds], [e.members for e in rounds]
+    axes.step(numbers, members, where="mid", color=_SPEED, marker=_marker(rounds))
+    axes.set_ylim(0, 1.06 * axes.get_ylim()[1])
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.set_ylabel("peers with\na part")
 
 
@@ -113,5 +121,9 @@ def _line(
     axes: Axes, points: Sequence[tuple[int, float | None]], color: str, label: str | None = None
 ) -> None:
     numbers, values = [n for n, _ in points], [v for _, v in points if v is not None]
-    marker = "o" if len(points) == 1 else None
-    axes.plot(numbers, values, color=color, linewidth=1.4, marker=marker, label=label)
+    axes.plot(numbers, values, color=color, linewidth=1.4, marker=_marker(points), label=label)
+
+
+def _marker(points: Sequence[object]) -> str | None:
+    """One point alone has no line."""
+    return "o" if len(points) == 1 else None

@@ -1,6 +1,7 @@
 """A run as a picture: what is read of a log, and that every form of picture is one."""
 
 import json
+import re
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,18 @@ def test_a_chain_says_nothing_of_speeds() -> None:
 
 def test_runs_of_rounds() -> None:
     assert _spans([3, 4, 5, 9]) == [(2.5, 3), (8.5, 1)]
+
+
+@pytest.mark.parametrize("number", [1, 123_456])
+def test_one_round_is_seen_and_its_number_is_whole(number: int, tmp_path: Path) -> None:
+    """matplotlib would write 0.45 and 1.05 below it, or 0 and +1.23456e5."""
+    file = tmp_path / "one.svg"
+    draw_run(file, [PlottedRound(number, 2.5, 3, False)], "one")
+    text = file.read_text(encoding="utf-8")
+    below = text.partition('id="matplotlib.axis_3"')[2].partition('id="matplotlib.axis_4"')[0]
+    ticks = re.findall(r"<!-- ([\d.,+e-]+) -->", below)
+    assert ticks == [f"{number:,}"]
+    assert text.count("<g clip-path=") == 2, "a dot in each panel"
 
 
 @pytest.mark.parametrize("peers", [1, MAX_NAMED + 1])
