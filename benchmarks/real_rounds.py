@@ -9,6 +9,7 @@ from typing import Any
 
 Event = Mapping[str, Any]
 
+RING_ENDS = ("round", "ring-broken", "attempt-ended")
 NAMES_IT = ("ring-broken", "ring-judged", "nack", "attempt-ended")
 
 
@@ -88,6 +89,12 @@ def named_at(log: Iterable[Event], victim: str, since: float) -> list[float]:
         for event in log
         if event["event"] in NAMES_IT and event["time"] >= since and victim in str(event)
     ]
+
+
+def rings(log: Iterable[Event]) -> bool:
+    """Whether this peer is in a ring, by its log."""
+    told = [event["event"] for event in log if event["event"] in (*RING_ENDS, "ringing")]
+    return bool(told) and told[-1] == "ringing"
 
 
 def early(log: Iterable[Event], since: float) -> int:

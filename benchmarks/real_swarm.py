@@ -2,12 +2,14 @@
 
     python benchmarks/real_swarm.py --peers 16 --seconds 120 --faults 10
     python benchmarks/real_swarm.py --peers 5 --seconds 30 --faults 4
+    python benchmarks/real_swarm.py --peers 4 --faults 10 --pass-seconds 4 --ring-upload "1 Mbit/s"
 
 Each peer is `atom` with its own DHT node, sockets and processes, and one thread for arithmetic; the
 model is tiny. A pass takes `--pass-seconds`, most of them asleep, as on a device of its own: else
 the peers' arithmetic, on cores that they share, is what is measured. A peer takes about 500 MB and,
 while starting, ten seconds of a core. `--faults` kills (SIGKILL) and freezes (SIGSTOP) one peer at
-a time, in turn, and starts or thaws it again.
+a time, in turn, and starts or thaws it again. `--ring-upload` holds every peer to that rate, so
+that a ring of the tiny model takes a second or two, and each fault falls into one.
 
 late: from the pass that completed the global batch to the first PREPARE. group: from there to the
 ring at its last member. DHT: what the libp2p daemons read from all their sockets, those to
@@ -25,7 +27,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from real_rounds import Round, commits, early, gaps, median_gap, named_at, rounds_of
+from real_rounds import Round, commits, early, gaps, median_gap, named_at, rings, rounds_of
 from sides import machine, positive, publish
 
 sys.path += [str(Path(__file__).parents[1] / "tests" / place) for place in ("chaos", "swarm")]
@@ -51,12 +53,21 @@ def main() -> None:
         tempfile.TemporaryDirectory(prefix="atom-real-") as folder,
         swarm_in(Path(folder), endless("real", GRACE_S, 50), names) as swarm,
     ):
+        if options.ring_upload:
+            hold_uploads(swarm, options.ring_upload)
         start_s = gathered(swarm)
         swarm.resume()
         swarm.until(lambda: all_at(swarm, SETTLED_ROUNDS), "first rounds", BOUND_S * options.peers)
         calm = measured(swarm, options.seconds)
-        faults = [strike(swarm, number) for number in range(options.faults)]
+        in_ring = bool(options.ring_upload)
+        faults = [strike(swarm, number, in_ring) for number in range(options.faults)]
     _publish(options.peers, {"start_s": start_s, **calm}, faults)
+
+
+def hold_uploads(swarm: Swarm, rate: str) -> None:
+    for peer in swarm.peers:
+        with (swarm.root / f"{peer.name}.toml").open("a", encoding="utf-8") as file:
+            file.write(f'upload = "{rate}"\n')
 
 
 def gathered(swarm: Swarm) -> float:
@@ -102,12 +113,14 @@ def _triggers(rounds: list[Round]) -> dict[str, float]:
     }
 
 
-def strike(swarm: Swarm, number: int) -> dict[str, Any]:
+def strike(swarm: Swarm, number: int, in_ring: bool) -> dict[str, Any]:
     """Kills or freezes one peer, waits until the others have gone on, brings it back."""
     victim = swarm.peers[(number // 2 + 1) % len(swarm.peers)]
     others = [peer for peer in swarm.peers if peer is not victim]
     usual_s = median_gap(commits(others[0].events())[-20:])
     kind = "killed" if number % 2 == 0 else "frozen"
+    if in_ring:
+        swarm.until(lambda: rings(victim.events()), "a ring", BOUND_S)
     marks = {peer.name: peer.last_round for peer in others}
     struck_at = time.time()
     if kind == "killed":
@@ -181,6 +194,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--faults", type=int, default=0)
     parser.add_argument("--pass-seconds", type=float, default=0.5, help="asleep; 0: no rest")
+    parser.add_argument("--ring-upload", metavar="RATE", help="every fault falls into a ring")
     return parser.parse_args()
 
 

@@ -175,7 +175,7 @@ _SCHEMA: Mapping[type, Mapping[str, _Field]] = {
         "signature": _SIGNATURE,
     },
     CommitNotice: {"commit": _One(Commit)},
-    Abort: {"parent": _DIGEST, "ballot": _BALLOT, "reason": _TEXT},
+    Abort: {"parent": _DIGEST, "ballot": _BALLOT, "reason": _TEXT, "missing": _VOTERS},
 }
 
 _BODIES: Mapping[str, type] = {

@@ -126,6 +126,8 @@ class Abort:
     parent: bytes
     ballot: Ballot
     reason: str
+    missing: tuple[Voter, ...] = ()
+    """Who was asked and gave no answer: what they have counted will not come."""
 
 
 Message = (

@@ -220,14 +220,16 @@ class CommitNotice(_message.Message):
     def __init__(self, commit: _Optional[_Union[Commit, _Mapping]] = ...) -> None: ...
 
 class Abort(_message.Message):
-    __slots__ = ("parent", "ballot", "reason")
+    __slots__ = ("parent", "ballot", "reason", "missing")
     PARENT_FIELD_NUMBER: _ClassVar[int]
     BALLOT_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    MISSING_FIELD_NUMBER: _ClassVar[int]
     parent: bytes
     ballot: Ballot
     reason: str
-    def __init__(self, parent: _Optional[bytes] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
+    missing: _containers.RepeatedCompositeFieldContainer[Voter]
+    def __init__(self, parent: _Optional[bytes] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., reason: _Optional[str] = ..., missing: _Optional[_Iterable[_Union[Voter, _Mapping]]] = ...) -> None: ...
 
 class RoundMessage(_message.Message):
     __slots__ = ("prevote", "prevote_answer", "prepare", "promise", "nack", "ring", "suspect", "accept", "accepted_vote", "commit", "abort")

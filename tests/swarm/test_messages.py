@@ -59,6 +59,7 @@ EXAMPLES: list[Message] = [
     AcceptedVote(PARENT, BALLOT, VALUE.digest(), b"x" * 64),
     CommitNotice(COMMIT),
     Abort(PARENT, BALLOT, "early"),
+    Abort(PARENT, BALLOT, "timeout", VOTERS[:2]),
 ]
 
 

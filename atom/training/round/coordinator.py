@@ -7,7 +7,7 @@ its own ballot made, or finish a value that somebody in a quorum accepted before
 from collections import Counter
 
 from atom.base.reasons import Reason
-from atom.swarm.chain import VOTE_DOMAIN, Ballot, Commit, Value, Vote, Voter
+from atom.swarm.chain import MAX_VOTERS, VOTE_DOMAIN, Ballot, Commit, Value, Vote, Voter
 from atom.swarm.chain import vote_payload as payload_of
 from atom.swarm.identity import verify
 from atom.swarm.membership import signed_by, standing
@@ -337,6 +337,14 @@ class Coordinator:
         self._ended_by[sender] += 1
         return self._ended_by[sender] <= _ENDINGS
 
+    def on_missing(self, speaker: str, missing: tuple[Voter, ...]) -> None:
+        """Another coordinator got no answer from these."""
+        self._silence.told(speaker, missing)
+
+    def on_broken_by(self, suspect: str) -> None:
+        """The ring that we were in broke there: what it has counted will not come."""
+        self._silence.of([suspect])
+
     def on_unreachable(self, peer_id: str) -> None:
         """Nobody there, or nothing to be had from it: stop waiting for its answer."""
         self._silence.of([peer_id])
@@ -367,7 +375,14 @@ class Coordinator:
         self._turn.back_off()
         if attempt.ballot is not None:
             asked = attempt.invited | {voter.peer_id for voter in attempt.promises}
-            self._desk.tell(asked, Abort(self._desk.head.digest, attempt.ballot, reason))
+            missing = self._missing(attempt) if reason is Reason.TIMEOUT else ()
+            self._desk.tell(asked, Abort(self._desk.head.digest, attempt.ballot, reason, missing))
+
+    def _missing(self, attempt: Attempt) -> tuple[Voter, ...]:
+        """Whose work will not come, for those who can do it instead."""
+        fresh = self._desk.view.fresh
+        known = sorted((attempt.invited - attempt.answered.keys()) & fresh.keys())
+        return tuple(Voter(peer, fresh[peer].incarnation) for peer in known[:MAX_VOTERS])
 
     def _attempt_of(self, ballot: Ballot, stage: Stage) -> Attempt | None:
         attempt = self.attempt

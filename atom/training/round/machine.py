@@ -152,6 +152,7 @@ class RoundMachine:
                 self._on_caught_up(event)
             case Unreachable(peer_id):
                 self._coordinator.on_unreachable(peer_id)
+                member.on_unreachable(peer_id)
             case LeaveRequested():
                 desk.leaving = True
         return desk.out

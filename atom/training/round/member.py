@@ -26,6 +26,9 @@ from atom.training.round.vocabulary import (
     StartRing,
 )
 
+REMIND_S = 2.0
+"""Between two times that a promise is sent while its ballot's coordinator says nothing."""
+
 
 class Member:
     """This replica's part in attempts that somebody (perhaps itself) coordinates."""
@@ -37,15 +40,40 @@ class Member:
         self._coordinator = coordinator
         self._engagement = engagement
         self._decision = decision
+        self._said: Promise | None = None
+        self._said_at = 0.0
 
     def tick(self) -> None:
         """Nobody is waited for without end: then counting goes on, promises stay."""
         desk = self._desk
         self._decision.go_on()
         waited = desk.now - desk.state.since
-        if desk.phase is Phase.PROMISED and waited > desk.composing_patience:
-            self._engagement.let_go()
+        if desk.phase is Phase.PROMISED:
+            if waited > desk.composing_patience or self._has_lapsed(desk.state.ballot):
+                self._engagement.let_go()
+            else:
+                self._remind()
         if desk.phase is Phase.HOLDING and waited > desk.patience.holding:
+            self._engagement.let_go()
+
+    def _has_lapsed(self, ballot: Ballot | None) -> bool:
+        """The ballot's coordinator shows no lease any more, while others do."""
+        fresh, leader = self._desk.view.fresh, ballot.coordinator if ballot else ""
+        return bool(fresh) and leader != self._desk.me.peer_id and leader not in fresh
+
+    def _remind(self) -> None:
+        """Says the promise again: it may be lost, or nobody there any more to hear it."""
+        desk, said = self._desk, self._said
+        if said is None or said.ballot != desk.state.ballot or desk.now - self._said_at < REMIND_S:
+            return
+        self._said_at = desk.now
+        desk.send(said.ballot.coordinator, said)
+
+    def on_unreachable(self, peer_id: str) -> None:
+        """Whoever would compose the ring is gone: it is waited for no longer."""
+        desk = self._desk
+        ballot = desk.state.ballot
+        if desk.phase is Phase.PROMISED and ballot is not None and ballot.coordinator == peer_id:
             self._engagement.let_go()
 
     # ---- promising
@@ -122,6 +150,7 @@ class Member:
         for accepted in (promise.accepted, promise.accepted_before_branch):
             if accepted is not None:  # it will be proposed again: to all, but its ring may be dead
                 desk.out.append(OfferResult(accepted.value.result_digest))
+        self._said, self._said_at = promise, desk.now
         desk.send(ballot.coordinator, promise)
 
     def on_abort(self, sender: Voter, message: Abort) -> None:
@@ -135,6 +164,7 @@ class Member:
             donors = tuple(sorted(voters or there))  # the majority decides: of the run's own
             self._engagement.catch_up(donors, "our state differs from the others'", discard=True)
         else:
+            self._coordinator.on_missing(sender.peer_id, message.missing)
             self._engagement.let_go()
 
     # ---- reducing
@@ -180,4 +210,7 @@ class Member:
         seen = (failed.suspect, failed.reason, failed.told_by)
         desk.report("ring-broken", suspect=seen[0], reason=seen[1], told_by=seen[2])
         desk.send(ballot.coordinator, Suspect(desk.head.digest, ballot, *seen, failed.standing))
+        self._coordinator.on_broken_by(failed.suspect)
+        if failed.suspect == ballot.coordinator:
+            self._engagement.let_go()
         self._decision.go_on()  # what waited for this ring's result has to fetch it now

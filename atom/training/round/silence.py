@@ -1,9 +1,10 @@
-"""Who gave a coordinator no answer, and what is expected of it from now on."""
+"""Who gave no answer, to us or to another coordinator, and what is expected of it from now on."""
 
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 
 from atom.base.reasons import Reason
+from atom.swarm.chain import Voter
 from atom.swarm.quarantine import Quarantine
 from atom.swarm.records import Lease
 from atom.training.round.desk import Desk
@@ -22,14 +23,26 @@ class Silence:
         self._mute = Quarantine({Reason.TIMEOUT: MUTE_S})
         self._unheard: dict[str, int] = {}
         """And the serial of the lease that it showed then."""
+        self._told_by = set[str]()
 
     def new_head(self) -> None:
         self._unheard.clear()
+        self._told_by.clear()
 
     def of(self, peers: Iterable[str]) -> None:
         """They gave no answer to what we asked last."""
         fresh = self._desk.view.fresh
         self._unheard.update({peer: fresh[peer].serial for peer in peers if peer in fresh})
+
+    def told(self, speaker: str, missing: Iterable[Voter]) -> None:
+        """A coordinator's word that these gave it no answer. It counts once at each head: a false
+        one costs the wait for their next leases."""
+        if speaker in self._told_by:
+            return
+        self._told_by.add(speaker)
+        fresh = self._desk.view.fresh
+        meant = (v.peer_id for v in missing if v.peer_id in fresh)
+        self.of([peer for peer in meant if Voter(peer, fresh[peer].incarnation) in missing])
 
     def waited_for(self, peers: Iterable[str]) -> None:
         """They let us wait for as long as we wait for anybody."""

@@ -43,11 +43,15 @@ def test_of_three_one_of_the_two_goes_without(seed: int) -> None:
 
 
 @pytest.mark.parametrize("peers", [4, 5])
-@pytest.mark.parametrize("seed", [1, 2])
-def test_of_more_both_take_part_when_they_are_no_neighbours(peers: int, seed: int) -> None:
-    swarm, before = swarm_with_a_broken_way(peers, seed)
-    rounds = swarm["A"].chain.head.round - before
-    assert rounds >= 5, swarm.story(100)
-    for name in "BC":
-        assert parts_of(swarm, name, before) >= rounds / 3, swarm.story(100)
-    check_agreement(swarm)
+def test_of_more_both_take_part_when_they_are_no_neighbours(peers: int) -> None:
+    """Who leads is dealt, and who leads decides whom it can ask: so over several histories."""
+    rounds, parts = 0, {"B": 0, "C": 0}
+    for seed in (1, 2, 3):
+        swarm, before = swarm_with_a_broken_way(peers, seed)
+        mine = swarm["A"].chain.head.round - before
+        assert mine >= 5, swarm.story(100)
+        rounds += mine
+        for name in parts:
+            parts[name] += parts_of(swarm, name, before)
+        check_agreement(swarm)
+    assert min(parts.values()) >= rounds / 3, (parts, rounds)

@@ -1,12 +1,15 @@
 """A peer that is gone, but whose lease still shows what it counted: the others do its work."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
+import pytest
 from simulation import Setting, Swarm
 
+from atom.base.reasons import Reason
 from atom.swarm.chain import Ballot, Head, Voter
 from atom.swarm.identity import Identity
-from atom.swarm.messages import Prepare, Prevote, PrevoteAnswer, Promise
+from atom.swarm.messages import Abort, Prepare, Prevote, PrevoteAnswer, Promise
 from atom.swarm.records import Lease, PeerState
 from atom.training.round import RoundMachine, Terms
 from atom.training.round.desk import Desk, HeadState
@@ -67,6 +70,7 @@ class Story:
         self.own = 32
         self.reports: list[str] = []
         self.ring: StartRing | None = None
+        self.said: list[tuple[str, object]] = []
 
     def tick(self, seconds: float = 0.1) -> None:
         self.now += seconds
@@ -80,6 +84,8 @@ class Story:
 
     def take(self, actions: list[Action]) -> None:
         for action in actions:
+            if isinstance(action, Send):
+                self.said.append((action.to, action.message))
             match action:
                 case Send(MATE.peer_id, message):
                     self.answer(message)
@@ -101,7 +107,10 @@ class Story:
             case _:
                 pass
 
-    def hear(self, message: PrevoteAnswer | Promise) -> None:
+    def promises_to(self, voter: Voter) -> list[Promise]:
+        return [m for to, m in self.said if to == voter.peer_id and isinstance(m, Promise)]
+
+    def hear(self, message: PrevoteAnswer | Promise | Prepare | Abort) -> None:
         self.tell(Received(MATE.peer_id, MATE.incarnation, message))
 
     def tell(self, event: Frozen | Received | Unreachable) -> None:
@@ -141,6 +150,97 @@ def test_whoever_renews_its_lease_is_counted_on_again() -> None:
     story.leases[GONE.peer_id] = replace(story.leases[GONE.peer_id], serial=2)
     assert story.counted_on() == {MATE.peer_id, GONE.peer_id}
     assert story.machine.phase is Phase.ACCUMULATING
+
+
+def test_another_coordinators_word_counts_once_at_each_head() -> None:
+    story = Story()
+    story.tick()
+    abort = Abort(HEAD.digest, Ballot(1, MATE.peer_id, MATE.incarnation), Reason.TIMEOUT, (GONE,))
+    story.hear(Prepare(HEAD.digest, abort.ballot))
+    story.hear(abort)
+    assert story.counted_on() == {MATE.peer_id}
+    story.leases[GONE.peer_id] = replace(story.leases[GONE.peer_id], serial=2)
+    again = replace(abort.ballot, attempt=2)
+    story.hear(Prepare(HEAD.digest, again))
+    story.hear(replace(abort, ballot=again))
+    assert story.counted_on() == {MATE.peer_id, GONE.peer_id}
+
+
+def test_a_word_about_an_older_process_of_a_peer_is_about_nobody() -> None:
+    story = Story()
+    story.tick()
+    ballot = Ballot(1, MATE.peer_id, MATE.incarnation)
+    before = Voter(GONE.peer_id, b"o" * 16)
+    story.hear(Prepare(HEAD.digest, ballot))
+    story.hear(Abort(HEAD.digest, ballot, Reason.TIMEOUT, (before,)))
+    assert story.counted_on() == {MATE.peer_id, GONE.peer_id}
+
+
+def promised_to(coordinator: Voter) -> Story:
+    story = Story()
+    story.tick()
+    story.tell(
+        Received(
+            coordinator.peer_id,
+            coordinator.incarnation,
+            Prepare(HEAD.digest, Ballot(1, coordinator.peer_id, coordinator.incarnation)),
+        )
+    )
+    assert story.machine.phase is Phase.PROMISED
+    return story
+
+
+def test_a_promise_is_said_again_and_who_cannot_hear_it_is_not_waited_for() -> None:
+    story = promised_to(GONE)
+    assert len(story.promises_to(GONE)) == 1
+    for _ in range(25):
+        story.tick()
+    assert len(story.promises_to(GONE)) == 2
+    story.tell(Unreachable(MATE.peer_id))
+    assert story.machine.phase is Phase.PROMISED
+    story.tell(Unreachable(GONE.peer_id))
+    assert story.machine.phase is Phase.ACCUMULATING
+
+
+def test_a_coordinator_whose_lease_lapses_is_not_waited_for() -> None:
+    story = promised_to(GONE)
+    del story.leases[GONE.peer_id]
+    mate = story.leases.pop(MATE.peer_id)
+    story.tick()
+    assert story.machine.phase is Phase.PROMISED, "nobody's lease is seen: not theirs to explain"
+    story.leases[MATE.peer_id] = mate
+    story.tick()
+    assert story.machine.phase is Phase.ACCUMULATING
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("freeze", [False, True], ids=["killed", "frozen"])
+def test_a_coordinator_that_is_lost_in_its_ring_costs_less_than_a_round(
+    seed: int, freeze: bool
+) -> None:
+    swarm = Swarm(seed, Setting(global_batch=72))
+    swarm.run_until_agreed(90.0, 3)
+    first, _, last = swarm.living
+    began, before = first.now(), first.chain.head.round
+    until(swarm, lambda: first.chain.head.round == before + 3)
+    usual_s = (first.now() - began) / 3
+    until(swarm, lambda: last.ring is not None)
+    assert last.machine.phase is Phase.REDUCING
+    lost_at = first.now()
+    if freeze:
+        last.suspend()
+    else:
+        last.die()
+    until(swarm, lambda: first.chain.head.round == before + 4)
+    assert first.now() - lost_at < 1.35 * usual_s
+
+
+def until(swarm: Swarm, condition: Callable[[], bool]) -> None:
+    for _ in range(2000):
+        if condition():
+            return
+        swarm.run(0.02)
+    raise AssertionError(swarm.story(100))
 
 
 def rounds_in_two_minutes(mute: bool) -> int:
