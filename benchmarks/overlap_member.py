@@ -53,22 +53,37 @@ class Job:
     runs: int
     visit_s: float
     """What a forward of a sub-model takes, per micro-batch, asleep; 0: it is computed here."""
-    piece_elements: int
+    piece_elements: tuple[int, ...]
+    """Of the step, updated at a time: each is tried in turn."""
+
+
+@dataclass(frozen=True)
+class RingSample:
+    """One ring of one member, seconds."""
+
+    whole_s: float
+    """As a round runs it: connections, sums, norm, digest."""
+    known_s: float
+    """Of these, after the last byte: until norm and digest are known."""
+    hashed_s: float
+    """What the digest takes alone, once more."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One round of one member, seconds. From `stepped_s` on: after the commit."""
+    """What followed a commit at one member: when, in seconds."""
 
-    ring_s: float
-    known_s: float
-    """Of the ring, after its last byte: until norm and digest are known."""
-    hashed_s: float
-    """What the digest takes alone, once more."""
     stepped_s: float
+    """That the step was done, or begun."""
     forward_s: float
+    """That the first forward began."""
     passed_s: float
     digest_s: float
+    """That the new state's digest was known."""
+
+
+Found = dict[tuple[str, int], list[Sample]]
+"""By side and elements of a piece."""
 
 
 class DeviceElsewhere(CpuDevice):
@@ -108,11 +123,10 @@ def compute_elsewhere(visit_s: float) -> None:
 
 
 def member(rank: int, job: Job, parent: Connection, gate: Any) -> None:
-    """A process's whole life. Sends its contact, then its parameters, samples by side, and the last
-    state's digest."""
+    """A process's whole life. Sends its contact, then the model's parameters and sub-models, its
+    rings, what followed the commits, and the last state's digest."""
     job.seats[rank].take()
     torch.set_num_threads(1)
-    step.PIECE_ELEMENTS = job.piece_elements
     with contextlib.ExitStack() as stack:
         transport = member_transport(job.seats[rank], RingProtection.TLS)
         stack.callback(transport.close)
@@ -127,26 +141,29 @@ def member(rank: int, job: Job, parent: Connection, gate: Any) -> None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         order = tuple(peer_id for peer_id, _ in contacts)
         rounds = Rounds(rank, job, order, transport, device, folder)
-        samples = _samples(rank, job, rounds, gate)
-        parent.send((rounds.elements, rounds.sub_models, samples, rounds.digest))
+        rings, samples = _samples(rank, job, rounds, gate)
+        parent.send((rounds.elements, rounds.sub_models, rings, samples, rounds.digest))
         gate.wait(PATIENCE_S)
 
 
-def _samples(rank: int, job: Job, rounds: "Rounds", gate: Any) -> dict[str, list[Sample]]:
-    """Rounds in step with the others, of both sides in turn. What follows the commit is done by one
-    member after the other, so that each has the machine's cores for itself."""
-    taken: dict[str, list[Sample]] = {side: [] for side in SIDES}
+def _samples(rank: int, job: Job, rounds: "Rounds", gate: Any) -> tuple[list[RingSample], Found]:
+    """Rounds in step with the others: a ring, and its commit again and again, in every way. What
+    follows a commit is done by one member after the other, so that each has the machine's cores for
+    itself."""
+    ways = [(side, piece) for piece in job.piece_elements for side in SIDES]
+    rings, taken = list[RingSample](), Found({way: [] for way in ways})
     for run in range(job.runs + 1):
-        for side in SIDES if run % 2 else SIDES[::-1]:
-            gate.wait(PATIENCE_S)
-            finished, *ring = rounds.reduce()
+        gate.wait(PATIENCE_S)
+        finished, ring = rounds.reduce()
+        if run:  # the first one warms up
+            rings.append(ring)
+        for way in ways if run % 2 else ways[::-1]:
             for turn in range(len(job.seats)):
                 gate.wait(PATIENCE_S)
                 if turn == rank:
-                    sample = Sample(*ring, *rounds.after_commit(side, finished))
-                    if run:  # the first one warms up
-                        taken[side].append(sample)
-    return taken
+                    sample = rounds.after_commit(*way, finished)
+                    taken[way] += [sample] if run else []
+    return rings, taken
 
 
 class WatchedExchange(Exchange):
@@ -182,7 +199,8 @@ class Rounds:
         ]
         program = build_program(trace(GPT3(config, device="meta"), self._batches[0]))
         settings = ReplicaSettings(RateSettings(1e-4, 1e-4, 0, "constant", None), clip_norm=1.0)
-        self.elements, self.sub_models = program.layout.total_elements, len(program.sub_models)
+        self._layout, self.sub_models = program.layout, len(program.sub_models)
+        self.elements = program.layout.total_elements
         self._clock, self._recording = BootClock(), Recording()
         self._replica = Replica(program, None, settings, device, self._clock, self._recording)
         self._replica.initialise(lambda _, shape: torch.full(shape, 0.01))
@@ -197,9 +215,9 @@ class Rounds:
         )  # fmt: skip
         self.digest = b""
 
-    def reduce(self) -> tuple[RingFinished, float, float, float]:
-        """The ring, as a round runs it: connections, sums, norm, digest. And its seconds: as in the
-        sample."""
+    def reduce(self) -> tuple[RingFinished, RingSample]:
+        """The ring, as a round runs it."""
+        self._results.release()
         ballot = Ballot(self._replica.round + 1, self._order[0], bytes(16))
         sequences = self._replica.sequences
         members = tuple(Contribution(peer, bytes(16), sequences, 0.0) for peer in self._order)
@@ -207,17 +225,21 @@ class Rounds:
         self._exchange.start(StartRing(PARENT, ballot, members))
         outcome = self._outcomes.get(timeout=PATIENCE_S)
         assert isinstance(outcome, RingFinished), outcome
-        ended, result = self._clock.now(), self._results.get(outcome.digest)
-        assert result is not None
-        assert arena_digest(result) == outcome.digest
-        hashed = self._clock.now()
-        return outcome, ended - began, ended - self._exchange.summed_at, hashed - ended
+        ended = self._clock.now()
+        assert arena_digest(self._result(outcome)) == outcome.digest
+        hashed_s = self._clock.now() - ended
+        return outcome, RingSample(ended - began, ended - self._exchange.summed_at, hashed_s)
 
-    def after_commit(self, side: str, finished: RingFinished) -> tuple[float, float, float, float]:
-        """The step, and the first pass of the next round after it or over it. Seconds as in the
-        sample."""
-        mean, round_number = self._results.get(finished.digest), self._replica.round + 1
-        assert mean is not None
+    def _result(self, finished: RingFinished) -> torch.Tensor:
+        result = self._results.get(finished.digest)
+        assert result is not None
+        return result
+
+    def after_commit(self, side: str, piece_elements: int, finished: RingFinished) -> Sample:
+        """The step, and the first pass of the next round after it or over it."""
+        step.PIECE_ELEMENTS = piece_elements
+        self._replica._adamw._pieces = tuple(step.pieces_of(self._layout, frozenset()))
+        mean, round_number = self._result(finished), self._replica.round + 1
         self._recording.spans.clear()
         began = self._clock.now()
         take = self._replica.apply if side == BETWEEN else self._replica.begin_step
@@ -230,11 +252,10 @@ class Rounds:
             passed = self._clock.now()
             digest = hashed.result()
         forward = min(s.start_s for s in self._recording.spans if s.event == Forward(0, 0))
-        return stepped - began, forward - began, passed - began, digest - began
+        return Sample(stepped - began, forward - began, passed - began, digest - began)
 
     def _settle(self) -> float:
         """What a round does behind the step, in the background. When it was done."""
         self._replica.finish_step()
-        self._results.release()
         self.digest = state_digest(self._replica.state_arenas())
         return self._clock.now()
