@@ -5,7 +5,7 @@ import threading
 import time
 
 from atom.cli.progress_bars import Bars, Lines, Step
-from atom.cli.terminal import stderr_console
+from atom.cli.terminal import draws, stderr_console
 from atom.daemon.console import BYTES
 
 
@@ -15,7 +15,7 @@ class TerminalConsole:
     def __init__(self) -> None:
         self._console = stderr_console()
         self._lock = threading.Lock()
-        on_terminal = self._console.is_terminal
+        on_terminal = draws(self._console)
         self._steps = Bars(self._console) if on_terminal else Lines(self._console)
 
     def join_address(self, address: str) -> None:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from atom.base.errors import AddressError, AtomError, ConfigError, UserError
+from atom.cli.terminal import waiting
 from atom.config.load import run_from_text
 from atom.swarm.addresses import JoinAddress
 from atom.swarm.dht_frames import NodeSettings
@@ -74,9 +75,11 @@ async def onlooking(address: JoinAddress) -> AsyncIterator[Onlooker]:
     Raises: AddressError if no node is reached, or none knows the run.
     """
     node = NodeSettings(initial_peers=address.bootstrap, client_mode=True)
-    directory = await open_directory(address.run, address.owner, node)
+    with waiting("looking for the swarm"):
+        directory = await open_directory(address.run, address.owner, node)
     try:
-        manifest, _ = await directory.read_manifest()
+        with waiting("reading what the run is"):
+            manifest, _ = await directory.read_manifest()
         yield Onlooker(directory, manifest)
     finally:
         await directory.close()

@@ -71,40 +71,63 @@ def batch_bar(view: SwarmView) -> RenderableType:
 class PeersTable:
     """One row per peer; `names` (peer id → name) adds a column. Drops columns on narrow screens."""
 
-    def __init__(self, view: SwarmView, names: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        view: SwarmView,
+        names: Mapping[str, str] | None = None,
+        most: int | None = None,
+    ) -> None:
+        """`most`: peers shown; the others are counted. None: all."""
         self._view = view
         self._names = names
+        self._most = len(view.peers) if most is None else most
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         titles = [title for title in _COLUMNS if title != "name" or self._names is not None]
         table = self._table(titles)
         for title in _FIRST_TO_GO:
-            if Measurement.get(console, options.update(max_width=_ANY), table).maximum <= (
+            if Measurement.get(console, options.update(max_width=_ANY), table).minimum <= (
                 options.max_width
             ):
                 break
             titles.remove(title)
-            table = self._table(titles)
+            table = self._table(titles, tight=True)
         yield table
+        more = len(self._view.peers) - self._most
+        if more > 0:
+            yield Text(f"and {more:,} more", "quiet")
 
-    def _table(self, titles: Sequence[str]) -> Table:
-        table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold")
+    def _table(self, titles: Sequence[str], tight: bool = False) -> Table:
+        """Only a state may take several lines: what is wrong with a peer is no single word."""
+        table = Table(
+            box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold",
+            collapse_padding=tight,
+        )  # fmt: skip
+        rows = self._rows()
         for title in titles:
             justify: JustifyMethod = "right" if title in _NUMBERS else "left"
-            width = len("accumulating") if title == "state" else None
-            table.add_column(title, justify=justify, no_wrap=True, min_width=width)
-        names = self._names or {}
-        for peer in sorted(self._view.peers, key=lambda peer: names.get(peer.peer_id, "")):
-            cells = _cells(peer, self._view, names.get(peer.peer_id, ""))
-            table.add_row(*(cells[title] for title in titles))
+            width = max(len(title), *(row[title].cell_len for row in rows)) if rows else None
+            if title == "state":
+                width = len("accumulating,")
+            table.add_column(title, justify=justify, overflow="fold", min_width=width)
+        for row in rows:
+            table.add_row(*(row[title] for title in titles))
         return table
 
+    def _rows(self) -> list[dict[str, Text]]:
+        names = self._names or {}
+        listed = sorted(self._view.peers, key=lambda peer: names.get(peer.peer_id, ""))
+        return [
+            _cells(peer, self._view, names.get(peer.peer_id, "")) for peer in listed[: self._most]
+        ]
 
-def swarm(sight: Sight, names: Mapping[str, str] | None = None) -> Group:
+
+def swarm(
+    sight: Sight, names: Mapping[str, str] | None = None, most_peers: int | None = None
+) -> Group:
     """All of it, one below the other."""
-    return Group(
-        headline(sight), Text(), batch_bar(sight.view), Text(), PeersTable(sight.view, names)
-    )
+    table = PeersTable(sight.view, names, most_peers)
+    return Group(headline(sight), Text(), batch_bar(sight.view), Text(), table)
 
 
 def _cells(peer: PeerView, view: SwarmView, name: str) -> dict[str, Text]:

@@ -36,10 +36,15 @@ def stderr_console() -> Console:
     return _console(stderr=True)
 
 
-def loading() -> AbstractContextManager[object]:
-    """While heavy libraries are imported, somebody who waits at a terminal is told so."""
+def draws(console: Console) -> bool:
+    """Whether it can write over what it wrote: no file or pipe, nor a terminal that is dumb."""
+    return console.is_terminal and not console.is_dumb_terminal
+
+
+def waiting(doing: str) -> AbstractContextManager[object]:
+    """Somebody who waits at a terminal is told for what, such as heavy imports."""
     console = stderr_console()
-    return console.status("loading PyTorch") if console.is_terminal else nullcontext()
+    return console.status(doing) if draws(console) else nullcontext()
 
 
 @contextmanager
@@ -53,7 +58,7 @@ def following(console: Console) -> Iterator[Callable[[str], None]]:
         if doing in ("", said):
             return
         said = doing
-        if console.is_terminal:
+        if draws(console):
             status.update(doing)
             status.start()
         else:

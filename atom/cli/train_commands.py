@@ -21,7 +21,7 @@ from atom.cli.options import (
     TrustOption,
 )
 from atom.cli.signals import end_at_once_on_signals
-from atom.cli.terminal import loading
+from atom.cli.terminal import waiting
 
 commands = typer.Typer()
 
@@ -54,7 +54,7 @@ def start(
     atom start tuned.toml --from my-model
     """
     end_at_once_on_signals()
-    with loading():
+    with waiting("loading PyTorch"):
         from atom.cli.daemons import found_run
         from atom.daemon.box import StartOptions
 
@@ -80,7 +80,7 @@ def join(
     atom join ADDRESS --peer my-box.toml
     """
     end_at_once_on_signals()
-    with loading():
+    with waiting("loading PyTorch"):
         from atom.cli.daemons import join_run
 
     return join_run(address, peer, state, trust)

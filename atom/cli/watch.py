@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
@@ -18,13 +18,15 @@ from atom.cli.loss_chart import LossChart, Point
 from atom.cli.onlooker import Sight
 from atom.cli.signals import run_to_the_end
 from atom.cli.swarm_table import short_id, swarm
-from atom.cli.terminal import stdout_console
+from atom.cli.terminal import draws, stdout_console
 from atom.dashboard.feed import Seen, SwarmFeed
 from atom.dashboard.history import thinned
 
 MAX_POINTS = 400
 """Of the loss curve: no terminal shows more."""
 MIN_CHART_ROWS, MAX_CHART_ROWS = 3, 8
+_SWARM_ROWS = 10
+"""Of these, what is above the table's rows, the line that counts peers not shown, and a blank."""
 _FRAME_ROWS = 12
 """Headline, bar, the table's head, the chart's title and axis, and the blank lines between."""
 
@@ -48,9 +50,10 @@ def frame(
     names: Mapping[str, str] | None = None,
     below: RenderableType = "",
     chart_rows: int = MAX_CHART_ROWS,
+    peer_rows: int | None = None,
 ) -> RenderableType:
     """The whole display: swarm, loss chart, and whatever belongs below."""
-    parts: list[RenderableType] = [swarm(sight, names), Text()]
+    parts: list[RenderableType] = [swarm(sight, names, peer_rows), Text()]
     if len(losses) > 1 and chart_rows >= MIN_CHART_ROWS:
         parts.append(Text("loss (nats per token) by round", "bold"))
         parts.append(LossChart(losses, sight.rounds, chart_rows))
@@ -77,10 +80,13 @@ def plain_line(sight: Sight) -> str:
 
 
 @contextlib.contextmanager
-def live_display(console: Console) -> Iterator[Live]:
-    """The terminal's second screen, drawn only when told, and again when it is resized."""
+def live_display(
+    console: Console, draw: Callable[[], RenderableType] | None = None
+) -> Iterator[Live]:
+    """The terminal's second screen, drawn only when told, and again when it is resized: with what
+    `draw` gives for the new size, or as it was updated last."""
     loop = asyncio.get_running_loop()
-    with Live(console=console, screen=True, auto_refresh=False) as live:
+    with Live(console=console, screen=True, auto_refresh=False, get_renderable=draw) as live:
         loop.add_signal_handler(signal.SIGWINCH, live.refresh)
         try:
             yield live
@@ -89,7 +95,7 @@ def live_display(console: Console) -> Iterator[Live]:
 
 
 async def _watch(address: str, state: Path | None, console: Console) -> None:
-    show = _watch_live if console.is_terminal else _watch_plain
+    show = _watch_live if draws(console) else _watch_plain
     async with following(address, state) as (feed, follower), asyncio.TaskGroup() as group:
         group.create_task(feed.follow())
         await show(feed, follower, console)
@@ -97,9 +103,11 @@ async def _watch(address: str, state: Path | None, console: Console) -> None:
 
 async def _watch_live(feed: SwarmFeed, follower: Follower, console: Console) -> None:
     try:
-        with live_display(console) as live:
+        with live_display(
+            console, lambda: _screen(feed.seen, follower.sight, console.height)
+        ) as live:
             while True:
-                live.update(_screen(feed.seen, follower.sight, console.height), refresh=True)
+                live.refresh()
                 await feed.news()
     finally:
         # what was seen last stays readable on the ordinary screen
@@ -107,8 +115,10 @@ async def _watch_live(feed: SwarmFeed, follower: Follower, console: Console) -> 
 
 
 def _screen(seen: Seen, sight: Sight, height: int) -> RenderableType:
-    rows = chart_rows(height, len(sight.view.peers), other_rows=1)
-    shown = frame(sight, _curve(seen), None, footer(seen), rows)
+    troubled = sum(bool(peer.trouble) for peer in sight.view.peers)
+    rows = chart_rows(height, len(sight.view.peers), other_rows=1 + troubled)
+    peers = max(1, height - _SWARM_ROWS - 1)
+    shown = frame(sight, _curve(seen), None, footer(seen), rows, peers)
     # Where it does not fit, what is below is cut off: a problem must not be.
     return Group(Text(f"  {seen.problem}", "yellow"), shown) if seen.problem else shown
 

@@ -66,7 +66,12 @@ def test_narrow_screens_keep_what_matters() -> None:
 
 def test_a_peer_that_computes_for_nothing_does_not_look_idle() -> None:
     diverged = sight(void_passes=1234, void_cause="loss-not-finite")
-    assert "accumulating, void passes: 1,234, loss-not-finite" in drawn(swarm(diverged))
+    said = "accumulating, void passes: 1,234, loss-not-finite"
+    assert said in drawn(swarm(diverged), width=130)
+    narrow = drawn(swarm(diverged), width=40)
+    assert set(said.split()) <= set(narrow.split()), "below one another"
+    for peer in diverged.view.peers:
+        assert short_id(peer.peer_id) in narrow, "nothing else gives way"
     assert diverged.view.to_json()["peers"][0]["void_passes"] == 1234
     assert max(map(len, drawn(swarm(diverged), width=40).splitlines())) <= 40
     assert "void" not in drawn(swarm(sight(void_passes=1))), "float16 has one now and then"

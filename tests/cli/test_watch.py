@@ -11,7 +11,7 @@ from atom.base.reasons import Reason
 from atom.cli.app import main
 from atom.cli.exit_codes import ExitCode
 from atom.cli.loss_chart import LossChart, dots
-from atom.cli.terminal import THEME
+from atom.cli.terminal import THEME, draws
 from atom.cli.watch import _screen, chart_rows, footer, frame, plain_line
 from atom.dashboard.feed import Seen
 
@@ -58,6 +58,20 @@ def test_what_is_below_stays_on_the_screen(height: int, peers: int) -> None:
     rows = chart_rows(height, peers, other_rows=1)
     lines = drawn(frame(sight(peers), losses, None, "the footer", rows), 100, height)
     assert "the footer" in "".join(lines[:height])
+
+
+def test_a_crowd_is_cut_and_counted() -> None:
+    shown = sight(30)
+    lines = drawn(_screen(Seen(shown.view, None, ()), shown, 24), 80, 24)
+    assert len(lines) <= 24
+    assert "and 17 more" in "".join(lines)
+    assert "Ctrl-C" in "".join(lines)
+
+
+@pytest.mark.parametrize("kind", ["dumb", "xterm"])
+def test_a_dumb_terminal_is_written_to_as_a_file(kind: str) -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, _environ={"TERM": kind})
+    assert draws(console) == (kind == "xterm")
 
 
 def test_dots_go_from_corner_to_corner() -> None:

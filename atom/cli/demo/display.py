@@ -12,6 +12,7 @@ from rich.text import Text
 
 from atom.cli.loss_chart import Point
 from atom.cli.onlooker import Sight
+from atom.cli.terminal import draws
 from atom.cli.watch import chart_rows, frame, live_display, plain_line
 
 _STORY_LINES = 8
@@ -112,7 +113,7 @@ class PlainDisplay:
 @contextmanager
 def open_display(console: Console, limit_s: float) -> Iterator[LiveDisplay | PlainDisplay]:
     """The display that suits the console; needs a running event loop."""
-    if not console.is_terminal:
+    if not draws(console):
         yield PlainDisplay(console)
         return
     with live_display(console) as live:
