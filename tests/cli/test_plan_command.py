@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from atom.cli import plan
 from atom.cli.app import main
 from atom.cli.exit_codes import ExitCode
 
@@ -33,29 +34,31 @@ def test_the_text_tells_all(
     assert not any(line != line.rstrip() for line in lines)
 
 
-@pytest.mark.parametrize("columns", [40, 60, 80, 200])
 def test_no_line_is_wider_than_the_terminal(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: int
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setenv("NO_COLOR", "1")
-    lines = lines_of(capsys)
-    assert max(map(len, lines)) <= columns
-    assert any("embedding" in line for line in lines), "sub-models have their whole names"
-    assert not any("\x1b" in line for line in lines)
+    made = plan.plan_run(plan.PlanRequest(PEERS / "demo.toml", assume=ASSUME[1]), lambda _: None)
+    monkeypatch.setattr(plan, "plan_run", lambda request, note: made)
+    for columns in (40, 60, 80, 200):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        lines = lines_of(capsys)
+        assert max(map(len, lines)) <= columns
+        assert any("embedding" in line for line in lines), "sub-models have their whole names"
+        assert not any("\x1b" in line for line in lines)
 
 
 def test_json_is_complete(capsys: pytest.CaptureFixture[str]) -> None:
-    plan = json.loads("\n".join(lines_of(capsys, "--json", "--peer", str(PEERS / "cpu.toml"))))
-    assert set(plan) == {
+    told = json.loads("\n".join(lines_of(capsys, "--json", "--peer", str(PEERS / "cpu.toml"))))
+    assert set(told) == {
         "run", "model", "precision", "parameters", "fits", "host", "disk", "device",
         "step_share", "work", "surroundings", "round", "advice", "plan",
     }  # fmt: skip
-    assert plan["host"]["total_bytes"] == sum(plan["host"]["arenas"].values())
-    assert plan["device"]["budget_bytes"] == 2 * 2**30
-    assert plan["surroundings"]["network_bytes_per_s"] == 2.5e6
-    assert plan["round"]["round_s"] > plan["round"]["accumulate_s"] > 0
-    assert len(plan["plan"]["cuts"]) == len(plan["plan"]["sub_models"]) - 1
+    assert told["host"]["total_bytes"] == sum(told["host"]["arenas"].values())
+    assert told["device"]["budget_bytes"] == 2 * 2**30
+    assert told["surroundings"]["network_bytes_per_s"] == 2.5e6
+    assert told["round"]["round_s"] > told["round"]["accumulate_s"] > 0
+    assert len(told["plan"]["cuts"]) == len(told["plan"]["sub_models"]) - 1
 
 
 def test_the_least_memory_that_is_named_is_enough_as_it_is_written(
