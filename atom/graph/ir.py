@@ -97,7 +97,6 @@ class SubModel:
     """Names of the values given to later sub-models; the last one gives the program's `loss`."""
     inputs_need_grad: tuple[bool, ...]
     """Per input: does a gradient flow back through it (static, decided at trace time)."""
-    outputs_need_grad: tuple[bool, ...]
     first_layer: int
     last_layer: int
     """Layers it has calls of, both included; where a cut falls inside a layer, neighbours share

@@ -60,7 +60,6 @@ class Fetching:
         self._manifest: Manifest | None = None
         self._target: Target | None = None
         self._book: PieceBook | None = None
-        self._drawing = 0
         self._given: Counter[str] = Counter()
         self._fault: Exception | None = None
 
@@ -140,7 +139,6 @@ class Fetching:
                 self._end()
             finally:
                 with self._changed:
-                    self._drawing -= 1
                     self._changed.notify_all()
 
     def _next_donor(self) -> str | None:
@@ -149,7 +147,6 @@ class Fetching:
             while not self._stop.is_set() and not self._done() and len(self._queue):
                 peer_id = self._queue.take(time.monotonic())
                 if peer_id is not None:
-                    self._drawing += 1
                     return peer_id
                 self._changed.wait(_LOOK_S)
             return None

@@ -223,19 +223,19 @@ def test_parameters_by_operation_are_aligned_and_tied_ones_are_named_twice() -> 
             assert elements == padded_elements(graph.layout.by_name[name].numel)
 
 
-def test_equal_layers_recur() -> None:
-    graph = trace(gpt3(), tokens(*GPT3_NAMES))
-    chain = chain_of(graph)
+def test_equal_layers_cost_the_same() -> None:
+    chain = chain_of(trace(gpt3(), tokens(*GPT3_NAMES)))
     blocks = [
-        [i for i, operation in enumerate(chain.operations) if operation.name.startswith(prefix)]
+        [
+            (tuple(one.parameters.values()), one.forward_s, one.backward_s, one.working_bytes,
+             one.transient_bytes)
+            for one in chain.operations
+            if one.name.startswith(prefix)
+        ]
         for prefix in ("blocks.0", "blocks.1", "blocks.2")
-    ]
-    numbers = [[chain.recurring[i] for i in block] for block in blocks]
-    assert numbers[0] == numbers[1] == numbers[2]
-    by_number: dict[int, tuple[float, ...]] = {}
-    for number, one in zip(chain.recurring, chain.operations, strict=True):
-        figures = (one.forward_s, one.backward_s, one.working_bytes, one.transient_bytes)
-        assert by_number.setdefault(number, figures) == figures
+    ]  # fmt: skip
+    assert len(blocks[0]) > 1
+    assert blocks[0] == blocks[1] == blocks[2]
 
 
 def test_a_timing_is_needed_for_every_operation() -> None:

@@ -1,6 +1,6 @@
 """The partitioner's question about a graph: its operations with their seconds and bytes."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from torch import fx
@@ -41,7 +41,7 @@ def _chain(graph: Graph, seconds: Sequence[OperationSeconds], fused: bool) -> Ch
     costs = operation_costs(graph, fused)
     layers = (layer.name for layer in layers_of(graph) for _ in layer.calls)
     operations = tuple(map(_operation, costs.operations, seconds, layers))
-    return Chain(operations, costs.values, graph.forbidden_cuts, _recurring(operations))
+    return Chain(operations, costs.values, graph.forbidden_cuts)
 
 
 def _once(graph: Graph, call: fx.Node, seconds: OperationSeconds) -> OperationSeconds:
@@ -61,19 +61,4 @@ def _operation(cost: OperationCost, seconds: OperationSeconds, layer: str) -> Op
         backward_s=seconds.backward_s,
         working_bytes=cost.kept_bytes,
         transient_bytes=cost.transient_bytes,
-    )
-
-
-def _recurring(operations: Sequence[Operation]) -> tuple[int, ...]:
-    numbers: dict[Hashable, int] = {}
-    return tuple(numbers.setdefault(_identity(one), len(numbers)) for one in operations)
-
-
-def _identity(operation: Operation) -> Hashable:
-    return (
-        tuple(operation.parameters.values()),
-        operation.forward_s,
-        operation.backward_s,
-        operation.working_bytes,
-        operation.transient_bytes,
     )

@@ -92,7 +92,6 @@ class Source:
             inputs=tuple(self._graph.value_name(node) for node in inputs),
             outputs=tuple(self._graph.value_name(node) for node in outputs),
             inputs_need_grad=tuple(self._graph.specs[node].needs_grad for node in inputs),
-            outputs_need_grad=tuple(self._graph.specs[node].needs_grad for node in outputs),
             first_layer=pieces[0].index,
             last_layer=pieces[-1].index,
             name=row.span,

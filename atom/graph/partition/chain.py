@@ -49,8 +49,6 @@ class Chain:
     forbidden: frozenset[int] = frozenset()
     """Position p: no sub-model may begin at operation p. Tuples and their picks, memory and its
     last change in place stay together."""
-    recurring: tuple[int, ...] = ()
-    """Per operation an identity: equal numbers cost the same by construction (empty: unknown)."""
     remembering: "Chain | None" = None
     """The same operations where nothing within a sub-model is computed again: faster, with more
     memory. None: it is this one."""
