@@ -73,7 +73,7 @@ class ControlClient:
     def _told(self, told: Callable[[str], None]) -> bool:
         """Whether the daemon said what it is at."""
         try:
-            told(self.info()["setting"] or "")
+            told(self.info().get("setting") or "")  # an older daemon says nothing of it
         except ControlError:
             return False
         return True
