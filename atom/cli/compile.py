@@ -4,6 +4,7 @@ import json
 from contextlib import suppress
 from pathlib import Path
 
+from atom.base.disk_words import why_not_written
 from atom.base.errors import StorageError
 from atom.cli.plan import make_plan, plan_json
 from atom.cli.schedule_chart import schedule_svg
@@ -68,7 +69,8 @@ def _write(folder: Path, files: dict[str, bytes]) -> None:
         if not isinstance(problem, OSError):
             raise
         raise StorageError(
-            f"cannot write into {folder}: {problem.strerror}", "choose another with --out DIR"
+            f"cannot write into {folder}: {why_not_written(problem)}",
+            "choose another with --out DIR",
         ) from problem
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import typer
 
 from atom import __version__
+from atom.base.disk_words import why_not_written
 from atom.base.errors import DeviceError, StorageError, UserError
 from atom.cli.exit_codes import ExitCode, exit_code_of
 from atom.cli.terminal import stderr_console
@@ -97,7 +98,7 @@ def _as_user_error(fault: Exception) -> UserError | None:
         return DeviceError(f"host memory ran out{said}", "end other programs, then try again")
     if isinstance(fault, OSError) and fault.errno in _DISK_ERRORS:
         where = f"{fault.filename}: " if fault.filename else ""
-        return StorageError(f"{where}{fault.strerror}", _DISK_ERRORS[fault.errno])
+        return StorageError(f"{where}{why_not_written(fault)}", _DISK_ERRORS[fault.errno])
     return None
 
 

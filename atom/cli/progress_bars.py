@@ -85,6 +85,8 @@ class Lines:
         self._begun: dict[str, _Begun] = {}
 
     def show(self, step: Step) -> None:
+        if step.total <= 1:  # nothing to count: whatever is said next says that it is over
+            return
         now = self._clock()
         begun = self._begun.setdefault(step.what, _Begun(now, step.done))
         if step.share == 1:

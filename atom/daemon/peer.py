@@ -53,8 +53,7 @@ def run_start(options: StartOptions, console: Console) -> Ending:
         node = _node(box, listen, initial)
         owner = box.identity.peer_id
         box, turns = _with_turns(stack, box, run.run.name, owner, console)
-        console.note("entering the DHT")
-        lookout, directory = _look(stack, events, node, run.run.name, owner)
+        lookout, directory = _look(stack, events, node, run.run.name, owner, console)
         member = found_run(options, box, run, console)
         lookout.call(directory.publish_manifest(member.record))
         entrance = initial or lookout.call(directory.visible_addresses())
@@ -78,8 +77,7 @@ def run_join(options: JoinOptions, console: Console) -> Ending:
         listen = box.peer.network.listen
         events = EventLog(box.state.events)
         node = _node(box, listen, address.bootstrap)
-        console.note("entering the DHT")
-        lookout, directory = _look(stack, events, node, address.run, address.owner)
+        lookout, directory = _look(stack, events, node, address.run, address.owner, console)
         manifest, record = lookout.call(directory.read_manifest())
         console.note(f"joining {manifest.run}, founded by {manifest.owner}")
         check_trust(manifest.owner, options.trust)
@@ -109,12 +107,18 @@ def _with_turns(
 
 
 def _look(
-    stack: ExitStack, events: EventLog, node: NodeSettings, run: str, owner: str | None
+    stack: ExitStack,
+    events: EventLog,
+    node: NodeSettings,
+    run: str,
+    owner: str | None,
+    console: Console,
 ) -> tuple[Lookout, DhtDirectory]:
     """The directory, open, on the lookout's thread; closed with the stack whatever happens."""
     lookout = Lookout(BootClock(), events)
     stack.callback(lookout.close)
     lookout.start()
+    console.progress("entering the DHT", 0, 1, "nodes")
     try:
         directory = lookout.call(open_directory(run, owner, node, events), DHT_START_S)
     except (DirectoryUnavailable, TimeoutError) as problem:
@@ -122,6 +126,7 @@ def _look(
             f"the DHT node did not come up: {problem or 'no answer'}",
             f"try again; its own log is {node.log_path}",
         ) from problem
+    console.progress("entering the DHT", 1, 1, "nodes")
     lookout.attend(directory)
     return lookout, directory
 

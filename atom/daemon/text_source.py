@@ -1,8 +1,10 @@
 """From a run file's [data] to the tokens of its text."""
 
+import errno
 from pathlib import Path
 
-from atom.base.errors import ConfigError
+from atom.base.disk_words import why_not_written
+from atom.base.errors import ConfigError, StorageError
 from atom.config.data_section import Data
 from atom.config.peer_file import PeerFile
 from atom.config.run_file import RunFile
@@ -40,7 +42,7 @@ def open_text(
 ) -> Dataset | None:
     """Tokenises (once) and maps the run's text; None for a run whose module brings a dataset.
 
-    A stranger's run gives no `run_folder`. Raises: ConfigError.
+    A stranger's run gives no `run_folder`. Raises: ConfigError; StorageError on a full disk.
     """
     if run.data.source == "module":
         return None
@@ -55,6 +57,13 @@ def open_text(
             cache_folder=cache,
             on_progress=progress,
         )
+    except OSError as problem:
+        if problem.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise StorageError(
+            f"cannot write the tokens of the text into {cache}: {why_not_written(problem)}",
+            "free some space, or choose another directory with --state DIR",
+        ) from problem
     except ValueError as problem:
         hint = problem.hint if isinstance(problem, DataError) else ""
         raise ConfigError(

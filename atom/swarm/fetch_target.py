@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from atom.base.disk_words import why_not_written
 from atom.base.errors import MismatchError, StorageError
 from atom.swarm.arenas import CHUNK_BYTES, DTYPES, ArenaManifest, bytes_of, chunk_digest, dtype_name
 from atom.swarm.frames import Interrupted
@@ -151,7 +152,7 @@ def _reserve(path: Path, count: int) -> None:
     except OSError as error:
         hint = "free some space" if error.errno == errno.ENOSPC else "check the state directory"
         raise StorageError(
-            f"cannot reserve {count} bytes in {path.parent}: {error}", hint
+            f"cannot reserve {count:,} bytes in {path.parent}: {why_not_written(error)}", hint
         ) from error
 
 

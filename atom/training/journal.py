@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
+from atom.base.disk_words import why_not_written
 from atom.base.errors import PeerRefused, StorageError
 from atom.swarm.chain import Commit, Head
 from atom.swarm.chain_bytes import LENGTH_BYTES, parse_commits, record_of
@@ -167,6 +168,6 @@ def _write_records(file: IO[bytes], commits: Sequence[Commit]) -> list[int]:
 
 def _unwritable(path: Path, problem: OSError) -> StorageError:
     return StorageError(
-        f"cannot write {path}: {problem.strerror}",
+        f"cannot write {path}: {why_not_written(problem)}",
         "free some disk space, check the state directory, then start again",
     )

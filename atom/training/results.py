@@ -12,6 +12,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from atom.base.disk_words import why_not_written
 from atom.base.errors import StorageError
 from atom.swarm.arenas import arena_digest
 
@@ -92,7 +93,8 @@ class Results:
         except (OSError, SafetensorError) as problem:
             aside.unlink(missing_ok=True)
             raise StorageError(
-                f"could not write {path}: {problem}", "free some disk space, then start again"
+                f"could not write the result {path}: {why_not_written(problem)}",
+                "free some disk space; until then a restart has to fetch it from others",
             ) from problem
 
     def save_if_held(self, digest: bytes) -> bool:

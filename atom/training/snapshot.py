@@ -13,6 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from atom.base.disk_words import why_not_written
 from atom.base.errors import StorageError
 
 KEPT = 2
@@ -51,7 +52,7 @@ def write_snapshot(
     except (OSError, SafetensorError) as problem:
         aside.unlink(missing_ok=True)
         raise StorageError(
-            f"could not write the snapshot {path}: {problem}",
+            f"could not write the snapshot {path}: {why_not_written(problem)}",
             "free some disk space; the run goes on from the previous snapshot",
         ) from problem
     return Snapshot(path, round_number, head, state_digest)

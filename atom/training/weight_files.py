@@ -4,7 +4,6 @@ One file, `model.safetensors`; or several and an index that says which tensor is
 unpickled: other files are not opened.
 """
 
-import errno
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from atom.base.disk_words import why_not_written
 from atom.base.errors import ConfigError, StorageError
 
 WHOLE = "model.safetensors"
@@ -176,10 +176,9 @@ def _disk_errors(folder: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, SafetensorError) as problem:
-        full = getattr(problem, "errno", None) == errno.ENOSPC or "os error 28" in str(problem)
-        what = "the disk is full" if full else str(problem)
         raise StorageError(
-            f"cannot write into {folder}: {what}", "free some space, or choose another folder"
+            f"cannot write into {folder}: {why_not_written(problem)}",
+            "free some space, or choose another folder",
         ) from problem
 
 

@@ -76,3 +76,12 @@ def test_bars_leave_the_terminal_as_it_was(monkeypatch: pytest.MonkeyPatch) -> N
     assert "reading" in shown.getvalue()
     assert "\x1b[3" not in shown.getvalue(), "no colours where none are wanted"
     assert shown.getvalue().count("\x1b[?25l") == shown.getvalue().count("\x1b[?25h") == 1
+
+
+def test_what_cannot_be_counted_is_no_line() -> None:
+    plain, screen = console()
+    now = [0.0]
+    lines = Lines(plain, lambda: now[0])
+    for now[0], done in ((0.0, 0), (10.0, 1)):
+        lines.show(Step("entering the DHT", done, 1, "nodes"))
+    assert screen.getvalue() == ""

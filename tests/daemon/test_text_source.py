@@ -1,5 +1,6 @@
 """What a run trains on, from its founder's table of the hub to a joiner's copy."""
 
+import errno
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,7 +9,7 @@ import datasets
 import pytest
 from tiny_run import GPT3, run_text
 
-from atom.base.errors import ConfigError
+from atom.base.errors import ConfigError, StorageError
 from atom.config.load import load_run_file
 from atom.config.peer_file import PeerFile
 from atom.config.run_file import RunFile
@@ -103,3 +104,15 @@ def test_a_hub_that_cannot_be_asked_is_told_with_the_key(
     with pytest.raises(ConfigError, match=r"data\.path: owner/name is not there") as caught:
         pin_table(machine.run(), PeerFile(), machine.root, None)
     assert caught.value.hint == "look"
+
+
+def test_a_full_disk_is_named_with_the_folder(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: object, **named: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(text_source, "open_dataset", full)
+    run, cache = machine.run('source = "python-stdlib"'), machine.root / "tokens"
+    with pytest.raises(StorageError, match=f"tokens of the text into {cache}: the disk is full"):
+        text_source.open_text(run, PeerFile(), machine.root, cache, Silence().progress)

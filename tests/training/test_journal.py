@@ -145,7 +145,7 @@ def test_what_the_disk_did_not_take_counts_and_is_written_later(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
-        with pytest.raises(StorageError, match="No space"):
+        with pytest.raises(StorageError, match="the disk is full"):
             journal.append(commits[1])
     assert journal.head.round == 2
     assert journal.file is None, "half a chain is not offered"
