@@ -17,6 +17,7 @@ from atom.swarm.identity import Identity
 from atom.swarm.message_codec import encode
 from atom.swarm.messages import Abort, Prevote
 from atom.swarm.records import LEASE_SECONDS, Lease, PeerState
+from atom.swarm.usual_gradients import PartLimit
 from atom.training.loop import MAX_WAITING, LeasesRead, RoundLoop
 from atom.training.pacing import SwarmCount
 from atom.training.round.vocabulary import (
@@ -42,6 +43,7 @@ from atom.training.round.vocabulary import (
 
 PEERS = sorted(Identity.create().peer_id for _ in range(4))
 ME, ANN, BOB, CAT = (Voter(peer, b"i" * 16) for peer in PEERS)
+LIMIT = PartLimit(100.0, 8)
 BALLOT = Ballot(1, ME.peer_id, ME.incarnation)
 START = replace(
     genesis(b"m" * 32, b"s" * 32, ME), voters=(ME, ANN, BOB), members=(ME.peer_id, ANN.peer_id)
@@ -196,7 +198,7 @@ def test_actions_are_carried_out_in_order_on_the_loops_thread(stage: Stage) -> N
     stage.machine.answers[LeaveRequested] = [
         StopRing(BALLOT),
         Thaw(),
-        Freeze(BALLOT),
+        Freeze(BALLOT, LIMIT),
         StartRing(START.digest, BALLOT, members),
         Send(ANN.peer_id, message),
         FetchResult(b"r" * 32, (ANN.peer_id,)),
@@ -208,7 +210,7 @@ def test_actions_are_carried_out_in_order_on_the_loops_thread(stage: Stage) -> N
     assert [stage.next_call() for _ in range(9)] == [
         ("stop_ring", BALLOT),
         ("thaw",),
-        ("freeze", BALLOT),
+        ("freeze", BALLOT, LIMIT),
         ("start_ring", StartRing(START.digest, BALLOT, members)),
         ("send", ANN.peer_id, encode(message)),
         ("fetch_result", b"r" * 32, (ANN.peer_id,)),
@@ -365,7 +367,7 @@ def test_failing_hands_are_reported_too(idle: Stage) -> None:
         raise OSError("no space left")
 
     idle.hands.freeze = full
-    idle.machine.answers[LeaveRequested] = [Freeze(BALLOT)]
+    idle.machine.answers[LeaveRequested] = [Freeze(BALLOT, LIMIT)]
     idle.loop.start()
     idle.loop.leave()
     assert str(idle.failures.get(timeout=WAIT_S)) == "no space left"
