@@ -18,6 +18,8 @@ from atom.swarm.usual_gradients import NORMS_REMEMBERED
 
 VOTE_DOMAIN = "vote"
 """Signature domain of a vote: over `vote_payload(...)`."""
+REPORT_DOMAIN = "report"
+"""Of what a promise says was accepted: over `report_payload(...)`."""
 
 _canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 _AS_IT_IS = (str, int, type(None))
@@ -186,6 +188,11 @@ def vote_payload(
 ) -> bytes:
     """The bytes a voter signs to accept a value: a branch vote never passes for an ordinary one."""
     return canonical_digest("vote", [parent, ballot, value_digest, survivors])
+
+
+def report_payload(parent: bytes, result_digest: bytes) -> bytes:
+    """The bytes a voter signs that says in a promise that it accepted a value with this result."""
+    return canonical_digest("report", [parent, result_digest])
 
 
 def canonical_digest(kind: str, value: Any) -> bytes:

@@ -21,7 +21,7 @@ from atom.swarm.protection import RingProtection, needs_secrets
 from atom.swarm.record_stream import SECRET_BYTES, RecordKeys
 from atom.wire import transport_pb2 as wire
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 HELLO_DOMAIN = "hello"
 MAX_TAG_BYTES = 64
 _MAX_FRAME_BYTES = 1024

@@ -11,7 +11,16 @@ from collections.abc import Set as AbstractSet
 from blake3 import blake3
 
 from atom.base.reasons import Reason
-from atom.swarm.chain import MAX_VOTERS, VOTE_DOMAIN, Commit, Head, Voter, vote_payload
+from atom.swarm.chain import (
+    MAX_VOTERS,
+    REPORT_DOMAIN,
+    VOTE_DOMAIN,
+    Commit,
+    Head,
+    Voter,
+    report_payload,
+    vote_payload,
+)
 from atom.swarm.identity import verify
 
 
@@ -110,3 +119,9 @@ def valid_votes(commit: Commit) -> set[Voter]:
 def signed_by(voter: Voter, payload: bytes) -> bytes:
     """What a voter signs: bound to the incarnation, so old votes stay with the old process."""
     return voter.incarnation + payload
+
+
+def reported(voter: Voter, parent: bytes, result_digest: bytes, signature: bytes) -> bool:
+    """Whether it signed that it accepted a value with this result on `parent`."""
+    payload = signed_by(voter, report_payload(parent, result_digest))
+    return verify(voter.peer_id, REPORT_DOMAIN, payload, signature)

@@ -126,7 +126,7 @@ _SCHEMA: Mapping[type, Mapping[str, _Field]] = {
         "votes": _Many(Vote, MAX_VOTERS),
         "survivors": _VOTERS,
     },
-    Accepted: {"ballot": _BALLOT, "value": _One(Value)},
+    Accepted: {"ballot": _BALLOT, "value": _One(Value), "signature": _SIGNATURE},
     Prevote: {"parent": _DIGEST, "serial": _COUNT},
     PrevoteAnswer: {"parent": _DIGEST, "serial": _COUNT, "refusal": _TEXT},
     Prepare: {"parent": _DIGEST, "ballot": _BALLOT, "survivors": _VOTERS},
@@ -167,7 +167,12 @@ _SCHEMA: Mapping[type, Mapping[str, _Field]] = {
         "told_by": _PEER_OR_EMPTY,
         "standing": _One(RingStanding, optional=True),
     },
-    Accept: {"parent": _DIGEST, "ballot": _BALLOT, "value": _One(Value)},
+    Accept: {
+        "parent": _DIGEST,
+        "ballot": _BALLOT,
+        "value": _One(Value),
+        "reports": _Many(Vote, MAX_VOTERS),
+    },
     AcceptedVote: {
         "parent": _DIGEST,
         "ballot": _BALLOT,

@@ -5,7 +5,7 @@ What a message *means* (who may send it, whether its signatures hold) is the rou
 
 from dataclasses import dataclass
 
-from atom.swarm.chain import Ballot, Commit, Contribution, Value, Voter
+from atom.swarm.chain import Ballot, Commit, Contribution, Value, Vote, Voter
 from atom.swarm.ring_standing import RingStanding
 
 
@@ -15,6 +15,8 @@ class Accepted:
 
     ballot: Ballot
     value: Value
+    signature: bytes = b""
+    """In a promise: the acceptor's, over `chain.report_payload(parent, result digest)`."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,8 @@ class Accept:
     parent: bytes
     ballot: Ballot
     value: Value
+    reports: tuple[Vote, ...] = ()
+    """Of a value that is to be finished: who reported it, as they signed it in their promises."""
 
 
 @dataclass(frozen=True)

@@ -82,12 +82,14 @@ class Commit(_message.Message):
     def __init__(self, value: _Optional[_Union[Value, _Mapping]] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., votes: _Optional[_Iterable[_Union[Vote, _Mapping]]] = ..., survivors: _Optional[_Iterable[_Union[Voter, _Mapping]]] = ...) -> None: ...
 
 class Accepted(_message.Message):
-    __slots__ = ("ballot", "value")
+    __slots__ = ("ballot", "value", "signature")
     BALLOT_FIELD_NUMBER: _ClassVar[int]
     VALUE_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     ballot: Ballot
     value: Value
-    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., value: _Optional[_Union[Value, _Mapping]] = ...) -> None: ...
+    signature: bytes
+    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., value: _Optional[_Union[Value, _Mapping]] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class Prevote(_message.Message):
     __slots__ = ("parent", "serial")
@@ -192,14 +194,16 @@ class Suspect(_message.Message):
     def __init__(self, parent: _Optional[bytes] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., peer_id: _Optional[str] = ..., reason: _Optional[str] = ..., told_by: _Optional[str] = ..., standing: _Optional[_Union[RingStanding, _Mapping]] = ...) -> None: ...
 
 class Accept(_message.Message):
-    __slots__ = ("parent", "ballot", "value")
+    __slots__ = ("parent", "ballot", "value", "reports")
     PARENT_FIELD_NUMBER: _ClassVar[int]
     BALLOT_FIELD_NUMBER: _ClassVar[int]
     VALUE_FIELD_NUMBER: _ClassVar[int]
+    REPORTS_FIELD_NUMBER: _ClassVar[int]
     parent: bytes
     ballot: Ballot
     value: Value
-    def __init__(self, parent: _Optional[bytes] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., value: _Optional[_Union[Value, _Mapping]] = ...) -> None: ...
+    reports: _containers.RepeatedCompositeFieldContainer[Vote]
+    def __init__(self, parent: _Optional[bytes] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., value: _Optional[_Union[Value, _Mapping]] = ..., reports: _Optional[_Iterable[_Union[Vote, _Mapping]]] = ...) -> None: ...
 
 class AcceptedVote(_message.Message):
     __slots__ = ("parent", "ballot", "value_digest", "signature")

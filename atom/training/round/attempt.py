@@ -5,7 +5,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from atom.swarm.chain import Ballot, Contribution, Value, Voter
+from atom.swarm.chain import Ballot, Contribution, Value, Vote, Voter
 from atom.swarm.membership import standing, voters_next
 from atom.swarm.messages import Accepted, Promise, Suspect
 from atom.training.round.electorate import Electorate
@@ -82,14 +82,16 @@ class Attempt:
         voters = self.electorate.voters
         return value_to_finish({v: p for v, p in self.promises.items() if v in voters})
 
-    def reporters(self, value: Value) -> set[Voter]:
-        """Who says that it accepted this, and so has its result."""
-        return {
-            voter
-            for voter, promise in self.promises.items()
+    def reports(self, value: Value) -> tuple[Vote, ...]:
+        """Who of the electors says that it accepted this, and so has its result; each once."""
+        found = {
+            voter: Vote(voter, accepted.signature)
+            for voter in self.electorate.voters
+            if (promise := self.promises.get(voter)) is not None
             for accepted in (promise.accepted, promise.accepted_before_branch)
             if accepted is not None and accepted.value.result_digest == value.result_digest
         }
+        return tuple(found.values())
 
     def voters_asked(self) -> set[Voter]:
         """Voters of the electorate that promised and did not become unreachable since."""

@@ -30,6 +30,7 @@ from atom.training.round.desk import Desk
 from atom.training.round.electorate import Electorate, same_head
 from atom.training.round.hold_up import HoldUp
 from atom.training.round.ring_watch import RingWatch
+from atom.training.round.scrutiny import problem_with_reports, reporters
 from atom.training.round.silence import Silence
 from atom.training.round.turn import Turn
 
@@ -154,6 +155,11 @@ class Coordinator:
         if attempt is None or outlived or sender.peer_id not in attempt.invited:
             return
         self._silence.broken_by(sender.peer_id)
+        problem = problem_with_reports(self._desk, sender, message)
+        if problem is not None:
+            self._desk.offence(sender, problem)
+            self.on_unreachable(sender.peer_id)
+            return
         attempt.expected.add(sender.peer_id)
         self._hold_up.forgive(sender, Stage.PREPARE)
         if attempt.take(sender, message):
@@ -182,8 +188,8 @@ class Coordinator:
         members = self._rings.members(attempt)
         if accepted is not None:
             self._desk.report("finishing-accepted", attempt=accepted.ballot.attempt)
-            self._hold_up.proposed(attempt, accepted.value)
-            self._propose(attempt, attempt.finished(accepted.value, self._desk.view.dead))
+            value = attempt.finished(accepted.value, self._desk.view.dead)
+            self._propose(attempt, value, attempt.reports(accepted.value))
         elif sum(member.sequences for member in members) < self._desk.terms.global_batch:
             silent = attempt.invited - promised
             self.give_up(Reason.TIMEOUT if silent else Reason.EARLY, silent=sorted(silent))
@@ -258,16 +264,20 @@ class Coordinator:
 
     # ---- accept and commit
 
+    def on_reports(self, message: Accept) -> None:
+        """Somebody, perhaps we, wants a value finished because of these."""
+        self._hold_up.reported(message.value.result_digest, reporters(self._desk, message))
+
     def on_result_missing(self, digest: bytes) -> None:
-        """It could not be fetched."""
+        """It could not be fetched, or we do not vouch for what we proposed of it."""
         self._hold_up.not_served(digest)
 
-    def _propose(self, attempt: Attempt, value: Value) -> None:
+    def _propose(self, attempt: Attempt, value: Value, reports: tuple[Vote, ...] = ()) -> None:
         assert attempt.ballot is not None
         attempt.stage = Stage.ACCEPT
         attempt.value = value
         attempt.since = self._desk.now
-        message = Accept(self._desk.head.digest, attempt.ballot, value)
+        message = Accept(self._desk.head.digest, attempt.ballot, value, reports)
         self._desk.tell([voter.peer_id for voter in attempt.electorate.voters], message)
 
     def on_vote(self, sender: Voter, message: AcceptedVote) -> None:

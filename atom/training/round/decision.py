@@ -33,9 +33,13 @@ class Decision:
             )
             return
         self._engagement.notice(sender, message.ballot)
+        if message.reports:
+            self._coordinator.on_reports(message)
         if not self._refused(sender, message):
             desk.state.pending_accept = (sender, message)
             self.go_on()
+        elif sender == desk.me:  # others' proposals may be refused for what others did
+            self._coordinator.on_result_missing(message.value.result_digest)
 
     def _refused(self, sender: Voter, message: Accept) -> bool:
         problem = problem_with_value(self._desk, message.value)

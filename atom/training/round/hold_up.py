@@ -8,7 +8,7 @@ comes.
 
 from collections.abc import Set as AbstractSet
 
-from atom.swarm.chain import Value, Voter
+from atom.swarm.chain import Voter
 from atom.swarm.membership import is_quorum
 from atom.swarm.records import PeerState
 from atom.training.round.attempt import Attempt, Stage
@@ -36,7 +36,7 @@ class HoldUp:
         """Who owed us an answer, and at which stage."""
         self._unwilling: dict[Voter, Stage] = {}
         self._reporters = dict[bytes, set[Voter]]()
-        """Of the results that we proposed, by digest."""
+        """Of the results that were proposed because of them, by digest."""
         self._unserved = set[Voter]()
         """Who says that it accepted a value, and does not hand out its result."""
 
@@ -92,16 +92,16 @@ class HoldUp:
         if attempt.stage is Stage.ACCEPT and me not in present:
             # For want of the result: others that could not vote either are not to blame.
             assert attempt.value is not None
-            owing = attempt.reporters(attempt.value)
+            owing = {report.voter for report in attempt.reports(attempt.value)}
         for voter in {*attempt.electorate.voters} - {me}:
             if voter.peer_id in attempt.refused:
                 self._unwilling[voter] = attempt.stage
             elif silence and voter in owing:
                 self._silent[voter] = attempt.stage
 
-    def proposed(self, attempt: Attempt, value: Value) -> None:
-        """What others accepted, as they say: so they have its result."""
-        self._reporters[value.result_digest] = attempt.reporters(value)
+    def reported(self, result_digest: bytes, voters: AbstractSet[Voter]) -> None:
+        """What others accepted, as they have signed: so they have its result. Whoever leads."""
+        self._reporters.setdefault(result_digest, set()).update(voters)
         while len(self._reporters) > _MOST_REPORTED:
             del self._reporters[next(iter(self._reporters))]
 

@@ -1,11 +1,15 @@
 """Taking part in a ring: promise, freeze, reduce. Voters and contributors alike."""
 
+from dataclasses import replace
+
 from atom.base.reasons import Reason
 from atom.swarm.algorithm import MAX_MEMBERS
-from atom.swarm.chain import Ballot, Voter
+from atom.swarm.chain import REPORT_DOMAIN, Ballot, Voter, report_payload
 from atom.swarm.composition import well_composed
+from atom.swarm.membership import signed_by
 from atom.swarm.messages import (
     Abort,
+    Accepted,
     Prepare,
     Prevote,
     PrevoteAnswer,
@@ -140,8 +144,10 @@ class Member:
         promise = Promise(
             parent=desk.head.digest,
             ballot=ballot,
-            accepted=state.slots.slot(survivors).accepted,
-            accepted_before_branch=state.slots.ordinary.accepted if survivors else None,
+            accepted=self._signed(state.slots.slot(survivors).accepted),
+            accepted_before_branch=self._signed(state.slots.ordinary.accepted)
+            if survivors
+            else None,
             sequences=sequences,
             loss_sum=loss_sum,
             state_digest=state.state_digest,
@@ -152,6 +158,14 @@ class Member:
                 desk.out.append(OfferResult(accepted.value.result_digest))
         self._said, self._said_at = promise, desk.now
         desk.send(ballot.coordinator, promise)
+
+    def _signed(self, accepted: Accepted | None) -> Accepted | None:
+        """So that all can see who said it, if its result turns out to be nowhere."""
+        if accepted is None:
+            return None
+        desk = self._desk
+        payload = report_payload(desk.head.digest, accepted.value.result_digest)
+        return replace(accepted, signature=desk.sign(REPORT_DOMAIN, signed_by(desk.me, payload)))
 
     def on_abort(self, sender: Voter, message: Abort) -> None:
         desk = self._desk

@@ -4,7 +4,8 @@ from atom.base.reasons import Reason
 from atom.swarm.chain import Commit, Value, Voter
 from atom.swarm.composition import well_composed
 from atom.swarm.fork_choice import too_weak
-from atom.swarm.membership import certificate_problem, could_follow
+from atom.swarm.membership import certificate_problem, could_follow, reported
+from atom.swarm.messages import Accept, Promise
 from atom.training.round.desk import Desk
 from atom.training.round.electorate import objection_to_branch
 from atom.training.round.slots import Survivors
@@ -28,11 +29,9 @@ def objects_to_branch(desk: Desk, survivors: Survivors) -> bool:
 def problem_with_value(desk: Desk, value: Value) -> Reason | None:
     """Why we do not vote for `value`."""
     state = desk.state
-    if value.parent != desk.head.digest or value.round != desk.head.round + 1:
-        return Reason.WRONG_HEAD
-    composed = well_composed(value.contributions)
-    if not composed or value.sequences <= 0 or not value.voters_next:
-        return Reason.BAD_WEIGHT
+    flaw = _flaw(desk, value)
+    if flaw is not None:
+        return flaw
     if state.composed.get(value.origin, value.contributions) != value.contributions:
         return Reason.BAD_WEIGHT  # not whom its ring averaged, or not as it did
     if not _could_follow(desk, value):
@@ -48,6 +47,40 @@ def problem_with_value(desk: Desk, value: Value) -> Reason | None:
     if norm is not None and not abs(norm - value.gradient_norm) <= _NORM_TOLERANCE * norm:
         return Reason.DIGEST_MISMATCH
     return None
+
+
+def _flaw(desk: Desk, value: Value) -> Reason | None:
+    """Why nobody votes for it."""
+    if value.parent != desk.head.digest or value.round != desk.head.round + 1:
+        return Reason.WRONG_HEAD
+    composed = well_composed(value.contributions)
+    if not composed or value.sequences <= 0 or not value.voters_next:
+        return Reason.BAD_WEIGHT
+    return None
+
+
+def problem_with_reports(desk: Desk, sender: Voter, promise: Promise) -> Reason | None:
+    """Why this promise is none: nobody accepts such a value, or it does not stand by its word."""
+    for said in (promise.accepted, promise.accepted_before_branch):
+        if said is None:
+            continue
+        flaw = _flaw(desk, said.value)
+        if flaw is not None:
+            return flaw
+        if not reported(sender, desk.head.digest, said.value.result_digest, said.signature):
+            return Reason.BAD_SIGNATURE
+    return None
+
+
+def reporters(desk: Desk, accept: Accept) -> set[Voter]:
+    """Who has signed that it accepted a value with this result."""
+    parent, digest = desk.head.digest, accept.value.result_digest
+    return {
+        report.voter
+        for report in accept.reports
+        if report.voter in desk.head.voters
+        and reported(report.voter, parent, digest, report.signature)
+    }
 
 
 def _could_follow(desk: Desk, value: Value) -> bool:

@@ -1,9 +1,18 @@
 """A voter says that it accepted what nobody has: the others decide without it."""
 
+from blake3 import blake3
 from simulated_peer import Process
 from test_held_up import check_rounds_go_on, started
 
-from atom.swarm.chain import VOTE_DOMAIN, Ballot, Contribution, Value, vote_payload
+from atom.swarm.chain import (
+    REPORT_DOMAIN,
+    VOTE_DOMAIN,
+    Ballot,
+    Contribution,
+    Value,
+    report_payload,
+    vote_payload,
+)
 from atom.swarm.membership import signed_by
 from atom.swarm.messages import (
     Accept,
@@ -16,13 +25,16 @@ from atom.swarm.messages import (
     Promise,
 )
 
+NOWHERE = b"nowhere, nowhere"
+
 
 def made_up(liar: Process, asking: Process) -> Accepted:
     head, ballot = asking.machine.head, Ballot(1, liar.peer_id, liar.me.incarnation)
     parts = (Contribution(liar.peer_id, liar.me.incarnation, 4096, 1.0),)
-    result = b"nowhere".ljust(32)
+    result = NOWHERE + blake3(asking.peer_id.encode()).digest(16)  # another one for each
     value = Value(head.digest, head.round + 1, ballot, result, 1.0, b"", parts, head.voters)
-    return Accepted(ballot, value)
+    payload = signed_by(liar.me, report_payload(head.digest, result))
+    return Accepted(ballot, value, liar.seat.identity.sign(REPORT_DOMAIN, payload))
 
 
 def answer(liar: Process, asking: Process, message: Message) -> Message | None:
@@ -44,15 +56,21 @@ def answer(liar: Process, asking: Process, message: Message) -> Message | None:
 def test_a_value_whose_result_is_nowhere_holds_nobody_up() -> None:
     swarm, (liar, *honest) = started(4, 4)
     by_name = {process.peer_id: process for process in honest}
+    proposed = list[tuple[bytes, bytes]]()
 
     def lie(source: str, target: str, message: Message) -> bool:
         if source == liar.peer_id or target != liar.peer_id:
             return source == liar.peer_id
+        if isinstance(message, Accept) and message.value.result_digest.startswith(NOWHERE):
+            proposed.append((message.parent, message.ballot.coordinator))
         said = answer(liar, by_name[source], message)
         if said is not None:
             swarm.deliver(liar.me, source, said)
         return said is not None
 
     swarm.network.drop = lie
-    check_rounds_go_on(swarm, honest)
+    check_rounds_go_on(swarm, honest, rounds=8)
     assert not honest[0].chain.head.branches
+    heads = [parent for parent, _ in proposed]
+    assert heads, "it was believed"
+    assert len(heads) == len(set(heads)), "by one coordinator at each head, and by none after it"

@@ -4,14 +4,25 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from test_silent_peers import HEAD, MATE, ME, STATE, US, VOTERS, lease
+from test_silent_peers import HEAD, MATE, ME, STATE, THEM, US, VOTERS, lease
 
 from atom.base.reasons import Reason
-from atom.swarm.chain import Ballot, Commit, Contribution, Value, Vote, Voter
+from atom.swarm.chain import (
+    REPORT_DOMAIN,
+    Ballot,
+    Commit,
+    Contribution,
+    Value,
+    Vote,
+    Voter,
+    report_payload,
+)
 from atom.swarm.identity import Identity
+from atom.swarm.membership import signed_by
 from atom.swarm.messages import (
     Abort,
     Accept,
+    Accepted,
     AcceptedVote,
     CommitNotice,
     Message,
@@ -150,6 +161,27 @@ def weight_beyond_the_lease(scene: Scene) -> None:
     scene.says(promise(ballot, 32 + BATCH + 1))
 
 
+def says_accepted(scene: Scene, whole: Value) -> None:
+    ballot = scene.until_sent(Prepare)
+    payload = signed_by(MATE, report_payload(HEAD.digest, whole.result_digest))
+    said = Accepted(BALLOT, whole, THEM.sign(REPORT_DOMAIN, payload))
+    scene.says(replace(promise(ballot, 64), accepted=said))
+    for _ in range(20):  # the third voter is not heard of
+        scene.tick()
+
+
+def a_report_that_it_does_not_stand_by(scene: Scene) -> None:
+    ballot = scene.until_sent(Prepare)
+    said = Accepted(BALLOT, value(), bytes(64))
+    scene.says(replace(promise(ballot, 64), accepted=said))
+    assert not scene.answers(Accept)
+
+
+def a_report_of_round_a_billion(scene: Scene) -> None:
+    says_accepted(scene, value(round=10**9))
+    assert not scene.answers(Accept)
+
+
 def a_vote_that_nobody_signed(scene: Scene) -> None:
     ballot = lead_to_accept(scene)
     digest = next(m for m in scene.answers(Accept) if isinstance(m, Accept)).value.digest()
@@ -190,6 +222,8 @@ def a_commit_of_nothing(scene: Scene) -> None:
     ("act", "reason"),
     [
         (weight_beyond_the_lease, Reason.BAD_WEIGHT),
+        (a_report_that_it_does_not_stand_by, Reason.BAD_SIGNATURE),
+        (a_report_of_round_a_billion, Reason.WRONG_HEAD),
         (a_vote_that_nobody_signed, Reason.BAD_SIGNATURE),
         (a_vote_for_something_else, Reason.BAD_SIGNATURE),
         (two_values_at_one_ballot, Reason.EQUIVOCATION),
@@ -202,6 +236,15 @@ def test_an_offence_names_its_author(act: Callable[[Scene], None], reason: Reaso
     act(scene)
     assert (MATE.peer_id, reason) in scene.offences
     assert scene.machine.head == HEAD
+
+
+def test_what_a_voter_says_that_it_accepted_is_proposed_with_its_word() -> None:
+    scene = Scene()
+    says_accepted(scene, value())
+    (proposed,) = {m for m in scene.answers(Accept) if isinstance(m, Accept)}
+    assert proposed.value == value()
+    assert [report.voter for report in proposed.reports] == [MATE]
+    assert not scene.offences
 
 
 # ---- what is refused, and no more: honest peers get there, too

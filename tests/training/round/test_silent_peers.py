@@ -29,9 +29,9 @@ from atom.training.round.vocabulary import (
     View,
 )
 
-US = Identity.create()
+US, THEM = Identity.create(), Identity.create()
 ME = Voter(US.peer_id, b"m" * 16)
-MATE, GONE = (Voter(Identity.create().peer_id, letter * 16) for letter in (b"a", b"g"))
+MATE, GONE = Voter(THEM.peer_id, b"a" * 16), Voter(Identity.create().peer_id, b"g" * 16)
 VOTERS = tuple(sorted([ME, MATE, GONE]))
 HEAD = Head(b"h" * 32, 7, 700, 700, VOTERS, tuple(v.peer_id for v in VOTERS))
 STATE = b"d" * 32
