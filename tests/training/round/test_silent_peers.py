@@ -4,11 +4,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from simulated_key import identity
 from simulation import Setting, Swarm
 
 from atom.base.reasons import Reason
 from atom.swarm.chain import Ballot, Head, Voter
-from atom.swarm.identity import Identity
 from atom.swarm.messages import Abort, Prepare, Prevote, PrevoteAnswer, Promise
 from atom.swarm.records import Lease, PeerState
 from atom.training.round import RoundMachine, Terms
@@ -29,9 +29,9 @@ from atom.training.round.vocabulary import (
     View,
 )
 
-US, THEM = Identity.create(), Identity.create()
+US, THEM, NOBODY = (identity(number) for number in (2, 1, 3))  # the mate leads first
 ME = Voter(US.peer_id, b"m" * 16)
-MATE, GONE = Voter(THEM.peer_id, b"a" * 16), Voter(Identity.create().peer_id, b"g" * 16)
+MATE, GONE = Voter(THEM.peer_id, b"a" * 16), Voter(NOBODY.peer_id, b"g" * 16)
 VOTERS = tuple(sorted([ME, MATE, GONE]))
 HEAD = Head(b"h" * 32, 7, 700, 700, VOTERS, tuple(v.peer_id for v in VOTERS))
 STATE = b"d" * 32
