@@ -8,8 +8,6 @@ follows its end, the state's digest first, is done in the background. Nothing of
 state, and the worker waits for it before it changes the state or the journal again.
 """
 
-import math
-import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -18,10 +16,8 @@ from typing import Any
 import torch
 
 from atom.base.clock import Clock
-from atom.base.errors import PeerRefused
 from atom.base.events import EventSink
 from atom.base.reasons import Reason
-from atom.optim.clipping import gradient_norm
 from atom.swap.engine import PassCancelled
 from atom.swap.voided import PassVoided
 from atom.swarm.arenas import state_digest
@@ -36,12 +32,11 @@ from atom.training.exchange import Exchange, RingStyle
 from atom.training.keeper import Keeper
 from atom.training.pacing import SwarmCount
 from atom.training.replica import Replica
+from atom.training.result_fetch import ResultFetch
 from atom.training.round.vocabulary import (
     CatchUp,
     CaughtUp,
     Event,
-    Fetched,
-    FetchFailed,
     Frozen,
     StartRing,
     Stepped,
@@ -52,8 +47,6 @@ from atom.training.void_passes import worth_saying
 from atom.training.worker import Worker
 
 ROUND = "round"
-FETCH_PATIENCE_S = 6.0
-FETCH_PAUSE_S = 0.4
 
 
 @dataclass(frozen=True)
@@ -106,7 +99,7 @@ class ReplicaHands:
         self._exchange: Exchange
         self._post: Callable[[Event], None]
         self._on_change: Callable[[], None]
-        self._closing = threading.Event()
+        self._fetch = ResultFetch(bench.replay, bench.keeper.results, clock, events)
         self._aftermath = Aftermath(lambda: self._worker.submit(self._aftermath.wait))
         self._excess = Excess(self._replica, self._events, self.voided)
         self.tally = Tally()
@@ -129,7 +122,7 @@ class ReplicaHands:
 
     def close(self) -> None:
         """After the worker: what it began is seen to its end."""
-        self._closing.set()
+        self._fetch.close()
         self._exchange.close()
         self._aftermath.rest()
 
@@ -211,33 +204,7 @@ class ReplicaHands:
         self._exchange.stop(ballot)
 
     def fetch_result(self, digest: bytes, holders: tuple[str, ...]) -> None:
-        task = threading.Thread(
-            target=self._fetch, args=(digest, holders), name="fetch", daemon=True
-        )
-        task.start()
-
-    def _fetch(self, digest: bytes, holders: tuple[str, ...]) -> None:
-        try:
-            result = self._fetched(digest, holders)
-            norm = gradient_norm(result)
-            if not math.isfinite(norm):
-                raise PeerRefused(Reason.NOT_FINITE, "the result fetched")
-        except Exception as problem:  # noqa: BLE001 - whatever it is, the round must hear of it
-            self._events.emit("fetch-failed", detail=f"{type(problem).__name__}: {problem}"[:200])
-            self._post(FetchFailed(digest))
-            return
-        self._results.hold(digest, result)
-        self._post(Fetched(digest, norm))
-
-    def _fetched(self, digest: bytes, holders: tuple[str, ...]) -> torch.Tensor:
-        """Asks again for a while: a holder offers a result once it is on its disk."""
-        give_up_at = self._clock.now() + FETCH_PATIENCE_S
-        while True:
-            try:
-                return self._replay.fetch_result(digest, holders)
-            except (PeerRefused, OSError):
-                if self._clock.now() >= give_up_at or self._closing.wait(FETCH_PAUSE_S):
-                    raise
+        self._fetch.start(digest, holders, self._post)
 
     def offer_result(self, digest: bytes) -> None:
         """Puts it on disk, from where it is served. On the worker's thread, like the step that

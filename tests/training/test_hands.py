@@ -20,7 +20,7 @@ from atom.swarm.chain import (
     Contribution,
 )
 from atom.swarm.identity import Identity
-from atom.training import hands as hands_module
+from atom.training import result_fetch
 from atom.training.catch_up import CatchUpFailed
 from atom.training.hands import Schedule
 from atom.training.pacing import SwarmCount
@@ -273,7 +273,7 @@ def test_whatever_ends_a_fetch_the_round_hears_of_it(
     def fail(digest: bytes) -> Tensor:
         raise fault
 
-    monkeypatch.setattr(hands_module, "FETCH_PATIENCE_S", 0.0)
+    monkeypatch.setattr(result_fetch, "PATIENCE_S", 0.0)
     stage.replay.on_fetch = fail
     stage.hands.fetch_result(b"r" * 32, ("a",))
     assert stage.next_event() == FetchFailed(b"r" * 32)
@@ -292,7 +292,7 @@ def test_a_fetch_asks_again_for_what_is_not_there_yet(
             raise PeerRefused(Reason.NOT_FOUND, "not on the disk yet")
         return torch.ones(ELEMENTS)
 
-    monkeypatch.setattr(hands_module, "FETCH_PAUSE_S", 0.0)
+    monkeypatch.setattr(result_fetch, "PAUSE_S", 0.0)
     stage.replay.on_fetch = late
     stage.hands.fetch_result(b"r" * 32, ("a",))
     assert isinstance(stage.next_event(), Fetched)
