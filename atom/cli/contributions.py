@@ -8,6 +8,8 @@ from typing import Any
 
 import typer
 from rich import box
+from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -22,6 +24,10 @@ from atom.swarm.addresses import parse_join_address
 from atom.swarm.ledger import Ledger
 from atom.swarm.records import Manifest
 
+_COLUMNS = ("peer", "mini-batches", "share", "rounds", "first", "last")
+_LEAST_COLUMNS = 3
+_ANY_COLUMNS = 10_000
+
 
 def show_contributions(address: str, state: Path | None, as_json: bool) -> None:
     """Prints who gave what. Raises: AddressError, also if no peer serves the chain."""
@@ -30,7 +36,11 @@ def show_contributions(address: str, state: Path | None, as_json: bool) -> None:
         typer.echo(json.dumps(contributions(manifest, ledger), indent=2))
         return
     print_plainly(headline(manifest, ledger))
-    print_plainly(table(ledger, whole_ids=not stdout_console().is_terminal))
+    console = stdout_console()
+    if console.is_terminal:
+        print_plainly(fitting(ledger, console.width))
+    else:
+        print_plainly(table(ledger, whole_ids=True))
 
 
 def contributions(manifest: Manifest, ledger: Ledger) -> dict[str, Any]:
@@ -68,14 +78,23 @@ def headline(manifest: Manifest, ledger: Ledger) -> Text:
     )
 
 
-def table(ledger: Ledger, whole_ids: bool) -> Table:
+def fitting(ledger: Ledger, width: int) -> Table:
+    """As `table`, with as many of its columns as a terminal of that width has room for."""
+    whole = Console(width=_ANY_COLUMNS)
+    for columns in range(len(_COLUMNS), _LEAST_COLUMNS, -1):
+        shown = table(ledger, whole_ids=False, columns=columns)
+        if Measurement.get(whole, whole.options, shown).maximum <= width:
+            return shown
+    return table(ledger, whole_ids=False, columns=_LEAST_COLUMNS)
+
+
+def table(ledger: Ledger, whole_ids: bool, columns: int = len(_COLUMNS)) -> Table:
     """One row per peer that ever gave something."""
     shown = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold")
-    shown.add_column("peer", no_wrap=True)
-    for title in ("mini-batches", "share", "rounds", "first", "last"):
-        shown.add_column(title, justify="right", no_wrap=True)
+    for title in _COLUMNS[:columns]:
+        shown.add_column(title, justify="left" if title == "peer" else "right", no_wrap=True)
     for peer_id, share in ledger.by_share():
-        shown.add_row(
+        cells = (
             peer_id if whole_ids else short_id(peer_id),
             f"{share.sequences:,}",
             f"{share.sequences / ledger.sequences:.1%}",
@@ -83,6 +102,7 @@ def table(ledger: Ledger, whole_ids: bool) -> Table:
             f"{share.first_round:,}",
             f"{share.last_round:,}",
         )
+        shown.add_row(*cells[:columns])
     return shown
 
 

@@ -15,6 +15,8 @@ from atom.cli.terminal import following, stderr_console, stdout_console
 from atom.config.peer_text import parse_assignment
 
 _REMARKS_AT = 48
+_PEER_ID_CHARACTERS = 40
+"""No key of ours has so many; every peer id has more."""
 
 
 def pause_daemon(state: Path | None, everyone: bool) -> None:
@@ -61,9 +63,10 @@ def show_info(state: Path | None, as_json: bool) -> None:
         typer.echo(json.dumps(info, indent=2))
         return
     rows, console = flattened(info), stdout_console()
-    width = max((len(key) for key, _ in rows), default=0)
-    for key, value in rows:
-        line = Text.assemble((f"{key.replace('_', ' '):<{width}}", "bold"), f"  {value}")
+    named = [(spoken_key(key), value) for key, value in rows]
+    width = max((len(key) for key, _ in named), default=0)
+    for key, value in named:
+        line = Text.assemble((f"{key:<{width}}", "bold"), f"  {value}")
         console.print(line, soft_wrap=True)  # whole lines: addresses are there to be copied
 
 
@@ -82,6 +85,16 @@ def set_settings(state: Path | None, assignments: Sequence[str]) -> None:
         remarks += [] if setting["live"] else ["holds after a restart"]
         remark = f"  # {', '.join(remarks)}" if remarks else ""
         typer.echo(f"{line:<{width}}{remark}".rstrip())
+
+
+def spoken_key(key: str) -> str:
+    """ "links.…Jubsmb.round trip ms": a whole peer id in a key moves all values off the screen."""
+    from atom.cli.swarm_table import short_id  # brings the DHT's side along
+
+    parts = (
+        short_id(part) if len(part) >= _PEER_ID_CHARACTERS else part for part in key.split(".")
+    )
+    return ".".join(parts).replace("_", " ")
 
 
 def flattened(info: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:

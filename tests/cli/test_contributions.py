@@ -10,7 +10,7 @@ from swarm_sights import Village, lease
 
 from atom.base.errors import AddressError
 from atom.cli.bookkeeper import SAVE_EVERY_ROUNDS, Bookkeeper, bookkeeping, identity_in
-from atom.cli.contributions import _up_to_date, contributions, headline, table
+from atom.cli.contributions import _up_to_date, contributions, fitting, headline, table
 from atom.cli.terminal import THEME
 from atom.swarm.chain import Head, Voter
 from atom.swarm.ledger import Ledger, Share
@@ -29,6 +29,15 @@ def drawn(renderable: object, width: int = 80) -> str:
     file = io.StringIO()
     Console(file=file, width=width, theme=THEME).print(renderable)
     return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("width", "last"), [(80, "last"), (50, "first"), (40, "rounds"), (32, "share"), (20, "share")]
+)
+def test_a_narrow_terminal_gets_fewer_columns_and_whole_ones(width: int, last: str) -> None:
+    head, _, first, _ = drawn(fitting(LEDGER, width), max(width, 32)).splitlines()
+    assert head.split()[-1] == last
+    assert "…" not in first.replace("…of-ann", "")
 
 
 def test_the_table_begins_with_who_gave_most() -> None:
