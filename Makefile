@@ -5,57 +5,68 @@ PACKAGE := atom
 
 .PHONY: demo test chaos model browser promtool docker check format proto bench clean
 
+# On a terminal pip shows how far it is, elsewhere it is silent.
+INSTALL := $(BIN)/python -m pip install $(if $(MAKE_TERMOUT),,--quiet) --constraint constraints.txt --editable
+TOOLS := .venv/for-developers
+
+# What a peer needs, and no more.
 .venv: pyproject.toml constraints.txt setup.py atom/base/build_kernels.py atom/base/kernel.h $(wildcard atom/*/*_kernels.c)
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(INSTALL) .
 	touch .venv
+
+# What tests and checks need besides. A file that is made in a folder makes the folder younger: both are touched.
+$(TOOLS): .venv
+	$(INSTALL) '.[dev]'
+	touch .venv $(TOOLS)
 
 demo: .venv
 	$(BIN)/atom demo
 
 # Whole files to as many workers as there are cores, four at most; the slow ones, real daemons, come first.
-test: .venv
+test: $(TOOLS)
 	$(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 # The model's long bounds, 200,000 simulated rounds, daemons that nobody can dial, or that are
-# interrupted while they join, then two hundred faults of real daemons: kills, freezes, restarts with damaged disks, parts that went on alone, wires in trouble.
-chaos: .venv model
+# interrupted while they join, then two hundred faults of real daemons: kills, freezes, restarts with
+# damaged disks, parts that went on alone, wires in trouble.
+chaos: $(TOOLS) model
 	$(BIN)/python tests/training/round/soak.py --rounds 200000
 	$(BIN)/python -m pytest tests/chaos/unreachable_peers.py tests/chaos/interrupted_joining.py
 	ATOM_CHAOS_TIMES=32 ATOM_CHAOS_FREEZE_S=10 $(BIN)/python -m pytest tests/chaos/test_faults.py tests/chaos/troubled_wires.py -s
 
 # The round protocol as a small model, every state within the long bounds; about six minutes of one core.
-model: .venv
+model: $(TOOLS)
 	$(BIN)/python -m tests.protocol_model
 
 # The dashboard in a real browser: Chromium must be installed, or $ATOM_BROWSER name one.
-browser: .venv
+browser: $(TOOLS)
 	$(BIN)/python -m pytest tests/browser/dashboard_in_browser.py
 
 # Prometheus' own checker on the daemon's metrics: promtool must be installed (Debian: prometheus).
-promtool: .venv
+promtool: $(TOOLS)
 	$(BIN)/python -m pytest tests/daemon/promtool_check.py
 
 # The image and a swarm of four containers: a Docker engine with compose (2.23.1 or later) must run.
-docker: .venv
+docker: $(TOOLS)
 	$(BIN)/python -m pytest tests/docker/compose_check.py -s
 
-check: .venv
+check: $(TOOLS)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/codespell
 	$(BIN)/python -m pytest tests/test_layering.py tests/test_exports.py
 
-format: .venv
+format: $(TOOLS)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-proto: .venv
+proto: $(TOOLS)
 	$(BIN)/python -m grpc_tools.protoc --proto_path=proto --python_out=. --pyi_out=. --grpc_python_out=. proto/atom/wire/*.proto
 	find atom/wire -name '*_pb2_grpc.py' ! -name 'control_pb2_grpc.py' -delete
 
-bench: .venv
+bench: $(TOOLS)
 	for program in benchmarks/*.py; do $(BIN)/python $$program || exit 1; done
 
 clean:
