@@ -6,12 +6,13 @@ action is checked against what the machine's contract promises about it.
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from simulated_gradients import Gradients
 from simulated_lookout import READ_SECONDS, Lookout
-from simulated_ring import Result, Runner, Work
+from simulated_ring import Result, Runner
 from simulated_seat import Chain, Seat
 
 from atom.swarm.chain import Ballot, Head, Voter
@@ -20,7 +21,6 @@ from atom.swarm.messages import CommitNotice
 from atom.swarm.quarantine import Quarantine
 from atom.swarm.records import PeerState
 from atom.training.outlook import count_swarm
-from atom.training.pacing import SwarmCount, next_pass
 from atom.training.round import RoundMachine
 from atom.training.round.vocabulary import (
     Action,
@@ -32,11 +32,9 @@ from atom.training.round.vocabulary import (
     FetchFailed,
     FetchResult,
     Freeze,
-    Frozen,
     LeaveRequested,
     Offence,
     OfferResult,
-    Phase,
     Received,
     Report,
     Send,
@@ -56,18 +54,6 @@ SILENT_DONOR_SECONDS = 5.0
 """How long a donor that is frozen or cut off is waited for."""
 SILENT_HOLDER_SECONDS = (5.0, 11.0)
 """The same of who holds a result: it is asked again for a while."""
-
-
-@dataclass
-class _Gradients:
-    head: bytes
-    """What they were computed at, and are good for."""
-    works: list[Work] = field(default_factory=list)
-    frozen: bool = False
-    freezing: Ballot | None = None
-    passing: bool = False
-    last_pass_ended: float = float("-inf")
-    swarm: SwarmCount = field(default_factory=SwarmCount)
 
 
 class Process:
@@ -98,12 +84,11 @@ class Process:
         self.acts = 0
         """Actions carried out so far."""
         self.backlog: list[Callable[[], None]] = []
-        self.gradients = _Gradients(self.chain.head.digest)
+        self.gradients = Gradients(self)
         self.reports: list[str] = []
         self.told: list[Report] = []
         self.quarantine = Quarantine()
         self._lookout = Lookout(self)
-        self._work_number = 0
         self._ring: StartRing | None = None
         self._syncing = False
         self._left_at: float | None = None
@@ -123,7 +108,7 @@ class Process:
 
     @property
     def sequences(self) -> int:
-        return len(self.gradients.works) * self.seat.pass_sequences
+        return self.gradients.sequences
 
     def now(self) -> float:
         """What this machine's clock shows: no other one shows the same."""
@@ -132,7 +117,7 @@ class Process:
     def start(self) -> None:
         self.later(self.dice.uniform(0, TICK_SECONDS), self._tick)
         self.later(self.dice.uniform(0, READ_SECONDS), self._lookout.read)
-        self._start_pass()
+        self.gradients.start_pass()
 
     def die(self) -> None:
         self.alive = False
@@ -156,7 +141,7 @@ class Process:
 
     def leave(self) -> None:
         self._left_at = self.now() + 10.0
-        self._handle(LeaveRequested())
+        self.handle(LeaveRequested())
 
     def stay(self) -> None:
         """Does not leave after all: the machine says goodbye in its promises, but goes on."""
@@ -180,12 +165,13 @@ class Process:
             return False
 
         def arrival() -> None:
-            self._handle(Received(sender.peer_id, sender.incarnation, message))
+            self.handle(Received(sender.peer_id, sender.incarnation, message))
 
         self._when_running(arrival)
         return True
 
-    def _handle(self, event: Event) -> None:
+    def handle(self, event: Event) -> None:
+        """Of the machine's own life; what it asks for is carried out at once."""
         if not self.alive:
             return
         before = self.machine.head
@@ -232,11 +218,10 @@ class Process:
             case Send():
                 self._send(action)
             case Freeze(ballot):
-                self._freeze(ballot)
+                self.gradients.freeze(ballot)
             case Thaw():
                 assert self._ring is None, "thawed under a running ring"
-                self.gradients.frozen, self.gradients.freezing = False, None
-                self._start_pass()
+                self.gradients.thaw()
             case StartRing():
                 self._start_ring(action)
             case StopRing(ballot):
@@ -262,7 +247,7 @@ class Process:
 
         def refused() -> None:
             if self.swarm.network.passes(action.to, self.peer_id):
-                self._when_running(lambda: self._handle(Unreachable(action.to)))
+                self._when_running(lambda: self.handle(Unreachable(action.to)))
 
         self.swarm.network.send(
             self.peer_id,
@@ -271,53 +256,6 @@ class Process:
             lambda message: self.swarm.deliver(self.me, action.to, message),
             refused,
         )
-
-    # ---- counting
-
-    def _start_pass(self) -> None:
-        gradients = self.gradients
-        if not gradients.passing and not gradients.frozen and not self.paused and self._lacks():
-            gradients.passing = True
-            head = gradients.head
-            self.later(self.seat.pass_seconds, lambda: self._end_pass(head))
-
-    def _lacks(self) -> bool:
-        """Whether the worker of a real peer would train on."""
-        own, batch = self.sequences, self.machine.global_batch
-        ended, swarm = self.gradients.last_pass_ended, self.gradients.swarm
-        return next_pass(own, ended, swarm, batch, self.seat.pass_sequences) > 0
-
-    def _end_pass(self, head: bytes) -> None:
-        gradients = self.gradients
-        gradients.passing = False
-        gradients.last_pass_ended = self.now()
-        useful = head == gradients.head == self.machine.head.digest
-        if useful and self.machine.phase is not Phase.SYNCING:
-            assert not gradients.frozen, "counting went on while frozen"
-            assert self._ring is None, "counting went on under a ring"
-            self._work_number += 1
-            gradients.works.append((self.peer_id, self.me.incarnation, self._work_number))
-        if gradients.freezing is not None:
-            self._report_frozen()
-        else:
-            self._start_pass()
-
-    def _freeze(self, ballot: Ballot) -> None:
-        assert self._ring is None, "frozen anew under a running ring"
-        self.gradients.freezing = ballot
-        if not self.gradients.passing:
-            self._report_frozen()
-
-    def _report_frozen(self) -> None:
-        gradients = self.gradients
-        assert gradients.freezing is not None
-        gradients.frozen = True
-        event = Frozen(gradients.freezing, self.sequences, float(self.sequences))
-        self.later(self.dice.uniform(0.0, 0.05), lambda: self._handle(event))
-
-    def _drop_gradients(self, head: Head) -> None:
-        self.gradients.works.clear()
-        self.gradients.head = head.digest
 
     # ---- ring and result
 
@@ -351,12 +289,12 @@ class Process:
             self.results[result.digest] = result
         if self._ring is start:
             self._ring = None
-            self.later(self.dice.uniform(0.0, 0.05), lambda: self._handle(event))
+            self.later(self.dice.uniform(0.0, 0.05), lambda: self.handle(event))
 
     def _fetch(self, digest: bytes, holders: list[str]) -> None:
         own = self.results.get(digest)  # a catch-up in vain leaves it in memory
         if own is not None:
-            self.later(0.01, lambda: self._handle(Fetched(digest, own.norm)))
+            self.later(0.01, lambda: self.handle(Fetched(digest, own.norm)))
             return
         self.later(self.dice.uniform(0.05, 0.4), lambda: self._try_holders(digest, holders))
 
@@ -366,11 +304,11 @@ class Process:
         for other in there:
             if other is not None and digest in other.offered:
                 result = self.results[digest] = other.results[digest]
-                self._handle(Fetched(digest, result.norm))
+                self.handle(Fetched(digest, result.norm))
                 return
         silent = any(self.swarm.silent(self.peer_id, holder) for holder in holders)
         delay = self.dice.uniform(*SILENT_HOLDER_SECONDS) if silent else 0.01
-        self.later(delay, lambda: self._handle(FetchFailed(digest)))
+        self.later(delay, lambda: self.handle(FetchFailed(digest)))
 
     def _offer(self, digest: bytes) -> None:
         if digest in self.results:
@@ -385,15 +323,14 @@ class Process:
         self.swarm.witness.sees_commit(action.commit)
         result = self.results[action.commit.value.result_digest]
         self.offered.add(result.digest)
-        self._drop_gradients(action.head)
-        self.gradients.frozen, self.gradients.freezing = False, None
-        self._start_pass()  # under the step
+        self.gradients.drop(action.head)
+        self.gradients.thaw()  # passes go on under the step
         chain = self.chain.after(action.commit, action.head, result)
         self.later(self.seat.step_seconds * self.dice.uniform(0.5, 2), lambda: self._step(chain))
 
     def _step(self, chain: Chain) -> None:
         self._adopt(chain)
-        self._handle(Stepped(chain.head.digest, chain.state))
+        self.handle(Stepped(chain.head.digest, chain.state))
 
     def _catch_up(self, action: CatchUp) -> None:
         assert not self._syncing, "two catch-ups at once"
@@ -418,9 +355,9 @@ class Process:
                 failed.append(donor)
         if best is not self.chain:
             failed.clear()
-            self._drop_gradients(best.head)
+            self.gradients.drop(best.head)
         self._adopt(best)
-        self._handle(CaughtUp(best.head, best.state, tuple(shunned), tuple(failed)))
+        self.handle(CaughtUp(best.head, best.state, tuple(shunned), tuple(failed)))
 
     def _believes(self, chain: Chain, least_backing: int) -> bool:
         branch = branch_from(self.chain.head, chain.head.branches)
@@ -441,10 +378,10 @@ class Process:
     def _tick(self) -> None:
         view = replace(self._lookout.view(), aside=self.quarantine.aside(self.now()))
         self.gradients.swarm = count_swarm(self.machine, view, self._lookout.seen_at)
-        self._handle(Tick(view))
+        self.handle(Tick(view))
         if not self.alive:
             return
-        self._start_pass()
+        self.gradients.start_pass()
         self._lookout.publish_if_news()
         if self._left_at is not None and self._may_go():
             self._lookout.publish(PeerState.LEFT)
