@@ -64,6 +64,7 @@ class SwarmView:
     """Mean loss of the last committed round, nats per token."""
     head: str
     tokens_per_s: float
+    """Of who is at the head or a round behind it: a commit reaches peers one after the other."""
     peers: tuple[PeerView, ...]
     owner: str = ""
     """Peer id of who founded the run."""
@@ -94,15 +95,20 @@ def view_swarm(
     head = preferred_head(ordered)
     on_head = [lease for lease in ordered if lease.head == head]
     counted = [lease for lease in on_head if lease.state != PeerState.LEFT]
+    newest = max((lease.round for lease in on_head), default=0)
     losses = [lease.loss for lease in on_head if lease.loss is not None]
     return SwarmView(
         run=manifest.run,
-        round=max((lease.round for lease in on_head), default=0),
+        round=newest,
         global_batch=global_batch,
         accumulated=accumulated(counted, head),
         loss=losses[0] if losses else None,
         head=head.hex(),
-        tokens_per_s=sum(lease.tokens_per_s for lease in counted),
+        tokens_per_s=sum(
+            lease.tokens_per_s
+            for lease in ordered
+            if lease.state != PeerState.LEFT and (lease.head == head or lease.round == newest - 1)
+        ),
         peers=tuple(_peer_view(lease, unix_time) for lease in ordered),
         owner=manifest.owner,
         void_attempts=tuple(

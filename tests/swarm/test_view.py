@@ -27,6 +27,19 @@ def test_the_view_is_computed_at_the_preferred_head():
     assert [peer.peer_id for peer in view.peers] == ["a", "b", "c", "d"]
 
 
+def test_speed_does_not_drop_while_a_commit_reaches_one_peer_after_the_other():
+    leases = [
+        a_lease("a", round=8, work=100),
+        a_lease("b", round=7, work=90, head=OTHER),
+        a_lease("c", round=6, work=80, head=OTHER),
+        a_lease("d", round=8, work=100, head=OTHER, branches=LEFT),
+        a_lease("e", round=7, work=90, head=OTHER, state=PeerState.LEFT),
+    ]
+    view = view_swarm(MANIFEST, leases, global_batch=12, unix_time=1_700_000_003.0)
+    assert view.head == HEAD.hex()
+    assert view.tokens_per_s == 160.0, "of a, and of b that is about to follow"
+
+
 def test_attempts_in_vain_are_told_in_the_order_of_rounds():
     leases = [
         a_lease("b", ended_attempts=((4, Reason.RING_BROKEN), (7, Reason.EARLY))),
