@@ -92,7 +92,14 @@ def assemble(stack: ExitStack, given: Assembly) -> Life:
     room = DiskRoom(box.state.root, events, console.note)
     keeper = Keeper(journal, results, shelf, box.state.snapshots, room, box.peer.state.snapshots)
     first = FirstState(member.manifest.initial_state_digest, member.initialise)
-    replay = Replay(member.replica, keeper, donors, first, events)
+    replay = Replay(
+        member.replica,
+        keeper,
+        donors,
+        first,
+        events,
+        lambda done, total: console.progress("replaying missed rounds", done, total, "rounds"),
+    )
     deck = Deck(member.samples, box.identity.peer_id)
     if member.code is not None:
         blobs.register(blob_name(member.run), member.code)

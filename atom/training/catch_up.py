@@ -59,8 +59,11 @@ class Replay:
         donors: Donors,
         first: FirstState,
         events: EventSink,
+        told: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
+        """`told`: of the rounds that are replayed, how many are, and how many there are."""
         self._replica = replica
+        self._told = told
         self._keeper = keeper
         self._journal = keeper.journal
         self._results = keeper.results
@@ -267,7 +270,15 @@ class Replay:
 
     def _replay(self, commits: Sequence[Commit], peers: Sequence[str]) -> bool:
         """Applies the commits in order; False (with some applied) if a result is not served."""
-        for commit in commits:
+        try:
+            return self._replay_each(commits, peers)
+        finally:
+            if commits:
+                self._told(len(commits), len(commits))
+
+    def _replay_each(self, commits: Sequence[Commit], peers: Sequence[str]) -> bool:
+        for done, commit in enumerate(commits):
+            self._told(done, len(commits))
             digest = commit.value.result_digest
             try:
                 result = self.fetch_result(digest, peers)

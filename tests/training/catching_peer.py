@@ -112,7 +112,12 @@ class Peer:
 
     def with_donors(self, donors: Donors) -> Replay:
         first = FirstState(run().digest(0), self._first)
-        self.replay = Replay(self.replica, self.keeper, donors, first, self.events)
+        self.told: list[tuple[int, int]] = []
+
+        def told(done: int, total: int) -> None:
+            self.told.append((done, total))
+
+        self.replay = Replay(self.replica, self.keeper, donors, first, self.events, told)
         return self.replay
 
     def _first(self) -> bool:

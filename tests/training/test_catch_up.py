@@ -23,6 +23,7 @@ def test_follows_from_its_own_head_by_results(peer_of: Make) -> None:
     peer.replay.run(heads("a"), discard=False)
     assert peer.at(ROUNDS)
     assert donors.asked == [], "no state was needed"
+    assert peer.told == [(0, 3), (1, 3), (2, 3), (3, 3)]
     assert len(peer.results.stored()) == ROUNDS
 
 
@@ -34,6 +35,7 @@ def test_falls_back_to_a_snapshot_where_results_are_gone(peer_of: Make) -> None:
     assert peer.at(ROUNDS)
     assert donors.asked == [3]
     assert donors.kept == set(), "downloads are gone"
+    assert peer.told == [(0, 4), (1, 4), (4, 4), (0, 2), (1, 2), (2, 2)], "what failed is over, too"
 
 
 def test_a_joiner_prefers_a_state_that_a_commit_vouches_for(peer_of: Make) -> None:
