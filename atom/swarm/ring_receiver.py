@@ -22,6 +22,8 @@ class RingReceiver:
         self._reduction = reduction
         self._left = left
         self._lane = lane
+        self._heard = False
+        """The left neighbour has all its connections, and says something every now and then."""
         self._scratch = reduction.scratch()
         self._sum = torch.empty(reduction.plan.chunk_elements)
 
@@ -81,10 +83,11 @@ class RingReceiver:
     def _receive(self, step: Step, into: Tensor) -> Tensor:
         """Reads the chunk of `step` into `into` (uint8) and returns it."""
         terms = self._reduction.terms
-        patience = Patience(self._reduction.silence_s(), self.due(), self._reduction.stop)
         expected = self._reduction.plan.header(terms.tag, step)
         limit = max(len(expected) + into.numel(), MAX_BROKEN_BYTES)
-        kind, length = self._left.recv_header(limit, patience)
+        kind, length = self._left.recv_header(limit, self._patience())
+        self._heard = True
+        patience = self._patience()
         while kind == Kind.WAITING and length == 0:
             patience.wait_s(time.monotonic())  # a flood never makes us wait, and so never ends
             kind, length = self._left.recv_header(limit, patience)
@@ -97,3 +100,8 @@ class RingReceiver:
             raise PeerRefused(Reason.MALFORMED, f"not the chunk at {step.start}, hop {step.hop}")
         self._left.recv_into(into.numpy().data, patience)
         return into
+
+    def _patience(self) -> Patience:
+        reduction = self._reduction
+        silence_s = reduction.terms.progress_timeout_s if self._heard else reduction.silence_s()
+        return Patience(silence_s, self.due(), reduction.stop)

@@ -67,6 +67,32 @@ def test_a_killed_member_is_named_by_all(swarm_of: Callable[[str, int], Swarm]) 
         assert failure.reason is Reason.RING_BROKEN
 
 
+def test_who_has_said_something_is_through_with_opening(
+    swarm_of: Callable[[str, int], Swarm],
+) -> None:
+    """Its silence afterwards is a frozen member's, however long others may take to open."""
+    swarm, parts = swarm_of("tcp", 3), sources(3, 100_000)
+    over = threading.Event()
+
+    def work(rank: int) -> Tensor:
+        if rank != 2:
+            bounds = {"silence_s": SILENCE_S, "opening_s": 100 * SOON}
+            return swarm.member(rank, parts[rank], 100_000, **bounds)
+        left, right = swarm.open(rank)
+        right.send_frame(Kind.WAITING, patience=Patience(SOON))
+        assert over.wait(SOON)
+        left.close()
+        right.close()
+        return parts[rank]
+
+    futures = swarm.start(work)
+    failure = broken(futures[0])
+    over.set()
+    assert failure.suspect == swarm.order[2]
+    assert failure.reason is Reason.TIMEOUT
+    assert broken(futures[1]).suspect == swarm.order[2]
+
+
 def test_a_frozen_member_is_named_by_all(swarm_of: Callable[[str, int], Swarm]) -> None:
     swarm, parts = swarm_of("tcp", 4), sources(4, 100_000)
     over = threading.Event()
