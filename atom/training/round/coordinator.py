@@ -155,8 +155,7 @@ class Coordinator:
         if attempt is None or outlived or sender.peer_id not in attempt.invited:
             return
         self._silence.broken_by(sender.peer_id)
-        problem = problem_with_reports(self._desk, sender, message)
-        if problem is not None:
+        if (problem := problem_with_reports(self._desk, sender, message)) is not None:
             self._desk.offence(sender, problem)
             self.on_unreachable(sender.peer_id)
             return
@@ -269,7 +268,7 @@ class Coordinator:
         self._hold_up.reported(message.value.result_digest, reporters(self._desk, message))
 
     def on_result_missing(self, digest: bytes) -> None:
-        """It could not be fetched, or we do not vouch for what we proposed of it."""
+        """It could not be fetched, or we do not vouch for it."""
         self._hold_up.not_served(digest)
 
     def _propose(self, attempt: Attempt, value: Value, reports: tuple[Vote, ...] = ()) -> None:

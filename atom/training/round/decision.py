@@ -87,8 +87,19 @@ class Decision:
             if problem is not Reason.VOTER_ALIVE:
                 desk.offence(sender, problem)
             return
+        if self._leaves_a_quorums_round(commit):
+            return
         desk.state.pending_commit = commit
         self.go_on()
+
+    def _leaves_a_quorums_round(self, commit: Commit) -> bool:
+        """A quorum's round comes first, until its result is known to be nowhere; unless we have
+        agreed to go on without it."""
+        state = self._desk.state
+        pending, accepted = state.pending_commit, state.slots.known(commit.survivors).accepted
+        if pending is None or pending.survivors or not commit.survivors:
+            return False
+        return accepted is None or accepted.value != commit.value
 
     def go_on(self) -> None:
         """A result arrived, or is asked for: continue with whatever waits for it."""

@@ -53,8 +53,12 @@ class Scene:
     def hear(self, said: Commit) -> None:
         self._tell(Received(LIAR.peer_id, LIAR.incarnation, CommitNotice(said)))
 
-    def step(self) -> None:
-        actions = self._tell(Fetched(FIRST.value.result_digest, 1.0))
+    def overdue(self, times: float) -> None:
+        """So often over, this head should have been decided."""
+        self.machine._desk.state.overdue = times
+
+    def step(self, commit: Commit = FIRST) -> None:
+        actions = self._tell(Fetched(commit.value.result_digest, 1.0))
         assert any(isinstance(action, Apply) for action in actions)
 
     def _tell(self, event: Received | Fetched) -> list[object]:
@@ -113,3 +117,21 @@ def branch(alone: Voter) -> Commit:
     payload = vote_payload(HEAD.digest, BALLOT, value.digest(), value.survivors)
     signature = KEYS[VOTERS.index(LIAR)].sign(VOTE_DOMAIN, signed_by(alone, payload))
     return Commit(value, BALLOT, (Vote(alone, signature),), value.survivors)
+
+
+def test_a_quorums_round_whose_result_is_on_its_way_is_not_left_for_a_branch() -> None:
+    """However long it has been waited for: who waits in vain catches up, and may follow then."""
+    scene, alone = Scene(), branch(LIAR)
+    scene.hear(FIRST)
+    scene.overdue(3.0)
+    scene.hear(alone)
+    scene.step()
+    assert scene.machine.head == HEAD.after(FIRST.value)
+
+
+def test_who_knows_of_no_quorums_round_follows_the_branch() -> None:
+    scene, alone = Scene(), branch(LIAR)
+    scene.overdue(3.0)
+    scene.hear(alone)
+    scene.step(alone)
+    assert scene.machine.head == HEAD.after(alone.value)
