@@ -3,24 +3,29 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v p
 BIN := .venv/bin
 PACKAGE := atom
 
-.PHONY: demo test chaos model browser promtool docker check format proto bench clean
+.PHONY: .venv demo test chaos model browser promtool docker check format proto bench clean
 
 # On a terminal pip shows how far it is, elsewhere it is silent.
 INSTALL := $(BIN)/python -m pip install $(if $(MAKE_TERMOUT),,--quiet) --constraint constraints.txt --editable
+INSTALLED := .venv/installed
 TOOLS := .venv/for-developers
+RIGHT_PYTHON := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))
 
-# What a peer needs, and no more.
-.venv: pyproject.toml constraints.txt setup.py atom/base/build_kernels.py atom/base/kernel.h $(wildcard atom/*/*_kernels.c)
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+.venv: $(INSTALLED)
+
+# What a peer needs, and no more. The file is there once all of it is installed; the folder is there long
+# before, perhaps half made, or with a Python of another version: then it is made anew.
+$(INSTALLED): pyproject.toml constraints.txt setup.py atom/base/build_kernels.py atom/base/kernel.h $(wildcard atom/*/*_kernels.c)
+	{ $(BIN)/python -c '$(RIGHT_PYTHON)' && $(BIN)/python -m pip --version; } >/dev/null 2>&1 || $(PYTHON) -m venv --clear .venv
 	$(INSTALL) .
-	touch .venv
+	touch $@
 
-# What tests and checks need besides. A file that is made in a folder makes the folder younger: both are touched.
-$(TOOLS): .venv
+# What tests and checks need besides.
+$(TOOLS): $(INSTALLED)
 	$(INSTALL) '.[dev]'
-	touch .venv $(TOOLS)
+	touch $@
 
-demo: .venv
+demo: $(INSTALLED)
 	$(BIN)/atom demo
 
 # Whole files to as many workers as there are cores, four at most; the slow ones, real daemons, come first.
