@@ -7,7 +7,6 @@ commit names yet: the next round compares its digest with everybody else's.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -23,13 +22,12 @@ from atom.swarm.fork_choice import branch_from
 from atom.training.donated_chain import donated_chain
 from atom.training.donors import Arenas, Donors, Offer
 from atom.training.keeper import Keeper
+from atom.training.offers import offers_on
 from atom.training.replica import Replica
 from atom.training.snapshot import Snapshot, load_snapshot
 from atom.training.way_back import Position, Sizes, Way, ways_back
 
 DOWNLOADS = "downloads"
-_ASKED, _ASKED_AT_ONCE = 64, 8
-"""Donors that are asked what they offer."""
 
 
 class CatchUpFailed(AtomError):
@@ -195,12 +193,13 @@ class Replay:
                 if self._replay(commits[own:], peers):
                     return
                 position = Position(None, position.results)
-        offers = [(offer, self._donors.begun(offer)) for offer in self._offers(heads, peers)]
-        ways = ways_back(position, length, offers, sizes)
+        offers = offers_on(heads, self._donors, peers)
+        begun = [(offer, self._donors.begun(offer)) for offer in offers]
+        ways = ways_back(position, length, begun, sizes)
         if ways:
             self._try(ways, commits, heads, peers)
         elif own is None:
-            self._begin_anew(heads)
+            self._begin_anew(heads, commits, peers)
             self._replay_or_fail(commits, peers)
         else:
             raise OSError("the donors serve neither the results since our state nor another one")
@@ -256,8 +255,12 @@ class Replay:
         self.usable = False
         return self._donors.state(offer, peers, digest, self._replica.state_arenas())
 
-    def _begin_anew(self, heads: list[Head]) -> None:
-        """At the run's first state. Raises: OSError if we cannot make it."""
+    def _begin_anew(self, heads: list[Head], commits: list[Commit], peers: list[str]) -> None:
+        """At the run's first state. Raises: PeerRefused, OSError if that leads nowhere: before what
+        we have goes, which may be all that is left of the run, the first result must be here."""
+        if self.usable and commits:
+            digest = commits[0].value.result_digest
+            self._results.hold(digest, self.fetch_result(digest, peers))
         self.usable = False  # from here on the replica holds round 0, or nothing
         if not self._first.initialise():
             raise OSError("no donor serves a state on the chain")
@@ -291,25 +294,6 @@ class Replay:
             self._apply(commit, result)
             self._results.release()
         return True
-
-    def _offers(self, heads: list[Head], peers: list[str]) -> list[Offer]:
-        """The states on the chain that somebody offers."""
-        with ThreadPoolExecutor(_ASKED_AT_ONCE, "atom-offers") as pool:
-            told = pool.map(self._offers_of, peers[:_ASKED])
-            return list(
-                {
-                    offer
-                    for offers in told
-                    for offer in offers
-                    if 0 <= offer.round < len(heads) and heads[offer.round].digest == offer.head
-                }
-            )
-
-    def _offers_of(self, peer: str) -> list[Offer]:
-        try:
-            return self._donors.offers(peer)
-        except (OSError, PeerRefused):
-            return []
 
     def _sizes(self) -> Sizes:
         state = self._replica.state_arenas().values()

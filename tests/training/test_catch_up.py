@@ -5,11 +5,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from catching_peer import FakeDonors, Make, Served, heads, peer_of
+from catching_peer import FakeDonors, Make, Peer, Served, heads, peer_of
 from small_history import ROUNDS, VOTERS, run, signed, value_on
 
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
+from atom.swarm.arenas import state_digest
 from atom.training.catch_up import CatchUpFailed
 from atom.training.donors import Arenas, Offer
 
@@ -194,13 +195,17 @@ def test_what_was_committed_meanwhile_is_a_matter_of_results(peer_of: Make) -> N
     assert donors.asked == [2]
 
 
-def test_a_chain_that_parts_from_ours_is_fetched_whole(peer_of: Make) -> None:
-    """Ours is a branch."""
-    peer, story = peer_of(), run()
+def on_a_branch(peer: Peer) -> Peer:
+    story = run()
     value = value_on(story.heads[2], b"r" * 32, 1.0, story.digest(2), sequences=1)
     branch = signed(story.heads[2], replace(value, survivors=VOTERS[:1]))
     for commit in (*story.commits[:2], replace(branch, survivors=VOTERS[:1])):
         peer.journal.append(commit)
+    return peer
+
+
+def test_a_chain_that_parts_from_ours_is_fetched_whole(peer_of: Make) -> None:
+    peer, story = on_a_branch(peer_of()), run()
     donors = FakeDonors({"a": Served(offers=[4])})
     peer.with_donors(donors).run(heads("a"), discard=False)
     assert peer.at(ROUNDS)
@@ -213,3 +218,35 @@ def test_an_own_state_is_not_given_up_for_nothing(peer_of: Make) -> None:
     with pytest.raises(CatchUpFailed, match="neither the results"):
         peer.replay.run(heads("a"), discard=False)
     assert peer.at(3)
+
+
+@pytest.mark.parametrize(
+    ("reason", "discard"),
+    [(Reason.SUPERSEDED, False), (Reason.SUPERSEDED, True), (Reason.UNREACHABLE, False)],
+)
+def test_who_ends_or_loses_its_donors_while_it_asks_for_states_keeps_its_own(
+    peer_of: Make, reason: Reason, discard: bool
+) -> None:
+    """It may be all that is left of the run."""
+
+    class Ending(FakeDonors):
+        def offers(self, peer_id: str) -> list[Offer]:
+            self.table.clear()
+            raise PeerRefused(reason, "no more")
+
+        def result(self, digest: bytes, peers: Sequence[str]) -> torch.Tensor:
+            raise PeerRefused(reason, "no more")
+
+    story = run()
+    peer = peer_of(at=2) if discard else on_a_branch(peer_of())
+    reached, state = peer.journal.head, state_digest(peer.replica.state_arenas())
+    served = Served()
+    if discard:
+        served.chain = story.chain(2)
+    peer.with_donors(Ending({"a": served})).usable = True
+    claimed = story.heads[2 if discard else ROUNDS].digest
+    with pytest.raises(CatchUpFailed):
+        peer.replay.run({"a": claimed}, discard)
+    assert peer.replay.usable
+    assert peer.journal.head == reached
+    assert state_digest(peer.replica.state_arenas()) == state
