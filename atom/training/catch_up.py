@@ -236,7 +236,7 @@ class Replay:
         digest = self._certified(offer.round, commits)
         arenas = self._state_of(offer, peers, digest)
         if digest is not None and state_digest(arenas) != digest:
-            self._donors.forget()
+            self._donors.reject(offer)
             raise PeerRefused(Reason.STATE_MISMATCH, f"state of round {offer.round}")
         self.usable = False  # until the journal says the same
         self._replica.load_state(arenas, offer.round)
@@ -246,10 +246,15 @@ class Replay:
     def _state_of(self, offer: Offer, peers: list[str], digest: bytes | None) -> Arenas:
         """In files, from which an interrupted fetch resumes; on a full disk, in our own memory."""
         found: list[Arenas] = []
-        in_files = self._keeper.room.attempt(
-            DOWNLOADS, lambda: found.append(self._donors.state(offer, peers, digest, None))
-        )
-        if in_files:
+
+        def in_files() -> None:
+            try:
+                found.append(self._donors.state(offer, peers, digest, None))
+            except StorageError:  # room for two states is a luxury, room for this one is not
+                self._donors.forget({offer})
+                found.append(self._donors.state(offer, peers, digest, None))
+
+        if self._keeper.room.attempt(DOWNLOADS, in_files):
             return found[0]
         self._donors.forget()
         self.usable = False

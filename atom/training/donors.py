@@ -62,6 +62,9 @@ class Donors(Protocol):
     def forget(self, but: Collection[Offer] = ()) -> None:
         """Whatever was downloaded may go, `but` for these states."""
 
+    def reject(self, offer: Offer) -> None:
+        """What was downloaded of that state is of no use; other states stay."""
+
     def take_liars(self) -> set[str]:
         """Who gave what does not hold since this was last asked: also beside honest donors, where
         it cost a piece and nothing else."""
@@ -155,7 +158,7 @@ class PeerDonors:
         for name, dtype in self._state.items():
             arena = fetched.arenas.get(name)
             if arena is None or arena.dtype != dtype or arena.numel() != self._elements:
-                self.forget()
+                self.reject(offer)
                 raise PeerRefused(Reason.MALFORMED, f"the state's {name} is not of this model")
         return fetched.arenas
 
@@ -168,6 +171,9 @@ class PeerDonors:
             for folder in self._downloads.iterdir():
                 if folder not in kept:
                     shutil.rmtree(folder, ignore_errors=True)
+
+    def reject(self, offer: Offer) -> None:
+        shutil.rmtree(self._folder(offer), ignore_errors=True)
 
     def _folder(self, offer: Offer) -> Path:
         return self._downloads / offer.head.hex()[:16]

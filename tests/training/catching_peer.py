@@ -41,9 +41,11 @@ class FakeDonors:
         self.table = table
         self.asked: list[int] = []
         self.kept: set[int] = {-1}
+        self.rejected: list[int] = []
         self.kept_when_asked: list[set[int]] = []
         self.here: dict[int, int] = {}
-        self.full = False
+        self.room: int | None = None
+        """For how many states the disk has room; None: for any number."""
         self.chain_bytes: list[int] = []
 
     def chain(self, peer_id: str, head: bytes, since: int) -> bytes:
@@ -61,7 +63,7 @@ class FakeDonors:
     def state(
         self, offer: Offer, peers: Sequence[str], digest: bytes | None, into: Arenas | None
     ) -> Arenas:
-        if into is None and self.full:
+        if into is None and self.room is not None and len(self.kept | {offer.round}) > self.room:
             raise StorageError("no room for downloads", "free some disk space")
         self.asked.append(offer.round)
         self.kept_when_asked.append(self.kept)
@@ -87,6 +89,10 @@ class FakeDonors:
 
     def forget(self, but: Collection[Offer] = ()) -> None:
         self.kept = {offer.round for offer in but}
+
+    def reject(self, offer: Offer) -> None:
+        self.kept -= {offer.round}
+        self.rejected.append(offer.round)
 
     def _of(self, peer_id: str) -> Served:
         if peer_id not in self.table:

@@ -177,10 +177,21 @@ def test_a_fetch_that_breaks_off_keeps_what_it_has_while_another_state_is_tried(
 def test_without_room_a_state_is_fetched_into_memory(peer_of: Make) -> None:
     peer = peer_of(knows_start=False)
     donors = FakeDonors({"a": Served(offers=[4])})
-    donors.full = True
+    donors.room = 0
     peer.with_donors(donors).run(heads("a"), discard=False)
     assert peer.at(ROUNDS)
     assert peer.events.events[1]["what"] == "downloads"
+
+
+def test_a_state_begun_earlier_gives_its_room_to_the_one_that_is_fetched(peer_of: Make) -> None:
+    """Whoever holds one half fetched need not fetch the other into memory: nothing resumes it."""
+    peer = peer_of(knows_start=False)
+    donors = FakeDonors({"a": Served(offers=[3, 4])})
+    donors.here[3], donors.room = 1, 1
+    peer.with_donors(donors).run(heads("a"), discard=False)
+    assert peer.at(ROUNDS)
+    assert donors.kept_when_asked == [{4}]
+    assert not any(event["event"] == "disk-full" for event in peer.events.events)
 
 
 def test_what_was_committed_meanwhile_is_a_matter_of_results(peer_of: Make) -> None:

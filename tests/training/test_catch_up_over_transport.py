@@ -1,5 +1,6 @@
 """Catching up from shelves over a transport: what is asked for, and what is refused."""
 
+import json
 import threading
 from collections.abc import Callable, Iterator
 
@@ -13,6 +14,7 @@ from atom.base.errors import PeerRefused
 from atom.base.events import EventList
 from atom.base.reasons import Reason
 from atom.swarm.blobs import BlobServer, BlobShelf
+from atom.swarm.fetch_target import Landed
 from atom.swarm.identity import Identity
 from atom.swarm.local_transport import LocalNetwork, LocalTransport
 from atom.swarm.manifest import Manifest
@@ -206,6 +208,22 @@ def test_a_state_of_another_model_is_refused(street: Street, peer_of: Make, size
         street.peer.replay.run(heads(liar), discard=False)
     assert failed.value.shunned == (liar,)
     assert not street.peer.replay.usable
+
+
+def test_a_state_of_another_model_takes_no_half_fetched_one_along(
+    street: Street, peer_of: Make
+) -> None:
+    story, odd = run(), shelf_of(peer_of(), snapshot=4)
+    begun, bad = story.offer(3), story.offer(ROUNDS)
+    odd.register(f"state/{bad.head.hex()}", {"master": torch.zeros(16)}, bad.head, bad.round)
+    listed = [[offer.round, offer.head.hex()] for offer in (begun, bad)]
+    odd.register("snapshots", json.dumps(listed).encode())
+    folder = street.peer.folder / "downloads" / begun.head.hex()[:16]
+    folder.mkdir(parents=True)
+    Landed(folder).add((0, 0))
+    with pytest.raises(CatchUpFailed):
+        street.peer.replay.run(heads(street.open_door(odd)), discard=False)
+    assert [each.name for each in folder.parent.iterdir()] == [folder.name]
 
 
 def test_a_result_under_another_arenas_name_is_refused(street: Street, peer_of: Make) -> None:

@@ -101,6 +101,7 @@ def test_a_newer_offer_that_does_not_hold_gives_way_to_an_older_one(
     peer.with_donors(donors).run(heads("honest", "liar"), discard=False)
     assert peer.at(ROUNDS)
     assert donors.asked == [3, 2], "the newest that a commit vouches for comes first"
+    assert donors.rejected == ([] if lie is None else [3]), "a half-fetched other one stays"
 
 
 def test_offers_beside_the_chain_are_ignored(peer_of: Make) -> None:
