@@ -9,6 +9,7 @@ from atom.base.events import EventSink
 from atom.base.reasons import Reason
 from atom.swarm.manifest import Manifest
 from atom.swarm.rate_limit import TokenBucket
+from atom.swarm.ring_standing import Pace
 
 Progress = Callable[[int, int], None]
 """Bytes in place, bytes in all; called from several threads."""
@@ -33,6 +34,8 @@ class FetchOptions:
     """A donor may first have to hash its snapshot; it says so once a second."""
     piece_s: float = 300.0
     """A donor that needs longer for one piece is of no use, however steadily it trickles."""
+    pace: Pace | None = None
+    """The least that must come, from all donors together; None: each by itself is enough."""
     tries: int = 3
     """Failures of one donor in a row, without a piece in between, before it is given up."""
     pause_s: float = 0.5

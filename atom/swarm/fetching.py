@@ -1,5 +1,6 @@
 """One running fetch: a thread per donor, and what they share."""
 
+import math
 import threading
 import time
 from collections import Counter
@@ -75,13 +76,27 @@ class Fetching:
         else:
             self._accepts = accepts
         count = min(self._options.max_donors, len(self._queue))
+        began = time.monotonic()
         with ThreadPoolExecutor(max(count, 1), "atom-fetch") as pool:
             workers = [pool.submit(self._work) for _ in range(count)]
             while not all(worker.done() for worker in workers):
                 if stop.is_set():
                     self._end()
+                elif time.monotonic() - began > self._due_s(count) and not self._complete():
+                    self._fault = PeerRefused(Reason.TOO_SLOW, "less has come than must")
+                    self._end()
                 self._pause()
         return self._outcome(agreeing, stop)
+
+    def _due_s(self, donors: int) -> float:
+        """Seconds from the start by which something more must have landed: of each donor a
+        piece."""
+        pace, target = self._options.pace, self._target
+        if pace is None:
+            return math.inf
+        done_bytes = target.done_bytes if target is not None else 0
+        all_bytes = target.total_bytes if target is not None else self._options.max_bytes
+        return pace.due_s(min(done_bytes + donors * CHUNK_BYTES, all_bytes))
 
     def _outcome(self, agreeing: int, stop: threading.Event) -> Fetched:
         if self._fault is not None:

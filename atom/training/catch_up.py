@@ -19,6 +19,7 @@ from atom.swarm.chain import Commit, Head
 from atom.swarm.chain_check import double_vote
 from atom.swarm.donor_queue import LIES
 from atom.swarm.fork_choice import branch_from
+from atom.swarm.ring_standing import Pace
 from atom.training.donated_chain import donated_chain
 from atom.training.donors import Arenas, Donors, Offer
 from atom.training.keeper import Keeper
@@ -139,10 +140,15 @@ class Replay:
         self._equivocal |= {voter.peer_id for voter in double.by}
         return double.is_ours
 
-    def fetch_result(self, digest: bytes, peers: Sequence[str]) -> torch.Tensor:
-        """A result by its digest, from whoever holds it. Raises: PeerRefused, OSError."""
+    def fetch_result(
+        self, digest: bytes, peers: Sequence[str], pace: Pace | None = None
+    ) -> torch.Tensor:
+        """A result by its digest, from whoever holds it and gives it no slower than `pace`.
+
+        Raises: PeerRefused, OSError.
+        """
         held = self._results.get(digest)
-        return held if held is not None else self._donors.result(digest, peers)
+        return held if held is not None else self._donors.result(digest, peers, pace)
 
     def _from_disk(self) -> int | None:
         """Loads the newest snapshot on our chain, else round 0; the round, or None."""

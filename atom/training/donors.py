@@ -15,6 +15,7 @@ from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.swarm.chain_bytes import MAX_CHAIN_BYTES, chain_name
 from atom.swarm.fetch_target import landed_bytes
+from atom.swarm.ring_standing import Pace
 from atom.swarm.state_transfer import (
     Fetched,
     FetchOptions,
@@ -58,7 +59,10 @@ class Donors(Protocol):
         """Bytes of that state that an interrupted fetch left here."""
         ...
 
-    def result(self, digest: bytes, peers: Sequence[str]) -> torch.Tensor: ...
+    def result(self, digest: bytes, peers: Sequence[str], pace: Pace | None = None) -> torch.Tensor:
+        """`pace`: the least that must come; None: as long as anything comes."""
+        ...
+
     def forget(self, but: Collection[Offer] = ()) -> None:
         """Whatever was downloaded may go, `but` for these states."""
 
@@ -178,8 +182,8 @@ class PeerDonors:
     def _folder(self, offer: Offer) -> Path:
         return self._downloads / offer.head.hex()[:16]
 
-    def result(self, digest: bytes, peers: Sequence[str]) -> torch.Tensor:
-        options = FetchOptions(4 * self._elements + (1 << 20))
+    def result(self, digest: bytes, peers: Sequence[str], pace: Pace | None = None) -> torch.Tensor:
+        options = FetchOptions(4 * self._elements + (1 << 20), pace=pace)
         result = torch.zeros(self._elements)
         quiet = replace(self._watch, on_progress=lambda done, total: None)
         started = time.monotonic()

@@ -23,6 +23,7 @@ from atom.swarm.codec import Codec, Float32
 from atom.swarm.composition import leaves_of, seats_of
 from atom.swarm.ring import ring_tag
 from atom.swarm.ring_channels import RingChannels
+from atom.swarm.ring_standing import Pace
 from atom.swarm.sum_limits import SumLimits
 from atom.swarm.transport import PeerTransport
 from atom.training.feedback import Feedback
@@ -104,6 +105,10 @@ class Exchange:
         if reading and run.thread is not None:
             run.thread.join()
 
+    def pace(self) -> Pace:
+        """The least that the next ring must do, by the last ones."""
+        return self._paces.pace()
+
     def close(self) -> None:
         run = self._run
         if run is not None:
@@ -168,7 +173,7 @@ class Exchange:
                 algorithm=Algorithm.ONE_SHOT if start.one_shot else Algorithm.RING,
                 progress_timeout_s=PROGRESS_S,
                 opening_s=OPEN_S,
-                pace=self._paces.pace(),
+                pace=self.pace(),
                 limits=SumLimits(start.largest_part),
             )
             arenas = Arenas(source, result, residual, landing.landed)

@@ -32,7 +32,7 @@ from atom.training.exchange import Exchange, RingStyle
 from atom.training.keeper import Keeper
 from atom.training.pacing import SwarmCount
 from atom.training.replica import Replica
-from atom.training.result_fetch import ResultFetch
+from atom.training.result_fetch import ResultFetch, Wanted
 from atom.training.round.vocabulary import (
     CatchUp,
     CaughtUp,
@@ -204,7 +204,7 @@ class ReplicaHands:
         self._exchange.stop(ballot)
 
     def fetch_result(self, digest: bytes, holders: tuple[str, ...]) -> None:
-        self._fetch.start(digest, holders, self._post)
+        self._fetch.start(Wanted(digest, holders, self._exchange.pace()), self._post)
 
     def offer_result(self, digest: bytes) -> None:
         """Puts it on disk, from where it is served. On the worker's thread, like the step that

@@ -2,7 +2,8 @@
 
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -11,12 +12,23 @@ from atom.base.errors import PeerRefused
 from atom.base.events import EventSink
 from atom.base.reasons import Reason
 from atom.optim.clipping import gradient_norm
+from atom.swarm.ring_standing import Pace
 from atom.training.catch_up import Replay
 from atom.training.results import Results
 from atom.training.round.vocabulary import Event, Fetched, FetchFailed
 
 PATIENCE_S = 6.0
 PAUSE_S = 0.4
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """One result."""
+
+    digest: bytes
+    holders: tuple[str, ...]
+    pace: Pace
+    """The least that they must give: else a liar could keep everybody waiting, byte by byte."""
 
 
 class ResultFetch:
@@ -29,20 +41,19 @@ class ResultFetch:
         self._events = events
         self._closing = threading.Event()
 
-    def start(self, digest: bytes, holders: Sequence[str], post: Callable[[Event], None]) -> None:
+    def start(self, wanted: Wanted, post: Callable[[Event], None]) -> None:
         """`post` gets `Fetched` or `FetchFailed`, from the thread that asks."""
-        task = threading.Thread(
-            target=self._fetch, args=(digest, holders, post), name="fetch", daemon=True
-        )
+        task = threading.Thread(target=self._fetch, args=(wanted, post), name="fetch", daemon=True)
         task.start()
 
     def close(self) -> None:
         """Nobody is asked again; what is under way ends by itself."""
         self._closing.set()
 
-    def _fetch(self, digest: bytes, holders: Sequence[str], post: Callable[[Event], None]) -> None:
+    def _fetch(self, wanted: Wanted, post: Callable[[Event], None]) -> None:
+        digest = wanted.digest
         try:
-            result = self._fetched(digest, holders)
+            result = self._fetched(wanted)
             norm = gradient_norm(result)
             if not math.isfinite(norm):
                 raise PeerRefused(Reason.NOT_FINITE, "the result fetched")
@@ -53,12 +64,12 @@ class ResultFetch:
         self._results.hold(digest, result)
         post(Fetched(digest, norm))
 
-    def _fetched(self, digest: bytes, holders: Sequence[str]) -> Tensor:
+    def _fetched(self, wanted: Wanted) -> Tensor:
         """Asks again for a while: a holder offers a result once it is on its disk."""
         give_up_at = self._clock.now() + PATIENCE_S
         while True:
             try:
-                return self._replay.fetch_result(digest, holders)
+                return self._replay.fetch_result(wanted.digest, wanted.holders, wanted.pace)
             except (PeerRefused, OSError):
                 if self._clock.now() >= give_up_at or self._closing.wait(PAUSE_S):
                     raise

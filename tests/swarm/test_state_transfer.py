@@ -22,6 +22,7 @@ from atom.swarm.identity import Identity
 from atom.swarm.local_transport import LocalNetwork, LocalTransport
 from atom.swarm.manifest import Manifest
 from atom.swarm.rate_limit import TokenBucket
+from atom.swarm.ring_standing import Pace
 from atom.swarm.state_transfer import FetchOptions, Watch, fetch, fetch_bytes, fetch_result
 from atom.swarm.transport import PeerTransport, Transport
 
@@ -382,6 +383,21 @@ def test_a_result_is_fetched_by_its_digest(town: Town) -> None:
     right.register(f"result/{digest.hex()}", result)
     donors = [town.donor(wrong), town.donor(right)]
     fetch_result(town.me, donors, digest, into, FetchOptions(into.numel() * 4))
+    assert torch.equal(into, result)
+
+
+def test_a_result_that_comes_too_slowly_is_given_up(local_town: Town) -> None:
+    """Something comes all the time, and it would take for ever."""
+    result, into, held = torch.randn(CHUNK + 16), torch.empty(CHUNK + 16), BlobShelf()
+    digest = arena_digest(result)
+    held.register(f"result/{digest.hex()}", result)
+    donor = local_town.donor(held, TokenBucket(64 * 1024, 32 * 1024))
+    quick = FetchOptions(into.numel() * 4, pace=Pace(slack_s=0.5, bytes_per_s=1e9))
+    with pytest.raises(PeerRefused) as refused:
+        fetch_result(local_town.me, [donor], digest, into, quick)
+    assert refused.value.reason is Reason.TOO_SLOW
+    at_leisure = FetchOptions(into.numel() * 4, pace=Pace(slack_s=60.0))
+    fetch_result(local_town.me, [local_town.donor(held)], digest, into, at_leisure)
     assert torch.equal(into, result)
 
 

@@ -12,6 +12,7 @@ from atom.base.events import EventList
 from atom.base.reasons import Reason
 from atom.swarm.arenas import state_digest
 from atom.swarm.blobs import BlobShelf
+from atom.swarm.ring_standing import Pace
 from atom.training.catch_up import FirstState, Replay
 from atom.training.disk_room import DiskRoom
 from atom.training.donors import Arenas, Donors, Offer
@@ -75,7 +76,7 @@ class FakeDonors:
                 return into or found
         raise PeerRefused(Reason.NOT_FOUND, "state")
 
-    def result(self, digest: bytes, peers: Sequence[str]) -> Tensor:
+    def result(self, digest: bytes, peers: Sequence[str], pace: Pace | None = None) -> Tensor:
         for peer in peers:
             if peer in self.table and digest in self.table[peer].results:
                 return self.table[peer].results[digest].clone()

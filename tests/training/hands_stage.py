@@ -34,6 +34,7 @@ from atom.swarm.chain import (
 from atom.swarm.identity import Identity
 from atom.swarm.local_transport import LocalNetwork, LocalTransport
 from atom.swarm.membership import signed_by
+from atom.swarm.ring_standing import Pace
 from atom.swarm.usual_gradients import PartLimit
 from atom.training.device_hold import DeviceHold
 from atom.training.disk_room import DiskRoom
@@ -173,7 +174,7 @@ class ScriptedReplay:
     def take_equivocal(self) -> tuple[str, ...]:
         return ()
 
-    def fetch_result(self, digest: bytes, peers: Sequence[str]) -> Tensor:
+    def fetch_result(self, digest: bytes, peers: Sequence[str], pace: Pace) -> Tensor:
         return self.on_fetch(digest)
 
 
