@@ -33,6 +33,8 @@ class Contact:
     """It says that nobody can dial it: its addresses are tried last."""
     relays: tuple[str, ...] = ()
     """Peers that it keeps a line to, and that relay for others."""
+    incarnation: bytes = b""
+    """Of the process that is there; empty: not known."""
 
 
 def parse_address(text: str) -> tuple[str, int]:
@@ -85,6 +87,12 @@ class ContactBook:
             good = self._good.get(peer_id)
             known = self._known.get(peer_id, Contact()).addresses
             return sorted(known, key=lambda text: text != good)
+
+    def may_be_of(self, peer_id: str, incarnation: bytes) -> bool:
+        """Whether addresses are known that may be this process's: others listened elsewhere."""
+        with self._lock:
+            contact = self._known.get(peer_id, Contact())
+            return bool(contact.addresses) and contact.incarnation in (b"", incarnation)
 
     def relays(self, peer_id: str) -> Sequence[str]:
         with self._lock:

@@ -22,7 +22,7 @@ _FORGET_S = 60.0
 
 def contact_of(lease: Lease) -> Contact:
     """How a peer says that it can be reached."""
-    return Contact(lease.addresses, lease.reached is Reached.NO, lease.lines)
+    return Contact(lease.addresses, lease.reached is Reached.NO, lease.lines, lease.incarnation)
 
 
 class Reaching(Protocol):

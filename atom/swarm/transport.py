@@ -249,7 +249,7 @@ class Transport:
         try:
             self._dialer.dial_directly(channel.peer_id, Purpose.MESSAGES, b"", _PROBE_S).close()
         except (OSError, PeerRefused):
-            known = self._dialer.contacts.addresses(channel.peer_id)
+            known = self._dialer.contacts.may_be_of(channel.peer_id, channel.incarnation)
             reached = Reached.NO if known else Reached.UNKNOWN
         channel.send_frame(Kind.REACHED, reached.to_wire(), patience=Patience.within(1.0))
         with contextlib.suppress(OSError, PeerRefused):

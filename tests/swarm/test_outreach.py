@@ -11,7 +11,7 @@ from swarm_samples import a_lease
 from atom.base.clock import ManualClock
 from atom.base.events import EventList
 from atom.swarm.contacts import FAILED_S, Contact, ContactBook
-from atom.swarm.outreach import Outreach
+from atom.swarm.outreach import Outreach, contact_of
 from atom.swarm.reachability import (
     AGAIN_S,
     MAX_LINES,
@@ -196,8 +196,9 @@ def test_contacts_follow_the_leases_and_lines_outlive_a_blind_moment() -> None:
     gone = a_lease("b", state=PeerState.LEFT)
     hidden = a_lease("d", reached=NO, addresses=(), lines=("a", "b"))
     stage.outreach.know({"b": gone, "d": hidden})
-    assert stage.transport.contacts["a"] == Contact(("a:1",))
-    assert stage.transport.contacts["d"] == Contact((), True, ("a", "b"))
+    assert stage.transport.contacts["a"] == contact_of(stage.others["a"])
+    assert stage.transport.contacts["d"] == contact_of(hidden)
+    assert contact_of(hidden) == Contact((), True, ("a", "b"), hidden.incarnation)
     assert "me" not in stage.transport.contacts
     assert set(stage.outreach._others) == {"a", "c", "d"}
     stage.clock.advance(59.0)

@@ -281,6 +281,22 @@ def test_others_say_whether_they_can_dial_us(make: Callable[..., Peer]) -> None:
     assert witness.transport.probe(closed.peer_id) is Reached.YES, "who is shut in can dial, too"
 
 
+def test_where_an_earlier_process_of_a_peer_listened_says_nothing_of_this_one(
+    make: Callable[..., Peer],
+) -> None:
+    """It was killed and started again, and the witness has not read its new lease yet."""
+    witness, again = make(), make()
+    again.knows(witness)
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        addresses = ("{}:{}".format(*gone.getsockname()),)
+    before = Contact(addresses, incarnation=b"b" * 16)
+    witness.transport.set_contact(again.peer_id, before)
+    assert again.transport.probe(witness.peer_id) is Reached.UNKNOWN
+    now = dataclasses.replace(before, incarnation=bytes(16))
+    witness.transport.set_contact(again.peer_id, now)
+    assert again.transport.probe(witness.peer_id) is Reached.NO
+
+
 def test_who_reached_us_once_dials_before_it_calls(make: Callable[..., Peer]) -> None:
     """A peer that says it cannot be dialled may sit in the same home."""
     host, neighbour = make(), make()

@@ -5,10 +5,11 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from atom.swarm.chain import Ballot, Contribution, Value, Vote, Voter
+from atom.swarm.chain import MAX_VOTERS, Ballot, Commit, Contribution, Value, Vote, Voter
 from atom.swarm.membership import standing, voters_next
 from atom.swarm.messages import Accepted, Promise, Suspect
 from atom.training.round.electorate import Electorate
+from atom.training.round.vocabulary import View
 
 
 class Stage(StrEnum):
@@ -100,6 +101,20 @@ class Attempt:
             for voter in self.electorate.voters
             if voter in self.promises and voter.peer_id in self.expected
         }
+
+    def missing(self, view: View) -> tuple[Voter, ...]:
+        """Whose work will not come, for those who can do it instead: of those that the directory
+        shows, as many as a message names."""
+        fresh = view.fresh
+        known = sorted((self.invited - self.answered.keys()) & fresh.keys())
+        return tuple(Voter(peer, fresh[peer].incarnation) for peer in known[:MAX_VOTERS])
+
+    def commit(self) -> Commit:
+        """The certificate of what was voted for."""
+        assert self.ballot is not None
+        assert self.value is not None
+        votes = tuple(Vote(voter, self.votes[voter]) for voter in sorted(self.votes))
+        return Commit(self.value, self.ballot, votes, self.electorate.survivors)
 
     def voters_next(self, members: Sequence[Voter], dead: AbstractSet[Voter]) -> tuple[Voter, ...]:
         """Who decides after the round that `members` made."""

@@ -7,7 +7,7 @@ its own ballot made, or finish a value that somebody in a quorum accepted before
 from collections import Counter
 
 from atom.base.reasons import Reason
-from atom.swarm.chain import MAX_VOTERS, VOTE_DOMAIN, Ballot, Commit, Value, Vote, Voter
+from atom.swarm.chain import VOTE_DOMAIN, Ballot, Value, Vote, Voter
 from atom.swarm.chain import vote_payload as payload_of
 from atom.swarm.identity import verify
 from atom.swarm.membership import signed_by, standing
@@ -307,13 +307,9 @@ class Coordinator:
             self._commit(attempt)
 
     def _commit(self, attempt: Attempt) -> None:
-        assert attempt.ballot is not None
-        assert attempt.value is not None
-        desk = self._desk
-        votes = tuple(Vote(voter, attempt.votes[voter]) for voter in sorted(attempt.votes))
-        commit = Commit(attempt.value, attempt.ballot, votes, attempt.electorate.survivors)
+        desk, commit = self._desk, attempt.commit()
         audience = set(desk.view.fresh) | {desk.me.peer_id}  # joiners about to arrive too
-        audience |= {member.peer_id for member in attempt.value.contributions}
+        audience |= {member.peer_id for member in commit.value.contributions}
         audience |= {voter.peer_id for voter in attempt.electorate.voters}
         self.attempt = None
         desk.tell(audience, CommitNotice(commit))
@@ -384,14 +380,8 @@ class Coordinator:
         self._turn.back_off()
         if attempt.ballot is not None:
             asked = attempt.invited | {voter.peer_id for voter in attempt.promises}
-            missing = self._missing(attempt) if reason is Reason.TIMEOUT else ()
+            missing = attempt.missing(self._desk.view) if reason is Reason.TIMEOUT else ()
             self._desk.tell(asked, Abort(self._desk.head.digest, attempt.ballot, reason, missing))
-
-    def _missing(self, attempt: Attempt) -> tuple[Voter, ...]:
-        """Whose work will not come, for those who can do it instead."""
-        fresh = self._desk.view.fresh
-        known = sorted((attempt.invited - attempt.answered.keys()) & fresh.keys())
-        return tuple(Voter(peer, fresh[peer].incarnation) for peer in known[:MAX_VOTERS])
 
     def _attempt_of(self, ballot: Ballot, stage: Stage) -> Attempt | None:
         attempt = self.attempt
