@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
-from shut_networks import homes
+from home_networks import homes
 from swarm_history import digests_by_head
 from swarm_of_processes import START_S, Event, Peer, Swarm, endless, gather, swarm_in
 

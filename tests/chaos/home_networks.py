@@ -1,5 +1,5 @@
-"""Networks that let nobody in: a namespace per peer, joined by a bridge that drops what asks to
-enter. Needs root, `ip` and `tc`."""
+"""A network for each peer: namespaces, joined by a bridge. Some let nobody in: what asks to enter
+is dropped. Some have a slow line. Needs root, `ip` and `tc`."""
 
 import contextlib
 import os
@@ -19,6 +19,14 @@ class Home:
 
     namespace: str
     host: str
+    outer: str
+    """The bridge's end of its line."""
+
+    def slow_down(self, rate: str) -> None:
+        """Its line carries no more than that, in `tc`'s words, in either direction."""
+        shape = f"root tbf rate {rate} burst 16kb latency 200ms"
+        _run(f"ip netns exec {self.namespace} tc qdisc replace dev eth0 {shape}")
+        _run(f"tc qdisc replace dev {self.outer} {shape}")
 
 
 @contextlib.contextmanager
@@ -29,15 +37,17 @@ def homes(shut: Sequence[bool]) -> Iterator[list[Home]]:
     """
     mark = os.getpid() % 10_000
     bridge = f"atoms{mark}"
-    made = [Home(f"atom-home-{mark}-{n}", f"{_NETWORK}.{n + 1}") for n in range(len(shut))]
+    made = [
+        Home(f"atom-home-{mark}-{n}", f"{_NETWORK}.{n + 1}", f"atomo{mark}{n}")
+        for n in range(len(shut))
+    ]
     try:
         _run(f"ip link add {bridge} type bridge")
         _run(f"ip link set {bridge} up")
-        for number, home in enumerate(made):
-            outer = f"atomo{mark}{number}"
-            _plug(home, outer, bridge)
-            if shut[number]:
-                _shut(outer)
+        for home, is_shut in zip(made, shut, strict=True):
+            _plug(home, bridge)
+            if is_shut:
+                _shut(home.outer)
         yield made
     finally:
         for home in made:
@@ -45,8 +55,8 @@ def homes(shut: Sequence[bool]) -> Iterator[list[Home]]:
         _run(f"ip link delete {bridge}", check=False)
 
 
-def _plug(home: Home, outer: str, bridge: str) -> None:
-    inside = f"ip netns exec {home.namespace}"
+def _plug(home: Home, bridge: str) -> None:
+    inside, outer = f"ip netns exec {home.namespace}", home.outer
     _run(f"ip netns add {home.namespace}")
     _run(f"ip link add {outer} type veth peer name eth0 netns {home.namespace}")
     _run(f"ip link set {outer} master {bridge} up")

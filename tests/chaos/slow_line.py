@@ -1,0 +1,72 @@
+"""A real daemon with a slow line: after a few rings it is carried by another, and nobody diverges.
+`make chaos` runs it, as root; not in the suite."""
+
+from pathlib import Path
+
+import pytest
+from home_networks import homes
+from swarm_history import check_peers
+from swarm_of_processes import START_S, Peer, Swarm, endless, gather, swarm_in
+from test_faults import say
+
+NAMES = ("ada", "bea", "cyd", "dan")
+RUN = "slow-line"
+LINE = "16mbit"
+BOUND_S = 300.0
+"""Its speed towards two others has to be seen first; they are dealt anew by every round."""
+ROUNDS = 3
+
+
+def larger(run_text: str) -> str:
+    """An average of 1.8 MB: links are measured by rings that move a megabyte."""
+    wide = run_text.replace("model_dim = 32", "model_dim = 128")
+    assert wide != run_text
+    return wide
+
+
+def carried_rounds(swarm: Swarm, leaf: Peer) -> list[int]:
+    """Rounds that a ring began in which it was a leaf."""
+    return [
+        event["round"] + 1
+        for peer in swarm.peers
+        for event in peer.events("leaves-attached")
+        if leaf.peer_id in event["carriers"]
+    ]
+
+
+def counted_rounds(leaf: Peer) -> set[int]:
+    """Committed with work of its own."""
+    return {
+        event["round"]
+        for event in leaf.rounds
+        for member, sequences in zip(event["members"], event["contributed"], strict=True)
+        if member == leaf.peer_id and sequences
+    }
+
+
+@pytest.mark.timeout(4 * START_S + BOUND_S)
+def test_a_slow_line_is_carried_and_counts(tmp_path: Path) -> None:
+    with (
+        homes([False] * len(NAMES)) as places,
+        swarm_in(tmp_path, larger(endless(RUN, 4.0, 50)), NAMES) as swarm,
+    ):
+        for peer, home in zip(swarm.peers, places, strict=True):
+            peer.namespace = home.namespace
+            path = swarm.root / f"{peer.name}.toml"
+            path.write_text(path.read_text(encoding="utf-8").replace("127.0.0.1", home.host))
+        listen = f"{places[0].host}:31337"
+        swarm.founder.start("start", str(swarm.run_file), "--listen", listen)
+        gather([swarm])
+        slow = swarm.peers[-1]
+        places[-1].slow_down(LINE)
+        swarm.resume()
+
+        def carried() -> int:
+            return len(counted_rounds(slow).intersection(carried_rounds(swarm, slow)))
+
+        took_s = swarm.until(lambda: carried() >= ROUNDS, "rounds as a leaf", BOUND_S)
+        for peer in swarm.peers:
+            peer.control.leave(60.0)
+        assert [peer.wait() for peer in swarm.peers] == [0] * len(NAMES)
+        check_peers(swarm.peers, RUN)
+        say(f"{carried()} of {len(slow.rounds)} rounds as a leaf, after {took_s:.0f} s")
