@@ -12,6 +12,7 @@ from atom.base.errors import PeerRefused
 from atom.base.events import EventSink
 from atom.base.reasons import Reason
 from atom.optim.clipping import gradient_norm
+from atom.swap.gate import largest_size
 from atom.swarm.ring_standing import Pace
 from atom.training.catch_up import Replay
 from atom.training.results import Results
@@ -62,7 +63,7 @@ class ResultFetch:
             post(FetchFailed(digest))
             return
         self._results.hold(digest, result)
-        post(Fetched(digest, norm))
+        post(Fetched(digest, norm, largest_size(result)))
 
     def _fetched(self, wanted: Wanted) -> Tensor:
         """Asks again for a while: a holder offers a result once it is on its disk."""

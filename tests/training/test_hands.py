@@ -258,7 +258,7 @@ def test_a_fetched_result_is_held(stage: Stage) -> None:
     result = torch.full((ELEMENTS,), 3.0)
     stage.replay.on_fetch = lambda digest: result
     stage.hands.fetch_result(b"r" * 32, ("a",))
-    assert stage.next_event() == Fetched(b"r" * 32, gradient_norm(result))
+    assert stage.next_event() == Fetched(b"r" * 32, gradient_norm(result), 3.0)
     assert stage.results.get(b"r" * 32) is result
 
 

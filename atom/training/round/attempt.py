@@ -106,7 +106,8 @@ class Attempt:
         """Whose work will not come, for those who can do it instead: of those that the directory
         shows, as many as a message names."""
         fresh = view.fresh
-        known = sorted((self.invited - self.answered.keys()) & fresh.keys())
+        silent = self.invited - self.answered.keys() - self.refused
+        known = sorted(silent & fresh.keys())
         return tuple(Voter(peer, fresh[peer].incarnation) for peer in known[:MAX_VOTERS])
 
     def commit(self) -> Commit:

@@ -7,9 +7,13 @@ from atom.swarm.chain_check import double_vote
 from atom.swarm.membership import signed_by
 from atom.swarm.messages import Accept, AcceptedVote
 from atom.training.round.coordinator import Coordinator
-from atom.training.round.desk import Desk
+from atom.training.round.desk import Desk, Held
 from atom.training.round.engagement import Engagement
-from atom.training.round.scrutiny import problem_with_commit, problem_with_value
+from atom.training.round.scrutiny import (
+    problem_with_commit,
+    problem_with_result,
+    problem_with_value,
+)
 from atom.training.round.vocabulary import BETWEEN_STATES, Apply, FetchResult, Phase
 
 
@@ -121,6 +125,8 @@ class Decision:
                 state.pending_accept = None
                 if not self._refused(sender, message):
                     self._accept(message)
+                elif problem_with_result(self._desk, message.value) is not None:
+                    self._coordinator.on_result_missing(message.value.result_digest)
 
     def _at_hand(self, value: Value, vouchers: tuple[Voter, ...]) -> bool:
         """Whether the value's result is in memory; asks for it if no ring of ours brings it.
@@ -139,10 +145,10 @@ class Decision:
             desk.out.append(FetchResult(value.result_digest, tuple(holders)))
         return False
 
-    def on_fetched(self, digest: bytes, norm: float) -> None:
+    def on_fetched(self, digest: bytes, held: Held) -> None:
         state = self._desk.state
         state.fetching.discard(digest)
-        state.held[digest] = norm
+        state.held[digest] = held
         self.go_on()
 
     def on_fetch_failed(self, digest: bytes) -> None:

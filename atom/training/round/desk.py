@@ -23,6 +23,15 @@ _GUEST_PASS_S = 10.0
 """How long a pass of a peer that has not been in a round yet is waited for."""
 
 
+@dataclass(frozen=True)
+class Held:
+    """An averaged result in memory."""
+
+    norm: float
+    largest: float = 0.0
+    """Of its numbers, without sign; of our own ring's it was looked at as they came."""
+
+
 @dataclass
 class HeadState:
     """Everything that is true only while `head` is our head. A step throws it away whole."""
@@ -40,8 +49,8 @@ class HeadState:
     """When another coordinator last gave a sign, and which."""
     active_by: str = ""
     frozen_counts: dict[Ballot, int] = field(default_factory=dict)
-    held: dict[bytes, float] = field(default_factory=dict)
-    """Averaged results in memory: digest → gradient norm."""
+    held: dict[bytes, Held] = field(default_factory=dict)
+    """Averaged results in memory, by digest."""
     ring_results: dict[Ballot, bytes] = field(default_factory=dict)
     fetching: set[bytes] = field(default_factory=set)
     pending_accept: tuple[Voter, Accept] | None = None

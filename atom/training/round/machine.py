@@ -30,7 +30,7 @@ from atom.swarm.records import Lease
 from atom.training.round.claims import Claims
 from atom.training.round.coordinator import Coordinator
 from atom.training.round.decision import Decision
-from atom.training.round.desk import Desk, HeadState
+from atom.training.round.desk import Desk, HeadState, Held
 from atom.training.round.engagement import Engagement
 from atom.training.round.member import Member
 from atom.training.round.terms import Terms
@@ -142,8 +142,8 @@ class RoundMachine:
                 member.on_ring_finished(ballot, digest, norm)
             case RingFailed():
                 member.on_ring_failed(event)
-            case Fetched(digest, norm):
-                decision.on_fetched(digest, norm)
+            case Fetched(digest, norm, largest):
+                decision.on_fetched(digest, Held(norm, largest))
             case FetchFailed(digest):
                 decision.on_fetch_failed(digest)
             case Stepped(head, state_digest):

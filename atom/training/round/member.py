@@ -19,7 +19,7 @@ from atom.swarm.messages import (
 )
 from atom.training.round.coordinator import Coordinator
 from atom.training.round.decision import Decision
-from atom.training.round.desk import Desk
+from atom.training.round.desk import Desk, Held
 from atom.training.round.engagement import Engagement
 from atom.training.round.scrutiny import objects_to_branch
 from atom.training.round.vocabulary import (
@@ -46,6 +46,8 @@ class Member:
         self._decision = decision
         self._said: Promise | None = None
         self._said_at = 0.0
+        self._shown: Ballot | None = None
+        """The last one whose coordinator's lease we saw."""
 
     def tick(self) -> None:
         """Nobody is waited for without end: then counting goes on, promises stay."""
@@ -53,17 +55,23 @@ class Member:
         self._decision.go_on()
         waited = desk.now - desk.state.since
         if desk.phase is Phase.PROMISED:
-            if waited > desk.composing_patience or self._has_lapsed(desk.state.ballot):
+            if waited > desk.composing_patience or self._has_lapsed():
                 self._engagement.let_go()
             else:
                 self._remind()
         if desk.phase is Phase.HOLDING and waited > desk.patience.holding:
             self._engagement.let_go()
 
-    def _has_lapsed(self, ballot: Ballot | None) -> bool:
-        """The ballot's coordinator shows no lease any more, while others do."""
-        fresh, leader = self._desk.view.fresh, ballot.coordinator if ballot else ""
-        return bool(fresh) and leader != self._desk.me.peer_id and leader not in fresh
+    def _has_lapsed(self) -> bool:
+        """The process that coordinates showed a lease, and does not any more, while others do."""
+        fresh, ballot = self._desk.view.fresh, self._desk.state.ballot
+        if ballot is None or ballot.coordinator == self._desk.me.peer_id:
+            return False
+        lease = fresh.get(ballot.coordinator)
+        if lease is not None and lease.incarnation == ballot.incarnation:
+            self._shown = ballot
+            return False
+        return bool(fresh) and self._shown == ballot
 
     def _remind(self) -> None:
         """Says the promise again: it may be lost, or nobody there any more to hear it."""
@@ -211,7 +219,7 @@ class Member:
             return
         desk.ring_s = desk.now - state.since
         self._engagement.enter(Phase.HOLDING)
-        state.held[digest] = norm
+        state.held[digest] = Held(norm)
         state.ring_results[ballot] = digest
         self._coordinator.on_own_result(ballot, digest, norm)
         self._decision.go_on()
@@ -225,6 +233,6 @@ class Member:
         desk.report("ring-broken", suspect=seen[0], reason=seen[1], told_by=seen[2])
         desk.send(ballot.coordinator, Suspect(desk.head.digest, ballot, *seen, failed.standing))
         self._coordinator.on_broken_by(failed.suspect)
-        if failed.suspect == ballot.coordinator:
+        if failed.suspect == ballot.coordinator != desk.me.peer_id:
             self._engagement.let_go()
         self._decision.go_on()  # what waited for this ring's result has to fetch it now

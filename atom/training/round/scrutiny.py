@@ -6,6 +6,7 @@ from atom.swarm.composition import well_composed
 from atom.swarm.fork_choice import too_weak
 from atom.swarm.membership import certificate_problem, could_follow, reported
 from atom.swarm.messages import Accept, Promise
+from atom.swarm.sum_limits import SumLimits
 from atom.training.round.desk import Desk
 from atom.training.round.electorate import objection_to_branch
 from atom.training.round.slots import Survivors
@@ -43,10 +44,23 @@ def problem_with_value(desk: Desk, value: Value) -> Reason | None:
     ours = state.ring_results.get(value.origin)
     if ours is not None and ours != value.result_digest:
         return Reason.DIGEST_MISMATCH
-    norm = state.held.get(value.result_digest)
-    if norm is not None and not abs(norm - value.gradient_norm) <= _NORM_TOLERANCE * norm:
+    return problem_with_result(desk, value)
+
+
+def problem_with_result(desk: Desk, value: Value) -> Reason | None:
+    """Why no ring made this: told from the result itself, if it is in memory."""
+    held = desk.state.held.get(value.result_digest)
+    if held is None:
+        return None
+    if not abs(held.norm - value.gradient_norm) <= _NORM_TOLERANCE * held.norm:
         return Reason.DIGEST_MISMATCH
-    return None
+    return Reason.NOT_FINITE if held.largest > _largest_mean(desk, value) else None
+
+
+def _largest_mean(desk: Desk, value: Value) -> float:
+    """No ring of these makes a mean with a larger number: it would end first."""
+    limits = SumLimits(desk.part_limit.of(value.sequences))
+    return limits.mean(len(value.contributions), 1.0 / value.sequences)
 
 
 def _flaw(desk: Desk, value: Value) -> Reason | None:
@@ -64,9 +78,8 @@ def problem_with_reports(desk: Desk, sender: Voter, promise: Promise) -> Reason 
     for said in (promise.accepted, promise.accepted_before_branch):
         if said is None:
             continue
-        flaw = _flaw(desk, said.value)
-        if flaw is not None:
-            return flaw
+        if _flaw(desk, said.value) is not None:
+            return Reason.BAD_WEIGHT
         if not reported(sender, desk.head.digest, said.value.result_digest, said.signature):
             return Reason.BAD_SIGNATURE
     return None

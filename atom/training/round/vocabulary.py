@@ -103,6 +103,8 @@ class Fetched:
 
     digest: bytes
     norm: float
+    largest: float = 0.0
+    """Of its numbers, without sign."""
 
 
 @dataclass(frozen=True)

@@ -67,6 +67,7 @@ class Liar(StrEnum):
 
     HOLDS_UP = "says that it waits, and never goes on"
     ACCUSES = "says that a neighbour failed it"
+    BETRAYS = "says to all that the coordinator failed it"
     SHRUGS = "hangs up and blames nobody"
     LEAVES = "hangs up and says nothing"
 
@@ -124,7 +125,10 @@ class Rings:
             for leaf, carrier in carried.items()
         }  # fmt: skip
         beside = sorted(_beside(start, liar))
-        if style is Liar.ACCUSES:
+        leader = start.ballot.coordinator
+        if style is Liar.BETRAYS and leader != liar:
+            words = {peer: (leader, *said[1:]) for peer, said in words.items()}
+        if style in (Liar.ACCUSES, Liar.BETRAYS):
             words[liar] = (self._dice.choice(beside), "timeout", "", None)
         elif style is Liar.SHRUGS:
             words[liar] = ("", "ring-broken", "", None)

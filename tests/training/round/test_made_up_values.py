@@ -1,7 +1,9 @@
 """A voter says that it accepted what nobody has: the others decide without it."""
 
+import pytest
 from blake3 import blake3
 from simulated_peer import Process
+from simulation import Swarm
 from test_held_up import check_rounds_go_on, started
 
 from atom.swarm.chain import (
@@ -24,15 +26,17 @@ from atom.swarm.messages import (
     PrevoteAnswer,
     Promise,
 )
+from atom.training.round.vocabulary import Fetched
 
 NOWHERE = b"nowhere, nowhere"
+NORM = 1.0
 
 
 def made_up(liar: Process, asking: Process) -> Accepted:
     head, ballot = asking.machine.head, Ballot(1, liar.peer_id, liar.me.incarnation)
     parts = (Contribution(liar.peer_id, liar.me.incarnation, 4096, 1.0),)
     result = NOWHERE + blake3(asking.peer_id.encode()).digest(16)  # another one for each
-    value = Value(head.digest, head.round + 1, ballot, result, 1.0, b"", parts, head.voters)
+    value = Value(head.digest, head.round + 1, ballot, result, NORM, b"", parts, head.voters)
     payload = signed_by(liar.me, report_payload(head.digest, result))
     return Accepted(ballot, value, liar.seat.identity.sign(REPORT_DOMAIN, payload))
 
@@ -53,9 +57,9 @@ def answer(liar: Process, asking: Process, message: Message) -> Message | None:
     return None
 
 
-def test_a_value_whose_result_is_nowhere_holds_nobody_up() -> None:
-    swarm, (liar, *honest) = started(4, 4)
-    by_name = {process.peer_id: process for process in honest}
+def lies_of(liar: Process, swarm: Swarm) -> list[tuple[bytes, bytes]]:
+    """From now on; which of them are proposed: parent, coordinator."""
+    by_name = {process.peer_id: process for process in swarm.living if process is not liar}
     proposed = list[tuple[bytes, bytes]]()
 
     def lie(source: str, target: str, message: Message) -> bool:
@@ -69,8 +73,38 @@ def test_a_value_whose_result_is_nowhere_holds_nobody_up() -> None:
         return said is not None
 
     swarm.network.drop = lie
-    check_rounds_go_on(swarm, honest, rounds=8)
-    assert not honest[0].chain.head.branches
+    return proposed
+
+
+def check_believed_once(proposed: list[tuple[bytes, bytes]]) -> None:
     heads = [parent for parent, _ in proposed]
     assert heads, "it was believed"
     assert len(heads) == len(set(heads)), "by one coordinator at each head, and by none after it"
+
+
+def test_a_value_whose_result_is_nowhere_holds_nobody_up() -> None:
+    swarm, (liar, *honest) = started(4, 4)
+    proposed = lies_of(liar, swarm)
+    check_rounds_go_on(swarm, honest, rounds=8)
+    assert not honest[0].chain.head.branches
+    check_believed_once(proposed)
+
+
+def test_a_result_that_no_ring_would_have_made_is_not_voted_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Who made it up serves it, too: finite, of the norm that the value tells, and absurd."""
+    swarm, (liar, *honest) = started(4, 4)
+    proposed, looked = lies_of(liar, swarm), Process._try_holders
+
+    def served(self: Process, digest: bytes, holders: list[str]) -> None:
+        if digest.startswith(NOWHERE):
+            self.later(0.1, lambda: self.handle(Fetched(digest, NORM, 1e30)))
+        else:
+            looked(self, digest, holders)
+
+    monkeypatch.setattr(Process, "_try_holders", served)
+    check_rounds_go_on(swarm, honest, rounds=5)
+    made = [c for p in honest for c in p.chain.commits if c.value.result_digest.startswith(NOWHERE)]
+    assert not made
+    check_believed_once(proposed)

@@ -223,7 +223,7 @@ def a_commit_of_nothing(scene: Scene) -> None:
     [
         (weight_beyond_the_lease, Reason.BAD_WEIGHT),
         (a_report_that_it_does_not_stand_by, Reason.BAD_SIGNATURE),
-        (a_report_of_round_a_billion, Reason.WRONG_HEAD),
+        (a_report_of_round_a_billion, Reason.BAD_WEIGHT),
         (a_vote_that_nobody_signed, Reason.BAD_SIGNATURE),
         (a_vote_for_something_else, Reason.BAD_SIGNATURE),
         (two_values_at_one_ballot, Reason.EQUIVOCATION),

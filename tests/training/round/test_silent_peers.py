@@ -204,11 +204,27 @@ def test_a_promise_is_said_again_and_who_cannot_hear_it_is_not_waited_for() -> N
 
 def test_a_coordinator_whose_lease_lapses_is_not_waited_for() -> None:
     story = promised_to(GONE)
+    story.tick()
     del story.leases[GONE.peer_id]
     mate = story.leases.pop(MATE.peer_id)
     story.tick()
     assert story.machine.phase is Phase.PROMISED, "nobody's lease is seen: not theirs to explain"
     story.leases[MATE.peer_id] = mate
+    story.tick()
+    assert story.machine.phase is Phase.ACCUMULATING
+
+
+def test_a_coordinator_that_was_not_in_sight_is_waited_for_as_any_other() -> None:
+    story = promised_to(GONE)
+    del story.leases[GONE.peer_id]
+    story.tick()
+    assert story.machine.phase is Phase.PROMISED
+
+
+def test_a_new_process_of_a_coordinator_is_not_waited_for() -> None:
+    story = promised_to(GONE)
+    story.tick()
+    story.leases[GONE.peer_id] = lease(Voter(GONE.peer_id, b"n" * 16), 0)
     story.tick()
     assert story.machine.phase is Phase.ACCUMULATING
 
