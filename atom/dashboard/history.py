@@ -48,7 +48,9 @@ class SpeedHistory:
         return tuple(self._points)
 
     def add(self, tokens_per_s: float) -> None:
-        """Takes what is seen now."""
+        """Takes what is seen now; nothing that is no number."""
+        if not math.isfinite(tokens_per_s):
+            return
         second = int(self._clock.now() - self._began)
         if self._points and self._points[-1][0] == second:
             self._points.pop()

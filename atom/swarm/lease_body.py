@@ -19,6 +19,10 @@ MAX_PEER_ID_CHARACTERS = 64
 MAX_LINES = 4
 MAX_LINKS = 16
 MAX_ENDED_ATTEMPTS = 4
+MAX_RATE = 1e15
+"""Of every rate and time: far beyond any machine, and the sum of all peers' is still a number."""
+MAX_LOSS = 1e6
+"""Nats per token."""
 _NAME_BYTES = 8
 _CAUSE = re.compile(r"[a-z-]{1,32}")
 _MAX_COUNT = 2**63 - 1
@@ -45,7 +49,7 @@ def to_body(lease: Lease, run: str, owner: str, expires_at: float) -> LeaseBody:
         sequences_per_s=lease.sequences_per_s,
         tokens_per_s=lease.tokens_per_s,
         pass_seconds=lease.pass_seconds,
-        loss=lease.loss,
+        loss=_shown_loss(lease.loss),
         state_digest=lease.state_digest,
         addresses=lease.addresses,
         reached=lease.reached.value,
@@ -58,11 +62,17 @@ def to_body(lease: Lease, run: str, owner: str, expires_at: float) -> LeaseBody:
     for branch in lease.branches:
         body.branches.add(round=branch.round, backing=branch.backing, name=branch.name)
     for name, link in lease.links:
-        rate = link.bytes_per_s if math.isfinite(link.bytes_per_s) else 0.0
+        rate = link.bytes_per_s if link.bytes_per_s <= MAX_RATE else 0.0
         body.links.add(peer=name, round_trip_s=link.round_trip_s, bytes_per_s=rate)
     for number, reason in lease.ended_attempts:
         body.ended_attempts.add(round=number, reason=reason.value)
     return body
+
+
+def _shown_loss(loss: float | None) -> float | None:
+    """A loss that the others would refuse, such as one a single member made up, is not shown: it
+    must not keep them from this peer."""
+    return loss if loss is not None and abs(loss) <= MAX_LOSS else None
 
 
 def from_body(body: LeaseBody) -> Lease:
@@ -110,8 +120,10 @@ def _check_counts(body: LeaseBody) -> None:
     rates = (body.issued_at, body.sequences_per_s, body.tokens_per_s, body.pass_seconds)
     if not all(map(math.isfinite, (*rates, body.loss, body.expires_at))):
         raise PeerRefused(Reason.NOT_FINITE, "a lease with a number that is not finite")
-    if min(rates) < 0:
-        raise PeerRefused(Reason.MALFORMED, "a negative rate or time")
+    if min(rates) < 0 or max(rates) > MAX_RATE:
+        raise PeerRefused(Reason.MALFORMED, "a rate or time that nobody has")
+    if abs(body.loss) > MAX_LOSS:
+        raise PeerRefused(Reason.MALFORMED, "a loss that no model has")
 
 
 def _state(text: str) -> PeerState:
@@ -126,10 +138,10 @@ def _links(found: Sequence[LinkBody]) -> tuple[tuple[bytes, Link], ...]:
         raise PeerRefused(Reason.TOO_LARGE, f"{len(found)} links")
     for link in found:
         figures = (link.round_trip_s, link.bytes_per_s)
-        if len(link.peer) != _NAME_BYTES or min(figures) < 0:
-            raise PeerRefused(Reason.MALFORMED, "a link")
         if not all(map(math.isfinite, figures)):
             raise PeerRefused(Reason.NOT_FINITE, "a link")
+        if len(link.peer) != _NAME_BYTES or min(figures) < 0 or max(figures) > MAX_RATE:
+            raise PeerRefused(Reason.MALFORMED, "a link")
     return tuple(
         (link.peer, Link(link.round_trip_s, link.bytes_per_s or math.inf)) for link in found
     )

@@ -14,6 +14,7 @@ from atom.cli.loss_chart import LossChart, dots
 from atom.cli.terminal import THEME, draws
 from atom.cli.watch import _screen, chart_rows, footer, frame, plain_line
 from atom.dashboard.feed import Seen
+from atom.swarm.message_codec import MAX_LOSS
 
 
 def drawn(renderable: object, width: int, height: int) -> list[str]:
@@ -79,7 +80,15 @@ def test_dots_go_from_corner_to_corner() -> None:
     assert falling == ["⠑⢄⠀⠀", "⠀⠀⠑⢄"]
 
 
-@pytest.mark.parametrize("points", [[], [(1.0, math.nan)], [(1.0, math.inf), (2.0, 3.0)]])
+@pytest.mark.parametrize(
+    "points",
+    [
+        [],
+        [(1.0, math.nan)],
+        [(1.0, math.inf), (2.0, 3.0)],
+        [(1.0, -MAX_LOSS), (2.0, MAX_LOSS)],
+    ],
+)
 def test_a_chart_of_odd_points_draws_something_or_nothing(
     points: list[tuple[float, float]],
 ) -> None:

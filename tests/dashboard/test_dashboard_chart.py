@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from atom.base.clock import ManualClock
 from atom.dashboard.chart import ago_marks, loss_chart, nice_ticks, round_marks, speed_chart
 from atom.dashboard.history import LossHistory, SpeedHistory, thinned
+from atom.swarm.lease_body import MAX_LOSS, MAX_RATE
 
 
 def test_a_round_is_kept_once_and_a_chain_that_went_back_forgets() -> None:
@@ -78,6 +79,24 @@ def test_a_speed_is_kept_once_a_second_and_old_ones_get_coarser() -> None:
     assert (seconds[0], seconds[-1]) == (0, 29)
     assert seconds == sorted(set(seconds))
     assert all(speed == pytest.approx(2 * second, abs=2) for second, speed in history.points)
+
+
+@pytest.mark.parametrize("speed", [math.nan, math.inf])
+def test_a_speed_that_is_no_number_is_not_kept(speed: float) -> None:
+    history = SpeedHistory(ManualClock(1000.0))
+    history.add(speed)
+    assert history.points == ()
+
+
+def test_what_leases_may_say_can_be_drawn() -> None:
+    for svg in (
+        loss_chart([(1, -MAX_LOSS), (2, MAX_LOSS)]),
+        speed_chart([(0, 0.0), (1, 10_000 * MAX_RATE)]),
+    ):
+        texts = [part.text or "" for part in ElementTree.fromstring(svg)]
+        assert max(map(len, texts)) < 24
+        assert "inf" not in svg
+        assert "nan" not in svg
 
 
 @pytest.mark.parametrize(

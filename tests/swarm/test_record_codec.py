@@ -12,6 +12,7 @@ from atom.base.errors import ConfigError, PeerRefused
 from atom.base.reasons import Reason
 from atom.swarm.branches import Branch
 from atom.swarm.identity import Identity
+from atom.swarm.lease_body import MAX_LOSS, MAX_RATE
 from atom.swarm.reachability import Reached
 from atom.swarm.record_codec import (
     MAX_RECORD_BYTES,
@@ -75,6 +76,12 @@ def test_a_lease_survives_the_journey():
         assert decode_lease(encoded(**changes), *PLACE, PEER.peer_id) == lease
 
 
+@pytest.mark.parametrize("loss", [float("nan"), float("inf"), 2 * MAX_LOSS, -1e308])
+def test_a_loss_that_others_refuse_is_not_shown(loss):
+    """It is the round's, made by its members: none of the honest may drop out of sight for it."""
+    assert decode_lease(encoded(loss=loss), *PLACE, PEER.peer_id).loss is None
+
+
 def test_a_lease_belongs_to_one_peer_and_one_run():
     record = encoded()
     stranger = Identity.create().peer_id
@@ -105,6 +112,11 @@ def test_a_signature_for_another_purpose_is_refused():
         ({"loss": float("-inf")}, Reason.NOT_FINITE),
         ({"issued_at": float("nan")}, Reason.NOT_FINITE),
         ({"pass_seconds": -1.0}, Reason.MALFORMED),
+        ({"tokens_per_s": 1e308}, Reason.MALFORMED),
+        ({"sequences_per_s": 2 * MAX_RATE}, Reason.MALFORMED),
+        ({"issued_at": 2 * MAX_RATE}, Reason.MALFORMED),
+        ({"loss": 1e308}, Reason.MALFORMED),
+        ({"loss": -2 * MAX_LOSS}, Reason.MALFORMED),
         ({"work": 2**63}, Reason.MALFORMED),
         ({"incarnation": b"short"}, Reason.MALFORMED),
         ({"head": b"short"}, Reason.MALFORMED),
@@ -121,6 +133,7 @@ def test_a_signature_for_another_purpose_is_refused():
         ({"links": [LinkBody(peer=bytes(7))]}, Reason.MALFORMED),
         ({"links": [LinkBody(peer=bytes(8), round_trip_s=-1.0)]}, Reason.MALFORMED),
         ({"links": [LinkBody(peer=bytes(8), round_trip_s=float("nan"))]}, Reason.NOT_FINITE),
+        ({"links": [LinkBody(peer=bytes(8), bytes_per_s=2 * MAX_RATE)]}, Reason.MALFORMED),
         ({"links": [LinkBody(peer=bytes(8), bytes_per_s=float("inf"))]}, Reason.NOT_FINITE),
         ({"ended_attempts": [EndedAttempt()] * 5}, Reason.TOO_LARGE),
         ({"ended_attempts": [EndedAttempt(round=2**63)]}, Reason.MALFORMED),
