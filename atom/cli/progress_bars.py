@@ -26,7 +26,7 @@ twice the time, up to this."""
 
 @dataclass(frozen=True)
 class Step:
-    """How far one long step is."""
+    """How far one long step is. `total` 0: it broke off after `done`."""
 
     what: str
     done: int
@@ -85,9 +85,12 @@ class Lines:
         self._begun: dict[str, _Begun] = {}
 
     def show(self, step: Step) -> None:
-        if step.total <= 1:  # nothing to count: whatever is said next says that it is over
+        if step.total == 1:  # nothing to count: whatever is said next says that it is over
             return
         now = self._clock()
+        if step.total == 0:
+            self._break_off(step)
+            return
         begun = self._begun.setdefault(step.what, _Begun(now, step.done))
         if step.share == 1:
             del self._begun[step.what]
@@ -98,6 +101,14 @@ class Lines:
         line = f"{step.what}: {step.share:.0%}" + (f", {rate}" if rate else "")
         self._console.print(line, markup=False, soft_wrap=True)
         begun.said(now)
+
+    def _break_off(self, step: Step) -> None:
+        begun = self._begun.pop(step.what, None)
+        if begun is not None and begun.lines:
+            in_bytes = step.unit == BYTES
+            reached = format_bytes(step.done) if in_bytes else f"{step.done:,} {step.unit}"
+            line = f"{step.what}: broke off after {reached}"
+            self._console.print(line, markup=False, soft_wrap=True)
 
     def close(self) -> None:
         """Nothing to take back."""

@@ -20,7 +20,7 @@ class Console(Protocol):
 
     def progress(self, what: str, done: int, total: int, unit: str = BYTES) -> None:
         """How far a long step is, in `unit`: BYTES, or a word for several; `done == total` ends
-        it."""
+        it, and a `total` of 0 says that it broke off."""
 
 
 class Silence:

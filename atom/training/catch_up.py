@@ -24,6 +24,7 @@ from atom.training.donated_chain import donated_chain
 from atom.training.donors import Arenas, Donors, Offer
 from atom.training.keeper import Keeper
 from atom.training.offers import offers_on
+from atom.training.one_by_one import Told, one_by_one
 from atom.training.replica import Replica
 from atom.training.snapshot import Snapshot, load_snapshot
 from atom.training.way_back import Position, Sizes, Way, ways_back
@@ -58,9 +59,9 @@ class Replay:
         donors: Donors,
         first: FirstState,
         events: EventSink,
-        told: Callable[[int, int], None] = lambda done, total: None,
+        told: Told = lambda done, total: None,
     ) -> None:
-        """`told`: of the rounds that are replayed, how many are, and how many there are."""
+        """`told`: how far replaying rounds is, as `one_by_one` tells it."""
         self._replica = replica
         self._told = told
         self._keeper = keeper
@@ -81,11 +82,8 @@ class Replay:
         """
         base = self._from_disk()
         self.usable = base is not None
-        for commit in self._journal.commits[base:] if base is not None else []:
-            result = self._results.get(commit.value.result_digest)
-            if result is None:
-                break
-            self._apply(commit, result)
+        if base is not None:
+            one_by_one(self._journal.commits[base:], self._restore_one, self._told)
         reached = self._replica.round if self.usable else 0
         journal = self._journal
         if reached < len(journal.commits):
@@ -284,27 +282,27 @@ class Replay:
 
     def _replay(self, commits: Sequence[Commit], peers: Sequence[str]) -> bool:
         """Applies the commits in order; False (with some applied) if a result is not served."""
-        try:
-            return self._replay_each(commits, peers)
-        finally:
-            if commits:
-                self._told(len(commits), len(commits))
+        return one_by_one(commits, lambda commit: self._replay_one(commit, peers), self._told)
 
-    def _replay_each(self, commits: Sequence[Commit], peers: Sequence[str]) -> bool:
-        for done, commit in enumerate(commits):
-            self._told(done, len(commits))
-            digest = commit.value.result_digest
-            try:
-                result = self.fetch_result(digest, peers)
-            except PeerRefused as refused:
-                if refused.reason in {Reason.NOT_FOUND, Reason.UNREACHABLE}:
-                    return False
-                raise
-            self._results.hold(digest, result)
-            self._keeper.record(commit)
-            self._apply(commit, result)
-            self._results.release()
+    def _replay_one(self, commit: Commit, peers: Sequence[str]) -> bool:
+        digest = commit.value.result_digest
+        try:
+            result = self.fetch_result(digest, peers)
+        except PeerRefused as refused:
+            if refused.reason in {Reason.NOT_FOUND, Reason.UNREACHABLE}:
+                return False
+            raise
+        self._results.hold(digest, result)
+        self._keeper.record(commit)
+        self._apply(commit, result)
+        self._results.release()
         return True
+
+    def _restore_one(self, commit: Commit) -> bool:
+        result = self._results.get(commit.value.result_digest)
+        if result is not None:
+            self._apply(commit, result)
+        return result is not None
 
     def _sizes(self) -> Sizes:
         state = self._replica.state_arenas().values()

@@ -51,6 +51,20 @@ def test_a_step_that_comes_again_begins_anew() -> None:
     ]
 
 
+def test_a_step_that_breaks_off_is_not_said_to_be_done() -> None:
+    plain, screen = console()
+    now = [0.0]
+    lines = Lines(plain, lambda: now[0])
+    for at, done, total in ((0, 0, 5), (3, 2, 5), (4, 2, 0), (5, 0, 0), (6, 0, 9), (9, 3, 9)):
+        now[0] = at
+        lines.show(Step("replaying", done, total, "rounds"))
+    assert screen.getvalue().splitlines() == [
+        "replaying: 40%, 0.67 rounds/s",
+        "replaying: broke off after 2 rounds",
+        "replaying: 33%, 1 rounds/s",
+    ]
+
+
 @pytest.mark.parametrize(
     ("per_s", "unit", "text"),
     [

@@ -16,6 +16,7 @@ def test_a_snapshot_and_the_results_since_restore_the_state(peer_of: Make) -> No
     peer.store(ROUNDS, [4, 5], snapshots=[1, 3])
     peer.replay.restore()
     assert peer.at(ROUNDS)
+    assert peer.told == [(0, 2), (1, 2), (2, 2)]
 
 
 def test_without_a_snapshot_it_begins_at_the_first_state(peer_of: Make) -> None:
@@ -27,6 +28,7 @@ def test_a_missing_result_cuts_the_journal_there(peer_of: Make) -> None:
     peer.store(ROUNDS, [3, 5], snapshots=[2])
     peer.replay.restore()
     assert peer.at(3)
+    assert peer.told == [(0, 3), (1, 3), (1, 0)], "it breaks off there"
 
 
 def test_a_damaged_snapshot_falls_back_to_the_one_before(peer_of: Make) -> None:
