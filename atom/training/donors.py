@@ -169,15 +169,21 @@ class PeerDonors:
     def begun(self, offer: Offer) -> int:
         return landed_bytes(self._folder(offer))
 
+    def keeps_something(self) -> bool:
+        """Whether any part of a state is in files, for the next start. From any thread."""
+        return any(map(landed_bytes, self._folders()))
+
     def forget(self, but: Collection[Offer] = ()) -> None:
         kept = {self._folder(offer) for offer in but}
-        if self._downloads.is_dir():
-            for folder in self._downloads.iterdir():
-                if folder not in kept:
-                    shutil.rmtree(folder, ignore_errors=True)
+        for folder in self._folders():
+            if folder not in kept:
+                shutil.rmtree(folder, ignore_errors=True)
 
     def reject(self, offer: Offer) -> None:
         shutil.rmtree(self._folder(offer), ignore_errors=True)
+
+    def _folders(self) -> list[Path]:
+        return list(self._downloads.iterdir()) if self._downloads.is_dir() else []
 
     def _folder(self, offer: Offer) -> Path:
         return self._downloads / offer.head.hex()[:16]

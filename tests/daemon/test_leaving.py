@@ -8,7 +8,7 @@ import pytest
 
 from atom.base.clock import ManualClock
 from atom.base.events import EventList
-from atom.daemon.console import Silence
+from atom.daemon.console import Console, Silence
 from atom.daemon.life import Life
 from atom.daemon.state_directory import StateDirectory
 from atom.training.round.vocabulary import Phase
@@ -18,6 +18,10 @@ class Donors:
     """As far as their end is concerned."""
 
     closed = False
+    kept = False
+
+    def keeps_something(self) -> bool:
+        return self.kept
 
     def close(self) -> None:
         self.closed = True
@@ -28,8 +32,18 @@ def donors() -> Donors:
     return Donors()
 
 
-def life_in(phase: Phase, uncommitted: int, donors: Donors, folder: Path) -> Life:
-    life = Life(StateDirectory(folder), Silence(), EventList(), ManualClock(), "")
+class Notes(Silence):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+def life_in(
+    phase: Phase, uncommitted: int, donors: Donors, folder: Path, console: Console | None = None
+) -> Life:
+    life = Life(StateDirectory(folder), console or Silence(), EventList(), ManualClock(), "")
     nothing: Any = lambda *given: None  # noqa: E731 - stands for every part that is only told
     hands = SimpleNamespace(
         tally=SimpleNamespace(sequences_dropped=0), uncommitted_sequences=uncommitted
@@ -48,6 +62,21 @@ def life_in(phase: Phase, uncommitted: int, donors: Donors, folder: Path) -> Lif
 def test_without_a_part_in_any_round_fetching_ends(donors: Donors, tmp_path: Path) -> None:
     life_in(Phase.SYNCING, 0, donors, tmp_path).leave(None)
     assert donors.closed
+
+
+@pytest.mark.parametrize(
+    ("kept", "said"),
+    [
+        (False, "fetching ends here"),
+        (True, "fetching ends here; what has arrived is kept for the next start"),
+    ],
+)
+def test_only_what_is_there_is_said_to_stay(
+    kept: bool, said: str, donors: Donors, tmp_path: Path
+) -> None:
+    donors.kept, console = kept, Notes()
+    life_in(Phase.SYNCING, 0, donors, tmp_path, console).leave(None)
+    assert console.notes == [said]
 
 
 @pytest.mark.parametrize(("phase", "uncommitted"), [(Phase.SYNCING, 4), (Phase.ACCUMULATING, 0)])

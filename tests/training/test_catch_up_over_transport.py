@@ -224,6 +224,9 @@ def test_a_state_of_another_model_takes_no_half_fetched_one_along(
     with pytest.raises(CatchUpFailed):
         street.peer.replay.run(heads(street.open_door(odd)), discard=False)
     assert [each.name for each in folder.parent.iterdir()] == [folder.name]
+    assert street.donors.keeps_something()
+    street.donors.forget()
+    assert not street.donors.keeps_something()
 
 
 def test_a_result_under_another_arenas_name_is_refused(street: Street, peer_of: Make) -> None:
