@@ -24,6 +24,7 @@ class ExitCode(IntEnum):
     OTHER = 12
     TRUST = 13
     DIAGNOSIS = 14
+    HUNG_UP = 129
     INTERRUPTED = 130
     TERMINATED = 143
 
@@ -44,6 +45,7 @@ MEANINGS: dict[ExitCode, str] = {
     ExitCode.OTHER: "another mistake that the message explains",
     ExitCode.TRUST: "--trust does not name the code's owner, or the owner did not list you",
     ExitCode.DIAGNOSIS: "atom doctor found something that keeps this box from training",
+    ExitCode.HUNG_UP: "the terminal was closed (SIGHUP)",
     ExitCode.INTERRUPTED: "interrupted (Ctrl-C)",
     ExitCode.TERMINATED: "terminated (SIGTERM)",
 }

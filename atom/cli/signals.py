@@ -4,6 +4,7 @@ Ctrl-C is asyncio's own business: it cancels the task and raises KeyboardInterru
 """
 
 import asyncio
+import contextlib
 import os
 import signal
 import threading
@@ -11,6 +12,7 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from atom.cli.failures import Terminated
+from atom.daemon.leave_signals import hang_up
 
 T = TypeVar("T")
 _SHOW_CURSOR = "\x1b[?25h"
@@ -27,12 +29,13 @@ def end_at_once_on_signals(said: str = "interrupted: what is on disk is whole") 
 
     def end(number: int, frame: object) -> None:
         cursor = _SHOW_CURSOR if os.isatty(2) and os.environ.get("TERM", "dumb") != "dumb" else ""
-        os.write(2, f"{cursor}\n{said}\n".encode())
+        with contextlib.suppress(OSError):  # whoever read it may have gone first
+            os.write(2, f"{cursor}\n{said}\n".encode())
         os._exit(128 + number)
 
     if threading.current_thread() is not threading.main_thread():
         return
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM, *hang_up()):
         signal.signal(number, end)
 
 
@@ -44,7 +47,7 @@ def raise_on_signals() -> None:
     def end(number: int, frame: object) -> None:
         raise Terminated
 
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGTERM, *hang_up()):
         signal.signal(number, end)
 
 
@@ -65,7 +68,7 @@ async def _cancellable(work: Coroutine[Any, Any, T]) -> T:
         received.append(number)
         task.cancel()
 
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGTERM, *hang_up()):
         loop.add_signal_handler(number, end, number)
     try:
         return await work

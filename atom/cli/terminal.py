@@ -1,5 +1,6 @@
 """The two streams: data on stdout, everything said to a person on stderr."""
 
+import errno
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -25,6 +26,13 @@ THEME = Theme(
         "bar.finished": "green",
     }
 )
+
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """A reader that has gone is for the caller to judge; Rich would end the thread, and close
+        stdout even if it was another stream."""
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 
 def stdout_console() -> Console:
@@ -84,7 +92,7 @@ def print_plainly(page: RenderableType) -> None:
 
 
 def _console(stderr: bool) -> Console:
-    console = Console(stderr=stderr, theme=THEME, highlight=False, emoji=False)
+    console = _Console(stderr=stderr, theme=THEME, highlight=False, emoji=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = _PLAIN_WIDTH
     return console

@@ -1,10 +1,16 @@
-"""SIGTERM and SIGINT ask a daemon to leave; a second one insists."""
+"""SIGTERM, SIGINT and SIGHUP ask a daemon to leave; who hears of a second one may insist."""
 
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+
+
+def hang_up() -> tuple[signal.Signals, ...]:
+    """SIGHUP, or nothing where it is ignored: `nohup` has its way."""
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return () if ignored else (signal.SIGHUP,)
 
 
 class LeaveSignals:
@@ -20,7 +26,7 @@ class LeaveSignals:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        numbers = (signal.SIGTERM, signal.SIGINT)
+        numbers = (signal.SIGTERM, signal.SIGINT, *hang_up())
         before = {number: signal.signal(number, self._on_signal) for number in numbers}
         try:
             yield

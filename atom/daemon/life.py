@@ -25,6 +25,9 @@ from atom.training.round.vocabulary import Phase, View
 
 LEAVE_S = 60.0
 """How long a requested leave may take to see the counted work committed."""
+HANG_UP = "SIGHUP"
+"""Asks to leave, and never insists: when a terminal is closed, the kernel sends one and the shell
+another."""
 _LOOK_S = 0.1
 
 
@@ -176,7 +179,7 @@ class Life:
             if self._facts.leave_by is None:
                 self._console.note(f"{name}: leaving (once more: at once)")
                 self.leave(None)
-            else:
+            elif name != HANG_UP:
                 self._update(leave_by=self._clock.now())
 
     def _update(self, **changes: Any) -> Facts:

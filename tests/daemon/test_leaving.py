@@ -1,5 +1,7 @@
-"""Being told to leave while the state is still being fetched."""
+"""Being told to leave: while the state is still being fetched, and by signals."""
 
+import os
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +11,7 @@ import pytest
 from atom.base.clock import ManualClock
 from atom.base.events import EventList
 from atom.daemon.console import Console, Silence
-from atom.daemon.life import Life
+from atom.daemon.life import LEAVE_S, Life
 from atom.daemon.state_directory import StateDirectory
 from atom.training.round.vocabulary import Phase
 
@@ -85,3 +87,24 @@ def test_who_counted_may_need_what_it_fetches(
 ) -> None:
     life_in(phase, uncommitted, donors, tmp_path).leave(None)
     assert not donors.closed
+
+
+def test_a_closed_terminal_asks_to_leave_and_never_insists(donors: Donors, tmp_path: Path) -> None:
+    life = life_in(Phase.ACCUMULATING, 4, donors, tmp_path)
+    with life._signals.heard():
+        for asked, number in enumerate([signal.SIGHUP, signal.SIGHUP, signal.SIGTERM]):
+            os.kill(os.getpid(), number)
+            life._obey_signals()
+            assert life._facts.leave_by == (LEAVE_S if asked < 2 else 0.0)
+
+
+def test_nohup_has_its_way(donors: Donors, tmp_path: Path) -> None:
+    life = life_in(Phase.ACCUMULATING, 4, donors, tmp_path)
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with life._signals.heard():
+            os.kill(os.getpid(), signal.SIGHUP)
+            life._obey_signals()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert life._facts.leave_by is None
