@@ -2,14 +2,14 @@
 
 import contextlib
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
-from atom.base.errors import ConfigError, DeviceError
+from atom.base.errors import ConfigError, ControlError, DeviceError
 from atom.config.load import parse_peer_text
 from atom.config.peer_file import Device, PeerFile
 from atom.config.peer_text import (
@@ -85,12 +85,12 @@ class Settings:
 
     def set(self, assignments: Sequence[str]) -> list[Setting]:
         """See `atom.daemon.control.Controllable`."""
-        with self._lock:
+        if not assignments:
             text = self._text()
-            if not assignments:
-                return [_setting(key, text) for key in all_keys()]
+            return [_setting(key, text) for key in all_keys()]
+        with self._alone():
             wanted = [parse_assignment(each) for each in assignments]
-            changed = edited(text, wanted)
+            changed = edited(self._text(), wanted)
             peer = parse_peer_text(changed, self._path.parent, self._path.name)
             self._refuse_moving_away(peer)
             self._put_in_force(peer, changed)
@@ -111,6 +111,20 @@ class Settings:
     def doing(self) -> str:
         """What a `set` under way is at, if it takes long. From any thread."""
         return self._givers.memory.doing
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """A change may take a minute. Whoever waited for another would keep one of the few threads
+        that `atom pause` and `atom leave` need. Raises: ControlError."""
+        if not self._lock.acquire(blocking=False):
+            raise ControlError(
+                "another change is under way" + (f": {self.doing}" if self.doing else ""),
+                "say it again once that one is through",
+            )
+        try:
+            yield
+        finally:
+            self._lock.release()
 
     def _text(self) -> str:
         """Of the file as it is now: somebody may have edited it. Raises: ConfigError."""

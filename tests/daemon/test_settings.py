@@ -1,12 +1,13 @@
 """`atom set` at the daemon's end: all or nothing, at once, and written down."""
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 
-from atom.base.errors import ConfigError, DeviceError, StorageError, UserError
+from atom.base.errors import ConfigError, ControlError, DeviceError, StorageError, UserError
 from atom.config.load import load_peer_file
 from atom.config.peer_file import Device, PeerFile, Schedule
 from atom.daemon import settings as settings_module
@@ -40,8 +41,11 @@ class Memory:
 
     def __init__(self) -> None:
         self.caps: list[tuple[int | None, int | None]] = []
+        self.meanwhile: Callable[[], None] = lambda: None
+        self.doing = ""
 
     def change(self, peer: PeerFile) -> None:
+        self.meanwhile()
         if (peer.host.memory_bytes or 2**30) < 2**30:
             raise DeviceError("it takes 1 GiB", "give more")
         self.caps.append((peer.device.memory_bytes, peer.host.memory_bytes))
@@ -205,3 +209,21 @@ def test_the_owner_is_told_what_cannot_be_seen_or_limited(tmp_path: Path) -> Non
     }  # fmt: skip
     scene.settings.set(["device.power=", "schedule.pause_for_gpu_programs=true"])
     assert scene.settings.wishes()["pause_for_gpu_programs"] == "no GPU"
+
+
+def test_a_second_change_does_not_wait_for_the_first(scene: Scene) -> None:
+    seen = list[object]()
+
+    def meanwhile() -> None:
+        scene.memory.doing = "planning how the model is cut"
+        with pytest.raises(ControlError, match="under way: planning how") as refused:
+            scene.settings.set(["network.upload=8 Mbit/s"])
+        seen.extend([refused.value.hint, *scene.settings.set([])])
+
+    with ThreadPoolExecutor(1) as other:
+        scene.memory.meanwhile = lambda: other.submit(meanwhile).result(20.0)
+        scene.settings.set(["device.memory=2 GiB"])
+    assert len(seen) > 10, "who only asks what there is hears it"
+    scene.memory.meanwhile = lambda: None
+    scene.settings.set(["network.upload=8 Mbit/s"])
+    assert 'upload = "8 Mbit/s"' in scene.path.read_text()
