@@ -1,6 +1,6 @@
 """What the driver says of a GPU: which programs use it, and how much power it may draw.
 
-Through NVIDIA's management library (`pip install 'atom-swarm[gpu]'`).
+Through NVIDIA's management library (the extra `gpu`).
 """
 
 import contextlib
@@ -12,6 +12,7 @@ import psutil
 import torch
 
 from atom.base.errors import DeviceError
+from atom.models.installing import install_extra
 
 IN_USE_PERCENT = 10
 """Of its multiprocessors' time, in the driver's latest samples. A desktop that draws windows takes
@@ -114,7 +115,7 @@ def open_gpu(device: torch.device) -> Gpu:
     try:
         nvml = import_module("pynvml")
     except ImportError:
-        return UnseenGpu("the driver's library for Python is missing: pip install nvidia-ml-py")
+        return UnseenGpu(f"the driver's library for Python is missing: {install_extra('gpu')}")
     try:
         nvml.nvmlInit()
         uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"

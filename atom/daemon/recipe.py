@@ -25,6 +25,7 @@ from atom.graph.program import build_program, compile_program
 from atom.graph.trace import trace
 from atom.graph.traced import Graph
 from atom.models.data.samples import Samples
+from atom.models.installing import install_version
 from atom.models.source import InitialValue, ModelSource, materialised
 from atom.swap.device import CpuDevice, Device
 from atom.training.replica import Replica
@@ -96,7 +97,7 @@ def refuse_versions(wanted: Sequence[tuple[str, str]], because: Exception | None
             raise MismatchError(
                 f"the run was founded with {package} {version}, here is {here}, "
                 + (f"and {because}" if because else "and the sub-models come out differently"),
-                f"install that version: pip install '{package}=={version}'",
+                f"install that version: {install_version(package, version)}",
             )
 
 

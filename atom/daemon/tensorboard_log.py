@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from atom.base.errors import ConfigError, StorageError
+from atom.models.installing import install_extra
 
 _SCALARS = {
     "loss": "loss/training",
@@ -40,7 +41,7 @@ class TensorBoardLog:
         except ImportError as problem:
             raise ConfigError(
                 "log.tensorboard: the tensorboard library is not installed",
-                "pip install 'atom-swarm[tensorboard]', or leave the key out",
+                f"{install_extra('tensorboard')}; or leave the key out",
             ) from problem
         try:
             return cls(Writer(str(folder / time.strftime("%Y%m%d-%H%M%S"))))

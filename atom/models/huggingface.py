@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from atom.models.chunked_head import loss_in_chunks
 from atom.models.first_values import reset
 from atom.models.huggingface_config import DROPPED_KEYS
+from atom.models.installing import install_extra
 from atom.models.on_meta import parameters_on_meta
 from atom.models.outside import Outside, outside_of
 from atom.models.source import SourceError
@@ -153,7 +154,7 @@ def _library() -> Any:
     except ImportError as error:
         raise SourceError(
             f"a model from a Hugging Face config needs the package transformers ({error})",
-            "pip install 'atom-swarm[hf]'",
+            install_extra("hf"),
         ) from error
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]

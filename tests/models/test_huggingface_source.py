@@ -11,6 +11,7 @@ from atom.graph.check.verify import verify_against_eager
 from atom.graph.program import compile_program
 from atom.models.huggingface_config import MAX_CONFIG_BYTES, canonical_config, read_config
 from atom.models.huggingface_source import HuggingFaceSource
+from atom.models.installing import install_extra
 from atom.models.source import SourceError, materialised
 
 transformers = pytest.importorskip("transformers")
@@ -272,6 +273,6 @@ def test_without_the_library_the_command_to_install_it_is_named(
     huggingface._library.cache_clear()
     monkeypatch.setitem(sys.modules, "transformers", None)
     try:
-        assert refusal(LLAMA).hint == "pip install 'atom-swarm[hf]'"
+        assert refusal(LLAMA).hint == install_extra("hf")
     finally:
         huggingface._library.cache_clear()

@@ -18,6 +18,7 @@ from atom.daemon.doctor.facts import (
 from atom.daemon.doctor.finding import Finding, Level
 from atom.daemon.doctor.way_findings import way_findings
 from atom.daemon.doctor.wsl import in_wsl
+from atom.models.installing import install_package, install_version
 
 PYTHONS = ((3, 11), (3, 12))
 CLOCK_TOLERANCE_S = 3.0
@@ -62,7 +63,7 @@ def _software(software: Software) -> Iterator[Finding]:
         yield Finding("Libraries", Level.OK, f"all {count} as wanted, torch {torch}")
     for package in wrong:
         said = f"{package.name} {package.installed or 'is missing'}; wanted: {package.wanted}"
-        fix = f"pip install '{package.name}{package.wanted}'"
+        fix = install_package(f"{package.name}{package.wanted}")
         yield Finding("Libraries", Level.FAILURE, said, fix)
     if software.kernels is None:
         yield Finding("Host kernels", Level.OK, "compiled")
@@ -199,7 +200,7 @@ def _swarm(swarm: Swarm | None) -> Iterator[Finding]:
     for package, wanted, here in swarm.versions:
         if here != wanted:
             said = f"the run was founded with {package} {wanted}, here is {here or 'none'}"
-            fix = f"pip install '{package}=={wanted}'"
+            fix = install_version(package, wanted)
             yield Finding("Versions", Level.WARNING, said, fix)
     if all(here == wanted for _, wanted, here in swarm.versions):
         yield Finding("Versions", Level.OK, "as the run's founder had them")

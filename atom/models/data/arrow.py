@@ -7,6 +7,7 @@ from types import ModuleType
 from typing import IO, Any, cast
 
 from atom.models.data.corpus import DataError
+from atom.models.installing import install_extra
 
 _ROWS_TOGETHER = 1024
 
@@ -51,7 +52,5 @@ def _library(path: Path) -> ModuleType:
     try:
         import pyarrow
     except ImportError as error:
-        raise DataError(
-            f"{path} needs the package `pyarrow`", "pip install 'atom-swarm[data]'"
-        ) from error
+        raise DataError(f"{path} needs the package `pyarrow`", install_extra("data")) from error
     return cast(ModuleType, pyarrow)

@@ -15,6 +15,7 @@ from typing import Any, cast
 from atom.models.data.corpus import Corpus, DataError, DataUnreachable, Limits, RecordDocument
 from atom.models.data.files import size_of_files
 from atom.models.data.json_lines import field_text
+from atom.models.installing import install_extra
 
 _ROWS_TOGETHER = 256
 _ASKING_S = 30
@@ -167,7 +168,5 @@ def _library(path: str) -> ModuleType:
     try:
         import datasets
     except ImportError as error:
-        raise DataError(
-            f"{path} needs the package `datasets`", "pip install 'atom-swarm[data]'"
-        ) from error
+        raise DataError(f"{path} needs the package `datasets`", install_extra("data")) from error
     return cast(ModuleType, datasets)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from atom.models.data.corpus import DataError
+from atom.models.installing import install_package
 
 _PIECE_CHARACTERS = 1 << 18
 """Text is encoded in pieces of at least this many characters that end with a line.
@@ -108,7 +109,7 @@ def _parse_tokenizer(content: bytes, path: Path) -> Any:
         import tokenizers
     except ImportError as error:
         what = f"tokenizer {path} needs the package `tokenizers`"
-        raise DataError(what, "pip install tokenizers") from error
+        raise DataError(what, install_package("tokenizers")) from error
     try:
         return tokenizers.Tokenizer.from_str(content.decode("utf-8"))
     except Exception as error:  # the library raises bare Exception for whatever is wrong
