@@ -9,6 +9,7 @@ from atom.base.errors import ModelError
 from atom.daemon import profiling
 from atom.daemon.profiling import profile_of, profile_or_guess
 from atom.graph.profile.seconds import Profile
+from atom.graph.profile.sub_models import SubModelSeconds, _Bench
 from atom.graph.trace import trace
 from atom.graph.traced import Graph
 from atom.models.gpt3 import GPT3Config
@@ -80,6 +81,23 @@ def test_layers_that_do_not_run_on_made_up_inputs(
     assert "index out of range" in notes[-1]
     with pytest.raises(ModelError, match="made-up inputs"):
         profile_of(graph, CPU, None, notes.append)
+
+
+def test_a_measurement_that_fails_midway_does_not_stay_on_the_screen(
+    graph: Graph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measure, steps = _Bench.measure, list[tuple[int, int]]()
+
+    def fails_later(bench: _Bench, repeats: int) -> SubModelSeconds:
+        if len(steps) > 1:
+            raise RuntimeError("index out of range")
+        return measure(bench, repeats)
+
+    monkeypatch.setattr(_Bench, "measure", fails_later)
+    told = profile_or_guess(graph, CPU, lambda note: None, lambda *at: steps.append(at))
+    assert told.source == "assumed"
+    assert [done for done, _ in steps] == [0, 1, 1]
+    assert steps[-1] == (1, 0), "it broke off"
 
 
 def test_a_cache_that_cannot_be_kept_is_done_without(graph: Graph, cache: Path) -> None:

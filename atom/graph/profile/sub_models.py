@@ -19,7 +19,7 @@ from atom.graph.profile.seconds import Spread
 from atom.graph.program import bind, load
 
 Told = Callable[[int, int], None]
-"""(done, of how many)"""
+"""(done, of how many); as many: that is the end; of 0: it broke off."""
 _ENOUGH_S = 0.2
 """Small sub-models are measured more often than asked, until they have run this long."""
 _MOST_REPEATS = 40
@@ -69,14 +69,16 @@ def profile(
     keys = [_key(program, sub_model) for sub_model in program.sub_models]
     factories = load(program, device)
     distinct = len(set(keys))
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        for key, sub_model, make in zip(keys, program.sub_models, factories, strict=True):
-            if key not in measured:
-                told(len(measured), distinct)
-                bench = _Bench(program, sub_model, make, device, bounds, stopwatch)
-                measured[key] = bench.measure(repeats)
-                del bench
-    told(distinct, distinct)
+    try:
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            for key, sub_model, make in zip(keys, program.sub_models, factories, strict=True):
+                if key not in measured:
+                    told(len(measured), distinct)
+                    bench = _Bench(program, sub_model, make, device, bounds, stopwatch)
+                    measured[key] = bench.measure(repeats)
+                    del bench
+    finally:
+        told(len(measured), distinct if len(measured) == distinct else 0)
     return tuple(measured[key] for key in keys)
 
 
