@@ -116,7 +116,10 @@ class PeersTable:
 
     def _rows(self) -> list[dict[str, Text]]:
         names = self._names or {}
-        listed = sorted(self._view.peers, key=lambda peer: names.get(peer.peer_id, ""))
+        # Who has left takes no row from who is there.
+        listed = sorted(
+            self._view.peers, key=lambda peer: (peer.state == "left", names.get(peer.peer_id, ""))
+        )
         return [
             _cells(peer, self._view, names.get(peer.peer_id, "")) for peer in listed[: self._most]
         ]

@@ -5,9 +5,10 @@ import contextlib
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
 from rich.padding import Padding
 from rich.text import Text
@@ -27,6 +28,8 @@ MAX_POINTS = 400
 MIN_CHART_ROWS, MAX_CHART_ROWS = 3, 8
 _SWARM_ROWS = 10
 """Of these, what is above the table's rows, the line that counts peers not shown, and a blank."""
+_MOST_FOLDS = 5
+"""Lines that one peer may take: what is wrong with it folds."""
 _FRAME_ROWS = 12
 """Headline, bar, the table's head, the chart's title and axis, and the blank lines between."""
 
@@ -104,7 +107,7 @@ async def _watch(address: str, state: Path | None, console: Console) -> None:
 async def _watch_live(feed: SwarmFeed, follower: Follower, console: Console) -> None:
     try:
         with live_display(
-            console, lambda: _screen(feed.seen, follower.sight, console.height)
+            console, lambda: Screen(feed.seen, follower.sight, console.height)
         ) as live:
             while True:
                 live.refresh()
@@ -114,13 +117,36 @@ async def _watch_live(feed: SwarmFeed, follower: Follower, console: Console) -> 
         console.print(frame(follower.sight, _curve(feed.seen)))
 
 
-def _screen(seen: Seen, sight: Sight, height: int) -> RenderableType:
-    troubled = sum(bool(peer.trouble) for peer in sight.view.peers)
-    rows = chart_rows(height, len(sight.view.peers), other_rows=1 + troubled)
-    peers = max(1, height - _SWARM_ROWS - 1)
-    shown = frame(sight, _curve(seen), None, footer(seen), rows, peers)
-    # Where it does not fit, what is below is cut off: a problem must not be.
-    return Group(Text(f"  {seen.problem}", "yellow"), shown) if seen.problem else shown
+@dataclass(frozen=True)
+class Screen:
+    """The display for a terminal of so many rows. What is below the peers, and a problem, stays on
+    it: where words fold the chart goes first, then peers are counted instead of listed."""
+
+    seen: Seen
+    sight: Sight
+    height: int
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        listed = self.sight.view.peers
+        chart = chart_rows(self.height, len(listed), other_rows=1)
+        peers = max(1, min(len(listed), self.height - _SWARM_ROWS - 1))
+        while True:
+            shown = self._shown(chart, peers)
+            rows = len(console.render_lines(shown, options.update(height=None), pad=False))
+            excess = rows - self.height
+            if excess <= 0 or (peers == 1 and chart < MIN_CHART_ROWS):
+                break
+            if chart >= MIN_CHART_ROWS:
+                chart -= excess
+            else:
+                peers -= min(peers - 1, 1 + excess // _MOST_FOLDS)
+        yield shown
+
+    def _shown(self, chart: int, peers: int) -> RenderableType:
+        seen = self.seen
+        shown = frame(self.sight, _curve(seen), None, footer(seen), chart, peers)
+        # Where nothing helps, what is below is cut off: a problem must not be.
+        return Group(Text(f"  {seen.problem}", "yellow"), shown) if seen.problem else shown
 
 
 def _curve(seen: Seen) -> list[Point]:

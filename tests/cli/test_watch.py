@@ -12,7 +12,7 @@ from atom.cli.app import main
 from atom.cli.exit_codes import ExitCode
 from atom.cli.loss_chart import LossChart, dots
 from atom.cli.terminal import THEME, draws
-from atom.cli.watch import _screen, chart_rows, footer, frame, plain_line
+from atom.cli.watch import Screen, chart_rows, footer, frame, plain_line
 from atom.dashboard.feed import Seen
 from atom.swarm.message_codec import MAX_LOSS
 
@@ -36,10 +36,10 @@ def test_a_round_that_came_to_nothing_is_told_until_it_is_committed() -> None:
 
 
 @pytest.mark.parametrize("height", [6, 12])
-def test_a_problem_is_seen_on_the_smallest_screen(height: int) -> None:
+def test_a_problem_is_seen_on_the_smallestScreen(height: int) -> None:
     shown = sight(3)
     lines = drawn(
-        _screen(Seen(shown.view, None, (), "the DHT is silent"), shown, height), 40, height
+        Screen(Seen(shown.view, None, (), "the DHT is silent"), shown, height), 40, height
     )
     assert "the DHT is silent" in "".join(lines[:height])
     assert max(map(len, lines)) <= 40
@@ -54,7 +54,7 @@ def test_without_an_address_the_daemon_here_is_asked(
 
 @pytest.mark.parametrize("height", [18, 24, 50])
 @pytest.mark.parametrize("peers", [1, 3])
-def test_what_is_below_stays_on_the_screen(height: int, peers: int) -> None:
+def test_what_is_below_stays_on_theScreen(height: int, peers: int) -> None:
     losses = [(float(number), 5.0 / number) for number in range(1, 30)]
     rows = chart_rows(height, peers, other_rows=1)
     lines = drawn(frame(sight(peers), losses, None, "the footer", rows), 100, height)
@@ -63,10 +63,39 @@ def test_what_is_below_stays_on_the_screen(height: int, peers: int) -> None:
 
 def test_a_crowd_is_cut_and_counted() -> None:
     shown = sight(30)
-    lines = drawn(_screen(Seen(shown.view, None, ()), shown, 24), 80, 24)
+    lines = drawn(Screen(Seen(shown.view, None, ()), shown, 24), 80, 24)
     assert len(lines) <= 24
     assert "and 17 more" in "".join(lines)
     assert "Ctrl-C" in "".join(lines)
+
+
+@pytest.mark.parametrize("width", [44, 80, 120])
+@pytest.mark.parametrize(("height", "peers"), [(24, 30), (24, 6), (40, 10)])
+def test_what_is_wrong_with_peers_pushes_nothing_off_the_screen(
+    width: int, height: int, peers: int
+) -> None:
+    whole = sight(peers)
+    troubled = [
+        replace(each, void_passes=12, void_cause="loss-not-finite") for each in whole.view.peers
+    ]
+    shown = replace(whole, view=replace(whole.view, peers=tuple(troubled)))
+    losses = tuple((number, 5.0 / number) for number in range(1, 30))
+    lines = drawn(Screen(Seen(shown.view, None, losses), shown, height), width, height)
+    assert len(lines) <= height
+    assert "Ctrl-C" in "".join(lines)
+    assert any("void" in line for line in lines)
+
+
+def test_who_has_left_takes_no_row_from_who_is_there() -> None:
+    whole = sight(30)
+    gone = [
+        replace(each, state="left" if number < 20 else each.state)
+        for number, each in enumerate(whole.view.peers)
+    ]
+    shown = replace(whole, view=replace(whole.view, peers=tuple(gone)))
+    said = "".join(drawn(Screen(Seen(shown.view, None, ()), shown, 24), 80, 24))
+    assert [each.peer_id[-6:] in said for each in gone[20:]] == [True] * 10
+    assert 0 < said.count(" left ") < 20
 
 
 @pytest.mark.parametrize("kind", ["dumb", "xterm"])
