@@ -58,8 +58,9 @@ class ContactBook:
         self._good: dict[str, str] = {}
         self._failed_at: dict[str, float] = {}
 
-    def set(self, peer_id: str, contact: Contact) -> None:
-        """Replaces what was known. Malformed addresses and those past the eighth are left out."""
+    def set(self, peer_id: str, contact: Contact) -> bool:
+        """Replaces what was known; whether it is another process now, or elsewhere. Malformed
+        addresses and those past the eighth are left out."""
         usable = []
         for text in contact.addresses[:MAX_ADDRESSES]:
             with contextlib.suppress(ValueError):
@@ -73,6 +74,8 @@ class ContactBook:
                 self._failed_at.pop(peer_id, None)
             while len(self._known) > MOST_KNOWN:
                 self._forget(next(iter(self._known)))
+        here = (tuple(usable), contact.incarnation)
+        return here != (before.addresses, before.incarnation)
 
     def _forget(self, peer_id: str) -> None:
         for about in (self._known, self._good, self._failed_at):

@@ -35,6 +35,8 @@ class Lines:
         self._wanted: frozenset[str] = frozenset()
         self._running: set[str] = set()
         self._up: dict[str, Channel] = {}
+        self._moved: set[str] = set()
+        """Who has said something new of where it is, since it was dialled last."""
         self._answers = threading.BoundedSemaphore(_MOST_ANSWERS)
 
     def keep(self, peer_ids: Iterable[str]) -> None:
@@ -49,6 +51,13 @@ class Lines:
             line.close()
         for peer_id in begin:
             self._endpoint.crew.start("atom-line", partial(self._run, peer_id))
+
+    def moved(self, peer_id: str) -> None:
+        """It is somewhere else now, perhaps started again: no use in waiting out a long pause."""
+        with self._changed:
+            if peer_id in self._running:
+                self._moved.add(peer_id)
+                self._changed.notify_all()
 
     def up(self) -> frozenset[str]:
         """Whom a line leads to right now."""
@@ -65,9 +74,19 @@ class Lines:
         while self._goes_on(peer_id):
             if self._hold(peer_id):
                 pause_s = _FIRST_PAUSE_S
-            with self._changed:
-                self._changed.wait_for(lambda: self._over(peer_id), pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            pause_s = self._rest(peer_id, pause_s)
+
+    def _rest(self, peer_id: str, pause_s: float) -> float:
+        """Waits before the next try; how long to wait before the one after it."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._over(peer_id), _FIRST_PAUSE_S)
+            self._changed.wait_for(
+                lambda: self._over(peer_id) or peer_id in self._moved, pause_s - _FIRST_PAUSE_S
+            )
+            if peer_id in self._moved:
+                self._moved.discard(peer_id)
+                return _FIRST_PAUSE_S
+        return min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _hold(self, peer_id: str) -> bool:
         """Keeps a line until it breaks. Whether anything came over it: who has no room for one more
@@ -95,6 +114,7 @@ class Lines:
         with self._changed:
             if self._over(peer_id):
                 self._running.discard(peer_id)  # under the lock: a later `keep` begins anew
+                self._moved.discard(peer_id)
                 return False
             return True
 

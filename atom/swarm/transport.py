@@ -183,7 +183,8 @@ class Transport:
 
     def set_contact(self, peer_id: str, contact: Contact) -> None:
         """How `peer_id` can be reached."""
-        self._dialer.contacts.set(peer_id, contact)
+        if self._dialer.contacts.set(peer_id, contact):
+            self._lines.moved(peer_id)
 
     def keep_lines(self, peer_ids: Iterable[str]) -> None:
         """From now on these may call us, and no other: we cannot be dialled."""

@@ -5,6 +5,7 @@ import queue
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -326,12 +327,38 @@ def test_a_full_house_is_asked_for_a_line_less_and_less_often(
     """It lets everybody in, and hangs up on whom it has no room for."""
     full, guest = make(limits=dataclasses.replace(LIMITS, lines=0)), make(listens=False)
     guest.knows(full)
-    pauses: list[float | None] = []
+    pauses: list[float] = []
     lines = guest.transport._lines
-    monkeypatch.setattr(lines, "_over", lambda peer_id: len(pauses) >= 4)
+    monkeypatch.setattr(lines, "_over", lambda peer_id: len(pauses) >= 8)
     monkeypatch.setattr(
-        lines._changed, "wait_for", lambda condition, seconds=None: pauses.append(seconds)
+        lines._changed, "wait_for", lambda condition, seconds=0.0: pauses.append(seconds)
     )
     guest.transport.keep_lines([full.peer_id])
-    until(lambda: len(pauses) >= 4)
-    assert pauses == [0.5, 1.0, 2.0, 4.0]
+    until(lambda: len(pauses) >= 8)
+    assert [sum(pauses[at : at + 2]) for at in range(0, 8, 2)] == [0.5, 1.0, 2.0, 4.0]
+
+
+def test_whoever_is_found_elsewhere_is_asked_for_a_line_at_once(
+    make: Callable[..., Peer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was killed, and is back after a while: the pauses had become long."""
+    host, guest = make(), make(listens=False)
+    monkeypatch.setattr("atom.swarm.lines._FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr("atom.swarm.lines._LONGEST_PAUSE_S", 1000.0)
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        before = Contact(("{}:{}".format(*gone.getsockname()),))
+    guest.transport.set_contact(host.peer_id, before)
+    tried, dial = threading.Semaphore(0), guest.transport._dialer.dial_directly
+
+    def dialled(*arguments: Any, **named: Any) -> Any:
+        tried.release()
+        return dial(*arguments, **named)
+
+    monkeypatch.setattr(guest.transport._dialer, "dial_directly", dialled)
+    guest.transport.keep_lines([host.peer_id])
+    for _ in range(12):  # 0.01, 0.02, … 40 s
+        if not tried.acquire(timeout=1.0):
+            break
+    assert host.peer_id not in guest.transport.lines()
+    guest.transport.set_contact(host.peer_id, host.contact())
+    until(lambda: host.peer_id in guest.transport.lines())
