@@ -96,7 +96,8 @@ def unit_text(service: Service) -> str:
     )
     in_vain = sorted(IN_VAIN)
     reasons = "".join(f"#   {int(code)}: {MEANINGS[code]}\n" for code in in_vain)
-    stopped = f"{int(ExitCode.INTERRUPTED)} {int(ExitCode.TERMINATED)}"
+    ended_by_signal = (ExitCode.HUNG_UP, ExitCode.INTERRUPTED, ExitCode.TERMINATED)
+    stopped = " ".join(str(int(code)) for code in ended_by_signal)
     return f"""\
 [Unit]
 Description={service.title.replace("%", "%%")}

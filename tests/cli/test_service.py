@@ -71,7 +71,7 @@ def test_it_starts_again_where_that_may_help() -> None:
         r"exit code ([\d, or]+), or was killed.*?After ([\d, and]+) it does not", page, re.DOTALL
     ).groups()  # type: ignore[union-attr]
     assert codes_in(never) == IN_VAIN
-    ended_by_signal = {ExitCode.INTERRUPTED, ExitCode.TERMINATED}
+    ended_by_signal = {ExitCode.HUNG_UP, ExitCode.INTERRUPTED, ExitCode.TERMINATED}
     assert codes_in(again) == set(MEANINGS) - IN_VAIN - ended_by_signal - {ExitCode.OK}
     assert codes_in(service["SuccessExitStatus"]) == ended_by_signal
 

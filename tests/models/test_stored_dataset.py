@@ -15,6 +15,7 @@ from atom.models.data.files import text_corpus
 from atom.models.data.stored_dataset import StoredDataset, newest_revision
 from atom.models.data.token_writer import TOKENISING
 from atom.models.data.tokenizer import ByteTokenizer
+from atom.models.installing import install_extra
 
 TEXTS = ["one", "zwei é", "", "three\nlines", "last"]
 REVISION = "a" * 40
@@ -117,7 +118,7 @@ def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(DataError, match="needs the package `datasets`") as caught:
         contents(HUB.corpus(Limits()))
-    assert "atom-swarm[data]" in caught.value.hint
+    assert install_extra("data") in caught.value.hint
 
 
 @pytest.mark.parametrize("streaming", [False, True])

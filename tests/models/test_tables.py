@@ -14,6 +14,7 @@ from atom.models.data.cache import cached_tokens
 from atom.models.data.corpus import BLOCK_BYTES, Corpus, DataError, Limits
 from atom.models.data.files import text_corpus
 from atom.models.data.tokenizer import ByteTokenizer
+from atom.models.installing import install_extra
 
 TEXTS = ["one", "zwei\nlines é", "", "x" * (BLOCK_BYTES + 3), "last"]
 
@@ -125,4 +126,4 @@ def test_without_the_library_the_extra_is_named(
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(DataError, match="needs the package `pyarrow`") as caught:
         contents(text_corpus([tmp_path]))
-    assert "atom-swarm[data]" in caught.value.hint
+    assert install_extra("data") in caught.value.hint
