@@ -65,7 +65,9 @@ async def _serve(node: NodeSettings, console: TerminalConsole) -> None:
         if not addresses:
             return
         typer.echo(addresses[0])
-        console.note(f"found a run here: atom start RUN.toml --initial-peers {addresses[0]}")
+        console.note(
+            f"to found a run through it: atom start RUN.toml --initial-peers {addresses[0]}"
+        )
         for address in addresses[1:]:
             console.note(f"also reached at {address}")
 

@@ -54,7 +54,7 @@ def print_service(context: typer.Context, given: Sequence[str]) -> None:
     typer.echo(unit_text(Service(title, (*program, name, *words), environment)), nl=False)
     console = stderr_console()
     for line in (
-        "save it as ~/.config/systemd/user/atom.service; then:",
+        "save it as ~/.config/systemd/user/atom.service (mkdir -p the folder first); then:",
         "  systemctl --user daemon-reload && systemctl --user enable --now atom",
         "  loginctl enable-linger        # it also runs while you are not logged in",
         "  journalctl --user --unit atom --follow",

@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import errno
+import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -78,7 +80,7 @@ def plain_line(sight: Sight) -> str:
     batch = "" if view.global_batch is None else f"/{view.global_batch}"
     return (
         f"{view.run}  round {view.round}  {peers}  {view.accumulated}{batch} mini-batches"
-        f"  {view.tokens_per_s:.0f} tokens/s{loss}"
+        f"  {view.tokens_per_s:,.0f} tokens/s{loss}"
     )
 
 
@@ -99,9 +101,14 @@ def live_display(
 
 async def _watch(address: str, state: Path | None, console: Console) -> None:
     show = _watch_live if draws(console) else _watch_plain
-    async with following(address, state) as (feed, follower), asyncio.TaskGroup() as group:
-        group.create_task(feed.follow())
-        await show(feed, follower, console)
+    try:
+        async with following(address, state) as (feed, follower), asyncio.TaskGroup() as group:
+            group.create_task(feed.follow())
+            await show(feed, follower, console)
+    except ExceptionGroup as several:
+        if several.subgroup(BrokenPipeError) is None:
+            raise
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE)) from several
 
 
 async def _watch_live(feed: SwarmFeed, follower: Follower, console: Console) -> None:
@@ -154,7 +161,7 @@ def _curve(seen: Seen) -> list[Point]:
 
 
 async def _watch_plain(feed: SwarmFeed, follower: Follower, console: Console) -> None:
-    """One line per round, and when peers come or go."""
+    """A line when the round is another, and when peers come or go."""
     said: tuple[int, frozenset[str]] | None = None
     while True:
         sight = follower.sight

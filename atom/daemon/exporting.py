@@ -181,7 +181,8 @@ def _aside(target: Path, need_bytes: int) -> Iterator[Path]:
         raise _unwritable(target, problem) from problem
     try:
         yield aside
-        aside.chmod(0o777 & ~_umask())
+        for path in (aside, *aside.rglob("*")):  # others may read it, as any file
+            path.chmod((0o777 if path.is_dir() else 0o666) & ~_umask())
         os.replace(aside, target)
     except OSError as problem:
         raise _unwritable(target, problem) from problem

@@ -157,7 +157,8 @@ class Life:
             head=head.digest.hex(),
             digest=digest.hex(),
         )
-        self._console.note(f"peer {parts.me.peer_id} at round {head.round}")
+        me = parts.me.peer_id
+        self._console.note(f"peer {me} at round {head.round}; atom watch shows how it goes")
         self._loop.start()
         if self._facts.leave_by is not None:
             self._loop.leave()

@@ -1,5 +1,8 @@
+import asyncio
+import contextlib
 import io
 import math
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,6 +11,7 @@ from rich.console import Console
 from swarm_sights import sight
 
 from atom.base.reasons import Reason
+from atom.cli import watch
 from atom.cli.app import main
 from atom.cli.exit_codes import ExitCode
 from atom.cli.loss_chart import LossChart, dots
@@ -21,6 +25,26 @@ def drawn(renderable: object, width: int, height: int) -> list[str]:
     file = io.StringIO()
     Console(file=file, width=width, height=height, theme=THEME).print(renderable)
     return file.getvalue().splitlines()
+
+
+def test_a_reader_that_goes_ends_the_lines_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `atom watch | head`; else what a group of tasks raises is a fault of ours."""
+
+    class Feed:
+        async def follow(self) -> None:
+            await asyncio.sleep(0)
+
+    @contextlib.asynccontextmanager
+    async def following(*_: object) -> AsyncIterator[tuple[Feed, None]]:
+        yield Feed(), None
+
+    async def said(*_: object) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr(watch, "following", following)
+    monkeypatch.setattr(watch, "_watch_plain", said)
+    with pytest.raises(BrokenPipeError):
+        asyncio.run(watch._watch("", None, Console(file=io.StringIO())))
 
 
 def test_a_line_of_the_log() -> None:

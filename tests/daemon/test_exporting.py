@@ -101,6 +101,10 @@ def test_transformers_loads_what_the_snapshot_holds(kept: Kept, tmp_path: Path, 
     assert generated.shape == (2, 7)
     assert (told.run, told.round) == ("kept", 0)
     assert {name for name, _ in told.files} == set(os.listdir(told.folder))
+    plain = tmp_path / "plain"
+    plain.touch()
+    modes = {path.stat().st_mode for path in told.folder.iterdir()}
+    assert modes == {plain.stat().st_mode}, "as any file: who may read one may read all"
 
 
 def test_the_tokenizer_of_bytes_comes_along(kept: Kept, tmp_path: Path) -> None:
