@@ -2,13 +2,10 @@
 
 from atom.swarm.chain import Head, Voter
 from atom.swarm.freshness import LeaseBook
-from atom.swarm.records import PeerState
 from atom.training.pacing import SwarmCount
 from atom.training.round.electorate import ACTIVE_STATES, same_head
 from atom.training.round.machine import RoundMachine
 from atom.training.round.vocabulary import View
-
-_WORKING = ACTIVE_STATES - {PeerState.PAUSED, PeerState.LEAVING}
 
 
 def look(
@@ -34,19 +31,17 @@ def look(
 
 
 def count_swarm(machine: RoundMachine, view: View, seen_at: float) -> SwarmCount:
-    """What the others counted, and how many share the work: those at our head, and members of the
-    last round whose new lease is still on its way; who is paused or leaves does none of it. The
-    view was read at `seen_at`."""
+    """What the others counted, and how many share the work: those at our head, and members
+    of the last round whose new lease is still on its way. The view was read at `seen_at`."""
     head = machine.head
     mates = machine.answering(same_head(head, view))
-    working = {peer for peer, lease in mates.items() if lease.state in _WORKING}
     behind = {
         peer
         for peer, lease in view.fresh.items()
-        if lease.round < head.round and lease.state in _WORKING
+        if lease.round < head.round and lease.state in ACTIVE_STATES
     }
     coming = behind.intersection(head.members) if behind else behind
     wanted = machine.global_batch
     sequences = sum([min(lease.sequences, wanted) for lease in mates.values()])
     per_s = sum([lease.sequences_per_s for lease in mates.values()])
-    return SwarmCount(sequences, len(coming | working) + 1, seen_at, per_s)
+    return SwarmCount(sequences, len(coming | mates.keys()) + 1, seen_at, per_s)
