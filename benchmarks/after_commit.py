@@ -26,7 +26,7 @@ from atom.optim.rate import RateSettings
 from atom.swap.device import CpuDevice
 from atom.swap.schedule import Forward
 from atom.swap.timeline import Recording
-from atom.swarm.arenas import state_digest
+from atom.swarm.state.arenas import state_digest
 from atom.training.replica import Replica, ReplicaSettings
 
 SEED, HEADS, VOCABULARY = 1, 8, 8192

@@ -28,11 +28,11 @@ from atom.swap.parameter_gradients import ParameterGradients
 from atom.swap.running_pass import RunningPass
 from atom.swap.schedule import Forward
 from atom.swap.timeline import Recording
-from atom.swarm.arenas import arena_digest, state_digest
-from atom.swarm.chain import Ballot, Contribution
-from atom.swarm.protection import RingProtection
-from atom.swarm.ring_channels import RingChannels
-from atom.swarm.transport import Transport
+from atom.swarm.chain.commit import Ballot, Contribution
+from atom.swarm.ring.channels import RingChannels
+from atom.swarm.state.arenas import arena_digest, state_digest
+from atom.swarm.stream.protection import RingProtection
+from atom.swarm.transport.transport import Transport
 from atom.training.exchange import Exchange, RingStyle
 from atom.training.replica import Replica, ReplicaSettings
 from atom.training.results import Results

@@ -13,7 +13,7 @@ from typing import Any
 
 from atom.base.events import EventSink
 from atom.cli import app
-from atom.swarm.messages import Prepare
+from atom.swarm.chain.messages import Prepare
 from atom.training.loop import RoundLoop
 from atom.training.replica import Replica
 from atom.training.round.vocabulary import Action, Send, StartRing

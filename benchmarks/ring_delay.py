@@ -5,8 +5,8 @@ import queue
 import threading
 import time
 
-from atom.swarm.frames import Patience, Stream
-from atom.swarm.ring_channels import RingChannels
+from atom.swarm.ring.channels import RingChannels
+from atom.swarm.stream.frames import Patience, Stream
 
 
 class DelayedStream:

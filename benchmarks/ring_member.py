@@ -18,15 +18,15 @@ from ring_links import Seat
 from torch import Tensor
 
 from atom.base.events import EventList
-from atom.swarm.algorithm import Algorithm
-from atom.swarm.allreduce import Arenas, RingTerms, all_reduce, open_one_shot, open_ring
-from atom.swarm.chain import Ballot
-from atom.swarm.codec import CODECS
-from atom.swarm.handshake import Local
+from atom.swarm.chain.commit import Ballot
 from atom.swarm.identity import Identity
-from atom.swarm.protection import RingProtection
-from atom.swarm.ring import ring_tag
-from atom.swarm.transport import Transport
+from atom.swarm.ring.algorithm import Algorithm
+from atom.swarm.ring.allreduce import Arenas, RingTerms, all_reduce, open_one_shot, open_ring
+from atom.swarm.ring.codec import CODECS
+from atom.swarm.ring.geometry import ring_tag
+from atom.swarm.stream.handshake import Local
+from atom.swarm.stream.protection import RingProtection
+from atom.swarm.transport.transport import Transport
 
 RUN, PARENT = bytes(32), bytes(32)
 GLOO, HIVEMIND = "gloo", "hivemind"

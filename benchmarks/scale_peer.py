@@ -4,14 +4,14 @@ import time
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
-from atom.swarm.chain import Ballot, Head, Voter, canonical_digest
-from atom.swarm.freshness import LeaseBook
+from atom.swarm.chain.commit import Ballot, Head, Voter, canonical_digest
+from atom.swarm.chain.messages import Message, Prepare
 from atom.swarm.identity import Identity
-from atom.swarm.lease_places import LeasePlaces
-from atom.swarm.messages import Message, Prepare
-from atom.swarm.record_codec import encode_lease
-from atom.swarm.record_keys import LEASE_SHARDS, ROOT, shard_of
-from atom.swarm.records import RENEW_SECONDS, Lease, PeerState
+from atom.swarm.records.codec import encode_lease
+from atom.swarm.records.freshness import LeaseBook
+from atom.swarm.records.keys import LEASE_SHARDS, ROOT, shard_of
+from atom.swarm.records.lease import RENEW_SECONDS, Lease, PeerState
+from atom.swarm.records.lease_places import LeasePlaces
 from atom.training.outlook import count_swarm, look
 from atom.training.pacing import READ_S, SwarmCount, next_pass, reading_pause
 from atom.training.round import RoundMachine, Terms

@@ -3,7 +3,7 @@
 Machine, book of leases, view, pacing and record encoding are the real ones. Time, network,
 directory and ring are played: a message takes 5 to 50 ms, a lease 20 to 80 ms until others can read
 it, a reading as long. The DHT's traffic is counted from the sizes of real records and the rules of
-`atom/swarm/dht_node.py`: who stores sends a record to five nodes; who reads asks eight nodes per
+`atom/swarm/dht/node.py`: who stores sends a record to five nodes; who reads asks eight nodes per
 key, and the five that hold it answer with everything under it.
 """
 
@@ -16,12 +16,11 @@ from functools import lru_cache
 
 from scale_peer import Peer
 
-from atom.swarm import membership
-from atom.swarm.chain import MAX_VOTERS, Voter, genesis
+from atom.swarm.chain.commit import MAX_VOTERS, Voter, genesis, membership
+from atom.swarm.chain.message_codec import encode
+from atom.swarm.chain.messages import Message
 from atom.swarm.identity import Identity, verify
-from atom.swarm.message_codec import encode
-from atom.swarm.messages import Message
-from atom.swarm.records import Lease
+from atom.swarm.records.lease import Lease
 from atom.training.round import Terms, coordinator
 
 _verified = lru_cache(maxsize=65536)(verify)

@@ -30,7 +30,7 @@ from atom.optim.rate import RateSettings
 from atom.swap.device import CpuDevice
 from atom.swap.host_store import HostStore, host_bytes, working_copy_bytes
 from atom.swap.state_form import StateForm
-from atom.swarm.arenas import state_digest
+from atom.swarm.state.arenas import state_digest
 from atom.training.replica import Replica, ReplicaSettings
 
 SEED, VOCABULARY, SEQUENCES = 1, 50304, 1

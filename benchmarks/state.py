@@ -28,7 +28,7 @@ from safetensors.torch import save_file
 from sides import Timing, machine, positive, publish
 from state_peer import ALONE, PATIENCE_S, Averaging, Setting, peer
 
-from atom.swarm.arenas import state_digest
+from atom.swarm.state.arenas import state_digest
 
 MEGABYTE = 10**6
 

@@ -14,16 +14,16 @@ import torch
 from atom.base.clock import BootClock
 from atom.base.errors import PeerRefused
 from atom.base.events import EventList
-from atom.swarm.allreduce import Arenas, RingTerms, all_reduce, open_ring
-from atom.swarm.blobs import BlobServer, BlobShelf
-from atom.swarm.chain import Ballot
-from atom.swarm.codec import CODECS
-from atom.swarm.handshake import Local
+from atom.swarm.chain.commit import Ballot
 from atom.swarm.identity import Identity
-from atom.swarm.ring import ring_tag
-from atom.swarm.state_transfer import FetchOptions, Watch, fetch
-from atom.swarm.throttle import Bandwidth
-from atom.swarm.transport import Transport
+from atom.swarm.ring.allreduce import Arenas, RingTerms, all_reduce, open_ring
+from atom.swarm.ring.codec import CODECS
+from atom.swarm.ring.geometry import ring_tag
+from atom.swarm.state.blobs import BlobServer, BlobShelf
+from atom.swarm.state.state_transfer import FetchOptions, Watch, fetch
+from atom.swarm.stream.handshake import Local
+from atom.swarm.stream.throttle import Bandwidth
+from atom.swarm.transport.transport import Transport
 
 PATIENCE_S = 300.0
 ALONE = "alone"

@@ -15,7 +15,7 @@ from atom.cli.exit_codes import MEANINGS
 from atom.config.peer_file import PeerFile
 from atom.config.run_file import RunFile
 from atom.config.section import Section
-from atom.swarm.view import PeerView, SwarmView, VoidAttempt
+from atom.swarm.records.view import PeerView, SwarmView, VoidAttempt
 from atom.training.round.terms import Patience
 from atom.wire import round_pb2
 

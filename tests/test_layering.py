@@ -30,12 +30,24 @@ ALLOWED: dict[str, set[str]] = {
     "dashboard": {"base", "config", "swarm"},
 }  # fmt: skip
 
+WITHIN_SWARM: dict[str, set[str]] = {
+    "": set(),
+    "chain": {""},
+    "records": {"", "chain"},
+    "dht": {"", "chain", "records"},
+    "stream": {"", "chain", "records"},
+    "transport": {"", "chain", "records", "stream"},
+    "ring": {"", "chain", "records", "stream", "transport"},
+    "state": {"", "chain", "records", "stream", "transport"},
+}
+"""The swarm's own rooms; "" are the two files beside them."""
+
 MEETING_PLACE = "training"
 """Only here may one file import both the model's column and the swarm (the daemon wires)."""
 
 DOORS: dict[str, tuple[str, ...]] = {
     "aiohttp": ("atom/dashboard/server.py",),
-    "hivemind": ("atom/swarm/dht_node.py", "atom/swarm/dht_holders.py", "atom/swarm/p2pd.py"),
+    "hivemind": ("atom/swarm/dht/node.py", "atom/swarm/dht/holders.py", "atom/swarm/dht/p2pd.py"),
     "grpc": ("atom/daemon/control.py", "atom/daemon/control_client.py", "atom/wire/"),
     "pydantic": ("atom/config/",),
     "prometheus_client": ("atom/daemon/metrics.py",),
@@ -50,7 +62,7 @@ DOORS: dict[str, tuple[str, ...]] = {
     "pyarrow": ("atom/models/data/arrow.py",),
     "safetensors": ("atom/training/",),
     "transformers": ("atom/models/huggingface.py",),
-    "ssl": ("atom/swarm/",),
+    "ssl": ("atom/swarm/stream/",),
 }
 TORCH_ALONE = ("graph", "swap", "plan", "optim", "models")
 NOT_WITH_TORCH_ALONE = {
@@ -98,9 +110,27 @@ def test_imports_go_one_way() -> None:
     assert list(violations()) == []
 
 
+def swarm_room_of(module: str) -> str:
+    inner = (*module.split("."), "")[2]
+    return inner if inner in WITHIN_SWARM else ""
+
+
+def test_imports_within_the_swarm_go_one_way() -> None:
+    strays = [
+        f"{path.relative_to(ROOT)} imports {module}"
+        for path in sorted((ATOM / "swarm").rglob("*.py"))
+        for room in [swarm_room_of(".".join(path.relative_to(ROOT).with_suffix("").parts))]
+        for module in imported_modules(path)
+        if room_of(module) == "swarm" and swarm_room_of(module) not in {room} | WITHIN_SWARM[room]
+    ]
+    assert strays == []
+
+
 def test_every_room_is_known() -> None:
     rooms = {p.name for p in ATOM.iterdir() if p.is_dir() and p.name != "__pycache__"}
     assert rooms == set(ALLOWED)
+    inner = {p.name for p in (ATOM / "swarm").iterdir() if p.is_dir() and p.name != "__pycache__"}
+    assert inner | {""} == set(WITHIN_SWARM)
 
 
 def test_the_column_is_a_column() -> None:

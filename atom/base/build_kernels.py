@@ -1,6 +1,6 @@
 """Compiles the rooms' kernels: `python -m atom.base.build_kernels`, and at every installation.
 
-Each `atom/<room>/<name>_kernels.c` becomes a library beside it, with `kernel.h` in it. Needs a C
+Each `<name>_kernels.c` of a room becomes a library beside it, with `kernel.h` in it. Needs a C
 compiler (`$CC`, else `cc`) and nothing of Python's headers. `setup.py` runs this file alone,
 before anything is installed, so it imports the standard library only.
 """
@@ -23,7 +23,7 @@ FLAGS = (
 
 def sources() -> list[Path]:
     """All there are."""
-    return sorted(PACKAGE.glob("*/*_kernels.c"))
+    return sorted(PACKAGE.glob("**/*_kernels.c"))
 
 
 def library_of(source: Path) -> Path:

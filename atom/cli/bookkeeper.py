@@ -8,13 +8,14 @@ from pathlib import Path
 from atom.base.errors import AddressError
 from atom.base.home import expand_home
 from atom.config.places import cache_directory
-from atom.swarm.chain_fetcher import ChainFetcher
+from atom.swarm.chain.ledger import Ledger
+from atom.swarm.chain.ledger_file import LedgerFile
 from atom.swarm.identity import Identity
-from atom.swarm.ledger import Ledger
-from atom.swarm.ledger_file import LedgerFile
-from atom.swarm.ledger_reader import LedgerReader, Progress
-from atom.swarm.record_codec import first_head
-from atom.swarm.records import Lease, Manifest
+from atom.swarm.records.codec import first_head
+from atom.swarm.records.lease import Lease
+from atom.swarm.records.run_manifest import Manifest
+from atom.swarm.state.chain_fetcher import ChainFetcher
+from atom.swarm.state.ledger_reader import LedgerReader, Progress
 
 SAVE_EVERY_ROUNDS = 256
 

@@ -13,8 +13,8 @@ from atom.config.places import bootstrap_state_directory
 from atom.daemon.addresses import announced_multiaddrs
 from atom.daemon.state_directory import StateDirectory
 from atom.swarm.addresses import parse_listen, parse_multiaddrs
-from atom.swarm.bootstrap import run_bootstrap
-from atom.swarm.dht_frames import NodeSettings
+from atom.swarm.dht.bootstrap import run_bootstrap
+from atom.swarm.dht.frames import NodeSettings
 
 DEFAULT_LISTEN = "0.0.0.0:31337"
 """A fixed port: people write this address down."""

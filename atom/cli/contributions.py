@@ -21,8 +21,8 @@ from atom.cli.signals import run_to_the_end
 from atom.cli.swarm_table import short_id
 from atom.cli.terminal import print_plainly, stdout_console
 from atom.swarm.addresses import parse_join_address
-from atom.swarm.ledger import Ledger
-from atom.swarm.records import Manifest
+from atom.swarm.chain.ledger import Ledger
+from atom.swarm.records.run_manifest import Manifest
 
 _COLUMNS = ("peer", "mini-batches", "share", "rounds", "first", "last")
 _LEAST_COLUMNS = 3

@@ -8,8 +8,8 @@ from atom.cli.bookkeeper import Bookkeeper, bookkeeping, identity_in
 from atom.cli.onlooker import Onlooker, Sight, onlooking
 from atom.dashboard.feed import SwarmFeed
 from atom.swarm.addresses import parse_join_address
-from atom.swarm.ledger import Ledger
-from atom.swarm.view import SwarmView
+from atom.swarm.chain.ledger import Ledger
+from atom.swarm.records.view import SwarmView
 
 
 class Follower:

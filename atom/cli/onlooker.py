@@ -10,10 +10,11 @@ from atom.base.errors import AddressError, AtomError, ConfigError, UserError
 from atom.cli.terminal import waiting
 from atom.config.load import run_from_text
 from atom.swarm.addresses import JoinAddress
-from atom.swarm.dht_frames import NodeSettings
-from atom.swarm.directory import Directory, open_directory
-from atom.swarm.records import Lease, Manifest
-from atom.swarm.view import SwarmView, view_swarm
+from atom.swarm.dht.directory import Directory, open_directory
+from atom.swarm.dht.frames import NodeSettings
+from atom.swarm.records.lease import Lease
+from atom.swarm.records.run_manifest import Manifest
+from atom.swarm.records.view import SwarmView, view_swarm
 
 EMPTY_RETRIES = 3
 """A DHT that was just entered may need a moment to find the leases."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from atom.base.errors import StorageError
-from atom.swarm.ledger import Ledger
+from atom.swarm.chain.ledger import Ledger
 
 MAX_LINE_BYTES = 4 << 20
 """A round of thousands of members; longer lines are not ours."""

@@ -10,8 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from atom.cli.onlooker import Sight
-from atom.swarm.records import LEASE_SECONDS
-from atom.swarm.view import PeerView, SwarmView
+from atom.swarm.records.lease import LEASE_SECONDS
+from atom.swarm.records.view import PeerView, SwarmView
 
 _ID_CHARACTERS = 6
 _DIGEST_CHARACTERS = 8

@@ -4,7 +4,7 @@ import ipaddress
 from collections.abc import Sequence
 
 from atom.config.address import parse_host_port
-from atom.swarm.directory import primary_host
+from atom.swarm.dht.directory import primary_host
 
 MAX_ADDRESSES = 8
 

@@ -26,18 +26,18 @@ from atom.daemon.turns.taking import DeviceTurns
 from atom.swarm.addresses import (
     parse_listen,
 )
-from atom.swarm.allow_list import AllowList
-from atom.swarm.blobs import BlobServer, BlobShelf
-from atom.swarm.chunk_kernels import chunk_kernels
-from atom.swarm.codec import CODECS
-from atom.swarm.endpoint import TransportLimits
-from atom.swarm.handshake import Local
-from atom.swarm.outreach import Outreach
-from atom.swarm.protection import RingProtection
-from atom.swarm.reachability import Reached
-from atom.swarm.state_transfer import Watch
-from atom.swarm.throttle import Bandwidth
-from atom.swarm.transport import Transport
+from atom.swarm.records.allow_list import AllowList
+from atom.swarm.records.reachability import Reached
+from atom.swarm.ring.chunk_kernels import chunk_kernels
+from atom.swarm.ring.codec import CODECS
+from atom.swarm.state.blobs import BlobServer, BlobShelf
+from atom.swarm.state.state_transfer import Watch
+from atom.swarm.stream.handshake import Local
+from atom.swarm.stream.protection import RingProtection
+from atom.swarm.stream.throttle import Bandwidth
+from atom.swarm.transport.endpoint import TransportLimits
+from atom.swarm.transport.outreach import Outreach
+from atom.swarm.transport.transport import Transport
 from atom.training.catch_up import FirstState, Replay
 from atom.training.disk_room import DiskRoom
 from atom.training.donors import PeerDonors

@@ -10,7 +10,7 @@ from atom.config.peer_file import PeerFile
 from atom.config.places import default_state_directory
 from atom.daemon.settings import PeerPlace
 from atom.daemon.state_directory import StateDirectory
-from atom.swarm.chain import Voter
+from atom.swarm.chain.commit import Voter
 from atom.swarm.identity import Identity
 
 

@@ -4,7 +4,7 @@ from collections import deque
 from typing import Any
 
 from atom.base.reasons import Reason
-from atom.swarm.lease_body import MAX_ENDED_ATTEMPTS
+from atom.swarm.records.lease_body import MAX_ENDED_ATTEMPTS
 
 
 class EndedAttempts:

@@ -38,10 +38,10 @@ from atom.models.data.dataset import Dataset
 from atom.models.data.samples import Samples
 from atom.models.own_code import OwnCode
 from atom.models.source import InitialValue
-from atom.swarm.arenas import state_digest
-from atom.swarm.chain import Head
-from atom.swarm.record_codec import decode_manifest, encode_manifest, first_head, manifest_digest
-from atom.swarm.records import Manifest
+from atom.swarm.chain.commit import Head
+from atom.swarm.records.codec import decode_manifest, encode_manifest, first_head, manifest_digest
+from atom.swarm.records.run_manifest import Manifest
+from atom.swarm.state.arenas import state_digest
 from atom.training.replica import Replica
 from atom.training.snapshot import list_snapshots, write_snapshot
 from atom.training.weight_files import WeightFiles

@@ -7,8 +7,8 @@ from atom.config.load import load_peer_file
 from atom.config.places import default_state_directory
 from atom.daemon.state_directory import StateDirectory
 from atom.swarm.addresses import check_run_name, parse_join_address
-from atom.swarm.allow_list import AllowList
 from atom.swarm.identity import Identity
+from atom.swarm.records.allow_list import AllowList
 
 
 def check_member(allowed: AllowList, owner: str, peer_id: str) -> None:

@@ -16,9 +16,9 @@ from atom.daemon.portrait import info_of, lease_of, reading_pause_of
 from atom.daemon.state_directory import StateDirectory
 from atom.daemon.turns.board import Wish
 from atom.swap.voided import PassVoided
-from atom.swarm.directory import Directory
-from atom.swarm.fork_choice import claims_better
-from atom.swarm.records import Lease
+from atom.swarm.dht.directory import Directory
+from atom.swarm.records.fork_choice import claims_better
+from atom.swarm.records.lease import Lease
 from atom.training.loop import LeasesRead, RoundLoop
 from atom.training.round import RoundMachine
 from atom.training.round.vocabulary import Phase, View

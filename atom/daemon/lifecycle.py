@@ -8,7 +8,7 @@ Pausing keeps what was counted and goes on voting; leaving first sees the counte
 from dataclasses import dataclass
 from enum import StrEnum
 
-from atom.swarm.records import PeerState
+from atom.swarm.records.lease import PeerState
 from atom.training.round.vocabulary import Phase
 
 LINGER_S = 10.0

@@ -7,9 +7,9 @@ from typing import Any, TypeVar
 
 from atom.base.clock import Clock
 from atom.base.events import EventSink
-from atom.swarm.dht_client import DirectoryUnavailable
-from atom.swarm.directory import Directory
-from atom.swarm.records import RENEW_SECONDS, Lease
+from atom.swarm.dht.client import DirectoryUnavailable
+from atom.swarm.dht.directory import Directory
+from atom.swarm.records.lease import RENEW_SECONDS, Lease
 
 T = TypeVar("T")
 

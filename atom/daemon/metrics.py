@@ -22,7 +22,7 @@ from atom import __version__
 from atom.base.errors import PortInUseError
 from atom.base.reasons import Reason
 from atom.daemon.turns.shown import STANDINGS, own_row
-from atom.swarm.records import PeerState
+from atom.swarm.records.lease import PeerState
 
 Info = Callable[[], Mapping[str, Any]]
 _REASONS = frozenset(reason.value for reason in Reason)

@@ -19,13 +19,14 @@ from atom.daemon.lookout import Lookout
 from atom.daemon.state_directory import write_atomically
 from atom.models.own_code import MAX_CODE_BYTES, OwnCode, read_code
 from atom.models.source import SourceError
-from atom.swarm.allow_list import AllowList
-from atom.swarm.dht_client import DirectoryUnavailable
-from atom.swarm.handshake import Local
-from atom.swarm.record_codec import manifest_digest
-from atom.swarm.records import Lease, Manifest, PeerState
-from atom.swarm.state_transfer import FetchOptions, fetch_bytes
-from atom.swarm.transport import PeerTransport, Transport
+from atom.swarm.dht.client import DirectoryUnavailable
+from atom.swarm.records.allow_list import AllowList
+from atom.swarm.records.codec import manifest_digest
+from atom.swarm.records.lease import Lease, PeerState
+from atom.swarm.records.run_manifest import Manifest
+from atom.swarm.state.state_transfer import FetchOptions, fetch_bytes
+from atom.swarm.stream.handshake import Local
+from atom.swarm.transport.transport import PeerTransport, Transport
 
 FETCH_S = 30.0
 """For finding somebody who has the file: a run that was founded a moment ago has nobody yet."""

@@ -11,9 +11,9 @@ from atom.daemon.pauses import Pauses
 from atom.daemon.settings import Settings
 from atom.daemon.steward import Steward
 from atom.daemon.turns.taking import DeviceTurns
-from atom.swarm.chain import Voter
-from atom.swarm.outreach import Outreach
-from atom.swarm.transport import Transport
+from atom.swarm.chain.commit import Voter
+from atom.swarm.transport.outreach import Outreach
+from atom.swarm.transport.transport import Transport
 from atom.training.donors import PeerDonors
 from atom.training.hands import ReplicaHands
 from atom.training.keeper import Keeper

@@ -27,11 +27,11 @@ from atom.swarm.addresses import (
     parse_listen,
     parse_multiaddrs,
 )
-from atom.swarm.allow_list import AllowList
-from atom.swarm.chunk_kernels import chunk_kernels
-from atom.swarm.dht_client import DirectoryUnavailable
-from atom.swarm.dht_frames import NodeSettings
-from atom.swarm.directory import DhtDirectory, open_directory
+from atom.swarm.dht.client import DirectoryUnavailable
+from atom.swarm.dht.directory import DhtDirectory, open_directory
+from atom.swarm.dht.frames import NodeSettings
+from atom.swarm.records.allow_list import AllowList
+from atom.swarm.ring.chunk_kernels import chunk_kernels
 
 DHT_START_S = 180.0
 """More than a node's own patience with slow machines and silent entrances."""

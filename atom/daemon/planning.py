@@ -51,7 +51,7 @@ from atom.plan.step_share import StepShare
 from atom.swap.host_store import working_copy_bytes
 from atom.swap.state_form import HIGH, LOW, MASTER
 from atom.swap.step_rates import StepRates
-from atom.swarm.codec import CODECS
+from atom.swarm.ring.codec import CODECS
 
 FLOAT32_BYTES = torch.float32.itemsize
 STATE_TITLES = {

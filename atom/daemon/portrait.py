@@ -8,10 +8,10 @@ from typing import Any
 
 from atom.daemon.lifecycle import Facts, peer_state
 from atom.daemon.parts import Parts
-from atom.swarm.fork_choice import shown
-from atom.swarm.lease_body import MAX_LINKS
-from atom.swarm.records import Lease, PeerState, short_name
-from atom.swarm.view import void_text
+from atom.swarm.records.fork_choice import shown
+from atom.swarm.records.lease import Lease, PeerState, short_name
+from atom.swarm.records.lease_body import MAX_LINKS
+from atom.swarm.records.view import void_text
 from atom.training.pacing import READ_S, reading_pause
 from atom.training.round import RoundMachine
 from atom.training.round.vocabulary import Phase, View

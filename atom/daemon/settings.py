@@ -24,7 +24,7 @@ from atom.daemon.gpu import Gpu
 from atom.daemon.memory_caps import MemoryCaps
 from atom.daemon.state_directory import write_atomically
 from atom.daemon.steward import Steward
-from atom.swarm.throttle import Bandwidth
+from atom.swarm.stream.throttle import Bandwidth
 
 THREADS_UNLESS_TOLD = torch.get_num_threads()
 """PyTorch's own choice: this is read before any peer file is."""

@@ -8,8 +8,8 @@ from typing import Protocol
 from atom.base.clock import BootClock, Clock
 from atom.base.errors import AtomError
 from atom.dashboard.history import LossHistory, Point, SpeedHistory
-from atom.swarm.ledger import Ledger
-from atom.swarm.view import SwarmView
+from atom.swarm.chain.ledger import Ledger
+from atom.swarm.records.view import SwarmView
 
 LOOK_EVERY_S = 1.0
 READ_EVERY_S = 2.0

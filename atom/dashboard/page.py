@@ -10,8 +10,8 @@ from html import escape
 from atom.dashboard import tables
 from atom.dashboard.chart import loss_chart, speed_chart
 from atom.dashboard.feed import Seen
-from atom.swarm.records import PeerState
-from atom.swarm.view import PeerView, SwarmView
+from atom.swarm.records.lease import PeerState
+from atom.swarm.records.view import PeerView, SwarmView
 
 _LEFT = PeerState.LEFT.value
 

@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from atom.swarm.ledger import Ledger, Round
-from atom.swarm.records import LEASE_SECONDS, PeerState
-from atom.swarm.view import PeerView, SwarmView, VoidAttempt
+from atom.swarm.chain.ledger import Ledger, Round
+from atom.swarm.records.lease import LEASE_SECONDS, PeerState
+from atom.swarm.records.view import PeerView, SwarmView, VoidAttempt
 
 MAX_ROWS = 500
 """Peers listed; a browser has better things to do than to lay out thousands every second."""

@@ -14,12 +14,12 @@ import torch
 from atom.base.errors import AtomError, MismatchError, PeerRefused, StorageError
 from atom.base.events import EventSink
 from atom.base.reasons import Reason
-from atom.swarm.arenas import state_digest
-from atom.swarm.chain import Commit, Head
-from atom.swarm.chain_check import double_vote
-from atom.swarm.donor_queue import LIES
-from atom.swarm.fork_choice import branch_from
-from atom.swarm.ring_standing import Pace
+from atom.swarm.chain.check import double_vote
+from atom.swarm.chain.commit import Commit, Head
+from atom.swarm.chain.ring_standing import Pace
+from atom.swarm.records.fork_choice import branch_from
+from atom.swarm.state.arenas import state_digest
+from atom.swarm.state.donor_queue import LIES
 from atom.training.donated_chain import donated_chain
 from atom.training.donors import Arenas, Donors, Offer
 from atom.training.keeper import Keeper

@@ -2,9 +2,9 @@
 
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
-from atom.swarm.chain import Commit, Head
-from atom.swarm.chain_bytes import commits_beyond
-from atom.swarm.chain_check import verified_heads
+from atom.swarm.chain.chain_bytes import commits_beyond
+from atom.swarm.chain.check import verified_heads
+from atom.swarm.chain.commit import Commit, Head
 from atom.training.donors import Donors
 from atom.training.journal import Journal
 

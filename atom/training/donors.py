@@ -13,10 +13,10 @@ import torch
 
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
-from atom.swarm.chain_bytes import MAX_CHAIN_BYTES, chain_name
-from atom.swarm.fetch_target import landed_bytes
-from atom.swarm.ring_standing import Pace
-from atom.swarm.state_transfer import (
+from atom.swarm.chain.chain_bytes import MAX_CHAIN_BYTES, chain_name
+from atom.swarm.chain.ring_standing import Pace
+from atom.swarm.state.fetch_target import landed_bytes
+from atom.swarm.state.state_transfer import (
     Fetched,
     FetchOptions,
     Watch,
@@ -24,7 +24,7 @@ from atom.swarm.state_transfer import (
     fetch_bytes,
     fetch_result,
 )
-from atom.swarm.transport import PeerTransport
+from atom.swarm.transport.transport import PeerTransport
 from atom.training.shelf import MAX_OFFERS, SNAPSHOTS
 
 Arenas = dict[str, torch.Tensor]

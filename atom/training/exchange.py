@@ -8,8 +8,10 @@ from torch import Tensor
 
 from atom.base.clock import Clock
 from atom.base.reasons import Reason
-from atom.swarm.algorithm import Algorithm
-from atom.swarm.allreduce import (
+from atom.swarm.chain.commit import Ballot
+from atom.swarm.chain.ring_standing import Pace
+from atom.swarm.ring.algorithm import Algorithm
+from atom.swarm.ring.allreduce import (
     Arenas,
     RingBroken,
     RingTerms,
@@ -18,14 +20,12 @@ from atom.swarm.allreduce import (
     open_one_shot,
     open_ring,
 )
-from atom.swarm.chain import Ballot
-from atom.swarm.codec import Codec, Float32
-from atom.swarm.composition import leaves_of, seats_of
-from atom.swarm.ring import ring_tag
-from atom.swarm.ring_channels import RingChannels
-from atom.swarm.ring_standing import Pace
-from atom.swarm.sum_limits import SumLimits
-from atom.swarm.transport import PeerTransport
+from atom.swarm.ring.channels import RingChannels
+from atom.swarm.ring.codec import Codec, Float32
+from atom.swarm.ring.composition import leaves_of, seats_of
+from atom.swarm.ring.geometry import ring_tag
+from atom.swarm.ring.sum_limits import SumLimits
+from atom.swarm.transport.transport import PeerTransport
 from atom.training.feedback import Feedback
 from atom.training.landing_result import LandingResult
 from atom.training.results import Results

@@ -20,10 +20,10 @@ from atom.base.events import EventSink
 from atom.base.reasons import Reason
 from atom.swap.engine import PassCancelled
 from atom.swap.voided import PassVoided
-from atom.swarm.arenas import state_digest
-from atom.swarm.chain import Ballot, Commit, Head
-from atom.swarm.transport import PeerTransport
-from atom.swarm.usual_gradients import PartLimit
+from atom.swarm.chain.commit import Ballot, Commit, Head
+from atom.swarm.chain.usual_gradients import PartLimit
+from atom.swarm.state.arenas import state_digest
+from atom.swarm.transport.transport import PeerTransport
 from atom.training.aftermath import Aftermath
 from atom.training.catch_up import CatchUpFailed, Replay
 from atom.training.device_hold import DeviceTaken

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from atom.base.errors import StorageError
-from atom.swarm.chain import Commit, Head
+from atom.swarm.chain.commit import Commit, Head
 from atom.training.disk_room import DiskRoom
 from atom.training.journal import Journal
 from atom.training.results import Results

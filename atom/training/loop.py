@@ -14,12 +14,12 @@ from atom.base.clock import Clock
 from atom.base.errors import PeerRefused
 from atom.base.events import EventSink
 from atom.base.reasons import Reason
-from atom.swarm.chain import Ballot, Commit, Head, Voter
-from atom.swarm.freshness import LeaseBook
-from atom.swarm.message_codec import decode, encode
-from atom.swarm.rate_limit import TokenBucket
-from atom.swarm.records import Lease
-from atom.swarm.usual_gradients import PartLimit
+from atom.swarm.chain.commit import Ballot, Commit, Head, Voter
+from atom.swarm.chain.message_codec import decode, encode
+from atom.swarm.chain.usual_gradients import PartLimit
+from atom.swarm.records.freshness import LeaseBook
+from atom.swarm.records.lease import Lease
+from atom.swarm.stream.rate_limit import TokenBucket
 from atom.training.outlook import count_swarm, look
 from atom.training.pacing import SwarmCount
 from atom.training.round.machine import RoundMachine

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
-from atom.swarm.chain import Head
+from atom.swarm.chain.commit import Head
 from atom.training.donors import Donors, Offer
 
 _ASKED, _ASKED_AT_ONCE = 64, 8

@@ -1,7 +1,7 @@
 """What the book of leases says to the round and to the worker, at one moment. Pure."""
 
-from atom.swarm.chain import Head, Voter
-from atom.swarm.freshness import LeaseBook
+from atom.swarm.chain.commit import Head, Voter
+from atom.swarm.records.freshness import LeaseBook
 from atom.training.pacing import SwarmCount
 from atom.training.round.electorate import ACTIVE_STATES, same_head
 from atom.training.round.machine import RoundMachine

@@ -13,7 +13,7 @@ from atom.base.events import EventSink
 from atom.base.reasons import Reason
 from atom.optim.clipping import gradient_norm
 from atom.swap.gate import largest_size
-from atom.swarm.ring_standing import Pace
+from atom.swarm.chain.ring_standing import Pace
 from atom.training.catch_up import Replay
 from atom.training.results import Results
 from atom.training.round.vocabulary import Event, Fetched, FetchFailed

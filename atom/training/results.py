@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from atom.base.disk_words import why_not_written
 from atom.base.errors import StorageError
-from atom.swarm.arenas import arena_digest
+from atom.swarm.state.arenas import arena_digest
 
 _KEY = "result"
 _DIGEST_NAME = re.compile("[0-9a-f]{64}")

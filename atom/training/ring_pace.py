@@ -2,7 +2,7 @@
 
 from collections import deque
 
-from atom.swarm.ring_standing import Pace
+from atom.swarm.chain.ring_standing import Pace
 
 SLOWEST_BYTES_PER_S = 64 * 1024.0
 """About half a megabit: whoever is slower makes everybody wait for hours."""

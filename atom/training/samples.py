@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from atom.base.errors import ModelError
 from atom.models.data.samples import Samples
 from atom.models.source import SourceError
-from atom.swarm.chain import Head
+from atom.swarm.chain.commit import Head
 from atom.training.worker import Batch
 
 

@@ -15,9 +15,9 @@ import re
 from collections import deque
 from collections.abc import Sequence
 
-from atom.swarm.arena_sources import FileBytes
-from atom.swarm.blobs import BlobShelf
-from atom.swarm.chain_bytes import chain_name
+from atom.swarm.chain.chain_bytes import chain_name
+from atom.swarm.state.arena_sources import FileBytes
+from atom.swarm.state.blobs import BlobShelf
 from atom.training.journal import Journal
 from atom.training.results import Results
 from atom.training.snapshot import Snapshot

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from atom.swarm.chain import Value
+from atom.swarm.chain.commit import Value
 from atom.training.void_passes import VoidPasses
 
 

@@ -13,8 +13,8 @@ from atom.models.data.corpus import Limits
 from atom.models.data.dataset import Dataset, open_dataset
 from atom.models.data.files import stdlib_corpus
 from atom.models.gpt3 import GPT3, GPT3Config, initialise
-from atom.swarm.chain import Commit, Head
-from atom.swarm.records import Manifest
+from atom.swarm.chain.commit import Commit, Head
+from atom.swarm.records.run_manifest import Manifest
 
 
 def open_data_of(run: RunFile, cache: Path) -> Dataset:

@@ -20,7 +20,7 @@ from tight_memory import tightest_memory
 import atom
 from atom.base.errors import ControlError
 from atom.daemon.control_client import ControlClient
-from atom.swarm.p2pd import die_with_parent
+from atom.swarm.dht.p2pd import die_with_parent
 
 START_S = 150.0
 """For importing PyTorch, tracing and tokenising on a machine with better things to do."""

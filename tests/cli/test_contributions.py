@@ -12,12 +12,12 @@ from atom.base.errors import AddressError
 from atom.cli.bookkeeper import SAVE_EVERY_ROUNDS, Bookkeeper, bookkeeping, identity_in
 from atom.cli.contributions import _up_to_date, contributions, fitting, headline, table
 from atom.cli.terminal import THEME
-from atom.swarm.chain import Head, Voter
-from atom.swarm.ledger import Ledger, Share
-from atom.swarm.ledger_file import LedgerFile
-from atom.swarm.ledger_reader import LedgerReader
-from atom.swarm.record_codec import first_head
-from atom.swarm.records import Lease
+from atom.swarm.chain.commit import Head, Voter
+from atom.swarm.chain.ledger import Ledger, Share
+from atom.swarm.chain.ledger_file import LedgerFile
+from atom.swarm.records.codec import first_head
+from atom.swarm.records.lease import Lease
+from atom.swarm.state.ledger_reader import LedgerReader
 
 HEAD = Head(b"\x9f" * 32, 24, 1536, 0, (Voter("a", b"i" * 16),), ("a",))
 LEDGER = Ledger(

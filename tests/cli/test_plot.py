@@ -13,8 +13,8 @@ from atom.cli.app import main
 from atom.cli.exit_codes import ExitCode
 from atom.cli.run_picture import MAX_NAMED, _spans, draw_run
 from atom.cli.run_rounds import PlottedRound, rounds_of_ledger, rounds_of_log
-from atom.swarm.chain import Head
-from atom.swarm.ledger import Ledger, Round
+from atom.swarm.chain.commit import Head
+from atom.swarm.chain.ledger import Ledger, Round
 
 
 def told(number: int, **changes: Any) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from atom.base.errors import AddressError
 from atom.cli.onlooker import Onlooker
 from atom.cli.swarm_table import short_id, swarm
 from atom.cli.terminal import THEME
-from atom.swarm.directory_memory import MemoryDirectory
-from atom.swarm.records import PeerState
+from atom.swarm.dht.directory_memory import MemoryDirectory
+from atom.swarm.records.lease import PeerState
 
 
 def drawn(renderable: object, width: int = 100, **options: object) -> str:

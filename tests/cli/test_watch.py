@@ -18,7 +18,7 @@ from atom.cli.loss_chart import LossChart, dots
 from atom.cli.terminal import THEME, draws
 from atom.cli.watch import Screen, chart_rows, footer, frame, plain_line
 from atom.dashboard.feed import Seen
-from atom.swarm.message_codec import MAX_LOSS
+from atom.swarm.chain.message_codec import MAX_LOSS
 
 
 def drawn(renderable: object, width: int, height: int) -> list[str]:

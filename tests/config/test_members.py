@@ -9,8 +9,8 @@ from atom.base.errors import ConfigError
 from atom.config.load import normalised_run_text, parse_run_text, run_from_text
 from atom.config.run_file import MAX_MEMBERS, RunFile
 from atom.swarm.identity import Identity, is_peer_id
-from atom.swarm.record_codec import MAX_RECORD_BYTES, decode_manifest, encode_manifest
-from atom.swarm.records import Manifest
+from atom.swarm.records.codec import MAX_RECORD_BYTES, decode_manifest, encode_manifest
+from atom.swarm.records.run_manifest import Manifest
 
 EXAMPLE = (Path(__file__).parents[2] / "peers" / "shakespeare.toml").read_text()
 ANN = "12D3KooWBwaS4KPHPLeWagK24PzzeKpe9kHWYbP8TsAHWWMyti3G"

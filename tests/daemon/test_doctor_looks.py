@@ -16,7 +16,7 @@ from atom.daemon.doctor.examination import DoctorRequest, box_of, state_of
 from atom.daemon.doctor.swarm_side import NOT_A_PEER, NOT_YET, clock_offset_s, reached_of
 from atom.daemon.state_directory import StateDirectory
 from atom.swarm.identity import Identity
-from atom.swarm.reachability import Reached
+from atom.swarm.records.reachability import Reached
 
 
 def test_this_box_can_run_its_own_tests() -> None:

@@ -23,7 +23,7 @@ from atom.daemon.given_weights import given_values
 from atom.daemon.model_source import open_source, pin_source
 from atom.models.huggingface_source import HuggingFaceSource
 from atom.models.source import ModelSource
-from atom.swarm.arenas import state_digest
+from atom.swarm.state.arenas import state_digest
 from atom.training.snapshot import list_snapshots, load_snapshot
 
 Weights = dict[str, Tensor]
@@ -59,7 +59,7 @@ def _as_the_first_state(folder: Folder, member: Membership) -> None:
     import dataclasses
 
     from atom.swarm.identity import Identity
-    from atom.swarm.record_codec import encode_manifest
+    from atom.swarm.records.codec import encode_manifest
 
     digest = state_digest(member.replica.state_arenas())
     manifest = dataclasses.replace(member.manifest, initial_state_digest=digest)

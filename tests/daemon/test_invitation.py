@@ -9,8 +9,8 @@ from atom.cli.app import main
 from atom.cli.exit_codes import ExitCode, exit_code_of
 from atom.daemon.box import open_box
 from atom.daemon.invitation import check_member, own_peer_id
-from atom.swarm.allow_list import OPEN, AllowList
 from atom.swarm.identity import Identity, is_peer_id
+from atom.swarm.records.allow_list import OPEN, AllowList
 
 
 def test_who_is_not_on_the_list_is_told_its_own_name_and_whom_to_ask() -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from atom.daemon.lifecycle import LINGER_S, Ending, Facts, ending, peer_state
-from atom.swarm.records import PeerState
+from atom.swarm.records.lease import PeerState
 from atom.training.round.vocabulary import Phase
 
 LIVING = Facts(Phase.ACCUMULATING, now=100.0, started=True)

@@ -20,11 +20,12 @@ from atom.daemon.founding import Membership, enter_run, found_run, run_of
 from atom.daemon.model_source import pin_source
 from atom.daemon.own_code import ask_for_code, blob_name, check_trust
 from atom.models.own_code import MAX_CODE_BYTES, read_code
-from atom.swarm.arenas import state_digest
-from atom.swarm.blobs import BlobServer, BlobShelf
 from atom.swarm.identity import Identity
-from atom.swarm.local_transport import LocalNetwork, LocalTransport
-from atom.swarm.records import Lease, Manifest, PeerState
+from atom.swarm.records.lease import Lease, PeerState
+from atom.swarm.records.run_manifest import Manifest
+from atom.swarm.state.arenas import state_digest
+from atom.swarm.state.blobs import BlobServer, BlobShelf
+from atom.swarm.transport.local_transport import LocalNetwork, LocalTransport
 from atom.training.samples import Deck
 
 HELD = f"{TEXT}\nvalidation_fraction = 0.2"

@@ -14,7 +14,7 @@ from atom.daemon import settings as settings_module
 from atom.daemon.permit import Observations
 from atom.daemon.settings import THREADS_UNLESS_TOLD, Givers, PeerPlace, Settings
 from atom.daemon.steward import Steward
-from atom.swarm.throttle import Bandwidth
+from atom.swarm.stream.throttle import Bandwidth
 
 TEXT = '# my box\n[network]\nupload = "400 Mbit/s" # evenings\n'
 

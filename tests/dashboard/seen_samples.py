@@ -4,9 +4,9 @@ from dataclasses import replace
 from typing import Any
 
 from atom.dashboard.feed import Seen
-from atom.swarm.chain import Head
-from atom.swarm.ledger import Ledger, Round, Share
-from atom.swarm.view import PeerView, SwarmView
+from atom.swarm.chain.commit import Head
+from atom.swarm.chain.ledger import Ledger, Round, Share
+from atom.swarm.records.view import PeerView, SwarmView
 
 _PEER = PeerView(
     peer_id="12D3KooWpeer",

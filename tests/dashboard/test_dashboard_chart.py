@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from atom.base.clock import ManualClock
 from atom.dashboard.chart import ago_marks, loss_chart, nice_ticks, round_marks, speed_chart
 from atom.dashboard.history import LossHistory, SpeedHistory, thinned
-from atom.swarm.lease_body import MAX_LOSS, MAX_RATE
+from atom.swarm.records.lease_body import MAX_LOSS, MAX_RATE
 
 
 def test_a_round_is_kept_once_and_a_chain_that_went_back_forgets() -> None:

@@ -10,7 +10,7 @@ from atom.dashboard import tables
 from atom.dashboard.feed import Seen
 from atom.dashboard.page import agreement, content, page
 from atom.dashboard.tables import MAX_ROWS
-from atom.swarm.view import SwarmView, VoidAttempt
+from atom.swarm.records.view import SwarmView, VoidAttempt
 
 HOSTILE = "<script>alert(1)</script>\"' onmouseover=x &lt;"
 _WITHOUT_END = {"meta", "link", "br"}

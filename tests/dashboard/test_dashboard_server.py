@@ -14,7 +14,7 @@ from seen_samples import a_ledger, a_peer, a_view
 from atom.base.errors import AtomError, PortInUseError, UserError
 from atom.dashboard.feed import SwarmFeed
 from atom.dashboard.server import Listening, serve
-from atom.swarm.view import SwarmView
+from atom.swarm.records.view import SwarmView
 
 SOON_S = 20.0
 

@@ -5,8 +5,8 @@ Both only compare ballots and hand values through, so tuples and numbers will do
 
 from functools import cache
 
-from atom.swarm.messages import Accepted as RealAccepted
-from atom.swarm.messages import Promise
+from atom.swarm.chain.messages import Accepted as RealAccepted
+from atom.swarm.chain.messages import Promise
 from atom.training.round.attempt import value_to_finish
 from atom.training.round.slots import Slot as RealSlot
 from atom.training.round.slots import Slots

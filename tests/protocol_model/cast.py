@@ -7,7 +7,7 @@ from functools import cache
 from blake3 import blake3
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from atom.swarm.chain import Ballot, Voter
+from atom.swarm.chain.commit import Ballot, Voter
 from atom.swarm.identity import Identity
 
 NAMES = "ABCDE"

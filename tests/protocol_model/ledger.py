@@ -1,8 +1,8 @@
-"""Values, heads and contents by number, each made by the real `atom.swarm.chain` once."""
+"""Values, heads and contents by number, each made by the real `atom.swarm.chain.commit` once."""
 
 from dataclasses import dataclass, replace
 
-from atom.swarm.chain import (
+from atom.swarm.chain.commit import (
     VOTE_DOMAIN,
     Commit,
     Contribution,
@@ -14,7 +14,7 @@ from atom.swarm.chain import (
     genesis,
     vote_payload,
 )
-from atom.swarm.membership import certificate_problem, is_quorum, signed_by, standing
+from atom.swarm.chain.membership import certificate_problem, is_quorum, signed_by, standing
 
 from . import cast
 from .cast import BallotKey, VoterKey

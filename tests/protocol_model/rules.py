@@ -4,8 +4,8 @@ finish, who votes next. A mutant overrides one of these answers.
 
 from itertools import chain, combinations
 
-from atom.swarm.membership import voters_next
-from atom.swarm.records import Lease, PeerState
+from atom.swarm.chain.membership import voters_next
+from atom.swarm.records.lease import Lease, PeerState
 from atom.training.round.electorate import Electorate, electorate
 from atom.training.round.vocabulary import View
 

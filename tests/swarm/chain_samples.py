@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from atom.swarm.chain import (
+from atom.swarm.chain.commit import (
     VOTE_DOMAIN,
     Ballot,
     Commit,
@@ -14,8 +14,8 @@ from atom.swarm.chain import (
     genesis,
     vote_payload,
 )
+from atom.swarm.chain.membership import signed_by
 from atom.swarm.identity import Identity
-from atom.swarm.membership import signed_by
 
 INCARNATION = b"i" * 16
 

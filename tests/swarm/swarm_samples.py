@@ -4,7 +4,8 @@ from dataclasses import replace
 from typing import Any
 
 from atom.swarm.identity import Identity
-from atom.swarm.records import Lease, Manifest, PeerState
+from atom.swarm.records.lease import Lease, PeerState
+from atom.swarm.records.run_manifest import Manifest
 
 INCARNATION = bytes(range(16))
 HEAD = bytes(32)

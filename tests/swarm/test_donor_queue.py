@@ -4,8 +4,8 @@ import pytest
 
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
-from atom.swarm.contacts import Unreachable
-from atom.swarm.donor_queue import DonorQueue
+from atom.swarm.state.donor_queue import DonorQueue
+from atom.swarm.transport.contacts import Unreachable
 
 
 def test_in_the_order_given_each_once() -> None:

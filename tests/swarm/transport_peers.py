@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from atom.base.events import EventList
-from atom.swarm import handshake
-from atom.swarm.endpoint import TransportLimits
-from atom.swarm.frames import Channel, Kind, Patience
-from atom.swarm.handshake import Local
 from atom.swarm.identity import Identity
-from atom.swarm.local_transport import LocalNetwork, LocalTransport
-from atom.swarm.protection import RingProtection
-from atom.swarm.tls import make_credentials, wrap
-from atom.swarm.transport import PeerTransport, Transport
+from atom.swarm.stream import handshake
+from atom.swarm.stream.frames import Channel, Kind, Patience
+from atom.swarm.stream.handshake import Local
+from atom.swarm.stream.protection import RingProtection
+from atom.swarm.stream.tls import make_credentials, wrap
+from atom.swarm.transport.endpoint import TransportLimits
+from atom.swarm.transport.local_transport import LocalNetwork, LocalTransport
+from atom.swarm.transport.transport import PeerTransport, Transport
 
 RUN = b"r" * 32
 SOON = 10.0

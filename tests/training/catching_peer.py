@@ -10,9 +10,9 @@ from torch import Tensor
 from atom.base.errors import PeerRefused, StorageError
 from atom.base.events import EventList
 from atom.base.reasons import Reason
-from atom.swarm.arenas import state_digest
-from atom.swarm.blobs import BlobShelf
-from atom.swarm.ring_standing import Pace
+from atom.swarm.chain.ring_standing import Pace
+from atom.swarm.state.arenas import state_digest
+from atom.swarm.state.blobs import BlobShelf
 from atom.training.catch_up import FirstState, Replay
 from atom.training.disk_room import DiskRoom
 from atom.training.donors import Arenas, Donors, Offer

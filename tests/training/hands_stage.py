@@ -17,9 +17,7 @@ from atom.swap.boundary_memory import BoundaryMemory
 from atom.swap.device import CpuDevice
 from atom.swap.device_slots import DeviceSlots
 from atom.swap.voided import PassVoided
-from atom.swarm.arenas import arena_digest, state_digest
-from atom.swarm.blobs import BlobShelf
-from atom.swarm.chain import (
+from atom.swarm.chain.commit import (
     VOTE_DOMAIN,
     Ballot,
     Commit,
@@ -31,11 +29,13 @@ from atom.swarm.chain import (
     genesis,
     vote_payload,
 )
+from atom.swarm.chain.membership import signed_by
+from atom.swarm.chain.ring_standing import Pace
+from atom.swarm.chain.usual_gradients import PartLimit
 from atom.swarm.identity import Identity
-from atom.swarm.local_transport import LocalNetwork, LocalTransport
-from atom.swarm.membership import signed_by
-from atom.swarm.ring_standing import Pace
-from atom.swarm.usual_gradients import PartLimit
+from atom.swarm.state.arenas import arena_digest, state_digest
+from atom.swarm.state.blobs import BlobShelf
+from atom.swarm.transport.local_transport import LocalNetwork, LocalTransport
 from atom.training.device_hold import DeviceHold
 from atom.training.disk_room import DiskRoom
 from atom.training.exchange import RingStyle

@@ -14,8 +14,7 @@ from atom.models.gpt3 import GPT3, GPT3Config, initial_value
 from atom.optim.clipping import gradient_norm
 from atom.optim.rate import RateSettings
 from atom.swap.device import CpuDevice
-from atom.swarm.arenas import arena_digest, state_digest
-from atom.swarm.chain import (
+from atom.swarm.chain.commit import (
     VOTE_DOMAIN,
     Ballot,
     Commit,
@@ -27,10 +26,11 @@ from atom.swarm.chain import (
     genesis,
     vote_payload,
 )
+from atom.swarm.chain.membership import signed_by
+from atom.swarm.chain.message_codec import encode
+from atom.swarm.chain.messages import CommitNotice
 from atom.swarm.identity import Identity
-from atom.swarm.membership import signed_by
-from atom.swarm.message_codec import encode
-from atom.swarm.messages import CommitNotice
+from atom.swarm.state.arenas import arena_digest, state_digest
 from atom.training.donors import Arenas, Offer
 from atom.training.replica import Replica, ReplicaSettings
 

@@ -14,10 +14,10 @@ import torch
 from throttled_members import ELEMENTS, PARENT, WAIT_S, Member, acquainted, averaged, ballot_of
 
 from atom.base.reasons import Reason
-from atom.swarm.chain import Contribution
-from atom.swarm.codec import CODECS
-from atom.swarm.composition import carried_by, seats_of, well_composed
-from atom.swarm.messages import Suspect
+from atom.swarm.chain.commit import Contribution
+from atom.swarm.chain.messages import Suspect
+from atom.swarm.ring.codec import CODECS
+from atom.swarm.ring.composition import carried_by, seats_of, well_composed
 from atom.training.round.blame import accusations
 from atom.training.round.seating import attach_leaves
 from atom.training.round.vocabulary import RingFailed, RingFinished, View

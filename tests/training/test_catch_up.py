@@ -10,7 +10,7 @@ from small_history import ROUNDS, VOTERS, run, signed, value_on
 
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
-from atom.swarm.arenas import state_digest
+from atom.swarm.state.arenas import state_digest
 from atom.training.catch_up import CatchUpFailed
 from atom.training.donors import Arenas, Offer
 

@@ -13,12 +13,12 @@ from atom.base.clock import BootClock
 from atom.base.errors import PeerRefused
 from atom.base.events import EventList
 from atom.base.reasons import Reason
-from atom.swarm.blobs import BlobServer, BlobShelf
-from atom.swarm.fetch_target import Landed
 from atom.swarm.identity import Identity
-from atom.swarm.local_transport import LocalNetwork, LocalTransport
-from atom.swarm.manifest import Manifest
-from atom.swarm.state_transfer import Watch
+from atom.swarm.state.blobs import BlobServer, BlobShelf
+from atom.swarm.state.fetch_target import Landed
+from atom.swarm.state.manifest import Manifest
+from atom.swarm.state.state_transfer import Watch
+from atom.swarm.transport.local_transport import LocalNetwork, LocalTransport
 from atom.training.catch_up import CatchUpFailed
 from atom.training.donors import Offer, PeerDonors, parse_offers
 from atom.training.shelf import MAX_OFFERS, Shelf

@@ -18,7 +18,7 @@ from atom.optim.rate import RateSettings
 from atom.swap.arrangement import Arrangement
 from atom.swap.device import CpuDevice
 from atom.swap.gate import largest_size
-from atom.swarm.usual_gradients import NORMS_REMEMBERED, part_limit
+from atom.swarm.chain.usual_gradients import NORMS_REMEMBERED, part_limit
 from atom.training.excess import Excess
 from atom.training.replica import Replica, ReplicaSettings
 from atom.training.round.vocabulary import Frozen

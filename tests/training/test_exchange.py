@@ -12,12 +12,12 @@ from torch import Tensor
 
 from atom.base.clock import BootClock
 from atom.base.events import EventList
-from atom.swarm.arenas import arena_digest
-from atom.swarm.chain import Ballot, Contribution
-from atom.swarm.codec import CODECS
-from atom.swarm.frames import Channel
+from atom.swarm.chain.commit import Ballot, Contribution
 from atom.swarm.identity import Identity
-from atom.swarm.local_transport import LocalNetwork, LocalTransport
+from atom.swarm.ring.codec import CODECS
+from atom.swarm.state.arenas import arena_digest
+from atom.swarm.stream.frames import Channel
+from atom.swarm.transport.local_transport import LocalNetwork, LocalTransport
 from atom.training.exchange import Exchange, RingStyle
 from atom.training.feedback import Feedback
 from atom.training.results import Results

@@ -15,11 +15,11 @@ from atom.base.reasons import Reason
 from atom.optim.clipping import gradient_norm
 from atom.swap.engine import PassCancelled
 from atom.swap.voided import Cause, PassVoided
-from atom.swarm.arenas import state_digest
-from atom.swarm.chain import (
+from atom.swarm.chain.commit import (
     Contribution,
 )
 from atom.swarm.identity import Identity
+from atom.swarm.state.arenas import state_digest
 from atom.training import result_fetch
 from atom.training.catch_up import CatchUpFailed
 from atom.training.hands import Schedule

@@ -9,7 +9,9 @@ import pytest
 
 from atom.base.errors import PeerRefused, StorageError
 from atom.base.reasons import Reason
-from atom.swarm.chain import (
+from atom.swarm.chain.chain_bytes import parse_commits
+from atom.swarm.chain.check import verified_heads
+from atom.swarm.chain.commit import (
     VOTE_DOMAIN,
     Ballot,
     Commit,
@@ -21,10 +23,8 @@ from atom.swarm.chain import (
     genesis,
     vote_payload,
 )
-from atom.swarm.chain_bytes import parse_commits
-from atom.swarm.chain_check import verified_heads
+from atom.swarm.chain.membership import signed_by
 from atom.swarm.identity import Identity
-from atom.swarm.membership import signed_by
 from atom.training.journal import Journal
 
 IDENTITY = Identity.create()

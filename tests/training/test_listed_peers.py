@@ -14,15 +14,16 @@ from atom.base.errors import PeerRefused
 from atom.base.events import EventList
 from atom.base.reasons import Reason
 from atom.config.load import normalised_run_text, parse_run_text
-from atom.swarm.allow_list import OPEN, AllowList
-from atom.swarm.chain import Ballot, Contribution
-from atom.swarm.directory_memory import MemoryDht, MemoryDirectory
-from atom.swarm.frames import Purpose
-from atom.swarm.freshness import LeaseBook
+from atom.swarm.chain.commit import Ballot, Contribution
+from atom.swarm.dht.directory_memory import MemoryDht, MemoryDirectory
 from atom.swarm.identity import Identity
-from atom.swarm.local_transport import LocalNetwork, LocalTransport
-from atom.swarm.record_codec import encode_manifest
-from atom.swarm.records import Lease, Manifest, PeerState
+from atom.swarm.records.allow_list import OPEN, AllowList
+from atom.swarm.records.codec import encode_manifest
+from atom.swarm.records.freshness import LeaseBook
+from atom.swarm.records.lease import Lease, PeerState
+from atom.swarm.records.run_manifest import Manifest
+from atom.swarm.stream.frames import Purpose
+from atom.swarm.transport.local_transport import LocalNetwork, LocalTransport
 from atom.training.exchange import Exchange, RingStyle
 from atom.training.results import Results
 from atom.training.round.vocabulary import RingFailed, RingFinished, StartRing

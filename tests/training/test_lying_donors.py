@@ -7,7 +7,7 @@ import torch
 from catching_peer import FakeDonors, Make, Served, heads, peer_of
 from small_history import ROUNDS, STRANGER, chain_bytes, run, signed, value_on
 
-from atom.swarm.chain import (
+from atom.swarm.chain.commit import (
     Commit,
 )
 from atom.training.catch_up import CatchUpFailed

@@ -18,11 +18,11 @@ from atom.optim.clipping import gradient_norm
 from atom.optim.rate import RateSettings
 from atom.swap.device import CpuDevice
 from atom.swap.state_form import StateForm
-from atom.swarm.arenas import state_digest
-from atom.swarm.blobs import BlobServer, BlobShelf
-from atom.swarm.fetch_options import Watch
 from atom.swarm.identity import Identity
-from atom.swarm.local_transport import LocalNetwork, LocalTransport
+from atom.swarm.state.arenas import state_digest
+from atom.swarm.state.blobs import BlobServer, BlobShelf
+from atom.swarm.state.fetch_options import Watch
+from atom.swarm.transport.local_transport import LocalNetwork, LocalTransport
 from atom.training.donors import Offer, PeerDonors
 from atom.training.replica import Replica, ReplicaSettings
 from atom.training.snapshot import load_snapshot, write_snapshot

@@ -4,7 +4,7 @@ import pytest
 from catching_peer import Make, peer_of
 from small_history import ROUNDS, run
 
-from atom.swarm.arenas import state_digest
+from atom.swarm.state.arenas import state_digest
 from atom.training.catch_up import CatchUpFailed
 from atom.training.snapshot import list_snapshots, write_snapshot
 

@@ -6,10 +6,10 @@ import pytest
 from catching_peer import FakeDonors, Make, Served, peer_of
 from small_history import chain_bytes, run, signed, value_on
 
-from atom.swarm.chain import (
+from atom.swarm.chain.check import double_vote
+from atom.swarm.chain.commit import (
     Commit,
 )
-from atom.swarm.chain_check import double_vote
 from atom.training.catch_up import CatchUpFailed
 
 __all__ = ["peer_of"]

@@ -11,13 +11,13 @@ import pytest
 from atom.base.clock import ManualClock
 from atom.base.events import EventList
 from atom.base.reasons import Reason
-from atom.swarm.chain import Ballot, Commit, Contribution, Head, Value, Voter, genesis
-from atom.swarm.freshness import GAP_SECONDS
+from atom.swarm.chain.commit import Ballot, Commit, Contribution, Head, Value, Voter, genesis
+from atom.swarm.chain.message_codec import encode
+from atom.swarm.chain.messages import Abort, Prevote
+from atom.swarm.chain.usual_gradients import PartLimit
 from atom.swarm.identity import Identity
-from atom.swarm.message_codec import encode
-from atom.swarm.messages import Abort, Prevote
-from atom.swarm.records import LEASE_SECONDS, Lease, PeerState
-from atom.swarm.usual_gradients import PartLimit
+from atom.swarm.records.freshness import GAP_SECONDS
+from atom.swarm.records.lease import LEASE_SECONDS, Lease, PeerState
 from atom.training.loop import MAX_WAITING, LeasesRead, RoundLoop
 from atom.training.pacing import SwarmCount
 from atom.training.round.vocabulary import (

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from atom.base.errors import StorageError
-from atom.swarm.arenas import arena_digest
+from atom.swarm.state.arenas import arena_digest
 from atom.training.results import Results
 from atom.training.snapshot import (
     Snapshot,

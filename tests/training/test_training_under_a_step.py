@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hands_stage import BALLOT, LIMIT, WAIT_S, Stage
 
-from atom.swarm.arenas import state_digest
+from atom.swarm.state.arenas import state_digest
 from atom.training import keeper as keeper_module
 from atom.training.hands import Schedule
 from atom.training.round.vocabulary import (

@@ -11,15 +11,15 @@ from torch import Tensor
 
 from atom.base.clock import BootClock
 from atom.base.events import EventList
-from atom.swarm.chain import Ballot, Contribution
-from atom.swarm.codec import Codec, Float32
-from atom.swarm.frames import Channel, Purpose
-from atom.swarm.handshake import Local
+from atom.swarm.chain.commit import Ballot, Contribution
 from atom.swarm.identity import Identity
-from atom.swarm.rate_limit import TokenBucket
-from atom.swarm.records import Lease, PeerState, short_name
-from atom.swarm.throttle import SLICE_BYTES, Bandwidth, ThrottledStream
-from atom.swarm.transport import Transport
+from atom.swarm.records.lease import Lease, PeerState, short_name
+from atom.swarm.ring.codec import Codec, Float32
+from atom.swarm.stream.frames import Channel, Purpose
+from atom.swarm.stream.handshake import Local
+from atom.swarm.stream.rate_limit import TokenBucket
+from atom.swarm.stream.throttle import SLICE_BYTES, Bandwidth, ThrottledStream
+from atom.swarm.transport.transport import Transport
 from atom.training.exchange import Exchange, RingStyle
 from atom.training.results import Results
 from atom.training.round.vocabulary import RingFailed, RingFinished, StartRing

@@ -14,7 +14,7 @@ import psutil
 
 import atom
 from atom.base.errors import AtomError
-from atom.swarm.p2pd import die_with_parent
+from atom.swarm.dht.p2pd import die_with_parent
 
 ADDRESS_S = 120.0
 """For importing PyTorch from a slow disk, tracing and tokenising."""

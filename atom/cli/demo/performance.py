@@ -17,7 +17,7 @@ from atom.cli.demo.stage import Stage
 from atom.cli.demo.verdict import STOPPED
 from atom.cli.onlooker import Sight, onlooking
 from atom.swarm.addresses import parse_join_address
-from atom.swarm.records import PeerState
+from atom.swarm.records.lease import PeerState
 
 FIRST_PEERS = 3
 VICTIM = 2

@@ -19,7 +19,7 @@ from atom.daemon.doctor.swarm_side import Sight, look, own_identity
 from atom.daemon.doctor.ways import find_ways
 from atom.daemon.state_directory import StateDirectory
 from atom.swarm.addresses import parse_join_address
-from atom.swarm.records import Manifest
+from atom.swarm.records.run_manifest import Manifest
 
 OWN_CODE = "the run's model is code of its owner: join with --trust, and it tells"
 

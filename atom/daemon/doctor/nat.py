@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from atom.daemon.doctor.facts import Way, Ways
-from atom.swarm.contacts import parse_address
+from atom.swarm.transport.contacts import parse_address
 
 
 class Nat(StrEnum):

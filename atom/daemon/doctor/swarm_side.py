@@ -12,12 +12,13 @@ from atom.base.home import expand_home
 from atom.daemon.doctor.facts import Swarm
 from atom.daemon.invitation import check_member
 from atom.swarm.addresses import parse_join_address
-from atom.swarm.allow_list import seen_from_outside
-from atom.swarm.dht_frames import NodeSettings
-from atom.swarm.directory import open_directory
+from atom.swarm.dht.directory import open_directory
+from atom.swarm.dht.frames import NodeSettings
 from atom.swarm.identity import Identity
-from atom.swarm.reachability import Reached
-from atom.swarm.records import Lease, Manifest, PeerState
+from atom.swarm.records.allow_list import seen_from_outside
+from atom.swarm.records.lease import Lease, PeerState
+from atom.swarm.records.reachability import Reached
+from atom.swarm.records.run_manifest import Manifest
 
 RENEWAL_S = 2.0
 """Between two renewals of a lease: the newest of many is hardly older than its way to us."""

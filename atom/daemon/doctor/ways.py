@@ -9,17 +9,18 @@ from atom.base.events import EventList
 from atom.config.load import run_from_text
 from atom.config.peer_file import PeerFile
 from atom.daemon.doctor.facts import Way, Ways
-from atom.swarm.allow_list import AllowList
-from atom.swarm.endpoint import TransportLimits
-from atom.swarm.handshake import Local
 from atom.swarm.identity import Identity
-from atom.swarm.outreach import contact_of
-from atom.swarm.protection import RingProtection
-from atom.swarm.reachability import Reached
-from atom.swarm.record_codec import manifest_digest
-from atom.swarm.records import Lease, Manifest
-from atom.swarm.throttle import Bandwidth
-from atom.swarm.transport import Transport
+from atom.swarm.records.allow_list import AllowList
+from atom.swarm.records.codec import manifest_digest
+from atom.swarm.records.lease import Lease
+from atom.swarm.records.reachability import Reached
+from atom.swarm.records.run_manifest import Manifest
+from atom.swarm.stream.handshake import Local
+from atom.swarm.stream.protection import RingProtection
+from atom.swarm.stream.throttle import Bandwidth
+from atom.swarm.transport.endpoint import TransportLimits
+from atom.swarm.transport.outreach import contact_of
+from atom.swarm.transport.transport import Transport
 
 WANTED = 2
 """Ways: two far ends tell what a router does with one port."""

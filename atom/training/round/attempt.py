@@ -5,9 +5,9 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from atom.swarm.chain import MAX_VOTERS, Ballot, Commit, Contribution, Value, Vote, Voter
-from atom.swarm.membership import standing, voters_next
-from atom.swarm.messages import Accepted, Promise, Suspect
+from atom.swarm.chain.commit import MAX_VOTERS, Ballot, Commit, Contribution, Value, Vote, Voter
+from atom.swarm.chain.membership import standing, voters_next
+from atom.swarm.chain.messages import Accepted, Promise, Suspect
 from atom.training.round.electorate import Electorate
 from atom.training.round.vocabulary import View
 

@@ -16,8 +16,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from atom.base.reasons import Reason
-from atom.swarm.messages import Suspect
-from atom.swarm.ring_standing import RingStanding
+from atom.swarm.chain.messages import Suspect
+from atom.swarm.chain.ring_standing import RingStanding
 
 Accusation = tuple[str, str]
 """Who says so, of whom: peer ids, which may be the same."""

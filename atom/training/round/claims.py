@@ -6,9 +6,9 @@ and a peer that is part of the rounds believes strangers the less, the more ofte
 A branch from our own head is left alone while the voters that are here can do better.
 """
 
-from atom.swarm.fork_choice import claimed_branches, claims_better, preferred, too_weak
-from atom.swarm.quarantine import hold_s
-from atom.swarm.records import Lease
+from atom.swarm.records.fork_choice import claimed_branches, claims_better, preferred, too_weak
+from atom.swarm.records.lease import Lease
+from atom.swarm.transport.quarantine import hold_s
 from atom.training.round.desk import Desk
 from atom.training.round.vocabulary import CaughtUp
 

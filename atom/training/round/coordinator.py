@@ -7,11 +7,10 @@ its own ballot made, or finish a value that somebody in a quorum accepted before
 from collections import Counter
 
 from atom.base.reasons import Reason
-from atom.swarm.chain import VOTE_DOMAIN, Ballot, Value, Vote, Voter
-from atom.swarm.chain import vote_payload as payload_of
-from atom.swarm.identity import verify
-from atom.swarm.membership import signed_by, standing
-from atom.swarm.messages import (
+from atom.swarm.chain.commit import VOTE_DOMAIN, Ballot, Value, Vote, Voter
+from atom.swarm.chain.commit import vote_payload as payload_of
+from atom.swarm.chain.membership import signed_by, standing
+from atom.swarm.chain.messages import (
     Abort,
     Accept,
     AcceptedVote,
@@ -24,7 +23,8 @@ from atom.swarm.messages import (
     Ring,
     Suspect,
 )
-from atom.swarm.records import Lease
+from atom.swarm.identity import verify
+from atom.swarm.records.lease import Lease
 from atom.training.round.attempt import Attempt, Stage, odd_states_out
 from atom.training.round.desk import Desk
 from atom.training.round.electorate import Electorate, same_head

@@ -2,10 +2,10 @@
 result is at hand."""
 
 from atom.base.reasons import Reason
-from atom.swarm.chain import VOTE_DOMAIN, Commit, Value, Voter, vote_payload
-from atom.swarm.chain_check import double_vote
-from atom.swarm.membership import signed_by
-from atom.swarm.messages import Accept, AcceptedVote
+from atom.swarm.chain.check import double_vote
+from atom.swarm.chain.commit import VOTE_DOMAIN, Commit, Value, Voter, vote_payload
+from atom.swarm.chain.membership import signed_by
+from atom.swarm.chain.messages import Accept, AcceptedVote
 from atom.training.round.coordinator import Coordinator
 from atom.training.round.desk import Desk, Held
 from atom.training.round.engagement import Engagement

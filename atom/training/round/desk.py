@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from atom.base.reasons import Reason
-from atom.swarm.chain import Ballot, Commit, Contribution, Head, Voter
-from atom.swarm.messages import Accept, Message, Nack
-from atom.swarm.usual_gradients import PartLimit, part_limit
+from atom.swarm.chain.commit import Ballot, Commit, Contribution, Head, Voter
+from atom.swarm.chain.messages import Accept, Message, Nack
+from atom.swarm.chain.usual_gradients import PartLimit, part_limit
 from atom.training.round.calls import Calls
 from atom.training.round.electorate import same_head
 from atom.training.round.slots import Slots

@@ -8,10 +8,10 @@ its lease has been gone for the grace time; the commit then records that it is t
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from atom.swarm.chain import MAX_VOTERS, Head, Voter
-from atom.swarm.fork_choice import has_left
-from atom.swarm.membership import is_quorum, standing
-from atom.swarm.records import Lease, PeerState
+from atom.swarm.chain.commit import MAX_VOTERS, Head, Voter
+from atom.swarm.chain.membership import is_quorum, standing
+from atom.swarm.records.fork_choice import has_left
+from atom.swarm.records.lease import Lease, PeerState
 from atom.training.round.slots import ORDINARY, Survivors
 from atom.training.round.vocabulary import View
 

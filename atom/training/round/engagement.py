@@ -1,7 +1,7 @@
 """In which attempt this replica is engaged, and how it gets out of it."""
 
-from atom.swarm.chain import Ballot, Voter
-from atom.swarm.fork_choice import least_backing
+from atom.swarm.chain.commit import Ballot, Voter
+from atom.swarm.records.fork_choice import least_backing
 from atom.training.round.coordinator import Coordinator
 from atom.training.round.desk import Desk
 from atom.training.round.vocabulary import CatchUp, Phase, StopRing, Thaw

@@ -8,9 +8,9 @@ comes.
 
 from collections.abc import Set as AbstractSet
 
-from atom.swarm.chain import Voter
-from atom.swarm.membership import is_quorum
-from atom.swarm.records import PeerState
+from atom.swarm.chain.commit import Voter
+from atom.swarm.chain.membership import is_quorum
+from atom.swarm.records.lease import PeerState
 from atom.training.round.attempt import Attempt, Stage
 from atom.training.round.desk import Desk
 from atom.training.round.electorate import Electorate, alive_voters, same_head

@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Callable
 
 from atom.base.reasons import Reason
-from atom.swarm.chain import Head, Voter
-from atom.swarm.messages import (
+from atom.swarm.chain.commit import Head, Voter
+from atom.swarm.chain.messages import (
     Abort,
     Accept,
     AcceptedVote,
@@ -26,7 +26,7 @@ from atom.swarm.messages import (
     Ring,
     Suspect,
 )
-from atom.swarm.records import Lease
+from atom.swarm.records.lease import Lease
 from atom.training.round.claims import Claims
 from atom.training.round.coordinator import Coordinator
 from atom.training.round.decision import Decision

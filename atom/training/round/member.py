@@ -3,11 +3,9 @@
 from dataclasses import replace
 
 from atom.base.reasons import Reason
-from atom.swarm.algorithm import MAX_MEMBERS
-from atom.swarm.chain import REPORT_DOMAIN, Ballot, Voter, report_payload
-from atom.swarm.composition import well_composed
-from atom.swarm.membership import signed_by
-from atom.swarm.messages import (
+from atom.swarm.chain.commit import REPORT_DOMAIN, Ballot, Voter, report_payload
+from atom.swarm.chain.membership import signed_by
+from atom.swarm.chain.messages import (
     Abort,
     Accepted,
     Prepare,
@@ -17,6 +15,8 @@ from atom.swarm.messages import (
     Ring,
     Suspect,
 )
+from atom.swarm.ring.algorithm import MAX_MEMBERS
+from atom.swarm.ring.composition import well_composed
 from atom.training.round.coordinator import Coordinator
 from atom.training.round.decision import Decision
 from atom.training.round.desk import Desk, Held

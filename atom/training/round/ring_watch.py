@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from atom.swarm.algorithm import Algorithm
-from atom.swarm.chain import Contribution
-from atom.swarm.composition import carried_by, seats_of
-from atom.swarm.messages import Suspect
+from atom.swarm.chain.commit import Contribution
+from atom.swarm.chain.messages import Suspect
+from atom.swarm.ring.algorithm import Algorithm
+from atom.swarm.ring.composition import carried_by, seats_of
 from atom.training.round.attempt import Attempt
 from atom.training.round.blame import accusations, is_eyewitness
 from atom.training.round.desk import Desk

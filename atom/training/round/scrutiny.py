@@ -1,12 +1,12 @@
 """What this replica does not vouch for, as far as it can tell by itself."""
 
 from atom.base.reasons import Reason
-from atom.swarm.chain import Commit, Value, Voter
-from atom.swarm.composition import well_composed
-from atom.swarm.fork_choice import too_weak
-from atom.swarm.membership import certificate_problem, could_follow, reported
-from atom.swarm.messages import Accept, Promise
-from atom.swarm.sum_limits import SumLimits
+from atom.swarm.chain.commit import Commit, Value, Voter
+from atom.swarm.chain.membership import certificate_problem, could_follow, reported
+from atom.swarm.chain.messages import Accept, Promise
+from atom.swarm.records.fork_choice import too_weak
+from atom.swarm.ring.composition import well_composed
+from atom.swarm.ring.sum_limits import SumLimits
 from atom.training.round.desk import Desk
 from atom.training.round.electorate import objection_to_branch
 from atom.training.round.slots import Survivors

@@ -5,12 +5,12 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from atom.swarm.algorithm import Algorithm, Choice, choose, measured
-from atom.swarm.attachment import Attachment, attach
-from atom.swarm.chain import Contribution
-from atom.swarm.reachability import Reached
-from atom.swarm.records import Lease, short_name
-from atom.swarm.ring_order import Place, RingOrder, ring_order
+from atom.swarm.chain.commit import Contribution
+from atom.swarm.records.lease import Lease, short_name
+from atom.swarm.records.reachability import Reached
+from atom.swarm.ring.algorithm import Algorithm, Choice, choose, measured
+from atom.swarm.ring.attachment import Attachment, attach
+from atom.swarm.ring.order import Place, RingOrder, ring_order
 from atom.training.round.vocabulary import View
 
 Pair = frozenset[str]

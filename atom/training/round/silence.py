@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 
 from atom.base.reasons import Reason
-from atom.swarm.chain import Voter
-from atom.swarm.quarantine import Quarantine
-from atom.swarm.records import Lease
+from atom.swarm.chain.commit import Voter
+from atom.swarm.records.lease import Lease
+from atom.swarm.transport.quarantine import Quarantine
 from atom.training.round.desk import Desk
 from atom.training.round.electorate import Electorate
 

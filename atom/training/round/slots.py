@@ -6,8 +6,8 @@ has a slot of its own, so that accepting in it can never complete an ordinary qu
 
 from dataclasses import dataclass, field
 
-from atom.swarm.chain import Ballot, Value, Voter
-from atom.swarm.messages import Accepted
+from atom.swarm.chain.commit import Ballot, Value, Voter
+from atom.swarm.chain.messages import Accepted
 
 Survivors = tuple[Voter, ...]
 ORDINARY: Survivors = ()

@@ -14,7 +14,7 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from atom.swarm.quarantine import hold_s
+from atom.swarm.transport.quarantine import hold_s
 from atom.training.round.blame import Accusation
 
 REMEMBERED_S = 600.0

@@ -1,6 +1,6 @@
 """Whether it is our turn to lead an attempt, and whom it would have to ask."""
 
-from atom.swarm.records import Lease
+from atom.swarm.records.lease import Lease
 from atom.training.round.desk import Desk
 from atom.training.round.electorate import (
     Electorate,

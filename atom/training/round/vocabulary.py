@@ -6,11 +6,11 @@ from enum import StrEnum
 from typing import Any
 
 from atom.base.reasons import Reason
-from atom.swarm.chain import Ballot, Commit, Contribution, Head, Voter
-from atom.swarm.messages import Message
-from atom.swarm.records import Lease
-from atom.swarm.ring_standing import RingStanding
-from atom.swarm.usual_gradients import LARGEST_PART, PartLimit
+from atom.swarm.chain.commit import Ballot, Commit, Contribution, Head, Voter
+from atom.swarm.chain.messages import Message
+from atom.swarm.chain.ring_standing import RingStanding
+from atom.swarm.chain.usual_gradients import LARGEST_PART, PartLimit
+from atom.swarm.records.lease import Lease
 
 
 class Phase(StrEnum):

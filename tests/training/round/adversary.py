@@ -17,10 +17,10 @@ from simulated_story import Story
 from simulated_witness import Witness
 from simulation import NAMES
 
-from atom.swarm.chain import Ballot, Commit, Contribution, Voter, canonical_digest, genesis
-from atom.swarm.fork_choice import shown
-from atom.swarm.messages import Accept, AcceptedVote, CommitNotice, Message, Promise
-from atom.swarm.records import Lease, PeerState
+from atom.swarm.chain.commit import Ballot, Commit, Contribution, Voter, canonical_digest, genesis
+from atom.swarm.chain.messages import Accept, AcceptedVote, CommitNotice, Message, Promise
+from atom.swarm.records.fork_choice import shown
+from atom.swarm.records.lease import Lease, PeerState
 from atom.training.round import Patience, RoundMachine, Terms
 from atom.training.round.vocabulary import (
     Action,

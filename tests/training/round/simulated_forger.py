@@ -3,7 +3,7 @@
 from simulated_peer import Process
 from simulated_seat import Chain
 
-from atom.swarm.chain import (
+from atom.swarm.chain.commit import (
     VOTE_DOMAIN,
     Ballot,
     Commit,
@@ -13,8 +13,8 @@ from atom.swarm.chain import (
     canonical_digest,
     vote_payload,
 )
-from atom.swarm.membership import signed_by
-from atom.swarm.messages import CommitNotice
+from atom.swarm.chain.membership import signed_by
+from atom.swarm.chain.messages import CommitNotice
 from atom.training.round import RoundMachine
 
 ABSURD = 10**9

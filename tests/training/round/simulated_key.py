@@ -9,7 +9,7 @@ from functools import lru_cache
 from blake3 import blake3
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-import atom.swarm.membership
+import atom.swarm.chain.membership
 import atom.training.round.coordinator
 from atom.swarm.identity import Identity, verify
 
@@ -40,7 +40,7 @@ def verified(peer_id: str, domain: str, payload: bytes, signature: bytes) -> boo
     return verify(peer_id, domain, payload, signature)
 
 
-atom.swarm.membership.verify = verified
+atom.swarm.chain.membership.verify = verified
 atom.training.round.coordinator.verify = verified
 
 

@@ -2,10 +2,10 @@
 
 from typing import TYPE_CHECKING
 
-from atom.swarm.fork_choice import shown
-from atom.swarm.freshness import LeaseBook
-from atom.swarm.records import RENEW_SECONDS, Lease, PeerState, short_name
-from atom.swarm.ring_order import Link
+from atom.swarm.records.fork_choice import shown
+from atom.swarm.records.freshness import LeaseBook
+from atom.swarm.records.lease import RENEW_SECONDS, Lease, PeerState, short_name
+from atom.swarm.records.link import Link
 from atom.training.outlook import look
 from atom.training.round.vocabulary import Phase, View
 

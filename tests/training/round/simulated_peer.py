@@ -15,11 +15,11 @@ from simulated_lookout import READ_SECONDS, Lookout
 from simulated_ring import Result, Runner
 from simulated_seat import Chain, Seat
 
-from atom.swarm.chain import Ballot, Head, Voter
-from atom.swarm.fork_choice import branch_from
-from atom.swarm.messages import CommitNotice
-from atom.swarm.quarantine import Quarantine
-from atom.swarm.records import PeerState
+from atom.swarm.chain.commit import Ballot, Head, Voter
+from atom.swarm.chain.messages import CommitNotice
+from atom.swarm.records.fork_choice import branch_from
+from atom.swarm.records.lease import PeerState
+from atom.swarm.transport.quarantine import Quarantine
 from atom.training.outlook import count_swarm
 from atom.training.round import RoundMachine
 from atom.training.round.vocabulary import (

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from simulated_ring import Result, Work
 
-from atom.swarm.chain import Commit, Head, canonical_digest
+from atom.swarm.chain.commit import Commit, Head, canonical_digest
 from atom.swarm.identity import Identity
 
 if TYPE_CHECKING:

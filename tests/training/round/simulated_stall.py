@@ -2,8 +2,8 @@
 
 import itertools
 
-from atom.swarm.ring import RingPlan
-from atom.swarm.ring_standing import RingStanding
+from atom.swarm.chain.ring_standing import RingStanding
+from atom.swarm.ring.geometry import RingPlan
 
 
 def stalled(plan: RingPlan, liar: int, sends: int) -> list[RingStanding]:

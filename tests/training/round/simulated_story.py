@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from atom.swarm.chain import Ballot, Commit, Contribution, Head, Value, Vote, Voter
+from atom.swarm.chain.commit import Ballot, Commit, Contribution, Head, Value, Vote, Voter
 
 MOST_LINES = 4000
 

@@ -2,8 +2,8 @@
 
 from simulated_seat import Chain
 
-from atom.swarm.chain import Commit, Head, Value
-from atom.swarm.membership import certificate_problem
+from atom.swarm.chain.commit import Commit, Head, Value
+from atom.swarm.chain.membership import certificate_problem
 
 
 class Witness:

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from operator import itemgetter
 
-from atom.swarm.message_codec import decode, encode
-from atom.swarm.messages import Message
-from atom.swarm.records import LEASE_SECONDS, Lease
+from atom.swarm.chain.message_codec import decode, encode
+from atom.swarm.chain.messages import Message
+from atom.swarm.records.lease import LEASE_SECONDS, Lease
 
 
 class Agenda:

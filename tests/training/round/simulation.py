@@ -20,8 +20,8 @@ from simulated_story import Story
 from simulated_witness import Witness
 from simulated_world import CALM, Agenda, Directory, Network, lose_nothing
 
-from atom.swarm.chain import Voter, genesis
-from atom.swarm.messages import Message
+from atom.swarm.chain.commit import Voter, genesis
+from atom.swarm.chain.messages import Message
 from atom.training.round import Patience, Terms
 
 PATIENT = Patience()

@@ -12,7 +12,7 @@ from simulated_seat import Seat
 from simulated_world import CALM, Weather, lose_nothing
 from simulation import Swarm
 
-from atom.swarm.messages import (
+from atom.swarm.chain.messages import (
     Abort,
     Accept,
     AcceptedVote,

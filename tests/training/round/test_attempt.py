@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from atom.swarm.chain import Ballot, Voter
-from atom.swarm.messages import Promise
+from atom.swarm.chain.commit import Ballot, Voter
+from atom.swarm.chain.messages import Promise
 from atom.training.round.attempt import Attempt, Stage
 from atom.training.round.electorate import Electorate
 

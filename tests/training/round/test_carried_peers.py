@@ -7,9 +7,9 @@ from simulated_ring import Liar
 from simulation import Setting, Swarm
 
 from atom.base.reasons import Reason
-from atom.swarm.chain import Ballot, Contribution, Head, Value, Voter
+from atom.swarm.chain.commit import Ballot, Contribution, Head, Value, Voter
+from atom.swarm.chain.messages import Accept, AcceptedVote, Nack, Prepare, Ring
 from atom.swarm.identity import Identity
-from atom.swarm.messages import Accept, AcceptedVote, Nack, Prepare, Ring
 from atom.training.round import RoundMachine, Terms
 from atom.training.round.suspicions import PATIENT_WITH
 from atom.training.round.vocabulary import (

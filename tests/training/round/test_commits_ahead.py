@@ -1,6 +1,6 @@
 """A peer on its way to a fast swarm: commits are said once, usually before it stands below them."""
 
-from atom.swarm.chain import (
+from atom.swarm.chain.commit import (
     VOTE_DOMAIN,
     Ballot,
     Commit,
@@ -12,9 +12,9 @@ from atom.swarm.chain import (
     genesis,
     vote_payload,
 )
+from atom.swarm.chain.membership import signed_by
+from atom.swarm.chain.messages import CommitNotice
 from atom.swarm.identity import Identity
-from atom.swarm.membership import signed_by
-from atom.swarm.messages import CommitNotice
 from atom.training.round import RoundMachine, Terms
 from atom.training.round.vocabulary import (
     Apply,

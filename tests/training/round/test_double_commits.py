@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from atom.base.reasons import Reason
-from atom.swarm.chain import (
+from atom.swarm.chain.commit import (
     VOTE_DOMAIN,
     Ballot,
     Commit,
@@ -16,9 +16,9 @@ from atom.swarm.chain import (
     Voter,
     vote_payload,
 )
+from atom.swarm.chain.membership import signed_by
+from atom.swarm.chain.messages import CommitNotice
 from atom.swarm.identity import Identity
-from atom.swarm.membership import signed_by
-from atom.swarm.messages import CommitNotice
 from atom.training.round import RoundMachine, Terms
 from atom.training.round.desk import Desk, HeadState
 from atom.training.round.scrutiny import problem_with_commit

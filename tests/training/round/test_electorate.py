@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from atom.swarm.branches import SHOWN, Branch
-from atom.swarm.chain import MAX_VOTERS, Head, Voter
-from atom.swarm.membership import standing
-from atom.swarm.records import Lease, PeerState
+from atom.swarm.chain.branches import SHOWN, Branch
+from atom.swarm.chain.commit import MAX_VOTERS, Head, Voter
+from atom.swarm.chain.membership import standing
+from atom.swarm.records.lease import Lease, PeerState
 from atom.training.round.electorate import (
     Electorate,
     alive_voters,

@@ -7,8 +7,8 @@ from simulated_peer import Process
 from simulation import Setting, Swarm
 
 from atom.base.reasons import Reason
-from atom.swarm.chain import Ballot
-from atom.swarm.messages import (
+from atom.swarm.chain.commit import Ballot
+from atom.swarm.chain.messages import (
     Accept,
     AcceptedVote,
     Message,

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from test_silent_peers import GONE, HEAD, MATE, ME, STATE, US, VOTERS, lease
 
-from atom.swarm.records import PeerState
+from atom.swarm.records.lease import PeerState
 from atom.training.round import Terms
 from atom.training.round.attempt import Attempt, Stage
 from atom.training.round.desk import Desk, HeadState

@@ -7,7 +7,7 @@ import pytest
 from simulated_ring import Liar
 from simulation import Setting, Swarm
 
-from atom.swarm.messages import CommitNotice
+from atom.swarm.chain.messages import CommitNotice
 from atom.training.round.suspicions import PATIENT_WITH
 
 

@@ -6,7 +6,7 @@ from simulated_peer import Process
 from simulation import Swarm
 from test_held_up import check_rounds_go_on, started
 
-from atom.swarm.chain import (
+from atom.swarm.chain.commit import (
     REPORT_DOMAIN,
     VOTE_DOMAIN,
     Ballot,
@@ -15,8 +15,8 @@ from atom.swarm.chain import (
     report_payload,
     vote_payload,
 )
-from atom.swarm.membership import signed_by
-from atom.swarm.messages import (
+from atom.swarm.chain.membership import signed_by
+from atom.swarm.chain.messages import (
     Accept,
     Accepted,
     AcceptedVote,

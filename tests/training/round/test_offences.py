@@ -7,7 +7,7 @@ import pytest
 from test_silent_peers import HEAD, MATE, ME, STATE, THEM, US, VOTERS, lease
 
 from atom.base.reasons import Reason
-from atom.swarm.chain import (
+from atom.swarm.chain.commit import (
     REPORT_DOMAIN,
     Ballot,
     Commit,
@@ -17,9 +17,8 @@ from atom.swarm.chain import (
     Voter,
     report_payload,
 )
-from atom.swarm.identity import Identity
-from atom.swarm.membership import signed_by
-from atom.swarm.messages import (
+from atom.swarm.chain.membership import signed_by
+from atom.swarm.chain.messages import (
     Abort,
     Accept,
     Accepted,
@@ -32,7 +31,8 @@ from atom.swarm.messages import (
     Promise,
     Ring,
 )
-from atom.swarm.usual_gradients import part_limit
+from atom.swarm.chain.usual_gradients import part_limit
+from atom.swarm.identity import Identity
 from atom.training.round import RoundMachine, Terms
 from atom.training.round.claims import FIRST_DOUBT_S, MOST_DONORS
 from atom.training.round.vocabulary import (

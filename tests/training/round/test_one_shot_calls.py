@@ -3,10 +3,10 @@
 import pytest
 
 from atom.base.reasons import Reason
-from atom.swarm.algorithm import MAX_MEMBERS
-from atom.swarm.chain import Ballot, Contribution, Head, Voter
+from atom.swarm.chain.commit import Ballot, Contribution, Head, Voter
+from atom.swarm.chain.messages import Nack, Prepare, Ring
 from atom.swarm.identity import Identity
-from atom.swarm.messages import Nack, Prepare, Ring
+from atom.swarm.ring.algorithm import MAX_MEMBERS
 from atom.training.round import RoundMachine, Terms
 from atom.training.round.vocabulary import Action, Frozen, Phase, Received, Send, StartRing
 

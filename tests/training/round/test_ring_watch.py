@@ -3,8 +3,8 @@
 import pytest
 from test_electorate import A, B, C, head_of, lease, view
 
-from atom.swarm.chain import Ballot, Contribution, Voter
-from atom.swarm.messages import Suspect
+from atom.swarm.chain.commit import Ballot, Contribution, Voter
+from atom.swarm.chain.messages import Suspect
 from atom.training.round import Terms
 from atom.training.round.attempt import Attempt, Stage
 from atom.training.round.desk import Desk, HeadState

@@ -12,9 +12,9 @@ import simulated_peer
 from simulated_world import lose_nothing
 from simulation import Setting, Swarm
 
-from atom.swarm.chain import Commit
-from atom.swarm.membership import standing
-from atom.swarm.messages import (
+from atom.swarm.chain.commit import Commit
+from atom.swarm.chain.membership import standing
+from atom.swarm.chain.messages import (
     Accept,
     AcceptedVote,
     CommitNotice,

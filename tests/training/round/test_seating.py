@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping
 
-from atom.swarm.algorithm import Algorithm
-from atom.swarm.chain import Contribution
-from atom.swarm.reachability import Reached
-from atom.swarm.records import Lease, PeerState, short_name
-from atom.swarm.ring_order import Link
+from atom.swarm.chain.commit import Contribution
+from atom.swarm.records.lease import Lease, PeerState, short_name
+from atom.swarm.records.link import Link
+from atom.swarm.records.reachability import Reached
+from atom.swarm.ring.algorithm import Algorithm
 from atom.training.round.seating import choose_algorithm, seat_members
 from atom.training.round.vocabulary import View
 

@@ -8,9 +8,9 @@ from simulated_key import identity
 from simulation import Setting, Swarm
 
 from atom.base.reasons import Reason
-from atom.swarm.chain import Ballot, Head, Voter
-from atom.swarm.messages import Abort, Prepare, Prevote, PrevoteAnswer, Promise
-from atom.swarm.records import Lease, PeerState
+from atom.swarm.chain.commit import Ballot, Head, Voter
+from atom.swarm.chain.messages import Abort, Prepare, Prevote, PrevoteAnswer, Promise
+from atom.swarm.records.lease import Lease, PeerState
 from atom.training.round import RoundMachine, Terms
 from atom.training.round.desk import Desk, HeadState
 from atom.training.round.electorate import Electorate

@@ -2,7 +2,7 @@
 
 import pytest
 
-from atom.swarm.chain import Ballot, Contribution, Value, Voter
+from atom.swarm.chain.commit import Ballot, Contribution, Value, Voter
 from atom.training.round.slots import ORDINARY, Slot, Slots
 
 A, B = Voter("a", b"a" * 16), Voter("b", b"b" * 16)

@@ -6,7 +6,7 @@ import pytest
 from simulated_peer import Process
 from simulation import Setting, Swarm
 
-from atom.swarm.messages import CommitNotice, Message
+from atom.swarm.chain.messages import CommitNotice, Message
 
 
 @pytest.mark.parametrize("seed", range(3))

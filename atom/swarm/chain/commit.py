@@ -1,0 +1,223 @@
+"""The chain of commits: what a round decided, who vouches for it, and the name of the result.
+
+A replica's state is named by its *head*: a digest that covers every commit since genesis. Equal
+heads mean equal bytes. Everything here is a frozen value; digests are taken over canonical JSON
+(sorted keys, floats as hexadecimal), so they do not depend on a library's wire encoding.
+"""
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any
+
+from blake3 import blake3
+
+from atom.swarm.chain.branches import NO_BRANCHES, Branch, Branches, Rank, name_of
+from atom.swarm.chain.usual_gradients import NORMS_REMEMBERED
+
+VOTE_DOMAIN = "vote"
+"""Signature domain of a vote: over `vote_payload(...)`."""
+REPORT_DOMAIN = "report"
+"""Of what a promise says was accepted: over `report_payload(...)`."""
+
+_canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
+_AS_IT_IS = (str, int, type(None))
+_IN_HEX = (bytes, float)
+_IN_ORDER = (list, tuple)
+
+MAX_VOTERS = 9
+"""More voters make a round slower, not safer; further members contribute without voting."""
+
+_NEVER = object()
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Voter:
+    """One process of one peer. A restart is a new incarnation, a voter only once voted in."""
+
+    peer_id: str
+    incarnation: bytes
+    """16 random bytes, drawn at process start and never stored."""
+    absences: int = dataclasses.field(default=0, compare=False)
+    """Consecutive commits this voter had no part in; at 2 it is dropped."""
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Ballot:
+    """Orders attempts on one round. Compared by attempt, then coordinator, then incarnation."""
+
+    attempt: int
+    coordinator: str
+    incarnation: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """One member's part in the average: `sequences` trained, summed loss over them (nats)."""
+
+    peer_id: str
+    incarnation: bytes
+    sequences: int
+    loss_sum: float
+    carrier: str = dataclasses.field(default="", metadata={"absent": ""})
+    """The member that added this one's sums to its own: this one is its *leaf*. Empty: a seat."""
+
+
+@dataclass(frozen=True)
+class Value:
+    """What one round decides."""
+
+    parent: bytes
+    round: int
+    origin: Ballot
+    result_digest: bytes
+    """blake3 of the averaged gradient arena."""
+    gradient_norm: float
+    """Global L2 norm of that average, certified so that nobody's rounding decides the clipping."""
+    parent_state_digest: bytes
+    """State digest the members reported at the parent head."""
+    contributions: tuple[Contribution, ...]
+    voters_next: tuple[Voter, ...]
+    survivors: tuple[Voter, ...] = ()
+    """Empty in an ordinary round. Else this commit opens a recorded *branch* by these peers."""
+
+    @property
+    def sequences(self) -> int:
+        return sum(part.sequences for part in self.contributions)
+
+    @property
+    def loss(self) -> float:
+        """Mean loss per sequence over everything this round averaged, in nats per token."""
+        return sum(part.loss_sum for part in self.contributions) / self.sequences
+
+    def digest(self) -> bytes:
+        return self._digest
+
+    @cached_property
+    def _digest(self) -> bytes:
+        return canonical_digest("value", self)
+
+
+@dataclass(frozen=True, slots=True)
+class Vote:
+    """A voter's signature over `vote_payload(parent, ballot, value digest)`."""
+
+    voter: Voter
+    signature: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """A decided value with its certificate: votes of a quorum (or of all survivors) at `ballot`.
+
+    Survivors sign only a value that names them: so a head itself says how it was decided.
+    """
+
+    value: Value
+    ballot: Ballot
+    votes: tuple[Vote, ...]
+    survivors: tuple[Voter, ...] = ()
+    """Empty: a quorum of the parent's voters vouches. Else all of these, after the grace time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The end of a chain: the name of a state, and what the next round needs to know."""
+
+    digest: bytes
+    round: int
+    """Rounds committed so far; the next commit carries `round + 1`."""
+    work: int
+    """Sequences in all committed rounds, as the chain tells it."""
+    cursor: int
+    """Samples allotted so far (see models/data: which sample each member draws next)."""
+    voters: tuple[Voter, ...]
+    members: tuple[str, ...]
+    """Peer ids of the last round's contributors, in ring order; draws are dealt in this order."""
+    branches: Branches = NO_BRANCHES
+    """The rounds on this chain that no quorum decided, oldest first."""
+    norms: tuple[float, ...] = ()
+    """Certified, of the latest rounds' mean gradients, oldest first."""
+
+    @property
+    def rank(self) -> Rank:
+        return Rank(self.digest, self.round, self.branches)
+
+    def prefers(self, other: "Head") -> bool:
+        """Fork choice (`atom/swarm/chain/branches.py`). A strict total order."""
+        return self.rank > other.rank
+
+    def after(self, value: Value) -> "Head":
+        """The head once `value` is committed on this one. Does not check the certificate."""
+        members = tuple(part.peer_id for part in value.contributions)
+        longest = max((part.sequences for part in value.contributions), default=0)
+        digest = canonical_digest(
+            "head",
+            [self.digest, value.digest(), [(v.peer_id, v.incarnation) for v in value.voters_next]],
+        )
+        return Head(
+            digest=digest,
+            round=value.round,
+            work=self.work + value.sequences,
+            cursor=self.cursor + max(len(self.members), 1) * longest,
+            voters=value.voters_next,
+            members=members,
+            branches=self._branches_after(value, digest),
+            norms=(*self.norms, value.gradient_norm)[-NORMS_REMEMBERED:],
+        )
+
+    def _branches_after(self, value: Value, digest: bytes) -> Branches:
+        if not value.survivors:
+            return self.branches
+        signed = {voter.peer_id for voter in value.survivors}
+        backing = sum(voter.peer_id in signed for voter in self.voters)
+        return self.branches.then(Branch(value.round, backing, name_of(digest)))
+
+
+def genesis(manifest_digest: bytes, state_digest: bytes, founder: Voter) -> Head:
+    """The head before any round: fixed by the run manifest and the seeded initial state."""
+    digest = canonical_digest(
+        "genesis", [manifest_digest, state_digest, founder.peer_id, founder.incarnation]
+    )
+    return Head(digest, 0, 0, 0, (founder,), (founder.peer_id,))
+
+
+def vote_payload(
+    parent: bytes, ballot: Ballot, value_digest: bytes, survivors: tuple[Voter, ...] = ()
+) -> bytes:
+    """The bytes a voter signs to accept a value: a branch vote never passes for an ordinary one."""
+    return canonical_digest("vote", [parent, ballot, value_digest, survivors])
+
+
+def report_payload(parent: bytes, result_digest: bytes) -> bytes:
+    """The bytes a voter signs that says in a promise that it accepted a value with this result."""
+    return canonical_digest("report", [parent, result_digest])
+
+
+def canonical_digest(kind: str, value: Any) -> bytes:
+    """blake3 (32 bytes) of the canonical JSON of `value`, labelled by `kind`."""
+    return blake3(_canonical([kind, _plain(value)]).encode()).digest()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, _AS_IT_IS):
+        return value
+    if isinstance(value, _IN_HEX):
+        return value.hex()
+    if isinstance(value, _IN_ORDER):
+        return [_plain(item) for item in value]
+    return {
+        name: _plain(each)
+        for name, absent in _fields_of(value.__class__)
+        if (each := getattr(value, name)) is not absent and (absent is _NEVER or each != absent)
+    }
+
+
+@lru_cache(maxsize=64)
+def _fields_of(kind: Any) -> tuple[tuple[str, Any], ...]:
+    """Names, and what each field says by not being there: fields that came later than the first
+    runs, whose digests stay what they were."""
+    return tuple(
+        (field.name, field.metadata.get("absent", _NEVER)) for field in dataclasses.fields(kind)
+    )

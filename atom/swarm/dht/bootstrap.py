@@ -1,0 +1,30 @@
+"""A DHT node that trains nothing: an entrance for others, `atom bootstrap`."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+from atom.swarm.addresses import rank_addresses
+from atom.swarm.dht.directory import primary_host
+from atom.swarm.dht.frames import NodeSettings
+from atom.swarm.dht.supervisor import SteadyClient
+from atom.swarm.identity import Identity
+
+
+async def run_bootstrap(
+    node: NodeSettings, stop: asyncio.Event, on_ready: Callable[[tuple[str, ...]], None]
+) -> None:
+    """Serves until `stop` is set; `on_ready` gets the multiaddrs others may use, best first.
+
+    Raises: AddressError, PortInUseError, StorageError, UserError.
+    """
+    if node.identity_path is not None:
+        Identity.load_or_create(Path(node.identity_path))
+    client = SteadyClient(node)
+    try:
+        await client.start()
+        addresses = (await client.call("addresses"))["addresses"]
+        on_ready(rank_addresses(addresses, primary_host()))
+        await stop.wait()
+    finally:
+        await client.close()

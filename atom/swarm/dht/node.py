@@ -1,0 +1,289 @@
+"""The one door to hivemind: a DHT node on top of a libp2p daemon that is already running.
+
+Runs in the DHT process only (importing hivemind takes two seconds and brings threads along).
+The library's own caches, reuse of requests and background refreshes are switched off: a lease is
+news for seconds, and every reading asks the nodes that store it.
+"""
+
+import asyncio
+import functools
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hivemind.dht.node import DHTNode
+from hivemind.dht.protocol import ValidationError
+from hivemind.dht.routing import DHTID
+from hivemind.dht.storage import DictionaryDHTValue
+from hivemind.dht.validation import DHTRecord, RecordValidatorBase
+from hivemind.p2p import P2P, PeerID
+from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure
+from hivemind.utils import MSGPackSerializer
+from hivemind.utils.multiaddr import Multiaddr
+
+from atom.base.clock import BootClock
+from atom.base.errors import PeerRefused
+from atom.swarm.addresses import peer_id_in
+from atom.swarm.dht import errors as dht_errors
+from atom.swarm.dht.frames import MAX_RECORDS_PER_FETCH, NodeSettings
+from atom.swarm.dht.holders import Holders
+from atom.swarm.records.codec import MAX_RECORD_BYTES, read_claim
+from atom.swarm.records.keys import LEASE_DOMAIN, MANIFEST_DOMAIN, Claim
+
+DIAL_SECONDS = 8.0
+CALL_SECONDS = 3.0
+"""A node that does not answer in this time is passed over."""
+STORE_SECONDS = CALL_SECONDS + 0.5
+REPLICAS = 5
+BEAM = 8
+"""Nodes asked per key, nearest first: the replicas, and a few in case some have just joined."""
+MAX_KEYS = 4096
+MAX_CONTACTS = 64
+MAX_SECONDS_AHEAD = {LEASE_DOMAIN: 20.0, MANIFEST_DOMAIN: 900.0}
+"""Longest time to expiry we store: lifetime, plus two clocks that differ by the 3 s allowed."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """One record: `key` and `subkey` as stored, the signed bytes, DHT time of expiry."""
+
+    key: str
+    subkey: str
+    record: bytes
+
+
+class RecordGate(RecordValidatorBase):  # type: ignore[misc]
+    """Lets only well-signed records in their own place pass: what we store and what we are told."""
+
+    def validate(self, record: DHTRecord) -> bool:
+        blob = _unpack_bytes(record.value)
+        claim = None if blob is None else _claim(blob)
+        if claim is None or record.subkey != MSGPackSerializer.dumps(claim.author):
+            return False
+        if claim.expires_at is not None and claim.expires_at != record.expiration_time:
+            return False
+        if record.expiration_time > time.time() + MAX_SECONDS_AHEAD[claim.kind]:
+            return False
+        return record.key in (DHTID.generate(key).to_bytes() for key in claim.places())
+
+    def keep_valid(self, key: bytes, dictionary: DictionaryDHTValue) -> bool:
+        """Drops what is not valid, where hivemind would refuse the whole dictionary: else one
+        bad record, on a node that checks nothing, would hide every good one beside it."""
+        dictionary.maxsize = float("inf")
+        with dictionary.freeze():
+            for subkey, (value, expires_at) in list(dictionary.items()):
+                named = isinstance(subkey, str) and isinstance(value, bytes)
+                if not named or not self.validate(
+                    DHTRecord(key, MSGPackSerializer.dumps(subkey), value, expires_at)
+                ):
+                    del dictionary[subkey]
+        return len(dictionary.data) <= MAX_RECORDS_PER_FETCH
+
+
+class DhtNode:
+    """A member (or onlooker) of the DHT. All methods belong to one event loop."""
+
+    def __init__(self, settings: NodeSettings, p2pd_socket: Path) -> None:
+        self._settings = settings
+        self._p2pd_socket = p2pd_socket
+        self._gate = RecordGate()
+        self._p2p: Any = None
+        self._node: Any = None
+        self._holders: Holders
+        self._contacts: dict[str, str] = {
+            peer_id_in(a): a for a in (*settings.contacts, *settings.initial_peers)
+        }
+        self._last: dict[str, dict[str, tuple[bytes, float]]] = {}
+
+    async def open(self) -> None:
+        """Joins the DHT, or begins a new one. Raises: AddressError saying what is in the way."""
+        P2P._UNIX_SOCKET_PREFIX = f"/unix{self._p2pd_socket.parent}/"
+        self._p2p = await P2P.replicate(Multiaddr(f"/unix{self._p2pd_socket}"))
+        reached = await self._dial_initial_peers()
+        try:
+            self._node = await DHTNode.create(
+                p2p=self._p2p,
+                initial_peers=reached or None,
+                client_mode=self._settings.client_mode,
+                record_validator=self._gate,
+                num_replicas=REPLICAS,
+                wait_timeout=CALL_SECONDS,
+                cache_locally=False,
+                cache_nearest=0,
+                cache_on_store=False,
+                cache_refresh_before_expiry=0,
+                reuse_get_requests=False,
+            )
+        except (ValidationError, RuntimeError) as error:
+            raise dht_errors.explain_refusal(str(error)) from None
+        self._node.protocol.storage.maxsize = MAX_KEYS
+        self._node.protocol.cache.maxsize = MAX_KEYS
+        self._node.protocol._validate_dictionary = self._gate.keep_valid
+        self._holders = Holders(self._node, REPLICAS, BEAM, BootClock())
+
+    async def store(self, key: str, subkey: str, record: bytes, expires_at: float) -> bool:
+        """Whether some node (ours included) took it; False if they hold one that expires later.
+
+        It is stored here first: a neighbour that keeps silent delays the search for the nodes
+        in charge by seconds, and whoever asks us meanwhile should hear the news.
+        """
+        if len(record) > MAX_RECORD_BYTES:
+            return False
+        here = self._store_here(key, subkey, record, expires_at)
+        try:
+            async with asyncio.timeout(STORE_SECONDS):
+                there = await self._holders.store(key, subkey, record, expires_at)
+        except TimeoutError:
+            return here
+        return here or bool(there)
+
+    async def fetch(self, keys: Sequence[str], deadline_s: float) -> tuple[list[Found], bool]:
+        """All records under `keys`, and whether every search ended within `deadline_s`.
+
+        A search that did not (a node that holds the record may just have died) is answered from
+        what is stored here and from the last reading: signed and dated, so merely old. If there are
+        too many, each key has its share, and who was there first goes before: identities are free,
+        and else a crowd of them would hide everybody.
+        """
+        searches = await self._node.get_many(
+            keys, sufficient_expiration_time=float("inf"), beam_size=BEAM, return_futures=True
+        )
+        await asyncio.wait(searches.values(), timeout=deadline_s)
+        complete, share = True, max(1, MAX_RECORDS_PER_FETCH // max(1, len(keys)))
+        for key, search in searches.items():
+            before = self._last.get(key, {})
+            if search.done():
+                entries = _entries(search.result())
+            else:
+                search.cancel()
+                complete = False
+                entries = before | self._stored_here(key)
+            by_age = dict.fromkeys([subkey for subkey in before if subkey in entries]) | entries
+            self._last[key] = {subkey: entries[subkey] for subkey in list(by_age)[:share]}
+        found = [
+            Found(key, subkey, record)
+            for key in searches
+            for subkey, (record, expires_at) in self._last[key].items()
+            if expires_at > time.time()
+        ]
+        return found, complete
+
+    async def addresses(self) -> list[str]:
+        """Multiaddrs others may dial, as far as we know today."""
+        return [str(address) for address in await self._p2p.get_visible_maddrs(latest=True)]
+
+    async def contacts(self) -> list[str]:
+        """Multiaddrs of DHT nodes worth remembering for a restart."""
+        await self._remember_contacts(self._known())
+        return list(self._contacts.values())[-MAX_CONTACTS:]
+
+    async def neighbours(self) -> list[str]:
+        """Peer ids of the DHT nodes we know that answer right now."""
+        known = list(self._node.protocol.routing_table.uid_to_peer_id.values())[:MAX_CONTACTS]
+        answers = await asyncio.gather(*(self._node.protocol.call_ping(peer) for peer in known))
+        return [p.to_base58() for p, answer in zip(known, answers, strict=True) if answer]
+
+    async def redial(self) -> None:
+        """Finds the way back after an outage: asks contacts that dropped out of our tables.
+
+        A node forgets neighbours that do not answer, so one that was cut off for a while knows
+        nobody; and two halves of a torn DHT do not look for each other.
+        """
+        known = self._known()
+        await self._remember_contacts(known)
+        lost = [address for peer, address in self._contacts.items() if peer not in known]
+        for address in random.sample(lost, min(4, len(lost))):
+            if await self._dial(address) is None:
+                await self._node.protocol.call_ping(PeerID.from_base58(peer_id_in(address)))
+
+    async def close(self) -> None:
+        if self._node is not None:
+            await self._holders.close()
+            await self._node.shutdown()
+        if self._p2p is not None:
+            await self._p2p.shutdown()
+
+    async def _dial_initial_peers(self) -> list[str]:
+        addresses = list(self._contacts.values())
+        failures = await asyncio.gather(*(self._dial(address) for address in addresses))
+        reached = [a for a, failure in zip(addresses, failures, strict=True) if failure is None]
+        if self._settings.initial_peers and not reached:
+            raise dht_errors.explain_unreachable(addresses, [f or "" for f in failures])
+        return reached
+
+    async def _dial(self, address: str) -> str | None:
+        """None when connected, else libp2p's words for what is wrong."""
+        peer_id = peer_id_in(address)
+        target = Multiaddr(address[: -len(f"/p2p/{peer_id}")])
+        try:
+            async with asyncio.timeout(DIAL_SECONDS):
+                await self._p2p._client.connect(PeerID.from_base58(peer_id), [target])
+        except TimeoutError:
+            return f"no answer within {DIAL_SECONDS:.0f} s"
+        except ControlFailure as error:
+            return str(error)
+        return None
+
+    def _known(self) -> set[str]:
+        table = self._node.protocol.routing_table
+        return {peer.to_base58() for peer in table.uid_to_peer_id.values()}
+
+    async def _remember_contacts(self, known: set[str]) -> None:
+        for info in await self._p2p.list_peers():
+            peer = info.peer_id.to_base58()
+            if peer in known and info.addrs:
+                self._contacts.setdefault(peer, f"{info.addrs[0]}/p2p/{peer}")
+        initial = {peer_id_in(address) for address in self._settings.initial_peers}
+        strangers = [peer for peer in self._contacts if peer not in initial]
+        for peer in strangers[: max(0, len(strangers) - MAX_CONTACTS)]:
+            del self._contacts[peer]
+
+    def _store_here(self, key: str, subkey: str, record: bytes, expires_at: float) -> bool:
+        if self._settings.client_mode:
+            return False
+        key_id, value = DHTID.generate(key), MSGPackSerializer.dumps(record)
+        stored = DHTRecord(key_id.to_bytes(), MSGPackSerializer.dumps(subkey), value, expires_at)
+        storage = self._node.protocol.storage
+        return self._gate.validate(stored) and bool(
+            storage.store(key_id, value, expires_at, subkey=subkey)
+        )
+
+    def _stored_here(self, key: str) -> dict[str, tuple[bytes, float]]:
+        item = self._node.protocol.storage.get(DHTID.generate(key))
+        if item is None or not isinstance(item.value, DictionaryDHTValue):
+            return {}
+        entries = {}
+        for subkey, (value, expires_at) in item.value.items():
+            record = _unpack_bytes(value)
+            if record is not None:
+                entries[subkey] = (record, expires_at)
+        return entries
+
+
+def _entries(result: Any) -> dict[str, tuple[bytes, float]]:
+    if result is None or not isinstance(result.value, dict):
+        return {}
+    return {subkey: (entry.value, entry.expiration_time) for subkey, entry in result.value.items()}
+
+
+def _unpack_bytes(packed: bytes) -> bytes | None:
+    """The content of a MessagePack byte string, or None for any other thing or size."""
+    for marker, size_bytes in ((0xC4, 1), (0xC5, 2)):
+        start = 1 + size_bytes
+        if len(packed) >= start and packed[0] == marker:
+            content = packed[start:]
+            if len(content) == int.from_bytes(packed[1:start], "big") <= MAX_RECORD_BYTES:
+                return content
+    return None
+
+
+@functools.lru_cache(maxsize=4 * MAX_RECORDS_PER_FETCH)
+def _claim(record: bytes) -> Claim | None:
+    """Signatures are checked once per record, not once per replica that returns it."""
+    try:
+        return read_claim(record)
+    except PeerRefused:
+        return None

@@ -1,0 +1,131 @@
+"""The libp2p daemon (a Go program that hivemind ships) as our own child, never an orphan.
+
+It is started here rather than by hivemind, because hivemind's way survives its parent's SIGKILL
+and leaves sockets in /tmp. Here the kernel kills it when its parent dies, however that happens,
+and its sockets lie in a folder that the parent removes.
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import importlib.util
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from atom.base.errors import UserError
+from atom.swarm.addresses import ListenAddress
+from atom.swarm.dht.frames import NodeSettings
+
+START_SECONDS = 20.0
+STOP_SECONDS = 2.0
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+_MAX_LINE_BYTES = 2**20
+
+
+def die_with_parent() -> None:
+    """Asks the kernel to SIGKILL this process when the *thread* that started it ends."""
+    if sys.platform == "linux":
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+class P2pDaemon:
+    """One running p2pd. `folder` holds its control socket, at `socket_path`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.socket_path = folder / "p2pd.sock"
+        self._process: asyncio.subprocess.Process | None = None
+        self._drain: asyncio.Task[None] | None = None
+
+    async def start(self, settings: NodeSettings, listen: ListenAddress) -> None:
+        """Returns once it listens. Raises: UserError with its own words if it does not."""
+        self._process = await asyncio.create_subprocess_exec(
+            _binary(),
+            *_arguments(settings, listen, self.socket_path),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            env=os.environ | {"GOLOG_LOG_LEVEL": "error"},
+            limit=_MAX_LINE_BYTES,
+            preexec_fn=die_with_parent,
+        )
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                await self._until_ready()
+        except TimeoutError:
+            raise UserError("the libp2p daemon did not start in time", "try again") from None
+        self._drain = asyncio.create_task(self._discard_output())
+
+    async def wait(self) -> None:
+        """Returns when the daemon has ended, for whatever reason."""
+        assert self._process is not None
+        await self._process.wait()
+
+    async def stop(self, gently: bool = True) -> None:
+        """Ends it: gently, then not."""
+        if self._process is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            (self._process.terminate if gently else self._process.kill)()
+        try:
+            async with asyncio.timeout(STOP_SECONDS):
+                await self._process.wait()
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+            await self._process.wait()
+        if self._drain is not None:
+            self._drain.cancel()
+
+    async def _until_ready(self) -> None:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        last = ""
+        while line := await self._process.stdout.readline():
+            last = line.decode(errors="replace").strip()
+            if last.startswith("Peer ID:"):
+                return
+        raise UserError(f"the libp2p daemon did not start: {last[:500]}", "check --listen")
+
+    async def _discard_output(self) -> None:
+        """A full pipe would stop the daemon; its words go to our log."""
+        assert self._process is not None
+        assert self._process.stdout is not None
+        while chunk := await self._process.stdout.read(65536):
+            sys.stderr.buffer.write(chunk)
+            sys.stderr.flush()
+
+
+def _binary() -> str:
+    """The path of p2pd, found without importing hivemind (two seconds)."""
+    package = importlib.util.find_spec("hivemind")
+    if package is None or package.origin is None:
+        raise UserError("hivemind is not installed", "install it: pip install hivemind")
+    return str(Path(package.origin).parent / "hivemind_cli" / "p2pd")
+
+
+def _arguments(settings: NodeSettings, listen: ListenAddress, socket_path: Path) -> Sequence[str]:
+    """Bootstrap peers are missing on purpose: p2pd gives up at once when it cannot reach them,
+    without saying why, while connecting to them afterwards tells what is wrong."""
+    reach_out = int(not listen.is_loopback and not settings.client_mode)
+    flags: dict[str, str | int] = {
+        "listen": f"/unix{socket_path}",
+        "hostAddrs": listen.multiaddr(),
+        "dhtClient" if settings.client_mode else "dhtServer": 1,
+        "autonat": reach_out,
+        "natPortMap": reach_out,
+        "relay": 1,
+        "autoRelay": int(settings.auto_relay),
+        "connManager": 1,
+        "tls": 1,
+    }
+    if settings.identity_path is not None:
+        flags["id"] = settings.identity_path
+    if settings.announce:
+        flags["announceAddrs"] = ",".join(settings.announce)
+    if settings.auto_relay and settings.initial_peers:
+        flags["trustedRelays"] = ",".join(settings.initial_peers)
+    return [f"-{name}={value}" for name, value in flags.items()]

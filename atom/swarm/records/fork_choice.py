@@ -1,0 +1,96 @@
+"""What a lease claims, held against our own chain. Pure.
+
+A claim proves nothing. It only says whether a look at the chain behind it is worth while.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from atom.swarm.chain.branches import SHOWN, Branch, Branches, Rank
+from atom.swarm.chain.commit import MAX_VOTERS, Head, Voter
+from atom.swarm.chain.membership import is_quorum
+from atom.swarm.records.lease import Lease
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A chain's branches as a lease has room for them."""
+
+    before: int
+    """So many older ones are left out."""
+    newest: tuple[Branch, ...]
+
+
+def shown(branches: Branches) -> Shown:
+    return Shown(max(0, len(branches) - SHOWN), branches.newest(SHOWN))
+
+
+def claimed_branches(lease: Lease, ours: Head) -> Branches:
+    """Those that the lease left out are taken for ours."""
+    claimed = ours.branches.first(lease.branches_before)
+    for branch in lease.branches:
+        claimed = claimed.then(branch)
+    return claimed
+
+
+def claimed_rank(lease: Lease, ours: Head) -> Rank:
+    return Rank(lease.head, lease.round, claimed_branches(lease, ours))
+
+
+def claims_better(lease: Lease, ours: Head) -> bool:
+    """Whether the head that is claimed would be preferred to ours."""
+    return bool(lease.head) and lease.head != ours.digest and claimed_rank(lease, ours) > ours.rank
+
+
+def branch_from(ours: Head, branches: Branches) -> Branch | None:
+    """By which branch the chain with these goes on from our very head; None if it does not."""
+    known = len(ours.branches)
+    if len(branches) <= known or branches.first(known) != ours.branches:
+        return None
+    branch = branches.first(known + 1).last
+    return branch if branch is not None and branch.round == ours.round + 1 else None
+
+
+def has_left(lease: Lease, ours: Head) -> bool:
+    """Whether the publisher, as it says itself, has left our head by a branch. Or it tells of so
+    many branches since that there is no room for those: it will not decide anything here either."""
+    known = len(ours.branches)
+    left = branch_from(ours, claimed_branches(lease, ours)) is not None
+    return lease.round > ours.round and (left or lease.branches_before > known)
+
+
+def least_backing(ours: Head, me: Voter, fresh: Mapping[str, Lease], overdue: float = 0.0) -> int:
+    """How many of our head's voters have to have signed a branch from it, for us to follow.
+
+    While a quorum of the voters is here, at this head, it decides, and no branch will do. Else
+    the voters that are here may open a branch that counts more than one that fewer signed.
+    Neither is waited for without end. `overdue`: how many times over the time is up in which
+    this head had to be decided; after the first nobody is taken for a quorum any more, and after
+    the second any branch will do.
+    """
+    if overdue >= 2:
+        return 0
+    leases = [fresh[voter.peer_id] for voter in ours.voters if voter.peer_id in fresh]
+    here = {lease.peer_id: lease.incarnation for lease in leases if lease.head == ours.digest}
+    here[me.peer_id] = me.incarnation
+    deciding = {v for v in ours.voters if here.get(v.peer_id) == v.incarnation}
+    if overdue < 1 and is_quorum(ours.voters, deciding):
+        return MAX_VOTERS + 1
+    return sum(voter.peer_id in here for voter in ours.voters)
+
+
+def too_weak(
+    ours: Head,
+    me: Voter,
+    fresh: Mapping[str, Lease],
+    branches: Branches,
+    overdue: float = 0.0,
+) -> bool:
+    """Whether the chain with these branches begins, at our head, with one not to be followed."""
+    branch = branch_from(ours, branches)
+    return branch is not None and branch.backing < least_backing(ours, me, fresh, overdue)
+
+
+def preferred(leases: Iterable[Lease], ours: Head) -> list[Lease]:
+    """Best claim first."""
+    return sorted(leases, key=lambda lease: claimed_rank(lease, ours), reverse=True)

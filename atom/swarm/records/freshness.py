@@ -1,0 +1,181 @@
+"""Which peers are alive, judged by our own clock alone.
+
+A lease proves life only by *changing*: a serial (or an incarnation) we have not seen before. How
+long ago that was is measured on our clock, so a wrong wall clock, a replayed record or a slow
+DHT replica cannot keep a dead peer alive. When we ourselves were not looking (frozen, suspended,
+DHT unreachable), everything is unknown again and every timer starts over.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from atom.swarm.chain.commit import Voter
+from atom.swarm.records.lease import LEASE_SECONDS, Lease, PeerState
+
+GAP_SECONDS = 4.0
+"""Longer than this between two readings, and what happened meanwhile is unknown."""
+MAX_PEERS = 8192
+MAX_INCARNATIONS = 4
+"""Incarnations remembered per peer, for replay protection."""
+MAX_ASKED = 256
+
+
+@dataclass
+class _Sighting:
+    """What we saw of one incarnation of one peer."""
+
+    lease: Lease
+    first_seen: float
+    """When its first lease was read."""
+    last_sign: float | None
+    """When its serial was last news, if that was since the last gap."""
+    last_progress: float
+    """Like `last_sign`, but the first lease does not count: it may be an old record."""
+
+
+class LeaseBook:
+    """Fed with each reading of the DHT; answers who is fresh, silent, gone or doubled.
+
+    Times are seconds of one monotonic clock that also runs while the machine sleeps. Not
+    thread-safe. `head`, counts and states in the leases are the peers' own words.
+    """
+
+    def __init__(
+        self, lease_seconds: float = LEASE_SECONDS, gap_seconds: float = GAP_SECONDS
+    ) -> None:
+        self._lease_seconds = lease_seconds
+        self._gap_seconds = gap_seconds
+        self._peers: dict[str, dict[bytes, _Sighting]] = {}
+        self._asked_at: dict[tuple[str, bytes], float] = {}
+        self._updated_at: float | None = None
+        self._watching_since: float | None = None
+        self._alive: dict[str, Lease] = {}
+        self._alive_until = float("-inf")
+        """`_alive` is what `fresh` says until then, or until the next reading."""
+
+    def update(self, leases: Mapping[str, Lease], now: float) -> None:
+        """Takes one successful reading (verified leases by peer id). Never call it for a failed
+        one: an empty mapping means "nobody is there", which counts against everybody."""
+        if not self.is_watching(now):
+            self._forget_signs()
+            self._watching_since = now
+        self._updated_at = now
+        self._alive_until = float("-inf")
+        for peer_id, lease in leases.items():
+            if peer_id in self._peers or len(self._peers) < MAX_PEERS or self._make_room():
+                self._see(peer_id, lease, now)
+
+    def is_watching(self, now: float) -> bool:
+        """Whether our own readings have been close enough together to judge anybody."""
+        return self._updated_at is not None and now - self._updated_at <= self._gap_seconds
+
+    def fresh(self, now: float) -> dict[str, Lease]:
+        """The current lease of every peer that is alive: news within the lease time, neither
+        left nor doubled. Empty while we are not watching."""
+        if not self.is_watching(now):
+            return {}
+        if now > self._alive_until:
+            self._look_again(now)
+        return dict(self._alive)
+
+    def _look_again(self, now: float) -> None:
+        """A swarm is a thousand peers, and it is asked about ten times a second: between two
+        readings the answer changes only when somebody's latest sign grows too old."""
+        self._alive, self._alive_until = {}, float("inf")
+        for peer_id, incarnations in self._peers.items():
+            recent = [s for s in incarnations.values() if self._is_recent(s, now)]
+            if not recent:
+                continue
+            soonest = min(s.last_sign or 0.0 for s in recent) + self._lease_seconds
+            self._alive_until = min(self._alive_until, soonest)
+            current = recent[0] if len(recent) == 1 else self._current(peer_id)
+            doubled = len(recent) > 1 and _are_doubled(recent)
+            if current is not None and current.lease.state != PeerState.LEFT and not doubled:
+                self._alive[peer_id] = current.lease
+
+    def missing_for(self, voter: Voter, now: float) -> float:
+        """Seconds of silence of exactly this incarnation, as far as we watched without a gap.
+
+        Counted from its last sign of life; without one since our watch began, from the moment
+        we watched *and* were first asked about it (a new voter's lease may still be on its way).
+        Compare it with the whole grace time, lease time included. 0 while we are blind.
+        """
+        if not self.is_watching(now) or self._watching_since is None:
+            return 0.0
+        asked_at = self._asked_at.setdefault((voter.peer_id, voter.incarnation), now)
+        if len(self._asked_at) > MAX_ASKED:
+            del self._asked_at[next(iter(self._asked_at))]
+        sighting = self._peers.get(voter.peer_id, {}).get(voter.incarnation)
+        if sighting is not None and sighting.last_sign is not None:
+            return now - sighting.last_sign
+        return now - max(self._watching_since, asked_at)
+
+    def has_left(self, voter: Voter) -> bool:
+        """Whether this incarnation said goodbye. Final: an incarnation never comes back."""
+        sighting = self._peers.get(voter.peer_id, {}).get(voter.incarnation)
+        return sighting is not None and sighting.lease.state == PeerState.LEFT
+
+    def is_replaced(self, voter: Voter, now: float) -> bool:
+        """Whether the peer lives on as another incarnation, and this one is silent since.
+
+        A hint at a restart, not a proof of death: a doubled identity looks alike for a moment.
+        """
+        if self._peers.get(voter.peer_id, {}).keys() <= {voter.incarnation}:
+            return False
+        current = self._current(voter.peer_id)
+        if current is None or current.lease.incarnation == voter.incarnation:
+            return False
+        if not self.is_watching(now):
+            return False
+        return self._is_recent(current, now) and not self.is_duplicate(voter.peer_id, now)
+
+    def is_duplicate(self, peer_id: str, now: float) -> bool:
+        """Whether two incarnations of one id live at once (a cloned machine): trust neither.
+
+        A restart is no duplicate: the old incarnation makes no progress once the new one is seen.
+        """
+        known = self._peers.get(peer_id, {}).values()
+        return _are_doubled([s for s in known if self._is_recent(s, now)])
+
+    def _is_recent(self, sighting: _Sighting, now: float) -> bool:
+        return sighting.last_sign is not None and now - sighting.last_sign <= self._lease_seconds
+
+    def _current(self, peer_id: str) -> _Sighting | None:
+        """The incarnation that gave the latest sign of life."""
+        signs = [s for s in self._peers.get(peer_id, {}).values() if s.last_sign is not None]
+        return max(signs, key=lambda s: (s.last_sign or 0.0, s.first_seen), default=None)
+
+    def _see(self, peer_id: str, lease: Lease, now: float) -> None:
+        known = self._peers.setdefault(peer_id, {})
+        sighting = known.get(lease.incarnation)
+        if sighting is None:
+            if len(known) >= MAX_INCARNATIONS:
+                del known[min(known, key=lambda i: known[i].last_sign or float("-inf"))]
+            known[lease.incarnation] = _Sighting(lease, now, now, float("-inf"))
+        elif lease.serial > sighting.lease.serial and sighting.lease.state != PeerState.LEFT:
+            sighting.lease = lease
+            sighting.last_sign = sighting.last_progress = now
+
+    def _forget_signs(self) -> None:
+        """After a gap: serials stay known (against replays), signs of life do not."""
+        for incarnations in self._peers.values():
+            for sighting in incarnations.values():
+                sighting.last_sign = None
+
+    def _make_room(self) -> bool:
+        """Drops a peer without any sign of life since the last gap or lease time, if there is."""
+        now = self._updated_at or 0.0
+        for peer_id, incarnations in self._peers.items():
+            if not any(self._is_recent(s, now) for s in incarnations.values()):
+                del self._peers[peer_id]
+                return True
+        return False
+
+
+def _are_doubled(recent: Sequence[_Sighting]) -> bool:
+    """Whether two of these incarnations of one peer made progress side by side."""
+    return any(
+        a.last_progress > b.first_seen and b.last_progress > a.first_seen
+        for index, a in enumerate(recent)
+        for b in recent[index + 1 :]
+    )

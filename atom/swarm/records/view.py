@@ -1,0 +1,151 @@
+"""The swarm as an onlooker sees it, from leases and manifest alone: `atom status`, `watch`."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from atom.swarm.chain.branches import Branches, Rank
+from atom.swarm.records.lease import Lease, PeerState
+from atom.swarm.records.progress import accumulated
+from atom.swarm.records.run_manifest import Manifest
+
+
+@dataclass(frozen=True)
+class PeerView:
+    """One peer's lease, in the words of the command line."""
+
+    peer_id: str
+    state: str
+    round: int
+    mini_batches: int
+    """Sequences accumulated toward the next round."""
+    rate: float
+    """Sequences per second."""
+    tokens_per_s: float
+    digest: str
+    """Digest of the replica's state, hexadecimal; equal heads have equal digests."""
+    lease_age_s: float
+    """Since the publisher issued it, by two wall clocks: for display."""
+    void_passes: int = 0
+    """Its last passes in a row that counted for nothing: it computes, and gives nothing."""
+    void_cause: str = ""
+
+    @property
+    def trouble(self) -> str:
+        """What is wrong with it; empty: nothing that its state does not say."""
+        return void_text(self.void_passes, self.void_cause)
+
+
+def void_text(in_a_row: int, cause: str) -> str:
+    """ "void passes: 12, loss-not-finite"; empty for one alone: float16 has those now and then."""
+    if in_a_row < 2:
+        return ""
+    return f"void passes: {in_a_row:,}" + (f", {cause}" if cause else "")
+
+
+@dataclass(frozen=True, order=True)
+class VoidAttempt:
+    """An attempt at a round that gave no result, as who coordinated it says."""
+
+    round: int
+    peer_id: str
+    reason: str
+    """A named reason: docs/protocol.md."""
+
+
+@dataclass(frozen=True)
+class SwarmView:
+    """Counts are those of the preferred head; peers on another head are listed, not counted."""
+
+    run: str
+    round: int
+    global_batch: int | None
+    accumulated: int
+    loss: float | None
+    """Mean loss of the last committed round, nats per token."""
+    head: str
+    tokens_per_s: float
+    """Of who is at the head or a round behind it: a commit reaches peers one after the other."""
+    peers: tuple[PeerView, ...]
+    owner: str = ""
+    """Peer id of who founded the run."""
+    void_attempts: tuple[VoidAttempt, ...] = ()
+    """The last ones of every peer, by round."""
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-serialisable; the keys of `atom status --json`."""
+        return {
+            "run": self.run,
+            "owner": self.owner,
+            "round": self.round,
+            "global_batch": self.global_batch,
+            "accumulated": self.accumulated,
+            "loss": self.loss,
+            "head": self.head,
+            "tokens_per_s": round(self.tokens_per_s, 3),
+            "void_attempts": [vars(attempt) for attempt in self.void_attempts],
+            "peers": [vars(peer) | {"rate": round(peer.rate, 3)} for peer in self.peers],
+        }
+
+
+def view_swarm(
+    manifest: Manifest, leases: Iterable[Lease], global_batch: int | None, unix_time: float
+) -> SwarmView:
+    """Assembles the view. `global_batch` (sequences) is what the manifest's run file says."""
+    ordered = sorted(leases, key=lambda lease: lease.peer_id)
+    head = preferred_head(ordered)
+    on_head = [lease for lease in ordered if lease.head == head]
+    counted = [lease for lease in on_head if lease.state != PeerState.LEFT]
+    newest = max((lease.round for lease in on_head), default=0)
+    losses = [lease.loss for lease in on_head if lease.loss is not None]
+    return SwarmView(
+        run=manifest.run,
+        round=newest,
+        global_batch=global_batch,
+        accumulated=accumulated(counted, head),
+        loss=losses[0] if losses else None,
+        head=head.hex(),
+        tokens_per_s=sum(
+            lease.tokens_per_s
+            for lease in ordered
+            if lease.state != PeerState.LEFT and (lease.head == head or lease.round == newest - 1)
+        ),
+        peers=tuple(_peer_view(lease, unix_time) for lease in ordered),
+        owner=manifest.owner,
+        void_attempts=tuple(
+            sorted(
+                VoidAttempt(number, lease.peer_id, reason.value)
+                for lease in ordered
+                for number, reason in lease.ended_attempts
+            )
+        ),
+    )
+
+
+def preferred_head(leases: Iterable[Lease]) -> bytes:
+    """Fork choice on claims. Empty if nobody has a head.
+
+    Good enough to look at; peers themselves follow certificates, not claims.
+    """
+    claims = [lease for lease in leases if lease.head]
+    best = max(claims, key=_rank, default=None)
+    return b"" if best is None else best.head
+
+
+def _rank(lease: Lease) -> Rank:
+    return Rank(lease.head, lease.round, Branches.of(*lease.branches))
+
+
+def _peer_view(lease: Lease, unix_time: float) -> PeerView:
+    return PeerView(
+        peer_id=lease.peer_id,
+        state=lease.state.value,
+        round=lease.round,
+        mini_batches=lease.sequences,
+        rate=lease.sequences_per_s,
+        tokens_per_s=lease.tokens_per_s,
+        digest=lease.state_digest.hex(),
+        lease_age_s=round(max(0.0, unix_time - lease.issued_at), 1),
+        void_passes=lease.void_passes,
+        void_cause=lease.void_cause,
+    )

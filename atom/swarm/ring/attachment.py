@@ -1,0 +1,164 @@
+"""Who is too slow for the ring, and which member carries it as a leaf. Pure.
+
+With B bytes of an average on the wire, a leaf sends B to its carrier and receives B, while the ring
+of the other n runs. With a seat it would send 2 n / (n + 1) · B, and hold everybody up for that
+long. So with ways in bytes per second:
+
+    seated  = 2 n / (n + 1) · B / slowest way in the best order of all  +  round trips
+    carried = max( 2 (n − 1) / n · B / slowest way in the best order of the n  +  round trips,
+                   B / way between leaf and carrier,
+                   (2 (n − 1) / n + 1) · B / the carrier's slower way in the ring )
+
+So a ring is at most twice as fast without its slowest member (a third faster among four). A leaf is
+carried if that saves a tenth of the time, and at least 50 ms.
+
+A slow way says nothing about the two at its ends: the order of seats avoids it. Who is carried says
+itself that its sending held rings up to two others. With those it has not met it is taken to be as
+fast as with the best of these. So is everybody here who says so of one.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+from atom.swarm.records.link import Link
+from atom.swarm.ring.algorithm import WORTHWHILE, WORTHWHILE_S
+from atom.swarm.ring.composition import FEWEST_SEATS
+from atom.swarm.ring.order import Place, ring_order
+
+MOST_TRIED = 8
+"""So many of the slowest may be carried in one round."""
+WAYS = 2
+"""On so many a leaf must have held rings up."""
+
+Ways = Mapping[str, Mapping[str, float]]
+"""Bytes per second between two, the slower of both directions; not there: nothing was slow."""
+
+
+@dataclass(frozen=True)
+class Attachment:
+    """Each leaf's carrier, and why: what a round takes so, and what with everybody seated."""
+
+    carriers: Mapping[str, str]
+    seconds: float
+    seconds_seated: float
+
+    def story(self) -> dict[str, Any]:
+        """For the event log."""
+        return {
+            "carriers": dict(self.carriers),
+            "seconds": round(self.seconds, 4),
+            "seconds_seated": round(self.seconds_seated, 4),
+        }
+
+
+def attach(
+    places: Sequence[Place], average_bytes: float, otherwise_s: float = math.inf
+) -> Attachment | None:
+    """The leaves that save most, if that is worth it; `otherwise_s`: another way to do without."""
+    slow = _slow_peers(places)[: min(MOST_TRIED, len(places) // 2)]
+    if not slow or average_bytes <= 0:
+        return None
+    known = _with_lines(places)
+    seated_s = min(ring_order(known, _share(len(known)) * average_bytes).seconds, otherwise_s)
+    tried = (_carried(known, slow[:count], average_bytes) for count in range(1, len(slow) + 1))
+    best = min((each for each in tried if each), key=lambda each: each[1], default=None)
+    if best is None or best[1] >= min(WORTHWHILE * seated_s, seated_s - WORTHWHILE_S):
+        return None
+    return Attachment(*best, seated_s)
+
+
+def _share(members: int) -> float:
+    """How many averages each member of a ring sends."""
+    return 2 * (members - 1) / members
+
+
+def _own_rates(place: Place, places: Sequence[Place]) -> list[float]:
+    """At which its sending held rings up."""
+    others = {other.peer_id for other in places} - {place.peer_id}
+    rates = (link.bytes_per_s for peer, link in place.links.items() if peer in others)
+    return [rate for rate in rates if math.isfinite(rate)]
+
+
+def _slow_peers(places: Sequence[Place]) -> list[str]:
+    """Slowest first."""
+    rates = {place.peer_id: _own_rates(place, places) for place in places}
+    slow = [peer for peer, own in rates.items() if len(own) >= WAYS]
+    return sorted(slow, key=lambda peer: (max(rates[peer]), peer))
+
+
+def _with_lines(places: Sequence[Place]) -> list[Place]:
+    """With a speed for all ways of those of whom one is known."""
+    known = []
+    for place in places:
+        links = dict(place.links)
+        if own := _own_rates(place, places):
+            for other in places:
+                link = links.get(other.peer_id, Link(0.0))
+                if other is not place and not math.isfinite(link.bytes_per_s):
+                    links[other.peer_id] = replace(link, bytes_per_s=max(own))
+        known.append(replace(place, links=links))
+    return known
+
+
+def _ways(places: Sequence[Place]) -> Ways:
+    found: dict[str, dict[str, float]] = {place.peer_id: {} for place in places}
+    for place in places:
+        for other, link in place.links.items():
+            if other in found and math.isfinite(link.bytes_per_s):
+                for one, two in ((place.peer_id, other), (other, place.peer_id)):
+                    found[one][two] = min(found[one].get(two, math.inf), link.bytes_per_s)
+    return found
+
+
+def _carried(
+    places: Sequence[Place], leaves: Sequence[str], average_bytes: float
+) -> tuple[dict[str, str], float] | None:
+    """Carriers for all of `leaves`, and the seconds; None if they do not find any."""
+    seats = [place for place in places if place.peer_id not in leaves]
+    if len(seats) < max(FEWEST_SEATS, len(leaves)):
+        return None
+    share, ways = _share(len(seats)), _ways(places)
+    order = ring_order(seats, share * average_bytes)
+    around = _slower_sides(order.members, ways)
+    carriers, slowest_s = dict[str, str](), order.seconds
+    for leaf in (place for peer in leaves for place in places if place.peer_id == peer):
+        free = [
+            (
+                max(
+                    average_bytes / ways[leaf.peer_id].get(seat.peer_id, math.inf),
+                    (share + 1) * average_bytes / around[seat.peer_id],
+                ),
+                _round_trip_s(leaf, seat),
+                seat.peer_id,
+            )
+            for seat in seats
+            if seat.peer_id not in carriers.values() and _can_meet(leaf, seat)
+        ]
+        if not free:
+            return None
+        seconds, _, carriers[leaf.peer_id] = min(free)
+        slowest_s = max(slowest_s, seconds)
+    return carriers, slowest_s
+
+
+def _slower_sides(order: Sequence[str], ways: Ways) -> dict[str, float]:
+    """Of each seat's two ways in the ring."""
+    slower = dict.fromkeys(order, math.inf)
+    for one, two in pairwise([*order, order[0]]):
+        rate = ways[one].get(two, math.inf)
+        slower[one], slower[two] = min(slower[one], rate), min(slower[two], rate)
+    return slower
+
+
+def _round_trip_s(leaf: Place, seat: Place) -> float:
+    links = (leaf.links.get(seat.peer_id), seat.links.get(leaf.peer_id))
+    return max((link.round_trip_s for link in links if link is not None), default=0.0)
+
+
+def _can_meet(leaf: Place, seat: Place) -> bool:
+    """Without a relay, and nothing went wrong between them lately."""
+    at_odds = seat.peer_id in leaf.apart or leaf.peer_id in seat.apart
+    return not at_odds and not (leaf.dials_out and seat.dials_out)

@@ -1,0 +1,1 @@
+"""A run's state between peers: arenas, their chunks, who gives them and who fetches."""

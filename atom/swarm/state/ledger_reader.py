@@ -1,0 +1,96 @@
+"""Keeps a ledger up to date from what peers serve: an onlooker's chain, checked like a peer's."""
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+
+from atom.base.errors import PeerRefused
+from atom.base.reasons import Reason
+from atom.swarm.chain.chain_bytes import commits_beyond
+from atom.swarm.chain.check import verified_heads
+from atom.swarm.chain.commit import Commit, Head
+from atom.swarm.chain.ledger import Ledger
+from atom.swarm.records.fork_choice import claims_better, preferred
+from atom.swarm.records.lease import Lease
+from atom.swarm.state.donor_queue import LIES
+
+DONORS = 4
+"""Asked at most, one after the other, each time the chain is read."""
+_AT_A_TIME = 128
+"""Commits checked between two signs of progress."""
+
+FetchChain = Callable[[Lease, int], bytes]
+"""The commits after a round that lead to the lease's head. Raises: PeerRefused, OSError."""
+Progress = Callable[[int, int], None]
+"""Commits checked, and how many there are to check."""
+
+
+class LedgerReader:
+    """`read` belongs to one thread at a time, and may take seconds."""
+
+    def __init__(self, ledger: Ledger, genesis: Head, fetch: FetchChain) -> None:
+        """`ledger`: what was checked already."""
+        self.ledger = ledger
+        self.problem = ""
+        """Why the ledger is not newer; empty: nobody claims to know better."""
+        self.on_progress: Progress = lambda done, total: None
+        self._genesis = genesis
+        self._fetch = fetch
+        self._liars: set[str] = set()
+        self._stop = threading.Event()
+
+    def read(self, leases: Iterable[Lease]) -> Ledger:
+        """Follows the best chain that the peers claim and prove. The newest ledger."""
+        self.problem = ""
+        for lease in self._donors(leases)[:DONORS]:
+            try:
+                found = self._found(lease)
+            except PeerRefused as refused:
+                if refused.reason in LIES:
+                    self._liars.add(lease.peer_id)
+                self.problem = f"…{lease.peer_id[-6:]}: {_in_words(refused)}"
+            except OSError as ended:
+                self.problem = f"…{lease.peer_id[-6:]}: {ended}"
+            else:
+                if found.head.prefers(self.ledger.head):
+                    self.ledger = found
+                self.problem = ""
+                break
+        return self.ledger
+
+    def stop(self) -> None:
+        """From any thread: a `read` under way ends soon, and keeps what it has checked."""
+        self._stop.set()
+
+    def _donors(self, leases: Iterable[Lease]) -> list[Lease]:
+        """Those whose heads would be preferred to ours, the best claim first."""
+        ours = self.ledger.head
+        honest = [lease for lease in leases if lease.peer_id not in self._liars]
+        return preferred([lease for lease in honest if claims_better(lease, ours)], ours)
+
+    def _found(self, lease: Lease) -> Ledger:
+        """What this donor proves. Raises: PeerRefused, OSError."""
+        further, commits = commits_beyond(self.ledger.head, lambda since: self._fetch(lease, since))
+        found = self._checked(self.ledger if further else Ledger(self._genesis), commits)
+        if found.head.digest != lease.head:
+            raise PeerRefused(Reason.WRONG_HEAD, "the chain does not lead to the head claimed")
+        return found
+
+    def _checked(self, ledger: Ledger, commits: Sequence[Commit]) -> Ledger:
+        """Raises: PeerRefused; OSError when stopped."""
+        for start in range(0, len(commits), _AT_A_TIME):
+            some = commits[start : start + _AT_A_TIME]
+            if self._stop.is_set():
+                raise OSError("stopped here")
+            before, ledger = ledger, ledger.after(verified_heads(ledger.head, some), some)
+            if before.head == self.ledger.head:  # our own chain, and more of it
+                self.ledger = ledger
+            self.on_progress(start + len(some), len(commits))
+        return ledger
+
+
+def _in_words(refused: PeerRefused) -> str:
+    if refused.reason is Reason.NOT_ON_THE_LIST:
+        return "it answers only the peers that the run's owner has listed"
+    if refused.reason is Reason.UNREACHABLE:
+        return "it cannot be reached from here"
+    return f"refused with {refused.reason.value}"

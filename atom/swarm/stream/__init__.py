@@ -1,0 +1,1 @@
+"""One connection: frames over sockets, protected, authenticated, paced."""

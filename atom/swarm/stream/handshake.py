@@ -1,0 +1,204 @@
+"""Who is at the other end, for what: three frames inside TLS, bounded in size and time.
+
+The server is known by its certificate. The client signs the server's nonce together with the
+server's identity and certificate, so the signature is worth nothing on any other connection.
+"""
+
+import secrets
+import time
+from dataclasses import dataclass
+
+from blake3 import blake3
+from google.protobuf.message import DecodeError, Message
+
+from atom.base.errors import PeerRefused
+from atom.base.reasons import Reason
+from atom.swarm.chain.commit import canonical_digest
+from atom.swarm.identity import Identity, is_peer_id, verify
+from atom.swarm.records.allow_list import OPEN, AllowList
+from atom.swarm.stream.frames import Channel, Kind, Patience, Purpose
+from atom.swarm.stream.protection import RingProtection, needs_secrets
+from atom.swarm.stream.record_stream import SECRET_BYTES, RecordKeys
+from atom.wire import transport_pb2 as wire
+
+PROTOCOL_VERSION = 5
+HELLO_DOMAIN = "hello"
+MAX_TAG_BYTES = 64
+_MAX_FRAME_BYTES = 1024
+_DETAIL_CHARACTERS = 200
+
+
+@dataclass(frozen=True)
+class Local:
+    """This process, as handshakes state it."""
+
+    identity: Identity
+    run_id: bytes
+    """32 bytes: the digest of the run's manifest."""
+    incarnation: bytes
+    """16 random bytes per process start."""
+    ring_protection: RingProtection = RingProtection.TLS
+    """The same for all peers of the run."""
+    allowed: AllowList = OPEN
+    """Likewise: with whom the run's owner lets us speak."""
+
+    def __post_init__(self) -> None:
+        assert len(self.run_id) == 32
+        assert len(self.incarnation) == 16
+
+
+def greet(
+    channel: Channel, local: Local, server: str, certificate: bytes, patience: Patience
+) -> RecordKeys | None:
+    """The client's half, on a channel that has its purpose and tag; sets peer, incarnation and
+    round trip.
+
+    Returns keys if the channel is to go on in records. Raises: PeerRefused with the server's reason
+    or our own; OSError.
+    """
+    local.allowed.check(server)
+    challenge = wire.Challenge()
+    _parse(challenge, channel.recv_frame(Kind.CHALLENGE, _MAX_FRAME_BYTES, patience))
+    if challenge.version != PROTOCOL_VERSION:
+        raise PeerRefused(Reason.WRONG_VERSION, f"the other end speaks {challenge.version}")
+    hello = wire.Hello(
+        version=PROTOCOL_VERSION,
+        run_id=local.run_id,
+        peer_id=local.identity.peer_id,
+        incarnation=local.incarnation,
+        purpose=int(channel.purpose),
+        tag=channel.tag,
+        secret=_new_secret(channel, local),
+    )
+    payload = _signed_part(hello, server, certificate, challenge.nonce)
+    hello.signature = local.identity.sign(HELLO_DOMAIN, payload)
+    asked_at = time.monotonic()
+    channel.send_frame(Kind.HELLO, hello.SerializeToString(), patience=patience)
+    answer = _await_welcome(channel, patience)
+    channel.round_trip_s = time.monotonic() - asked_at
+    channel.incarnation = answer.incarnation
+    channel.peer_id = server
+    if not hello.secret:
+        return None
+    _check_secret(answer.secret, SECRET_BYTES)
+    return RecordKeys.derive(hello.secret, answer.secret, client=True)
+
+
+def receive(channel: Channel, local: Local, certificate: bytes, patience: Patience) -> None:
+    """The server's half up to the verdict: fills in who and what the channel is for.
+
+    Ends with the caller's `welcome` or `refuse`. Raises: PeerRefused, OSError.
+    """
+    nonce = secrets.token_bytes(32)
+    challenge = wire.Challenge(version=PROTOCOL_VERSION, nonce=nonce)
+    channel.send_frame(Kind.CHALLENGE, challenge.SerializeToString(), patience=patience)
+    hello = wire.Hello()
+    try:
+        _parse(hello, channel.recv_frame(Kind.HELLO, _MAX_FRAME_BYTES, patience))
+    except PeerRefused as error:
+        raise PeerRefused(Reason.BAD_HANDSHAKE, error.detail) from error
+    _check_hello(hello, local)
+    payload = _signed_part(hello, local.identity.peer_id, certificate, nonce)
+    if not verify(hello.peer_id, HELLO_DOMAIN, payload, hello.signature):
+        raise PeerRefused(Reason.BAD_SIGNATURE, "hello is not signed by the peer it names")
+    channel.peer_id = hello.peer_id
+    local.allowed.check(hello.peer_id)
+    channel.incarnation = hello.incarnation
+    channel.purpose = Purpose(hello.purpose)
+    channel.tag = hello.tag
+    channel.secret = hello.secret
+    _check_secret(hello.secret, len(_new_secret(channel, local)))
+
+
+def welcome(channel: Channel, local: Local, patience: Patience) -> RecordKeys | None:
+    """Tells the client it is in. Returns keys if the channel is to go on in records.
+
+    Raises: OSError.
+    """
+    answer = wire.Welcome(incarnation=local.incarnation, secret=_new_secret(channel, local))
+    channel.send_frame(Kind.WELCOME, answer.SerializeToString(), patience=patience)
+    if not answer.secret:
+        return None
+    return RecordKeys.derive(channel.secret, answer.secret, client=False)
+
+
+def refuse(channel: Channel, refused: PeerRefused, patience: Patience) -> None:
+    """Tells the client why not. Raises: OSError."""
+    answer = wire.Refused(reason=refused.reason.value, detail=refused.detail[:_DETAIL_CHARACTERS])
+    channel.send_frame(Kind.REFUSED, answer.SerializeToString(), patience=patience)
+
+
+def named_reason(text: str, otherwise: Reason) -> Reason:
+    """A reason from the wire, or `otherwise` for a name we do not know."""
+    try:
+        return Reason(text)
+    except ValueError:
+        return otherwise
+
+
+def _new_secret(channel: Channel, local: Local) -> bytes:
+    """Random, if this channel leaves TLS for records of our own; else empty."""
+    wanted = needs_secrets(channel.purpose, local.ring_protection)
+    return secrets.token_bytes(SECRET_BYTES) if wanted else b""
+
+
+def _check_secret(secret: bytes, size: int) -> None:
+    if len(secret) != size:
+        raise PeerRefused(Reason.BAD_HANDSHAKE, f"{len(secret)} secret bytes instead of {size}")
+
+
+def _await_welcome(channel: Channel, patience: Patience) -> wire.Welcome:
+    kind, length = channel.recv_header(_MAX_FRAME_BYTES, patience)
+    raw = channel.recv_rest(length, patience)
+    if kind == Kind.REFUSED:
+        refused = wire.Refused()
+        _parse(refused, raw)
+        reason = named_reason(refused.reason, Reason.BAD_HANDSHAKE)
+        detail = refused.detail[:_DETAIL_CHARACTERS]
+        safe = "".join(c if c.isprintable() else "�" for c in detail)  # people see it in a terminal
+        raise PeerRefused(reason, f"by the other end: {safe}")
+    answer = wire.Welcome()
+    _parse(answer, raw)
+    if kind != Kind.WELCOME or len(answer.incarnation) != 16:
+        raise PeerRefused(Reason.BAD_HANDSHAKE, "neither welcome nor refusal")
+    return answer
+
+
+def _check_hello(hello: wire.Hello, local: Local) -> None:
+    if hello.version != PROTOCOL_VERSION:
+        raise PeerRefused(Reason.WRONG_VERSION, f"client speaks {hello.version}")
+    if hello.run_id != local.run_id:
+        raise PeerRefused(Reason.WRONG_RUN, "client belongs to another run")
+    well_formed = (
+        is_peer_id(hello.peer_id)
+        and len(hello.incarnation) == 16
+        and hello.purpose in set(Purpose)
+        and len(hello.tag) <= MAX_TAG_BYTES
+    )
+    if not well_formed:
+        raise PeerRefused(Reason.BAD_HANDSHAKE, "a field of hello is out of bounds")
+
+
+def _signed_part(hello: wire.Hello, server: str, certificate: bytes, nonce: bytes) -> bytes:
+    """Everything that makes this connection this one."""
+    return canonical_digest(
+        "hello",
+        [
+            hello.version,
+            hello.run_id,
+            hello.peer_id,
+            hello.incarnation,
+            hello.purpose,
+            hello.tag,
+            server,
+            blake3(certificate).digest(),
+            nonce,
+        ],
+    )
+
+
+def _parse(into: Message, raw: bytes) -> None:
+    try:
+        into.ParseFromString(raw)
+    except DecodeError as error:
+        raise PeerRefused(Reason.BAD_HANDSHAKE, "unreadable handshake frame") from error

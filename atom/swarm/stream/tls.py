@@ -1,0 +1,123 @@
+"""TLS 1.3 between peers without a certificate authority: the key in the certificate is the peer.
+
+The certificate is self-signed with the peer's own Ed25519 key. The client reads that key and
+compares it with the peer id it meant to reach; the server learns the client from a signature
+inside the connection (see handshake). Nothing else in a certificate is looked at.
+"""
+
+import contextlib
+import datetime
+import os
+import secrets
+import socket
+import ssl
+import tempfile
+from dataclasses import dataclass
+
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.x509.oid import NameOID
+
+from atom.base.errors import PeerRefused
+from atom.base.reasons import Reason
+from atom.swarm.identity import Identity, peer_id_of
+from atom.swarm.stream.socket_stream import SocketStream
+from atom.swarm.stream.tls_stream import TlsStream
+
+MAX_CERTIFICATE_BYTES = 4096
+_KEEPALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
+_USER_TIMEOUT_MS = 15_000
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """What this process shows to others: made once, before the listener starts."""
+
+    identity: Identity
+    certificate: bytes
+    """DER."""
+    server: ssl.SSLContext
+    client: ssl.SSLContext
+
+
+def make_credentials(identity: Identity) -> Credentials:
+    """A fresh self-signed certificate and the two contexts that use it.
+
+    `ssl` reads keys only from files: the key is written encrypted under a password that never
+    leaves this function, into a private directory that is gone when it returns.
+    """
+    certificate = _self_signed(identity)
+    server = _context(ssl.PROTOCOL_TLS_SERVER)
+    server.num_tickets = 0  # a ticket nobody reads turns a clean close into a reset
+    password = secrets.token_bytes(24).hex().encode()
+    with tempfile.TemporaryDirectory(prefix="atom-tls-") as directory:
+        path = os.path.join(directory, "pair.pem")
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(_private_pem(identity, password))
+            file.write(certificate.public_bytes(serialization.Encoding.PEM))
+        server.load_cert_chain(path, password=password)
+    der = certificate.public_bytes(serialization.Encoding.DER)
+    return Credentials(identity, der, server, _context(ssl.PROTOCOL_TLS_CLIENT))
+
+
+def peer_of_certificate(der: bytes | None) -> str:
+    """The peer id of the key in a certificate. Raises: PeerRefused(WRONG_IDENTITY)."""
+    if der is None or len(der) > MAX_CERTIFICATE_BYTES:
+        raise PeerRefused(Reason.WRONG_IDENTITY, "no certificate, or an oversized one")
+    try:
+        key = x509.load_der_x509_certificate(der).public_key()
+    except Exception as error:  # a stranger's bytes: whatever the parser dislikes is a refusal
+        raise PeerRefused(Reason.WRONG_IDENTITY, "unreadable certificate") from error
+    if not isinstance(key, Ed25519PublicKey):
+        raise PeerRefused(Reason.WRONG_IDENTITY, "not an Ed25519 certificate")
+    return peer_id_of(key.public_bytes_raw())
+
+
+def wrap(plain: socket.socket, credentials: Credentials, *, server_side: bool) -> TlsStream:
+    """TLS on a connected socket, before its handshake. Raises: OSError."""
+    context = credentials.server if server_side else credentials.client
+    return TlsStream(SocketStream(plain), context, server_side)
+
+
+def tune(connected: socket.socket) -> None:
+    """Latency, liveness and congestion control; what the kernel refuses is left as it is."""
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (*_KEEPALIVE, ("TCP_USER_TIMEOUT", _USER_TIMEOUT_MS)):
+        with contextlib.suppress(OSError, AttributeError):
+            connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    with contextlib.suppress(OSError, AttributeError):
+        # BBR, the default of some kernels, is 1.2-1.7 times slower on short paths
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"cubic")
+
+
+def _context(protocol: int) -> ssl.SSLContext:
+    context = ssl.SSLContext(protocol)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE  # the peer id is compared instead
+    return context
+
+
+def _private_pem(identity: Identity, password: bytes) -> bytes:
+    return identity.private_key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.BestAvailableEncryption(password),
+    )
+
+
+def _self_signed(identity: Identity) -> x509.Certificate:
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "atom peer")])
+    start = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(identity.private_key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(start)
+        .not_valid_after(start + datetime.timedelta(days=36500))
+        .sign(identity.private_key, None)
+    )

@@ -1,0 +1,138 @@
+"""What the parts of one peer's transport share, and how much strangers may take of it."""
+
+import threading
+from collections import Counter
+from dataclasses import dataclass, field
+
+from atom.base.clock import Clock
+from atom.base.errors import PeerRefused
+from atom.base.events import EventSink
+from atom.swarm.stream.handshake import Local
+from atom.swarm.stream.rate_limit import TokenBucket
+from atom.swarm.stream.throttle import Bandwidth
+from atom.swarm.transport.crew import Crew
+from atom.swarm.transport.quarantine import Quarantine
+
+
+@dataclass(frozen=True)
+class TransportLimits:
+    """Bounds on time, connections and memory. The defaults suit swarms up to a few hundred."""
+
+    handshake_s: float = 5.0
+    connect_s: float = 3.0
+    connections: int = 256
+    connections_per_peer: int = 12
+    """A ring has up to four to a neighbour, and two attempts may meet; the rest is for messages and
+    blobs."""
+    handshakes: int = 64
+    """Connections that have not yet proved who they are."""
+    handshakes_per_host: int = 16
+    handshakes_distrusted: int = 8
+    unclaimed_rings: int = 64
+    unclaimed_rings_per_peer: int = 8
+    """Two attempts' worth of connections."""
+    unclaimed_ring_s: float = 10.0
+    queued_messages: int = 256
+    """Per destination; more are dropped."""
+    queued_bytes: int = 8 * 1024 * 1024
+    lane_idle_s: float = 30.0
+    """An outgoing message connection closes after this much silence, an incoming one after
+    three times as much."""
+    frame_s: float = 30.0
+    """From a message frame's first byte to its last."""
+    lines: int = 96
+    """Peers that cannot be dialled and keep a connection open to us, to be called over it."""
+    relay_bytes_per_s: float = 2_500_000.0
+    """For connections between two such peers that we pass on, both directions of all of them
+    together; 0: none."""
+    relay_pairs: int = 16
+    """Connections that are passed on at a time."""
+    from_one_port: bool = False
+    """All connections that we open come from one local port (each to another address): what others
+    see of it says what a router on the way does."""
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """One peer's identity, limits, log, clock and threads."""
+
+    local: Local
+    limits: TransportLimits
+    events: EventSink
+    clock: Clock
+    crew: Crew
+    closing: threading.Event
+    bandwidth: Bandwidth = field(default_factory=Bandwidth)
+    quarantine: Quarantine = field(default_factory=Quarantine)
+
+
+class RefusalLog:
+    """Writes refusals as events, at most ten a second, so that a flood cannot fill the disk."""
+
+    def __init__(self, events: EventSink, clock: Clock) -> None:
+        self._events = events
+        self._clock = clock
+        self._bucket = TokenBucket(10.0, 50.0)
+        self._unwritten = 0
+        self._lock = threading.Lock()
+
+    def write(self, refused: PeerRefused, host: str, peer_id: str) -> None:
+        with self._lock:
+            if not self._bucket.allow(self._clock.now()):
+                self._unwritten += 1
+                return
+            unwritten, self._unwritten = self._unwritten, 0
+        self._events.emit(
+            "connection-refused",
+            reason=refused.reason.value,
+            detail=refused.detail[:200],
+            host=host,
+            peer_id=peer_id,
+            unwritten=unwritten,
+        )
+
+
+class Doorkeeper:
+    """Counts incoming connections: in all, unproven, per host while unproven, per peer."""
+
+    def __init__(self, limits: TransportLimits) -> None:
+        self._limits = limits
+        self._lock = threading.Lock()
+        self._hosts: Counter[str] = Counter()
+        self._peers: Counter[str] = Counter()
+
+    def enter(self, host: str, distrusted: bool = False) -> bool:
+        """Whether a connection from `host` may start its handshake; counts it if so. Of a host that
+        sent garbage lately only a few at a time: others may live behind the same address."""
+        limits = self._limits
+        most = limits.handshakes_per_host if not distrusted else limits.handshakes_distrusted
+        with self._lock:
+            unproven, proven = self._hosts.total(), self._peers.total()
+            if unproven + proven >= self._limits.connections:
+                return False
+            if unproven >= self._limits.handshakes:
+                return False
+            if self._hosts[host] >= most:
+                return False
+            self._hosts[host] += 1
+            return True
+
+    def identify(self, host: str, peer_id: str) -> bool:
+        """Moves a connection from `host` to `peer_id`; False (nothing moved) if it has enough."""
+        with self._lock:
+            if self._peers[peer_id] >= self._limits.connections_per_peer:
+                return False
+            self._drop(self._hosts, host)
+            self._peers[peer_id] += 1
+            return True
+
+    def leave(self, host: str, peer_id: str) -> None:
+        """A connection ended; `peer_id` is empty if it never proved one."""
+        with self._lock:
+            self._drop(self._peers if peer_id else self._hosts, peer_id or host)
+
+    @staticmethod
+    def _drop(counts: Counter[str], key: str) -> None:
+        counts[key] -= 1
+        if counts[key] <= 0:
+            del counts[key]

@@ -1,0 +1,116 @@
+"""Outgoing messages to one peer: a bounded queue and a thread that lives while there is traffic."""
+
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from atom.base.errors import PeerRefused
+from atom.swarm.stream.frames import Channel, Kind, Patience
+from atom.swarm.transport.contacts import Unreachable
+from atom.swarm.transport.endpoint import Endpoint
+
+OnUnreachable = Callable[[str, bool], None]
+"""peer id, whether its own host answered that nobody listens (see `Unreachable.refused`)."""
+
+
+class Lanes:
+    """All destinations. `send` never blocks; what cannot be delivered is dropped and reported."""
+
+    def __init__(self, endpoint: Endpoint, dial: Callable[[str], Channel]) -> None:
+        self.on_unreachable: OnUnreachable | None = None
+        self._endpoint = endpoint
+        self._dial = dial
+        self._changed = threading.Condition()
+        self._queues: dict[str, deque[bytes]] = {}
+
+    def send(self, peer_id: str, raw: bytes) -> bool:
+        """Queues a message; False if this destination's queue is full or we are closing."""
+        limits = self._endpoint.limits
+        with self._changed:
+            if self._endpoint.closing.is_set():
+                return False
+            queue = self._queues.get(peer_id)
+            if queue is None:
+                queue = self._queues[peer_id] = deque()
+                self._endpoint.crew.start("atom-lane", lambda: self._run(peer_id))
+            queued_bytes = sum(map(len, queue))
+            full = len(queue) >= limits.queued_messages
+            if full or queued_bytes + len(raw) > limits.queued_bytes:
+                self._endpoint.events.emit("message-dropped", peer_id=peer_id, reason="queue full")
+                return False
+            queue.append(raw)
+            self._changed.notify_all()
+            return True
+
+    def wake(self) -> None:
+        """After `closing` was set: lets the threads end."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def _run(self, peer_id: str) -> None:
+        channel: Channel | None = None
+        with self._changed:
+            ours = self._queues[peer_id]
+        try:
+            while (raw := self._next(peer_id)) is not None:
+                channel = self._deliver(peer_id, raw, channel)
+        finally:
+            with self._changed:
+                if self._queues.get(peer_id) is ours:  # not the queue of the lane after us
+                    del self._queues[peer_id]
+            if channel is not None:
+                channel.close()
+
+    def _next(self, peer_id: str) -> bytes | None:
+        """The next message; None (and the lane is gone) after a long silence or when closing."""
+        with self._changed:
+            queue = self._queues[peer_id]
+            closing = self._endpoint.closing
+            self._changed.wait_for(
+                lambda: bool(queue) or closing.is_set(), self._endpoint.limits.lane_idle_s
+            )
+            if not queue or closing.is_set():
+                del self._queues[peer_id]  # under the lock: a later send starts a new lane
+                return None
+            return queue.popleft()
+
+    def _deliver(self, peer_id: str, raw: bytes, channel: Channel | None) -> Channel | None:
+        """Sends over `channel` if it is alive, else over a new one, which is returned."""
+        if channel is not None:
+            if self._try(channel, raw):
+                return channel
+            channel.close()
+        try:
+            channel = self._dial(peer_id)
+        except (OSError, PeerRefused) as error:
+            self._give_up(peer_id, error)
+            return None
+        if self._try(channel, raw):
+            return channel
+        channel.close()
+        self._give_up(peer_id, ConnectionError("lost while sending"))
+        return None
+
+    def _try(self, channel: Channel, raw: bytes) -> bool:
+        try:
+            if not channel.stream.idle():
+                return False  # the server never speaks here: this is its end of stream
+            patience = Patience.within(self._endpoint.limits.frame_s)
+            channel.send_frame(Kind.MESSAGE, raw, patience=patience)
+        except OSError:
+            return False
+        return True
+
+    def _give_up(self, peer_id: str, error: Exception) -> None:
+        """Drops what is queued as well: it would only meet the same fate, later."""
+        with self._changed:
+            if peer_id in self._queues:
+                self._queues[peer_id].clear()
+        if self._endpoint.closing.is_set():
+            return
+        refused = isinstance(error, Unreachable) and error.refused
+        self._endpoint.events.emit(
+            "peer-unreachable", peer_id=peer_id, refused=refused, detail=str(error)[:200]
+        )
+        if self.on_unreachable is not None:
+            self.on_unreachable(peer_id, refused)

@@ -1,0 +1,214 @@
+"""The door: accepts connections, gives each a thread, and lets in who proves to be a peer.
+
+Connections that answer a call of ours go to the switchboard instead; those that we opened because
+we were called come in here as if they had been accepted.
+"""
+
+import contextlib
+import errno
+import socket
+import threading
+
+from atom.base.errors import AddressError, PeerRefused, PortInUseError
+from atom.base.reasons import Reason
+from atom.swarm.stream import handshake
+from atom.swarm.stream.frames import Channel, HungUp, Patience, Purpose
+from atom.swarm.stream.protection import after_handshake
+from atom.swarm.stream.socket_stream import SocketStream
+from atom.swarm.stream.tls import Credentials, tune
+from atom.swarm.stream.tls_stream import TlsStream
+from atom.swarm.transport.endpoint import Doorkeeper, Endpoint, RefusalLog
+from atom.swarm.transport.router import Router
+from atom.swarm.transport.switchboard import ANSWER, TOKEN_BYTES, Switchboard
+
+_BACKLOG = 64
+_LAST_WORDS_S = 0.3
+
+
+class Listener:
+    """One listening socket. `close` cuts every incoming connection, proven or not."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        credentials: Credentials,
+        router: Router,
+        switchboard: Switchboard,
+    ) -> None:
+        self._endpoint = endpoint
+        self._credentials = credentials
+        self._router = router
+        self._switchboard = switchboard
+        self._doorkeeper = Doorkeeper(endpoint.limits)
+        self._refusals = RefusalLog(endpoint.events, endpoint.clock)
+        self._lock = threading.Lock()
+        self._open: set[Channel] = set()
+        self._socket: socket.socket | None = None
+
+    def start(self, bind: tuple[str, int]) -> tuple[str, int]:
+        """Listens and returns the bound address. Raises: PortInUseError, AddressError."""
+        family = socket.AF_INET6 if ":" in bind[0] else socket.AF_INET
+        try:
+            self._socket = socket.create_server(bind, family=family, backlog=_BACKLOG)
+        except OSError as error:
+            where = f"{bind[0]}:{bind[1]}"
+            if error.errno == errno.EADDRINUSE:
+                raise PortInUseError(
+                    f"port {bind[1]} is in use", "choose another port, or 0 for any free one"
+                ) from error
+            raise AddressError(f"cannot listen on {where}: {error}") from error
+        self._endpoint.crew.start("atom-accept", self._accept)
+        name = self._socket.getsockname()
+        return str(name[0]), int(name[1])
+
+    def close(self) -> None:
+        """Stops listening and cuts all incoming connections; does not wait for their threads."""
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)  # wakes accept
+        with self._lock:
+            cut = list(self._open)
+        for channel in cut:
+            channel.close()
+
+    def _accept(self) -> None:
+        assert self._socket is not None
+        closing = self._endpoint.closing
+        with self._socket:
+            while not closing.is_set():
+                try:
+                    accepted, address = self._socket.accept()
+                except OSError:  # closing, or out of descriptors: then breathe and go on
+                    closing.wait(0.1)
+                    continue
+                self._take(accepted, str(address[0]))
+
+    def _take(self, accepted: socket.socket, host: str) -> None:
+        distrusted = self._endpoint.quarantine.holds(host, self._endpoint.clock.now())
+        if not self._doorkeeper.enter(host, distrusted):
+            accepted.close()
+            self._refusals.write(PeerRefused(Reason.TOO_MANY_CONNECTIONS), host, "")
+            return
+        self._endpoint.crew.start("atom-inbound", lambda: self._serve(accepted, host))
+
+    def serve_called(self, connected: SocketStream, host: str) -> None:
+        """Serves a connection that we opened because `host` called us, to its end.
+
+        Perhaps for somebody whom it relays: what that one does before it proves who it is must not
+        be held against the relay.
+        """
+        host = f"called from {host}"
+        if not self._doorkeeper.enter(host):
+            connected.close()
+            return
+        proven: list[str] = []
+        self._attend(self._channel(connected, host, proven), connected, host, proven)
+
+    def _serve(self, accepted: socket.socket, host: str) -> None:
+        try:
+            tune(accepted)
+            below = SocketStream(accepted)
+        except OSError:  # gone before it said anything
+            accepted.close()
+            self._doorkeeper.leave(host, "")
+            return
+        proven: list[str] = []
+        channel = self._channel(below, host, proven)
+        channel.seen_at = below.far()
+        if not self._answers_call(channel, below, host):
+            self._attend(channel, below, host, proven)
+
+    def _channel(self, below: SocketStream, host: str, proven: list[str]) -> Channel:
+        channel = Channel(below, lambda closed: self._left(closed, host, proven))
+        with self._lock:
+            self._open.add(channel)
+        if self._endpoint.closing.is_set():
+            channel.close()
+        return channel
+
+    def _answers_call(self, channel: Channel, below: SocketStream, host: str) -> bool:
+        """Passes on a connection that begins with a call's token. Whatever else it begins with is
+        read again by the handshake, which has the words for it."""
+        patience = Patience.within(self._endpoint.limits.handshake_s)
+        opening, token = bytearray(len(ANSWER)), bytearray(TOKEN_BYTES)
+        try:
+            below.recv_into(memoryview(opening), patience)
+            if opening != ANSWER:
+                below.push_back(bytes(opening))
+                return False
+            below.recv_into(memoryview(token), patience)
+        except OSError as error:
+            late = isinstance(error, TimeoutError)
+            reason = Reason.TIMEOUT if late else Reason.BAD_HANDSHAKE
+            self._refusals.write(PeerRefused(reason, str(error)), host, "")
+            channel.close()
+            return True
+        if not self._switchboard.arrived(bytes(token), below):
+            below.close()
+        self._left(channel, host, [])  # whoever called owns the connection now
+        return True
+
+    def _attend(self, channel: Channel, below: SocketStream, host: str, proven: list[str]) -> None:
+        stream = TlsStream(below, self._credentials.server, server_side=True)
+        channel.stream = self._endpoint.bandwidth.limit(stream)
+        if self._endpoint.closing.is_set() or not self._admit(channel, stream, host, proven):
+            channel.close()
+            return
+        self._router.route(channel)
+
+    def _admit(self, channel: Channel, stream: TlsStream, host: str, proven: list[str]) -> bool:
+        """Handshake within its limits; a refusal is logged, and told if there is anyone to tell."""
+        patience, local = Patience.within(self._endpoint.limits.handshake_s), self._endpoint.local
+        try:
+            stream.handshake(patience)
+            handshake.receive(channel, local, self._credentials.certificate, patience)
+            self._screen(channel)
+            if not self._doorkeeper.identify(host, channel.peer_id):
+                raise PeerRefused(Reason.TOO_MANY_CONNECTIONS, "from this peer")
+            proven.append(channel.peer_id)
+            self._router.reserve(channel)
+            keys = handshake.welcome(channel, local, patience)
+            further = after_handshake(stream, channel.purpose, local.ring_protection, keys)
+            if channel.purpose is Purpose.RELAY:
+                channel.stream = further  # the relay has limits of its own
+            elif channel.purpose is Purpose.RING:
+                channel.stream = self._endpoint.bandwidth.limit_ring(further)
+        except PeerRefused as refused:
+            self._refuse(refused, host, channel.peer_id)
+            self._say_no(channel, refused)
+        except TimeoutError:
+            self._refuse(PeerRefused(Reason.TIMEOUT, "handshake"), host, "")
+        except HungUp as gone:  # it waited for us in vain, or changed its mind: its place is free
+            self._refusals.write(PeerRefused(Reason.BAD_HANDSHAKE, str(gone)), host, "")
+        except ConnectionError as error:
+            self._refuse(PeerRefused(Reason.BAD_HANDSHAKE, str(error)), host, "")
+        else:
+            return True
+        return False
+
+    def _refuse(self, refused: PeerRefused, host: str, peer_id: str) -> None:
+        """Writes it down. Before anybody has proved who it is, only its host can be held to it."""
+        self._refusals.write(refused, host, peer_id)
+        if not peer_id:
+            self._endpoint.quarantine.offend(host, refused.reason, self._endpoint.clock.now())
+
+    def _screen(self, channel: Channel) -> None:
+        """Raises: PeerRefused. Who is in quarantine may still send messages, each of which is
+        checked: a quorum may need its vote. Unless it is aside for good."""
+        quarantine, now = self._endpoint.quarantine, self._endpoint.clock.now()
+        aside = quarantine.holds(channel.peer_id, now) and channel.purpose is not Purpose.MESSAGES
+        if aside or quarantine.is_for_good(channel.peer_id):
+            raise PeerRefused(Reason.QUARANTINED, "for what this peer did before")
+        self._router.screen(channel)
+
+    def _say_no(self, channel: Channel, refused: PeerRefused) -> None:
+        patience = Patience.within(_LAST_WORDS_S)
+        with contextlib.suppress(OSError, PeerRefused):
+            handshake.refuse(channel, refused, patience)
+            channel.recv_header(0, patience)  # closing with unread bytes would erase the answer
+
+    def _left(self, channel: Channel, host: str, proven: list[str]) -> None:
+        with self._lock:
+            self._open.discard(channel)
+        self._router.ended(channel)
+        self._doorkeeper.leave(host, proven[0] if proven else "")

@@ -1,0 +1,193 @@
+"""The transport's twin in memory: the same lanes, frames and routing, without sockets or keys."""
+
+import math
+import threading
+from collections.abc import Sequence
+
+from atom.base.clock import BootClock
+from atom.base.errors import PeerRefused
+from atom.base.events import EventSink
+from atom.base.reasons import Reason
+from atom.swarm.identity import Identity
+from atom.swarm.records.allow_list import OPEN, AllowList
+from atom.swarm.stream.frames import Channel, Purpose
+from atom.swarm.stream.handshake import Local
+from atom.swarm.stream.memory_stream import MemoryStream
+from atom.swarm.transport.contacts import Unreachable
+from atom.swarm.transport.crew import Crew
+from atom.swarm.transport.endpoint import Endpoint, TransportLimits
+from atom.swarm.transport.lane import Lanes, OnUnreachable
+from atom.swarm.transport.link_book import LinkBook
+from atom.swarm.transport.quarantine import Quarantine
+from atom.swarm.transport.router import OnBlobs, OnMessage, Router
+
+
+class LocalNetwork:
+    """Who is there and who can reach whom. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._present: dict[str, LocalTransport] = {}
+        self._cut: set[frozenset[str]] = set()
+        self._channels: dict[frozenset[str], list[Channel]] = {}
+
+    def cut(self, one: str, other: str) -> None:
+        """Separates two peers: their channels end, new ones fail without being refused."""
+        pair = frozenset((one, other))
+        with self._lock:
+            self._cut.add(pair)
+            ended = self._channels.pop(pair, [])
+        for channel in ended:
+            channel.close()
+
+    def heal(self, one: str, other: str) -> None:
+        """Undoes `cut`."""
+        with self._lock:
+            self._cut.discard(frozenset((one, other)))
+
+    def join(self, transport: "LocalTransport") -> None:
+        with self._lock:
+            self._present[transport.peer_id] = transport
+
+    def leave(self, transport: "LocalTransport") -> None:
+        with self._lock:
+            if self._present.get(transport.peer_id) is transport:
+                del self._present[transport.peer_id]
+
+    def reach(self, caller: str, peer_id: str) -> "LocalTransport":
+        """Raises: Unreachable (`refused` if nobody of that name is there)."""
+        with self._lock:
+            if frozenset((caller, peer_id)) in self._cut:
+                raise Unreachable(f"{peer_id}: cut off")
+            if peer_id not in self._present:
+                raise Unreachable(f"{peer_id}: nobody there", refused=True)
+            return self._present[peer_id]
+
+    def remember(self, channel: Channel, caller: str, peer_id: str) -> None:
+        with self._lock:
+            pair = self._channels.setdefault(frozenset((caller, peer_id)), [])
+            pair[:] = [old for old in pair if not old.closed.is_set()] + [channel]
+
+
+class LocalTransport:
+    """A `PeerTransport` on a `LocalNetwork`; peers of one network share one run
+    (`allowed`: as each of them sees it)."""
+
+    def __init__(
+        self,
+        network: LocalNetwork,
+        identity: Identity,
+        incarnation: bytes,
+        events: EventSink,
+        limits: TransportLimits | None = None,
+        allowed: AllowList = OPEN,
+    ) -> None:
+        self._network = network
+        self._endpoint = Endpoint(
+            local=Local(identity, bytes(32), incarnation, allowed=allowed),
+            limits=limits or TransportLimits(),
+            events=events,
+            clock=BootClock(),
+            crew=Crew(events),
+            closing=threading.Event(),
+        )
+        self._router = Router(self._endpoint)
+        self._lanes = Lanes(self._endpoint, lambda peer_id: self.connect(peer_id, Purpose.MESSAGES))
+        self.links = LinkBook()
+        self._lock = threading.Lock()
+        self._open: set[Channel] = set()
+
+    @property
+    def peer_id(self) -> str:
+        return self._endpoint.local.identity.peer_id
+
+    @property
+    def quarantine(self) -> Quarantine:
+        return self._endpoint.quarantine
+
+    @property
+    def address(self) -> tuple[str, int]:
+        return "local", 1
+
+    def set_handlers(
+        self,
+        on_message: OnMessage | None = None,
+        on_unreachable: OnUnreachable | None = None,
+        on_blobs: OnBlobs | None = None,
+    ) -> None:
+        self._router.on_message = on_message
+        self._router.on_blobs = on_blobs
+        self._lanes.on_unreachable = on_unreachable
+
+    def start(self) -> None:
+        self._network.join(self)
+
+    def close(self) -> None:
+        self._endpoint.closing.set()
+        self._network.leave(self)
+        self._router.rings.close()
+        self._lanes.wake()
+        with self._lock:
+            cut = list(self._open)
+        for channel in cut:
+            channel.close()
+        self._endpoint.crew.join(10.0)
+
+    def set_addresses(self, peer_id: str, addresses: Sequence[str]) -> None:
+        """Nothing to remember: the network knows its peers by name."""
+
+    def send(self, peer_id: str, raw: bytes) -> bool:
+        return self._lanes.send(peer_id, raw)
+
+    def connect(
+        self,
+        peer_id: str,
+        purpose: Purpose,
+        tag: bytes = b"",
+        timeout_s: float = math.inf,
+        stop: threading.Event | None = None,
+    ) -> Channel:
+        if self._endpoint.closing.is_set():
+            raise ConnectionError("closed here")
+        self._endpoint.local.allowed.check(peer_id)
+        other = self._network.reach(self.peer_id, peer_id)
+        here, there = MemoryStream.pair()
+        channel = self._adopt(here, other, purpose, tag)
+        self._network.remember(channel, self.peer_id, peer_id)
+        other.receive(self, there, purpose, tag)
+        return channel
+
+    def receive(
+        self, caller: "LocalTransport", stream: MemoryStream, purpose: Purpose, tag: bytes
+    ) -> None:
+        """Another transport of the network connects. Raises: PeerRefused(NOT_FOUND,
+        NOT_ON_THE_LIST)."""
+        self._endpoint.local.allowed.check(caller.peer_id)
+        channel = self._adopt(stream, caller, purpose, tag)
+        try:
+            self._router.screen(channel)
+        except PeerRefused:
+            channel.close()
+            raise
+        self._endpoint.crew.start("atom-inbound", lambda: self._router.route(channel))
+
+    def accept_ring(self, peer_id: str, tag: bytes, timeout_s: float) -> Channel:
+        try:
+            return self._router.rings.claim(peer_id, tag, timeout_s)
+        except TimeoutError as error:
+            raise PeerRefused(Reason.TIMEOUT, str(error)) from error
+
+    def _adopt(
+        self, stream: MemoryStream, other: "LocalTransport", purpose: Purpose, tag: bytes
+    ) -> Channel:
+        channel = Channel(stream, self._left)
+        channel.peer_id = other.peer_id
+        channel.incarnation = other._endpoint.local.incarnation
+        channel.purpose, channel.tag = purpose, tag
+        with self._lock:
+            self._open.add(channel)
+        return channel
+
+    def _left(self, channel: Channel) -> None:
+        with self._lock:
+            self._open.discard(channel)

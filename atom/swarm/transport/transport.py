@@ -1,0 +1,257 @@
+"""Connections between the peers of one run: messages, ring channels, blob channels.
+
+Plain threads and blocking sockets: one listener, one thread per incoming connection, one per
+destination that is being written to. Every connection is TLS 1.3 between proven identities, whether
+we dialled, were called (see `switchboard`), or are joined by a relay.
+"""
+
+import contextlib
+import math
+import threading
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from atom.base.clock import BootClock, Clock
+from atom.base.errors import PeerRefused
+from atom.base.events import EventSink
+from atom.base.reasons import Reason
+from atom.swarm.chain.message_codec import MAX_MESSAGE_BYTES
+from atom.swarm.records.reachability import Reached
+from atom.swarm.stream.courtesy import Courtesy
+from atom.swarm.stream.frames import Channel, Kind, Patience, Purpose
+from atom.swarm.stream.gauge import Gauged, gauge
+from atom.swarm.stream.handshake import Local
+from atom.swarm.stream.throttle import Bandwidth
+from atom.swarm.stream.tls import Credentials, make_credentials
+from atom.swarm.transport.contacts import Contact
+from atom.swarm.transport.crew import Crew
+from atom.swarm.transport.dialer import Dialer
+from atom.swarm.transport.endpoint import Endpoint, TransportLimits
+from atom.swarm.transport.lane import Lanes, OnUnreachable
+from atom.swarm.transport.lines import Lines
+from atom.swarm.transport.link_book import LinkBook
+from atom.swarm.transport.listener import Listener
+from atom.swarm.transport.quarantine import Quarantine
+from atom.swarm.transport.relay import Relay
+from atom.swarm.transport.router import OnBlobs, OnMessage, Router
+from atom.swarm.transport.switchboard import Switchboard
+
+_JOIN_S = 10.0
+_PROBE_S = 6.0
+"""For dialling back, on request, at all addresses of the peer that asks."""
+
+
+class PeerTransport(Protocol):
+    """What the rest of the swarm needs; `Transport` and `LocalTransport` are it."""
+
+    @property
+    def peer_id(self) -> str: ...
+    @property
+    def address(self) -> tuple[str, int]: ...
+    @property
+    def quarantine(self) -> Quarantine: ...
+    def start(self) -> None: ...
+    def close(self) -> None: ...
+    def set_handlers(
+        self,
+        on_message: OnMessage | None = None,
+        on_unreachable: OnUnreachable | None = None,
+        on_blobs: OnBlobs | None = None,
+    ) -> None: ...
+    def set_addresses(self, peer_id: str, addresses: Sequence[str]) -> None: ...
+    def send(self, peer_id: str, raw: bytes) -> bool: ...
+    def connect(
+        self,
+        peer_id: str,
+        purpose: Purpose,
+        tag: bytes = b"",
+        timeout_s: float = math.inf,
+        stop: threading.Event | None = None,
+    ) -> Channel: ...
+    @property
+    def links(self) -> LinkBook: ...
+    def accept_ring(self, peer_id: str, tag: bytes, timeout_s: float) -> Channel: ...
+
+
+class Transport:
+    """This peer's listener and its outgoing connections, over TCP.
+
+    Set the handlers, `start`, and tell it how to reach others with `set_contact`. Handlers run in
+    the transport's threads, several at once, and must not block for long.
+    """
+
+    def __init__(
+        self,
+        local: Local,
+        bind: tuple[str, int] | None,
+        events: EventSink,
+        clock: Clock | None = None,
+        limits: TransportLimits | None = None,
+        bandwidth: Bandwidth | None = None,
+    ) -> None:
+        """`bind`: None to listen nowhere; then others reach us over the lines that we keep."""
+        self._bind = bind
+        self._address: tuple[str, int] | None = None
+        self._endpoint = Endpoint(
+            local=local,
+            limits=limits or TransportLimits(),
+            events=events,
+            clock=clock or BootClock(),
+            crew=Crew(events),
+            closing=threading.Event(),
+            bandwidth=bandwidth or Bandwidth(),
+        )
+        credentials: Credentials = make_credentials(local.identity)
+        self._switchboard = switchboard = Switchboard(self._endpoint)
+        self._dialer = Dialer(self._endpoint, credentials, switchboard)
+        self._relay = Relay(self._endpoint, switchboard, self._dialer.contacts.knows)
+        self._router = Router(self._endpoint, switchboard, self._relay, self._answer_probe)
+        self._listener = Listener(self._endpoint, credentials, self._router, switchboard)
+        self._lines = Lines(self._endpoint, self._dialer, self._listener.serve_called)
+        self._lanes = Lanes(self._endpoint, lambda peer_id: self.connect(peer_id, Purpose.MESSAGES))
+
+    @property
+    def peer_id(self) -> str:
+        return self._endpoint.local.identity.peer_id
+
+    @property
+    def courtesy(self) -> Courtesy:
+        """What our rings send: for those who serve blobs."""
+        return self._endpoint.bandwidth.courtesy
+
+    @property
+    def bandwidth(self) -> Bandwidth:
+        """The box's caps."""
+        return self._endpoint.bandwidth
+
+    @property
+    def quarantine(self) -> Quarantine:
+        """Who is put aside here."""
+        return self._endpoint.quarantine
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port it listens on, after `start`."""
+        assert self._address is not None, "not started, or it listens nowhere"
+        return self._address
+
+    @property
+    def links(self) -> LinkBook:
+        """What was measured of the ways to others."""
+        return self._dialer.links
+
+    @property
+    def listens(self) -> bool:
+        return self._bind is not None
+
+    @property
+    def relays(self) -> bool:
+        """Whether it passes on connections between two others."""
+        return self._relay.offered
+
+    def set_handlers(
+        self,
+        on_message: OnMessage | None = None,
+        on_unreachable: OnUnreachable | None = None,
+        on_blobs: OnBlobs | None = None,
+    ) -> None:
+        """Who is told; before `start`. Without `on_blobs`, blob connections are refused."""
+        self._router.on_message = on_message
+        self._router.on_blobs = on_blobs
+        self._lanes.on_unreachable = on_unreachable
+
+    def start(self) -> None:
+        """Listens. Raises: PortInUseError, AddressError."""
+        if self._bind is not None:
+            self._address = self._listener.start(self._bind)
+
+    def close(self) -> None:
+        """Cuts every connection and joins every thread; idempotent."""
+        self._endpoint.closing.set()
+        self._listener.close()
+        self._router.rings.close()
+        self._switchboard.close()
+        self._lanes.wake()
+        self._lines.wake()
+        self._dialer.close()
+        if not self._endpoint.crew.join(_JOIN_S):
+            self._endpoint.events.emit("threads-left", seconds=_JOIN_S)
+
+    def set_addresses(self, peer_id: str, addresses: Sequence[str]) -> None:
+        """Where `peer_id` listens, as "host:port"; at most eight, malformed ones are left out."""
+        self.set_contact(peer_id, Contact(tuple(addresses)))
+
+    def set_contact(self, peer_id: str, contact: Contact) -> None:
+        """How `peer_id` can be reached."""
+        if self._dialer.contacts.set(peer_id, contact):
+            self._lines.moved(peer_id)
+
+    def keep_lines(self, peer_ids: Iterable[str]) -> None:
+        """From now on these may call us, and no other: we cannot be dialled."""
+        self._lines.keep(peer_ids)
+
+    def lines(self) -> frozenset[str]:
+        """Who can call us right now."""
+        return self._lines.up()
+
+    def probe(self, peer_id: str) -> Reached:
+        """Asks that peer to dial us. Takes seconds. Raises: PeerRefused, OSError."""
+        channel = self.connect(peer_id, Purpose.PROBE)
+        try:
+            answer = channel.recv_frame(Kind.REACHED, 1, Patience.within(_PROBE_S + 2.0))
+        finally:
+            channel.close()
+        return Reached.of(answer)
+
+    def gauge(self, peer_id: str) -> tuple[Gauged, str]:
+        """What the way to that peer, dialled at its addresses, carries, and our end of the
+        connection. Takes seconds, and MBs. Raises: PeerRefused, OSError."""
+        channel = self._dialer.dial_directly(peer_id, Purpose.GAUGE, b"", _PROBE_S)
+        try:
+            return gauge(channel), channel.near
+        finally:
+            channel.close()
+
+    def send(self, peer_id: str, raw: bytes) -> bool:
+        """Fire and forget; False if dropped at once. Later failures go to `on_unreachable`."""
+        assert len(raw) <= MAX_MESSAGE_BYTES
+        return self._lanes.send(peer_id, raw)
+
+    def connect(
+        self,
+        peer_id: str,
+        purpose: Purpose,
+        tag: bytes = b"",
+        timeout_s: float = math.inf,
+        stop: threading.Event | None = None,
+    ) -> Channel:
+        """A channel of our own to `peer_id`, within `timeout_s` and the usual limits; given up
+        soon after `stop` is set.
+
+        Raises: Unreachable, PeerRefused.
+        """
+        if self._endpoint.closing.is_set():
+            raise ConnectionError("closed here")
+        return self._dialer.dial(peer_id, purpose, tag, timeout_s, stop)
+
+    def accept_ring(self, peer_id: str, tag: bytes, timeout_s: float) -> Channel:
+        """The ring channel that `peer_id` opened to us under `tag`.
+
+        Raises: PeerRefused(TIMEOUT) if it does not come in time; ConnectionError when closing.
+        """
+        try:
+            return self._router.rings.claim(peer_id, tag, timeout_s)
+        except TimeoutError as error:
+            raise PeerRefused(Reason.TIMEOUT, str(error)) from error
+
+    def _answer_probe(self, channel: Channel) -> None:
+        """Raises: OSError."""
+        reached = Reached.YES
+        try:
+            self._dialer.dial_directly(channel.peer_id, Purpose.MESSAGES, b"", _PROBE_S).close()
+        except (OSError, PeerRefused):
+            known = self._dialer.contacts.may_be_of(channel.peer_id, channel.incarnation)
+            reached = Reached.NO if known else Reached.UNKNOWN
+        channel.send_frame(Kind.REACHED, reached.to_wire(), patience=Patience.within(1.0))
+        with contextlib.suppress(OSError, PeerRefused):
+            channel.recv_header(0, Patience.within(1.0))  # the asker hangs up first

@@ -1,0 +1,171 @@
+"""Messages survive the wire unchanged; nothing else gets through, and nothing else is raised."""
+
+import dataclasses
+import math
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from atom.base.errors import PeerRefused
+from atom.base.reasons import Reason
+from atom.swarm.chain import message_codec
+from atom.swarm.chain.commit import Ballot, Commit, Contribution, Value, Vote, Voter
+from atom.swarm.chain.message_codec import MAX_MESSAGE_BYTES, decode, encode
+from atom.swarm.chain.messages import (
+    Abort,
+    Accept,
+    Accepted,
+    AcceptedVote,
+    CommitNotice,
+    Message,
+    Nack,
+    Prepare,
+    Prevote,
+    PrevoteAnswer,
+    Promise,
+    Ring,
+    Suspect,
+)
+from atom.swarm.identity import is_peer_id, peer_id_of
+from atom.wire import round_pb2
+
+PEERS = [peer_id_of(bytes([number]) * 32) for number in range(4)]
+PARENT = b"p" * 32
+VOTERS = tuple(Voter(peer, b"i" * 16, number) for number, peer in enumerate(PEERS))
+BALLOT = Ballot(3, PEERS[0], b"i" * 16)
+PARTS = tuple(Contribution(peer, b"i" * 16, 8, 20.25) for peer in PEERS)
+VALUE = Value(PARENT, 7, BALLOT, b"r" * 32, 1.5, b"s" * 32, PARTS, VOTERS, VOTERS[:2])
+VOTES = tuple(Vote(voter, b"x" * 64) for voter in VOTERS)
+COMMIT = Commit(VALUE, BALLOT, VOTES, VOTERS[1:])
+
+EXAMPLES: list[Message] = [
+    Prevote(PARENT, 1),
+    PrevoteAnswer(PARENT, 1),
+    PrevoteAnswer(PARENT, 1, "busy"),
+    Prepare(PARENT, BALLOT),
+    Prepare(PARENT, BALLOT, VOTERS),
+    Promise(PARENT, BALLOT, None, None, 0, 0.0, b""),
+    Promise(PARENT, BALLOT, Accepted(BALLOT, VALUE, b"y" * 64), None, 8, 20.25, b"s" * 32, True),
+    Promise(PARENT, BALLOT, None, Accepted(BALLOT, VALUE, b"y" * 64), 8, -0.0, b"s" * 32),
+    Nack(PARENT, BALLOT, None, "wrong-head"),
+    Nack(PARENT, BALLOT, BALLOT, "ballot-too-low"),
+    Ring(PARENT, BALLOT, PARTS),
+    Ring(PARENT, BALLOT, PARTS, one_shot=True),
+    Suspect(PARENT, BALLOT, PEERS[2], "ring-broken"),
+    Suspect(PARENT, BALLOT, "", "ring-broken"),
+    Accept(PARENT, BALLOT, VALUE),
+    Accept(PARENT, BALLOT, VALUE, VOTES),
+    AcceptedVote(PARENT, BALLOT, VALUE.digest(), b"x" * 64),
+    CommitNotice(COMMIT),
+    Abort(PARENT, BALLOT, "early"),
+    Abort(PARENT, BALLOT, "timeout", VOTERS[:2]),
+]
+
+
+@pytest.mark.parametrize("message", EXAMPLES, ids=lambda m: type(m).__name__)
+def test_every_message_survives_the_wire(message: Message) -> None:
+    assert decode(encode(message)) == message
+
+
+def test_the_digest_of_a_value_survives_the_wire() -> None:
+    arrived = decode(encode(Accept(PARENT, BALLOT, VALUE)))
+    assert isinstance(arrived, Accept)
+    assert arrived.value.digest() == VALUE.digest()
+    assert arrived.value.voters_next[3].absences == 3  # left out of equality, not of the wire
+
+
+@pytest.mark.parametrize("kind", message_codec._SCHEMA, ids=lambda kind: kind.__name__)
+def test_schema_dataclass_and_proto_have_the_same_fields(kind: type) -> None:
+    schema = set(message_codec._SCHEMA[kind])
+    assert schema == {field.name for field in dataclasses.fields(kind)}
+    assert schema == set(getattr(round_pb2, kind.__name__).DESCRIPTOR.fields_by_name)
+
+
+def bad(message: Message, **changes: object) -> Message:
+    return dataclasses.replace(message, **changes)  # type: ignore[arg-type]
+
+
+BAD = [
+    bad(Prevote(PARENT, 1), parent=b"short"),
+    bad(Prevote(PARENT, 1), serial=2**41),
+    bad(PrevoteAnswer(PARENT, 1), refusal="x" * 257),
+    bad(Suspect(PARENT, BALLOT, "", ""), peer_id="nobody"),
+    bad(Suspect(PARENT, BALLOT, "", ""), peer_id=PEERS[0] + "\n"),
+    bad(Ring(PARENT, BALLOT, ()), members=(Contribution(PEERS[0], b"i" * 16, 2**41, 0.0),)),
+    bad(Ring(PARENT, BALLOT, ()), members=(Contribution(PEERS[0], b"i" * 16, 1, math.nan),)),
+    bad(Ring(PARENT, BALLOT, ()), members=(Contribution(PEERS[0], b"i" * 15, 1, 0.0),)),
+    bad(Accept(PARENT, BALLOT, VALUE), value=dataclasses.replace(VALUE, gradient_norm=-1.0)),
+    bad(Accept(PARENT, BALLOT, VALUE), value=dataclasses.replace(VALUE, gradient_norm=math.inf)),
+    bad(AcceptedVote(PARENT, BALLOT, PARENT, b"x" * 64), signature=b"x" * 63),
+    bad(Nack(PARENT, BALLOT, None, ""), ballot=None),
+]
+
+
+@pytest.mark.parametrize("message", BAD)
+def test_a_field_out_of_bounds_is_malformed(message: Message) -> None:
+    with pytest.raises(PeerRefused) as refused:
+        decode(encode(message))
+    assert refused.value.reason is Reason.MALFORMED
+
+
+def test_too_many_voters_or_members_are_too_large() -> None:
+    crowd = dataclasses.replace(VALUE, voters_next=VOTERS * 3)
+    for message in (Accept(PARENT, BALLOT, crowd), Prepare(PARENT, BALLOT, VOTERS * 3)):
+        with pytest.raises(PeerRefused) as refused:
+            decode(encode(message))
+        assert refused.value.reason is Reason.TOO_LARGE
+
+
+def test_no_message_may_be_long() -> None:
+    wide = encode(Ring(PARENT, BALLOT, PARTS * 1000))
+    assert len(wide) > MAX_MESSAGE_BYTES
+    with pytest.raises(PeerRefused) as refused:
+        decode(wide)
+    assert refused.value.reason is Reason.TOO_LARGE
+
+
+def test_the_empty_message_is_malformed() -> None:
+    with pytest.raises(PeerRefused) as refused:
+        decode(b"")
+    assert refused.value.reason is Reason.MALFORMED
+
+
+def test_a_peer_has_one_name() -> None:
+    assert is_peer_id(PEERS[1])
+    for text in ("", "1", PEERS[1] + " ", "1" + PEERS[1], PEERS[1][:-1], "ä", "z" * 100_000):
+        assert not is_peer_id(text)
+
+
+def decode_or_none(raw: bytes) -> Message | None:
+    """Lets any exception but a refusal of form through, which fails the test."""
+    try:
+        return decode(raw)
+    except PeerRefused as refused:
+        if refused.reason not in (Reason.MALFORMED, Reason.TOO_LARGE):
+            raise
+        return None
+
+
+@given(st.binary(max_size=400))
+@settings(max_examples=300, deadline=None)
+def test_random_bytes_raise_only_refusals(raw: bytes) -> None:
+    decode_or_none(raw)
+
+
+@given(st.integers(min_value=0, max_value=2**32), st.sampled_from(EXAMPLES))
+@settings(max_examples=600, deadline=None)
+def test_mutated_messages_raise_only_refusals(seed: int, message: Message) -> None:
+    dice = random.Random(seed)
+    raw = bytearray(encode(message))
+    for _ in range(dice.randint(1, 6)):
+        position = dice.randrange(len(raw) + 1)
+        if dice.random() < 0.5 and raw:
+            raw[position % len(raw)] = dice.randrange(256)
+        elif dice.random() < 0.5:
+            raw[position:position] = dice.randbytes(dice.randint(1, 8))
+        else:
+            del raw[position : position + dice.randint(1, 40)]
+    arrived = decode_or_none(bytes(raw))
+    assert arrived is None or decode(encode(arrived)) == arrived

@@ -1,0 +1,133 @@
+"""Records go to the nodes that were found to hold their key, until one of them keeps silent."""
+
+import asyncio
+import warnings
+from types import SimpleNamespace
+
+import pytest
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # hivemind's own, at import
+    from atom.swarm.dht import holders as dht_holders
+    from atom.swarm.dht.holders import Holders
+
+from atom.base.clock import ManualClock
+
+
+class Node:
+    """What is used of hivemind's: a search, a call to one node, a list of the silent."""
+
+    def __init__(self, peers):
+        self.nearest, self.silent, self.searches = list(peers), set(), 0
+        self.stored, self.asked = [], []
+        self.protocol = self
+        self.blacklist = SimpleNamespace(register_failure=self.failed)
+        self.failures = []
+        self.thawed = asyncio.Event()
+        self.refusing = set()
+
+    def failed(self, peer):
+        self.failures.append(peer)
+
+    async def find_nearest_nodes(self, key_ids, k_nearest, beam_size, exclude_self):
+        self.searches += 1
+        assert exclude_self
+        assert beam_size >= k_nearest
+        found = [peer for peer in self.nearest if peer not in self.failures][:k_nearest]
+        return {key_id: {f"id of {peer}": peer for peer in found} for key_id in key_ids}
+
+    async def call_store(self, peer, keys, values, expires_at, subkeys):
+        self.asked.append(peer)
+        if peer in self.silent:
+            await self.thawed.wait()
+            return None
+        if peer in self.refusing:
+            return [False]
+        self.stored.append((peer, subkeys[0]))
+        return [True]
+
+
+@pytest.fixture
+def clock():
+    return ManualClock(50.0)
+
+
+def play(clock, story, *, peers="abcdefg"):
+    async def run():
+        node = Node(peers)
+        holders = Holders(node, 5, 8, clock)
+        await story(node, holders)
+        await holders.close()
+
+    asyncio.run(run())
+
+
+def test_one_search_serves_many_records(clock):
+    async def story(node, holders):
+        for number in range(4):
+            assert await holders.store("key", f"{number}", b"record", 60.0)
+        assert node.searches == 1
+        assert node.stored == [(peer, f"{n}") for n in range(4) for peer in "abcde"]
+        clock.advance(dht_holders.KNOWN_SECONDS)
+        node.nearest = ["x", *node.nearest]
+        assert await holders.store("key", "5", b"record", 60.0)
+        assert node.searches == 2
+        assert [peer for peer, subkey in node.stored if subkey == "5"] == ["x", *"abcd"]
+        assert await holders.store("other key", "5", b"record", 60.0)
+        assert node.searches == 3
+
+    play(clock, story)
+
+
+def test_who_keeps_silent_holds_nobody_up_is_not_asked_twice_at_once_and_is_replaced(clock):
+    async def story(node, holders):
+        node.silent = {"b"}
+        for number in range(3):
+            assert await holders.store("key", f"{number}", b"record", 60.0)
+        assert node.asked.count("b") == 1
+        assert node.searches == 1
+        assert {peer for peer, _ in node.stored} == set("acde")
+        node.thawed.set()  # its time is over
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert node.failures == ["b"]
+        assert await holders.store("key", "3", b"record", 60.0)
+        assert node.searches == 2
+        assert [peer for peer, subkey in node.stored if subkey == "3"] == list("acdef")
+
+    play(clock, story)
+
+
+def test_taken_by_nobody(clock):
+    async def story(node, holders):
+        assert not await holders.store("key", "1", b"record", 60.0)
+        node.nearest = ["a"]
+        assert await holders.store("key", "1", b"record", 60.0), (
+            "a first neighbour is found at once"
+        )
+        node.refusing = {"a"}
+        assert not await holders.store("key", "1", b"older", 50.0)
+
+    play(clock, story, peers="")
+
+
+def test_only_silence_is_waited_for_to_its_end(clock):
+    async def story(node, holders):
+        node.silent = {"a"}
+        storing = asyncio.create_task(holders.store("key", "1", b"record", 60.0))
+        await asyncio.sleep(dht_holders.ENOUGH_SECONDS)  # nothing else to tell it by
+        assert not storing.done()
+        node.thawed.set()
+        assert not await storing
+
+    play(clock, story, peers="a")
+
+
+def test_closing_breaks_off_what_is_under_way(clock):
+    async def story(node, holders):
+        node.silent = {"b"}
+        assert await holders.store("key", "1", b"record", 60.0)
+        await holders.close()
+        assert len(asyncio.all_tasks()) == 1
+
+    play(clock, story)

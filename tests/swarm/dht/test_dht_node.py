@@ -1,0 +1,141 @@
+"""What our DHT nodes store and believe: only well-signed records in their own place."""
+
+import asyncio
+import time
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from swarm_samples import a_lease, a_manifest
+
+from atom.swarm.identity import Identity
+from atom.swarm.records.codec import encode_lease, encode_manifest
+from atom.swarm.records.keys import index_key, lease_key, manifest_key, shard_of
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # hivemind's own, at import
+    from hivemind.utils import ValueWithExpiration
+
+    from atom.swarm.dht import node as dht_node
+
+OWNER, PEER = Identity.create(), Identity.create()
+RUN = "shakespeare"
+EXPIRES = time.time() + 3600.0  # the tests may be slow; see the fixture
+KEY = lease_key(RUN, OWNER.peer_id, shard_of(PEER.peer_id))
+LEASE = encode_lease(a_lease(PEER.peer_id), RUN, OWNER.peer_id, PEER, EXPIRES)
+MANIFEST = encode_manifest(a_manifest(OWNER), OWNER)
+pack = dht_node.MSGPackSerializer.dumps
+
+
+def record(key=KEY, subkey=PEER.peer_id, value=LEASE, expires_at=EXPIRES):
+    key_id = dht_node.DHTID.generate(key).to_bytes()
+    return dht_node.DHTRecord(key_id, pack(subkey), pack(value), expires_at)
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    """Lets these leases last for an hour or two rather than seconds."""
+    assert 8.0 < dht_node.MAX_SECONDS_AHEAD["lease"] < 30.0
+    monkeypatch.setitem(dht_node.MAX_SECONDS_AHEAD, "lease", 7200.0)
+
+
+@pytest.fixture
+def gate():
+    return dht_node.RecordGate()
+
+
+def test_a_record_in_its_place_passes(gate):
+    assert gate.validate(record())
+    for key in (manifest_key(RUN, OWNER.peer_id), index_key(RUN)):
+        for lifetime_s in (1.0, 600.0):
+            expires_at = time.time() + lifetime_s
+            assert gate.validate(record(key, OWNER.peer_id, MANIFEST, expires_at))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"key": lease_key(RUN, OWNER.peer_id, (shard_of(PEER.peer_id) + 1) % 16)},
+        {"key": lease_key("other", OWNER.peer_id, shard_of(PEER.peer_id))},
+        {"key": "anything"},
+        {"subkey": OWNER.peer_id},
+        {"subkey": None},
+        {"subkey": 7},
+        {"expires_at": EXPIRES + 1.0},
+        {"value": LEASE[:-1] + bytes([LEASE[-1] ^ 1])},
+        {"value": LEASE + bytes(9000)},
+        {"value": b""},
+        {"value": "text"},
+        {"value": None},
+        {"value": {"a": 1}},
+        {"key": index_key(RUN), "subkey": PEER.peer_id, "value": MANIFEST},
+        {"key": index_key("other"), "subkey": OWNER.peer_id, "value": MANIFEST},
+        {"key": index_key(RUN), "subkey": OWNER.peer_id, "value": MANIFEST, "expires_at": 9e9},
+    ],
+)
+def test_a_record_out_of_place_does_not(gate, changes):
+    assert not gate.validate(record(**changes))
+
+
+def test_a_lease_cannot_be_signed_for_a_long_time(gate):
+    later = time.time() + 9000.0
+    lease = encode_lease(a_lease(PEER.peer_id), RUN, OWNER.peer_id, PEER, later)
+    assert not gate.validate(record(value=lease, expires_at=later))
+
+
+@pytest.mark.parametrize("raw", [b"", b"\xc4", b"\xc5\x00", b"\xc4\x05abc", b"\xc7\x01\x50\x90"])
+def test_bytes_that_are_no_message_are_no_record(gate, raw):
+    assert not gate.validate(replace(record(), value=raw))
+
+
+def test_one_bad_record_does_not_hide_the_good_ones_beside_it(gate):
+    dictionary = dht_node.DictionaryDHTValue(maxsize=3)
+    dictionary.store(PEER.peer_id, pack(LEASE), EXPIRES)
+    dictionary.store(OWNER.peer_id, pack(b"noise"), EXPIRES + 1e6)
+    dictionary.store(7, pack(b"noise"), EXPIRES + 1.0)
+    assert gate.keep_valid(dht_node.DHTID.generate(KEY).to_bytes(), dictionary)
+    assert [subkey for subkey, _ in dictionary.items()] == [PEER.peer_id]
+    assert dictionary.maxsize > 10**6, "or a later merge would push good records out"
+
+
+def test_a_record_may_be_rewritten_by_its_author_and_nobody_else_whatever_the_expiry(gate):
+    dictionary = dht_node.DictionaryDHTValue()
+    dictionary.store(PEER.peer_id, pack(b"noise"), EXPIRES + 1e6)
+    key_id = dht_node.DHTID.generate(KEY).to_bytes()
+    assert gate.keep_valid(key_id, dictionary)
+    assert dictionary.store(PEER.peer_id, pack(LEASE), EXPIRES)
+    assert gate.keep_valid(key_id, dictionary)
+    assert len(dictionary) == 1
+
+
+def test_a_crowd_under_one_key_hides_nobody_under_another_nor_whom_we_saw_before(monkeypatch):
+    """Identities are free: a stranger stores as many leases as it likes."""
+    monkeypatch.setattr(dht_node, "MAX_RECORDS_PER_FETCH", 8)
+    stored = {"one": ["old"], "other": ["friend"]}
+
+    async def get_many(keys, **_):
+        return {key: done(stored[key]) for key in keys}
+
+    node = dht_node.DhtNode(dht_node.NodeSettings(), Path())
+    node._node = SimpleNamespace(get_many=get_many)
+
+    def seen(*keys):
+        found, complete = asyncio.run(node.fetch(keys or ("one", "other"), 1.0))
+        assert complete
+        return [each.subkey for each in found]
+
+    assert seen() == ["old", "friend"]
+    stored["one"] = [*(f"stranger {number}" for number in range(8)), "old"]
+    for _ in range(2):
+        assert len(seen()) <= 8
+        assert {"old", "friend"} <= set(seen())
+        assert "old" in seen("one")
+
+
+def done(names):
+    value = dict.fromkeys(names, ValueWithExpiration(b"", EXPIRES))
+    future = asyncio.get_running_loop().create_future()
+    future.set_result(ValueWithExpiration(value, EXPIRES))
+    return future

@@ -1,0 +1,238 @@
+"""The DHT process with real processes: how it starts, fails, and above all how it ends."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import psutil
+import pytest
+from dht_stock import end_all, stock_node, wait_until_gone
+
+from atom.base.errors import AddressError, PortInUseError
+from atom.swarm.dht.bootstrap import run_bootstrap
+from atom.swarm.dht.client import DhtClient, DirectoryUnavailable
+from atom.swarm.dht.frames import NodeSettings, to_text
+from atom.swarm.dht.supervisor import SteadyClient
+from atom.swarm.identity import Identity
+
+pytestmark = pytest.mark.timeout(180)
+
+PARENT = """
+import asyncio, sys, threading
+from atom.swarm.dht.client import DhtClient
+from atom.swarm.dht.frames import NodeSettings
+
+async def main():
+    client = DhtClient(NodeSettings())
+    if sys.argv[2] == "socket":
+        client._follow_pid = 0
+    await client.start()
+    print(client.process_id, client._folder, flush=True)
+    await asyncio.Event().wait()
+
+if sys.argv[1] == "main":
+    asyncio.run(main())
+else:
+    threading.Thread(target=asyncio.run, args=(main(),)).start()
+"""
+
+
+@contextlib.contextmanager
+def parent(thread="main", tie="kernel"):
+    """A daemon-like process with a DHT process: (parent, pids of all below it, folder)."""
+    process = subprocess.Popen([sys.executable, "-c", PARENT, thread, tie], stdout=subprocess.PIPE)
+    pids = []
+    try:
+        assert process.stdout is not None
+        pid, folder = process.stdout.readline().decode().split()
+        pids = [int(pid), *(p.pid for p in psutil.Process(int(pid)).children(recursive=True))]
+        assert len(pids) == 2, "the node and its p2pd"
+        yield process, pids, Path(folder)
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+        end_all(pids)
+
+
+def test_sigkill_of_the_daemon_leaves_no_process():
+    with parent() as (process, pids, _folder):
+        process.kill()
+        assert wait_until_gone(pids) == []
+
+
+def test_sigkill_of_the_daemon_ends_even_a_stopped_child():
+    with parent("thread") as (process, pids, _folder):
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        process.kill()
+        assert wait_until_gone(pids) == []
+
+
+def test_without_the_kernels_signal_the_closed_socket_is_enough():
+    with parent(tie="socket") as (process, pids, folder):
+        assert folder.exists()
+        process.kill()
+        assert wait_until_gone(pids) == []
+        assert not folder.exists()
+
+
+@pytest.fixture
+def short_folder():
+    """A path short enough for Unix sockets below it."""
+    with tempfile.TemporaryDirectory(prefix="a", dir="/tmp") as name:
+        yield Path(name)
+
+
+def test_what_a_killed_pair_left_is_cleared_by_the_next_start(short_folder, monkeypatch):
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    left = short_folder / f"atom-dht-{ended.pid}-x"
+    kept = short_folder / f"atom-dht-{os.getpid()}-x"
+    for folder in (left, kept):
+        folder.mkdir()
+        (folder / "p2pd.sock").touch()
+    monkeypatch.setattr("tempfile.tempdir", str(short_folder))
+
+    async def check():
+        client = DhtClient(NodeSettings(initial_peers=(f"/ip4/127.0.0.1/tcp/9/p2p/{PEER}",)))
+        with pytest.raises(AddressError):
+            await client.start()
+
+    asyncio.run(check())
+    assert list(short_folder.iterdir()) == [kept]
+
+
+PEER = Identity.create().peer_id
+
+
+def test_the_child_ignores_the_terminal_refuses_large_records_and_takes_p2pd_along():
+    async def check():
+        client = DhtClient(NodeSettings())
+        await client.start()
+        try:
+            child = psutil.Process(client.process_id)
+            assert os.getsid(child.pid) != os.getsid(0)
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                child.send_signal(number)
+            place = {"key": "key", "subkey": PEER, "expires_at": 9e9}
+            for size in (8193, 16_000, 1_000_000):
+                answer = await client.call("store", 5, record=to_text(bytes(size)), **place)
+                assert answer["stored"] is False
+            with pytest.raises(DirectoryUnavailable):
+                await client.call("fetch", 5, keys="nonsense", deadline_s="nonsense")
+            with pytest.raises(DirectoryUnavailable):
+                await client.call("no-such-call", 5)
+            addresses = (await client.call("addresses", 5))["addresses"]
+            assert addresses[0].startswith("/ip4/127.0.0.1/tcp/")
+
+            [p2pd] = child.children()
+            child.kill()
+            assert await asyncio.to_thread(wait_until_gone, [p2pd.pid]) == []
+            await asyncio.wait_for(client.ended.wait(), 10)
+            with pytest.raises(DirectoryUnavailable):
+                await client.call("addresses", 5)
+        finally:
+            await client.close()
+
+    asyncio.run(check())
+
+
+def test_a_node_without_its_p2pd_is_started_again_on_the_same_port():
+    async def check():
+        client = SteadyClient(NodeSettings())
+        await client.start()
+        try:
+            before = (await client.call("addresses"))["addresses"]
+            first = client.process_id
+            [p2pd] = psutil.Process(first).children()
+            p2pd.kill()
+            async with asyncio.timeout(60):
+                await client.restarted.wait()
+            after = (await client.call("addresses"))["addresses"]
+            assert [a.rpartition("/p2p/")[0] for a in after] == [
+                a.rpartition("/p2p/")[0] for a in before
+            ]
+            assert not psutil.pid_exists(first)
+        finally:
+            await client.close()
+        assert wait_until_gone([client.process_id]) == []
+
+    asyncio.run(check())
+
+
+@pytest.fixture(scope="module")
+def stock():
+    with stock_node() as address:
+        yield address
+
+
+async def failure(settings):
+    """The error of a start that must fail, quickly, and leave no process and no folder."""
+    client = DhtClient(settings)
+    async with asyncio.timeout(60):
+        with pytest.raises((AddressError, PortInUseError)) as caught:
+            await client.start()
+    assert client._folder is None or not client._folder.exists()
+    if client.process_id is not None:
+        assert not psutil.pid_exists(client.process_id)
+    assert caught.value.hint
+    return caught.value
+
+
+def test_starts_that_fail_say_what_is_in_the_way(stock):
+    host_and_port, _, peer_id = stock.rpartition("/p2p/")
+
+    async def check():
+        other = Identity.create().peer_id
+        error = await failure(NodeSettings(initial_peers=(f"{host_and_port}/p2p/{other}",)))
+        assert "another peer" in error.message
+        assert peer_id in error.message
+        error = await failure(NodeSettings(initial_peers=(f"/ip4/127.0.0.1/tcp/9/p2p/{other}",)))
+        assert "connection refused" in error.message
+        error = await failure(NodeSettings(listen=f"127.0.0.1:{host_and_port.split('/')[4]}"))
+        assert isinstance(error, PortInUseError)
+        assert "--listen" in error.hint
+        error = await failure(NodeSettings(listen="192.0.2.1:0"))
+        assert isinstance(error, AddressError)
+
+    asyncio.run(check())
+
+
+def test_a_wrong_clock_is_named_with_its_offset():
+    with stock_node(clock_ahead_s=-100.0) as address:
+
+        async def check():
+            error = await failure(NodeSettings(initial_peers=(address,)))
+            assert "100 s ahead" in error.message
+
+        asyncio.run(check())
+
+
+def test_one_living_entrance_of_several_is_enough_and_atoms_own_will_do(tmp_path, stock):
+    dead = f"/ip4/127.0.0.1/tcp/9/p2p/{PEER}"
+
+    async def check():
+        stop, ready = asyncio.Event(), asyncio.get_running_loop().create_future()
+        identity_path = tmp_path / "identity"
+        settings = NodeSettings(str(identity_path), initial_peers=(dead, stock))
+        bootstrap = asyncio.create_task(run_bootstrap(settings, stop, ready.set_result))
+        try:
+            async with asyncio.timeout(60):
+                [address] = await ready
+                assert address.endswith(Identity.load_or_create(identity_path).peer_id)
+                client = DhtClient(NodeSettings(initial_peers=(address,), client_mode=True))
+                await client.start()
+                neighbours = (await client.call("neighbours", 5))["peer_ids"]
+                assert address.rpartition("/")[2] in neighbours
+                await client.close()
+        finally:
+            stop.set()
+            await bootstrap
+
+    asyncio.run(check())

@@ -1,0 +1,132 @@
+"""Directories on real DHT nodes: a stock bootstrap, peers, onlookers."""
+
+import asyncio
+import contextlib
+from pathlib import Path
+
+import psutil
+import pytest
+from dht_stock import stock_node, wait_until_gone
+from swarm_samples import a_lease, a_manifest
+
+from atom.base.errors import AddressError
+from atom.base.events import EventList
+from atom.swarm.dht import directory as directory_module
+from atom.swarm.dht.directory import open_directory
+from atom.swarm.dht.frames import NodeSettings
+from atom.swarm.identity import Identity
+from atom.swarm.records.codec import encode_manifest
+from atom.swarm.records.lease import PeerState
+
+pytestmark = pytest.mark.timeout(180)
+RUN = "shakespeare"
+
+
+class Peers:
+    """Opens directories and closes them all; each peer's identity is a file in `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._open = contextlib.AsyncExitStack()
+
+    async def __aenter__(self):
+        return self
+
+    async def __aexit__(self, *_):
+        await self._open.aclose()
+
+    def identity(self, name):
+        return Identity.load_or_create(self._folder / name)
+
+    async def open(self, name, owner, run=RUN, events=None, **settings):
+        path = None if name is None else str(self._folder / name)
+        node = NodeSettings(path, redial_seconds=0.5, **settings)
+        opened = await open_directory(run, owner, node, events)
+        self._open.push_async_callback(opened.close)
+        return opened
+
+
+async def until(ask, good, timeout_s=30.0):
+    """Asks again and again, for there is no event to wait for on a DHT."""
+    async with asyncio.timeout(timeout_s):
+        while not good(answer := await ask()):
+            await asyncio.sleep(0.1)
+        return answer
+
+
+def test_peers_meet_on_a_stock_bootstrap_node_and_an_onlooker_sees_them(tmp_path):
+    async def check(bootstrap):
+        async with Peers(tmp_path) as peers:
+            anna, bert = peers.identity("anna"), peers.identity("bert")
+            events = EventList()
+            a = await peers.open("anna", anna.peer_id, initial_peers=(bootstrap,), events=events)
+            manifest = a_manifest(anna)
+            record = encode_manifest(manifest, anna)
+            assert await a.publish_manifest(record)
+            b = await peers.open("bert", None, initial_peers=(bootstrap,))
+            assert await b.read_manifest() == (manifest, record)
+            assert await b.publish_manifest(record)
+
+            onlooker = await peers.open(None, None, initial_peers=(bootstrap,), client_mode=True)
+            first = a_lease(anna.peer_id), a_lease(bert.peer_id, serial=7)
+            assert await a.publish_lease(first[0])
+            assert await b.publish_lease(first[1])
+            expected = {lease.peer_id: lease for lease in first}
+            for directory in (a, b, onlooker):
+                assert await directory.read_leases() == expected
+
+            left = a_lease(bert.peer_id, serial=8, state=PeerState.LEFT)
+            assert await b.publish_lease(left)
+            leases = await onlooker.read_leases()
+            assert leases[bert.peer_id] == left
+
+            [address] = await a.visible_addresses()
+            assert address.endswith(anna.peer_id)
+            stock_id = bootstrap.rpartition("/")[2]
+            assert {stock_id, bert.peer_id} <= set(await a.neighbours())
+            assert anna.peer_id not in await a.neighbours()
+
+            monkeypatched = pytest.MonkeyPatch()
+            with monkeypatched.context() as patch:
+                patch.setattr(directory_module, "MANIFEST_SECONDS", 0.5)
+                onlooker.run, onlooker.owner = "unknown", None
+                with pytest.raises(AddressError, match="no run named 'unknown'"):
+                    await onlooker.read_leases()
+            assert events.events == []
+            pids = [each._client.process_id for each in (a, b, onlooker)]
+            family = [p.pid for pid in pids for p in psutil.Process(pid).children()]
+        assert wait_until_gone([*pids, *family]) == []
+
+    with stock_node() as bootstrap:
+        asyncio.run(check(bootstrap))
+
+
+def test_a_run_outlives_its_founder_who_finds_it_again(tmp_path):
+    async def check():
+        async with Peers(tmp_path) as peers:
+            anna, bert = peers.identity("anna"), peers.identity("bert")
+            a = await peers.open("anna", anna.peer_id)
+            record = encode_manifest(a_manifest(anna), anna)
+            assert await a.publish_manifest(record)
+            entrance = await a.visible_addresses()
+            b = await peers.open("bert", anna.peer_id, initial_peers=entrance)
+            await b.read_manifest()
+            assert await b.publish_manifest(record)
+            await a.close()
+
+            through_b = await b.visible_addresses()
+            late = await peers.open(None, None, initial_peers=through_b, client_mode=True)
+            assert (await late.read_manifest())[1] == record
+            assert await b.publish_lease(a_lease(bert.peer_id))
+            assert set(await late.read_leases()) == {bert.peer_id}
+
+            # The founder is back where it was, and knows nobody: the others call it.
+            listen = "127.0.0.1:" + entrance[0].split("/")[4]
+            again = await peers.open("anna", anna.peer_id, listen=listen)
+            assert bert.peer_id in await until(again.neighbours, bool)
+            assert (await again.read_manifest())[1] == record
+            assert await b.publish_lease(a_lease(bert.peer_id, serial=2))
+            leases = await until(again.read_leases, lambda found: bert.peer_id in found)
+            assert leases[bert.peer_id].serial == 2
+
+    asyncio.run(check())

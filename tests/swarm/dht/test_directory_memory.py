@@ -1,0 +1,121 @@
+import asyncio
+
+import pytest
+from swarm_samples import a_lease, a_manifest
+
+from atom.base.clock import ManualClock
+from atom.base.errors import AddressError
+from atom.base.events import EventList
+from atom.swarm.dht.client import DirectoryUnavailable
+from atom.swarm.dht.directory import Directory
+from atom.swarm.dht.directory_memory import MemoryDht, MemoryDirectory
+from atom.swarm.identity import Identity
+from atom.swarm.records.codec import encode_lease, encode_manifest
+from atom.swarm.records.keys import lease_key, shard_of
+from atom.swarm.records.lease import LEASE_SECONDS
+
+OWNER, PEER = Identity.create(), Identity.create()
+RUN = "shakespeare"
+
+
+@pytest.fixture
+def clock():
+    return ManualClock(1000.0)
+
+
+@pytest.fixture
+def dht(clock):
+    return MemoryDht(clock)
+
+
+def test_two_peers_and_an_onlooker_see_the_same_until_the_leases_end(dht, clock):
+    async def check():
+        owner = MemoryDirectory(dht, RUN, OWNER.peer_id, OWNER)
+        peer = MemoryDirectory(dht, RUN, None, PEER)
+        onlooker: Directory = MemoryDirectory(dht, RUN, None)
+        manifest = a_manifest(OWNER)
+        assert await owner.publish_manifest(encode_manifest(manifest, OWNER))
+        assert (await peer.read_manifest())[0] == manifest
+        assert peer.owner == OWNER.peer_id
+        leases = {each.peer_id: a_lease(each.peer_id) for each in (OWNER, PEER)}
+        assert await owner.publish_lease(leases[OWNER.peer_id])
+        clock.advance(1.0)
+        assert await peer.publish_lease(leases[PEER.peer_id])
+        assert await owner.read_leases() == await onlooker.read_leases() == leases
+        clock.advance(LEASE_SECONDS - 0.5)
+        assert set(await onlooker.read_leases()) == {PEER.peer_id}
+        clock.advance(1.0)
+        assert await onlooker.read_leases() == {}
+        assert await onlooker.read_manifest()
+        assert set(await owner.neighbours()) >= {PEER.peer_id}
+        await peer.close()
+        assert PEER.peer_id not in await owner.neighbours()
+
+    asyncio.run(check())
+
+
+def test_a_directory_that_cannot_be_reached_says_so_and_never_that_nobody_is_there(dht):
+    async def check():
+        directory = MemoryDirectory(dht, RUN, OWNER.peer_id, OWNER)
+        directory.is_reachable = False
+        for call in (directory.read_leases, directory.read_manifest, directory.neighbours):
+            with pytest.raises(DirectoryUnavailable):
+                await call()
+        with pytest.raises(DirectoryUnavailable):
+            await directory.publish_lease(a_lease(OWNER.peer_id))
+
+    asyncio.run(check())
+
+
+def test_of_two_places_the_later_lease_counts(dht, clock):
+    """Only every other lease goes into the shard: what lies there may be old."""
+
+    async def check():
+        peer = MemoryDirectory(dht, RUN, OWNER.peer_id, PEER)
+        onlooker = MemoryDirectory(dht, RUN, OWNER.peer_id)
+        for serial in range(1, 12):
+            lease = a_lease(PEER.peer_id, serial=serial)
+            assert await peer.publish_lease(lease)
+            assert await onlooker.read_leases() == {PEER.peer_id: lease}
+            clock.advance(0.7)
+
+    asyncio.run(check())
+
+
+def test_invalid_leases_are_dropped_and_reported_once(dht):
+    async def check():
+        events = EventList()
+        directory = MemoryDirectory(dht, RUN, OWNER.peer_id, OWNER, events)
+        elsewhere = encode_lease(a_lease(PEER.peer_id), "other", OWNER.peer_id, PEER, 1008.0)
+        key = lease_key(RUN, OWNER.peer_id, shard_of(PEER.peer_id))
+        dht.store(key, PEER.peer_id, elsewhere, 1008.0)
+        dht.store(key, "nobody", b"noise", 1008.0)
+        await directory.publish_lease(a_lease(OWNER.peer_id))
+        for _ in range(3):
+            assert set(await directory.read_leases()) == {OWNER.peer_id}
+        reported = {(e["event"], e["peer_id"], e["reason"]) for e in events.events}
+        assert reported == {
+            ("record-refused", PEER.peer_id, "wrong-run"),
+            ("record-refused", "nobody", "malformed"),
+        }
+        assert len(events.events) == 2
+
+    asyncio.run(check())
+
+
+def test_a_run_nobody_knows_and_a_name_two_owners_use(dht):
+    async def check():
+        onlooker = MemoryDirectory(dht, RUN, None)
+        with pytest.raises(AddressError, match="no run named 'shakespeare'"):
+            await onlooker.read_manifest()
+        for owner in (OWNER, PEER):
+            directory = MemoryDirectory(dht, RUN, owner.peer_id, owner)
+            await directory.publish_manifest(encode_manifest(a_manifest(owner), owner))
+        with pytest.raises(AddressError) as caught:
+            await onlooker.read_manifest()
+        assert OWNER.peer_id in caught.value.message
+        assert PEER.peer_id in caught.value.message
+        named = MemoryDirectory(dht, RUN, PEER.peer_id)
+        assert (await named.read_manifest())[0].owner == PEER.peer_id
+
+    asyncio.run(check())

@@ -1,0 +1,117 @@
+"""Of two chains the one that a quorum vouches for, whatever the other counts."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+from swarm_samples import a_lease
+
+from atom.swarm.chain.branches import SHOWN, Branch, Branches, name_of
+from atom.swarm.chain.commit import MAX_VOTERS, Ballot, Contribution, Head, Value, Voter, genesis
+from atom.swarm.records.fork_choice import claims_better, least_backing, preferred, shown, too_weak
+from atom.swarm.records.lease import Lease
+
+PEERS = tuple(Voter(name * 8, name.encode() * 16) for name in "abcde")
+START = replace(genesis(b"m" * 32, b"s" * 32, PEERS[0]), voters=PEERS)
+
+
+def grown(head: Head, sequences: int = 8, survivors: tuple[Voter, ...] = ()) -> Head:
+    """One round further; its result is named after the count, so that rivals differ."""
+    part = Contribution(PEERS[0].peer_id, PEERS[0].incarnation, sequences, 1.0)
+    ballot = Ballot(1, PEERS[0].peer_id, PEERS[0].incarnation)
+    digest = sequences.to_bytes(32)
+    voters = survivors or head.voters
+    value = Value(
+        head.digest, head.round + 1, ballot, digest, 1.0, b"s" * 32, (part,), voters, survivors
+    )
+    return head.after(value)
+
+
+def lease_at(head: Head, voter: Voter | None = None) -> Lease:
+    branches = shown(head.branches)
+    lease = a_lease(head=head.digest, round=head.round, work=head.work)
+    lease = replace(lease, branches=branches.newest, branches_before=branches.before)
+    if voter is None:
+        return lease
+    return replace(lease, peer_id=voter.peer_id, incarnation=voter.incarnation)
+
+
+QUORUM = grown(START)
+BRANCH_OF_TWO = grown(START, 10, PEERS[:2])
+BRANCH_OF_ONE = grown(START, 10**9, PEERS[4:])
+STRANGERS = grown(START, 10**9, (Voter("x", b"x" * 16),))
+
+
+def test_what_counts_is_who_signed_where_chains_part() -> None:
+    long = grown(grown(BRANCH_OF_ONE, 10**9), 10**9)
+    better_first = [
+        grown(QUORUM),
+        grown(QUORUM, 10**9, PEERS[3:]),
+        QUORUM,
+        grown(BRANCH_OF_TWO),
+        grown(BRANCH_OF_TWO, 9, PEERS[:1]),
+        BRANCH_OF_TWO,
+        long,
+        BRANCH_OF_ONE,
+        STRANGERS,
+        START,
+    ]
+    for one, other in itertools.combinations(better_first, 2):
+        assert one.prefers(other)
+        assert not other.prefers(one)
+    assert not START.prefers(START)
+
+
+def test_a_branch_counts_its_parent_s_voters_in_whatever_incarnation() -> None:
+    assert [branch.backing for branch in BRANCH_OF_TWO.branches] == [2]
+    restarted = tuple(Voter(voter.peer_id, b"n" * 16) for voter in PEERS[:3])
+    assert grown(START, 9, restarted).branches == Branches.of(
+        Branch(1, 3, name_of(grown(START, 9, restarted).digest)),
+    )
+    assert [branch.backing for branch in STRANGERS.branches] == [0]
+
+
+@pytest.mark.parametrize("old", [0, 3, SHOWN + 4])
+def test_a_lease_says_enough_however_many_branches_there_were(old: int) -> None:
+    trunk = START
+    for number in range(old):
+        trunk = grown(trunk, number + 1, PEERS)
+        trunk = replace(trunk, voters=PEERS)
+    rivals = [grown(trunk), grown(trunk, 10, PEERS[:2]), grown(trunk, 11, PEERS[4:]), trunk]
+    for ours, theirs in itertools.permutations(rivals, 2):
+        assert claims_better(lease_at(theirs), ours) == theirs.prefers(ours)
+    claims = [lease_at(head) for head in reversed(rivals)]
+    assert [each.head for each in preferred(claims, rivals[0])] == [h.digest for h in rivals]
+
+
+def test_no_branch_will_do_while_a_quorum_is_here() -> None:
+    here = {voter.peer_id: lease_at(START, voter) for voter in PEERS[1:3]}
+    assert least_backing(START, PEERS[0], here) > MAX_VOTERS
+    assert too_weak(START, PEERS[0], here, BRANCH_OF_TWO.branches)
+    assert not too_weak(START, PEERS[0], here, QUORUM.branches)
+    gone = {voter.peer_id: lease_at(QUORUM, voter) for voter in PEERS[1:]}
+    assert least_backing(START, PEERS[0], gone) == 1
+
+
+def test_as_many_voters_as_are_here_have_to_have_signed_a_branch() -> None:
+    here = {PEERS[1].peer_id: lease_at(START, PEERS[1])}
+    assert not too_weak(START, PEERS[0], here, BRANCH_OF_TWO.branches)
+    assert too_weak(START, PEERS[0], here, BRANCH_OF_ONE.branches)
+    joiner = Voter("joiner", b"j" * 16)
+    assert not too_weak(START, joiner, here, BRANCH_OF_ONE.branches)
+    assert too_weak(START, joiner, here, STRANGERS.branches)
+    assert not too_weak(START, joiner, {}, STRANGERS.branches)
+
+
+def test_restarted_voters_are_no_quorum_and_yet_count() -> None:
+    new = [Voter(voter.peer_id, b"n" * 16) for voter in PEERS[1:4]]
+    here = {voter.peer_id: lease_at(START, voter) for voter in new}
+    assert least_backing(START, Voter("joiner", b"j" * 16), here) == 3
+
+
+def test_nobody_holds_out_for_ever() -> None:
+    here = {voter.peer_id: lease_at(START, voter) for voter in PEERS[1:3]}
+    assert least_backing(START, PEERS[0], here, overdue=0.9) > MAX_VOTERS
+    assert least_backing(START, PEERS[0], here, overdue=1.0) == 3
+    assert too_weak(START, PEERS[0], here, BRANCH_OF_TWO.branches, overdue=1.0)
+    assert not too_weak(START, PEERS[0], here, BRANCH_OF_TWO.branches, overdue=2.0)

@@ -1,0 +1,262 @@
+import contextlib
+import random
+import zlib
+from dataclasses import fields, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from swarm_samples import a_lease, a_manifest
+
+from atom.base.errors import ConfigError, PeerRefused
+from atom.base.reasons import Reason
+from atom.swarm.chain.branches import Branch
+from atom.swarm.identity import Identity
+from atom.swarm.records.codec import (
+    MAX_RECORD_BYTES,
+    decode_lease,
+    decode_manifest,
+    encode_lease,
+    encode_manifest,
+    manifest_digest,
+    read_claim,
+)
+from atom.swarm.records.keys import LEASE_SHARDS, lease_key, shard_of
+from atom.swarm.records.lease_body import MAX_LOSS, MAX_RATE
+from atom.swarm.records.link import Link
+from atom.swarm.records.reachability import Reached
+from atom.swarm.records.run_manifest import Manifest
+from atom.wire.records_pb2 import (
+    BranchBody,
+    EndedAttempt,
+    LeaseBody,
+    LinkBody,
+    ManifestBody,
+    SignedRecord,
+)
+
+OWNER = Identity.create()
+PEER = Identity.create()
+RUN = "shakespeare"
+PLACE = RUN, OWNER.peer_id
+
+
+def encoded(expires_at=100.0, **changes):
+    return encode_lease(a_lease(PEER.peer_id, **changes), *PLACE, PEER, expires_at)
+
+
+def signed(kind, body, identity):
+    payload = body.SerializeToString()
+    record = SignedRecord(kind=kind, payload=payload, signature=identity.sign(kind, payload))
+    return record.SerializeToString()
+
+
+def body_of(record, body):
+    body.ParseFromString(SignedRecord.FromString(record).payload)
+    return body
+
+
+def refusal(decode, *arguments):
+    with pytest.raises(PeerRefused) as caught:
+        decode(*arguments)
+    return caught.value.reason
+
+
+def test_a_lease_survives_the_journey():
+    links = ((b"12345678", Link(0.125, 1e6)), (b"87654321", Link(0.25)))
+    for changes in (
+        {},
+        {"loss": None, "head": b"", "state_digest": b"", "addresses": ()},
+        {"reached": Reached.NO, "relays": True, "lines": ("a", "b"), "links": links},
+        {"ended_attempts": ((7, Reason.RING_BROKEN), (7, Reason.EARLY))},
+        {"branches": (Branch(7, 3, b"12345678"),), "branches_before": 2},
+        {"void_passes": 12, "void_cause": "loss-not-finite"},
+    ):
+        lease = a_lease(PEER.peer_id, **changes)
+        assert decode_lease(encoded(**changes), *PLACE, PEER.peer_id) == lease
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("inf"), 2 * MAX_LOSS, -1e308])
+def test_a_loss_that_others_refuse_is_not_shown(loss):
+    """It is the round's, made by its members: none of the honest may drop out of sight for it."""
+    assert decode_lease(encoded(loss=loss), *PLACE, PEER.peer_id).loss is None
+
+
+def test_a_lease_belongs_to_one_peer_and_one_run():
+    record = encoded()
+    stranger = Identity.create().peer_id
+    assert refusal(decode_lease, record, *PLACE, stranger) == Reason.WRONG_IDENTITY
+    assert refusal(decode_lease, record, "other", OWNER.peer_id, PEER.peer_id) == Reason.WRONG_RUN
+    assert refusal(decode_lease, record, RUN, stranger, PEER.peer_id) == Reason.WRONG_RUN
+
+
+def test_a_lease_signed_by_somebody_else_is_refused():
+    body = body_of(encoded(), LeaseBody())
+    assert refusal(decode_lease, signed("lease", body, OWNER), *PLACE, PEER.peer_id) == (
+        Reason.BAD_SIGNATURE
+    )
+
+
+def test_a_signature_for_another_purpose_is_refused():
+    body = body_of(encoded(), LeaseBody())
+    payload = body.SerializeToString()
+    record = SignedRecord(kind="lease", payload=payload, signature=PEER.sign("manifest", payload))
+    assert refusal(read_claim, record.SerializeToString()) == Reason.BAD_SIGNATURE
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"sequences_per_s": float("nan")}, Reason.NOT_FINITE),
+        ({"tokens_per_s": float("inf")}, Reason.NOT_FINITE),
+        ({"loss": float("-inf")}, Reason.NOT_FINITE),
+        ({"issued_at": float("nan")}, Reason.NOT_FINITE),
+        ({"pass_seconds": -1.0}, Reason.MALFORMED),
+        ({"tokens_per_s": 1e308}, Reason.MALFORMED),
+        ({"sequences_per_s": 2 * MAX_RATE}, Reason.MALFORMED),
+        ({"issued_at": 2 * MAX_RATE}, Reason.MALFORMED),
+        ({"loss": 1e308}, Reason.MALFORMED),
+        ({"loss": -2 * MAX_LOSS}, Reason.MALFORMED),
+        ({"work": 2**63}, Reason.MALFORMED),
+        ({"incarnation": b"short"}, Reason.MALFORMED),
+        ({"head": b"short"}, Reason.MALFORMED),
+        ({"state_digest": b"x" * 33}, Reason.MALFORMED),
+        ({"state": "asleep"}, Reason.MALFORMED),
+        ({"addresses": ["a:1"] * 9}, Reason.TOO_LARGE),
+        ({"addresses": ["a" * 129]}, Reason.MALFORMED),
+        ({"addresses": ["a\x1b[2J:1"]}, Reason.MALFORMED),
+        ({"addresses": ["a" * 9000]}, Reason.TOO_LARGE),
+        ({"reached": "perhaps"}, Reason.MALFORMED),
+        ({"lines": ["a"] * 5}, Reason.TOO_LARGE),
+        ({"lines": ["a" * 65]}, Reason.MALFORMED),
+        ({"links": [LinkBody(peer=bytes(8))] * 17}, Reason.TOO_LARGE),
+        ({"links": [LinkBody(peer=bytes(7))]}, Reason.MALFORMED),
+        ({"links": [LinkBody(peer=bytes(8), round_trip_s=-1.0)]}, Reason.MALFORMED),
+        ({"links": [LinkBody(peer=bytes(8), round_trip_s=float("nan"))]}, Reason.NOT_FINITE),
+        ({"links": [LinkBody(peer=bytes(8), bytes_per_s=2 * MAX_RATE)]}, Reason.MALFORMED),
+        ({"links": [LinkBody(peer=bytes(8), bytes_per_s=float("inf"))]}, Reason.NOT_FINITE),
+        ({"ended_attempts": [EndedAttempt()] * 5}, Reason.TOO_LARGE),
+        ({"ended_attempts": [EndedAttempt(round=2**63)]}, Reason.MALFORMED),
+        ({"branches": [BranchBody(name=bytes(8))] * 9}, Reason.TOO_LARGE),
+        ({"branches": [BranchBody(name=bytes(7))]}, Reason.MALFORMED),
+        ({"branches": [BranchBody(name=bytes(8), round=2**63)]}, Reason.MALFORMED),
+        ({"branches_before": 2**63}, Reason.MALFORMED),
+        ({"void_passes": 2**63}, Reason.MALFORMED),
+        ({"run": "../etc"}, Reason.WRONG_RUN),
+        ({"owner": "nobody"}, Reason.WRONG_IDENTITY),
+        ({"peer_id": PEER.peer_id + " "}, Reason.WRONG_IDENTITY),
+        ({"peer_id": "Qm" + "1" * 200}, Reason.WRONG_IDENTITY),
+    ],
+)
+def test_well_signed_nonsense_is_refused_with_its_reason(changes, reason):
+    body = body_of(encoded(), LeaseBody())
+    for name, value in changes.items():
+        if isinstance(value, list):
+            body.ClearField(name)
+            getattr(body, name).extend(value)
+        else:
+            setattr(body, name, value)
+    assert refusal(decode_lease, signed("lease", body, PEER), *PLACE, PEER.peer_id) == reason
+
+
+def test_a_reason_that_only_newer_versions_know_is_left_out():
+    body = body_of(encoded(), LeaseBody())
+    body.ended_attempts.add(round=3, reason="bored")
+    body.ended_attempts.add(round=4, reason="early")
+    lease = decode_lease(signed("lease", body, PEER), *PLACE, PEER.peer_id)
+    assert lease.ended_attempts == ((4, Reason.EARLY),)
+
+
+@settings(max_examples=300)
+@given(st.binary(max_size=200))
+def test_noise_is_refused_and_nothing_else_happens(noise):
+    for decode in (read_claim, lambda raw: decode_lease(raw, *PLACE, PEER.peer_id)):
+        with pytest.raises(PeerRefused):
+            decode(noise)
+    with pytest.raises(PeerRefused):
+        decode_manifest(noise, RUN)
+
+
+def test_every_flipped_bit_is_noticed_or_harmless():
+    record = encoded()
+    lease = decode_lease(record, *PLACE, PEER.peer_id)
+    chance = random.Random(1)
+    for _ in range(300):
+        position = chance.randrange(len(record) * 8)
+        flipped = bytearray(record)
+        flipped[position // 8] ^= 1 << position % 8
+        with contextlib.suppress(PeerRefused):
+            assert decode_lease(bytes(flipped), *PLACE, PEER.peer_id) == lease
+
+
+def test_a_manifest_survives_the_journey_and_keeps_its_name():
+    manifest = a_manifest(OWNER, run_file="# comment\n" * 5000)
+    record = encode_manifest(manifest, OWNER)
+    assert len(record) < MAX_RECORD_BYTES
+    assert decode_manifest(record, RUN) == manifest
+    assert decode_manifest(record, RUN, OWNER.peer_id) == manifest
+    assert manifest_digest(decode_manifest(record, RUN)) == manifest_digest(manifest)
+    assert len(manifest_digest(manifest)) == 32
+
+
+def test_every_field_of_a_manifest_is_part_of_its_digest():
+    manifest = a_manifest(OWNER)
+    other = Manifest("r", "o", "f", "g", "p", (("a", "1"),), "d", b"1" * 32, b"2" * 16, 3.0)
+    changed = {
+        manifest_digest(replace(manifest, **{field.name: getattr(other, field.name)}))
+        for field in fields(Manifest)
+    }
+    assert len(changed | {manifest_digest(manifest)}) == len(fields(Manifest)) + 1
+
+
+def test_a_manifest_of_another_run_or_owner_is_refused():
+    record = encode_manifest(a_manifest(OWNER), OWNER)
+    assert refusal(decode_manifest, record, "other") == Reason.WRONG_RUN
+    assert refusal(decode_manifest, record, RUN, PEER.peer_id) == Reason.WRONG_RUN
+    forged = signed("manifest", body_of(record, ManifestBody()), PEER)
+    assert refusal(decode_manifest, forged, RUN) == Reason.BAD_SIGNATURE
+    assert refusal(decode_manifest, encoded(), RUN) == Reason.MALFORMED
+
+
+@pytest.mark.parametrize(
+    ("compressed", "reason"),
+    [
+        (zlib.compress(b"0" * 70_000), Reason.TOO_LARGE),  # a bomb
+        (random.Random(0).randbytes(5000), Reason.TOO_LARGE),
+        (zlib.compress(b"text")[:-2], Reason.MALFORMED),
+        (zlib.compress(b"text") + b"more", Reason.MALFORMED),
+        (zlib.compress(b"\xff\xfe"), Reason.MALFORMED),
+        (b"text", Reason.MALFORMED),
+    ],
+)
+def test_a_run_file_that_does_not_unpack_within_bounds_is_refused(compressed, reason):
+    body = body_of(encode_manifest(a_manifest(OWNER), OWNER), ManifestBody())
+    body.run_file_zlib = compressed
+    assert refusal(decode_manifest, signed("manifest", body, OWNER), RUN) == reason
+
+
+def test_a_run_file_too_large_for_the_dht_is_the_users_error():
+    noise = random.Random(0).randbytes(10_000).hex()
+    for run_file in (noise, "0" * 70_000):
+        with pytest.raises(ConfigError) as caught:
+            encode_manifest(a_manifest(OWNER, run_file=run_file), OWNER)
+        assert caught.value.hint
+
+
+def test_a_record_says_where_it_may_be_stored_and_until_when():
+    lease = read_claim(encoded(expires_at=123.25))
+    places = lease_key(*PLACE, shard_of(PEER.peer_id)), lease_key(*PLACE)
+    assert (lease.author, lease.expires_at, lease.places()) == (PEER.peer_id, 123.25, places)
+    manifest = read_claim(encode_manifest(a_manifest(OWNER), OWNER))
+    assert manifest.author == OWNER.peer_id
+    assert manifest.expires_at is None
+    assert manifest.places() == (
+        f"atom/1/{RUN}/{OWNER.peer_id}/manifest", f"atom/1/{RUN}/index"
+    )  # fmt: skip
+
+
+def test_peers_are_spread_over_all_shards():
+    shards = [shard_of(f"peer {number}") for number in range(1600)]
+    counts = [shards.count(shard) for shard in range(LEASE_SHARDS)]
+    assert sum(counts) == 1600
+    assert min(counts) > 50

@@ -1,0 +1,140 @@
+"""Rings whose members are threads of the test, over loopback or memory."""
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import Tensor
+
+from atom.base.events import EventList
+from atom.swarm.chain.commit import Ballot
+from atom.swarm.chain.ring_standing import Pace
+from atom.swarm.identity import Identity
+from atom.swarm.ring.algorithm import Algorithm
+from atom.swarm.ring.allreduce import (
+    Arenas,
+    RingBroken,
+    RingChannels,
+    RingTerms,
+    all_reduce,
+    open_one_shot,
+    open_ring,
+)
+from atom.swarm.ring.codec import Codec, Float32
+from atom.swarm.ring.geometry import RingPlan, ring_tag
+from atom.swarm.ring.sum_limits import SumLimits
+from atom.swarm.stream.frames import Channel
+from atom.swarm.stream.handshake import Local
+from atom.swarm.transport.local_transport import LocalNetwork, LocalTransport
+from atom.swarm.transport.transport import PeerTransport, Transport
+
+PARENT, RUN = b"p" * 32, b"r" * 32
+SOON = 20.0
+SILENCE_S = 0.5
+QUICK = Pace(slack_s=SOON)
+"""Rings that nobody holds up on purpose."""
+
+
+class Swarm:
+    """Some transports that know each other, and threads to run their members in."""
+
+    def __init__(self, kind: str, size: int) -> None:
+        network = LocalNetwork()
+        self.algorithm, self.limits = Algorithm.RING, SumLimits()
+        self.transports: list[PeerTransport] = []
+        for number in range(size):
+            identity, inc = Identity.create(), bytes([number]) * 16
+            self.transports.append(
+                Transport(Local(identity, RUN, inc), ("127.0.0.1", 0), EventList())
+                if kind == "tcp"
+                else LocalTransport(network, identity, inc, EventList())
+            )
+        for transport in self.transports:
+            transport.start()
+        for one in self.transports:
+            for other in self.transports:
+                host, port = other.address
+                one.set_addresses(other.peer_id, [f"{host}:{port}"])
+        self.order = tuple(transport.peer_id for transport in self.transports)
+        self.ballot = Ballot(1, self.order[0], bytes(16))
+        self.pool = ThreadPoolExecutor(size)
+
+    def open_all(self, rank: int, connections: int = 1) -> RingChannels:
+        where = self.transports[rank]
+        if self.algorithm is Algorithm.ONE_SHOT:
+            return open_one_shot(where, self.order, PARENT, self.ballot, SOON)
+        return open_ring(where, self.order, PARENT, self.ballot, SOON, connections)
+
+    def open(self, rank: int) -> tuple[Channel, Channel]:
+        channels = self.open_all(rank)
+        return channels.left[0], channels.right[0]
+
+    def member(
+        self,
+        rank: int,
+        source: Tensor | None,
+        elements: int,
+        codec: Codec | None = None,
+        cancelled: threading.Event | None = None,
+        tag: bytes | None = None,
+        silence_s: float = SILENCE_S * 4,
+        connections: int = 1,
+        residual: Tensor | None = None,
+        landed: Callable[[Tensor], Callable[[int, int], None]] = lambda result: lambda *_: None,
+        pace: Pace = QUICK,
+        opening_s: float = 0.0,
+    ) -> Tensor:
+        result = torch.full((elements,), float("nan"))
+        terms = RingTerms(
+            members=self.order,
+            rank=rank,
+            tag=tag if tag is not None else ring_tag(PARENT, self.ballot),
+            scale=1 / 64,
+            codec=codec or Float32(),
+            algorithm=self.algorithm,
+            progress_timeout_s=silence_s,
+            opening_s=opening_s,
+            pace=pace,
+            limits=self.limits,
+        )
+        plan = RingPlan(elements, len(self.order), 48 * 1024, 4 * 1024)
+        channels = self.open_all(rank, connections)
+        arenas = Arenas(source, result, residual, landed(result))
+        all_reduce(arenas, terms, channels, cancelled, plan)
+        return result
+
+    def start(self, work: Callable[[int], Tensor]) -> list["Future[Tensor]"]:
+        return [self.pool.submit(work, rank) for rank in range(len(self.order))]
+
+    def close(self) -> None:
+        for transport in self.transports:
+            transport.close()
+        self.pool.shutdown()
+
+
+@pytest.fixture
+def swarm_of() -> Iterator[Callable[[str, int], Swarm]]:
+    made: list[Swarm] = []
+
+    def make(kind: str, size: int) -> Swarm:
+        made.append(Swarm(kind, size))
+        return made[-1]
+
+    before = set(threading.enumerate())
+    yield make
+    for swarm in made:
+        swarm.close()
+    assert set(threading.enumerate()) <= before
+
+
+def sources(count: int, elements: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(elements)
+    return [torch.randn(elements, generator=generator) for _ in range(count)]
+
+
+def broken(future: "Future[Tensor]") -> RingBroken:
+    failure = future.exception(timeout=SOON)
+    assert isinstance(failure, RingBroken), failure
+    return failure

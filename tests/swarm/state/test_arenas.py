@@ -1,0 +1,107 @@
+"""Digests name contents: any change of bytes, type, length or name shows."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from atom.base.errors import PeerRefused
+from atom.base.reasons import Reason
+from atom.swarm.state.arenas import (
+    CHUNK_BYTES,
+    arena_digest,
+    bytes_of,
+    describe,
+    digest_of_manifests,
+    state_digest,
+)
+from atom.swarm.state.manifest import Manifest, decode_manifest
+
+CHUNK = CHUNK_BYTES // 4
+
+
+def arena(elements: int = 2 * CHUNK + 5) -> torch.Tensor:
+    return torch.arange(elements, dtype=torch.float32)
+
+
+def test_every_chunk_has_its_digest() -> None:
+    described = describe("w", arena())
+    assert (described.chunks, len(described.chunk_digests)) == (3, 96)
+    assert described.chunk_bounds(2) == (2 * CHUNK_BYTES, 2 * CHUNK_BYTES + 20)
+    changed = arena()
+    changed[CHUNK] += 1
+    other = describe("w", changed)
+    same = [described.chunk_digest(i) == other.chunk_digest(i) for i in range(3)]
+    assert same == [True, False, True]
+
+
+def test_digests_see_bytes_type_and_length() -> None:
+    base = arena(16)
+    variants = [base, base + 1, arena(32), base.double(), base.view(torch.uint8), -torch.zeros(16)]
+    digests = [arena_digest(tensor) for tensor in [*variants, torch.zeros(16)]]
+    assert len(set(digests)) == len(digests)
+    assert all(len(digest) == 32 for digest in digests)
+    assert arena_digest(base.clone()) == digests[0]
+
+
+def test_the_state_digest_sees_names_but_not_order() -> None:
+    one, two = arena(16), arena(32)
+    digest = state_digest({"a": one, "b": two})
+    assert digest == state_digest({"b": two, "a": one})
+    assert digest != state_digest({"a": two, "b": one})
+    assert digest != state_digest({"a": one})
+    assert digest == digest_of_manifests([describe("b", two), describe("a", one)])
+
+
+def test_bytes_are_the_tensors_own_memory() -> None:
+    tensor = torch.zeros(2, 2)
+    bytes_of(tensor)[0:4] = b"\x00\x00\x80\x3f"
+    assert tensor[0, 0] == 1.0
+
+
+def test_a_manifest_survives_the_wire() -> None:
+    parts = (describe("w", arena()), describe("empty", torch.empty(0, dtype=torch.bfloat16)))
+    manifest = Manifest("state/" + "0" * 64, parts, b"h" * 32, 7)
+    arrived = decode_manifest(manifest.encode(), manifest.byte_count)
+    assert arrived == manifest
+    assert arrived.digest() == state_digest({"w": arena(), "empty": torch.empty(0).bfloat16()})
+
+
+def test_a_manifest_is_bounded() -> None:
+    good = describe("w", arena(16))
+    manifest = Manifest("x", (good,))
+    with pytest.raises(PeerRefused) as refused:
+        decode_manifest(manifest.encode(), manifest.byte_count - 1)
+    assert refused.value.reason is Reason.TOO_LARGE
+    bad = [
+        Manifest("x" * 300, (good,)),
+        Manifest("x", (good, good)),
+        Manifest("x", (good,), head=b"short"),
+        Manifest("x", (good,), round=2**41),
+    ]
+    for wrong in bad:
+        with pytest.raises(PeerRefused) as refused:
+            decode_manifest(wrong.encode(), 1 << 30)
+        assert refused.value.reason is Reason.MALFORMED
+
+
+def test_an_arena_that_claims_too_much_is_refused() -> None:
+    message = Manifest("x", (describe("w", arena(16)),)).encode()
+    for elements, reason in ((2**60, Reason.TOO_LARGE), (CHUNK * 2, Reason.MALFORMED)):
+        huge = Manifest("x", (describe("w", arena(16)),))
+        object.__setattr__(huge.arenas[0], "elements", elements)
+        assert huge.encode() != message
+        with pytest.raises(PeerRefused) as refused:
+            decode_manifest(huge.encode(), 1 << 62)
+        assert refused.value.reason is reason
+
+
+@given(st.binary(max_size=300), st.booleans())
+@settings(max_examples=300, deadline=None)
+def test_random_manifests_raise_only_refusals(raw: bytes, appended: bool) -> None:
+    start = Manifest("x", (describe("w", arena(16)),)).encode() if appended else b""
+    try:
+        manifest = decode_manifest(start + raw, 1 << 20)
+    except PeerRefused:
+        return
+    assert decode_manifest(manifest.encode(), 1 << 20) == manifest

@@ -1,0 +1,88 @@
+"""A stranger asks real peers for their chain, over TCP."""
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+from chain_samples import a_commit, heads_along
+from swarm_samples import TINY_RUN, a_lease, a_manifest
+
+from atom.base.clock import BootClock
+from atom.base.events import NoEvents
+from atom.config.load import normalised_run_text, parse_run_text
+from atom.swarm.chain.chain_bytes import chain_name, record_of
+from atom.swarm.chain.ledger import Ledger, Share
+from atom.swarm.identity import Identity
+from atom.swarm.records.allow_list import seen_from_outside
+from atom.swarm.records.codec import first_head, manifest_digest
+from atom.swarm.records.lease import Lease
+from atom.swarm.records.run_manifest import Manifest
+from atom.swarm.state.blobs import BlobServer, BlobShelf
+from atom.swarm.state.chain_fetcher import ChainFetcher
+from atom.swarm.state.ledger_reader import LedgerReader
+from atom.swarm.stream.handshake import Local
+from atom.swarm.transport.transport import Transport
+
+OWNER, MEMBER = Identity.create(), Identity.create()
+FOUNDER_INCARNATION = b"i" * 16
+LISTED = TINY_RUN + f'[swarm]\nmembers = ["{MEMBER.peer_id}"]\n'
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def served(stack: ExitStack, manifest: Manifest, rounds: int) -> Lease:
+    """A peer with a chain of so many rounds; its lease."""
+    first, commits = first_head(manifest), []
+    for _ in range(rounds):
+        commits.append(a_commit(heads_along(first, commits)[-1], {OWNER: 8}, [OWNER]))
+    head = heads_along(first, commits)[-1]
+    shelf = BlobShelf()
+    shelf.register(chain_name(head.digest), b"".join(map(record_of, commits)))
+    shelf.register(chain_name(head.digest, 1), b"".join(map(record_of, commits[1:])))
+    allowed = seen_from_outside(manifest)
+    local = Local(OWNER, manifest_digest(manifest), os.urandom(16), allowed=allowed)
+    transport = Transport(local, ("127.0.0.1", 0), NoEvents())
+    transport.set_handlers(on_blobs=BlobServer(shelf, BootClock()).serve)
+    transport.start()
+    stack.callback(transport.close)
+    host, port = transport.address
+    return a_lease(
+        OWNER.peer_id,
+        head=head.digest,
+        round=head.round,
+        work=head.work,
+        addresses=(f"{host}:{port}",),
+    )
+
+
+def reader(
+    stack: ExitStack, manifest: Manifest, lease: Lease, asker: Identity | None = None
+) -> LedgerReader:
+    fetcher = ChainFetcher(manifest, asker)
+    stack.callback(fetcher.close)
+    fetcher.know({lease.peer_id: lease})
+    genesis = first_head(manifest)
+    return LedgerReader(Ledger(genesis), genesis, fetcher)
+
+
+def test_a_strangers_sums_come_from_the_chain(stack: ExitStack) -> None:
+    manifest = a_manifest(OWNER, founder_incarnation=FOUNDER_INCARNATION)
+    lease = served(stack, manifest, 3)
+    ledger = reader(stack, manifest, lease).read([lease])
+    assert ledger.head.digest == lease.head
+    assert ledger.shares == {OWNER.peer_id: Share(24, 3, 1, 3)}
+
+
+def test_listed_peers_answer_each_other_and_a_stranger_is_told_so(stack: ExitStack) -> None:
+    text = normalised_run_text(parse_run_text(LISTED))
+    manifest = a_manifest(OWNER, founder_incarnation=FOUNDER_INCARNATION, run_file=text)
+    lease = served(stack, manifest, 2)
+    stranger = reader(stack, manifest, lease)
+    assert stranger.read([lease]).head.round == 0
+    assert "listed" in stranger.problem
+    assert reader(stack, manifest, lease, MEMBER).read([lease]).head.round == 2

@@ -1,0 +1,412 @@
+"""A state arrives whole from several donors, whatever some of them do."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from atom.base.clock import BootClock
+from atom.base.errors import MismatchError, PeerRefused, StorageError
+from atom.base.events import EventList
+from atom.base.reasons import Reason
+from atom.swarm.chain.ring_standing import Pace
+from atom.swarm.identity import Identity
+from atom.swarm.state import blobs
+from atom.swarm.state.arenas import CHUNK_BYTES, arena_digest, state_digest
+from atom.swarm.state.blobs import BlobServer, BlobShelf
+from atom.swarm.state.manifest import Manifest
+from atom.swarm.state.state_transfer import FetchOptions, Watch, fetch, fetch_bytes, fetch_result
+from atom.swarm.stream.frames import Channel
+from atom.swarm.stream.handshake import Local
+from atom.swarm.stream.rate_limit import TokenBucket
+from atom.swarm.transport.local_transport import LocalNetwork, LocalTransport
+from atom.swarm.transport.transport import PeerTransport, Transport
+
+SOON = 20.0
+NAME = "state/" + "ab" * 32
+CHUNK = CHUNK_BYTES // 4
+ALL = 1 << 30
+
+
+class LyingShelf(BlobShelf):
+    """Tells the truth in manifests and lies in chunks."""
+
+    def chunk(self, name: str, arena: int, chunk: int) -> bytes | memoryview:
+        return bytes(len(super().chunk(name, arena, chunk)))
+
+
+class StuckShelf(BlobShelf):
+    """Answers the manifest, then never again until released."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.release = threading.Event()
+
+    def chunk(self, name: str, arena: int, chunk: int) -> bytes | memoryview:
+        self.release.wait(SOON)
+        return super().chunk(name, arena, chunk)
+
+
+class ThinkingShelf(BlobShelf):
+    """Takes a second and a half for the manifest, and says so."""
+
+    def manifest(self, name: str, tick: Callable[[], None] = lambda: None) -> Manifest:
+        end = time.monotonic() + 1.5
+        while time.monotonic() < end:
+            time.sleep(0.05)  # a large snapshot is read meanwhile
+            tick()
+        return super().manifest(name, tick)
+
+
+class FrozenShelf(BlobShelf):
+    """Says nothing at all until it is woken."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wake = threading.Event()
+        self.woken = False
+
+    def manifest(self, name: str, tick: Callable[[], None] = lambda: None) -> Manifest:
+        self.woken = self.wake.wait(SOON)
+        return super().manifest(name, tick)
+
+
+class CountingShelf(BlobShelf):
+    """Counts the chunks it gave, and can fall over after some."""
+
+    def __init__(self, gives: int = 1 << 30) -> None:
+        super().__init__()
+        self.given = 0
+        self._gives = gives
+
+    def chunk(self, name: str, arena: int, chunk: int) -> bytes | memoryview:
+        if self.given >= self._gives:
+            raise ConnectionError("fell over")
+        self.given += 1
+        return super().chunk(name, arena, chunk)
+
+
+class Town:
+    """Donors around one peer that fetches."""
+
+    def __init__(self, kind: str) -> None:
+        self._network = LocalNetwork()
+        self._kind = kind
+        self.transports: list[PeerTransport] = []
+        self.me = self._add(None)
+
+    def donor(self, shelf: BlobShelf, bucket: TokenBucket | None = None) -> str:
+        transport = self._add(BlobServer(shelf, BootClock(), bucket).serve)
+        host, port = transport.address
+        self.me.set_addresses(transport.peer_id, [f"{host}:{port}"])
+        return transport.peer_id
+
+    def close(self) -> None:
+        for transport in self.transports:
+            transport.close()
+
+    def _add(self, serve: Callable[[Channel], None] | None) -> PeerTransport:
+        identity, incarnation = Identity.create(), bytes([len(self.transports)]) * 16
+        transport: PeerTransport = (
+            Transport(Local(identity, bytes(32), incarnation), ("127.0.0.1", 0), EventList())
+            if self._kind == "tcp"
+            else LocalTransport(self._network, identity, incarnation, EventList())
+        )
+        transport.set_handlers(on_blobs=serve)
+        transport.start()
+        self.transports.append(transport)
+        return transport
+
+
+@pytest.fixture(params=["local", "tcp"])
+def town(request: pytest.FixtureRequest) -> Iterator[Town]:
+    yield from towns(request.param)
+
+
+@pytest.fixture
+def local_town() -> Iterator[Town]:
+    yield from towns("local")
+
+
+def towns(kind: str) -> Iterator[Town]:
+    before = set(threading.enumerate())
+    town = Town(kind)
+    yield town
+    town.close()
+    assert set(threading.enumerate()) <= before
+
+
+def state(seed: int = 0) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        "master": torch.randn(3 * CHUNK + 7, generator=generator),
+        "moment": torch.randn(CHUNK, generator=generator).bfloat16(),
+        "none": torch.empty(0),
+    }
+
+
+def stocked(shelf: BlobShelf, contents: Mapping[str, Tensor] | None = None) -> BlobShelf:
+    shelf.register(NAME, state() if contents is None else contents, head=b"h" * 32, round=3)
+    return shelf
+
+
+def shelf() -> BlobShelf:
+    return stocked(BlobShelf())
+
+
+def options(**changes: object) -> FetchOptions:
+    chosen: dict[str, object] = {
+        "max_bytes": ALL,
+        "expected_digest": state_digest(state()),
+        "pause_s": 0.01,
+    }
+    return FetchOptions(**(chosen | changes))  # type: ignore[arg-type]
+
+
+def assert_is_state(arenas: Mapping[str, Tensor]) -> None:
+    assert arenas.keys() == state().keys()
+    assert all(torch.equal(arenas[name], tensor) for name, tensor in state().items())
+
+
+def test_a_state_comes_from_several_donors(town: Town) -> None:
+    donors = [town.donor(stocked(BlobShelf())) for _ in range(3)]
+    steps: list[tuple[int, int]] = []
+    fetched = fetch(town.me, donors, NAME, options(), watch=Watch(lambda *step: steps.append(step)))
+    assert_is_state(fetched.arenas)
+    assert (fetched.manifest.head, fetched.manifest.round) == (b"h" * 32, 3)
+    total = fetched.manifest.byte_count
+    assert max(steps) == (total, total)
+    assert fetched.reused_bytes == 0
+
+
+def test_liars_strangers_and_the_absent_are_replaced(town: Town) -> None:
+    events = EventList()
+    donors = [
+        Identity.create().peer_id,
+        town.donor(stocked(LyingShelf())),
+        town.donor(stocked(BlobShelf(), state(seed=1))),
+        town.donor(BlobShelf()),
+        town.donor(stocked(CountingShelf(gives=1))),
+        town.donor(stocked(BlobShelf())),
+    ]
+    fetched = fetch(town.me, donors, NAME, options(max_donors=1), watch=Watch(events=events))
+    assert_is_state(fetched.arenas)
+    dropped = {event["peer_id"]: event["reason"] for event in events.events}
+    assert dropped[donors[1]] == dropped[donors[2]] == "hash-mismatch"
+    assert dropped[donors[3]] == "not-found"
+    assert donors[5] not in dropped
+
+
+def test_a_stuck_donor_does_not_hold_the_others_up(local_town: Town) -> None:
+    stuck = StuckShelf()
+    donors = [local_town.donor(stocked(stuck)), local_town.donor(stocked(BlobShelf()))]
+    try:
+        fetched = fetch(local_town.me, donors, NAME, options(silence_s=0.3))
+        assert_is_state(fetched.arenas)
+    finally:
+        stuck.release.set()
+
+
+def test_a_donor_that_reads_a_large_snapshot_says_so(
+    town: Town, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blobs, "_STILL_S", 0.1)
+    donor = town.donor(stocked(ThinkingShelf()))
+    for digest in (options().expected_digest, None):
+        fetched = fetch(
+            town.me, [donor], NAME, options(silence_s=0.5, expected_digest=digest, tries=1)
+        )
+        assert_is_state(fetched.arenas)
+
+
+def test_one_frozen_before_its_manifest_is_given_up(town: Town) -> None:
+    """However long a manifest may take: frozen just after it was reached, it does not tell."""
+    frozen = FrozenShelf()
+    donor = town.donor(stocked(frozen))
+    try:
+        with pytest.raises(PeerRefused) as refused:
+            fetch(town.me, [donor], NAME, options(silence_s=0.3, expected_digest=None))
+        assert not frozen.woken
+    finally:
+        frozen.wake.set()
+    assert refused.value.reason is Reason.TIMEOUT
+
+
+def test_a_trickling_donor_holds_nobody_up_for_long(local_town: Town) -> None:
+    """It never falls silent, and would take minutes for a piece."""
+    trickle = TokenBucket(64 * 1024, 32 * 1024)
+    donors = [local_town.donor(stocked(BlobShelf()), trickle), local_town.donor(shelf())]
+    fetched = fetch(local_town.me, donors, NAME, options())
+    assert_is_state(fetched.arenas)
+    assert fetched.given_bytes == {donors[1]: fetched.manifest.byte_count}
+
+
+def test_a_donor_too_slow_for_a_piece_is_given_up(local_town: Town) -> None:
+    donor = local_town.donor(shelf(), TokenBucket(1024.0 * 1024, 32 * 1024))
+    with pytest.raises(PeerRefused) as refused:
+        fetch(local_town.me, [donor], NAME, options(piece_s=0.2, tries=1))
+    assert refused.value.reason is Reason.TIMEOUT
+
+
+def test_a_donor_with_a_bad_moment_is_asked_again(local_town: Town) -> None:
+    class Stumbling(CountingShelf):
+        def chunk(self, name: str, arena: int, chunk: int) -> bytes | memoryview:
+            if self.given % 3 == 2:
+                self.given += 1
+                raise PeerRefused(Reason.BUSY)
+            return super().chunk(name, arena, chunk)
+
+    donor = local_town.donor(stocked(Stumbling()))
+    assert_is_state(fetch(local_town.me, [donor], NAME, options()).arenas)
+
+
+def test_what_a_liar_costs_is_told(local_town: Town) -> None:
+    lies: list[tuple[str, Reason]] = []
+    told = threading.Event()
+
+    class Late(BlobShelf):
+        def chunk(self, name: str, arena: int, chunk: int) -> bytes | memoryview:
+            assert told.wait(SOON)
+            return super().chunk(name, arena, chunk)
+
+    def note(donor: str, reason: Reason) -> None:
+        lies.append((donor, reason))
+        told.set()
+
+    donors = [local_town.donor(stocked(LyingShelf())), local_town.donor(stocked(Late()))]
+    fetched = fetch(local_town.me, donors, NAME, options(), watch=Watch(on_lie=note))
+    assert_is_state(fetched.arenas)
+    assert lies == [(donors[0], Reason.HASH_MISMATCH)]
+    assert fetched.given_bytes == {donors[1]: fetched.manifest.byte_count}
+
+
+def test_when_nobody_is_left_the_last_reason_is_told(local_town: Town) -> None:
+    for donors, reason in (
+        ([], Reason.NOT_FOUND),
+        ([local_town.donor(BlobShelf())], Reason.NOT_FOUND),
+        ([local_town.donor(stocked(LyingShelf()))], Reason.HASH_MISMATCH),
+    ):
+        with pytest.raises(PeerRefused) as refused:
+            fetch(local_town.me, donors, NAME, options())
+        assert refused.value.reason is reason
+
+
+def test_a_promise_of_too_much_is_refused(local_town: Town) -> None:
+    donor = local_town.donor(stocked(BlobShelf()))
+    with pytest.raises(PeerRefused) as refused:
+        fetch(local_town.me, [donor], NAME, options(max_bytes=CHUNK_BYTES))
+    assert refused.value.reason is Reason.TOO_LARGE
+
+
+def test_without_a_digest_the_majority_decides(local_town: Town) -> None:
+    donors = [
+        local_town.donor(stocked(BlobShelf(), state(seed=1))),
+        local_town.donor(stocked(BlobShelf())),
+        local_town.donor(stocked(BlobShelf())),
+    ]
+    fetched = fetch(local_town.me, donors, NAME, options(expected_digest=None))
+    assert_is_state(fetched.arenas)
+    assert fetched.agreeing == 2
+
+
+def test_an_interrupted_fetch_resumes_on_disk(local_town: Town, tmp_path: Path) -> None:
+    first = local_town.donor(stocked(CountingShelf(gives=2)))
+    with pytest.raises(PeerRefused):
+        fetch(local_town.me, [first], NAME, options(), into=tmp_path)
+    shelf = CountingShelf()
+    second = local_town.donor(stocked(shelf))
+    fetched = fetch(local_town.me, [second], NAME, options(), into=tmp_path)
+    assert_is_state(fetched.arenas)
+    assert fetched.reused_bytes > 0
+    assert shelf.given < 5  # of five chunks
+
+
+def test_a_rejoining_peer_fetches_only_what_changed(local_town: Town) -> None:
+    mine, shelf = state(), CountingShelf()
+    mine["master"][CHUNK + 1] += 1
+    donor = local_town.donor(stocked(shelf))
+    fetched = fetch(local_town.me, [donor], NAME, options(), into=mine)
+    assert shelf.given == 1
+    assert_is_state(mine)
+    assert fetched.arenas["master"].data_ptr() == mine["master"].data_ptr()
+
+
+def test_a_state_of_another_program_is_a_mismatch(local_town: Town) -> None:
+    donor = local_town.donor(stocked(BlobShelf()))
+    with pytest.raises(MismatchError, match="moment"):
+        fetch(local_town.me, [donor], NAME, options(), into={"master": state()["master"]})
+
+
+def test_an_unusable_directory_is_a_storage_error(local_town: Town, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    donor = local_town.donor(stocked(BlobShelf()))
+    with pytest.raises(StorageError):
+        fetch(local_town.me, [donor], NAME, options(), into=tmp_path / "file")
+
+
+def test_stopping_ends_a_fetch(local_town: Town) -> None:
+    stuck, stop = StuckShelf(), threading.Event()
+    donor = local_town.donor(stocked(stuck))
+    stop.set()
+    try:
+        with pytest.raises(PeerRefused) as refused:
+            fetch(local_town.me, [donor], NAME, options(), stop=stop)
+    finally:
+        stuck.release.set()
+    assert refused.value.reason is Reason.SUPERSEDED
+
+
+def test_rates_are_asked_for_every_byte(local_town: Town) -> None:
+    class Recording(TokenBucket):
+        spent = 0.0
+
+        def take(self, amount: float, now: float) -> float:
+            self.spent += amount
+            return 0.0
+
+    up, down = Recording(1, 1), Recording(1, 1)
+    donor = local_town.donor(stocked(BlobShelf()), up)
+    fetched = fetch(local_town.me, [donor], NAME, options(bucket=down))
+    assert down.spent == fetched.manifest.byte_count
+    manifest = Manifest(NAME, fetched.manifest.arenas, b"h" * 32, 3).encode()
+    assert up.spent == fetched.manifest.byte_count + len(manifest)
+
+
+def test_a_result_is_fetched_by_its_digest(town: Town) -> None:
+    result, into, wrong = torch.randn(CHUNK + 16), torch.empty(CHUNK + 16), BlobShelf()
+    digest, right = arena_digest(result), BlobShelf()
+    wrong.register(f"result/{digest.hex()}", result + 1)
+    right.register(f"result/{digest.hex()}", result)
+    donors = [town.donor(wrong), town.donor(right)]
+    fetch_result(town.me, donors, digest, into, FetchOptions(into.numel() * 4))
+    assert torch.equal(into, result)
+
+
+def test_a_result_that_comes_too_slowly_is_given_up(local_town: Town) -> None:
+    """Something comes all the time, and it would take for ever."""
+    result, into, held = torch.randn(CHUNK + 16), torch.empty(CHUNK + 16), BlobShelf()
+    digest = arena_digest(result)
+    held.register(f"result/{digest.hex()}", result)
+    donor = local_town.donor(held, TokenBucket(64 * 1024, 32 * 1024))
+    quick = FetchOptions(into.numel() * 4, pace=Pace(slack_s=0.5, bytes_per_s=1e9))
+    with pytest.raises(PeerRefused) as refused:
+        fetch_result(local_town.me, [donor], digest, into, quick)
+    assert refused.value.reason is Reason.TOO_SLOW
+    at_leisure = FetchOptions(into.numel() * 4, pace=Pace(slack_s=60.0))
+    fetch_result(local_town.me, [local_town.donor(held)], digest, into, at_leisure)
+    assert torch.equal(into, result)
+
+
+def test_plain_bytes_are_fetched_whole(town: Town) -> None:
+    shelf, raw = BlobShelf(), bytes(range(256)) * 40_000
+    shelf.register("chain", raw)
+    shelf.register("result/x", torch.ones(4))
+    donor = town.donor(shelf)
+    assert fetch_bytes(town.me, [donor], "chain", FetchOptions(len(raw))) == raw
+    with pytest.raises(PeerRefused) as refused:
+        fetch_bytes(town.me, [donor], "result/x", FetchOptions(100))
+    assert refused.value.reason is Reason.MALFORMED

@@ -1,0 +1,99 @@
+"""Rings go first, and nobody starves."""
+
+import contextlib
+import threading
+import time
+
+from atom.base.clock import ManualClock
+from atom.swarm.state.blobs import BlobServer, BlobShelf
+from atom.swarm.state.donor import Donor
+from atom.swarm.stream.courtesy import SHARE, Courtesy
+from atom.swarm.stream.frames import Channel, Patience
+from atom.swarm.stream.memory_stream import MemoryStream
+from atom.swarm.stream.throttle import Bandwidth
+
+PART = 256 * 1024
+PATIENCE = Patience(10.0)
+
+
+def sent_beside(courtesy: Courtesy, ring_bytes_per_s: float, seconds: float) -> float:
+    """Bytes of a transfer that always wants to send, beside a ring at this rate."""
+    now, sent, step_s = 100.0, 0, 0.001
+    for _ in range(int(seconds / step_s)):
+        courtesy.ring_sent(int(ring_bytes_per_s * step_s), now)
+        while sent < 1 << 30 and not courtesy.wait_s(PART, now):
+            sent += PART
+        now += step_s
+    return sent
+
+
+def test_without_a_ring_nobody_waits() -> None:
+    courtesy = Courtesy()
+    assert all(courtesy.wait_s(PART, now) == 0.0 for now in range(100))
+
+
+def test_beside_a_ring_transfers_get_their_share() -> None:
+    courtesy, rate = Courtesy(), 25e6
+    courtesy.ring_sent(PART, 100.0)  # it runs already
+    sent = sent_beside(courtesy, rate, 4.0)
+    assert 0.9 * SHARE * rate * 4 < sent < 1.1 * SHARE * rate * 4 + PART
+
+
+def test_when_the_ring_rests_the_link_is_free_at_once() -> None:
+    courtesy = Courtesy()
+    for step in range(100):
+        courtesy.ring_sent(PART, 100.0 + step / 100)
+    while not courtesy.wait_s(PART, 101.0):
+        pass
+    assert courtesy.wait_s(PART, 101.1) > 0
+    assert courtesy.wait_s(PART, 101.3) == 0.0, "whatever it had sent before"
+
+
+def test_a_ring_that_only_breathes_is_no_ring() -> None:
+    courtesy = Courtesy()
+    for step in range(50):
+        courtesy.ring_sent(5, 100.0 + step / 10)
+        assert courtesy.wait_s(PART, 100.0 + step / 10) == 0.0
+
+
+def test_what_rings_send_is_noticed() -> None:
+    bandwidth = Bandwidth()
+    ours, theirs = MemoryStream.pair()
+    ring = bandwidth.limit_ring(ours)
+    ring.send_all(memoryview(bytes(PART)), PATIENCE)
+    while not bandwidth.courtesy.wait_s(PART, time.monotonic()):
+        pass
+    into = bytearray(PART)
+    theirs.recv_into(memoryview(into), PATIENCE)
+    assert into == bytes(PART)
+    assert ring.idle()
+    ring.close()
+
+
+def test_who_serves_blobs_waits_for_rings() -> None:
+    class Watched(Courtesy):
+        waits = 3
+
+        def wait_s(self, count: int, now: float) -> float:
+            self.waits -= 1
+            return 0.001 if self.waits > 0 else 0.0
+
+    watched, shelf, content = Watched(), BlobShelf(), bytearray(7)
+    shelf.register("x", b"content")
+    near, far = map(Channel, MemoryStream.pair())
+    server = BlobServer(shelf, ManualClock(), courtesy=watched)
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):
+            server.serve(near)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    donor = Donor(far, "x", PATIENCE)
+    donor.ask((0, 0))
+    donor.take(memoryview(content), 10.0)
+    far.close()
+    near.close()
+    thread.join(10.0)
+    assert content == b"content"
+    assert watched.waits == 0

@@ -1,0 +1,179 @@
+"""Damaged bytes at every decoder: the named refusal and nothing else, in little memory."""
+
+import random
+import tracemalloc
+from collections.abc import Callable
+
+import pytest
+import torch
+from swarm_samples import a_lease, a_manifest
+from test_messages import COMMIT
+
+from atom.base.errors import PeerRefused
+from atom.base.reasons import Reason
+from atom.swarm.chain.chain_bytes import parse_commits
+from atom.swarm.chain.message_codec import encode
+from atom.swarm.chain.messages import CommitNotice
+from atom.swarm.identity import Identity
+from atom.swarm.records.codec import (
+    decode_lease,
+    encode_lease,
+    encode_manifest,
+    read_claim,
+)
+from atom.swarm.records.codec import decode_manifest as decode_run
+from atom.swarm.records.keys import LEASE_DOMAIN
+from atom.swarm.ring.chunk_kernels import NotFinite
+from atom.swarm.ring.codec import CODECS
+from atom.swarm.state.arenas import ArenaManifest, chunk_digest
+from atom.swarm.state.manifest import Manifest, decode_manifest
+from atom.swarm.stream.frames import Channel, Kind, Patience, Purpose
+from atom.swarm.stream.handshake import PROTOCOL_VERSION, Local, greet, receive
+from atom.swarm.stream.memory_stream import MemoryStream
+from atom.wire import transport_pb2 as wire
+from atom.wire.records_pb2 import SignedRecord
+
+OWNER, RUN = Identity.create(), "shakespeare"
+TRIES = 200
+MOST_BYTES = 8 * 1024 * 1024
+LOCAL = Local(OWNER, b"r" * 32, b"i" * 16)
+CERTIFICATE = b"certificate"
+CHALLENGE = wire.Challenge(version=PROTOCOL_VERSION, nonce=bytes(32)).SerializeToString()
+HELLO = wire.Hello(
+    version=PROTOCOL_VERSION,
+    run_id=LOCAL.run_id,
+    peer_id=OWNER.peer_id,
+    incarnation=LOCAL.incarnation,
+    purpose=Purpose.MESSAGES,
+    signature=bytes(64),
+).SerializeToString()
+
+BLOB = Manifest(
+    "state/1",
+    (ArenaManifest("weights", "F32", 1000, chunk_digest(bytes(4000))),),
+    b"h" * 32,
+    7,
+).encode()
+LEASE = encode_lease(a_lease(OWNER.peer_id), RUN, OWNER.peer_id, OWNER, 1e9)
+FOUNDED = encode_manifest(a_manifest(OWNER), OWNER)
+CHAIN = b"".join(len(part).to_bytes(4, "big") + part for part in [encode(CommitNotice(COMMIT))] * 3)
+
+
+def payload_of(record: bytes) -> bytes:
+    opened = SignedRecord()
+    opened.ParseFromString(record)
+    return opened.payload
+
+
+def signed(payload: bytes) -> bytes:
+    """Damaged inside, and properly signed: the signature alone protects nobody."""
+    signature = OWNER.sign(LEASE_DOMAIN, payload)
+    return SignedRecord(kind=LEASE_DOMAIN, payload=payload, signature=signature).SerializeToString()
+
+
+def spoken(kind: Kind, raw: bytes) -> tuple[Channel, Channel]:
+    """A channel at whose other end this frame was said; both ends."""
+    here, there = map(Channel, MemoryStream.pair())
+    there.send_frame(kind, raw, patience=Patience(1.0))
+    return here, there
+
+
+def said_to_the_door(raw: bytes) -> None:
+    receive(spoken(Kind.HELLO, raw)[0], LOCAL, CERTIFICATE, Patience(1.0))
+
+
+def said_to_the_caller(raw: bytes) -> None:
+    here, there = spoken(Kind.CHALLENGE, raw)
+    there.close()
+    greet(here, LOCAL, OWNER.peer_id, CERTIFICATE, Patience(1.0))
+
+
+def damaged(raw: bytes, dice: random.Random) -> bytes:
+    """Some bytes changed, cut out, repeated or put in."""
+    changed = bytearray(raw)
+    for _ in range(dice.randrange(1, 5)):
+        at = dice.randrange(len(changed) + 1)
+        match dice.randrange(4):
+            case 0 if at < len(changed):
+                changed[at] = dice.choice([0, 1, 0x7F, 0x80, 0xFF, changed[at] ^ 1])
+            case 1:
+                del changed[at : at + dice.randrange(1, 20)]
+            case 2:
+                changed[at:at] = changed[at : at + dice.randrange(1, 50)]
+            case _:
+                changed[at:at] = dice.randbytes(dice.randrange(1, 12))
+    return bytes(changed)
+
+
+DECODERS: dict[str, tuple[bytes, Callable[[bytes], object]]] = {
+    "blob manifest": (BLOB, lambda raw: decode_manifest(raw, 1 << 20)),
+    "lease": (LEASE, lambda raw: decode_lease(raw, RUN, OWNER.peer_id, OWNER.peer_id)),
+    "lease, signed": (
+        payload_of(LEASE),
+        lambda raw: decode_lease(signed(raw), RUN, OWNER.peer_id, OWNER.peer_id),
+    ),
+    "run": (FOUNDED, lambda raw: decode_run(raw, RUN)),
+    "claim": (LEASE, read_claim),
+    "chain": (CHAIN, parse_commits),
+    "hello": (HELLO, said_to_the_door),
+    "challenge": (CHALLENGE, said_to_the_caller),
+}
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_damage_is_refused_by_name(name: str) -> None:
+    whole, decode = DECODERS[name]
+    dice, refused = random.Random(name), 0
+    tracemalloc.start()
+    try:
+        for _ in range(TRIES):
+            try:
+                decode(damaged(whole, dice))
+            except PeerRefused:
+                refused += 1
+            except ConnectionError:
+                assert name == "challenge", "only there the other end hangs up"
+        assert tracemalloc.get_traced_memory()[1] < MOST_BYTES
+    finally:
+        tracemalloc.stop()
+    assert refused > TRIES // 20, "damage that nobody minds damages nothing"
+
+
+def test_a_refusal_says_nothing_to_our_terminal() -> None:
+    here, there = spoken(Kind.CHALLENGE, CHALLENGE)
+    here.purpose = Purpose.MESSAGES
+    said = wire.Refused(reason=Reason.BUSY.value, detail="\x1b[2Jall is well")
+    there.send_frame(Kind.REFUSED, said.SerializeToString(), patience=Patience(1.0))
+    with pytest.raises(PeerRefused, match="all is well") as refused:
+        greet(here, LOCAL, OWNER.peer_id, CERTIFICATE, Patience(1.0))
+    assert refused.value.reason is Reason.BUSY
+    assert str(refused.value).isprintable()
+
+
+def test_frames_of_any_length_take_no_memory_before_they_are_refused() -> None:
+    dice = random.Random(1)
+    tracemalloc.start()
+    try:
+        for _ in range(TRIES):
+            here, there = MemoryStream.pair()
+            there.send_all(memoryview(dice.randbytes(5) + bytes(64)), Patience(1.0))
+            there.close()
+            with pytest.raises((PeerRefused, ConnectionError)):
+                Channel(here).recv_frame(Kind.MESSAGE, 1 << 16, Patience(1.0))
+        assert tracemalloc.get_traced_memory()[1] < MOST_BYTES
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS.keys())
+def test_any_bytes_are_numbers_or_not_finite(codec: object) -> None:
+    dice, elements = random.Random(2), 2048
+    out, own = torch.empty(elements), torch.zeros(elements)
+    for _ in range(TRIES):
+        size = codec.wire_bytes(elements)  # type: ignore[attr-defined]
+        wire = torch.frombuffer(bytearray(dice.randbytes(size)), dtype=torch.uint8)
+        try:
+            codec.add(wire, own, 1.0, out)  # type: ignore[attr-defined]
+        except NotFinite:
+            continue
+        assert bool(torch.isfinite(out).all())

@@ -1,0 +1,95 @@
+"""Bandwidth caps: the arithmetic of waiting, and that closing frees who waits."""
+
+import threading
+
+import pytest
+
+from atom.swarm.stream.frames import Patience
+from atom.swarm.stream.memory_stream import MemoryStream
+from atom.swarm.stream.rate_limit import TokenBucket
+from atom.swarm.stream.throttle import SLICE_BYTES, Bandwidth
+
+PATIENCE = Patience(10.0)
+
+
+class Recorder(TokenBucket):
+    """A bucket that never makes anybody wait, and remembers what was taken."""
+
+    def __init__(self) -> None:
+        super().__init__(1.0, 1.0)
+        self.taken: list[float] = []
+
+    def take(self, amount: float, now: float) -> float:
+        self.taken.append(amount)
+        return 0.0
+
+
+class Counted:
+    """A stream that notes how much it was given at a time."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+
+    def send_all(self, view: memoryview, patience: Patience) -> None:
+        self.sizes.append(len(view))
+
+    recv_into = send_all
+
+
+def test_without_caps_nothing_is_sliced_and_caps_may_come_and_go() -> None:
+    below, bandwidth = Counted(), Bandwidth()
+    stream = bandwidth.limit(below)  # type: ignore[arg-type]
+    message = memoryview(bytearray(2 * SLICE_BYTES))
+    stream.send_all(message, PATIENCE)
+    bandwidth.change(1e12, None)
+    stream.send_all(message, PATIENCE)
+    stream.recv_into(message, PATIENCE)
+    bandwidth.change(None, 1e12)
+    stream.send_all(message, PATIENCE)
+    stream.recv_into(message, PATIENCE)
+    whole, half = 2 * SLICE_BYTES, SLICE_BYTES
+    assert below.sizes == [whole, half, half, whole, whole, half, half]
+
+
+def test_a_cap_that_is_lifted_forgets_what_was_owed() -> None:
+    bandwidth = Bandwidth.of(8.0, None)
+    assert bandwidth.upload.take(100_000, 0.0) > 1000
+    bandwidth.change(8e6, None)
+    assert bandwidth.upload.take(1000, 0.0) == 0.0
+
+
+def test_caps_are_bits_not_bytes() -> None:
+    bucket = Bandwidth.of(8_000_000.0, None).upload
+    assert bucket.take(250_000, 0.0) == 0.0, "a quarter of a second's worth goes at once"
+    assert bucket.take(1_000_000, 0.0) == pytest.approx(1.0)
+
+
+def test_every_byte_passes_unchanged_in_slices_and_is_paid_for() -> None:
+    one, other = MemoryStream.pair()
+    up, down = Recorder(), Recorder()
+    sender = Bandwidth(upload=up).limit(one)
+    receiver = Bandwidth(download=down).limit(other)
+    message = bytes(range(256)) * 400
+    thread = threading.Thread(target=sender.send_all, args=(memoryview(message), PATIENCE))
+    thread.start()
+    received = bytearray(len(message))
+    receiver.recv_into(memoryview(received), PATIENCE)
+    thread.join(10)
+    assert bytes(received) == message
+    assert sum(up.taken) == sum(down.taken) == len(message)
+    assert max(up.taken) <= SLICE_BYTES
+
+
+def test_closing_frees_a_sender_that_waits_for_its_turn() -> None:
+    one, _ = MemoryStream.pair()
+    slow = Bandwidth(upload=TokenBucket(1.0, 1.0)).limit(one)
+    ended = threading.Event()
+
+    def send() -> None:
+        with pytest.raises(ConnectionError):
+            slow.send_all(memoryview(bytes(100_000)), PATIENCE)
+        ended.set()
+
+    threading.Thread(target=send, daemon=True).start()
+    slow.close()
+    assert ended.wait(10)

@@ -1,0 +1,22 @@
+"""What is known about reaching others, and how much of it."""
+
+import pytest
+
+from atom.swarm.transport import contacts
+from atom.swarm.transport.contacts import Contact, ContactBook
+
+
+def test_who_was_heard_of_longest_ago_is_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contacts, "MOST_KNOWN", 3)
+    book = ContactBook()
+    for name in "abc":
+        book.set(name, Contact(("host:1", "host:2")))
+    book.worked("b", "host:2")
+    book.set("a", Contact(("host:1",)))
+    book.set("d", Contact(("host:1",)))
+    assert [name for name in "abcd" if book.knows(name)] == ["a", "c", "d"]
+    book.failed("b")
+    book.worked("b", "host:2")
+    book.set("b", Contact(("host:1", "host:2")))
+    assert book.addresses("b") == ["host:1", "host:2"], "nothing is left of what was known"
+    assert not book.dial_last("b")

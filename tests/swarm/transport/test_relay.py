@@ -1,0 +1,42 @@
+"""A relayed connection ends when both of its directions are silent, and not before."""
+
+import threading
+from typing import cast
+
+from atom.base.clock import ManualClock
+from atom.base.events import EventList
+from atom.swarm.identity import Identity
+from atom.swarm.stream.frames import Patience
+from atom.swarm.stream.handshake import Local
+from atom.swarm.stream.socket_stream import SocketStream
+from atom.swarm.transport.crew import Crew
+from atom.swarm.transport.endpoint import Endpoint, TransportLimits
+from atom.swarm.transport.relay import Pair, Relay
+from atom.swarm.transport.switchboard import Switchboard
+
+
+def test_a_relayed_ring_may_be_silent_in_one_direction() -> None:
+    clock, events = ManualClock(), EventList()
+    local = Local(Identity.create(), bytes(32), bytes(16))
+    endpoint = Endpoint(local, TransportLimits(), events, clock, Crew(events), threading.Event())
+    relay = Relay(endpoint, Switchboard(endpoint), lambda peer_id: True)
+    pair = Pair(clock.now())
+    waits: list[float] = []
+
+    class Silent:
+        """While it is waited for, the other direction carries something, for a while."""
+
+        def recv_some(self, view: memoryview, patience: Patience) -> int:
+            waits.append(patience.silence_s)
+            clock.advance(patience.silence_s / 2)
+            if len(waits) < 4:
+                pair.carried_at = clock.now()
+            clock.advance(patience.silence_s / 2)
+            raise TimeoutError
+
+        def close(self) -> None:
+            pass
+
+    silent = cast(SocketStream, Silent())
+    relay._copy(silent, silent, pair)
+    assert waits == [120.0, 60.0, 90.0, 75.0]
