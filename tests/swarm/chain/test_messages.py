@@ -5,13 +5,14 @@ import math
 import random
 
 import pytest
+from commit_samples import BALLOT, COMMIT, PARENT, PARTS, PEERS, VALUE, VOTERS, VOTES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.swarm.chain import message_codec
-from atom.swarm.chain.commit import Ballot, Commit, Contribution, Value, Vote, Voter
+from atom.swarm.chain.commit import Contribution
 from atom.swarm.chain.message_codec import MAX_MESSAGE_BYTES, decode, encode
 from atom.swarm.chain.messages import (
     Abort,
@@ -28,17 +29,8 @@ from atom.swarm.chain.messages import (
     Ring,
     Suspect,
 )
-from atom.swarm.identity import is_peer_id, peer_id_of
+from atom.swarm.identity import is_peer_id
 from atom.wire import round_pb2
-
-PEERS = [peer_id_of(bytes([number]) * 32) for number in range(4)]
-PARENT = b"p" * 32
-VOTERS = tuple(Voter(peer, b"i" * 16, number) for number, peer in enumerate(PEERS))
-BALLOT = Ballot(3, PEERS[0], b"i" * 16)
-PARTS = tuple(Contribution(peer, b"i" * 16, 8, 20.25) for peer in PEERS)
-VALUE = Value(PARENT, 7, BALLOT, b"r" * 32, 1.5, b"s" * 32, PARTS, VOTERS, VOTERS[:2])
-VOTES = tuple(Vote(voter, b"x" * 64) for voter in VOTERS)
-COMMIT = Commit(VALUE, BALLOT, VOTES, VOTERS[1:])
 
 EXAMPLES: list[Message] = [
     Prevote(PARENT, 1),

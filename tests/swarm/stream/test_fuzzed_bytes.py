@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from commit_samples import COMMIT
 from swarm_samples import a_lease, a_manifest
-from test_messages import COMMIT
 
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
