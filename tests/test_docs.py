@@ -110,7 +110,7 @@ def test_keys_of_info() -> None:
     """What `info` puts together: its own keys, and those of the portrait it spreads."""
     keys: set[object] = set()
     for file, name in (("life", "info"), ("portrait", "info_of")):
-        tree = ast.parse((ROOT / f"atom/daemon/{file}.py").read_text(encoding="utf-8"))
+        tree = ast.parse((ROOT / f"atom/daemon/peer/{file}.py").read_text(encoding="utf-8"))
         function = next(
             node
             for node in ast.walk(tree)

@@ -30,17 +30,29 @@ ALLOWED: dict[str, set[str]] = {
     "dashboard": {"base", "config", "swarm"},
 }  # fmt: skip
 
-WITHIN_SWARM: dict[str, set[str]] = {
-    "": set(),
-    "chain": {""},
-    "records": {"", "chain"},
-    "dht": {"", "chain", "records"},
-    "stream": {"", "chain", "records"},
-    "transport": {"", "chain", "records", "stream"},
-    "ring": {"", "chain", "records", "stream", "transport"},
-    "state": {"", "chain", "records", "stream", "transport"},
+WITHIN: dict[str, dict[str, set[str]]] = {
+    "swarm": {
+        "": set(),
+        "chain": {""},
+        "records": {"", "chain"},
+        "dht": {"", "chain", "records"},
+        "stream": {"", "chain", "records"},
+        "transport": {"", "chain", "records", "stream"},
+        "ring": {"", "chain", "records", "stream", "transport"},
+        "state": {"", "chain", "records", "stream", "transport"},
+    },
+    "daemon": {
+        "": set(),
+        "model": {""},
+        "fitting": {"", "model"},
+        "owner": {"", "fitting"},
+        "turns": set(),
+        "monitors": {"", "turns"},
+        "peer": {"", "model", "fitting", "owner", "turns", "monitors"},
+        "doctor": {"", "model", "fitting", "peer"},
+    },
 }
-"""The swarm's own rooms; "" are the two files beside them."""
+"""Rooms with rooms of their own; "" are the files beside them."""
 
 MEETING_PLACE = "training"
 """Only here may one file import both the model's column and the swarm (the daemon wires)."""
@@ -50,11 +62,11 @@ DOORS: dict[str, tuple[str, ...]] = {
     "hivemind": ("atom/swarm/dht/node.py", "atom/swarm/dht/holders.py", "atom/swarm/dht/p2pd.py"),
     "grpc": ("atom/daemon/control.py", "atom/daemon/control_client.py", "atom/wire/"),
     "pydantic": ("atom/config/",),
-    "prometheus_client": ("atom/daemon/metrics.py",),
+    "prometheus_client": ("atom/daemon/monitors/metrics.py",),
     "rich": ("atom/cli/",),
     "typer": ("atom/cli/",),
     "matplotlib": ("atom/cli/",),
-    "tensorboard": ("atom/daemon/tensorboard_log.py",),
+    "tensorboard": ("atom/daemon/monitors/tensorboard_log.py",),
     "tomlkit": ("atom/config/peer_text.py",),
     "tokenizers": ("atom/models/data/tokenizer.py",),
     "datasets": ("atom/models/data/stored_dataset.py",),
@@ -110,27 +122,32 @@ def test_imports_go_one_way() -> None:
     assert list(violations()) == []
 
 
-def swarm_room_of(module: str) -> str:
-    inner = (*module.split("."), "")[2]
-    return inner if inner in WITHIN_SWARM else ""
+def inner_room_of(module: str) -> str:
+    """Which of its room's own rooms a module of the package lies in."""
+    outer, inner = (*module.split("."), "", "")[1:3]
+    return inner if inner in WITHIN[outer] else ""
 
 
-def test_imports_within_the_swarm_go_one_way() -> None:
+@pytest.mark.parametrize("outer", sorted(WITHIN))
+def test_imports_within_a_room_go_one_way(outer: str) -> None:
     strays = [
         f"{path.relative_to(ROOT)} imports {module}"
-        for path in sorted((ATOM / "swarm").rglob("*.py"))
-        for room in [swarm_room_of(".".join(path.relative_to(ROOT).with_suffix("").parts))]
+        for path in sorted((ATOM / outer).rglob("*.py"))
+        for room in [inner_room_of(".".join(path.relative_to(ROOT).with_suffix("").parts))]
         for module in imported_modules(path)
-        if room_of(module) == "swarm" and swarm_room_of(module) not in {room} | WITHIN_SWARM[room]
+        if room_of(module) == outer and inner_room_of(module) not in {room} | WITHIN[outer][room]
     ]
     assert strays == []
 
 
+def rooms_in(folder: Path) -> set[str]:
+    return {p.name for p in folder.iterdir() if p.is_dir() and p.name != "__pycache__"}
+
+
 def test_every_room_is_known() -> None:
-    rooms = {p.name for p in ATOM.iterdir() if p.is_dir() and p.name != "__pycache__"}
-    assert rooms == set(ALLOWED)
-    inner = {p.name for p in (ATOM / "swarm").iterdir() if p.is_dir() and p.name != "__pycache__"}
-    assert inner | {""} == set(WITHIN_SWARM)
+    assert rooms_in(ATOM) == set(ALLOWED)
+    for outer, inner in WITHIN.items():
+        assert rooms_in(ATOM / outer) | {""} == set(inner)
 
 
 def test_the_column_is_a_column() -> None:

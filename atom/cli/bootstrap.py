@@ -10,7 +10,7 @@ import typer
 from atom.cli.daemon_console import TerminalConsole
 from atom.config.load import load_peer_file
 from atom.config.places import bootstrap_state_directory
-from atom.daemon.addresses import announced_multiaddrs
+from atom.daemon.peer.addresses import announced_multiaddrs
 from atom.daemon.state_directory import StateDirectory
 from atom.swarm.addresses import parse_listen, parse_multiaddrs
 from atom.swarm.dht.bootstrap import run_bootstrap

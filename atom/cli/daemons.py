@@ -5,9 +5,9 @@ from pathlib import Path
 from atom.cli.arguments import parse_trust
 from atom.cli.daemon_console import TerminalConsole
 from atom.cli.exit_codes import ExitCode
-from atom.daemon.box import JoinOptions, StartOptions
-from atom.daemon.lifecycle import Ending
-from atom.daemon.peer import run_join, run_start
+from atom.daemon.peer.box import JoinOptions, StartOptions
+from atom.daemon.peer.lifecycle import Ending
+from atom.daemon.peer.peer import run_join, run_start
 from atom.swarm.addresses import parse_listen, parse_multiaddrs
 
 

@@ -27,7 +27,7 @@ class ExportOptions:
 
 
 def export_model(options: ExportOptions) -> None:
-    """Raises: typer.BadParameter; what `atom.daemon.exporting.export_run` raises."""
+    """Raises: typer.BadParameter; what `atom.daemon.model.exporting.export_run` raises."""
     if options.precision not in (None, *PRECISIONS):
         known = ", ".join(PRECISIONS)
         raise typer.BadParameter(
@@ -39,7 +39,7 @@ def export_model(options: ExportOptions) -> None:
     console = TerminalConsole()
     try:
         with stderr_console().status("reading the run"):
-            from atom.daemon.exporting import ExportRequest, export_run
+            from atom.daemon.model.exporting import ExportRequest, export_run
 
         request = ExportRequest(options.folder, state, options.snapshot, options.precision, trust)
         exported = export_run(request, console)

@@ -12,7 +12,7 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from atom.cli.failures import Terminated
-from atom.daemon.leave_signals import hang_up
+from atom.daemon.peer.leave_signals import hang_up
 
 T = TypeVar("T")
 _SHOW_CURSOR = "\x1b[?25h"

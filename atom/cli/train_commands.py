@@ -56,7 +56,7 @@ def start(
     end_at_once_on_signals()
     with waiting("loading PyTorch"):
         from atom.cli.daemons import found_run
-        from atom.daemon.box import StartOptions
+        from atom.daemon.peer.box import StartOptions
 
     addresses = tuple(initial_peers or ())
     return found_run(StartOptions(run_file, peer, state, listen, addresses, weights))
@@ -104,7 +104,7 @@ def id_(
     [bold]Example[/]
     atom id words
     """
-    from atom.daemon.invitation import own_peer_id
+    from atom.daemon.peer.invitation import own_peer_id
 
     typer.echo(own_peer_id(run, peer, state))
 
@@ -151,7 +151,7 @@ def plan(
     """
     end_at_once_on_signals("interrupted")
     from atom.cli.plan import parse_gpu_memory, parse_network, show_plan
-    from atom.daemon.planning import PlanRequest
+    from atom.daemon.fitting.planning import PlanRequest
 
     memory, bits_per_s = parse_gpu_memory(gpu_memory), parse_network(network)
     show_plan(PlanRequest(run_file, peer, memory, assume, bits_per_s, peers), as_json)
@@ -172,7 +172,7 @@ def compile_(
     """
     from atom.cli.compile import compile_run
     from atom.cli.plan import parse_gpu_memory
-    from atom.daemon.planning import PlanRequest
+    from atom.daemon.fitting.planning import PlanRequest
 
     compile_run(PlanRequest(run_file, peer, parse_gpu_memory(gpu_memory), assume), out)
 

@@ -18,9 +18,9 @@ from swarm_of_processes import START_S, Swarm, ending, gather, swarm_in
 from atom.config.load import run_from_text
 from atom.config.run_file import RunFile
 from atom.daemon.console import Silence
-from atom.daemon.exporting import ExportRequest, export_run
-from atom.daemon.model_source import open_source
-from atom.daemon.recipe import trace_run
+from atom.daemon.model.exporting import ExportRequest, export_run
+from atom.daemon.model.model_source import open_source
+from atom.daemon.model.recipe import trace_run
 from atom.swarm.identity import Identity
 from atom.training.snapshot import list_snapshots, load_snapshot
 

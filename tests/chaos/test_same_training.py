@@ -19,7 +19,7 @@ from swarm_of_processes import START_S, Peer, Swarm, atom_command, ending, gathe
 
 from atom.config.load import run_from_text
 from atom.daemon.console import Silence
-from atom.daemon.exporting import ExportRequest, export_run
+from atom.daemon.model.exporting import ExportRequest, export_run
 from atom.graph.program import build_program
 from atom.graph.trace import trace
 from atom.models.gpt3 import GPT3, GPT3Config

@@ -10,7 +10,7 @@ import pytest
 from atom.cli.app import main
 from atom.cli.compile import _write
 from atom.cli.exit_codes import ExitCode
-from atom.daemon import planning
+from atom.daemon.fitting import planning
 
 DEMO = str(Path(__file__).parents[2] / "peers" / "demo.toml")
 ASSUME = ["--assume", "rtx3060-12g", "--gpu-memory", "20 MB"]

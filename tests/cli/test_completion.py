@@ -11,7 +11,7 @@ import pytest
 from atom.cli import completion
 from atom.cli.app import main
 from atom.config.peer_text import all_keys
-from atom.daemon.recipe import PRECISIONS
+from atom.daemon.model.recipe import PRECISIONS
 from atom.graph.profile.devices import DEVICES
 
 

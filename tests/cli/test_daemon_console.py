@@ -3,7 +3,7 @@ import pytest
 from atom.cli.daemon_console import TerminalConsole
 from atom.cli.daemons import code_of
 from atom.cli.exit_codes import ExitCode
-from atom.daemon.lifecycle import Ending
+from atom.daemon.peer.lifecycle import Ending
 
 
 def test_the_address_is_data_and_the_rest_is_not(capsys: pytest.CaptureFixture[str]) -> None:

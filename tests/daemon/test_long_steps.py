@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
-from kept_runs import folder_in
-from tiny_run import GPT3
 
 from atom.daemon.console import BYTES, Silence
+from tests.daemon.model.kept_runs import folder_in
+from tests.daemon.tiny_run import GPT3
 
 
 class Steps(Silence):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from atom.daemon.device_choice import Question, ends_alike, question, replica_bytes
+from atom.daemon.fitting.device_choice import Question, ends_alike, question, replica_bytes
 from atom.graph.profile.assumed import assume_graph
 from atom.graph.program import build_program
 from atom.graph.trace import trace

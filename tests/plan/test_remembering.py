@@ -5,7 +5,7 @@ from functools import cache
 
 import torch
 
-from atom.daemon.device_choice import Question, choice_text, question
+from atom.daemon.fitting.device_choice import Question, choice_text, question
 from atom.graph.check.verify import verify_against_eager
 from atom.graph.partition import Chain, Terms, smallest_device_bytes
 from atom.graph.profile.assumed import assume_graph

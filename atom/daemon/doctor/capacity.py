@@ -10,19 +10,19 @@ from atom.base.errors import DeviceError
 from atom.config.load import parse_run_text
 from atom.config.peer_file import PeerFile
 from atom.config.run_file import RunFile
-from atom.daemon.device_choice import (
+from atom.daemon.doctor.facts import Fit
+from atom.daemon.fitting.device_choice import (
     BOUNDARY_SHARE,
     RESULT_ARENAS,
     free_host_bytes,
     most_micro_batches,
     peer_bytes,
     question,
-    state_form,
     usable_device_bytes,
 )
-from atom.daemon.doctor.facts import Fit
-from atom.daemon.model_source import open_source
-from atom.daemon.recipe import PRECISIONS, trace_run
+from atom.daemon.model.model_source import open_source
+from atom.daemon.model.number_forms import state_form
+from atom.daemon.model.recipe import PRECISIONS, trace_run
 from atom.graph.ir import ParameterLayout
 from atom.graph.profile.assumed import typical_graph
 from atom.graph.profile.seconds import LinkRates, Spread

@@ -11,12 +11,12 @@ from atom.base.errors import UserError
 from atom.config.load import load_peer_file, run_from_text
 from atom.config.peer_file import PeerFile
 from atom.config.places import default_state_directory, state_home
-from atom.daemon.box import kept_peer
 from atom.daemon.doctor import gathering
 from atom.daemon.doctor.capacity import fit_of, largest_of_family, precision_for
 from atom.daemon.doctor.facts import Capacity, Clock, Facts, Fit, Gpu, Ways
 from atom.daemon.doctor.swarm_side import Sight, look, own_identity
 from atom.daemon.doctor.ways import find_ways
+from atom.daemon.peer.box import kept_peer
 from atom.daemon.state_directory import StateDirectory
 from atom.swarm.addresses import parse_join_address
 from atom.swarm.records.run_manifest import Manifest

@@ -10,7 +10,7 @@ from atom import __version__
 from atom.base.errors import AtomError, UserError
 from atom.base.home import expand_home
 from atom.daemon.doctor.facts import Swarm
-from atom.daemon.invitation import check_member
+from atom.daemon.peer.invitation import check_member
 from atom.swarm.addresses import parse_join_address
 from atom.swarm.dht.directory import open_directory
 from atom.swarm.dht.frames import NodeSettings

@@ -24,14 +24,14 @@ UNREADABLE_S = 30.0
 
 
 class Seat(Protocol):
-    """The part of `atom.daemon.pauses.Pauses` that is needed here."""
+    """The part of `atom.daemon.owner.pauses.Pauses` that is needed here."""
 
     def give_device(self, holder: str) -> bool: ...
     def take_device(self) -> None: ...
 
 
 class Trainer(Protocol):
-    """The part of `atom.daemon.life.Life` that is needed here. Called from any thread."""
+    """The part of `atom.daemon.peer.life.Life` that is needed here. Called from any thread."""
 
     def turn_wish(self) -> Wish: ...
     def counted(self) -> int: ...

@@ -1,0 +1,147 @@
+"""A run's model cut for this box: when its replica is built, and when its caps are changed."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import psutil
+
+from atom.base.errors import DeviceError
+from atom.base.units import format_bytes
+from atom.config.peer_file import PeerFile
+from atom.config.run_file import RunFile
+from atom.daemon.fitting.arranging import Hearers, arranged, measured
+from atom.daemon.fitting.device_choice import (
+    choice_text,
+    cut_arenas,
+    ends_alike,
+    free_host_bytes,
+    peer_bytes,
+)
+from atom.daemon.fitting.step_share import Arranged, share_text
+from atom.daemon.model.number_forms import gradients, state_form
+from atom.daemon.model.recipe import PRECISIONS, Recipe
+from atom.daemon.model.without_dropout import evaluation_graph
+from atom.graph.ir import Program
+from atom.graph.program import build_program
+from atom.optim.adamw import AdamWSettings
+from atom.optim.open_share import WantedShare
+from atom.optim.rate import RateSettings
+from atom.plan.choice import Choice
+from atom.plan.chosen_program import chosen_program
+from atom.swap.compiled import Compilation
+from atom.swap.device import Device
+from atom.swap.voided import is_out_of_memory
+from atom.training.replica import ReplicaSettings
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What a replica is made of, or rearranged to."""
+
+    training: Program
+    evaluation: Program | None
+    settings: ReplicaSettings
+
+
+class Cutter:
+    """Of one run's model, for one device, measured and traced once."""
+
+    def __init__(
+        self, recipe: Recipe, device: Device, peer: PeerFile, dropout_seed: int, hearers: Hearers
+    ) -> None:
+        """`dropout_seed`: of this peer. Raises: ModelError if validation would be random."""
+        self._recipe, self._seed, self._hearers = recipe, dropout_seed, hearers
+        self._peer, self._kind = peer, device.torch_device
+        run, graph = recipe.run, recipe.graph
+        self._evaluation = evaluation_graph(recipe) if run.validation is not None else None
+        self._measured = measured(run, graph, peer, device, hearers)
+        self._others_bytes = _own_bytes()
+
+    def cut(self, peer: PeerFile) -> Cut:
+        """With the memory that this peer file allows, and all else as it was. From any thread.
+
+        Raises: DeviceError for memory that is too small, before anything is allocated.
+        """
+        run, graph, note = self._recipe.run, self._recipe.graph, self._hearers.note
+        device = self._peer.device.model_copy(update={"memory_bytes": peer.device.memory_bytes})
+        allowed = self._peer.model_copy(update={"device": device, "host": peer.host})
+        held_bytes = max(_own_bytes() - self._others_bytes, 0)
+        have_bytes = free_host_bytes(peer.host.memory_bytes, held_bytes)
+        need_bytes = peer_bytes(run, graph)
+        require_host_memory(need_bytes, have_bytes)
+        way = arranged(run, graph, allowed, self._kind, self._measured, have_bytes)
+        choice = way.choice
+        training = chosen_program(graph, choice)
+        on_gpu = self._kind.type == "cuda"
+        arenas = cut_arenas(training, choice, on_gpu, gradients(run))
+        require_host_memory(need_bytes + sum(size for _, size in arenas), have_bytes)
+        note(choice_text(choice, way.question.limits.device_bytes + choice.memory.step_bytes))
+        evaluation = self._evaluation
+        if evaluation is None:
+            return Cut(training, None, self._settings(way))
+        ends = ends_alike(graph, evaluation, choice)
+        return Cut(training, build_program(evaluation, ends=ends), self._settings(way))
+
+    def _settings(self, way: Arranged) -> ReplicaSettings:
+        settings = _settings(self._recipe.run, self._seed, way.choice)
+        note, hearers = self._hearers.note, self._hearers
+        if self._peer.device.compile:
+            settings = replace(settings, compilation=Compilation(hearers.uncompiled))
+            note("sub-models are compiled as they are first run: the first pass takes minutes")
+        if way.share is not None:
+            note(share_text(way.share))
+            wanted = WantedShare(way.share.share, hearers.unstreamed)
+            settings = replace(settings, step_share=wanted)
+        return settings
+
+
+@contextmanager
+def named_if_out_of_memory(when: str) -> Iterator[None]:
+    """What was free when it was reckoned may be taken when it is wanted. Raises: DeviceError."""
+    try:
+        yield
+    except Exception as failure:
+        if not is_out_of_memory(failure):
+            raise
+        raise DeviceError(
+            f"memory ran out while the replica was {when}: {str(failure).partition(chr(10))[0]}",
+            "other programs use it: end them, or lower [device] memory in the peer file",
+        ) from failure
+
+
+def require_host_memory(need_bytes: int, have_bytes: int) -> None:
+    """Raises: DeviceError."""
+    if need_bytes > have_bytes:
+        raise DeviceError(
+            f"a replica of this model takes {format_bytes(need_bytes)} of host memory, "
+            f"here {format_bytes(have_bytes)} may be used",
+            "join a run with a smaller model, or free memory (peer file: [host] memory)",
+        )
+
+
+def _own_bytes() -> int:
+    """What this process has of the host's memory, without files that it looks into."""
+    seen = psutil.Process().memory_info()
+    return int(seen.rss - seen.shared)
+
+
+def _settings(run: RunFile, dropout_seed: int, choice: Choice) -> ReplicaSettings:
+    o = run.optimizer
+    return ReplicaSettings(
+        rate=RateSettings(
+            learning_rate=o.learning_rate,
+            final_learning_rate=o.final_learning_rate,
+            warmup_rounds=o.warmup_rounds,
+            decay=o.decay,
+            rounds=run.run.rounds,
+        ),
+        adamw=AdamWSettings(o.betas, o.epsilon, o.weight_decay, seed=run.run.seed),
+        clip_norm=o.clip_norm or None,
+        precision=PRECISIONS[run.model.precision],
+        arrangement=choice.arrangement,
+        micro_batches=choice.micro_batches,
+        dropout_seed=dropout_seed,
+        state_form=state_form(run),
+        gradients=gradients(run),
+    )

@@ -1,0 +1,156 @@
+"""How this box's device would take a run's model: what it allows, and what is chosen."""
+
+from dataclasses import dataclass
+from itertools import accumulate
+
+import psutil
+import torch
+
+from atom.base.units import format_bytes
+from atom.config.run_file import RunFile
+from atom.daemon.model.number_forms import gradients, state_form
+from atom.graph.costs.operation_chain import operation_chain
+from atom.graph.ir import Program
+from atom.graph.layers import layers_of
+from atom.graph.partition import Chain, Machine
+from atom.graph.profile.seconds import Profile
+from atom.graph.traced import Graph
+from atom.plan.choice import Choice, Limits, choose
+from atom.swap.device_slots import staging_bytes
+from atom.swap.host_store import host_bytes
+from atom.swap.parameter_gradients import carrier_bytes
+from atom.swap.state_form import StateForm
+from atom.swarm.ring.codec import CODECS
+from atom.training.pacing import MAX_MICRO_BATCHES_PER_PASS
+
+GPU_SHARE = 0.9
+"""Of the device memory that is free or ours, where the peer file names no cap: the rest is the
+driver's."""
+HOST_SHARE = 0.5
+"""Where the device is the host: of the memory left beside the replica. The rest is for people."""
+BOUNDARY_SHARE = 0.8
+"""Of the host memory left beside the replica, for values between sub-models that wait there."""
+LEAST_HOST_BYTES = 256 << 20
+RESULT_ARENAS = 2
+"""Averaged gradients held at once: the one being voted on, and the next."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """Everything a choice depends on. `layer_ends`: positions in the chain where layers end."""
+
+    chain: Chain
+    machine: Machine
+    limits: Limits
+    layer_ends: tuple[int, ...]
+
+    def answer(self) -> Choice:
+        """Raises: DeviceError naming what fits in no way."""
+        return choose(self.chain, self.machine, self.limits, self.layer_ends)
+
+
+def question(
+    graph: Graph,
+    profile: Profile,
+    device_bytes: int,
+    micro_batches: int,
+    on_gpu: bool,
+    host_bytes: int | None = None,
+    gradients: torch.dtype = torch.float32,
+) -> Question:
+    """`micro_batches`: the most that one pass may accumulate. `host_bytes`: for values between
+    sub-models, if they wait there; None: as much as it takes. `gradients`: how they leave."""
+    link, element_bytes = profile.link, graph.parameter_dtype.itemsize
+    return Question(
+        chain=operation_chain(graph, profile.operations, fused=on_gpu),
+        machine=Machine(link.load_bytes_per_s.median, link.gradient_bytes_per_s.median),
+        limits=Limits(device_bytes, element_bytes, micro_batches, host_bytes, gradients.itemsize),
+        layer_ends=_layer_ends(graph),
+    )
+
+
+def most_micro_batches(run: RunFile) -> int:
+    """Of a pass when this peer trains alone: with others it may be fewer."""
+    whole_round = -(-run.batch.global_sequences // run.batch.micro_batch_sequences)
+    return min(whole_round, MAX_MICRO_BATCHES_PER_PASS)
+
+
+def ends_alike(graph: Graph, other: Graph, choice: Choice) -> tuple[int, ...]:
+    """Cuts `other`, the same layers with other calls in them, as `choice` cuts `graph`: at the
+    same layers; a cut within a layer falls as far into it, at the next legal place. If the layers
+    are not the same, at every one."""
+    ends = []
+    borders, others = _layer_ends(graph), _layer_ends(other)
+    if len(borders) != len(others):
+        return others
+    for end in choice.ends:
+        layer = next(n for n, border in enumerate(borders) if end <= border)
+        start, length = ([0, *borders][layer], borders[layer] - [0, *borders][layer])
+        there, width = ([0, *others][layer], others[layer] - [0, *others][layer])
+        place = there + -(-(end - start) * width // length)
+        while place in other.forbidden_cuts:
+            place += 1
+        ends.append(min(place, len(other.calls)))
+    return tuple(dict.fromkeys(ends))
+
+
+def choice_text(choice: Choice, budget_bytes: int) -> str:
+    """One line for the log of a daemon."""
+    count, kept = len(choice.pieces), len(choice.arrangement.kept)
+    resident = len(choice.arrangement.resident)
+    stays = "all of it stays" if resident == count else f"{resident} stay, {kept} not recomputed"
+    waiting = f" and {format_bytes(choice.host_bytes)} on the host" if choice.host_bytes else ""
+    checkpoints = ", its own checkpoints left out" if choice.remembers else ""
+    return (
+        f"{count} sub-model{'' if count == 1 else 's'} on the device ({stays}{checkpoints}), "
+        f"{format_bytes(choice.memory.total_bytes)} of {format_bytes(budget_bytes)}{waiting}, "
+        f"up to {choice.micro_batches} micro-batch"
+        f"{'' if choice.micro_batches == 1 else 'es'} per pass"
+    )
+
+
+def _layer_ends(graph: Graph) -> tuple[int, ...]:
+    return tuple(accumulate(len(layer.calls) for layer in layers_of(graph)))
+
+
+def replica_bytes(graph: Graph, form: StateForm, gradients: torch.dtype = torch.float32) -> int:
+    """Host memory of weights, moments, gradients and averaged results."""
+    results = RESULT_ARENAS * graph.layout.total_elements * torch.float32.itemsize
+    return host_bytes(graph.layout, graph.parameter_dtype, form, gradients) + results
+
+
+def feedback_bytes(run: RunFile, graph: Graph) -> int:
+    """Host memory for what the run's codec takes away, until it is given back."""
+    arena = graph.layout.total_elements * torch.float32.itemsize
+    return arena if CODECS[run.swarm.codec].feeds_back else 0
+
+
+def peer_bytes(run: RunFile, graph: Graph) -> int:
+    """Host memory that a peer takes however it cuts the model."""
+    return replica_bytes(graph, state_form(run), gradients(run)) + feedback_bytes(run, graph)
+
+
+def cut_arenas(
+    program: Program, choice: Choice, on_gpu: bool, leaving: torch.dtype
+) -> list[tuple[str, int]]:
+    """Host memory that a cut costs: (what, bytes). `leaving`: as what gradients leave."""
+    lands = on_gpu or leaving != torch.float32
+    arenas = [
+        ("sums of parameters tied across sub-models", carrier_bytes(program)),
+        ("gradients on their way from the device", staging_bytes(program, leaving) if lands else 0),
+        ("values between sub-models", choice.host_bytes),
+    ]
+    return [(what, size) for what, size in arenas if size > 0]
+
+
+def usable_device_bytes(device: torch.device, host_left_bytes: int) -> int:
+    """Where the peer file says nothing. On a CPU, of what the peer leaves of the host."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int((free + torch.cuda.memory_reserved(device)) * GPU_SHARE)
+    return max(int(host_left_bytes * HOST_SHARE), LEAST_HOST_BYTES)
+
+
+def free_host_bytes(cap: int | None, held_bytes: int = 0) -> int:
+    """The peer file's word, else what is free now, or `held_bytes` by what it is reckoned for."""
+    return cap or int(psutil.virtual_memory().available) + held_bytes

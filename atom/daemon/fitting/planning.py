@@ -1,0 +1,332 @@
+"""What this box would do for a run: does it fit, how is it cut, how fast would it go.
+
+Needs no weights, no text and no swarm. Seconds come from a measurement of the model's layers on
+this device, or from a table of devices (`assume`).
+"""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from atom.base.errors import ConfigError, DeviceError
+from atom.base.units import format_bytes
+from atom.config.load import load_peer_file, load_run_file
+from atom.config.peer_file import PeerFile
+from atom.config.places import default_state_directory
+from atom.config.run_file import RunFile
+from atom.config.sources import text_sources
+from atom.daemon.fitting.device_choice import (
+    BOUNDARY_SHARE,
+    RESULT_ARENAS,
+    Question,
+    cut_arenas,
+    feedback_bytes,
+    free_host_bytes,
+    most_micro_batches,
+    peer_bytes,
+    question,
+    usable_device_bytes,
+)
+from atom.daemon.fitting.profiling import profile_of
+from atom.daemon.fitting.step_share import State, arrange, assumed_rates
+from atom.daemon.model.model_source import open_source, pin_source
+from atom.daemon.model.number_forms import gradients, state_form
+from atom.daemon.model.recipe import PRECISIONS, open_device, trace_run
+from atom.graph.ir import Program
+from atom.graph.profile.devices import assumed_device
+from atom.graph.profile.seconds import Profile
+from atom.graph.traced import Graph
+from atom.models.data.tokenizer import load_tokenizer
+from atom.optim.device_speed import step_rates
+from atom.optim.speed import adamw_elements_per_s
+from atom.plan.advice import Advice, Situation, advise
+from atom.plan.choice import Choice
+from atom.plan.chosen_program import chosen_program
+from atom.plan.prediction import RoundPrediction, Surroundings, Work, predict
+from atom.plan.step_share import StepShare
+from atom.swap.host_store import working_copy_bytes
+from atom.swap.state_form import HIGH, LOW, MASTER
+from atom.swap.step_rates import StepRates
+from atom.swarm.ring.codec import CODECS
+
+FLOAT32_BYTES = torch.float32.itemsize
+STATE_TITLES = {
+    MASTER: "master weights",
+    HIGH: "weights, high halves",
+    LOW: "weights, low halves",
+    "exp_avg": "first moments",
+    "exp_avg_sq": "second moments",
+}
+"""What a replica's state arenas are called in a plan."""
+DEFAULT_NETWORK_BITS_PER_S = 100e6
+DEFAULT_PEERS = 4
+GPU_RESERVE = 0.9
+"""Of an assumed device's memory: the rest is the driver's and the display's."""
+
+Note = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class PlanRequest:
+    """What `atom plan` and `atom compile` were asked."""
+
+    run_file: Path
+    peer_file: Path | None = None
+    device_bytes: int | None = None
+    """Overrides the peer file's device memory."""
+    assume: str | None = None
+    """A device of the table instead of the one here."""
+    network_bits_per_s: float | None = None
+    peers: int = DEFAULT_PEERS
+
+
+@dataclass(frozen=True)
+class HostPlan:
+    """Host memory: flat arenas of one element per parameter (and padding)."""
+
+    arenas: tuple[tuple[str, int], ...]
+    """(what, bytes)."""
+    have_bytes: int
+    """The peer file's word, or what is free now."""
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(size for _, size in self.arenas)
+
+    @property
+    def boundary_bytes(self) -> int | None:
+        """For values between sub-models. None where not even the replica fits: then only the
+        verdict matters."""
+        left = self.have_bytes - self.total_bytes
+        return int(left * BOUNDARY_SHARE) if left > 0 else None
+
+    def with_cut(
+        self, program: Program, choice: Choice, on_gpu: bool, leaving: torch.dtype
+    ) -> "HostPlan":
+        """Adds what the cut costs."""
+        more = cut_arenas(program, choice, on_gpu, leaving)
+        return replace(self, arenas=(*self.arenas, *more))
+
+
+@dataclass(frozen=True)
+class DiskPlan:
+    """The state directory, once it is as large as it gets."""
+
+    snapshot_bytes: int
+    """The kept ones, and the one being written."""
+    result_bytes: int
+    """Averaged gradients since the snapshot before the last: what joiners catch up from."""
+    have_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        return self.snapshot_bytes + self.result_bytes
+
+
+@dataclass(frozen=True)
+class DevicePlan:
+    """What computes, and where its seconds come from."""
+
+    title: str
+    budget_bytes: int
+    seconds_from: str
+    """`measured` here, or `assumed` from the table."""
+    link_bytes_per_s: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a box would do for a run."""
+
+    run: str
+    model: str
+    precision: str
+    parameters: int
+    micro_batch_sequences: int
+    tokens_per_sequence: int
+    """1 for a run whose module brings samples of its own."""
+    graph: Graph
+    program: Program
+    profile: Profile
+    question: Question
+    host: HostPlan
+    disk: DiskPlan
+    device: DevicePlan
+    choice: Choice
+    share: StepShare | None
+    """What the device does of the optimizer's step; None: not asked for, on the host's cores."""
+    work: Work
+    surroundings: Surroundings
+    prediction: RoundPrediction
+    advice: tuple[Advice, ...]
+
+    @property
+    def fits(self) -> bool:
+        """The device always does, or there is no plan."""
+        host = self.host.total_bytes <= self.host.have_bytes
+        return host and self.disk.total_bytes <= self.disk.have_bytes
+
+
+def plan_run(request: PlanRequest, note: Note) -> Plan:
+    """Plans from the two files. `note` is told what takes long or is not as expected.
+
+    Raises: ConfigError; ModelError; DeviceError naming the layer that does not fit the device.
+    """
+    run, peer = load_run_file(request.run_file), load_peer_file(request.peer_file)
+    if request.assume is not None:
+        assumed_device(request.assume, PRECISIONS[run.model.precision])  # told before the model is
+    if peer.device.cpu_threads:
+        torch.set_num_threads(peer.device.cpu_threads)
+    run, graph, model = _trace(run, peer, request.run_file.absolute().parent)
+    host = _host(run, graph, peer)
+    state = State(graph.layout, graph.parameter_dtype, state_form(run))
+    device, profile, rates = _device(request, peer, state, graph, host, note)
+    on_gpu = request.assume is not None or device.title != "cpu"
+    most = most_micro_batches(run)
+    leaving = gradients(run)
+    offer = (device.budget_bytes, most, on_gpu, host.boundary_bytes)
+    asked = question(graph, profile, *offer, leaving)
+    arranged = arrange(asked, state, peer.device.optimizer_share, rates)
+    asked, choice, share = arranged.question, arranged.choice, arranged.share
+    program = chosen_program(graph, choice)
+    work = _work(run, graph, request)
+    stepping = adamw_elements_per_s(state.precision, state.form) if rates is None else rates.host
+    if rates is not None and share is not None:
+        stepping = share.parameters_per_s
+    surroundings = _surroundings(run, peer, request, stepping, on_gpu)
+    situation = Situation(
+        asked.chain, asked.machine, asked.limits, work, surroundings, asked.layer_ends
+    )
+    return Plan(
+        run=run.run.name,
+        model=model,
+        precision=run.model.precision,
+        parameters=sum(spec.numel for spec in graph.layout.specs),
+        micro_batch_sequences=run.batch.micro_batch_sequences,
+        tokens_per_sequence=work.sequence_tokens,
+        graph=graph,
+        program=program,
+        profile=profile,
+        question=asked,
+        host=host.with_cut(program, choice, on_gpu, leaving),
+        disk=_disk(run, graph, peer),
+        device=device,
+        choice=choice,
+        share=share,
+        work=work,
+        surroundings=surroundings,
+        prediction=predict(choice, work, surroundings),
+        advice=advise(situation, choice),
+    )
+
+
+def _trace(run: RunFile, peer: PeerFile, folder: Path) -> tuple[RunFile, Graph, str]:
+    """The run as its founder would pin it, and its graph. Raises: ConfigError, ModelError."""
+    run, code = pin_source(run, folder)
+    if run.model.family is not None and run.model.vocabulary_size is None:
+        vocabulary = _vocabulary(run, peer, folder)
+        model = run.model.model_copy(update={"vocabulary_size": vocabulary})
+        run = run.model_copy(update={"model": model})
+    source = open_source(run, code)
+    return run, trace_run(run, source), source.name
+
+
+def _vocabulary(run: RunFile, peer: PeerFile, folder: Path) -> int:
+    """What the founder's tokenizer would decide. Raises: ConfigError."""
+    try:
+        return load_tokenizer(text_sources(run, peer, folder).tokenizer).vocabulary_size
+    except ValueError as problem:
+        raise ConfigError(
+            f"the run's vocabulary is not known: {problem}",
+            "put the tokenizer in its place, or set [model] vocabulary_size",
+        ) from problem
+
+
+def _device(
+    request: PlanRequest, peer: PeerFile, state: State, graph: Graph, host: HostPlan, note: Note
+) -> tuple[DevicePlan, Profile, StepRates | None]:
+    rates: StepRates | None = None
+    cap = request.device_bytes or peer.device.memory_bytes
+    if request.assume is not None:
+        assumed = assumed_device(request.assume, graph.parameter_dtype)
+        has = int(assumed.memory_bytes.value)
+        if cap is not None and cap > has:
+            raise DeviceError(
+                f"{format_bytes(cap)} of device memory are asked for; a {assumed.title} has "
+                f"{format_bytes(has)}",
+                "ask for less, or assume another device",
+            )
+        budget, title = cap or int(has * GPU_RESERVE), assumed.title
+        profile = profile_of(graph, torch.device("cpu"), request.assume, note)
+        rates = assumed_rates(assumed, state, adamw_elements_per_s(state.precision, state.form))
+    else:
+        opened = open_device(peer.device.kind, graph.parameter_dtype)
+        try:
+            kind = opened.torch_device
+            budget = cap or usable_device_bytes(kind, host.have_bytes - host.total_bytes)
+            if kind.type == "cuda" or peer.device.optimizer_share:
+                rates = step_rates(opened, state.precision, state.form)
+        finally:
+            opened.close()
+        profile, title = profile_of(graph, kind, None, note), str(kind)
+    rate = profile.link.load_bytes_per_s.median
+    return DevicePlan(title, budget, profile.source, rate), profile, rates
+
+
+def _host(run: RunFile, graph: Graph, peer: PeerFile) -> HostPlan:
+    form, elements = state_form(run), graph.layout.total_elements
+    kept = {STATE_TITLES[name]: dtype.itemsize for name, dtype in form.arenas().items()}
+    if copy_bytes := working_copy_bytes(graph.parameter_dtype, form):
+        kept["working copy"] = copy_bytes
+    narrow = " in bfloat16" if run.optimizer.gradients == "bfloat16" else ""
+    kept[f"gradients{narrow}"] = gradients(run).itemsize
+    averaged = (f"averaged gradients {n + 1}" for n in range(RESULT_ARENAS))
+    kept |= dict.fromkeys(averaged, FLOAT32_BYTES)
+    arenas = [(name, size * elements) for name, size in kept.items()]
+    if lost := feedback_bytes(run, graph):
+        arenas.append(("lost in rounding", lost))
+    assert sum(size for _, size in arenas) == peer_bytes(run, graph)
+    return HostPlan(tuple(arenas), free_host_bytes(peer.host.memory_bytes))
+
+
+def _disk(run: RunFile, graph: Graph, peer: PeerFile) -> DiskPlan:
+    arena = graph.layout.total_elements * FLOAT32_BYTES
+    folder = (
+        Path(peer.state.directory)
+        if peer.state.directory
+        else default_state_directory(run.run.name)
+    )
+    while not folder.exists():
+        folder = folder.parent
+    kept = peer.state.snapshots
+    return DiskPlan(
+        snapshot_bytes=(kept + 1) * state_form(run).element_bytes * graph.layout.total_elements,
+        result_bytes=kept * run.snapshot.every_rounds * arena,
+        have_bytes=shutil.disk_usage(folder).free,
+    )
+
+
+def _work(run: RunFile, graph: Graph, request: PlanRequest) -> Work:
+    return Work(
+        parameters=graph.layout.total_elements,
+        round_sequences=run.batch.global_sequences,
+        micro_batch_sequences=run.batch.micro_batch_sequences,
+        sequence_tokens=1 if run.data.source == "module" else run.model.sequence_tokens,
+        peers=request.peers,
+    )
+
+
+def _surroundings(
+    run: RunFile, peer: PeerFile, request: PlanRequest, adamw_per_s: float, on_gpu: bool
+) -> Surroundings:
+    caps = (peer.network.upload_bits_per_s, peer.network.download_bits_per_s)
+    capped = min((cap for cap in caps if cap is not None), default=DEFAULT_NETWORK_BITS_PER_S)
+    return Surroundings(
+        adamw_elements_per_s=adamw_per_s,
+        network_bytes_per_s=(request.network_bits_per_s or capped) / 8,
+        gradient_element_bytes=CODECS[run.swarm.codec].wire_bytes(2**20) / 2**20,
+        steps_beside=on_gpu,
+    )

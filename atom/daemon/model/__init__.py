@@ -1,0 +1,1 @@
+"""A run's model and text as its files describe them: traced, named, given values, exported."""

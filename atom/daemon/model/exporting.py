@@ -1,0 +1,212 @@
+"""From a peer's snapshot to a folder that `transformers` loads.
+
+A daemon may be at work meanwhile: snapshots are whole files that nobody changes. The folder is
+written aside and renamed when it is whole.
+"""
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from atom.base.errors import ModelError, StorageError
+from atom.base.home import expand_home
+from atom.base.units import format_bytes
+from atom.daemon.console import Console
+from atom.daemon.model.kept_run import KeptRun, KeptWeights
+from atom.daemon.model.kept_tokenizer import write_tokenizer
+from atom.daemon.model.model_source import source_errors
+from atom.daemon.model.recipe import PRECISIONS
+from atom.graph.ir import ParameterLayout
+from atom.models.outside import Outside, Place
+from atom.models.source import ModelSource
+from atom.training.snapshot import Snapshot, list_snapshots
+from atom.training.weight_files import Piece, size_bytes, write_weights
+
+NO_CONFIG = (
+    "the model is its owner's own module: the folder holds its state dict, under the module's own "
+    "names, and no config.json; transformers does not load it"
+)
+
+
+@dataclass(frozen=True)
+class ExportRequest:
+    """What `atom export` was asked."""
+
+    target: Path
+    state: Path
+    snapshot: Path | None = None
+    """Of this state directory; None: the newest."""
+    precision: str | None = None
+    """A key of PRECISIONS; None: the run's."""
+    trust: str | None = None
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written."""
+
+    folder: Path
+    run: str
+    round: int
+    model: str
+    precision: str
+    files: tuple[tuple[str, int], ...]
+    """(name, bytes)"""
+
+
+def export_run(request: ExportRequest, console: Console) -> Exported:
+    """Raises: StorageError, ConfigError, MismatchError, ModelError, TrustError."""
+    target = expand_home(request.target).absolute()
+    _require_free(target)
+    kept = KeptRun.read(request.state)
+    snapshot = _chosen(kept, request.snapshot)
+    console.note(f"exporting round {snapshot.round} of {kept.run.run.name}")
+    precision = request.precision or kept.run.model.precision
+    dtype = PRECISIONS[precision]
+    source = kept.source(request.trust)
+    with source_errors(kept.run):
+        outside = source.outside(dtype)
+    if outside.config is None:
+        console.note(NO_CONFIG)
+    layout = kept.layout(source)
+    weights = kept.weights(snapshot, lambda *at: console.progress("checking the snapshot", *at))
+    drawer = _Drawer(kept, source, layout, weights, dtype)
+    pieces = _pieces(outside, drawer)
+    with _aside(target, sum(piece.size_bytes for piece in pieces)) as folder:
+        write_weights(folder, pieces, lambda *at: console.progress("writing", *at))
+        _write_texts(folder, kept, outside, precision)
+        files = tuple((path.name, path.stat().st_size) for path in sorted(folder.iterdir()))
+    name = kept.run.run.name
+    return Exported(request.target, name, snapshot.round, source.name, precision, files)
+
+
+@dataclass(frozen=True)
+class _Drawer:
+    """Gets one tensor after the other out of the snapshot."""
+
+    kept: KeptRun
+    source: ModelSource
+    layout: ParameterLayout
+    weights: KeptWeights
+    dtype: torch.dtype
+
+    def value(self, place: Place) -> Tensor:
+        """Raises: ModelError for numbers that the format does not hold."""
+        if place.parameter in self.layout.by_name:
+            found = self.weights.value(self.layout, place.parameter, self.dtype)
+        else:  # no part of the loss: it is as it was at first
+            with source_errors(self.kept.run):
+                first = self.source.initial_values(self.kept.run.run.seed)
+                found = first(place.parameter, place.shape).to(self.dtype)
+        if not bool(torch.isfinite(found).all()):
+            raise ModelError(
+                f"{place.parameter} has numbers beyond {str(self.dtype).removeprefix('torch.')}",
+                "export with --precision float32",
+            )
+        return place.from_parameter(found)
+
+
+def _pieces(outside: Outside, drawer: _Drawer) -> list[Piece]:
+    pieces = [
+        Piece(
+            place.name,
+            size_bytes(place.shape, drawer.dtype),
+            lambda place=place: drawer.value(place),  # type: ignore[misc]
+        )
+        for place in outside.places
+    ]
+    for name, buffer in outside.buffers.items():
+        pieces.append(Piece(name, buffer.nbytes, lambda buffer=buffer: buffer))  # type: ignore[misc]
+    if outside.converted is None:
+        return pieces
+    made = outside.converted({piece.name: piece.make() for piece in pieces})
+    return [Piece(name, value.nbytes, lambda value=value: value) for name, value in made.items()]  # type: ignore[misc]
+
+
+def _chosen(kept: KeptRun, path: Path | None) -> Snapshot:
+    """Raises: StorageError."""
+    ours = kept.snapshots()
+    if path is None:
+        if ours:
+            return ours[0]
+        rounds = kept.run.snapshot.every_rounds
+        raise StorageError(
+            f"{kept.state.root} holds no snapshot yet",
+            f"the daemon writes one every {rounds} rounds, and when the run ends",
+        )
+    wanted = expand_home(path).absolute()
+    for snapshot in ours:
+        if snapshot.path == wanted:
+            return snapshot
+    known = any(found.path == wanted for found in list_snapshots(wanted.parent))
+    said = ", ".join(snapshot.path.name for snapshot in ours) or "none"
+    raise StorageError(
+        f"{path} is {'of a branch that the run has left' if known else 'no whole snapshot'}",
+        f"snapshots of the run in {kept.state.snapshots}: {said}",
+    )
+
+
+def _write_texts(folder: Path, kept: KeptRun, outside: Outside, precision: str) -> None:
+    write_tokenizer(folder, kept.run, kept.state.tokenizer)
+    if outside.config is not None:
+        config = {**outside.config, "dtype": precision}
+        text = json.dumps(config, indent=2, sort_keys=True) + "\n"
+        (folder / "config.json").write_text(text, encoding="utf-8")
+
+
+def _require_free(target: Path) -> None:
+    """Raises: StorageError unless the target can be a new folder."""
+    if target.exists() and not target.is_dir():
+        raise StorageError(f"{target} is a file, not a folder", "choose another folder")
+    if target.is_dir() and any(target.iterdir()):
+        raise StorageError(f"{target} is not empty", "choose another folder, or empty that one")
+
+
+@contextmanager
+def _aside(target: Path, need_bytes: int) -> Iterator[Path]:
+    """A folder that becomes `target` (absolute) if all goes well, and is gone otherwise."""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _require_space(target.parent, need_bytes)
+        aside = Path(tempfile.mkdtemp(".partial", f".{target.name}.", target.parent))
+    except OSError as problem:
+        raise _unwritable(target, problem) from problem
+    try:
+        yield aside
+        for path in (aside, *aside.rglob("*")):  # others may read it, as any file
+            path.chmod((0o777 if path.is_dir() else 0o666) & ~_umask())
+        os.replace(aside, target)
+    except OSError as problem:
+        raise _unwritable(target, problem) from problem
+    finally:  # also when interrupted
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _require_space(folder: Path, need_bytes: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if need_bytes > free:
+        raise StorageError(
+            f"the weights take {format_bytes(need_bytes)}, {format_bytes(free)} are free in "
+            f"{folder}",
+            "free some space, choose a folder on another disk, or --precision bfloat16",
+        )
+
+
+def _unwritable(target: Path, problem: OSError) -> StorageError:
+    return StorageError(
+        f"cannot write {target}: {problem.strerror}", "free some space, or choose another folder"
+    )
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,172 @@
+"""What a state directory holds of its run, read without disturbing the daemon that may use it.
+
+Only files that are replaced as a whole, or that only grow, are read, and none is written.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from atom.base.errors import (
+    ConfigError,
+    ModelError,
+    PeerRefused,
+    StorageError,
+    TrustError,
+)
+from atom.config.load import run_from_text
+from atom.config.run_file import RunFile
+from atom.daemon.model.model_source import open_source
+from atom.daemon.model.number_forms import state_form
+from atom.daemon.model.recipe import check_recipe, refuse_versions, write_recipe
+from atom.daemon.state_directory import StateDirectory
+from atom.graph.ir import ParameterLayout
+from atom.models.own_code import OwnCode, read_code
+from atom.models.source import ModelSource, SourceError
+from atom.swap.state_form import HIGH, LOW, MASTER, joined
+from atom.swarm.chain.chain_bytes import parse_commits
+from atom.swarm.chain.check import verified_heads
+from atom.swarm.chain.commit import Commit, Head
+from atom.swarm.identity import Identity
+from atom.swarm.records.codec import decode_manifest, first_head
+from atom.swarm.records.run_manifest import Manifest
+from atom.swarm.state.arenas import describe, digest_of_manifests
+from atom.training.snapshot import Snapshot, list_snapshots, load_snapshot
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class KeptRun:
+    """A state directory's run, as far as its files tell."""
+
+    state: StateDirectory
+    manifest: Manifest
+    run: RunFile
+    heads: tuple[Head, ...]
+    commits: tuple[Commit, ...]
+
+    @classmethod
+    def read(cls, root: Path) -> "KeptRun":
+        """Raises: StorageError if there is no run, or its files are damaged; ConfigError."""
+        state = StateDirectory(root)
+        try:
+            record = state.manifest.read_bytes()
+        except OSError as problem:
+            raise StorageError(
+                f"{state.root} holds no run", "name the state directory of a peer with --state DIR"
+            ) from problem
+        try:
+            manifest = decode_manifest(record, None)
+            raw = state.chain.read_bytes() if state.chain.exists() else b""
+            commits, _ = parse_commits(raw)  # the last may be half-written: a daemon appends
+            heads = verified_heads(first_head(manifest), commits)
+        except (PeerRefused, OSError) as problem:
+            raise StorageError(
+                f"the run in {state.root} cannot be read: {problem}",
+                "start its daemon once: it repairs what it can",
+            ) from problem
+        run = run_from_text(manifest.run_file)
+        return cls(state, manifest, run, tuple(heads), tuple(commits))
+
+    def snapshots(self) -> list[Snapshot]:
+        """Those of states on the chain, newest first."""
+        found = list_snapshots(self.state.snapshots)
+        return [snapshot for snapshot in found if self._is_ours(snapshot)]
+
+    def source(self, trust: str | None) -> ModelSource:
+        """What builds the run's model. Own code runs if its owner is trusted, or keeps this
+        directory. Raises: TrustError; ConfigError; StorageError.
+        """
+        code = None if self.run.model.module is None else self._own_code()
+        if code is not None:
+            self._require_trust(code, trust)
+        return open_source(self.run, code)
+
+    def layout(self, source: ModelSource) -> ParameterLayout:
+        """Where parameters lie in the arenas: the model is traced again, without weights.
+
+        Raises: MismatchError if it is another one here than the run's; ConfigError; ModelError.
+        """
+        manifest = self.manifest
+        try:
+            recipe = write_recipe(self.run, source)
+        except (ConfigError, ModelError) as problem:
+            refuse_versions(manifest.versions, problem)
+            raise
+        check_recipe(recipe, manifest.graph_hash, manifest.program_hash, manifest.versions)
+        return recipe.graph.layout
+
+    def weights(self, snapshot: Snapshot, on_progress: Progress) -> "KeptWeights":
+        """The state, mapped from the file, every byte checked against what it must be.
+
+        Raises: StorageError.
+        """
+        arenas = load_snapshot(snapshot)
+        total = sum(arena.nbytes for arena in arenas.values())
+        described, done = [], 0
+        for name, arena in arenas.items():
+            on_progress(done, total)
+            described.append(describe(name, arena))
+            done += arena.nbytes
+        on_progress(total, total)
+        if {digest_of_manifests(described)} != {snapshot.state_digest, *self._certified(snapshot)}:
+            raise StorageError(
+                f"{snapshot.path} is damaged: its content is not the state of round "
+                f"{snapshot.round}",
+                "export another snapshot with --snapshot FILE, or fetch the state anew",
+            )
+        if arenas.keys() != state_form(self.run).arenas().keys():
+            raise StorageError(f"{snapshot.path} is of another run", "choose another --snapshot")
+        return KeptWeights(arenas)
+
+    def _is_ours(self, snapshot: Snapshot) -> bool:
+        number = snapshot.round
+        return 0 <= number < len(self.heads) and self.heads[number].digest == snapshot.head
+
+    def _certified(self, snapshot: Snapshot) -> set[bytes]:
+        """What the state's digest must be, where the chain says it."""
+        if snapshot.round == 0:
+            return {self.manifest.initial_state_digest}
+        following = self.commits[snapshot.round : snapshot.round + 1]
+        return {commit.value.parent_state_digest for commit in following}
+
+    def _own_code(self) -> OwnCode:
+        assert self.run.model.module is not None
+        try:
+            code = read_code(self.run.model.module, self.state.own_code)
+        except SourceError as problem:
+            raise StorageError(problem.message, "start the daemon once: it keeps it") from problem
+        if code.sha256 != self.run.model.module_sha256:
+            raise StorageError(
+                f"{code.path} is not the run's code any more", "start the daemon: it fetches it"
+            )
+        return code
+
+    def _require_trust(self, code: OwnCode, trust: str | None) -> None:
+        owner = self.manifest.owner
+        kept_by_owner = (
+            self.state.identity.exists()
+            and Identity.load_or_create(self.state.identity).peer_id == owner
+        )
+        if trust != owner and not kept_by_owner:
+            raise TrustError(
+                f"this run's model is code of its owner {owner}, saved in {code.path}",
+                f"to run it once more, for the names of the weights: --trust {owner}",
+            )
+
+
+@dataclass(frozen=True)
+class KeptWeights:
+    """The arenas of a snapshot."""
+
+    arenas: dict[str, torch.Tensor]
+
+    def value(self, layout: ParameterLayout, name: str, dtype: torch.dtype) -> torch.Tensor:
+        """A parameter as a device that computes in `dtype` loads it: a view, or new memory."""
+        if MASTER in self.arenas:
+            return layout.view(self.arenas[MASTER], name).to(dtype)
+        high, low = (layout.view(self.arenas[half], name) for half in (HIGH, LOW))
+        return high if dtype == high.dtype else joined(high, low).to(dtype)

@@ -1,0 +1,211 @@
+"""A run's model, traced, named and checked, and the values it begins with. Knows no peers."""
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+
+import psutil
+import torch
+
+from atom import __version__
+from atom.base.errors import MismatchError
+from atom.config.run_file import RunFile
+from atom.daemon.console import Progress
+from atom.daemon.model.model_source import source_errors
+from atom.graph.check.startup_check import (
+    StartupCheck,
+    Subject,
+    decide_startup_check,
+    parameter_bytes,
+)
+from atom.graph.check.verify import verify_against_eager
+from atom.graph.program import build_program, compile_program
+from atom.graph.trace import trace
+from atom.graph.traced import Graph
+from atom.models.data.samples import Samples
+from atom.models.installing import install_version
+from atom.models.source import InitialValue, ModelSource, materialised
+from atom.swap.device import CpuDevice, Device
+from atom.training.replica import Replica
+
+PRECISIONS = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+CHECKED_MEMORY_SHARE = 0.5
+"""Of the free host memory, at most, for the start-up check of a smaller model."""
+MOST_THREADS = 8
+"""That make first values: each holds a parameter's on its way to the arena."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A run's model, traced and named, before any memory for weights is spent."""
+
+    run: RunFile
+    source: ModelSource
+    graph: Graph
+    graph_hash: str
+    program_hash: str
+    """Source hash at the finest cut: what the manifest carries and every joiner compares."""
+    versions: tuple[tuple[str, str], ...]
+
+
+def write_recipe(run: RunFile, source: ModelSource) -> Recipe:
+    """Traces the (pinned) run's model without weights and names it.
+
+    Raises: ConfigError, ModelError.
+    """
+    graph = trace_run(run, source)
+    program = build_program(graph)
+    versions = (
+        ("atom-swarm", __version__),
+        ("torch", torch.__version__.split("+")[0]),
+        *source.packages,
+    )
+    return Recipe(run, source, graph, program.graph_hash, program.source_hash, versions)
+
+
+def check_recipe(
+    recipe: Recipe, graph_hash: str, program_hash: str, versions: Sequence[tuple[str, str]]
+) -> None:
+    """Whether this installation computes what the run was founded with.
+
+    Raises: MismatchError naming the package whose version differs, else the hash that does.
+    """
+    if (recipe.graph_hash, recipe.program_hash) == (graph_hash, program_hash):
+        return
+    refuse_versions(versions)
+    raise MismatchError(
+        f"the sub-models generated here have hash {recipe.program_hash[:16]}, "
+        f"the run's have {program_hash[:16]}",
+        "install the same version of atom and its libraries as the run's founder",
+    )
+
+
+def refuse_versions(wanted: Sequence[tuple[str, str]], because: Exception | None = None) -> None:
+    """`wanted`: a run's (package, version) pairs. `because`: what does not work here.
+
+    Raises: MismatchError naming the first package whose version differs here.
+    """
+    for package, version in wanted:
+        here = _version_here(package)
+        if here is not None and here != version:
+            raise MismatchError(
+                f"the run was founded with {package} {version}, here is {here}, "
+                + (f"and {because}" if because else "and the sub-models come out differently"),
+                f"install that version: {install_version(package, version)}",
+            )
+
+
+def _version_here(package: str) -> str | None:
+    """None: nothing that decides a model, or not installed."""
+    if package == "atom-swarm":
+        return __version__
+    if package == "torch":
+        return torch.__version__.split("+")[0]
+    try:
+        return metadata.version(package) if package == "transformers" else None
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def initial_values(recipe: Recipe) -> InitialValue:
+    """The run's seeded round 0, parameter by parameter. Raises (the values, too): ConfigError."""
+    with source_errors(recipe.run):
+        value_of = recipe.source.initial_values(recipe.run.run.seed)
+
+    def told(name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        with source_errors(recipe.run):
+            return value_of(name, shape)
+
+    return told
+
+
+def initialise(
+    replica: Replica, recipe: Recipe, progress: Progress, given: InitialValue | None = None
+) -> None:
+    """Sets the replica to the run's round 0; `given`: the values that it begins from, else those of
+    its seed. Raises: ConfigError.
+    """
+    threads = min(len(os.sched_getaffinity(0)), MOST_THREADS)
+    several = given is not None or recipe.source.values_in_threads
+    value_of = _counted(given or initial_values(recipe), recipe.graph, progress)
+    replica.initialise(value_of, threads if several else 1)
+
+
+def _counted(value_of: InitialValue, graph: Graph, progress: Progress) -> InitialValue:
+    """The same values; from whatever threads they are asked for, it is told how many there are."""
+    total = sum(spec.numel for spec in graph.layout.specs)
+    lock, made = threading.Lock(), 0
+    progress("making the first weights", made, total, "parameters")
+
+    def told(name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        nonlocal made
+        value = value_of(name, shape)
+        with lock:
+            made += value.numel()
+            progress("making the first weights", made, total, "parameters")
+        return value
+
+    return told
+
+
+def open_device(kind: str, precision: torch.dtype) -> Device:
+    """`auto`, `cpu`, `cuda` or `cuda:N`. Raises: DeviceError."""
+    if kind == "cpu" or (kind == "auto" and not torch.cuda.is_available()):
+        return CpuDevice()
+    from atom.swap.streams import CudaDevice
+
+    _, _, index = kind.partition(":")
+    return CudaDevice(int(index or 0), precision)
+
+
+def trace_run(run: RunFile, source: ModelSource, training: bool = True) -> Graph:
+    """The graph of a pinned run's model. Raises: ConfigError, ModelError."""
+    with source_errors(run):
+        model = source.build(PRECISIONS[run.model.precision])
+        batch = source.example_batch(run.batch.micro_batch_sequences)
+    return trace(model, batch, training)
+
+
+def verify_recipe(
+    recipe: Recipe, samples: Samples, note: Callable[[str], None], progress: Progress
+) -> None:
+    """A shrink of the model, split at every layer, must equal the eager module.
+
+    Raises: ConfigError, ModelError.
+    """
+    run = recipe.run
+    precision = PRECISIONS[run.model.precision]
+    sequences = min(2, run.batch.micro_batch_sequences)
+    with source_errors(run):
+        source = recipe.source.shrunk()
+        check = _startup_check(recipe, source, precision)
+        if check.subject is Subject.NOTHING:
+            note(check.reason)
+            return
+        if check.subject is Subject.WHOLE:
+            source = recipe.source
+        program = compile_program(source.build(precision), source.example_batch(sequences))
+        source.inspect(run.run.seed)
+        model = materialised(source, precision, run.run.seed)
+        batch = samples.batch(range(sequences))
+
+    def told(done: int, total: int) -> None:
+        progress("checking the sub-models", done, total, "runs")
+
+    verify_against_eager(model, program, batch, told=told)
+
+
+def _startup_check(recipe: Recipe, shrunk: ModelSource, precision: torch.dtype) -> StartupCheck:
+    """Raises: SourceError."""
+    whole_bytes = parameter_bytes(recipe.source.build(precision))
+    if shrunk is recipe.source:
+        return decide_startup_check(whole_bytes, None)
+    limit_bytes = int(psutil.virtual_memory().available * CHECKED_MEMORY_SHARE)
+    shrunk_bytes = parameter_bytes(shrunk.build(precision))
+    return decide_startup_check(whole_bytes, shrunk_bytes, limit_bytes)

@@ -1,0 +1,39 @@
+"""A run's model as it is validated: without what is random in training."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from atom.base.errors import ModelError
+from atom.daemon.model.recipe import Recipe, trace_run
+from atom.graph.traced import Graph, source_line, with_nested
+from atom.graph.tracing.effects import bind, is_random
+
+
+def evaluation_graph(recipe: Recipe) -> Graph | None:
+    """None: the training graph draws no random numbers. Raises: ModelError if both do."""
+    if not _draws(recipe.graph):
+        return None
+    graph = trace_run(recipe.run, recipe.source, training=False)
+    hint = "make it depend on self.training, as nn.Dropout does, or remove [validation]"
+    if place := _draws(graph):
+        raise ModelError(f"validation would be random: the model draws numbers at {place}", hint)
+    if graph.layout != recipe.graph.layout:
+        raise ModelError("in evaluation mode the model uses its parameters in another way", hint)
+    return graph
+
+
+def _draws(graph: Graph) -> str:
+    """Where the graph draws random numbers; empty: nowhere."""
+    for call in graph.calls:
+        for node in with_nested(call):
+            if is_random(node) and not _drops_nothing(bind(node)):
+                return source_line(node) or node.name
+    return ""
+
+
+def _drops_nothing(arguments: Mapping[str, Any]) -> bool:
+    """Dropout in evaluation mode, or with probability 0; attention's is 0 when left out."""
+    if arguments.get("train") is False:
+        return True
+    otherwise = 0.0 if "query" in arguments else None
+    return bool(arguments.get("p", arguments.get("dropout_p", otherwise)) == 0)

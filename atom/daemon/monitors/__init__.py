@@ -1,0 +1,1 @@
+"""Who else hears of a daemon's events than its log."""

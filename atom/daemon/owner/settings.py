@@ -1,0 +1,197 @@
+"""What this box gives, changed while the daemon runs: `atom set`."""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from atom.base.errors import ConfigError, ControlError, DeviceError
+from atom.config.load import parse_peer_text
+from atom.config.peer_file import Device, PeerFile
+from atom.config.peer_text import (
+    all_keys,
+    changed_keys,
+    default_text,
+    edited,
+    parse_assignment,
+    written,
+)
+from atom.daemon.fitting.memory_caps import MemoryCaps
+from atom.daemon.owner.gpu import Gpu
+from atom.daemon.owner.steward import Steward
+from atom.daemon.state_directory import write_atomically
+from atom.swarm.stream.throttle import Bandwidth
+
+THREADS_UNLESS_TOLD = torch.get_num_threads()
+"""PyTorch's own choice: this is read before any peer file is."""
+POWER, THREADS, CAPS = "device.power", "device.cpu_threads", ("network.upload", "network.download")
+MEMORY = ("device.memory", "host.memory")
+TURNS = ("device.share", "device.slot")
+Setting = Mapping[str, Any]
+
+
+class Tunable(Protocol):
+    """The part of `atom.daemon.turns.taking.DeviceTurns` that is needed here."""
+
+    def retune(self, terms: Device) -> None: ...
+
+
+@dataclass(frozen=True)
+class Givers:
+    """Who gives what can be set: of the machine, and of this process."""
+
+    gpu: Gpu
+    steward: Steward
+    turns: Tunable
+    bandwidth: Bandwidth
+    memory: MemoryCaps
+    on_worker: Callable[[Callable[[], None]], None]
+    """Runs a command between two passes, on the thread that computes."""
+
+
+@dataclass(frozen=True)
+class PeerPlace:
+    """Where a peer file is."""
+
+    path: Path
+    kept: bool
+    """In the state directory, by ourselves: it is there once something was set."""
+
+
+class Settings:
+    """The peer file in force. `set` may be called from several threads."""
+
+    def __init__(self, place: PeerPlace, peer: PeerFile, givers: Givers) -> None:
+        self._path, self._kept = place.path, place.kept
+        self._peer, self._givers = peer, givers
+        self._lock = threading.Lock()
+
+    def start(self, note: Callable[[str], None]) -> None:
+        """What is asked of the machine, not of ourselves. `note` hears what it refuses."""
+        try:
+            self._givers.gpu.limit_power(self._peer.device.power_watts)
+        except DeviceError as refusal:
+            note(f"{refusal.message}; {refusal.hint}")
+
+    def close(self) -> None:
+        """The machine as it was found. Raises: nothing: who ends has other cares."""
+        self._givers.memory.close()
+        with contextlib.suppress(DeviceError):
+            self._givers.gpu.limit_power(None)
+
+    def set(self, assignments: Sequence[str]) -> list[Setting]:
+        """See `atom.daemon.control.Controllable`."""
+        if not assignments:
+            text = self._text()
+            return [_setting(key, text) for key in all_keys()]
+        with self._alone():
+            wanted = [parse_assignment(each) for each in assignments]
+            changed = edited(self._text(), wanted)
+            peer = parse_peer_text(changed, self._path.parent, self._path.name)
+            self._refuse_moving_away(peer)
+            self._put_in_force(peer, changed)
+            return [_setting(key, changed) for key, _ in wanted]
+
+    def wishes(self) -> Mapping[str, Any]:
+        """[schedule] as it holds, for `atom info`; in words where it cannot."""
+        schedule = self._peer.schedule
+        gpu: bool | str = schedule.pause_for_gpu_programs
+        return {
+            "hours": list(schedule.hours),
+            "idle_for_s": schedule.idle_for_s,
+            "pause_on_battery": schedule.pause_on_battery,
+            "pause_for_gpu_programs": (gpu and self._givers.gpu.blind) or gpu,
+        }
+
+    @property
+    def doing(self) -> str:
+        """What a `set` under way is at, if it takes long. From any thread."""
+        return self._givers.memory.doing
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """A change may take a minute. Whoever waited for another would keep one of the few threads
+        that `atom pause` and `atom leave` need. Raises: ControlError."""
+        if not self._lock.acquire(blocking=False):
+            raise ControlError(
+                "another change is under way" + (f": {self.doing}" if self.doing else ""),
+                "say it again once that one is through",
+            )
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    def _text(self) -> str:
+        """Of the file as it is now: somebody may have edited it. Raises: ConfigError."""
+        try:
+            return self._path.read_text(encoding="utf-8-sig")
+        except FileNotFoundError:
+            if self._kept:
+                return ""
+            raise ConfigError(
+                f"{self._path}: no such file any more", "put it back, or start again without --peer"
+            ) from None
+        except (OSError, UnicodeDecodeError) as problem:
+            raise ConfigError(
+                f"{self._path}: cannot be read: {problem}", "check its rights, and that it is text"
+            ) from None
+
+    def _refuse_moving_away(self, peer: PeerFile) -> None:
+        if peer.state.directory is not None and self._kept:
+            raise ConfigError(
+                "state.directory: this peer file lies in the state directory itself",
+                "write a peer file elsewhere, and start with --peer FILE",
+            )
+
+    def _put_in_force(self, peer: PeerFile, text: str) -> None:
+        """What may be refused comes first, then the file, then the rest. Raises: UserError."""
+        before, changed, givers = self._peer, changed_keys(self._peer, peer), self._givers
+        with contextlib.ExitStack() as undo:
+            if POWER in changed:
+                givers.gpu.limit_power(peer.device.power_watts)
+                undo.callback(givers.gpu.limit_power, before.device.power_watts)
+            if changed & set(MEMORY):
+                givers.memory.change(peer)
+                undo.callback(givers.memory.change, before)
+            _write(self._path, text)
+            undo.pop_all()
+        self._peer = peer
+        if changed & set(CAPS):
+            network = peer.network
+            givers.bandwidth.change(network.upload_bits_per_s, network.download_bits_per_s)
+        if THREADS in changed:
+            threads = peer.device.cpu_threads or THREADS_UNLESS_TOLD
+            givers.on_worker(lambda: torch.set_num_threads(threads))
+        if changed & set(TURNS):
+            givers.turns.retune(peer.device)
+        if peer.schedule != before.schedule:
+            givers.steward.wish(peer.schedule)
+
+
+def is_live(key: str) -> bool:
+    """Whether a change is in force without a restart."""
+    return key in (POWER, THREADS, *CAPS, *MEMORY, *TURNS) or key.startswith("schedule.")
+
+
+def _setting(key: str, text: str) -> Setting:
+    value = written(text, key)
+    return {
+        "key": key,
+        "value": value or default_text(key),
+        "default": not value,
+        "live": is_live(key),
+    }
+
+
+def _write(path: Path, text: str) -> None:
+    """Where a link leads to, with the rights that it had. Raises: StorageError."""
+    target = path.resolve()
+    mode = target.stat().st_mode if target.exists() else None
+    write_atomically(target, text.encode())
+    if mode is not None:
+        target.chmod(mode)

@@ -1,0 +1,1 @@
+"""One peer of a run: let in, wired, running, ended."""

@@ -1,0 +1,200 @@
+"""A peer's parts, from its run, its box and its directory: everything is wired here."""
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from atom.base.clock import BootClock
+from atom.base.events import EventFan, EventSink
+from atom.config.run_file import RunFile
+from atom.daemon.console import Console
+from atom.daemon.control import ControlServer
+from atom.daemon.fitting.memory_caps import MemoryCaps
+from atom.daemon.model.number_forms import state_form
+from atom.daemon.monitors.monitors import Monitors
+from atom.daemon.owner.gpu import open_gpu
+from atom.daemon.owner.pauses import Pauses
+from atom.daemon.owner.settings import Givers, Settings
+from atom.daemon.owner.steward import Observer, Steward
+from atom.daemon.peer.addresses import data_addresses
+from atom.daemon.peer.box import Box
+from atom.daemon.peer.founding import Membership
+from atom.daemon.peer.life import Life
+from atom.daemon.peer.lookout import Lookout
+from atom.daemon.peer.own_code import blob_name
+from atom.daemon.peer.parts import Parts
+from atom.daemon.turns.taking import DeviceTurns
+from atom.swarm.addresses import (
+    parse_listen,
+)
+from atom.swarm.records.allow_list import AllowList
+from atom.swarm.records.reachability import Reached
+from atom.swarm.ring.chunk_kernels import chunk_kernels
+from atom.swarm.ring.codec import CODECS
+from atom.swarm.state.blobs import BlobServer, BlobShelf
+from atom.swarm.state.state_transfer import Watch
+from atom.swarm.stream.handshake import Local
+from atom.swarm.stream.protection import RingProtection
+from atom.swarm.stream.throttle import Bandwidth
+from atom.swarm.transport.endpoint import TransportLimits
+from atom.swarm.transport.outreach import Outreach
+from atom.swarm.transport.transport import Transport
+from atom.training.catch_up import FirstState, Replay
+from atom.training.disk_room import DiskRoom
+from atom.training.donors import PeerDonors
+from atom.training.exchange import RingStyle
+from atom.training.feedback import Feedback
+from atom.training.hands import Bench, ReplicaHands, Schedule
+from atom.training.journal import Journal
+from atom.training.keeper import Keeper
+from atom.training.loop import RoundLoop
+from atom.training.results import Results
+from atom.training.round import Patience, RoundMachine, Terms
+from atom.training.samples import Deck
+from atom.training.shelf import Shelf
+from atom.training.worker import Work, Worker
+
+_REACHABLE = {"auto": Reached.UNKNOWN, "yes": Reached.YES, "no": Reached.NO}
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """What a peer is put together from."""
+
+    box: Box
+    member: Membership
+    lookout: Lookout
+    turns: DeviceTurns
+    address: str
+    """By which others join."""
+    listen: str
+    console: Console
+    log: EventSink
+
+
+def assemble(stack: ExitStack, given: Assembly) -> Life:
+    """Nothing is started; closed with the stack. Raises: UserError."""
+    box, member, console = given.box, given.member, given.console
+    clock, monitors = BootClock(), Monitors(box.peer, stack)
+    events = EventFan(given.log, *monitors.sinks)
+    transport = _transport(box, member, given.listen, events)
+    journal = Journal.open(box.state.chain, member.genesis)
+    elements = member.replica.gradients.numel()
+    results = Results(box.state.results, elements)
+    blobs = BlobShelf()
+    donors = PeerDonors(
+        transport,
+        elements,
+        state_form(member.run).arenas(),
+        box.state.downloads,
+        Watch(lambda done, total: console.progress("fetching the state", done, total), events),
+    )
+    shelf = Shelf(blobs, journal, results)
+    room = DiskRoom(box.state.root, events, console.note)
+    keeper = Keeper(journal, results, shelf, box.state.snapshots, room, box.peer.state.snapshots)
+    first = FirstState(member.manifest.initial_state_digest, member.initialise)
+    replay = Replay(
+        member.replica,
+        keeper,
+        donors,
+        first,
+        events,
+        lambda done, total: console.progress("replaying missed rounds", done, total, "rounds"),
+    )
+    deck = Deck(member.samples, box.identity.peer_id)
+    if member.code is not None:
+        blobs.register(blob_name(member.run), member.code)
+    batch = member.run.batch
+    life = Life(box.state, console, events, clock, given.address)
+    work = Work(batch.global_sequences, batch.micro_batch_sequences, deck.next_batch, deck.put_back)
+    worker = Worker(member.replica, work, clock, life.on_pass, life.on_void, life.fail)
+    bench = Bench(member.replica, worker, deck, keeper, replay)
+    style = _ring_style(member.run, elements)
+    hands = ReplicaHands(bench, transport, _schedule(member), clock, events, style)
+    server = BlobServer(blobs, clock, courtesy=transport.courtesy)
+
+    gpu = open_gpu(member.replica.device_hold.torch_device)
+    pauses = Pauses(worker, events, console.note, clock)
+    look = Observer(gpu, clock).look
+    steward = Steward(box.peer.schedule, look, pauses.wish, life.fail)
+    memory = MemoryCaps(member.built, worker)
+    givers = Givers(gpu, steward, given.turns, transport.bandwidth, memory, worker.submit)
+    settings = Settings(box.peer_place, box.peer, givers)
+    settings.start(console.note)
+
+    def make_loop(head_digest: bytes) -> tuple[RoundMachine, RoundLoop]:
+        machine = RoundMachine(
+            box.me, journal.head, head_digest, _terms(member), box.identity.sign, clock.now()
+        )
+        loop = RoundLoop(machine, box.me, hands, clock, events, life.fail)
+        hands.bind(loop.post, life.on_change)
+        transport.set_handlers(loop.receive, loop.unreachable, server.serve)
+        return machine, loop
+
+    life.parts = Parts(
+        me=box.me,
+        member=member,
+        transport=transport,
+        outreach=Outreach(transport, _REACHABLE[box.peer.network.reachable], clock, events),
+        data_addresses=lambda: (
+            data_addresses(box.peer.network.announce, transport.address)
+            if transport.listens
+            else ()
+        ),
+        worker=worker,
+        pauses=pauses,
+        steward=steward,
+        settings=settings,
+        hands=hands,
+        keeper=keeper,
+        donors=donors,
+        turns=given.turns,
+        lookout=given.lookout,
+        control=ControlServer(life, box.state.control_socket),
+        ended_attempts=monitors.ended_attempts,
+        make_loop=make_loop,
+    )
+    stack.callback(life.close)
+    monitors.begin(life.info, console)
+    return life
+
+
+def _transport(box: Box, member: Membership, listen: str, events: EventSink) -> Transport:
+    network = box.peer.network
+    bind = (parse_listen(listen).host, network.data_port) if network.reachable != "no" else None
+    bandwidth = Bandwidth.of(network.upload_bits_per_s, network.download_bits_per_s)
+    protection = RingProtection(member.run.swarm.ring_protection)
+    allowed = AllowList.of(member.manifest.owner, member.run.swarm.members)
+    local = Local(box.identity, member.run_id, box.incarnation, protection, allowed)
+    limits = TransportLimits(relay_bytes_per_s=network.relay_bits_per_s / 8)
+    return Transport(local, bind, events, limits=limits, bandwidth=bandwidth)
+
+
+def _ring_style(run: RunFile, elements: int) -> RingStyle:
+    """Raises: MemoryError; MismatchError, here and not in a first round, without its kernels."""
+    chunk_kernels()
+    codec = CODECS[run.swarm.codec]
+    feedback = Feedback(elements) if codec.feeds_back else None
+    return RingStyle(codec, run.swarm.ring_connections, feedback)
+
+
+def _schedule(member: Membership) -> Schedule:
+    run = member.run
+    return Schedule(
+        snapshot_rounds=run.snapshot.every_rounds,
+        validation_rounds=run.validation.every_rounds if run.validation else None,
+        validation_batches=run.validation.batches if run.validation else 0,
+        micro_batch=run.batch.micro_batch_sequences,
+        sequence_tokens=member.samples.tokens_per_sample,
+        last_round=run.run.rounds,
+    )
+
+
+def _terms(member: Membership) -> Terms:
+    run = member.run
+    return Terms(
+        global_batch=run.batch.global_sequences,
+        last_round=run.run.rounds,
+        branches=run.swarm.survivors == "branch",
+        patience=Patience(grace=run.swarm.grace_seconds),
+        average_bytes=CODECS[run.swarm.codec].wire_bytes(member.replica.gradients.numel()),
+    )

@@ -1,0 +1,306 @@
+"""Becoming a peer of a run: as its founder from a run file, or by an address from its manifest."""
+
+import hashlib
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from atom.base.errors import (
+    AddressError,
+    ConfigError,
+    MismatchError,
+    ModelError,
+    PeerRefused,
+    StorageError,
+)
+from atom.base.events import EventLog
+from atom.base.home import expand_home
+from atom.config.load import load_run_file, normalised_run_text, run_from_text
+from atom.config.run_file import RunFile
+from atom.config.sources import text_sources
+from atom.daemon.console import Console, Progress, Silence
+from atom.daemon.fitting.arranging import Hearers
+from atom.daemon.fitting.building import Built, build_replica
+from atom.daemon.model.given_weights import given_values
+from atom.daemon.model.kept_tokenizer import keep_companions, keep_tokenizer
+from atom.daemon.model.model_source import open_samples, open_source, pin_source
+from atom.daemon.model.recipe import (
+    Recipe,
+    check_recipe,
+    initialise,
+    refuse_versions,
+    write_recipe,
+)
+from atom.daemon.model.text_source import open_text, pin_table
+from atom.daemon.peer.box import Box, StartOptions
+from atom.daemon.state_directory import write_atomically
+from atom.models.data.dataset import Dataset
+from atom.models.data.samples import Samples
+from atom.models.own_code import OwnCode
+from atom.models.source import InitialValue
+from atom.swarm.chain.commit import Head
+from atom.swarm.records.codec import decode_manifest, encode_manifest, first_head, manifest_digest
+from atom.swarm.records.run_manifest import Manifest
+from atom.swarm.state.arenas import state_digest
+from atom.training.replica import Replica
+from atom.training.snapshot import list_snapshots, write_snapshot
+from atom.training.weight_files import WeightFiles
+
+
+@dataclass(frozen=True)
+class Membership:
+    """The run's side: what everybody agreed on, and our replica of it."""
+
+    manifest: Manifest
+    record: bytes
+    """The manifest with its owner's signature, to be published again and again."""
+    run: RunFile
+    recipe: Recipe
+    samples: Samples
+    built: Built
+    code: bytes | None = None
+    """The run's own code, to be served to others."""
+    given: InitialValue | None = None
+    """What the run begins from, if it is at hand and not the seed's."""
+    progress: Progress = Silence().progress
+    """Who is told how far the first weights are."""
+
+    @property
+    def replica(self) -> Replica:
+        return self.built.replica
+
+    @property
+    def run_id(self) -> bytes:
+        return manifest_digest(self.manifest)
+
+    @property
+    def genesis(self) -> Head:
+        return first_head(self.manifest)
+
+    def initialise(self) -> bool:
+        """Sets the replica to round 0, if it can be made here; whether it is bit for bit the run's.
+        Given weights are only where they were given: others fetch the state."""
+        if self.run.model.weights is not None and self.given is None:
+            return False
+        initialise(self.replica, self.recipe, self.progress, self.given)
+        digest = state_digest(self.replica.state_arenas())
+        return digest == self.manifest.initial_state_digest
+
+
+def found_run(options: StartOptions, box: Box, run: RunFile, console: Console) -> Membership:
+    """Founds the run, or takes up the one that was founded in this state directory.
+
+    Raises: ConfigError, StorageError, MismatchError, ModelError, DeviceError.
+    """
+    folder = options.run_file.absolute().parent
+    weights = None if list_snapshots(box.state.snapshots) else options.weights
+    if weights is not None:
+        WeightFiles.open(expand_home(weights))  # said now, and not when the text is tokenised
+    known = _read_manifest(box, run.run.name) if box.state.manifest.exists() else None
+    run = _beginning(run, None if known is None else known[0], options.weights)
+    run, code = pin_source(run, folder)
+    taken_up = None if known is None else run_from_text(known[0].run_file)
+    run = pin_table(run, box.peer, folder, taken_up)
+    text = open_text(run, box.peer, folder, box.state.tokens, console.progress)
+    try:
+        run = _pinned(run, text)
+    except ValueError as problem:
+        raise ConfigError(f"{options.run_file}: {problem}") from problem
+    keep_tokenizer(box.state.tokenizer, run, text_sources(run, box.peer, folder))
+    if code is not None:
+        write_atomically(box.state.own_code, code.content)
+    if known is not None:
+        _check_same_run(known[0], run, box, options.run_file)
+        made = _make(run, text, code, box, console, known[0])
+        return made.member(*known, made.given(weights))
+    made = _make(run, text, code, box, console)
+    return _founded(made, made.given(options.weights), box, options)
+
+
+def _founded(
+    made: "_Made", given: InitialValue | None, box: Box, options: StartOptions
+) -> Membership:
+    """Round 0, and the manifest that names it."""
+    replica = made.built.replica
+    initialise(replica, made.recipe, made.progress, given)
+    run, state = made.recipe.run, replica.state_arenas()
+    manifest = Manifest(
+        run=run.run.name,
+        owner=box.identity.peer_id,
+        run_file=normalised_run_text(run),
+        graph_hash=made.recipe.graph_hash,
+        program_hash=made.recipe.program_hash,
+        versions=made.recipe.versions,
+        data_digest=made.samples.digest,
+        initial_state_digest=state_digest(state),
+        founder_incarnation=box.incarnation,
+        created_at=time.time(),
+    )
+    record = encode_manifest(manifest, box.identity)
+    member = made.member(manifest, record)
+    if options.weights is not None:
+        # Nobody could make this state again: it is on disk before the run is.
+        digest = manifest.initial_state_digest
+        write_snapshot(box.state.snapshots, 0, member.genesis.digest, digest, state)
+        keep_companions(box.state.tokenizer, options.weights)
+    write_atomically(box.state.manifest, record)
+    return member
+
+
+def _beginning(run: RunFile, known: Manifest | None, weights: Path | None) -> RunFile:
+    """With the word how the run begins: of the run taken up, else of the command line.
+
+    Raises: ConfigError, MismatchError.
+    """
+    if known is None:
+        return run.beginning(weights is not None)
+    given = run_from_text(known.run_file).model.weights is not None
+    if weights is not None and not given:
+        raise MismatchError(
+            "the run in this state directory began from its seed, not from given weights",
+            "leave --from out, or found a new run with another name or --state DIR",
+        )
+    return run.beginning(given)
+
+
+def enter_run(
+    manifest: Manifest, record: bytes, code: OwnCode | None, box: Box, console: Console
+) -> Membership:
+    """Takes part in the run of a (verified) manifest; `code` is the run's own, and is run.
+
+    Raises: as `found_run`; MismatchError if this installation or text differs from the run's.
+    """
+    run = run_of(manifest, box)
+    text = open_text(run, box.peer, None, box.state.tokens, console.progress)
+    run = _pinned(run, text)
+    keep_tokenizer(box.state.tokenizer, run, text_sources(run, box.peer, None))
+    try:
+        made = _make(run, text, code, box, console, manifest)
+    except (ConfigError, ModelError) as problem:
+        # Another version of a library may not even know the model.
+        refuse_versions(manifest.versions, problem)
+        raise
+    write_atomically(box.state.manifest, record)
+    return made.member(manifest, record)
+
+
+def run_of(manifest: Manifest, box: Box) -> RunFile:
+    """The run of a (verified) manifest.
+
+    Raises: ConfigError; MismatchError; StorageError if this state directory is another run's.
+    """
+    if box.state.manifest.exists():
+        known, _ = _read_manifest(box, manifest.run)
+        if manifest_digest(known) != manifest_digest(manifest):
+            raise StorageError(
+                f"{box.state.root} belongs to another run named {manifest.run!r}",
+                "choose another directory with --state DIR",
+            )
+    run = run_from_text(manifest.run_file)
+    if run.run.name != manifest.run:
+        raise MismatchError(f"the manifest of {manifest.run!r} holds the run {run.run.name!r}")
+    for source, pinned in (("huggingface", "huggingface_config"), ("module", "module_sha256")):
+        if run.model.source == source and getattr(run.model, pinned) is None:
+            raise MismatchError(f"the manifest of {manifest.run!r} holds no {pinned}")
+    return run
+
+
+def read_run(options: StartOptions) -> RunFile:
+    """The run file of `atom start`. Raises: ConfigError."""
+    return load_run_file(options.run_file)
+
+
+@dataclass(frozen=True)
+class _Made:
+    """What a run becomes on this machine."""
+
+    recipe: Recipe
+    samples: Samples
+    built: Built
+    code: bytes | None
+    progress: Progress
+
+    def given(self, weights: Path | None) -> InitialValue | None:
+        """What a folder of weights gives. Raises: ConfigError."""
+        if weights is None:
+            return None
+        return given_values(self.recipe.run, self.recipe.source, expand_home(weights))
+
+    def member(
+        self, manifest: Manifest, record: bytes, given: InitialValue | None = None
+    ) -> Membership:
+        own = (self.recipe.run, self.recipe, self.samples, self.built, self.code)
+        return Membership(manifest, record, *own, given, self.progress)
+
+
+def _make(
+    run: RunFile,
+    text: Dataset | None,
+    code: OwnCode | None,
+    box: Box,
+    console: Console,
+    manifest: Manifest | None = None,
+) -> _Made:
+    """Source, samples, recipe, replica; before memory is spent, compared with the manifest."""
+    source = open_source(run, code)
+    samples = open_samples(run, source, text)
+    if manifest is not None:
+        _check_data(samples, manifest)
+    box.take_device()
+    console.note("tracing the model and checking its sub-models against it")
+    recipe = write_recipe(run, source)
+    if manifest is not None:
+        check_recipe(recipe, manifest.graph_hash, manifest.program_hash, manifest.versions)
+    seed = int.from_bytes(hashlib.sha256(box.incarnation).digest()[:8], "big") >> 1
+
+    def uncompiled(kind: str, why: str) -> None:
+        console.note(f"{kind} runs uncompiled: {why}")
+        EventLog(box.state.events).emit("uncompiled", sub_model=kind, reason=why)
+
+    def unstreamed(why: str) -> None:
+        console.note(f"the device takes no share of the optimizer step: {why}")
+        EventLog(box.state.events).emit("unstreamed", reason=why)
+
+    hearers = Hearers(console.note, console.progress, uncompiled, unstreamed)
+    built = build_replica(recipe, samples, box.peer, seed, box.state.program, hearers)
+    content = None if code is None else code.content
+    return _Made(recipe, samples, built, content, console.progress)
+
+
+def _pinned(run: RunFile, text: Dataset | None) -> RunFile:
+    if text is None:
+        return run
+    return run.pinned(text.vocabulary_size, text.tokenizer_digest)
+
+
+def _check_data(samples: Samples, manifest: Manifest) -> None:
+    if manifest.data_digest and samples.digest != manifest.data_digest:
+        raise MismatchError(
+            "the training text here differs from the run's",
+            "get the same files as the founder (for python-stdlib: the same Python version)",
+        )
+
+
+def _read_manifest(box: Box, run_name: str) -> tuple[Manifest, bytes]:
+    record = box.state.manifest.read_bytes()
+    try:
+        return decode_manifest(record, run_name), record
+    except PeerRefused as refused:
+        raise StorageError(
+            f"{box.state.root} holds another run than {run_name!r} ({refused})",
+            "choose another directory with --state DIR",
+        ) from refused
+
+
+def _check_same_run(manifest: Manifest, run: RunFile, box: Box, path: Path) -> None:
+    if manifest.owner != box.identity.peer_id:
+        raise AddressError(
+            f"the run in {box.state.root} was founded by another peer",
+            "take part in it with `atom join ADDRESS`, or start anew with another --state DIR",
+        )
+    if manifest.run_file != normalised_run_text(run):
+        raise MismatchError(
+            f"{path}, or the model it names, has changed since the run was founded "
+            f"in {box.state.root}",
+            "undo the change, or found a new run with another name or --state DIR",
+        )

@@ -1,0 +1,326 @@
+"""A running peer: starts its parts, shows its lease, obeys its owner, and knows when to end."""
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from atom.base.clock import Clock
+from atom.base.events import EventSink
+from atom.daemon.console import Console
+from atom.daemon.peer.kept_contacts import KeptContacts
+from atom.daemon.peer.leave_signals import LeaveSignals
+from atom.daemon.peer.lifecycle import Ending, Facts, ending
+from atom.daemon.peer.parts import Parts
+from atom.daemon.peer.portrait import info_of, lease_of, reading_pause_of
+from atom.daemon.state_directory import StateDirectory
+from atom.daemon.turns.board import Wish
+from atom.swap.voided import PassVoided
+from atom.swarm.dht.directory import Directory
+from atom.swarm.records.fork_choice import claims_better
+from atom.swarm.records.lease import Lease
+from atom.training.loop import LeasesRead, RoundLoop
+from atom.training.round import RoundMachine
+from atom.training.round.vocabulary import Phase, View
+
+LEAVE_S = 60.0
+"""How long a requested leave may take to see the counted work committed."""
+HANG_UP = "SIGHUP"
+"""Asks to leave, and never insists: when a terminal is closed, the kernel sends one and the shell
+another."""
+_LOOK_S = 0.1
+
+
+class Life:
+    """One peer from its first breath to its last. Also the control API's target."""
+
+    def __init__(
+        self,
+        state: StateDirectory,
+        console: Console,
+        events: EventSink,
+        clock: Clock,
+        join_address: str,
+    ) -> None:
+        self._state = state
+        self._console = console
+        self._events = events
+        self._clock = clock
+        self._join_address = join_address
+        self.parts: Parts
+        self._machine: RoundMachine | None = None
+        self._loop: RoundLoop | None = None
+        self._wake = threading.Event()
+        self._signals = LeaveSignals(self._wake.set)
+        self._failure: BaseException | None = None
+        self._serial = 0
+        self._gone = False
+        self._facts = Facts(Phase.SYNCING, 0.0)
+        self._facts_lock = threading.Lock()
+        self._looked_around = False
+        self._dropped_before_leaving = 0
+        self._contacts = KeptContacts(state.known_addresses, clock)
+
+    # ---- living
+
+    def live(self, directory: Directory) -> Ending:
+        """Trains until the run or the owner ends it. Raises: what a part failed with."""
+        parts = self.parts
+        parts.transport.start()
+        parts.outreach.start(self.on_change)
+        parts.control.start()
+        parts.steward.start()
+        parts.worker.start()
+        parts.turns.serve(parts.pauses, self, self._events)
+        digest = self._restored()  # nothing of ours is counted: a signal still ends us at once
+        with self._signals.heard():
+            self._enter_rounds(digest)
+            while True:
+                self._wake.wait(_LOOK_S)
+                self._wake.clear()
+                if self._failure is not None:
+                    raise self._failure
+                self._obey_signals()
+                verdict = self._look()
+                if verdict is not None:
+                    self._say_goodbye(verdict)
+                    return verdict
+                self._contacts.keep(directory.contacts(), parts.keeper.room)
+
+    def close(self) -> None:
+        """Ends every part, in the order that lets each finish what it holds."""
+        parts = self.parts
+        self._gone = True
+        parts.donors.close()
+        parts.steward.close()
+        if self._loop is not None:
+            self._loop.close()
+        parts.worker.close()
+        if self._loop is not None:
+            parts.hands.close()
+        parts.control.close()
+        parts.lookout.close()
+        parts.outreach.close()
+        parts.transport.close()
+        parts.settings.close()
+
+    def fail(self, failure: BaseException) -> None:
+        """A part cannot go on: end the whole peer, its disk state is whole."""
+        if self._failure is None:
+            self._failure = failure
+        self._wake.set()
+
+    def on_pass(self) -> None:
+        """A pass ended: the count is news."""
+        self.parts.hands.tally.void.sound()
+        self.parts.lookout.nudge()
+
+    def on_void(self, void: PassVoided) -> None:
+        """A pass counted for nothing, and earlier ones may be lost with it."""
+        self.parts.hands.voided(void)
+        if words := self.parts.hands.tally.void.telling(void):
+            self._console.note(words)
+        self.parts.lookout.nudge()
+
+    def on_change(self) -> None:
+        """Head or phase changed."""
+        self.parts.lookout.nudge()
+        self._wake.set()
+
+    def _restored(self) -> bytes:
+        """Rebuilds our last state on the worker's thread; its digest."""
+        restored = threading.Event()
+        digests: list[bytes] = []
+
+        def restore() -> None:
+            digests.append(self.parts.hands.begin())
+            restored.set()
+
+        self.parts.worker.submit(restore)
+        while not restored.wait(_LOOK_S):
+            if self._failure is not None:
+                raise self._failure
+        return digests[0]
+
+    def _enter_rounds(self, digest: bytes) -> None:
+        parts = self.parts
+        machine, self._loop = parts.make_loop(digest)
+        self._machine = machine
+        parts.hands.after_step = self._after_step
+        head = parts.keeper.journal.head
+        self._events.emit(
+            "started",
+            run=parts.member.manifest.run,
+            peer=parts.me.peer_id,
+            incarnation=parts.me.incarnation.hex(),
+            round=head.round,
+            head=head.digest.hex(),
+            digest=digest.hex(),
+        )
+        me = parts.me.peer_id
+        self._console.note(f"peer {me} at round {head.round}; atom watch shows how it goes")
+        self._loop.start()
+        if self._facts.leave_by is not None:
+            self._loop.leave()
+        parts.lookout.watch(
+            self._next_lease,
+            self._take_leases,
+            self.fail,
+            pause=lambda: reading_pause_of(parts, machine),
+        )
+
+    def _take_leases(self, leases: dict[str, Lease]) -> None:
+        assert self._loop is not None
+        self.parts.outreach.know(leases)
+        self._loop.post(LeasesRead(leases))
+        self._looked_around = True
+
+    def _obey_signals(self) -> None:
+        for name in self._signals.take():
+            if self._facts.leave_by is None:
+                self._console.note(f"{name}: leaving (once more: at once)")
+                self.leave(None)
+            elif name != HANG_UP:
+                self._update(leave_by=self._clock.now())
+
+    def _update(self, **changes: Any) -> Facts:
+        with self._facts_lock:
+            self._facts = replace(self._facts, **changes)
+            return self._facts
+
+    # ---- the end
+
+    def _break_off_fetching(self) -> None:
+        """Who leaves without a part in any round needs no state."""
+        syncing = self._machine is not None and self._machine.phase is Phase.SYNCING
+        if syncing and not self.counted():
+            kept = "; what has arrived is kept for the next start"
+            words = kept if self.parts.donors.keeps_something() else ""
+            self._console.note(f"fetching ends here{words}")
+            self.parts.donors.close()
+
+    def _look(self) -> Ending | None:
+        assert self._machine is not None
+        assert self._loop is not None
+        now = self._clock.now()
+        self.parts.pauses.look()
+        if self._machine.finished and self._facts.finished_at is None:
+            self._update(finished_at=now)
+            self.parts.worker.hold("finished")
+        head = self._machine.head
+        others = self._loop.view.fresh.values()
+        ahead = sum(claims_better(lease, head) for lease in others)
+        behind = sum(lease.head != head.digest for lease in others) - ahead
+        facts = self._update(
+            phase=self._machine.phase,
+            now=now,
+            paused=bool(self.parts.pauses.reason),
+            sequences=self.parts.hands.own_sequences(head.digest),
+            laggards=behind,
+        )
+        if not facts.started and self._looked_around and not ahead:
+            self._update(started=True)
+            self.parts.worker.release("starting")
+            self.on_change()
+        return ending(facts)
+
+    def _after_step(self) -> None:
+        """On the worker's thread: a peer that leaves starts nothing new after a commit, and others
+        may have the device."""
+        if self._facts.leave_by is not None:
+            self._settle()
+        self.parts.turns.end_of_round()
+
+    def turn_wish(self) -> Wish:
+        """What we would do with the device now. From any thread."""
+        parts = self.parts
+        if not (parts.pauses.wants_device and parts.worker.has_work):
+            return Wish.NOTHING
+        if self._facts.leave_by is None:
+            return Wish.TRAINING
+        return Wish.LEAVING if self.counted() else Wish.NOTHING
+
+    def counted(self) -> int:
+        """Sequences of ours that no round has committed yet. From any thread."""
+        return self.parts.hands.uncommitted_sequences
+
+    def _settle(self) -> None:
+        """Also on the worker's thread: settled as soon as nothing of ours is uncommitted."""
+        dropped = self.parts.hands.tally.sequences_dropped
+        if dropped > self._dropped_before_leaving:
+            self._update(work_dropped=True)
+        if self.parts.hands.uncommitted_sequences == 0 and self._facts.settled_at is None:
+            self.parts.worker.hold("leaving")
+            self._update(settled_at=self._clock.now())
+
+    def _say_goodbye(self, verdict: Ending) -> None:
+        self._gone = True
+        assert self._machine is not None
+        head = self._machine.head
+        digest = self._machine.state_digest
+        self._events.emit(
+            "left",
+            ending=verdict.value,
+            round=head.round,
+            head=head.digest.hex(),
+            digest=digest.hex(),
+        )
+        self._console.note(f"ended at round {head.round}: {verdict.value}")
+
+    def _next_lease(self) -> Lease:
+        """Our lease as of now. Called on the lookout's thread."""
+        assert self._machine is not None
+        self._serial += 1
+        return lease_of(self.parts, self._machine, self._facts, self._serial, self._gone)
+
+    # ---- the control API
+
+    def info(self) -> Mapping[str, Any]:
+        """What `atom info` shows."""
+        view = self._loop.view if self._loop is not None else View()
+        return {
+            **info_of(self.parts, self._machine, self._facts, view),
+            "join_address": self._join_address,
+            "state_directory": str(self._state.root),
+        }
+
+    def trace(self, ticket: int) -> tuple[int, str, str]:
+        """See `atom.daemon.control.Controllable`."""
+        watch = self.parts.member.replica.watch
+        ticket = ticket or watch.ask()
+        trace, summary = watch.trace(ticket, f"{self.parts.member.manifest.run}: one pass")
+        return ticket, trace, summary
+
+    def pause(self) -> str:
+        said = self.parts.pauses.pause()
+        self.on_change()
+        return said
+
+    def resume(self) -> str:
+        said = self.parts.pauses.resume()
+        self.on_change()
+        return said
+
+    def set(self, assignments: Sequence[str]) -> Sequence[Mapping[str, Any]]:
+        """See `atom.daemon.control.Controllable`."""
+        changed = self.parts.settings.set(assignments)
+        if assignments:
+            self._events.emit("set", keys=[each["key"] for each in changed])
+            self.on_change()
+        return changed
+
+    def leave(self, deadline_s: float | None) -> str:
+        """Sees the counted work committed, then ends; at the deadline at the latest."""
+        if self._facts.leave_by is not None:
+            return "already leaving"
+        seconds = LEAVE_S if deadline_s is None else deadline_s
+        self._dropped_before_leaving = self.parts.hands.tally.sequences_dropped
+        self._update(leave_by=self._clock.now() + seconds)
+        self.parts.worker.submit(self._settle)  # before: with nothing counted, no pass begins
+        self.parts.pauses.end()
+        if self._loop is not None:
+            self._loop.leave()
+        self._break_off_fetching()
+        self._events.emit("leaving", deadline_s=seconds)
+        self.on_change()
+        return f"leaving once the counted work is committed, in at most {seconds:.0f} s"

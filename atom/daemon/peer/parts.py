@@ -1,0 +1,45 @@
+"""What a running peer is made of; built and wired by `atom.daemon.peer.assembly`."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from atom.daemon.control import ControlServer
+from atom.daemon.monitors.ended_attempts import EndedAttempts
+from atom.daemon.owner.pauses import Pauses
+from atom.daemon.owner.settings import Settings
+from atom.daemon.owner.steward import Steward
+from atom.daemon.peer.founding import Membership
+from atom.daemon.peer.lookout import Lookout
+from atom.daemon.turns.taking import DeviceTurns
+from atom.swarm.chain.commit import Voter
+from atom.swarm.transport.outreach import Outreach
+from atom.swarm.transport.transport import Transport
+from atom.training.donors import PeerDonors
+from atom.training.hands import ReplicaHands
+from atom.training.keeper import Keeper
+from atom.training.loop import RoundLoop
+from atom.training.round import RoundMachine
+from atom.training.worker import Worker
+
+
+@dataclass(frozen=True)
+class Parts:
+    """One of each; started and ended by `atom.daemon.peer.life`."""
+
+    me: Voter
+    member: Membership
+    transport: Transport
+    outreach: Outreach
+    data_addresses: Callable[[], tuple[str, ...]]
+    worker: Worker
+    pauses: Pauses
+    steward: Steward
+    settings: Settings
+    turns: DeviceTurns
+    hands: ReplicaHands
+    keeper: Keeper
+    donors: PeerDonors
+    lookout: Lookout
+    control: ControlServer
+    ended_attempts: EndedAttempts
+    make_loop: Callable[[bytes], tuple[RoundMachine, RoundLoop]]

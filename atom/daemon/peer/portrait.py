@@ -1,0 +1,121 @@
+"""How a peer shows itself: its lease to the swarm, its information to its owner."""
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from atom.daemon.peer.lifecycle import Facts, peer_state
+from atom.daemon.peer.parts import Parts
+from atom.swarm.records.fork_choice import shown
+from atom.swarm.records.lease import Lease, PeerState, short_name
+from atom.swarm.records.lease_body import MAX_LINKS
+from atom.swarm.records.view import void_text
+from atom.training.pacing import READ_S, reading_pause
+from atom.training.round import RoundMachine
+from atom.training.round.vocabulary import Phase, View
+
+
+def lease_of(parts: Parts, machine: RoundMachine, facts: Facts, serial: int, gone: bool) -> Lease:
+    """The lease as of now: a count for this very head."""
+    head, tally = machine.head, parts.hands.tally
+    rate, branches = parts.worker.rate(), shown(head.branches)
+    return Lease(
+        peer_id=parts.me.peer_id,
+        incarnation=parts.me.incarnation,
+        serial=serial,
+        issued_at=time.time(),
+        state=PeerState.LEFT if gone else peer_state(replace(facts, phase=machine.phase)),
+        head=head.digest,
+        round=head.round,
+        work=head.work,
+        sequences=parts.hands.own_sequences(head.digest),
+        rounds_joined=tally.rounds_joined,
+        sequences_committed=tally.sequences_committed,
+        sequences_per_s=rate,
+        tokens_per_s=rate * parts.member.run.model.sequence_tokens,
+        pass_seconds=parts.worker.pass_seconds,
+        loss=tally.loss,
+        state_digest=machine.state_digest,
+        addresses=parts.data_addresses(),
+        reached=parts.outreach.reached,
+        relays=parts.outreach.relays,
+        lines=parts.outreach.lines(),
+        links=tuple(
+            (short_name(peer_id), link)
+            for peer_id, link in parts.transport.links.links(MAX_LINKS).items()
+        ),
+        ended_attempts=parts.ended_attempts.last,
+        branches=branches.newest,
+        branches_before=branches.before,
+        void_passes=tally.void.in_a_row,
+        void_cause=tally.void.last_cause,
+    )
+
+
+def reading_pause_of(parts: Parts, machine: RoundMachine) -> float:
+    """Seconds until the others' leases are read again."""
+    if machine.phase is not Phase.ACCUMULATING:
+        return READ_S
+    own, swarm = parts.hands.own_sequences(machine.head.digest), parts.worker.swarm
+    return reading_pause(own, parts.worker.rate(), swarm, machine.global_batch)
+
+
+def info_of(
+    parts: Parts, machine: RoundMachine | None, facts: Facts, view: View
+) -> Mapping[str, Any]:
+    """What `atom info` shows; `machine` is None until our last state is rebuilt."""
+    run, tally = parts.member.run, parts.hands.tally
+    rate = parts.worker.rate()
+    state = PeerState.STARTING
+    if machine is not None:
+        state = peer_state(replace(facts, phase=machine.phase))
+    return {
+        "run": parts.member.manifest.run,
+        "peer_id": parts.me.peer_id,
+        "state": state.value,
+        "trouble": void_text(tally.void.in_a_row, tally.void.last_cause) or None,
+        "paused": parts.pauses.reason or None,
+        "wishes": parts.settings.wishes(),
+        "setting": parts.settings.doing or None,
+        "device_turns": parts.turns.figures(),
+        "round": machine.head.round if machine else 0,
+        "rounds": run.run.rounds,
+        "global_batch": run.batch.global_sequences,
+        "optimizer_state": run.optimizer.state,
+        "gradients": run.optimizer.gradients,
+        "codec": run.swarm.codec,
+        "ring_protection": run.swarm.ring_protection,
+        "mini_batches": parts.hands.own_sequences(machine.head.digest) if machine else 0,
+        "rounds_joined": tally.rounds_joined,
+        "sequences_committed": tally.sequences_committed,
+        "sequences_per_s": round(rate, 3),
+        "tokens_per_s": round(rate * run.model.sequence_tokens, 1),
+        "loss": tally.loss,
+        "passes_voided": dict(tally.void.by_cause),
+        "utilisation": parts.member.replica.watch.figures(),
+        "disk": disk_of(parts),
+        "digest": machine.state_digest.hex() if machine else "",
+        "voters": [voter.peer_id for voter in machine.head.voters] if machine else [],
+        "peers": sorted(view.fresh),
+        "data_addresses": list(parts.data_addresses()),
+        "reachable": parts.outreach.reached.value or "unknown",
+        "links": {
+            peer_id: {
+                "round_trip_ms": round(1e3 * link.round_trip_s, 1),
+                "bytes_per_s": round(link.bytes_per_s) if math.isfinite(link.bytes_per_s) else None,
+            }
+            for peer_id, link in parts.transport.links.links(MAX_LINKS).items()
+        },
+    }
+
+
+def disk_of(parts: Parts) -> Mapping[str, Any]:
+    """What lies on disk, and what does not because there is no room."""
+    keeper = parts.keeper
+    return {
+        "snapshots": [snapshot.round for snapshot in keeper.snapshots()],
+        "free_bytes": keeper.room.free_bytes(),
+        "paused": keeper.room.paused,
+    }

@@ -1,0 +1,118 @@
+"""Budgets that are too small: refused with the numbers, by founder and joiner, before any memory
+for weights is taken."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from atom.base.errors import DeviceError
+from atom.base.units import format_bytes
+from atom.config.load import load_run_file
+from atom.daemon.console import Silence
+from atom.daemon.peer.box import Box, StartOptions, open_box
+from atom.daemon.peer.founding import Membership, enter_run, found_run
+from atom.swap.device_slots import DeviceSlots
+from atom.swap.host_store import HostStore
+from tests.daemon.tiny_run import TINY_PEER, TINY_RUN, TINY_TEXT
+
+VOCABULARY, WIDTH = 256, 16
+RUN = TINY_RUN.replace('"tiny"', '"budgets"') + '[swarm]\ncodec = "{codec}"\n'
+PEER = TINY_PEER + "{host}\n"
+
+
+class Folder:
+    """A run file, a text, and peer files of boxes with little memory."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.boxes = root, list[Box]()
+        (root / "text.txt").write_text(TINY_TEXT)
+        self.codec("float32")
+
+    def codec(self, name: str) -> None:
+        (self.root / "run.toml").write_text(RUN.format(codec=name))
+
+    def box(self, name: str, device: str, host: str) -> Box:
+        peer = self.root / f"{name}.toml"
+        peer.write_text(
+            PEER.format(
+                device=f'memory = "{device}"' if device else "",
+                host=f'[host]\nmemory = "{host}"' if host else "",
+            )
+        )
+        self.boxes.append(open_box("budgets", peer, self.root / name))
+        return self.boxes[-1]
+
+    def found(self, name: str, device: str = "", host: str = "") -> Membership:
+        options = StartOptions(self.root / "run.toml")
+        run = load_run_file(options.run_file)
+        return found_run(options, self.box(name, device, host), run, Silence())
+
+    def enter(self, member: Membership, device: str = "", host: str = "") -> Membership:
+        box = self.box("joiner", device, host)
+        return enter_run(member.manifest, member.record, None, box, Silence())
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Folder]:
+    made = Folder(tmp_path)
+    yield made
+    for box in made.boxes:
+        box.state.unlock()
+
+
+@pytest.fixture
+def nothing_is_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object, **named: object) -> None:
+        pytest.fail("memory was taken")
+
+    monkeypatch.setattr(HostStore, "allocate", refuse)
+    monkeypatch.setattr(DeviceSlots, "allocate", refuse)
+
+
+LITTLE = [("", "100 kB", "host memory, here 97.7 KiB"), ("1 kB", "", "device memory")]
+
+
+@pytest.mark.parametrize(("device", "host", "said"), LITTLE)
+@pytest.mark.usefixtures("nothing_is_allocated")
+def test_a_founder_is_refused(folder: Folder, device: str, host: str, said: str) -> None:
+    with pytest.raises(DeviceError, match=said) as refused:
+        folder.found("founder", device, host)
+    assert len(re.findall(r"[\d.]+ (?:[KMG]i)?B|\d+ bytes", refused.value.message)) >= 2
+    assert "memory" in refused.value.hint
+
+
+@pytest.mark.parametrize(("device", "host", "said"), LITTLE)
+def test_a_joiner_is_refused(
+    folder: Folder, device: str, host: str, said: str, request: pytest.FixtureRequest
+) -> None:
+    founder = folder.found("founder")
+    request.getfixturevalue("nothing_is_allocated")
+    with pytest.raises(DeviceError, match=said):
+        folder.enter(founder, device, host)
+
+
+@pytest.mark.parametrize("codec", ["float32", "int8"])
+def test_the_host_budget_is_exact(folder: Folder, codec: str) -> None:
+    """Six arenas of float32, the tied embedding's sums, and what int8 takes away."""
+    folder.codec(codec)
+    founder = folder.found("founder")
+    arenas = 7 if codec == "int8" else 6
+    needs = 4 * (arenas * founder.replica.gradients.numel() + VOCABULARY * WIDTH)
+    with pytest.raises(DeviceError, match=re.escape(format_bytes(needs))):
+        folder.enter(founder, host=f"{needs - 1} B")
+    folder.boxes.pop().state.unlock()
+    assert folder.enter(founder, host=f"{needs} B").initialise()
+
+
+def test_memory_that_is_gone_when_it_is_wanted_is_named(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def short(*arguments: object, **named: object) -> None:
+        raise MemoryError("the host cannot give 4096 bytes")
+
+    monkeypatch.setattr(HostStore, "allocate", short)
+    with pytest.raises(DeviceError, match="cannot give 4096 bytes") as refused:
+        folder.found("founder")
+    assert "other programs" in refused.value.hint

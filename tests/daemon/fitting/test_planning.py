@@ -1,0 +1,287 @@
+"""Plans of run and peer files: what a box is told before it joins."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from atom.base.errors import ConfigError, DeviceError, ModelError
+from atom.config.load import load_peer_file
+from atom.daemon.fitting import planning, profiling
+from atom.daemon.fitting.device_choice import cut_arenas
+from atom.daemon.fitting.planning import Plan, PlanRequest, plan_run
+from atom.models.gpt3 import GPT3Config, parameter_count
+from atom.swap.device_slots import staging_bytes
+
+PEERS = Path(__file__).parents[3] / "peers"
+RUN = """
+[run]
+name = "tiny"
+[model]
+{model}
+sequence_tokens = 16
+precision = "{precision}"
+[data]
+source = "text"
+paths = ["missing.txt"]
+tokenizer = "{tokenizer}"
+[batch]
+global_sequences = 10
+micro_batch_sequences = 4
+[optimizer]
+learning_rate = 1e-3
+state = "{state}"
+"""
+GPT = 'family = "gpt3"\nlayers = 6\nheads = 2\nmodel_dim = 32'
+LLAMA = 'huggingface = "config.json"'
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "vocab_size": 256,
+}
+OWN_RUN = """
+[run]
+name = "own"
+[model]
+module = "own_net:make"
+[data]
+source = "module"
+[batch]
+global_sequences = 8
+micro_batch_sequences = 2
+[optimizer]
+learning_rate = 1e-3
+"""
+OWN_CODE = """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(3))
+
+    def forward(self, x, y):
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+        {more}
+        return (x - y).square().mean()
+
+
+class Samples:
+    def __len__(self):
+        return 100
+
+    def __getitem__(self, index):
+        return {{"x": torch.zeros(64), "y": torch.zeros(64)}}
+
+
+def make():
+    return Net(), {{name: torch.zeros(2, 64) for name in ("x", "y")}}, Samples()
+"""
+
+
+@pytest.fixture(autouse=True)
+def _no_cache_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def plan(
+    folder: Path,
+    peer: str = "",
+    model: str = GPT,
+    precision: str = "float32",
+    tokenizer: str = "bytes",
+    assume: str | None = "rtx3060-12g",
+    device_bytes: int | None = None,
+    said: list[str] | None = None,
+    state: str = "exact",
+) -> Plan:
+    run_file, peer_file = folder / "run.toml", folder / "peer.toml"
+    text = RUN.format(model=model, precision=precision, tokenizer=tokenizer, state=state)
+    run_file.write_text(text)
+    peer_file.write_text(peer)
+    note = said.append if said is not None else lambda _: None
+    return plan_run(PlanRequest(run_file, peer_file, device_bytes, assume), note)
+
+
+def test_a_plan_adds_up(tmp_path: Path) -> None:
+    planned = plan(tmp_path, '[device]\nmemory = "600 kB"\n[host]\nmemory = "1 MB"\n')
+    config = GPT3Config(6, 2, 32, sequence_tokens=16, vocabulary_size=256)
+    assert planned.parameters == parameter_count(config)
+    assert planned.host.have_bytes == 10**6
+    tied, landing = planned.host.arenas[-2:]
+    assert tied == ("sums of parameters tied across sub-models", 4 * 256 * 32)
+    assert landing[0] == "gradients on their way from the device"
+    assert landing[1] == staging_bytes(planned.program)
+    arenas = planned.host.total_bytes - tied[1] - landing[1]
+    assert arenas == pytest.approx(24 * planned.parameters, rel=0.01)
+    assert not planned.fits
+    assert planned.device.budget_bytes == 600_000
+    assert planned.choice.memory.total_bytes <= 600_000
+    names = [s.name for s in planned.program.sub_models]
+    assert len(names) == len(planned.choice.pieces) > 1
+    assert names[0].startswith("embedding")
+    assert names[-1].endswith("head")
+    assert planned.work.round_sequences == 10
+    assert planned.work.sequence_tokens == 16
+    assert planned.choice.micro_batches <= 3
+
+
+def test_half_precision_keeps_a_working_copy(tmp_path: Path) -> None:
+    arenas = dict(plan(tmp_path, precision="bfloat16").host.arenas)
+    assert arenas["working copy"] * 2 == arenas["gradients"]
+    assert "working copy" not in dict(plan(tmp_path).host.arenas)
+
+
+@pytest.mark.parametrize(
+    ("state", "gradients", "element_bytes", "snapshot_bytes"),
+    [
+        ("exact", "float32", 26, 12),
+        ("split", "float32", 24, 12),
+        ("half", "float32", 20, 8),
+        ("half", "bfloat16", 18, 8),
+    ],
+)
+def test_state_and_gradients_are_planned_in_the_numbers_the_run_file_chooses(
+    tmp_path: Path, state: str, gradients: str, element_bytes: int, snapshot_bytes: int
+) -> None:
+    chosen = f'{state}"\ngradients = "{gradients}'
+    planned = plan(tmp_path, precision="bfloat16", state=chosen)
+    leaving = torch.bfloat16 if gradients == "bfloat16" else torch.float32
+    arenas = cut_arenas(planned.program, planned.choice, True, leaving)
+    assert dict(arenas)["gradients on their way from the device"] == staging_bytes(
+        planned.program, leaving
+    )
+    assert "sums of parameters tied across sub-models" not in dict(arenas)
+    assert ("gradients in bfloat16" in dict(planned.host.arenas)) is (gradients == "bfloat16")
+    of_the_cut = sum(size for _, size in arenas)
+    assert planned.host.total_bytes - of_the_cut == element_bytes * planned.parameters
+    assert planned.disk.snapshot_bytes == 3 * snapshot_bytes * planned.parameters
+
+
+def test_peers_share_the_batch_and_the_network_is_the_slower_cap(tmp_path: Path) -> None:
+    caps = '[network]\nupload = "20 Mbit/s"\ndownload = "100 Mbit/s"\n'
+    planned = plan(tmp_path, caps)
+    assert planned.surroundings.network_bytes_per_s == 2.5e6
+    assert planned.work.peers == 4
+
+
+def test_a_config_of_transformers_is_planned(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    planned = plan(tmp_path, model=LLAMA)
+    assert planned.model == "LlamaForCausalLM"
+    assert planned.program.sub_models[-1].name.endswith("head")
+
+
+def test_a_module_with_samples_of_its_own_is_planned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_net.py").write_text(OWN_CODE.format(more=""))
+    (tmp_path / "run.toml").write_text(OWN_RUN)
+    planned = plan_run(PlanRequest(tmp_path / "run.toml", assume="h200"), lambda _: None)
+    assert planned.parameters == 3 * 65 * 64
+    assert planned.tokens_per_sequence == 1
+
+
+def test_a_model_that_cannot_be_traced_is_refused_where_it_says_so(tmp_path: Path) -> None:
+    more = "x = x * 2 if x.sum() > 0 else x"
+    (tmp_path / "own_net.py").write_text(OWN_CODE.format(more=more))
+    (tmp_path / "run.toml").write_text(OWN_RUN)
+    with pytest.raises(ModelError, match=r"own_net\.py:14") as refusal:
+        plan_run(PlanRequest(tmp_path / "run.toml", assume="h200"), lambda _: None)
+    assert refusal.value.hint
+
+
+@pytest.mark.parametrize("model", [GPT, LLAMA])
+def test_what_does_not_fit_is_named_with_what_would_do(tmp_path: Path, model: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    with pytest.raises(DeviceError, match=r"\w+ \w+ needs .* there are 4\.9 KiB") as refusal:
+        plan(tmp_path, model=model, device_bytes=5000)
+    least = int(refusal.value.message.partition("(")[2].split()[0])
+    assert plan(tmp_path, model=model, device_bytes=least).choice.memory.total_bytes <= least
+    with pytest.raises(DeviceError):
+        plan(tmp_path, model=model, device_bytes=least - 1)
+
+
+def test_more_than_the_assumed_device_has_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DeviceError, match=r"13\.0 GiB .* GeForce RTX 3060 has 12\.0 GiB"):
+        plan(tmp_path, device_bytes=13 << 30)
+
+
+def test_an_unknown_device_is_answered_with_those_known(tmp_path: Path) -> None:
+    with pytest.raises(DeviceError, match="rtx5090") as refusal:
+        plan(tmp_path, assume="rtx5090")
+    assert "rtx4090-24g" in refusal.value.hint
+
+
+def test_a_precision_that_the_device_has_not_got(tmp_path: Path) -> None:
+    with pytest.raises(DeviceError, match="does not compute in bfloat16") as refusal:
+        plan(tmp_path, assume="gtx1080ti-11g", precision="bfloat16")
+    assert "float16" in refusal.value.hint
+
+
+def test_a_gpu_that_is_not_there_can_only_be_assumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(DeviceError, match="no usable CUDA GPU") as refusal:
+        plan(tmp_path, '[device]\nkind = "cuda"\n', assume=None)
+    assert 'kind = "cpu"' in refusal.value.hint
+    assert "--assume" in refusal.value.hint
+
+
+def test_an_unknown_vocabulary_is_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="vocabulary is not known") as failure:
+        plan(tmp_path, tokenizer="tokenizer.json")
+    assert "vocabulary_size" in failure.value.hint
+
+
+def test_what_was_measured_is_kept_and_measured_anew_when_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(profiling, "REPEATS", 1)
+    first, second, third = list[str](), list[str](), list[str]()
+    cpu = '[device]\nkind = "cpu"\n'
+    measured = plan(tmp_path, cpu, assume=None, said=first)
+    assert measured.device.seconds_from == "measured"
+    assert len(first) == 1
+    assert plan(tmp_path, cpu, assume=None, said=second).profile == measured.profile
+    assert second == []
+    (kept,) = (tmp_path / "cache" / "atom" / "profiles").iterdir()
+    kept.write_text(kept.read_text()[:100])
+    plan(tmp_path, cpu, assume=None, said=third)
+    assert len(third) == 2
+    assert "cannot be used" in third[1]
+    assert json.loads(kept.read_text())
+
+
+def test_a_cache_that_cannot_be_written_is_no_obstacle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(profiling, "REPEATS", 1)
+    (tmp_path / "cache").write_text("a file")
+    said = list[str]()
+    planned = plan(tmp_path, '[device]\nkind = "cpu"\n', assume=None, said=said)
+    assert planned.choice.micro_batches >= 1
+    assert any("cannot be kept" in text for text in said)
+
+
+@pytest.mark.parametrize("size", ["gpu-8gb", "gpu-12gb", "gpu-24gb"])
+def test_the_boxes_that_ship_hold_what_they_say(size: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By their memory for weights in bfloat16: the largest run that each names. What other boxes
+    would bring is chosen six times more, and is not looked at here."""
+    monkeypatch.setattr(planning, "advise", lambda *_: ())
+    runs = {"gpu-8gb": "gpt3-xl", "gpu-12gb": "gpt3-2.7b", "gpu-24gb": "gpt3-2.7b"}
+    peer = PEERS / f"{size}.toml"
+    request = PlanRequest(PEERS / f"{runs[size]}.toml", peer, assume="rtx4090-24g")
+    planned = plan_run(request, lambda _: None)
+    assert planned.device.budget_bytes == load_peer_file(peer).device.memory_bytes
+    assert planned.choice.memory.total_bytes <= planned.device.budget_bytes
+    assert planned.host.total_bytes <= planned.host.have_bytes

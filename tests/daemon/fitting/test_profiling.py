@@ -1,0 +1,107 @@
+"""A daemon begins to train whatever its profile does: slow, impossible, or kept nowhere."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from atom.base.errors import ModelError
+from atom.daemon.fitting import profiling
+from atom.daemon.fitting.profiling import profile_of, profile_or_guess
+from atom.graph.profile.seconds import Profile
+from atom.graph.profile.sub_models import SubModelSeconds, _Bench
+from atom.graph.trace import trace
+from atom.graph.traced import Graph
+from atom.models.gpt3 import GPT3Config
+from atom.models.gpt3_source import GPT3Source
+
+CPU = torch.device("cpu")
+
+
+def unheard(done: int, total: int) -> None:
+    """Nobody waits."""
+
+
+@pytest.fixture(scope="module")
+def graph() -> Graph:
+    source = GPT3Source(
+        GPT3Config(layers=2, heads=2, model_dim=16, sequence_tokens=8, vocabulary_size=32)
+    )
+    return trace(source.build(torch.float32), source.example_batch(1))
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path
+
+
+def test_a_profile_is_measured_once_and_kept(graph: Graph) -> None:
+    notes: list[str] = []
+    steps: list[tuple[int, int]] = []
+
+    def told(done: int, total: int) -> None:
+        steps.append((done, total))
+
+    first = profile_or_guess(graph, CPU, notes.append, told)
+    assert first.source == "measured"
+    assert len(notes) == 1
+    assert steps == [(done, len(steps) - 1) for done in range(len(steps))]
+    assert len(steps) > 2, "of more than one layer it is told which"
+    assert profile_or_guess(graph, CPU, notes.append, told) == first
+    assert len(notes) == 1, "nothing to say about a kept one"
+    assert steps[-1] == (len(steps) - 1, len(steps) - 1), "nor to wait for"
+
+
+def test_what_would_take_long_is_reckoned(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profiling, "PATIENCE_S", 0.0)
+    notes: list[str] = []
+    assert profile_or_guess(graph, CPU, notes.append, unheard).source == "assumed"
+    assert "would take long" in notes[0]
+
+
+def test_who_asks_for_a_plan_is_told_how_long_it_takes(
+    graph: Graph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(profiling, "PATIENCE_S", 0.0)
+    notes: list[str] = []
+    profile_of(graph, CPU, None, notes.append)
+    assert "--assume" in notes[0]
+
+
+def test_layers_that_do_not_run_on_made_up_inputs(
+    graph: Graph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object, **__: object) -> Profile:
+        raise RuntimeError("index out of range")
+
+    monkeypatch.setattr(profiling, "measure_graph", fails)
+    notes: list[str] = []
+    assert profile_or_guess(graph, CPU, notes.append, unheard).source == "assumed"
+    assert "index out of range" in notes[-1]
+    with pytest.raises(ModelError, match="made-up inputs"):
+        profile_of(graph, CPU, None, notes.append)
+
+
+def test_a_measurement_that_fails_midway_does_not_stay_on_the_screen(
+    graph: Graph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measure, steps = _Bench.measure, list[tuple[int, int]]()
+
+    def fails_later(bench: _Bench, repeats: int) -> SubModelSeconds:
+        if len(steps) > 1:
+            raise RuntimeError("index out of range")
+        return measure(bench, repeats)
+
+    monkeypatch.setattr(_Bench, "measure", fails_later)
+    told = profile_or_guess(graph, CPU, lambda note: None, lambda *at: steps.append(at))
+    assert told.source == "assumed"
+    assert [done for done, _ in steps] == [0, 1, 1]
+    assert steps[-1] == (1, 0), "it broke off"
+
+
+def test_a_cache_that_cannot_be_kept_is_done_without(graph: Graph, cache: Path) -> None:
+    (cache / "atom").write_text("a file where the folder should be")
+    notes: list[str] = []
+    assert profile_or_guess(graph, CPU, notes.append, unheard).source == "measured"
+    assert "cannot be kept" in notes[-1]

@@ -1,0 +1,122 @@
+"""A founder's folder, its text, models and state directories: in one process, without a swarm."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from atom.config.load import load_run_file, run_from_text
+from atom.daemon.console import Console, Silence
+from atom.daemon.peer.box import Box, StartOptions, open_box
+from atom.daemon.peer.founding import Membership, enter_run, found_run
+from atom.models.own_code import read_code
+from atom.training.snapshot import write_snapshot
+from tests.daemon.tiny_run import TEXT, TINY_PEER, TINY_TEXT, run_text
+
+WORDS = 'module = "own_models:words"\nsequence_tokens = 8'
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "vocab_size": 256,
+    "max_position_embeddings": 16,
+    "tie_word_embeddings": True,
+}
+CODE = """
+import torch
+from torch import nn
+from torch.nn import functional
+
+class Words(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.head = nn.Embedding(256, 8), nn.Linear(8, 256, bias=False)
+        self.head.weight = self.table.weight
+        self.register_buffer("scale", torch.tensor([2.0]))
+    def forward(self, input_ids, labels):
+        logits = self.head(self.table(input_ids))[:, :-1] * self.scale
+        return functional.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten())
+
+def words():
+    ids = torch.zeros(2, 8, dtype=torch.int64)
+    return Words(), {"input_ids": ids, "labels": ids.clone()}
+
+def loud():
+    module, batch = words()
+    with torch.no_grad():
+        module.table.weight[3, 1] = 1e5
+    return module, batch
+"""
+
+
+class Folder:
+    """Use `folder_in`, which gives the state directories back."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        (root / "text.txt").write_text(TINY_TEXT)
+        (root / "config.json").write_text(json.dumps(CONFIG))
+        (root / "own_models.py").write_text(CODE)
+        (root / "peer.toml").write_text(TINY_PEER.format(device=""))
+        self.console: Console = Silence()
+        self._boxes: list[Box] = []
+
+    def box(self, name: str) -> Box:
+        box = open_box("kept", self.root / "peer.toml", self.root / name)
+        self._boxes.append(box)
+        return box
+
+    def found(
+        self,
+        model: str,
+        name: str = "a",
+        weights: Path | None = None,
+        more: str = "",
+        data: str = TEXT,
+    ) -> Membership:
+        """Founds the run, or takes it up; nobody holds its state directory afterwards."""
+        path = self.root / "run.toml"
+        path.write_text(run_text("kept", model, data, more, learning_rate=1e-2))
+        options, box = StartOptions(path, weights=weights), self.box(name)
+        try:
+            return found_run(options, box, load_run_file(path), self.console)
+        finally:
+            box.state.unlock()
+
+    def enter(self, member: Membership, name: str = "b") -> Membership:
+        """As a joiner, who has the manifest and the text."""
+        code = None
+        if member.code is not None:
+            kept = self.root / "fetched.py"
+            kept.write_bytes(member.code)
+            assert member.run.model.module is not None
+            code = read_code(member.run.model.module, kept)
+        return enter_run(member.manifest, member.record, code, self.box(name), Silence())
+
+    def snapshot(self, member: Membership, name: str = "a") -> Path:
+        """Of the state that the replica has, as its daemon's first one."""
+        state = member.replica.state_arenas()
+        digest = member.manifest.initial_state_digest
+        folder = self.root / name / "snapshots"
+        return write_snapshot(folder, 0, member.genesis.digest, digest, state).path
+
+    def close(self) -> None:
+        for box in self._boxes:
+            box.state.unlock()
+
+
+@contextmanager
+def folder_in(root: Path) -> Iterator[Folder]:
+    folder = Folder(root)
+    try:
+        yield folder
+    finally:
+        folder.close()
+
+
+def runs_weights(member: Membership) -> str | None:
+    """What the manifest says about how the run begins."""
+    return run_from_text(member.manifest.run_file).model.weights

@@ -1,0 +1,274 @@
+"""`atom export`: the folder is whole or not there, and holds what the chain names."""
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from atom.base.errors import ModelError, StorageError, TrustError
+from atom.daemon.console import Silence
+from atom.daemon.model import exporting
+from atom.daemon.model.exporting import Exported, ExportRequest, export_run
+from atom.daemon.peer.founding import Membership
+from atom.daemon.state_directory import StateDirectory
+from atom.models.data.tokenizer import ByteTokenizer
+from atom.swarm.identity import Identity
+from atom.training import weight_files
+from atom.training.snapshot import write_snapshot
+from atom.training.weight_files import WeightFiles
+from tests.daemon.model.kept_runs import WORDS, Folder, folder_in
+from tests.daemon.tiny_run import GPT3, LLAMA, TEXT
+
+TOKENS = torch.randint(256, (2, 8), generator=torch.Generator().manual_seed(1))
+
+
+SPLIT = f'{LLAMA}\nprecision = "bfloat16"'
+LOUD = WORDS.replace("words", "loud")
+
+
+class Kept:
+    """Runs that were founded once, and have a snapshot; each test has copies of their state."""
+
+    def __init__(self, folder: Folder) -> None:
+        self._folder = folder
+        self._members: dict[str, Membership] = {}
+
+    def founded(self, model: str, root: Path) -> Membership:
+        """The state directory comes to lie in `root` as `a`."""
+        name = re.sub(r"\W", "", model)
+        if model not in self._members:
+            more = 'state = "split"' if model == SPLIT else ""
+            self._members[model] = self._folder.found(model, name, more=more)
+            self._folder.snapshot(self._members[model], name)
+        shutil.copytree(self._folder.root / name, root / "a")
+        return self._members[model]
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kept]:
+    before = list(sys.path)
+    with folder_in(tmp_path_factory.mktemp("kept")) as folder:
+        yield Kept(folder)
+    sys.path[:] = before
+
+
+class Told(Silence):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+def exported(root: Path, target: str = "out", **asked: object) -> Exported:
+    return export_run(
+        ExportRequest(root / target, root / "a", **asked),  # type: ignore[arg-type]
+        Silence(),
+    )
+
+
+def loaded(path: Path) -> torch.nn.Module:
+    model, info = transformers.AutoModelForCausalLM.from_pretrained(
+        path, output_loading_info=True, local_files_only=True
+    )
+    assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    found: torch.nn.Module = model.eval()
+    return found
+
+
+@pytest.mark.parametrize("model", [GPT3, SPLIT], ids=["gpt3", "split llama"])
+def test_transformers_loads_what_the_snapshot_holds(kept: Kept, tmp_path: Path, model: str) -> None:
+    member = kept.founded(model, tmp_path)
+    told = exported(tmp_path)
+    twin = loaded(told.folder)
+    dtype = torch.bfloat16 if model == SPLIT else torch.float32
+    assert {value.dtype for value in twin.parameters()} == {dtype}
+    outside = member.recipe.source.outside(dtype)
+    values = member.replica.export_parameters()
+    state_dict = twin.state_dict()
+    assert len(values) == len(list(twin.parameters()))
+    for place in outside.places:
+        wanted = place.from_parameter(values[place.parameter]).to(dtype)
+        assert torch.equal(state_dict[place.name], wanted), place.name
+    with torch.no_grad():
+        generated = twin.generate(TOKENS[:, :3], max_new_tokens=4, do_sample=False)  # type: ignore[operator]
+    assert generated.shape == (2, 7)
+    assert (told.run, told.round) == ("kept", 0)
+    assert {name for name, _ in told.files} == set(os.listdir(told.folder))
+    plain = tmp_path / "plain"
+    plain.touch()
+    modes = {path.stat().st_mode for path in told.folder.iterdir()}
+    assert modes == {plain.stat().st_mode}, "as any file: who may read one may read all"
+
+
+def test_the_tokenizer_of_bytes_comes_along(kept: Kept, tmp_path: Path) -> None:
+    kept.founded(GPT3, tmp_path)
+    path = exported(tmp_path).folder
+    tokenizer = transformers.AutoTokenizer.from_pretrained(path, local_files_only=True)
+    text = "Grüße, 世界\n\t€\x00 ÿ" + "".join(map(chr, range(32, 400)))
+    ids = tokenizer(text)["input_ids"]
+    assert ids == [token for block in ByteTokenizer().encode([text.encode()]) for token in block]
+    assert tokenizer.decode(ids) == text
+    assert tokenizer.model_max_length == 8
+
+
+def test_a_run_s_own_tokenizer_comes_along(tmp_path: Path) -> None:
+    import tokenizers
+    from tokenizers import models, pre_tokenizers
+
+    words = {"A": 0, "peer": 1, "gives": 2, "?": 3, "<|endoftext|>": 4}
+    made = tokenizers.Tokenizer(models.WordLevel(words, unk_token="?"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    with folder_in(tmp_path) as folder:
+        made.save(str(tmp_path / "words.json"))
+        folder.snapshot(folder.found(GPT3, data=f'{TEXT}\ntokenizer = "words.json"'))
+    (tmp_path / "words.json").unlink()
+    path = exported(tmp_path).folder
+    tokenizer = transformers.AutoTokenizer.from_pretrained(path, local_files_only=True)
+    assert tokenizer("A peer gives")["input_ids"] == [0, 1, 2]
+    assert tokenizer.eos_token_id == 4
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+def test_precision_is_a_choice(kept: Kept, tmp_path: Path, precision: str) -> None:
+    kept.founded(SPLIT, tmp_path)
+    told = exported(tmp_path, precision=precision)
+    dtypes = {value.dtype for value in loaded(told.folder).parameters()}
+    assert dtypes == {getattr(torch, precision)}
+
+
+def test_numbers_beyond_the_format_are_named(kept: Kept, tmp_path: Path) -> None:
+    kept.founded(LOUD, tmp_path)
+    with pytest.raises(ModelError, match=r"table\.weight has numbers beyond float16") as caught:
+        exported(tmp_path, precision="float16")
+    assert "--precision float32" in caught.value.hint
+    assert exported(tmp_path).files
+
+
+def test_a_module_s_state_dict_has_its_own_names(kept: Kept, tmp_path: Path) -> None:
+    member = kept.founded(WORDS, tmp_path)
+    told = Told()
+    done = export_run(ExportRequest(tmp_path / "out", tmp_path / "a"), told)
+    assert any("transformers does not load it" in note for note in told.notes)
+    assert not (done.folder / "config.json").exists()
+    files = WeightFiles.open(done.folder)
+    assert set(files.shapes) == {"table.weight", "head.weight", "scale"}
+    weights = member.replica.export_parameters()["table.weight"]
+    assert torch.equal(files.value("table.weight"), weights)
+    assert torch.equal(files.value("head.weight"), weights)
+
+
+def test_somebody_else_s_code_runs_only_for_those_who_trust_them(
+    kept: Kept, tmp_path: Path
+) -> None:
+    member = kept.founded(WORDS, tmp_path)
+    (tmp_path / "a" / "identity.key").unlink()
+    Identity.load_or_create(tmp_path / "a" / "identity.key")
+    with pytest.raises(TrustError, match="is code of its owner") as caught:
+        exported(tmp_path)
+    assert f"--trust {member.manifest.owner}" in caught.value.hint
+    assert exported(tmp_path, trust=member.manifest.owner).model == "own_models:words"
+    (tmp_path / "a" / "own_code.py").write_text("raise SystemExit")
+    with pytest.raises(StorageError, match="is not the run's code any more"):
+        exported(tmp_path, "again", trust=member.manifest.owner)
+
+
+def test_a_daemon_may_be_at_work(kept: Kept, tmp_path: Path) -> None:
+    kept.founded(GPT3, tmp_path)
+    daemon = StateDirectory(tmp_path / "a")
+    daemon.lock()
+    (daemon.root / "chain.bin").write_bytes(b"\0\0\1")  # an append under way
+    try:
+        assert exported(tmp_path).round == 0
+        assert (daemon.root / "chain.bin").read_bytes() == b"\0\0\1"
+    finally:
+        daemon.unlock()
+
+
+def test_what_cannot_be_exported_is_said(kept: Kept, tmp_path: Path) -> None:
+    member = kept.founded(GPT3, tmp_path)
+    (path,) = (tmp_path / "a" / "snapshots").iterdir()
+    path.rename(tmp_path / "away")
+    with pytest.raises(StorageError, match="holds no snapshot yet") as caught:
+        exported(tmp_path)
+    assert "every 50 rounds" in caught.value.hint
+    (tmp_path / "away").rename(path)
+    other = write_snapshot(path.parent, 7, b"x" * 32, b"y" * 32, member.replica.state_arenas())
+    with pytest.raises(StorageError, match="of a branch that the run has left"):
+        exported(tmp_path, snapshot=other.path)
+    with pytest.raises(StorageError, match="no whole snapshot") as caught:
+        exported(tmp_path, snapshot=tmp_path / "none")
+    assert path.name in caught.value.hint
+    raw = bytearray(path.read_bytes())
+    raw[-5] ^= 0x40
+    path.write_bytes(bytes(raw))
+    with pytest.raises(StorageError, match="is damaged: its content is not the state"):
+        exported(tmp_path)
+    with pytest.raises(StorageError, match="holds no run"):
+        export_run(ExportRequest(tmp_path / "out", tmp_path), Silence())
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_target_that_is_not_free(
+    kept: Kept, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept.founded(GPT3, tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "file").write_text("")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine").write_text("kept")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(StorageError, match="is not empty"):
+        exported(tmp_path, "full")
+    with pytest.raises(StorageError, match="is a file"):
+        exported(tmp_path, "file")
+    with pytest.raises(StorageError, match="is not empty"):
+        export_run(ExportRequest(Path("~/full"), tmp_path / "a"), Silence())
+    assert exported(tmp_path, "empty").files
+
+
+def test_nothing_half_written_is_left(
+    kept: Kept, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept.founded(GPT3, tmp_path)
+    before = sorted(os.listdir(tmp_path))
+
+    def interrupted(*given: object) -> None:
+        raise KeyboardInterrupt
+
+    def huge(shape: object, dtype: object) -> int:
+        return 2**60
+
+    def full(tensors: object, path: Path, metadata: object) -> None:
+        path.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    for place, name, fault, ends in (
+        (exporting, "write_tokenizer", interrupted, pytest.raises(KeyboardInterrupt)),
+        (weight_files, "save_file", full, pytest.raises(StorageError, match="the disk is full")),
+        (exporting, "size_bytes", huge, pytest.raises(StorageError, match="are free in")),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(place, name, fault)
+            with ends:
+                exported(tmp_path)
+        assert sorted(os.listdir(tmp_path)) == before
+
+
+def test_a_large_model_lies_in_several_files(
+    kept: Kept, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    member = kept.founded(GPT3, tmp_path)
+    small = weight_files.write_weights.__defaults__
+    assert small is not None
+    monkeypatch.setattr(weight_files.write_weights, "__defaults__", (small[0], 20_000))
+    path = exported(tmp_path).folder
+    assert (path / weight_files.INDEX).exists()
+    table = loaded(path).state_dict()["transformer.wte.weight"]
+    assert torch.equal(table, member.replica.export_parameters()["embedding.tokens.weight"])

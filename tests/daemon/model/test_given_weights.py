@@ -1,0 +1,242 @@
+"""`atom start --from`: the run begins from the folder's weights bit for bit, or not at all."""
+
+import json
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from atom.base.errors import ConfigError, MismatchError
+from atom.config.load import load_run_file, parse_run_text, run_from_text
+from atom.daemon.console import Silence
+from atom.daemon.model.exporting import ExportRequest, export_run
+from atom.daemon.model.given_weights import given_values
+from atom.daemon.model.model_source import open_source, pin_source
+from atom.daemon.peer.founding import Membership
+from atom.models.huggingface_source import HuggingFaceSource
+from atom.models.source import ModelSource
+from atom.swarm.state.arenas import state_digest
+from atom.training.snapshot import list_snapshots, load_snapshot
+from tests.daemon.model.kept_runs import CONFIG, WORDS, Folder, folder_in
+from tests.daemon.tiny_run import GPT3, LLAMA, run_text
+
+Weights = dict[str, Tensor]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Folder]:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    with folder_in(tmp_path) as folder:
+        yield folder
+
+
+def weights_of(member: Membership) -> Weights:
+    return {name: value.clone() for name, value in member.replica.export_parameters().items()}
+
+
+def trained(folder: Folder, model: str) -> tuple[Path, Weights]:
+    """A run's weights after a step, exported."""
+    member = folder.found(model)
+    state = member.replica.state_arenas()
+    for name, value in weights_of(member).items():
+        noise = torch.randn(value.shape, generator=torch.Generator().manual_seed(len(name)))
+        member.replica.export_parameters()[name].add_(0.1 * noise)
+    assert state_digest(state) != member.manifest.initial_state_digest
+    target = folder.root / "weights"
+    _as_the_first_state(folder, member)
+    export_run(ExportRequest(target, folder.root / "a"), Silence())
+    return target, weights_of(member)
+
+
+def _as_the_first_state(folder: Folder, member: Membership) -> None:
+    """Rewrites manifest and snapshot, as if the run had begun there."""
+    import dataclasses
+
+    from atom.swarm.identity import Identity
+    from atom.swarm.records.codec import encode_manifest
+
+    digest = state_digest(member.replica.state_arenas())
+    manifest = dataclasses.replace(member.manifest, initial_state_digest=digest)
+    root = folder.root / "a"
+    record = encode_manifest(manifest, Identity.load_or_create(root / "identity.key"))
+    (root / "manifest.bin").write_bytes(record)
+    folder.snapshot(dataclasses.replace(member, manifest=manifest, record=record))
+
+
+@pytest.mark.parametrize("model", [GPT3, WORDS], ids=["gpt3", "module"])
+def test_what_was_exported_is_begun_from(folder: Folder, model: str) -> None:
+    path, wanted = trained(folder, model)
+    member = folder.found(model, "tuned", weights=path)
+    found = weights_of(member)
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(value, wanted[name]) for name, value in found.items())
+    state = member.replica.state_arenas()
+    assert state_digest(state) == member.manifest.initial_state_digest
+    assert not state["exp_avg"].any()
+    assert run_from_text(member.manifest.run_file).model.weights == "given"
+    (snapshot,) = list_snapshots(folder.root / "tuned" / "snapshots")
+    assert (snapshot.round, snapshot.head) == (0, member.genesis.digest)
+    assert state_digest(load_snapshot(snapshot)) == member.manifest.initial_state_digest
+
+    shutil.rmtree(path)  # nobody but the founder ever had it, and its snapshot will do
+    joiner = folder.enter(member, "joiner")
+    assert not joiner.initialise()
+    assert not joiner.replica.state_arenas()["master"].any(), "nothing was made up instead"
+    again = folder.found(model, "tuned", weights=path)
+    assert again.manifest == member.manifest
+    assert folder.found(model, "tuned").manifest == member.manifest
+
+
+def test_a_founder_that_lost_its_snapshot_may_read_the_folder_again(folder: Folder) -> None:
+    path, _ = trained(folder, GPT3)
+    member = folder.found(GPT3, "tuned", weights=path)
+    shutil.rmtree(folder.root / "tuned" / "snapshots")
+    assert not folder.found(GPT3, "tuned").initialise()
+    again = folder.found(GPT3, "tuned", weights=path)
+    assert again.initialise()
+    assert state_digest(again.replica.state_arenas()) == member.manifest.initial_state_digest
+
+
+def test_how_a_run_begins_cannot_change(folder: Folder) -> None:
+    path, _ = trained(folder, GPT3)
+    with pytest.raises(MismatchError, match="began from its seed"):
+        folder.found(GPT3, "a", weights=path)
+    with pytest.raises(ConfigError, match="none are given") as caught:
+        folder.found(f'{GPT3}\nweights = "given"', "fresh")
+    assert "--from FOLDER" in caught.value.hint
+
+
+# ---- folders of other programs
+
+
+class Tuned:
+    """A folder that `transformers` wrote, and a way to read it as a run would."""
+
+    def __init__(self, folder: Folder, root: Path) -> None:
+        self.path = root / "llama"
+        torch.manual_seed(1)
+        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**CONFIG))
+        model.save_pretrained(self.path)
+        self.weights = {name: value.detach() for name, value in model.named_parameters()}
+        shutil.copyfile(self.path / "config.json", folder.root / "config.json")
+        (folder.root / "run.toml").write_text(run_text("kept", LLAMA))
+        self.run, code = pin_source(load_run_file(folder.root / "run.toml"), folder.root)
+        self.source: ModelSource = open_source(self.run, code)
+
+    def change(self, edit: Callable[[Weights], None]) -> None:
+        weights = load_file(self.path / "model.safetensors")
+        edit(weights)
+        save_file(weights, self.path / "model.safetensors")
+
+    def values(self) -> Weights:
+        value_of = given_values(self.run, self.source, self.path)
+        return {name: value_of(name, tuple(v.shape)) for name, v in self.weights.items()}
+
+
+@pytest.fixture
+def tuned(folder: Folder, tmp_path: Path) -> Tuned:
+    return Tuned(folder, tmp_path)
+
+
+def test_a_folder_of_the_library_is_read_by_name(tuned: Tuned) -> None:
+    values = tuned.values()
+    assert all(torch.equal(values[name], value) for name, value in tuned.weights.items())
+
+
+def _bare(weights: Weights) -> None:
+    for name in list(weights):
+        weights[name.removeprefix("model.")] = weights.pop(name)
+
+
+def _half(weights: Weights) -> None:
+    weights.update({name: value.to(torch.bfloat16) for name, value in weights.items()})
+
+
+def _head(weights: Weights) -> None:
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
+
+
+@pytest.mark.parametrize("edit", [_bare, _half, _head])
+def test_other_ways_to_write_the_same(tuned: Tuned, edit: Callable[[Weights], None]) -> None:
+    tuned.change(edit)
+    for name, value in tuned.values().items():
+        wanted = tuned.weights[name]
+        assert torch.equal(value, wanted.bfloat16().float() if edit is _half else wanted)
+
+
+NORM = "model.norm.weight"
+
+
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        (lambda w: w.pop(NORM), f"does not hold {NORM}"),
+        (lambda w: w.update(odd=torch.ones(1)), "holds what the model does not have: odd"),
+        (lambda w: w.update({NORM: torch.ones(17)}), f"another shape: {NORM} [17], not [16]"),
+        (lambda w: w[NORM].fill_(torch.nan), f"{NORM} has values that are no numbers"),
+        (lambda w: w.update({NORM: torch.ones(16).int()}), f"{NORM} holds torch.int32, no weights"),
+        (lambda w: (_head(w), w["lm_head.weight"].add_(1)), "differ, the model ties them"),
+    ],
+)
+def test_what_does_not_fit_is_named(
+    tuned: Tuned, edit: Callable[[Weights], None], said: str
+) -> None:
+    tuned.change(edit)
+    with pytest.raises(ConfigError) as caught:
+        tuned.values()
+    assert said in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("rope_parameters", {"rope_type": "default", "rope_theta": 9.0}),
+        ("rms_norm_eps", 0.5),
+        ("num_attention_heads", 4),
+    ],
+)
+def test_another_model_of_the_same_shapes_is_refused(tuned: Tuned, key: str, value: object) -> None:
+    config = json.loads((tuned.path / "config.json").read_text())
+    (tuned.path / "config.json").write_text(json.dumps({**config, key: value, "head_dim": 8}))
+    with pytest.raises(ConfigError, match=f"the folder's model has {key} = "):
+        tuned.values()
+
+
+# ---- architectures that lie in folders in another form than they compute with
+
+NEOX = {
+    "model_type": "gpt_neox",
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "vocab_size": 256,
+    "max_position_embeddings": 16,
+}
+
+
+def test_the_library_reads_what_it_converts(folder: Folder, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    model = transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig(**NEOX))
+    model.save_pretrained(tmp_path / "neox")
+    source = HuggingFaceSource(NEOX, 8)
+    assert source.outside(torch.float32).converted is not None
+    run = parse_run_text(run_text("kept", LLAMA))
+    value_of = given_values(run, source, tmp_path / "neox")
+    for name, value in model.named_parameters():
+        assert torch.equal(value_of(name, tuple(value.shape)), value), name
+
+    weights = load_file(tmp_path / "neox" / "model.safetensors")
+    lost = next(name for name in weights if name.endswith("dense.bias"))
+    for edit, said in ((weights.pop(lost), "does not hold"), (torch.ones(3), "the config")):
+        if said == "the config":
+            weights[lost] = edit
+        save_file(weights, tmp_path / "neox" / "model.safetensors", {"format": "pt"})
+        with pytest.raises(ConfigError, match=said):
+            given_values(run, source, tmp_path / "neox")

@@ -1,0 +1,61 @@
+"""A daemon that is scraped."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.request import urlopen
+
+from atom.daemon.monitors.metrics import Metrics
+
+_TURN = {
+    "run": "one", "owner": "12D3KooWann", "share": 2.0, "slot_s": 600.0, "turn": "has the device",
+    "left_s": 30.5, "last_hour_s": 2400.0, "state_directory": "/one",
+}  # fmt: skip
+_OTHERS = {**_TURN, "run": "two", "turn": "waits", "left_s": None, "state_directory": "/two"}
+INFO: dict[str, Any] = {
+    "run": 'quoted "run"\n',
+    "peer_id": "12D3KooWann",
+    "state": "accumulating",
+    "round": 7,
+    "global_batch": 64,
+    "mini_batches": 12,
+    "loss": 2.5,
+    "tokens_per_s": 1000.0,
+    "rounds_joined": 5,
+    "sequences_committed": 320,
+    "peers": ["b", "c"],
+    "disk": {"free_bytes": 10_000_000_000},
+    "passes_voided": {"loss-not-finite": 2},
+    "utilisation": {"pass_seconds": 0.25, "computing": 0.75, "waiting": {"link": 0.25}},
+    "state_directory": "/one",
+    "device_turns": {
+        "device": "cpu",
+        "runs": [_OTHERS, _TURN, {**_OTHERS, "state_directory": "/3"}],
+    },
+}
+ROUND = {"round": 7, "tokens_per_s": 3000.0, "reduce_seconds": 0.25}
+
+
+@contextmanager
+def scraped(info: dict[str, Any]) -> Iterator[tuple[Metrics, Callable[[], str]]]:
+    """Metrics that are served, and what a scrape brings."""
+    metrics = Metrics()
+    port, close = metrics.serve("127.0.0.1", 0, lambda: info)
+
+    def scrape() -> str:
+        with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:
+            return str(answer.read().decode())
+
+    try:
+        yield metrics, scrape
+    finally:
+        close()
+
+
+def a_whole_scrape() -> str:
+    """With every metric there is."""
+    with scraped(INFO) as (metrics, scrape):
+        metrics.emit("round", **ROUND)
+        metrics.emit("attempt-ended", round=8, reason="ring-broken", stage="ring")
+        metrics.emit("paused", reason="typed by a person")
+        return scrape()

@@ -1,0 +1,168 @@
+"""What Prometheus scrapes, what Grafana asks of it, and what TensorBoard is given."""
+
+import json
+import re
+import socket
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.util.tensor_util import make_ndarray
+
+from atom.base.errors import PortInUseError
+from atom.config.load import parse_peer_text
+from atom.daemon.monitors.metrics import Metrics
+from atom.daemon.monitors.monitors import Monitors
+from atom.daemon.monitors.tensorboard_log import TensorBoardLog
+from tests.daemon.monitors.metrics_samples import INFO, ROUND, a_whole_scrape, scraped
+
+ROOT = Path(__file__).parents[3]
+SCRAPE = a_whole_scrape()
+OURS = {
+    sample.name
+    for family in text_string_to_metric_families(SCRAPE)
+    for sample in family.samples
+    if sample.name.startswith("atom_") and not sample.name.endswith("_created")
+}
+
+
+def value(text: str, name: str, **labels: str) -> list[float]:
+    return [
+        sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == name and sample.labels == labels
+    ]
+
+
+def test_a_scrape_has_what_the_daemon_knows_and_what_happened() -> None:
+    assert value(SCRAPE, "atom_round") == [7]
+    assert value(SCRAPE, "atom_state", state="accumulating") == [1]
+    assert value(SCRAPE, "atom_state", state="paused") == [0]
+    assert value(SCRAPE, "atom_committed_sequences_total") == [320]
+    assert value(SCRAPE, "atom_passes_voided_total", reason="loss-not-finite") == [2]
+    assert value(SCRAPE, "atom_device_waiting_ratio", reason="link") == [0.25]
+    assert value(SCRAPE, "atom_swarm_tokens_per_second") == [3000]
+    assert value(SCRAPE, "atom_all_reduce_duration_seconds_sum") == [0.25]
+    events = "atom_events_total"
+    assert value(SCRAPE, events, event="attempt-ended", reason="ring-broken") == [1]
+    assert value(SCRAPE, events, event="paused", reason="") == [1], "free text is no label"
+    assert value(SCRAPE, "process_resident_memory_bytes")
+
+
+def test_a_scrape_has_our_own_turn_on_the_device() -> None:
+    assert value(SCRAPE, "atom_device_share") == [2]
+    assert value(SCRAPE, "atom_device_slot_seconds") == [600]
+    assert value(SCRAPE, "atom_device_turn_left_seconds") == [30.5]
+    assert value(SCRAPE, "atom_device_last_hour_seconds") == [2400]
+    assert value(SCRAPE, "atom_device_turn", turn="has the device") == [1]
+    assert value(SCRAPE, "atom_device_turn", turn="waits") == [0]
+    assert value(SCRAPE, "atom_device_runs") == [2], "two daemons of one run are one"
+    with scraped(INFO | {"state_directory": "/two"}) as (_, scrape):
+        others = scrape()
+    assert value(others, "atom_device_turn", turn="waits") == [1]
+    assert value(others, "atom_device_turn_left_seconds") == [], "it has none"
+    with scraped(INFO | {"device_turns": {"device": "cpu", "runs": []}}) as (_, scrape):
+        assert value(scrape(), "atom_device_share") == [], "it has not looked yet"
+
+
+def test_what_is_not_known_yet_is_left_out() -> None:
+    with scraped(INFO | {"loss": None, "utilisation": None}) as (metrics, scrape):
+        metrics.emit("round", **ROUND | {"reduce_seconds": 0.0})
+        text = scrape()
+    assert value(text, "atom_loss_nats") == []
+    assert value(text, "atom_device_computing_ratio") == []
+    assert value(text, "atom_all_reduce_duration_seconds_count") == [0]
+
+
+def test_a_port_that_is_taken() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(PortInUseError, match=str(port)):
+            Metrics().serve("127.0.0.1", port, lambda: INFO)
+
+
+def test_every_metric_is_documented_and_no_other() -> None:
+    page = (ROOT / "docs" / "volunteer.md").read_text(encoding="utf-8")
+    section = page.partition("\n## Metrics\n")[2].partition("\n## ")[0]
+    documented = set(re.findall(r"`(atom_\w+)`", section))
+    plain = {re.sub(r"_(bucket|sum|count)$", "", name) for name in OURS}
+    assert documented == plain
+
+
+def test_the_dashboard_for_grafana_asks_for_metrics_that_exist() -> None:
+    board = json.loads((ROOT / "docker" / "grafana-dashboard.json").read_text(encoding="utf-8"))
+    queries = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    asked = {name for query in queries for name in re.findall(r"atom_\w+", query)}
+    assert len(board["panels"]) >= 8
+    assert asked <= OURS
+    assert all('atom_info{run="$run"}' in query for query in queries)
+
+
+class Said:
+    """A console."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+def test_nothing_listens_and_nothing_is_written_unless_asked_for(tmp_path: Path) -> None:
+    said = Said()
+    with ExitStack() as stack:
+        monitors = Monitors(parse_peer_text("", tmp_path), stack)
+        monitors.begin(lambda: INFO, said)  # type: ignore[arg-type]
+        assert monitors.sinks == [monitors.ended_attempts]
+    assert said.notes == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_peer_file_asks_for_both(tmp_path: Path) -> None:
+    text = '[metrics]\nport = 0\n[log]\ntensorboard = "board"\n'
+    said = Said()
+    with ExitStack() as stack:
+        monitors = Monitors(parse_peer_text(text, tmp_path), stack)
+        monitors.begin(lambda: INFO, said)  # type: ignore[arg-type]
+        for sink in monitors.sinks:
+            sink.emit("left")
+            sink.emit(
+                "round", **ROUND, loss=2.5, sequences=64, gradient_norm=0.5, members=["a", "b"]
+            )
+    assert re.fullmatch(r"metrics: http://127\.0\.0\.1:\d+/metrics", said.notes[0])
+    (folder,) = (tmp_path / "board").iterdir()
+    board = EventAccumulator(str(folder)).Reload()
+    scalars = {
+        tag: [(each.step, *make_ndarray(each.tensor_proto).flat) for each in board.Tensors(tag)]
+        for tag in board.Tags()["tensors"]
+    }
+    assert set(board.PluginTagToContent("scalars")) == set(scalars), "shown under Scalars"
+    assert scalars["loss/training"] == [(7, 2.5)]
+    assert scalars["swarm/peers"] == [(7, 2.0)]
+    assert "loss/validation" not in scalars
+
+
+class FullDisk:
+    """A writer whose disk takes nothing."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def add_scalar(self, tag: str, data: float, step: int) -> None:
+        self.calls += 1
+        raise OSError("no space")
+
+    def flush(self) -> None: ...
+    def close(self) -> None: ...
+
+
+def test_a_full_disk_ends_the_board_and_nothing_else() -> None:
+    disk = FullDisk()
+    board = TensorBoardLog(disk)
+    for _ in range(3):
+        board.emit("round", **ROUND, members=[])
+    board.close()
+    assert disk.calls == 1

@@ -1,0 +1,128 @@
+"""What the driver's library says, understood; the library itself is played here."""
+
+import os
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from atom.base.errors import DeviceError
+from atom.daemon.owner.gpu import NvidiaGpu, UnseenGpu, open_gpu
+
+US = os.getpid()
+OTHER = os.getppid()
+
+
+class NVMLError(Exception):
+    def __init__(self, value: int) -> None:
+        super().__init__(f"error {value}")
+        self.value = value
+
+
+@dataclass
+class Sample:
+    pid: int
+    smUtil: int  # noqa: N815 - the library's name
+    timeStamp: int = 5  # noqa: N815 - likewise
+
+
+class Library:
+    NVMLError = NVMLError
+    NVML_ERROR_NOT_FOUND = 6
+
+    def __init__(self) -> None:
+        self.computing = [US]
+        self.samples: list[Sample] | int = 6
+        self.asked_since: list[int] = []
+        self.limit_mw = 250_000
+        self.refuses = False
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: object) -> list[object]:
+        return [SimpleNamespace(pid=pid) for pid in self.computing]
+
+    def nvmlDeviceGetProcessUtilization(self, handle: object, since: int) -> list[Sample]:
+        self.asked_since.append(since)
+        if isinstance(self.samples, int):
+            raise NVMLError(self.samples)
+        return self.samples
+
+    def nvmlDeviceGetPowerManagementLimit(self, handle: object) -> int:
+        return self.limit_mw
+
+    def nvmlDeviceGetPowerManagementLimitConstraints(self, handle: object) -> list[int]:
+        return [100_000, 300_000]
+
+    def nvmlDeviceSetPowerManagementLimit(self, handle: object, limit_mw: int) -> None:
+        if self.refuses:
+            raise NVMLError(4)
+        self.limit_mw = limit_mw
+
+
+@pytest.mark.parametrize(
+    ("samples", "used"),
+    [
+        ([], False),
+        (6, False),
+        ([Sample(US, 90)], False),
+        ([Sample(US, 90), Sample(OTHER, 9)], False),
+        ([Sample(OTHER, 10)], True),
+    ],
+)
+def test_whoever_takes_the_gpus_time_uses_it(samples: list[Sample] | int, used: bool) -> None:
+    library = Library()
+    library.samples = samples
+    gpu = NvidiaGpu(library, None)
+    assert bool(gpu.other_user()) is used
+    assert gpu.blind == ""
+    gpu.other_user()
+    assert library.asked_since[0] == 0
+    assert library.asked_since[1] == (5 if samples not in ([], 6) else 0)
+
+
+def test_where_nothing_is_counted_whoever_computes_uses_it() -> None:
+    library = Library()
+    library.samples = 3
+    gpu = NvidiaGpu(library, None)
+    assert gpu.other_user() == ""
+    library.computing = [US, OTHER]
+    assert gpu.other_user()
+
+
+def test_where_it_cannot_find_itself_it_accuses_nobody() -> None:
+    library = Library()
+    library.computing, library.samples = [OTHER], [Sample(OTHER, 99)]
+    gpu = NvidiaGpu(library, None)
+    assert gpu.other_user() == ""
+    assert "does not list this program" in gpu.blind
+
+
+def test_a_power_is_put_back() -> None:
+    library = Library()
+    gpu = NvidiaGpu(library, None)
+    gpu.limit_power(None)
+    gpu.limit_power(200.0)
+    gpu.limit_power(150.0)
+    assert library.limit_mw == 150_000
+    with pytest.raises(DeviceError, match=r"301 W: .* 100 W … 300 W"):
+        gpu.limit_power(301.0)
+    assert library.limit_mw == 150_000
+    gpu.limit_power(None)
+    assert library.limit_mw == 250_000
+
+
+def test_a_driver_that_does_not_permit_it() -> None:
+    library = Library()
+    library.refuses = True
+    with pytest.raises(DeviceError, match="does not let us") as refused:
+        NvidiaGpu(library, None).limit_power(200.0)
+    assert "sudo nvidia-smi -pl" in refused.value.hint
+
+
+def test_without_a_gpu() -> None:
+    gpu = open_gpu(torch.device("cpu"))
+    assert (gpu.blind, gpu.other_user()) == ("no GPU", "")
+    gpu.limit_power(None)
+    with pytest.raises(DeviceError, match="no GPU"):
+        gpu.limit_power(200.0)
+    assert isinstance(gpu, UnseenGpu)

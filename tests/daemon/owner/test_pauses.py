@@ -1,0 +1,117 @@
+"""Who stands still, why, and what is told of it."""
+
+import pytest
+
+from atom.base.clock import ManualClock
+from atom.base.events import EventList
+from atom.daemon.owner.pauses import DEVICE_TAKEN_S, GIVE_BACK_S, TRYING_S, Pauses
+
+
+class SmallWorker:
+    """Notes what it is told."""
+
+    def __init__(self) -> None:
+        self.device_taken = False
+        self.free = True
+        self.told: list[tuple[object, ...]] = []
+
+    def pause(self, reason: str, wait_s: float) -> bool:
+        self.told.append((reason, wait_s))
+        return self.free
+
+    def resume(self, reason: str) -> None:
+        self.told.append((reason,))
+
+    def try_device(self) -> None:
+        self.device_taken = False
+        self.told.append(())
+
+
+class Scene:
+    def __init__(self) -> None:
+        self.worker, self.events, self.clock = SmallWorker(), EventList(), ManualClock()
+        self.notes: list[str] = []
+        self.pauses = Pauses(self.worker, self.events, self.notes.append, self.clock)
+
+
+@pytest.fixture
+def scene() -> Scene:
+    return Scene()
+
+
+def test_the_owner_pauses_and_resumes_once(scene: Scene) -> None:
+    assert scene.pauses.resume() == "not paused"
+    assert scene.pauses.pause().endswith("memory is free")
+    assert scene.pauses.pause() == "already paused"
+    assert "owner" in scene.pauses.reason
+    assert scene.pauses.resume() == "resumed"
+    assert scene.pauses.reason == ""
+    assert scene.worker.told == [("owner", GIVE_BACK_S), ("owner",)]
+    assert [event["event"] for event in scene.events.events] == ["paused", "resumed"]
+
+
+def test_wishes_pause_beside_the_owner(scene: Scene) -> None:
+    pauses = scene.pauses
+    for reason in ("on battery", "on battery", "outside its hours, until 18:00"):
+        pauses.wish(reason)
+    assert pauses.reason == "outside its hours, until 18:00"
+    assert "until 18:00" in pauses.resume()
+    pauses.pause()
+    assert "still outside its hours" in pauses.resume()
+    pauses.wish("")
+    pauses.wish("")
+    assert pauses.reason == ""
+    assert [told[0] for told in scene.worker.told] == ["wishes", "owner", "owner", "wishes"]
+    assert scene.notes == ["paused: on battery", "resumed"]
+
+
+def test_another_run_s_turn_pauses_beside_the_owner(scene: Scene) -> None:
+    pauses = scene.pauses
+    scene.worker.free = False
+    assert not pauses.give_device("another run"), "a pass still needs it"
+    scene.worker.free = True
+    assert pauses.give_device("the run two")
+    assert pauses.reason == "the run two has the device, until its turn ends"
+    assert pauses.wants_device, "its owner does not mind"
+    pauses.pause()
+    assert not pauses.wants_device
+    assert "but the run two has the device" in pauses.resume()
+    pauses.take_device()
+    assert pauses.reason == ""
+    assert [told[0] for told in scene.worker.told] == ["turn", "turn", "owner", "owner", "turn"]
+    pauses.wish("on battery")
+    assert not pauses.wants_device
+
+
+def test_whoever_leaves_stands_still_no_more(scene: Scene) -> None:
+    scene.pauses.wish("on battery")
+    scene.pauses.end()
+    scene.pauses.wish("on battery")
+    assert scene.pauses.pause().startswith("not paused")
+    assert scene.pauses.reason == ""
+    assert scene.worker.told[1:] == [("owner",), ("wishes",)]
+
+
+def test_a_pass_that_still_needs_the_memory_is_told(scene: Scene) -> None:
+    scene.worker.free = False
+    assert "when the pass under way ends" in scene.pauses.pause()
+
+
+def test_memory_that_others_have_is_tried_for_now_and_then(scene: Scene) -> None:
+    scene.worker.device_taken = True
+    for _ in range(3):
+        scene.pauses.look()
+    assert "another program" in scene.pauses.reason
+    assert scene.worker.told == []
+    scene.clock.advance(DEVICE_TAKEN_S)
+    scene.pauses.look()
+    scene.pauses.look()
+    assert scene.worker.told == [()]
+    scene.worker.device_taken = True
+    scene.pauses.look()
+    assert scene.worker.told == [()], "it was in vain: not before its time"
+    assert len(scene.notes) == len(scene.events.events) == 1
+    scene.worker.device_taken = False
+    scene.clock.advance(TRYING_S)
+    scene.pauses.look()
+    assert scene.pauses.reason == ""

@@ -1,0 +1,229 @@
+"""`atom set` at the daemon's end: all or nothing, at once, and written down."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+from atom.base.errors import ConfigError, ControlError, DeviceError, StorageError, UserError
+from atom.config.load import load_peer_file
+from atom.config.peer_file import Device, PeerFile, Schedule
+from atom.daemon.owner import settings as settings_module
+from atom.daemon.owner.permit import Observations
+from atom.daemon.owner.settings import THREADS_UNLESS_TOLD, Givers, PeerPlace, Settings
+from atom.daemon.owner.steward import Steward
+from atom.swarm.stream.throttle import Bandwidth
+
+TEXT = '# my box\n[network]\nupload = "400 Mbit/s" # evenings\n'
+
+
+class SmallGpu:
+    """Takes up to 300 W."""
+
+    blind = "no GPU"
+
+    def __init__(self) -> None:
+        self.watts: list[float | None] = []
+
+    def other_user(self) -> str:
+        return ""
+
+    def limit_power(self, watts: float | None) -> None:
+        if watts is not None and watts > 300:
+            raise DeviceError("too much", "take less")
+        self.watts.append(watts)
+
+
+class Memory:
+    """A model that takes 1 GiB, and is rearranged at once."""
+
+    def __init__(self) -> None:
+        self.caps: list[tuple[int | None, int | None]] = []
+        self.meanwhile: Callable[[], None] = lambda: None
+        self.doing = ""
+
+    def change(self, peer: PeerFile) -> None:
+        self.meanwhile()
+        if (peer.host.memory_bytes or 2**30) < 2**30:
+            raise DeviceError("it takes 1 GiB", "give more")
+        self.caps.append((peer.device.memory_bytes, peer.host.memory_bytes))
+
+    def close(self) -> None:
+        self.caps.clear()
+
+
+class SmallTurns:
+    def __init__(self) -> None:
+        self.terms = list[tuple[float, float]]()
+
+    def retune(self, terms: Device) -> None:
+        self.terms.append((terms.share, terms.slot_s))
+
+
+class Scene:
+    def __init__(self, path: Path, text: str = TEXT) -> None:
+        self.path, self.gpu, self.told = path, SmallGpu(), list[str]()
+        self.commands: list[Callable[[], None]] = []
+        if text:
+            path.write_text(text)
+        self.bandwidth = Bandwidth.of(4e8, None)
+        peer = load_peer_file(path if text else None)
+        steward = Steward(peer.schedule, self.look, self.told.append, self.told.append)  # type: ignore[arg-type]
+        place = PeerPlace(path, kept=not text)
+        self.memory, self.turns = Memory(), SmallTurns()
+        givers = Givers(
+            self.gpu, steward, self.turns, self.bandwidth, self.memory,  # type: ignore[arg-type]
+            self.commands.append,
+        )  # fmt: skip
+        self.settings = Settings(place, peer, givers)
+
+    def look(self, wishes: Schedule) -> Observations:
+        return Observations(on_battery=True)
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Scene:
+    return Scene(tmp_path / "box.toml")
+
+
+def test_what_is_set_is_in_force_and_in_the_file(scene: Scene) -> None:
+    scene.path.chmod(0o640)
+    said = scene.settings.set(
+        ["network.upload=8 Mbit/s", "device.cpu_threads=1", "device.power=200 W",
+         "schedule.pause_on_battery=true", "device.memory=2 GiB", "device.share=3",
+         "network.data_port=9"]
+    )  # fmt: skip
+    assert [each["live"] for each in said] == [True] * 6 + [False]
+    assert scene.memory.caps == [(2 << 30, None)]
+    assert scene.turns.terms == [(3.0, 600.0)]
+    assert said[0] == {
+        "key": "network.upload", "value": '"8 Mbit/s"', "default": False, "live": True,
+    }  # fmt: skip
+    assert scene.bandwidth.upload.take(1_250_000, 0.0) == pytest.approx(1.0)
+    assert scene.gpu.watts == [200.0]
+    before = torch.get_num_threads()
+    for command in scene.commands:
+        command()
+    assert torch.get_num_threads() == 1
+    scene.settings.set(["device.cpu_threads=", "device.power="])
+    scene.commands[-1]()
+    assert torch.get_num_threads() == THREADS_UNLESS_TOLD
+    torch.set_num_threads(before)
+    assert scene.gpu.watts == [200.0, None]
+    text = scene.path.read_text()
+    assert text.startswith(TEXT.replace("400", "8"))
+    assert scene.path.stat().st_mode & 0o777 == 0o640
+    assert load_peer_file(scene.path).device.memory_bytes == 2 << 30
+
+
+def test_a_wish_is_heard_at_once(scene: Scene) -> None:
+    scene.settings.set(["schedule.pause_on_battery=false"])
+    scene.settings.set(["network.upload="])
+    scene.settings.set(["schedule.pause_on_battery="])
+    assert scene.told == ["", "on battery"]
+    assert scene.bandwidth.upload.unlimited
+
+
+REFUSED = [
+    (["network.upload=8 Mbit/s", "network.uploads=1"], ConfigError, "did you mean upload"),
+    (["network.upload=8 Mbit/s", "nonsense"], ConfigError, "network.upload="),
+    (["network.upload=8 Mbit/s", "device.power=301 W"], DeviceError, "take less"),
+    (["network.upload=8 Mbit/s", "host.memory=1 MiB"], DeviceError, "give more"),
+    (["network.upload=8 Mbit/s", "data.tokenizer=" + "x" * 70_000], ConfigError, "peer file"),
+]
+
+
+@pytest.mark.parametrize(("assignments", "error", "hint"), REFUSED)
+def test_all_or_nothing(
+    scene: Scene, assignments: list[str], error: type[UserError], hint: str
+) -> None:
+    with pytest.raises(error) as refused:
+        scene.settings.set(assignments)
+    assert hint in refused.value.hint
+    assert scene.path.read_text() == TEXT
+    assert scene.bandwidth.upload.take(12_500_000, 0.0) == 0.0
+    assert scene.gpu.watts == []
+    assert list(scene.path.parent.iterdir()) == [scene.path]
+
+
+def test_a_file_that_cannot_be_written_changes_nothing(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, raw: bytes) -> None:
+        raise StorageError("the disk is full", "free some")
+
+    monkeypatch.setattr(settings_module, "write_atomically", full)
+    with pytest.raises(StorageError):
+        scene.settings.set(["device.power=200 W", "host.memory=2 GiB", "network.upload="])
+    assert scene.gpu.watts == [200.0, None]
+    assert scene.memory.caps == [(None, 2 << 30), (None, None)]
+    assert not scene.bandwidth.upload.unlimited
+
+
+def test_without_a_peer_file_one_is_kept_in_the_state_directory(tmp_path: Path) -> None:
+    scene = Scene(tmp_path / "peer.toml", "")
+    everything = {each["key"]: each for each in scene.settings.set([])}
+    assert everything["schedule.pause_on_battery"]["value"] == "true"
+    assert everything["schedule.pause_on_battery"]["default"]
+    assert not scene.path.exists()
+    scene.settings.set(["network.download=1 Mbit/s"])
+    assert scene.path.read_text() == '[network]\ndownload = "1 Mbit/s"\n'
+    with pytest.raises(ConfigError, match="lies in the state directory"):
+        scene.settings.set(["state.directory=elsewhere"])
+
+
+def test_a_file_behind_a_link_stays_there(tmp_path: Path) -> None:
+    (tmp_path / "real.toml").write_text(TEXT)
+    (tmp_path / "box.toml").symlink_to(tmp_path / "real.toml")
+    scene = Scene(tmp_path / "box.toml", "")
+    scene.settings.set(["network.upload=1 Mbit/s"])
+    assert scene.path.is_symlink()
+    assert "1 Mbit/s" in (tmp_path / "real.toml").read_text()
+
+
+def test_what_others_wrote_meanwhile_is_kept_and_in_force(scene: Scene) -> None:
+    scene.path.write_text(TEXT + 'download = "8 Mbit/s"\n')
+    scene.settings.set(["device.cpu_threads=2"])
+    assert not scene.bandwidth.download.unlimited
+    scene.path.write_bytes(b"\xff")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        scene.settings.set(["device.cpu_threads=3"])
+    scene.path.unlink()
+    with pytest.raises(ConfigError, match="no such file any more"):
+        scene.settings.set([])
+    assert not scene.path.exists()
+
+
+def test_the_owner_is_told_what_cannot_be_seen_or_limited(tmp_path: Path) -> None:
+    scene = Scene(
+        tmp_path / "box.toml", '[device]\npower = "400 W"\n[schedule]\nidle_for = "9 s"\n'
+    )
+    notes: list[str] = []
+    scene.settings.start(notes.append)
+    scene.settings.close()
+    assert notes == ["too much; take less"]
+    assert scene.settings.wishes() == {
+        "hours": [], "idle_for_s": 9.0, "pause_on_battery": True, "pause_for_gpu_programs": False,
+    }  # fmt: skip
+    scene.settings.set(["device.power=", "schedule.pause_for_gpu_programs=true"])
+    assert scene.settings.wishes()["pause_for_gpu_programs"] == "no GPU"
+
+
+def test_a_second_change_does_not_wait_for_the_first(scene: Scene) -> None:
+    seen = list[object]()
+
+    def meanwhile() -> None:
+        scene.memory.doing = "planning how the model is cut"
+        with pytest.raises(ControlError, match="under way: planning how") as refused:
+            scene.settings.set(["network.upload=8 Mbit/s"])
+        seen.extend([refused.value.hint, *scene.settings.set([])])
+
+    with ThreadPoolExecutor(1) as other:
+        scene.memory.meanwhile = lambda: other.submit(meanwhile).result(20.0)
+        scene.settings.set(["device.memory=2 GiB"])
+    assert len(seen) > 10, "who only asks what there is hears it"
+    scene.memory.meanwhile = lambda: None
+    scene.settings.set(["network.upload=8 Mbit/s"])
+    assert 'upload = "8 Mbit/s"' in scene.path.read_text()

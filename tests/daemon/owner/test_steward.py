@@ -1,0 +1,158 @@
+"""The loop that looks, and what it looks at."""
+
+import math
+import os
+import threading
+from datetime import datetime
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from atom.base.clock import ManualClock
+from atom.config.peer_file import Schedule
+from atom.daemon.owner import machine_use, steward
+from atom.daemon.owner.gpu import UnseenGpu
+from atom.daemon.owner.machine_use import MachineUse, desktop_idle_s, idle_hint_s, on_battery
+from atom.daemon.owner.permit import Observations
+from atom.daemon.owner.steward import Observer, Steward, wall_clock
+
+WAIT_S = 10.0
+
+
+class Used(UnseenGpu):
+    def __init__(self) -> None:
+        super().__init__("")
+        self.user, self.asked = "game", 0
+
+    def other_user(self) -> str:
+        self.asked += 1
+        return self.user
+
+
+def test_it_looks_again_and_again_and_hears_new_wishes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steward, "LOOK_S", 0.001)
+    told, thrice = list[str](), threading.Event()
+
+    def tell(reason: str) -> None:
+        told.append(reason)
+        if len(told) > 3:
+            thrice.set()
+
+    looking = Steward(
+        Schedule(hours=("tue 01:00-02:00",)),
+        lambda wishes: Observations(),
+        tell,
+        lambda failure: None,
+        lambda: datetime(2026, 11, 16, 12),
+    )
+    looking.start()
+    assert told[0] == "outside its hours, until Tue 01:00"
+    assert thrice.wait(WAIT_S)
+    looking.wish(Schedule())
+    looking.close()
+    assert told[-1] == ""
+
+
+def test_a_look_that_fails_ends_the_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steward, "LOOK_S", 0.001)
+    looks, failures, failed = iter([Observations()]), list[BaseException](), threading.Event()
+
+    def fail(failure: BaseException) -> None:
+        failures.append(failure)
+        failed.set()
+
+    looking = Steward(Schedule(), lambda wishes: next(looks), lambda reason: None, fail)
+    looking.start()
+    assert failed.wait(WAIT_S)
+    looking.close()
+    assert isinstance(failures[0], StopIteration)
+
+
+def test_only_what_is_wished_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(psutil, "sensors_battery", lambda: SimpleNamespace(power_plugged=False))
+    gpu, clock = Used(), ManualClock(100.0)
+    observer = Observer(gpu, clock)
+    nothing = Schedule(pause_on_battery=False)
+    assert observer.look(nothing) == Observations(gpu_idle_s=math.inf)
+    assert gpu.asked == 0
+    seen = observer.look(Schedule(pause_for_gpu_programs=True))
+    assert (seen.on_battery, seen.gpu_idle_s, seen.gpu_user) == (True, 0.0, "game")
+    gpu.user = ""
+    clock.advance(7.0)
+    assert observer.look(Schedule(pause_for_gpu_programs=True)).gpu_idle_s == 7.0
+    assert observer.look(Schedule(idle_for="1 s")).idle_s < WAIT_S
+
+
+@pytest.mark.parametrize(("plugged", "on"), [(True, False), (False, True), (None, False)])
+def test_a_battery(plugged: bool | None, on: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(psutil, "sensors_battery", lambda: SimpleNamespace(power_plugged=plugged))
+    assert on_battery() is on
+    monkeypatch.setattr(psutil, "sensors_battery", lambda: None)
+    assert not on_battery()
+
+
+@pytest.mark.parametrize(
+    ("said", "idle_s"),
+    [
+        ("IdleHint=no\nIdleSinceHint=0\n", 0.0),
+        ("IdleHint=yes\nIdleSinceHint=40000000\n", 60.0),
+        ("IdleHint=yes\nIdleSinceHint=0\n", math.inf),
+        ("IdleHint=yes\nIdleSinceHint=soon\n", math.inf),
+        ("", math.inf),
+    ],
+)
+def test_what_a_desktop_tells(said: str, idle_s: float) -> None:
+    assert idle_hint_s(said, 100.0) == idle_s
+
+
+def test_without_logind_the_desktop_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    for command in ("/nowhere/loginctl", "false"):
+        monkeypatch.setattr(machine_use, "_LOGINCTL", (command,))
+        assert desktop_idle_s() == math.inf
+
+
+def test_programs_that_are_not_ours_use_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s, others_s = [1000.0], [0.0]
+    monkeypatch.setattr(machine_use.time, "monotonic", lambda: now_s[0])
+    monkeypatch.setattr(machine_use, "_others_seconds", lambda: others_s[0])
+    monkeypatch.setattr(machine_use, "_terminals_idle_s", lambda: iter(()))
+    monkeypatch.setattr(machine_use, "desktop_idle_s", lambda: math.inf)
+    use = MachineUse()
+    now_s[0], others_s[0] = 1010.0, 2.9
+    assert use.idle_s() == 10.0
+    now_s[0], others_s[0] = 1020.0, 6.0
+    assert use.idle_s() == 0.0
+    now_s[0] = 1025.0
+    assert use.idle_s() == 5.0
+
+
+def test_our_own_work_is_not_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    standing = psutil.cpu_times()
+    monkeypatch.setattr(psutil, "cpu_times", lambda: standing)
+    before, began = machine_use._others_seconds(), os.times().user
+    while os.times().user - began < 0.1:
+        sum(range(1000))
+    assert machine_use._others_seconds() <= before - 0.1, "it is taken off"
+
+
+def test_a_key_in_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "pts").mkdir()
+    for name in ("pts/3", "tty1", "pts/ptmx"):
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (100.0, 200.0))
+    monkeypatch.setattr(machine_use, "DEVICES", tmp_path)
+    monkeypatch.setattr(machine_use.time, "time", lambda: 130.0)
+    assert list(machine_use._terminals_idle_s()) == [30.0, 30.0]
+
+
+def test_the_clock_on_the_wall_follows_the_zone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "Asia/Kolkata")
+    east = wall_clock()
+    monkeypatch.setenv("TZ", "America/New_York")
+    west = wall_clock()
+    assert east.tzinfo is None
+    assert (east - west).total_seconds() > 9 * 3600
+    monkeypatch.undo()
+    wall_clock()

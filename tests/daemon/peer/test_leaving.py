@@ -1,0 +1,114 @@
+"""Being told to leave: while the state is still being fetched, and by signals."""
+
+import os
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from atom.base.clock import ManualClock
+from atom.base.events import EventList
+from atom.daemon.console import Console, Silence
+from atom.daemon.peer.life import LEAVE_S, Life
+from atom.daemon.state_directory import StateDirectory
+from atom.training.round.vocabulary import Phase
+
+
+class Donors:
+    """As far as their end is concerned."""
+
+    closed = False
+    kept = False
+
+    def keeps_something(self) -> bool:
+        return self.kept
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def donors() -> Donors:
+    return Donors()
+
+
+class Notes(Silence):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+def life_in(
+    phase: Phase, uncommitted: int, donors: Donors, folder: Path, console: Console | None = None
+) -> Life:
+    life = Life(StateDirectory(folder), console or Silence(), EventList(), ManualClock(), "")
+    nothing: Any = lambda *given: None  # noqa: E731 - stands for every part that is only told
+    hands = SimpleNamespace(
+        tally=SimpleNamespace(sequences_dropped=0), uncommitted_sequences=uncommitted
+    )
+    life.parts = SimpleNamespace(  # type: ignore[assignment]
+        hands=hands,
+        donors=donors,
+        worker=SimpleNamespace(submit=nothing),
+        pauses=SimpleNamespace(end=nothing),
+        lookout=SimpleNamespace(nudge=nothing),
+    )
+    life._machine = SimpleNamespace(phase=phase)  # type: ignore[assignment]
+    return life
+
+
+def test_without_a_part_in_any_round_fetching_ends(donors: Donors, tmp_path: Path) -> None:
+    life_in(Phase.SYNCING, 0, donors, tmp_path).leave(None)
+    assert donors.closed
+
+
+@pytest.mark.parametrize(
+    ("kept", "said"),
+    [
+        (False, "fetching ends here"),
+        (True, "fetching ends here; what has arrived is kept for the next start"),
+    ],
+)
+def test_only_what_is_there_is_said_to_stay(
+    kept: bool, said: str, donors: Donors, tmp_path: Path
+) -> None:
+    donors.kept, console = kept, Notes()
+    life_in(Phase.SYNCING, 0, donors, tmp_path, console).leave(None)
+    assert console.notes == [said]
+
+
+@pytest.mark.parametrize(("phase", "uncommitted"), [(Phase.SYNCING, 4), (Phase.ACCUMULATING, 0)])
+def test_who_counted_may_need_what_it_fetches(
+    phase: Phase, uncommitted: int, donors: Donors, tmp_path: Path
+) -> None:
+    life_in(phase, uncommitted, donors, tmp_path).leave(None)
+    assert not donors.closed
+
+
+def test_a_closed_terminal_asks_to_leave_and_never_insists(donors: Donors, tmp_path: Path) -> None:
+    life = life_in(Phase.ACCUMULATING, 4, donors, tmp_path)
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
+    try:
+        with life._signals.heard():
+            for asked, number in enumerate([signal.SIGHUP, signal.SIGHUP, signal.SIGTERM]):
+                os.kill(os.getpid(), number)
+                life._obey_signals()
+                assert life._facts.leave_by == (LEAVE_S if asked < 2 else 0.0)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_nohup_has_its_way(donors: Donors, tmp_path: Path) -> None:
+    life = life_in(Phase.ACCUMULATING, 4, donors, tmp_path)
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with life._signals.heard():
+            os.kill(os.getpid(), signal.SIGHUP)
+            life._obey_signals()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert life._facts.leave_by is None

@@ -1,0 +1,58 @@
+"""What others see of a peer, and when it ends."""
+
+from dataclasses import replace
+
+import pytest
+
+from atom.daemon.peer.lifecycle import LINGER_S, Ending, Facts, ending, peer_state
+from atom.swarm.records.lease import PeerState
+from atom.training.round.vocabulary import Phase
+
+LIVING = Facts(Phase.ACCUMULATING, now=100.0, started=True)
+
+
+@pytest.mark.parametrize(
+    ("facts", "state"),
+    [
+        (replace(LIVING, started=False), PeerState.STARTING),
+        (LIVING, PeerState.ACCUMULATING),
+        (replace(LIVING, paused=True), PeerState.PAUSED),
+        (replace(LIVING, leave_by=120.0), PeerState.LEAVING),
+        (replace(LIVING, phase=Phase.PROMISED, paused=True), PeerState.REDUCING),
+        (replace(LIVING, phase=Phase.HOLDING), PeerState.REDUCING),
+        (replace(LIVING, phase=Phase.STEPPING, leave_by=120.0), PeerState.STEPPING),
+        (replace(LIVING, phase=Phase.SYNCING, started=False), PeerState.SYNCING),
+    ],
+)
+def test_state_of_the_lease(facts: Facts, state: PeerState) -> None:
+    assert peer_state(facts) is state
+
+
+def test_lives_on_by_default() -> None:
+    assert ending(LIVING) is None
+    assert ending(replace(LIVING, paused=True, sequences=5)) is None
+
+
+def test_after_the_last_round_it_waits_for_laggards_but_not_for_ever() -> None:
+    done = replace(LIVING, finished_at=95.0)
+    assert ending(done) is Ending.ROUNDS_REACHED
+    assert ending(replace(done, laggards=1)) is None
+    assert ending(replace(done, laggards=1, now=95.0 + LINGER_S)) is Ending.ROUNDS_REACHED
+    assert ending(replace(done, phase=Phase.STEPPING)) is None
+
+
+def test_a_leave_waits_for_the_counted_work() -> None:
+    leaving = replace(LIVING, leave_by=160.0, sequences=8)
+    assert ending(leaving) is None
+    assert ending(replace(leaving, sequences=0, settled_at=100.0)) is Ending.LEFT
+    assert ending(replace(leaving, phase=Phase.REDUCING, settled_at=100.0)) is None
+    dropped = replace(leaving, sequences=0, settled_at=100.0, work_dropped=True)
+    assert ending(dropped) is Ending.LEFT_LATE
+
+
+def test_the_deadline_ends_it_either_way() -> None:
+    late = replace(LIVING, leave_by=99.0)
+    assert ending(replace(late, sequences=8)) is Ending.LEFT_LATE
+    assert ending(late) is Ending.LEFT
+    stuck = replace(late, phase=Phase.REDUCING, sequences=8)
+    assert ending(stuck) is Ending.LEFT_LATE
