@@ -53,6 +53,39 @@ def test_one_slow_way_is_a_matter_of_order() -> None:
     assert attach(swarm(6, {"c": SLOW}, ways=1), BYTES) is None
 
 
+def receiving_slowly(size: int, peer: str, tellers: int) -> list[Place]:
+    """Some others were held up by their sending to that one."""
+    told = [place.peer_id for place in swarm(size, {}) if place.peer_id != peer][:tellers]
+    return [
+        replace(place, links=dict(place.links) | {peer: Link(0.01, SLOW)})
+        if place.peer_id in told
+        else place
+        for place in swarm(size, {})
+    ]
+
+
+@pytest.mark.parametrize("size", [3, 4, 8])
+def test_who_receives_slowly_is_carried_when_two_say_so(size: int) -> None:
+    assert attach(receiving_slowly(size, "c", 1), BYTES) is None
+    found = attach(receiving_slowly(size, "c", 2), BYTES)
+    assert found is not None
+    assert list(found.carriers) == ["c"]
+    assert found.seconds == pytest.approx(BYTES / SLOW, rel=0.01)
+
+
+def test_those_at_the_other_end_of_a_slow_line_are_not_slow() -> None:
+    """Both slow peers were so towards a and b, of whom nobody else says anything."""
+    found = carriers(attach(swarm(8, {"c": SLOW, "f": SLOW}), BYTES))
+    assert set(found) == {"c", "f"}
+    both_ways = [
+        replace(place, links=dict(place.links) | {"c": Link(0.01, SLOW), "f": Link(0.01, SLOW)})
+        if place.peer_id in "abd"
+        else place
+        for place in swarm(8, {"c": SLOW, "f": SLOW})
+    ]
+    assert set(carriers(attach(both_ways, BYTES))) == {"c", "f"}
+
+
 def test_two_have_no_ring_to_be_carried_by() -> None:
     assert attach(swarm(2, {"a": SLOW}, ways=1), BYTES) is None
 
