@@ -202,11 +202,13 @@ def check_port_free(listen: ListenAddress) -> None:
             if error.errno == errno.EADDRINUSE:
                 raise PortInUseError(
                     f"another program listens on {where}",
-                    "choose another port with --listen, or port 0 for any free one",
+                    "choose another, or 0 for any free one: [network] listen in a peer file"
+                    " (start and bootstrap also take --listen)",
                 ) from None
             raise AddressError(
                 f"cannot listen on {where}: {error.strerror}",
-                "use an address of this machine (or 0.0.0.0) and a port above 1023 with --listen",
+                "use an address of this machine (or 0.0.0.0) and a port above 1023: [network]"
+                " listen in a peer file (start and bootstrap also take --listen)",
             ) from None
 
 

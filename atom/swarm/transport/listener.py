@@ -54,7 +54,8 @@ class Listener:
             where = f"{bind[0]}:{bind[1]}"
             if error.errno == errno.EADDRINUSE:
                 raise PortInUseError(
-                    f"port {bind[1]} is in use", "choose another port, or 0 for any free one"
+                    f"port {bind[1]} is in use",
+                    "choose another, or 0 for any free one: [network] data_port in a peer file",
                 ) from error
             raise AddressError(f"cannot listen on {where}: {error}") from error
         self._endpoint.crew.start("atom-accept", self._accept)

@@ -197,7 +197,7 @@ def test_starts_that_fail_say_what_is_in_the_way(stock):
         assert "connection refused" in error.message
         error = await failure(NodeSettings(listen=f"127.0.0.1:{host_and_port.split('/')[4]}"))
         assert isinstance(error, PortInUseError)
-        assert "--listen" in error.hint
+        assert "[network] listen" in error.hint
         error = await failure(NodeSettings(listen="192.0.2.1:0"))
         assert isinstance(error, AddressError)
 
