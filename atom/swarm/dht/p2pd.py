@@ -103,7 +103,8 @@ def _binary() -> str:
     """The path of p2pd, found without importing hivemind (two seconds)."""
     package = importlib.util.find_spec("hivemind")
     if package is None or package.origin is None:
-        raise UserError("hivemind is not installed", "install it: pip install hivemind")
+        # The command depends on how Atom was installed, which the doctor knows.
+        raise UserError("hivemind is not installed", "`atom doctor` says how to install it here")
     return str(Path(package.origin).parent / "hivemind_cli" / "p2pd")
 
 
