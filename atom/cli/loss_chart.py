@@ -17,13 +17,11 @@ Point = tuple[float, float]
 
 
 class LossChart:
-    """Draws `points` (round, loss), rounds from 0 to `last_round` (None: the last point's)."""
+    """Draws `points` (round, loss), from the first to the last: with the rounds that are still to
+    come, the curve of a long run would be a dot for days."""
 
-    def __init__(
-        self, points: Sequence[Point], last_round: int | None = None, height: int = 6
-    ) -> None:
+    def __init__(self, points: Sequence[Point], height: int = 6) -> None:
         self.points = [point for point in points if math.isfinite(point[1])]
-        self.last_round = last_round
         self.height = height
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -45,8 +43,7 @@ class LossChart:
         yield Segment.line()
 
     def _rounds(self) -> tuple[float, float]:
-        first, newest = self.points[0][0], self.points[-1][0]
-        last = newest if self.last_round is None else max(newest, float(self.last_round))
+        first, last = self.points[0][0], self.points[-1][0]
         return first, max(last, first + 1)
 
 

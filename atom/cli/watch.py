@@ -61,7 +61,7 @@ def frame(
     parts: list[RenderableType] = [swarm(sight, names, peer_rows), Text()]
     if len(losses) > 1 and chart_rows >= MIN_CHART_ROWS:
         parts.append(Text("loss (nats per token) by round", "bold"))
-        parts.append(LossChart(losses, sight.rounds, chart_rows))
+        parts.append(LossChart(losses, chart_rows))
         parts.append(Text())
     parts.append(below)
     return Padding(Group(*parts), (1, 2, 0, 2))

@@ -150,5 +150,13 @@ def test_a_chart_of_odd_points_draws_something_or_nothing(
 
 
 def test_a_flat_loss_is_drawn() -> None:
-    lines = drawn(LossChart([(1.0, 2.0), (2.0, 2.0)], last_round=10), 60, 40)
+    lines = drawn(LossChart([(1.0, 2.0), (2.0, 2.0)]), 60, 40)
     assert any(character > "⠀" for character in "".join(lines) if character >= "⠀")
+
+
+def test_the_chart_ends_with_what_is_there_however_long_the_run_goes_on() -> None:
+    losses = [(float(number), 5.0 / number) for number in range(1, 30)]
+    lines = drawn(frame(replace(sight(), rounds=10_000), losses), 100, 40)
+    axis = next(line for line in lines if line.split() == ["1", "29"])
+    newest = lines[lines.index(axis) - 1].rstrip("⠀ ")
+    assert len(newest) > 90
