@@ -10,7 +10,7 @@ from atom.base.events import EventSink
 from atom.daemon.console import Console
 from atom.daemon.peer.kept_contacts import KeptContacts
 from atom.daemon.peer.leave_signals import LeaveSignals
-from atom.daemon.peer.lifecycle import Ending, Facts, ending
+from atom.daemon.peer.lifecycle import Ending, Facts, ending, ending_note
 from atom.daemon.peer.parts import Parts
 from atom.daemon.peer.portrait import info_of, lease_of, reading_pause_of
 from atom.daemon.state_directory import StateDirectory
@@ -265,7 +265,7 @@ class Life:
             head=head.digest.hex(),
             digest=digest.hex(),
         )
-        self._console.note(f"ended at round {head.round}: {verdict.value}")
+        self._console.note(ending_note(verdict, head.round))
 
     def _next_lease(self) -> Lease:
         """Our lease as of now. Called on the lookout's thread."""

@@ -33,6 +33,13 @@ class Ending(StrEnum):
     """Counted work was given up: the deadline came first, or a round closed without it."""
 
 
+_WORDS = {
+    Ending.ROUNDS_REACHED: "the run is finished; `atom export FOLDER` writes the model",
+    Ending.LEFT: "left, and nothing that was counted is lost",
+    Ending.LEFT_LATE: "left, and some of what was counted is lost: no round took it in time",
+}
+
+
 @dataclass(frozen=True)
 class Facts:
     """What the decision rests on. Times are seconds of the daemon's clock."""
@@ -82,6 +89,11 @@ def ending(facts: Facts) -> Ending | None:
         if facts.laggards == 0 or waited >= LINGER_S:
             return _left(facts)
     return _left(facts) if facts.now >= facts.leave_by else None
+
+
+def ending_note(verdict: Ending, last_round: int) -> str:
+    """What its owner reads."""
+    return f"ended at round {last_round}: {_WORDS[verdict]}"
 
 
 def _left(facts: Facts) -> Ending:

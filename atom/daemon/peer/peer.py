@@ -12,6 +12,7 @@ from atom.daemon.console import Console
 from atom.daemon.peer.addresses import announced_multiaddrs
 from atom.daemon.peer.assembly import Assembly, assemble
 from atom.daemon.peer.box import Box, JoinOptions, StartOptions, open_box
+from atom.daemon.peer.finished_run import says_finished
 from atom.daemon.peer.founding import enter_run, found_run, read_run, run_of
 from atom.daemon.peer.invitation import check_member
 from atom.daemon.peer.kept_contacts import known_contacts
@@ -52,6 +53,8 @@ def run_start(options: StartOptions, console: Console) -> Ending:
         events = EventLog(box.state.events)
         node = _node(box, listen, initial)
         owner = box.identity.peer_id
+        if says_finished(box, run.run.name, owner, run.run.rounds, console):
+            return Ending.ROUNDS_REACHED
         box, turns = _with_turns(stack, box, run.run.name, owner, console)
         lookout, directory = _look(stack, events, node, run.run.name, owner, console)
         member = found_run(options, box, run, console)
@@ -74,6 +77,8 @@ def run_join(options: JoinOptions, console: Console) -> Ending:
     box = open_box(address.run, options.peer_file, options.state)
     with ExitStack() as stack:
         stack.callback(box.state.unlock)
+        if says_finished(box, address.run, address.owner, None, console):
+            return Ending.ROUNDS_REACHED
         listen = box.peer.network.listen
         events = EventLog(box.state.events)
         node = _node(box, listen, address.bootstrap)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from atom.daemon.peer.lifecycle import LINGER_S, Ending, Facts, ending, peer_state
+from atom.daemon.peer.lifecycle import LINGER_S, Ending, Facts, ending, ending_note, peer_state
 from atom.swarm.records.lease import PeerState
 from atom.training.round.vocabulary import Phase
 
@@ -39,6 +39,13 @@ def test_after_the_last_round_it_waits_for_laggards_but_not_for_ever() -> None:
     assert ending(replace(done, laggards=1)) is None
     assert ending(replace(done, laggards=1, now=95.0 + LINGER_S)) is Ending.ROUNDS_REACHED
     assert ending(replace(done, phase=Phase.STEPPING)) is None
+
+
+@pytest.mark.parametrize("verdict", list(Ending))
+def test_a_person_reads_words_and_not_the_name_of_the_reason(verdict: Ending) -> None:
+    note = ending_note(verdict, 5)
+    assert note.startswith("ended at round 5: ")
+    assert "-" not in note
 
 
 def test_a_leave_waits_for_the_counted_work() -> None:
