@@ -53,6 +53,14 @@ def format_seconds(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if whole else f"{seconds:g} s"
 
 
+def format_bits_per_s(rate: float) -> str:
+    """2e7 → "20 Mbit/s"."""
+    for unit, size in reversed(_BITS_PER_S.items()):
+        if rate >= size:
+            return f"{rate / size:g} {unit}"
+    return f"{rate:g} bit/s"
+
+
 def _parse(text: str, units: Mapping[str, float]) -> float:
     match = _QUANTITY.fullmatch(text)
     if match is None or match[2] not in units:

@@ -76,14 +76,14 @@ def set_(
     assignments: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="KEY=VALUE",
+            metavar="KEY[=VALUE]",
             autocompletion=settings,
             help='Such as network.upload="20 Mbit/s"; "KEY=" alone: its default again.',
         ),
     ] = None,
     state: DaemonStateOption = None,
 ) -> None:
-    """Change what this box gives, while its daemon runs; without arguments: show it.
+    """Change what this box gives, while its daemon runs; without arguments, or with KEY: show it.
 
     KEY is a section and a key of the peer file. VALUE is written as there; texts need no quotes but
     the shell's. All values are checked first: either all are taken, or none.

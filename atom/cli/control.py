@@ -12,7 +12,8 @@ from atom.base.errors import ControlError
 from atom.cli.local_daemons import find_daemon, find_daemons
 from atom.cli.several_daemons import show_daemons
 from atom.cli.terminal import following, stderr_console, stdout_console
-from atom.config.peer_text import parse_assignment
+from atom.config.peer_defaults import MEANINGS
+from atom.config.peer_text import all_keys, parse_assignment
 
 _REMARKS_AT = 48
 _PEER_ID_CHARACTERS = 40
@@ -71,20 +72,33 @@ def show_info(state: Path | None, as_json: bool) -> None:
 
 
 def set_settings(state: Path | None, assignments: Sequence[str]) -> None:
-    """Prints what was changed, or without assignments all there is, as lines of a peer file with
-    what is to be known of them. Raises: ConfigError, and nothing was changed; ControlError."""
-    for text in assignments:
+    """Prints what was changed, or the keys that are named, or without either all there is: as lines
+    of a peer file with what is to be known of them. Raises: UserError, and nothing was changed."""
+    named = set(assignments)
+    only_shown = named <= set(all_keys())
+    for text in () if only_shown else assignments:
         parse_assignment(text)  # what is none is refused whether or not a daemon runs
     client = control_client(state)
     with following(stderr_console()) as told:
-        settings = client.set(assignments, told)
+        settings = client.set(() if only_shown else assignments, told)
+    _show_settings(
+        [each for each in settings if not only_shown or not named or each["key"] in named]
+    )
+
+
+def _show_settings(settings: Sequence[dict[str, Any]]) -> None:
     lines = [f"{each['key']} = {each['value'] or '(not set)'}" for each in settings]
     width = min(max(map(len, lines), default=0), _REMARKS_AT)
     for line, setting in zip(lines, settings, strict=True):
-        remarks = ["default"] * setting["default"]
+        remarks = [_default_words(setting["key"])] * setting["default"]
         remarks += [] if setting["live"] else ["holds after a restart"]
         remark = f"  # {', '.join(remarks)}" if remarks else ""
         typer.echo(f"{line:<{width}}{remark}".rstrip())
+
+
+def _default_words(key: str) -> str:
+    meaning = MEANINGS.get(key)
+    return "default" if meaning is None else f"default: {meaning}"
 
 
 def spoken_key(key: str) -> str:

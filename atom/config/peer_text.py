@@ -11,9 +11,10 @@ from pydantic import BaseModel
 from tomlkit.exceptions import TOMLKitError
 
 from atom.base.errors import ConfigError
+from atom.base.units import format_bits_per_s, format_seconds
 from atom.config.peer_file import PeerFile
 
-_TRAILING_ZEROS = re.compile(r"\.0+(?= )")
+_QUANTITY = re.compile(r"([0-9.]+) (bit/s|s)")
 Assignment = tuple[str, Any]
 """("network.upload", "20 Mbit/s"); None: the key goes, its default holds."""
 
@@ -31,7 +32,10 @@ def parse_assignment(text: str) -> Assignment:
     """
     key, equals, value = (part.strip() for part in text.partition("="))
     if not equals or key.count(".") != 1 or not all(key.split(".")):
-        raise ConfigError(f"{text!r} is not KEY=VALUE", 'such as network.upload="20 Mbit/s"')
+        raise ConfigError(
+            f"{text!r} is not KEY=VALUE",
+            'such as network.upload="20 Mbit/s"; `atom set` alone shows all keys',
+        )
     return key, _value_of(value)
 
 
@@ -66,7 +70,16 @@ def written(text: str, key: str) -> str:
 def default_text(key: str) -> str:
     """What holds without the key, as TOML; empty: nothing, or what is found best."""
     value = dict(_flat(PeerFile()))[key]
-    return "" if value is None else _TRAILING_ZEROS.sub("", json.dumps(value))
+    return "" if value is None else json.dumps(_readable(value))
+
+
+def _readable(value: Any) -> Any:
+    """ "10 min" for "600.000000 s": a file's values are exact instead."""
+    match = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        return value
+    write = format_seconds if match[2] == "s" else format_bits_per_s
+    return write(float(match[1]))
 
 
 def changed_keys(before: PeerFile, after: PeerFile) -> frozenset[str]:

@@ -73,7 +73,8 @@ class _Servicer(control_pb2_grpc.ControlServicer):
         try:
             changed = self._target.set(list(request.assignments))
         except UserError as problem:
-            refusal = control_pb2.Refusal(message=problem.message, hint=problem.hint)
+            kind = type(problem).__name__
+            refusal = control_pb2.Refusal(message=problem.message, hint=problem.hint, kind=kind)
             return control_pb2.SetReply(refusal=refusal)
         settings = [control_pb2.Setting(**each) for each in changed]
         return control_pb2.SetReply(settings=settings)

@@ -8,13 +8,15 @@ from typing import Any
 
 import grpc
 
-from atom.base.errors import ConfigError, ControlError
+from atom.base.errors import ConfigError, ControlError, UserError
 from atom.wire import control_pb2, control_pb2_grpc
 
 _TIMEOUT_S = 10.0
 _LOOK_S = 1.0
 _SILENCES = 3
 """So often in a row a daemon that was told to change something may not say what it is at."""
+
+_REFUSALS = {kind.__name__: kind for kind in UserError.__subclasses__()}
 
 
 class ControlClient:
@@ -42,11 +44,12 @@ class ControlClient:
         self, assignments: Sequence[str], told: Callable[[str], None] = lambda doing: None
     ) -> list[dict[str, Any]]:
         """See `atom.daemon.control.Controllable.set`. Waits as long as the daemon is at it; `told`
-        hears what it does meanwhile. Raises: ConfigError, too, for what the daemon does not
-        accept."""
+        hears what it does meanwhile. Raises: UserError, as the daemon refused it."""
         reply = self._followed(control_pb2.SetRequest(assignments=assignments), told)
         if reply.HasField("refusal"):
-            raise ConfigError(reply.refusal.message, reply.refusal.hint)
+            refusal = reply.refusal  # an older daemon does not say of what kind
+            kind = _REFUSALS.get(refusal.kind, ConfigError)
+            raise kind(refusal.message, refusal.hint)
         return [
             {"key": each.key, "value": each.value, "live": each.live, "default": each.default}
             for each in reply.settings

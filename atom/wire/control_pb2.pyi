@@ -64,12 +64,14 @@ class Setting(_message.Message):
     def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ..., live: bool = ..., default: bool = ...) -> None: ...
 
 class Refusal(_message.Message):
-    __slots__ = ("message", "hint")
+    __slots__ = ("message", "hint", "kind")
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     HINT_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
     message: str
     hint: str
-    def __init__(self, message: _Optional[str] = ..., hint: _Optional[str] = ...) -> None: ...
+    kind: str
+    def __init__(self, message: _Optional[str] = ..., hint: _Optional[str] = ..., kind: _Optional[str] = ...) -> None: ...
 
 class SetReply(_message.Message):
     __slots__ = ("settings", "refusal")

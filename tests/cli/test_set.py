@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from atom.base.errors import ConfigError
+from atom.base.errors import ConfigError, DeviceError
 from atom.cli.app import main
 from atom.cli.exit_codes import ExitCode
 from atom.daemon import control_client
@@ -35,6 +35,8 @@ class Daemon:
         self.heard.append(list(assignments))
         if assignments == ["network.upload=3"]:
             raise ConfigError("network.upload: 3 has no unit", "write it with one")
+        if assignments == ["device.memory=1 MB"]:
+            raise DeviceError("there is 1 MB, and the least that would do is 2 MB", "allow more")
         if assignments == ["device.memory="]:
             assert self.asked.wait(60.0)
         return SETTINGS
@@ -77,8 +79,25 @@ def test_what_was_changed_is_shown_as_in_the_file(
     shown = capsys.readouterr().out.splitlines()
     assert shown[:2] == [
         'network.upload = "20 Mbit/s"',
-        "device.memory = (not set)     # default, holds after a restart",
+        "device.memory = (not set)     # default: what is free, holds after a restart",
     ]
+
+
+def test_a_key_alone_is_shown_and_nothing_is_changed(
+    daemon: Daemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(tmp_path, "network.upload") == 0
+    assert daemon.heard == [[]]
+    assert capsys.readouterr().out == 'network.upload = "20 Mbit/s"\n'
+    assert run(tmp_path, "network.up") == ExitCode.CONFIG
+    assert "`atom set` alone shows all keys" in capsys.readouterr().err
+
+
+def test_memory_that_is_too_small_ends_as_a_device_that_is(
+    daemon: Daemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(tmp_path, "device.memory=1 MB") == ExitCode.DEVICE
+    assert capsys.readouterr().err.endswith("hint:  allow more\n")
 
 
 def test_a_refusal_is_an_error_with_its_hint(

@@ -6,6 +6,7 @@ import pytest
 
 from atom.base.errors import ConfigError
 from atom.config.load import parse_peer_text
+from atom.config.peer_defaults import MEANINGS
 from atom.config.peer_file import PeerFile
 from atom.config.peer_text import (
     all_keys,
@@ -79,7 +80,10 @@ def test_every_key_has_a_default_and_is_told_apart() -> None:
     assert {"network.upload", "schedule.idle_for", "device.power", "data.paths"} <= set(all_keys())
     assert default_text("schedule.pause_on_battery") == "true"
     assert default_text("network.upload") == ""
-    assert default_text("network.relay") == '"20000000 bit/s"'
+    assert default_text("network.relay") == '"20 Mbit/s"'
+    assert default_text("device.slot") == '"10 min"'
+    speak_for_themselves = {key for key in all_keys() if default_text(key) not in ("", "[]")}
+    assert set(all_keys()) - speak_for_themselves == set(MEANINGS)
     after = parse_peer_text(TEXT, Path("/box"))
     changed = {"network.upload", "network.listen", "schedule.hours"}
     assert changed_keys(PeerFile(), after) == changed

@@ -10,6 +10,9 @@ from atom.daemon.fitting.building import Built
 
 PATIENCE_S = 60.0
 """For the pass under way, where it cannot be broken off, and what else the worker is at."""
+_NOT_SO_LITTLE = (
+    "nothing was changed; allow more, or all that is free: `atom set device.memory= host.memory=`"
+)
 
 
 class Submits(Protocol):
@@ -41,7 +44,10 @@ class MemoryCaps:
 
     def _change(self, peer: PeerFile) -> None:
         self.doing = "planning how the model is cut"
-        cut = self._built.cutter.cut(peer)
+        try:
+            cut = self._built.cutter.cut(peer)
+        except DeviceError as problem:
+            raise DeviceError(problem.message, _NOT_SO_LITTLE) from problem
 
         def rearrange() -> None:
             self.doing = "arranging the model's memory anew"

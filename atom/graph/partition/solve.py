@@ -88,12 +88,13 @@ def refusal(
 
 
 def _what_helps(terms: Terms) -> str:
-    ways = ["more device memory", "fewer sequences in a micro-batch", "shorter sequences"]
+    ways = ["fewer sequences in a micro-batch", "shorter sequences"]
     if terms.element_bytes > _SIXTEEN_BITS:
         ways.append("a precision of 16 bits")
     if terms.micro_batches > 1:
         ways.append("fewer micro-batches per pass")
-    return f"{', '.join(ways[:-1])}, or {ways[-1]}"
+    more = "more device memory: [device] memory in the peer file"
+    return f"{more}; else it takes a run with {', '.join(ways[:-1])}, or {ways[-1]}"
 
 
 def _at_least(size_bytes: int) -> str:

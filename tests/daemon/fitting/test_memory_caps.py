@@ -62,8 +62,9 @@ def test_caps_are_planned_for_and_refused(folder: Folder, monkeypatch: pytest.Mo
     assert built.replica.sequences == 16
     assert len(sources) > 1, "the model is cut otherwise"
     before = cut.read_text()
-    with pytest.raises(DeviceError, match="device memory"):
+    with pytest.raises(DeviceError, match="device memory") as refused:
         caps.change(allowing(device="1 kB"))
+    assert "atom set device.memory=" in refused.value.hint
     with pytest.raises(DeviceError, match="host memory"):
         caps.change(allowing(host="9 kB"))
 
