@@ -6,11 +6,13 @@ at the other end, checks every chunk and divides by the weight. gloo (torch.dist
 TCP, connects once and only adds. hivemind's time includes its matchmaking.
 
 A side of ours is protection[/codec[/connections]]: tls, aes-gcm or none; float32, bfloat16 or int8.
-Instead of a number of connections, one-shot: everybody with everybody, not in a ring.
+Instead of a number of connections, one-shot: everybody with everybody, not in a ring. `sockets`
+only moves the bytes of a ring over bare TCP: as fast as anything could be there.
 
     python benchmarks/ring.py
     python benchmarks/ring.py --members 4 --megabytes 100 --sides gloo tls tls/int8 --mbit 400
     python benchmarks/ring.py --members 2 --megabytes 100 --sides gloo tls aes-gcm hivemind
+    python benchmarks/ring.py --members 2 --megabytes 100 --sides sockets gloo tls --mbit 100
 
 `--mbit` puts each member into a network namespace on a link of that rate, both ways (root).
 `--delay-ms` lets what our sides send arrive later, once they are connected; the others it cannot.

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from member_processes import PATIENCE_S
 from ring_delay import delay
 from ring_links import Seat
+from ring_sockets import BareSockets
 from torch import Tensor
 
 from atom.base.events import EventList
@@ -29,14 +30,14 @@ from atom.swarm.stream.protection import RingProtection
 from atom.swarm.transport.transport import Transport
 
 RUN, PARENT = bytes(32), bytes(32)
-GLOO, HIVEMIND = "gloo", "hivemind"
+GLOO, HIVEMIND, SOCKETS = "gloo", "hivemind", "sockets"
 CLEAR_PEAK = Path("/proc/self/clear_refs")
 TOLERANCE = {"float32": 1e-5, "bfloat16": 5e-2, "int8": 1e-1}
 
 
 @dataclass(frozen=True)
 class Side:
-    """What does the averaging: gloo, hivemind, or our ring in some way."""
+    """What does the averaging: gloo, hivemind, our ring in some way; or sockets, which do not."""
 
     name: str
 
@@ -62,7 +63,7 @@ class Side:
 
     @property
     def ours(self) -> bool:
-        return self.name not in (GLOO, HIVEMIND)
+        return self.name not in (GLOO, HIVEMIND, SOCKETS)
 
     def check(self) -> None:
         """Raises: ValueError for a name that is no side."""
@@ -123,7 +124,8 @@ def _sides(
         stack.callback(transport.close)
     contact = {each: (t.peer_id, t.address) for each, t in transports.items()}
     swarm = _Hivemind(job.seats[rank], stack) if Side(HIVEMIND) in job.sides else None
-    parent.send((contact, swarm.addresses if swarm else []))
+    bare = BareSockets(job.seats[rank], stack) if Side(SOCKETS) in job.sides else None
+    parent.send((contact, swarm.addresses if swarm else [], bare.address if bare else None))
     contacts = parent.recv()
     found: dict[Side, Reduce] = {}
     for side in job.sides:
@@ -131,8 +133,11 @@ def _sides(
             found[side] = _gloo(rank, job, stack)
         elif swarm is not None and side.name == HIVEMIND:
             found[side] = swarm.join(len(job.seats), contacts[0][1], stack)
+        elif bare is not None and side.name == SOCKETS:
+            bare.connect(contacts[(rank + 1) % len(contacts)][2], len(contacts))
+            found[side] = bare.reduce
         else:
-            everybody = [contact[side.protection] for contact, _ in contacts]
+            everybody = [contact[side.protection] for contact, _, _ in contacts]
             found[side] = _ours(rank, side, transports[side.protection], everybody, job.delay_s)
     return found
 
@@ -246,6 +251,8 @@ def _runs(
             mean = _timed(lambda reduce=reduce, run=run: reduce(given, elements + run), taken)
             if run == 0:
                 taken.clear()
+            if side.name == SOCKETS:
+                continue
             if reference is None:
                 reference = mean.clone()
             _require_near(mean, reference, side)
