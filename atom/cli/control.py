@@ -16,8 +16,6 @@ from atom.config.peer_defaults import MEANINGS
 from atom.config.peer_text import all_keys, parse_assignment
 
 _REMARKS_AT = 48
-_PEER_ID_CHARACTERS = 40
-"""No key of ours has so many; every peer id has more."""
 
 
 def pause_daemon(state: Path | None, everyone: bool) -> None:
@@ -63,12 +61,12 @@ def show_info(state: Path | None, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(info, indent=2))
         return
-    rows, console = flattened(info), stdout_console()
-    named = [(spoken_key(key), value) for key, value in rows]
-    width = max((len(key) for key, _ in named), default=0)
-    for key, value in named:
-        line = Text.assemble((f"{key:<{width}}", "bold"), f"  {value}")
-        console.print(line, soft_wrap=True)  # whole lines: addresses are there to be copied
+    from atom.cli.info_page import lines  # brings the DHT's side along
+
+    console = stdout_console()
+    columns = console.width if console.is_terminal else None
+    for label, text in lines(info, columns):
+        console.print(Text.assemble((label, "bold"), text), soft_wrap=True)
 
 
 def set_settings(state: Path | None, assignments: Sequence[str]) -> None:
@@ -99,42 +97,6 @@ def _show_settings(settings: Sequence[dict[str, Any]]) -> None:
 def _default_words(key: str) -> str:
     meaning = MEANINGS.get(key)
     return "default" if meaning is None else f"default: {meaning}"
-
-
-def spoken_key(key: str) -> str:
-    """ "links.…Jubsmb.round trip ms": a whole peer id in a key moves all values off the screen."""
-    from atom.cli.swarm_table import short_id  # brings the DHT's side along
-
-    parts = (
-        short_id(part) if len(part) >= _PEER_ID_CHARACTERS else part for part in key.split(".")
-    )
-    return ".".join(parts).replace("_", " ")
-
-
-def flattened(info: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """Nested keys joined by dots, values in words: what a person reads of a JSON object."""
-    rows: list[tuple[str, str]] = []
-    for key, value in info.items():
-        if isinstance(value, dict):
-            rows += flattened(value, f"{prefix}{key}.")
-        elif isinstance(value, list) and any(isinstance(each, dict) for each in value):
-            rows += [(f"{prefix}{key}", _words(each)) for each in value]
-        else:
-            rows.append((f"{prefix}{key}", _words(value)))
-    return rows
-
-
-def _words(value: object) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, dict):
-        words = (f"{key.replace('_', ' ')} {_words(each)}" for key, each in value.items())
-        return ", ".join(words)
-    if isinstance(value, list):
-        return ", ".join(map(_words, value)) or "-"
-    return f"{value:,.3f}" if isinstance(value, float) else str(value)
 
 
 def control_client(state: Path | None) -> Any:

@@ -9,7 +9,6 @@ import pytest
 
 from atom.base.errors import ControlError
 from atom.cli import control
-from atom.cli.control import flattened, spoken_key
 from atom.cli.several_daemons import COLUMNS, show_daemons
 from atom.daemon.state_directory import StateDirectory
 
@@ -103,19 +102,4 @@ def test_who_does_not_answer_keeps_no_other_from_being_told(
     assert capsys.readouterr().out.splitlines() == [
         "one: paused at 1204",
         "three: paused at 1204",
-    ]
-
-
-def test_a_whole_peer_id_in_a_key_moves_no_value_off_the_screen() -> None:
-    assert spoken_key(f"links.12D3KooW{'x' * 38}Jubsmb.round_trip_ms") == (
-        "links.…Jubsmb.round trip ms"
-    )
-    assert spoken_key("passes_voided.loss-not-finite") == "passes voided.loss-not-finite"
-
-
-def test_rows_within_an_info_stand_line_by_line() -> None:
-    rows = flattened({"device_turns": {"runs": [{"run": "one", "left_s": None}, {"run": "two"}]}})
-    assert rows == [
-        ("device_turns.runs", "run one, left s -"),
-        ("device_turns.runs", "run two"),
     ]
