@@ -27,7 +27,7 @@ from atom.swap.device import CpuDevice
 from atom.swap.schedule import Forward
 from atom.swap.timeline import Recording
 from atom.swarm.state.arenas import state_digest
-from atom.training.replica import Replica, ReplicaSettings
+from atom.training.replica.replica import Replica, ReplicaSettings
 
 SEED, HEADS, VOCABULARY = 1, 8, 8192
 FIGURES = ("first forward", "pass ended", "digest known")

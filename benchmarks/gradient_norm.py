@@ -24,7 +24,7 @@ from atom.models.gpt3 import GPT3, GPT3Config, initial_value
 from atom.optim.clipping import BLOCK_ELEMENTS
 from atom.optim.rate import RateSettings
 from atom.swap.device import CpuDevice
-from atom.training.replica import Replica, ReplicaSettings
+from atom.training.replica.replica import Replica, ReplicaSettings
 
 SEED, HEADS, VOCABULARY = 1, 8, 8192
 AFTER, LANDING = "after the pass", "as they land"

@@ -34,8 +34,8 @@ from atom.swarm.state.arenas import arena_digest, state_digest
 from atom.swarm.stream.protection import RingProtection
 from atom.swarm.transport.transport import Transport
 from atom.training.exchange import Exchange, RingStyle
-from atom.training.replica import Replica, ReplicaSettings
-from atom.training.results import Results
+from atom.training.kept.results import Results
+from atom.training.replica.replica import Replica, ReplicaSettings
 from atom.training.round.vocabulary import RingFailed, RingFinished, StartRing
 
 SEED = 1

@@ -27,7 +27,7 @@ from atom.swap.schedule import (
     training_pass,
 )
 from atom.swap.timeline import Durations, Span, Timeline, simulate
-from atom.training.replica import Replica, ReplicaSettings
+from atom.training.replica.replica import Replica, ReplicaSettings
 
 STANDARD_DEVIATION = 0.02
 

@@ -13,7 +13,7 @@ from atom.swarm.records.keys import LEASE_SHARDS, ROOT, shard_of
 from atom.swarm.records.lease import RENEW_SECONDS, Lease, PeerState
 from atom.swarm.records.lease_places import LeasePlaces
 from atom.training.outlook import count_swarm, look
-from atom.training.pacing import READ_S, SwarmCount, next_pass, reading_pause
+from atom.training.replica.pacing import READ_S, SwarmCount, next_pass, reading_pause
 from atom.training.round import RoundMachine, Terms
 from atom.training.round.vocabulary import (
     Action,

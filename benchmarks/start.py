@@ -31,7 +31,7 @@ from atom.swap.device import CpuDevice
 from atom.swap.host_store import HostStore, host_bytes, working_copy_bytes
 from atom.swap.state_form import StateForm
 from atom.swarm.state.arenas import state_digest
-from atom.training.replica import Replica, ReplicaSettings
+from atom.training.replica.replica import Replica, ReplicaSettings
 
 SEED, VOCABULARY, SEQUENCES = 1, 50304, 1
 TARGET, CORES, THREADS = "6.7b", 16, 8

@@ -44,7 +44,7 @@ from atom.swap.host_store import host_bytes
 from atom.swap.state_form import StateForm
 from atom.swap.timeline import Recording, Timeline
 from atom.swap.utilisation import Utilisation
-from atom.training.replica import Replica, ReplicaSettings
+from atom.training.replica.replica import Replica, ReplicaSettings
 
 MOST_THREADS = 8
 """That make first values, as in a daemon."""

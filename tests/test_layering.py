@@ -41,6 +41,13 @@ WITHIN: dict[str, dict[str, set[str]]] = {
         "ring": {"", "chain", "records", "stream", "transport"},
         "state": {"", "chain", "records", "stream", "transport"},
     },
+    "training": {
+        "round": set(),
+        "kept": set(),
+        "replica": set(),
+        "catch_up": {"round", "kept", "replica"},
+        "": {"round", "kept", "replica", "catch_up"},
+    },
     "daemon": {
         "": set(),
         "model": {""},
@@ -72,7 +79,7 @@ DOORS: dict[str, tuple[str, ...]] = {
     "datasets": ("atom/models/data/stored_dataset.py",),
     "huggingface_hub": ("atom/models/data/stored_dataset.py",),
     "pyarrow": ("atom/models/data/arrow.py",),
-    "safetensors": ("atom/training/",),
+    "safetensors": ("atom/training/kept/",),
     "transformers": ("atom/models/huggingface.py",),
     "ssl": ("atom/swarm/stream/",),
 }

@@ -27,8 +27,8 @@ from atom.swarm.ring.geometry import ring_tag
 from atom.swarm.ring.sum_limits import SumLimits
 from atom.swarm.transport.transport import PeerTransport
 from atom.training.feedback import Feedback
+from atom.training.kept.results import Results
 from atom.training.landing_result import LandingResult
-from atom.training.results import Results
 from atom.training.ring_pace import PaceBook
 from atom.training.round.vocabulary import RingFailed, RingFinished, StartRing
 

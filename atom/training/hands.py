@@ -25,14 +25,16 @@ from atom.swarm.chain.usual_gradients import PartLimit
 from atom.swarm.state.arenas import state_digest
 from atom.swarm.transport.transport import PeerTransport
 from atom.training.aftermath import Aftermath
-from atom.training.catch_up import CatchUpFailed, Replay
-from atom.training.device_hold import DeviceTaken
-from atom.training.excess import Excess
+from atom.training.catch_up.catch_up import CatchUpFailed, Replay
+from atom.training.catch_up.result_fetch import ResultFetch, Wanted
 from atom.training.exchange import Exchange, RingStyle
-from atom.training.keeper import Keeper
-from atom.training.pacing import SwarmCount
-from atom.training.replica import Replica
-from atom.training.result_fetch import ResultFetch, Wanted
+from atom.training.kept.keeper import Keeper
+from atom.training.replica.device_hold import DeviceTaken
+from atom.training.replica.excess import Excess
+from atom.training.replica.pacing import SwarmCount
+from atom.training.replica.replica import Replica
+from atom.training.replica.samples import Deck
+from atom.training.replica.worker import Worker
 from atom.training.round.vocabulary import (
     CatchUp,
     CaughtUp,
@@ -41,10 +43,8 @@ from atom.training.round.vocabulary import (
     StartRing,
     Stepped,
 )
-from atom.training.samples import Deck
 from atom.training.tally import Tally
 from atom.training.void_passes import worth_saying
-from atom.training.worker import Worker
 
 ROUND = "round"
 

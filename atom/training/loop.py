@@ -21,7 +21,7 @@ from atom.swarm.records.freshness import LeaseBook
 from atom.swarm.records.lease import Lease
 from atom.swarm.stream.rate_limit import TokenBucket
 from atom.training.outlook import count_swarm, look
-from atom.training.pacing import SwarmCount
+from atom.training.replica.pacing import SwarmCount
 from atom.training.round.machine import RoundMachine
 from atom.training.round.vocabulary import (
     Action,

@@ -2,7 +2,7 @@
 
 from atom.swarm.chain.commit import Head, Voter
 from atom.swarm.records.freshness import LeaseBook
-from atom.training.pacing import SwarmCount
+from atom.training.replica.pacing import SwarmCount
 from atom.training.round.electorate import ACTIVE_STATES, same_head
 from atom.training.round.machine import RoundMachine
 from atom.training.round.vocabulary import View

@@ -36,20 +36,20 @@ from atom.swarm.identity import Identity
 from atom.swarm.state.arenas import arena_digest, state_digest
 from atom.swarm.state.blobs import BlobShelf
 from atom.swarm.transport.local_transport import LocalNetwork, LocalTransport
-from atom.training.device_hold import DeviceHold
-from atom.training.disk_room import DiskRoom
 from atom.training.exchange import RingStyle
 from atom.training.hands import Bench, ReplicaHands, Schedule
-from atom.training.journal import Journal
-from atom.training.keeper import Keeper
-from atom.training.pass_watch import PassWatch
-from atom.training.results import Results
+from atom.training.kept.disk_room import DiskRoom
+from atom.training.kept.journal import Journal
+from atom.training.kept.keeper import Keeper
+from atom.training.kept.results import Results
+from atom.training.kept.shelf import Shelf
+from atom.training.replica.device_hold import DeviceHold
+from atom.training.replica.pass_watch import PassWatch
+from atom.training.replica.worker import Batch, Work, Worker
 from atom.training.round.vocabulary import (
     Event,
     Stepped,
 )
-from atom.training.shelf import Shelf
-from atom.training.worker import Batch, Work, Worker
 
 ELEMENTS = 64
 IDENTITY = Identity.create()

@@ -31,8 +31,8 @@ from atom.swarm.chain.message_codec import encode
 from atom.swarm.chain.messages import CommitNotice
 from atom.swarm.identity import Identity
 from atom.swarm.state.arenas import arena_digest, state_digest
-from atom.training.donors import Arenas, Offer
-from atom.training.replica import Replica, ReplicaSettings
+from atom.training.catch_up.donors import Arenas, Offer
+from atom.training.replica.replica import Replica, ReplicaSettings
 
 ROUNDS = 5
 MODEL = GPT3Config(1, 2, 16, sequence_tokens=8, vocabulary_size=29, dropout=0.0)

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from throttled_members import ELEMENTS, PARENT, WAIT_S, Member, acquainted, averaged, ballot_of
 
 from atom.base.reasons import Reason
 from atom.swarm.chain.commit import Contribution
@@ -21,6 +20,15 @@ from atom.swarm.ring.composition import carried_by, seats_of, well_composed
 from atom.training.round.blame import accusations
 from atom.training.round.seating import attach_leaves
 from atom.training.round.vocabulary import RingFailed, RingFinished, View
+from tests.training.throttled_members import (
+    ELEMENTS,
+    PARENT,
+    WAIT_S,
+    Member,
+    acquainted,
+    averaged,
+    ballot_of,
+)
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from atom.swarm.stream.frames import Channel
 from atom.swarm.transport.local_transport import LocalNetwork, LocalTransport
 from atom.training.exchange import Exchange, RingStyle
 from atom.training.feedback import Feedback
-from atom.training.results import Results
+from atom.training.kept.results import Results
 from atom.training.round.vocabulary import RingFailed, RingFinished, StartRing
 
 ELEMENTS = 256

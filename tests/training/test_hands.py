@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from hands_stage import BALLOT, ELEMENTS, LIMIT, ME, WAIT_S, Stage, kinds
 from torch import Tensor
 
 from atom.base.errors import PeerRefused
@@ -20,10 +19,12 @@ from atom.swarm.chain.commit import (
 )
 from atom.swarm.identity import Identity
 from atom.swarm.state.arenas import state_digest
-from atom.training import result_fetch
-from atom.training.catch_up import CatchUpFailed
+from atom.training.catch_up import result_fetch
+from atom.training.catch_up.catch_up import CatchUpFailed
 from atom.training.hands import Schedule
-from atom.training.pacing import SwarmCount
+from atom.training.kept.snapshot import list_snapshots
+from atom.training.replica.pacing import SwarmCount
+from atom.training.replica.worker import Batch
 from atom.training.round.vocabulary import (
     CatchUp,
     CaughtUp,
@@ -35,8 +36,7 @@ from atom.training.round.vocabulary import (
     StartRing,
     Stepped,
 )
-from atom.training.snapshot import list_snapshots
-from atom.training.worker import Batch
+from tests.training.hands_stage import BALLOT, ELEMENTS, LIMIT, ME, WAIT_S, Stage, kinds
 
 BEHIND = CatchUp(("a",), "behind")
 

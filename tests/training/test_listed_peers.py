@@ -25,7 +25,7 @@ from atom.swarm.records.run_manifest import Manifest
 from atom.swarm.stream.frames import Purpose
 from atom.swarm.transport.local_transport import LocalNetwork, LocalTransport
 from atom.training.exchange import Exchange, RingStyle
-from atom.training.results import Results
+from atom.training.kept.results import Results
 from atom.training.round.vocabulary import RingFailed, RingFinished, StartRing
 
 ELEMENTS, WAIT_S = 256, 20.0

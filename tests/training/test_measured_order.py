@@ -8,10 +8,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from throttled_members import ELEMENTS, SLOW_BYTES_PER_S, Member, acquainted, averaged
 
 from atom.training.round.seating import seat_members
 from atom.training.round.vocabulary import View
+from tests.training.throttled_members import (
+    ELEMENTS,
+    SLOW_BYTES_PER_S,
+    Member,
+    acquainted,
+    averaged,
+)
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from atom.swarm.identity import Identity
 from atom.swarm.records.freshness import GAP_SECONDS
 from atom.swarm.records.lease import LEASE_SECONDS, Lease, PeerState
 from atom.training.loop import MAX_WAITING, LeasesRead, RoundLoop
-from atom.training.pacing import SwarmCount
+from atom.training.replica.pacing import SwarmCount
 from atom.training.round.vocabulary import (
     Action,
     Apply,

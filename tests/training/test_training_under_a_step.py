@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hands_stage import BALLOT, LIMIT, WAIT_S, Stage
 
 from atom.swarm.state.arenas import state_digest
-from atom.training import keeper as keeper_module
 from atom.training.hands import Schedule
+from atom.training.kept import keeper as keeper_module
+from atom.training.kept.snapshot import Snapshot, list_snapshots
+from atom.training.replica.worker import Batch
 from atom.training.round.vocabulary import (
     CatchUp,
     CaughtUp,
@@ -19,8 +20,7 @@ from atom.training.round.vocabulary import (
     Frozen,
     Stepped,
 )
-from atom.training.snapshot import Snapshot, list_snapshots
-from atom.training.worker import Batch
+from tests.training.hands_stage import BALLOT, LIMIT, WAIT_S, Stage
 
 BEHIND = CatchUp(("a",), "behind")
 

@@ -21,9 +21,9 @@ from atom.swap.device import CpuDevice, RandomState, Report
 from atom.swap.gate import Gate
 from atom.swap.host_landing import HostSum
 from atom.swap.voided import Cause, PassVoided
-from atom.training.pass_size import PassSize
-from atom.training.replica import PassResult, Replica, ReplicaSettings
-from atom.training.worker import Batch, Work, Worker
+from atom.training.replica.pass_size import PassSize
+from atom.training.replica.replica import PassResult, Replica, ReplicaSettings
+from atom.training.replica.worker import Batch, Work, Worker
 
 SEQUENCES, VOCABULARY = 2, 29
 CONFIG = GPT3Config(2, 2, 16, sequence_tokens=8, vocabulary_size=VOCABULARY)

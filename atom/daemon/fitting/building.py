@@ -12,7 +12,7 @@ from atom.daemon.fitting.cutting import Cut, Cutter, named_if_out_of_memory, req
 from atom.daemon.fitting.device_choice import free_host_bytes, peer_bytes
 from atom.daemon.model.recipe import PRECISIONS, Recipe, open_device, verify_recipe
 from atom.models.data.samples import Samples
-from atom.training.replica import Replica
+from atom.training.replica.replica import Replica
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from atom.plan.chosen_program import chosen_program
 from atom.swap.compiled import Compilation
 from atom.swap.device import Device
 from atom.swap.voided import is_out_of_memory
-from atom.training.replica import ReplicaSettings
+from atom.training.replica.replica import ReplicaSettings
 
 
 @dataclass(frozen=True)

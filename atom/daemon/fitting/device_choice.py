@@ -21,7 +21,7 @@ from atom.swap.host_store import host_bytes
 from atom.swap.parameter_gradients import carrier_bytes
 from atom.swap.state_form import StateForm
 from atom.swarm.ring.codec import CODECS
-from atom.training.pacing import MAX_MICRO_BATCHES_PER_PASS
+from atom.training.replica.pacing import MAX_MICRO_BATCHES_PER_PASS
 
 GPU_SHARE = 0.9
 """Of the device memory that is free or ours, where the peer file names no cap: the rest is the

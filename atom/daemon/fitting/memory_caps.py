@@ -16,7 +16,7 @@ _NOT_SO_LITTLE = (
 
 
 class Submits(Protocol):
-    """The part of `atom.training.worker.Worker` that is needed here."""
+    """The part of `atom.training.replica.worker.Worker` that is needed here."""
 
     def submit_soon(self, command: Callable[[], None]) -> None: ...
 

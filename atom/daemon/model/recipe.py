@@ -28,7 +28,7 @@ from atom.models.data.samples import Samples
 from atom.models.installing import install_version
 from atom.models.source import InitialValue, ModelSource, materialised
 from atom.swap.device import CpuDevice, Device
-from atom.training.replica import Replica
+from atom.training.replica.replica import Replica
 
 PRECISIONS = {
     "float32": torch.float32,

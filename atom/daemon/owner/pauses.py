@@ -18,7 +18,7 @@ _OWNER, _WISHES, _TURN = "owner", "wishes", "turn"
 
 
 class Pausable(Protocol):
-    """The part of `atom.training.worker.Worker` that is needed here."""
+    """The part of `atom.training.replica.worker.Worker` that is needed here."""
 
     device_taken: bool
 

@@ -38,20 +38,20 @@ from atom.swarm.stream.throttle import Bandwidth
 from atom.swarm.transport.endpoint import TransportLimits
 from atom.swarm.transport.outreach import Outreach
 from atom.swarm.transport.transport import Transport
-from atom.training.catch_up import FirstState, Replay
-from atom.training.disk_room import DiskRoom
-from atom.training.donors import PeerDonors
+from atom.training.catch_up.catch_up import FirstState, Replay
+from atom.training.catch_up.donors import PeerDonors
 from atom.training.exchange import RingStyle
 from atom.training.feedback import Feedback
 from atom.training.hands import Bench, ReplicaHands, Schedule
-from atom.training.journal import Journal
-from atom.training.keeper import Keeper
+from atom.training.kept.disk_room import DiskRoom
+from atom.training.kept.journal import Journal
+from atom.training.kept.keeper import Keeper
+from atom.training.kept.results import Results
+from atom.training.kept.shelf import Shelf
 from atom.training.loop import RoundLoop
-from atom.training.results import Results
+from atom.training.replica.samples import Deck
+from atom.training.replica.worker import Work, Worker
 from atom.training.round import Patience, RoundMachine, Terms
-from atom.training.samples import Deck
-from atom.training.shelf import Shelf
-from atom.training.worker import Work, Worker
 
 _REACHABLE = {"auto": Reached.UNKNOWN, "yes": Reached.YES, "no": Reached.NO}
 

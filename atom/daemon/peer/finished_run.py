@@ -12,7 +12,7 @@ from atom.daemon.model.kept_run import KeptRun
 from atom.daemon.peer.box import Box
 from atom.daemon.peer.lifecycle import Ending, ending_note
 from atom.swarm.records.codec import decode_manifest
-from atom.training.snapshot import Snapshot, list_snapshots
+from atom.training.kept.snapshot import Snapshot, list_snapshots
 
 
 def says_finished(

@@ -14,12 +14,12 @@ from atom.daemon.turns.taking import DeviceTurns
 from atom.swarm.chain.commit import Voter
 from atom.swarm.transport.outreach import Outreach
 from atom.swarm.transport.transport import Transport
-from atom.training.donors import PeerDonors
+from atom.training.catch_up.donors import PeerDonors
 from atom.training.hands import ReplicaHands
-from atom.training.keeper import Keeper
+from atom.training.kept.keeper import Keeper
 from atom.training.loop import RoundLoop
+from atom.training.replica.worker import Worker
 from atom.training.round import RoundMachine
-from atom.training.worker import Worker
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from atom.swarm.records.fork_choice import shown
 from atom.swarm.records.lease import Lease, PeerState, short_name
 from atom.swarm.records.lease_body import MAX_LINKS
 from atom.swarm.records.view import void_text
-from atom.training.pacing import READ_S, reading_pause
+from atom.training.replica.pacing import READ_S, reading_pause
 from atom.training.round import RoundMachine
 from atom.training.round.vocabulary import Phase, View
 

@@ -19,9 +19,9 @@ from atom.daemon.peer.founding import Membership
 from atom.daemon.state_directory import StateDirectory
 from atom.models.data.tokenizer import ByteTokenizer
 from atom.swarm.identity import Identity
-from atom.training import weight_files
-from atom.training.snapshot import write_snapshot
-from atom.training.weight_files import WeightFiles
+from atom.training.kept import weight_files
+from atom.training.kept.snapshot import write_snapshot
+from atom.training.kept.weight_files import WeightFiles
 from tests.daemon.model.kept_runs import WORDS, Folder, folder_in
 from tests.daemon.tiny_run import GPT3, LLAMA, TEXT
 

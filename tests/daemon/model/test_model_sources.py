@@ -25,7 +25,7 @@ from atom.swarm.records.run_manifest import Manifest
 from atom.swarm.state.arenas import state_digest
 from atom.swarm.state.blobs import BlobServer, BlobShelf
 from atom.swarm.transport.local_transport import LocalNetwork, LocalTransport
-from atom.training.samples import Deck
+from atom.training.replica.samples import Deck
 from tests.daemon.tiny_run import GPT3, LLAMA, TEXT, run_text
 
 HELD = f"{TEXT}\nvalidation_fraction = 0.2"

@@ -13,7 +13,7 @@ from atom.daemon.console import Silence
 from atom.daemon.peer.life import Life
 from atom.daemon.state_directory import StateDirectory
 from atom.swap.voided import Cause, PassVoided
-from atom.training.pass_watch import PassWatch
+from atom.training.replica.pass_watch import PassWatch
 from atom.training.void_passes import VoidPasses
 
 

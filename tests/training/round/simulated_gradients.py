@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from simulated_ring import Work
 
 from atom.swarm.chain.commit import Ballot, Head
-from atom.training.pacing import SwarmCount, next_pass
+from atom.training.replica.pacing import SwarmCount, next_pass
 from atom.training.round.vocabulary import Frozen, Phase
 
 if TYPE_CHECKING:

@@ -1,0 +1,76 @@
+"""A round's result that others hold: asked for on a thread of its own, told of as an event."""
+
+import math
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from atom.base.clock import Clock
+from atom.base.errors import PeerRefused
+from atom.base.events import EventSink
+from atom.base.reasons import Reason
+from atom.optim.clipping import gradient_norm
+from atom.swap.gate import largest_size
+from atom.swarm.chain.ring_standing import Pace
+from atom.training.catch_up.catch_up import Replay
+from atom.training.kept.results import Results
+from atom.training.round.vocabulary import Event, Fetched, FetchFailed
+
+PATIENCE_S = 6.0
+PAUSE_S = 0.4
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """One result."""
+
+    digest: bytes
+    holders: tuple[str, ...]
+    pace: Pace
+    """The least that they must give: else a liar could keep everybody waiting, byte by byte."""
+
+
+class ResultFetch:
+    """What is fetched is held among the results before anybody hears of it."""
+
+    def __init__(self, replay: Replay, results: Results, clock: Clock, events: EventSink) -> None:
+        self._replay = replay
+        self._results = results
+        self._clock = clock
+        self._events = events
+        self._closing = threading.Event()
+
+    def start(self, wanted: Wanted, post: Callable[[Event], None]) -> None:
+        """`post` gets `Fetched` or `FetchFailed`, from the thread that asks."""
+        task = threading.Thread(target=self._fetch, args=(wanted, post), name="fetch", daemon=True)
+        task.start()
+
+    def close(self) -> None:
+        """Nobody is asked again; what is under way ends by itself."""
+        self._closing.set()
+
+    def _fetch(self, wanted: Wanted, post: Callable[[Event], None]) -> None:
+        digest = wanted.digest
+        try:
+            result = self._fetched(wanted)
+            norm = gradient_norm(result)
+            if not math.isfinite(norm):
+                raise PeerRefused(Reason.NOT_FINITE, "the result fetched")
+        except Exception as problem:  # noqa: BLE001 - whatever it is, the round must hear of it
+            self._events.emit("fetch-failed", detail=f"{type(problem).__name__}: {problem}"[:200])
+            post(FetchFailed(digest))
+            return
+        self._results.hold(digest, result)
+        post(Fetched(digest, norm, largest_size(result)))
+
+    def _fetched(self, wanted: Wanted) -> Tensor:
+        """Asks again for a while: a holder offers a result once it is on its disk."""
+        give_up_at = self._clock.now() + PATIENCE_S
+        while True:
+            try:
+                return self._replay.fetch_result(wanted.digest, wanted.holders, wanted.pace)
+            except (PeerRefused, OSError):
+                if self._clock.now() >= give_up_at or self._closing.wait(PAUSE_S):
+                    raise

@@ -1,0 +1,34 @@
+"""What a replica is made with."""
+
+from dataclasses import dataclass, field
+
+import torch
+
+from atom.optim.adamw import AdamWSettings
+from atom.optim.open_share import WantedShare
+from atom.optim.rate import RateSettings
+from atom.swap.arrangement import Arrangement
+from atom.swap.compiled import Compilation
+from atom.swap.state_form import StateForm
+from atom.training.replica.pacing import MAX_MICRO_BATCHES_PER_PASS
+
+
+@dataclass(frozen=True)
+class ReplicaSettings:
+    rate: RateSettings
+    adamw: AdamWSettings = field(default_factory=AdamWSettings)
+    clip_norm: float | None = None
+    precision: torch.dtype = torch.float32
+    arrangement: Arrangement = field(default_factory=Arrangement)
+    """How the training program uses the device, and the evaluation program if it is cut alike."""
+    micro_batches: int = MAX_MICRO_BATCHES_PER_PASS
+    """The most that a pass may accumulate: device memory has been reckoned for as many."""
+    dropout_seed: int = 0
+    """Should differ from peer to peer. Says nothing about the initial weights."""
+    state_form: StateForm = StateForm.EXACT
+    gradients: torch.dtype = torch.float32
+    """In which numbers they leave the device and are summed: float32, or bfloat16."""
+    compilation: Compilation | None = None
+    """How the training program's sub-models are compiled; None: they run as they are printed."""
+    step_share: WantedShare | None = None
+    """What the device does of the optimizer's step. Bits do not depend on it."""

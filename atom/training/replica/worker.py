@@ -1,0 +1,249 @@
+"""The thread that owns the replica: trains pass after pass, and obeys commands in between.
+
+Everything that touches the model's memory happens on this thread, so a command never meets a half
+finished pass. A freeze is therefore answered at the next pass boundary. A pause does not wait for
+it: the pass under way is broken off, unless what was counted before it would be lost with it.
+"""
+
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from atom.base.clock import Clock
+from atom.base.errors import DeviceError
+from atom.swap.engine import PassCancelled
+from atom.swap.voided import PassVoided, is_out_of_memory
+from atom.training.replica.device_hold import DeviceHold, DeviceTaken
+from atom.training.replica.pacing import SwarmCount, next_pass, usual_pass_seconds
+
+Batch = dict[str, torch.Tensor]
+
+
+class PassResult(Protocol):
+    """What a pass adds to the count: see `atom.training.replica.replica.PassResult`."""
+
+    @property
+    def sequences(self) -> int: ...
+    @property
+    def loss_sum(self) -> float: ...
+    @property
+    def seconds(self) -> float: ...
+
+
+class Trainable(Protocol):
+    """The part of a replica that a worker drives."""
+
+    @property
+    def sequences(self) -> int: ...
+    @property
+    def micro_batches(self) -> int: ...
+    @property
+    def breakable(self) -> bool: ...
+    @property
+    def device_hold(self) -> DeviceHold: ...
+    def run_pass(self, batches: Sequence[Batch], should_stop: Callable[[], bool]) -> PassResult: ...
+
+
+@dataclass(frozen=True)
+class Work:
+    """What to train on and how much at a time."""
+
+    global_batch: int
+    micro_batch: int
+    next_batch: Callable[[int], Batch]
+    """`next_batch(n)`: the next n sequences of this round."""
+    put_back: Callable[[int], None]
+    """`put_back(n)`: the latest n were not trained on, they come again."""
+
+
+class Worker:
+    """Runs passes while nothing holds it. `hold`/`release` name the reasons to stand still, and
+    `pause`/`resume` those to keep away from the device.
+
+    A void pass is told (`on_void`), and the next one takes the samples that follow.
+    """
+
+    def __init__(
+        self,
+        replica: Trainable,
+        work: Work,
+        clock: Clock,
+        on_pass: Callable[[], None],
+        on_void: Callable[[PassVoided], None],
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
+        self._replica = replica
+        self._work = work
+        self._clock = clock
+        self._on_pass = on_pass
+        self._on_void = on_void
+        self._on_failure = on_failure
+        self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._closing = threading.Event()
+        self._holds: set[str] = {"starting"}
+        self._pauses: set[str] = set()
+        self._pausing = threading.Lock()
+        self._urgent = 0
+        """Commands that do not wait for the end of a pass."""
+        self.device_taken = False
+        """Others have the device's memory: nothing is trained until `try_device`."""
+        self._last_pass_ended = float("-inf")
+        self._passes: deque[tuple[float, int, float]] = deque(maxlen=32)
+        self._thread = threading.Thread(target=self._run, name="worker", daemon=True)
+        self.swarm = SwarmCount()
+        """Replaced by the loop at every look at the directory."""
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends the thread: breaks off a pass, finishes a command."""
+        self._closing.set()
+        self._commands.put(None)
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def submit(self, command: Callable[[], None]) -> None:
+        """Runs `command` on the worker's thread, in order, between passes."""
+        self._commands.put(command)
+
+    def submit_soon(self, command: Callable[[], None]) -> None:
+        """As `submit`, but breaks off the pass under way, if nothing counted is lost with it."""
+
+        def run() -> None:
+            with self._pausing:
+                self._urgent -= 1
+            command()
+
+        with self._pausing:
+            self._urgent += 1
+        self.submit(run)
+
+    def hold(self, reason: str) -> None:
+        """No further pass until `release(reason)`. Takes effect at the next pass boundary."""
+        self.submit(lambda: self._holds.add(reason))
+
+    def release(self, reason: str) -> None:
+        self.submit(lambda: self._holds.discard(reason))
+
+    def pause(self, reason: str, wait_s: float) -> bool:
+        """No further pass until `resume(reason)`, nor what else is done on the device. The pass
+        under way is broken off if nothing counted is lost with it, else it is the last. Then the
+        device's memory is free. Returns whether that was within `wait_s`."""
+        with self._pausing:
+            self._pauses.add(reason)
+            return self._replica.device_hold.close(wait_s)
+
+    def resume(self, reason: str) -> None:
+        with self._pausing:
+            self._pauses.discard(reason)
+            if not self._pauses:
+                self._replica.device_hold.open()
+        self.try_device()
+
+    @property
+    def paused(self) -> bool:
+        """Does anything keep us away from the device? From any thread."""
+        return bool(self._pauses)
+
+    def try_device(self) -> None:
+        """Perhaps its memory is free again."""
+        self.device_taken = False
+        self.nudge()
+
+    def nudge(self) -> None:
+        """Look again: the counts of the others are news."""
+        self.submit(lambda: None)
+
+    @property
+    def pass_seconds(self) -> float:
+        """What a pass takes here: see `usual_pass_seconds`."""
+        return usual_pass_seconds([(count, seconds) for _, count, seconds in list(self._passes)])
+
+    def rate(self, horizon_s: float = 30.0) -> float:
+        """Sequences per second over the last `horizon_s`, idle time included."""
+        now = self._clock.now()
+        recent = [(at, n) for at, n, _ in list(self._passes) if now - at <= horizon_s]
+        if not recent:
+            return 0.0
+        span = max(now - recent[0][0], self.pass_seconds, 1e-3)
+        return sum(n for _, n in recent) / span
+
+    def _run(self) -> None:
+        try:
+            while self._step():
+                pass
+        except BaseException as failure:  # noqa: BLE001 - the supervisor: the daemon decides
+            self._on_failure(_named(failure))
+
+    def _step(self) -> bool:
+        size = self._next_pass()
+        try:
+            command = self._commands.get(block=size == 0)
+        except queue.Empty:
+            self._train(size)
+            return True
+        if command is not None:
+            command()
+        return command is not None
+
+    @property
+    def has_work(self) -> bool:
+        """Would it train, if no pause kept it away from the device? From any thread."""
+        return self._wanted() > 0
+
+    def _next_pass(self) -> int:
+        return 0 if self._pauses or self._closing.is_set() else self._wanted()
+
+    def _wanted(self) -> int:
+        if self._holds or self.device_taken:
+            return 0
+        return next_pass(
+            self._replica.sequences,
+            self._last_pass_ended,
+            self.swarm,
+            self._work.global_batch,
+            self._work.micro_batch,
+            self._replica.micro_batches,
+        )
+
+    def _train(self, micro_batches: int) -> None:
+        started = self._clock.now()
+        batches = [self._work.next_batch(self._work.micro_batch) for _ in range(micro_batches)]
+        try:
+            result = self._replica.run_pass(batches, self._should_stop)
+        except (PassCancelled, DeviceTaken) as reason:
+            self.device_taken = isinstance(reason, DeviceTaken)
+            self._work.put_back(self._work.micro_batch * micro_batches)
+            return
+        except PassVoided as void:
+            self._last_pass_ended = self._clock.now()
+            self._on_void(void)
+            return
+        self._last_pass_ended = self._clock.now()
+        seconds = self._last_pass_ended - started
+        self._passes.append((self._last_pass_ended, result.sequences, seconds))
+        self._on_pass()
+
+    def _should_stop(self) -> bool:
+        """Closing, the gradients will not be asked for."""
+        if self._closing.is_set():
+            return True
+        return bool(self._pauses or self._urgent) and self._replica.breakable
+
+
+def _named(failure: BaseException) -> BaseException:
+    """No fault of ours: memory that ran out between passes is something the user can mend."""
+    if not any(map(is_out_of_memory, (failure, failure.__cause__))):
+        return failure
+    named = DeviceError(
+        f"memory ran out between two passes: {str(failure) or type(failure).__name__}",
+        "free host memory, then start again; what was committed is on disk",
+    )
+    named.__cause__ = failure
+    return named

@@ -1,0 +1,183 @@
+"""Who catches up in tests, and donors that say what a test wants."""
+
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+
+import pytest
+from torch import Tensor
+
+from atom.base.errors import PeerRefused, StorageError
+from atom.base.events import EventList
+from atom.base.reasons import Reason
+from atom.swarm.chain.ring_standing import Pace
+from atom.swarm.state.arenas import state_digest
+from atom.swarm.state.blobs import BlobShelf
+from atom.training.catch_up.catch_up import FirstState, Replay
+from atom.training.catch_up.donors import Arenas, Donors, Offer
+from atom.training.kept.disk_room import DiskRoom
+from atom.training.kept.journal import Journal
+from atom.training.kept.keeper import Keeper
+from atom.training.kept.results import Results
+from atom.training.kept.shelf import Shelf
+from atom.training.kept.snapshot import write_snapshot
+from tests.training.small_history import initialise, new_replica, run
+
+
+class Served:
+    """What one donor says. Everything may be replaced by a lie."""
+
+    def __init__(self, offers: Sequence[int] = (), results: Sequence[int] = range(1, 6)) -> None:
+        story = run()
+        self.chain = story.chain()
+        self.offers = [story.offer(number) for number in offers]
+        self.states = {story.offer(number): story.states[number] for number in offers}
+        names = [story.commits[number - 1].value.result_digest for number in results]
+        self.results = {name: story.results[name] for name in names}
+
+
+class FakeDonors:
+    """Answers from the table; remembers which states were asked for and forgotten."""
+
+    def __init__(self, table: dict[str, Served]) -> None:
+        self.table = table
+        self.asked: list[int] = []
+        self.kept: set[int] = {-1}
+        self.rejected: list[int] = []
+        self.kept_when_asked: list[set[int]] = []
+        self.here: dict[int, int] = {}
+        self.room: int | None = None
+        """For how many states the disk has room; None: for any number."""
+        self.chain_bytes: list[int] = []
+
+    def chain(self, peer_id: str, head: bytes, since: int) -> bytes:
+        raw = self._of(peer_id).chain
+        for _ in range(since):
+            if not raw:
+                raise PeerRefused(Reason.NOT_FOUND, "not that far")
+            raw = raw[4 + int.from_bytes(raw[:4], "big") :]
+        self.chain_bytes.append(len(raw))
+        return raw
+
+    def offers(self, peer_id: str) -> list[Offer]:
+        return self._of(peer_id).offers
+
+    def state(
+        self, offer: Offer, peers: Sequence[str], digest: bytes | None, into: Arenas | None
+    ) -> Arenas:
+        if into is None and self.room is not None and len(self.kept | {offer.round}) > self.room:
+            raise StorageError("no room for downloads", "free some disk space")
+        self.asked.append(offer.round)
+        self.kept_when_asked.append(self.kept)
+        for peer in peers:
+            if offer in self._of(peer).states:
+                found = self._of(peer).states[offer]
+                for name, arena in (into or {}).items():
+                    arena.copy_(found[name])
+                return into or found
+        raise PeerRefused(Reason.NOT_FOUND, "state")
+
+    def result(self, digest: bytes, peers: Sequence[str], pace: Pace | None = None) -> Tensor:
+        for peer in peers:
+            if peer in self.table and digest in self.table[peer].results:
+                return self.table[peer].results[digest].clone()
+        raise PeerRefused(Reason.NOT_FOUND, "result")
+
+    def begun(self, offer: Offer) -> int:
+        return self.here.get(offer.round, 0)
+
+    def take_liars(self) -> set[str]:
+        return set()
+
+    def forget(self, but: Collection[Offer] = ()) -> None:
+        self.kept = {offer.round for offer in but}
+
+    def reject(self, offer: Offer) -> None:
+        self.kept -= {offer.round}
+        self.rejected.append(offer.round)
+
+    def _of(self, peer_id: str) -> Served:
+        if peer_id not in self.table:
+            raise ConnectionError("gone")
+        return self.table[peer_id]
+
+
+class Peer:
+    """A replica with its disk. `knows_start`: it can make the run's first state itself."""
+
+    def __init__(self, folder: Path, knows_start: bool = True) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self.snapshots = folder / "snapshots"
+        self.replica = new_replica()
+        self.journal = Journal.open(folder / "chain.bin", run().heads[0])
+        self.results = Results(folder / "results", self.replica.gradients.numel())
+        self.events = EventList()
+        room, shelf = DiskRoom(folder, self.events), Shelf(BlobShelf(), self.journal, self.results)
+        self.keeper = Keeper(self.journal, self.results, shelf, self.snapshots, room)
+        self.knows_start = knows_start
+        self.replay = self.with_donors(FakeDonors({}))
+
+    def with_donors(self, donors: Donors) -> Replay:
+        first = FirstState(run().digest(0), self._first)
+        self.told: list[tuple[int, int]] = []
+
+        def told(done: int, total: int) -> None:
+            self.told.append((done, total))
+
+        self.replay = Replay(self.replica, self.keeper, donors, first, self.events, told)
+        return self.replay
+
+    def _first(self) -> bool:
+        if self.knows_start:
+            initialise(self.replica)
+        return self.knows_start
+
+    def store(self, journal: int, results: Sequence[int], snapshots: Sequence[int] = ()) -> None:
+        """Puts on this peer's disk what such a history would have left there."""
+        story = run()
+        for commit in story.commits[:journal]:
+            self.journal.append(commit)
+        for number in results:
+            name = story.commits[number - 1].value.result_digest
+            self.results.hold(name, story.results[name].clone())
+            self.results.save(name)
+        self.results.release()
+        for number in snapshots:
+            write_snapshot(
+                self.snapshots, number, story.heads[number].digest, story.digest(number),
+                story.states[number],
+            )  # fmt: skip
+
+    def at(self, round_number: int) -> bool:
+        """Whether journal, file and state are all at that round."""
+        story = run()
+        again = Journal.open(self.folder / "chain.bin", story.heads[0])
+        return (
+            self.replay.usable
+            and self.replica.round == round_number
+            and self.journal.head == again.head == story.heads[round_number]
+            and state_digest(self.replica.state_arenas()) == story.digest(round_number)
+        )
+
+
+Make = Callable[..., Peer]
+
+
+@pytest.fixture
+def peer_of(tmp_path: Path) -> Make:
+    made: list[Peer] = []
+
+    def make(knows_start: bool = True, at: int | None = None) -> Peer:
+        peer = Peer(tmp_path / str(len(made)), knows_start)
+        made.append(peer)
+        if at is not None:
+            peer.store(at, range(1, at + 1))
+            peer.replay.restore()
+            assert peer.at(at)
+        return peer
+
+    return make
+
+
+def heads(*peers: str) -> dict[str, bytes]:
+    return {peer: run().heads[-1].digest for peer in peers}

@@ -1,0 +1,260 @@
+"""From others: always the very state the chain names, by the shortest way."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+
+from atom.base.errors import PeerRefused
+from atom.base.reasons import Reason
+from atom.swarm.state.arenas import state_digest
+from atom.training.catch_up.catch_up import CatchUpFailed
+from atom.training.catch_up.donors import Arenas, Offer
+from tests.training.catch_up.catching_peer import FakeDonors, Make, Peer, Served, heads, peer_of
+from tests.training.small_history import ROUNDS, VOTERS, run, signed, value_on
+
+__all__ = ["peer_of"]
+
+
+def test_follows_from_its_own_head_by_results(peer_of: Make) -> None:
+    peer = peer_of(at=2)
+    donors = FakeDonors({"a": Served(offers=[4], results=[3, 4, 5])})
+    peer.with_donors(donors).usable = True
+    peer.replay.run(heads("a"), discard=False)
+    assert peer.at(ROUNDS)
+    assert donors.asked == [], "no state was needed"
+    assert peer.told == [(0, 3), (1, 3), (2, 3), (3, 3)]
+    assert len(peer.results.stored()) == ROUNDS
+
+
+def test_falls_back_to_a_snapshot_where_results_are_gone(peer_of: Make) -> None:
+    peer = peer_of(at=1)
+    donors = FakeDonors({"a": Served(offers=[3], results=[2, 4, 5])})
+    peer.with_donors(donors).usable = True
+    peer.replay.run(heads("a"), discard=False)
+    assert peer.at(ROUNDS)
+    assert donors.asked == [3]
+    assert donors.kept == set(), "downloads are gone"
+    assert peer.told == [(0, 4), (1, 4), (1, 0), (0, 2), (1, 2), (2, 2)], "what failed is over, too"
+
+
+def test_a_joiner_prefers_a_state_that_a_commit_vouches_for(peer_of: Make) -> None:
+    peer = peer_of(knows_start=False)
+    donors = FakeDonors({"a": Served(offers=[5, 3]), "b": Served(offers=[1])})
+    peer.with_donors(donors).run(heads("a", "b"), discard=False)
+    assert peer.at(ROUNDS)
+    assert donors.asked == [3]
+
+
+def test_the_newest_state_will_do_if_there_is_no_other(peer_of: Make) -> None:
+    peer = peer_of(knows_start=False)
+    peer.with_donors(FakeDonors({"a": Served(offers=[5], results=[])}))
+    peer.replay.run(heads("a"), discard=False)
+    assert peer.at(ROUNDS)
+
+
+def test_a_first_state_that_is_not_the_manifest_s_is_not_taken(peer_of: Make) -> None:
+    """At round 0 no commit names the state; whoever cannot make it would begin with a lie."""
+    peer, liar, honest = peer_of(knows_start=False), Served(offers=[0]), Served(offers=[0])
+    start = {donor: run().heads[0].digest for donor in ("a", "b")}
+    liar.chain = honest.chain = b"there is none, and nobody is asked for it"
+    liar.states = {run().offer(0): run().states[1]}
+    peer.replay.restore()
+    peer.with_donors(FakeDonors({"a": liar}))
+    with pytest.raises(CatchUpFailed) as caught:
+        peer.replay.run({"a": start["a"]}, discard=True)
+    assert caught.value.shunned == ("a",)
+    assert not peer.replay.usable
+    peer.with_donors(FakeDonors({"b": honest}))
+    peer.replay.run({"b": start["b"]}, discard=True)
+    assert peer.at(0)
+
+
+def test_a_state_not_to_be_trusted_is_replaced(peer_of: Make) -> None:
+    peer = peer_of(at=ROUNDS)
+    peer.replica.state_arenas()["master"][3] += 1
+    peer.with_donors(FakeDonors({"a": Served(offers=[4])})).usable = True
+    peer.replay.run(heads("a"), discard=True)
+    assert peer.at(ROUNDS)
+
+
+def test_nothing_better_changes_nothing(peer_of: Make) -> None:
+    peer = peer_of(at=ROUNDS)
+    peer.with_donors(FakeDonors({"a": Served(offers=[4])})).usable = True
+    with pytest.raises(CatchUpFailed, match="nothing better") as failed:
+        peer.replay.run(heads("a"), discard=False)
+    assert failed.value.shunned == ()
+    assert peer.at(ROUNDS)
+
+
+def test_a_catch_up_in_vain_leaves_what_was_averaged_here(peer_of: Make) -> None:
+    """Perhaps we voted for it, and nobody else has it any more."""
+    peer = peer_of(at=1)
+    peer.with_donors(FakeDonors({})).usable = True
+    digest, result = b"r" * 32, torch.ones(peer.replica.gradients.numel())
+    peer.results.hold(digest, result)
+    with pytest.raises(CatchUpFailed):
+        peer.replay.run(heads("a"), discard=False)
+    assert torch.equal(peer.replay.fetch_result(digest, []), result)
+
+
+def test_whoever_cannot_be_reached_is_not_a_liar(peer_of: Make) -> None:
+    peer = peer_of(at=1)
+    peer.with_donors(FakeDonors({"b": Served()})).usable = True
+    with pytest.raises(CatchUpFailed, match="gone") as failed:
+        peer.replay.run(heads("a"), discard=False)
+    assert failed.value.shunned == ()
+    peer.replay.run(heads("a", "b"), discard=False)
+    assert peer.at(ROUNDS)
+
+
+def test_whoever_says_nothing_is_asked_once(peer_of: Make) -> None:
+    """To ask for all of the chain who was silent about its newest part is to wait twice."""
+    asked: list[int] = []
+
+    class Silent(FakeDonors):
+        def chain(self, peer_id: str, head: bytes, since: int) -> bytes:
+            asked.append(since)
+            raise PeerRefused(Reason.TIMEOUT, "no byte for too long")
+
+    peer = peer_of(at=2)
+    with pytest.raises(CatchUpFailed, match="timeout"):
+        peer.with_donors(Silent({})).run(heads("silent"), discard=False)
+    assert asked == [2]
+
+
+def test_without_the_results_since_the_snapshot_it_stays_whole(peer_of: Make) -> None:
+    peer = peer_of(knows_start=False)
+    peer.with_donors(FakeDonors({"a": Served(offers=[2], results=[3])}))
+    with pytest.raises(CatchUpFailed, match="results since"):
+        peer.replay.run(heads("a"), discard=False)
+    assert peer.at(3), "what was proven is kept"
+
+
+def test_a_long_absence_takes_a_snapshot_at_once(peer_of: Make) -> None:
+    peer = peer_of(at=0)
+    donors = FakeDonors({"a": Served(offers=[1, 4])})
+    peer.with_donors(donors).usable = True
+    peer.replay.run(heads("a"), discard=False)
+    assert peer.at(ROUNDS)
+    assert donors.asked == [4], "a state and one result are less than five results"
+
+
+def test_a_half_fetched_state_is_finished_if_that_is_less(peer_of: Make) -> None:
+    peer = peer_of(knows_start=False)
+    donors = FakeDonors({"a": Served(offers=[3, 4])})
+    donors.here[3] = 4 * 2 * peer.results.buffer().numel()
+    peer.with_donors(donors).run(heads("a"), discard=False)
+    assert peer.at(ROUNDS)
+    assert donors.asked == [3]
+
+
+def test_a_fetch_that_breaks_off_keeps_what_it_has_while_another_state_is_tried(
+    peer_of: Make,
+) -> None:
+    """What broke it off, an outage or the owner, may break off the next one as well."""
+
+    class BreakingOff(FakeDonors):
+        def state(
+            self, offer: Offer, peers: Sequence[str], digest: bytes | None, into: Arenas | None
+        ) -> Arenas:
+            try:
+                return super().state(offer, peers, digest, into)
+            except PeerRefused:
+                self.here[offer.round] = 4096
+                raise
+
+    peer, served = peer_of(knows_start=False), Served(offers=[2, 3, 4])
+    served.states = {run().offer(2): served.states[run().offer(2)]}
+    donors = BreakingOff({"a": served})
+    peer.with_donors(donors).run(heads("a"), discard=False)
+    assert donors.asked == [4, 3, 2]
+    assert donors.kept_when_asked == [{4}, {4, 3}, {4, 2}]
+    assert donors.kept == set(), "in the end there is a state"
+
+
+def test_without_room_a_state_is_fetched_into_memory(peer_of: Make) -> None:
+    peer = peer_of(knows_start=False)
+    donors = FakeDonors({"a": Served(offers=[4])})
+    donors.room = 0
+    peer.with_donors(donors).run(heads("a"), discard=False)
+    assert peer.at(ROUNDS)
+    assert peer.events.events[1]["what"] == "downloads"
+
+
+def test_a_state_begun_earlier_gives_its_room_to_the_one_that_is_fetched(peer_of: Make) -> None:
+    """Whoever holds one half fetched need not fetch the other into memory: nothing resumes it."""
+    peer = peer_of(knows_start=False)
+    donors = FakeDonors({"a": Served(offers=[3, 4])})
+    donors.here[3], donors.room = 1, 1
+    peer.with_donors(donors).run(heads("a"), discard=False)
+    assert peer.at(ROUNDS)
+    assert donors.kept_when_asked == [{4}]
+    assert not any(event["event"] == "disk-full" for event in peer.events.events)
+
+
+def test_what_was_committed_meanwhile_is_a_matter_of_results(peer_of: Make) -> None:
+    """Each chase begins where the one before ended: the state is fetched once."""
+    peer, story = peer_of(knows_start=False), run()
+    donors = FakeDonors({"a": Served(offers=[1, 2])})
+    peer.with_donors(donors)
+    for reached in (3, 4, 5):
+        donors.table["a"].chain = story.chain(reached)
+        peer.replay.run({"a": story.heads[reached].digest}, discard=False)
+        assert peer.at(reached)
+    assert donors.asked == [2]
+
+
+def on_a_branch(peer: Peer) -> Peer:
+    story = run()
+    value = value_on(story.heads[2], b"r" * 32, 1.0, story.digest(2), sequences=1)
+    branch = signed(story.heads[2], replace(value, survivors=VOTERS[:1]))
+    for commit in (*story.commits[:2], replace(branch, survivors=VOTERS[:1])):
+        peer.journal.append(commit)
+    return peer
+
+
+def test_a_chain_that_parts_from_ours_is_fetched_whole(peer_of: Make) -> None:
+    peer, story = on_a_branch(peer_of()), run()
+    donors = FakeDonors({"a": Served(offers=[4])})
+    peer.with_donors(donors).run(heads("a"), discard=False)
+    assert peer.at(ROUNDS)
+    assert donors.chain_bytes == [len(story.chain()) - len(story.chain(3)), len(story.chain())]
+
+
+def test_an_own_state_is_not_given_up_for_nothing(peer_of: Make) -> None:
+    peer = peer_of(at=3)
+    peer.with_donors(FakeDonors({"a": Served(results=[])})).usable = True
+    with pytest.raises(CatchUpFailed, match="neither the results"):
+        peer.replay.run(heads("a"), discard=False)
+    assert peer.at(3)
+
+
+@pytest.mark.parametrize(
+    ("reason", "discard"),
+    [(Reason.SUPERSEDED, False), (Reason.SUPERSEDED, True), (Reason.UNREACHABLE, False)],
+)
+def test_who_ends_or_loses_its_donors_while_it_asks_for_states_keeps_its_own(
+    peer_of: Make, reason: Reason, discard: bool
+) -> None:
+    """It may be all that is left of the run."""
+
+    class Ending(FakeDonors):
+        def offers(self, peer_id: str) -> list[Offer]:
+            self.table.clear()
+            raise PeerRefused(reason, "no more")
+
+    story = run()
+    peer = peer_of(at=2) if discard else on_a_branch(peer_of())
+    reached, state = peer.journal.head, state_digest(peer.replica.state_arenas())
+    served = Served()
+    if discard:
+        served.chain = story.chain(2)
+    peer.with_donors(Ending({"a": served})).usable = True
+    claimed = story.heads[2 if discard else ROUNDS].digest
+    with pytest.raises(CatchUpFailed):
+        peer.replay.run({"a": claimed}, discard)
+    assert peer.replay.usable
+    assert peer.journal.head == reached
+    assert state_digest(peer.replica.state_arenas()) == state

@@ -1,0 +1,245 @@
+"""Catching up from shelves over a transport: what is asked for, and what is refused."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+from atom.base.clock import BootClock
+from atom.base.errors import PeerRefused
+from atom.base.events import EventList
+from atom.base.reasons import Reason
+from atom.swarm.identity import Identity
+from atom.swarm.state.blobs import BlobServer, BlobShelf
+from atom.swarm.state.fetch_target import Landed
+from atom.swarm.state.manifest import Manifest
+from atom.swarm.state.state_transfer import Watch
+from atom.swarm.transport.local_transport import LocalNetwork, LocalTransport
+from atom.training.catch_up.catch_up import CatchUpFailed
+from atom.training.catch_up.donors import Offer, PeerDonors, parse_offers
+from atom.training.kept.shelf import MAX_OFFERS, Shelf
+from atom.training.kept.snapshot import list_snapshots
+from tests.training.catch_up.catching_peer import Make, Peer, heads, peer_of
+from tests.training.small_history import ROUNDS, run
+
+__all__ = ["peer_of"]
+
+
+class Street:
+    """A joiner and donors that serve from their shelves."""
+
+    def __init__(self, peer: Peer) -> None:
+        self._network = LocalNetwork()
+        self._transports: list[LocalTransport] = []
+        self.peer = peer
+        elements = peer.results.buffer().numel()
+        state = {name: arena.dtype for name, arena in peer.replica.state_arenas().items()}
+        folder = peer.folder / "downloads"
+        watch = Watch(events=peer.events)
+        self.donors = PeerDonors(self._add(None), elements, state, folder, watch)
+        peer.with_donors(self.donors)
+
+    def open_door(self, blobs: BlobShelf) -> str:
+        return self._add(blobs).peer_id
+
+    def _add(self, blobs: BlobShelf | None) -> LocalTransport:
+        number = len(self._transports)
+        transport = LocalTransport(
+            self._network, Identity.create(), bytes([number]) * 16, EventList()
+        )
+        serve = BlobServer(blobs, BootClock()).serve if blobs is not None else None
+        transport.set_handlers(on_blobs=serve)
+        transport.start()
+        self._transports.append(transport)
+        return transport
+
+    def close(self) -> None:
+        self.donors.close()
+        for transport in self._transports:
+            transport.close()
+
+
+@pytest.fixture
+def street(peer_of: Make) -> Iterator[Street]:
+    run()  # tracing starts threads of its own
+    before = set(threading.enumerate())
+    street = Street(peer_of(knows_start=False))
+    yield street
+    street.close()
+    assert set(threading.enumerate()) <= before
+
+
+def shelf_of(peer: Peer, snapshot: int = 3, into: BlobShelf | None = None) -> BlobShelf:
+    """What a peer at the newest head with one snapshot offers."""
+    peer.store(ROUNDS, [3, 4, 5], snapshots=[snapshot])
+    blobs = into or BlobShelf()
+    shelf = Shelf(blobs, peer.journal, peer.results)
+    shelf.announce_chain()
+    shelf.announce_snapshots(list_snapshots(peer.snapshots))
+    return blobs
+
+
+def test_a_joiner_gets_everything_from_a_shelf(street: Street, peer_of: Make) -> None:
+    donor = street.open_door(shelf_of(peer_of()))
+    street.peer.replay.run(heads(donor), discard=False)
+    assert street.peer.at(ROUNDS)
+    assert list((street.peer.folder / "downloads").iterdir()) == []
+
+
+@pytest.mark.parametrize(("last_seen", "by"), [(2, "results"), (0, "snapshot")])
+def test_who_returns_fetches_only_what_it_lacks(
+    street: Street, peer_of: Make, last_seen: int, by: str
+) -> None:
+    """Three rounds missed are three results; five are more than a state and two results."""
+    street.peer.store(last_seen, range(1, last_seen + 1), [last_seen])
+    street.peer.replay.restore()
+    donors = [street.open_door(shelf_of(peer_of(), snapshot=4)) for _ in range(2)]
+    street.peer.replay.run(heads(*donors), discard=False)
+    assert street.peer.at(ROUNDS)
+    ways = [event for event in street.peer.events.events if event["event"] == "way-back"]
+    fetched = [event for event in street.peer.events.events if event["event"] == "fetched"]
+    result_bytes = street.peer.results.arena_bytes
+    assert [way["by"] for way in ways] == [by]
+    assert sum(event["bytes"] for event in fetched) == ways[0]["missing_bytes"]
+    assert ways[0]["missing_bytes"] == (3 if by == "results" else 3 + 1) * result_bytes
+
+
+def test_who_lies_beside_honest_donors_is_named(street: Street, peer_of: Make) -> None:
+    lied = threading.Event()
+
+    class Lying(BlobShelf):
+        def chunk(self, name: str, arena: int, chunk: int) -> bytes | memoryview:
+            truth = super().chunk(name, arena, chunk)
+            if not name.startswith("state/"):
+                return truth
+            lied.set()
+            return bytes(len(truth))
+
+    class Late(BlobShelf):
+        def chunk(self, name: str, arena: int, chunk: int) -> bytes | memoryview:
+            assert not name.startswith("state/") or lied.wait(20.0)
+            return super().chunk(name, arena, chunk)
+
+    liar = street.open_door(shelf_of(peer_of(), into=Lying()))
+    honest = street.open_door(shelf_of(peer_of(), into=Late()))
+    shunned = street.peer.replay.run(heads(liar, honest), discard=False)
+    assert street.peer.at(ROUNDS)
+    assert shunned == (liar,)
+    dropped = [e for e in street.peer.events.events if e["event"] == "donor-dropped"]
+    assert {event["peer_id"] for event in dropped} == {liar}
+
+
+def test_of_the_chain_only_what_is_new_is_fetched(street: Street, peer_of: Make) -> None:
+    street.peer.store(3, [1, 2, 3], [3])
+    street.peer.replay.restore()
+    asked: list[str] = []
+    blobs = shelf_of(peer_of())
+    manifest = blobs.manifest
+
+    def noted(name: str, tick: Callable[[], None] = lambda: None) -> Manifest:
+        asked.append(name)
+        return manifest(name, tick)
+
+    blobs.manifest = noted  # type: ignore[method-assign]
+    street.peer.replay.run(heads(street.open_door(blobs)), discard=False)
+    assert street.peer.at(ROUNDS)
+    end = run().heads[-1].digest.hex()
+    assert [name for name in asked if name.startswith("chain/")] == [f"chain/{end}/3"]
+    whole, news = (blobs.manifest(f"chain/{end}{since}") for since in ("", "/3"))
+    assert news.byte_count < whole.byte_count / 2
+    for odd in (f"chain/{end}/6", f"chain/{'0' * 64}/1", f"chain/{end}/-1", "chain/x/1"):
+        with pytest.raises(PeerRefused):
+            blobs.manifest(odd)
+
+
+NOT_LISTS = [
+    b'[[1e999,"00"]]',
+    b"[" * 5000 + b"]" * 5000,
+    b'[[-1,"' + b"00" * 32 + b'"]]',
+    b'[[9223372036854775808,"' + b"00" * 32 + b'"]]',
+    b'[[1,"00"]]',
+    b'[[true,"' + b"00" * 32 + b'"]]',
+    b"[[1,2]]",
+    b"[1]",
+    b"7",
+    b"null",
+    b'{"a":1}',
+    b"[[1" + b"0" * 6000 + b',"00"]]',
+    b"\xff\xfe\x00",
+    b"",
+    b"[" + b",".join([b'[1,"' + b"00" * 32 + b'"]'] * (MAX_OFFERS + 1)) + b"]",
+]
+
+
+@pytest.mark.parametrize("listed", NOT_LISTS, ids=range(len(NOT_LISTS)))
+def test_a_list_out_of_bounds_is_malformed(listed: bytes) -> None:
+    with pytest.raises(PeerRefused) as refused:
+        parse_offers(listed)
+    assert refused.value.reason is Reason.MALFORMED
+
+
+def test_a_list_within_bounds_is_read() -> None:
+    many = b",".join([b'[9223372036854775807,"' + b"ab" * 32 + b'"]'] * MAX_OFFERS)
+    assert parse_offers(b"[" + many + b"]") == [Offer(2**63 - 1, b"\xab" * 32)] * MAX_OFFERS
+    assert parse_offers(b"[]") == []
+
+
+@pytest.mark.parametrize("listed", [NOT_LISTS[0], NOT_LISTS[1], b'[[0,""]]'])
+def test_a_nonsensical_list_is_passed_over(street: Street, peer_of: Make, listed: bytes) -> None:
+    odd = shelf_of(peer_of())
+    odd.register("snapshots", listed)
+    liar = street.open_door(odd)
+    with pytest.raises(CatchUpFailed, match="no donor serves a state"):
+        street.peer.replay.run(heads(liar), discard=False)
+    honest = street.open_door(shelf_of(peer_of()))
+    street.peer.replay.run(heads(liar, honest), discard=False)
+    assert street.peer.at(ROUNDS)
+
+
+@pytest.mark.parametrize("size", [16, 1 << 20])
+def test_a_state_of_another_model_is_refused(street: Street, peer_of: Make, size: int) -> None:
+    odd, head = shelf_of(peer_of()), run().heads[3].digest
+    arenas = {name: torch.zeros(size) for name in run().states[0]}
+    odd.register(f"state/{head.hex()}", arenas, head, 3)
+    liar = street.open_door(odd)
+    with pytest.raises(CatchUpFailed) as failed:
+        street.peer.replay.run(heads(liar), discard=False)
+    assert failed.value.shunned == (liar,)
+    assert not street.peer.replay.usable
+
+
+def test_a_state_of_another_model_takes_no_half_fetched_one_along(
+    street: Street, peer_of: Make
+) -> None:
+    story, odd = run(), shelf_of(peer_of(), snapshot=4)
+    begun, bad = story.offer(3), story.offer(ROUNDS)
+    odd.register(f"state/{bad.head.hex()}", {"master": torch.zeros(16)}, bad.head, bad.round)
+    listed = [[offer.round, offer.head.hex()] for offer in (begun, bad)]
+    odd.register("snapshots", json.dumps(listed).encode())
+    folder = street.peer.folder / "downloads" / begun.head.hex()[:16]
+    folder.mkdir(parents=True)
+    Landed(folder).add((0, 0))
+    with pytest.raises(CatchUpFailed):
+        street.peer.replay.run(heads(street.open_door(odd)), discard=False)
+    assert [each.name for each in folder.parent.iterdir()] == [folder.name]
+    assert street.donors.keeps_something()
+    street.donors.forget()
+    assert not street.donors.keeps_something()
+
+
+def test_a_result_under_another_arenas_name_is_refused(street: Street, peer_of: Make) -> None:
+    name, result = next(iter(run().results.items()))
+    odd = BlobShelf()
+    odd.register(f"result/{name.hex()}", {"other": result})
+    liar = street.open_door(odd)
+    with pytest.raises(PeerRefused) as refused:
+        street.donors.result(name, [liar])
+    assert refused.value.reason is Reason.HASH_MISMATCH
+    honest = peer_of()
+    honest.store(1, [1])
+    blobs = BlobShelf()
+    Shelf(blobs, honest.journal, honest.results).announce_results()
+    fetched = street.donors.result(name, [liar, street.open_door(blobs)])
+    assert torch.equal(fetched, result)

@@ -1,0 +1,125 @@
+"""Donors that lie: shunned, and never believed; honest ones beside them serve."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from atom.swarm.chain.commit import (
+    Commit,
+)
+from atom.training.catch_up.catch_up import CatchUpFailed
+from atom.training.catch_up.donors import Offer
+from tests.training.catch_up.catching_peer import FakeDonors, Make, Served, heads, peer_of
+from tests.training.small_history import ROUNDS, STRANGER, chain_bytes, run, signed, value_on
+
+__all__ = ["peer_of"]
+
+
+def forged(served: Served) -> None:
+    story = run()
+    commit = signed(story.heads[4], story.commits[4].value, forger=STRANGER)
+    served.chain = chain_bytes([*story.commits[:4], commit])
+
+
+def minority(served: Served) -> None:
+    story = run()
+    last = story.commits[4]
+    commit = Commit(last.value, last.ballot, last.votes[:1])
+    served.chain = chain_bytes([*story.commits[:4], commit])
+
+
+def shorter(served: Served) -> None:
+    served.chain = run().chain(3)
+
+
+def torn_off(served: Served) -> None:
+    served.chain = served.chain[:-3]
+
+
+def not_a_chain(served: Served) -> None:
+    served.chain = (12).to_bytes(4, "big") + b"no commit..."
+
+
+def endless_record(served: Served) -> None:
+    served.chain = b"\xff" * 64
+
+
+def wrong_state(served: Served) -> None:
+    served.offers = [run().offer(3)]
+    served.states = {run().offer(3): run().states[2]}
+
+
+def wrong_shape(served: Served) -> None:
+    served.offers = [run().offer(5)]
+    served.states = {run().offer(5): {name: torch.zeros(4) for name in run().states[0]}}
+
+
+def arena_missing(served: Served) -> None:
+    served.offers = [run().offer(5)]
+    served.states = {run().offer(5): {"master": run().states[5]["master"]}}
+
+
+LIES = [
+    forged, minority, shorter, torn_off, not_a_chain, endless_record, wrong_state, wrong_shape,
+    arena_missing,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("lie", LIES, ids=lambda lie: lie.__name__)
+def test_a_liar_is_shunned(peer_of: Make, lie: Callable[[Served], None]) -> None:
+    peer, liar = peer_of(knows_start=False), Served()
+    lie(liar)
+    with pytest.raises(CatchUpFailed) as failed:
+        peer.with_donors(FakeDonors({"liar": liar})).run(heads("liar"), discard=False)
+    assert failed.value.shunned == ("liar",)
+    assert not peer.replay.usable
+    assert peer.journal.head == run().heads[0]
+
+
+@pytest.mark.parametrize("lie", LIES, ids=lambda lie: lie.__name__)
+def test_a_liar_does_not_keep_us_from_the_next_donor(
+    peer_of: Make, lie: Callable[[Served], None]
+) -> None:
+    peer, liar = peer_of(knows_start=False), Served()
+    lie(liar)
+    table = {"liar": liar, "honest": Served(offers=[2])}
+    peer.with_donors(FakeDonors(table)).run(heads("liar", "honest"), discard=False)
+    assert peer.at(ROUNDS)
+
+
+@pytest.mark.parametrize("lie", [None, wrong_state], ids=["nothing", "another state"])
+def test_a_newer_offer_that_does_not_hold_gives_way_to_an_older_one(
+    peer_of: Make, lie: Callable[[Served], None] | None
+) -> None:
+    peer, liar = peer_of(knows_start=False), Served(offers=[3])
+    if lie is None:
+        liar.states = {}
+    else:
+        lie(liar)
+    donors = FakeDonors({"honest": Served(offers=[2]), "liar": liar})
+    peer.with_donors(donors).run(heads("honest", "liar"), discard=False)
+    assert peer.at(ROUNDS)
+    assert donors.asked == [3, 2], "the newest that a commit vouches for comes first"
+    assert donors.rejected == ([] if lie is None else [3]), "a half-fetched other one stays"
+
+
+def test_offers_beside_the_chain_are_ignored(peer_of: Make) -> None:
+    peer, liar = peer_of(knows_start=False), Served(offers=[2])
+    head = run().heads[1].digest
+    liar.offers += [Offer(-1, run().heads[-1].digest), Offer(2**62, head), Offer(4, head)]
+    donors = FakeDonors({"liar": liar})
+    peer.with_donors(donors).run(heads("liar"), discard=False)
+    assert donors.asked == [2]
+
+
+def test_a_heavier_chain_of_other_voters_does_not_hold(peer_of: Make) -> None:
+    peer, liar = peer_of(at=2), Served()
+    start = run().heads[0]
+    value = value_on(start, b"r" * 32, 1.0, run().digest(0), sequences=10_000)
+    liar.chain = chain_bytes([signed(start, value, forger=STRANGER)])
+    peer.with_donors(FakeDonors({"liar": liar})).usable = True
+    with pytest.raises(CatchUpFailed) as failed:
+        peer.replay.run({"liar": start.after(value).digest}, discard=False)
+    assert failed.value.shunned == ("liar",)
+    assert peer.at(2)

@@ -1,0 +1,181 @@
+"""A bounded number of snapshots; a full disk stops the writing, never the training."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from atom.base.errors import StorageError
+from atom.training.hands import Schedule
+from atom.training.kept import keeper as keeper_module
+from atom.training.kept.disk_room import DiskRoom
+from atom.training.kept.journal import Journal
+from atom.training.kept.keeper import Keeper
+from atom.training.kept.shelf import IN_USE_S
+from atom.training.kept.snapshot import list_snapshots
+from tests.training.hands_stage import ELEMENTS, Stage, kinds
+
+STATE_BYTES = 3 * 4 * ELEMENTS
+RESULTS_BYTES = 2 * 4 * ELEMENTS
+SCHEDULE = Schedule(2, None, 0, 4, 16)
+
+
+class SmallDisk(DiskRoom):
+    """Has as much room as the test says."""
+
+    free = 1 << 30
+
+    def free_bytes(self) -> int:
+        return self.free
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    stage = Stage(tmp_path, SCHEDULE, SmallDisk)
+    yield stage
+    stage.close()
+    assert stage.failures.empty(), stage.failures.get()
+
+
+def disk(stage: Stage) -> SmallDisk:
+    assert isinstance(stage.room, SmallDisk)
+    return stage.room
+
+
+def steps(stage: Stage, count: int) -> None:
+    for _ in range(count):
+        stage.step(stage.commit(stage.hold(stage.journal.head.round + 1.0)))
+
+
+def rounds(stage: Stage) -> list[int]:
+    return [snapshot.round for snapshot in list_snapshots(stage.snapshots)]
+
+
+def of(stage: Stage, kind: str) -> list[str]:
+    return [event["what"] for event in stage.events.events if event["event"] == kind]
+
+
+def test_as_many_as_asked_for_and_the_oldest_goes_first(stage: Stage) -> None:
+    one = Keeper(stage.journal, stage.results, stage.shelf, stage.snapshots, stage.room, keep=1)
+    steps(stage, 7)
+    assert rounds(stage) == [6, 4]
+    assert len(stage.results.stored()) == 3, "since the older one"
+    one.begin()
+    assert rounds(stage) == [6]
+    assert len(stage.results.stored()) == 1
+
+
+def test_without_room_snapshots_pause_and_training_goes_on(stage: Stage) -> None:
+    steps(stage, 2)
+    disk(stage).free = STATE_BYTES + RESULTS_BYTES - 1
+    steps(stage, 4)
+    assert stage.journal.head.round == 6
+    assert rounds(stage) == [2], "the only good one stays"
+    assert of(stage, "disk-full") == ["snapshots"], "said once"
+    assert "snapshots" in stage.room.paused
+    disk(stage).free += 1
+    steps(stage, 1)
+    assert rounds(stage) == [7, 2], "made up for as soon as there is room"
+    assert of(stage, "disk-room") == ["snapshots"]
+    assert stage.room.paused == {}
+
+
+def test_the_oldest_makes_room_for_the_newest(stage: Stage) -> None:
+    steps(stage, 4)
+    assert rounds(stage) == [4, 2]
+
+    class Tight(SmallDisk):
+        """Full, until there is but one snapshot."""
+
+        def free_bytes(self) -> int:
+            return 1 << 30 if len(rounds(stage)) < 2 else 0
+
+    stage.keeper.room = Tight(stage.snapshots, stage.events)
+    steps(stage, 2)
+    assert rounds(stage) == [6, 4]
+    assert of(stage, "disk-full") == []
+
+
+def test_a_state_that_is_being_fetched_stays_a_while(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps(stage, 2)
+    name = f"state/{stage.journal.head.digest.hex()}"
+    stage.blobs.chunk(name, 0, 0)
+    steps(stage, 6)
+    assert rounds(stage) == [8, 6, 2], "two, and the one in use"
+    assert name in stage.blobs.names()
+    assert len(stage.results.stored()) == 6, "what it takes to follow from there"
+    monkeypatch.setattr(keeper_module, "LENT_ROUNDS", 6)
+    steps(stage, 2)
+    assert rounds(stage) == [10, 8], "nobody may hold on to it for ever"
+
+
+def test_when_its_reader_is_gone_a_state_goes(stage: Stage) -> None:
+    now = [0.0]
+    stage.blobs._now = lambda: now[0]
+    steps(stage, 2)
+    stage.blobs.chunk(f"state/{stage.journal.head.digest.hex()}", 0, 0)
+    now[0] = IN_USE_S + 1
+    steps(stage, 4)
+    assert rounds(stage) == [6, 4]
+
+
+def test_a_quota_that_does_not_show_is_not_run_into_each_round(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[int] = []
+
+    def full(folder: Path, round_number: int, *rest: object) -> None:
+        tried.append(round_number)
+        raise StorageError("could not write the snapshot", "free some disk space")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(keeper_module, "write_snapshot", full)
+        steps(stage, 5)
+    assert tried == [2, 4], "only when a snapshot is due"
+    steps(stage, 1)
+    assert rounds(stage) == [6]
+    assert of(stage, "disk-full") == of(stage, "disk-room") == ["snapshots"]
+
+
+def test_no_room_for_results_or_the_chain_stops_nobody(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: object) -> None:
+        raise StorageError("the disk is full", "free some disk space")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stage.results, "save", full)
+        patch.setattr(Journal, "_write_rest", full)
+        steps(stage, 1)
+        held = stage.hold(9.0)
+        stage.keeper.offer_result(held)
+    assert stage.journal.head.round == 1
+    assert stage.blobs.names() == []
+    assert of(stage, "disk-full") == ["results", "chain"]
+    steps(stage, 1)
+    assert stage.room.paused == {}
+    assert Journal.open(stage.folder / "chain.bin", stage.start).head == stage.journal.head
+    assert f"chain/{stage.journal.head.digest.hex()}" in stage.blobs.names()
+    assert "round" in kinds(stage)
+
+
+def test_the_person_at_the_terminal_is_told(tmp_path: Path) -> None:
+    said: list[str] = []
+    stage = Stage(tmp_path)
+    room = DiskRoom(tmp_path / "gone", stage.events, said.append)
+    assert room.free_bytes() == 0
+
+    def full() -> None:
+        raise StorageError("the disk is full", "free some disk space")
+
+    assert not room.attempt("snapshots", full)
+    assert not room.attempt("snapshots", full)
+    assert room.attempt("results", lambda: None)
+    assert room.attempt("snapshots", lambda: None)
+    assert said == [
+        "the disk is full; training goes on without (free some disk space)",
+        "the disk has room again: snapshots written",
+    ]
+    stage.close()

@@ -1,0 +1,108 @@
+"""Snapshots and results: whole or not there."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from atom.base.errors import StorageError
+from atom.swarm.state.arenas import arena_digest
+from atom.training.kept.results import Results
+from atom.training.kept.snapshot import (
+    Snapshot,
+    list_snapshots,
+    load_snapshot,
+    prune_snapshots,
+    write_snapshot,
+)
+
+
+def arenas(value: float) -> dict[str, torch.Tensor]:
+    return {name: torch.full((32,), value) for name in ("master", "exp_avg", "exp_avg_sq")}
+
+
+def test_snapshot_round_trip(tmp_path: Path) -> None:
+    written = write_snapshot(tmp_path, 7, b"h" * 32, b"d" * 32, arenas(1.5))
+    assert list_snapshots(tmp_path) == [written]
+    loaded = load_snapshot(written)
+    assert all(torch.equal(loaded[name], value) for name, value in arenas(1.5).items())
+
+
+def test_newest_first_and_pruned(tmp_path: Path) -> None:
+    for number in (1, 3, 2):
+        write_snapshot(tmp_path, number, bytes([number]) * 32, b"d" * 32, arenas(number))
+    kept = prune_snapshots(tmp_path, lambda snapshot: True, keep=2)
+    assert [snapshot.round for snapshot in kept] == [3, 2]
+    assert [snapshot.round for snapshot in list_snapshots(tmp_path)] == [3, 2]
+
+
+def test_a_discarded_branch_never_outlives_our_own_state(tmp_path: Path) -> None:
+    def is_ours(snapshot: Snapshot) -> bool:
+        return snapshot.head.startswith(b"our")
+
+    for number in (115, 120):  # of a branch that had got further, with less work
+        write_snapshot(tmp_path, number, b"their".ljust(32), b"d" * 32, arenas(number))
+    assert prune_snapshots(tmp_path, is_ours) == []
+    assert len(list_snapshots(tmp_path)) == 2, "nothing of ours takes their place yet"
+    first = write_snapshot(tmp_path, 110, b"our first".ljust(32), b"d" * 32, arenas(110))
+    assert prune_snapshots(tmp_path, is_ours) == [first]
+    assert [snapshot.round for snapshot in list_snapshots(tmp_path)] == [120, 110]
+    second = write_snapshot(tmp_path, 112, b"our second".ljust(32), b"d" * 32, arenas(112))
+    assert prune_snapshots(tmp_path, is_ours) == [second, first]
+    assert list_snapshots(tmp_path) == [second, first]
+
+
+def test_a_damaged_snapshot_is_passed_over(tmp_path: Path) -> None:
+    good = write_snapshot(tmp_path, 1, b"a" * 32, b"d" * 32, arenas(1))
+    bad = write_snapshot(tmp_path, 2, b"b" * 32, b"d" * 32, arenas(2))
+    bad.path.write_bytes(bad.path.read_bytes()[:100])
+    assert list_snapshots(tmp_path) == [good]
+
+
+def test_no_room_is_said_and_nothing_half_written(tmp_path: Path) -> None:
+    occupied = tmp_path / "snapshots"
+    occupied.mkdir()
+    target = occupied / f"round-{1:09d}-{(b'a' * 32).hex()[:16]}.partial"
+    target.mkdir()  # the file cannot be written there, whoever runs this test
+    with pytest.raises((StorageError, IsADirectoryError)):
+        write_snapshot(occupied, 1, b"a" * 32, b"d" * 32, arenas(1))
+    assert list_snapshots(occupied) == []
+
+
+def test_results_in_memory_then_on_disk(tmp_path: Path) -> None:
+    results = Results(tmp_path, 32)
+    buffer = results.buffer()
+    buffer.fill_(2.0)
+    name = arena_digest(buffer)
+    results.hold(name, buffer)
+    results.save(name)
+    results.release()
+    stored = results.get(name)
+    assert stored is not None
+    assert torch.equal(stored, torch.full((32,), 2.0))
+    assert results.stored() == [name]
+    assert results.buffer() is buffer, "arenas are used again"
+
+
+def test_unknown_and_damaged_results_are_not_there(tmp_path: Path) -> None:
+    results = Results(tmp_path, 32)
+    assert results.get(b"u" * 32) is None
+    name = arena_digest(torch.ones(32))
+    results.hold(name, torch.ones(32))
+    results.save(name)
+    results.release()
+    assert results.get(name) is not None
+    assert Results(tmp_path, 64).get(name) is None, "of a model of another size"
+    whole = results.path(name).read_bytes()
+    for damaged in (b"garbage", whole[:-40], whole[:-1] + b"\x00", b""):
+        results.path(name).write_bytes(damaged)
+        assert results.get(name) is None
+
+
+def test_prune_keeps_only_what_is_named(tmp_path: Path) -> None:
+    results = Results(tmp_path, 32)
+    for letter in (b"a", b"b", b"c"):
+        results.hold(letter * 32, torch.zeros(32))
+        results.save(letter * 32)
+    results.prune({b"b" * 32})
+    assert results.stored() == [b"b" * 32]

@@ -1,0 +1,101 @@
+"""Folders of weights: what is written is read back, and what is not whole is refused by name."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from atom.base.errors import ConfigError, StorageError
+from atom.training.kept import weight_files
+from atom.training.kept.weight_files import INDEX, WHOLE, Piece, WeightFiles, write_weights
+
+ARENA = torch.arange(24.0)
+VALUES = {
+    "first": ARENA[:6].view(2, 3),
+    "second": ARENA[6:10],
+    "turned": ARENA[10:16].view(2, 3).t(),
+    "half": torch.tensor([1.5, -2.0], dtype=torch.bfloat16),
+}
+
+
+def pieces(values: dict[str, Tensor]) -> list[Piece]:
+    return [Piece(name, v.nbytes, lambda v=v: v) for name, v in values.items()]  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("shard_bytes", "files"),
+    [
+        (1000, [WHOLE]),
+        (40, ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", INDEX]),
+        (1, [*(f"model-0000{n}-of-00004.safetensors" for n in range(1, 5)), INDEX]),
+    ],
+)
+def test_what_is_written_is_read(tmp_path: Path, shard_bytes: int, files: list[str]) -> None:
+    told: list[tuple[int, int]] = []
+    write_weights(tmp_path, pieces(VALUES), lambda *at: told.append(at), shard_bytes)
+    assert sorted(path.name for path in tmp_path.iterdir()) == files
+    read = WeightFiles.open(tmp_path)
+    assert read.shapes == {name: tuple(value.shape) for name, value in VALUES.items()}
+    for name, value in VALUES.items():
+        assert torch.equal(read.value(name), value)
+        assert read.value(name).dtype == value.dtype
+    total = sum(value.nbytes for value in VALUES.values())
+    assert told[0] == (0, total)
+    assert told[-1] == (total, total)
+
+
+def test_a_tensor_may_have_two_names(tmp_path: Path) -> None:
+    write_weights(tmp_path, pieces({"one": ARENA, "other": ARENA}))
+    read = WeightFiles.open(tmp_path)
+    assert torch.equal(read.value("one"), read.value("other"))
+
+
+def test_a_full_disk_is_said_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(tensors: object, path: Path, metadata: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(weight_files, "save_file", full)
+    with pytest.raises(StorageError, match="the disk is full"):
+        write_weights(tmp_path, pieces(VALUES))
+
+
+def _index(folder: Path, places: object) -> None:
+    (folder / INDEX).write_text(json.dumps({"weight_map": places}))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda folder: None, "holds no model.safetensors"),
+        (lambda folder: (folder / "pytorch_model.bin").write_bytes(b"x"), "a program to be run"),
+        (lambda folder: (folder / WHOLE).write_bytes(b"\x08"), "cannot be read"),
+        (lambda folder: (folder / INDEX).write_text("{"), "is no index of weights"),
+        (lambda folder: _index(folder, ["a"]), "is no index of weights"),
+        (lambda folder: _index(folder, {"a": "../b.safetensors"}), "no safetensors file beside"),
+        (lambda folder: _index(folder, {"a": "a.bin"}), "no safetensors file beside"),
+        (lambda folder: _index(folder, {"a": "a.safetensors"}), "cannot be read"),
+        (
+            lambda folder: (
+                save_file({"b": ARENA}, folder / "a.safetensors"),
+                _index(folder, {"a": "a.safetensors"}),
+            ),
+            "do not agree on a",
+        ),
+    ],
+)
+def test_a_folder_that_is_not_whole(
+    tmp_path: Path, spoil: Callable[[Path], object], said: str
+) -> None:
+    spoil(tmp_path)
+    with pytest.raises(ConfigError, match=said) as caught:
+        WeightFiles.open(tmp_path)
+    assert caught.value.hint
+
+
+def test_no_folder_at_all(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is no folder"):
+        WeightFiles.open(tmp_path / "none")

@@ -1,0 +1,252 @@
+"""The worker's thread: passes while nothing holds it, commands in between."""
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from atom.base.clock import BootClock
+from atom.base.errors import DeviceError
+from atom.swap.engine import PassCancelled
+from atom.swap.readiness import StepFailed
+from atom.swap.voided import Cause, PassVoided
+from atom.training.replica.device_hold import DeviceTaken
+from atom.training.replica.worker import Batch, Work, Worker
+
+WAIT_S = 10.0
+
+
+@dataclass(frozen=True)
+class Done:
+    sequences: int
+    loss_sum: float = 0.0
+    seconds: float = 0.01
+
+
+class Hold:
+    """Of a device without memory."""
+
+    def __init__(self) -> None:
+        self.calls: list[float | str] = []
+
+    def close(self, wait_s: float) -> bool:
+        self.calls.append(wait_s)
+        return True
+
+    def open(self) -> None:
+        self.calls.append("open")
+
+
+class Counter:
+    """A replica that only counts."""
+
+    micro_batches = 8
+
+    def __init__(self) -> None:
+        self.sequences = 0
+        self.sizes: list[int] = []
+        self.void: list[PassVoided] = []
+        self.in_pass = False
+        self.failure: Exception | None = None
+        self.endless, self.under_way = threading.Event(), threading.Event()
+        self.breakable = True
+        self.device_taken = False
+        self.device_hold = Hold()
+
+    def run_pass(self, batches: Sequence[Batch], should_stop: Callable[[], bool]) -> Done:
+        self.sizes.append(len(batches))
+        if self.failure is not None:
+            raise self.failure
+        if self.void:
+            self.micro_batches = 2
+            raise self.void.pop()
+        while self.endless.is_set() and not should_stop():
+            self.under_way.set()
+        if should_stop():
+            raise PassCancelled("scripted")
+        if self.device_taken:
+            raise DeviceTaken("scripted")
+        self.in_pass = True
+        size = sum(len(batch["tokens"]) for batch in batches)
+        self.sequences += size
+        self.in_pass = False
+        return Done(size)
+
+
+class Scene:
+    def __init__(self) -> None:
+        self.replica = Counter()
+        self.passed = threading.Event()
+        self.failures: list[BaseException] = []
+        self.failed = threading.Event()
+        self.voided: list[PassVoided] = []
+        self.put_back: list[int] = []
+        work = Work(24, 4, lambda n: {"tokens": torch.zeros(n, 2)}, self.put_back.append)
+        self.worker = Worker(
+            self.replica, work, BootClock(), self._pass, self.voided.append, self._fail
+        )
+        self.worker.start()
+
+    def _pass(self) -> None:
+        if self.replica.sequences == 24:
+            self.passed.set()
+
+    def _fail(self, failure: BaseException) -> None:
+        self.failures.append(failure)
+        self.failed.set()
+
+    def on_worker(self, what: str = "") -> int:
+        """Runs a command behind everything submitted; the count it sees."""
+        seen: list[int] = []
+        done = threading.Event()
+        self.worker.submit(lambda: (seen.append(self.replica.sequences), done.set()))  # type: ignore[arg-type, return-value, func-returns-value]
+        assert done.wait(WAIT_S), what
+        return seen[0]
+
+
+@pytest.fixture
+def scene() -> Scene:
+    return Scene()
+
+
+def test_does_nothing_until_released(scene: Scene) -> None:
+    assert scene.on_worker() == 0
+    scene.worker.release("starting")
+    assert scene.passed.wait(WAIT_S)
+    scene.worker.close()
+    assert scene.replica.sequences == 24, "alone it trains exactly the global batch, then waits"
+
+
+def test_held_for_two_reasons_needs_both_released(scene: Scene) -> None:
+    scene.worker.hold("paused")
+    scene.worker.release("starting")
+    assert scene.on_worker() == 0
+    scene.worker.release("paused")
+    assert scene.passed.wait(WAIT_S)
+    scene.worker.close()
+
+
+def test_a_pause_breaks_the_pass_off_and_the_same_samples_come_again(scene: Scene) -> None:
+    scene.replica.endless.set()
+    scene.worker.release("starting")
+    assert scene.replica.under_way.wait(WAIT_S)
+    assert scene.worker.pause("owner", 2.0)
+    assert scene.worker.pause("hours", 1.0)
+    assert scene.on_worker("the pass was broken off") == 0
+    assert scene.put_back == [24]
+    scene.replica.endless.clear()
+    scene.worker.resume("owner")
+    assert scene.worker.paused
+    assert scene.on_worker() == 0
+    scene.worker.resume("hours")
+    assert scene.passed.wait(WAIT_S)
+    scene.worker.close()
+    assert scene.replica.device_hold.calls == [2.0, 1.0, "open"]
+
+
+def test_what_is_urgent_breaks_the_pass_off_and_training_goes_on(scene: Scene) -> None:
+    scene.replica.endless.set()
+    scene.worker.release("starting")
+    assert scene.replica.under_way.wait(WAIT_S)
+    scene.worker.submit_soon(scene.replica.endless.clear)
+    assert scene.passed.wait(WAIT_S)
+    scene.worker.close()
+    assert scene.put_back == [24]
+
+
+def test_whoever_is_paused_still_has_work_and_whoever_is_held_has_none(scene: Scene) -> None:
+    assert not scene.worker.has_work, "it has not begun"
+    scene.worker.pause("turn", 2.0)
+    scene.worker.release("starting")
+    scene.on_worker()
+    assert scene.worker.has_work
+    scene.worker.hold("round")
+    scene.on_worker()
+    assert not scene.worker.has_work
+    scene.worker.close()
+
+
+def test_a_pass_that_would_take_counted_work_with_it_is_finished(scene: Scene) -> None:
+    scene.replica.endless.set()
+    scene.replica.breakable = False
+    scene.worker.release("starting")
+    assert scene.replica.under_way.wait(WAIT_S)
+    scene.worker.pause("owner", 2.0)
+    scene.replica.endless.clear()
+    assert scene.passed.wait(WAIT_S)
+    assert scene.on_worker() == 24
+    scene.worker.close()
+    assert scene.put_back == []
+
+
+def test_a_device_that_others_took_is_not_tried_again_by_itself(scene: Scene) -> None:
+    scene.replica.device_taken = True
+    scene.worker.release("starting")
+    scene.on_worker()
+    scene.on_worker()
+    assert scene.worker.device_taken
+    assert not scene.worker.has_work
+    assert scene.put_back == [24]
+    scene.replica.device_taken = False
+    scene.worker.try_device()
+    assert scene.passed.wait(WAIT_S)
+    scene.worker.close()
+
+
+def test_a_command_never_meets_half_a_pass(scene: Scene) -> None:
+    met: list[bool] = []
+    scene.worker.release("starting")
+    for _ in range(200):
+        scene.worker.submit(lambda: met.append(scene.replica.in_pass))
+    scene.worker.close()
+    assert met == [False] * 200
+
+
+def test_a_failing_pass_is_reported_and_ends_the_thread(scene: Scene) -> None:
+    scene.replica.failure = RuntimeError("a bug")
+    scene.worker.release("starting")
+    assert scene.failed.wait(WAIT_S)
+    assert str(scene.failures[0]) == "a bug"
+    scene.worker.close()
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory"),
+        StepFailed(MemoryError("in the optimizer's thread")),
+    ],
+)
+def test_memory_that_runs_out_elsewhere_is_named(scene: Scene, failure: Exception) -> None:
+    def fail() -> None:
+        raise failure
+
+    scene.worker.submit(fail)
+    assert scene.failed.wait(WAIT_S)
+    assert isinstance(scene.failures[0], DeviceError)
+    assert "free host memory" in scene.failures[0].hint
+    scene.worker.close()
+
+
+def test_after_a_void_pass_the_next_one_is_no_larger_than_the_replica_says(scene: Scene) -> None:
+    void = PassVoided(Cause.MEMORY, "scripted")
+    scene.replica.void = [void]
+    scene.worker.release("starting")
+    assert scene.passed.wait(WAIT_S)
+    scene.worker.close()
+    assert scene.voided == [void]
+    assert scene.replica.sizes == [6, 2, 2, 2]
+    assert not scene.failures
+
+
+def test_rate_and_longest_pass(scene: Scene) -> None:
+    assert scene.worker.rate() == 0.0
+    scene.worker.release("starting")
+    assert scene.passed.wait(WAIT_S)
+    scene.on_worker()
+    assert scene.worker.rate() > 0
+    assert scene.worker.pass_seconds >= 0
+    scene.worker.close()
