@@ -101,10 +101,12 @@ class Turn:
         return counted
 
     def _tell_if_waiting(self, chosen: Electorate | None) -> None:
+        """Once per wait: as a voter, or as one who has none in sight and could wait for ever."""
         desk = self._desk
-        waiting = chosen is None and desk.me in desk.head.voters
+        alive = alive_voters(desk.head, desk.me, desk.view)
+        waiting = chosen is None and (desk.me in desk.head.voters or not alive)
         if waiting and not self._told_waiting:
-            missing = set(desk.head.voters) - alive_voters(desk.head, desk.me, desk.view)
+            missing = set(desk.head.voters) - alive
             desk.report(
                 "no-quorum",
                 waiting_for=sorted(voter.peer_id for voter in missing),

@@ -179,6 +179,15 @@ def test_an_owner_may_forbid_branches() -> None:
     assert "no-quorum" in swarm.living[0].reports
 
 
+def test_a_newcomer_without_a_voter_in_sight_says_for_whom_it_waits() -> None:
+    swarm = calm_swarm(1, rounds=0)
+    newcomer = swarm.join()
+    swarm["A"].die()
+    swarm.run(60.0)
+    assert newcomer.chain.head.round == 0
+    assert "no-quorum" in newcomer.reports
+
+
 # ---- lost commits: asked for what was accepted, not for what was seen
 
 
