@@ -70,7 +70,8 @@ def test_a_box_that_can_train_is_no_failure(
     out = capsys.readouterr().out
     assert "\x1b" not in out
     assert all(line == line.rstrip() for line in out.splitlines())
-    assert "→ set kind" in out
+    assert "none found; trains on the CPU" in out
+    assert "→ free memory" in out
 
 
 def test_programs_read_an_object(

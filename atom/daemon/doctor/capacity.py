@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from atom.base.errors import DeviceError
+from atom.base.units import format_bytes
 from atom.config.load import parse_run_text
 from atom.config.peer_file import PeerFile
 from atom.config.run_file import RunFile
@@ -129,5 +130,9 @@ def _device_problem(
     try:
         asked.answer()
     except DeviceError as problem:
-        return problem.message
+        if on_gpu or peer.device.memory_bytes is not None:
+            return problem.message
+        # A CPU's device memory is no memory of its own: its owner knows of none.
+        left = format_bytes(budget)
+        return f"beside its state, {left} of host memory are too little to compute in"
     return ""

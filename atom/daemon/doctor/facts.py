@@ -44,6 +44,8 @@ class Machine:
     """Why there is none; empty: none is wanted."""
     wants_gpu: bool
     """Says the peer file."""
+    card_seen: bool = False
+    """NVIDIA's, on the bus: whether or not it can be used."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,8 @@ class Swarm:
     hint: str = ""
     run: str = ""
     peers: int = 0
+    only_own: bool = False
+    """The one peer is this box's own."""
     versions: tuple[tuple[str, str, str | None], ...] = ()
     """(package, the run's version, ours)."""
     reached: str = ""
@@ -113,6 +117,8 @@ class Way:
     """Our end of the connection, "host:port"."""
     seen: str
     """The same as the peer sees it; empty: it could not tell."""
+    same_box: bool = False
+    """The peer runs on this very machine."""
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ def findings_of(facts: Facts) -> list[Finding]:
     found = [
         *_software(facts.software),
         *_machine(facts.machine),
-        *_memory(facts.memory),
+        *_memory(facts.memory, facts.machine.gpu is not None),
         _disk(facts.disk),
         *(_port(port) for port in facts.ports),
         _clock(facts.clock),
@@ -81,9 +81,7 @@ def _machine(machine: Machine) -> Iterator[Finding]:
         yield Finding("GPU", Level.OK, "none is used: the peer file says cpu")
         return
     if gpu is None:
-        level = Level.FAILURE if machine.wants_gpu else Level.WARNING
-        fix = 'set kind = "cpu" under [device] in the peer file, or install a driver: nvidia-smi'
-        yield Finding("GPU", level, f"none: {machine.gpu_problem}", fix)
+        yield _no_gpu(machine)
         return
     memory = f"{format_bytes(gpu.free_bytes)} of {format_bytes(gpu.total_bytes)} free"
     said = f"{gpu.name}, driver {gpu.driver}, {memory}"
@@ -98,6 +96,19 @@ def _machine(machine: Machine) -> Iterator[Finding]:
     yield _link(gpu.load_bytes_per_s, gpu.unload_bytes_per_s)
 
 
+def _no_gpu(machine: Machine) -> Finding:
+    """Where there is no card to mend, nothing is wrong: it is a slower box."""
+    means = "trains on the CPU, many times slower than a GPU: choose a run of a small model"
+    if not machine.wants_gpu and not machine.card_seen:
+        return Finding("GPU", Level.OK, f"none found; {means}")
+    mend = "install its driver until nvidia-smi lists it, and PyTorch with CUDA"
+    if not machine.wants_gpu:
+        said = f"none that can be used, {machine.gpu_problem}; {means}"
+        return Finding("GPU", Level.WARNING, said, f"{mend}: make clean && make .venv")
+    said = f"none that can be used, {machine.gpu_problem}, and the peer file wants one"
+    return Finding("GPU", Level.FAILURE, said, f'{mend}; or [device] kind = "cpu"')
+
+
 def _link(load: float | None, unload: float | None) -> Finding:
     if load is None or unload is None:
         return Finding("PCIe", Level.UNCHECKED, "the copies failed: too little memory was free")
@@ -108,7 +119,7 @@ def _link(load: float | None, unload: float | None) -> Finding:
     return Finding("PCIe", Level.WARNING, f"{said}: slow", fix)
 
 
-def _memory(memory: Memory) -> Iterator[Finding]:
+def _memory(memory: Memory, for_gpu: bool) -> Iterator[Finding]:
     total, free = format_bytes(memory.total_bytes), format_bytes(memory.available_bytes)
     yield Finding("Host memory", Level.OK, f"{free} of {total} free")
     if memory.lockable_bytes is None:
@@ -116,9 +127,8 @@ def _memory(memory: Memory) -> Iterator[Finding]:
     else:
         # CUDA registers memory through its driver, which the limit does not bind everywhere.
         limit = format_bytes(memory.lockable_bytes)
-        yield Finding(
-            "Locked memory", Level.OK, f"{limit} by ulimit -l; a GPU's driver may lock more"
-        )
+        more = "a GPU's driver may lock more" if for_gpu else "only a GPU would need any"
+        yield Finding("Locked memory", Level.OK, f"{limit} by ulimit -l; {more}")
     rate = memory.adamw_per_s
     if rate is None:
         said = "the host kernels cannot be used, or memory ran out"
@@ -167,13 +177,13 @@ def _clock(clock: Clock) -> Finding:
     fix = "timedatectl set-ntp true"
     if clock.offset_s is not None:
         low, high = clock.offset_s
-        if low > CLOCK_TOLERANCE_S or high < -CLOCK_TOLERANCE_S:
-            way, least = ("ahead of", low) if low > 0 else ("behind", -high)
-            said = (
-                f"at least {least:.1f} s {way} the swarm's; {CLOCK_TOLERANCE_S:.0f} s are allowed"
-            )
+        if low <= 0 <= high:
+            said = f"agrees with the swarm's, as far as that is seen: to {high - low:.0f} s"
+            return Finding("Clock", Level.OK, said)
+        way, least = ("ahead of", low) if low > 0 else ("behind", -high)
+        said = f"at least {least:.1f} s {way} the swarm's; {CLOCK_TOLERANCE_S:.0f} s are allowed"
+        if least > CLOCK_TOLERANCE_S:
             return Finding("Clock", Level.FAILURE, said, fix)
-        said = f"agrees with the swarm's ({low:+.1f} to {high:+.1f} s)"
         return Finding("Clock", Level.OK, said)
     if clock.synchronised is None:
         return Finding("Clock", Level.UNCHECKED, "the kernel does not tell")
@@ -192,7 +202,10 @@ def _swarm(swarm: Swarm | None) -> Iterator[Finding]:
         yield Finding("Swarm", Level.FAILURE, swarm.problem, fix)
         return
     people = "1 peer is" if swarm.peers == 1 else f"{swarm.peers} peers are"
-    if swarm.peers:
+    if swarm.only_own:
+        said = f"{swarm.run} is reached; its only peer is the one on this box"
+        yield Finding("Swarm", Level.OK, said)
+    elif swarm.peers:
         yield Finding("Swarm", Level.OK, f"{swarm.run} is reached, {people} alive")
     else:
         fix = "ask its owner whether it goes on: atom status ADDRESS"

@@ -28,6 +28,8 @@ from atom.swarm.addresses import parse_listen
 _DISTRIBUTION = "atom-swarm"
 _SAMPLE_BYTES = 64 * 2**20
 _LEAST_GPU_BYTES = 256 * 2**20
+_NVIDIA, _DISPLAYS = "0x10de", "0x03"
+"""In PCI's numbers: a vendor, and the beginning of a class of devices."""
 _TIME_ERROR = 5
 """What adjtimex(2) returns while nothing keeps the clock right."""
 
@@ -65,7 +67,19 @@ def machine(peer: PeerFile) -> Machine:
         gpu, problem = _gpu(index)
     threads = peer.device.cpu_threads or len(os.sched_getaffinity(0))
     system = f"{platform.system()} {platform.release()}"
-    return Machine(system, _processor(), threads, gpu, problem, wants_gpu)
+    return Machine(system, _processor(), threads, gpu, problem, wants_gpu, _card_seen())
+
+
+def _card_seen(bus: Path = Path("/sys/bus/pci/devices"), wsl: Path = Path("/dev/dxg")) -> bool:
+    """Whether a card of NVIDIA's is plugged in; in WSL, whether Windows lends any."""
+    for device in bus.glob("*/vendor"):
+        try:
+            vendor, kind = (device.with_name(n).read_text() for n in ("vendor", "class"))
+        except OSError:
+            continue
+        if vendor.strip() == _NVIDIA and kind.startswith(_DISPLAYS):
+            return True
+    return wsl.exists()
 
 
 def _gpu(index: int) -> tuple[Gpu | None, str]:

@@ -11,6 +11,8 @@ from enum import StrEnum
 from atom.daemon.doctor.facts import Way, Ways
 from atom.swarm.transport.contacts import parse_address
 
+ONLY_HERE = "the peers that could be asked run on this very box"
+
 
 class Nat(StrEnum):
     NONE = "none"
@@ -43,19 +45,25 @@ class Standing:
 
 def standing_of(ways: Ways, reached: str) -> Standing:
     """`reached`: "yes", "no", or why nobody knows whether we can be dialled."""
-    told = [way for way in ways.found if _host(way.near) and _host(way.seen)]
+    told = [way for way in outward(ways) if host_of(way.near) and host_of(way.seen)]
     if not told:
-        return Standing(Nat.UNKNOWN, because=ways.problem or "no peer said where it sees us")
-    outside = [way for way in told if _host(way.near) != _host(way.seen)]
+        nobody = "no peer said where it sees us" if outward(ways) else ONLY_HERE
+        return Standing(Nat.UNKNOWN, because=ways.problem or nobody)
+    outside = [way for way in told if host_of(way.near) != host_of(way.seen)]
     if outside:
-        seen = _host(outside[0].seen)
+        seen = host_of(outside[0].seen)
         nat = {"yes": Nat.FORWARDED, "no": Nat.OUTGOING}.get(reached, Nat.BEHIND)
         return Standing(nat, seen, _mapping(outside))
-    seen = _host(told[0].seen)
+    seen = host_of(told[0].seen)
     if ipaddress.ip_address(seen).is_global:
         return Standing(Nat.NONE, seen)
     because = f"the peers asked see {seen}, an address of a network that they share with this box"
     return Standing(Nat.UNKNOWN, seen, because=because)
+
+
+def outward(ways: Ways) -> list[Way]:
+    """Those that leave this machine: others say nothing of its line and its router."""
+    return [way for way in ways.found if not way.same_box]
 
 
 def _mapping(outside: list[Way]) -> Mapping:
@@ -65,7 +73,7 @@ def _mapping(outside: list[Way]) -> Mapping:
     return Mapping.ONE if len({way.seen for way in outside}) == 1 else Mapping.SYMMETRIC
 
 
-def _host(address: str) -> str:
+def host_of(address: str) -> str:
     """Of "host:port", as `ipaddress` writes it; empty for what is no address. Without a scope: that
     may be any text of a stranger's."""
     try:

@@ -28,6 +28,7 @@ NOT_A_PEER = (
 )
 NO_PEER_ID = "it has no peer id yet, `atom id` makes one"
 NOT_YET = "no peer of the run has tried yet"
+NO_OTHER = "no other peer of the run is there to try"
 
 
 @dataclass(frozen=True)
@@ -66,8 +67,14 @@ async def look(address: str, state: Path) -> Sight:
     versions = tuple((name, wanted, version_here(name)) for name, wanted in manifest.versions)
     known = {peer: lease.reached for peer, lease in alive.items()}
     reached = reached_of(known, own)
-    seen = Swarm(run=manifest.run, peers=len(alive), versions=versions, reached=reached)
-    ages = [now - lease.issued_at for lease in alive.values()]
+    seen = Swarm(
+        run=manifest.run,
+        peers=len(alive),
+        only_own=set(alive) == {own},
+        versions=versions,
+        reached=reached,
+    )
+    ages = [now - lease.issued_at for peer, lease in alive.items() if peer != own]
     return Sight(seen, manifest, alive, clock_offset_s(ages))
 
 
@@ -84,8 +91,9 @@ def reached_of(alive: Mapping[str, Reached], own: str | None) -> str:
     """What our own peer has found out about itself, if it is alive; else why it is not known."""
     if own is None or own not in alive:
         return NOT_A_PEER
-    reached = alive[own]
-    return NOT_YET if reached is Reached.UNKNOWN else reached.value
+    if alive[own] is not Reached.UNKNOWN:
+        return alive[own].value
+    return NOT_YET if len(alive) > 1 else NO_OTHER
 
 
 def version_here(package: str) -> str | None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from atom.base.units import format_seconds
 from atom.daemon.doctor.facts import Facts, Fit, Swarm, Ways
 from atom.daemon.doctor.finding import Finding, Level
-from atom.daemon.doctor.nat import Mapping, Nat, Standing, standing_of
+from atom.daemon.doctor.nat import ONLY_HERE, Mapping, Nat, Standing, outward, standing_of
 
 SLOW_EXCHANGE_S = 600.0
 """Of a round: longer, and nothing is computed for most of the time."""
@@ -25,8 +25,11 @@ def way_findings(facts: Facts) -> Iterator[Finding]:
 def _bandwidth(ways: Ways, run: Fit | None) -> Finding:
     if not ways.found:
         return Finding("Bandwidth", Level.UNCHECKED, f"nobody could be asked: {ways.problem}")
-    up = max(way.upload_bytes_per_s for way in ways.found)
-    down = max(way.download_bytes_per_s for way in ways.found)
+    found = outward(ways)
+    if not found:
+        return Finding("Bandwidth", Level.UNCHECKED, f"not measured: {ONLY_HERE}")
+    up = max(way.upload_bytes_per_s for way in found)
+    down = max(way.download_bytes_per_s for way in found)
     said = f"at least {_mbits(up)} up, {_mbits(down)} down"
     if ways.upload_cap_bits_per_s or ways.download_cap_bits_per_s:
         said += ", within the peer file's caps"

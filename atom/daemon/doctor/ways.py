@@ -9,6 +9,7 @@ from atom.base.events import EventList
 from atom.config.load import run_from_text
 from atom.config.peer_file import PeerFile
 from atom.daemon.doctor.facts import Way, Ways
+from atom.daemon.doctor.nat import host_of
 from atom.swarm.identity import Identity
 from atom.swarm.records.allow_list import AllowList
 from atom.swarm.records.codec import manifest_digest
@@ -26,6 +27,7 @@ WANTED = 2
 """Ways: two far ends tell what a router does with one port."""
 MOST_ASKED = 5
 NOBODY = "no peer of the run can be dialled"
+NO_OTHER = "no other peer of the run takes connections"
 
 
 def find_ways(
@@ -37,10 +39,11 @@ def find_ways(
         transport = _transport(manifest, own or Identity.create(), Bandwidth.of(*caps))
     except UserError as newer:  # than this version
         return Ways(newer.message, *caps)
-    found, problem = list[Way](), NOBODY
+    asked = _in_turn(alive, "" if own is None else own.peer_id)
+    found, problem = list[Way](), NOBODY if asked else NO_OTHER
     try:
         transport.start()
-        for peer_id in _in_turn(alive, "" if own is None else own.peer_id)[:MOST_ASKED]:
+        for peer_id in asked[:MOST_ASKED]:
             transport.set_contact(peer_id, contact_of(alive[peer_id]))
             try:
                 gauged, near = transport.gauge(peer_id)
@@ -48,8 +51,10 @@ def find_ways(
                 problem = f"…{peer_id[-6:]}: {failure}"
                 continue
             rates = (gauged.upload_bytes_per_s, gauged.download_bytes_per_s)
-            found.append(Way(peer_id, *rates, near, gauged.seen))
-            if len(found) == WANTED:
+            # Our end has an address that the peer listens on only if both are here.
+            same_box = host_of(near) in {*map(host_of, alive[peer_id].addresses)} - {""}
+            found.append(Way(peer_id, *rates, near, gauged.seen, same_box))
+            if sum(not way.same_box for way in found) == WANTED:
                 break
     finally:
         transport.close()

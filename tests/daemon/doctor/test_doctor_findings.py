@@ -30,6 +30,7 @@ FIT = Fit("gpt3 xl in bfloat16", 30 * GIB, 64 * GIB, 80 * GIB, 500 * GIB)
 SWARM = Swarm(run="words", peers=3, versions=(("torch", "2.13.0", "2.13.0"),), reached="yes")
 HOME, ROUTER = "192.168.1.5:4711", "203.0.113.9"
 WAY = Way("a", 20e6, 50e6, "8.8.4.4:4711", "8.8.4.4:4711")
+HERE = Way("h", 9e9, 9e9, "127.0.0.1:4711", "127.0.0.1:4711", same_box=True)
 SOUND = Facts(
     Software((3, 11), (Package("torch", ">=2.9", "2.13.0", True),), None),
     Machine("Linux 6.8", "A processor", 16, GPU, "", False),
@@ -90,11 +91,15 @@ def test_a_sound_box_has_nothing_to_mend() -> None:
         (changed(software={"kernels": "no C"}), "Host kernels", Level.FAILURE, "no C"),
         (
             changed(machine={"gpu": None, "gpu_problem": "no driver"}),
-            "GPU", Level.WARNING, "none: no driver",
+            "GPU", Level.OK, "none found; trains on the CPU, many times slower",
+        ),
+        (
+            changed(machine={"gpu": None, "gpu_problem": "no driver", "card_seen": True}),
+            "GPU", Level.WARNING, "none that can be used, no driver; trains on the CPU",
         ),
         (
             changed(machine={"gpu": None, "gpu_problem": "no driver", "wants_gpu": True}),
-            "GPU", Level.FAILURE, "none: no driver",
+            "GPU", Level.FAILURE, "no driver, and the peer file wants one",
         ),
         (changed(machine={"gpu": None}), "GPU", Level.OK, "the peer file says cpu"),
         (machine(free_bytes=2 * GIB), "GPU", Level.WARNING, "other programs use the rest"),
@@ -128,6 +133,12 @@ def test_a_sound_box_has_nothing_to_mend() -> None:
             changed(clock=Clock(True, (-12.0, -7.0))),
             "Clock", Level.FAILURE, "at least 7.0 s behind the swarm's",
         ),
+        (
+            changed(clock=Clock(True, (-7.0, -2.0))),
+            "Clock", Level.OK, "at least 2.0 s behind the swarm's; 3 s are allowed",
+        ),
+        (SOUND, "Clock", Level.OK, "agrees with the swarm's, as far as that is seen: to 5 s"),
+        (changed(swarm={"peers": 1, "only_own": True}), "Swarm", Level.OK, "the one on this box"),
         (changed(swarm=None), "Swarm", Level.UNCHECKED, "atom doctor ADDRESS"),
         (
             changed(swarm=Swarm(problem="cannot reach it")),
@@ -211,6 +222,7 @@ def seen_as(*seen: str, near: str = HOME, reached: str = "no") -> Facts:
         (seen_as("[::ffff:8.8.4.4]:1", near="8.8.4.4:1"), Level.OK, "unless a firewall"),
         (seen_as("[2001:db8::1%\x1b[2J]:1"), Level.WARNING, "behind 2001:db8::1, outgoing only"),
         (changed(ways=Ways("…bbbbbb: too-often")), Level.UNCHECKED, "…bbbbbb: too-often"),
+        (changed(ways=Ways(found=(HERE,))), Level.UNCHECKED, "run on this very box"),
     ],
 )
 def test_what_stands_between_this_box_and_the_others(facts: Facts, level: Level, said: str) -> None:
@@ -227,6 +239,8 @@ def test_what_stands_between_this_box_and_the_others(facts: Facts, level: Level,
         (Ways(found=(WAY,)), {"exchange_bytes": 1e9}, Level.OK, "averages take about 50"),
         (Ways(found=(WAY,)), {"exchange_bytes": 1e11}, Level.WARNING, "averages take about"),
         (Ways(found=(dataclasses.replace(WAY, upload_bytes_per_s=1e5),)), {}, Level.WARNING, "0.8"),
+        (Ways(found=(HERE,)), {}, Level.UNCHECKED, "run on this very box"),
+        (Ways(found=(HERE, WAY)), {}, Level.OK, "at least 160.0 Mbit/s up"),
         (Ways("…bbbbbb: busy"), {}, Level.UNCHECKED, "nobody could be asked: …bbbbbb: busy"),
     ],
 )

@@ -8,15 +8,16 @@ import pytest
 import torch
 
 from atom.base.errors import AddressError
-from atom.config.load import parse_peer_text
+from atom.config.load import parse_peer_text, parse_run_text
 from atom.config.peer_file import PeerFile
 from atom.config.places import default_state_directory
 from atom.daemon.doctor import capacity, gathering
 from atom.daemon.doctor.examination import DoctorRequest, box_of, state_of
-from atom.daemon.doctor.swarm_side import NOT_A_PEER, NOT_YET, clock_offset_s, reached_of
+from atom.daemon.doctor.swarm_side import NO_OTHER, NOT_A_PEER, NOT_YET, clock_offset_s, reached_of
 from atom.daemon.state_directory import StateDirectory
 from atom.swarm.identity import Identity
 from atom.swarm.records.reachability import Reached
+from tests.daemon.tiny_run import GPT3, run_text
 
 
 def test_this_box_can_run_its_own_tests() -> None:
@@ -73,6 +74,16 @@ def test_a_gpu_that_is_not_there_has_a_reason(
     assert bool(seen.gpu_problem) == has_reason
 
 
+def test_a_card_on_the_bus_is_seen_whatever_drives_it(tmp_path: Path) -> None:
+    for name, vendor, kind in (("a", "0x10de", "0x040300"), ("b", "0x8086", "0x030000")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "vendor").write_text(f"{vendor}\n")
+        (tmp_path / name / "class").write_text(f"{kind}\n")
+    assert not gathering._card_seen(tmp_path, tmp_path / "none"), "its sound, and another's screen"
+    (tmp_path / "a" / "class").write_text("0x030200\n")
+    assert gathering._card_seen(tmp_path, tmp_path / "none")
+
+
 def test_the_youngest_lease_tells_the_time() -> None:
     assert clock_offset_s([]) is None
     low, high = clock_offset_s([0.3, 1.9, 7.0]) or (0.0, 0.0)
@@ -90,6 +101,7 @@ def test_our_own_peer_knows_whether_it_is_reached() -> None:
     assert reached_of(alive, None) == NOT_A_PEER
     assert reached_of(alive, "gone") == NOT_A_PEER
     assert [reached_of(alive, peer) for peer in alive] == ["yes", "no", NOT_YET]
+    assert reached_of({"c": Reached.UNKNOWN}, "c") == NO_OTHER
 
 
 @pytest.mark.parametrize(
@@ -119,6 +131,17 @@ def test_a_device_that_is_too_small_is_said(tmp_path: Path) -> None:
     assert fit is None
     assert small is not None
     assert "device memory" in small.device_problem
+
+
+def test_without_a_gpu_no_device_memory_is_spoken_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(capacity, "usable_device_bytes", lambda device, left_bytes: 2000)
+    run = parse_run_text(run_text("tiny", f"{GPT3}\nvocabulary_size = 256"))
+    fit = capacity.fit_of(run, "tiny", PeerFile(), torch.device("cpu"), tmp_path)
+    assert fit.device_problem == (
+        "beside its state, 2.0 KiB of host memory are too little to compute in"
+    )
 
 
 @pytest.mark.parametrize(
