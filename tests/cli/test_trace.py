@@ -15,6 +15,10 @@ class Daemon:
     def __init__(self, asked_before_it_ends: int) -> None:
         self.left = asked_before_it_ends
         self.tickets: list[int] = []
+        self.shown: dict[str, object] = {"paused": None, "utilisation": {"pass_seconds": 41.26}}
+
+    def info(self) -> dict[str, object]:
+        return self.shown
 
     def trace(self, ticket: int = 0) -> tuple[int, str, str]:
         self.tickets.append(ticket)
@@ -39,6 +43,35 @@ def test_the_next_pass_is_saved(
     assert list(tmp_path.iterdir()) == [file]
     assert daemon.tickets == [0, 7, 7]
     assert capsys.readouterr().out == "it computes\n"
+
+
+@pytest.mark.parametrize(
+    ("info", "said"),
+    [
+        ({}, "recording the next pass; the last took 41.3 s"),
+        ({"utilisation": None}, "waiting until the next pass has begun and ended"),
+        ({"paused": "outside its hours"}, "no pass begins: the daemon is paused outside its hours"),
+    ],
+)
+def test_who_waits_is_told_for_what(
+    daemon: Daemon,
+    info: dict[str, object],
+    said: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(trace_command, "_SAY_S", 0.0)
+    daemon.shown |= info
+    assert main(["trace", str(tmp_path / "pass.json")]) == ExitCode.OK
+    assert capsys.readouterr().err.splitlines()[0] == said, "once"
+
+
+def test_a_pass_that_takes_no_time_needs_no_word(
+    daemon: Daemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["trace", str(tmp_path / "pass.json")]) == ExitCode.OK
+    assert capsys.readouterr().err.count("\n") == 1, "where the file is to be opened"
 
 
 def test_no_pass_before_the_deadline(

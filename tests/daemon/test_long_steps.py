@@ -29,7 +29,7 @@ def test_checking_measuring_and_making_weights_tell_how_far_they_are(
         parameters = sum(value.numel() for value in member.replica.export_parameters().values())
     checking = steps.told["checking the sub-models"]
     assert checking == [(done, 3, "runs") for done in range(4)]
-    measuring = steps.told["measuring layers"]
+    measuring = steps.told["layers measured"]
     layers = len(measuring) - 1
     assert measuring == [(done, layers, "layers") for done in range(layers + 1)]
     weights = steps.told["making the first weights"]

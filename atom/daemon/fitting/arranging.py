@@ -61,7 +61,8 @@ def measured(
 
 
 def _measuring(hearers: Hearers) -> Callable[[int, int], None]:
-    return lambda done, total: hearers.progress("measuring layers", done, total, "layers")
+    # A note has said what is done and why: a line of progress beside it must not say it again.
+    return lambda done, total: hearers.progress("layers measured", done, total, "layers")
 
 
 def arranged(
