@@ -8,7 +8,9 @@ from atom.config.places import state_home
 from atom.daemon.state_directory import StateDirectory
 
 _CONNECT_S = 1.0
-_START_HINT = "start one with `atom start`, or name its state directory with --state DIR"
+_START_HINT = (
+    "start one with `atom join` or `atom start`, or name its state directory with --state DIR"
+)
 
 
 def find_daemon(state: Path | None, home: Path | None = None) -> Path:

@@ -54,7 +54,7 @@ def explain_refusal(text: str) -> AddressError:
     if "can't access this node" in text:
         return AddressError(
             "the DHT node cannot call this machine back",
-            "open the port given by --listen in the firewall, or announce a reachable address",
+            "open the port of [network] listen in the firewall, or announce a reachable address",
         )
     if "none of the initial_peers responded" in text:
         return AddressError(
