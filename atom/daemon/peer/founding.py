@@ -21,6 +21,7 @@ from atom.config.sources import text_sources
 from atom.daemon.console import Console, Progress, Silence
 from atom.daemon.fitting.arranging import Hearers
 from atom.daemon.fitting.building import Built, build_replica
+from atom.daemon.model.data_check import check_data
 from atom.daemon.model.given_weights import given_values
 from atom.daemon.model.kept_tokenizer import keep_companions, keep_tokenizer
 from atom.daemon.model.model_source import open_samples, open_source, pin_source
@@ -245,7 +246,8 @@ def _make(
     source = open_source(run, code)
     samples = open_samples(run, source, text)
     if manifest is not None:
-        _check_data(samples, manifest)
+        check_data(samples, run.data, manifest.data_digest)
+    console.note(f"data: {samples.told}")
     box.take_device()
     console.note("tracing the model and checking its sub-models against it")
     recipe = write_recipe(run, source)
@@ -271,14 +273,6 @@ def _pinned(run: RunFile, text: Dataset | None) -> RunFile:
     if text is None:
         return run
     return run.pinned(text.vocabulary_size, text.tokenizer_digest)
-
-
-def _check_data(samples: Samples, manifest: Manifest) -> None:
-    if manifest.data_digest and samples.digest != manifest.data_digest:
-        raise MismatchError(
-            "the training text here differs from the run's",
-            "get the same files as the founder (for python-stdlib: the same Python version)",
-        )
 
 
 def _read_manifest(box: Box, run_name: str) -> tuple[Manifest, bytes]:

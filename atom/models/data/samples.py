@@ -24,6 +24,10 @@ class Samples(Protocol):
         """Of what peers must have in common."""
 
     @property
+    def told(self) -> str:
+        """How much there is, for a person who compares it with another's."""
+
+    @property
     def tokens_per_sample(self) -> int:
         """What a sample counts as in rates: its tokens, or 1."""
 
@@ -51,6 +55,12 @@ class TextSamples:
     @property
     def digest(self) -> str:
         return self.dataset.digest
+
+    @property
+    def told(self) -> str:
+        train, held_out = self.dataset.train, self.dataset.validation
+        told = f"{len(train.tokens):,} tokens, {_counted(len(train), 'sequence')} to train on"
+        return f"{told}, {len(held_out.tokens):,} tokens held back" if len(held_out) else told
 
     @property
     def tokens_per_sample(self) -> int:
@@ -93,6 +103,11 @@ class OwnSamples:
         told = f"{count}:{self._held_out}:{shapes}"
         self.digest = hashlib.sha256(told.encode()).hexdigest()
 
+    @property
+    def told(self) -> str:
+        told = f"{_counted(self._trained, 'sample')} to train on"
+        return f"{told}, {self._held_out:,} held back" if self._held_out else told
+
     def batch(self, positions: Sequence[int]) -> Batch:
         return self._collated([self.sampler.window_at(position) for position in positions])
 
@@ -132,3 +147,7 @@ class OwnSamples:
                     "every sample has the shape of the example batch's entries",
                 )
         return sample
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")

@@ -1,0 +1,48 @@
+"""Who has other data than the run hears how much it has, and what to get instead."""
+
+from pathlib import Path
+
+import pytest
+
+from atom.base.errors import MismatchError
+from atom.config.data_section import Data
+from atom.daemon.model.data_check import check_data
+from atom.models.data.dataset import Dataset, open_dataset
+from atom.models.data.files import text_corpus
+from atom.models.data.samples import TextSamples
+
+
+def samples_of(text: str, folder: Path, held_out: float = 0.0) -> TextSamples:
+    (folder / "text.txt").write_text(text)
+    dataset: Dataset = open_dataset(
+        text_corpus([folder / "text.txt"]), "bytes", validation_fraction=held_out,
+        sequence_tokens=8, seed=1, cache_folder=folder,
+    )  # fmt: skip
+    return TextSamples(dataset, lambda tokens, targets: {})
+
+
+@pytest.mark.parametrize(
+    ("data", "wanted"),
+    [
+        ({"source": "text", "paths": ("a.txt", "more/*")}, "the founder named a.txt, more/*"),
+        ({"source": "python-stdlib"}, "founder's version of Python"),
+        ({"source": "datasets", "path": "owner/name"}, "the founder's table owner/name"),
+        ({"source": "module"}, "the dataset of the owner's module"),
+    ],
+)
+def test_what_is_here_and_what_is_wanted(
+    data: dict[str, object], wanted: str, tmp_path: Path
+) -> None:
+    section = Data.model_validate(data)
+    samples = samples_of("a peer gives " * 100, tmp_path)
+    for equal in (samples.digest, ""):
+        check_data(samples, section, equal)
+    with pytest.raises(MismatchError, match="here are 1,300 tokens, 162 sequences to") as refused:
+        check_data(samples, section, "another")
+    assert wanted in refused.value.hint
+
+
+def test_what_is_held_back_is_told_beside(tmp_path: Path) -> None:
+    told = samples_of("a peer gives " * 100, tmp_path, held_out=0.5).told
+    assert told == "650 tokens, 81 sequences to train on, 650 tokens held back"
+    assert samples_of("nine bytes"[:9], tmp_path).told == "9 tokens, 1 sequence to train on"
