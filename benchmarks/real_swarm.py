@@ -30,6 +30,7 @@ from typing import Any
 from real_rounds import Round, commits, early, gaps, median_gap, named_at, rings, rounds_of
 from sides import machine, positive, publish
 
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"  # else it kills some forked children (grpc/grpc#43055)
 sys.path += [str(Path(__file__).parents[1] / "tests" / place) for place in ("chaos", "swarm")]
 from swarm_of_processes import Peer, Swarm, endless, swarm_in
 
