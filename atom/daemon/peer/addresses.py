@@ -4,9 +4,18 @@ import ipaddress
 from collections.abc import Sequence
 
 from atom.config.address import parse_host_port
+from atom.config.peer_file import Network
+from atom.swarm.addresses import parse_listen
 from atom.swarm.dht.directory import primary_host
 
 MAX_ADDRESSES = 8
+
+
+def data_place(network: Network, listen: str) -> tuple[str, int] | None:
+    """Where gradients and state arrive: on the DHT's host. None: this box only dials."""
+    if network.reachable == "no":
+        return None
+    return parse_listen(listen).host, network.data_port
 
 
 def announced_multiaddrs(announce: Sequence[str], dht_port: int) -> tuple[str, ...]:

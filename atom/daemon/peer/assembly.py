@@ -15,7 +15,7 @@ from atom.daemon.owner.gpu import open_gpu
 from atom.daemon.owner.pauses import Pauses
 from atom.daemon.owner.settings import Givers, Settings
 from atom.daemon.owner.steward import Observer, Steward
-from atom.daemon.peer.addresses import data_addresses
+from atom.daemon.peer.addresses import data_addresses, data_place
 from atom.daemon.peer.box import Box
 from atom.daemon.peer.founding import Membership
 from atom.daemon.peer.life import Life
@@ -23,9 +23,6 @@ from atom.daemon.peer.lookout import Lookout
 from atom.daemon.peer.own_code import blob_name
 from atom.daemon.peer.parts import Parts
 from atom.daemon.turns.taking import DeviceTurns
-from atom.swarm.addresses import (
-    parse_listen,
-)
 from atom.swarm.records.allow_list import AllowList
 from atom.swarm.records.reachability import Reached
 from atom.swarm.ring.chunk_kernels import chunk_kernels
@@ -160,7 +157,7 @@ def assemble(stack: ExitStack, given: Assembly) -> Life:
 
 def _transport(box: Box, member: Membership, listen: str, events: EventSink) -> Transport:
     network = box.peer.network
-    bind = (parse_listen(listen).host, network.data_port) if network.reachable != "no" else None
+    bind = data_place(network, listen)
     bandwidth = Bandwidth.of(network.upload_bits_per_s, network.download_bits_per_s)
     protection = RingProtection(member.run.swarm.ring_protection)
     allowed = AllowList.of(member.manifest.owner, member.run.swarm.members)

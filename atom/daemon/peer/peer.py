@@ -9,7 +9,7 @@ from atom.base.clock import BootClock
 from atom.base.errors import AddressError
 from atom.base.events import EventLog
 from atom.daemon.console import Console
-from atom.daemon.peer.addresses import announced_multiaddrs
+from atom.daemon.peer.addresses import announced_multiaddrs, data_place
 from atom.daemon.peer.assembly import Assembly, assemble
 from atom.daemon.peer.box import Box, JoinOptions, StartOptions, open_box
 from atom.daemon.peer.finished_run import says_finished
@@ -33,6 +33,7 @@ from atom.swarm.dht.directory import DhtDirectory, open_directory
 from atom.swarm.dht.frames import NodeSettings
 from atom.swarm.records.allow_list import AllowList
 from atom.swarm.ring.chunk_kernels import chunk_kernels
+from atom.swarm.transport.listener import listening
 
 DHT_START_S = 180.0
 """More than a node's own patience with slow machines and silent entrances."""
@@ -55,6 +56,7 @@ def run_start(options: StartOptions, console: Console) -> Ending:
         owner = box.identity.peer_id
         if says_finished(box, run.run.name, owner, run.run.rounds, console):
             return Ending.ROUNDS_REACHED
+        _check_data_port(box, listen)
         box, turns = _with_turns(stack, box, run.run.name, owner, console)
         lookout, directory = _look(stack, events, node, run.run.name, owner, console)
         member = found_run(options, box, run, console)
@@ -80,6 +82,7 @@ def run_join(options: JoinOptions, console: Console) -> Ending:
         if says_finished(box, address.run, address.owner, None, console):
             return Ending.ROUNDS_REACHED
         listen = box.peer.network.listen
+        _check_data_port(box, listen)
         events = EventLog(box.state.events)
         node = _node(box, listen, address.bootstrap)
         lookout, directory = _look(stack, events, node, address.run, address.owner, console)
@@ -100,6 +103,14 @@ def run_join(options: JoinOptions, console: Console) -> Ending:
         console.note(f"others may join through this peer: {ours}")
         assembly = Assembly(box, member, lookout, turns, ours, listen, console, events)
         return assemble(stack, assembly).live(directory)
+
+
+def _check_data_port(box: Box, listen: str) -> None:
+    """Said before there is an address or a state: making them may take hours.
+    Raises: PortInUseError, AddressError."""
+    place = data_place(box.peer.network, listen)
+    if place is not None:
+        listening(place).close()
 
 
 def _with_turns(

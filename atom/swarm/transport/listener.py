@@ -25,6 +25,20 @@ _BACKLOG = 64
 _LAST_WORDS_S = 0.3
 
 
+def listening(bind: tuple[str, int]) -> socket.socket:
+    """A socket that others may dial. Raises: PortInUseError, AddressError."""
+    family = socket.AF_INET6 if ":" in bind[0] else socket.AF_INET
+    try:
+        return socket.create_server(bind, family=family, backlog=_BACKLOG)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise PortInUseError(
+                f"port {bind[1]} is in use",
+                "choose another, or 0 for any free one: [network] data_port in a peer file",
+            ) from error
+        raise AddressError(f"cannot listen on {bind[0]}:{bind[1]}: {error}") from error
+
+
 class Listener:
     """One listening socket. `close` cuts every incoming connection, proven or not."""
 
@@ -47,17 +61,7 @@ class Listener:
 
     def start(self, bind: tuple[str, int]) -> tuple[str, int]:
         """Listens and returns the bound address. Raises: PortInUseError, AddressError."""
-        family = socket.AF_INET6 if ":" in bind[0] else socket.AF_INET
-        try:
-            self._socket = socket.create_server(bind, family=family, backlog=_BACKLOG)
-        except OSError as error:
-            where = f"{bind[0]}:{bind[1]}"
-            if error.errno == errno.EADDRINUSE:
-                raise PortInUseError(
-                    f"port {bind[1]} is in use",
-                    "choose another, or 0 for any free one: [network] data_port in a peer file",
-                ) from error
-            raise AddressError(f"cannot listen on {where}: {error}") from error
+        self._socket = listening(bind)
         self._endpoint.crew.start("atom-accept", self._accept)
         name = self._socket.getsockname()
         return str(name[0]), int(name[1])
