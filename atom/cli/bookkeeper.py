@@ -36,8 +36,9 @@ class Bookkeeper:
 
     @property
     def note(self) -> str:
-        """As `problem`; while a read goes on, how far it is."""
-        return self._progress or self._reader.problem
+        """As `problem`, with what helps; while a read goes on, how far it is."""
+        helps = "; --state DIR asks as one of them" if self._reader.shut_out else ""
+        return self._progress or f"{self._reader.problem}{helps}"
 
     @property
     def problem(self) -> str:

@@ -123,8 +123,11 @@ def _speed(seen: Seen) -> str:
 def _rounds(seen: Seen) -> str:
     title = '<h2>rounds <span class="quiet">the newest, from the certified chain</span></h2>'
     if seen.ledger is None:
-        return title + _not_read(seen)
-    return title + tables.rounds(seen.ledger, seen.view.void_attempts) + _not_read(seen)
+        return title + _quietly(seen.ledger_note or "the chain was not read")
+    why, void = _quietly(seen.ledger_note), seen.view.void_attempts
+    if why and not (seen.ledger.rounds or void):
+        return title + why
+    return title + _as_of(seen) + tables.rounds(seen.ledger, void) + why
 
 
 def _contributions(seen: Seen) -> str:
@@ -132,12 +135,19 @@ def _contributions(seen: Seen) -> str:
         '<h2>contributions <span class="quiet">mini-batches in committed rounds of the whole run, '
         "certified by its voters</span></h2>"
     )
-    if seen.ledger is None:
-        return title + _not_read(seen)
-    return title + tables.contributions(seen.ledger) + _not_read(seen)
+    if seen.ledger is None or (seen.ledger_note and not seen.ledger.rounds):
+        return title + _quietly("not known without the chain: see rounds")
+    return title + _as_of(seen) + tables.contributions(seen.ledger)
 
 
-def _not_read(seen: Seen) -> str:
-    """Why the chain is not newer, if it is not."""
-    note = seen.ledger_note or ("" if seen.ledger is not None else "the chain was not read")
-    return f'<p class="quiet">{escape(note)}</p>' if note else ""
+def _as_of(seen: Seen) -> str:
+    """What was read last time may be old: then every table says how old."""
+    assert seen.ledger is not None
+    read, now = seen.ledger.head.round, seen.view.round
+    if not seen.ledger_note or read >= now:
+        return ""
+    return _quietly(f"read up to round {read:,}; the run is at round {now:,}")
+
+
+def _quietly(text: str) -> str:
+    return f'<p class="quiet">{escape(text)}</p>' if text else ""

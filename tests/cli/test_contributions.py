@@ -3,6 +3,8 @@
 import asyncio
 import io
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -144,3 +146,13 @@ class Asked:
     async def read(self, leases: object, tell: object) -> Ledger:
         self.problem = self._answers.pop(0)
         return LEDGER
+
+
+def test_who_is_shut_out_of_the_chain_hears_what_helps() -> None:
+    reader: Any = SimpleNamespace(ledger=None, problem="listed peers only", shut_out=True)
+    nothing: Any = None
+    keeper = Bookkeeper(reader, nothing, nothing)
+    assert keeper.note == "listed peers only; --state DIR asks as one of them"
+    assert keeper.problem == "listed peers only"
+    reader.shut_out = False
+    assert keeper.note == keeper.problem

@@ -10,6 +10,7 @@ from atom.dashboard import tables
 from atom.dashboard.feed import Seen
 from atom.dashboard.page import agreement, content, page
 from atom.dashboard.tables import MAX_ROWS
+from atom.swarm.chain.ledger import Ledger
 from atom.swarm.records.view import SwarmView, VoidAttempt
 
 HOSTILE = "<script>alert(1)</script>\"' onmouseover=x &lt;"
@@ -107,7 +108,18 @@ def test_a_chain_that_was_not_read_is_said() -> None:
     text = Document(content(seen(a_view()))).text
     assert "the chain was not read" in text
     whole = replace(seen(a_view()), ledger=a_ledger(), ledger_note=HOSTILE)
-    assert HOSTILE in Document(content(whole)).texts
+    assert Document(content(whole)).texts.count(HOSTILE) == 1
+
+
+def test_who_may_not_read_the_chain_is_told_once_and_sees_how_old_the_rows_are() -> None:
+    shut_out = "it answers only the peers that the run's owner has listed"
+    refused = replace(seen(a_view(a_peer(), round=9)), ledger_note=shut_out)
+    nothing = Document(content(replace(refused, ledger=Ledger(a_ledger().head)))).text
+    assert nothing.count(shut_out) == 1
+    assert "not known without the chain: see rounds" in nothing
+    stale = Document(content(replace(refused, ledger=a_ledger()))).text
+    assert stale.count(shut_out) == 1
+    assert stale.count("read up to round 3; the run is at round 9") == 2
 
 
 def test_nothing_is_fetched_from_elsewhere() -> None:

@@ -32,6 +32,8 @@ class LedgerReader:
         self.ledger = ledger
         self.problem = ""
         """Why the ledger is not newer; empty: nobody claims to know better."""
+        self.shut_out = False
+        """Whether that is because only listed peers are answered."""
         self.on_progress: Progress = lambda done, total: None
         self._genesis = genesis
         self._fetch = fetch
@@ -40,7 +42,7 @@ class LedgerReader:
 
     def read(self, leases: Iterable[Lease]) -> Ledger:
         """Follows the best chain that the peers claim and prove. The newest ledger."""
-        self.problem = ""
+        self.problem, self.shut_out = "", False
         for lease in self._donors(leases)[:DONORS]:
             try:
                 found = self._found(lease)
@@ -48,12 +50,13 @@ class LedgerReader:
                 if refused.reason in LIES:
                     self._liars.add(lease.peer_id)
                 self.problem = f"…{lease.peer_id[-6:]}: {_in_words(refused)}"
+                self.shut_out = refused.reason is Reason.NOT_ON_THE_LIST
             except OSError as ended:
                 self.problem = f"…{lease.peer_id[-6:]}: {ended}"
             else:
                 if found.head.prefers(self.ledger.head):
                     self.ledger = found
-                self.problem = ""
+                self.problem, self.shut_out = "", False
                 break
         return self.ledger
 
