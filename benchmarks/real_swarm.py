@@ -3,13 +3,16 @@
     python benchmarks/real_swarm.py --peers 16 --seconds 120 --faults 10
     python benchmarks/real_swarm.py --peers 5 --seconds 30 --faults 4
     python benchmarks/real_swarm.py --peers 4 --faults 10 --pass-seconds 4 --ring-upload "1 Mbit/s"
+    python benchmarks/real_swarm.py --peers 3 --paused 1 --seconds 60
 
 Each peer is `atom` with its own DHT node, sockets and processes, and one thread for arithmetic; the
 model is tiny. A pass takes `--pass-seconds`, most of them asleep, as on a device of its own: else
 the peers' arithmetic, on cores that they share, is what is measured. A peer takes about 500 MB and,
 while starting, ten seconds of a core. `--faults` kills (SIGKILL) and freezes (SIGSTOP) one peer at
 a time, in turn, and starts or thaws it again. `--ring-upload` holds every peer to that rate, so
-that a ring of the tiny model takes a second or two, and each fault falls into one.
+that a ring of the tiny model takes a second or two, and each fault falls into one. `--paused`
+peers, the last ones, are paused by their owners once everybody trains: what the others do is
+measured when they have got used to it.
 
 late: from the pass that completed the global batch to the first PREPARE. group: from there to the
 ring at its last member. DHT: what the libp2p daemons read from all their sockets, those to
@@ -43,6 +46,7 @@ START_S = 60.0
 RESTART_S = 300.0
 GRACE_S = 12.0
 SETTLED_ROUNDS = 3
+USED_TO_PAUSE_S = 12.0
 GLOBAL_BATCH = 96
 
 
@@ -59,6 +63,7 @@ def main() -> None:
         start_s = gathered(swarm)
         swarm.resume()
         swarm.until(lambda: all_at(swarm, SETTLED_ROUNDS), "first rounds", BOUND_S * options.peers)
+        pause(swarm, options.paused)
         calm = measured(swarm, options.seconds)
         in_ring = bool(options.ring_upload)
         faults = [strike(swarm, number, in_ring) for number in range(options.faults)]
@@ -81,6 +86,14 @@ def gathered(swarm: Swarm) -> float:
 
 def all_at(swarm: Swarm, round_number: int) -> bool:
     return all(peer.last_round >= round_number for peer in swarm.peers)
+
+
+def pause(swarm: Swarm, number: int) -> None:
+    """The last `number` peers; returns when the others are past waiting for their work."""
+    for peer in swarm.peers[len(swarm.peers) - number :]:
+        peer.control.pause()
+    used_to_it_at = time.monotonic() + (USED_TO_PAUSE_S if number else 0.0)
+    swarm.until(lambda: time.monotonic() >= used_to_it_at, "a while", BOUND_S)
 
 
 def measured(swarm: Swarm, seconds: float) -> dict[str, float]:
@@ -194,6 +207,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--peers", type=positive, default=3)
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--faults", type=int, default=0)
+    parser.add_argument("--paused", type=int, default=0, help="of the peers")
     parser.add_argument("--pass-seconds", type=float, default=0.5, help="asleep; 0: no rest")
     parser.add_argument("--ring-upload", metavar="RATE", help="every fault falls into a ring")
     return parser.parse_args()

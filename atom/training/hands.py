@@ -150,6 +150,9 @@ class ReplicaHands:
     def pass_seconds(self) -> float:
         return self._worker.pass_seconds
 
+    def paused(self) -> bool:
+        return self._worker.paused
+
     def tell_progress(self, swarm: SwarmCount) -> None:
         if swarm != self._worker.swarm:
             self._worker.swarm = swarm

@@ -21,6 +21,7 @@ from atom.swarm.records.freshness import LeaseBook
 from atom.swarm.records.lease import Lease
 from atom.swarm.stream.rate_limit import TokenBucket
 from atom.training.outlook import count_swarm, look
+from atom.training.paused_peers import PausedPeers
 from atom.training.replica.pacing import SwarmCount
 from atom.training.round.machine import RoundMachine
 from atom.training.round.vocabulary import (
@@ -73,6 +74,9 @@ class Hands(Protocol):
         """Ours that count for the next round of `head`."""
 
     def pass_seconds(self) -> float: ...
+    def paused(self) -> bool:
+        """Does anything keep us ourselves from training? Any thread."""
+
     def tell_progress(self, swarm: SwarmCount) -> None: ...
     def set_aside(self, peer_id: str, reason: Reason) -> float:
         """Notes an offence; for how many seconds the peer is in quarantine. Any thread."""
@@ -114,6 +118,7 @@ class RoundLoop:
         self._complaints = TokenBucket(1.0, 20.0)
         self._view = View()
         self._seen_at = float("-inf")
+        self._paused = PausedPeers()
         self._next_tick = clock.now()
         self._last_seen: tuple[bytes, str] = (b"", "")
         self._thread = threading.Thread(target=self._run, name="round", daemon=True)
@@ -183,7 +188,8 @@ class RoundLoop:
         count, pass_s = hands.own_sequences(machine.head.digest), hands.pass_seconds()
         seen = look(self._book, machine.head, self._me, count, pass_s, now)
         self._view = replace(seen, aside=hands.aside())
-        hands.tell_progress(count_swarm(machine, self._view, self._seen_at))
+        away = self._paused.away(now)
+        hands.tell_progress(count_swarm(machine, self._view, self._seen_at, away))
         self._handle(Tick(self._view))
 
     def _handle(self, event: Event) -> None:
@@ -197,6 +203,8 @@ class RoundLoop:
     def _take_leases(self, leases: Mapping[str, Lease]) -> None:
         now = self._clock.now()
         self._book.update(leases, now)
+        fresh, working = self._book.fresh(now), not self._hands.paused()
+        self._paused = self._paused.after(fresh, working, now)
         self._seen_at = now
 
     # ---- actions

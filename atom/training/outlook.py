@@ -1,7 +1,10 @@
 """What the book of leases says to the round and to the worker, at one moment. Pure."""
 
+from collections.abc import Set as AbstractSet
+
 from atom.swarm.chain.commit import Head, Voter
 from atom.swarm.records.freshness import LeaseBook
+from atom.swarm.records.lease import Lease, PeerState
 from atom.training.replica.pacing import SwarmCount
 from atom.training.round.electorate import ACTIVE_STATES, same_head
 from atom.training.round.machine import RoundMachine
@@ -30,18 +33,27 @@ def look(
     )
 
 
-def count_swarm(machine: RoundMachine, view: View, seen_at: float) -> SwarmCount:
-    """What the others counted, and how many share the work: those at our head, and members
-    of the last round whose new lease is still on its way. The view was read at `seen_at`."""
+def count_swarm(
+    machine: RoundMachine, view: View, seen_at: float, away: AbstractSet[str]
+) -> SwarmCount:
+    """What the others counted, and how many share the work: those at our head, and members of the
+    last round whose new lease is still on its way. Not so those that are `away` (paused for long),
+    nor who leaves and has nothing counted. The view was read at `seen_at`."""
     head = machine.head
     mates = machine.answering(same_head(head, view))
+    sharing = {peer for peer, lease in mates.items() if lease.sequences or not _leaves(lease)}
     behind = {
         peer
         for peer, lease in view.fresh.items()
-        if lease.round < head.round and lease.state in ACTIVE_STATES
+        if lease.round < head.round and lease.state in ACTIVE_STATES and not _leaves(lease)
     }
     coming = behind.intersection(head.members) if behind else behind
     wanted = machine.global_batch
     sequences = sum([min(lease.sequences, wanted) for lease in mates.values()])
     per_s = sum([lease.sequences_per_s for lease in mates.values()])
-    return SwarmCount(sequences, len(coming | mates.keys()) + 1, seen_at, per_s)
+    return SwarmCount(sequences, len((coming | sharing) - away) + 1, seen_at, per_s)
+
+
+def _leaves(lease: Lease) -> bool:
+    """Then it sees to the round that it counted something for, if any, and begins no other."""
+    return lease.state is PeerState.LEAVING

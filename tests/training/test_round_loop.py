@@ -1,5 +1,6 @@
 """The loop between events, the machine's decisions and the hands; no replica, no swarm."""
 
+import itertools
 import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -84,6 +85,7 @@ class RecordingHands:
         self.calls: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
         self.progress: list[SwarmCount] = []
         self.reachable = True
+        self.is_paused = False
         self.threads: set[str] = set()
 
     def __getattr__(self, name: str) -> Callable[..., None]:
@@ -109,6 +111,9 @@ class RecordingHands:
 
     def pass_seconds(self) -> float:
         return 0.75
+
+    def paused(self) -> bool:
+        return self.is_paused
 
     def tell_progress(self, swarm: SwarmCount) -> None:
         self.progress.append(swarm)
@@ -313,6 +318,33 @@ def test_a_mate_whose_new_lease_is_on_its_way_shares_the_work(stage: Stage) -> N
     stage.machine.head = replace(START, digest=b"n" * 32, round=1)
     stage.read(lease(ANN), lease(BOB))  # only Ann was in the last round
     assert stage.hands.progress[-1] == SwarmCount(0, 2, 1000.0, 0.0)
+
+
+def test_who_leaves_shares_what_it_has_begun_and_nothing_after(stage: Stage) -> None:
+    leaving = PeerState.LEAVING
+    stage.read(lease(ANN, state=leaving), lease(BOB, state=leaving, sequences=0))
+    assert stage.hands.progress[-1].peers == 2, "Ann has counted something, and sees to it"
+    stage.machine.head = replace(START, digest=b"n" * 32, round=1)
+    stage.settle()
+    stage.clock.advance(1.0)
+    stage.read(lease(ANN, 2, state=leaving))
+    assert stage.hands.progress[-1].peers == 1
+
+
+def test_nobody_waits_for_the_share_of_a_peer_paused_for_long(stage: Stage) -> None:
+    serials = itertools.count()
+
+    def read_for_long() -> SwarmCount:
+        for serial in itertools.islice(serials, 5):
+            stage.clock.advance(LEASE_SECONDS / 4)
+            stage.read(lease(ANN, serial), lease(BOB, serial, state=PeerState.PAUSED, sequences=3))
+        return stage.hands.progress[-1]
+
+    stage.hands.is_paused = True
+    assert read_for_long().peers == 3, "we are paused as well"
+    stage.hands.is_paused = False
+    told = read_for_long()
+    assert (told.peers, told.others_sequences) == (2, 10), "what it counted counts"
 
 
 def keep_reading(stage: Stage, seconds: float, *voters: Voter) -> View:

@@ -7,6 +7,7 @@ from atom.swarm.records.freshness import LeaseBook
 from atom.swarm.records.lease import RENEW_SECONDS, Lease, PeerState, short_name
 from atom.swarm.records.link import Link
 from atom.training.outlook import look
+from atom.training.paused_peers import PausedPeers
 from atom.training.round.vocabulary import Phase, View
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class Lookout:
         self._book = LeaseBook()
         self.seen_at = float("-inf")
         """When the last reading was."""
+        self._paused = PausedPeers()
         self._serial = 0
         self._published_at = float("-inf")
         self._published: tuple[object, ...] = ()
@@ -39,8 +41,10 @@ class Lookout:
         process = self._process
         reading = self._directory.read(process.peer_id, process.now())
         if reading is not None:
-            self._book.update(reading, process.now())
-            self.seen_at = process.now()
+            now = process.now()
+            self._book.update(reading, now)
+            self._paused = self._paused.after(self._book.fresh(now), not process.paused, now)
+            self.seen_at = now
         process.later(READ_SECONDS * process.dice.uniform(0.9, 1.1), self.read)
 
     def view(self) -> View:
@@ -49,14 +53,24 @@ class Lookout:
         pace_s = process.seat.pass_seconds
         return look(self._book, head, process.me, sequences, pace_s, process.now())
 
+    def away(self) -> frozenset[str]:
+        """Whose share of the work is for others to do."""
+        return self._paused.away(self._process.now())
+
     def publish_if_news(self) -> None:
-        machine = self._process.machine
-        news = (machine.head.digest, machine.phase, self._process.sequences)
+        machine, state = self._process.machine, self._state()
+        news = (machine.head.digest, machine.phase, self._process.sequences, state)
         due = self._process.now() - self._published_at >= RENEW_SECONDS
         if due or news != self._published:
             self._published = news
-            phase = _STATES.get(machine.phase, PeerState.REDUCING)
-            self.publish(PeerState.LEAVING if self._process.leaving else phase)
+            self.publish(state)
+
+    def _state(self) -> PeerState:
+        if self._process.leaving:
+            return PeerState.LEAVING
+        state = _STATES.get(self._process.machine.phase, PeerState.REDUCING)
+        pauses = self._process.paused and state is PeerState.ACCUMULATING
+        return PeerState.PAUSED if pauses else state
 
     def publish(self, state: PeerState) -> None:
         process = self._process
