@@ -18,10 +18,10 @@ from atom.cli.bookkeeper import Bookkeeper, bookkeeping, identity_in
 from atom.cli.daemon_console import TerminalConsole
 from atom.cli.onlooker import EMPTY_RETRIES, RETRY_S, Onlooker, Sight, onlooking
 from atom.cli.signals import run_to_the_end
-from atom.cli.swarm_table import short_id
 from atom.cli.terminal import print_plainly, stdout_console
 from atom.swarm.addresses import parse_join_address
 from atom.swarm.chain.ledger import Ledger
+from atom.swarm.identity import short_id
 from atom.swarm.records.run_manifest import Manifest
 
 _COLUMNS = ("peer", "mini-batches", "share", "rounds", "first", "last")

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from atom.base.units import format_bytes, format_seconds
-from atom.cli.swarm_table import short_id
+from atom.swarm.identity import short_id
 
 Info = Mapping[str, Any]
 Row = tuple[str, str]

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
 from atom.cli.run_rounds import PlottedRound
-from atom.cli.swarm_table import short_id
+from atom.swarm.identity import short_id
 
 MAX_NAMED = 12
 """Peers that get a line of their own; of more, only the number is drawn."""

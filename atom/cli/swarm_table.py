@@ -10,10 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 from atom.cli.onlooker import Sight
+from atom.swarm.identity import short_id
 from atom.swarm.records.lease import LEASE_SECONDS
 from atom.swarm.records.view import PeerView, SwarmView
 
-_ID_CHARACTERS = 6
 _DIGEST_CHARACTERS = 8
 _BAR_COLUMNS = 40
 
@@ -33,11 +33,6 @@ _STATE_STYLES = {
     "leaving": "dim",
     "left": "dim",
 }
-
-
-def short_id(peer_id: str) -> str:
-    """The end of a peer id: its beginning is the same for everyone."""
-    return f"…{peer_id[-_ID_CHARACTERS:]}"
 
 
 def headline(sight: Sight) -> Text:

@@ -20,10 +20,11 @@ from atom.cli.follower import Follower, following
 from atom.cli.loss_chart import LossChart, Point
 from atom.cli.onlooker import Sight
 from atom.cli.signals import run_to_the_end
-from atom.cli.swarm_table import short_id, swarm
+from atom.cli.swarm_table import swarm
 from atom.cli.terminal import draws, stdout_console
 from atom.dashboard.feed import Seen, SwarmFeed
 from atom.dashboard.history import thinned
+from atom.swarm.identity import short_id
 
 MAX_POINTS = 400
 """Of the loss curve: no terminal shows more."""

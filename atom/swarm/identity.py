@@ -22,6 +22,12 @@ _IDENTITY_MULTIHASH = bytes.fromhex("0024")  # multihash "identity", 36 bytes fo
 
 
 MAX_PEER_ID_CHARACTERS = 64
+_SHORT_ID_CHARACTERS = 6
+
+
+def short_id(peer_id: str) -> str:
+    """For people: the end of a peer id, since its beginning is the same for everyone."""
+    return f"…{peer_id[-_SHORT_ID_CHARACTERS:]}"
 
 
 def peer_id_of(public_key: bytes) -> str:

@@ -14,10 +14,15 @@ class Tally:
     sequences_committed: int = 0
     sequences_dropped: int = 0
     """Counted here, but not in the round that was committed: it had closed without them."""
-    loss: float | None = None
+    last: Value | None = None
+    """What the last of these rounds agreed on."""
     tokens_per_s: float = 0.0
     last_commit_at: float | None = None
     void: VoidPasses = field(default_factory=VoidPasses)
+
+    @property
+    def loss(self) -> float | None:
+        return None if self.last is None else self.last.loss
 
     def account(
         self, value: Value, peer_id: str, counted: int, sequence_tokens: int, now: float
@@ -28,7 +33,7 @@ class Tally:
         self.rounds_joined += bool(mine)
         self.sequences_committed += averaged
         self.sequences_dropped += max(counted - averaged, 0)
-        self.loss = value.loss
+        self.last = value
         if self.last_commit_at is not None:
             seconds = max(now - self.last_commit_at, 1e-3)
             self.tokens_per_s = value.sequences * sequence_tokens / seconds

@@ -8,9 +8,10 @@ from swarm_sights import DIGEST, Village, sight
 
 from atom.base.errors import AddressError
 from atom.cli.onlooker import Onlooker
-from atom.cli.swarm_table import short_id, swarm
+from atom.cli.swarm_table import swarm
 from atom.cli.terminal import THEME
 from atom.swarm.dht.directory_memory import MemoryDirectory
+from atom.swarm.identity import short_id
 from atom.swarm.records.lease import PeerState
 
 

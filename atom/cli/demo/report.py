@@ -11,7 +11,7 @@ from rich.text import Text
 from atom.cli.demo.display import StoryLine
 from atom.cli.demo.stage import Stage
 from atom.cli.demo.verdict import Check, PeerResult
-from atom.cli.swarm_table import short_id
+from atom.swarm.identity import short_id
 
 _DIGEST_CHARACTERS = 12
 _NUMBERS = ("rounds", "mini-batches", "tokens/s")

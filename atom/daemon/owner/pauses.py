@@ -2,7 +2,6 @@
 memory of it."""
 
 import threading
-from collections.abc import Callable
 from typing import Protocol
 
 from atom.base.clock import Clock
@@ -30,14 +29,8 @@ class Pausable(Protocol):
 class Pauses:
     """Calls come from the control API's threads, `look` from the daemon's main one."""
 
-    def __init__(
-        self,
-        worker: Pausable,
-        events: EventSink,
-        note: Callable[[str], None],
-        clock: Clock,
-    ) -> None:
-        self._worker, self._events, self._note, self._clock = worker, events, note, clock
+    def __init__(self, worker: Pausable, events: EventSink, clock: Clock) -> None:
+        self._worker, self._events, self._clock = worker, events, clock
         self._lock = threading.Lock()
         self._by_owner = False
         self._wished = ""
@@ -97,11 +90,9 @@ class Pauses:
             if self._wished and not before:
                 self._worker.pause(_WISHES, GIVE_BACK_S)
                 self._events.emit("paused", reason=self._wished)
-                self._note(f"paused: {self._wished}")
             elif before and not self._wished:
                 self._worker.resume(_WISHES)
                 self._events.emit("resumed")
-                self._note("resumed")
 
     def end(self) -> None:
         """Whoever leaves sees to what is counted, and stands still no more."""
@@ -129,7 +120,6 @@ class Pauses:
             self._retry_at = self._retry_at if trying else None
         elif self._retry_at is None:
             self._retry_at = now + DEVICE_TAKEN_S
-            self._note("another program has the device's memory: tried again until it is free")
             self._events.emit("device-taken")
         elif now >= self._retry_at:
             self._retry_at = now + DEVICE_TAKEN_S

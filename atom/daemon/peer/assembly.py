@@ -110,7 +110,7 @@ def assemble(stack: ExitStack, given: Assembly) -> Life:
     server = BlobServer(blobs, clock, courtesy=transport.courtesy)
 
     gpu = open_gpu(member.replica.device_hold.torch_device)
-    pauses = Pauses(worker, events, console.note, clock)
+    pauses = Pauses(worker, events, clock)
     look = Observer(gpu, clock).look
     steward = Steward(box.peer.schedule, look, pauses.wish, life.fail)
     memory = MemoryCaps(member.built, worker)

@@ -8,6 +8,7 @@ from typing import Any
 from atom.base.clock import Clock
 from atom.base.events import EventSink
 from atom.daemon.console import Console
+from atom.daemon.peer.herald import Herald
 from atom.daemon.peer.kept_contacts import KeptContacts
 from atom.daemon.peer.leave_signals import LeaveSignals
 from atom.daemon.peer.lifecycle import Ending, Facts, ending, ending_note
@@ -60,6 +61,7 @@ class Life:
         self._looked_around = False
         self._dropped_before_leaving = 0
         self._contacts = KeptContacts(state.known_addresses, clock)
+        self._herald = Herald(console, clock)
 
     # ---- living
 
@@ -173,6 +175,7 @@ class Life:
         assert self._loop is not None
         self.parts.outreach.know(leases)
         self._loop.post(LeasesRead(leases))
+        self._herald.hear(leases)
         self._looked_around = True
 
     def _obey_signals(self) -> None:
@@ -207,17 +210,19 @@ class Life:
         if self._machine.finished and self._facts.finished_at is None:
             self._update(finished_at=now)
             self.parts.worker.hold("finished")
-        head = self._machine.head
+        head, reason = self._machine.head, self.parts.pauses.reason
         others = self._loop.view.fresh.values()
         ahead = sum(claims_better(lease, head) for lease in others)
         behind = sum(lease.head != head.digest for lease in others) - ahead
         facts = self._update(
             phase=self._machine.phase,
             now=now,
-            paused=bool(self.parts.pauses.reason),
+            paused=bool(reason),
             sequences=self.parts.hands.own_sequences(head.digest),
             laggards=behind,
         )
+        last = self.parts.hands.tally.last
+        self._herald.tell(self.parts.me.peer_id, self._loop.view, reason, last)
         if not facts.started and self._looked_around and not ahead:
             self._update(started=True)
             self.parts.worker.release("starting")

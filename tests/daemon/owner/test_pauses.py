@@ -30,8 +30,7 @@ class SmallWorker:
 class Scene:
     def __init__(self) -> None:
         self.worker, self.events, self.clock = SmallWorker(), EventList(), ManualClock()
-        self.notes: list[str] = []
-        self.pauses = Pauses(self.worker, self.events, self.notes.append, self.clock)
+        self.pauses = Pauses(self.worker, self.events, self.clock)
 
 
 @pytest.fixture
@@ -62,7 +61,8 @@ def test_wishes_pause_beside_the_owner(scene: Scene) -> None:
     pauses.wish("")
     assert pauses.reason == ""
     assert [told[0] for told in scene.worker.told] == ["wishes", "owner", "owner", "wishes"]
-    assert scene.notes == ["paused: on battery", "resumed"]
+    told = [event.get("reason", event["event"]) for event in scene.events.events]
+    assert told == ["on battery", "owner", "resumed", "resumed"]
 
 
 def test_another_run_s_turn_pauses_beside_the_owner(scene: Scene) -> None:
@@ -110,7 +110,7 @@ def test_memory_that_others_have_is_tried_for_now_and_then(scene: Scene) -> None
     scene.worker.device_taken = True
     scene.pauses.look()
     assert scene.worker.told == [()], "it was in vain: not before its time"
-    assert len(scene.notes) == len(scene.events.events) == 1
+    assert [event["event"] for event in scene.events.events] == ["device-taken"]
     scene.worker.device_taken = False
     scene.clock.advance(TRYING_S)
     scene.pauses.look()

@@ -1,0 +1,37 @@
+"""Says on the terminal what happens in the swarm and to this peer while nobody types."""
+
+from collections.abc import Mapping
+
+from atom.base.clock import Clock
+from atom.daemon.console import Console
+from atom.daemon.peer.news import Company, Rounds, Standstill
+from atom.swarm.chain.commit import Value
+from atom.swarm.records.freshness import GAP_SECONDS
+from atom.swarm.records.lease import Lease, PeerState
+from atom.training.round.vocabulary import View
+
+
+class Herald:
+    """`tell` is called again and again, on one thread; `hear` on any."""
+
+    def __init__(self, console: Console, clock: Clock) -> None:
+        self._console, self._clock = console, clock
+        self._company, self._standstill = Company(), Standstill()
+        self._rounds: Rounds | None = None
+        self._heard_at = float("-inf")
+        self._left: frozenset[str] = frozenset()
+
+    def hear(self, leases: Mapping[str, Lease]) -> None:
+        """A reading of the directory: who says goodbye is in no view any more."""
+        left = [peer for peer, lease in leases.items() if lease.state is PeerState.LEFT]
+        self._left, self._heard_at = frozenset(left), self._clock.now()
+
+    def tell(self, me: str, view: View, reason: str, last: Value | None) -> None:
+        """`reason`: why we stand still, if we do; `last`: what was committed last."""
+        now = self._clock.now()
+        self._rounds = self._rounds or Rounds(me)
+        lines = [self._standstill.line(reason, now), self._rounds.line(last, now)]
+        if now - self._heard_at <= GAP_SECONDS:  # else everybody seems to be gone
+            lines.append(self._company.line(view.fresh.keys(), self._left, now))
+        for line in filter(None, lines):
+            self._console.note(line)
