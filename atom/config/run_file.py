@@ -8,6 +8,7 @@ from atom.base.errors import ConfigError
 from atom.config.data_section import Data
 from atom.config.model_section import Model
 from atom.config.peer_ids import PeerId
+from atom.config.run_name import RUN_NAME
 from atom.config.section import Count, Fraction, Section, refuse
 
 BYTE_VOCABULARY = 256
@@ -19,7 +20,7 @@ MAX_MEMBERS = 64
 class Run(Section):
     """[run]"""
 
-    name: str = Field(pattern=r"^[a-z0-9][a-z0-9_.-]{0,62}$")
+    name: str = Field(pattern=rf"^{RUN_NAME.pattern}$")
     """1 to 63 of a-z, 0-9, `_`, `-`, `.`, the first a letter or digit."""
     rounds: Count | None = None
     """Optimizer steps of the swarm until everyone finishes; omitted: endless."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import base58
 
 from atom.base.errors import AddressError
+from atom.config.run_name import RUN_NAME
 from atom.swarm.identity import public_key_of
 
 EXAMPLE_PEER = "12D3KooWGRUaMpSxHC6zS3FfG3mVYmXsBdTKZvNTT7J3rc7FLMbw"
@@ -23,7 +24,6 @@ EXAMPLE_JOIN = f"{EXAMPLE_MULTIADDR}/run/shakespeare/owner/{EXAMPLE_PEER}"
 
 MAX_ADDRESS_CHARACTERS = 4096
 MAX_BOOTSTRAP = 16
-RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 """A run's name: it is part of DHT keys, addresses and folder names."""
 
 _WITH_VALUE = {"ip4", "ip6", "dns", "dns4", "dns6", "dnsaddr", "tcp", "udp", "p2p"}
@@ -94,7 +94,8 @@ def check_run_name(name: str) -> str:
     if RUN_NAME.fullmatch(name) is None:
         raise AddressError(
             f"{_short(name)} cannot be a run's name",
-            "use letters, digits, '.', '_' and '-', at most 64, starting with a letter or digit",
+            "use the name under [run] in its file: at most 63 of a-z, 0-9, '.', '_' and '-', "
+            "the first a letter or digit",
         )
     return name
 

@@ -149,6 +149,7 @@ ROWS: dict[tuple[str, str], list[Row]] = {
     ("id", "run"): [
         (("id",), CONFIG, "an identity for each run"),
         (("id", "a b"), NO_ADDRESS, "'a b' cannot be a run's name"),
+        (("id", "Words"), NO_ADDRESS, "'Words' cannot be a run's name"),
         (("id", "/ip4/1.2.3.4"), NO_ADDRESS, "is not a join address"),
     ],
     ("id", "peer"): no_file("id", "tiny", "--peer"),

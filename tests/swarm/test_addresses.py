@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atom.base.errors import AddressError
+from atom.config.run_name import RUN_NAME
 from atom.swarm.addresses import (
     EXAMPLE_JOIN,
     EXAMPLE_MULTIADDR,
@@ -37,7 +38,7 @@ def test_the_owner_may_be_absent_and_there_may_be_several_entrances():
 
 
 @given(
-    st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", fullmatch=True),
+    st.from_regex(RUN_NAME, fullmatch=True),
     st.booleans(),
     st.integers(1, 65535),
     st.ip_addresses(),

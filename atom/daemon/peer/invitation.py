@@ -28,13 +28,13 @@ def own_peer_id(run: str | None, peer_file: Path | None, state: Path | None) -> 
     """
     configured = load_peer_file(peer_file).state.directory
     root = state or (Path(configured) if configured else None)
+    name = None if run is None else _name_of(run)
     if root is None:
-        if run is None:
+        if name is None:
             raise ConfigError(
                 "a peer has an identity for each run",
                 "name the run or its address: `atom id RUN`; or the directory: --state DIR",
             )
-        name = parse_join_address(run).run if run.startswith("/") else check_run_name(run)
         root = default_state_directory(name)
     directory = StateDirectory(root)
     if not directory.identity.exists():
@@ -44,3 +44,8 @@ def own_peer_id(run: str | None, peer_file: Path | None, state: Path | None) -> 
         finally:
             directory.unlock()
     return Identity.load_or_create(directory.identity).peer_id
+
+
+def _name_of(run: str) -> str:
+    """Raises: AddressError."""
+    return parse_join_address(run).run if run.startswith("/") else check_run_name(run)

@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 
 from atom.base.errors import ConfigError, PeerRefused
 from atom.base.reasons import Reason
-from atom.swarm.addresses import RUN_NAME
+from atom.config.run_name import RUN_NAME
 from atom.swarm.chain.commit import Head, Voter, canonical_digest, genesis
 from atom.swarm.identity import Identity, peer_id_of, public_key_of, verify
 from atom.swarm.records.fields import check_digest, incarnation_of, text_of
