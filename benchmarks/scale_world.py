@@ -16,7 +16,8 @@ from functools import lru_cache
 
 from scale_peer import Peer
 
-from atom.swarm.chain.commit import MAX_VOTERS, Voter, genesis, membership
+from atom.swarm.chain import membership
+from atom.swarm.chain.commit import MAX_VOTERS, Voter, genesis
 from atom.swarm.chain.message_codec import encode
 from atom.swarm.chain.messages import Message
 from atom.swarm.identity import Identity, verify
