@@ -60,9 +60,11 @@ class Bars:
             self._drawn = _progress(self._console)
             self._drawn.start()
         if step.what not in self._rows:
-            row = self._drawn.add_task(step.what, total=step.total, unit=step.unit)
+            counted = None if step.total == 1 else step.total  # nothing to count: it moves, no more
+            row = self._drawn.add_task(step.what, total=counted, unit=step.unit)
             self._rows[step.what] = row
-        self._drawn.update(self._rows[step.what], completed=step.done, total=step.total)
+        if step.total != 1:
+            self._drawn.update(self._rows[step.what], completed=step.done, total=step.total)
         if step.share == 1:
             self._drawn.remove_task(self._rows.pop(step.what))
             if not self._rows:
@@ -129,6 +131,16 @@ class _Begun:
         self.next_line_at = now + min(LAST_INTERVAL_S, FIRST_LINE_S * 2**self.lines)
 
 
+class _Share(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        return Text("" if task.total is None else f"{task.percentage:>3.0f} %")
+
+
+class _TimeLeft(TimeRemainingColumn):
+    def render(self, task: Task) -> Text:
+        return Text() if task.total is None else super().render(task)
+
+
 class _Rate(ProgressColumn):
     def render(self, task: Task) -> Text:
         return Text(rate_text(task.speed, task.fields["unit"]))
@@ -138,9 +150,9 @@ def _progress(console: Console) -> Progress:
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
-        TextColumn("{task.percentage:>3.0f} %"),
+        _Share(),
         _Rate(),
-        TimeRemainingColumn(),
+        _TimeLeft(),
         console=console,
         transient=True,
     )

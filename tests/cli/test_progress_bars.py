@@ -99,3 +99,13 @@ def test_what_cannot_be_counted_is_no_line() -> None:
     for now[0], done in ((0.0, 0), (10.0, 1)):
         lines.show(Step("entering the DHT", done, 1, "nodes"))
     assert screen.getvalue() == ""
+
+
+def test_a_bar_of_what_cannot_be_counted_shows_no_share() -> None:
+    screen, shown = console(force_terminal=True)
+    bars = Bars(screen)
+    bars.show(Step("entering the DHT", 0, 1, "nodes"))
+    bars.show(Step("entering the DHT", 1, 1, "nodes"))
+    assert "entering the DHT" in shown.getvalue()
+    assert "%" not in shown.getvalue()
+    assert "--:--" not in shown.getvalue()
