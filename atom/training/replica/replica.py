@@ -7,9 +7,7 @@ of the step.
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from atom.base.clock import BootClock, Clock
@@ -20,28 +18,14 @@ from atom.optim.gradients import GradientArena
 from atom.optim.rate import learning_rate
 from atom.optim.stepper import Stepper
 from atom.swap.device import Device
-from atom.swap.engine import Engine, Observer, PassCancelled
-from atom.swap.voided import PassVoided
-from atom.training.replica.caution import Caution
-from atom.training.replica.device_hold import DeviceHold, DeviceTaken
+from atom.swap.engine import Observer
+from atom.training.replica.device_hold import DeviceHold
 from atom.training.replica.device_side import DeviceSide
 from atom.training.replica.pass_watch import PassWatch
+from atom.training.replica.passes import Batch, Passes, PassResult
 from atom.training.replica.settings import ReplicaSettings
 
 __all__ = ["Batch", "PassResult", "Replica", "ReplicaSettings"]
-
-Batch = Mapping[str, Tensor]
-"""One micro-batch: the program's batch inputs by name, first dimension = sequences."""
-
-
-@dataclass(frozen=True)
-class PassResult:
-    """What one pass added to the gradients."""
-
-    sequences: int
-    loss_sum: float
-    """Mean loss per sequence, summed over the sequences, nats."""
-    seconds: float
 
 
 class Replica:
@@ -77,16 +61,13 @@ class Replica:
         self._clock = clock or BootClock()
         self._side = DeviceSide(program, evaluation, settings, device)
         self._store = self._side.store
-        self._training.observer = observer
         self._arena = GradientArena(self._store.gradients)
         self._adamw = AdamW(self._store, settings.adamw, program.frozen, share=self._side.share)
-        self._observer = observer
         self.watch = PassWatch(self._clock, [part.name for part in program.sub_models])
         """Looks at some of the passes, unless there is an observer for all of them."""
         told = observer or self.watch.stepped
         self._stepper = Stepper(self._store, self._adamw, program.sub_models, self._clock, told)
-        self._caution = Caution(settings.precision, settings.micro_batches)
-        self._seeds = torch.Generator().manual_seed(settings.dropout_seed)
+        self._passes = Passes(self._side, self._arena, settings, self.watch, self._clock, observer)
         self._round = 0
 
     def rearrange(
@@ -100,20 +81,15 @@ class Replica:
         """
         self._stepper.rest()
         self._side.rearrange(program, evaluation, settings)
-        self._training.observer = self._observer
         self._adamw.share = self._side.share
         self._stepper.follow(program.sub_models)
         self.watch.follow([part.name for part in program.sub_models])
-        self._caution.allow(settings.micro_batches)
+        self._passes.follow(settings)
 
     @property
     def device_hold(self) -> DeviceHold:
         """The device's memory, to be given back and taken again."""
         return self._side.hold
-
-    @property
-    def _training(self) -> Engine:
-        return self._side.engines.training
 
     @property
     def round(self) -> int:
@@ -129,7 +105,7 @@ class Replica:
     @property
     def micro_batches(self) -> int:
         """The most that a pass may accumulate; fewer after memory ran out."""
-        return self._caution.micro_batches
+        return self._passes.micro_batches
 
     @property
     def torn(self) -> bool:
@@ -167,68 +143,16 @@ class Replica:
         last: bool = False,
     ) -> PassResult:
         """Forward and backward of the micro-batches; adds to the gradients. May begin while a step
-        is under way, and ends after it. `last`: as far as the caller knows, no other pass comes
-        before the step; then most of `gradient_norm` is reckoned under this one.
-
-        A pass that is void (PassVoided) adds nothing: if a part of it had been added already, the
-        gradients begin anew, without those of earlier passes either. Another exception
-        (PassCancelled when `should_stop` says so) that comes as late poisons the gradients: they
-        cannot be read until `reset_gradients`. Weights are untouched. One that is cancelled while
-        it is `breakable` poisons nothing: the same call does the same later.
-
-        Raises: PassVoided; DeviceError if a pass of one micro-batch ran out of memory again and
-        again; PassCancelled; GradientsPoisoned; ValueError; StepFailed when the step under way
-        breaks off; DeviceTaken; what the model's computation raises.
-        """
+        is under way, and ends after it. Raises: StepFailed when the step under way breaks off; as
+        `Passes.run`, which says what each leaves behind."""
         self._require_state()
-        started, drawn = self._clock.now(), self._seeds.get_state()
-        seeds = torch.randint(2**63 - 1, (len(batches),), generator=self._seeds).tolist()
-        try:
-            with self.device_hold.using():
-                losses = self._accumulate(batches, seeds, should_stop, last)
-        except PassVoided as void:
-            raise self._caution.learn(void, len(batches), self._drop_what_is_torn()) from void
-        except (PassCancelled, DeviceTaken):
-            if self._arena.sequences == 0:
-                self._drop_what_is_torn()
-            self._seeds.set_state(drawn)
-            raise
-        self._caution.sound()
-        self.watch.end()
-        sizes = [self._sequences_of(batch) for batch in batches]
-        loss_sum = sum(loss * size for loss, size in zip(losses, sizes, strict=True))
-        self._arena.count(sum(sizes), loss_sum)
-        return PassResult(sum(sizes), loss_sum, self._clock.now() - started)
+        return self._passes.run(batches, should_stop, last)
 
     @property
     def breakable(self) -> bool:
         """May the pass under way be cancelled without losing any that was counted before it? Asked
         by its `should_stop`."""
-        return self._arena.sequences == 0 or not self._training.leaving
-
-    def _accumulate(
-        self,
-        batches: Sequence[Batch],
-        seeds: Sequence[int],
-        should_stop: Callable[[], bool],
-        last: bool,
-    ) -> list[float]:
-        self._training.loss_scale = self._caution.loss_scale(self._arena.sequences == 0)
-        first = self._arena.void
-        self._training.observer = self._observer or self.watch.begin()
-        try:
-            with self._arena.accumulating(lambda: self._training.touched, last) as landed:
-                return self._training.run_pass(batches, seeds, should_stop, first, landed)
-        finally:
-            self._training.observer = self._observer
-
-    def _drop_what_is_torn(self) -> int:
-        """Begins anew if the gradients hold part of a pass. Returns the sequences lost with it."""
-        if not self._arena.poisoned:
-            return 0
-        lost = self._arena.sequences
-        self._arena.reset(self._arena.tag)
-        return lost
+        return self._passes.breakable
 
     @property
     def gradients(self) -> Tensor:
@@ -265,22 +189,9 @@ class Replica:
     def evaluate(
         self, batches: Sequence[Batch], should_stop: Callable[[], bool] = lambda: False
     ) -> float:
-        """Mean loss per sequence. Touches neither gradients nor weights.
-
-        When it is void, memory ran out: the same call tries again with fewer at a time. Raises: as
-        `run_pass`.
-        """
+        """Mean loss per sequence. Touches neither gradients nor weights. Raises: as `run_pass`."""
         self._require_state()
-        losses = list[float]()
-        while len(losses) < len(batches):
-            some = batches[len(losses) : len(losses) + self.micro_batches]
-            try:
-                with self.device_hold.using():
-                    losses += self._side.engines.evaluation.evaluate(some, should_stop)
-            except PassVoided as void:
-                raise self._caution.learn(void, len(some)) from void
-        sizes = [self._sequences_of(batch) for batch in batches]
-        return sum(loss * size for loss, size in zip(losses, sizes, strict=True)) / sum(sizes)
+        return self._passes.evaluate(batches, should_stop)
 
     # --- stepping -----------------------------------------------------------------------------
 
@@ -367,9 +278,6 @@ class Replica:
         self.finish_step()
         specs = self._store.layout.specs
         return {spec.name: self._store.weights(spec.name) for spec in specs}
-
-    def _sequences_of(self, batch: Batch) -> int:
-        return self._training.sequences_of(batch)
 
     def _require_state(self) -> None:
         if self.torn:

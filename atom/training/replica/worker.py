@@ -25,7 +25,7 @@ Batch = dict[str, torch.Tensor]
 
 
 class PassResult(Protocol):
-    """What a pass adds to the count: see `atom.training.replica.replica.PassResult`."""
+    """What a pass adds to the count: see `atom.training.replica.passes.PassResult`."""
 
     @property
     def sequences(self) -> int: ...

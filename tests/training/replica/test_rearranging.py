@@ -217,6 +217,6 @@ def test_of_what_was_half_made_nothing_is_kept(rigs: list[Rig], way: int) -> Non
 def test_fewer_micro_batches_learned_of_another_plan_are_forgotten(rigs: list[Rig]) -> None:
     rigs.append(Rig())
     replica = rigs[0].replica
-    replica._caution.allow(1)
+    replica._passes._caution.allow(1)
     rigs[0].rearrange(1)
     assert replica.micro_batches == 2
