@@ -22,11 +22,10 @@ from atom.swarm.chain.message_codec import encode
 from atom.swarm.chain.messages import Message
 from atom.swarm.identity import Identity, verify
 from atom.swarm.records.lease import Lease
-from atom.training.round import Terms, coordinator
+from atom.training.round import Terms
 
 _verified = lru_cache(maxsize=65536)(verify)
 membership.verify = _verified  # a peer checks nine votes a round: here once for all
-coordinator.verify = _verified
 
 
 @dataclass

@@ -61,9 +61,6 @@ WITHIN: dict[str, dict[str, set[str]]] = {
 }
 """Rooms with rooms of their own; "" are the files beside them."""
 
-MEETING_PLACE = "training"
-"""Only here may one file import both the model's column and the swarm (the daemon wires)."""
-
 DOORS: dict[str, tuple[str, ...]] = {
     "aiohttp": ("atom/dashboard/server.py",),
     "hivemind": ("atom/swarm/dht/node.py", "atom/swarm/dht/holders.py", "atom/swarm/dht/p2pd.py"),

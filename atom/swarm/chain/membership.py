@@ -109,16 +109,17 @@ def valid_votes(commit: Commit) -> set[Voter]:
     payload = vote_payload(
         commit.value.parent, commit.ballot, commit.value.digest(), commit.survivors
     )
-    return {
-        vote.voter
-        for vote in commit.votes
-        if verify(vote.voter.peer_id, VOTE_DOMAIN, signed_by(vote.voter, payload), vote.signature)
-    }
+    return {vote.voter for vote in commit.votes if voted(vote.voter, payload, vote.signature)}
 
 
 def signed_by(voter: Voter, payload: bytes) -> bytes:
     """What a voter signs: bound to the incarnation, so old votes stay with the old process."""
     return voter.incarnation + payload
+
+
+def voted(voter: Voter, payload: bytes, signature: bytes) -> bool:
+    """Whether it signed the vote that `vote_payload` made."""
+    return verify(voter.peer_id, VOTE_DOMAIN, signed_by(voter, payload), signature)
 
 
 def reported(voter: Voter, parent: bytes, result_digest: bytes, signature: bytes) -> bool:

@@ -108,7 +108,7 @@ class Accept:
 
 @dataclass(frozen=True)
 class AcceptedVote:
-    """A signature over `chain.vote_payload(parent, ballot, value_digest)`."""
+    """A signature over `commit.vote_payload(parent, ballot, value_digest)`."""
 
     parent: bytes
     ballot: Ballot

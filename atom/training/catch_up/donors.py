@@ -1,4 +1,4 @@
-"""What others serve to catch up from, and how it is fetched. The names are `shelf.py`'s."""
+"""What others serve to catch up from, and how it is fetched. The names are `kept/shelf.py`'s."""
 
 import json
 import shutil

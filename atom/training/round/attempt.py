@@ -5,7 +5,16 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from atom.swarm.chain.commit import MAX_VOTERS, Ballot, Commit, Contribution, Value, Vote, Voter
+from atom.swarm.chain.commit import (
+    MAX_VOTERS,
+    Ballot,
+    Commit,
+    Contribution,
+    Head,
+    Value,
+    Vote,
+    Voter,
+)
 from atom.swarm.chain.membership import standing, voters_next
 from atom.swarm.chain.messages import Accepted, Promise, Suspect
 from atom.training.round.electorate import Electorate
@@ -56,6 +65,13 @@ class Attempt:
             return False
         self.promises[sender] = promise
         return True
+
+    def part_with(self, odd: AbstractSet[Voter]) -> None:
+        """These promised what the others cannot go on with."""
+        self.expected -= {voter.peer_id for voter in odd}
+        self.invited -= {voter.peer_id for voter in odd}
+        for voter in odd:
+            del self.promises[voter]
 
     def present(self) -> set[Voter]:
         """Who did what is asked for at this stage."""
@@ -121,6 +137,24 @@ class Attempt:
         """Who decides after the round that `members` made."""
         leaving = {voter.peer_id for voter, promise in self.promises.items() if promise.leaving}
         return voters_next(self.electorate.voters, members, leaving, dead)
+
+    def averaged(
+        self, head: Head, state_digest: bytes, result: bytes, norm: float, dead: AbstractSet[Voter]
+    ) -> Value:
+        """What the ring of this ballot made, to follow `head`, whose state has that digest."""
+        assert self.ballot is not None
+        members = [Voter(member.peer_id, member.incarnation) for member in self.members]
+        return Value(
+            parent=head.digest,
+            round=head.round + 1,
+            origin=self.ballot,
+            result_digest=result,
+            gradient_norm=norm,
+            parent_state_digest=state_digest,
+            contributions=self.members,
+            voters_next=self.voters_next(members, dead),
+            survivors=self.electorate.survivors,
+        )
 
     def finished(self, value: Value, dead: AbstractSet[Voter]) -> Value:
         """What was accepted, as these electors may decide it: survivors sign it as their branch.

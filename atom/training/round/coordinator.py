@@ -7,9 +7,8 @@ its own ballot made, or finish a value that somebody in a quorum accepted before
 from collections import Counter
 
 from atom.base.reasons import Reason
-from atom.swarm.chain.commit import VOTE_DOMAIN, Ballot, Value, Vote, Voter
-from atom.swarm.chain.commit import vote_payload as payload_of
-from atom.swarm.chain.membership import signed_by, standing
+from atom.swarm.chain.commit import Ballot, Value, Vote, Voter
+from atom.swarm.chain.membership import standing
 from atom.swarm.chain.messages import (
     Abort,
     Accept,
@@ -23,14 +22,18 @@ from atom.swarm.chain.messages import (
     Ring,
     Suspect,
 )
-from atom.swarm.identity import verify
 from atom.swarm.records.lease import Lease
 from atom.training.round.attempt import Attempt, Stage, odd_states_out
 from atom.training.round.desk import Desk
 from atom.training.round.electorate import Electorate, same_head
 from atom.training.round.hold_up import HoldUp
 from atom.training.round.ring_watch import RingWatch
-from atom.training.round.scrutiny import problem_with_reports, reporters
+from atom.training.round.scrutiny import (
+    claims_too_much,
+    problem_with_reports,
+    problem_with_vote,
+    reporters,
+)
 from atom.training.round.silence import Silence
 from atom.training.round.turn import Turn
 
@@ -162,16 +165,10 @@ class Coordinator:
         attempt.expected.add(sender.peer_id)
         self._hold_up.forgive(sender, Stage.PREPARE)
         if attempt.take(sender, message):
-            if self._cannot_be(message, lease):
+            if claims_too_much(self._desk, message, lease):
                 attempt.barred.add(sender.peer_id)
                 self._desk.offence(sender, Reason.BAD_WEIGHT)
             self._check_promises()
-
-    def _cannot_be(self, message: Promise, lease: Lease | None) -> bool:
-        """Nobody needs more than a whole batch beyond what its lease showed a moment ago."""
-        if lease is None or lease.head != self._desk.head.digest:
-            return False
-        return message.sequences > lease.sequences + self._desk.terms.global_batch
 
     def _check_promises(self) -> None:
         attempt = self.attempt
@@ -203,10 +200,8 @@ class Coordinator:
         desk.report("state-mismatch", peers=sorted(voter.peer_id for voter in odd))
         assert attempt.ballot is not None
         message = Abort(desk.head.digest, attempt.ballot, Reason.STATE_MISMATCH)
-        attempt.expected -= {voter.peer_id for voter in odd}
-        attempt.invited -= {voter.peer_id for voter in odd}
+        attempt.part_with(odd)
         for voter in odd:
-            del attempt.promises[voter]
             desk.offence(voter, Reason.STATE_MISMATCH)
         if desk.me not in odd:
             self.give_up(Reason.SUPERSEDED)
@@ -246,20 +241,8 @@ class Coordinator:
         attempt = self._attempt_of(ballot, Stage.RING)
         if attempt is None:
             return
-        desk = self._desk
-        members = [Voter(m.peer_id, m.incarnation) for m in attempt.members]
-        value = Value(
-            parent=desk.head.digest,
-            round=desk.head.round + 1,
-            origin=ballot,
-            result_digest=digest,
-            gradient_norm=norm,
-            parent_state_digest=desk.state.state_digest,
-            contributions=attempt.members,
-            voters_next=attempt.voters_next(members, desk.view.dead),
-            survivors=attempt.electorate.survivors,
-        )
-        self._propose(attempt, value)
+        state, dead = self._desk.state.state_digest, self._desk.view.dead
+        self._propose(attempt, attempt.averaged(self._desk.head, state, digest, norm, dead))
 
     # ---- accept and commit
 
@@ -283,12 +266,9 @@ class Coordinator:
         attempt = self._attempt_of(message.ballot, Stage.ACCEPT)
         if attempt is None or attempt.value is None or sender not in attempt.electorate.voters:
             return
-        digest = attempt.value.digest()
         survivors = attempt.electorate.survivors
-        payload = payload_of(self._desk.head.digest, message.ballot, digest, survivors)
-        genuine = verify(sender.peer_id, VOTE_DOMAIN, signed_by(sender, payload), message.signature)
-        if message.value_digest != digest or not genuine:
-            reason = Reason.BAD_SIGNATURE
+        reason = problem_with_vote(self._desk, attempt.value, survivors, sender, message)
+        if reason is not None:
             self._desk.report("vote-refused", peer=sender.peer_id, reason=reason.value)
             self._desk.offence(sender, reason)
             return

@@ -1,10 +1,11 @@
 """What this replica does not vouch for, as far as it can tell by itself."""
 
 from atom.base.reasons import Reason
-from atom.swarm.chain.commit import Commit, Value, Voter
-from atom.swarm.chain.membership import certificate_problem, could_follow, reported
-from atom.swarm.chain.messages import Accept, Promise
+from atom.swarm.chain.commit import Commit, Value, Voter, vote_payload
+from atom.swarm.chain.membership import certificate_problem, could_follow, reported, voted
+from atom.swarm.chain.messages import Accept, AcceptedVote, Promise
 from atom.swarm.records.fork_choice import too_weak
+from atom.swarm.records.lease import Lease
 from atom.swarm.ring.composition import well_composed
 from atom.swarm.ring.sum_limits import SumLimits
 from atom.training.round.desk import Desk
@@ -83,6 +84,23 @@ def problem_with_reports(desk: Desk, sender: Voter, promise: Promise) -> Reason 
         if not reported(sender, desk.head.digest, said.value.result_digest, said.signature):
             return Reason.BAD_SIGNATURE
     return None
+
+
+def claims_too_much(desk: Desk, promise: Promise, lease: Lease | None) -> bool:
+    """Nobody needs more than a whole batch beyond what its lease showed a moment ago."""
+    if lease is None or lease.head != desk.head.digest:
+        return False
+    return promise.sequences > lease.sequences + desk.terms.global_batch
+
+
+def problem_with_vote(
+    desk: Desk, value: Value, survivors: Survivors, sender: Voter, vote: AcceptedVote
+) -> Reason | None:
+    """Why this is no vote of `sender` for `value`."""
+    digest = value.digest()
+    payload = vote_payload(desk.head.digest, vote.ballot, digest, survivors)
+    genuine = vote.value_digest == digest and voted(sender, payload, vote.signature)
+    return None if genuine else Reason.BAD_SIGNATURE
 
 
 def reporters(desk: Desk, accept: Accept) -> set[Voter]:

@@ -10,7 +10,6 @@ from blake3 import blake3
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 import atom.swarm.chain.membership
-import atom.training.round.coordinator
 from atom.swarm.identity import Identity, verify
 
 SIGNATURE_BYTES = 64
@@ -41,7 +40,6 @@ def verified(peer_id: str, domain: str, payload: bytes, signature: bytes) -> boo
 
 
 atom.swarm.chain.membership.verify = verified
-atom.training.round.coordinator.verify = verified
 
 
 @lru_cache(maxsize=256)
