@@ -9,7 +9,8 @@ from atom.base.errors import StorageError
 from atom.cli.plan import make_plan, plan_json
 from atom.cli.schedule_chart import schedule_svg
 from atom.cli.terminal import stdout_console
-from atom.daemon.fitting.planning import Plan, PlanRequest
+from atom.daemon.fitting.box_plan import Plan
+from atom.daemon.fitting.planning import PlanRequest
 from atom.plan.gantt import bars
 
 _FILES = ("submodels.py", "plan.json", "schedule.svg")

@@ -10,7 +10,8 @@ from atom.base.errors import DeviceError, StorageError
 from atom.base.units import format_bytes, parse_bits_per_s, parse_bytes
 from atom.cli.plan_text import plan_text
 from atom.cli.terminal import print_plainly, stderr_console, stdout_console
-from atom.daemon.fitting.planning import Plan, PlanRequest, plan_run
+from atom.daemon.fitting.box_plan import Plan
+from atom.daemon.fitting.planning import PlanRequest, plan_run
 from atom.plan.document import plan_document
 
 

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from atom.base.units import format_bytes
-from atom.daemon.fitting.planning import Plan
+from atom.daemon.fitting.box_plan import Plan
 from atom.plan.choice import Choice
 from atom.plan.gantt import Bar, bars
 from atom.plan.step_share import StepShare

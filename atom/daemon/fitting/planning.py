@@ -4,9 +4,8 @@ Needs no weights, no text and no swarm. Seconds come from a measurement of the m
 this device, or from a table of devices (`assume`).
 """
 
-import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -15,18 +14,11 @@ from atom.base.errors import ConfigError, DeviceError
 from atom.base.units import format_bytes
 from atom.config.load import load_peer_file, load_run_file
 from atom.config.peer_file import PeerFile
-from atom.config.places import default_state_directory
 from atom.config.run_file import RunFile
 from atom.config.sources import text_sources
+from atom.daemon.fitting.box_plan import DevicePlan, HostPlan, Plan, disk_plan, host_plan
 from atom.daemon.fitting.device_choice import (
-    BOUNDARY_SHARE,
-    RESULT_ARENAS,
-    Question,
-    cut_arenas,
-    feedback_bytes,
-    free_host_bytes,
     most_micro_batches,
-    peer_bytes,
     question,
     usable_device_bytes,
 )
@@ -35,32 +27,18 @@ from atom.daemon.fitting.step_share import State, arrange, assumed_rates
 from atom.daemon.model.model_source import open_source, pin_source
 from atom.daemon.model.number_forms import gradients, state_form
 from atom.daemon.model.recipe import PRECISIONS, open_device, trace_run
-from atom.graph.ir import Program
 from atom.graph.profile.devices import assumed_device
 from atom.graph.profile.seconds import Profile
 from atom.graph.traced import Graph
 from atom.models.data.tokenizer import load_tokenizer
 from atom.optim.device_speed import step_rates
 from atom.optim.speed import adamw_elements_per_s
-from atom.plan.advice import Advice, Situation, advise
-from atom.plan.choice import Choice
+from atom.plan.advice import Situation, advise
 from atom.plan.chosen_program import chosen_program
-from atom.plan.prediction import RoundPrediction, Surroundings, Work, predict
-from atom.plan.step_share import StepShare
-from atom.swap.host_store import working_copy_bytes
-from atom.swap.state_form import HIGH, LOW, MASTER
+from atom.plan.prediction import Surroundings, Work, predict
 from atom.swap.step_rates import StepRates
 from atom.swarm.ring.codec import CODECS
 
-FLOAT32_BYTES = torch.float32.itemsize
-STATE_TITLES = {
-    MASTER: "master weights",
-    HIGH: "weights, high halves",
-    LOW: "weights, low halves",
-    "exp_avg": "first moments",
-    "exp_avg_sq": "second moments",
-}
-"""What a replica's state arenas are called in a plan."""
 DEFAULT_NETWORK_BITS_PER_S = 100e6
 DEFAULT_PEERS = 4
 GPU_RESERVE = 0.9
@@ -83,93 +61,6 @@ class PlanRequest:
     peers: int = DEFAULT_PEERS
 
 
-@dataclass(frozen=True)
-class HostPlan:
-    """Host memory: flat arenas of one element per parameter (and padding)."""
-
-    arenas: tuple[tuple[str, int], ...]
-    """(what, bytes)."""
-    have_bytes: int
-    """The peer file's word, or what is free now."""
-
-    @property
-    def total_bytes(self) -> int:
-        return sum(size for _, size in self.arenas)
-
-    @property
-    def boundary_bytes(self) -> int | None:
-        """For values between sub-models. None where not even the replica fits: then only the
-        verdict matters."""
-        left = self.have_bytes - self.total_bytes
-        return int(left * BOUNDARY_SHARE) if left > 0 else None
-
-    def with_cut(
-        self, program: Program, choice: Choice, on_gpu: bool, leaving: torch.dtype
-    ) -> "HostPlan":
-        """Adds what the cut costs."""
-        more = cut_arenas(program, choice, on_gpu, leaving)
-        return replace(self, arenas=(*self.arenas, *more))
-
-
-@dataclass(frozen=True)
-class DiskPlan:
-    """The state directory, once it is as large as it gets."""
-
-    snapshot_bytes: int
-    """The kept ones, and the one being written."""
-    result_bytes: int
-    """Averaged gradients since the snapshot before the last: what joiners catch up from."""
-    have_bytes: int
-
-    @property
-    def total_bytes(self) -> int:
-        return self.snapshot_bytes + self.result_bytes
-
-
-@dataclass(frozen=True)
-class DevicePlan:
-    """What computes, and where its seconds come from."""
-
-    title: str
-    budget_bytes: int
-    seconds_from: str
-    """`measured` here, or `assumed` from the table."""
-    link_bytes_per_s: float
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What a box would do for a run."""
-
-    run: str
-    model: str
-    precision: str
-    parameters: int
-    micro_batch_sequences: int
-    tokens_per_sequence: int
-    """1 for a run whose module brings samples of its own."""
-    graph: Graph
-    program: Program
-    profile: Profile
-    question: Question
-    host: HostPlan
-    disk: DiskPlan
-    device: DevicePlan
-    choice: Choice
-    share: StepShare | None
-    """What the device does of the optimizer's step; None: not asked for, on the host's cores."""
-    work: Work
-    surroundings: Surroundings
-    prediction: RoundPrediction
-    advice: tuple[Advice, ...]
-
-    @property
-    def fits(self) -> bool:
-        """The device always does, or there is no plan."""
-        host = self.host.total_bytes <= self.host.have_bytes
-        return host and self.disk.total_bytes <= self.disk.have_bytes
-
-
 def plan_run(request: PlanRequest, note: Note) -> Plan:
     """Plans from the two files. `note` is told what takes long or is not as expected.
 
@@ -181,7 +72,7 @@ def plan_run(request: PlanRequest, note: Note) -> Plan:
     if peer.device.cpu_threads:
         torch.set_num_threads(peer.device.cpu_threads)
     run, graph, model = _trace(run, peer, request.run_file.absolute().parent)
-    host = _host(run, graph, peer)
+    host = host_plan(run, graph, peer)
     state = State(graph.layout, graph.parameter_dtype, state_form(run))
     device, profile, rates = _device(request, peer, state, graph, host, note)
     on_gpu = request.assume is not None or device.title != "cpu"
@@ -212,7 +103,7 @@ def plan_run(request: PlanRequest, note: Note) -> Plan:
         profile=profile,
         question=asked,
         host=host.with_cut(program, choice, on_gpu, leaving),
-        disk=_disk(run, graph, peer),
+        disk=disk_plan(run, graph, peer),
         device=device,
         choice=choice,
         share=share,
@@ -274,39 +165,6 @@ def _device(
         profile, title = profile_of(graph, kind, None, note), str(kind)
     rate = profile.link.load_bytes_per_s.median
     return DevicePlan(title, budget, profile.source, rate), profile, rates
-
-
-def _host(run: RunFile, graph: Graph, peer: PeerFile) -> HostPlan:
-    form, elements = state_form(run), graph.layout.total_elements
-    kept = {STATE_TITLES[name]: dtype.itemsize for name, dtype in form.arenas().items()}
-    if copy_bytes := working_copy_bytes(graph.parameter_dtype, form):
-        kept["working copy"] = copy_bytes
-    narrow = " in bfloat16" if run.optimizer.gradients == "bfloat16" else ""
-    kept[f"gradients{narrow}"] = gradients(run).itemsize
-    averaged = (f"averaged gradients {n + 1}" for n in range(RESULT_ARENAS))
-    kept |= dict.fromkeys(averaged, FLOAT32_BYTES)
-    arenas = [(name, size * elements) for name, size in kept.items()]
-    if lost := feedback_bytes(run, graph):
-        arenas.append(("lost in rounding", lost))
-    assert sum(size for _, size in arenas) == peer_bytes(run, graph)
-    return HostPlan(tuple(arenas), free_host_bytes(peer.host.memory_bytes))
-
-
-def _disk(run: RunFile, graph: Graph, peer: PeerFile) -> DiskPlan:
-    arena = graph.layout.total_elements * FLOAT32_BYTES
-    folder = (
-        Path(peer.state.directory)
-        if peer.state.directory
-        else default_state_directory(run.run.name)
-    )
-    while not folder.exists():
-        folder = folder.parent
-    kept = peer.state.snapshots
-    return DiskPlan(
-        snapshot_bytes=(kept + 1) * state_form(run).element_bytes * graph.layout.total_elements,
-        result_bytes=kept * run.snapshot.every_rounds * arena,
-        have_bytes=shutil.disk_usage(folder).free,
-    )
 
 
 def _work(run: RunFile, graph: Graph, request: PlanRequest) -> Work:
