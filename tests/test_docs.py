@@ -11,7 +11,7 @@ import typer
 
 from atom.base.reasons import Reason
 from atom.cli.app import app
-from atom.cli.exit_codes import MEANINGS
+from atom.cli.shell.exit_codes import MEANINGS
 from atom.config.peer_file import PeerFile
 from atom.config.run_file import RunFile
 from atom.config.section import Section
@@ -123,7 +123,7 @@ def test_keys_of_info() -> None:
 
 
 def test_keys_of_contributions() -> None:
-    peer = returned_keys("atom/cli/contributions.py", "contributions")
+    peer = returned_keys("atom/cli/look/contributions.py", "contributions")
     text = section_of("volunteer.md", "### Who gave what")
     assert peer | {"share", "peer_id"} <= set(re.findall(r"`(\w+)`", text))
 

@@ -58,6 +58,14 @@ WITHIN: dict[str, dict[str, set[str]]] = {
         "peer": {"", "model", "fitting", "owner", "turns", "monitors"},
         "doctor": {"", "model", "fitting", "peer"},
     },
+    "cli": {
+        "shell": set(),
+        "train": {"shell"},
+        "box": {"shell"},
+        "look": {"shell", "box"},
+        "demo": {"shell", "look"},
+        "": {"shell", "train", "box", "look", "demo"},
+    },
 }
 """Rooms with rooms of their own; "" are the files beside them."""
 

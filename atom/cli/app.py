@@ -11,11 +11,11 @@ import typer
 
 from atom import __version__
 from atom.cli import box_commands, look_commands, train_commands
-from atom.cli.arguments import gather_addresses, refuse_empty, with_home
-from atom.cli.completion import named_shell
-from atom.cli.exit_codes import MEANINGS, ExitCode
-from atom.cli.failures import run_guarded
-from atom.cli.help_text import shown
+from atom.cli.shell.arguments import gather_addresses, refuse_empty, with_home
+from atom.cli.shell.completion import named_shell
+from atom.cli.shell.exit_codes import MEANINGS, ExitCode
+from atom.cli.shell.failures import run_guarded
+from atom.cli.shell.help_text import shown
 
 _EPILOGUE = "\n".join(
     (

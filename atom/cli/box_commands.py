@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from atom.cli.completion import precisions, services, settings, state_directories
-from atom.cli.options import (
+from atom.cli.shell.completion import precisions, services, settings, state_directories
+from atom.cli.shell.options import (
     AllOption,
     DaemonStateOption,
     JsonOption,
@@ -14,7 +14,7 @@ from atom.cli.options import (
     StateOption,
     TrustOption,
 )
-from atom.cli.signals import end_at_once_on_signals
+from atom.cli.shell.signals import end_at_once_on_signals
 
 commands = typer.Typer()
 
@@ -29,7 +29,7 @@ def pause(state: DaemonStateOption = None, everyone: AllOption = False) -> None:
     atom pause
     atom pause --all
     """
-    from atom.cli.control import pause_daemon
+    from atom.cli.box.control import pause_daemon
 
     pause_daemon(state, everyone)
 
@@ -43,7 +43,7 @@ def resume(state: DaemonStateOption = None, everyone: AllOption = False) -> None
     [bold]Example[/]
     atom resume
     """
-    from atom.cli.control import resume_daemon
+    from atom.cli.box.control import resume_daemon
 
     resume_daemon(state, everyone)
 
@@ -65,8 +65,8 @@ def leave(
     atom leave
     atom leave --deadline "5 min"
     """
-    from atom.cli.arguments import parse_deadline
-    from atom.cli.control import leave_daemon
+    from atom.cli.box.control import leave_daemon
+    from atom.cli.shell.arguments import parse_deadline
 
     leave_daemon(state, everyone, parse_deadline(deadline))
 
@@ -101,7 +101,7 @@ def set_(
     atom set network.upload="20 Mbit/s" network.download=
     atom set device.power="200 W"
     """
-    from atom.cli.control import set_settings
+    from atom.cli.box.control import set_settings
 
     set_settings(state, assignments or ())
 
@@ -114,7 +114,7 @@ def info(state: DaemonStateOption = None, as_json: JsonOption = False) -> None:
     atom info
     atom info --json | jq .tokens_per_s
     """
-    from atom.cli.control import show_info
+    from atom.cli.box.control import show_info
 
     show_info(state, as_json)
 
@@ -134,8 +134,8 @@ def trace(
     [bold]Example[/]
     atom trace pass.json
     """
-    from atom.cli.arguments import parse_deadline
-    from atom.cli.trace import save_trace
+    from atom.cli.box.trace import save_trace
+    from atom.cli.shell.arguments import parse_deadline
 
     save_trace(file, state, parse_deadline(deadline))
 
@@ -172,7 +172,7 @@ def export(
     atom export my-model
     atom export my-model --precision bfloat16
     """
-    from atom.cli.export import ExportOptions, export_model
+    from atom.cli.box.export import ExportOptions, export_model
 
     export_model(ExportOptions(folder, state, snapshot, precision, trust))
 
@@ -196,7 +196,7 @@ def doctor(
     atom doctor ADDRESS --peer my-box.toml
     """
     end_at_once_on_signals("interrupted")
-    from atom.cli.doctor import show_diagnosis
+    from atom.cli.box.doctor import show_diagnosis
     from atom.daemon.doctor.examination import DoctorRequest
 
     return show_diagnosis(DoctorRequest(address, peer, state), as_json)
@@ -225,6 +225,6 @@ def service(
     [bold]Example[/]
     atom service join ADDRESS --peer my-box.toml > ~/.config/systemd/user/atom.service
     """
-    from atom.cli.service import print_service
+    from atom.cli.box.service import print_service
 
     print_service(context, given)

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from atom.cli.completion import state_directories
-from atom.cli.options import (
+from atom.cli.shell.completion import state_directories
+from atom.cli.shell.options import (
     AddressArgument,
     JsonOption,
     MemberOption,
@@ -23,7 +23,7 @@ def status(address: AddressArgument, as_json: JsonOption = False) -> None:
     atom status ADDRESS
     atom status ADDRESS --json | jq .loss
     """
-    from atom.cli.status import show_status
+    from atom.cli.look.status import show_status
 
     show_status(address, as_json)
 
@@ -47,7 +47,7 @@ def watch(
     atom watch
     atom watch ADDRESS
     """
-    from atom.cli.watch import watch_swarm
+    from atom.cli.look.watch import watch_swarm
 
     watch_swarm(address, state)
 
@@ -76,7 +76,7 @@ def dashboard(
     [bold]Example[/]
     atom dashboard ADDRESS --port 8700
     """
-    from atom.cli.dashboard import show_dashboard
+    from atom.cli.look.dashboard import show_dashboard
 
     show_dashboard(address, port, host, state)
 
@@ -94,7 +94,7 @@ def contributions(
     [bold]Example[/]
     atom contributions ADDRESS --json
     """
-    from atom.cli.contributions import show_contributions
+    from atom.cli.look.contributions import show_contributions
 
     show_contributions(address, state, as_json)
 
@@ -125,7 +125,7 @@ def plot(
     atom plot run.png
     atom plot run.svg ADDRESS
     """
-    from atom.cli.plot import plot_run
+    from atom.cli.look.plot import plot_run
 
     plot_run(file, address, state)
 

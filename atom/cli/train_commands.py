@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from atom.cli.completion import run_names
-from atom.cli.options import (
+from atom.cli.shell.completion import run_names
+from atom.cli.shell.options import (
     AddressArgument,
     AssumeOption,
     GpuMemoryOption,
@@ -20,8 +20,8 @@ from atom.cli.options import (
     StateOption,
     TrustOption,
 )
-from atom.cli.signals import end_at_once_on_signals
-from atom.cli.terminal import waiting
+from atom.cli.shell.signals import end_at_once_on_signals
+from atom.cli.shell.terminal import waiting
 
 commands = typer.Typer()
 
@@ -55,7 +55,7 @@ def start(
     """
     end_at_once_on_signals()
     with waiting("loading PyTorch"):
-        from atom.cli.daemons import found_run
+        from atom.cli.train.daemons import found_run
         from atom.daemon.peer.box import StartOptions
 
     addresses = tuple(initial_peers or ())
@@ -81,7 +81,7 @@ def join(
     """
     end_at_once_on_signals()
     with waiting("loading PyTorch"):
-        from atom.cli.daemons import join_run
+        from atom.cli.train.daemons import join_run
 
     return join_run(address, peer, state, trust)
 
@@ -125,7 +125,7 @@ def bootstrap(
     atom bootstrap --listen 0.0.0.0:31337
     atom bootstrap --peer peers/bootstrap.toml
     """
-    from atom.cli.bootstrap import BootstrapOptions, serve_bootstrap
+    from atom.cli.train.bootstrap import BootstrapOptions, serve_bootstrap
 
     serve_bootstrap(BootstrapOptions(listen, peer, state, tuple(initial_peers or ())))
 
@@ -150,7 +150,7 @@ def plan(
     atom plan peers/gpt3-2.7b.toml --assume rtx3060-12g --network "100 Mbit/s"
     """
     end_at_once_on_signals("interrupted")
-    from atom.cli.plan import parse_gpu_memory, parse_network, show_plan
+    from atom.cli.train.plan import parse_gpu_memory, parse_network, show_plan
     from atom.daemon.fitting.planning import PlanRequest
 
     memory, bits_per_s = parse_gpu_memory(gpu_memory), parse_network(network)
@@ -170,8 +170,8 @@ def compile_(
     [bold]Example[/]
     atom compile peers/demo.toml --out compiled
     """
-    from atom.cli.compile import compile_run
-    from atom.cli.plan import parse_gpu_memory
+    from atom.cli.train.compile import compile_run
+    from atom.cli.train.plan import parse_gpu_memory
     from atom.daemon.fitting.planning import PlanRequest
 
     compile_run(PlanRequest(run_file, peer, parse_gpu_memory(gpu_memory), assume), out)

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from good_run import GOOD_RUN
 
 from atom.cli.app import main
-from atom.cli.exit_codes import ExitCode
+from atom.cli.shell.exit_codes import ExitCode
+from tests.cli.good_run import GOOD_RUN
 
 PEER_ID = "12D3KooWGRUaMpSxHC6zS3FfG3mVYmXsBdTKZvNTT7J3rc7FLMbw"
 
@@ -134,7 +134,7 @@ def _failing(fault: BaseException) -> Callable[[str, bool], None]:
 def test_an_unexpected_fault_is_one_line_and_a_report(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("atom.cli.status.show_status", _failing(RuntimeError("the bug")))
+    monkeypatch.setattr("atom.cli.look.status.show_status", _failing(RuntimeError("the bug")))
 
     assert main(["status", "x"]) == ExitCode.FAULT
 
@@ -149,7 +149,7 @@ def test_an_unexpected_fault_is_one_line_and_a_report(
 def test_debug_shows_the_traceback(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("atom.cli.status.show_status", _failing(RuntimeError("the bug")))
+    monkeypatch.setattr("atom.cli.look.status.show_status", _failing(RuntimeError("the bug")))
 
     assert main(["--debug", "status", "x"]) == ExitCode.FAULT
 
@@ -172,7 +172,7 @@ def test_faults_that_are_the_worlds(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("atom.cli.status.show_status", _failing(fault))
+    monkeypatch.setattr("atom.cli.look.status.show_status", _failing(fault))
 
     assert main(["status", "x"]) == code
 

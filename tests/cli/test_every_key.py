@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 import tomlkit
-from good_run import GOOD_RUN
 
 from atom.cli.app import main
-from atom.cli.exit_codes import ExitCode
+from atom.cli.shell.exit_codes import ExitCode
 from atom.config.peer_file import PeerFile
 from atom.config.problems import keys_of
 from atom.config.run_file import RunFile
+from tests.cli.good_run import GOOD_RUN
 
 HUGE = "9" * 400
 LONG = "x" * 5000

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import typer
-from good_run import GOOD_RUN
 
 from atom.cli.app import app, main
-from atom.cli.exit_codes import ExitCode
+from atom.cli.shell.exit_codes import ExitCode
+from tests.cli.good_run import GOOD_RUN
 
 PEER_ID = "12D3KooWGRUaMpSxHC6zS3FfG3mVYmXsBdTKZvNTT7J3rc7FLMbw"
 ADDRESS = f"/ip4/127.0.0.1/tcp/9/p2p/{PEER_ID}/run/tiny"

@@ -14,10 +14,10 @@ from atom.cli.demo.record import merge, rounds_of, write_events
 from atom.cli.demo.report import report
 from atom.cli.demo.stage import Stage, run_text
 from atom.cli.demo.verdict import Check, PeerResult, judge, sum_up
-from atom.cli.exit_codes import ExitCode
-from atom.cli.failures import say_error
-from atom.cli.signals import run_to_the_end
-from atom.cli.terminal import stdout_console
+from atom.cli.shell.exit_codes import ExitCode
+from atom.cli.shell.failures import say_error
+from atom.cli.shell.signals import run_to_the_end
+from atom.cli.shell.terminal import stdout_console
 from atom.config.load import load_run_file, parse_run_text
 from atom.config.run_file import RunFile
 

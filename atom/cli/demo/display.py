@@ -10,10 +10,10 @@ from rich.live import Live
 from rich.padding import Padding
 from rich.text import Text
 
-from atom.cli.loss_chart import Point
-from atom.cli.onlooker import Sight
-from atom.cli.terminal import draws
-from atom.cli.watch import chart_rows, frame, live_display, plain_line
+from atom.cli.look.loss_chart import Point
+from atom.cli.look.onlooker import Sight
+from atom.cli.look.watch import chart_rows, frame, live_display, plain_line
+from atom.cli.shell.terminal import draws
 
 _STORY_LINES = 8
 _OTHER_ROWS = 4

@@ -15,7 +15,7 @@ from atom.cli.demo.record import Event, rounds_of
 from atom.cli.demo.script import Cue, Scene, cues
 from atom.cli.demo.stage import Stage
 from atom.cli.demo.verdict import STOPPED
-from atom.cli.onlooker import Sight, onlooking
+from atom.cli.look.onlooker import Sight, onlooking
 from atom.swarm.addresses import parse_join_address
 from atom.swarm.records.lease import PeerState
 

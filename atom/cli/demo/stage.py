@@ -100,7 +100,7 @@ class Stage:
 
 def run_text(rounds: int | None) -> str:
     """The demo's run file; with another number of rounds its warmup keeps its share of them."""
-    packaged = importlib.resources.files("atom.cli").joinpath("data/demo.toml")
+    packaged = importlib.resources.files("atom.cli.demo").joinpath("demo.toml")
     text = packaged.read_text(encoding="utf-8")
     if rounds is None:
         return text

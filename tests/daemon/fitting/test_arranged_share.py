@@ -10,8 +10,8 @@ from torch import Tensor
 
 from atom.base.errors import DeviceError
 from atom.base.events import read_events
-from atom.cli.plan_text import plan_text
-from atom.cli.terminal import stdout_console
+from atom.cli.shell.terminal import stdout_console
+from atom.cli.train.plan_text import plan_text
 from atom.config.load import load_run_file
 from atom.daemon.console import Silence
 from atom.daemon.fitting import device_choice, planning

@@ -1,0 +1,106 @@
+"""`atom pause`, `resume`, `leave`, `info`, `set`: the daemon on this machine, over its socket."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.text import Text
+
+from atom.base.errors import ControlError
+from atom.cli.box.local_daemons import find_daemon, find_daemons
+from atom.cli.box.several_daemons import show_daemons
+from atom.cli.shell.terminal import following, stderr_console, stdout_console
+from atom.config.peer_defaults import MEANINGS
+from atom.config.peer_text import all_keys, parse_assignment
+
+_REMARKS_AT = 48
+
+
+def pause_daemon(state: Path | None, everyone: bool) -> None:
+    """Raises: ControlError."""
+    _tell(state, everyone, lambda client: client.pause())
+
+
+def resume_daemon(state: Path | None, everyone: bool) -> None:
+    """Raises: ControlError."""
+    _tell(state, everyone, lambda client: client.resume())
+
+
+def leave_daemon(state: Path | None, everyone: bool, deadline_s: float | None) -> None:
+    """Raises: ControlError."""
+    _tell(state, everyone, lambda client: client.leave(deadline_s))
+
+
+def _tell(state: Path | None, everyone: bool, command: Callable[[Any], str]) -> None:
+    """Prints what the daemon answers, or each of them; who does not answer keeps no other from
+    being told. Raises: ControlError."""
+    if not everyone:
+        typer.echo(command(control_client(state)))
+        return
+    failures: list[ControlError] = []
+    for folder in find_daemons(state):
+        try:
+            said = command(control_client(folder.root))
+        except ControlError as failure:
+            failures.append(failure)
+        else:
+            typer.echo(f"{folder.root.name}: {said}")
+    if failures:
+        raise failures[0]
+
+
+def show_info(state: Path | None, as_json: bool) -> None:
+    """Of the daemon; if several run and none is named, a row for each. Raises: ControlError."""
+    several = find_daemons(state)
+    if len(several) > 1:
+        show_daemons([(folder.root, control_client(folder.root)) for folder in several], as_json)
+        return
+    info = control_client(several[0].root).info()
+    if as_json:
+        typer.echo(json.dumps(info, indent=2))
+        return
+    from atom.cli.box.info_page import lines  # brings the DHT's side along
+
+    console = stdout_console()
+    columns = console.width if console.is_terminal else None
+    for label, text in lines(info, columns):
+        console.print(Text.assemble((label, "bold"), text), soft_wrap=True)
+
+
+def set_settings(state: Path | None, assignments: Sequence[str]) -> None:
+    """Prints what was changed, or the keys that are named, or without either all there is: as lines
+    of a peer file with what is to be known of them. Raises: UserError, and nothing was changed."""
+    named = set(assignments)
+    only_shown = named <= set(all_keys())
+    for text in () if only_shown else assignments:
+        parse_assignment(text)  # what is none is refused whether or not a daemon runs
+    client = control_client(state)
+    with following(stderr_console()) as told:
+        settings = client.set(() if only_shown else assignments, told)
+    _show_settings(
+        [each for each in settings if not only_shown or not named or each["key"] in named]
+    )
+
+
+def _show_settings(settings: Sequence[dict[str, Any]]) -> None:
+    lines = [f"{each['key']} = {each['value'] or '(not set)'}" for each in settings]
+    width = min(max(map(len, lines), default=0), _REMARKS_AT)
+    for line, setting in zip(lines, settings, strict=True):
+        remarks = [_default_words(setting["key"])] * setting["default"]
+        remarks += [] if setting["live"] else ["holds after a restart"]
+        remark = f"  # {', '.join(remarks)}" if remarks else ""
+        typer.echo(f"{line:<{width}}{remark}".rstrip())
+
+
+def _default_words(key: str) -> str:
+    meaning = MEANINGS.get(key)
+    return "default" if meaning is None else f"default: {meaning}"
+
+
+def control_client(state: Path | None) -> Any:
+    """To the daemon in `state`, else to the only one there is. Raises: ControlError."""
+    from atom.daemon.control_client import ControlClient  # gRPC: a quarter of a second
+
+    return ControlClient(find_daemon(state))

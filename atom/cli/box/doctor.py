@@ -1,0 +1,74 @@
+"""`atom doctor`: one page of findings, each with what to do."""
+
+import json
+from collections import Counter
+from dataclasses import asdict
+
+import typer
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from atom.cli.shell.exit_codes import ExitCode
+from atom.cli.shell.terminal import print_plainly, stderr_console
+from atom.daemon.doctor.examination import DoctorRequest, examine
+from atom.daemon.doctor.facts import Facts
+from atom.daemon.doctor.finding import Finding, Level
+from atom.daemon.doctor.findings import findings_of
+
+_MARKS = {
+    Level.OK: ("✓", "good"),
+    Level.UNCHECKED: ("·", "quiet"),
+    Level.WARNING: ("!", "warning"),
+    Level.FAILURE: ("✗", "bad"),
+}
+
+
+def show_diagnosis(request: DoctorRequest, as_json: bool) -> ExitCode:
+    """Prints the page; DIAGNOSIS if something failed. Raises: ConfigError, AddressError."""
+    with stderr_console().status("looking") as status:
+        facts = examine(request, status.update)
+    findings = findings_of(facts)
+    if as_json:
+        typer.echo(json.dumps(to_json(facts, findings), indent=2))
+    else:
+        print_plainly(page(findings))
+    failed = any(finding.level is Level.FAILURE for finding in findings)
+    return ExitCode.DIAGNOSIS if failed else ExitCode.OK
+
+
+def page(findings: list[Finding]) -> Group:
+    """A line per finding; below it, where something is wrong, what to do."""
+    table = Table.grid(padding=(0, 1))
+    table.add_column()
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for finding in findings:
+        mark, style = _MARKS[finding.level]
+        said = Text(finding.said, style="quiet" if finding.level is Level.UNCHECKED else "")
+        table.add_row(Text(mark, style=style), Text(finding.topic, style="bold"), said)
+        if finding.fix:
+            table.add_row("", "", Text(f"→ {finding.fix}", style="hint"))
+    return Group(table, Text(""), _summary(findings))
+
+
+def _summary(findings: list[Finding]) -> Text:
+    counts = Counter(finding.level for finding in findings)
+    parts = [f"{counts[level]} {word}" for level, word in _WORDS.items() if counts[level]]
+    return Text(", ".join(parts))
+
+
+_WORDS = {
+    Level.FAILURE: "failed",
+    Level.WARNING: "to look at",
+    Level.OK: "ok",
+    Level.UNCHECKED: "not checked",
+}
+
+
+def to_json(facts: Facts, findings: list[Finding]) -> dict[str, object]:
+    """JSON-serialisable."""
+    return {
+        "findings": [asdict(finding) for finding in findings],
+        "facts": asdict(facts),
+    }

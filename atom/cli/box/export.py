@@ -1,0 +1,56 @@
+"""`atom export`: a peer's model as a folder for other programs."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import typer
+
+from atom.base.units import format_bytes
+from atom.cli.box.local_daemons import find_state
+from atom.cli.shell.arguments import parse_trust
+from atom.cli.shell.daemon_console import TerminalConsole
+from atom.cli.shell.signals import raise_on_signals
+from atom.cli.shell.terminal import stderr_console
+
+PRECISIONS = ("float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """As they were typed."""
+
+    folder: Path
+    state: Path | None
+    snapshot: Path | None
+    precision: str | None
+    trust: str | None
+
+
+def export_model(options: ExportOptions) -> None:
+    """Raises: typer.BadParameter; what `atom.daemon.model.exporting.export_run` raises."""
+    if options.precision not in (None, *PRECISIONS):
+        known = ", ".join(PRECISIONS)
+        raise typer.BadParameter(
+            f"{options.precision!r} is none of {known}", param_hint="--precision"
+        )
+    trust = parse_trust(options.trust)
+    state = find_state(options.state or _beside(options.snapshot))
+    raise_on_signals()
+    console = TerminalConsole()
+    try:
+        with stderr_console().status("reading the run"):
+            from atom.daemon.model.exporting import ExportRequest, export_run
+
+        request = ExportRequest(options.folder, state, options.snapshot, options.precision, trust)
+        exported = export_run(request, console)
+    finally:
+        console.close()
+    for name, size in exported.files:
+        typer.echo(f"{exported.folder / name}  {format_bytes(size)}")
+
+
+def _beside(snapshot: Path | None) -> Path | None:
+    """The state directory that a snapshot lies in."""
+    if snapshot is None or snapshot.absolute().parent.name != "snapshots":
+        return None
+    return snapshot.absolute().parent.parent

@@ -1,0 +1,1 @@
+"""A swarm from outside: status, watch, plots, contributions, the dashboard."""

@@ -1,0 +1,42 @@
+"""`atom dashboard`: a swarm in the browser, from the DHT alone."""
+
+import contextlib
+from pathlib import Path
+
+import typer
+
+from atom.cli.look.follower import following
+from atom.cli.shell.signals import run_to_the_end
+from atom.cli.shell.terminal import stderr_console
+from atom.config.address import parse_interface
+from atom.dashboard.server import LOOPBACK, Listening, serve
+
+DEFAULT_PORT = 8700
+"""A fixed port: a page that is open goes on when the dashboard is started again."""
+
+
+def show_dashboard(address: str, port: int | None, host: str | None, state: Path | None) -> None:
+    """Serves the page until interrupted; its URL is the first line of stdout.
+
+    Raises: typer.BadParameter, AddressError, PortInUseError, UserError.
+    """
+    where = Listening(DEFAULT_PORT if port is None else port, _host(host))
+    with contextlib.suppress(KeyboardInterrupt):
+        run_to_the_end(_serve(address, where, state))
+
+
+def _host(text: str | None) -> str:
+    try:
+        return LOOPBACK if text is None else parse_interface(text)
+    except ValueError as problem:
+        raise typer.BadParameter(str(problem), param_hint="--host") from None
+
+
+async def _serve(address: str, where: Listening, state: Path | None) -> None:
+    async with following(address, state) as (feed, _):
+        await serve(feed, where, _say)
+
+
+def _say(url: str) -> None:
+    typer.echo(url)
+    stderr_console().print("[quiet]open it in a browser; Ctrl-C ends it[/]")

@@ -1,0 +1,45 @@
+"""`atom plot`: a run as a picture, from this box's event log or from the swarm's chain."""
+
+from pathlib import Path
+
+import typer
+
+from atom.base.errors import StorageError
+from atom.base.home import expand_home
+from atom.cli.box.local_daemons import find_state
+from atom.cli.look.contributions import read_ledger
+from atom.cli.look.run_rounds import PlottedRound, rounds_of_ledger, rounds_of_log
+from atom.cli.shell.output_file import refuse_folders, write_whole
+from atom.cli.shell.signals import run_to_the_end
+
+FORMS = (".png", ".svg", ".pdf")
+_EVENTS = "events.jsonl"
+
+
+def plot_run(file: Path, address: str | None, state: Path | None) -> None:
+    """Writes the picture; says what is on it.
+
+    Raises: typer.BadParameter for another form; StorageError; AddressError.
+    """
+    if file.suffix.lower() not in FORMS:
+        forms = ", ".join(FORMS)
+        raise typer.BadParameter(f"{file} does not end in one of {forms}", param_hint="FILE")
+    refuse_folders(file, "run.png")
+    name, rounds = _of_swarm(address, state) if address else _of_log(find_state(state))
+    from atom.cli.look.run_picture import draw_run  # matplotlib: half a second
+
+    write_whole(file, lambda place: draw_run(place, rounds, name))
+    first, last = rounds[0].number, rounds[-1].number
+    typer.echo(f"{file}: {name}, rounds {first:,} to {last:,}")
+
+
+def _of_log(state: Path) -> tuple[str, list[PlottedRound]]:
+    root = expand_home(state)
+    return root.name, rounds_of_log(root / _EVENTS)
+
+
+def _of_swarm(address: str, state: Path | None) -> tuple[str, list[PlottedRound]]:
+    manifest, ledger = run_to_the_end(read_ledger(address, state))
+    if not ledger.rounds:
+        raise StorageError("the run has no committed round yet", "try again after the first round")
+    return manifest.run, rounds_of_ledger(ledger)

@@ -1,0 +1,29 @@
+"""`atom status`: one look at a swarm, from the DHT alone."""
+
+import json
+
+import typer
+
+from atom.cli.look.onlooker import Sight, onlooking
+from atom.cli.shell.signals import run_to_the_end
+from atom.cli.shell.terminal import stderr_console, stdout_console
+from atom.swarm.addresses import parse_join_address
+
+
+def show_status(address: str, as_json: bool) -> None:
+    """Prints the swarm. Raises: AddressError."""
+    sight = run_to_the_end(_look(address))
+    if as_json:
+        typer.echo(json.dumps(sight.view.to_json(), indent=2))
+        return
+    from atom.cli.look.swarm_table import swarm
+
+    stdout_console().print(swarm(sight))
+    stdout_console().print(f"owner {sight.view.owner}", style="dim", soft_wrap=True)
+    if not sight.view.peers:
+        stderr_console().print("[hint]hint:[/]  the run is known, but no peer of it is alive")
+
+
+async def _look(address: str) -> Sight:
+    async with onlooking(parse_join_address(address)) as onlooker:
+        return await onlooker.first_look()

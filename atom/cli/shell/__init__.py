@@ -1,0 +1,1 @@
+"""What all commands share: arguments, words, exit codes, bars, signals."""

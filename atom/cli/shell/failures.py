@@ -1,0 +1,122 @@
+"""How a command ends: errors become words and an exit code, faults become a report on disk."""
+
+import errno
+import os
+import platform
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from atom import __version__
+from atom.base.disk_words import why_not_written
+from atom.base.errors import DeviceError, StorageError, UserError
+from atom.cli.shell.exit_codes import ExitCode, exit_code_of
+from atom.cli.shell.terminal import stderr_console
+from atom.cli.shell.usage import usage_words
+from atom.config.places import crash_directory
+
+_DISK_ERRORS = {
+    errno.ENOSPC: "free some space, or choose another directory with --state DIR",
+    errno.EDQUOT: "your quota is used up: free some space, or choose another directory",
+    errno.EROFS: "choose a directory on a writable disk",
+    errno.EACCES: "check its owner and rights, or choose another directory",
+    errno.EPERM: "check its owner and rights, or choose another directory",
+}
+
+
+class Terminated(BaseException):
+    """SIGTERM reached a command that has no gentler way to end."""
+
+
+def run_guarded(command: Callable[[], Any], is_debug: Callable[[], bool]) -> int:
+    """Runs a command; whatever it raises is said on stderr. Returns the exit code."""
+    try:
+        result = command()
+        sys.stdout.flush()
+        return int(result) if isinstance(result, int) else ExitCode.OK
+    except typer.TyperException as problem:
+        return _say_usage(problem)
+    except UserError as problem:
+        return _say_user_error(problem, is_debug())
+    except BrokenPipeError:
+        return _end_quietly()
+    except (KeyboardInterrupt, typer.Abort):
+        return ExitCode.INTERRUPTED
+    except Terminated:
+        return ExitCode.TERMINATED
+    except Exception as fault:  # noqa: BLE001  the last supervisor: nobody above could report it
+        known = _as_user_error(fault)
+        return (
+            _say_fault(fault, is_debug()) if known is None else _say_user_error(known, is_debug())
+        )
+
+
+def say_error(message: str, hint: str = "") -> None:
+    """`error:`, then `hint:` where there is one, on stderr. The words are taken literally."""
+    console = stderr_console()
+    for number, line in enumerate(message.splitlines() or [""]):
+        lead = "error: " if number == 0 else "       "
+        console.print(f"[error]{lead}[/]", end="")
+        console.print(line, markup=False, soft_wrap=True)
+    if hint:
+        console.print("[hint]hint:[/]  ", end="")
+        console.print(hint, markup=False, soft_wrap=True)
+
+
+def _say_usage(problem: typer.TyperException) -> int:
+    say_error(*usage_words(problem))
+    return ExitCode.USAGE
+
+
+def _say_user_error(problem: UserError, debug: bool) -> int:
+    if debug:
+        traceback.print_exception(problem)
+    say_error(problem.message, problem.hint)
+    return exit_code_of(problem)
+
+
+def _say_fault(fault: Exception, debug: bool) -> int:
+    words = f"{type(fault).__name__}: {fault}".splitlines()[0][:300]
+    if debug:
+        traceback.print_exception(fault)
+        say_error(f"unexpected fault: {words}")
+        return ExitCode.FAULT
+    report = _write_report(fault)
+    say_error(f"unexpected fault: {words}", f"this is a bug; a report of it is in {report}")
+    return ExitCode.FAULT
+
+
+def _as_user_error(fault: Exception) -> UserError | None:
+    if isinstance(fault, MemoryError):
+        said = f": {fault}" if str(fault) else ""
+        return DeviceError(f"host memory ran out{said}", "end other programs, then try again")
+    if isinstance(fault, OSError) and fault.errno in _DISK_ERRORS:
+        where = f"{fault.filename}: " if fault.filename else ""
+        return StorageError(f"{where}{why_not_written(fault)}", _DISK_ERRORS[fault.errno])
+    return None
+
+
+def _write_report(fault: Exception) -> Path | str:
+    name = time.strftime(f"crash-%Y%m%d-%H%M%S-{os.getpid()}.log")
+    head = f"atom {__version__}, Python {platform.python_version()}, {platform.platform()}\n"
+    text = f"{head}{' '.join(sys.argv)}\n\n{''.join(traceback.format_exception(fault))}"
+    for folder in (crash_directory(), Path(tempfile.gettempdir())):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(text, encoding="utf-8")
+        except OSError:
+            continue
+        return folder / name
+    return "no file: no folder is writable (use `atom --debug …` to see it)"
+
+
+def _end_quietly() -> int:
+    """The reader of our stdout went away (`atom status … | head`): nobody is left to tell."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return ExitCode.OK

@@ -1,0 +1,78 @@
+"""Signals for commands that run an event loop: everything opened is closed, then the code says why.
+
+Ctrl-C is asyncio's own business: it cancels the task and raises KeyboardInterrupt afterwards.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from atom.cli.shell.failures import Terminated
+from atom.daemon.peer.leave_signals import hang_up
+
+T = TypeVar("T")
+_SHOW_CURSOR = "\x1b[?25h"
+"""A bar that was being drawn had hidden it."""
+
+
+def end_at_once_on_signals(said: str = "interrupted: what is on disk is whole") -> None:
+    """Until the daemon lives (it then leaves in good order), there is nothing to finish; nor has a
+    command that writes nothing.
+
+    An exception raised inside a half-done import of torch or numpy would be worse than an end:
+    the system closes our files and locks, and the DHT process goes when its socket closes.
+    """
+
+    def end(number: int, frame: object) -> None:
+        cursor = _SHOW_CURSOR if os.isatty(2) and os.environ.get("TERM", "dumb") != "dumb" else ""
+        with contextlib.suppress(OSError):  # whoever read it may have gone first
+            os.write(2, f"{cursor}\n{said}\n".encode())
+        os._exit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():
+        return
+    for number in (signal.SIGINT, signal.SIGTERM, *hang_up()):
+        signal.signal(number, end)
+
+
+def raise_on_signals() -> None:
+    """SIGTERM and SIGHUP end the command as Ctrl-C does: by an exception, so that what it was about
+    to write is taken away. Raises (in the main thread, when they come): Terminated.
+    """
+
+    def end(number: int, frame: object) -> None:
+        raise Terminated
+
+    for number in (signal.SIGTERM, *hang_up()):
+        signal.signal(number, end)
+
+
+def run_to_the_end(work: Coroutine[Any, Any, T]) -> T:
+    """Runs `work`; SIGTERM and SIGHUP cancel it.
+
+    Raises: Terminated after such a signal; KeyboardInterrupt after Ctrl-C.
+    """
+    return asyncio.run(_cancellable(work))
+
+
+async def _cancellable(work: Coroutine[Any, Any, T]) -> T:
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    received: list[int] = []
+
+    def end(number: int) -> None:
+        received.append(number)
+        task.cancel()
+
+    for number in (signal.SIGTERM, *hang_up()):
+        loop.add_signal_handler(number, end, number)
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if received:
+            raise Terminated from None
+        raise

@@ -1,0 +1,1 @@
+"""Before and at the start of training: plans, charts, bootstrap nodes, daemons."""

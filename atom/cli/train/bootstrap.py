@@ -1,0 +1,75 @@
+"""`atom bootstrap`: a DHT node that others enter through, without training."""
+
+import asyncio
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+import typer
+
+from atom.cli.shell.daemon_console import TerminalConsole
+from atom.config.load import load_peer_file
+from atom.config.places import bootstrap_state_directory
+from atom.daemon.peer.addresses import announced_multiaddrs
+from atom.daemon.state_directory import StateDirectory
+from atom.swarm.addresses import parse_listen, parse_multiaddrs
+from atom.swarm.dht.bootstrap import run_bootstrap
+from atom.swarm.dht.frames import NodeSettings
+
+DEFAULT_LISTEN = "0.0.0.0:31337"
+"""A fixed port: people write this address down."""
+
+
+@dataclass(frozen=True)
+class BootstrapOptions:
+    """As given on the command line; None: the peer file's word, or the default."""
+
+    listen: str | None
+    peer_file: Path | None
+    state: Path | None
+    initial_peers: tuple[str, ...]
+
+
+def serve_bootstrap(options: BootstrapOptions) -> None:
+    """Serves until SIGINT or SIGTERM; the best address is the first line of stdout.
+
+    Raises: ConfigError, AddressError, PortInUseError, StorageError, UserError.
+    """
+    peer = load_peer_file(options.peer_file)
+    listen = options.listen
+    if listen is None:
+        listen = DEFAULT_LISTEN if options.peer_file is None else peer.network.listen
+    where = parse_listen(listen)
+    root = options.state or (Path(peer.state.directory) if peer.state.directory else None)
+    state = StateDirectory(root or bootstrap_state_directory())
+    node = NodeSettings(
+        identity_path=str(state.identity),
+        listen=str(where),
+        announce=announced_multiaddrs(peer.network.announce, where.port),
+        initial_peers=parse_multiaddrs(options.initial_peers),
+        log_path=str(state.dht_log),
+    )
+    state.lock()
+    try:
+        asyncio.run(_serve(node, TerminalConsole()))
+    finally:
+        state.unlock()
+
+
+async def _serve(node: NodeSettings, console: TerminalConsole) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+
+    def ready(addresses: tuple[str, ...]) -> None:
+        if not addresses:
+            return
+        typer.echo(addresses[0])
+        console.note(
+            f"to found a run through it: atom start RUN.toml --initial-peers {addresses[0]}"
+        )
+        for address in addresses[1:]:
+            console.note(f"also reached at {address}")
+
+    await run_bootstrap(node, stop, ready)
+    console.note("the bootstrap node has ended")

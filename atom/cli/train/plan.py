@@ -1,0 +1,107 @@
+"""`atom plan`: what this box would do for a run. Needs no weights, no text and no swarm."""
+
+import dataclasses
+import json
+from typing import Any
+
+import typer
+
+from atom.base.errors import DeviceError, StorageError
+from atom.base.units import format_bytes, parse_bits_per_s, parse_bytes
+from atom.cli.shell.terminal import print_plainly, stderr_console, stdout_console
+from atom.cli.train.plan_text import plan_text
+from atom.daemon.fitting.box_plan import Plan
+from atom.daemon.fitting.planning import PlanRequest, plan_run
+from atom.plan.document import plan_document
+
+
+def make_plan(request: PlanRequest) -> Plan:
+    """Says on stderr what takes long. Raises: ConfigError, ModelError, DeviceError."""
+    console = stderr_console()
+    with console.status("reading the model") as status:
+
+        def note(text: str) -> None:
+            console.print(text, style="quiet")
+            status.update(text)
+
+        return plan_run(request, note)
+
+
+def show_plan(request: PlanRequest, as_json: bool) -> None:
+    """Prints the plan. Raises: as `make_plan`; DeviceError or StorageError, once it is printed, if
+    host memory or the disk is too small for it."""
+    plan = make_plan(request)
+    if as_json:
+        typer.echo(json.dumps(plan_json(plan), indent=2))
+    else:
+        print_plainly(plan_text(plan, stdout_console().width))
+    _require_room(plan)
+
+
+def _require_room(plan: Plan) -> None:
+    """A script reads exit codes. Raises: DeviceError, StorageError."""
+    host, disk = plan.host, plan.disk
+    if host.total_bytes > host.have_bytes:
+        raise DeviceError(
+            f"this run needs {format_bytes(host.total_bytes)} of host memory; "
+            f"there are {format_bytes(host.have_bytes)}",
+            'for another box, say what it has: [host] memory = "128 GiB" in a peer file',
+        )
+    if disk.total_bytes > disk.have_bytes:
+        raise StorageError(
+            f"this run needs {format_bytes(disk.total_bytes)} of disk; "
+            f"there are {format_bytes(disk.have_bytes)}",
+            "choose a larger disk: [state] directory in the peer file; or ask the owner for more "
+            "frequent snapshots",
+        )
+
+
+def plan_json(plan: Plan) -> dict[str, Any]:
+    """JSON-serialisable; bytes are integers."""
+    host, disk, device = plan.host, plan.disk, plan.device
+    return {
+        "run": plan.run,
+        "model": plan.model,
+        "precision": plan.precision,
+        "parameters": plan.parameters,
+        "fits": plan.fits,
+        "host": {
+            "arenas": dict(host.arenas),
+            "total_bytes": host.total_bytes,
+            "have_bytes": host.have_bytes,
+        },
+        "disk": dataclasses.asdict(disk) | {"total_bytes": disk.total_bytes},
+        "device": dataclasses.asdict(device),
+        "step_share": None if plan.share is None else dataclasses.asdict(plan.share),
+        "work": dataclasses.asdict(plan.work),
+        "surroundings": dataclasses.asdict(plan.surroundings),
+        "round": dataclasses.asdict(plan.prediction) | {"round_s": plan.prediction.round_s},
+        "advice": [dataclasses.asdict(advice) for advice in plan.advice],
+        "plan": plan_document(plan.question.chain, plan.program, plan.choice),
+    }
+
+
+def parse_gpu_memory(text: str | None) -> int | None:
+    """Raises: typer.BadParameter."""
+    if text is None:
+        return None
+    try:
+        size = parse_bytes(text)
+    except ValueError as problem:
+        raise typer.BadParameter(str(problem), param_hint="--gpu-memory") from problem
+    if size <= 0:
+        raise typer.BadParameter("no memory at all", param_hint="--gpu-memory")
+    return size
+
+
+def parse_network(text: str | None) -> float | None:
+    """Raises: typer.BadParameter."""
+    if text is None:
+        return None
+    try:
+        rate = parse_bits_per_s(text)
+    except ValueError as problem:
+        raise typer.BadParameter(str(problem), param_hint="--network") from problem
+    if rate <= 0:
+        raise typer.BadParameter("no bandwidth at all", param_hint="--network")
+    return float(rate)

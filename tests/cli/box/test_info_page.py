@@ -1,0 +1,99 @@
+"""`atom info` of one daemon, as a person reads it."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from atom.cli.box import control
+from atom.cli.box.info_page import COPIED, lines, rows
+
+ME, OTHER = f"12D3KooW{'x' * 38}Jubsmb", f"12D3KooW{'y' * 38}Kwxyzq"
+FOLDER = f"/home/ann/{'long/' * 30}tiny"
+
+
+def info(**more: Any) -> dict[str, Any]:
+    return {
+        "run": "tiny", "peer_id": ME, "state": "accumulating", "trouble": None, "paused": None,
+        "wishes": {"hours": [], "idle_for_s": None, "pause_on_battery": True,
+                   "pause_for_gpu_programs": False},
+        "setting": None,
+        "device_turns": {"device": "cpu", "runs": [{"run": "tiny", "state_directory": FOLDER}]},
+        "round": 1076, "rounds": 10_000, "global_batch": 8,
+        "optimizer_state": "exact", "gradients": "float32", "codec": "float32",
+        "ring_protection": "tls", "mini_batches": 4, "rounds_joined": 76,
+        "sequences_committed": 608, "sequences_per_s": 82.179, "tokens_per_s": 657.4,
+        "loss": 3.7321, "passes_voided": {"loss-not-finite": 0, "out-of-memory": 0},
+        "utilisation": {"pass_seconds": 0.006, "computing": 0.64,
+                        "waiting": {"link": 0.0, "host": 0.208, "end": 0.031}},
+        "disk": {"snapshots": [1050, 1000], "free_bytes": 67114246144, "paused": {}},
+        "digest": "b4" * 32, "voters": [ME, OTHER], "peers": [OTHER],
+        "data_addresses": ["127.0.0.1:39669"], "reachable": "unknown",
+        "links": {OTHER: {"round_trip_ms": 12.3, "bytes_per_s": None}},
+        "join_address": f"/ip4/127.0.0.1/tcp/3/p2p/{ME}/run/tiny/owner/{ME}",
+        "state_directory": FOLDER,
+        **more,
+    }  # fmt: skip
+
+
+def test_figures_have_units_and_what_is_as_usual_takes_no_line() -> None:
+    shown = dict(rows(info()))
+    assert shown["round"] == "1,076 of 10,000"
+    assert shown["next round"] == "4 of its 8 mini-batches are counted here"
+    assert shown["one pass"] == "computes 64% of 0.006 s; waits: host 21%, end 3%"
+    assert shown["snapshots"] == "2, of round 1,050 and 1,000"
+    assert shown["disk"] == "62.5 GiB free"
+    assert shown["works"] == "at all hours, not on battery"
+    assert shown["voters"] == "this peer, …Kwxyzq"
+    assert shown["way to …Kwxyzq"] == "12.3 ms"
+    assert not {"trouble", "paused", "setting", "void passes", "its turns", "disk paused"} & set(
+        shown
+    )
+
+
+def test_what_is_not_as_usual_is_said() -> None:
+    wishes = {"hours": ["mon-fri 18:00-08:00"], "idle_for_s": 600.0, "pause_on_battery": False,
+              "pause_for_gpu_programs": "no GPU"}  # fmt: skip
+    run = {"run": "tiny", "turn": "waits", "share": 2.0, "last_hour_s": 1200.2}
+    odd = info(
+        rounds=None, loss=None, utilisation=None, wishes=wishes,
+        paused="outside its hours", passes_voided={"loss-not-finite": 12},
+        disk={"snapshots": [], "free_bytes": 0, "paused": {"snapshot": "the disk is full"}},
+        device_turns={"device": "cuda:0", "runs": [run, {**run, "run": "other"}]},
+    )  # fmt: skip
+    shown = dict(rows(odd))
+    assert shown["round"] == "1,076"
+    assert shown["paused"] == "outside its hours"
+    assert shown["void passes"] == "12 loss-not-finite"
+    assert shown["disk paused"] == "snapshot the disk is full"
+    assert shown["works"] == (
+        "in the hours mon-fri 18:00-08:00, when nobody used the machine for 10 min, on battery, "
+        "not beside GPU programs (not seen: no GPU)"
+    )
+    assert ("its turns", "other waits, share 2, 20 min of the hour") in rows(odd)
+
+
+@pytest.mark.parametrize("columns", [40, 80, 120])
+def test_nothing_is_broken_in_a_word_and_what_is_copied_not_at_all(columns: int) -> None:
+    whole = dict(rows(info()))
+    for label, text in lines(info(), columns):
+        if label.strip() in COPIED:
+            assert text == whole[label.strip()]
+        else:
+            assert len(label + text) <= columns
+    assert [text for _, text in lines(info(), None)] == list(whole.values())
+
+
+def test_it_is_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    @dataclass
+    class Place:
+        root: str = FOLDER
+
+    class Client:
+        def info(self) -> dict[str, Any]:
+            return info()
+
+    monkeypatch.setattr(control, "find_daemons", lambda state: [Place()])
+    monkeypatch.setattr(control, "control_client", lambda state: Client())
+    control.show_info(None, as_json=False)
+    assert f"state directory   {FOLDER}\n" in capsys.readouterr().out

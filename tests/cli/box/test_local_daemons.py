@@ -1,0 +1,69 @@
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from atom.base.errors import ControlError
+from atom.cli.box.local_daemons import find_daemon
+from atom.config.places import default_state_directory
+from atom.daemon.state_directory import StateDirectory
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    return tmp_path / "atom"
+
+
+@pytest.fixture
+def open_sockets() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def daemon(root: Path, stack: ExitStack) -> Path:
+    """Listens where a daemon of this state directory would."""
+    root.mkdir(parents=True)
+    path = StateDirectory(root).control_socket
+    server = stack.enter_context(socket.socket(socket.AF_UNIX))
+    server.bind(str(path))
+    server.listen()
+    return path
+
+
+def test_the_only_daemon_is_meant(home: Path, open_sockets: ExitStack) -> None:
+    path = daemon(default_state_directory("tiny"), open_sockets)
+    (home / "other").mkdir()
+    assert find_daemon(None) == path
+
+
+def test_a_named_one(home: Path, open_sockets: ExitStack, tmp_path: Path) -> None:
+    daemon(home / "tiny", open_sockets)
+    path = daemon(tmp_path / "elsewhere", open_sockets)
+    assert find_daemon(tmp_path / "elsewhere") == path
+
+
+def test_several_are_named(home: Path, open_sockets: ExitStack) -> None:
+    daemon(home / "one", open_sockets)
+    daemon(home / "two", open_sockets)
+    with pytest.raises(ControlError, match="2 daemons run") as problem:
+        find_daemon(None)
+    assert str(home / "one") in problem.value.message
+    assert str(home / "two") in problem.value.message
+    assert "--state" in problem.value.hint
+
+
+def test_a_socket_left_behind_is_nobody(home: Path) -> None:
+    with ExitStack() as stack:
+        daemon(home / "tiny", stack)
+    with pytest.raises(ControlError, match="no daemon"):
+        find_daemon(None)
+    with pytest.raises(ControlError, match="no daemon"):
+        find_daemon(home / "tiny")
+
+
+def test_nothing_was_ever_started(home: Path) -> None:
+    with pytest.raises(ControlError, match="no daemon"):
+        find_daemon(None)

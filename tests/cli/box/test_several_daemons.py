@@ -1,0 +1,105 @@
+"""Several daemons on one box: who is shown, who is told."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atom.base.errors import ControlError
+from atom.cli.box import control
+from atom.cli.box.several_daemons import COLUMNS, show_daemons
+from atom.daemon.state_directory import StateDirectory
+
+
+def info_of(run: str, root: Path, turn: str, left_s: float | None) -> dict[str, Any]:
+    row = {"run": run, "share": 2.0, "turn": turn, "left_s": left_s, "last_hour_s": 2280.4,
+           "state_directory": str(root)}  # fmt: skip
+    other = {**row, "run": "other", "state_directory": "/elsewhere"}
+    turns = {"device": "cpu", "runs": [other, row]}
+    base = {"run": run, "state": "accumulating", "round": 1204, "state_directory": str(root)}
+    return {**base, "device_turns": turns}
+
+
+class SmallDaemon:
+    """Answers, unless it is frozen."""
+
+    def __init__(self, info: Mapping[str, Any] | None) -> None:
+        self._info, self.heard = info, list[str]()
+
+    def info(self) -> Mapping[str, Any]:
+        if self._info is None:
+            raise ControlError("no daemon answers", "is one running?")
+        return self._info
+
+    def pause(self) -> str:
+        self.heard.append(f"paused at {self.info()['round']}")
+        return self.heard[-1]
+
+
+@pytest.fixture
+def daemons(tmp_path: Path) -> list[tuple[Path, SmallDaemon]]:
+    one, two, three = (tmp_path / name for name in ("one", "two", "three"))
+    return [
+        (one, SmallDaemon(info_of("one", one, "waits", None))),
+        (two, SmallDaemon(None)),
+        (three, SmallDaemon(info_of("three", three, "has the device", 62.4))),
+    ]
+
+
+def test_a_row_for_each(
+    daemons: list[tuple[Path, SmallDaemon]],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    show_daemons(daemons, as_json=False)
+    streams = capsys.readouterr()
+    rows = [line.split() for line in streams.out.splitlines() if line.strip("─ ")]
+    places = [str(root) for root, _ in daemons]
+    assert rows[0] == " ".join(COLUMNS).split()
+    assert rows[1] == [
+        "one",
+        "accumulating",
+        *["1,204", "cpu", "2", "waits", "-", "38", "min"],
+        places[0],
+    ]
+    assert rows[2] == ["two", "no", "answer", *"------", places[1]]
+    told = ["1,204", "cpu", "2", "has", "the", "device", "62", "s", "38", "min"]
+    assert rows[3] == ["three", "accumulating", *told, places[2]]
+    assert "--state DIR" in streams.err
+
+
+def test_folders_are_shown_as_they_are_called(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    odd = [tmp_path / "[bold]" / "one", tmp_path / "[" / "red]"]
+    show_daemons([(root, SmallDaemon(None)) for root in odd], as_json=False)
+    rows = capsys.readouterr().out.splitlines()[-2:]
+    assert [row.split()[-1] for row in rows] == [str(root) for root in odd]
+
+
+def test_all_as_json(
+    daemons: list[tuple[Path, SmallDaemon]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    show_daemons(daemons, as_json=True)
+    said = json.loads(capsys.readouterr().out)
+    assert [each["run"] for each in said["daemons"]] == ["one", "three"]
+
+
+def test_who_does_not_answer_keeps_no_other_from_being_told(
+    daemons: list[tuple[Path, SmallDaemon]],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    there = dict(daemons)
+    monkeypatch.setattr(control, "find_daemons", lambda state: list(map(StateDirectory, there)))
+    monkeypatch.setattr(control, "control_client", lambda state: there[state])
+    with pytest.raises(ControlError, match="no daemon answers"):
+        control.pause_daemon(None, everyone=True)
+    assert capsys.readouterr().out.splitlines() == [
+        "one: paused at 1204",
+        "three: paused at 1204",
+    ]

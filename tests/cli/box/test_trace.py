@@ -1,0 +1,95 @@
+"""`atom trace` against a daemon that is played."""
+
+from pathlib import Path
+
+import pytest
+
+from atom.cli.app import main
+from atom.cli.box import trace as trace_command
+from atom.cli.shell.exit_codes import ExitCode
+
+
+class Daemon:
+    """Ends a pass when it is asked for the n-th time."""
+
+    def __init__(self, asked_before_it_ends: int) -> None:
+        self.left = asked_before_it_ends
+        self.tickets: list[int] = []
+        self.shown: dict[str, object] = {"paused": None, "utilisation": {"pass_seconds": 41.26}}
+
+    def info(self) -> dict[str, object]:
+        return self.shown
+
+    def trace(self, ticket: int = 0) -> tuple[int, str, str]:
+        self.tickets.append(ticket)
+        self.left -= 1
+        return (7, "", "") if self.left >= 0 else (7, '{"traceEvents": []}', "it computes")
+
+
+@pytest.fixture
+def daemon(monkeypatch: pytest.MonkeyPatch) -> Daemon:
+    played = Daemon(2)
+    monkeypatch.setattr(trace_command, "control_client", lambda state: played)
+    monkeypatch.setattr(trace_command, "_ASK_AGAIN_S", 0.0)
+    return played
+
+
+def test_the_next_pass_is_saved(
+    daemon: Daemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "pass.json"
+    assert main(["trace", str(file)]) == ExitCode.OK
+    assert file.read_text() == '{"traceEvents": []}'
+    assert list(tmp_path.iterdir()) == [file]
+    assert daemon.tickets == [0, 7, 7]
+    assert capsys.readouterr().out == "it computes\n"
+
+
+@pytest.mark.parametrize(
+    ("info", "said"),
+    [
+        ({}, "recording the next pass; the last took 41.3 s"),
+        ({"utilisation": None}, "waiting until the next pass has begun and ended"),
+        ({"paused": "outside its hours"}, "no pass begins: the daemon is paused outside its hours"),
+    ],
+)
+def test_who_waits_is_told_for_what(
+    daemon: Daemon,
+    info: dict[str, object],
+    said: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(trace_command, "_SAY_S", 0.0)
+    daemon.shown |= info
+    assert main(["trace", str(tmp_path / "pass.json")]) == ExitCode.OK
+    assert capsys.readouterr().err.splitlines()[0] == said, "once"
+
+
+def test_a_pass_that_takes_no_time_needs_no_word(
+    daemon: Daemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["trace", str(tmp_path / "pass.json")]) == ExitCode.OK
+    assert capsys.readouterr().err.count("\n") == 1, "where the file is to be opened"
+
+
+def test_no_pass_before_the_deadline(
+    daemon: Daemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    daemon.left = 10**9
+    file = tmp_path / "pass.json"
+    assert main(["trace", str(file), "--deadline", "1 ms"]) == ExitCode.CONTROL
+    said = capsys.readouterr().err
+    assert "error: no pass began and ended" in said
+    assert "atom info" in said
+    assert not file.exists()
+
+
+@pytest.mark.parametrize("place", [".", "absent/pass.json"])
+def test_a_place_that_will_not_do_is_refused_at_once(
+    daemon: Daemon, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["trace", place]) == ExitCode.STORAGE
+    assert daemon.tickets == []

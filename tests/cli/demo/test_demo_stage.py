@@ -1,0 +1,84 @@
+from pathlib import Path
+
+import pytest
+
+from atom.base.errors import StorageError
+from atom.cli.demo.stage import Stage, run_text
+from atom.config.load import load_peer_file, load_run_file, parse_run_text
+
+REPOSITORY = Path(__file__).parents[3]
+
+
+def test_the_packaged_run_file_is_the_one_in_peers() -> None:
+    assert run_text(None) == (REPOSITORY / "peers" / "demo.toml").read_text()
+
+
+@pytest.mark.parametrize("rounds", [8, 60, 1000])
+def test_another_number_of_rounds(rounds: int) -> None:
+    usual, run = parse_run_text(run_text(None)), parse_run_text(run_text(rounds))
+    assert run.run.rounds == rounds
+    assert run.optimizer.warmup_rounds < rounds / 2
+    assert run.snapshot == usual.snapshot
+    assert run.batch == usual.batch
+
+
+def test_a_claimed_folder_holds_valid_files(tmp_path: Path) -> None:
+    stage = Stage(tmp_path / "demo")
+    stage.claim(None)
+    stage.prepare_peer(1)
+    assert load_run_file(stage.run_file).run.name == "demo"
+    assert load_peer_file(stage.peer_file).device.cpu_threads == 1
+    (stage.state(1) / "tokens" / "x").write_text("shared")
+    stage.prepare_peer(2)
+    assert (stage.state(2) / "tokens" / "x").read_text() == "shared"
+    stage.release()
+
+
+def test_our_own_folder_is_emptied(tmp_path: Path) -> None:
+    first = Stage(tmp_path / "demo")
+    first.claim(None)
+    first.prepare_peer(1)
+    first.plot.write_text("old")
+    first.release()
+
+    again = Stage(tmp_path / "demo")
+    again.claim(30)
+
+    assert not again.plot.exists()
+    assert not again.state(1).exists()
+    assert load_run_file(again.run_file).run.rounds == 30
+    again.release()
+
+
+def test_somebody_elses_folder_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(StorageError, match="is not empty"):
+        Stage(tmp_path).claim(None)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_link_in_our_folder_is_not_followed(tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "thesis.tex").write_text("years of work")
+    stage = Stage(tmp_path / "demo")
+    stage.claim(None)
+    (stage.root / "link").symlink_to(precious)
+    stage.release()
+    stage.claim(None)
+    stage.release()
+    assert (precious / "thesis.tex").exists()
+
+
+def test_one_demo_per_folder(tmp_path: Path) -> None:
+    stage = Stage(tmp_path / "demo")
+    stage.claim(None)
+    with pytest.raises(StorageError, match="another demo"):
+        Stage(tmp_path / "demo").claim(None)
+    stage.release()
+
+
+def test_a_file_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError, match="cannot use"):
+        Stage(tmp_path / "file").claim(None)

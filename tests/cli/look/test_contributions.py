@@ -1,0 +1,158 @@
+"""What peers gave: as a table and as JSON, and kept for the next time."""
+
+import asyncio
+import io
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from atom.base.errors import AddressError
+from atom.cli.look.bookkeeper import SAVE_EVERY_ROUNDS, Bookkeeper, bookkeeping, identity_in
+from atom.cli.look.contributions import _up_to_date, contributions, fitting, headline, table
+from atom.cli.shell.terminal import THEME
+from atom.swarm.chain.commit import Head, Voter
+from atom.swarm.chain.ledger import Ledger, Share
+from atom.swarm.chain.ledger_file import LedgerFile
+from atom.swarm.records.codec import first_head
+from atom.swarm.records.lease import Lease
+from atom.swarm.state.ledger_reader import LedgerReader
+from tests.cli.swarm_sights import Village, lease
+
+HEAD = Head(b"\x9f" * 32, 24, 1536, 0, (Voter("a", b"i" * 16),), ("a",))
+LEDGER = Ledger(
+    HEAD, shares={"peer-of-bob": Share(656, 17, 8, 24), "peer-of-ann": Share(880, 24, 1, 24)}
+)
+
+
+def drawn(renderable: object, width: int = 80) -> str:
+    file = io.StringIO()
+    Console(file=file, width=width, theme=THEME).print(renderable)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("width", "last"), [(80, "last"), (50, "first"), (40, "rounds"), (32, "share"), (20, "share")]
+)
+def test_a_narrow_terminal_gets_fewer_columns_and_whole_ones(width: int, last: str) -> None:
+    head, _, first, _ = drawn(fitting(LEDGER, width), max(width, 32)).splitlines()
+    assert head.split()[-1] == last
+    assert "…" not in first.replace("…of-ann", "")
+
+
+def test_the_table_begins_with_who_gave_most() -> None:
+    rows = [line.split() for line in drawn(table(LEDGER, whole_ids=False)).splitlines()[2:]]
+    assert rows == [
+        ["…of-ann", "880", "57.3%", "24", "1", "24"],
+        ["…of-bob", "656", "42.7%", "17", "8", "24"],
+    ]
+    assert "peer-of-ann" in drawn(table(LEDGER, whole_ids=True))
+    assert "1,536 mini-batches in 24 rounds" in drawn(headline(Village().manifest(), LEDGER))
+
+
+def test_the_json_has_the_documented_keys() -> None:
+    told = contributions(Village().manifest(), LEDGER)
+    assert (told["round"], told["mini_batches"], told["head"]) == (24, 1536, "9f" * 32)
+    assert told["peers"][0] == {
+        "peer_id": "peer-of-ann",
+        "mini_batches": 880,
+        "share": 0.572917,
+        "rounds": 24,
+        "first_round": 1,
+        "last_round": 24,
+    }
+    assert contributions(Village().manifest(), Ledger(HEAD))["peers"] == []
+
+
+class Grown(LedgerReader):
+    """Finds so many rounds each time."""
+
+    def __init__(self, genesis: Head, step: int) -> None:
+        super().__init__(Ledger(genesis), genesis, lambda lease, since: b"")
+        self._step = step
+
+    def read(self, leases: object) -> Ledger:
+        number = self.ledger.head.round + self._step
+        self.ledger = Ledger(Head(bytes(32), number, number, 0, (), ()))
+        return self.ledger
+
+
+class NoFetcher:
+    def know(self, leases: dict[str, Lease]) -> None: ...
+    def close(self) -> None: ...
+
+
+def test_what_was_checked_is_kept_now_and_then_and_at_the_end(tmp_path: Path) -> None:
+    genesis = first_head(Village().manifest())
+    file = LedgerFile(tmp_path, genesis)
+    keeper = Bookkeeper(Grown(genesis, SAVE_EVERY_ROUNDS - 1), NoFetcher(), file)  # type: ignore[arg-type]
+    kept = []
+    for _ in range(2):
+        asyncio.run(keeper.read({}))
+        kept.append(file.load().head.round)
+    keeper._reader._step = 1  # type: ignore[attr-defined]
+    asyncio.run(keeper.read({}))
+    keeper.close()
+    assert kept == [0, 2 * SAVE_EVERY_ROUNDS - 2]
+    assert file.load().head.round == 2 * SAVE_EVERY_ROUNDS - 1
+
+
+def test_nobody_serves_the_chain() -> None:
+    manifest = Village().manifest()
+
+    async def read() -> str:
+        async with bookkeeping(manifest, None) as keeper:
+            await keeper.read({"p": lease("p", addresses=())})
+            return keeper.problem
+
+    assert "cannot be reached" in asyncio.run(read())
+
+
+def test_a_state_directory_without_a_peer(tmp_path: Path) -> None:
+    assert identity_in(None) is None
+    with pytest.raises(AddressError, match="no peer in"):
+        identity_in(tmp_path)
+
+
+def test_a_chain_that_cannot_be_read_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("atom.cli.look.contributions.RETRY_S", 0.0)
+
+    async def read(answers: list[str]) -> tuple[int, int]:
+        village = Village()
+        await village.publish()
+        onlooker = await village.onlooker()
+        keeper = Asked(answers)
+        ledger = await _up_to_date(keeper, onlooker, await onlooker.look())  # type: ignore[arg-type]
+        return ledger.head.round, len(answers)
+
+    assert asyncio.run(read(["refused with not-found", "", "never read"])) == (24, 1)
+    with pytest.raises(AddressError, match="not-found") as told:
+        asyncio.run(read(["refused with not-found"] * 9))
+    assert "try again" in told.value.hint
+    with pytest.raises(AddressError, match="listed") as told:
+        asyncio.run(read(["it answers only listed peers"] * 9))
+    assert "--state" in told.value.hint
+
+
+class Asked:
+    """A bookkeeper with these problems, one after the other."""
+
+    def __init__(self, answers: list[str]) -> None:
+        self._answers = answers
+        self.problem = ""
+
+    async def read(self, leases: object, tell: object) -> Ledger:
+        self.problem = self._answers.pop(0)
+        return LEDGER
+
+
+def test_who_is_shut_out_of_the_chain_hears_what_helps() -> None:
+    reader: Any = SimpleNamespace(ledger=None, problem="listed peers only", shut_out=True)
+    nothing: Any = None
+    keeper = Bookkeeper(reader, nothing, nothing)
+    assert keeper.note == "listed peers only; --state DIR asks as one of them"
+    assert keeper.problem == "listed peers only"
+    reader.shut_out = False
+    assert keeper.note == keeper.problem

@@ -1,0 +1,127 @@
+"""A run as a picture: what is read of a log, and that every form of picture is one."""
+
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atom.base.errors import StorageError
+from atom.cli.app import main
+from atom.cli.look.run_picture import MAX_NAMED, _spans, draw_run
+from atom.cli.look.run_rounds import PlottedRound, rounds_of_ledger, rounds_of_log
+from atom.cli.shell.exit_codes import ExitCode
+from atom.swarm.chain.commit import Head
+from atom.swarm.chain.ledger import Ledger, Round
+
+
+def told(number: int, **changes: Any) -> dict[str, Any]:
+    event = {
+        "time": 1.0,
+        "event": "round",
+        "round": number,
+        "loss": 5.0 / number,
+        "tokens_per_s": 100.0,
+        "members": ["peer-of-ann", "peer-of-bob"],
+        "branch": False,
+        "reduce_seconds": 0.25,
+    }
+    return event | changes
+
+
+def log(folder: Path, *lines: object) -> Path:
+    path = folder / "events.jsonl"
+    texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
+    path.write_text("\n".join(texts), encoding="utf-8")
+    return path
+
+
+def test_a_log_with_a_catch_up_damage_and_other_events(tmp_path: Path) -> None:
+    path = log(
+        tmp_path,
+        {"event": "started"},
+        told(2, loss=9.0, tokens_per_s=0.0, reduce_seconds=0.0),
+        told(1, validation_loss=4.5),
+        '{"event": "round", "round": 3, "lo',
+        "[" * 9000,
+        {"event": "round"},
+        told(4, loss=None),
+        told(2, branch=True),
+    )
+    first, second = rounds_of_log(path)
+    members = ("peer-of-ann", "peer-of-bob")
+    assert first == PlottedRound(1, 5.0, 2, False, members, 4.5, 100.0, 0.25)
+    assert (second.number, second.loss, second.branch) == (2, 2.5, True)
+    path = log(tmp_path, told(2, tokens_per_s=0.0, reduce_seconds=0.0))
+    assert (rounds_of_log(path)[0].tokens_per_s, rounds_of_log(path)[0].reduce_s) == (None, None)
+
+
+def test_a_chain_says_nothing_of_speeds() -> None:
+    ledger = Ledger(Head(b"h" * 32, 1, 8, 0, (), ()), (Round(1, 2.5, 8, 3, 0, 2),))
+    assert rounds_of_ledger(ledger) == [PlottedRound(1, 2.5, 3, True)]
+
+
+def test_runs_of_rounds() -> None:
+    assert _spans([3, 4, 5, 9]) == [(2.5, 3), (8.5, 1)]
+
+
+@pytest.mark.parametrize("number", [1, 123_456])
+def test_one_round_is_seen_and_its_number_is_whole(number: int, tmp_path: Path) -> None:
+    """matplotlib would write 0.45 and 1.05 below it, or 0 and +1.23456e5."""
+    file = tmp_path / "one.svg"
+    draw_run(file, [PlottedRound(number, 2.5, 3, False)], "one")
+    text = file.read_text(encoding="utf-8")
+    below = text.partition('id="matplotlib.axis_3"')[2].partition('id="matplotlib.axis_4"')[0]
+    ticks = re.findall(r"<!-- ([\d.,+e-]+) -->", below)
+    assert ticks == [f"{number:,}"]
+    assert text.count("<g clip-path=") == 2, "a dot in each panel"
+
+
+@pytest.mark.parametrize("peers", [1, MAX_NAMED + 1])
+def test_a_drawing_has_what_is_known(peers: int, tmp_path: Path) -> None:
+    ids = tuple(f"peer-{number:02}" for number in range(peers))
+    rounds = [
+        PlottedRound(n, 5.0 / n, peers, n == 2, ids, 3.0 if n == 2 else None, 10.0, 0.5)
+        for n in (1, 2, 3)
+    ]
+    draw_run(tmp_path / "whole.svg", rounds, "a $run")
+    draw_run(tmp_path / "bare.svg", [PlottedRound(1, float("nan"), 1, False)], "bare")
+    panels = []
+    for name in ("whole", "bare"):
+        root = ElementTree.parse(tmp_path / f"{name}.svg").getroot()
+        groups = [each.get("id", "") for each in root.iter("{http://www.w3.org/2000/svg}g")]
+        panels.append(sum(group.startswith("axes_") for group in groups))
+    assert panels == [4, 2]
+
+
+def test_the_command_writes_a_png_of_the_log(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log(tmp_path, told(1), told(2))
+    picture = tmp_path / "run.png"
+    assert main(["plot", str(picture), "--state", str(tmp_path)]) == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert "rounds 1 to 2" in capsys.readouterr().out
+    assert {path.name for path in tmp_path.iterdir()} == {"events.jsonl", "run.png"}
+
+
+@pytest.mark.parametrize(
+    ("file", "code", "said"),
+    [
+        ("run.gif", ExitCode.USAGE, ".png"),
+        ("absent/run.png", ExitCode.STORAGE, "no folder"),
+        ("run.png", ExitCode.STORAGE, "events.jsonl"),
+    ],
+)
+def test_what_cannot_be_drawn(
+    file: str, code: ExitCode, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plot", str(tmp_path / file), "--state", str(tmp_path)]) == code
+    assert said in capsys.readouterr().err
+
+
+def test_a_log_without_rounds(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="no round yet"):
+        rounds_of_log(log(tmp_path, {"event": "started"}))

@@ -1,0 +1,112 @@
+import asyncio
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from atom.base.errors import AddressError
+from atom.cli.look.onlooker import Onlooker
+from atom.cli.look.swarm_table import swarm
+from atom.cli.shell.terminal import THEME
+from atom.swarm.dht.directory_memory import MemoryDirectory
+from atom.swarm.identity import short_id
+from atom.swarm.records.lease import PeerState
+from tests.cli.swarm_sights import DIGEST, Village, sight
+
+
+def drawn(renderable: object, width: int = 100, **options: object) -> str:
+    file = io.StringIO()
+    Console(file=file, width=width, theme=THEME, **options).print(renderable)  # type: ignore[arg-type]
+    return file.getvalue()
+
+
+def test_the_json_has_the_documented_keys() -> None:
+    answer = json.loads(json.dumps(sight().view.to_json()))
+    assert answer["run"] == "tiny"
+    assert (answer["round"], answer["global_batch"], answer["accumulated"]) == (7, 64, 21)
+    assert answer["loss"] == 2.5
+    assert len(answer["peers"]) == 2
+    for peer in answer["peers"]:
+        assert peer.keys() >= {
+            "peer_id", "state", "round", "mini_batches", "rate", "digest", "lease_age_s",
+        }  # fmt: skip
+        assert peer["state"] == "accumulating"
+        assert peer["digest"] == DIGEST.hex()
+
+
+def test_the_table_shows_the_same() -> None:
+    shown = sight()
+    text = drawn(swarm(shown))
+    for expected in ("tiny", "round 7 of 30", "2 peers", "200 tokens/s", "loss 2.5", "21 / 64"):
+        assert expected in text
+    for peer in shown.view.peers:
+        assert short_id(peer.peer_id) in text
+    assert DIGEST.hex()[:8] in text
+    assert "12.5" in text
+
+
+def test_plain_text_where_nobody_asked_for_colour(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "\x1b" not in drawn(swarm(sight()))
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b[3" not in drawn(swarm(sight()), force_terminal=True)
+
+
+@pytest.mark.parametrize("width", [30, 50, 70, 100])
+def test_no_line_is_wider_than_the_screen(width: int) -> None:
+    text = drawn(swarm(sight(peers=3)), width=width)
+    assert max(map(len, text.splitlines())) <= width
+
+
+def test_narrow_screens_keep_what_matters() -> None:
+    text = drawn(swarm(sight()), width=50)
+    assert "state" in text
+    assert "mini-batches" in text
+    assert "lease age" not in text
+
+
+def test_a_peer_that_computes_for_nothing_does_not_look_idle() -> None:
+    diverged = sight(void_passes=1234, void_cause="loss-not-finite")
+    said = "accumulating, void passes: 1,234, loss-not-finite"
+    assert said in drawn(swarm(diverged), width=130)
+    narrow = drawn(swarm(diverged), width=40)
+    assert set(said.split()) <= set(narrow.split()), "below one another"
+    for peer in diverged.view.peers:
+        assert short_id(peer.peer_id) in narrow, "nothing else gives way"
+    assert diverged.view.to_json()["peers"][0]["void_passes"] == 1234
+    assert max(map(len, drawn(swarm(diverged), width=40).splitlines())) <= 40
+    assert "void" not in drawn(swarm(sight(void_passes=1))), "float16 has one now and then"
+
+
+def test_who_left_does_not_count() -> None:
+    text = drawn(swarm(sight(state=PeerState.LEFT)))
+    assert "0 peers" in text
+    assert "left" in text
+
+
+def test_a_silent_dht_is_an_address_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("atom.cli.look.onlooker.RETRY_S", 0.0)
+
+    async def look() -> None:
+        village = Village()
+        await village.publish()
+        directory = MemoryDirectory(village.dht, "tiny", None)
+        onlooker = Onlooker(directory, village.manifest())
+        directory.is_reachable = False
+        await onlooker.first_look()
+
+    with pytest.raises(AddressError, match="no answer"):
+        asyncio.run(look())
+
+
+def test_a_run_without_peers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("atom.cli.look.onlooker.RETRY_S", 0.0)
+
+    async def look() -> int:
+        village = Village()
+        await village.publish()
+        onlooker = await village.onlooker()
+        village.dht._clock.advance(60.0)  # type: ignore[attr-defined]
+        return len((await onlooker.first_look()).view.peers)
+
+    assert asyncio.run(look()) == 0

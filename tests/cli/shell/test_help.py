@@ -1,0 +1,108 @@
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+import typer
+
+from atom import __version__
+from atom.cli.app import app, main
+from atom.cli.shell.exit_codes import MEANINGS, ExitCode
+from atom.cli.shell.help_text import WORTH_KNOWING, shown
+
+COMMANDS = sorted(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "--help"]) == 0
+    usage, _, below = capsys.readouterr().out.partition(" Usage: ")[2].partition("\n")
+    assert usage.startswith(f"atom {command} ")
+    assert command == "version" or re.search(rf"Examples?\s+atom {command}\b", below)
+    for code in WORTH_KNOWING[command]:
+        assert f"{int(code)}: {MEANINGS[code]}" in below
+
+
+def test_no_help_is_for_a_command_that_is_gone() -> None:
+    assert sorted(WORTH_KNOWING) == COMMANDS
+
+
+def test_paragraphs_flow_and_examples_stand_line_by_line() -> None:
+    text = "What\n  it does.\n\nExamples\natom join A\natom join B"
+    assert shown("version", text) == "What it does.\n\nExamples\natom join A\natom join B"
+    assert shown("pause", "Stops.").endswith(f"\n10: {MEANINGS[ExitCode.CONTROL]}")
+
+
+def test_a_narrow_terminal_is_no_trouble(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    assert main(["join", "--help"]) == 0
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 40
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
+def test_the_help_names_every_command(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["atom", *arguments])
+    assert main() == 0
+    shown = capsys.readouterr().out
+    assert all(command in shown for command in COMMANDS)
+
+
+@pytest.mark.parametrize("asked", ["version", "--version"])
+def test_the_version(asked: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([asked]) == 0
+    assert capsys.readouterr().out == f"{__version__}\n"
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_a_stream_that_was_closed_before(closed: str) -> None:
+    command = f"{sys.executable} -m atom version {closed}"
+    assert subprocess.run(["/bin/sh", "-c", command], check=False).returncode == 0
+
+
+def test_help_waits_for_no_heavy_library() -> None:
+    program = (
+        "import sys; from atom.cli.app import main; main(['--help'])\n"
+        "heavy = {'torch', 'hivemind', 'grpc', 'matplotlib', 'pydantic', 'numpy'}\n"
+        "sys.exit(', '.join(heavy & set(sys.modules)) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_ctrl_c_while_it_is_imported_is_no_traceback() -> None:
+    program = (
+        "import os, signal, sys\n"
+        "class Interrupter:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'atom.cli.app': os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Interrupter())\n"
+        "from atom.__main__ import main\n"
+        "main()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_python_dash_m() -> None:
+    done = subprocess.run([sys.executable, "-m", "atom", "version"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, f"{__version__}\n")
+
+
+def test_a_stream_that_knows_only_ascii() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "atom", "start", "--help"],
+        capture_output=True,
+        env=os.environ | {"PYTHONIOENCODING": "ascii"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert b"atom start" in done.stdout

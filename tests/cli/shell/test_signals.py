@@ -1,0 +1,30 @@
+"""What a terminal is left like by a command that a signal ended."""
+
+import os
+import pty
+import subprocess
+import sys
+
+INTERRUPTED_WHILE_A_BAR_IS_DRAWN = """
+import os, signal
+from rich.console import Console
+from atom.cli.shell.progress_bars import Bars, Step
+from atom.cli.shell.signals import end_at_once_on_signals
+end_at_once_on_signals("interrupted")
+Bars(Console(stderr=True)).show(Step("fetching", 1, 2, "bytes"))
+os.kill(os.getpid(), signal.SIGINT)
+"""
+
+
+def test_the_cursor_is_shown_again() -> None:
+    ours, theirs = pty.openpty()
+    program = [sys.executable, "-c", INTERRUPTED_WHILE_A_BAR_IS_DRAWN]
+    environment = {**os.environ, "TERM": "xterm"}
+    with subprocess.Popen(program, stderr=theirs, env=environment) as command:
+        assert command.wait(60) == 130
+    os.close(theirs)
+    seen = os.read(ours, 65536).decode()
+    os.close(ours)
+    assert "fetching" in seen
+    assert seen.rindex("\x1b[?25h") > seen.rindex("\x1b[?25l"), "shown after it was hidden"
+    assert seen.endswith("interrupted\r\n")

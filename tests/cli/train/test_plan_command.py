@@ -1,0 +1,123 @@
+"""`atom plan` as people and programs read it."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from atom.cli.app import main
+from atom.cli.shell.exit_codes import ExitCode
+from atom.cli.train import plan
+
+PEERS = Path(__file__).parents[3] / "peers"
+DEMO = str(PEERS / "demo.toml")
+ASSUME = ["--assume", "rtx3060-12g"]
+
+
+def lines_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
+    assert main(["plan", DEMO, *ASSUME, *arguments]) == ExitCode.OK
+    return capsys.readouterr().out.splitlines()
+
+
+def test_the_text_tells_all(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    lines = lines_of(capsys, "--gpu-memory", "20 MB", "--network", "400 Mbit/s", "--peers", "3")
+    text = "\n".join(lines)
+    for words in ("834,304 parameters", " bytes per parameter", "does it fit", "19.1 MiB",
+                  "the data sheet of GeForce RTX 3060", "400 Mbit/s each way",
+                  "with 3 peers like this",
+                  "tokens/s over whole rounds", "what would help most", "█ forward"):  # fmt: skip
+        assert words in text, words
+    assert not any(line != line.rstrip() for line in lines)
+
+
+def test_no_line_is_wider_than_the_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    made = plan.plan_run(plan.PlanRequest(PEERS / "demo.toml", assume=ASSUME[1]), lambda _: None)
+    monkeypatch.setattr(plan, "plan_run", lambda request, note: made)
+    for columns in (40, 60, 80, 200):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        lines = lines_of(capsys)
+        assert max(map(len, lines)) <= columns
+        assert any("embedding" in line for line in lines), "sub-models have their whole names"
+        assert not any("\x1b" in line for line in lines)
+
+
+def test_json_is_complete(capsys: pytest.CaptureFixture[str]) -> None:
+    told = json.loads("\n".join(lines_of(capsys, "--json", "--peer", str(PEERS / "cpu.toml"))))
+    assert set(told) == {
+        "run", "model", "precision", "parameters", "fits", "host", "disk", "device",
+        "step_share", "work", "surroundings", "round", "advice", "plan",
+    }  # fmt: skip
+    assert told["host"]["total_bytes"] == sum(told["host"]["arenas"].values())
+    assert told["device"]["budget_bytes"] == 2 * 2**30
+    assert told["surroundings"]["network_bytes_per_s"] == 2.5e6
+    assert told["round"]["round_s"] > told["round"]["accumulate_s"] > 0
+    assert len(told["plan"]["cuts"]) == len(told["plan"]["sub_models"]) - 1
+
+
+def test_the_least_memory_that_is_named_is_enough_as_it_is_written(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["plan", DEMO, *ASSUME, "--gpu-memory", "1 MB"]) == ExitCode.DEVICE
+    error = capsys.readouterr().err
+    least = error.partition(" per pass, is ")[2].partition(" (")[0]
+    lines_of(capsys, "--gpu-memory", least)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["nowhere.toml"], ExitCode.CONFIG, "no such file"),
+        ([DEMO, "--peer", DEMO], ExitCode.CONFIG, "unknown section"),
+        ([DEMO, "--assume", "rtx5090"], ExitCode.DEVICE, "known are rtx4090-24g"),
+        ([DEMO, *ASSUME, "--gpu-memory", "1 MB"], ExitCode.DEVICE, "linear needs"),
+        ([DEMO, *ASSUME, "--gpu-memory", "16 GiB"], ExitCode.DEVICE, "has 12.0 GiB"),
+        ([DEMO, "--gpu-memory", "8 parsec"], ExitCode.USAGE, "not a quantity"),
+        ([DEMO, "--gpu-memory", "0 GiB"], ExitCode.USAGE, "no memory at all"),
+        ([DEMO, "--network", "24 GB"], ExitCode.USAGE, "not a quantity"),
+        ([DEMO, "--network", "0 bit/s"], ExitCode.USAGE, "no bandwidth"),
+        ([DEMO, "--peers", "0"], ExitCode.USAGE, "peers"),
+        (
+            [str(PEERS / "gpt3-small.toml"), "--assume", "gtx1080ti-11g"],
+            ExitCode.DEVICE,
+            "use float16",
+        ),
+    ],
+)
+def test_errors_in_words(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], code: ExitCode, words: str
+) -> None:
+    assert main(["plan", *arguments]) == code
+    seen = capsys.readouterr()
+    assert seen.out == ""
+    assert seen.err.count("error:") == 1
+    assert seen.err.count("hint:") == 1
+    assert words in seen.err
+
+
+def test_a_box_with_too_little_host_memory_sees_the_plan_and_gets_an_exit_code(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    peer = tmp_path / "small.toml"
+    peer.write_text('[host]\nmemory = "10 MB"\n')
+    assert main(["plan", DEMO, *ASSUME, "--peer", str(peer), "--json"]) == ExitCode.DEVICE
+    seen = capsys.readouterr()
+    assert not json.loads(seen.out)["fits"]
+    assert "of host memory; there are 9.5 MiB" in seen.err
+    assert "[host] memory" in seen.err
+
+
+def test_a_disk_too_small_is_storage(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(1, 1, 1000))
+    assert main(["plan", DEMO, *ASSUME]) == ExitCode.STORAGE
+    seen = capsys.readouterr()
+    assert "too much" in seen.out
+    assert "of disk; there are 1000 B" in seen.err
