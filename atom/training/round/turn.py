@@ -15,6 +15,10 @@ from atom.training.round.silence import Silence
 from atom.training.round.vocabulary import Phase
 
 
+UNHEEDED = 2
+"""Calls for promises without a quorum, at one head: then it is others' turn."""
+
+
 class Turn:
     """There has to be a cause, the others have to be quiet, and those before us in line had their
     chance."""
@@ -32,6 +36,7 @@ class Turn:
 
     def new_head(self) -> None:
         self._retry_at = self._desk.now
+        self._unheeded = 0
         self._trigger_since: float | None = None
         self._told_waiting = False
         self.caused = False
@@ -47,10 +52,19 @@ class Turn:
         """Our rings break because of us."""
         self._lead_after = self._desk.now + self._desk.patience.shun
 
-    def back_off(self) -> None:
-        """After an attempt in vain: not all at once again."""
-        spread = 1 + self._desk.jitter.random()
-        self._retry_at = self._desk.now + self._desk.patience.retry * spread
+    def back_off(self, unheeded: bool = False) -> None:
+        """After an attempt in vain: not all at once again.
+
+        `unheeded`: it called for promises, and no quorum answered. Perhaps we are heard and do not
+        hear. Each call keeps those who promise from leading for a while, so from the second on we
+        leave them the time in which one of them can.
+        """
+        patience, spread = self._desk.patience, 1 + self._desk.jitter.random()
+        self._unheeded += unheeded
+        pause_s = patience.retry
+        if self._unheeded >= UNHEEDED:  # until another is due, and has asked who would follow
+            pause_s = patience.quiet + patience.rank + patience.prevote
+        self._retry_at = self._desk.now + pause_s * spread
 
     def at_once(self) -> None:
         """The next attempt has better prospects than the last."""
