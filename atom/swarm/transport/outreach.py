@@ -12,7 +12,7 @@ from atom.base.clock import Clock
 from atom.base.errors import PeerRefused
 from atom.base.events import EventSink
 from atom.swarm.records.lease import Lease, PeerState
-from atom.swarm.records.reachability import Answers, Reached, lines_to, next_witness
+from atom.swarm.records.reachability import SETTLE_S, Answers, Reached, lines_to, next_witness
 from atom.swarm.transport.contacts import MAX_RELAYS, Contact
 
 _TURN_S = 0.5
@@ -55,6 +55,8 @@ class Outreach:
         self._apart: set[str] = set()
         """Who could not reach us when it was asked last, or could not even be asked."""
         self._ask_at = float("-inf")
+        self._alone_since: float | None = None
+        """At our head, with others in sight: perhaps they cannot fetch it from us."""
         self._told: tuple[object, ...] = ()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="atom-outreach", daemon=True)
@@ -79,6 +81,12 @@ class Outreach:
                     continue
                 self._others[peer_id] = (lease, now)
                 self._transport.set_contact(peer_id, contact_of(lease))
+            own = leases.get(self._transport.peer_id)
+            others = leases.keys() - {self._transport.peer_id}
+            if own is None or not others or any(leases[p].head == own.head for p in others):
+                self._alone_since = None
+            elif self._alone_since is None:
+                self._alone_since = now
             for peer_id, (lease, seen) in list(self._others.items()):
                 if lease.state is PeerState.LEFT or now - seen > _FORGET_S:
                     del self._others[peer_id]
@@ -130,10 +138,17 @@ class Outreach:
             self._told = news
             self._on_change()
 
+    def _due(self) -> float:
+        """When to ask next: at intervals, and soon while nobody follows us."""
+        since = self._alone_since
+        if since is None or not self._asked_at:
+            return self._ask_at
+        return min(self._ask_at, max(since, *self._asked_at.values()) + SETTLE_S)
+
     def _ask(self, others: Mapping[str, Lease]) -> None:
         now = self._clock.now()
         witness = next_witness(others, self._asked_at)
-        if witness is None or now < self._ask_at:
+        if witness is None or now < self._due():
             return
         before = self._answers.verdict()
         self._asked_at[witness] = now

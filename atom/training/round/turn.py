@@ -14,7 +14,6 @@ from atom.training.round.ring_watch import RingWatch
 from atom.training.round.silence import Silence
 from atom.training.round.vocabulary import Phase
 
-
 UNHEEDED = 2
 """Calls for promises without a quorum, at one head: then it is others' turn."""
 

@@ -157,6 +157,24 @@ def test_a_peer_that_nobody_can_dial_keeps_lines_and_says_to_whom() -> None:
     assert stage.outreach.lines() == ("a", "b"), "the third relays nothing"
 
 
+def test_who_is_alone_at_its_head_asks_soon_whether_it_can_be_reached() -> None:
+    stage = Stage()
+    stage.transport.answers = dict.fromkeys("abc", YES)
+    stage.turns(30)
+    stage.transport.answers = dict.fromkeys("abc", NO)
+    everybody = {**stage.others, "me": a_lease("me", head=b"n" * 32)}
+    stage.outreach.know(everybody)
+    stage.turns(SETTLE_S)
+    assert stage.transport.asked == ["a", "b", "c"], "others may be on their way"
+    stage.turns(12)
+    assert stage.outreach.reached is NO
+    assert stage.transport.kept == {"a", "b", "c"}
+    stage.outreach.know({**everybody, "a": a_lease("a", head=b"n" * 32)})
+    asked = len(stage.transport.asked)
+    stage.turns(AGAIN_S - 5)
+    assert len(stage.transport.asked) == asked, "it has company: no hurry"
+
+
 def test_two_that_a_third_reaches_and_that_do_not_reach_each_other_keep_lines() -> None:
     stage = Stage()
     stage.transport.answers = {"a": YES, "b": OSError("no way"), "c": YES}
