@@ -70,7 +70,7 @@ INLINE int32_t add_bfloat16(const void *wire, const float *own, float factor, fl
     return verdict(worst, largest);
 }
 
-/* See Int8 in atom/swarm/codec.py for the format: all scales, then all steps. */
+/* See Int8 in atom/swarm/ring/codec.py for the format: all scales, then all steps. */
 struct int8_wire {
     uint16_t *scales;
     int8_t *steps;
