@@ -9,7 +9,7 @@ from atom.base.reasons import Reason
 from atom.swarm.chain.branches import SHOWN, Branch
 from atom.swarm.records.fields import check_digest, incarnation_of, texts_of
 from atom.swarm.records.lease import Lease, PeerState
-from atom.swarm.records.link import Link
+from atom.swarm.records.link import LEAST_BYTES_PER_S, LONGEST_ROUND_TRIP_S, Link
 from atom.swarm.records.reachability import Reached
 from atom.wire.records_pb2 import BranchBody, EndedAttempt, LeaseBody, LinkBody
 
@@ -140,11 +140,17 @@ def _links(found: Sequence[LinkBody]) -> tuple[tuple[bytes, Link], ...]:
         figures = (link.round_trip_s, link.bytes_per_s)
         if not all(map(math.isfinite, figures)):
             raise PeerRefused(Reason.NOT_FINITE, "a link")
-        if len(link.peer) != _NAME_BYTES or min(figures) < 0 or max(figures) > MAX_RATE:
+        if len(link.peer) != _NAME_BYTES or not _measurable(*figures):
             raise PeerRefused(Reason.MALFORMED, "a link")
     return tuple(
         (link.peer, Link(link.round_trip_s, link.bytes_per_s or math.inf)) for link in found
     )
+
+
+def _measurable(round_trip_s: float, bytes_per_s: float) -> bool:
+    """No rate at all is one: nothing was slow."""
+    in_time = 0 <= round_trip_s <= LONGEST_ROUND_TRIP_S
+    return in_time and (bytes_per_s == 0 or LEAST_BYTES_PER_S <= bytes_per_s <= MAX_RATE)
 
 
 def _ended_attempts(found: Sequence[EndedAttempt]) -> tuple[tuple[int, Reason], ...]:

@@ -3,6 +3,10 @@
 import math
 from dataclasses import dataclass
 
+LEAST_BYTES_PER_S = 1.0
+"""Nobody measures less: a rate is of a mebibyte at least, in a ring that came to its end."""
+LONGEST_ROUND_TRIP_S = 60.0
+
 
 @dataclass(frozen=True)
 class Link:

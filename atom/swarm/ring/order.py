@@ -26,15 +26,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from atom.swarm.records.link import Link
+from atom.swarm.records.link import LONGEST_ROUND_TRIP_S, Link
 
 EXACT_MEMBERS = 8
 """Up to so many, all orders are tried: 5,040."""
 MOST_COMPARED = 2**24
 """Pairs of links that are looked at for one bound: a coordinator orders a thousand members in a few
 seconds rather than in half a minute, in which all that promised would go on without it."""
+MOST_STEPS = 4
+"""For each member: more than local improvement takes, unless somebody made figures up."""
+LONGEST_S = 1e5
+"""No link is slower: more than a day. Beyond it sums of lengths lose what is gained by a change."""
 _AVOIDED = 1e6
 """Seconds that stand for a link that should be none: more than anything measured."""
+_LEAST_GAIN_S = 1e-6
+"""A thousand times what rounding adds to lengths of `_AVOIDED`: else changes undo each other."""
 _BOUNDS = 4
 
 Matrix = NDArray[np.float64]
@@ -134,8 +140,10 @@ def _ways(places: Sequence[Place], bytes_per_link: float) -> _Ways:
             if there is None or there == here:
                 continue
             for pair in ((here, there), (there, here)):
-                transfer_s[pair] = max(transfer_s[pair], bytes_per_link / link.bytes_per_s)
-                round_trip_s[pair] = max(round_trip_s[pair], link.round_trip_s)
+                needed_s = min(bytes_per_link / link.bytes_per_s, LONGEST_S)
+                transfer_s[pair] = max(transfer_s[pair], needed_s)
+                trip_s = min(link.round_trip_s, LONGEST_ROUND_TRIP_S)
+                round_trip_s[pair] = max(round_trip_s[pair], trip_s)
     known = round_trip_s[round_trip_s >= 0]
     round_trip_s[round_trip_s < 0] = float(np.median(known)) if len(known) else 0.0
     outward = np.array([place.dials_out for place in places], dtype=bool)
@@ -184,7 +192,7 @@ def _shortest(lengths: Matrix) -> Order:
     """A closed way through all that no reversal of a part and no move of a member shortens; of
     very many members the best that a bounded number of such steps finds."""
     order = _nearest_neighbours(lengths)
-    for _ in range(MOST_COMPARED // lengths.size):
+    for _ in range(min(MOST_COMPARED // lengths.size, MOST_STEPS * len(lengths))):
         shorter = _reversed_part(order, lengths)
         if shorter is None:
             shorter = _moved_member(order, lengths)
@@ -212,7 +220,7 @@ def _reversed_part(order: Order, lengths: Matrix) -> Order | None:
     )  # fmt: skip
     gain[np.tril_indices(len(order))] = 0.0
     first, last = np.unravel_index(int(gain.argmax()), gain.shape)
-    if gain[first, last] <= 1e-9:
+    if gain[first, last] <= _LEAST_GAIN_S:
         return None
     changed = order.copy()
     changed[first + 1 : last + 1] = changed[first + 1 : last + 1][::-1]
@@ -232,7 +240,7 @@ def _moved_member(order: Order, lengths: Matrix) -> Order | None:
     indices = np.arange(len(order))
     gain[indices, indices] = gain[indices, indices - 1] = 0.0  # beside itself
     member, after = np.unravel_index(int(gain.argmax()), gain.shape)
-    if gain[member, after] <= 1e-9:
+    if gain[member, after] <= _LEAST_GAIN_S:
         return None
     rest = [int(index) for index in order if index != order[member]]
     rest.insert(rest.index(int(order[after])) + 1, int(order[member]))

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from atom.swarm.records.link import Link
+from atom.swarm.records.link import LONGEST_ROUND_TRIP_S, Link
 
 KEPT = 64
 """Peers; who was met longest ago is forgotten first."""
@@ -20,7 +20,6 @@ LEAST_BYTES = 1 << 20
 """What is shorter says more about buffers than about links."""
 RATE_KEPT_S = 1800.0
 """A slow link that no ring uses any more deserves another look after this long."""
-LONGEST_ROUND_TRIP_S = 60.0
 _SMOOTHING = 0.3
 
 

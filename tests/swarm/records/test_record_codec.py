@@ -134,6 +134,8 @@ def test_a_signature_for_another_purpose_is_refused():
         ({"links": [LinkBody(peer=bytes(8), round_trip_s=-1.0)]}, Reason.MALFORMED),
         ({"links": [LinkBody(peer=bytes(8), round_trip_s=float("nan"))]}, Reason.NOT_FINITE),
         ({"links": [LinkBody(peer=bytes(8), bytes_per_s=2 * MAX_RATE)]}, Reason.MALFORMED),
+        ({"links": [LinkBody(peer=bytes(8), bytes_per_s=1.4e-45)]}, Reason.MALFORMED),
+        ({"links": [LinkBody(peer=bytes(8), round_trip_s=1e5)]}, Reason.MALFORMED),
         ({"links": [LinkBody(peer=bytes(8), bytes_per_s=float("inf"))]}, Reason.NOT_FINITE),
         ({"ended_attempts": [EndedAttempt()] * 5}, Reason.TOO_LARGE),
         ({"ended_attempts": [EndedAttempt(round=2**63)]}, Reason.MALFORMED),

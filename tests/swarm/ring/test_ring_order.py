@@ -127,6 +127,47 @@ def test_a_very_large_ring_is_improved_in_so_many_steps_and_no_more(
     assert sorted(order.members) == sorted(place.peer_id for place in places)
 
 
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Of each search for a shorter way, how often it looked for a shorter one."""
+    improve, search, taken = orders._reversed_part, orders._shortest, list[int]()
+
+    def counted(order: orders.Order, lengths: orders.Matrix) -> orders.Order | None:
+        taken[-1] += 1
+        return improve(order, lengths)
+
+    def searching(lengths: orders.Matrix) -> orders.Order:
+        taken.append(0)
+        return search(lengths)
+
+    monkeypatch.setattr(orders, "_reversed_part", counted)
+    monkeypatch.setattr(orders, "_shortest", searching)
+    return taken
+
+
+@pytest.mark.parametrize("link", [Link(0.02, 1.0), Link(0.02, 1.4e-45), Link(1e15, 5e-324)])
+def test_what_one_liar_says_of_its_links_costs_no_time(steps: list[int], link: Link) -> None:
+    """Sums of lengths without a bound lose what a change gains: two kinds of changes undid each
+    other, a hundred thousand times."""
+    members = 12
+    for seed in range(6):
+        places = scattered(members, seed, dials_out=0.0, slow=0.0)
+        told = {place.peer_id: link for place in places[1:]}
+        order = ring_order([orders.Place(places[0].peer_id, links=told), *places[1:]], 2e8)
+        assert sorted(order.members) == sorted(place.peer_id for place in places)
+    assert 0 < max(steps) <= 2 * members
+
+
+def test_a_search_that_goes_on_and_on_is_ended(
+    steps: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(orders, "_LEAST_GAIN_S", -1.0)  # any change will do
+    places = scattered(12, seed=1)
+    order = ring_order(places, 1e8)
+    assert set(steps) == {orders.MOST_STEPS * 12}
+    assert sorted(order.members) == sorted(place.peer_id for place in places)
+
+
 def test_what_is_measured_of_others_than_the_members_does_not_count() -> None:
     places = [Place(name, links={"elsewhere": Link(9.0, 1.0)}) for name in "abc"]
     assert ring_order(places, 1e8).seconds == 0.0

@@ -5,10 +5,10 @@ import math
 import pytest
 
 from atom.base.clock import ManualClock
+from atom.swarm.records.link import LONGEST_ROUND_TRIP_S
 from atom.swarm.transport.link_book import (
     KEPT,
     LEAST_BYTES,
-    LONGEST_ROUND_TRIP_S,
     RATE_KEPT_S,
     LinkBook,
 )
