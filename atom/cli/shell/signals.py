@@ -6,6 +6,7 @@ Ctrl-C is asyncio's own business: it cancels the task and raises KeyboardInterru
 import asyncio
 import contextlib
 import os
+import select
 import signal
 import threading
 from collections.abc import Coroutine
@@ -30,7 +31,8 @@ def end_at_once_on_signals(said: str = "interrupted: what is on disk is whole") 
     def end(number: int, frame: object) -> None:
         cursor = _SHOW_CURSOR if os.isatty(2) and os.environ.get("TERM", "dumb") != "dumb" else ""
         with contextlib.suppress(OSError):  # whoever read it may have gone first
-            os.write(2, f"{cursor}\n{said}\n".encode())
+            if select.select([], [2], [], 0.0)[1]:  # nor may it keep us here
+                os.write(2, f"{cursor}\n{said}\n".encode())
         os._exit(128 + number)
 
     if threading.current_thread() is not threading.main_thread():

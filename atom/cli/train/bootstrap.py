@@ -5,8 +5,6 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
-import typer
-
 from atom.cli.shell.daemon_console import TerminalConsole
 from atom.config.load import load_peer_file
 from atom.config.places import bootstrap_state_directory
@@ -49,11 +47,13 @@ def serve_bootstrap(options: BootstrapOptions) -> None:
         initial_peers=parse_multiaddrs(options.initial_peers),
         log_path=str(state.dht_log),
     )
+    console = TerminalConsole()
     state.lock()
     try:
-        asyncio.run(_serve(node, TerminalConsole()))
+        asyncio.run(_serve(node, console))
     finally:
         state.unlock()
+        console.close()
 
 
 async def _serve(node: NodeSettings, console: TerminalConsole) -> None:
@@ -64,7 +64,7 @@ async def _serve(node: NodeSettings, console: TerminalConsole) -> None:
     def ready(addresses: tuple[str, ...]) -> None:
         if not addresses:
             return
-        typer.echo(addresses[0])
+        console.data(addresses[0])
         console.note(
             f"to found a run through it: atom start RUN.toml --initial-peers {addresses[0]}"
         )
