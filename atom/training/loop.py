@@ -202,9 +202,9 @@ class RoundLoop:
 
     def _take_leases(self, leases: Mapping[str, Lease]) -> None:
         now = self._clock.now()
+        working = self._book.is_watching(now) and not self._hands.paused()
         self._book.update(leases, now)
-        fresh, working = self._book.fresh(now), not self._hands.paused()
-        self._paused = self._paused.after(fresh, working, now)
+        self._paused = self._paused.after(self._book.fresh(now), working, now)
         self._seen_at = now
 
     # ---- actions

@@ -3,7 +3,8 @@
 Whoever counts on the share of a peer that stands still waits for it before every further pass. But
 a swarm is resumed one peer after the other: the first would see nobody but paused ones, and make a
 round alone. So who is paused counts on for as long as one that fell silent does: the time of a
-lease, on our own clock, and only while we work ourselves.
+lease, on our own clock, and only while we work ourselves and look on: nobody knows what happened
+while our machine slept.
 """
 
 from collections.abc import Mapping
@@ -25,7 +26,8 @@ class PausedPeers:
     """Peer id → when it was first seen paused (seconds, our clock), while we worked."""
 
     def after(self, leases: Mapping[str, Lease], working: bool, now: float) -> "PausedPeers":
-        """The same after one more reading, of fresh `leases`. `working`: are we ourselves?"""
+        """The same after one more reading, of fresh `leases`. `working`: are we ourselves,
+        and have we looked on since the last one?"""
         if not working:
             return PausedPeers()
         paused = [peer for peer, lease in leases.items() if _is_paused(lease, peer in self.since)]

@@ -5,6 +5,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -332,19 +333,28 @@ def test_who_leaves_shares_what_it_has_begun_and_nothing_after(stage: Stage) -> 
 
 
 def test_nobody_waits_for_the_share_of_a_peer_paused_for_long(stage: Stage) -> None:
-    serials = itertools.count()
-
-    def read_for_long() -> SwarmCount:
-        for serial in itertools.islice(serials, 5):
-            stage.clock.advance(LEASE_SECONDS / 4)
-            stage.read(lease(ANN, serial), lease(BOB, serial, state=PeerState.PAUSED, sequences=3))
-        return stage.hands.progress[-1]
-
+    read_for_long = partial(read_while_bob_is_paused, stage, itertools.count())
     stage.hands.is_paused = True
     assert read_for_long().peers == 3, "we are paused as well"
     stage.hands.is_paused = False
     told = read_for_long()
     assert (told.peers, told.others_sequences) == (2, 10), "what it counted counts"
+
+
+def test_a_pause_seen_before_we_were_suspended_says_nothing_now(stage: Stage) -> None:
+    serials = itertools.count()
+    assert read_while_bob_is_paused(stage, serials, 6).peers == 2
+    stage.clock.advance(3600.0)
+    assert read_while_bob_is_paused(stage, serials, 2).peers == 3, "perhaps it worked meanwhile"
+    assert read_while_bob_is_paused(stage, serials).peers == 2
+
+
+def read_while_bob_is_paused(stage: Stage, serials: Iterator[int], readings: int = 5) -> SwarmCount:
+    """Readings of a quarter of a lease's time each, and what the last one told the worker."""
+    for serial in itertools.islice(serials, readings):
+        stage.clock.advance(LEASE_SECONDS / 4)
+        stage.read(lease(ANN, serial), lease(BOB, serial, state=PeerState.PAUSED, sequences=3))
+    return stage.hands.progress[-1]
 
 
 def keep_reading(stage: Stage, seconds: float, *voters: Voter) -> View:

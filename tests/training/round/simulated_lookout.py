@@ -42,8 +42,9 @@ class Lookout:
         reading = self._directory.read(process.peer_id, process.now())
         if reading is not None:
             now = process.now()
+            working = self._book.is_watching(now) and not process.paused
             self._book.update(reading, now)
-            self._paused = self._paused.after(self._book.fresh(now), not process.paused, now)
+            self._paused = self._paused.after(self._book.fresh(now), working, now)
             self.seen_at = now
         process.later(READ_SECONDS * process.dice.uniform(0.9, 1.1), self.read)
 
