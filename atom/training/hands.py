@@ -150,8 +150,8 @@ class ReplicaHands:
     def pass_seconds(self) -> float:
         return self._worker.pass_seconds
 
-    def paused(self) -> bool:
-        return self._worker.paused
+    def stands_still(self) -> bool:
+        return self._worker.stands_still
 
     def tell_progress(self, swarm: SwarmCount) -> None:
         if swarm != self._worker.swarm:

@@ -34,6 +34,7 @@ from atom.training.round.vocabulary import (
     LeaveRequested,
     Offence,
     OfferResult,
+    Phase,
     Received,
     Report,
     Send,
@@ -74,8 +75,8 @@ class Hands(Protocol):
         """Ours that count for the next round of `head`."""
 
     def pass_seconds(self) -> float: ...
-    def paused(self) -> bool:
-        """Does anything keep us ourselves from training? Any thread."""
+    def stands_still(self) -> bool:
+        """Is nothing trained here, however much there is to do? Any thread."""
 
     def tell_progress(self, swarm: SwarmCount) -> None: ...
     def set_aside(self, peer_id: str, reason: Reason) -> float:
@@ -202,10 +203,13 @@ class RoundLoop:
 
     def _take_leases(self, leases: Mapping[str, Lease]) -> None:
         now = self._clock.now()
-        working = self._book.is_watching(now) and not self._hands.paused()
+        working = self._book.is_watching(now) and self._works()
         self._book.update(leases, now)
         self._paused = self._paused.after(self._book.fresh(now), working, now)
         self._seen_at = now
+
+    def _works(self) -> bool:
+        return self._machine.phase is not Phase.SYNCING and not self._hands.stands_still()
 
     # ---- actions
 

@@ -86,7 +86,7 @@ class RecordingHands:
         self.calls: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
         self.progress: list[SwarmCount] = []
         self.reachable = True
-        self.is_paused = False
+        self.is_still = False
         self.threads: set[str] = set()
 
     def __getattr__(self, name: str) -> Callable[..., None]:
@@ -113,8 +113,8 @@ class RecordingHands:
     def pass_seconds(self) -> float:
         return 0.75
 
-    def paused(self) -> bool:
-        return self.is_paused
+    def stands_still(self) -> bool:
+        return self.is_still
 
     def tell_progress(self, swarm: SwarmCount) -> None:
         self.progress.append(swarm)
@@ -334,9 +334,11 @@ def test_who_leaves_shares_what_it_has_begun_and_nothing_after(stage: Stage) -> 
 
 def test_nobody_waits_for_the_share_of_a_peer_paused_for_long(stage: Stage) -> None:
     read_for_long = partial(read_while_bob_is_paused, stage, itertools.count())
-    stage.hands.is_paused = True
-    assert read_for_long().peers == 3, "we are paused as well"
-    stage.hands.is_paused = False
+    stage.hands.is_still = True
+    assert read_for_long().peers == 3, "we stand still as well"
+    stage.hands.is_still, stage.machine.phase = False, Phase.SYNCING
+    assert read_for_long().peers == 3, "nor do we train"
+    stage.machine.phase = Phase.ACCUMULATING
     told = read_for_long()
     assert (told.peers, told.others_sequences) == (2, 10), "what it counted counts"
 

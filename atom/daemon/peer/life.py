@@ -21,6 +21,7 @@ from atom.swarm.dht.directory import Directory
 from atom.swarm.records.fork_choice import claims_better
 from atom.swarm.records.lease import Lease
 from atom.training.loop import LeasesRead, RoundLoop
+from atom.training.replica.worker import STARTING
 from atom.training.round import RoundMachine
 from atom.training.round.vocabulary import Phase, View
 
@@ -225,7 +226,7 @@ class Life:
         self._herald.tell(self.parts.me.peer_id, self._loop.view, reason, last)
         if not facts.started and self._looked_around and not ahead:
             self._update(started=True)
-            self.parts.worker.release("starting")
+            self.parts.worker.release(STARTING)
             self.on_change()
         return ending(facts)
 

@@ -22,6 +22,8 @@ from atom.training.replica.device_hold import DeviceHold, DeviceTaken
 from atom.training.replica.pacing import SwarmCount, next_pass, usual_pass_seconds
 
 Batch = dict[str, torch.Tensor]
+STARTING = "starting"
+"""Holds every worker until somebody has looked around."""
 
 
 class PassResult(Protocol):
@@ -85,7 +87,7 @@ class Worker:
         self._on_failure = on_failure
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._closing = threading.Event()
-        self._holds: set[str] = {"starting"}
+        self._holds: set[str] = {STARTING}
         self._pauses: set[str] = set()
         self._pausing = threading.Lock()
         self._urgent = 0
@@ -150,6 +152,12 @@ class Worker:
     def paused(self) -> bool:
         """Does anything keep us away from the device? From any thread."""
         return bool(self._pauses)
+
+    @property
+    def stands_still(self) -> bool:
+        """Does it train nothing, however much there is to do? A round holds it for a moment only,
+        and is none of that. From any thread."""
+        return self.paused or self.device_taken or STARTING in self._holds
 
     def try_device(self) -> None:
         """Perhaps its memory is free again."""

@@ -42,7 +42,8 @@ class Lookout:
         reading = self._directory.read(process.peer_id, process.now())
         if reading is not None:
             now = process.now()
-            working = self._book.is_watching(now) and not process.paused
+            syncing = process.machine.phase is Phase.SYNCING
+            working = self._book.is_watching(now) and not (process.paused or syncing)
             self._book.update(reading, now)
             self._paused = self._paused.after(self._book.fresh(now), working, now)
             self.seen_at = now
