@@ -12,10 +12,8 @@ long. So with ways in bytes per second:
 So a ring is at most twice as fast without its slowest member (a third faster among four). A leaf is
 carried if that saves a tenth of the time, and at least 50 ms.
 
-A slow way says nothing about the two at its ends: the order of seats avoids it. Who is carried says
-itself that its sending held rings up to two others; or two others say that theirs did to it: its
-line is slow in the other direction. With those it has not met it is taken to be as fast as with the
-best of these. So is everybody here who says so of one that is not slow itself.
+Whose line is slow is `slow_lines`'. With those it has not met a slow peer is taken to be as fast as
+with the best of those it has. So is everybody here who says so of one that is not slow itself.
 """
 
 import math
@@ -27,12 +25,14 @@ from typing import Any
 from atom.swarm.records.link import Link
 from atom.swarm.ring.algorithm import WORTHWHILE, WORTHWHILE_S
 from atom.swarm.ring.composition import FEWEST_SEATS
-from atom.swarm.ring.order import Place, ring_order
+from atom.swarm.ring.order import LONGEST_S, Place, ring_order
+from atom.swarm.ring.slow_lines import SlowLines, finite_rates, slow_lines
 
+MOST_MEMBERS = 64
+"""Of more, nobody is carried: the coordinator compares up to nine orders in each round. For so many
+that takes a tenth of a second, for four times as many seconds."""
 MOST_TRIED = 8
 """So many of the slowest may be carried in one round."""
-WAYS = 2
-"""On so many, in one direction, a leaf must have held rings up."""
 
 Ways = Mapping[str, Mapping[str, float]]
 """Bytes per second between two, the slower of both directions; not there: nothing was slow."""
@@ -59,9 +59,12 @@ def attach(
     places: Sequence[Place], average_bytes: float, otherwise_s: float = math.inf
 ) -> Attachment | None:
     """The leaves that save most, if that is worth it; `otherwise_s`: another way to do without."""
-    lines = _slow_lines(places)
+    if len(places) > MOST_MEMBERS or average_bytes <= 0:
+        return None
+    places = [_bounded(place, 2 * average_bytes / LONGEST_S) for place in places]
+    lines = slow_lines(places)
     slow = lines.slowest_first()[: min(MOST_TRIED, len(places) // 2)]
-    if not slow or average_bytes <= 0:
+    if not slow:
         return None
     known = _with_lines(places, lines)
     seated_s = min(ring_order(known, _share(len(known)) * average_bytes).seconds, otherwise_s)
@@ -72,67 +75,24 @@ def attach(
     return Attachment(*best, seated_s)
 
 
+def _bounded(place: Place, least_per_s: float) -> Place:
+    """Beyond that an order does not tell slow from slower."""
+    links = {
+        peer: replace(link, bytes_per_s=max(link.bytes_per_s, least_per_s))
+        for peer, link in place.links.items()
+    }
+    return replace(place, links=links)
+
+
 def _share(members: int) -> float:
     """How many averages each member of a ring sends."""
     return 2 * (members - 1) / members
 
 
-@dataclass(frozen=True)
-class _SlowLines:
-    """At which a peer's sending, or what it receives, held rings up."""
-
-    sending: Mapping[str, float]
-    receiving: Mapping[str, float]
-
-    def slowest_first(self) -> list[str]:
-        rates = dict(self.receiving)
-        for peer, rate in self.sending.items():
-            rates[peer] = min(rate, rates.get(peer, math.inf))
-        return sorted(rates, key=lambda peer: (rates[peer], peer))
-
-
-def _slow_lines(places: Sequence[Place]) -> _SlowLines:
-    """Who would explain most of the slow ways comes first: a way to somebody whose line is slow
-    anyhow says nothing about who sends there. What a peer says of its own sending counts twice as
-    much as what others say; and who was slow towards many says nothing about them."""
-    out = _finite_rates(places)
-    into: dict[str, list[tuple[float, bool]]] = {peer: [] for peer in out}
-    for rates in out.values():
-        for other, rate in rates.items():
-            into[other].append((rate, len(rates) < WAYS))
-
-    def slowness(peer: str) -> float:
-        told = sum(1 / rate for rate, _ in into[peer])
-        return sum(1 / rate for rate in out[peer].values()) + told / 2
-
-    sending, receiving = dict[str, float](), dict[str, float]()
-    for peer in sorted(out, key=lambda peer: (-slowness(peer), peer)):
-        explained = sending.keys() | receiving.keys()
-        own = [rate for other, rate in out[peer].items() if other not in explained]
-        told = [rate for rate, counts in into[peer] if counts]
-        for rates_of_line, found in ((own, sending), (told, receiving)):
-            if len(rates_of_line) >= WAYS:
-                found[peer] = max(rates_of_line)
-    return _SlowLines(sending, receiving)
-
-
-def _finite_rates(places: Sequence[Place]) -> dict[str, dict[str, float]]:
-    """Of each one's sending to others here, where it held rings up."""
-    here = {place.peer_id for place in places}
-    return {
-        place.peer_id: {
-            peer: link.bytes_per_s
-            for peer, link in place.links.items()
-            if peer in here - {place.peer_id} and math.isfinite(link.bytes_per_s)
-        }
-        for place in places
-    }
-
-
-def _with_lines(places: Sequence[Place], lines: _SlowLines) -> list[Place]:
+def _with_lines(places: Sequence[Place], lines: SlowLines) -> list[Place]:
     """With a speed for all ways of those of whom one is known."""
     known, slow = [], lines.sending.keys() | lines.receiving.keys()
-    for place, rates in zip(places, _finite_rates(places).values(), strict=True):
+    for place, rates in zip(places, finite_rates(places).values(), strict=True):
         of_one = max((rate for peer, rate in rates.items() if peer not in slow), default=math.inf)
         own = lines.sending.get(place.peer_id, of_one)
         links = dict(place.links)

@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 
 from atom.swarm.records.link import Link
-from atom.swarm.ring.attachment import Attachment, attach
-from atom.swarm.ring.order import Place
+from atom.swarm.ring import attachment
+from atom.swarm.ring.attachment import MOST_MEMBERS, Attachment, attach
+from atom.swarm.ring.order import LONGEST_S, Place
 
 BYTES = 100e6
 FAST, SLOW = 100e6, 2e6
@@ -134,6 +135,24 @@ def test_a_carrier_is_near_reachable_and_well_with_its_leaf() -> None:
     assert carriers(attach(list(shut.values()), BYTES))["d"] in "ab"
     all_shut = [replace(place, dials_out=True) for place in places.values()]
     assert attach(all_shut, BYTES) is None
+
+
+@pytest.mark.parametrize("rate", [1.0, 1.4e-45, 5e-324])
+def test_who_claims_to_be_slower_than_anything_is_carried(rate: float) -> None:
+    """Its figures stay figures, in sums as well."""
+    for size in (6, 12):
+        found = attach(swarm(size, {"c": rate}, ways=size - 1), BYTES)
+        assert found is not None
+        assert list(found.carriers) == ["c"]
+        assert found.seconds < found.seconds_seated <= LONGEST_S + 1
+
+
+def test_of_very_many_nobody_is_carried_and_no_order_is_looked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert carriers(attach(swarm(MOST_MEMBERS, {"c": SLOW}), BYTES)).keys() == {"c"}
+    monkeypatch.setattr(attachment, "ring_order", None)
+    assert attach(swarm(MOST_MEMBERS + 1, {"c": SLOW}), BYTES) is None
 
 
 def test_the_choice_comes_with_its_reason() -> None:
