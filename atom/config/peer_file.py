@@ -3,14 +3,15 @@
 from functools import cached_property
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from atom.config.address import check_announcement, parse_host_port, parse_interface
 from atom.config.hours import Window, parse_window
-from atom.config.section import BitsPerSecond, Bytes, PathText, Seconds, Section, Watts
+from atom.config.section import BitsPerSecond, Bytes, PathText, Seconds, Section, Watts, refuse
 
 MAX_ANNOUNCED = 8
 MAX_WINDOWS = 64
+OTHER_PORT = "give each a number of its own, or 0 for any free one"
 
 
 def _auto_is_none(value: Any) -> Any:
@@ -84,6 +85,17 @@ class Network(Section):
     relay_bits_per_s: BitsPerSecond = Field(default=20e6, alias="relay", ge=0)
     """Bandwidth for joining peers that cannot be reached, both directions of all of them together;
     "0 bit/s": none."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "Network":
+        if self.shares_port(self.listen):
+            refuse("data_port", f"{self.data_port} is the port of listen as well", OTHER_PORT)
+        return self
+
+    def shares_port(self, listen: str) -> bool:
+        """Whether what listens there (HOST:PORT) would take the data port's number."""
+        taken = parse_host_port(listen)[1] == self.data_port
+        return taken and self.data_port != 0 and self.reachable != "no"
 
 
 class Schedule(Section):

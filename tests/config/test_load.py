@@ -165,6 +165,11 @@ def test_malformed_toml_names_the_line() -> None:
         ('[network]\nannounce = ["a b"]', "network.announce[0]: 'a b' is not a host", ""),
         (f"[network]\nannounce = {['a'] * 9}", "network.announce: has more than 8", ""),
         ("[network]\ndata_port = 65536", "network.data_port: must be below 65536", ""),
+        (
+            '[network]\nlisten = "[::1]:7"\ndata_port = 7',
+            "network.data_port: 7 is the port of l",
+            "0 ",
+        ),
         ('[run]\nname = "x"', "run: unknown section", "run file"),
         ("[networq]", "networq: unknown section", "network"),
     ],
@@ -174,6 +179,11 @@ def test_mistakes_in_a_peer_file_are_named(text: str, place: str, hint: str) -> 
     assert error.message.startswith("p.toml: ")
     assert place in error.message
     assert hint in error.hint
+
+
+def test_a_data_port_that_nothing_listens_on_may_be_any() -> None:
+    text = '[network]\nlisten = "0.0.0.0:7"\ndata_port = 7\nreachable = "no"'
+    assert parse_peer_text(text, Path("/box")).network.data_port == 7
 
 
 def test_an_empty_peer_file_is_valid_and_so_is_none() -> None:

@@ -6,8 +6,9 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from atom.base.clock import BootClock
-from atom.base.errors import AddressError
+from atom.base.errors import AddressError, PortInUseError
 from atom.base.events import EventLog
+from atom.config.peer_file import OTHER_PORT
 from atom.daemon.console import Console
 from atom.daemon.peer.addresses import announced_multiaddrs, data_place
 from atom.daemon.peer.assembly import Assembly, assemble
@@ -108,7 +109,12 @@ def run_join(options: JoinOptions, console: Console) -> Ending:
 def _check_data_port(box: Box, listen: str) -> None:
     """Said before there is an address or a state: making them may take hours.
     Raises: PortInUseError, AddressError."""
-    place = data_place(box.peer.network, listen)
+    network = box.peer.network
+    if network.shares_port(listen):  # of a peer file, which was checked, or of --listen
+        raise PortInUseError(
+            f"{network.data_port} is data_port and the port of --listen", OTHER_PORT
+        )
+    place = data_place(network, listen)
     if place is not None:
         listening(place).close()
 

@@ -31,5 +31,9 @@ def test_a_taken_data_port_is_said_first(tmp_path: Path) -> None:
             run_start(StartOptions(tmp_path / "run.toml", box, state), Silence())
         with pytest.raises(PortInUseError, match="in use"):
             run_join(JoinOptions(format_join_address(nowhere), box, state), Silence())
+        at_listen = f"127.0.0.1:{other.getsockname()[1]}"
+    with pytest.raises(PortInUseError, match="--listen") as twice:
+        run_start(StartOptions(tmp_path / "run.toml", box, state, listen=at_listen), Silence())
     assert "data_port" in start.value.hint
+    assert "0 for any free one" in twice.value.hint
     assert not (state / "manifest.bin").exists()
