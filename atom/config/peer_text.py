@@ -1,5 +1,6 @@
 """A peer file's text, changed key by key: comments, order and spaces stay. Pure."""
 
+import difflib
 import json
 import re
 import tomllib
@@ -22,6 +23,17 @@ Assignment = tuple[str, Any]
 def all_keys() -> tuple[str, ...]:
     """ "section.key" of everything a peer file may say."""
     return tuple(key for key, _ in _flat(PeerFile()))
+
+
+def check_key(text: str) -> None:
+    """Raises: ConfigError for what is no "section.key" of a peer file."""
+    keys = all_keys()
+    if text in keys:
+        return
+    namesakes = [key for key in keys if key.endswith(f".{text}")]
+    close = namesakes or difflib.get_close_matches(text, keys, n=1)
+    meant = f"did you mean {close[0]}? " if close else ""
+    raise ConfigError(f"unknown key {text!r}", f"{meant}`atom set` alone shows all keys")
 
 
 def parse_assignment(text: str) -> Assignment:

@@ -229,7 +229,7 @@ ROWS: dict[tuple[str, str], list[Row]] = {
     ("leave", "everyone"): every_daemon("leave"),
     ("leave", "deadline"): no_deadline("leave"),
     ("set", "assignments"): [
-        (("set", "nonsense"), CONFIG, "'nonsense' is not KEY=VALUE"),
+        (("set", "nonsense"), CONFIG, "unknown key 'nonsense'"),
         (("set", "=3"), CONFIG, "'=3' is not KEY=VALUE"),
         (("set", "upload=1 Mbit/s"), CONFIG, "'upload=1 Mbit/s' is not KEY=VALUE"),
         (("set", "network.upload=1 Mbit/s"), CONTROL, "no daemon of yours runs"),

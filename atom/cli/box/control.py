@@ -8,12 +8,12 @@ from typing import Any
 import typer
 from rich.text import Text
 
-from atom.base.errors import ControlError
+from atom.base.errors import ConfigError, ControlError
 from atom.cli.box.local_daemons import find_daemon, find_daemons
 from atom.cli.box.several_daemons import show_daemons
 from atom.cli.shell.terminal import following, stderr_console, stdout_console
 from atom.config.peer_defaults import MEANINGS
-from atom.config.peer_text import all_keys, parse_assignment
+from atom.config.peer_text import check_key, parse_assignment
 
 _REMARKS_AT = 48
 
@@ -72,16 +72,28 @@ def show_info(state: Path | None, as_json: bool) -> None:
 def set_settings(state: Path | None, assignments: Sequence[str]) -> None:
     """Prints what was changed, or the keys that are named, or without either all there is: as lines
     of a peer file with what is to be known of them. Raises: UserError, and nothing was changed."""
-    named = set(assignments)
-    only_shown = named <= set(all_keys())
-    for text in () if only_shown else assignments:
-        parse_assignment(text)  # what is none is refused whether or not a daemon runs
+    named = _named(assignments)  # what is wrong is refused whether or not a daemon runs
     client = control_client(state)
     with following(stderr_console()) as told:
-        settings = client.set(() if only_shown else assignments, told)
-    _show_settings(
-        [each for each in settings if not only_shown or not named or each["key"] in named]
-    )
+        settings = client.set(() if named else assignments, told)
+    _show_settings([each for each in settings if not named or each["key"] in named])
+
+
+def _named(assignments: Sequence[str]) -> frozenset[str]:
+    """The keys that are only to be shown; empty: all, or those that are changed.
+    Raises: ConfigError."""
+    named = [text for text in assignments if "=" not in text]
+    for key in named:
+        check_key(key)
+    changes = [text for text in assignments if "=" in text]
+    for text in changes:
+        parse_assignment(text)
+    if named and changes:
+        raise ConfigError(
+            f"{named[0]} has no value, and {changes[0]} has one",
+            "change and look one after the other; a key gets its default with KEY=",
+        )
+    return frozenset(named)
 
 
 def _show_settings(settings: Sequence[dict[str, Any]]) -> None:

@@ -89,8 +89,33 @@ def test_a_key_alone_is_shown_and_nothing_is_changed(
     assert run(tmp_path, "network.upload") == 0
     assert daemon.heard == [[]]
     assert capsys.readouterr().out == 'network.upload = "20 Mbit/s"\n'
-    assert run(tmp_path, "network.up") == ExitCode.CONFIG
-    assert "`atom set` alone shows all keys" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "what", "hint"),
+    [
+        (["network.upl"], "unknown key 'network.upl'", "did you mean network.upload? `"),
+        (["relay"], "unknown key 'relay'", "did you mean network.relay? `atom"),
+        (["?", "network.upload=3"], "unknown key '?'", "`atom set` alone shows all keys"),
+        (["network.upload", "upl=3"], "'upl=3' is not KEY=VALUE", "such as network.upload="),
+        (
+            ["device.share=2", "network.upload"],
+            "network.upload has no value, and device.share=2 has one",
+            "change and look one after the other",
+        ),
+    ],
+)
+def test_what_is_neither_a_key_nor_a_change(
+    given: list[str],
+    what: str,
+    hint: str,
+    daemon: Daemon,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(tmp_path, *given) == ExitCode.CONFIG
+    assert capsys.readouterr().err.startswith(f"error: {what}\nhint:  {hint}")
+    assert daemon.heard == []
 
 
 def test_memory_that_is_too_small_ends_as_a_device_that_is(
