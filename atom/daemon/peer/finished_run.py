@@ -4,14 +4,14 @@ Otherwise the peer would enter the DHT, trace the model and fill its memory firs
 run that nobody is left in would only hear that it cannot be reached.
 """
 
-from atom.base.errors import PeerRefused, UserError
+from atom.base.errors import UserError
 from atom.base.events import EventLog
 from atom.config.load import run_from_text
 from atom.daemon.console import Console
 from atom.daemon.model.kept_run import KeptRun
 from atom.daemon.peer.box import Box
+from atom.daemon.peer.kept_manifest import read_manifest
 from atom.daemon.peer.lifecycle import Ending, ending_note
-from atom.swarm.records.codec import decode_manifest
 from atom.training.kept.snapshot import Snapshot, list_snapshots
 
 
@@ -22,7 +22,7 @@ def says_finished(
     whole; then that is said. `rounds`: what its run file says, where one is given."""
     try:
         last = _last_state(box, name, owner, console)
-    except (UserError, PeerRefused):
+    except UserError:
         return False  # whoever takes the run up mends it, or says what is wrong with it
     if last is None or rounds not in (None, last.round):
         return False  # a run file that was changed is refused, with the reason
@@ -35,10 +35,11 @@ def says_finished(
 
 
 def _last_state(box: Box, name: str, owner: str | None, console: Console) -> Snapshot | None:
-    """Raises: UserError or PeerRefused for what cannot be used as it is."""
-    if not box.state.manifest.exists():
+    """Raises: UserError for what cannot be used as it is."""
+    known = read_manifest(box, name)
+    if known is None:
         return None
-    manifest = decode_manifest(box.state.manifest.read_bytes(), name)
+    manifest, _ = known
     rounds = run_from_text(manifest.run_file).run.rounds
     kept_rounds = {snapshot.round for snapshot in list_snapshots(box.state.snapshots)}
     if owner not in (None, manifest.owner) or rounds not in kept_rounds:

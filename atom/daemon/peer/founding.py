@@ -6,11 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from atom.base.errors import (
-    AddressError,
     ConfigError,
     MismatchError,
     ModelError,
-    PeerRefused,
     StorageError,
 )
 from atom.base.events import EventLog
@@ -34,13 +32,14 @@ from atom.daemon.model.recipe import (
 )
 from atom.daemon.model.text_source import open_text, pin_table
 from atom.daemon.peer.box import Box, StartOptions
+from atom.daemon.peer.kept_manifest import check_same_run, read_manifest
 from atom.daemon.state_directory import write_atomically
 from atom.models.data.dataset import Dataset
 from atom.models.data.samples import Samples
 from atom.models.own_code import OwnCode
 from atom.models.source import InitialValue
 from atom.swarm.chain.commit import Head
-from atom.swarm.records.codec import decode_manifest, encode_manifest, first_head, manifest_digest
+from atom.swarm.records.codec import encode_manifest, first_head, manifest_digest
 from atom.swarm.records.run_manifest import Manifest
 from atom.swarm.state.arenas import state_digest
 from atom.training.kept.snapshot import list_snapshots, write_snapshot
@@ -97,7 +96,7 @@ def found_run(options: StartOptions, box: Box, run: RunFile, console: Console) -
     weights = None if list_snapshots(box.state.snapshots) else options.weights
     if weights is not None:
         WeightFiles.open(expand_home(weights))  # said now, and not when the text is tokenised
-    known = _read_manifest(box, run.run.name) if box.state.manifest.exists() else None
+    known = read_manifest(box, run.run.name)
     run = _beginning(run, None if known is None else known[0], options.weights)
     run, code = pin_source(run, folder)
     taken_up = None if known is None else run_from_text(known[0].run_file)
@@ -111,7 +110,7 @@ def found_run(options: StartOptions, box: Box, run: RunFile, console: Console) -
     if code is not None:
         write_atomically(box.state.own_code, code.content)
     if known is not None:
-        _check_same_run(known[0], run, box, options.run_file)
+        check_same_run(known[0], run, box, options.run_file)
         made = _make(run, text, code, box, console, known[0])
         return made.member(*known, made.given(weights))
     made = _make(run, text, code, box, console)
@@ -190,13 +189,12 @@ def run_of(manifest: Manifest, box: Box) -> RunFile:
 
     Raises: ConfigError; MismatchError; StorageError if this state directory is another run's.
     """
-    if box.state.manifest.exists():
-        known, _ = _read_manifest(box, manifest.run)
-        if manifest_digest(known) != manifest_digest(manifest):
-            raise StorageError(
-                f"{box.state.root} belongs to another run named {manifest.run!r}",
-                "choose another directory with --state DIR",
-            )
+    known = read_manifest(box, manifest.run)
+    if known is not None and manifest_digest(known[0]) != manifest_digest(manifest):
+        raise StorageError(
+            f"{box.state.root} belongs to another run named {manifest.run!r}",
+            "choose another directory with --state DIR",
+        )
     run = run_from_text(manifest.run_file)
     if run.run.name != manifest.run:
         raise MismatchError(f"the manifest of {manifest.run!r} holds the run {run.run.name!r}")
@@ -273,28 +271,3 @@ def _pinned(run: RunFile, text: Dataset | None) -> RunFile:
     if text is None:
         return run
     return run.pinned(text.vocabulary_size, text.tokenizer_digest)
-
-
-def _read_manifest(box: Box, run_name: str) -> tuple[Manifest, bytes]:
-    record = box.state.manifest.read_bytes()
-    try:
-        return decode_manifest(record, run_name), record
-    except PeerRefused as refused:
-        raise StorageError(
-            f"{box.state.root} holds another run than {run_name!r} ({refused})",
-            "choose another directory with --state DIR",
-        ) from refused
-
-
-def _check_same_run(manifest: Manifest, run: RunFile, box: Box, path: Path) -> None:
-    if manifest.owner != box.identity.peer_id:
-        raise AddressError(
-            f"the run in {box.state.root} was founded by another peer",
-            "take part in it with `atom join ADDRESS`, or start anew with another --state DIR",
-        )
-    if manifest.run_file != normalised_run_text(run):
-        raise MismatchError(
-            f"{path}, or the model it names, has changed since the run was founded "
-            f"in {box.state.root}",
-            "undo the change, or found a new run with another name or --state DIR",
-        )

@@ -6,10 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from atom.base.errors import StorageError
 from atom.daemon.console import Silence
 from atom.daemon.peer import peer
 from atom.daemon.peer.box import Box, JoinOptions, StartOptions
-from atom.daemon.peer.founding import Membership, found_run
+from atom.daemon.peer.finished_run import says_finished
+from atom.daemon.peer.founding import Membership, found_run, run_of
+from atom.daemon.peer.kept_manifest import read_manifest
 from atom.daemon.peer.lifecycle import Ending
 from atom.daemon.peer.peer import run_join, run_start
 from atom.swarm.addresses import JoinAddress, format_join_address
@@ -46,6 +49,7 @@ class Finished:
     def __init__(self, root: Path, owner: str) -> None:
         self._root, self._owner, self._run_file = root, owner, root / "run.toml"
         self.state = root / "state"
+        self.options = StartOptions(self._run_file)
 
     def write(self, rounds: int) -> None:
         name = f'name = "kept"\nrounds = {rounds}'
@@ -60,7 +64,7 @@ class Finished:
 
     def train(self) -> None:
         with folder_in(self._root) as folder:
-            box, options = folder.box("state"), StartOptions(self._run_file)
+            box, options = folder.box("state"), self.options
             member = found_run(options, box, peer.read_run(options), Silence())
             commit, head = _commit(box, member)
             Journal.open(box.state.chain, member.genesis).append(commit)
@@ -130,6 +134,22 @@ def test_a_last_state_that_is_damaged_is_not_the_end(finished: Finished) -> None
     snapshot.write_bytes(raw)
     with pytest.raises(WentOn):
         finished.start(Silence())
+
+
+def test_a_manifest_that_cannot_be_read_is_said_by_who_takes_the_run_up(
+    finished: Finished,
+) -> None:
+    with folder_in(finished.state.parent) as folder:
+        box, options = folder.box("state"), finished.options
+        manifest, _ = read_manifest(box, "kept") or pytest.fail("it is kept")
+        box.state.manifest.unlink()
+        box.state.manifest.mkdir()
+        assert not says_finished(box, "kept", None, None, Silence())
+        with pytest.raises(StorageError, match="cannot be read: Is a directory") as started:
+            found_run(options, box, peer.read_run(options), Silence())
+        with pytest.raises(StorageError, match="cannot be read: Is a directory"):
+            run_of(manifest, box)
+    assert "--state DIR" in started.value.hint
 
 
 def test_another_run_is_not_finished_with_this_one(finished: Finished) -> None:
