@@ -29,6 +29,16 @@ class TerminalConsole:
 
     def __init__(self, patience_s: float = PATIENCE_S) -> None:
         self._console = stderr_console()
+        with suppress(OSError):  # a stream in memory
+            # A write that is held up holds the lock of its stream: not of the one that Python and
+            # `logging` flush at their end.
+            self._console.file = open(  # noqa: SIM115 - as long as the process
+                sys.stderr.fileno(),
+                "w",
+                encoding=sys.stderr.encoding,
+                errors="replace",
+                closefd=False,
+            )
         on_terminal = draws(self._console)
         self._steps = Bars(self._console) if on_terminal else Lines(self._console)
         self._writer = WriterThread(MOST_WAITING)
@@ -116,8 +126,8 @@ def _lead_nowhere(stream: int) -> None:
 
 
 def _cut_off() -> None:
-    """A write that is held up has the lock of its stream for ever: whoever says a last word would
-    wait for it, and Python, which flushes at its end, would abort."""
+    """Whoever says a last word would wait as well, and so would Python, which flushes at its end;
+    it aborts if the lock of a stream is never free."""
     for name in ("stdout", "stderr"):
         with suppress(OSError):  # a stream in memory
             number = getattr(sys, name).fileno()

@@ -14,8 +14,9 @@ from atom.cli.shell.daemon_console import MOST_WAITING, TerminalConsole
 WAIT_S = 20.0
 
 TALKS_INTO_FULL_PIPES = """
-import os, sys
+import logging, os, sys
 from atom.cli.shell.daemon_console import MOST_WAITING, TerminalConsole
+logging.basicConfig()  # it flushes the stream that it found
 console = TerminalConsole(patience_s=0.1)
 for number in range(MOST_WAITING + 100):
     console.note("x" * 1000)
