@@ -10,17 +10,20 @@ from swarm_history import check_peers
 from swarm_of_processes import START_S, Peer, Swarm, endless, gather, swarm_in
 from test_faults import say
 
+from atom.cli.shell.exit_codes import ExitCode
+
 NAMES = ("ada", "bea", "cyd", "dan")
 RUN = "slow-line"
-LINE = "16mbit"
+LINE = "200mbit"
 BOUND_S = 300.0
 """Its speed towards two others has to be seen first; they are dealt anew by every round."""
 ROUNDS = 3
 
 
 def larger(run_text: str) -> str:
-    """An average of 6.8 MB: with less the send buffers hide who was slow."""
-    wide = run_text.replace("model_dim = 32", "model_dim = 256")
+    """An average of 102 MB: six buckets, so that a leaf takes most of its means while it sends, and
+    more than what send buffers hide."""
+    wide = run_text.replace("model_dim = 32", "model_dim = 1024")
     assert wide != run_text
     return wide
 
@@ -74,6 +77,7 @@ def test_a_slow_line_is_carried_and_counts(tmp_path: Path) -> None:
         took_s = swarm.until(lambda: carried() >= ROUNDS, "rounds as a leaf", BOUND_S)
         for peer in swarm.peers:
             peer.control.leave(60.0)
-        assert [peer.wait() for peer in swarm.peers] == [0] * len(NAMES)
+        endings = {peer.wait() for peer in swarm.peers}  # the last to leave may find no company
+        assert endings <= {ExitCode.OK, ExitCode.LEFT_LATE}, swarm.story()
         check_peers(swarm.peers, RUN)
         say(f"{carried()} of {len(slow.rounds)} rounds as a leaf, after {took_s:.0f} s")

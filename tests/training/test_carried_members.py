@@ -15,6 +15,7 @@ import torch
 from atom.base.reasons import Reason
 from atom.swarm.chain.commit import Contribution
 from atom.swarm.chain.messages import Suspect
+from atom.swarm.ring.attachment import BUCKET_BYTES
 from atom.swarm.ring.codec import CODECS
 from atom.swarm.ring.composition import carried_by, seats_of, well_composed
 from atom.training.round.blame import accusations
@@ -67,7 +68,7 @@ def test_a_slow_peer_is_measured_and_carried(members_of: Callable[..., list[Memb
     averaged(members, (parts[0], parts[2], parts[3], parts[1]), attempt=2)
 
     view = View({m.peer_id: m.lease() for m in members[1:]}, mine=members[0].lease())
-    attached = attach_leaves(parts, view, 4 * ELEMENTS)
+    attached = attach_leaves(parts, view, 100 * BUCKET_BYTES)
     assert attached is not None, "its links say that it slows everybody down"
     assert list(attached.carriers) == [slow.peer_id]
     assert attached.seconds < 0.9 * attached.seconds_seated

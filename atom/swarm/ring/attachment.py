@@ -6,11 +6,14 @@ long. So with ways in bytes per second:
 
     seated  = 2 n / (n + 1) · B / slowest way in the best order of all  +  round trips
     carried = max( 2 (n − 1) / n · B / slowest way in the best order of the n  +  round trips,
-                   B / way between leaf and carrier,
+                   (B + b) / way between leaf and carrier,
                    (2 (n − 1) / n + 1) · B / the carrier's slower way in the ring )
 
-So a ring is at most twice as fast without its slowest member (a third faster among four). A leaf is
-carried if that saves a tenth of the time, and at least 50 ms.
+b are the bytes of the last bucket: within a bucket no mean is final before all of the leaf's sums
+are there. So who averages no more than a bucket or two gains nothing from leaves.
+
+And a ring is at most twice as fast without its slowest member (a third faster among four). A leaf
+is carried if that saves a tenth of the time, and at least 50 ms.
 
 Whose line is slow is `slow_lines`'. With those it has not met a slow peer is taken to be as fast as
 with the best of those it has. So is everybody here who says so of one that is not slow itself.
@@ -25,12 +28,15 @@ from typing import Any
 from atom.swarm.records.link import Link
 from atom.swarm.ring.algorithm import WORTHWHILE, WORTHWHILE_S
 from atom.swarm.ring.composition import FEWEST_SEATS
+from atom.swarm.ring.geometry import BUCKET_ELEMENTS
 from atom.swarm.ring.order import LONGEST_S, Place, ring_order
 from atom.swarm.ring.slow_lines import SlowLines, finite_rates, slow_lines
 
 MOST_MEMBERS = 64
 """Of more, nobody is carried: the coordinator compares up to nine orders in each round. For so many
 that takes a tenth of a second, for four times as many seconds."""
+BUCKET_BYTES = 4 * BUCKET_ELEMENTS
+"""At most: fewer with a codec."""
 MOST_TRIED = 8
 """So many of the slowest may be carried in one round."""
 
@@ -56,7 +62,10 @@ class Attachment:
 
 
 def attach(
-    places: Sequence[Place], average_bytes: float, otherwise_s: float = math.inf
+    places: Sequence[Place],
+    average_bytes: float,
+    otherwise_s: float = math.inf,
+    bucket_bytes: float = BUCKET_BYTES,
 ) -> Attachment | None:
     """The leaves that save most, if that is worth it; `otherwise_s`: another way to do without."""
     if len(places) > MOST_MEMBERS or average_bytes <= 0:
@@ -68,7 +77,10 @@ def attach(
         return None
     known = _with_lines(places, lines)
     seated_s = min(ring_order(known, _share(len(known)) * average_bytes).seconds, otherwise_s)
-    tried = (_carried(known, slow[:count], average_bytes) for count in range(1, len(slow) + 1))
+    by_leaf = average_bytes + min(bucket_bytes, average_bytes)
+    tried = (
+        _carried(known, slow[:count], average_bytes, by_leaf) for count in range(1, len(slow) + 1)
+    )
     best = min((each for each in tried if each), key=lambda each: each[1], default=None)
     if best is None or best[1] >= min(WORTHWHILE * seated_s, seated_s - WORTHWHILE_S):
         return None
@@ -115,7 +127,7 @@ def _ways(places: Sequence[Place]) -> Ways:
 
 
 def _carried(
-    places: Sequence[Place], leaves: Sequence[str], average_bytes: float
+    places: Sequence[Place], leaves: Sequence[str], average_bytes: float, by_leaf: float
 ) -> tuple[dict[str, str], float] | None:
     """Carriers for all of `leaves`, and the seconds; None if they do not find any."""
     seats = [place for place in places if place.peer_id not in leaves]
@@ -129,7 +141,7 @@ def _carried(
         free = [
             (
                 max(
-                    average_bytes / ways[leaf.peer_id].get(seat.peer_id, math.inf),
+                    by_leaf / ways[leaf.peer_id].get(seat.peer_id, math.inf),
                     (share + 1) * average_bytes / around[seat.peer_id],
                 ),
                 _round_trip_s(leaf, seat),

@@ -18,7 +18,7 @@ from atom.swarm.chain.ring_standing import Place
 ALIGNMENT = 16
 """Elements. Vector kernels round alike on every processor only if pieces start and end here."""
 
-_BUCKET_ELEMENTS = 4 * 1024 * 1024
+BUCKET_ELEMENTS = 4 * 1024 * 1024
 _CHUNK_ELEMENTS = 512 * 1024
 _CHUNK_UNIT = 16 * 1024
 _HEADER = struct.Struct(">8sBHQ")
@@ -59,10 +59,10 @@ class RingPlan:
     def usual(cls, elements: int, members: int, carriers: tuple[int, ...] = ()) -> "RingPlan":
         """Chunks as large as leave four to a segment: what a chunk costs beside its bytes counts on
         fast links, and a member stands still if a segment is too few of them."""
-        bucket = min(_BUCKET_ELEMENTS, elements)
+        bucket = min(BUCKET_ELEMENTS, elements)
         quarter = bucket // (4 * members) // _CHUNK_UNIT * _CHUNK_UNIT
         chunk = min(max(quarter, _CHUNK_UNIT), _CHUNK_ELEMENTS)
-        return cls(elements, members, _BUCKET_ELEMENTS, chunk, carriers)
+        return cls(elements, members, BUCKET_ELEMENTS, chunk, carriers)
 
     def __post_init__(self) -> None:
         sizes = (self.elements, self.bucket_elements, self.chunk_elements)

@@ -32,7 +32,15 @@ def _first_place(plan: RingPlan, steps: Iterable[Step], done: bytearray) -> Plac
 
 _TAIL = 0.5
 """Of a ring's time, for a leaf to take what it lacks when its carrier has all."""
+_BUCKET_TAIL = 1.25
+"""Of what a bucket took, for its means can be all of that."""
 _LEAST_TAIL_S = 1.0
+
+
+def tail_s(ring: RingPlan, took_s: float) -> float:
+    """How long a leaf may go on taking means after all else of a ring, which took that long."""
+    last_bucket = min(1.0, ring.bucket_elements / ring.elements)
+    return max(_LEAST_TAIL_S, took_s * max(_TAIL, _BUCKET_TAIL * last_bucket))
 
 
 @dataclass
@@ -100,7 +108,7 @@ class Reduction:
             return
         if self._whole_at is None:
             self._whole_at = now
-        if now - self._whole_at > max(_LEAST_TAIL_S, _TAIL * (self._whole_at - self._began)):
+        if now - self._whole_at > tail_s(carriage.plan.ring, self._whole_at - self._began):
             carriage.cut_off = True
             carriage.down.close()
 

@@ -7,10 +7,10 @@ import pytest
 
 from atom.swarm.records.link import Link
 from atom.swarm.ring import attachment
-from atom.swarm.ring.attachment import MOST_MEMBERS, Attachment, attach
+from atom.swarm.ring.attachment import BUCKET_BYTES, MOST_MEMBERS, Attachment, attach
 from atom.swarm.ring.order import LONGEST_S, Place
 
-BYTES = 100e6
+BYTES = 1e9
 FAST, SLOW = 100e6, 2e6
 
 
@@ -38,7 +38,9 @@ def test_one_slow_peer_is_carried(size: int) -> None:
     found = attach(swarm(size, {"c": SLOW}), BYTES)
     assert found is not None
     assert list(found.carriers) == ["c"]
-    assert found.seconds == pytest.approx(BYTES / SLOW, rel=0.01), "its bytes, once"
+    assert found.seconds == pytest.approx((BYTES + BUCKET_BYTES) / SLOW, rel=0.01), (
+        "its bytes, once"
+    )
     share = 2 * (size - 1) / size
     assert found.seconds_seated == pytest.approx(share * BYTES / SLOW, rel=0.01)
 
@@ -71,7 +73,7 @@ def test_who_receives_slowly_is_carried_when_two_say_so(size: int) -> None:
     found = attach(receiving_slowly(size, "c", 2), BYTES)
     assert found is not None
     assert list(found.carriers) == ["c"]
-    assert found.seconds == pytest.approx(BYTES / SLOW, rel=0.01)
+    assert found.seconds == pytest.approx((BYTES + BUCKET_BYTES) / SLOW, rel=0.01)
 
 
 def test_those_at_the_other_end_of_a_slow_line_are_not_slow() -> None:
@@ -107,6 +109,14 @@ def test_a_little_slower_is_not_slow() -> None:
 def test_what_saves_a_blink_is_left_alone() -> None:
     assert attach(swarm(6, {"c": SLOW}), 30e3) is None
     assert attach(swarm(6, {"c": SLOW}), BYTES, otherwise_s=1.0) is None, "a one-shot exchange, say"
+
+
+def test_of_small_averages_nobody_is_carried() -> None:
+    """The means of a bucket begin when all of its sums are there: a leaf of one bucket would take
+    twice its bytes, one after the other."""
+    places = swarm(6, {"c": SLOW})
+    assert attach(places, BUCKET_BYTES) is None
+    assert attach(places, 4 * BUCKET_BYTES) is not None
 
 
 def test_several_slow_peers_have_a_carrier_each() -> None:

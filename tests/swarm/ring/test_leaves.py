@@ -303,6 +303,15 @@ def test_a_leaf_that_takes_its_means_too_slowly_is_cut_off(
     assert group.left_behind == [group.names[SEATS]]
 
 
+def test_a_leaf_may_take_as_long_for_the_last_bucket_as_it_sent_it() -> None:
+    """Its means begin when all of its sums are there: of one bucket that is all there is."""
+    bucket = RingPlan.usual(16, SEATS).bucket_elements
+    assert reduction.tail_s(RingPlan.usual(bucket, SEATS), 8.0) == 10.0
+    assert reduction.tail_s(RingPlan.usual(bucket // 2, SEATS), 8.0) == 10.0
+    assert reduction.tail_s(RingPlan.usual(10 * bucket, SEATS), 8.0) == 4.0
+    assert reduction.tail_s(RingPlan.usual(10 * bucket, SEATS), 0.1) == 1.0
+
+
 def test_of_several_connections_that_wait_for_the_leaf_none_is_forgotten() -> None:
     end, _ = map(Channel, MemoryStream.pair())
     plan = LeafPlan(RingPlan(ELEMENTS, SEATS, 48 * 1024, 4 * 1024, (CARRIER,)), 0)

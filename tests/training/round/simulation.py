@@ -31,6 +31,8 @@ HASTY = Patience(
 """Everybody wants to lead, nobody waits: more rivalry in a minute than in a year of patience."""
 NAMES = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 STORY_LINES = 400
+SMALL, LARGE = 10_000_000, 400_000_000
+"""Bytes of an average: of one that is no larger than a few buckets nobody is carried."""
 CLOCKS_DIFFER_S = 2.0
 """Every machine's clock is wrong by up to this much."""
 FIRST_KEY_OF_JOINERS = 24
@@ -79,7 +81,7 @@ class Swarm:
             self.setting.last_round,
             self.setting.branches,
             self.setting.patience,
-            average_bytes=10_000_000,
+            average_bytes=LARGE if self.setting.slow_peers else SMALL,
         )
         self._names: dict[str, str] = {}
         self._story = Story(self._names)
