@@ -19,7 +19,7 @@ from swarm_history import check_peers, digests_by_head
 from swarm_of_processes import START_S, Peer, Swarm, endless, gather, swarm_in
 from tight_memory import tightest_memory
 
-from atom.base.errors import ConfigError
+from atom.base.errors import DeviceError
 from atom.config.hours import DAYS
 
 TIMES = int(os.environ.get("ATOM_CHAOS_TIMES", "2"))
@@ -139,7 +139,7 @@ def test_hours_and_memory_that_are_set_while_it_runs(three: Swarm) -> None:
     cut = victim.state / "program" / "sub_models.py"
     assert victim.control.set(["device.memory=1 GiB"])[0]["live"]
     roomy = cut.read_text(encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"of host memory, here 62\.5 KiB may be used"):
+    with pytest.raises(DeviceError, match=r"of host memory, here 62\.5 KiB may be used"):
         victim.control.set(["host.memory=64 kB"])
     two_days_ago = DAYS[(datetime.now().weekday() - 2) % 7]
     hours = f'schedule.hours=["{two_days_ago} 00:00-00:01"]'
