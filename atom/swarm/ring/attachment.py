@@ -62,10 +62,7 @@ class Attachment:
 
 
 def attach(
-    places: Sequence[Place],
-    average_bytes: float,
-    otherwise_s: float = math.inf,
-    bucket_bytes: float = BUCKET_BYTES,
+    places: Sequence[Place], average_bytes: float, otherwise_s: float = math.inf
 ) -> Attachment | None:
     """The leaves that save most, if that is worth it; `otherwise_s`: another way to do without."""
     if len(places) > MOST_MEMBERS or average_bytes <= 0:
@@ -77,7 +74,7 @@ def attach(
         return None
     known = _with_lines(places, lines)
     seated_s = min(ring_order(known, _share(len(known)) * average_bytes).seconds, otherwise_s)
-    by_leaf = average_bytes + min(bucket_bytes, average_bytes)
+    by_leaf = average_bytes + min(BUCKET_BYTES, average_bytes)
     tried = (
         _carried(known, slow[:count], average_bytes, by_leaf) for count in range(1, len(slow) + 1)
     )

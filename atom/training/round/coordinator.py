@@ -357,8 +357,8 @@ class Coordinator:
         self._desk.report("attempt-ended", round=self._desk.head.round + 1, **story)
         if reason in (Reason.NO_QUORUM, Reason.SUPERSEDED):
             self._hold_up.learn(attempt, silence=reason is Reason.NO_QUORUM)
-        called = attempt.ballot is not None
-        self._turn.back_off(unheeded=called and reason is Reason.NO_QUORUM)
+        unheeded = reason is Reason.NO_QUORUM and attempt.stage is Stage.PREPARE
+        self._turn.back_off(unheeded)
         if attempt.ballot is not None:
             asked = attempt.invited | {voter.peer_id for voter in attempt.promises}
             missing = attempt.missing(self._desk.view) if reason is Reason.TIMEOUT else ()
