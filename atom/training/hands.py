@@ -206,8 +206,8 @@ class ReplicaHands:
     def stop_ring(self, ballot: Ballot) -> None:
         self._exchange.stop(ballot)
 
-    def fetch_result(self, digest: bytes, holders: tuple[str, ...]) -> None:
-        self._fetch.start(Wanted(digest, holders, self._exchange.pace()), self._post)
+    def fetch_result(self, digest: bytes, holders: tuple[str, ...], committed: bool) -> None:
+        self._fetch.start(Wanted(digest, holders, self._exchange.pace(), committed), self._post)
 
     def offer_result(self, digest: bytes) -> None:
         """Puts it on disk, from where it is served. On the worker's thread, like the step that

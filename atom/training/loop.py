@@ -61,7 +61,7 @@ class Hands(Protocol):
     def stop_ring(self, ballot: Ballot) -> None:
         """Returns only when that ring no longer reads the gradients."""
 
-    def fetch_result(self, digest: bytes, holders: tuple[str, ...]) -> None: ...
+    def fetch_result(self, digest: bytes, holders: tuple[str, ...], committed: bool) -> None: ...
     def offer_result(self, digest: bytes) -> None:
         """If we have it; nothing is reported back."""
 
@@ -227,8 +227,8 @@ class RoundLoop:
                 hands.start_ring(action)
             case StopRing(ballot):
                 hands.stop_ring(ballot)
-            case FetchResult(digest, holders):
-                hands.fetch_result(digest, holders)
+            case FetchResult(digest, holders, committed):
+                hands.fetch_result(digest, holders, committed)
             case OfferResult(digest):
                 hands.offer_result(digest)
             case Apply(commit, head):

@@ -25,6 +25,7 @@ from atom.training.hands import Schedule
 from atom.training.kept.snapshot import list_snapshots
 from atom.training.replica.pacing import SwarmCount
 from atom.training.replica.worker import Batch
+from atom.training.round import Patience
 from atom.training.round.vocabulary import (
     CatchUp,
     CaughtUp,
@@ -257,7 +258,7 @@ def test_snapshots_are_due_by_the_schedule_and_at_the_end(tmp_path: Path) -> Non
 def test_a_fetched_result_is_held(stage: Stage) -> None:
     result = torch.full((ELEMENTS,), 3.0)
     stage.replay.on_fetch = lambda digest: result
-    stage.hands.fetch_result(b"r" * 32, ("a",))
+    stage.hands.fetch_result(b"r" * 32, ("a",), True)
     assert stage.next_event() == Fetched(b"r" * 32, gradient_norm(result), 3.0)
     assert stage.results.get(b"r" * 32) is result
 
@@ -275,10 +276,15 @@ def test_whatever_ends_a_fetch_the_round_hears_of_it(
 
     monkeypatch.setattr(result_fetch, "PATIENCE_S", 0.0)
     stage.replay.on_fetch = fail
-    stage.hands.fetch_result(b"r" * 32, ("a",))
+    stage.hands.fetch_result(b"r" * 32, ("a",), True)
     assert stage.next_event() == FetchFailed(b"r" * 32)
     assert kinds(stage) == ["fetch-failed"]
     assert stage.results.get(b"r" * 32) is None
+
+
+def test_a_vote_does_not_outwait_its_attempt() -> None:
+    """Else the next attempt is for the same value, though its result is nowhere."""
+    assert result_fetch.HASTE_S < Patience().holding < result_fetch.PATIENCE_S
 
 
 def test_a_fetch_asks_again_for_what_is_not_there_yet(
@@ -294,7 +300,7 @@ def test_a_fetch_asks_again_for_what_is_not_there_yet(
 
     monkeypatch.setattr(result_fetch, "PAUSE_S", 0.0)
     stage.replay.on_fetch = late
-    stage.hands.fetch_result(b"r" * 32, ("a",))
+    stage.hands.fetch_result(b"r" * 32, ("a",), True)
     assert isinstance(stage.next_event(), Fetched)
 
 
@@ -369,7 +375,7 @@ def test_closing_ends_a_fetch_that_would_ask_again(stage: Stage) -> None:
         raise ConnectionError("gone")
 
     stage.replay.on_fetch = fail
-    stage.hands.fetch_result(b"r" * 32, ("a",))
+    stage.hands.fetch_result(b"r" * 32, ("a",), True)
     assert asked.wait(WAIT_S)
     stage.hands.close()
     assert stage.next_event() == FetchFailed(b"r" * 32)

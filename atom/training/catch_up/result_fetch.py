@@ -18,7 +18,10 @@ from atom.training.catch_up.catch_up import Replay
 from atom.training.kept.results import Results
 from atom.training.round.vocabulary import Event, Fetched, FetchFailed
 
-PATIENCE_S = 6.0
+PATIENCE_S, HASTE_S = 6.0, 4.0
+"""How long it is asked for again, of holders that do not offer it yet: for a step, or for a vote.
+The latter is less than `Patience.holding`: a result that is nowhere is to be known for that before
+the next attempt (a test holds them together)."""
 PAUSE_S = 0.4
 
 
@@ -30,6 +33,7 @@ class Wanted:
     holders: tuple[str, ...]
     pace: Pace
     """The least that they must give: else a liar could keep everybody waiting, byte by byte."""
+    committed: bool
 
 
 class ResultFetch:
@@ -67,7 +71,7 @@ class ResultFetch:
 
     def _fetched(self, wanted: Wanted) -> Tensor:
         """Asks again for a while: a holder offers a result once it is on its disk."""
-        give_up_at = self._clock.now() + PATIENCE_S
+        give_up_at = self._clock.now() + (PATIENCE_S if wanted.committed else HASTE_S)
         while True:
             try:
                 return self._replay.fetch_result(wanted.digest, wanted.holders, wanted.pace)

@@ -36,6 +36,7 @@ from atom.training.round.scrutiny import (
 )
 from atom.training.round.silence import Silence
 from atom.training.round.turn import Turn
+from atom.training.round.vocabulary import RingFailed
 
 _ENDINGS = 3
 """So many attempts of ours at one head end by one voter's word that they are outdone."""
@@ -231,7 +232,7 @@ class Coordinator:
             return
         self._rings.judge(attempt)
         self.give_up(Reason.RING_BROKEN)
-        if self._rings.own_fault:
+        if self._rings.own_fault or (self._rings.our_fault_it_seems and not self._turn.stood_back):
             self._turn.stand_back()
         elif self._rings.promising:
             self._turn.at_once()
@@ -326,9 +327,11 @@ class Coordinator:
         """Another coordinator got no answer from these."""
         self._silence.told(speaker, missing)
 
-    def on_broken_by(self, suspect: str) -> None:
-        """The ring that we were in broke there: what it has counted will not come."""
-        self._silence.of([suspect])
+    def on_broken_ring(self, failed: RingFailed) -> None:
+        """We were in it. What its suspect has counted will not come."""
+        self._silence.of([failed.suspect])
+        if failed.ballot.coordinator != self._desk.me.peer_id:  # else we hear all, and judge
+            self._rings.remember(failed)
 
     def on_unreachable(self, peer_id: str) -> None:
         """Nobody there, or nothing to be had from it: stop waiting for its answer."""

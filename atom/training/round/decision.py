@@ -14,7 +14,13 @@ from atom.training.round.scrutiny import (
     problem_with_result,
     problem_with_value,
 )
-from atom.training.round.vocabulary import BETWEEN_STATES, Apply, FetchResult, Phase
+from atom.training.round.vocabulary import (
+    BETWEEN_STATES,
+    Apply,
+    FetchResult,
+    OfferResult,
+    Phase,
+)
 
 
 class Decision:
@@ -66,6 +72,9 @@ class Decision:
         digest = message.value.digest()
         payload = vote_payload(desk.head.digest, message.ballot, digest, survivors)
         signature = desk.sign(VOTE_DOMAIN, signed_by(desk.me, payload))
+        averaged = {part.peer_id for part in message.value.contributions}
+        if any(voter.peer_id not in averaged for voter in survivors or desk.head.voters):
+            desk.out.append(OfferResult(message.value.result_digest))  # its vote takes a fetch
         vote = AcceptedVote(desk.head.digest, message.ballot, digest, signature)
         desk.send(message.ballot.coordinator, vote)
 
@@ -113,7 +122,7 @@ class Decision:
         commit = state.pending_commit
         if commit is not None:
             vouchers = tuple(vote.voter for vote in commit.votes)
-            if self._at_hand(commit.value, vouchers):
+            if self._at_hand(commit.value, vouchers, committed=True):
                 self._apply(commit)
                 return
         # The commit's result may never come: whoever made it alone may be frozen, with the only
@@ -121,14 +130,14 @@ class Decision:
         if state.pending_accept is not None:
             sender, message = state.pending_accept
             vouchers = state.slots.survivors_of(message.ballot) or self._desk.head.voters
-            if self._at_hand(message.value, vouchers):
+            if self._at_hand(message.value, vouchers, committed=False):
                 state.pending_accept = None
                 if not self._refused(sender, message):
                     self._accept(message)
                 elif problem_with_result(self._desk, message.value) is not None:
                     self._coordinator.on_result_missing(message.value.result_digest)
 
-    def _at_hand(self, value: Value, vouchers: tuple[Voter, ...]) -> bool:
+    def _at_hand(self, value: Value, vouchers: tuple[Voter, ...], committed: bool) -> bool:
         """Whether the value's result is in memory; asks for it if no ring of ours brings it.
 
         Whoever averaged it may be gone by now; whoever accepted it holds it too.
@@ -138,16 +147,16 @@ class Decision:
             return True
         coming = desk.phase is Phase.REDUCING and state.ballot == value.origin
         if not coming and value.result_digest not in state.fetching:
-            state.fetching.add(value.result_digest)
+            state.fetching[value.result_digest] = committed
             contributors = [part.peer_id for part in value.contributions]
             holders = dict.fromkeys(contributors + [voter.peer_id for voter in vouchers])
             holders.pop(desk.me.peer_id, None)
-            desk.out.append(FetchResult(value.result_digest, tuple(holders)))
+            desk.out.append(FetchResult(value.result_digest, tuple(holders), committed))
         return False
 
     def on_fetched(self, digest: bytes, held: Held) -> None:
         state = self._desk.state
-        state.fetching.discard(digest)
+        state.fetching.pop(digest, None)
         state.held[digest] = held
         self.go_on()
 
@@ -155,12 +164,15 @@ class Decision:
         state = self._desk.state
         if digest not in state.fetching:
             return
-        state.fetching.discard(digest)
+        committed = state.fetching.pop(digest)
         self._coordinator.on_result_missing(digest)
         accept, commit = state.pending_accept, state.pending_commit
         if accept is not None and accept[1].value.result_digest == digest:
             state.pending_accept = None
         if commit is None or commit.value.result_digest != digest:
+            return
+        if not committed:  # it was asked for in haste, to vote for it
+            self.go_on()
             return
         state.pending_commit = None
         if self._desk.phase is not Phase.SYNCING:

@@ -52,7 +52,8 @@ class HeadState:
     held: dict[bytes, Held] = field(default_factory=dict)
     """Averaged results in memory, by digest."""
     ring_results: dict[Ballot, bytes] = field(default_factory=dict)
-    fetching: set[bytes] = field(default_factory=set)
+    fetching: dict[bytes, bool] = field(default_factory=dict)
+    """Results asked for, and whether because they were committed."""
     pending_accept: tuple[Voter, Accept] | None = None
     pending_commit: Commit | None = None
     composed: dict[Ballot, tuple[Contribution, ...]] = field(default_factory=dict)

@@ -232,7 +232,7 @@ class Member:
         seen = (failed.suspect, failed.reason, failed.told_by)
         desk.report("ring-broken", suspect=seen[0], reason=seen[1], told_by=seen[2])
         desk.send(ballot.coordinator, Suspect(desk.head.digest, ballot, *seen, failed.standing))
-        self._coordinator.on_broken_by(failed.suspect)
+        self._coordinator.on_broken_ring(failed)
         if failed.suspect == ballot.coordinator != desk.me.peer_id:
             self._engagement.let_go()
         self._decision.go_on()  # what waited for this ring's result has to fetch it now

@@ -9,9 +9,10 @@ from atom.swarm.ring.composition import carried_by, seats_of
 from atom.training.round.attempt import Attempt
 from atom.training.round.blame import accusations, is_eyewitness
 from atom.training.round.desk import Desk
-from atom.training.round.electorate import Electorate
+from atom.training.round.electorate import Electorate, same_head
 from atom.training.round.seating import attach_leaves, choose_algorithm, seat_members
 from atom.training.round.suspicions import PATIENT_WITH, Suspicions
+from atom.training.round.vocabulary import RingFailed
 
 
 class RingWatch:
@@ -23,9 +24,16 @@ class RingWatch:
 
     def left_out(self) -> frozenset[str]:
         """Who is not to be in the next ring."""
-        desk = self._desk
-        suspected = self._suspicions.left_out(desk.head.digest, desk.now)
+        desk, head = self._desk, self._desk.head.digest
+        suspected = self._suspicions.left_out(head, desk.now)
+        if self._suspicions.broken_in(head) and not self._others_than(suspected):
+            # Rather than go on alone, one more try with those that failed in earlier rounds.
+            suspected = self._suspicions.left_out(head, desk.now, earlier=False)
         return (suspected | desk.view.aside) - {desk.me.peer_id}
+
+    def _others_than(self, left_out: frozenset[str]) -> bool:
+        """Whether anybody else is at this head."""
+        return not left_out >= same_head(self._desk.head, self._desk.view).keys()
 
     def dispensable(self, chosen: Electorate, invited: set[str]) -> frozenset[str]:
         """Who is left out of the ring need not promise either, unless a quorum needs it."""
@@ -86,6 +94,21 @@ class RingWatch:
     def own_fault(self) -> bool:
         """Whether the last ring broke because of us, by our own word."""
         return self._suspicions.own_fault(self._desk.head.digest)
+
+    def remember(self, failed: RingFailed) -> None:
+        """Of somebody else's ring, what we have seen ourselves: that a neighbour failed us."""
+        desk = self._desk
+        if failed.suspect and not failed.told_by:
+            pair = (desk.me.peer_id, failed.suspect)
+            self._suspicions.add(desk.head.digest, frozenset({pair}), desk.now)
+
+    @property
+    def our_fault_it_seems(self) -> bool:
+        """Whether several rings of this round broke, and either all of them with us, or so that
+        nobody is left but us."""
+        head = self._desk.head.digest
+        alone = self._suspicions.broken_in(head) > 1 and not self._others_than(self.left_out())
+        return alone or self._suspicions.in_all_pairs(head)
 
     @property
     def promising(self) -> bool:

@@ -8,6 +8,9 @@ everybody named in that round is left out.
 So with one bad member at most two rings of a round break: the first may cost an innocent its
 place, the second has only the culprit in common with it. With f bad members at most f + 2 break:
 after three everybody named is out, at least one of them bad, and each further one adds another.
+
+Nobody leaves itself out. But who alone is in all pairs of a round is most likely at fault, and
+does well to let others lead (`in_all_pairs`).
 """
 
 from collections import Counter, deque
@@ -55,6 +58,12 @@ class Suspicions:
         last = self._broken[-1] if self._broken else None
         return last is not None and last.head == head and last.named == {self._me}
 
+    def in_all_pairs(self, head: bytes) -> bool:
+        """Whether all pairs of this round have us in them, and nobody else."""
+        rings = [ring for ring in self._broken if ring.head == head]
+        pairs = [set(pair) for ring in rings for pair in ring.accusations]
+        return bool(pairs) and set.intersection(*pairs) == {self._me}
+
     def broken_in(self, head: bytes) -> int:
         """How many rings of this round broke."""
         return sum(ring.head == head for ring in self._broken)
@@ -66,8 +75,9 @@ class Suspicions:
         pairs = (frozenset(pair) for ring in recent for pair in ring.accusations)
         return frozenset(pair for pair in pairs if len(pair) == 2)
 
-    def left_out(self, head: bytes, now: float) -> frozenset[str]:
-        """Who is not to be in the next ring of this round. Never ourselves: we would know."""
+    def left_out(self, head: bytes, now: float, earlier: bool = True) -> frozenset[str]:
+        """Who is not to be in the next ring of this round. Never ourselves: we would know.
+        `earlier`: also who spoilt rings of rounds before it only."""
         if not self._broken:
             return frozenset()
         recent = tuple(ring for ring in self._broken if now - ring.at < REMEMBERED_S)
@@ -77,7 +87,7 @@ class Suspicions:
             culprit
             for culprit, rings in self._culprits.items()
             if any(ring.head == head for ring in rings)
-            or now < rings[-1].at + hold_s(FIRST_HOLD_S, len({ring.at for ring in rings}))
+            or (earlier and now < rings[-1].at + hold_s(FIRST_HOLD_S, len({r.at for r in rings})))
         }
         of_round = [ring for ring in recent if ring.head == head]
         if len(of_round) > PATIENT_WITH:

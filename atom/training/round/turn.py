@@ -39,6 +39,9 @@ class Turn:
         self._trigger_since: float | None = None
         self._told_waiting = False
         self.caused = False
+        self.stood_back = False
+        """Whether we let others lead at this head, since we may be what fails. Not twice without
+        our own word for it: liars may have made it look so."""
 
     # ---- others first
 
@@ -49,6 +52,7 @@ class Turn:
 
     def stand_back(self) -> None:
         """Our rings break because of us."""
+        self.stood_back = True
         self._lead_after = self._desk.now + self._desk.patience.shun
 
     def back_off(self, unheeded: bool = False) -> None:

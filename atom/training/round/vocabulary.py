@@ -204,6 +204,8 @@ class StopRing:
 class FetchResult:
     digest: bytes
     holders: tuple[str, ...]
+    committed: bool
+    """Else to vote for it, within the time that its attempt has."""
 
 
 @dataclass(frozen=True)

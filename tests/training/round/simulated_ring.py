@@ -127,7 +127,10 @@ class Rings:
         beside = sorted(_beside(start, liar))
         leader = start.ballot.coordinator
         if style is Liar.BETRAYS and leader != liar:
-            words = {peer: (leader, *said[1:]) for peer, said in words.items()}
+            words = {  # whoever saw the liar itself has heard it from there
+                peer: (leader, said[1], liar if said[0] == liar else said[2], said[3])
+                for peer, said in words.items()
+            }
         if style in (Liar.ACCUSES, Liar.BETRAYS):
             words[liar] = (self._dice.choice(beside), "timeout", "", None)
         elif style is Liar.SHRUGS:
@@ -198,8 +201,7 @@ class Rings:
         runner.report(RingFinished(start.ballot, result.digest, result.norm), result)
 
     def _serves(self, other: Runner, runner: Runner, connected: bool) -> bool:
-        here, there = runner.peer_id, other.peer_id
-        linked = self._network.passes(here, there) and self._network.passes(there, here)
+        linked = self._network.carries(runner.peer_id, other.peer_id)
         well = linked or not connected
         return other.state in ("running", "done") and other.running() and well
 

@@ -64,11 +64,18 @@ class Network:
         self.weather = CALM
         self.blocked: set[tuple[str, str]] = set()
         """(from, to): what cannot pass, one way each."""
+        self.narrow: set[tuple[str, str]] = set()
+        """The same of all but messages: no ring and no transfer comes about there."""
         self.drop: Callable[[str, str, Message], bool] = lose_nothing
         """For scripts: True loses this one message."""
 
     def passes(self, source: str, target: str) -> bool:
         return (source, target) not in self.blocked
+
+    def carries(self, here: str, there: str) -> bool:
+        """Whether a ring or a transfer between them comes about."""
+        ways = ((here, there), (there, here))
+        return not any(way in self.blocked or way in self.narrow for way in ways)
 
     def send(
         self,

@@ -164,14 +164,15 @@ class Swarm:
 
     def reachable(self, here: str, there: str) -> Process | None:
         """The process of `there`, if `here` could fetch something from it now."""
-        linked = self.network.passes(here, there) and self.network.passes(there, here)
+        linked = self.network.carries(here, there)
         process = self.process_of(there)
         return process if process is not None and linked and not process.stopped else None
 
     def silent(self, here: str, there: str) -> bool:
         """Whether `here` would wait for an answer of `there` in vain, and not be refused."""
+        linked = self.network.passes(here, there) and self.network.passes(there, here)
         process = self.process_of(there)
-        return process is not None and self.reachable(here, there) is None
+        return process is not None and (process.stopped or not linked)
 
     def cut(self, *groups: str) -> None:
         """Partitions the network into groups of names; unnamed peers reach everybody."""
@@ -182,6 +183,12 @@ class Swarm:
         for a, b in itertools.product(sources, targets):
             self.network.blocked.add((self._id(a), self._id(b)))
 
+    def narrow(self, one: str, others: str = NAMES) -> None:
+        """Of `one` and these, only messages reach each other; the rest is refused, not silent."""
+        for seat in self.seats:
+            if seat.name in others and seat.name != one:
+                self.network.narrow.add((self._id(one), seat.peer_id))
+
     def hide(self, *groups: str) -> None:
         """Partitions the directory the same way."""
         for one, other in itertools.permutations(groups, 2):
@@ -191,6 +198,7 @@ class Swarm:
     def heal(self) -> None:
         """No fault any more; the dead stay dead."""
         self.network.blocked.clear()
+        self.network.narrow.clear()
         self.network.drop = lose_nothing
         self.network.weather = self.directory.weather = CALM
         self.directory.dark.clear()

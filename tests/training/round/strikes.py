@@ -135,6 +135,11 @@ class Striker:
         self._note(f"{one} is alone")
         self._swarm.cut(one, "".join(name for name in names if name != one))
 
+    def narrow(self) -> None:
+        one = self._dice.choice([seat.name for seat in self._swarm.seats])
+        self._note(f"of and to {one} only messages pass")
+        self._swarm.narrow(one)
+
     def storm(self) -> None:
         weather = Weather(
             loss=self._dice.choice([0.0, 0.05, 0.3]),
@@ -150,6 +155,7 @@ class Striker:
     def mend(self) -> None:
         self._note("all lines mended")
         self._swarm.network.blocked.clear()
+        self._swarm.network.narrow.clear()
         self._swarm.network.drop = lose_nothing
         self._swarm.directory.hidden.clear()
         self._swarm.directory.dark.clear()
@@ -188,8 +194,8 @@ class Striker:
 
 USUAL = (
     "crash", "crash", "crash_soon", "crash_soon", "restart", "restart", "restart",
-    "restart_with_an_old_disk", "freeze", "freeze_soon", "partition", "deafen", "isolate", "mend",
-    "mend", "mend", "darken", "hide", "storm", "join", "leave", "swallow", "swallow",
+    "restart_with_an_old_disk", "freeze", "freeze_soon", "partition", "deafen", "isolate", "narrow",
+    "mend", "mend", "mend", "darken", "hide", "storm", "join", "leave", "swallow", "swallow",
     "crash_while_saying", "crash_while_saying",
 )  # fmt: skip
 """What chance deals from; the frequent ones are there twice."""

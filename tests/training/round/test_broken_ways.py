@@ -1,5 +1,6 @@
 """Two peers that never reach each other, while both reach everybody else. So it is behind two
-routers without a relay between them; the directory shows both to all.
+routers without a relay between them; the directory shows both to all. Or one whose messages pass,
+and no ring and no transfer with anybody.
 """
 
 import pytest
@@ -55,3 +56,45 @@ def test_of_more_both_take_part_when_they_are_no_neighbours(peers: int) -> None:
             parts[name] += parts_of(swarm, name, before)
         check_agreement(swarm)
     assert min(parts.values()) >= rounds / 3, (parts, rounds)
+
+
+def longest_wait(swarm: Swarm, name: str, seconds: float) -> float:
+    """Between two rounds of that peer."""
+    began = latest = swarm.agenda.now
+    longest, at = 0.0, swarm[name].chain.head.round
+    while swarm.agenda.now < began + seconds:
+        swarm.run(0.5)
+        longest = max(longest, swarm.agenda.now - latest)
+        if swarm[name].chain.head.round > at:
+            at, latest = swarm[name].chain.head.round, swarm.agenda.now
+    return longest
+
+
+@pytest.mark.parametrize("peers", [3, 5])
+@pytest.mark.parametrize("seed", range(6))
+def test_one_that_nobody_can_average_with_does_not_hold_up_the_others(
+    peers: int, seed: int
+) -> None:
+    """Whoever leads when it begins, and if it is itself: its rings break with everybody, and what
+    it averages alone nobody can fetch."""
+    swarm = Swarm(seed, Setting(peers=peers, global_batch=2 * peers))
+    swarm.run(10.0)
+    swarm.narrow("B")
+    assert longest_wait(swarm, "A", 60.0) <= 17.0, swarm.story(100)
+    assert not swarm["A"].chain.head.branches
+    check_agreement(swarm)
+
+
+def test_a_ring_without_most_voters_needs_no_second_attempt() -> None:
+    """They vote once they have fetched what it made: it is there for them before it is decided."""
+    swarm = Swarm(0, Setting(peers=5, global_batch=10))
+    swarm.run(10.0)
+    for name in "BCDE":
+        swarm.narrow(name, "BCDE")
+    swarm.run(30.0)
+    before = len(swarm["A"].chain.commits)
+    swarm.run(60.0)
+    commits = swarm["A"].chain.commits[before:]
+    few = [commit for commit in commits if len(commit.value.contributions) < 3]
+    assert len(few) >= 3, swarm.story(100)
+    assert all(commit.ballot == commit.value.origin for commit in few)

@@ -97,11 +97,11 @@ def test_a_result_that_no_ring_would_have_made_is_not_voted_for(
     swarm, (liar, *honest) = started(4, 4)
     proposed, looked = lies_of(liar, swarm), Process._try_holders
 
-    def served(self: Process, digest: bytes, holders: list[str]) -> None:
+    def served(self: Process, digest: bytes, holders: list[str], until: float) -> None:
         if digest.startswith(NOWHERE):
             self.later(0.1, lambda: self.handle(Fetched(digest, NORM, 1e30)))
         else:
-            looked(self, digest, holders)
+            looked(self, digest, holders, until)
 
     monkeypatch.setattr(Process, "_try_holders", served)
     check_rounds_go_on(swarm, honest, rounds=5)

@@ -1,5 +1,7 @@
 """Whom a coordinator goes without: nobody whose vote the rest would lack."""
 
+from dataclasses import replace
+
 import pytest
 from test_electorate import A, B, C, head_of, lease, view
 
@@ -10,6 +12,7 @@ from atom.training.round.attempt import Attempt, Stage
 from atom.training.round.desk import Desk, HeadState
 from atom.training.round.electorate import Electorate
 from atom.training.round.ring_watch import RingWatch
+from atom.training.round.vocabulary import RingFailed
 
 HEAD = head_of(A, B, C)
 CHOSEN = Electorate(HEAD.voters)
@@ -36,3 +39,68 @@ def test_who_was_restarted_has_no_vote_to_make_another_s_needless(
 ) -> None:
     invited = {A.peer_id, B.peer_id, C.peer_id}
     assert watch_of(mate).dispensable(CHOSEN, invited) == without
+
+
+class Rings:
+    """A's watch over rings of A, B and C that break as it is told."""
+
+    def __init__(self) -> None:
+        self.desk = Desk(A, Terms(8), lambda domain, payload: b"", HeadState(HEAD, b"s" * 32, 0.0))
+        self.desk.view = view(lease(B), lease(C))
+        self.watch = RingWatch(self.desk)
+
+    def breaks(self, speaker: Voter, suspect: Voter) -> None:
+        """Of ours, and this is what was said."""
+        head = self.desk.head
+        ballot = Ballot(1, A.peer_id, A.incarnation)
+        attempt = Attempt(CHOSEN, Stage.RING, 0.0, 9.0, ballot=ballot)
+        attempt.members = tuple(Contribution(v.peer_id, v.incarnation, 4, 1.0) for v in (A, B, C))
+        words = Suspect(head.digest, ballot, suspect.peer_id, "closed")
+        self.watch.hear(attempt, speaker.peer_id, words)
+        self.watch.judge(attempt)
+
+    def next_head(self) -> None:
+        """All three arrive there."""
+        following = replace(HEAD, digest=b"i" * 32, round=HEAD.round + 1)
+        self.desk.enter(following, b"t" * 32)
+        leases = (lease(voter, head=following.digest) for voter in (B, C))
+        self.desk.view = view(*leases)
+
+
+def test_who_breaks_every_ring_with_somebody_else_lets_others_lead() -> None:
+    rings = Rings()
+    rings.breaks(B, A)
+    assert not rings.watch.our_fault_it_seems, "one of two, and nobody knows which"
+    rings.breaks(C, A)
+    assert rings.watch.our_fault_it_seems
+    assert not rings.watch.own_fault, "that would be our own word"
+
+
+def test_who_shares_all_broken_rings_with_one_other_does_not() -> None:
+    rings = Rings()
+    rings.breaks(A, B)
+    rings.breaks(C, B)
+    assert not rings.watch.our_fault_it_seems
+    assert rings.watch.left_out() == {B.peer_id}
+
+
+def test_before_it_goes_on_alone_it_tries_again_with_who_failed_in_an_earlier_round() -> None:
+    rings = Rings()
+    rings.breaks(A, C)
+    rings.next_head()
+    assert rings.watch.left_out() == {C.peer_id}, "C is still held"
+    rings.breaks(A, B)
+    assert rings.watch.left_out() == {B.peer_id}, "nobody but C is left"
+
+
+@pytest.mark.parametrize(
+    ("suspect", "told_by", "left_out"),
+    [(B.peer_id, "", {B.peer_id}), (B.peer_id, C.peer_id, set()), ("", "", set())],
+)
+def test_of_others_rings_it_remembers_what_it_saw_itself(
+    suspect: str, told_by: str, left_out: set[str]
+) -> None:
+    rings = Rings()
+    failed = RingFailed(Ballot(1, C.peer_id, C.incarnation), suspect, "closed", told_by)
+    rings.watch.remember(failed)
+    assert rings.watch.left_out() == left_out

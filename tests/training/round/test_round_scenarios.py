@@ -139,8 +139,8 @@ def test_two_branches_become_one_again_and_the_better_one_wins() -> None:
     swarm.cut(others(swarm, *rest), rest)
     swarm.hide(others(swarm, *rest), rest)
     swarm.run(40.0)
+    run_until(swarm, lambda: len({process.chain.head for process in swarm.living}) == 2, 5.0)
     tips = [process.chain.head for process in swarm.living]
-    assert len(set(tips)) == 2
     assert swarm.witness.branches >= 1
     swarm.heal()
     swarm.run_until_agreed(30.0)
