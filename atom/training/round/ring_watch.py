@@ -26,8 +26,10 @@ class RingWatch:
         """Who is not to be in the next ring."""
         desk, head = self._desk, self._desk.head.digest
         suspected = self._suspicions.left_out(head, desk.now)
-        if self._suspicions.broken_in(head) and not self._others_than(suspected):
-            # Rather than go on alone, one more try with those that failed in earlier rounds.
+        several = len(suspected) > 1 or self._suspicions.broken_in(head) > 0
+        if several and not self._others_than(suspected):
+            # All others cannot be bad. Rather than go on alone, we try those once more that failed
+            # in earlier rounds only: perhaps it was us.
             suspected = self._suspicions.left_out(head, desk.now, earlier=False)
         return (suspected | desk.view.aside) - {desk.me.peer_id}
 

@@ -23,7 +23,7 @@ from atom.training.round.blame import Accusation
 REMEMBERED_S = 600.0
 MOST_REMEMBERED = 64
 FIRST_HOLD_S = 10.0
-"""How long who spoilt one ring stays out of the next rounds' rings."""
+"""How long who spoilt a round's rings stays out of the next rounds': twice as long each time."""
 PATIENT_WITH = 2
 """Broken rings of a round, before everybody named is left out."""
 
@@ -87,7 +87,7 @@ class Suspicions:
             culprit
             for culprit, rings in self._culprits.items()
             if any(ring.head == head for ring in rings)
-            or (earlier and now < rings[-1].at + hold_s(FIRST_HOLD_S, len({r.at for r in rings})))
+            or (earlier and now < rings[-1].at + hold_s(FIRST_HOLD_S, len({r.head for r in rings})))
         }
         of_round = [ring for ring in recent if ring.head == head]
         if len(of_round) > PATIENT_WITH:

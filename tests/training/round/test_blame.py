@@ -179,10 +179,19 @@ def test_one_accident_is_soon_forgiven_and_habits_are_not() -> None:
     memory.add(HEAD, frozenset({("C", "D")}), 0.0)
     assert memory.left_out(NEXT, 9.0) == {"D"}
     assert memory.left_out(NEXT, 11.0) == set()
-    for time in (20.0, 30.0, 40.0):
-        memory.add(HEAD, frozenset({("C", "D")}), time)
+    for number, time in enumerate((20.0, 30.0, 40.0)):
+        memory.add(bytes([number]), frozenset({("C", "D")}), time)
     assert memory.left_out(NEXT, 100.0) == {"D"}
     assert memory.left_out(NEXT, 700.0) == set()
+
+
+def test_who_spoils_several_rings_of_one_round_has_done_it_once() -> None:
+    """A fault seen from several sides, or before it was known whose it is."""
+    memory = Suspicions("A")
+    for time, other in ((0.0, "B"), (1.0, "C"), (2.0, "E")):
+        memory.add(HEAD, frozenset({(other, "D")}), time)
+    assert memory.left_out(NEXT, 11.0) == {"D"}
+    assert memory.left_out(NEXT, 13.0) == set()
 
 
 def test_nobody_leaves_itself_out() -> None:

@@ -93,6 +93,15 @@ def test_before_it_goes_on_alone_it_tries_again_with_who_failed_in_an_earlier_ro
     assert rings.watch.left_out() == {B.peer_id}, "nobody but C is left"
 
 
+def test_that_all_others_failed_it_keeps_nobody_out_of_the_next_round() -> None:
+    rings = Rings()
+    rings.breaks(B, A)
+    rings.breaks(C, A)
+    assert rings.watch.left_out() == {B.peer_id, C.peer_id}
+    rings.next_head()
+    assert rings.watch.left_out() == set()
+
+
 @pytest.mark.parametrize(
     ("suspect", "told_by", "left_out"),
     [(B.peer_id, "", {B.peer_id}), (B.peer_id, C.peer_id, set()), ("", "", set())],
