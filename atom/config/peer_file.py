@@ -92,10 +92,15 @@ class Network(Section):
             refuse("data_port", f"{self.data_port} is the port of listen as well", OTHER_PORT)
         return self
 
+    def ports(self) -> dict[str, int]:
+        """Key → the number that is listened on; 0: any free one."""
+        listen = {"listen": parse_host_port(self.listen)[1]}
+        return listen if self.reachable == "no" else listen | {"data_port": self.data_port}
+
     def shares_port(self, listen: str) -> bool:
         """Whether what listens there (HOST:PORT) would take the data port's number."""
-        taken = parse_host_port(listen)[1] == self.data_port
-        return taken and self.data_port != 0 and self.reachable != "no"
+        taken = parse_host_port(listen)[1]
+        return taken != 0 and taken == self.ports().get("data_port")
 
 
 class Schedule(Section):
@@ -164,3 +169,11 @@ class PeerFile(Section):
     data: LocalData = LocalData()
     metrics: Metrics = Metrics()
     log: Log = Log()
+
+    @model_validator(mode="after")
+    def _check(self) -> "PeerFile":
+        number, network = self.metrics.port, self.network
+        for key, taken in network.ports().items():
+            if number and number == taken:
+                refuse("metrics.port", f"{number} is the port of {key} as well", OTHER_PORT)
+        return self

@@ -170,6 +170,7 @@ def test_malformed_toml_names_the_line() -> None:
             "network.data_port: 7 is the port of l",
             "0 ",
         ),
+        ("[network]\ndata_port = 7\n[metrics]\nport = 7", "metrics.port: 7 is the port of d", "0 "),
         ('[run]\nname = "x"', "run: unknown section", "run file"),
         ("[networq]", "networq: unknown section", "network"),
     ],

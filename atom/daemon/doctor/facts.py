@@ -71,13 +71,18 @@ class Disk:
 @dataclass(frozen=True)
 class Port:
     key: str
-    """Of the peer file."""
+    """Of the peer file, in [network]; or "metrics"."""
     host: str
     number: int
     """0: any free one."""
     problem: str = ""
     is_ours: bool = False
     """The daemon of this state directory runs: it listens there."""
+
+    @property
+    def setting(self) -> str:
+        """How the peer file chooses it."""
+        return "[metrics] port" if self.key == "metrics" else f"[network] {self.key}"
 
 
 @dataclass(frozen=True)

@@ -165,11 +165,13 @@ def _port(port: Port) -> Finding:
         return Finding(topic, Level.OK, "your daemon listens")
     if port.problem:
         said = f"{port.host}:{port.number}: {port.problem}"
-        fix = f"choose another in the peer file: [network] {port.key}"
+        fix = f"choose another in the peer file: {port.setting}"
         return Finding(topic, Level.FAILURE, said, fix)
     if port.number:
         return Finding(topic, Level.OK, f"{port.number} is free")
-    said = f"any free one; behind a router give it a number: [network] {port.key}"
+    said = "any free one"
+    if port.key != "metrics":
+        said += f"; behind a router give it a number: {port.setting}"
     return Finding(topic, Level.OK, said)
 
 

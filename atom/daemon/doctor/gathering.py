@@ -175,15 +175,13 @@ def _write_rate(file: int) -> float:
 
 def ports(peer: PeerFile, state: Path) -> tuple[Port, ...]:
     """`state`: the state directory of a daemon that may run, and then has them."""
-    listen = parse_listen(peer.network.listen)
-    wanted = [("listen", listen.port)]
-    if peer.network.reachable != "no":
-        wanted.append(("data_port", peer.network.data_port))
+    host, metrics = parse_listen(peer.network.listen).host, peer.metrics
+    wanted = [(key, host, number) for key, number in peer.network.ports().items()]
+    if metrics.port is not None:
+        wanted.append(("metrics", metrics.host, metrics.port))
     if daemon_runs(state):
-        return tuple(Port(key, listen.host, number, is_ours=True) for key, number in wanted)
-    return tuple(
-        Port(key, listen.host, number, _bind_problem(listen.host, number)) for key, number in wanted
-    )
+        return tuple(Port(*each, is_ours=True) for each in wanted)
+    return tuple(Port(*each, _bind_problem(*each[1:])) for each in wanted)
 
 
 def daemon_runs(state: Path) -> bool:

@@ -4,6 +4,7 @@ Names follow Prometheus' rules: base units in the name, `_total` on counters. La
 values, whatever strangers send: states, named reasons, our own names of events.
 """
 
+import errno
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -19,7 +20,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from atom import __version__
-from atom.base.errors import PortInUseError
+from atom.base.errors import AddressError, PortInUseError
 from atom.base.reasons import Reason
 from atom.daemon.turns.shown import STANDINGS, own_row
 from atom.swarm.records.lease import PeerState
@@ -80,19 +81,23 @@ class Metrics:
             if fields["reduce_seconds"]:
                 self._reduce.observe(fields["reduce_seconds"])
 
-    def serve(self, host: str, port: int, info: Info) -> tuple[int, Callable[[], None]]:
+    def serve(self, host: str, port: int) -> tuple[int, Callable[[], None]]:
         """Answers scrapes from now on. The port, and what ends it.
 
-        `info`: what `atom info` shows; called from the server's threads. Raises: PortInUseError.
+        Raises: PortInUseError; AddressError for an address or port this process cannot have.
         """
-        self.registry.register(_InfoCollector(info))
         try:
             server, thread = start_http_server(port, host, self.registry)
         except OSError as problem:
-            raise PortInUseError(
-                f"metrics cannot be served on {host} port {port}: {problem.strerror}",
-                "choose others in the peer file: [metrics] port and host",
-            ) from problem
+            what = f"metrics cannot be served on {host} port {port}: "
+            if problem.errno == errno.EADDRINUSE:
+                hint = "choose another, or 0 for any free one: [metrics] port in a peer file"
+                raise PortInUseError(f"{what}another program listens there", hint) from None
+            raise AddressError(
+                what + (problem.strerror or str(problem)),
+                "use an address of this machine and a port above 1023: [metrics] host and port in"
+                " a peer file",
+            ) from None
 
         def close() -> None:
             server.shutdown()
@@ -100,6 +105,15 @@ class Metrics:
             thread.join(_JOIN_S)
 
         return server.server_port, close
+
+    def show(self, info: Info) -> Callable[[], None]:
+        """Adds what the daemon knows to every scrape, until what is returned is called.
+
+        `info`: what `atom info` shows; called from the server's threads.
+        """
+        collector = _InfoCollector(info)
+        self.registry.register(collector)
+        return lambda: self.registry.unregister(collector)
 
 
 class _InfoCollector(Collector):

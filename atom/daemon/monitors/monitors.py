@@ -15,14 +15,16 @@ class Monitors:
     """Those that the peer file asks for. What they hold is freed with the stack."""
 
     def __init__(self, peer: PeerFile, stack: ExitStack) -> None:
-        """Raises: ConfigError, StorageError."""
+        """Takes the port of metrics, if they are wanted: before anything is made that may take
+        hours. Raises: ConfigError, StorageError, PortInUseError, AddressError."""
         self.ended_attempts = EndedAttempts()
         self._stack = stack
-        self._where = peer.metrics
         self._metrics: Metrics | None = None
+        self._url = ""
         self.sinks: list[EventSink] = [self.ended_attempts]
         if peer.metrics.port is not None:
             self._metrics = Metrics()
+            self._url = self._serve(self._metrics, peer.metrics.host, peer.metrics.port)
             self.sinks.append(self._metrics)
         if peer.log.tensorboard is not None:
             board = TensorBoardLog.in_folder(Path(peer.log.tensorboard))
@@ -30,9 +32,12 @@ class Monitors:
             self.sinks.append(board)
 
     def begin(self, info: Info, console: Console) -> None:
-        """Serves metrics, if they are wanted, until the stack ends. Raises: PortInUseError."""
-        if self._metrics is None or self._where.port is None:
-            return
-        port, close = self._metrics.serve(self._where.host, self._where.port, info)
+        """There is a daemon now: metrics tell of it, if they are wanted, until the stack ends."""
+        if self._metrics is not None:
+            self._stack.callback(self._metrics.show(info))
+            console.note(f"metrics: {self._url}")
+
+    def _serve(self, metrics: Metrics, host: str, port: int) -> str:
+        number, close = metrics.serve(host, port)
         self._stack.callback(close)
-        console.note(f"metrics: http://{self._where.host}:{port}/metrics")
+        return f"http://{f'[{host}]' if ':' in host else host}:{number}/metrics"

@@ -1,6 +1,8 @@
 """Rounds as TensorBoard shows them, by TensorBoard's own writer."""
 
+import tempfile
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -27,12 +29,17 @@ class _Writer(Protocol):
 class TensorBoardLog:
     """An event sink; a folder that takes no more ends it, not the training."""
 
-    def __init__(self, writer: _Writer) -> None:
-        self._writer: _Writer | None = writer
+    def __init__(self, open_writer: Callable[[], _Writer]) -> None:
+        """`open_writer` is called for the first round: a start that comes to nothing leaves
+        no file. Raises: OSError."""
+        self._open = open_writer
+        self._writer: _Writer | None = None
+        self._gave_up = False
 
     @classmethod
     def in_folder(cls, folder: Path) -> "TensorBoardLog":
-        """A file of its own for this process, in a folder of its own for this start.
+        """A file of its own for this process, in a folder of its own for this start. The library
+        and the folder are looked at now.
 
         Raises: ConfigError without the library; StorageError if the folder cannot be written.
         """
@@ -44,23 +51,30 @@ class TensorBoardLog:
                 f"{install_extra('tensorboard')}; or leave the key out",
             ) from problem
         try:
-            return cls(Writer(str(folder / time.strftime("%Y%m%d-%H%M%S"))))
+            folder.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=folder).close()
         except OSError as problem:
             raise StorageError(
                 f"cannot write {folder}: {problem.strerror}", "name another: [log] tensorboard"
             ) from problem
+        started = str(folder / time.strftime("%Y%m%d-%H%M%S"))
+        return cls(lambda: Writer(started))
 
     def emit(self, kind: str, **fields: Any) -> None:
-        if kind != "round" or self._writer is None:
+        if kind != "round" or self._gave_up:
             return
         try:
-            for key, tag in _SCALARS.items():
-                if fields.get(key) is not None:
-                    self._writer.add_scalar(tag, float(fields[key]), fields["round"])
-            self._writer.add_scalar("swarm/peers", float(len(fields["members"])), fields["round"])
-            self._writer.flush()
+            self._writer = self._writer or self._open()
+            self._write(self._writer, fields)
         except OSError:  # the library gives up at its first error, and repeats it at each call
-            self._writer = None
+            self._gave_up, self._writer = True, None
+
+    def _write(self, writer: _Writer, fields: Mapping[str, Any]) -> None:
+        for key, tag in _SCALARS.items():
+            if fields.get(key) is not None:
+                writer.add_scalar(tag, float(fields[key]), fields["round"])
+        writer.add_scalar("swarm/peers", float(len(fields["members"])), fields["round"])
+        writer.flush()
 
     def close(self) -> None:
         """Writes what is left."""

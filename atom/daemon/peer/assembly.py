@@ -66,12 +66,13 @@ class Assembly:
     listen: str
     console: Console
     log: EventSink
+    monitors: Monitors
 
 
 def assemble(stack: ExitStack, given: Assembly) -> Life:
     """Nothing is started; closed with the stack. Raises: UserError."""
     box, member, console = given.box, given.member, given.console
-    clock, monitors = BootClock(), Monitors(box.peer, stack)
+    clock, monitors = BootClock(), given.monitors
     events = EventFan(given.log, *monitors.sinks)
     transport = _transport(box, member, given.listen, events)
     journal = Journal.open(box.state.chain, member.genesis)

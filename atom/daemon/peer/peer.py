@@ -10,6 +10,7 @@ from atom.base.errors import AddressError, PortInUseError
 from atom.base.events import EventLog
 from atom.config.peer_file import OTHER_PORT
 from atom.daemon.console import Console
+from atom.daemon.monitors.monitors import Monitors
 from atom.daemon.peer.addresses import announced_multiaddrs, data_place
 from atom.daemon.peer.assembly import Assembly, assemble
 from atom.daemon.peer.box import Box, JoinOptions, StartOptions, open_box
@@ -57,15 +58,15 @@ def run_start(options: StartOptions, console: Console) -> Ending:
         owner = box.identity.peer_id
         if says_finished(box, run.run.name, owner, run.run.rounds, console):
             return Ending.ROUNDS_REACHED
-        _check_data_port(box, listen)
+        monitors = _at_the_door(stack, box, listen)
         box, turns = _with_turns(stack, box, run.run.name, owner, console)
         lookout, directory = _look(stack, events, node, run.run.name, owner, console)
         member = found_run(options, box, run, console)
         lookout.call(directory.publish_manifest(member.record))
         entrance = initial or lookout.call(directory.visible_addresses())
         address = format_join_address(JoinAddress(tuple(entrance[:1]), run.run.name, owner))
-        assembly = Assembly(box, member, lookout, turns, address, listen, console, events)
-        life = assemble(stack, assembly)
+        parts = (box, member, lookout, turns, address, listen, console, events, monitors)
+        life = assemble(stack, Assembly(*parts))
         console.join_address(address)
         if member.code is not None:
             console.note(f"volunteers who trust your code join with --trust {owner}")
@@ -83,7 +84,7 @@ def run_join(options: JoinOptions, console: Console) -> Ending:
         if says_finished(box, address.run, address.owner, None, console):
             return Ending.ROUNDS_REACHED
         listen = box.peer.network.listen
-        _check_data_port(box, listen)
+        monitors = _at_the_door(stack, box, listen)
         events = EventLog(box.state.events)
         node = _node(box, listen, address.bootstrap)
         lookout, directory = _look(stack, events, node, address.run, address.owner, console)
@@ -102,13 +103,13 @@ def run_join(options: JoinOptions, console: Console) -> Ending:
             JoinAddress(tuple(entrance[:1]) or address.bootstrap, address.run, manifest.owner)
         )
         console.note(f"others may join through this peer: {ours}")
-        assembly = Assembly(box, member, lookout, turns, ours, listen, console, events)
-        return assemble(stack, assembly).live(directory)
+        parts = (box, member, lookout, turns, ours, listen, console, events, monitors)
+        return assemble(stack, Assembly(*parts)).live(directory)
 
 
-def _check_data_port(box: Box, listen: str) -> None:
-    """Said before there is an address or a state: making them may take hours.
-    Raises: PortInUseError, AddressError."""
+def _at_the_door(stack: ExitStack, box: Box, listen: str) -> Monitors:
+    """What the peer file asks for and cannot have is said before there is an address or a state:
+    making them may take hours. Raises: PortInUseError, AddressError, ConfigError, StorageError."""
     network = box.peer.network
     if network.shares_port(listen):  # of a peer file, which was checked, or of --listen
         raise PortInUseError(
@@ -117,6 +118,7 @@ def _check_data_port(box: Box, listen: str) -> None:
     place = data_place(network, listen)
     if place is not None:
         listening(place).close()
+    return Monitors(box.peer, stack)
 
 
 def _with_turns(

@@ -44,7 +44,7 @@ SOUND = Facts(
 )
 FIX = re.compile(
     r"pip install|make |python -m|nvidia-smi|top lists|timedatectl|atom |--state|\[network\]"
-    r"|\[host\]|\[device\]|\[state\]|precision =|ask for"
+    r"|\[host\]|\[device\]|\[state\]|\[metrics\] port|precision =|ask for"
 )
 
 
@@ -121,6 +121,10 @@ def test_a_sound_box_has_nothing_to_mend() -> None:
         (
             changed(ports=(Port("listen", "::", 80, is_ours=True),)),
             "Port of listen", Level.OK, "your daemon listens",
+        ),
+        (
+            changed(ports=(Port("metrics", "::1", 80, "another program listens there"),)),
+            "Port of metrics", Level.FAILURE, "::1:80: another program",
         ),
         (changed(clock=Clock(False)), "Clock", Level.WARNING, "nothing keeps it right"),
         (changed(clock=Clock(None)), "Clock", Level.UNCHECKED, "does not tell"),

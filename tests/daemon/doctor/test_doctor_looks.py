@@ -42,11 +42,12 @@ def test_a_port_in_use_is_seen(tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         number = taken.getsockname()[1]
-        text = f'[network]\nlisten = "127.0.0.1:{number}"\ndata_port = 0\n'
-        listen, data = gathering.ports(parse_peer_text(text, tmp_path), tmp_path)
+        text = f'[network]\nlisten = "127.0.0.1:{number}"\n[metrics]\nport = 0\nhost = "::1"\n'
+        listen, data, metrics = gathering.ports(parse_peer_text(text, tmp_path), tmp_path)
     assert (listen.key, listen.number) == ("listen", number)
     assert listen.problem == "another program listens there"
     assert (data.key, data.number, data.problem) == ("data_port", 0, "")
+    assert (metrics.key, metrics.host, metrics.number) == ("metrics", "::1", 0)
     (only,) = gathering.ports(parse_peer_text('[network]\nreachable = "no"\n', tmp_path), tmp_path)
     assert only.key == "listen"
 

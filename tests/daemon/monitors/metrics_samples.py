@@ -40,7 +40,8 @@ ROUND = {"round": 7, "tokens_per_s": 3000.0, "reduce_seconds": 0.25}
 def scraped(info: dict[str, Any]) -> Iterator[tuple[Metrics, Callable[[], str]]]:
     """Metrics that are served, and what a scrape brings."""
     metrics = Metrics()
-    port, close = metrics.serve("127.0.0.1", 0, lambda: info)
+    metrics.show(lambda: info)
+    port, close = metrics.serve("127.0.0.1", 0)
 
     def scrape() -> str:
         with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:

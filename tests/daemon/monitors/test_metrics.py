@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.util.tensor_util import make_ndarray
 
-from atom.base.errors import PortInUseError
+from atom.base.errors import PortInUseError, StorageError
 from atom.config.load import parse_peer_text
 from atom.daemon.monitors.metrics import Metrics
 from atom.daemon.monitors.monitors import Monitors
@@ -81,7 +81,7 @@ def test_a_port_that_is_taken() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(PortInUseError, match=str(port)):
-            Metrics().serve("127.0.0.1", port, lambda: INFO)
+            Metrics().serve("127.0.0.1", port)
 
 
 def test_every_metric_is_documented_and_no_other() -> None:
@@ -145,6 +145,16 @@ def test_the_peer_file_asks_for_both(tmp_path: Path) -> None:
     assert "loss/validation" not in scalars
 
 
+def test_a_folder_that_takes_no_board_is_said_and_a_start_without_rounds_leaves_none(
+    tmp_path: Path,
+) -> None:
+    TensorBoardLog.in_folder(tmp_path / "board").close()
+    assert list((tmp_path / "board").iterdir()) == []
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError, match="cannot write"):
+        TensorBoardLog.in_folder(tmp_path / "file")
+
+
 class FullDisk:
     """A writer whose disk takes nothing."""
 
@@ -161,7 +171,7 @@ class FullDisk:
 
 def test_a_full_disk_ends_the_board_and_nothing_else() -> None:
     disk = FullDisk()
-    board = TensorBoardLog(disk)
+    board = TensorBoardLog(lambda: disk)
     for _ in range(3):
         board.emit("round", **ROUND, members=[])
     board.close()

@@ -1,4 +1,4 @@
-"""A data port that another program has is said before there is a node, an address or a state."""
+"""A port that another program has is said before there is a node, an address or a state."""
 
 import socket
 from pathlib import Path
@@ -14,26 +14,41 @@ from atom.swarm.identity import Identity
 from tests.daemon.tiny_run import TINY_RUN
 
 
-def peer_file(folder: Path, port: int) -> Path:
+def peer_file(folder: Path, settings: str) -> Path:
     path = folder / "box.toml"
-    path.write_text(f'[network]\nlisten = "127.0.0.1:0"\ndata_port = {port}\n')
+    path.write_text(f'[network]\nlisten = "127.0.0.1:0"\n{settings}\n')
     return path
 
 
-def test_a_taken_data_port_is_said_first(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("settings", "said", "hint"),
+    [
+        ("data_port = {}", "in use", "[network] data_port"),
+        ("[metrics]\nport = {}", "another program listens there", "[metrics] port"),
+    ],
+)
+def test_a_taken_port_is_said_first(tmp_path: Path, settings: str, said: str, hint: str) -> None:
     (tmp_path / "run.toml").write_text(TINY_RUN)
     owner = Identity.create().peer_id
     nowhere = JoinAddress((f"/ip4/127.0.0.1/tcp/9/p2p/{owner}",), "tiny", owner)
     state = tmp_path / "state"
     with socket.create_server(("127.0.0.1", 0)) as other:
-        box = peer_file(tmp_path, other.getsockname()[1])
-        with pytest.raises(PortInUseError, match="in use") as start:
+        box = peer_file(tmp_path, settings.format(other.getsockname()[1]))
+        with pytest.raises(PortInUseError, match=said) as start:
             run_start(StartOptions(tmp_path / "run.toml", box, state), Silence())
-        with pytest.raises(PortInUseError, match="in use"):
+        with pytest.raises(PortInUseError, match=said):
             run_join(JoinOptions(format_join_address(nowhere), box, state), Silence())
+    assert hint in start.value.hint
+    assert sorted(path.name for path in state.iterdir()) == ["daemon.lock", "identity.key"]
+
+
+def test_one_number_for_two_ports_is_said_first(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(TINY_RUN)
+    with socket.create_server(("127.0.0.1", 0)) as other:
         at_listen = f"127.0.0.1:{other.getsockname()[1]}"
+        box = peer_file(tmp_path, f"data_port = {other.getsockname()[1]}")
+    state = tmp_path / "state"
     with pytest.raises(PortInUseError, match="--listen") as twice:
         run_start(StartOptions(tmp_path / "run.toml", box, state, listen=at_listen), Silence())
-    assert "data_port" in start.value.hint
     assert "0 for any free one" in twice.value.hint
     assert not (state / "manifest.bin").exists()
