@@ -98,11 +98,12 @@ class RingWatch:
         return self._suspicions.own_fault(self._desk.head.digest)
 
     def remember(self, failed: RingFailed) -> None:
-        """Of somebody else's ring, what we have seen ourselves: that a neighbour failed us."""
+        """Of somebody else's ring, what we have seen ourselves: that a neighbour failed us. In this
+        round it is not found out again."""
         desk = self._desk
         if failed.suspect and not failed.told_by:
             pair = (desk.me.peer_id, failed.suspect)
-            self._suspicions.add(desk.head.digest, frozenset({pair}), desk.now)
+            self._suspicions.add(desk.head.digest, frozenset({pair}), desk.now, ours=False)
 
     @property
     def our_fault_it_seems(self) -> bool:

@@ -33,6 +33,7 @@ class _Broken:
     at: float
     head: bytes
     accusations: frozenset[Accusation]
+    ours: bool
 
     @property
     def named(self) -> frozenset[str]:
@@ -49,9 +50,10 @@ class Suspicions:
         self._culprits = dict[str, list[_Broken]]()
         """Of `_explained`: asked several times in each tick, and seldom another answer."""
 
-    def add(self, head: bytes, found: frozenset[Accusation], now: float) -> None:
-        """A ring of the round after `head` broke at `now` (seconds)."""
-        self._broken.append(_Broken(now, head, found))
+    def add(self, head: bytes, found: frozenset[Accusation], now: float, ours: bool = True) -> None:
+        """A ring of the round after `head` broke at `now` (seconds). Of another coordinator's we
+        know a part at most: what we saw there counts in that round, and not later."""
+        self._broken.append(_Broken(now, head, found, ours))
 
     def own_fault(self, head: bytes) -> bool:
         """Whether the last ring of this round broke because of us, by our own word."""
@@ -71,7 +73,7 @@ class Suspicions:
     def at_odds(self, now: float) -> frozenset[frozenset[str]]:
         """Pairs that a ring broke between lately. Perhaps neither is bad, and only the way between
         them is: then both do well when they are no neighbours."""
-        recent = (ring for ring in self._broken if now - ring.at < REMEMBERED_S)
+        recent = [ring for ring in self._broken if ring.ours and now - ring.at < REMEMBERED_S]
         pairs = (frozenset(pair) for ring in recent for pair in ring.accusations)
         return frozenset(pair for pair in pairs if len(pair) == 2)
 
@@ -80,7 +82,11 @@ class Suspicions:
         `earlier`: also who spoilt rings of rounds before it only."""
         if not self._broken:
             return frozenset()
-        recent = tuple(ring for ring in self._broken if now - ring.at < REMEMBERED_S)
+        recent = tuple(
+            ring
+            for ring in self._broken
+            if now - ring.at < REMEMBERED_S and (ring.ours or ring.head == head)
+        )
         if recent != self._explained:
             self._explained, self._culprits = recent, self._explain(recent)
         out = {

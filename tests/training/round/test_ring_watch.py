@@ -113,3 +113,5 @@ def test_of_others_rings_it_remembers_what_it_saw_itself(
     failed = RingFailed(Ballot(1, C.peer_id, C.incarnation), suspect, "closed", told_by)
     rings.watch.remember(failed)
     assert rings.watch.left_out() == left_out
+    rings.next_head()
+    assert rings.watch.left_out() == set(), "there, those who lead find out"
