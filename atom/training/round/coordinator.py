@@ -232,8 +232,9 @@ class Coordinator:
             return
         self._rings.judge(attempt)
         self.give_up(Reason.RING_BROKEN)
-        if self._rings.own_fault or (self._rings.our_fault_it_seems and not self._turn.stood_back):
-            self._turn.stand_back()
+        own_word = self._rings.own_fault
+        if own_word or (self._rings.our_fault_it_seems and not self._turn.stood_back):
+            self._turn.stand_back(own_word)
         elif self._rings.promising:
             self._turn.at_once()
 

@@ -31,6 +31,9 @@ class RingWatch:
             # All others cannot be bad. Rather than go on alone, we try those once more that failed
             # in earlier rounds only: perhaps it was us.
             suspected = self._suspicions.left_out(head, desk.now, earlier=False)
+        seen = self._suspicions.seen_failing(head, desk.now)
+        if self._others_than(suspected | seen):  # what is no more than a hint sends nobody alone
+            suspected |= seen
         return (suspected | desk.view.aside) - {desk.me.peer_id}
 
     def _others_than(self, left_out: frozenset[str]) -> bool:
@@ -100,10 +103,9 @@ class RingWatch:
     def remember(self, failed: RingFailed) -> None:
         """Of somebody else's ring, what we have seen ourselves: that a neighbour failed us. In this
         round it is not found out again."""
-        desk = self._desk
+        desk, coordinator = self._desk, failed.ballot.coordinator
         if failed.suspect and not failed.told_by:
-            pair = (desk.me.peer_id, failed.suspect)
-            self._suspicions.add(desk.head.digest, frozenset({pair}), desk.now, ours=False)
+            self._suspicions.saw(desk.head.digest, coordinator, failed.suspect, desk.now)
 
     @property
     def our_fault_it_seems(self) -> bool:

@@ -11,6 +11,10 @@ after three everybody named is out, at least one of them bad, and each further o
 
 Nobody leaves itself out. But who alone is in all pairs of a round is most likely at fault, and
 does well to let others lead (`in_all_pairs`).
+
+What we saw in rings that others compose is weaker: whoever leads them can tell some members and not
+the others, and so make each see its neighbour fail as often as it likes. So of each coordinator's
+rings only the last one counts, in its round and for a short while.
 """
 
 from collections import Counter, deque
@@ -33,11 +37,17 @@ class _Broken:
     at: float
     head: bytes
     accusations: frozenset[Accusation]
-    ours: bool
 
     @property
     def named(self) -> frozenset[str]:
         return frozenset(peer for pair in self.accusations for peer in pair)
+
+
+@dataclass(frozen=True)
+class _Seen:
+    at: float
+    head: bytes
+    suspect: str
 
 
 class Suspicions:
@@ -49,11 +59,22 @@ class Suspicions:
         self._explained = tuple[_Broken, ...]()
         self._culprits = dict[str, list[_Broken]]()
         """Of `_explained`: asked several times in each tick, and seldom another answer."""
+        self._seen = dict[str, _Seen]()
+        """The last of each other coordinator's rings that broke beside us, by coordinator."""
 
-    def add(self, head: bytes, found: frozenset[Accusation], now: float, ours: bool = True) -> None:
-        """A ring of the round after `head` broke at `now` (seconds). Of another coordinator's we
-        know a part at most: what we saw there counts in that round, and not later."""
-        self._broken.append(_Broken(now, head, found, ours))
+    def saw(self, head: bytes, coordinator: str, suspect: str, now: float) -> None:
+        """In a ring of that coordinator's, this neighbour failed us."""
+        self._seen = {who: seen for who, seen in self._seen.items() if seen.head == head}
+        self._seen[coordinator] = _Seen(now, head, suspect)
+
+    def seen_failing(self, head: bytes, now: float) -> frozenset[str]:
+        """Our neighbours in others' rings of this round that broke a moment ago."""
+        seen = [s for s in self._seen.values() if s.head == head and now < s.at + FIRST_HOLD_S]
+        return frozenset(s.suspect for s in seen) - {self._me}
+
+    def add(self, head: bytes, found: frozenset[Accusation], now: float) -> None:
+        """A ring of the round after `head` broke at `now` (seconds)."""
+        self._broken.append(_Broken(now, head, found))
 
     def own_fault(self, head: bytes) -> bool:
         """Whether the last ring of this round broke because of us, by our own word."""
@@ -73,7 +94,7 @@ class Suspicions:
     def at_odds(self, now: float) -> frozenset[frozenset[str]]:
         """Pairs that a ring broke between lately. Perhaps neither is bad, and only the way between
         them is: then both do well when they are no neighbours."""
-        recent = [ring for ring in self._broken if ring.ours and now - ring.at < REMEMBERED_S]
+        recent = (ring for ring in self._broken if now - ring.at < REMEMBERED_S)
         pairs = (frozenset(pair) for ring in recent for pair in ring.accusations)
         return frozenset(pair for pair in pairs if len(pair) == 2)
 
@@ -82,11 +103,7 @@ class Suspicions:
         `earlier`: also who spoilt rings of rounds before it only."""
         if not self._broken:
             return frozenset()
-        recent = tuple(
-            ring
-            for ring in self._broken
-            if now - ring.at < REMEMBERED_S and (ring.ours or ring.head == head)
-        )
+        recent = tuple(ring for ring in self._broken if now - ring.at < REMEMBERED_S)
         if recent != self._explained:
             self._explained, self._culprits = recent, self._explain(recent)
         out = {

@@ -31,6 +31,7 @@ class Turn:
         self._silence = silence
         stranger = desk.me not in desk.head.voters
         self._lead_after = desk.now + (desk.patience.thaw_rest if stranger else 0.0)
+        self._others_until = desk.now
         self.new_head()
 
     def new_head(self) -> None:
@@ -50,10 +51,22 @@ class Turn:
         self._lead_after = self._desk.now + self._desk.patience.thaw_rest
         self._trigger_since = None
 
-    def stand_back(self) -> None:
-        """Our rings break because of us."""
+    def stand_back(self, own_word: bool) -> None:
+        """Our rings break because of us: by our `own_word`, or so it seems. Then only as long as
+        there is another voter: if those that failed us are dead, nobody else will lead."""
+        until = self._desk.now + self._desk.patience.shun
         self.stood_back = True
-        self._lead_after = self._desk.now + self._desk.patience.shun
+        if own_word:
+            self._lead_after = until
+        else:
+            self._others_until = until
+
+    def _lets_others_lead(self) -> bool:
+        desk = self._desk
+        if desk.now < self._lead_after or desk.behind:
+            return True
+        others = alive_voters(desk.head, desk.me, desk.view) - {desk.me}
+        return desk.now < self._others_until and bool(others)
 
     def back_off(self, unheeded: bool = False) -> None:
         """After an attempt in vain: not all at once again.
@@ -81,7 +94,7 @@ class Turn:
         if desk.phase is not Phase.ACCUMULATING:
             return None
         self.caused = self.has_cause()
-        if desk.now < self._lead_after or desk.behind:
+        if self._lets_others_lead():
             return None
         if not self.caused:
             self._trigger_since = None

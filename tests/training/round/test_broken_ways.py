@@ -6,6 +6,10 @@ and no ring and no transfer with anybody.
 import pytest
 from simulation import Setting, Swarm
 
+from atom.swarm.chain.commit import Ballot
+from atom.swarm.chain.messages import Message, Ring
+from atom.training.round import Patience
+
 SECONDS = 90.0
 
 
@@ -87,7 +91,7 @@ def test_one_that_nobody_can_average_with_does_not_hold_up_the_others(
 
 def test_a_ring_without_most_voters_needs_no_second_attempt() -> None:
     """They vote once they have fetched what it made: it is there for them before it is decided."""
-    swarm = Swarm(0, Setting(peers=5, global_batch=10))
+    swarm = Swarm(8, Setting(peers=5, global_batch=10))
     swarm.run(10.0)
     for name in "BCDE":
         swarm.narrow(name, "BCDE")
@@ -98,3 +102,29 @@ def test_a_ring_without_most_voters_needs_no_second_attempt() -> None:
     few = [commit for commit in commits if len(commit.value.contributions) < 3]
     assert len(few) >= 3, swarm.story(100)
     assert all(commit.ballot == commit.value.origin for commit in few)
+
+
+@pytest.mark.parametrize("seed", [0, 3])
+def test_who_is_left_when_others_died_in_its_rings_waits_for_the_dead_and_for_nobody_else(
+    seed: int,
+) -> None:
+    """Each ring broke between it and another one. But there is nobody whom it could let lead."""
+    swarm = Swarm(seed, Setting(global_batch=6))
+    swarm.run(10.0)
+    rings = list[Ballot]()
+
+    def fatal(source: str, target: str, message: Message) -> bool:
+        process = swarm.process_of(target)
+        if isinstance(message, Ring) and message.ballot not in rings and process is not None:
+            rings.append(message.ballot)
+            process.die()
+        return False
+
+    swarm.network.drop = fatal
+    while len(swarm.living) > 1:
+        swarm.run(0.1)
+    assert rings[0].coordinator == rings[1].coordinator, "or another seed"
+    (left,) = swarm.living
+    before = left.chain.head.round
+    swarm.run(Patience().grace + 4.0)
+    assert left.chain.head.round > before, swarm.story(60)

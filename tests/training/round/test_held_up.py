@@ -7,7 +7,7 @@ from simulated_peer import Process
 from simulation import Setting, Swarm
 
 from atom.base.reasons import Reason
-from atom.swarm.chain.commit import Ballot
+from atom.swarm.chain.commit import Ballot, Contribution
 from atom.swarm.chain.messages import (
     Accept,
     AcceptedVote,
@@ -181,3 +181,40 @@ def test_a_voter_that_calls_for_promises_without_end(ring_s: float) -> None:
         )
 
     assert rounds_beside(act, ring_s) >= 3
+
+
+def test_a_voter_that_tells_only_one_member_of_each_of_its_rings() -> None:
+    """So every member sees a neighbour fail that knows of nothing, again and again."""
+
+    def act(swarm: Swarm, liar: Process) -> None:
+        promised = dict[Ballot, dict[str, Promise]]()
+
+        def call() -> None:
+            attempt = int(swarm.agenda.now * 1000)
+            ballot = Ballot(attempt, liar.peer_id, liar.me.incarnation)
+            promised[ballot] = {}
+            for process in swarm.living[1:]:
+                swarm.deliver(liar.me, process.peer_id, Prepare(process.chain.head.digest, ballot))
+            swarm.agenda.after(0.3, lambda: compose(ballot))
+            swarm.agenda.after(2.2, call)
+
+        def compose(ballot: Ballot) -> None:
+            told = dict(promised[ballot])
+            members = tuple(
+                Contribution(p.peer_id, p.me.incarnation, told[p.peer_id].sequences, 1.0)
+                for p in swarm.living
+                if p.peer_id in told
+            )
+            if len(members) > 1:
+                peer_id = members[len(promised) % len(members)].peer_id
+                swarm.deliver(liar.me, peer_id, Ring(told[peer_id].parent, ballot, members))
+
+        def note(source: str, target: str, message: Message) -> bool:
+            if target == liar.peer_id and isinstance(message, Promise):
+                promised.get(message.ballot, {}).setdefault(source, message)
+            return source == liar.peer_id and isinstance(message, Prepare | Ring | AcceptedVote)
+
+        swarm.network.drop = note
+        call()
+
+    assert rounds_beside(act) >= 4

@@ -12,6 +12,7 @@ from atom.training.round.attempt import Attempt, Stage
 from atom.training.round.desk import Desk, HeadState
 from atom.training.round.electorate import Electorate
 from atom.training.round.ring_watch import RingWatch
+from atom.training.round.suspicions import FIRST_HOLD_S
 from atom.training.round.vocabulary import RingFailed
 
 HEAD = head_of(A, B, C)
@@ -115,3 +116,22 @@ def test_of_others_rings_it_remembers_what_it_saw_itself(
     assert rings.watch.left_out() == left_out
     rings.next_head()
     assert rings.watch.left_out() == set(), "there, those who lead find out"
+
+
+def test_of_each_coordinator_s_rings_only_the_last_one_counts_and_not_for_long() -> None:
+    """It can make any two fail each other, as often as it likes."""
+    rings, liar = Rings(), Ballot(1, "L", b"l" * 16)
+    for suspect in (B, C):
+        rings.watch.remember(RingFailed(liar, suspect.peer_id, "closed"))
+    assert rings.watch.left_out() == {C.peer_id}
+    assert not rings.watch.our_fault_it_seems
+    rings.desk.now += FIRST_HOLD_S
+    assert not rings.watch.left_out()
+
+
+def test_others_rings_make_nobody_go_on_alone() -> None:
+    rings = Rings()
+    for coordinator, suspect in (("L", B), ("M", C)):
+        ballot = Ballot(1, coordinator, b"l" * 16)
+        rings.watch.remember(RingFailed(ballot, suspect.peer_id, "closed"))
+    assert not rings.watch.left_out()
