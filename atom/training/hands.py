@@ -210,12 +210,7 @@ class ReplicaHands:
         self._fetch.start(Wanted(digest, holders, self._exchange.pace(), committed), self._post)
 
     def offer_result(self, digest: bytes) -> None:
-        """Puts it on disk, from where it is served. On the worker's thread, like the step that
-        would give the result's memory to the next round's, and after a snapshot that tidies up."""
-        self._worker.submit(lambda: self._offer(digest))
-
-    def _offer(self, digest: bytes) -> None:
-        self._aftermath.wait()
+        """From memory: who is to vote for it waits for it now, and it may never be committed."""
         self._keeper.offer_result(digest)
 
     # ---- stepping

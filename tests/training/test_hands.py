@@ -2,6 +2,7 @@
 
 import math
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -198,15 +199,35 @@ def test_a_step_is_written_down_and_told(stage: Stage) -> None:
 
 
 def test_a_held_result_is_offered_before_its_round_is_decided(stage: Stage) -> None:
-    result = stage.hold(0.25)
-    stage.hands.offer_result(result)
-    stage.hands.offer_result(result)
-    stage.hands.offer_result(b"x" * 32)
-    stage.on_worker()
-    assert stage.results.stored() == [result]
-    assert f"result/{result.hex()}" in stage.blobs.names()
+    """At once, whatever the worker does; and no file is made of what may never be committed."""
+    result, busy = stage.hold(0.25), threading.Event()
+    stage.worker.submit(lambda: busy.wait(WAIT_S))
+    for digest in (result, result, b"x" * 32):
+        stage.hands.offer_result(digest)
+    name = f"result/{result.hex()}"
+    offered = [name for name in stage.blobs.names() if name.startswith("result/")]
+    busy.set()
+    assert offered == [name]
+    assert stage.results.stored() == []
+    assert bytes(stage.blobs.chunk(name, 0, 0)) == torch.full((ELEMENTS,), 0.25).numpy().tobytes()
     stage.step(stage.commit(result))
+    assert stage.results.stored() == [result]
     assert stage.failures.empty()
+
+
+def test_what_was_offered_from_memory_is_not_kept_there(stage: Stage) -> None:
+    """Nor is it written over while somebody may read it."""
+    committed, other = stage.hold(0.25), stage.hold(0.5)
+    arenas = [weakref.ref(stage.results.get(digest)) for digest in (committed, other)]
+    manifests = {}
+    for digest in (committed, other):
+        stage.hands.offer_result(digest)
+        manifests[digest] = stage.blobs.manifest(f"result/{digest.hex()}")
+    stage.step(stage.commit(committed))
+    stage.settle()
+    assert [arena() for arena in arenas] == [None, None]
+    assert f"result/{other.hex()}" not in stage.blobs.names()
+    assert stage.blobs.manifest(f"result/{committed.hex()}") == manifests[committed], "from disk"
 
 
 def test_what_had_a_part_is_tallied(stage: Stage) -> None:

@@ -176,7 +176,7 @@ def test_what_is_offered_is_not_tidied_away(
     stage.hands.offer_result(accepted)
     snapshots.may_write.set()
     stage.settle()
-    assert accepted in stage.results.stored()
+    assert f"result/{accepted.hex()}" in stage.blobs.names()
 
 
 def test_catching_up_waits_for_what_follows_a_step(

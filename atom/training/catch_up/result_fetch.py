@@ -70,7 +70,7 @@ class ResultFetch:
         post(Fetched(digest, norm, largest_size(result)))
 
     def _fetched(self, wanted: Wanted) -> Tensor:
-        """Asks again for a while: a holder offers a result once it is on its disk."""
+        """Asks again for a while: a holder offers a result once it has accepted it, or stepped."""
         give_up_at = self._clock.now() + (PATIENCE_S if wanted.committed else HASTE_S)
         while True:
             try:

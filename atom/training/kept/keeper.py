@@ -31,7 +31,8 @@ SNAPSHOTS, RESULTS, CHAIN = "snapshots", "results", "chain"
 
 
 class Keeper:
-    """Called by one thread at a time: the worker's, or the aftermath of a step."""
+    """Called by one thread at a time: the worker's, or the aftermath of a step; but for
+    `offer_result`."""
 
     def __init__(
         self,
@@ -74,15 +75,9 @@ class Keeper:
         self.room.attempt(CHAIN, lambda: self.journal.append(commit))
 
     def offer_result(self, digest: bytes) -> None:
-        """Puts a result on disk, if it is held here, from where it is served."""
-        saved = False
-
-        def save() -> None:
-            nonlocal saved
-            saved = self.results.save_if_held(digest)
-
-        if self.room.attempt(RESULTS, save) and saved:
-            self._shelf.announce_results()
+        """Serves a result that is held here, before anybody knows whether it will be committed.
+        From any thread."""
+        self._shelf.offer_result(digest)
 
     def announce_chain(self) -> None:
         """After each change of the journal."""

@@ -29,6 +29,7 @@ class Results:
         self._lock = threading.Lock()
         self._held: dict[bytes, torch.Tensor] = {}
         self._spare: list[torch.Tensor] = []
+        self._lent: set[bytes] = set()
 
     def buffer(self) -> torch.Tensor:
         """An arena for a result to come; give it back with `hold` or `discard`."""
@@ -97,20 +98,28 @@ class Results:
                 "free some disk space; until then a restart has to fetch it from others",
             ) from problem
 
-    def save_if_held(self, digest: bytes) -> bool:
-        """As `save`, unless it is on disk already or no longer held. Whether it was saved."""
+    def lend(self, digest: bytes) -> torch.Tensor | None:
+        """A held result, for others to read from memory: no later round writes into it. None if it
+        is not held."""
         with self._lock:
-            held = digest in self._held
-        if held and not self.path(digest).exists():
-            self.save(digest)
-            return True
-        return False
+            result = self._held.get(digest)
+            if result is not None:
+                self._lent.add(digest)
+            return result
+
+    @property
+    def lent(self) -> set[bytes]:
+        """Digests of the results that are held and were lent."""
+        with self._lock:
+            return set(self._lent)
 
     def release(self) -> None:
         """The round is over: forgets what is in memory, keeps two arenas for the next."""
         with self._lock:
-            self._spare.extend(self._held.values())
+            mine = (result for digest, result in self._held.items() if digest not in self._lent)
+            self._spare.extend(mine)
             self._held.clear()
+            self._lent.clear()
             del self._spare[2:]
 
     def prune(self, keep: set[bytes]) -> None:

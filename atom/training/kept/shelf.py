@@ -7,11 +7,13 @@
     result/<digest>   one averaged gradient
 
 Only immutable things are offered, from files or copies: a joiner never sees a half-made step, and
-never makes anybody wait.
+never makes anybody wait. A result that was accepted and not committed is offered from memory: it is
+wanted at once, by those who are to vote for it, and may never be worth a file.
 """
 
 import json
 import re
+import threading
 from collections import deque
 from collections.abc import Sequence
 
@@ -39,6 +41,10 @@ class Shelf:
         self._results = results
         self._chains: deque[str] = deque()
         self._states: set[str] = set()
+        self._in_memory: set[str] = set()
+        """Results that are served from there."""
+        self._lock = threading.Lock()
+        """Results are offered by more than one thread."""
         blobs.resolve_others(self._chain_since)
 
     def announce_chain(self) -> None:
@@ -80,11 +86,29 @@ class Shelf:
         read = self._blobs.read_lately(IN_USE_S)
         return {bytes.fromhex(name.removeprefix("state/")) for name in read & self._states}
 
+    def offer_result(self, digest: bytes) -> None:
+        """From memory, until the round is over, if it is held and not offered yet. From any
+        thread; does not wait for the disk."""
+        name = _result_name(digest)
+        with self._lock:
+            result = self._results.lend(digest)
+            if result is not None and name not in self._blobs.names():
+                self._blobs.register(name, result)
+                self._in_memory.add(name)
+
     def announce_results(self) -> None:
-        """Offers what is on disk, and nothing else."""
-        offered = {name for name in self._blobs.names() if name.startswith("result/")}
-        stored = {f"result/{digest.hex()}": digest for digest in self._results.stored()}
-        for name in offered - set(stored):
-            self._blobs.remove(name)
-        for name in set(stored) - offered:
-            self._blobs.register(name, self._results.path(stored[name]))
+        """Offers what is on disk, and of what is in memory only what was offered from there."""
+        stored = {_result_name(digest): digest for digest in self._results.stored()}
+        with self._lock:
+            lent = {_result_name(digest) for digest in self._results.lent}
+            returned = self._in_memory - lent
+            self._in_memory -= returned
+            offered = {name for name in self._blobs.names() if name.startswith("result/")}
+            for name in offered - stored.keys() - self._in_memory:
+                self._blobs.remove(name)
+            for name in (stored.keys() - offered) | (stored.keys() & returned):
+                self._blobs.register(name, self._results.path(stored[name]))
+
+
+def _result_name(digest: bytes) -> str:
+    return f"result/{digest.hex()}"

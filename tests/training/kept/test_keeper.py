@@ -152,7 +152,7 @@ def test_no_room_for_results_or_the_chain_stops_nobody(
         held = stage.hold(9.0)
         stage.keeper.offer_result(held)
     assert stage.journal.head.round == 1
-    assert stage.blobs.names() == []
+    assert stage.blobs.names() == [f"result/{held.hex()}"], "from memory"
     assert of(stage, "disk-full") == ["results", "chain"]
     steps(stage, 1)
     assert stage.room.paused == {}

@@ -84,6 +84,20 @@ def test_results_in_memory_then_on_disk(tmp_path: Path) -> None:
     assert results.buffer() is buffer, "arenas are used again"
 
 
+def test_what_was_lent_is_not_written_over(tmp_path: Path) -> None:
+    results = Results(tmp_path, 32)
+    mine, read = results.buffer(), results.buffer()
+    results.hold(b"m" * 32, mine)
+    results.hold(b"r" * 32, read)
+    assert results.lend(b"r" * 32) is read
+    assert results.lend(b"x" * 32) is None
+    assert results.lent == {b"r" * 32}
+    results.release()
+    assert results.lent == set()
+    assert results.buffer() is mine
+    assert results.buffer() is not read
+
+
 def test_unknown_and_damaged_results_are_not_there(tmp_path: Path) -> None:
     results = Results(tmp_path, 32)
     assert results.get(b"u" * 32) is None
