@@ -4,6 +4,7 @@ One thread owns the machine. Everything slow happens elsewhere and comes back as
 and steps on the worker's thread, the ring on its own, the directory's readings from another.
 """
 
+import math
 import queue
 import threading
 from collections.abc import Callable, Mapping
@@ -118,6 +119,7 @@ class RoundLoop:
         self._book = LeaseBook()
         self._complaints = TokenBucket(1.0, 20.0)
         self._view = View()
+        self._has_looked = False
         self._seen_at = float("-inf")
         self._paused = PausedPeers()
         self._next_tick = clock.now()
@@ -158,6 +160,11 @@ class RoundLoop:
         """The last view the machine was shown; a frozen value, safe to read from any thread."""
         return self._view
 
+    @property
+    def has_looked(self) -> bool:
+        """Whether that view shows what the directory held. From any thread."""
+        return self._has_looked
+
     # ---- the thread
 
     def _run(self) -> None:
@@ -189,6 +196,7 @@ class RoundLoop:
         count, pass_s = hands.own_sequences(machine.head.digest), hands.pass_seconds()
         seen = look(self._book, machine.head, self._me, count, pass_s, now)
         self._view = replace(seen, aside=hands.aside())
+        self._has_looked = math.isfinite(self._seen_at)
         away = self._paused.away(now)
         hands.tell_progress(count_swarm(machine, self._view, self._seen_at, away))
         self._handle(Tick(self._view))

@@ -1,10 +1,10 @@
 """Says on the terminal what happens in the swarm and to this peer while nobody types."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from atom.base.clock import Clock
 from atom.daemon.console import Console
-from atom.daemon.peer.news import Company, Rounds, Standstill
+from atom.daemon.peer.news import Arrival, Company, Rounds, Standstill
 from atom.swarm.chain.commit import Value
 from atom.swarm.records.freshness import GAP_SECONDS
 from atom.swarm.records.lease import Lease, PeerState
@@ -16,7 +16,7 @@ class Herald:
 
     def __init__(self, console: Console, clock: Clock) -> None:
         self._console, self._clock = console, clock
-        self._company, self._standstill = Company(), Standstill()
+        self._arrival, self._company, self._standstill = Arrival(), Company(), Standstill()
         self._rounds: Rounds | None = None
         self._heard_at = float("-inf")
         self._left: frozenset[str] = frozenset()
@@ -25,6 +25,12 @@ class Herald:
         """A reading of the directory: who says goodbye is in no view any more."""
         left = [peer for peer, lease in leases.items() if lease.state is PeerState.LEFT]
         self._left, self._heard_at = frozenset(left), self._clock.now()
+
+    def arrive(self, me: str, ours: int, ahead: Collection[int]) -> None:
+        """For each look around until nobody is ahead. `ours`: our round; `ahead`: that of each who
+        is."""
+        if line := self._arrival.line(me, ours, max(ahead, default=None)):
+            self._console.note(line)
 
     def tell(self, me: str, view: View, reason: str, last: Value | None) -> None:
         """`reason`: why we stand still, if we do; `last`: what was committed last."""

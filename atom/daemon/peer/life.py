@@ -59,7 +59,6 @@ class Life:
         self._gone = False
         self._facts = Facts(Phase.SYNCING, 0.0)
         self._facts_lock = threading.Lock()
-        self._looked_around = False
         self._dropped_before_leaving = 0
         self._contacts = KeptContacts(state.known_addresses, clock)
         self._herald = Herald(console, clock)
@@ -160,8 +159,6 @@ class Life:
             head=head.digest.hex(),
             digest=digest.hex(),
         )
-        me = parts.me.peer_id
-        self._console.note(f"peer {me} at round {head.round}; atom watch shows how it goes")
         self._loop.start()
         if self._facts.leave_by is not None:
             self._loop.leave()
@@ -177,7 +174,6 @@ class Life:
         self.parts.outreach.know(leases)
         self._loop.post(LeasesRead(leases))
         self._herald.hear(leases)
-        self._looked_around = True
 
     def _obey_signals(self) -> None:
         for name in self._signals.take():
@@ -211,10 +207,14 @@ class Life:
         if self._machine.finished and self._facts.finished_at is None:
             self._update(finished_at=now)
             self.parts.worker.hold("finished")
-        head, reason = self._machine.head, self.parts.pauses.reason
+        has_looked, head, reason = (
+            self._loop.has_looked,
+            self._machine.head,
+            self.parts.pauses.reason,
+        )
         others = self._loop.view.fresh.values()
-        ahead = sum(claims_better(lease, head) for lease in others)
-        behind = sum(lease.head != head.digest for lease in others) - ahead
+        ahead = [lease.round for lease in others if claims_better(lease, head)]
+        behind = sum(lease.head != head.digest for lease in others) - len(ahead)
         facts = self._update(
             phase=self._machine.phase,
             now=now,
@@ -224,11 +224,17 @@ class Life:
         )
         last = self.parts.hands.tally.last
         self._herald.tell(self.parts.me.peer_id, self._loop.view, reason, last)
-        if not facts.started and self._looked_around and not ahead:
+        if has_looked and not facts.started:
+            self._arrive(head.round, ahead)
+        return ending(facts)
+
+    def _arrive(self, ours: int, ahead: Sequence[int]) -> None:
+        """Work begins where nobody is ahead, by the directory."""
+        self._herald.arrive(self.parts.me.peer_id, ours, ahead)
+        if not ahead:
             self._update(started=True)
             self.parts.worker.release(STARTING)
             self.on_change()
-        return ending(facts)
 
     def _after_step(self) -> None:
         """On the worker's thread: a peer that leaves starts nothing new after a commit, and others

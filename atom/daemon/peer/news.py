@@ -1,4 +1,5 @@
-"""What a daemon says while nobody types, and how often: who comes and goes, rounds, pauses. Pure.
+"""What a daemon says while nobody types, and how often: that it is there, who comes and goes,
+rounds, pauses. Pure.
 
 A line is said at once where little happens. Where much happens, lines become rarer and tell of
 more: no swarm is so large, no round so short and nobody so restless that the terminal is flooded.
@@ -17,6 +18,26 @@ GATHER_S = 1.0
 SETTLE_S = 5.0
 """Whoever is seen so soon was there before us. A large swarm's leases take several readings."""
 MOST_NAMES = 3
+
+
+class Arrival:
+    """That this peer is there, and what it has to catch up with first."""
+
+    def __init__(self) -> None:
+        self._told = False
+
+    def line(self, me: str, ours: int, swarm: int | None) -> str:
+        """`ours`: our round; `swarm`: that of those who are ahead; None: nobody is. Empty: nothing
+        to say."""
+        told, self._told = self._told, True
+        if swarm is None and told:
+            return f"caught up: at round {ours:,}, as the swarm is"
+        if swarm is None:
+            return f"peer {me} at round {ours:,}; atom watch shows how it goes"
+        what = f"is back from round {ours:,}" if ours else "joins"
+        fetched = "what it missed" if ours else "its state"
+        words = f"peer {me} {what}: the swarm is at round {swarm:,}, {fetched} is being fetched"
+        return "" if told else f"{words}; atom watch shows how it goes"
 
 
 class Pace:

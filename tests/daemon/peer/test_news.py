@@ -98,6 +98,28 @@ def value(number: int, *parts: tuple[str, int]) -> Value:
     return Value(b"h" * 32, number, ballot, b"r" * 32, 1.0, b"s" * 32, made, ())
 
 
+@pytest.mark.parametrize(
+    ("ours", "words"),
+    [(0, "joins: the swarm is at round 1,059, its state"), (40, "from round 40: ")],
+)
+def test_who_arrives_says_where_the_swarm_is_and_when_it_is_there_too(
+    ours: int, words: str
+) -> None:
+    console = Notes()
+    herald = Herald(console, ManualClock(0.0))
+    for ahead in ([1058, 1059], [1060], []):
+        herald.arrive(ANN, ours + 1061 * (not ahead), ahead)
+    behind, there = console.notes
+    assert words in behind
+    assert there == f"caught up: at round {ours + 1061:,}, as the swarm is"
+
+
+def test_who_arrives_where_nobody_is_ahead_says_its_round() -> None:
+    console = Notes()
+    Herald(console, ManualClock(0.0)).arrive(ANN, 7, [])
+    assert console.notes == [f"peer {ANN} at round 7; atom watch shows how it goes"]
+
+
 def test_a_round_is_a_line_and_many_short_ones_are_one() -> None:
     rounds = Rounds(ANN)
     assert rounds.line(None, 0.0) == ""
