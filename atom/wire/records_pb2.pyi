@@ -113,8 +113,18 @@ class PackageVersion(_message.Message):
     version: str
     def __init__(self, package: _Optional[str] = ..., version: _Optional[str] = ...) -> None: ...
 
+class DataAmount(_message.Message):
+    __slots__ = ("tokens", "samples", "held_back")
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    HELD_BACK_FIELD_NUMBER: _ClassVar[int]
+    tokens: int
+    samples: int
+    held_back: int
+    def __init__(self, tokens: _Optional[int] = ..., samples: _Optional[int] = ..., held_back: _Optional[int] = ...) -> None: ...
+
 class ManifestBody(_message.Message):
-    __slots__ = ("run", "owner", "run_file_zlib", "graph_hash", "program_hash", "versions", "data_digest", "initial_state_digest", "founder_incarnation", "created_at")
+    __slots__ = ("run", "owner", "run_file_zlib", "graph_hash", "program_hash", "versions", "data_digest", "initial_state_digest", "founder_incarnation", "created_at", "data_amount")
     RUN_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
     RUN_FILE_ZLIB_FIELD_NUMBER: _ClassVar[int]
@@ -125,6 +135,7 @@ class ManifestBody(_message.Message):
     INITIAL_STATE_DIGEST_FIELD_NUMBER: _ClassVar[int]
     FOUNDER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     CREATED_AT_FIELD_NUMBER: _ClassVar[int]
+    DATA_AMOUNT_FIELD_NUMBER: _ClassVar[int]
     run: str
     owner: str
     run_file_zlib: bytes
@@ -135,4 +146,5 @@ class ManifestBody(_message.Message):
     initial_state_digest: bytes
     founder_incarnation: bytes
     created_at: float
-    def __init__(self, run: _Optional[str] = ..., owner: _Optional[str] = ..., run_file_zlib: _Optional[bytes] = ..., graph_hash: _Optional[str] = ..., program_hash: _Optional[str] = ..., versions: _Optional[_Iterable[_Union[PackageVersion, _Mapping]]] = ..., data_digest: _Optional[str] = ..., initial_state_digest: _Optional[bytes] = ..., founder_incarnation: _Optional[bytes] = ..., created_at: _Optional[float] = ...) -> None: ...
+    data_amount: DataAmount
+    def __init__(self, run: _Optional[str] = ..., owner: _Optional[str] = ..., run_file_zlib: _Optional[bytes] = ..., graph_hash: _Optional[str] = ..., program_hash: _Optional[str] = ..., versions: _Optional[_Iterable[_Union[PackageVersion, _Mapping]]] = ..., data_digest: _Optional[str] = ..., initial_state_digest: _Optional[bytes] = ..., founder_incarnation: _Optional[bytes] = ..., created_at: _Optional[float] = ..., data_amount: _Optional[_Union[DataAmount, _Mapping]] = ...) -> None: ...

@@ -257,7 +257,7 @@ def samples(folder: Path, fraction: float = 0.2) -> OwnSamples:
 
 def test_samples_are_dealt_in_order_of_positions(folder: Path) -> None:
     own = samples(folder)
-    assert own.told == "8 samples to train on, 2 held back"
+    assert str(own.amount) == "8 samples to train on, 2 held back"
     epoch = own.batch(range(8))
     assert epoch["x"].shape == (8, 3)
     assert sorted(epoch["y"].tolist()) == list(range(8)), "the last two are held back"

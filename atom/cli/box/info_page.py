@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from atom.base.units import format_bytes, format_seconds
+from atom.models.data.amount import Amount
 from atom.swarm.identity import short_id
 
 Info = Mapping[str, Any]
@@ -64,6 +65,8 @@ def _work(info: Info) -> Iterator[Row]:
     yield "round", f"{info['round']:,}" + ("" if last is None else f" of {last:,}")
     counted, batch = info["mini_batches"], info["global_batch"]
     yield "next round", f"{counted:,} of its {batch:,} mini-batches are counted here"
+    if "data" in info:
+        yield "data", str(Amount(**info["data"]))
     joined, given = info["rounds_joined"], info["sequences_committed"]
     yield "given", f"{given:,} mini-batches to {joined:,} rounds since this daemon started"
     sequences, tokens = info["sequences_per_s"], info["tokens_per_s"]
@@ -86,10 +89,15 @@ def _device(info: Info) -> Iterator[Row]:
         )
         computes = f"computes {pass_['computing']:.0%} of {pass_['pass_seconds']:.3f} s"
         yield "one pass", computes + (f"; waits: {waits}" if waits else "")
-    runs = turns.get("runs", [])
-    for run in runs if len(runs) > 1 else ():
-        hour = format_seconds(round(run["last_hour_s"]))
-        yield "its turns", f"{run['run']} {run['turn']}, share {run['share']:g}, {hour} of the hour"
+    daemons = turns.get("runs", [])
+    if len({(each["run"], each.get("owner")) for each in daemons}) > 1:
+        for said in dict.fromkeys(map(_turn, daemons)):  # daemons of one run have theirs together
+            yield "its turns", said
+
+
+def _turn(daemon: Info) -> str:
+    hour = format_seconds(round(daemon["last_hour_s"]))
+    return f"{daemon['run']} {daemon['turn']}, share {daemon['share']:g}, {hour} of the hour"
 
 
 def _box(info: Info) -> Iterator[Row]:

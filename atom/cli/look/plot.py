@@ -4,13 +4,14 @@ from pathlib import Path
 
 import typer
 
-from atom.base.errors import StorageError
-from atom.base.home import expand_home
+from atom.base.errors import PeerRefused, StorageError
 from atom.cli.box.local_daemons import find_state
 from atom.cli.look.contributions import read_ledger
 from atom.cli.look.run_rounds import PlottedRound, rounds_of_ledger, rounds_of_log
 from atom.cli.shell.output_file import refuse_folders, write_whole
 from atom.cli.shell.signals import run_to_the_end
+from atom.daemon.state_directory import StateDirectory
+from atom.swarm.records.codec import decode_manifest
 
 FORMS = (".png", ".svg", ".pdf")
 _EVENTS = "events.jsonl"
@@ -30,12 +31,21 @@ def plot_run(file: Path, address: str | None, state: Path | None) -> None:
 
     write_whole(file, lambda place: draw_run(place, rounds, name))
     first, last = rounds[0].number, rounds[-1].number
-    typer.echo(f"{file}: {name}, rounds {first:,} to {last:,}")
+    drawn = f"round {first:,}" if first == last else f"rounds {first:,} to {last:,}"
+    typer.echo(f"{file}: {name}, {drawn}")
 
 
 def _of_log(state: Path) -> tuple[str, list[PlottedRound]]:
-    root = expand_home(state)
-    return root.name, rounds_of_log(root / _EVENTS)
+    folder = StateDirectory(state)
+    return _run_name(folder), rounds_of_log(folder.root / _EVENTS)
+
+
+def _run_name(folder: StateDirectory) -> str:
+    """As its manifest says; of a directory that has none, its own name: a log that was moved."""
+    try:
+        return decode_manifest(folder.manifest.read_bytes(), None).run
+    except (OSError, PeerRefused):
+        return folder.root.name
 
 
 def _of_swarm(address: str, state: Path | None) -> tuple[str, list[PlottedRound]]:

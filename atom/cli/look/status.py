@@ -7,6 +7,7 @@ import typer
 from atom.cli.look.onlooker import Sight, onlooking
 from atom.cli.shell.signals import run_to_the_end
 from atom.cli.shell.terminal import stderr_console, stdout_console
+from atom.models.data.amount import Amount
 from atom.swarm.addresses import parse_join_address
 
 
@@ -20,6 +21,9 @@ def show_status(address: str, as_json: bool) -> None:
 
     stdout_console().print(swarm(sight))
     stdout_console().print(f"owner {sight.view.owner}", style="dim", soft_wrap=True)
+    if sight.view.data_amount is not None:
+        data = Amount(*sight.view.data_amount)
+        stdout_console().print(f"data  {data}", style="dim", soft_wrap=True)
     if not sight.view.peers:
         stderr_console().print("[hint]hint:[/]  the run is known, but no peer of it is alive")
 

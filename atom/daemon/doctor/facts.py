@@ -106,6 +106,8 @@ class Swarm:
     """The one peer is this box's own."""
     versions: tuple[tuple[str, str, str | None], ...] = ()
     """(package, the run's version, ours)."""
+    data: str = ""
+    """How much the run trains on; empty: its founder's version did not say."""
     reached: str = ""
     """"yes", "no", or why nobody could be asked."""
 

@@ -219,6 +219,8 @@ def _swarm(swarm: Swarm | None) -> Iterator[Finding]:
             yield Finding("Versions", Level.WARNING, said, fix)
     if all(here == wanted for _, wanted, here in swarm.versions):
         yield Finding("Versions", Level.OK, "as the run's founder had them")
+    if swarm.data:
+        yield Finding("Its data", Level.OK, swarm.data)
     yield _reached(swarm.reached)
 
 

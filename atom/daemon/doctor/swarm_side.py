@@ -10,6 +10,7 @@ from atom import __version__
 from atom.base.errors import AtomError, UserError
 from atom.base.home import expand_home
 from atom.daemon.doctor.facts import Swarm
+from atom.daemon.model.data_check import run_amount
 from atom.daemon.peer.invitation import check_member
 from atom.swarm.addresses import parse_join_address
 from atom.swarm.dht.directory import open_directory
@@ -67,11 +68,13 @@ async def look(address: str, state: Path) -> Sight:
     versions = tuple((name, wanted, version_here(name)) for name, wanted in manifest.versions)
     known = {peer: lease.reached for peer, lease in alive.items()}
     reached = reached_of(known, own)
+    data = run_amount(manifest)
     seen = Swarm(
         run=manifest.run,
         peers=len(alive),
         only_own=set(alive) == {own},
         versions=versions,
+        data="" if data is None else str(data),
         reached=reached,
     )
     ages = [now - lease.issued_at for peer, lease in alive.items() if peer != own]

@@ -2,22 +2,34 @@
 
 from atom.base.errors import MismatchError
 from atom.config.data_section import Data
+from atom.models.data.amount import Amount
 from atom.models.data.samples import Samples
+from atom.swarm.records.run_manifest import Manifest
 
 
-def check_data(samples: Samples, data: Data, wanted_digest: str) -> None:
-    """`wanted_digest`: of the run's manifest; empty: peers may have different data.
+def check_data(samples: Samples, data: Data, manifest: Manifest) -> None:
+    """A manifest without a digest of data lets peers have different ones.
 
-    Raises: MismatchError with what was found here. How much the run has, no digest tells: its other
-    daemons say it when they start.
+    Raises: MismatchError with what was found here, and how much the run has.
     """
-    if not wanted_digest or samples.digest == wanted_digest:
+    if not manifest.data_digest or samples.digest == manifest.data_digest:
         return
     raise MismatchError(
-        f"the training data here differ from the run's: here are {samples.told}",
-        f"{_what_is_wanted(data)}; daemons that are in the run say `data:` when they start: "
-        "ask what the founder's says",
+        f"the training data here differ from the run's: here are {samples.amount}"
+        + _what_there_is(samples, run_amount(manifest)),
+        _what_is_wanted(data),
     )
+
+
+def run_amount(manifest: Manifest) -> Amount | None:
+    """How much the run trains on; None: its founder's version did not say."""
+    return None if manifest.data_amount is None else Amount(*manifest.data_amount)
+
+
+def _what_there_is(samples: Samples, wanted: Amount | None) -> str:
+    if wanted is None:
+        return ""
+    return ", as many, but others" if samples.amount == wanted else f"; the run has {wanted}"
 
 
 def _what_is_wanted(data: Data) -> str:

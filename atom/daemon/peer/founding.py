@@ -132,6 +132,7 @@ def _founded(
         program_hash=made.recipe.program_hash,
         versions=made.recipe.versions,
         data_digest=made.samples.digest,
+        data_amount=made.samples.amount,
         initial_state_digest=state_digest(state),
         founder_incarnation=box.incarnation,
         created_at=time.time(),
@@ -244,8 +245,8 @@ def _make(
     source = open_source(run, code)
     samples = open_samples(run, source, text)
     if manifest is not None:
-        check_data(samples, run.data, manifest.data_digest)
-    console.note(f"data: {samples.told}")
+        check_data(samples, run.data, manifest)
+    console.note(f"data: {samples.amount}")
     box.take_device()
     console.note("tracing the model and checking its sub-models against it")
     recipe = write_recipe(run, source)

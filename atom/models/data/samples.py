@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from atom.models.data.amount import Amount
 from atom.models.data.dataset import Dataset
 from atom.models.data.permutation import Permutation
 from atom.models.data.sampler import Sampler
@@ -24,8 +25,8 @@ class Samples(Protocol):
         """Of what peers must have in common."""
 
     @property
-    def told(self) -> str:
-        """How much there is, for a person who compares it with another's."""
+    def amount(self) -> Amount:
+        """How much there is."""
 
     @property
     def tokens_per_sample(self) -> int:
@@ -57,10 +58,9 @@ class TextSamples:
         return self.dataset.digest
 
     @property
-    def told(self) -> str:
+    def amount(self) -> Amount:
         train, held_out = self.dataset.train, self.dataset.validation
-        told = f"{len(train.tokens):,} tokens, {_counted(len(train), 'sequence')} to train on"
-        return f"{told}, {len(held_out.tokens):,} tokens held back" if len(held_out) else told
+        return Amount(len(train.tokens), len(train), len(held_out) and len(held_out.tokens))
 
     @property
     def tokens_per_sample(self) -> int:
@@ -104,9 +104,8 @@ class OwnSamples:
         self.digest = hashlib.sha256(told.encode()).hexdigest()
 
     @property
-    def told(self) -> str:
-        told = f"{_counted(self._trained, 'sample')} to train on"
-        return f"{told}, {self._held_out:,} held back" if self._held_out else told
+    def amount(self) -> Amount:
+        return Amount(0, self._trained, self._held_out)
 
     def batch(self, positions: Sequence[int]) -> Batch:
         return self._collated([self.sampler.window_at(position) for position in positions])
@@ -147,7 +146,3 @@ class OwnSamples:
                     "every sample has the shape of the example batch's entries",
                 )
         return sample
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count:,} {noun}" + ("" if count == 1 else "s")

@@ -20,13 +20,15 @@ from atom.swarm.records.keys import LEASE_DOMAIN, MANIFEST_DOMAIN, Claim
 from atom.swarm.records.lease import Lease
 from atom.swarm.records.lease_body import MAX_PEER_ID_CHARACTERS, from_body, to_body
 from atom.swarm.records.run_manifest import Manifest
-from atom.wire.records_pb2 import LeaseBody, ManifestBody, SignedRecord
+from atom.wire.records_pb2 import DataAmount, LeaseBody, ManifestBody, SignedRecord
 
 MAX_RECORD_BYTES = 8 * 1024
 """A DHT value of 16,000 bytes and more kills the node that stores it: stay well below."""
 MAX_RUN_FILE_BYTES = 64 * 1024
 MAX_RUN_FILE_COMPRESSED_BYTES = 4 * 1024
 MAX_VERSIONS = 32
+MAX_COUNT = 2**53
+"""Of tokens or samples: what every reader of JSON holds exactly."""
 
 
 def encode_lease(
@@ -73,6 +75,9 @@ def encode_manifest(manifest: Manifest, identity: Identity) -> bytes:
         founder_incarnation=manifest.founder_incarnation,
         created_at=manifest.created_at,
     )
+    if manifest.data_amount is not None:
+        tokens, samples, held_back = manifest.data_amount
+        body.data_amount.CopyFrom(DataAmount(tokens=tokens, samples=samples, held_back=held_back))
     for package, version in manifest.versions:
         body.versions.add(package=package, version=version)
     record = _sign(MANIFEST_DOMAIN, body.SerializeToString(), identity)
@@ -109,6 +114,7 @@ def decode_manifest(record: bytes, run: str | None, owner: str | None = None) ->
         initial_state_digest=body.initial_state_digest,
         founder_incarnation=incarnation_of(body.founder_incarnation),
         created_at=body.created_at,
+        data_amount=_amount(body),
     )
 
 
@@ -208,6 +214,16 @@ def _decompress(compressed: bytes) -> str:
         return text.decode()
     except (zlib.error, UnicodeDecodeError) as error:
         raise PeerRefused(Reason.MALFORMED, f"run file: {error}") from None
+
+
+def _amount(body: ManifestBody) -> tuple[int, int, int] | None:
+    if not body.HasField("data_amount"):
+        return None
+    amount = body.data_amount
+    counts = amount.tokens, amount.samples, amount.held_back
+    if max(counts) > MAX_COUNT:
+        raise PeerRefused(Reason.TOO_LARGE, "data_amount")
+    return counts
 
 
 def _run_file_too_large(size_bytes: int) -> ConfigError:

@@ -1,6 +1,6 @@
 """What an owner publishes on the DHT of a run: its manifest. Signed, bounded, for good."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -25,3 +25,6 @@ class Manifest:
     initial_state_digest: bytes
     founder_incarnation: bytes
     created_at: float
+    data_amount: tuple[int, int, int] | None = field(default=None, metadata={"absent": None})
+    """Tokens and samples to train on, and what is held back, for people: the digest decides. None:
+    its founder's version did not say."""

@@ -9,6 +9,9 @@ from atom.swarm.records.lease import Lease, PeerState
 from atom.swarm.records.progress import accumulated
 from atom.swarm.records.run_manifest import Manifest
 
+_AMOUNT = ("tokens", "samples", "held_back")
+"""As the wire names them."""
+
 
 @dataclass(frozen=True)
 class PeerView:
@@ -71,6 +74,8 @@ class SwarmView:
     """Peer id of who founded the run."""
     void_attempts: tuple[VoidAttempt, ...] = ()
     """The last ones of every peer, by round."""
+    data_amount: tuple[int, int, int] | None = None
+    """As in the manifest."""
 
     def to_json(self) -> dict[str, Any]:
         """JSON-serialisable; the keys of `atom status --json`."""
@@ -79,6 +84,7 @@ class SwarmView:
             "owner": self.owner,
             "round": self.round,
             "global_batch": self.global_batch,
+            "data": self.data_amount and dict(zip(_AMOUNT, self.data_amount, strict=True)),
             "accumulated": self.accumulated,
             "loss": self.loss,
             "head": self.head,
@@ -119,6 +125,7 @@ def view_swarm(
                 for number, reason in lease.ended_attempts
             )
         ),
+        data_amount=manifest.data_amount,
     )
 
 

@@ -20,6 +20,7 @@ def info(**more: Any) -> dict[str, Any]:
         "setting": None,
         "device_turns": {"device": "cpu", "runs": [{"run": "tiny", "state_directory": FOLDER}]},
         "round": 1076, "rounds": 10_000, "global_batch": 8,
+        "data": {"tokens": 1880, "samples": 234, "held_back": 0},
         "optimizer_state": "exact", "gradients": "float32", "codec": "float32",
         "ring_protection": "tls", "mini_batches": 4, "rounds_joined": 76,
         "sequences_committed": 608, "sequences_per_s": 82.179, "tokens_per_s": 657.4,
@@ -40,6 +41,7 @@ def test_figures_have_units_and_what_is_as_usual_takes_no_line() -> None:
     shown = dict(rows(info()))
     assert shown["round"] == "1,076 of 10,000"
     assert shown["next round"] == "4 of its 8 mini-batches are counted here"
+    assert shown["data"] == "1,880 tokens, 234 sequences to train on"
     assert shown["one pass"] == "computes 64% of 0.006 s; waits: host 21%, end 3%"
     assert shown["snapshots"] == "2, of round 1,050 and 1,000"
     assert shown["disk"] == "62.5 GiB free"
@@ -59,7 +61,7 @@ def test_what_is_not_as_usual_is_said() -> None:
         rounds=None, loss=None, utilisation=None, wishes=wishes,
         paused="outside its hours", passes_voided={"loss-not-finite": 12},
         disk={"snapshots": [], "free_bytes": 0, "paused": {"snapshot": "the disk is full"}},
-        device_turns={"device": "cuda:0", "runs": [run, {**run, "run": "other"}]},
+        device_turns={"device": "cuda:0", "runs": [run, run, {**run, "run": "other"}]},
     )  # fmt: skip
     shown = dict(rows(odd))
     assert shown["round"] == "1,076"
@@ -70,7 +72,12 @@ def test_what_is_not_as_usual_is_said() -> None:
         "in the hours mon-fri 18:00-08:00, when nobody used the machine for 10 min, on battery, "
         "not beside GPU programs (not seen: no GPU)"
     )
-    assert ("its turns", "other waits, share 2, 20 min of the hour") in rows(odd)
+    turns = [text for label, text in rows(odd) if label == "its turns"]
+    assert turns == [
+        "tiny waits, share 2, 20 min of the hour", "other waits, share 2, 20 min of the hour"
+    ]  # fmt: skip
+    alike = info(device_turns={"device": "cuda:0", "runs": [run, run]})
+    assert "its turns" not in dict(rows(alike)), "two peers of one run take no turns"
 
 
 @pytest.mark.parametrize("columns", [40, 80, 120])

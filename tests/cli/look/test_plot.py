@@ -15,6 +15,8 @@ from atom.cli.look.run_rounds import PlottedRound, rounds_of_ledger, rounds_of_l
 from atom.cli.shell.exit_codes import ExitCode
 from atom.swarm.chain.commit import Head
 from atom.swarm.chain.ledger import Ledger, Round
+from atom.swarm.records.codec import encode_manifest
+from tests.cli.swarm_sights import Village
 
 
 def told(number: int, **changes: Any) -> dict[str, Any]:
@@ -103,8 +105,18 @@ def test_the_command_writes_a_png_of_the_log(
     picture = tmp_path / "run.png"
     assert main(["plot", str(picture), "--state", str(tmp_path)]) == 0
     assert picture.read_bytes().startswith(b"\x89PNG")
-    assert "rounds 1 to 2" in capsys.readouterr().out
+    assert f"{tmp_path.name}, rounds 1 to 2" in capsys.readouterr().out
     assert {path.name for path in tmp_path.iterdir()} == {"events.jsonl", "run.png"}
+
+
+def test_it_bears_the_name_of_the_run_and_not_that_of_the_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log(tmp_path, told(1))
+    sights = Village(peers=1)
+    (tmp_path / "manifest.bin").write_bytes(encode_manifest(sights.manifest(), sights.owner))
+    assert main(["plot", str(tmp_path / "run.svg"), "--state", str(tmp_path)]) == 0
+    assert "tiny, round 1\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,9 @@ from atom.daemon.doctor.findings import findings_of
 GIB = 2**30
 GPU = Gpu("A card", "570.1", 22 * GIB, 24 * GIB, True, 25e9, 24e9)
 FIT = Fit("gpt3 xl in bfloat16", 30 * GIB, 64 * GIB, 80 * GIB, 500 * GIB)
-SWARM = Swarm(run="words", peers=3, versions=(("torch", "2.13.0", "2.13.0"),), reached="yes")
+SWARM = Swarm(
+    run="words", peers=3, versions=(("torch", "2.13.0", "2.13.0"),), data="9 tokens", reached="yes"
+)
 HOME, ROUTER = "192.168.1.5:4711", "203.0.113.9"
 WAY = Way("a", 20e6, 50e6, "8.8.4.4:4711", "8.8.4.4:4711")
 HERE = Way("h", 9e9, 9e9, "127.0.0.1:4711", "127.0.0.1:4711", same_box=True)
@@ -72,7 +74,8 @@ def test_a_sound_box_has_nothing_to_mend() -> None:
     assert topics == [
         "Python", "Libraries", "Host kernels", "Processor", "GPU", "PCIe", "Host memory",
         "Locked memory", "Optimizer", "Disk", "Port of listen", "Port of data_port", "Clock",
-        "Swarm", "Versions", "From outside", "Bandwidth", "NAT", "Largest model", "This run",
+        "Swarm", "Versions", "Its data", "From outside", "Bandwidth", "NAT", "Largest model",
+        "This run",
     ]  # fmt: skip
 
 

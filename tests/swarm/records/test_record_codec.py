@@ -203,12 +203,29 @@ def test_a_manifest_survives_the_journey_and_keeps_its_name():
 
 def test_every_field_of_a_manifest_is_part_of_its_digest():
     manifest = a_manifest(OWNER)
-    other = Manifest("r", "o", "f", "g", "p", (("a", "1"),), "d", b"1" * 32, b"2" * 16, 3.0)
+    other = Manifest(
+        "r", "o", "f", "g", "p", (("a", "1"),), "d", b"1" * 32, b"2" * 16, 3.0, (3, 2, 1)
+    )  # fmt: skip
     changed = {
         manifest_digest(replace(manifest, **{field.name: getattr(other, field.name)}))
         for field in fields(Manifest)
     }
     assert len(changed | {manifest_digest(manifest)}) == len(fields(Manifest)) + 1
+
+
+def test_how_much_data_a_run_has_is_told_and_bounded():
+    silent = a_manifest(OWNER)
+    telling = a_manifest(OWNER, data_amount=(1880, 234, 0))
+    for manifest in (silent, telling):
+        assert decode_manifest(encode_manifest(manifest, OWNER), RUN) == manifest
+    beyond = encode_manifest(a_manifest(OWNER, data_amount=(2**53 + 1, 1, 0)), OWNER)
+    assert refusal(decode_manifest, beyond, RUN) == Reason.TOO_LARGE
+
+
+def test_runs_of_before_data_was_counted_keep_their_digest():
+    old = Manifest("r", "o", "f", "g", "p", (("a", "1"),), "d", b"1" * 32, b"2" * 16, 3.0)
+    digest = "4921578d915f36c3867ff337e9c358461ba04500b1281b9edd7a932338df81b9"
+    assert manifest_digest(old).hex() == digest
 
 
 def test_a_manifest_of_another_run_or_owner_is_refused():
