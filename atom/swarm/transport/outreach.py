@@ -57,6 +57,7 @@ class Outreach:
         self._ask_at = float("-inf")
         self._alone_since: float | None = None
         """At our head, with others in sight: perhaps they cannot fetch it from us."""
+        self._in_doubt_since: float | None = None
         self._told: tuple[object, ...] = ()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="atom-outreach", daemon=True)
@@ -72,8 +73,8 @@ class Outreach:
             self._closing = True
             self._changed.notify_all()
 
-    def know(self, leases: Mapping[str, Lease]) -> None:
-        """A reading of the directory."""
+    def know(self, leases: Mapping[str, Lease], in_doubt: bool = False) -> None:
+        """A reading of the directory. `in_doubt`: it looks as if others did not reach us."""
         now = self._clock.now()
         with self._changed:
             for peer_id, lease in leases.items():
@@ -87,6 +88,10 @@ class Outreach:
                 self._alone_since = None
             elif self._alone_since is None:
                 self._alone_since = now
+            if not in_doubt:
+                self._in_doubt_since = None
+            elif self._in_doubt_since is None:
+                self._in_doubt_since = now
             for peer_id, (lease, seen) in list(self._others.items()):
                 if lease.state is PeerState.LEFT or now - seen > _FORGET_S:
                     del self._others[peer_id]
@@ -139,11 +144,16 @@ class Outreach:
             self._on_change()
 
     def _due(self) -> float:
-        """When to ask next: at intervals, and soon while nobody follows us."""
-        since = self._alone_since
-        if since is None or not self._asked_at:
+        """When to ask next: at intervals, soon while nobody follows us, and now when in doubt."""
+        if not self._asked_at:
             return self._ask_at
-        return min(self._ask_at, max(since, *self._asked_at.values()) + SETTLE_S)
+        again = max(self._asked_at.values()) + SETTLE_S
+        due = self._ask_at
+        if self._alone_since is not None:
+            due = min(due, max(self._alone_since + SETTLE_S, again))
+        if self._in_doubt_since is not None:
+            due = min(due, max(self._in_doubt_since, again))
+        return due
 
     def _ask(self, others: Mapping[str, Lease]) -> None:
         now = self._clock.now()

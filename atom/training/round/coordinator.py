@@ -86,9 +86,16 @@ class Coordinator:
         """Those of `leases` to count on: whose work will come to the next ring."""
         return self._turn.answering(leases)
 
+    @property
+    def in_doubt(self) -> bool:
+        """Whether the others may not reach us: no call of ours is answered, no ring holds."""
+        return self._silence.unanswered or self._turn.stood_back
+
     def _watch(self, attempt: Attempt) -> None:
         now = self._desk.now
         if attempt.stage is Stage.PREVOTE and now >= attempt.deadline:
+            heard = len(attempt.agreeable) > 1 or attempt.refused
+            self._silence.unanswered = not heard and len(attempt.electorate.voters) > 1
             self.give_up(Reason.NO_QUORUM)
         elif attempt.stage is Stage.PREPARE:
             self._check_promises()
@@ -178,6 +185,7 @@ class Coordinator:
             return
         promised = {voter.peer_id for voter in attempt.promises}
         self._silence.waited_for(attempt.expected - promised)
+        self._silence.unanswered = len(promised) < 2 <= len(attempt.invited)
         if not attempt.decidable() or self._desk.me not in attempt.promises:
             self.give_up(Reason.NO_QUORUM)
             return

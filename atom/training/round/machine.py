@@ -114,6 +114,11 @@ class RoundMachine:
         return self._desk.terms.global_batch
 
     @property
+    def in_doubt(self) -> bool:
+        """Whether it looks as if others did not reach us. Any thread."""
+        return self._coordinator.in_doubt
+
+    @property
     def finished(self) -> bool:
         """The run's last round is committed here."""
         last = self._desk.terms.last_round

@@ -24,10 +24,16 @@ class Silence:
         self._unheard: dict[str, int] = {}
         """And the serial of the lease that it showed then."""
         self._told_by = set[str]()
+        self.unanswered = False
+        """Whether nobody else answered when we called last, for pre-votes or promises, and none of
+        them has averaged with us since."""
 
     def new_head(self) -> None:
         self._unheard.clear()
         self._told_by.clear()
+        step, me = self._desk.applied, self._desk.me.peer_id
+        if step is None or any(part.peer_id != me for part in step.value.contributions):
+            self.unanswered = False
 
     def of(self, peers: Iterable[str]) -> None:
         """They gave no answer to what we asked last."""

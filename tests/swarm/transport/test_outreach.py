@@ -175,6 +175,23 @@ def test_who_is_alone_at_its_head_asks_soon_whether_it_can_be_reached() -> None:
     assert len(stage.transport.asked) == asked, "it has company: no hurry"
 
 
+def test_who_is_in_doubt_asks_at_once_and_then_at_intervals() -> None:
+    stage = Stage()
+    stage.transport.answers = dict.fromkeys("abc", YES)
+    stage.turns(30)
+    everybody = {**stage.others, "me": a_lease("me")}
+    stage.outreach.know(everybody, in_doubt=True)
+    stage.turns(1)
+    assert stage.transport.asked == ["a", "b", "c", "a"]
+    stage.turns(SETTLE_S - 1)
+    assert stage.transport.asked == ["a", "b", "c", "a"]
+    stage.turns(1)
+    assert stage.transport.asked == ["a", "b", "c", "a", "b"]
+    stage.outreach.know(everybody)
+    stage.turns(30)
+    assert stage.transport.asked == ["a", "b", "c", "a", "b"], "no hurry any more"
+
+
 def test_two_that_a_third_reaches_and_that_do_not_reach_each_other_keep_lines() -> None:
     stage = Stage()
     stage.transport.answers = {"a": YES, "b": OSError("no way"), "c": YES}

@@ -289,3 +289,17 @@ def test_a_mute_voter_is_waited_for_if_nothing_goes_without_it() -> None:
     assert set(silence.counted_on(story.leases)) == {MATE.peer_id}
     silence.broken_by(GONE.peer_id)
     assert silence.worth_waiting(chosen, everybody) == everybody
+
+
+def test_who_gets_no_answer_is_in_doubt_until_it_averages_with_somebody_again() -> None:
+    swarm = Swarm(3, Setting(peers=3, global_batch=6))
+    swarm.run(10.0)
+    names = [process.seat.name for process in swarm.living]
+    assert not any(process.machine.in_doubt for process in swarm.living)
+    for name in names:
+        swarm.cut_one_way("".join(set(names) - {name}), name)
+    swarm.run(20.0)
+    assert any(process.machine.in_doubt for process in swarm.living), swarm.story(60)
+    swarm.heal()
+    swarm.run_until_agreed(60.0)
+    assert not any(process.machine.in_doubt for process in swarm.living)
