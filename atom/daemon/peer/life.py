@@ -170,7 +170,8 @@ class Life:
         )
 
     def _take_leases(self, leases: dict[str, Lease]) -> None:
-        assert self._loop is not None and self._machine is not None
+        assert self._loop is not None
+        assert self._machine is not None
         self.parts.outreach.know(leases, self._machine.in_doubt)
         self._loop.post(LeasesRead(leases))
         self._herald.hear(leases)
