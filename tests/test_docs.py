@@ -23,6 +23,8 @@ ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 PAGES = sorted([ROOT / "README.md", *DOCS.glob("*.md")])
 
+ROOMS = {path.name for place in (ROOT, ROOT / "atom") for path in place.iterdir() if path.is_dir()}
+
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _FENCE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 _EVENT = re.compile(r'\b(?:emit|_emit|report)\(\s*"([a-z][a-z_-]*)"')
@@ -145,6 +147,21 @@ def test_every_event_is_documented() -> None:
     assert "round" in emitted, "the pattern finds no events any more"
     documented = first_cells(section_of("volunteer.md", "## events.jsonl"))
     assert emitted - {"round"} <= documented
+
+
+def test_every_file_that_is_named_is_there() -> None:
+    named = {
+        (page.name, name)
+        for page in PAGES
+        for name in re.findall(r"`((?:\w+/)+[\w.-]*)`", page.read_text(encoding="utf-8"))
+    }
+    ours = {(page, name) for page, name in named if (ROOT / name).parts[len(ROOT.parts)] in ROOMS}
+    assert ours, "the pattern finds no files any more"
+    assert not [
+        (page, name)
+        for page, name in ours
+        if not (ROOT / name).exists() and not (ROOT / "atom" / name).exists()
+    ]
 
 
 def anchors_of(path: Path) -> set[str]:
