@@ -213,6 +213,9 @@ class ReplicaHands:
         """From memory: who is to vote for it waits for it now, and it may never be committed."""
         self._keeper.offer_result(digest)
 
+    def keep_results(self, digests: frozenset[bytes]) -> None:
+        self._keeper.keep_results(digests)
+
     # ---- stepping
 
     def apply(self, commit: Commit, head: Head) -> None:

@@ -32,6 +32,7 @@ from atom.training.round.vocabulary import (
     Event,
     FetchResult,
     Freeze,
+    KeepResults,
     LeaveRequested,
     Offence,
     OfferResult,
@@ -65,6 +66,8 @@ class Hands(Protocol):
     def fetch_result(self, digest: bytes, holders: tuple[str, ...], committed: bool) -> None: ...
     def offer_result(self, digest: bytes) -> None:
         """If we have it; nothing is reported back."""
+
+    def keep_results(self, digests: frozenset[bytes]) -> None: ...
 
     def apply(self, commit: Commit, head: Head) -> None:
         """Counting for `head` goes on by itself as soon as the step has begun."""
@@ -239,6 +242,8 @@ class RoundLoop:
                 hands.fetch_result(digest, holders, committed)
             case OfferResult(digest):
                 hands.offer_result(digest)
+            case KeepResults(digests):
+                hands.keep_results(digests)
             case Apply(commit, head):
                 hands.apply(commit, head)
             case CatchUp():

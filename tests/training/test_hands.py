@@ -230,6 +230,17 @@ def test_what_was_offered_from_memory_is_not_kept_there(stage: Stage) -> None:
     assert stage.blobs.manifest(f"result/{committed.hex()}") == manifests[committed], "from disk"
 
 
+def test_what_nobody_waits_for_is_neither_held_nor_offered(stage: Stage) -> None:
+    accepted, other = stage.hold(0.25), stage.hold(0.5)
+    for digest in (accepted, other):
+        stage.hands.offer_result(digest)
+    stage.hands.keep_results(frozenset({accepted}))
+    assert stage.blobs.names() == [f"result/{accepted.hex()}"]
+    assert stage.results.get(other) is None
+    stage.step(stage.commit(accepted))
+    assert stage.failures.empty()
+
+
 def test_what_had_a_part_is_tallied(stage: Stage) -> None:
     stage.train()
     stage.step(stage.commit(stage.hold(0.1), sequences=6))

@@ -29,6 +29,7 @@ from atom.training.round.vocabulary import (
     Event,
     FetchResult,
     Freeze,
+    KeepResults,
     LeaveRequested,
     OfferResult,
     Phase,
@@ -209,11 +210,12 @@ def test_actions_are_carried_out_in_order_on_the_loops_thread(stage: Stage) -> N
         Send(ANN.peer_id, message),
         FetchResult(b"r" * 32, (ANN.peer_id,), True),
         OfferResult(b"r" * 32),
+        KeepResults(frozenset({b"r" * 32})),
         Apply(commit, head),
         CatchUp((ANN.peer_id,), "behind", True),
     ]
     stage.loop.leave()
-    assert [stage.next_call() for _ in range(9)] == [
+    assert [stage.next_call() for _ in range(10)] == [
         ("stop_ring", BALLOT),
         ("thaw",),
         ("freeze", BALLOT, LIMIT),
@@ -221,6 +223,7 @@ def test_actions_are_carried_out_in_order_on_the_loops_thread(stage: Stage) -> N
         ("send", ANN.peer_id, encode(message)),
         ("fetch_result", b"r" * 32, (ANN.peer_id,), True),
         ("offer_result", b"r" * 32),
+        ("keep_results", frozenset({b"r" * 32})),
         ("apply", commit, head),
         ("catch_up", {}, CatchUp((ANN.peer_id,), "behind", True)),
     ]

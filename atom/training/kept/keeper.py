@@ -5,7 +5,7 @@ to disk before the commit that names them, and are dropped once the oldest snaps
 full disk stops the writing, never the training (`disk_room.py`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 
 import torch
@@ -32,7 +32,7 @@ SNAPSHOTS, RESULTS, CHAIN = "snapshots", "results", "chain"
 
 class Keeper:
     """Called by one thread at a time: the worker's, or the aftermath of a step; but for
-    `offer_result`."""
+    `offer_result` and `keep_results`."""
 
     def __init__(
         self,
@@ -78,6 +78,11 @@ class Keeper:
         """Serves a result that is held here, before anybody knows whether it will be committed.
         From any thread."""
         self._shelf.offer_result(digest)
+
+    def keep_results(self, digests: Set[bytes]) -> None:
+        """Holds no others in memory any more, nor serves them from there. From any thread."""
+        self.results.keep(digests)
+        self._shelf.withdraw_results(but_for=digests)
 
     def announce_chain(self) -> None:
         """After each change of the journal."""

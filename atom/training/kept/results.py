@@ -6,6 +6,7 @@ anyone who asks for that digest.
 
 import re
 import threading
+from collections.abc import Set
 from pathlib import Path
 
 import torch
@@ -112,6 +113,14 @@ class Results:
         """Digests of the results that are held and were lent."""
         with self._lock:
             return set(self._lent)
+
+    def keep(self, digests: Set[bytes]) -> None:
+        """Forgets all others; their arenas are not used again, since somebody may still read
+        them."""
+        with self._lock:
+            for digest in self._held.keys() - digests:
+                del self._held[digest]
+            self._lent &= digests
 
     def release(self) -> None:
         """The round is over: forgets what is in memory, keeps two arenas for the next."""

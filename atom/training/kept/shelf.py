@@ -15,7 +15,7 @@ import json
 import re
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from atom.swarm.chain.chain_bytes import chain_name
 from atom.swarm.state.arena_sources import FileBytes
@@ -95,6 +95,13 @@ class Shelf:
             if result is not None and name not in self._blobs.names():
                 self._blobs.register(name, result)
                 self._in_memory.add(name)
+
+    def withdraw_results(self, but_for: Set[bytes]) -> None:
+        """The others are not served from memory any more. From any thread."""
+        with self._lock:
+            for name in self._in_memory - {_result_name(digest) for digest in but_for}:
+                self._in_memory.remove(name)
+                self._blobs.remove(name)
 
     def announce_results(self) -> None:
         """Offers what is on disk, and of what is in memory only what was offered from there."""

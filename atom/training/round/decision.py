@@ -18,6 +18,7 @@ from atom.training.round.vocabulary import (
     BETWEEN_STATES,
     Apply,
     FetchResult,
+    KeepResults,
     OfferResult,
     Phase,
 )
@@ -147,6 +148,7 @@ class Decision:
             return True
         coming = desk.phase is Phase.REDUCING and state.ballot == value.origin
         if not coming and value.result_digest not in state.fetching:
+            self.make_room()
             state.fetching[value.result_digest] = committed
             contributors = [part.peer_id for part in value.contributions]
             holders = dict.fromkeys(contributors + [voter.peer_id for voter in vouchers])
@@ -154,9 +156,24 @@ class Decision:
             desk.out.append(FetchResult(value.result_digest, tuple(holders), committed))
         return False
 
+    def make_room(self) -> None:
+        """Before another result comes: each is as large as the model, and a coordinator that leads
+        to nothing could have us hold any number. What we have not accepted, and do not wait for,
+        can be had from those who accepted it, if it is committed after all."""
+        desk, state = self._desk, self._desk.state
+        if desk.phase is Phase.REDUCING:
+            return  # its result may be there already, and we do not know its name
+        accepted = [s.accepted.value for s in state.slots.by_survivors.values() if s.accepted]
+        waiting = [state.pending_accept[1].value] if state.pending_accept else []
+        committed = [state.pending_commit.value] if state.pending_commit else []
+        wanted = {value.result_digest for value in accepted + waiting + committed}
+        state.held = {digest: held for digest, held in state.held.items() if digest in wanted}
+        desk.out.append(KeepResults(frozenset(wanted | state.fetching.keys())))
+
     def on_fetched(self, digest: bytes, held: Held) -> None:
         state = self._desk.state
-        state.fetching.pop(digest, None)
+        if state.fetching.pop(digest, None) is None:
+            return  # asked for at another head
         state.held[digest] = held
         self.go_on()
 

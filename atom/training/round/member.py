@@ -206,6 +206,7 @@ class Member:
         if message.one_shot and len(message.members) > MAX_MEMBERS:  # so many connections each
             desk.nack(sender, message.ballot, Reason.TOO_LARGE)
             return
+        self._decision.make_room()
         self._engagement.enter(Phase.REDUCING)
         state.reduced = message.ballot
         state.composed[message.ballot] = message.members

@@ -216,6 +216,13 @@ class OfferResult:
 
 
 @dataclass(frozen=True)
+class KeepResults:
+    """Of those in memory nothing else is waited for here. Never while a ring runs."""
+
+    digests: frozenset[bytes]
+
+
+@dataclass(frozen=True)
 class Apply:
     """The round is decided: step with the held result, drop the gradients of its parent."""
 
@@ -260,6 +267,7 @@ Action = (
     | StopRing
     | FetchResult
     | OfferResult
+    | KeepResults
     | Apply
     | CatchUp
     | Offence

@@ -98,6 +98,17 @@ def test_what_was_lent_is_not_written_over(tmp_path: Path) -> None:
     assert results.buffer() is not read
 
 
+def test_what_nobody_waits_for_is_not_held(tmp_path: Path) -> None:
+    results = Results(tmp_path, 32)
+    for letter in (b"a", b"b"):
+        results.hold(letter * 32, results.buffer())
+        results.lend(letter * 32)
+    results.keep({b"b" * 32})
+    assert results.get(b"a" * 32) is None
+    assert results.get(b"b" * 32) is not None
+    assert results.lent == {b"b" * 32}
+
+
 def test_unknown_and_damaged_results_are_not_there(tmp_path: Path) -> None:
     results = Results(tmp_path, 32)
     assert results.get(b"u" * 32) is None

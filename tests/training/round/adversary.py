@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from simulated_key import identity
-from simulated_ring import Result
+from simulated_ring import Result, kept
 from simulated_seat import Chain
 from simulated_story import Story
 from simulated_witness import Witness
@@ -33,6 +33,7 @@ from atom.training.round.vocabulary import (
     FetchResult,
     Freeze,
     Frozen,
+    KeepResults,
     OfferResult,
     Phase,
     Received,
@@ -235,6 +236,10 @@ class Adversary:
                 player.due.append(lambda: self._fetch(player, digest))
             case OfferResult(digest):
                 player.offered.update({digest} & set(player.results))
+            case KeepResults(digests):
+                assert player.ring is None
+                player.results = kept(player.results, digests, player.machine.head.digest)
+                player.offered &= player.results.keys()
             case Apply(commit):
                 self._apply(player, action, commit)
             case CatchUp():

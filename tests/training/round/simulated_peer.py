@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from simulated_gradients import Gradients
 from simulated_lookout import READ_SECONDS, Lookout
-from simulated_ring import Result, Runner
+from simulated_ring import Result, Runner, kept
 from simulated_seat import Chain, Seat
 
 from atom.swarm.chain.commit import Ballot, Head, Voter
@@ -33,6 +33,7 @@ from atom.training.round.vocabulary import (
     FetchFailed,
     FetchResult,
     Freeze,
+    KeepResults,
     LeaveRequested,
     Offence,
     OfferResult,
@@ -75,7 +76,7 @@ class Process:
         )
         self.results: dict[bytes, Result] = {}
         self.offered: set[bytes] = set()
-        """Results on disk: what is only in memory, nobody else can fetch."""
+        """Of these, what others can fetch."""
         self.alive = True
         self.stopped = False
         self.paused = False
@@ -231,6 +232,10 @@ class Process:
                 self._fetch(action)
             case OfferResult(digest):
                 self.later(self.dice.uniform(0.0, 0.5), lambda: self._offer(digest))
+            case KeepResults(digests):
+                assert self._ring is None, "its result may be there already"
+                self.results = kept(self.results, digests, self.machine.head.digest)
+                self.offered &= self.results.keys()
             case Apply():
                 self._apply(action)
             case CatchUp():

@@ -4,7 +4,7 @@ Members finish one by one, so any of them may hold a result that others never ge
 """
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -32,6 +32,11 @@ class Result:
     digest: bytes
     norm: float
     works: frozenset[Work]
+
+
+def kept(results: dict[bytes, Result], digests: Set[bytes], head: bytes) -> dict[bytes, Result]:
+    """Of what was averaged at `head` only these: what was committed before it is on disk."""
+    return {d: r for d, r in results.items() if d in digests or r.parent != head}
 
 
 @dataclass

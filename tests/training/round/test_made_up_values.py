@@ -1,5 +1,7 @@
 """A voter says that it accepted what nobody has: the others decide without it."""
 
+from collections import Counter, defaultdict
+
 import pytest
 from blake3 import blake3
 from simulated_peer import Process
@@ -25,6 +27,7 @@ from atom.swarm.chain.messages import (
     Prevote,
     PrevoteAnswer,
     Promise,
+    Ring,
 )
 from atom.training.round.vocabulary import Fetched
 
@@ -108,3 +111,48 @@ def test_a_result_that_no_ring_would_have_made_is_not_voted_for(
     made = [c for p in honest for c in p.chain.commits if c.value.result_digest.startswith(NOWHERE)]
     assert not made
     check_believed_once(proposed)
+
+
+def test_a_coordinator_that_leads_to_nothing_fills_nobody_s_memory() -> None:
+    """Each result is as large as the model. Its rings end well, each in another order, and so each
+    with another result; then it proposes nothing and calls again."""
+    swarm, (liar, *honest) = started(4, 4)
+    rings = Counter[bytes]()
+    promised = defaultdict[Ballot, dict[str, Promise]](dict)
+
+    def call() -> None:
+        ballot = Ballot(int(swarm.agenda.now * 1000), liar.peer_id, liar.me.incarnation)
+        for process in honest:
+            swarm.deliver(liar.me, process.peer_id, Prepare(process.chain.head.digest, ballot))
+        swarm.agenda.after(0.3, lambda: compose(ballot))
+        swarm.agenda.after(3.0, call)
+
+    def compose(ballot: Ballot) -> None:
+        parents = {promise.parent for promise in promised[ballot].values()}
+        if len(promised[ballot]) < len(honest) or len(parents) > 1:
+            return
+        members = [
+            Contribution(p.peer_id, p.me.incarnation, promised[ballot][p.peer_id].sequences, 1.0)
+            for p in honest
+        ]
+        swarm.dice.shuffle(members)
+        rings.update(parents)
+        for process in honest:
+            swarm.deliver(liar.me, process.peer_id, Ring(*parents, ballot, tuple(members)))
+
+    def note(source: str, target: str, message: Message) -> bool:
+        if target == liar.peer_id and isinstance(message, Promise):
+            promised[message.ballot].setdefault(source, message)
+        return source == liar.peer_id
+
+    swarm.network.drop = note
+    call()
+    most_held = 0
+    for _ in range(120):
+        swarm.run(0.5)
+        for process in honest:
+            here = process.machine.head.digest
+            held = sum(result.parent == here for result in process.results.values())
+            most_held = max(most_held, held)
+    assert max(rings.values()) >= 4, "it had its chances"
+    assert most_held <= 2, "what was accepted, and one more"
