@@ -68,7 +68,9 @@ def all_reduce(
     """
     arenas.check()
     carriers = tuple(leaf.carrier for leaf in terms.leaves)
-    geometry = plan or RingPlan.usual(arenas.result.numel(), len(terms.members), carriers)
+    geometry = plan or RingPlan.usual(
+        arenas.result.numel(), len(terms.members), carriers, terms.codec.element_bytes
+    )
     reduction = _reduction(arenas, terms, channels, geometry)
     if not channels.right:
         assert len(terms.members) == 1

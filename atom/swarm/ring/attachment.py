@@ -28,15 +28,13 @@ from typing import Any
 from atom.swarm.records.link import Link
 from atom.swarm.ring.algorithm import WORTHWHILE, WORTHWHILE_S
 from atom.swarm.ring.composition import FEWEST_SEATS
-from atom.swarm.ring.geometry import BUCKET_ELEMENTS
+from atom.swarm.ring.geometry import BUCKET_BYTES
 from atom.swarm.ring.order import LONGEST_S, Place, ring_order
 from atom.swarm.ring.slow_lines import SlowLines, finite_rates, slow_lines
 
 MOST_MEMBERS = 64
 """Of more, nobody is carried: the coordinator compares up to nine orders in each round. For so many
 that takes a tenth of a second, for four times as many seconds."""
-BUCKET_BYTES = 4 * BUCKET_ELEMENTS
-"""At most: fewer with a codec."""
 MOST_TRIED = 8
 """So many of the slowest may be carried in one round."""
 

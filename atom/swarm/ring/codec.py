@@ -17,13 +17,15 @@ class Codec(ABC):
     """fp32 [n] to bytes (uint8 [wire_bytes(n)], little-endian) and back."""
 
     name: str
+    element_bytes: int
+    """Of a number on the wire; a block's scale not counted."""
     feeds_back: bool
     """Whether it rounds so coarsely that what it took away should be added to the next round's
     gradients."""
 
-    @abstractmethod
     def wire_bytes(self, elements: int) -> int:
         """What `elements` take on the wire; never more than four each."""
+        return self.element_bytes * elements
 
     @abstractmethod
     def wire(self, values: Tensor, scratch: Tensor) -> Tensor:
@@ -61,10 +63,8 @@ class Float32(Codec):
     """Exact, so nothing is copied."""
 
     name = "float32"
+    element_bytes = 4
     feeds_back = False
-
-    def wire_bytes(self, elements: int) -> int:
-        return 4 * elements
 
     def wire(self, values: Tensor, scratch: Tensor) -> Tensor:
         return values.view(torch.uint8)
@@ -100,10 +100,8 @@ class BFloat16(_Rounded):
     the gather (rounding to nearest even is idempotent)."""
 
     name = "bfloat16"
+    element_bytes = 2
     feeds_back = False
-
-    def wire_bytes(self, elements: int) -> int:
-        return 2 * elements
 
 
 class Int8(_Rounded):
@@ -127,10 +125,11 @@ class Int8(_Rounded):
     """
 
     name = "int8"
+    element_bytes = 1
     feeds_back = True
 
     def wire_bytes(self, elements: int) -> int:
-        return 2 * -(-elements // INT8_BLOCK) + elements
+        return 2 * -(-elements // INT8_BLOCK) + super().wire_bytes(elements)
 
 
 EXACT = Float32()

@@ -18,7 +18,9 @@ from atom.swarm.chain.ring_standing import Place
 ALIGNMENT = 16
 """Elements. Vector kernels round alike on every processor only if pieces start and end here."""
 
-BUCKET_ELEMENTS = 4 * 1024 * 1024
+BUCKET_BYTES = 16 * 1024 * 1024
+"""On the wire, whatever the codec. A chunk has the time that a segment takes, less its own, to be
+decoded, added and encoded before the line runs dry."""
 _CHUNK_ELEMENTS = 512 * 1024
 _CHUNK_UNIT = 16 * 1024
 _HEADER = struct.Struct(">8sBHQ")
@@ -56,13 +58,16 @@ class RingPlan:
     """For each leaf, the rank that adds the leaf's part to its own."""
 
     @classmethod
-    def usual(cls, elements: int, members: int, carriers: tuple[int, ...] = ()) -> "RingPlan":
+    def usual(
+        cls, elements: int, members: int, carriers: tuple[int, ...] = (), element_bytes: int = 4
+    ) -> "RingPlan":
         """Chunks as large as leave four to a segment: what a chunk costs beside its bytes counts on
-        fast links, and a member stands still if a segment is too few of them."""
-        bucket = min(BUCKET_ELEMENTS, elements)
-        quarter = bucket // (4 * members) // _CHUNK_UNIT * _CHUNK_UNIT
+        fast links, and a member stands still if a segment is too few of them. `element_bytes`: on
+        the wire."""
+        bucket = BUCKET_BYTES // element_bytes
+        quarter = min(bucket, elements) // (4 * members) // _CHUNK_UNIT * _CHUNK_UNIT
         chunk = min(max(quarter, _CHUNK_UNIT), _CHUNK_ELEMENTS)
-        return cls(elements, members, BUCKET_ELEMENTS, chunk, carriers)
+        return cls(elements, members, bucket, chunk, carriers)
 
     def __post_init__(self) -> None:
         sizes = (self.elements, self.bucket_elements, self.chunk_elements)

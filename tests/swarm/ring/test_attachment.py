@@ -7,7 +7,8 @@ import pytest
 
 from atom.swarm.records.link import Link
 from atom.swarm.ring import attachment
-from atom.swarm.ring.attachment import BUCKET_BYTES, MOST_MEMBERS, Attachment, attach
+from atom.swarm.ring.attachment import MOST_MEMBERS, Attachment, attach
+from atom.swarm.ring.geometry import BUCKET_BYTES
 from atom.swarm.ring.order import LONGEST_S, Place
 
 BYTES = 1e9

@@ -1,11 +1,20 @@
 """The plan alone: simulated with sets, it must put every part into every sum exactly once."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atom.swarm.chain.commit import Ballot
 from atom.swarm.identity import peer_id_of
-from atom.swarm.ring.geometry import ALIGNMENT, RingPlan, Step, contributors, ring_tag
+from atom.swarm.ring.codec import CODECS, Codec
+from atom.swarm.ring.geometry import (
+    ALIGNMENT,
+    BUCKET_BYTES,
+    RingPlan,
+    Step,
+    contributors,
+    ring_tag,
+)
 
 PLANS = st.builds(
     RingPlan,
@@ -76,6 +85,16 @@ def test_pieces_are_aligned_and_cover_the_arena_once(plan: RingPlan) -> None:
 def test_plans_of_a_huge_arena_cost_nothing_to_start() -> None:
     plan = RingPlan.usual(175_000_000_000, 8)
     assert next(plan.sends(3)).needs is None
+
+
+@pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
+def test_a_segment_is_as_many_bytes_on_the_wire_with_each_codec(codec: Codec) -> None:
+    members = 4
+    plan = RingPlan.usual(10 * BUCKET_BYTES, members, element_bytes=codec.element_bytes)
+    start, stop = plan.segment(0, 1)
+    least = BUCKET_BYTES // members
+    assert least <= codec.wire_bytes(stop - start) < 1.01 * least  # with int8's scales
+    assert len(plan.chunks(0, 1)) >= 4
 
 
 def test_contributors_wrap_around() -> None:
