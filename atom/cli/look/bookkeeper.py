@@ -7,10 +7,11 @@ from pathlib import Path
 
 from atom.base.errors import AddressError
 from atom.base.home import expand_home
-from atom.config.places import cache_directory
+from atom.config.places import cache_directory, default_state_directory
 from atom.swarm.chain.ledger import Ledger
 from atom.swarm.chain.ledger_file import LedgerFile
 from atom.swarm.identity import Identity
+from atom.swarm.records.allow_list import seen_from_outside
 from atom.swarm.records.codec import first_head
 from atom.swarm.records.lease import Lease
 from atom.swarm.records.run_manifest import Manifest
@@ -75,8 +76,9 @@ class Bookkeeper:
 
 @contextlib.asynccontextmanager
 async def bookkeeping(manifest: Manifest, me: Identity | None) -> AsyncIterator[Bookkeeper]:
-    """A bookkeeper of the run; closed with the block. `me`: under whose name to ask; None: a
-    stranger's."""
+    """A bookkeeper of the run; closed with the block. `me`: under whose name to ask; None: that of
+    this machine's listed peer, if there is one in the usual place, else a stranger's."""
+    me = me or listed_peer(manifest)
     genesis = first_head(manifest)
     file = LedgerFile(cache_directory() / "ledgers", genesis)
     fetcher = ChainFetcher(manifest, me)
@@ -85,6 +87,17 @@ async def bookkeeping(manifest: Manifest, me: Identity | None) -> AsyncIterator[
         yield keeper
     finally:
         keeper.close()
+
+
+def listed_peer(manifest: Manifest) -> Identity | None:
+    """Who takes part in that run from its usual place here, if its owner has listed them. In an
+    open run nobody has to give a name. Raises: StorageError."""
+    allowed = seen_from_outside(manifest)
+    key = default_state_directory(manifest.run) / "identity.key"
+    if allowed.peer_ids is None or not key.exists():
+        return None
+    me = Identity.load_or_create(key)
+    return me if allowed.holds(me.peer_id) else None
 
 
 def identity_in(state: Path | None) -> Identity | None:

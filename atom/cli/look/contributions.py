@@ -140,5 +140,5 @@ async def _up_to_date(keeper: Bookkeeper, onlooker: Onlooker, sight: Sight) -> L
 
 def _hint(problem: str) -> str:
     if "listed" in problem:
-        return "ask as a peer of the run: --state DIR"
+        return "ask on the box of such a peer; --state DIR, if its state is not in the usual place"
     return "try again in a moment; `atom status` shows who is alive"

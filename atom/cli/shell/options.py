@@ -43,7 +43,8 @@ MemberOption = Annotated[
     typer.Option(
         "--state",
         metavar="DIR",
-        help="Ask as this peer: peers of a run for listed ones answer nobody else.",
+        help="Ask as this peer: peers of a run for listed ones answer nobody else. Without: as the"
+        " one in the usual place, if it is listed.",
         autocompletion=state_directories,
     ),
 ]

@@ -5,6 +5,7 @@ from pathlib import Path
 from atom.base.errors import ConfigError, TrustError
 from atom.config.load import load_peer_file
 from atom.config.places import default_state_directory
+from atom.daemon.console import Console
 from atom.daemon.state_directory import StateDirectory
 from atom.swarm.addresses import check_run_name, parse_join_address
 from atom.swarm.identity import Identity
@@ -19,6 +20,13 @@ def check_member(allowed: AllowList, owner: str, peer_id: str) -> None:
             f"ask its owner {owner} to list it in their next run; "
             "if they have listed the peer of another state directory, name that with --state DIR",
         )
+
+
+def say_list(allowed: AllowList, console: Console) -> None:
+    """To a peer that is let in. Of an open run there is nothing to say."""
+    if allowed.peer_ids is not None:
+        number = len(allowed.peer_ids)
+        console.note(f"peers that may take part, by the owner's list: {number}, you among them")
 
 
 def own_peer_id(run: str | None, peer_file: Path | None, state: Path | None) -> str:

@@ -16,7 +16,7 @@ from atom.daemon.peer.assembly import Assembly, assemble
 from atom.daemon.peer.box import Box, JoinOptions, StartOptions, open_box
 from atom.daemon.peer.finished_run import says_finished
 from atom.daemon.peer.founding import enter_run, found_run, read_run, run_of
-from atom.daemon.peer.invitation import check_member
+from atom.daemon.peer.invitation import check_member, say_list
 from atom.daemon.peer.kept_contacts import known_contacts
 from atom.daemon.peer.lifecycle import Ending
 from atom.daemon.peer.lookout import Lookout
@@ -59,6 +59,7 @@ def run_start(options: StartOptions, console: Console) -> Ending:
         if says_finished(box, run.run.name, owner, run.run.rounds, console):
             return Ending.ROUNDS_REACHED
         monitors = _at_the_door(stack, box, listen)
+        say_list(AllowList.of(owner, run.swarm.members), console)
         box, turns = _with_turns(stack, box, run.run.name, owner, console)
         lookout, directory = _look(stack, events, node, run.run.name, owner, console)
         member = found_run(options, box, run, console)
@@ -94,6 +95,7 @@ def run_join(options: JoinOptions, console: Console) -> Ending:
         run = run_of(manifest, box)
         allowed = AllowList.of(manifest.owner, run.swarm.members)
         check_member(allowed, manifest.owner, box.identity.peer_id)
+        say_list(allowed, console)
         box, turns = _with_turns(stack, box, address.run, manifest.owner, console)
         code = obtain_code(run, manifest, options, box, lookout, events)
         member = enter_run(manifest, record, code, box, console)

@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,16 +11,24 @@ import pytest
 from rich.console import Console
 
 from atom.base.errors import AddressError
-from atom.cli.look.bookkeeper import SAVE_EVERY_ROUNDS, Bookkeeper, bookkeeping, identity_in
+from atom.cli.look.bookkeeper import (
+    SAVE_EVERY_ROUNDS,
+    Bookkeeper,
+    bookkeeping,
+    identity_in,
+    listed_peer,
+)
 from atom.cli.look.contributions import _up_to_date, contributions, fitting, headline, table
 from atom.cli.shell.terminal import THEME
+from atom.config.load import normalised_run_text, parse_run_text
 from atom.swarm.chain.commit import Head, Voter
 from atom.swarm.chain.ledger import Ledger, Share
 from atom.swarm.chain.ledger_file import LedgerFile
+from atom.swarm.identity import Identity
 from atom.swarm.records.codec import first_head
 from atom.swarm.records.lease import Lease
 from atom.swarm.state.ledger_reader import LedgerReader
-from tests.cli.swarm_sights import Village, lease
+from tests.cli.swarm_sights import RUN, Village, lease
 
 HEAD = Head(b"\x9f" * 32, 24, 1536, 0, (Voter("a", b"i" * 16),), ("a",))
 LEDGER = Ledger(
@@ -114,6 +123,22 @@ def test_a_state_directory_without_a_peer(tmp_path: Path) -> None:
     assert identity_in(None) is None
     with pytest.raises(AddressError, match="no peer in"):
         identity_in(tmp_path)
+
+
+def test_on_a_box_with_a_listed_peer_its_name_is_given_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    open_run = Village().manifest()
+    key = tmp_path / "atom" / open_run.run / "identity.key"
+    assert listed_peer(open_run) is None
+    me, other = Identity.load_or_create(key), Identity.create()
+    assert listed_peer(open_run) is None
+    for member, asks in ((me, me.peer_id), (other, None)):
+        run = parse_run_text(f'{RUN}\n[swarm]\nmembers = ["{member.peer_id}"]')
+        listed = replace(open_run, run_file=normalised_run_text(run))
+        found = listed_peer(listed)
+        assert (found and found.peer_id) == asks
 
 
 def test_a_chain_that_cannot_be_read_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,9 @@ import pytest
 from atom.base.errors import AddressError, ConfigError, StorageError, TrustError
 from atom.cli.app import main
 from atom.cli.shell.exit_codes import ExitCode, exit_code_of
+from atom.daemon.console import Silence
 from atom.daemon.peer.box import open_box
-from atom.daemon.peer.invitation import check_member, own_peer_id
+from atom.daemon.peer.invitation import check_member, own_peer_id, say_list
 from atom.swarm.identity import Identity, is_peer_id
 from atom.swarm.records.allow_list import OPEN, AllowList
 
@@ -22,6 +23,14 @@ def test_who_is_not_on_the_list_is_told_its_own_name_and_whom_to_ask() -> None:
         check_member(allowed, "owner", "stranger")
     assert "ask its owner owner" in caught.value.hint
     assert exit_code_of(caught.value) is ExitCode.TRUST
+
+
+def test_who_is_let_in_by_a_list_hears_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    console, said = Silence(), list[str]()
+    monkeypatch.setattr(console, "note", said.append)
+    say_list(OPEN, console)
+    say_list(AllowList.of("owner", ["ann", "bob"]), console)
+    assert said == ["peers that may take part, by the owner's list: 3, you among them"]
 
 
 def test_the_id_is_the_one_that_the_daemon_will_have(
