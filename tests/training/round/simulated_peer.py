@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from simulated_fetch import Fetch
 from simulated_gradients import Gradients
 from simulated_lookout import READ_SECONDS, Lookout
 from simulated_ring import Result, Runner, kept
@@ -20,7 +21,6 @@ from atom.swarm.chain.messages import CommitNotice
 from atom.swarm.records.fork_choice import branch_from
 from atom.swarm.records.lease import PeerState
 from atom.swarm.transport.quarantine import Quarantine
-from atom.training.catch_up.result_fetch import HASTE_S, PATIENCE_S, PAUSE_S
 from atom.training.outlook import count_swarm
 from atom.training.round import RoundMachine
 from atom.training.round.vocabulary import (
@@ -29,8 +29,6 @@ from atom.training.round.vocabulary import (
     CatchUp,
     CaughtUp,
     Event,
-    Fetched,
-    FetchFailed,
     FetchResult,
     Freeze,
     KeepResults,
@@ -54,8 +52,6 @@ if TYPE_CHECKING:
 TICK_SECONDS = 0.3
 SILENT_DONOR_SECONDS = 5.0
 """How long a donor that is frozen or cut off is waited for."""
-SILENT_HOLDER_SECONDS = (5.0, 11.0)
-"""The same of who holds a result."""
 
 
 class Process:
@@ -229,7 +225,7 @@ class Process:
             case StopRing(ballot):
                 self._stop_ring(ballot)
             case FetchResult():
-                self._fetch(action)
+                Fetch(self, action).start()
             case OfferResult(digest):
                 self.later(self.dice.uniform(0.0, 0.5), lambda: self._offer(digest))
             case KeepResults(digests):
@@ -296,31 +292,6 @@ class Process:
         if self._ring is start:
             self._ring = None
             self.later(self.dice.uniform(0.0, 0.05), lambda: self.handle(event))
-
-    def _fetch(self, action: FetchResult) -> None:
-        digest, holders = action.digest, list(action.holders)
-        own = self.results.get(digest)  # a catch-up in vain leaves it in memory
-        if own is not None:
-            self.later(0.01, lambda: self.handle(Fetched(digest, own.norm)))
-            return
-        until = self.now() + (PATIENCE_S if action.committed else HASTE_S)
-        self.later(self.dice.uniform(0.05, 0.4), lambda: self._try_holders(digest, holders, until))
-
-    def _try_holders(self, digest: bytes, holders: list[str], until: float) -> None:
-        """All at once: whoever gives it spares us the wait for those who say nothing."""
-        there = [self.swarm.reachable(self.peer_id, holder) for holder in holders]
-        for other in there:
-            if other is not None and digest in other.offered:
-                result = self.results[digest] = other.results[digest]
-                self.handle(Fetched(digest, result.norm))
-                return
-        if any(self.swarm.silent(self.peer_id, holder) for holder in holders):
-            delay = self.dice.uniform(*SILENT_HOLDER_SECONDS)
-            self.later(delay, lambda: self.handle(FetchFailed(digest)))
-        elif self.now() >= until:
-            self.handle(FetchFailed(digest))
-        else:
-            self.later(PAUSE_S, lambda: self._try_holders(digest, holders, until))
 
     def _offer(self, digest: bytes) -> None:
         if digest in self.results:

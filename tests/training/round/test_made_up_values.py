@@ -4,6 +4,7 @@ from collections import Counter, defaultdict
 
 import pytest
 from blake3 import blake3
+from simulated_fetch import Fetch
 from simulated_peer import Process
 from simulation import Swarm
 from test_held_up import check_rounds_go_on, started
@@ -98,15 +99,16 @@ def test_a_result_that_no_ring_would_have_made_is_not_voted_for(
 ) -> None:
     """Who made it up serves it, too: finite, of the norm that the value tells, and absurd."""
     swarm, (liar, *honest) = started(4, 4)
-    proposed, looked = lies_of(liar, swarm), Process._try_holders
+    proposed, looked = lies_of(liar, swarm), Fetch.try_holders
 
-    def served(self: Process, digest: bytes, holders: list[str], until: float) -> None:
+    def served(self: Fetch, until: float) -> None:
+        process, digest = self.process, self.wanted.digest
         if digest.startswith(NOWHERE):
-            self.later(0.1, lambda: self.handle(Fetched(digest, NORM, 1e30)))
+            process.later(0.1, lambda: process.handle(Fetched(digest, NORM, 1e30)))
         else:
-            looked(self, digest, holders, until)
+            looked(self, until)
 
-    monkeypatch.setattr(Process, "_try_holders", served)
+    monkeypatch.setattr(Fetch, "try_holders", served)
     check_rounds_go_on(swarm, honest, rounds=5)
     made = [c for p in honest for c in p.chain.commits if c.value.result_digest.startswith(NOWHERE)]
     assert not made

@@ -8,7 +8,7 @@ what happens, and that it goes on.
 from collections.abc import Callable
 
 import pytest
-import simulated_peer
+import simulated_fetch
 from simulated_world import lose_nothing
 from simulation import Setting, Swarm
 
@@ -155,7 +155,7 @@ def test_a_commit_that_a_frozen_peer_keeps_to_itself_holds_nobody_up(
     """One of two sleeps while the other, which breaks ties, commits alone; it wakes up to that
     commit, and the other sleeps. However long it asks for the result: it goes on after the grace
     time, as if it had not heard of it."""
-    monkeypatch.setattr(simulated_peer, "SILENT_HOLDER_SECONDS", (1000.0, 1000.0))
+    monkeypatch.setattr(simulated_fetch, "SILENT_HOLDER_SECONDS", (1000.0, 1000.0))
     swarm = calm_swarm(2, seed=seed)
     first = swarm[tie_breaker(swarm)]
     second = swarm[others(swarm, first.seat.name)]
