@@ -216,7 +216,7 @@ ROWS: dict[tuple[str, str], list[Row]] = {
     ],
     ("plot", "address"): no_address("plot", "run.png"),
     ("plot", "state"): [
-        (("plot", "run.png", "--state", "absent"), STORAGE, "cannot read absent/events.jsonl"),
+        (("plot", "run.png", "--state", "absent"), STORAGE, "absent/events.jsonl: No such file"),
         (("plot", "run.png"), STORAGE, "no run is kept under"),
         *no_member("plot", "run.png", ADDRESS),
     ],
