@@ -131,6 +131,9 @@ class ReplicaHands:
     def send(self, peer_id: str, raw: bytes) -> bool:
         return self._transport.send(peer_id, raw)
 
+    def doubt(self, peer_ids: tuple[str, ...]) -> None:
+        self._transport.doubt(peer_ids)
+
     def set_aside(self, peer_id: str, reason: Reason) -> float:
         return self._transport.quarantine.offend(peer_id, reason, self._clock.now())
 

@@ -44,6 +44,7 @@ from atom.training.round.vocabulary import (
     StopRing,
     Thaw,
     Tick,
+    Unanswered,
     Unreachable,
     View,
 )
@@ -57,6 +58,7 @@ class Hands(Protocol):
     """What the loop's actions need done; each reports back with `RoundLoop.post`."""
 
     def send(self, peer_id: str, raw: bytes) -> bool: ...
+    def doubt(self, peer_ids: tuple[str, ...]) -> None: ...
     def freeze(self, ballot: Ballot, limit: PartLimit) -> None: ...
     def thaw(self) -> None: ...
     def start_ring(self, start: StartRing) -> None: ...
@@ -244,6 +246,8 @@ class RoundLoop:
                 hands.offer_result(digest)
             case KeepResults(digests):
                 hands.keep_results(digests)
+            case Unanswered(peer_ids):
+                hands.doubt(peer_ids)
             case Apply(commit, head):
                 hands.apply(commit, head)
             case CatchUp():

@@ -40,6 +40,7 @@ from atom.training.round.vocabulary import (
     StopRing,
     Thaw,
     Tick,
+    Unanswered,
     Unreachable,
     View,
 )
@@ -211,11 +212,12 @@ def test_actions_are_carried_out_in_order_on_the_loops_thread(stage: Stage) -> N
         FetchResult(b"r" * 32, (ANN.peer_id,), True),
         OfferResult(b"r" * 32),
         KeepResults(frozenset({b"r" * 32})),
+        Unanswered((ANN.peer_id,)),
         Apply(commit, head),
         CatchUp((ANN.peer_id,), "behind", True),
     ]
     stage.loop.leave()
-    assert [stage.next_call() for _ in range(10)] == [
+    assert [stage.next_call() for _ in range(11)] == [
         ("stop_ring", BALLOT),
         ("thaw",),
         ("freeze", BALLOT, LIMIT),
@@ -224,6 +226,7 @@ def test_actions_are_carried_out_in_order_on_the_loops_thread(stage: Stage) -> N
         ("fetch_result", b"r" * 32, (ANN.peer_id,), True),
         ("offer_result", b"r" * 32),
         ("keep_results", frozenset({b"r" * 32})),
+        ("doubt", (ANN.peer_id,)),
         ("apply", commit, head),
         ("catch_up", {}, CatchUp((ANN.peer_id,), "behind", True)),
     ]

@@ -131,6 +131,8 @@ class Channel:
         self.tag = b""
         self.seen_at = ""
         """Of the two ends of its connection, the far one, as "host:port"; empty: we called it."""
+        self.direct = True
+        """Whether we dialled the peer's own address: neither called it, nor through a relay."""
         self.near = ""
         """The near one, of a connection that we opened."""
         self.secret = b""

@@ -115,6 +115,11 @@ class ContactBook:
                 self._good[peer_id] = address
             self._failed_at.pop(peer_id, None)
 
+    def give_another_chance(self, peer_id: str) -> None:
+        """Its addresses may be tried first again: the other ways lead nowhere."""
+        with self._lock:
+            self._failed_at.pop(peer_id, None)
+
     def failed(self, peer_id: str) -> None:
         """None of its addresses answered."""
         with self._lock:

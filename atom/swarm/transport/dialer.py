@@ -142,7 +142,8 @@ class Dialer:
                 except OSError as error:
                     failures.append(error)
                 else:
-                    if address:
+                    channel.direct = bool(address)
+                    if channel.direct:
                         self.contacts.worked(peer_id, address)
                     return channel
             tried_addresses = any(address for address, _ in several)

@@ -22,6 +22,8 @@ class Lanes:
         self._dial = dial
         self._changed = threading.Condition()
         self._queues: dict[str, deque[bytes]] = {}
+        self._doubted: set[str] = set()
+        """Whose connection is given up before the next message, unless it was dialled."""
 
     def send(self, peer_id: str, raw: bytes) -> bool:
         """Queues a message; False if this destination's queue is full or we are closing."""
@@ -41,6 +43,13 @@ class Lanes:
             queue.append(raw)
             self._changed.notify_all()
             return True
+
+    def doubt(self, peer_id: str) -> None:
+        """It did not answer. What goes through a third may end there and nobody notices, if that
+        one is frozen: its kernel still takes every byte."""
+        with self._changed:
+            if peer_id in self._queues:
+                self._doubted.add(peer_id)
 
     def wake(self) -> None:
         """After `closing` was set: lets the threads end."""
@@ -76,8 +85,12 @@ class Lanes:
 
     def _deliver(self, peer_id: str, raw: bytes, channel: Channel | None) -> Channel | None:
         """Sends over `channel` if it is alive, else over a new one, which is returned."""
+        with self._changed:
+            doubted = peer_id in self._doubted
+            self._doubted.discard(peer_id)
         if channel is not None:
-            if self._try(channel, raw):
+            good = channel.direct or not doubted
+            if good and self._try(channel, raw):
                 return channel
             channel.close()
         try:

@@ -2,7 +2,7 @@
 
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from atom.base.clock import BootClock
 from atom.base.errors import PeerRefused
@@ -138,6 +138,9 @@ class LocalTransport:
 
     def send(self, peer_id: str, raw: bytes) -> bool:
         return self._lanes.send(peer_id, raw)
+
+    def doubt(self, peer_ids: Iterable[str]) -> None:
+        """There is one way to everybody."""
 
     def connect(
         self,

@@ -60,6 +60,7 @@ class PeerTransport(Protocol):
     ) -> None: ...
     def set_addresses(self, peer_id: str, addresses: Sequence[str]) -> None: ...
     def send(self, peer_id: str, raw: bytes) -> bool: ...
+    def doubt(self, peer_ids: Iterable[str]) -> None: ...
     def connect(
         self,
         peer_id: str,
@@ -216,6 +217,12 @@ class Transport:
         """Fire and forget; False if dropped at once. Later failures go to `on_unreachable`."""
         assert len(raw) <= MAX_MESSAGE_BYTES
         return self._lanes.send(peer_id, raw)
+
+    def doubt(self, peer_ids: Iterable[str]) -> None:
+        """These did not answer: what went to them through a third looks for another way."""
+        for peer_id in peer_ids:
+            self._dialer.contacts.give_another_chance(peer_id)
+            self._lanes.doubt(peer_id)
 
     def connect(
         self,

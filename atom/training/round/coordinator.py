@@ -94,8 +94,7 @@ class Coordinator:
     def _watch(self, attempt: Attempt) -> None:
         now = self._desk.now
         if attempt.stage is Stage.PREVOTE and now >= attempt.deadline:
-            heard = len(attempt.agreeable) > 1 or attempt.refused
-            self._silence.unanswered = not heard and len(attempt.electorate.voters) > 1
+            self._silence.after_prevotes(attempt)
             self.give_up(Reason.NO_QUORUM)
         elif attempt.stage is Stage.PREPARE:
             self._check_promises()
@@ -184,8 +183,7 @@ class Coordinator:
         if not attempt.all_answered() and self._desk.now < attempt.deadline:
             return
         promised = {voter.peer_id for voter in attempt.promises}
-        self._silence.waited_for(attempt.expected - promised)
-        self._silence.unanswered = len(promised) < 2 <= len(attempt.invited)
+        self._silence.after_promises(attempt, promised)
         if not attempt.decidable() or self._desk.me not in attempt.promises:
             self.give_up(Reason.NO_QUORUM)
             return

@@ -7,8 +7,10 @@ from atom.base.reasons import Reason
 from atom.swarm.chain.commit import Voter
 from atom.swarm.records.lease import Lease
 from atom.swarm.transport.quarantine import Quarantine
+from atom.training.round.attempt import Attempt
 from atom.training.round.desk import Desk
 from atom.training.round.electorate import Electorate
+from atom.training.round.vocabulary import Unanswered
 
 MUTE_S = 30.0
 
@@ -49,6 +51,24 @@ class Silence:
         fresh = self._desk.view.fresh
         meant = (v.peer_id for v in missing if v.peer_id in fresh)
         self.of([peer for peer in meant if Voter(peer, fresh[peer].incarnation) in missing])
+
+    def after_prevotes(self, attempt: Attempt) -> None:
+        """Their time is over."""
+        asked = {voter.peer_id for voter in attempt.electorate.voters} - {self._desk.me.peer_id}
+        heard = {voter.peer_id for voter in attempt.agreeable} | attempt.refused
+        self._waited_in_vain(asked - heard)
+        self.unanswered = bool(asked) and not asked & heard
+
+    def after_promises(self, attempt: Attempt, promised: AbstractSet[str]) -> None:
+        """All have answered, or the time is over."""
+        silent = attempt.expected - promised
+        self._waited_in_vain(silent)
+        self.waited_for(silent)
+        self.unanswered = len(promised) < 2 <= len(attempt.invited)
+
+    def _waited_in_vain(self, silent: AbstractSet[str]) -> None:
+        if silent:
+            self._desk.out.append(Unanswered(tuple(sorted(silent))))
 
     def waited_for(self, peers: Iterable[str]) -> None:
         """They let us wait for as long as we wait for anybody."""

@@ -20,3 +20,15 @@ def test_who_was_heard_of_longest_ago_is_forgotten_first(monkeypatch: pytest.Mon
     book.set("b", Contact(("host:1", "host:2")))
     assert book.addresses("b") == ["host:1", "host:2"], "nothing is left of what was known"
     assert not book.dial_last("b")
+
+
+def test_addresses_that_failed_are_tried_last_until_they_get_another_chance() -> None:
+    book = ContactBook()
+    book.set("a", Contact(("host:1",)))
+    book.failed("a")
+    assert book.dial_last("a")
+    book.give_another_chance("a")
+    assert not book.dial_last("a")
+    book.set("b", Contact(("host:1",), dials_out=True))
+    book.give_another_chance("b")
+    assert book.dial_last("b"), "it says itself that nobody can dial it"

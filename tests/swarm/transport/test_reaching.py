@@ -147,6 +147,34 @@ def test_two_that_cannot_be_dialled_meet_through_a_relay(
     assert relay.heard.empty()
 
 
+def test_who_does_not_answer_through_a_third_is_dialled_if_it_can_be(
+    make: Callable[..., Peer],
+) -> None:
+    """The third may be frozen: its kernel takes what we send, and nobody gets it."""
+    relay, one, two = make(), make(listens=False), make()
+    relay.knows(one, two)
+    two.keeps_lines_to(relay)
+    one.knows(relay)
+    one.transport.set_contact(two.peer_id, Contact((), False, (relay.peer_id,)))
+    message = bytes(10_000)
+
+    def passed_bytes(messages: int) -> int:
+        """Through the third, for so many that one sends to two."""
+        before = relay.transport._relay.passed_bytes
+        for _ in range(messages):
+            assert one.transport.send(two.peer_id, message)
+            assert two.heard.get(timeout=SOON) == (one.peer_id, message)
+        return relay.transport._relay.passed_bytes - before
+
+    assert passed_bytes(2) >= len(message)
+    one.knows(two)
+    assert passed_bytes(2) >= len(message), "a connection that serves is kept"
+    one.transport.doubt([two.peer_id])
+    assert passed_bytes(3) < len(message)
+    one.transport.doubt([two.peer_id])
+    assert passed_bytes(2) == 0, "what is dialled is kept"
+
+
 def test_a_relay_never_sees_what_passes(
     make: Callable[..., Peer], monkeypatch: pytest.MonkeyPatch
 ) -> None:

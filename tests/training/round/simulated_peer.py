@@ -43,6 +43,7 @@ from atom.training.round.vocabulary import (
     StopRing,
     Thaw,
     Tick,
+    Unanswered,
     Unreachable,
 )
 
@@ -85,6 +86,7 @@ class Process:
         self.gradients = Gradients(self)
         self.reports: list[str] = []
         self.told: list[Report] = []
+        self.doubted: set[str] = set()
         self.quarantine = Quarantine()
         self._lookout = Lookout(self)
         self._ring: StartRing | None = None
@@ -232,6 +234,8 @@ class Process:
                 assert self._ring is None, "its result may be there already"
                 self.results = kept(self.results, digests, self.machine.head.digest)
                 self.offered &= self.results.keys()
+            case Unanswered(peer_ids):
+                self.doubted.update(peer_ids)  # and that is all: there is one way to everybody
             case Apply():
                 self._apply(action)
             case CatchUp():

@@ -300,6 +300,10 @@ def test_who_gets_no_answer_is_in_doubt_until_it_averages_with_somebody_again() 
         swarm.cut_one_way("".join(set(names) - {name}), name)
     swarm.run(20.0)
     assert any(process.machine.in_doubt for process in swarm.living), swarm.story(60)
+    ids = {process.peer_id for process in swarm.living}
+    for process in swarm.living:
+        assert process.doubted in (set(), ids - {process.peer_id})
+    assert any(process.doubted for process in swarm.living)
     swarm.heal()
     swarm.run_until_agreed(60.0)
     assert not any(process.machine.in_doubt for process in swarm.living)
