@@ -12,8 +12,8 @@ share = {share}
 slot = "200 ms"
 
 [network]"""
-SLOW = 512
-"""Sequences of a round that takes several turns."""
+SLOW = 2048
+"""Sequences of a round that takes several turns, also where a second is enough for 512."""
 SHARE = 1.1
 """Of the second. With 2 it would first be owed twice the seconds that the first was set up in."""
 ROUND_S = 60.0
