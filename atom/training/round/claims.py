@@ -15,6 +15,8 @@ from atom.training.round.vocabulary import CaughtUp
 MOST_DONORS = 8
 """Asked in one go: each that does not answer takes seconds."""
 FIRST_DOUBT_S = 10.0
+LONGEST_DOUBT_ALONE_S = 20.0
+"""Of who averages with nobody: it may be the one that has lost the others, so it keeps asking."""
 _MOST_SHUNNED = 4096
 
 
@@ -68,7 +70,10 @@ class Claims:
             self._strangers_wrong = 0
         elif self._asked_strangers:
             self._strangers_wrong += 1
-            self._strangers_after = desk.now + hold_s(FIRST_DOUBT_S, self._strangers_wrong)
+            doubt_s = hold_s(FIRST_DOUBT_S, self._strangers_wrong)
+            if self._known() <= {desk.me.peer_id}:
+                doubt_s = min(doubt_s, LONGEST_DOUBT_ALONE_S)
+            self._strangers_after = desk.now + doubt_s
         self._asked_strangers = False
 
     def _known(self) -> set[str]:

@@ -128,3 +128,14 @@ def test_who_is_left_when_others_died_in_its_rings_waits_for_the_dead_and_for_no
     before = left.chain.head.round
     swarm.run(Patience().grace + 4.0)
     assert left.chain.head.round > before, swarm.story(60)
+
+
+def test_who_went_on_alone_for_long_finds_the_others_soon_after() -> None:
+    """Each time it asked for their state in vain, it was the more patient with its own."""
+    swarm = Swarm(5, Setting(peers=2, global_batch=4))
+    swarm.run(10.0)
+    swarm.narrow("B")
+    swarm.run(600.0)
+    assert len({process.chain.head.digest for process in swarm.living}) == 2
+    swarm.heal()
+    swarm.run_until_agreed(60.0)
