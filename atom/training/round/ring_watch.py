@@ -32,7 +32,7 @@ class RingWatch:
             # in earlier rounds only: perhaps it was us.
             suspected = self._suspicions.left_out(head, desk.now, earlier=False)
         seen = self._suspicions.seen_failing(head, desk.now)
-        if self._others_than(suspected | seen):  # what is no more than a hint sends nobody alone
+        if seen and self._others_than(suspected | seen):  # a mere hint sends nobody alone
             suspected |= seen
         return (suspected | desk.view.aside) - {desk.me.peer_id}
 

@@ -65,8 +65,9 @@ class Turn:
         desk = self._desk
         if desk.now < self._lead_after or desk.behind:
             return True
-        others = alive_voters(desk.head, desk.me, desk.view) - {desk.me}
-        return desk.now < self._others_until and bool(others)
+        if desk.now >= self._others_until:
+            return False
+        return bool(alive_voters(desk.head, desk.me, desk.view) - {desk.me})
 
     def back_off(self, unheeded: bool = False) -> None:
         """After an attempt in vain: not all at once again.
