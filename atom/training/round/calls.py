@@ -13,13 +13,23 @@ class Calls:
     def __init__(self) -> None:
         self._made = 0
         self._last_at = float("-inf")
+        self._took_s: float | None = None
+        """The last one, of our time; None: it was not called off."""
 
-    def allow(self, now: float, pause_s: float) -> bool:
-        """Whether to listen; `pause_s`: what one attempt in vain and another's beginning take."""
+    def allow(self, now: float, attempt_s: float, turn_s: float) -> bool:
+        """Whether to listen. `attempt_s`: what a call takes of us at most; `turn_s`: what
+        another's beginning takes."""
         beyond = self._made - FREE
-        pause_s *= 0 if beyond < 0 else 2 ** min(beyond, _MOST_DOUBLINGS)
-        if now < self._last_at + pause_s:
-            return False
+        took_s = attempt_s if self._took_s is None else min(self._took_s, attempt_s)
+        scale = 0 if beyond < 0 else 2 ** min(beyond, _MOST_DOUBLINGS)
+        return now >= self._last_at + scale * (took_s + turn_s)
+
+    def made(self, now: float) -> None:
+        """We listen to a call."""
         self._made += 1
         self._last_at = now
-        return True
+        self._took_s = None
+
+    def called_off(self, now: float) -> None:
+        """The last one, by its coordinator: it takes no more of us."""
+        self._took_s = now - self._last_at

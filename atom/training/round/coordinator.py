@@ -365,8 +365,7 @@ class Coordinator:
         assert attempt is not None
         story = {"reason": reason.value, "stage": attempt.stage.value, **details}
         self._desk.report("attempt-ended", round=self._desk.head.round + 1, **story)
-        if reason in (Reason.NO_QUORUM, Reason.SUPERSEDED):
-            self._hold_up.learn(attempt, silence=reason is Reason.NO_QUORUM)
+        self._hold_up.learn(attempt, reason)
         unheeded = reason is Reason.NO_QUORUM and attempt.stage is Stage.PREPARE
         self._turn.back_off(unheeded)
         if attempt.ballot is not None:

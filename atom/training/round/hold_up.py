@@ -8,12 +8,13 @@ comes.
 
 from collections.abc import Set as AbstractSet
 
+from atom.base.reasons import Reason
 from atom.swarm.chain.commit import Voter
 from atom.swarm.chain.membership import is_quorum
 from atom.swarm.records.lease import PeerState
 from atom.training.round.attempt import Attempt, Stage
 from atom.training.round.desk import Desk
-from atom.training.round.electorate import Electorate, alive_voters, same_head
+from atom.training.round.electorate import Electorate, alive_voters, electorate, same_head
 from atom.training.round.vocabulary import Phase
 
 HOLD_OUT = 5
@@ -39,12 +40,14 @@ class HoldUp:
         """Of the results that were proposed because of them, by digest."""
         self._unserved = set[Voter]()
         """Who says that it accepted a value, and does not hand out its result."""
+        self._alone_in_vain = False
 
     def new_head(self) -> None:
         self._silent.clear()
         self._unwilling.clear()
         self._reporters.clear()
         self._unserved.clear()
+        self._alone_in_vain = False
 
     # ---- how long
 
@@ -84,9 +87,11 @@ class HoldUp:
 
     # ---- who
 
-    def learn(self, attempt: Attempt, silence: bool) -> None:
-        """An attempt of ours ended in vain: who of its electors owes us the stage it ended at?
-        `silence`: it ended because answers were missing."""
+    def learn(self, attempt: Attempt, reason: Reason) -> None:
+        """An attempt of ours ended in vain: who of its electors owes us the stage it ended at?"""
+        self._alone_in_vain = bool(attempt.electorate.survivors)
+        if reason not in (Reason.NO_QUORUM, Reason.SUPERSEDED):
+            return
         me, present = self._desk.me, attempt.present()
         owing = set(attempt.electorate.voters) - present
         if attempt.stage is Stage.ACCEPT and me not in present:
@@ -96,7 +101,7 @@ class HoldUp:
         for voter in {*attempt.electorate.voters} - {me}:
             if voter.peer_id in attempt.refused:
                 self._unwilling[voter] = attempt.stage
-            elif silence and voter in owing:
+            elif reason is Reason.NO_QUORUM and voter in owing:
                 self._silent[voter] = attempt.stage
 
     def reported(self, result_digest: bytes, voters: AbstractSet[Voter]) -> None:
@@ -126,6 +131,19 @@ class HoldUp:
             at = failed.get(voter)
             if at is not None and _ORDER.index(at) <= _ORDER.index(stage):
                 del failed[voter]
+
+    def chosen(self) -> Electorate | None:
+        """Whom to ask for the next commit. When those that are left have not agreed to go on
+        without the given up, these are asked once more: perhaps they are back, and the others
+        know it."""
+        if self._alone_in_vain and (all_of_them := self._electorate(frozenset())) is not None:
+            return all_of_them
+        return self._electorate(self.given_up())
+
+    def _electorate(self, given_up: AbstractSet[Voter]) -> Electorate | None:
+        desk = self._desk
+        grace_s, branches = desk.patience.grace, desk.terms.branches
+        return electorate(desk.head, desk.me, desk.view, grace_s, branches, given_up)
 
     def given_up(self) -> frozenset[Voter]:
         """On whom nothing depends any more."""

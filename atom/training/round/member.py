@@ -94,15 +94,15 @@ class Member:
         desk = self._desk
         state, attempt = desk.state, self._coordinator.attempt
         recent = desk.now < state.active_at + desk.patience.quiet
+        led = recent and state.active_by != sender.peer_id
         engaged = attempt is not None and attempt.ballot is not None
         # a ring that runs makes progress, or says within seconds that it does not
         idle = desk.phase not in (Phase.SYNCING, Phase.STEPPING, Phase.REDUCING)
+        refusal = ""
         if message.parent != desk.head.digest:
             refusal = Reason.WRONG_HEAD.value
-        elif engaged or not idle or (recent and state.active_by != sender.peer_id):
+        elif engaged or led or not idle or not self._has_time_for(sender):
             refusal = Reason.BUSY.value
-        else:
-            refusal = ""
         desk.send(sender.peer_id, PrevoteAnswer(message.parent, message.serial, refusal))
 
     def on_prepare(self, sender: Voter, message: Prepare) -> None:
@@ -124,6 +124,7 @@ class Member:
         if sender != desk.me and not self._has_time_for(sender):
             desk.nack(sender, ballot, Reason.BUSY)  # it had its chances: let others try
             return
+        desk.state.calls[sender.peer_id].made(self._idle_s)
         if not state.slots.slot(survivors).promise(ballot):
             desk.nack(sender, ballot, Reason.BALLOT_TOO_LOW)
             return
@@ -136,9 +137,13 @@ class Member:
     def _has_time_for(self, coordinator: Voter) -> bool:
         desk = self._desk
         others_turn_s = desk.patience.quiet + desk.patience.prevote + desk.promise_patience()
-        idle_s = desk.now - desk.state.reducing_s
         calls = desk.state.calls[coordinator.peer_id]
-        return calls.allow(idle_s, desk.composing_patience + others_turn_s)
+        return calls.allow(self._idle_s, desk.composing_patience, others_turn_s)
+
+    @property
+    def _idle_s(self) -> float:
+        """A clock that stands while we are in a ring."""
+        return self._desk.now - self._desk.state.reducing_s
 
     def on_frozen(self, ballot: Ballot, sequences: int, loss_sum: float) -> None:
         desk, state = self._desk, self._desk.state
@@ -180,6 +185,7 @@ class Member:
         ours = desk.state.ballot == message.ballot
         if not ours or desk.phase is Phase.SYNCING or sender.peer_id != message.ballot.coordinator:
             return
+        desk.state.calls[sender.peer_id].called_off(self._idle_s)
         if message.reason == Reason.STATE_MISMATCH:
             there = set(desk.view.fresh) - {desk.me.peer_id} - desk.view.aside
             voters = there & {voter.peer_id for voter in desk.head.voters}

@@ -5,7 +5,6 @@ from atom.training.round.desk import Desk
 from atom.training.round.electorate import (
     Electorate,
     alive_voters,
-    electorate,
     rank,
     same_head,
 )
@@ -102,9 +101,7 @@ class Turn:
             return None
         if self._trigger_since is None:
             self._trigger_since = desk.now
-        patience, branches = desk.patience, desk.terms.branches
-        given_up = self._hold_up.given_up()
-        chosen = electorate(desk.head, desk.me, desk.view, patience.grace, branches, given_up)
+        patience, chosen = desk.patience, self._hold_up.chosen()
         self._tell_if_waiting(chosen)
         if chosen is None or desk.now < self._retry_at:
             return None

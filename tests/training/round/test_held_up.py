@@ -124,6 +124,24 @@ def test_a_stranger_is_not_held_up_by_leases() -> None:
     assert joiner.chain.head.digest == one.chain.head.digest, swarm.story(60)
 
 
+@pytest.mark.parametrize("seed", [0, 2, 8])
+def test_who_gave_each_other_up_meet_again_though_a_third_knows_better(seed: int) -> None:
+    """It has just come back: it agrees to no branch while both are alive."""
+    swarm, (one, other, third) = started(seed, 3)
+    pair = {one.peer_id, other.peer_id}
+    third.die()
+    swarm.network.drop = lambda source, target, message: (
+        {source, target} == pair and isinstance(message, AcceptedVote)
+    )
+    swarm.run(68.0)
+    swarm.restart(third.seat.name)
+    swarm.run(8.0)
+    assert swarm.story(100_000).count("kind=held-up") == 2, swarm.story(60)
+    swarm.heal()
+    swarm.run_until_agreed(50.0, 1)
+    assert swarm.witness.branches == 0
+
+
 def test_an_owner_who_wants_no_branches_waits() -> None:
     swarm = Swarm(4, Setting(peers=3, pass_seconds=(0.3,), branches=False))
     swarm.run_until_agreed(60.0, 1)

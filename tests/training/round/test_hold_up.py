@@ -5,6 +5,8 @@ from dataclasses import replace
 import pytest
 from test_silent_peers import GONE, HEAD, MATE, ME, STATE, US, VOTERS, lease
 
+from atom.base.reasons import Reason
+from atom.swarm.chain.commit import Voter
 from atom.swarm.records.lease import PeerState
 from atom.training.round import Terms
 from atom.training.round.attempt import Attempt, Stage
@@ -31,13 +33,13 @@ class Waiting:
             self.hold_up.tick(cause, leading=False)
         return self.desk.patience_lost
 
-    def fails(self, stage: Stage, refused: bool = False) -> None:
+    def fails(self, stage: Stage, refused: bool = False, of: Voter = GONE) -> None:
         """An attempt of ours, because of one of the three."""
         attempt = Attempt(Electorate(VOTERS), stage, 0.0, 0.0)
-        attempt.agreeable = {ME, MATE}
-        attempt.refused = {GONE.peer_id} if refused else set()
-        attempt.votes = {ME: b"", MATE: b""}
-        self.hold_up.learn(attempt, silence=True)
+        attempt.agreeable = {*VOTERS} - {of}
+        attempt.refused = {of.peer_id} if refused else set()
+        attempt.votes = dict.fromkeys(attempt.agreeable, b"")
+        self.hold_up.learn(attempt, Reason.NO_QUORUM)
 
 
 def test_a_head_is_overdue_when_it_could_have_been_decided_for_so_long() -> None:
@@ -112,3 +114,28 @@ def test_who_shows_another_head_all_the_while_is_given_up() -> None:
     fresh[GONE.peer_id] = replace(fresh[GONE.peer_id], head=b"x" * 32)
     waiting.desk.view = View(fresh=fresh)
     assert waiting.hold_up.given_up() == {GONE}
+
+
+def test_who_is_given_up_is_asked_again_when_it_does_not_go_without() -> None:
+    waiting = Waiting()
+    waiting.fails(Stage.ACCEPT)
+    waiting.fails(Stage.ACCEPT, of=MATE)
+    waiting.wait(1.1 * LIMIT_S)
+    alone = waiting.hold_up.chosen()
+    assert alone is not None
+    assert alone.survivors == (ME,)
+    waiting.hold_up.learn(Attempt(alone, Stage.PREPARE, 0.0, 0.0), Reason.SUPERSEDED)
+    assert waiting.hold_up.chosen() == Electorate(VOTERS)
+    waiting.hold_up.learn(Attempt(Electorate(VOTERS), Stage.RING, 0.0, 0.0), Reason.RING_BROKEN)
+    assert waiting.hold_up.chosen() == alone
+
+
+def test_who_was_restarted_has_no_vote_to_ask_them_with() -> None:
+    waiting = Waiting()
+    waiting.desk.me = again = Voter(ME.peer_id, b"n" * 16)
+    waiting.wait(2.2 * LIMIT_S)
+    alone = waiting.hold_up.chosen()
+    assert alone is not None
+    assert again in alone.survivors
+    waiting.hold_up.learn(Attempt(alone, Stage.PREPARE, 0.0, 0.0), Reason.SUPERSEDED)
+    assert waiting.hold_up.chosen() == alone
