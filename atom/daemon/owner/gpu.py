@@ -5,6 +5,7 @@ Through NVIDIA's management library (the extra `gpu`).
 
 import contextlib
 import os
+from collections.abc import Callable, Collection
 from importlib import import_module
 from typing import Any, Protocol
 
@@ -17,6 +18,8 @@ from atom.models.installing import install_extra
 IN_USE_PERCENT = 10
 """Of its multiprocessors' time, in the driver's latest samples. A desktop that draws windows takes
 less, a game or another training much more."""
+Neighbours = Callable[[], Collection[int]]
+"""Ids of this user's other daemons' processes, as they are now."""
 _POWER_HINT = "remove [device] power, or set it by hand: sudo nvidia-smi -pl WATTS"
 
 
@@ -55,8 +58,8 @@ class UnseenGpu:
 class NvidiaGpu:
     """One GPU, by its handle in the library."""
 
-    def __init__(self, library: Any, handle: Any) -> None:
-        self._nvml, self._handle = library, handle
+    def __init__(self, library: Any, handle: Any, neighbours: Neighbours = lambda: ()) -> None:
+        self._nvml, self._handle, self._neighbours = library, handle, neighbours
         self._seen_until_us = 0
         self._power_before_mw: int | None = None
         self.blind = ""
@@ -68,7 +71,7 @@ class NvidiaGpu:
         self.blind = "" if computing & ours else "the driver does not list this program"
         if self.blind:
             return ""
-        others = {pid for pid in self._users(computing) if pid not in ours}
+        others = self._users(computing) - ours - set(self._neighbours())
         return _name(min(others)) if others else ""
 
     def limit_power(self, watts: float | None) -> None:
@@ -108,8 +111,9 @@ class NvidiaGpu:
         return {each.pid for each in samples if each.smUtil >= IN_USE_PERCENT}
 
 
-def open_gpu(device: torch.device) -> Gpu:
-    """The one that this device is, as the driver knows it."""
+def open_gpu(device: torch.device, neighbours: Neighbours = lambda: ()) -> Gpu:
+    """The one that this device is, as the driver knows it. `neighbours`: programs that are no
+    others, with which it is shared in turns."""
     if device.type != "cuda":
         return UnseenGpu("no GPU")
     try:
@@ -119,7 +123,7 @@ def open_gpu(device: torch.device) -> Gpu:
     try:
         nvml.nvmlInit()
         uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
-        return NvidiaGpu(nvml, nvml.nvmlDeviceGetHandleByUUID(uuid))
+        return NvidiaGpu(nvml, nvml.nvmlDeviceGetHandleByUUID(uuid), neighbours)
     except nvml.NVMLError as refusal:
         return UnseenGpu(f"the driver says: {refusal}")
 

@@ -1,8 +1,9 @@
-"""How long nobody else has used this machine, and whether it runs on battery: what can be seen.
+"""How long nobody else has used this machine, as far as that can be seen.
 
 Used means one of three: a key was pressed in a terminal (their devices tell when they were last
 read, as `w` shows it); a desktop session told logind that it is not idle; or programs that are not
-ours took more than a third of a core. None of them sees everything, so any one will do.
+ours took more than a third of a core: neither this daemon nor another one of its user. None of them
+sees everything, so any one will do.
 """
 
 import contextlib
@@ -10,10 +11,12 @@ import math
 import os
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import psutil
+
+from atom.daemon.owner.gpu import Neighbours
 
 OTHERS_CORES = 0.3
 """Of processor time: less than that is a machine looking after itself."""
@@ -22,18 +25,14 @@ _LOGINCTL = ("loginctl", "show-session", "--property=IdleHint", "--property=Idle
 _LOGINCTL_S = 2.0
 
 
-def on_battery() -> bool:
-    """False, too, for machines without one."""
-    battery = psutil.sensors_battery()
-    return battery is not None and battery.power_plugged is False
-
-
 class MachineUse:
     """Looks at what happened since its last look. From one thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, neighbours: Neighbours = lambda: ()) -> None:
+        """`neighbours`: ids of processes that are none of others', as they are now."""
+        self._neighbours = neighbours
         self._at_s = time.monotonic()
-        self._others_s = _others_seconds()
+        self._others_s, self._neighbours_s = _others_seconds(), _seconds_of(neighbours())
         self._load_at_s = self._at_s
 
     def idle_s(self) -> float:
@@ -42,10 +41,11 @@ class MachineUse:
 
     def _load_idle_s(self) -> float:
         now_s, others_s = time.monotonic(), _others_seconds()
-        passed_s = now_s - self._at_s
-        if others_s - self._others_s > OTHERS_CORES * passed_s:
+        spent_s, before_s = _seconds_of(self._neighbours()), self._neighbours_s
+        neighbours_s = sum(spent - before_s.get(pid, spent) for pid, spent in spent_s.items())
+        if others_s - self._others_s - neighbours_s > OTHERS_CORES * (now_s - self._at_s):
             self._load_at_s = now_s
-        self._at_s, self._others_s = now_s, others_s
+        self._at_s, self._others_s, self._neighbours_s = now_s, others_s, spent_s
         return now_s - self._load_at_s
 
 
@@ -84,8 +84,25 @@ def _others_seconds() -> float:
     busy = sum(times) - resting - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
     ours = os.times()
     own = ours.user + ours.system + ours.children_user + ours.children_system
-    for child in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.Error):
-            spent = child.cpu_times()
-            own += spent.user + spent.system
+    own += sum(_spent_s(psutil.Process().children(recursive=True)).values())
     return float(busy - own)
+
+
+def _seconds_of(pids: Iterable[int]) -> dict[int, float]:
+    """Of processor time, of other processes than ours and of their children, by process."""
+    found: dict[int, float] = {}
+    for pid in set(pids) - {os.getpid()}:
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(pid)
+            found |= _spent_s([process, *process.children(recursive=True)])
+    return found
+
+
+def _spent_s(processes: Iterable[psutil.Process]) -> dict[int, float]:
+    """Without those that have ended."""
+    found: dict[int, float] = {}
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            times = process.cpu_times()
+            found[process.pid] = times.user + times.system
+    return found

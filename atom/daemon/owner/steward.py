@@ -8,8 +8,9 @@ from datetime import datetime
 
 from atom.base.clock import Clock
 from atom.config.peer_file import Schedule
-from atom.daemon.owner.gpu import Gpu
-from atom.daemon.owner.machine_use import MachineUse, on_battery
+from atom.daemon.owner.battery import on_battery
+from atom.daemon.owner.gpu import Gpu, Neighbours
+from atom.daemon.owner.machine_use import MachineUse
 from atom.daemon.owner.permit import Observations, may_work
 
 LOOK_S = 2.0
@@ -18,14 +19,14 @@ LOOK_S = 2.0
 class Observer:
     """Looks at no more than the wishes ask for. From one thread."""
 
-    def __init__(self, gpu: Gpu, clock: Clock) -> None:
-        self._gpu, self._clock = gpu, clock
+    def __init__(self, gpu: Gpu, clock: Clock, neighbours: Neighbours = lambda: ()) -> None:
+        self._gpu, self._clock, self._neighbours = gpu, clock, neighbours
         self._gpu_used_at_s, self._gpu_user = -math.inf, ""
         self._use: MachineUse | None = None
 
     def look(self, wishes: Schedule) -> Observations:
         wants_idle = wishes.idle_for_s is not None
-        self._use = (self._use or MachineUse()) if wants_idle else None
+        self._use = (self._use or MachineUse(self._neighbours)) if wants_idle else None
         if wishes.pause_for_gpu_programs and (user := self._gpu.other_user()):
             self._gpu_used_at_s, self._gpu_user = self._clock.now(), user
         return Observations(

@@ -2,6 +2,7 @@
 
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 
 from atom.base.clock import BootClock
 from atom.base.events import EventFan, EventSink
@@ -22,6 +23,8 @@ from atom.daemon.peer.life import Life
 from atom.daemon.peer.lookout import Lookout
 from atom.daemon.peer.own_code import blob_name
 from atom.daemon.peer.parts import Parts
+from atom.daemon.turns.neighbours import neighbours
+from atom.daemon.turns.opening import machine_folder
 from atom.daemon.turns.taking import DeviceTurns
 from atom.swarm.records.allow_list import AllowList
 from atom.swarm.records.reachability import Reached
@@ -110,9 +113,10 @@ def assemble(stack: ExitStack, given: Assembly) -> Life:
     hands = ReplicaHands(bench, transport, _schedule(member), clock, events, style)
     server = BlobServer(blobs, clock, courtesy=transport.courtesy)
 
-    gpu = open_gpu(member.replica.device_hold.torch_device)
+    ours = partial(neighbours, machine_folder())
+    gpu = open_gpu(member.replica.device_hold.torch_device, ours)
     pauses = Pauses(worker, events, clock)
-    look = Observer(gpu, clock).look
+    look = Observer(gpu, clock, ours).look
     steward = Steward(box.peer.schedule, look, pauses.wish, life.fail)
     memory = MemoryCaps(member.built, worker)
     givers = Givers(gpu, steward, given.turns, transport.bandwidth, memory, worker.submit)

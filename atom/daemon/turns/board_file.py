@@ -20,6 +20,8 @@ from atom.daemon.turns.board import Account, Board, Claim, Turn, Wish
 
 BEAT_S = 2.0
 """How often a look that changed nothing is written down, for others to see that we live on."""
+ALIVE = ".alive"
+"""Ends the name of a file that its member holds for life; its process id is in it."""
 _DAMAGED = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 """What is raised on the way from bytes to a board, if they are none."""
 Change = Callable[[Board, Collection[str]], Board]
@@ -45,6 +47,9 @@ class BoardFile:
             self._folder.mkdir(parents=True, exist_ok=True)
             alive = self._path_of(self.member).open("a+")
             fcntl.flock(alive, fcntl.LOCK_EX)  # at most for as long as somebody probes it
+            alive.truncate(0)
+            alive.write(str(os.getpid()))
+            alive.flush()
             self._alive = alive
 
     def leave(self) -> None:
@@ -75,16 +80,7 @@ class BoardFile:
             yield
 
     def _lives(self, member: str) -> bool:
-        if member == self.member:
-            return True
-        try:
-            with self._path_of(member).open("rb") as file:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        except FileNotFoundError:
-            return False
-        return False
+        return member == self.member or is_held(self._path_of(member))
 
     def _read(self) -> Board:
         """What cannot be read, or gone by, says nothing: a board is soon written again."""
@@ -101,7 +97,19 @@ class BoardFile:
         os.replace(aside, self._folder / "board.json")
 
     def _path_of(self, member: str) -> Path:
-        return self._folder / f"{member}.alive"
+        return self._folder / f"{member}{ALIVE}"
+
+
+def is_held(path: Path) -> bool:
+    """Whether the process that opened this file to say so lives. Raises: OSError."""
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:
+        return False
+    return False
 
 
 def _news(board: Board, before: Board) -> bool:

@@ -22,8 +22,13 @@ def open_turns(device: Device, state: Path, run: str, owner: str, clock: Clock) 
     name = device_name(device.kind)
     boot = BOOT.read_text(encoding="utf-8").strip() if BOOT.exists() else ""
     member = hashlib.sha256(os.fsencode(state)).hexdigest()[:16]
-    file = BoardFile(turns_directory() / (platform.node() or "here") / name, member, boot)
+    file = BoardFile(machine_folder() / name, member, boot)
     return DeviceTurns(file, Contender(run_key(run, owner), str(state), name), device, clock)
+
+
+def machine_folder() -> Path:
+    """With a board for each of this machine's devices."""
+    return turns_directory() / (platform.node() or "here")
 
 
 def device_name(kind: str) -> str:

@@ -5,7 +5,6 @@ import os
 import threading
 from datetime import datetime
 from pathlib import Path
-from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -14,7 +13,7 @@ from atom.base.clock import ManualClock
 from atom.config.peer_file import Schedule
 from atom.daemon.owner import machine_use, steward
 from atom.daemon.owner.gpu import UnseenGpu
-from atom.daemon.owner.machine_use import MachineUse, desktop_idle_s, idle_hint_s, on_battery
+from atom.daemon.owner.machine_use import MachineUse, desktop_idle_s, idle_hint_s
 from atom.daemon.owner.permit import Observations
 from atom.daemon.owner.steward import Observer, Steward, wall_clock
 
@@ -71,7 +70,7 @@ def test_a_look_that_fails_ends_the_daemon(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_only_what_is_wished_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(psutil, "sensors_battery", lambda: SimpleNamespace(power_plugged=False))
+    monkeypatch.setattr(steward, "on_battery", lambda: True)
     gpu, clock = Used(), ManualClock(100.0)
     observer = Observer(gpu, clock)
     nothing = Schedule(pause_on_battery=False)
@@ -83,14 +82,6 @@ def test_only_what_is_wished_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> No
     clock.advance(7.0)
     assert observer.look(Schedule(pause_for_gpu_programs=True)).gpu_idle_s == 7.0
     assert observer.look(Schedule(idle_for="1 s")).idle_s < WAIT_S
-
-
-@pytest.mark.parametrize(("plugged", "on"), [(True, False), (False, True), (None, False)])
-def test_a_battery(plugged: bool | None, on: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(psutil, "sensors_battery", lambda: SimpleNamespace(power_plugged=plugged))
-    assert on_battery() is on
-    monkeypatch.setattr(psutil, "sensors_battery", lambda: None)
-    assert not on_battery()
 
 
 @pytest.mark.parametrize(
@@ -126,6 +117,34 @@ def test_programs_that_are_not_ours_use_the_machine(monkeypatch: pytest.MonkeyPa
     assert use.idle_s() == 0.0
     now_s[0] = 1025.0
     assert use.idle_s() == 5.0
+
+
+def test_another_daemon_of_ours_is_no_other_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the one that waits for its turn would never want it."""
+    now_s, spent_s, others_s = [1000.0], {7: 40.0}, [900.0]
+    monkeypatch.setattr(machine_use.time, "monotonic", lambda: now_s[0])
+    monkeypatch.setattr(machine_use, "_others_seconds", lambda: others_s[0])
+    monkeypatch.setattr(machine_use, "_seconds_of", lambda pids: {n: spent_s[n] for n in pids})
+    monkeypatch.setattr(machine_use, "_terminals_idle_s", lambda: iter(()))
+    monkeypatch.setattr(machine_use, "desktop_idle_s", lambda: math.inf)
+    there = [7]
+    use = MachineUse(lambda: there)
+    now_s[0], others_s[0], spent_s[7] = 1010.0, 909.0, 49.0
+    assert use.idle_s() == 10.0
+    there.append(8)
+    spent_s[8] = 500.0  # it was there before it was known
+    now_s[0], others_s[0] = 1020.0, 912.0
+    assert use.idle_s() == 20.0
+    there.clear()
+    now_s[0], others_s[0] = 1030.0, 915.1
+    assert use.idle_s() == 0.0
+
+
+def test_what_our_own_and_a_neighbour_s_processes_took() -> None:
+    assert machine_use._seconds_of([os.getpid()]) == {}, "ours is taken off already"
+    seen = machine_use._seconds_of([os.getppid(), 2**30])
+    assert seen[os.getppid()] >= 0.0
+    assert 2**30 not in seen
 
 
 def test_our_own_work_is_not_others(monkeypatch: pytest.MonkeyPatch) -> None:
