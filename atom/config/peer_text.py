@@ -4,7 +4,7 @@ import difflib
 import json
 import re
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 from typing import Any
 
 import tomlkit
@@ -15,6 +15,7 @@ from atom.base.errors import ConfigError
 from atom.base.units import format_bits_per_s, format_seconds
 from atom.config.peer_file import PeerFile
 
+_MEND = "mend the peer file first"
 _QUANTITY = re.compile(r"([0-9.]+) (bit/s|s)")
 Assignment = tuple[str, Any]
 """("network.upload", "20 Mbit/s"); None: the key goes, its default holds."""
@@ -54,17 +55,12 @@ def parse_assignment(text: str) -> Assignment:
 def edited(text: str, assignments: Sequence[Assignment]) -> str:
     """`text` with these keys changed. Raises: ConfigError for a text that is no TOML, or has
     something else where a section is to be."""
-    try:
-        document = tomlkit.parse(text)
-    except TOMLKitError as problem:
-        raise ConfigError(f"not valid TOML: {problem}", "mend the peer file first") from None
+    document = _document(text)
     for key, value in assignments:
         section, name = key.split(".")
         if section not in document and value is not None:
             document[section] = tomlkit.table()
-        table = document.get(section, {})
-        if not isinstance(table, dict):
-            raise ConfigError(f"{section}: expected a section", "mend the peer file first")
+        table = _table(document, section)
         if value is None:
             table.pop(name, None)
         else:
@@ -73,10 +69,24 @@ def edited(text: str, assignments: Sequence[Assignment]) -> str:
 
 
 def written(text: str, key: str) -> str:
-    """What stands behind a key, as TOML; empty: it is not there."""
+    """What stands behind a key, as TOML; empty: it is not there. Raises: as `edited`."""
     section, name = key.split(".")
-    value = tomlkit.parse(text).get(section, {}).get(name)
+    value = _table(_document(text), section).get(name)
     return "" if value is None else str(tomlkit.item(value).as_string())
+
+
+def _document(text: str) -> tomlkit.TOMLDocument:
+    try:
+        return tomlkit.parse(text)
+    except TOMLKitError as problem:
+        raise ConfigError(f"not valid TOML: {problem}", _MEND) from None
+
+
+def _table(document: tomlkit.TOMLDocument, section: str) -> MutableMapping[str, Any]:
+    table = document.get(section, {})
+    if not isinstance(table, dict):
+        raise ConfigError(f"{section}: expected a section", _MEND)
+    return table
 
 
 def default_text(key: str) -> str:

@@ -94,7 +94,20 @@ class ControlClient:
             with grpc.insecure_channel(f"unix:{self._path}", options) as channel:
                 yield control_pb2_grpc.ControlStub(channel)
         except (grpc.RpcError, grpc.FutureTimeoutError) as problem:
-            raise ControlError(
-                f"no daemon answers on {self._path}",
-                "is one running? name its state directory with --state DIR",
-            ) from problem
+            raise _named(problem, self._path) from problem
+
+
+def _named(problem: Exception, path: Path) -> ControlError:
+    """One that answers with a fault, or does not know the command, is there."""
+    if isinstance(problem, grpc.Call):
+        if problem.code() is grpc.StatusCode.UNKNOWN:
+            return ControlError(f"the daemon failed at it: {problem.details()}", "this is a bug")
+        if problem.code() is grpc.StatusCode.UNIMPLEMENTED:
+            return ControlError(
+                "the daemon is of another version, which does not know this command",
+                "`atom leave`, then start it again with this one",
+            )
+    return ControlError(
+        f"no daemon answers on {path}",
+        "is one running? name its state directory with --state DIR",
+    )

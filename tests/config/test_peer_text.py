@@ -74,6 +74,8 @@ def test_the_rest_of_the_file_stays_as_it_was() -> None:
 def test_a_file_that_is_broken_already(text: str, what: str) -> None:
     with pytest.raises(ConfigError, match=what):
         edited(text, [("network.upload", "1 Mbit/s")])
+    with pytest.raises(ConfigError, match=what):
+        written(text, "network.upload")
 
 
 def test_every_key_has_a_default_and_is_told_apart() -> None:

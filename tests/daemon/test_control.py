@@ -5,9 +5,11 @@ import socket
 import stat
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 from atom.base.errors import ConfigError, ControlError
@@ -102,6 +104,29 @@ def test_a_daemon_that_dies_or_freezes_is_not_waited_for(
         frozen.listen()
         with pytest.raises(ControlError, match="no daemon answers"):
             ControlClient(path).set(["a.b"])
+
+
+class Faulty(Target):
+    def resume(self) -> str:
+        raise RuntimeError("a slip")
+
+
+def test_a_daemon_that_fails_or_is_older_is_not_said_to_be_away(tmp_path: Path) -> None:
+    path, older = tmp_path / "control.sock", grpc.server(ThreadPoolExecutor(1))
+    server = ControlServer(Faulty(), path)
+    server.start()
+    try:
+        with pytest.raises(ControlError, match=r"failed at it: .*a slip"):
+            ControlClient(path).resume()
+    finally:
+        server.close()
+    older.add_insecure_port(f"unix:{path}")
+    older.start()
+    try:
+        with pytest.raises(ControlError, match="does not know this command"):
+            ControlClient(path).resume()
+    finally:
+        older.stop(None).wait()
 
 
 def test_only_the_owner_may_open_the_socket(served: tuple[Target, Path]) -> None:

@@ -190,6 +190,9 @@ def test_what_others_wrote_meanwhile_is_kept_and_in_force(scene: Scene) -> None:
     scene.path.write_bytes(b"\xff")
     with pytest.raises(ConfigError, match="cannot be read"):
         scene.settings.set(["device.cpu_threads=3"])
+    scene.path.write_text("[network")
+    with pytest.raises(ConfigError, match="not valid TOML"):
+        scene.settings.set([])
     scene.path.unlink()
     with pytest.raises(ConfigError, match="no such file any more"):
         scene.settings.set([])
