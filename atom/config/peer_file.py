@@ -58,6 +58,11 @@ class Device(Section):
     power_watts: Watts | None = Field(default=None, alias="power", gt=0)
     """Most power that the GPU may draw: "200 W"; omitted: as it is set. Needs root."""
 
+    @property
+    def gpu_index(self) -> int:
+        """Of the GPU that `kind` means, if it means any."""
+        return int(self.kind.partition(":")[2] or 0)
+
 
 class Host(Section):
     """[host]"""

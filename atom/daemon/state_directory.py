@@ -90,6 +90,22 @@ class StateDirectory:
         name = hashlib.sha256(os.fsencode(self.root)).hexdigest()[:16]
         return Path(tempfile.gettempdir()) / f"atom-{os.getuid()}-{name}.sock"
 
+    @property
+    def _lock_file(self) -> Path:
+        return self.root / "daemon.lock"
+
+    @property
+    def in_use(self) -> bool:
+        """Whether a daemon has claimed it."""
+        try:
+            with self._lock_file.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False
+
     def lock(self) -> None:
         """Creates the directory and claims it until the process ends.
 
@@ -97,7 +113,7 @@ class StateDirectory:
         """
         try:
             self.root.mkdir(parents=True, exist_ok=True)
-            file = (self.root / "daemon.lock").open("a+")
+            file = self._lock_file.open("a+")
         except OSError as problem:
             raise StorageError(
                 f"cannot use the state directory {self.root}: {problem.strerror}",

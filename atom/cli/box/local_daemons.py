@@ -11,6 +11,10 @@ _CONNECT_S = 1.0
 _START_HINT = (
     "start one with `atom join` or `atom start`, or name its state directory with --state DIR"
 )
+_DEAF_HINT = (
+    "it begins or ends just now, and says on its terminal at what it is; SIGTERM ends it "
+    "(an entrance to the DHT takes no commands at all)"
+)
 
 
 def find_daemon(state: Path | None, home: Path | None = None) -> Path:
@@ -34,8 +38,11 @@ def find_daemons(state: Path | None, home: Path | None = None) -> list[StateDire
     if state is not None:
         return [_named(StateDirectory(state))]
     home = state_home() if home is None else home
-    running = [folder for folder in _state_directories(home) if _listens(folder.control_socket)]
+    folders = _state_directories(home)
+    running = [folder for folder in folders if _listens(folder.control_socket)]
     if not running:
+        for folder in folders:
+            _refuse_deaf(folder)
         raise ControlError(f"no daemon of yours runs under {home}", _START_HINT)
     return running
 
@@ -64,8 +71,15 @@ def _named(folder: StateDirectory) -> StateDirectory:
     if not folder.root.is_dir():
         raise ControlError(f"there is no state directory {folder.root}", _START_HINT)
     if not _listens(folder.control_socket):
+        _refuse_deaf(folder)
         raise ControlError(f"no daemon runs in {folder.root}", _START_HINT)
     return folder
+
+
+def _refuse_deaf(folder: StateDirectory) -> None:
+    """Raises: ControlError for a daemon that is there, but does not listen."""
+    if folder.in_use:
+        raise ControlError(f"the daemon in {folder.root} takes no commands now", _DEAF_HINT)
 
 
 def _state_directories(home: Path) -> list[StateDirectory]:

@@ -79,7 +79,8 @@ def state_of(request: DoctorRequest, peer: PeerFile) -> Path:
 
 
 def _capacity(peer: PeerFile, gpu: Gpu | None, folder: Path, manifest: Manifest | None) -> Capacity:
-    device = torch.device("cpu" if gpu is None else "cuda")
+    cpu, card = torch.device("cpu"), torch.device("cuda", peer.device.gpu_index)
+    device = cpu if gpu is None else card
     best = precision_for(None if gpu is None else gpu.computes_bfloat16)
     largest, larger = largest_of_family(peer, device, *best, folder)
     if manifest is None:

@@ -2,7 +2,6 @@
 
 import ctypes
 import errno
-import fcntl
 import os
 import platform
 import resource
@@ -21,6 +20,7 @@ from atom.base.errors import AtomError
 from atom.base.home import expand_home
 from atom.config.peer_file import PeerFile
 from atom.daemon.doctor.facts import Disk, Gpu, Machine, Memory, Package, Port, Software
+from atom.daemon.state_directory import StateDirectory
 from atom.graph.profile.rates import measure_link
 from atom.optim.speed import adamw_elements_per_s
 from atom.swarm.addresses import parse_listen
@@ -61,10 +61,9 @@ def _package(wanted: Requirement) -> Package:
 
 def machine(peer: PeerFile) -> Machine:
     wants_gpu = peer.device.kind.startswith("cuda")
-    index = int(peer.device.kind.partition(":")[2] or 0) if wants_gpu else 0
     gpu, problem = None, ""
     if peer.device.kind != "cpu":
-        gpu, problem = _gpu(index)
+        gpu, problem = _gpu(peer.device.gpu_index)
     threads = peer.device.cpu_threads or len(os.sched_getaffinity(0))
     system = f"{platform.system()} {platform.release()}"
     return Machine(system, _processor(), threads, gpu, problem, wants_gpu, _card_seen())
@@ -179,21 +178,9 @@ def ports(peer: PeerFile, state: Path) -> tuple[Port, ...]:
     wanted = [(key, host, number) for key, number in peer.network.ports().items()]
     if metrics.port is not None:
         wanted.append(("metrics", metrics.host, metrics.port))
-    if daemon_runs(state):
+    if StateDirectory(state).in_use:
         return tuple(Port(*each, is_ours=True) for each in wanted)
     return tuple(Port(*each, _bind_problem(*each[1:])) for each in wanted)
-
-
-def daemon_runs(state: Path) -> bool:
-    """Whether a daemon holds this state directory."""
-    try:
-        with (expand_home(state) / "daemon.lock").open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
 
 
 def _bind_problem(host: str, number: int) -> str:

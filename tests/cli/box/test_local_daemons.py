@@ -67,3 +67,16 @@ def test_a_socket_left_behind_is_nobody(home: Path) -> None:
 def test_nothing_was_ever_started(home: Path) -> None:
     with pytest.raises(ControlError, match="no daemon"):
         find_daemon(None)
+
+
+def test_one_that_does_not_listen_is_not_said_to_be_away(home: Path) -> None:
+    """It tokenises for an hour, or waits for its turn on the device."""
+    begins = StateDirectory(home / "tiny")
+    begins.lock()
+    try:
+        for state in (None, home / "tiny"):
+            with pytest.raises(ControlError, match="takes no commands now") as problem:
+                find_daemon(state)
+            assert "begins or ends" in problem.value.hint
+    finally:
+        begins.unlock()

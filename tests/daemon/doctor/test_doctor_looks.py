@@ -11,8 +11,9 @@ from atom.base.errors import AddressError
 from atom.config.load import parse_peer_text, parse_run_text
 from atom.config.peer_file import PeerFile
 from atom.config.places import default_state_directory
-from atom.daemon.doctor import capacity, gathering
+from atom.daemon.doctor import capacity, examination, gathering
 from atom.daemon.doctor.examination import DoctorRequest, box_of, state_of
+from atom.daemon.doctor.facts import Gpu
 from atom.daemon.doctor.swarm_side import NO_OTHER, NOT_A_PEER, NOT_YET, clock_offset_s, reached_of
 from atom.daemon.state_directory import StateDirectory
 from atom.swarm.identity import Identity
@@ -143,6 +144,22 @@ def test_without_a_gpu_no_device_memory_is_spoken_of(
     assert fit.device_problem == (
         "beside its state, 2.0 KiB of host memory are too little to compute in"
     )
+
+
+def test_what_fits_is_reckoned_for_the_card_that_is_meant(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[torch.device] = []
+
+    def largest(peer: PeerFile, device: torch.device, *_: object) -> tuple[None, None]:
+        asked.append(device)
+        return None, None
+
+    monkeypatch.setattr(examination, "largest_of_family", largest)
+    peer = parse_peer_text('[device]\nkind = "cuda:1"\n', tmp_path)
+    for gpu in (None, Gpu("A card", "570.1", 2**34, 2**34, True, None, None)):
+        examination._capacity(peer, gpu, tmp_path, None)
+    assert asked == [torch.device("cpu"), torch.device("cuda", 1)]
 
 
 @pytest.mark.parametrize(
