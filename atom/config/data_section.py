@@ -4,9 +4,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from atom.config.section import Bytes, Count, Fraction, PathText, Section, refuse
+from atom.config.section import WORDS, Bytes, Count, Fraction, PathText, Section, refuse
 
-Name = Annotated[str, Field(min_length=1, max_length=256)]
+Name = Annotated[str, Field(min_length=1, max_length=256, pattern=WORDS)]
 _TEXT_KEYS = ("max_bytes", "max_documents", "text_field")
 _TABLE_KEYS = ("path", "name", "split", "revision", "streaming")
 

@@ -50,7 +50,9 @@ def _text(value: Any, example: str) -> str:
     return value
 
 
-PathText = Annotated[str, Field(min_length=1, max_length=4096, pattern=r"^[^\x00]+$")]
+WORDS = r"^[^\x00-\x1f\x7f-\x9f]+$"
+"""A text without control characters: a stranger's may be shown in a terminal."""
+PathText = Annotated[str, Field(min_length=1, max_length=4096, pattern=WORDS)]
 """A file, folder or glob as it was written."""
 
 Count = Annotated[int, Field(ge=1, le=2**31)]

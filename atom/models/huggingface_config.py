@@ -5,6 +5,7 @@ Keys that choose implementations or name places are dropped. Needs no `transform
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,8 @@ from atom.models.source import SourceError
 MAX_CONFIG_BYTES = 32 * 1024
 MAX_LAYERS = 4096
 MAX_NUMBER = 2**31
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""What a terminal may obey; blanks and ends of lines are none of it."""
 DROPPED_KEYS = frozenset(
     {
         "attn_implementation", "experts_implementation", "auto_map", "dtype", "torch_dtype",
@@ -51,6 +54,7 @@ def read_config(text: str) -> dict[str, Any]:
         )
     _check_model_type(content)
     _check_layers(content)
+    _check_texts(content)
     kept = _without_choices(content)
     assert isinstance(kept, dict)
     return kept
@@ -80,6 +84,17 @@ def _check_layers(content: Mapping[str, Any]) -> None:
             _check_layers(value)
         elif "layer" in key and isinstance(value, int) and value > MAX_LAYERS:
             raise SourceError(f"{key} is {value}", f"a model has at most {MAX_LAYERS} layers")
+
+
+def _check_texts(value: Any) -> None:
+    """Errors show some of them."""
+    if isinstance(value, dict):
+        _check_texts([*value, *value.values()])
+    elif isinstance(value, list):
+        for inner in value:
+            _check_texts(inner)
+    elif isinstance(value, str) and _CONTROL.search(value):
+        raise SourceError("the config holds control characters", "take them out of its texts")
 
 
 def _without_choices(value: Any) -> Any:

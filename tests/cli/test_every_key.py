@@ -19,7 +19,12 @@ HUGE = "9" * 400
 LONG = "x" * 5000
 NO_TEXT = ("3", "expected a text in quotes, not 3")
 NO_SWITCH = ('"yes"', 'expected true or false, not "yes"')
-NO_PATH = (NO_TEXT, ('""', "must not be empty"), ('"a\\u0000"', "cannot be"))
+NO_WORDS = (
+    ('"a\\u0000"', "cannot be"),
+    ('"a\\u001b[2J"', "cannot be"),
+    ('"\\u009b2J"', "cannot be"),
+)
+NO_PATH = (NO_TEXT, ('""', "must not be empty"), *NO_WORDS)
 NO_SIZE = (
     ("8", "8 has no unit"),
     ('"8 Gb"', "'8 Gb' is not a quantity with one of the units"),
@@ -91,7 +96,7 @@ RUN_ROWS: dict[str, tuple[tuple[str, str], ...]] = {
     "data.paths": (('"a.txt"', 'expected a list in brackets, not "a.txt"'), ("[3]", "in quotes"),
                    ('["a.txt"]', "takes no paths"), ('[""]', "must not be empty")),
     "data.path": (*NO_PATH, ('"a/b"', "has no path")),
-    "data.name": (NO_TEXT, ('""', "must not be empty"), ('"x"', "has no name")),
+    "data.name": (NO_TEXT, ('""', "must not be empty"), *NO_WORDS, ('"x"', "has no name")),
     "data.split": (NO_TEXT, ('"a b"', 'cannot be "a b"'), ('"train"', "has no split")),
     "data.revision": (*NO_DIGEST, (f'"{"a" * 40}"', "has no revision")),
     "data.streaming": (NO_SWITCH, ("true", "has no streaming")),
@@ -100,7 +105,8 @@ RUN_ROWS: dict[str, tuple[tuple[str, str], ...]] = {
     "data.validation_fraction": (*no_number("-0.1", "1.0"), ("0", "needs text that is held back")),
     "data.max_bytes": (*NO_SIZE, ('"0 B"', "must be at least 1, not")),
     "data.max_documents": no_count(2**31),
-    "data.text_field": (NO_TEXT, ('""', "must not be empty"), ('"text"', "is plain text")),
+    "data.text_field": (NO_TEXT, ('""', "must not be empty"), *NO_WORDS,
+                        ('"text"', "is plain text")),
     "batch.global_sequences": no_count(2**24),
     "batch.micro_batch_sequences": (*no_count(2**16), ("5", "5 is more than the whole")),
     "optimizer.name": no_choice("adamw"),
@@ -213,4 +219,5 @@ def test_bad_values_of_a_key(
         assert len(hint) > 8, error
         assert streams.out == ""
         assert max(map(len, streams.err.splitlines())) < 600, "a long value is cut"
+        assert "\x1b" not in streams.err
         assert sorted(folder.rglob("*")) == before

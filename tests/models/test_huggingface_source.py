@@ -216,6 +216,12 @@ def test_numbers_are_finite() -> None:
     assert read_config(json.dumps(LLAMA | {"rope_theta": 1e10}))["rope_theta"] == 1e10
 
 
+@pytest.mark.parametrize("change", [{"architectures": ["\x1b[2J"]}, {"note": {"\x9b": 1}}])
+def test_no_text_of_a_stranger_s_is_for_the_terminal(change: dict[str, Any]) -> None:
+    with pytest.raises(SourceError, match="control characters"):
+        read_config(json.dumps(LLAMA | change))
+
+
 def test_a_config_is_bounded() -> None:
     with pytest.raises(SourceError, match="longer than 32 KiB"):
         read_config(json.dumps(LLAMA | {"note": "x" * MAX_CONFIG_BYTES}))
