@@ -4,12 +4,12 @@ import errno
 from pathlib import Path
 
 from atom.base.disk_words import why_not_written
-from atom.base.errors import ConfigError, StorageError
+from atom.base.errors import AddressError, ConfigError, StorageError, UserError
 from atom.config.data_section import Data
 from atom.config.peer_file import PeerFile
 from atom.config.run_file import RunFile
 from atom.config.sources import TextSources, text_sources
-from atom.models.data.corpus import Corpus, DataError, Limits, Progress
+from atom.models.data.corpus import Corpus, DataError, DataUnreachable, Limits, Progress
 from atom.models.data.dataset import Dataset, open_dataset
 from atom.models.data.files import stdlib_corpus, text_corpus
 from atom.models.data.stored_dataset import StoredDataset, newest_revision
@@ -22,7 +22,8 @@ SPLIT = "train"
 def pin_table(run: RunFile, peer: PeerFile, folder: Path, known: RunFile | None) -> RunFile:
     """The founder's run at one commit of its table, if it is one of the hub.
 
-    `known`: the run that is taken up again. Raises: ConfigError.
+    `known`: the run that is taken up again. Raises: ConfigError; AddressError if the hub
+    cannot be asked.
     """
     if run.data.source != "datasets" or run.data.revision is not None:
         return run
@@ -34,7 +35,7 @@ def pin_table(run: RunFile, peer: PeerFile, folder: Path, known: RunFile | None)
     try:
         return run.at_revision(newest_revision(table.path))
     except DataError as problem:
-        raise ConfigError(f"data.path: {problem.message}", problem.hint) from problem
+        raise _named(problem, "data.path") from problem
 
 
 def open_text(
@@ -42,7 +43,8 @@ def open_text(
 ) -> Dataset | None:
     """Tokenises (once) and maps the run's text; None for a run whose module brings a dataset.
 
-    A stranger's run gives no `run_folder`. Raises: ConfigError; StorageError on a full disk.
+    A stranger's run gives no `run_folder`. Raises: ConfigError; AddressError for a hub that
+    cannot be reached; StorageError on a full disk.
     """
     if run.data.source == "module":
         return None
@@ -65,11 +67,15 @@ def open_text(
             "free some space, or choose another directory with --state DIR",
         ) from problem
     except ValueError as problem:
-        hint = problem.hint if isinstance(problem, DataError) else ""
-        raise ConfigError(
-            f"the run's text cannot be used: {problem}",
-            hint or "name the files under [data] paths, in the run file or in your peer file",
-        ) from problem
+        raise _named(problem, "the run's text cannot be used") from problem
+
+
+def _named(problem: ValueError, what: str) -> UserError:
+    """What cannot be reached now may be later: a service starts again after that."""
+    hint = problem.hint if isinstance(problem, DataError) else ""
+    kind = AddressError if isinstance(problem, DataUnreachable) else ConfigError
+    otherwise = "name the files under [data] paths, in the run file or in your peer file"
+    return kind(f"{what}: {problem}", hint or otherwise)
 
 
 def _corpus(data: Data, sources: TextSources) -> Corpus:

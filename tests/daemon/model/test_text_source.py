@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import datasets
 import pytest
 
-from atom.base.errors import ConfigError, StorageError
+from atom.base.errors import AddressError, ConfigError, StorageError
 from atom.config.load import load_run_file
 from atom.config.peer_file import PeerFile
 from atom.config.run_file import RunFile
@@ -101,9 +101,18 @@ def test_a_hub_that_cannot_be_asked_is_told_with_the_key(
         raise DataUnreachable(f"{path} is not there", "look")
 
     monkeypatch.setattr(text_source, "newest_revision", gone)
-    with pytest.raises(ConfigError, match=r"data\.path: owner/name is not there") as caught:
+    with pytest.raises(AddressError, match=r"data\.path: owner/name is not there") as caught:
         pin_table(machine.run(), PeerFile(), machine.root, None)
     assert caught.value.hint == "look"
+
+    def broken(*arguments: object, **named: object) -> None:
+        raise DataUnreachable("the stream broke", "start again")
+
+    monkeypatch.setattr(text_source, "open_dataset", broken)
+    run, cache = machine.run('source = "python-stdlib"'), machine.root / "tokens"
+    with pytest.raises(AddressError, match="the stream broke") as caught:
+        text_source.open_text(run, PeerFile(), machine.root, cache, Silence().progress)
+    assert caught.value.hint == "start again", "a service does"
 
 
 def test_a_full_disk_is_named_with_the_folder(
