@@ -2,9 +2,11 @@
 
 import contextlib
 import errno
+import ipaddress
 import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from aiohttp import web
@@ -31,7 +33,7 @@ _HEADERS = {
 _FAREWELL_S = 0.5
 """For pages that are open when we end: their streams would go on for ever."""
 _MAX_STREAMS = 32
-_OWN_NAMES = frozenset({"127.0.0.1", "localhost", "[::1]"})
+_LOOPBACK_NAMES = frozenset({"127.0.0.1", "localhost", "[::1]"})
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -63,7 +65,8 @@ async def serve(
 
 
 def _application(feed: SwarmFeed, where: Listening) -> web.Application:
-    guards = [web.middleware(_own_name_only)] if where.host == LOOPBACK else []
+    names = _own_names(where.host)
+    guards = [web.middleware(partial(_own_name_only, names))] if names else []
     application = web.Application(middlewares=guards)
     application.on_response_prepare.append(_add_headers)
     application.add_routes(
@@ -150,10 +153,21 @@ async def _add_headers(_: web.Request, response: web.StreamResponse) -> None:
     response.headers.update(_HEADERS)
 
 
-async def _own_name_only(request: web.Request, handler: _Handler) -> web.StreamResponse:
+def _own_names(host: str) -> frozenset[str]:
+    """Under which it answers; empty: under any, as others are meant to open it."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return _LOOPBACK_NAMES if host == "localhost" else frozenset()
+    return _LOOPBACK_NAMES | {host} if address.is_loopback else frozenset()
+
+
+async def _own_name_only(
+    names: frozenset[str], request: web.Request, handler: _Handler
+) -> web.StreamResponse:
     """Under a strange name we would be part of a stranger's site (DNS rebinding)."""
     name = request.host.rpartition(":")[0] if _has_port(request.host) else request.host
-    if name not in _OWN_NAMES:
+    if name not in names:
         raise web.HTTPMisdirectedRequest(text="open the address that atom dashboard printed")
     return await handler(request)
 

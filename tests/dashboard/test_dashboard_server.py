@@ -52,12 +52,17 @@ def get(url: str, host: str | None = None, method: str = "GET") -> Answer:
             return Answer(refusal.code, refusal.headers, refusal.read())
 
 
-def served(visit: Callable[[str], None], feed: SwarmFeed, swarm: FakeSwarm | None = None) -> None:
+def served(
+    visit: Callable[[str], None],
+    feed: SwarmFeed,
+    swarm: FakeSwarm | None = None,
+    where: Listening = Listening(0),  # noqa: B008 - frozen
+) -> None:
     """Runs `visit` against the feed's page; with `swarm`, once all its views were seen."""
 
     async def run() -> None:
         url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        server = asyncio.create_task(serve(feed, Listening(0), url.set_result, every_s=0.001))
+        server = asyncio.create_task(serve(feed, where, url.set_result, every_s=0.001))
         try:
             if swarm is not None:
                 await asyncio.wait_for(swarm.looked.wait(), SOON_S)
@@ -120,6 +125,20 @@ def test_it_only_answers_to_its_own_name_and_only_get() -> None:
         assert get(url, method="POST").headers["Content-Security-Policy"]
 
     served(visit, SwarmFeed(FakeSwarm(a_view()), a_view()))
+
+
+@pytest.mark.parametrize(
+    ("host", "status"), [("127.0.0.2", 421), ("localhost", 421), ("0.0.0.0", 200)]
+)
+def test_whoever_listens_to_this_machine_alone_answers_to_no_other_name(
+    host: str, status: int
+) -> None:
+    def visit(url: str) -> None:
+        at = url.replace("0.0.0.0", "127.0.0.1")
+        assert get(at).status == 200
+        assert get(at, host="evil.example").status == status
+
+    served(visit, SwarmFeed(FakeSwarm(a_view()), a_view()), where=Listening(0, host))
 
 
 def test_pages_that_are_open_are_sent_each_look() -> None:
