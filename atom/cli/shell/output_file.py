@@ -4,6 +4,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from atom.base.disk_words import why_not_written
 from atom.base.errors import StorageError
 
 
@@ -21,9 +22,11 @@ def write_whole(file: Path, write: Callable[[Path], object]) -> None:
     try:
         write(aside)
         aside.replace(file)
-    except OSError as problem:
+    except BaseException as problem:  # also when interrupted: nothing of ours stays
         with suppress(OSError):
             aside.unlink()
+        if not isinstance(problem, OSError):
+            raise
         raise StorageError(
-            f"cannot write {file}: {problem.strerror}", "choose another place"
+            f"cannot write {file}: {why_not_written(problem)}", "choose another place"
         ) from problem
