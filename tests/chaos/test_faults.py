@@ -4,10 +4,12 @@ Twice each here. The long form is the same tests under `ATOM_CHAOS_TIMES=32 ATOM
 (see the Makefile).
 """
 
+import asyncio
 import os
 import random
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -15,12 +17,19 @@ from typing import Any
 
 import psutil
 import pytest
+from damaged_disks import DAMAGES
 from swarm_history import check_peers, digests_by_head
 from swarm_of_processes import START_S, Peer, Swarm, endless, gather, swarm_in
 from tight_memory import tightest_memory
 
 from atom.base.errors import DeviceError
+from atom.cli.look.contributions import read_ledger
 from atom.config.hours import DAYS
+from atom.daemon.doctor.examination import DoctorRequest, examine
+from atom.daemon.doctor.finding import Level
+from atom.daemon.doctor.findings import findings_of
+from atom.daemon.doctor.nat import ONLY_HERE
+from atom.daemon.doctor.swarm_side import NOT_A_PEER
 
 TIMES = int(os.environ.get("ATOM_CHAOS_TIMES", "2"))
 FREEZE_S = float(os.environ.get("ATOM_CHAOS_FREEZE_S", "3"))
@@ -29,6 +38,14 @@ BOUND_S = 30.0
 GRACE_S = 2.0
 PATIENCE_S = TIMES * (FREEZE_S + 2 * START_S)
 RUN = "faults"
+SMALL_BOX = """[device]
+kind = "cpu"
+[host]
+memory = "1 GiB"
+[network]
+listen = "127.0.0.1:0"
+"""
+"""Too small for any model of the GPT-3 paper: none has to be traced."""
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +58,36 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
         gather([swarm])
         swarm.resume()
         yield swarm
+
+
+@pytest.mark.timeout(PATIENCE_S)
+def test_who_only_looks_sees_what_everybody_gave_and_whether_its_own_box_fits(
+    three: Swarm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything goes wrong: later, events tell of rounds that were discarded."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    _, ledger = asyncio.run(read_ledger(three.address, None))
+    last = ledger.head.round
+    three.until(lambda: three.founder.last_round >= last, "the founder's word of it")
+    given = Counter[str]()
+    for event in three.founder.rounds:
+        if event["round"] <= last:
+            given.update(dict(zip(event["members"], event["contributed"], strict=True)))
+    assert {peer: share.sequences for peer, share in ledger.by_share()} == +given
+
+    (tmp_path / "box.toml").write_text(SMALL_BOX, encoding="utf-8")
+    looked: list[str] = []
+    asked = DoctorRequest(three.address, tmp_path / "box.toml", tmp_path / "state")
+    found = {each.topic: each for each in findings_of(examine(asked, looked.append))}
+    assert "gauging the ways to peers of the run" in looked
+    assert found["Swarm"].said == f"{RUN} is reached, 3 peers are alive"
+    assert {"Processor", "Host memory", "Optimizer", "Disk", "Port of listen"} <= found.keys()
+    for topic in ("Clock", "Versions", "Its data", "This run"):
+        assert found[topic].level is Level.OK, found[topic]
+    assert found["From outside"].said == NOT_A_PEER
+    assert found["Bandwidth"].said == f"not measured: {ONLY_HERE}"
+    assert found["Largest model"].level is Level.WARNING, "none of the paper's"
+    assert not (tmp_path / "state").exists()
 
 
 @pytest.mark.timeout(PATIENCE_S)
@@ -190,61 +237,6 @@ def three_times_the_same(swarm: Swarm, peer: Peer) -> dict[str, Any]:
 
     swarm.until(same, "a round that lasts")
     return seen[-1]
-
-
-# ---- what happens to the victim's disk
-
-
-def truncate_snapshots(state: Path) -> None:
-    for path in (state / "snapshots").glob("*.safetensors"):
-        os.truncate(path, path.stat().st_size // 2)
-
-
-def flip_results(state: Path) -> None:
-    for path in (state / "results").glob("*.safetensors"):
-        flip_byte(path, -5)
-
-
-def flip_snapshots(state: Path) -> None:
-    for path in (state / "snapshots").glob("*.safetensors"):
-        flip_byte(path, -5)
-
-
-def tear_chain(state: Path) -> None:
-    path = state / "chain.bin"
-    os.truncate(path, path.stat().st_size - 7)
-
-
-def lose_chain(state: Path) -> None:
-    (state / "chain.bin").unlink()
-
-
-def lose_everything_but_identity(state: Path) -> None:
-    for name in ("snapshots", "results"):
-        for path in (state / name).iterdir():
-            path.unlink()
-    lose_chain(state)
-
-
-def nothing(state: Path) -> None:
-    """A clean restart."""
-
-
-DAMAGES = (
-    truncate_snapshots,
-    flip_results,
-    nothing,
-    tear_chain,
-    flip_snapshots,
-    lose_chain,
-    lose_everything_but_identity,
-)
-
-
-def flip_byte(path: Path, offset: int) -> None:
-    raw = bytearray(path.read_bytes())
-    raw[offset] ^= 0xFF
-    path.write_bytes(raw)
 
 
 # ---- what the tests wait for
