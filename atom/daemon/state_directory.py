@@ -4,10 +4,12 @@ import fcntl
 import hashlib
 import os
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
 from atom.base.errors import StorageError
+from atom.base.held_file import is_held
 from atom.base.home import expand_home
 
 _MAX_SOCKET_PATH_BYTES = 100
@@ -97,13 +99,8 @@ class StateDirectory:
     @property
     def in_use(self) -> bool:
         """Whether a daemon has claimed it."""
-        try:
-            with self._lock_file.open("rb") as file:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
+        with suppress(OSError):
+            return is_held(self._lock_file)
         return False
 
     def lock(self) -> None:

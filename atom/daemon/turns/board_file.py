@@ -16,6 +16,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import IO, Any
 
+from atom.base.held_file import is_held
 from atom.daemon.turns.board import Account, Board, Claim, Turn, Wish
 
 BEAT_S = 2.0
@@ -98,18 +99,6 @@ class BoardFile:
 
     def _path_of(self, member: str) -> Path:
         return self._folder / f"{member}{ALIVE}"
-
-
-def is_held(path: Path) -> bool:
-    """Whether the process that opened this file to say so lives. Raises: OSError."""
-    try:
-        with path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except FileNotFoundError:
-        return False
-    return False
 
 
 def _news(board: Board, before: Board) -> bool:

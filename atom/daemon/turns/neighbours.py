@@ -4,7 +4,8 @@ stranger's doing to the others."""
 from contextlib import suppress
 from pathlib import Path
 
-from atom.daemon.turns.board_file import ALIVE, is_held
+from atom.base.held_file import is_held
+from atom.daemon.turns.board_file import ALIVE
 
 
 def neighbours(machine: Path) -> frozenset[int]:
