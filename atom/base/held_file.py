@@ -1,4 +1,4 @@
-"""A file that a process locks for as long as it lives: the system lets go of it whatever ends it."""
+"""A file that a process locks for life: the system lets go of it whatever ends the process."""
 
 import fcntl
 from pathlib import Path
