@@ -41,7 +41,9 @@ MAX_SEQUENCES = 2**24
 MAX_LOSS = 1e15
 """Sum over a peer's sequences, nats: any sum of them stays finite."""
 MAX_COUNT = 2**40
-"""Bound of rounds, attempts and serials: none is reached in a lifetime."""
+"""Bound of rounds and serials: none is reached in a lifetime."""
+MAX_ATTEMPT = 2**63 - 1
+"""So far above every leap that is gone along with (`HeadState.see`): there is always a next one."""
 MAX_TEXT_BYTES = 256
 
 
@@ -100,7 +102,7 @@ _BALLOT = _One(Ballot)
 
 _SCHEMA: Mapping[type, Mapping[str, _Field]] = {
     Voter: {"peer_id": _PEER, "incarnation": _INCARNATION, "absences": _at_most(1000)},
-    Ballot: {"attempt": _COUNT, "coordinator": _PEER, "incarnation": _INCARNATION},
+    Ballot: {"attempt": _at_most(MAX_ATTEMPT), "coordinator": _PEER, "incarnation": _INCARNATION},
     Contribution: {
         "peer_id": _PEER,
         "incarnation": _INCARNATION,

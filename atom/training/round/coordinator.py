@@ -311,7 +311,8 @@ class Coordinator:
             return
         if sender.peer_id not in attempt.invited:
             return
-        if message.promised is not None and sender in attempt.electorate.voters:
+        first = sender.peer_id not in attempt.refused
+        if first and message.promised is not None and sender in attempt.electorate.voters:
             desk.state.see(message.promised.attempt)
         stage = attempt.stage.value
         desk.report("nack", peer=sender.peer_id, reason=message.reason, stage=stage)

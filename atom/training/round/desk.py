@@ -18,7 +18,8 @@ from atom.training.round.terms import Patience, Terms
 from atom.training.round.vocabulary import Action, Offence, Phase, Report, Send, View
 
 _HEADS_REMEMBERED = 64
-_MAX_ATTEMPT_JUMP = 2**32
+MAX_LEAP = 2**32
+"""By which the number of an attempt may be above all that were seen before."""
 _GUEST_PASS_S = 10.0
 """How long a pass of a peer that has not been in a round yet is waited for."""
 
@@ -45,6 +46,9 @@ class HeadState:
     since: float = 0.0
     """When the present phase began."""
     highest_seen: int = 0
+    """The number of an attempt."""
+    reach: int = 0
+    """How far up numbers were led, at earlier heads as well: who was led far up stays there."""
     active_at: float = float("-inf")
     """When another coordinator last gave a sign, and which."""
     active_by: str = ""
@@ -70,10 +74,15 @@ class HeadState:
     reducing_s: float = 0.0
     """Spent in rings: no time in which others had a turn."""
 
-    def see(self, attempt: int) -> None:
-        """Notes an attempt's number; absurd ones are not to drive ours out of bounds."""
-        if attempt <= self.highest_seen + _MAX_ATTEMPT_JUMP:
-            self.highest_seen = max(self.highest_seen, attempt)
+    def see(self, attempt: int) -> bool:
+        """Notes an attempt's number, and says whether to go along with it. A leap counts for so
+        much only: nobody drives ours out of bounds, and who did go along elsewhere is caught up
+        with after some calls."""
+        self.reach = max(self.reach, min(attempt, self.reach + MAX_LEAP))
+        if attempt > self.reach:
+            return False
+        self.highest_seen = max(self.highest_seen, attempt)
+        return True
 
 
 class Desk:
@@ -116,7 +125,10 @@ class Desk:
         while len(self._left) > _HEADS_REMEMBERED:
             del self._left[next(iter(self._left))]
         slots = self._left.pop(head.digest, None) or Slots()
-        self.state = HeadState(head, state_digest, self.now, slots=slots, since=self.now)
+        reach = self.state.reach
+        self.state = HeadState(
+            head, state_digest, self.now, slots=slots, since=self.now, reach=reach
+        )
 
     @property
     def part_limit(self) -> PartLimit:

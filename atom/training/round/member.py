@@ -111,7 +111,6 @@ class Member:
         if sender not in (survivors or desk.head.voters):
             desk.nack(sender, ballot, Reason.NOT_A_VOTER)
             return
-        state.see(ballot.attempt)
         if survivors and objects_to_branch(desk, survivors):
             desk.nack(sender, ballot, Reason.VOTER_ALIVE)
             return
@@ -125,6 +124,9 @@ class Member:
             desk.nack(sender, ballot, Reason.BUSY)  # it had its chances: let others try
             return
         desk.state.calls[sender.peer_id].made(self._idle_s)
+        if not state.see(ballot.attempt):
+            desk.nack(sender, ballot, Reason.BUSY)  # a leap: nobody is to use up all numbers
+            return
         if not state.slots.slot(survivors).promise(ballot):
             desk.nack(sender, ballot, Reason.BALLOT_TOO_LOW)
             return
