@@ -128,7 +128,9 @@ def ask_for_code(
         if peer_id == transport.peer_id or leases[peer_id].state is PeerState.LEFT:
             continue
         transport.set_addresses(peer_id, leases[peer_id].addresses)
-        options = FetchOptions(MAX_CODE_BYTES, silence_s=_PATIENCE_S, manifest_s=_PATIENCE_S)
+        options = FetchOptions(
+            MAX_CODE_BYTES, silence_s=_PATIENCE_S, manifest_s=_PATIENCE_S, piece_s=_PATIENCE_S
+        )
         try:
             content = fetch_bytes(transport, [peer_id], blob_name(run), options)
         except (PeerRefused, OSError):

@@ -1,6 +1,7 @@
 """What others serve to catch up from, and how it is fetched. The names are `kept/shelf.py`'s."""
 
 import json
+import math
 import shutil
 import threading
 import time
@@ -30,6 +31,10 @@ from atom.training.kept.shelf import MAX_OFFERS, SNAPSHOTS
 Arenas = dict[str, torch.Tensor]
 MAX_OFFERS_BYTES = 16 * 1024
 _ATTEMPTS = 3
+CHAIN_S, LONGEST_CHAIN_S = 15.0, 960.0
+"""For a donor's whole chain; twice as long each time that it was not enough. It cannot be checked
+before it is there, and who waits for a liar's has no part in any round."""
+_OFFERS_PACE = Pace(slack_s=15.0)
 
 
 @dataclass(frozen=True)
@@ -108,6 +113,8 @@ class PeerDonors:
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._liars: set[str] = set()
+        self._chain_s: dict[str, float] = {}
+        """What the next one of a donor may take, where the last one was not there in time."""
 
     def take_liars(self) -> set[str]:
         with self._lock:
@@ -123,9 +130,21 @@ class PeerDonors:
         self._stop.set()
 
     def chain(self, peer_id: str, head: bytes, since: int) -> bytes:
-        options = FetchOptions(MAX_CHAIN_BYTES)
-        name = chain_name(head, since)
-        return fetch_bytes(self._transport, [peer_id], name, options, stop=self._stop)
+        limit_s = self.chain_s(peer_id)
+        in_time = Pace(slack_s=limit_s, bytes_per_s=math.inf)
+        options, name = FetchOptions(MAX_CHAIN_BYTES, pace=in_time), chain_name(head, since)
+        try:
+            raw = fetch_bytes(self._transport, [peer_id], name, options, stop=self._stop)
+        except PeerRefused as refused:
+            if refused.reason is Reason.TOO_SLOW:
+                self._chain_s[peer_id] = min(2 * limit_s, LONGEST_CHAIN_S)
+            raise
+        self._chain_s.pop(peer_id, None)
+        return raw
+
+    def chain_s(self, peer_id: str) -> float:
+        """How long its next chain may take."""
+        return self._chain_s.get(peer_id, CHAIN_S)
 
     def offers(self, peer_id: str) -> list[Offer]:
         """What a donor says it has. Raises: PeerRefused, OSError."""
@@ -133,7 +152,7 @@ class PeerDonors:
 
     def _offers_bytes(self, peer_id: str) -> bytes:
         """The list may change between its digest and its content: then it is asked for again."""
-        options = FetchOptions(MAX_OFFERS_BYTES)
+        options = FetchOptions(MAX_OFFERS_BYTES, pace=_OFFERS_PACE)
         for attempt in range(_ATTEMPTS):
             try:
                 return fetch_bytes(self._transport, [peer_id], SNAPSHOTS, options, stop=self._stop)

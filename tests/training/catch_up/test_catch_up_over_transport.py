@@ -12,11 +12,13 @@ from atom.base.errors import PeerRefused
 from atom.base.events import EventList
 from atom.base.reasons import Reason
 from atom.swarm.identity import Identity
+from atom.swarm.state import blobs
 from atom.swarm.state.blobs import BlobServer, BlobShelf
 from atom.swarm.state.fetch_target import Landed
 from atom.swarm.state.manifest import Manifest
 from atom.swarm.state.state_transfer import Watch
 from atom.swarm.transport.local_transport import LocalNetwork, LocalTransport
+from atom.training.catch_up import donors as serving
 from atom.training.catch_up.catch_up import CatchUpFailed
 from atom.training.catch_up.donors import Offer, PeerDonors, parse_offers
 from atom.training.kept.shelf import MAX_OFFERS, Shelf
@@ -86,6 +88,30 @@ def test_a_joiner_gets_everything_from_a_shelf(street: Street, peer_of: Make) ->
     street.peer.replay.run(heads(donor), discard=False)
     assert street.peer.at(ROUNDS)
     assert list((street.peer.folder / "downloads").iterdir()) == []
+
+
+class EndlessShelf(BlobShelf):
+    """Says every moment that it is at work, and never gives anything."""
+
+    def look_for(self, name: str, asker: str) -> None:
+        """It has whatever it is asked for."""
+
+    def manifest(self, name: str, tick: Callable[[], None] = lambda: None) -> Manifest:
+        while True:
+            threading.Event().wait(0.02)
+            tick()
+
+
+def test_who_never_comes_to_the_end_of_its_chain_is_not_waited_for(
+    street: Street, peer_of: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving, "CHAIN_S", 1.0)
+    monkeypatch.setattr(blobs, "_STILL_S", 0.05)
+    liar, honest = street.open_door(EndlessShelf()), street.open_door(shelf_of(peer_of()))
+    street.peer.replay.run(heads(liar, honest), discard=False)
+    assert street.peer.at(ROUNDS)
+    assert street.donors.chain_s(liar) == 2.0, "it has more time when it is asked again"
+    assert street.donors.chain_s(honest) == 1.0
 
 
 @pytest.mark.parametrize(("last_seen", "by"), [(2, "results"), (0, "snapshot")])
