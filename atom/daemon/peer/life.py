@@ -11,7 +11,7 @@ from atom.daemon.console import Console
 from atom.daemon.peer.herald import Herald
 from atom.daemon.peer.kept_contacts import KeptContacts
 from atom.daemon.peer.leave_signals import LeaveSignals
-from atom.daemon.peer.lifecycle import Ending, Facts, ending, ending_note
+from atom.daemon.peer.lifecycle import Ending, Facts, ending, ending_note, may_begin
 from atom.daemon.peer.parts import Parts
 from atom.daemon.peer.portrait import info_of, lease_of, reading_pause_of
 from atom.daemon.state_directory import StateDirectory
@@ -60,6 +60,8 @@ class Life:
         self._facts = Facts(Phase.SYNCING, 0.0)
         self._facts_lock = threading.Lock()
         self._dropped_before_leaving = 0
+        self._looked_at: float | None = None
+        """When we looked around first."""
         self._contacts = KeptContacts(state.known_addresses, clock)
         self._herald = Herald(console, clock)
 
@@ -214,7 +216,7 @@ class Life:
             self.parts.pauses.reason,
         )
         others = self._loop.view.fresh.values()
-        ahead = [lease.round for lease in others if claims_better(lease, head)]
+        ahead = [lease for lease in others if claims_better(lease, head)]
         behind = sum(lease.head != head.digest for lease in others) - len(ahead)
         facts = self._update(
             phase=self._machine.phase,
@@ -229,10 +231,14 @@ class Life:
             self._arrive(head.round, ahead)
         return ending(facts)
 
-    def _arrive(self, ours: int, ahead: Sequence[int]) -> None:
-        """Work begins where nobody is ahead, by the directory."""
-        self._herald.arrive(self.parts.me.peer_id, ours, ahead)
-        if not ahead:
+    def _arrive(self, ours: int, ahead: Sequence[Lease]) -> None:
+        """Work begins where nobody is ahead, by the directory, or nobody can show that it is."""
+        assert self._machine is not None
+        self._herald.arrive(self.parts.me.peer_id, ours, [lease.round for lease in ahead])
+        now, believed = self._facts.now, sum(map(self._machine.believes, ahead))
+        if self._looked_at is None:
+            self._looked_at = now
+        if may_begin(len(ahead), believed, self._facts.phase, now - self._looked_at):
             self._update(started=True)
             self.parts.worker.release(STARTING)
             self.on_change()

@@ -14,6 +14,11 @@ from atom.training.round.vocabulary import Phase
 LINGER_S = 10.0
 """At the end a peer stays this long at most, for others to fetch the last round from it."""
 
+HEEDED_S, LONGEST_HEEDED_S = 30.0, 600.0
+"""For so long after its first look around, a peer lets every claim of a better head keep it from
+work; then only those that it has not asked in vain lately, and in the end none: a lease is free,
+and claims what it likes."""
+
 _STATE_OF_PHASE = {
     Phase.ACCUMULATING: PeerState.ACCUMULATING,
     Phase.PROMISED: PeerState.REDUCING,
@@ -47,7 +52,7 @@ class Facts:
     phase: Phase
     now: float
     started: bool = False
-    """We have looked around, and nobody is ahead of us."""
+    """We have looked around, and nobody is ahead of us, as far as can be found out."""
     paused: bool = False
     leave_by: float | None = None
     """Deadline of a requested leave."""
@@ -73,6 +78,13 @@ def peer_state(facts: Facts) -> PeerState:
     if facts.leave_by is not None:
         return PeerState.LEAVING
     return PeerState.PAUSED if facts.paused else PeerState.ACCUMULATING
+
+
+def may_begin(ahead: int, believed: int, phase: Phase, waited_s: float) -> bool:
+    """Whether work begins: nobody is `ahead`, or nobody who is `believed` just now. `waited_s`:
+    since the first look around."""
+    heeded_s = LONGEST_HEEDED_S if believed else HEEDED_S
+    return ahead == 0 or (phase is not Phase.SYNCING and waited_s >= heeded_s)
 
 
 def ending(facts: Facts) -> Ending | None:

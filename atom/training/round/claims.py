@@ -18,6 +18,7 @@ FIRST_DOUBT_S = 10.0
 LONGEST_DOUBT_ALONE_S = 20.0
 """Of who averages with nobody: it may be the one that has lost the others, so it keeps asking."""
 _MOST_SHUNNED = 4096
+_NEVER = float("-inf")
 
 
 class Claims:
@@ -27,15 +28,18 @@ class Claims:
         self._desk = desk
         self._shunned: dict[str, float] = {}
         self._strangers_wrong = 0
-        self._strangers_after = float("-inf")
+        self._strangers_after = _NEVER
         self._asked_strangers = False
+        self._asked_at: float | None = None
+        """When those were asked who have not answered yet."""
+        self._last_asked: dict[str, float] = {}
 
     def better(self) -> list[Lease]:
         """Leases that claim a preferred head, believable ones first."""
         desk = self._desk
         here = desk.head.digest
         others = [lease for lease in desk.view.fresh.values() if lease.head != here]
-        found = [lease for lease in others if self._is_better(lease)]
+        found = [lease for lease in others if self.believes(lease)]
         if not found:
             return []
         known = self._known()
@@ -45,7 +49,7 @@ class Claims:
 
     def donors(self, better: list[Lease]) -> tuple[str, ...]:
         """Whom to ask, of those that `better` gave."""
-        chosen = tuple(lease.peer_id for lease in better[:MOST_DONORS])
+        chosen = self._some_of([lease.peer_id for lease in better])
         self._asked_strangers = not self._known().intersection(chosen)
         return chosen
 
@@ -57,13 +61,31 @@ class Claims:
         offering = [lease.peer_id for lease in leases if lease.state_digest]
         found = [peer for peer in offering if peer not in view.aside] or offering
         believed = [peer for peer in found if self._shunned.get(peer, 0.0) <= now]
-        return tuple((believed or found)[:MOST_DONORS])
+        return self._some_of(believed or found)
+
+    def _some_of(self, claimants: list[str]) -> tuple[str, ...]:
+        """Of these, best first, half the best, and of the others those that were not asked for the
+        longest: a crowd of leases that claim the most hides nobody for ever."""
+        now, best = self._desk.now, claimants[: MOST_DONORS // 2]
+        others = sorted(claimants[len(best) :], key=lambda peer: self._last_asked.get(peer, _NEVER))
+        chosen = (*best, *others[: MOST_DONORS - len(best)])
+        for peer in chosen:
+            self._last_asked.pop(peer, None)  # the last one written is the last one asked
+            self._last_asked[peer] = now
+        while len(self._last_asked) > _MOST_SHUNNED:
+            del self._last_asked[next(iter(self._last_asked))]
+        self._asked_at = now
+        return chosen
 
     def learn(self, event: CaughtUp) -> None:
         """What came of asking them."""
-        desk = self._desk
-        self._shunned.update(dict.fromkeys(event.failed, desk.now + desk.patience.unhelpful))
-        self._shunned.update(dict.fromkeys(event.shunned, desk.now + desk.patience.shun))
+        desk, patience = self._desk, self._desk.patience
+        spent_s = 0.0 if self._asked_at is None else desk.now - self._asked_at
+        if self._known() <= {desk.me.peer_id}:
+            spent_s = min(spent_s, LONGEST_DOUBT_ALONE_S)
+        self._asked_at = None  # who took long is left alone as long: rounds have half of the time
+        for peers, least_s in ((event.failed, patience.unhelpful), (event.shunned, patience.shun)):
+            self._shunned.update(dict.fromkeys(peers, desk.now + max(least_s, spent_s)))
         while len(self._shunned) > _MOST_SHUNNED:
             del self._shunned[min(self._shunned, key=lambda peer: self._shunned[peer])]
         if event.head.digest != desk.head.digest:
@@ -80,7 +102,9 @@ class Claims:
         head = self._desk.head
         return {voter.peer_id for voter in head.voters} | set(head.members)
 
-    def _is_better(self, lease: Lease) -> bool:
+    def believes(self, lease: Lease) -> bool:
+        """Whether it claims a preferred head, and nothing that we know speaks against it. Any
+        thread."""
         mine = self._desk.head
         if not claims_better(lease, mine):
             return False

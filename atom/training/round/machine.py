@@ -55,6 +55,7 @@ from atom.training.round.vocabulary import (
 )
 
 _MAX_DEFERRED = 64
+_MAX_DEFERRED_PER_PEER = 8
 _MAX_AHEAD = 16
 _MAX_AHEAD_PER_PEER = 4
 
@@ -123,6 +124,10 @@ class RoundMachine:
         """The run's last round is committed here."""
         last = self._desk.terms.last_round
         return last is not None and self.head.round >= last
+
+    def believes(self, lease: Lease) -> bool:
+        """Whether it claims a preferred head, and was not asked in vain lately. Any thread."""
+        return self._claims.believes(lease)
 
     def answering(self, leases: dict[str, Lease]) -> dict[str, Lease]:
         """Those of `leases` whose counts will come to the next ring, as far as we know."""
@@ -269,9 +274,11 @@ class RoundMachine:
     def _may_handle(self, sender: Voter, message: Message, parent: bytes) -> bool:
         """Between two states nothing is decided; what concerns the next one waits for it."""
         phase = self.phase
-        deferred = self._desk.state.deferred
-        if phase is Phase.STEPPING and parent == self.head.digest and len(deferred) < _MAX_DEFERRED:
-            deferred.append((sender, message))
+        if phase is Phase.STEPPING and parent == self.head.digest:
+            deferred = self._desk.state.deferred
+            theirs = sum(who.peer_id == sender.peer_id for who, _ in deferred)
+            if len(deferred) < _MAX_DEFERRED and theirs < _MAX_DEFERRED_PER_PEER:
+                deferred.append((sender, message))
         return phase not in BETWEEN_STATES
 
     def _on_answer(self, sender: Voter, message: Message) -> None:

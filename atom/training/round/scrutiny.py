@@ -87,10 +87,12 @@ def problem_with_reports(desk: Desk, sender: Voter, promise: Promise) -> Reason 
 
 
 def claims_too_much(desk: Desk, promise: Promise, lease: Lease | None) -> bool:
-    """Nobody needs more than a whole batch beyond what its lease showed a moment ago."""
-    if lease is None or lease.head != desk.head.digest:
-        return False
-    return promise.sequences > lease.sequences + desk.terms.global_batch
+    """Nobody needs more than a whole batch beyond what its lease showed a moment ago; and a lease,
+    which says what it likes, is good for one batch."""
+    shown = batch = desk.terms.global_batch
+    if lease is not None and lease.head == desk.head.digest:
+        shown = min(lease.sequences, batch)
+    return promise.sequences > shown + batch
 
 
 def problem_with_vote(

@@ -4,7 +4,17 @@ from dataclasses import replace
 
 import pytest
 
-from atom.daemon.peer.lifecycle import LINGER_S, Ending, Facts, ending, ending_note, peer_state
+from atom.daemon.peer.lifecycle import (
+    HEEDED_S,
+    LINGER_S,
+    LONGEST_HEEDED_S,
+    Ending,
+    Facts,
+    ending,
+    ending_note,
+    may_begin,
+    peer_state,
+)
 from atom.swarm.records.lease import PeerState
 from atom.training.round.vocabulary import Phase
 
@@ -63,3 +73,20 @@ def test_the_deadline_ends_it_either_way() -> None:
     assert ending(late) is Ending.LEFT
     stuck = replace(late, phase=Phase.REDUCING, sequences=8)
     assert ending(stuck) is Ending.LEFT_LATE
+
+
+@pytest.mark.parametrize(
+    ("ahead", "believed", "phase", "waited_s", "begins"),
+    [
+        (0, 0, Phase.ACCUMULATING, 0.0, True),
+        (1, 1, Phase.ACCUMULATING, 10 * HEEDED_S, False),
+        (1, 1, Phase.ACCUMULATING, LONGEST_HEEDED_S, True),
+        (1, 0, Phase.ACCUMULATING, 0.0, False),
+        (1, 0, Phase.SYNCING, HEEDED_S, False),
+        (1, 0, Phase.ACCUMULATING, HEEDED_S, True),
+    ],
+)
+def test_claims_that_nobody_can_prove_keep_nobody_from_work_for_ever(
+    ahead: int, believed: int, phase: Phase, waited_s: float, begins: bool
+) -> None:
+    assert may_begin(ahead, believed, phase, waited_s) is begins

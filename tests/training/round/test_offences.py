@@ -48,6 +48,7 @@ from atom.training.round.vocabulary import (
     RingFinished,
     Send,
     StartRing,
+    Stepped,
     Tick,
     View,
 )
@@ -161,6 +162,13 @@ def weight_beyond_the_lease(scene: Scene) -> None:
     scene.says(promise(ballot, 32 + BATCH + 1))
 
 
+def weight_of_many_batches(scene: Scene) -> None:
+    """Its lease says so as well."""
+    scene.leases[MATE.peer_id] = replace(scene.leases[MATE.peer_id], sequences=10**6)
+    ballot = scene.until_sent(Prepare)
+    scene.says(promise(ballot, 2 * BATCH + 1))
+
+
 def says_accepted(scene: Scene, whole: Value) -> None:
     ballot = scene.until_sent(Prepare)
     payload = signed_by(MATE, report_payload(HEAD.digest, whole.result_digest))
@@ -222,6 +230,7 @@ def a_commit_of_nothing(scene: Scene) -> None:
     ("act", "reason"),
     [
         (weight_beyond_the_lease, Reason.BAD_WEIGHT),
+        (weight_of_many_batches, Reason.BAD_WEIGHT),
         (a_report_that_it_does_not_stand_by, Reason.BAD_SIGNATURE),
         (a_report_of_round_a_billion, Reason.BAD_WEIGHT),
         (a_vote_that_nobody_signed, Reason.BAD_SIGNATURE),
@@ -359,6 +368,20 @@ def test_commits_said_ahead_push_out_only_those_of_the_same_peer() -> None:
     assert kept.count(MATE.peer_id) == 4
 
 
+def test_calls_that_wait_for_the_end_of_a_step_push_out_only_those_of_the_same_peer() -> None:
+    scene = Scene()
+    scene.tick()
+    scene.machine._desk.phase = Phase.STEPPING
+    for voter in strangers(3).values():
+        for number in range(100):
+            ballot = Ballot(number, voter.peer_id, voter.incarnation)
+            call = Prepare(HEAD.digest, ballot)
+            scene.tell(Received(voter.peer_id, voter.incarnation, call))
+    scene.says(Prepare(HEAD.digest, BALLOT))
+    scene.tell(Stepped(HEAD.digest, STATE))
+    assert [action.ballot for action in scene.all if isinstance(action, Freeze)] == [BALLOT]
+
+
 def strangers(count: int) -> dict[str, Voter]:
     ids = sorted(Identity.create().peer_id for _ in range(count))
     return {peer_id: Voter(peer_id, b"s" * 16) for peer_id in ids}
@@ -380,6 +403,33 @@ def test_a_crowd_of_false_claims_takes_little_of_our_time() -> None:
                 assert scene.machine.phase is Phase.ACCUMULATING
     assert max(asked) == MOST_DONORS
     assert caught_up <= 8, f"doubt doubles from {FIRST_DOUBT_S} s on"
+
+
+def test_a_crowd_that_claims_more_hides_nobody_from_a_joiner_for_ever() -> None:
+    """They take their time, so that those who were asked first are free to be asked again."""
+    machine, now = RoundMachine(ME, HEAD, b"", Terms(BATCH), US.sign, 0.0), 0.0
+    crowd = [replace(lease(v, 0), head=b"c" * 32, round=10**9) for v in strangers(40).values()]
+    leases = {each.peer_id: each for each in (*crowd, lease(MATE, 0))}
+    asked = set[str]()
+    for _ in range(12):
+        now += 60.0
+        [fetch] = [a for a in machine.handle(Tick(View(leases)), now) if isinstance(a, CatchUp)]
+        asked.update(fetch.donors)
+        now += 40.0
+        machine.handle(CaughtUp(HEAD, b"", (), fetch.donors), now)
+    assert MATE.peer_id in asked
+
+
+def test_who_took_long_and_was_no_help_is_left_alone_as_long() -> None:
+    scene = Scene()
+    scene.leases[MATE.peer_id] = replace(lease(MATE, 0), head=b"b" * 32, round=HEAD.round + 1)
+    assert any(isinstance(a, CatchUp) for _ in range(30) for a in scene.tick())
+    assert scene.machine.believes(scene.leases[MATE.peer_id])
+    scene.now += 40.0
+    scene.tell(CaughtUp(HEAD, STATE, (), (MATE.peer_id,)))
+    assert not scene.machine.believes(scene.leases[MATE.peer_id])
+    assert not any(isinstance(a, CatchUp) for _ in range(39) for a in scene.tick(1.0))
+    assert any(isinstance(a, CatchUp) for _ in range(5) for a in scene.tick(1.0))
 
 
 def test_a_voters_claim_is_heard_in_spite_of_all_strangers() -> None:
