@@ -18,7 +18,7 @@ from atom.swarm.ring.geometry import Step
 
 _ROUNDING = 2.0**-8
 """d. Of int8, the coarsest: half a step, of 127."""
-_MOST_CONTRIBUTORS = 1000
+MOST_CONTRIBUTORS = 1000
 """For so many the limits stay below what float32 overflows at."""
 
 
@@ -55,7 +55,7 @@ class SumLimits:
 
     def _of(self, contributors: int) -> float:
         """A(n): a geometric series."""
-        if contributors > _MOST_CONTRIBUTORS:
+        if contributors > MOST_CONTRIBUTORS:
             return LARGEST_FLOAT32
         ratio = 1 + 2 * _ROUNDING
         return 3 * self.part * (ratio**contributors - 1) / (ratio - 1)

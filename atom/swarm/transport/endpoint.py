@@ -32,6 +32,8 @@ class TransportLimits:
     unclaimed_rings_per_peer: int = 8
     """Two attempts' worth of connections."""
     unclaimed_ring_s: float = 10.0
+    destinations: int = 1024
+    """Of messages under way, each with a thread: a crowd of leases is more than the system has."""
     queued_messages: int = 256
     """Per destination; more are dropped."""
     queued_bytes: int = 8 * 1024 * 1024

@@ -26,13 +26,16 @@ class Lanes:
         """Whose connection is given up before the next message, unless it was dialled."""
 
     def send(self, peer_id: str, raw: bytes) -> bool:
-        """Queues a message; False if this destination's queue is full or we are closing."""
+        """Queues a message; False if this destination's queue is full, there are too many others
+        already, or we are closing."""
         limits = self._endpoint.limits
         with self._changed:
             if self._endpoint.closing.is_set():
                 return False
             queue = self._queues.get(peer_id)
             if queue is None:
+                if len(self._queues) >= limits.destinations:
+                    return False
                 queue = self._queues[peer_id] = deque()
                 self._endpoint.crew.start("atom-lane", lambda: self._run(peer_id))
             queued_bytes = sum(map(len, queue))

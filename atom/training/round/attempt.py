@@ -17,6 +17,7 @@ from atom.swarm.chain.commit import (
 )
 from atom.swarm.chain.membership import standing, voters_next
 from atom.swarm.chain.messages import Accepted, Promise, Suspect
+from atom.swarm.ring.sum_limits import MOST_CONTRIBUTORS
 from atom.training.round.electorate import Electorate
 from atom.training.round.vocabulary import View
 
@@ -86,13 +87,19 @@ class Attempt:
         return self.electorate.satisfied_by(set(self.promises))
 
     def ring_of(self, left_out: AbstractSet[str], salt: bytes) -> tuple[Contribution, ...]:
-        """All that promised but those left out, in the order that `salt` deals."""
-        return tuple(
+        """All that promised but those left out, in the order that `salt` deals. Of more than a ring
+        can have, those that counted most."""
+        able = [
             Contribution(v.peer_id, v.incarnation, p.sequences, p.loss_sum)
             for v in standing(self.promises, salt)
             if v.peer_id not in left_out and v.peer_id not in self.barred
             for p in [self.promises[v]]
-        )
+        ]
+        if len(able) <= MOST_CONTRIBUTORS:
+            return tuple(able)
+        most = sorted(able, key=lambda part: -part.sequences)[:MOST_CONTRIBUTORS]
+        seated = {part.peer_id for part in most}
+        return tuple(part for part in able if part.peer_id in seated)
 
     def to_finish(self) -> Accepted | None:
         """What has to be finished. Only those that decide have accepted anything."""

@@ -61,7 +61,7 @@ class Silence:
 
     def after_promises(self, attempt: Attempt, promised: AbstractSet[str]) -> None:
         """All have answered, or the time is over."""
-        silent = attempt.expected - promised
+        silent = attempt.expected - promised - {self._desk.me.peer_id}  # we wait for our own pass
         self._waited_in_vain(silent)
         self.waited_for(silent)
         self.unanswered = len(promised) < 2 <= len(attempt.invited)

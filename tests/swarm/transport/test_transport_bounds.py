@@ -12,7 +12,9 @@ from atom.base.reasons import Reason
 from atom.swarm.identity import Identity
 from atom.swarm.stream.frames import Patience
 from atom.swarm.stream.handshake import Local
+from atom.swarm.transport import router
 from atom.swarm.transport.endpoint import Doorkeeper, TransportLimits
+from atom.swarm.transport.transport import Transport
 
 __all__ = ["make_tcp_peer"]
 
@@ -64,3 +66,31 @@ def test_doorkeeper_counts_come_back_to_zero() -> None:
     assert door.enter("c")
     assert door.enter("c")
     assert not door.enter("c")  # two unproven
+
+
+def test_of_one_connections_messages_only_so_much_is_read(
+    make_tcp_peer: Callable[..., Peer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading a message costs more than sending it: a flood waits in its sender's own buffers."""
+    monkeypatch.setattr(router, "MESSAGES_BYTES_PER_S", 1000.0)
+    monkeypatch.setattr(router, "MESSAGES_BURST_BYTES", 1000.0)
+    one, two = make_tcp_peer(), make_tcp_peer()
+    one.knows(two)
+    assert isinstance(two.transport, Transport)
+    waits = list[float]()
+    monkeypatch.setattr(two.transport._endpoint.closing, "wait", waits.append)
+    for _ in range(100):
+        one.transport.send(two.transport.peer_id, b"x" * 1000)
+    for _ in range(100):
+        two.heard.get(timeout=SOON)
+    assert waits[0] < 1.0
+    assert waits[-1] > 100.0 - SOON
+
+
+def test_messages_are_under_way_to_so_many_at_a_time(make_tcp_peer: Callable[..., Peer]) -> None:
+    one, two = make_tcp_peer(limits=dataclasses.replace(QUICK, destinations=1)), make_tcp_peer()
+    one.knows(two)
+    assert one.transport.send(two.transport.peer_id, b"one")
+    assert not one.transport.send(Identity.create().peer_id, b"a crowd")
+    assert one.transport.send(two.transport.peer_id, b"two")
+    assert [two.heard.get(timeout=SOON)[2] for _ in range(2)] == [b"one", b"two"]

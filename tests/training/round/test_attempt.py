@@ -1,9 +1,11 @@
 """A coordinator's notebook: each answer is looked at once, however many there are."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from atom.swarm.chain.commit import Ballot, Voter
 from atom.swarm.chain.messages import Promise
+from atom.swarm.ring.sum_limits import MOST_CONTRIBUTORS
 from atom.training.round.attempt import Attempt, Stage
 from atom.training.round.electorate import Electorate
 
@@ -48,3 +50,13 @@ def test_one_process_of_each_peer_promises() -> None:
     assert attempt.take(first, promise()), "the same one may repeat itself"
     assert not attempt.take(again, promise())
     assert set(attempt.promises) == {first}
+
+
+def test_of_more_than_a_ring_can_have_those_that_counted_most() -> None:
+    attempt = asking(*PEERS[:9])
+    idle = [Voter(f"idle {number}", b"i" * 16) for number in range(MOST_CONTRIBUTORS)]
+    for peer in (*PEERS, *idle):
+        attempt.take(peer, replace(promise(), sequences=8 if peer in PEERS else 0))
+    ring = attempt.ring_of(frozenset(), b"salt")
+    assert len(ring) == MOST_CONTRIBUTORS
+    assert {peer.peer_id for peer in PEERS} <= {part.peer_id for part in ring}

@@ -12,6 +12,7 @@ from atom.swarm.chain.commit import Ballot, Head, Voter
 from atom.swarm.chain.messages import Abort, Prepare, Prevote, PrevoteAnswer, Promise
 from atom.swarm.records.lease import Lease, PeerState
 from atom.training.round import RoundMachine, Terms
+from atom.training.round.attempt import Attempt, Stage
 from atom.training.round.desk import Desk, HeadState
 from atom.training.round.electorate import Electorate
 from atom.training.round.silence import Silence
@@ -289,6 +290,15 @@ def test_a_mute_voter_is_waited_for_if_nothing_goes_without_it() -> None:
     assert set(silence.counted_on(story.leases)) == {MATE.peer_id}
     silence.broken_by(GONE.peer_id)
     assert silence.worth_waiting(chosen, everybody) == everybody
+
+
+def test_nobody_is_mute_to_itself() -> None:
+    """Our own pass may take longer than we wait for: the next call waits for it all the same."""
+    desk = Desk(ME, Terms(96), US.sign, HeadState(HEAD, STATE, 0.0))
+    silence, attempt = Silence(desk), Attempt(Electorate(VOTERS), Stage.PREPARE, 0.0, 1.0)
+    attempt.invited = attempt.expected = {voter.peer_id for voter in VOTERS}
+    silence.after_promises(attempt, {MATE.peer_id})
+    assert silence.mute == {GONE.peer_id}
 
 
 def test_who_gets_no_answer_is_in_doubt_until_it_averages_with_somebody_again() -> None:
