@@ -17,12 +17,14 @@ from atom.daemon.peer.portrait import info_of, lease_of, reading_pause_of
 from atom.daemon.state_directory import StateDirectory
 from atom.daemon.turns.board import Wish
 from atom.swap.voided import PassVoided
+from atom.swarm.chain.commit import Head
 from atom.swarm.dht.directory import Directory
 from atom.swarm.records.fork_choice import claims_better
 from atom.swarm.records.lease import Lease
 from atom.training.loop import LeasesRead, RoundLoop
 from atom.training.replica.worker import STARTING
 from atom.training.round import RoundMachine
+from atom.training.round.electorate import leaves_them_stuck
 from atom.training.round.vocabulary import Phase, View
 
 LEAVE_S = 60.0
@@ -224,12 +226,22 @@ class Life:
             paused=bool(reason),
             sequences=self.parts.hands.own_sequences(head.digest),
             laggards=behind,
+            others_stuck=self._leaves_them_stuck(head),
         )
         last = self.parts.hands.tally.last
         self._herald.tell(self.parts.me.peer_id, self._loop.view, reason, last)
         if has_looked and not facts.started:
             self._arrive(head.round, ahead)
         return ending(facts)
+
+    def _leaves_them_stuck(self, head: Head) -> bool:
+        assert self._loop is not None
+        if self._facts.settled_at is None:
+            return False
+        stuck = leaves_them_stuck(head, self.parts.me, self._loop.view)
+        if stuck and not self._facts.others_stuck:
+            self._console.note("leaving after the next round: without this peer none comes about")
+        return stuck
 
     def _arrive(self, ours: int, ahead: Sequence[Lease]) -> None:
         """Work begins where nobody is ahead, by the directory, or nobody can show that it is."""

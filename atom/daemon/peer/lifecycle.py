@@ -2,7 +2,8 @@
 
     starting → syncing → accumulating → reducing → stepping → accumulating → … → leaving → left
 
-Pausing keeps what was counted and goes on voting; leaving first sees the counted work committed.
+Pausing keeps what was counted and goes on voting; leaving first sees the counted work committed,
+and that others can go on.
 """
 
 from dataclasses import dataclass
@@ -66,6 +67,8 @@ class Facts:
     """A round closed without work that we had counted when asked to leave."""
     settled_at: float | None = None
     """When nothing of ours was left uncommitted, after the leave was requested."""
+    others_stuck: bool = False
+    """Nobody that stays could decide a round without us."""
 
 
 def peer_state(facts: Facts) -> PeerState:
@@ -96,7 +99,7 @@ def ending(facts: Facts) -> Ending | None:
             return Ending.ROUNDS_REACHED
     if facts.leave_by is None:
         return None
-    if facts.settled_at is not None and not busy:
+    if facts.settled_at is not None and not busy and not facts.others_stuck:
         waited = facts.now - facts.settled_at
         if facts.laggards == 0 or waited >= LINGER_S:
             return _left(facts)

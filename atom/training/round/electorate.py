@@ -85,6 +85,16 @@ def gone_for_good(head: Head, me: Voter, view: View, grace_seconds: float) -> bo
     )
 
 
+def leaves_them_stuck(head: Head, me: Voter, view: View) -> bool:
+    """Whether others work here who could decide nothing once we are gone: to found a branch takes
+    a voter of the head or a member of its round, by peer id, and no other such peer stays."""
+    known = {voter.peer_id for voter in head.voters} | set(head.members)
+    gone = (PeerState.LEAVING, PeerState.LEFT)
+    staying = {i: lease.state for i, lease in view.fresh.items() if lease.state not in gone}
+    at_work = any(state is not PeerState.PAUSED for state in staying.values())
+    return at_work and me.peer_id in known and not staying.keys() & known
+
+
 def electorate(
     head: Head,
     me: Voter,

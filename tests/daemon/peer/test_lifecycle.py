@@ -67,6 +67,13 @@ def test_a_leave_waits_for_the_counted_work() -> None:
     assert ending(dropped) is Ending.LEFT_LATE
 
 
+def test_a_leave_waits_until_the_others_can_go_on_but_not_for_ever() -> None:
+    last = replace(LIVING, leave_by=160.0, settled_at=50.0, others_stuck=True)
+    assert ending(last) is None
+    assert ending(replace(last, others_stuck=False)) is Ending.LEFT
+    assert ending(replace(last, now=160.0)) is Ending.LEFT
+
+
 def test_the_deadline_ends_it_either_way() -> None:
     late = replace(LIVING, leave_by=99.0)
     assert ending(replace(late, sequences=8)) is Ending.LEFT_LATE

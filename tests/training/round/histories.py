@@ -60,9 +60,6 @@ def _bring_back_one_who_belongs(swarm: Swarm) -> None:
     while True:
         head = max((process.chain.head for process in swarm.living), key=lambda h: h.rank)
         belong = {voter.peer_id for voter in head.voters} | set(head.members)
-        here = [process for process in swarm.living if process.chain.head.digest == head.digest]
-        if all(process.leaving for process in here):
-            break  # it may go on alone, and go: then nobody else belongs to where it went
         if any(p.peer_id in belong and not p.leaving for p in swarm.living):
             return
         gone = [s for s in swarm.seats if s.peer_id in belong and s.process is None]

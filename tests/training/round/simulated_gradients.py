@@ -58,6 +58,8 @@ class Gradients:
     def _lacks(self) -> bool:
         """Whether the worker of a real peer would train on."""
         process = self._process
+        if process.leaving and not self.works:
+            return False
         batch, own_pass = process.machine.global_batch, process.seat.pass_sequences
         return next_pass(self.sequences, self._last_pass_ended, self.swarm, batch, own_pass) > 0
 

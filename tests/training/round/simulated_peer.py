@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from simulated_fetch import Fetch
+from simulated_goodbye import Goodbye
 from simulated_gradients import Gradients
 from simulated_lookout import READ_SECONDS, Lookout
 from simulated_ring import Result, Runner, kept
@@ -91,7 +92,7 @@ class Process:
         self._lookout = Lookout(self)
         self._ring: StartRing | None = None
         self._syncing = False
-        self._left_at: float | None = None
+        self._goodbye = Goodbye(self)
 
     @property
     def peer_id(self) -> str:
@@ -99,7 +100,7 @@ class Process:
 
     @property
     def leaving(self) -> bool:
-        return self._left_at is not None
+        return self._goodbye.asked
 
     @property
     def ring(self) -> StartRing | None:
@@ -140,12 +141,12 @@ class Process:
                 self.later(0.001, act)
 
     def leave(self) -> None:
-        self._left_at = self.now() + 10.0
+        self._goodbye.ask()
         self.handle(LeaveRequested())
 
     def stay(self) -> None:
         """Does not leave after all: the machine says goodbye in its promises, but goes on."""
-        self._left_at = None
+        self._goodbye = Goodbye(self)
 
     def later(self, delay_s: float, act: Callable[[], None]) -> None:
         """In this process's own time: never after its death, not while it is suspended."""
@@ -371,13 +372,9 @@ class Process:
             return
         self.gradients.start_pass()
         self._lookout.publish_if_news()
-        if self._left_at is not None and self._may_go():
+        if self._goodbye.is_over(view):
             self._lookout.publish(PeerState.LEFT)
             self.seat.retired = True
             self.die()
             return
         self.later(TICK_SECONDS * self.dice.uniform(0.9, 1.1), self._tick)
-
-    def _may_go(self) -> bool:
-        voter = self.me in self.machine.head.voters
-        return not voter or self.now() >= (self._left_at or 0.0)

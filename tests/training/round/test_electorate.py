@@ -16,6 +16,7 @@ from atom.training.round.electorate import (
     alive_voters,
     electorate,
     gone_for_good,
+    leaves_them_stuck,
     objection_to_branch,
     rank,
     same_head,
@@ -204,3 +205,27 @@ def test_every_head_deals_the_line_anew_and_the_absent_are_passed_over() -> None
         firsts.add(VOTERS[places.index(0)])
         assert rank(VOTERS, A, head, {A}) == 0
     assert len(firsts) > 1
+
+
+@pytest.mark.parametrize(
+    ("others", "stuck"),
+    [
+        ((), False),
+        (((D, "accumulating"),), True),
+        (((D, "syncing"),), True),
+        (((D, "paused"),), False),
+        (((D, "leaving"),), False),
+        (((D, "paused"), (E, "starting")), True),
+        (((D, "accumulating"), (B, "paused")), False),
+        (((D, "accumulating"), (B, "leaving")), True),
+        (((D, "accumulating"), (C, "accumulating")), False),
+    ],
+)
+def test_who_goes_last_leaves_newcomers_stuck(
+    others: tuple[tuple[Voter, str], ...], stuck: bool
+) -> None:
+    """A and B vote, C was in the round; D and E have only arrived."""
+    head = replace(head_of(A, B), members=(A.peer_id, B.peer_id, C.peer_id))
+    seen = view(*(lease(voter, state=PeerState(state)) for voter, state in others))
+    assert leaves_them_stuck(head, A, seen) is stuck
+    assert not leaves_them_stuck(head, Voter("f", b"f" * 16), seen), "on it nobody depends"

@@ -373,6 +373,7 @@ def test_who_restarts_in_the_middle_of_a_vote_cannot_vote_again() -> None:
 def test_a_goodbye_drops_the_voter_and_nobody_waits_for_it() -> None:
     swarm = calm_swarm(3)
     leaver = swarm["B"]
+    run_until(swarm, lambda: leaver.sequences > 0)
     leaver.leave()
     run_until(swarm, lambda: not leaver.alive)
     head = swarm["A"].machine.head

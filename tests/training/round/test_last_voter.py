@@ -1,0 +1,40 @@
+"""The only peer that may decide leaves, and others have just arrived: it stays for one round."""
+
+from simulation import Setting, Swarm
+
+from atom.daemon.peer.life import LEAVE_S
+from atom.swarm.chain.messages import Promise
+
+
+def arrived(seed: int) -> Swarm:
+    """A founder that would have gone, and a second peer with its state, that has been in no round:
+    what it promises is lost."""
+    swarm = Swarm(seed, Setting(peers=1, pass_seconds=(0.3,)))
+    swarm.run_until_agreed(30.0, 2)
+    founder, joiner = swarm["A"], swarm.join()
+    swarm.network.drop = lambda source, target, message: (
+        source == joiner.peer_id and isinstance(message, Promise)
+    )
+    founder.leave()
+    swarm.run(12.0)
+    assert founder.alive
+    assert joiner.chain.head.digest == founder.chain.head.digest
+    return swarm
+
+
+def test_who_arrives_as_the_last_one_goes_can_go_on() -> None:
+    swarm = arrived(3)
+    joiner = swarm["B"]
+    before = joiner.chain.head.round
+    swarm.heal()
+    swarm.run(40.0)  # for a while it was mute
+    assert [process.peer_id for process in swarm.living] == [joiner.peer_id]
+    assert joiner.chain.head.round > before + 2, swarm.story(60)
+    assert joiner.me in joiner.chain.head.voters
+    assert swarm.witness.branches == 0
+
+
+def test_nobody_is_waited_for_without_end() -> None:
+    swarm = arrived(3)
+    swarm.run(LEAVE_S)
+    assert [process.me for process in swarm.living] == [swarm["B"].me]
