@@ -99,7 +99,7 @@ class ReplicaHands:
         self._exchange: Exchange
         self._post: Callable[[Event], None]
         self._on_change: Callable[[], None]
-        self._fetch = ResultFetch(bench.replay, bench.keeper.results, clock, events)
+        self._fetch = ResultFetch(bench.replay, clock, events)
         self._aftermath = Aftermath(lambda: self._worker.submit(self._aftermath.wait))
         self._excess = Excess(self._replica, self._events, self.voided)
         self.tally = Tally()

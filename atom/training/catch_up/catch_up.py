@@ -141,12 +141,18 @@ class Replay:
     def fetch_result(
         self, digest: bytes, peers: Sequence[str], pace: Pace | None = None
     ) -> torch.Tensor:
-        """A result by its digest, from whoever holds it and gives it no slower than `pace`.
+        """A result by its digest, from whoever holds it and gives it no slower than `pace`. It is
+        held from now on. What was here already is not held anew: its round may be over, and its
+        memory the next one's.
 
         Raises: PeerRefused, OSError.
         """
         held = self._results.get(digest)
-        return held if held is not None else self._donors.result(digest, peers, pace)
+        if held is not None:
+            return held
+        result = self._donors.result(digest, peers, pace)
+        self._results.hold(digest, result)
+        return result
 
     def _from_disk(self) -> int | None:
         """Loads the newest snapshot on our chain, else round 0; the round, or None."""
@@ -268,8 +274,7 @@ class Replay:
         """At the run's first state. Raises: PeerRefused, OSError if that leads nowhere: before what
         we have goes, which may be all that is left of the run, the first result must be here."""
         if self.usable and commits:
-            digest = commits[0].value.result_digest
-            self._results.hold(digest, self.fetch_result(digest, peers))
+            self.fetch_result(commits[0].value.result_digest, peers)
         self.usable = False  # from here on the replica holds round 0, or nothing
         if not self._first.initialise():
             raise OSError("no donor serves a state on the chain")
@@ -292,7 +297,7 @@ class Replay:
             if refused.reason in {Reason.NOT_FOUND, Reason.UNREACHABLE}:
                 return False
             raise
-        self._results.hold(digest, result)
+        self._results.hold(digest, result)  # also one of the disk's; no ring runs here
         self._keeper.record(commit)
         self._apply(commit, result)
         self._results.release()

@@ -15,7 +15,6 @@ from atom.optim.clipping import gradient_norm
 from atom.swap.gate import largest_size
 from atom.swarm.chain.ring_standing import Pace
 from atom.training.catch_up.catch_up import Replay
-from atom.training.kept.results import Results
 from atom.training.round.vocabulary import Event, Fetched, FetchFailed
 
 PATIENCE_S, HASTE_S = 6.0, 4.0
@@ -39,9 +38,8 @@ class Wanted:
 class ResultFetch:
     """What is fetched is held among the results before anybody hears of it."""
 
-    def __init__(self, replay: Replay, results: Results, clock: Clock, events: EventSink) -> None:
+    def __init__(self, replay: Replay, clock: Clock, events: EventSink) -> None:
         self._replay = replay
-        self._results = results
         self._clock = clock
         self._events = events
         self._closing = threading.Event()
@@ -66,7 +64,6 @@ class ResultFetch:
             self._events.emit("fetch-failed", detail=f"{type(problem).__name__}: {problem}"[:200])
             post(FetchFailed(digest))
             return
-        self._results.hold(digest, result)
         post(Fetched(digest, norm, largest_size(result)))
 
     def _fetched(self, wanted: Wanted) -> Tensor:

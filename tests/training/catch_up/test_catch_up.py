@@ -99,6 +99,32 @@ def test_a_catch_up_in_vain_leaves_what_was_averaged_here(peer_of: Make) -> None
     assert torch.equal(peer.replay.fetch_result(digest, []), result)
 
 
+def test_a_result_that_was_fetched_is_held(peer_of: Make) -> None:
+    peer, served = peer_of(at=1), Served()
+    peer.with_donors(FakeDonors({"a": served}))
+    digest = list(served.results)[-1]
+    fetched = peer.replay.fetch_result(digest, ["a"])
+    assert peer.results.get(digest) is fetched
+
+
+def test_a_result_of_a_round_that_is_over_is_not_held_anew(
+    peer_of: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its memory may be another ring's by then."""
+    peer, digest = peer_of(at=1), b"r" * 32
+    peer.results.hold(digest, peer.results.buffer())
+    found = peer.results.get
+
+    def get(name: bytes) -> torch.Tensor | None:
+        result = found(name)
+        peer.results.release()  # the round ends at this very moment
+        return result
+
+    monkeypatch.setattr(peer.results, "get", get)
+    assert peer.replay.fetch_result(digest, []) is peer.results.buffer()
+    assert found(digest) is None
+
+
 def test_whoever_cannot_be_reached_is_not_a_liar(peer_of: Make) -> None:
     peer = peer_of(at=1)
     peer.with_donors(FakeDonors({"b": Served()})).usable = True
