@@ -80,6 +80,11 @@ class StateDirectory:
         return self.root / "addresses.json"
 
     @property
+    def paused(self) -> Path:
+        """There from `atom pause` until `atom resume`, also over restarts."""
+        return self.root / "paused"
+
+    @property
     def dht_log(self) -> Path:
         return self.root / "dht.log"
 

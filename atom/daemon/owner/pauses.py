@@ -6,6 +6,7 @@ from typing import Protocol
 
 from atom.base.clock import Clock
 from atom.base.events import EventSink
+from atom.daemon.owner.pause_mark import PauseMark
 
 GIVE_BACK_S = 2.0
 """How long a pause waits for the device's memory, before it says that a pass still needs it."""
@@ -29,14 +30,25 @@ class Pausable(Protocol):
 class Pauses:
     """Calls come from the control API's threads, `look` from the daemon's main one."""
 
-    def __init__(self, worker: Pausable, events: EventSink, clock: Clock) -> None:
+    def __init__(self, worker: Pausable, events: EventSink, clock: Clock, mark: PauseMark) -> None:
+        """`worker` has not started: what its owner paused before computes nothing now either."""
         self._worker, self._events, self._clock = worker, events, clock
+        self._mark = mark
         self._lock = threading.Lock()
         self._by_owner = False
         self._wished = ""
         self._others_turn = ""
         self._leaving = False
         self._retry_at: float | None = None
+        if mark.stands:
+            self._stop()
+
+    def _stop(self) -> bool:
+        """Whether the device's memory is free."""
+        self._by_owner = True
+        free = self._worker.pause(_OWNER, GIVE_BACK_S)
+        self._events.emit("paused", reason=_OWNER)
+        return free
 
     @property
     def reason(self) -> str:
@@ -63,25 +75,25 @@ class Pauses:
                 return "not paused: it is leaving, and sees to what it counted"
             if self._by_owner:
                 return "already paused"
-            self._by_owner = True
-            free = self._worker.pause(_OWNER, GIVE_BACK_S)
-        self._events.emit("paused", reason=_OWNER)
+            free, fault = self._stop(), self._mark.put()
         memory = "is free" if free else "will be free when the pass under way ends"
         return (
             "paused: nothing new is trained; what was counted stays, rounds go on; "
-            f"the device's memory {memory}"
+            f"the device's memory {memory}{fault}"
         )
 
     def resume(self) -> str:
+        """Also of who leaves, for its next start."""
         with self._lock:
+            fault = self._mark.remove()
             if not self._by_owner:
                 return f"paused {self._wished}: see `atom set`" if self._wished else "not paused"
             self._by_owner = False
             self._worker.resume(_OWNER)
         self._events.emit("resumed")
         if self._wished:
-            return f"resumed, but still {self._wished}: see `atom set`"
-        return f"resumed, but {self._others_turn}" if self._others_turn else "resumed"
+            return f"resumed, but still {self._wished}: see `atom set`{fault}"
+        return f"resumed, but {self._others_turn}" if self._others_turn else f"resumed{fault}"
 
     def wish(self, reason: str) -> None:
         """What the owner's wishes say now: why it is to stand still; empty: it is not."""
@@ -95,7 +107,8 @@ class Pauses:
                 self._events.emit("resumed")
 
     def end(self) -> None:
-        """Whoever leaves sees to what is counted, and stands still no more."""
+        """Whoever leaves sees to what is counted, and stands still no more. Its owner's pause
+        holds again from its next start on."""
         with self._lock:
             self._leaving, self._by_owner, self._wished = True, False, ""
             for reason in (_OWNER, _WISHES):

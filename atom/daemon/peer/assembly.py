@@ -13,6 +13,7 @@ from atom.daemon.fitting.memory_caps import MemoryCaps
 from atom.daemon.model.number_forms import state_form
 from atom.daemon.monitors.monitors import Monitors
 from atom.daemon.owner.gpu import open_gpu
+from atom.daemon.owner.pause_mark import PauseMark
 from atom.daemon.owner.pauses import Pauses
 from atom.daemon.owner.settings import Givers, Settings
 from atom.daemon.owner.steward import Observer, Steward
@@ -115,7 +116,7 @@ def assemble(stack: ExitStack, given: Assembly) -> Life:
 
     ours = partial(neighbours, machine_folder())
     gpu = open_gpu(member.replica.device_hold.torch_device, ours)
-    pauses = Pauses(worker, events, clock)
+    pauses = Pauses(worker, events, clock, PauseMark(box.state.paused))
     look = Observer(gpu, clock, ours).look
     steward = Steward(box.peer.schedule, look, pauses.wish, life.fail)
     memory = MemoryCaps(member.built, worker)

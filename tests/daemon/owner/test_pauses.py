@@ -1,9 +1,12 @@
 """Who stands still, why, and what is told of it."""
 
+from pathlib import Path
+
 import pytest
 
 from atom.base.clock import ManualClock
 from atom.base.events import EventList
+from atom.daemon.owner.pause_mark import PauseMark
 from atom.daemon.owner.pauses import DEVICE_TAKEN_S, GIVE_BACK_S, TRYING_S, Pauses
 
 
@@ -28,14 +31,42 @@ class SmallWorker:
 
 
 class Scene:
-    def __init__(self) -> None:
+    def __init__(self, mark: Path) -> None:
         self.worker, self.events, self.clock = SmallWorker(), EventList(), ManualClock()
-        self.pauses = Pauses(self.worker, self.events, self.clock)
+        self.pauses = Pauses(self.worker, self.events, self.clock, PauseMark(mark))
 
 
 @pytest.fixture
-def scene() -> Scene:
-    return Scene()
+def scene(tmp_path: Path) -> Scene:
+    return Scene(tmp_path / "paused")
+
+
+def test_the_owners_pause_outlives_the_process(scene: Scene, tmp_path: Path) -> None:
+    """It was killed, or left: a service would start it again, and nobody said `atom resume`."""
+    mark = tmp_path / "paused"
+    scene.pauses.pause()
+    again = Scene(mark)
+    assert again.worker.told == [("owner", GIVE_BACK_S)], "before the worker starts"
+    assert "owner" in again.pauses.reason
+    assert again.events.events == [{"event": "paused", "reason": "owner"}]
+
+    again.pauses.end()
+    third = Scene(mark)
+    assert third.pauses.resume() == "resumed"
+    assert Scene(mark).worker.told == []
+
+
+def test_a_pause_that_the_disk_does_not_keep_says_so(tmp_path: Path) -> None:
+    scene = Scene(tmp_path / "nowhere" / "paused")
+    assert "a restart would end this, cannot write" in scene.pauses.pause()
+    assert scene.pauses.resume() == "resumed"
+
+
+def test_who_leaves_takes_the_word_for_its_next_start(scene: Scene, tmp_path: Path) -> None:
+    scene.pauses.pause()
+    scene.pauses.end()
+    scene.pauses.resume()
+    assert Scene(tmp_path / "paused").pauses.reason == ""
 
 
 def test_the_owner_pauses_and_resumes_once(scene: Scene) -> None:
