@@ -204,6 +204,7 @@ class ReplicaHands:
         return self._replica.gradients
 
     def start_ring(self, start: StartRing) -> None:
+        self._transport.known.in_ring(part.peer_id for part in start.members)
         self._exchange.start(start)
 
     def stop_ring(self, ballot: Ballot) -> None:
@@ -274,6 +275,7 @@ class ReplicaHands:
         return digest
 
     def _start_round(self, head: Head) -> None:
+        self._transport.known.at_head(head.known)
         self._replica.reset_gradients(head.digest)
         self._deck.deal(head)
 

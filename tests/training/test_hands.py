@@ -175,10 +175,14 @@ def test_a_round_alone_from_ring_to_step(stage: Stage) -> None:
     frozen = stage.next_event()
     assert isinstance(frozen, Frozen)
     part = Contribution(ME.peer_id, ME.incarnation, frozen.sequences, frozen.loss_sum)
+    assert ME.peer_id not in stage.transport.known
     stage.hands.start_ring(StartRing(stage.start.digest, BALLOT, (part,)))
+    assert ME.peer_id in stage.transport.known, "the door keeps places for who is in the ring"
     finished = stage.next_event()
     assert isinstance(finished, RingFinished)
+    stage.transport.known.in_ring(())
     stage.step(stage.commit(finished.digest))
+    assert ME.peer_id in stage.transport.known, "and for whom the head knows"
     assert torch.equal(stage.replica.arenas["master"], torch.full((ELEMENTS,), -1.0))
 
 

@@ -141,6 +141,11 @@ class Head:
     """Certified, of the latest rounds' mean gradients, oldest first."""
 
     @property
+    def known(self) -> frozenset[str]:
+        """Peer ids of its voters and of its round's members: nobody is among them for free."""
+        return frozenset(self.members).union(voter.peer_id for voter in self.voters)
+
+    @property
     def rank(self) -> Rank:
         return Rank(self.digest, self.round, self.branches)
 

@@ -1,7 +1,6 @@
 """What the parts of one peer's transport share, and how much strangers may take of it."""
 
 import threading
-from collections import Counter
 from dataclasses import dataclass, field
 
 from atom.base.clock import Clock
@@ -11,6 +10,7 @@ from atom.swarm.stream.handshake import Local
 from atom.swarm.stream.rate_limit import TokenBucket
 from atom.swarm.stream.throttle import Bandwidth
 from atom.swarm.transport.crew import Crew
+from atom.swarm.transport.known_peers import KnownPeers
 from atom.swarm.transport.quarantine import Quarantine
 
 
@@ -21,6 +21,9 @@ class TransportLimits:
     handshake_s: float = 5.0
     connect_s: float = 3.0
     connections: int = 256
+    """From peers that have proved who they are."""
+    connections_of_strangers: int = 128
+    """Of those, of all peers together that the run does not know."""
     connections_per_peer: int = 12
     """A ring has up to four to a neighbour, and two attempts may meet; the rest is for messages and
     blobs."""
@@ -66,6 +69,7 @@ class Endpoint:
     closing: threading.Event
     bandwidth: Bandwidth = field(default_factory=Bandwidth)
     quarantine: Quarantine = field(default_factory=Quarantine)
+    known: KnownPeers = field(default_factory=KnownPeers)
 
 
 class RefusalLog:
@@ -92,49 +96,3 @@ class RefusalLog:
             peer_id=peer_id,
             unwritten=unwritten,
         )
-
-
-class Doorkeeper:
-    """Counts incoming connections: in all, unproven, per host while unproven, per peer."""
-
-    def __init__(self, limits: TransportLimits) -> None:
-        self._limits = limits
-        self._lock = threading.Lock()
-        self._hosts: Counter[str] = Counter()
-        self._peers: Counter[str] = Counter()
-
-    def enter(self, host: str, distrusted: bool = False) -> bool:
-        """Whether a connection from `host` may start its handshake; counts it if so. Of a host that
-        sent garbage lately only a few at a time: others may live behind the same address."""
-        limits = self._limits
-        most = limits.handshakes_per_host if not distrusted else limits.handshakes_distrusted
-        with self._lock:
-            unproven, proven = self._hosts.total(), self._peers.total()
-            if unproven + proven >= self._limits.connections:
-                return False
-            if unproven >= self._limits.handshakes:
-                return False
-            if self._hosts[host] >= most:
-                return False
-            self._hosts[host] += 1
-            return True
-
-    def identify(self, host: str, peer_id: str) -> bool:
-        """Moves a connection from `host` to `peer_id`; False (nothing moved) if it has enough."""
-        with self._lock:
-            if self._peers[peer_id] >= self._limits.connections_per_peer:
-                return False
-            self._drop(self._hosts, host)
-            self._peers[peer_id] += 1
-            return True
-
-    def leave(self, host: str, peer_id: str) -> None:
-        """A connection ended; `peer_id` is empty if it never proved one."""
-        with self._lock:
-            self._drop(self._peers if peer_id else self._hosts, peer_id or host)
-
-    @staticmethod
-    def _drop(counts: Counter[str], key: str) -> None:
-        counts[key] -= 1
-        if counts[key] <= 0:
-            del counts[key]

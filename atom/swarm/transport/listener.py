@@ -17,7 +17,8 @@ from atom.swarm.stream.protection import after_handshake
 from atom.swarm.stream.socket_stream import SocketStream
 from atom.swarm.stream.tls import Credentials, tune
 from atom.swarm.stream.tls_stream import TlsStream
-from atom.swarm.transport.endpoint import Doorkeeper, Endpoint, RefusalLog
+from atom.swarm.transport.doorkeeper import Doorkeeper
+from atom.swarm.transport.endpoint import Endpoint, RefusalLog
 from atom.swarm.transport.router import Router
 from atom.swarm.transport.switchboard import ANSWER, TOKEN_BYTES, Switchboard
 
@@ -53,7 +54,7 @@ class Listener:
         self._credentials = credentials
         self._router = router
         self._switchboard = switchboard
-        self._doorkeeper = Doorkeeper(endpoint.limits)
+        self._doorkeeper = Doorkeeper(endpoint.limits, endpoint.known)
         self._refusals = RefusalLog(endpoint.events, endpoint.clock)
         self._lock = threading.Lock()
         self._open: set[Channel] = set()
@@ -169,7 +170,7 @@ class Listener:
             handshake.receive(channel, local, self._credentials.certificate, patience)
             self._screen(channel)
             if not self._doorkeeper.identify(host, channel.peer_id):
-                raise PeerRefused(Reason.TOO_MANY_CONNECTIONS, "from this peer")
+                raise PeerRefused(Reason.TOO_MANY_CONNECTIONS, "from this peer, or from strangers")
             proven.append(channel.peer_id)
             self._router.reserve(channel)
             keys = handshake.welcome(channel, local, patience)

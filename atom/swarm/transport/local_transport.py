@@ -16,6 +16,7 @@ from atom.swarm.stream.memory_stream import MemoryStream
 from atom.swarm.transport.contacts import Unreachable
 from atom.swarm.transport.crew import Crew
 from atom.swarm.transport.endpoint import Endpoint, TransportLimits
+from atom.swarm.transport.known_peers import KnownPeers
 from atom.swarm.transport.lane import Lanes, OnUnreachable
 from atom.swarm.transport.link_book import LinkBook
 from atom.swarm.transport.quarantine import Quarantine
@@ -104,6 +105,10 @@ class LocalTransport:
     @property
     def quarantine(self) -> Quarantine:
         return self._endpoint.quarantine
+
+    @property
+    def known(self) -> KnownPeers:
+        return self._endpoint.known
 
     @property
     def address(self) -> tuple[str, int]:

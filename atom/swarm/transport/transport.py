@@ -27,6 +27,7 @@ from atom.swarm.transport.contacts import Contact
 from atom.swarm.transport.crew import Crew
 from atom.swarm.transport.dialer import Dialer
 from atom.swarm.transport.endpoint import Endpoint, TransportLimits
+from atom.swarm.transport.known_peers import KnownPeers
 from atom.swarm.transport.lane import Lanes, OnUnreachable
 from atom.swarm.transport.lines import Lines
 from atom.swarm.transport.link_book import LinkBook
@@ -50,6 +51,8 @@ class PeerTransport(Protocol):
     def address(self) -> tuple[str, int]: ...
     @property
     def quarantine(self) -> Quarantine: ...
+    @property
+    def known(self) -> KnownPeers: ...
     def start(self) -> None: ...
     def close(self) -> None: ...
     def set_handlers(
@@ -129,6 +132,11 @@ class Transport:
     def quarantine(self) -> Quarantine:
         """Who is put aside here."""
         return self._endpoint.quarantine
+
+    @property
+    def known(self) -> KnownPeers:
+        """Who finds places that strangers cannot take; whoever follows the chain says who."""
+        return self._endpoint.known
 
     @property
     def address(self) -> tuple[str, int]:

@@ -146,7 +146,7 @@ class Desk:
     def promise_patience(self, mute: AbstractSet[str] = frozenset()) -> float:
         """A peer answers a prepare at its next pass boundary: wait for the slowest, bounded, but
         not for the mute."""
-        known = {voter.peer_id for voter in self.head.voters} | set(self.head.members)
+        known = self.head.known
         passes = [
             lease.pass_seconds if peer_id in known else min(lease.pass_seconds, _GUEST_PASS_S)
             for peer_id, lease in same_head(self.head, self.view).items()

@@ -88,11 +88,10 @@ def gone_for_good(head: Head, me: Voter, view: View, grace_seconds: float) -> bo
 def leaves_them_stuck(head: Head, me: Voter, view: View) -> bool:
     """Whether others work here who could decide nothing once we are gone: to found a branch takes
     a voter of the head or a member of its round, by peer id, and no other such peer stays."""
-    known = {voter.peer_id for voter in head.voters} | set(head.members)
     gone = (PeerState.LEAVING, PeerState.LEFT)
     staying = {i: lease.state for i, lease in view.fresh.items() if lease.state not in gone}
     at_work = any(state is not PeerState.PAUSED for state in staying.values())
-    return at_work and me.peer_id in known and not staying.keys() & known
+    return at_work and me.peer_id in head.known and not staying.keys() & head.known
 
 
 def electorate(
@@ -123,8 +122,7 @@ def electorate(
 def _survivors(head: Head, alive: set[Voter], present: set[Voter]) -> Survivors:
     """The run's own: living voters, then who had a part in the last round or is back. All of them
     have to agree, and strangers would not for a while: they have not seen anybody be silent."""
-    known = {voter.peer_id for voter in head.voters} | set(head.members)
-    others = {voter for voter in present - alive if voter.peer_id in known}
+    others = {voter for voter in present - alive if voter.peer_id in head.known}
     return tuple(sorted((standing(alive) + standing(others))[:MAX_VOTERS]))
 
 

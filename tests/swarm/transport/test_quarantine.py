@@ -10,7 +10,8 @@ from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.swarm.chain.message_codec import MAX_MESSAGE_BYTES
 from atom.swarm.stream.frames import Kind, Patience, Purpose
-from atom.swarm.transport.endpoint import Doorkeeper, TransportLimits
+from atom.swarm.transport.doorkeeper import Doorkeeper
+from atom.swarm.transport.endpoint import TransportLimits
 from atom.swarm.transport.quarantine import (
     FIRST_HOLD_S,
     FOR_GOOD_S,
@@ -121,7 +122,7 @@ def test_garbage_from_a_host_leaves_its_neighbours_a_way_in(
 
 
 def test_a_distrusted_host_has_fewer_handshakes_at_a_time() -> None:
-    door = Doorkeeper(TransportLimits(handshakes_per_host=4, handshakes_distrusted=1))
+    door = Doorkeeper(TransportLimits(handshakes_per_host=4, handshakes_distrusted=1), ())
     assert door.enter("host", distrusted=True)
     assert not door.enter("host", distrusted=True)
     assert door.enter("host")

@@ -13,7 +13,9 @@ from atom.swarm.identity import Identity
 from atom.swarm.stream.frames import Patience
 from atom.swarm.stream.handshake import Local
 from atom.swarm.transport import router
-from atom.swarm.transport.endpoint import Doorkeeper, TransportLimits
+from atom.swarm.transport.doorkeeper import Doorkeeper
+from atom.swarm.transport.endpoint import TransportLimits
+from atom.swarm.transport.known_peers import KnownPeers
 from atom.swarm.transport.transport import Transport
 
 __all__ = ["make_tcp_peer"]
@@ -53,19 +55,56 @@ def test_unproven_connections_are_bounded_per_host(make_tcp_peer: Callable[..., 
 
 
 def test_doorkeeper_counts_come_back_to_zero() -> None:
-    door = Doorkeeper(TransportLimits(connections=3, handshakes=2, connections_per_peer=1))
+    door = Doorkeeper(TransportLimits(connections=2, handshakes=2, connections_per_peer=1), ())
     assert door.enter("a")
     assert door.identify("a", "one")
     assert door.enter("a")
     assert not door.identify("a", "one")
     assert door.enter("b")
-    assert not door.enter("c")  # three in all
+    assert not door.enter("c")  # two unproven
+    assert door.identify("b", "two")
+    assert not door.identify("a", "three")  # two in all
     door.leave("a", "")
-    door.leave("b", "")
     door.leave("a", "one")
     assert door.enter("c")
+    assert door.identify("c", "three")
     assert door.enter("c")
-    assert not door.enter("c")  # two unproven
+    assert door.enter("c")
+    assert not door.enter("c")
+
+
+def test_strangers_take_their_part_of_the_places_and_no_more() -> None:
+    known = KnownPeers()
+    known.at_head({"voter", "member"})
+    limits = TransportLimits(connections=4, connections_of_strangers=2, connections_per_peer=2)
+    door = Doorkeeper(limits, known)
+    assert all(door.enter("a") for _ in range(8))
+    came = ["one", "two", "three", "voter", "two", "voter", "voter", "member"]
+    let_in = [door.identify("a", peer_id) for peer_id in came]
+    assert let_in == [True, True, False, True, False, True, False, False]
+    door.leave("a", "voter")
+    assert not door.identify("a", "three")
+    known.in_ring({"two", "three"})
+    assert door.identify("a", "three")
+    door.leave("a", "three")
+    known.at_head(())
+    assert not door.identify("a", "four"), "one and voter are strangers now"
+
+
+def test_whoever_the_run_knows_gets_in_beside_a_crowd_of_strangers(
+    make_tcp_peer: Callable[..., Peer],
+) -> None:
+    limits = dataclasses.replace(QUICK, connections=4, connections_of_strangers=2)
+    peer = make_tcp_peer(limits=limits)
+    voter, *strangers = (Local(Identity.create(), RUN, bytes(16)) for _ in range(4))
+    peer.transport.known.at_head([voter.identity.peer_id])
+    channels = [shake(peer, local) for local in strangers[:2]]
+    with pytest.raises(PeerRefused) as refused:
+        shake(peer, strangers[2])
+    assert refused.value.reason is Reason.TOO_MANY_CONNECTIONS
+    channels += [shake(peer, voter), shake(peer, voter)]
+    for channel in channels:
+        channel.close()
 
 
 def test_of_one_connections_messages_only_so_much_is_read(
