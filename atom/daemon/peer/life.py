@@ -343,7 +343,7 @@ class Life:
     def leave(self, deadline_s: float | None) -> str:
         """Sees the counted work committed, then ends; at the deadline at the latest."""
         if self._facts.leave_by is not None:
-            return "already leaving"
+            return self._leave_sooner(deadline_s)
         seconds = LEAVE_S if deadline_s is None else deadline_s
         self._dropped_before_leaving = self.parts.hands.tally.sequences_dropped
         self._update(leave_by=self._clock.now() + seconds)
@@ -355,3 +355,14 @@ class Life:
         self._events.emit("leaving", deadline_s=seconds)
         self.on_change()
         return f"leaving once the counted work is committed, in at most {seconds:.0f} s"
+
+    def _leave_sooner(self, deadline_s: float | None) -> str:
+        """Asked again: an earlier deadline holds, a later one does not."""
+        now, before = self._clock.now(), self._facts.leave_by
+        assert before is not None
+        due = before if deadline_s is None else min(before, now + deadline_s)
+        if due < before:
+            self._update(leave_by=due)
+            self._events.emit("leaving", deadline_s=deadline_s)
+            self.on_change()
+        return f"already leaving, {'now ' * (due < before)}in at most {max(due - now, 0.0):.0f} s"

@@ -89,6 +89,14 @@ def test_who_counted_may_need_what_it_fetches(
     assert not donors.closed
 
 
+def test_an_earlier_deadline_holds_and_a_later_one_does_not(donors: Donors, tmp_path: Path) -> None:
+    life = life_in(Phase.ACCUMULATING, 4, donors, tmp_path)
+    life.leave(100.0)
+    assert life.leave(5.0) == "already leaving, now in at most 5 s"
+    assert life.leave(50.0) == life.leave(None) == "already leaving, in at most 5 s"
+    assert life._facts.leave_by == 5.0
+
+
 def test_a_closed_terminal_asks_to_leave_and_never_insists(donors: Donors, tmp_path: Path) -> None:
     life = life_in(Phase.ACCUMULATING, 4, donors, tmp_path)
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
