@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import grpc
 
-from atom.base.errors import UserError
+from atom.base.errors import StorageError, UserError
 from atom.wire import control_pb2, control_pb2_grpc
 
 
@@ -42,8 +42,17 @@ class ControlServer:
         control_pb2_grpc.add_ControlServicer_to_server(_Servicer(target), self._server)
 
     def start(self) -> None:
-        """Listens. The state directory's lock says that a socket left behind is nobody's."""
-        self._path.unlink(missing_ok=True)
+        """Listens. The state directory's lock says that a socket left behind is nobody's.
+
+        Raises: StorageError where what lies there is another user's.
+        """
+        try:
+            self._path.unlink(missing_ok=True)
+        except OSError as problem:
+            raise StorageError(
+                f"cannot listen on {self._path}: {problem.strerror}",
+                "choose a state directory with a shorter path: --state DIR",
+            ) from problem
         mask = os.umask(0o177)
         try:
             self._server.add_insecure_port(f"unix:{self._path}")

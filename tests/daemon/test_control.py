@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import pytest
 
-from atom.base.errors import ConfigError, ControlError
+from atom.base.errors import ConfigError, ControlError, StorageError
 from atom.daemon import control_client
 from atom.daemon.control import ControlServer
 from atom.daemon.control_client import ControlClient
@@ -58,6 +58,12 @@ def served(tmp_path: Path) -> Iterator[tuple[Target, Path]]:
     server.start()
     yield target, path
     server.close()
+
+
+def test_what_cannot_be_taken_away_is_said(tmp_path: Path) -> None:
+    (tmp_path / "control.sock").mkdir()
+    with pytest.raises(StorageError, match="cannot listen on"):
+        ControlServer(Target(), tmp_path / "control.sock").start()
 
 
 def test_every_command_arrives(served: tuple[Target, Path]) -> None:

@@ -1,5 +1,6 @@
 """Which daemon on this machine is meant."""
 
+import os
 import socket
 from pathlib import Path
 
@@ -39,7 +40,7 @@ def find_daemons(state: Path | None, home: Path | None = None) -> list[StateDire
         return [_named(StateDirectory(state))]
     home = state_home() if home is None else home
     folders = _state_directories(home)
-    running = [folder for folder in folders if _listens(folder.control_socket)]
+    running = [folder for folder in folders if _listens(folder)]
     if not running:
         for folder in folders:
             _refuse_deaf(folder)
@@ -70,7 +71,7 @@ def find_state(state: Path | None, home: Path | None = None) -> Path:
 def _named(folder: StateDirectory) -> StateDirectory:
     if not folder.root.is_dir():
         raise ControlError(f"there is no state directory {folder.root}", _START_HINT)
-    if not _listens(folder.control_socket):
+    if not _listens(folder):
         _refuse_deaf(folder)
         raise ControlError(f"no daemon runs in {folder.root}", _START_HINT)
     return folder
@@ -88,12 +89,20 @@ def _state_directories(home: Path) -> list[StateDirectory]:
     return [StateDirectory(path) for path in sorted(home.iterdir()) if path.is_dir()]
 
 
-def _listens(path: Path) -> bool:
-    """A socket file may be left behind by a daemon that was killed."""
+def _listens(folder: StateDirectory) -> bool:
+    """A socket file may be left behind by a daemon that was killed, or in the temporary folder
+    be another user's, put there to hear our commands."""
+    path = folder.control_socket
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(_CONNECT_S)
         try:
+            if _owner(path) not in (os.getuid(), _owner(folder.root)):
+                return False
             probe.connect(str(path))
         except OSError:
             return False
         return True
+
+
+def _owner(path: Path) -> int:
+    return path.lstat().st_uid

@@ -1,3 +1,4 @@
+import os
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -6,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from atom.base.errors import ControlError
+from atom.cli.box import local_daemons
 from atom.cli.box.local_daemons import find_daemon
 from atom.config.places import default_state_directory
 from atom.daemon.state_directory import StateDirectory
@@ -62,6 +64,21 @@ def test_a_socket_left_behind_is_nobody(home: Path) -> None:
         find_daemon(None)
     with pytest.raises(ControlError, match="no daemon"):
         find_daemon(home / "tiny")
+
+
+def test_a_socket_of_another_user_is_not_spoken_to(
+    home: Path, open_sockets: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of a long path lies in the temporary folder, under a name that anybody can reckon."""
+    long = home / ("x" * 120)
+    path = daemon(long, open_sockets)
+    open_sockets.callback(path.unlink)
+    assert find_daemon(long) == path
+    owners = {path: os.getuid() + 1}
+    monkeypatch.setattr(local_daemons, "_owner", lambda file: owners.get(file, os.getuid()))
+    for state in (None, long):
+        with pytest.raises(ControlError, match="no daemon"):
+            find_daemon(state)
 
 
 def test_nothing_was_ever_started(home: Path) -> None:
