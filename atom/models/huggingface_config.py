@@ -7,6 +7,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 from atom.models.source import SourceError
@@ -14,6 +15,7 @@ from atom.models.source import SourceError
 MAX_CONFIG_BYTES = 32 * 1024
 MAX_LAYERS = 4096
 MAX_NUMBER = 2**31
+MAX_DEPTH = 32
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 """What a terminal may obey; blanks and ends of lines are none of it."""
 DROPPED_KEYS = frozenset(
@@ -52,6 +54,7 @@ def read_config(text: str) -> dict[str, Any]:
             "the config asks for quantized weights, which cannot be trained",
             "take out quantization_config",
         )
+    _check_depth(content)
     _check_model_type(content)
     _check_layers(content)
     _check_texts(content)
@@ -74,6 +77,19 @@ def _check_model_type(content: Mapping[str, Any]) -> None:
     if not isinstance(kind, str) or not kind.replace("_", "").replace("-", "").isalnum():
         raise SourceError(
             "the config names no model_type", 'such as "model_type": "llama"; see config.json'
+        )
+
+
+def _check_depth(content: Any) -> None:
+    """What follows calls itself for each level, as do others who are given the config."""
+    level = [content]
+    for _ in range(MAX_DEPTH + 1):
+        dicts = [value.values() for value in level if isinstance(value, dict)]
+        lists = [value for value in level if isinstance(value, list)]
+        level = [*chain(*dicts, *lists)]
+    if level:
+        raise SourceError(
+            f"the config is nested more than {MAX_DEPTH} deep", "name the config.json of one model"
         )
 
 

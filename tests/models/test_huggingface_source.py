@@ -9,7 +9,12 @@ from torch import nn
 
 from atom.graph.check.verify import verify_against_eager
 from atom.graph.program import compile_program
-from atom.models.huggingface_config import MAX_CONFIG_BYTES, canonical_config, read_config
+from atom.models.huggingface_config import (
+    MAX_CONFIG_BYTES,
+    MAX_DEPTH,
+    canonical_config,
+    read_config,
+)
 from atom.models.huggingface_source import HuggingFaceSource
 from atom.models.installing import install_extra
 from atom.models.source import SourceError, materialised
@@ -225,6 +230,17 @@ def test_no_text_of_a_stranger_s_is_for_the_terminal(change: dict[str, Any]) -> 
 def test_a_config_is_bounded() -> None:
     with pytest.raises(SourceError, match="longer than 32 KiB"):
         read_config(json.dumps(LLAMA | {"note": "x" * MAX_CONFIG_BYTES}))
+
+
+@pytest.mark.parametrize(("opening", "end"), [('{"a": ', "}"), ("[", "]")])
+def test_a_config_is_no_well(opening: str, end: str) -> None:
+    def nested(levels: int) -> str:
+        return f'{{"model_type": "llama", "note": {opening * levels}1{end * levels}}}'
+
+    assert "note" in read_config(nested(MAX_DEPTH - 1))
+    for levels in (MAX_DEPTH, 480):
+        with pytest.raises(SourceError, match="nested more than 32 deep"):
+            read_config(nested(levels))
 
 
 def test_a_stranger_s_sizes_take_no_memory() -> None:

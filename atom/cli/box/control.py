@@ -39,16 +39,17 @@ def _tell(state: Path | None, everyone: bool, command: Callable[[Any], str]) -> 
     if not everyone:
         typer.echo(command(control_client(state)))
         return
-    failures: list[ControlError] = []
+    failures: dict[str, ControlError] = {}
     for folder in find_daemons(state):
         try:
             said = command(control_client(folder.root))
         except ControlError as failure:
-            failures.append(failure)
+            failures[folder.root.name] = failure
         else:
             typer.echo(f"{folder.root.name}: {said}")
     if failures:
-        raise failures[0]
+        lines = [f"{name}: {failure.message}" for name, failure in failures.items()]
+        raise ControlError("\n".join(lines), next(iter(failures.values())).hint)
 
 
 def show_info(state: Path | None, as_json: bool) -> None:
