@@ -16,6 +16,7 @@ from atom.config.problems import problems_of
 from atom.config.run_file import RunFile
 from atom.config.section import Section
 from atom.config.table_place import table_place
+from atom.config.text_place import text_place
 
 MAX_FILE_BYTES = 64 * 1024
 """Longer texts are refused unread: a run file travels through the DHT's peers."""
@@ -159,7 +160,8 @@ def _anchored(peer: PeerFile, folder: Path) -> PeerFile:
         return str((folder / expand_home(text)).absolute())
 
     data, state = peer.data, peer.state
-    paths = None if data.paths is None else tuple(map(absolute, data.paths))
+    given = data.paths
+    paths = None if given is None else tuple(text_place(path, folder) for path in given)
     tokenizer = data.tokenizer
     if tokenizer not in (None, "bytes"):
         tokenizer = absolute(tokenizer)

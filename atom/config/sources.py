@@ -14,6 +14,7 @@ from atom.base.home import expand_home
 from atom.config.peer_file import PeerFile
 from atom.config.run_file import RunFile
 from atom.config.table_place import table_place
+from atom.config.text_place import text_place
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ def text_sources(run: RunFile, peer: PeerFile, run_folder: Path | None) -> TextS
     if paths and peer.data.paths is not None:
         paths = peer.data.paths
     elif paths:
-        paths = tuple(_absolute(path, run_folder, "paths", run) for path in paths)
+        paths = tuple(_absolute(path, run_folder, "paths", run, text_place) for path in paths)
     tokenizer = run.data.tokenizer
     if tokenizer != "bytes" and peer.data.tokenizer is not None:
         tokenizer = peer.data.tokenizer

@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 from typing import get_args
 
@@ -13,7 +14,7 @@ from atom.config.run_file import RunFile
 from atom.config.sources import text_sources
 from atom.models.data.corpus import Limits
 from atom.models.data.dataset import open_dataset
-from atom.models.data.files import stdlib_corpus
+from atom.models.data.files import stdlib_corpus, text_corpus
 from atom.models.gpt3 import SIZES, GPT3Config
 
 READY = Path(__file__).parents[2] / "peers"
@@ -56,6 +57,22 @@ def test_the_demo_has_text_on_every_machine(tmp_path: Path) -> None:
     assert run.run.rounds is not None
     assert dataset.train_windows > 2 * run.run.rounds * run.batch.global_sequences
     assert dataset.validation_windows > 100
+
+
+def test_a_folder_whose_name_looks_like_a_glob_is_none(tmp_path: Path) -> None:
+    folder = tmp_path / "my [run]"
+    (folder / "texts").mkdir(parents=True)
+    for name in ("a.txt", "b.txt", "texts/c[1].txt"):
+        (folder / name).write_text(name)
+    written = '["*.txt", "texts", "texts/c[1].txt", "texts/c?1?.txt"]'
+    peer = parse_peer_text(f"[data]\npaths = {written}\n", folder)
+    run = load_run_file(READY / "demo.toml")
+    data = run.data.model_copy(update={"source": "text", "paths": tuple(json.loads(written))})
+    of_text = run.model_copy(update={"data": data})
+    for sources in (text_sources(of_text, PeerFile(), folder), text_sources(of_text, peer, None)):
+        corpora = [text_corpus([path]) for path in sources.paths]
+        found = [[Path(each.where).name for each in corpus.read()] for corpus in corpora]
+        assert found == [["a.txt", "b.txt"], *[["c[1].txt"]] * 3]
 
 
 @pytest.mark.parametrize("file", [RunFile, PeerFile])

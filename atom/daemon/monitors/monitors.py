@@ -14,11 +14,11 @@ from atom.daemon.monitors.tensorboard_log import TensorBoardLog
 class Monitors:
     """Those that the peer file asks for. What they hold is freed with the stack."""
 
-    def __init__(self, peer: PeerFile, stack: ExitStack) -> None:
+    def __init__(self, peer: PeerFile, stack: ExitStack, console: Console) -> None:
         """Takes the port of metrics, if they are wanted: before anything is made that may take
         hours. Raises: ConfigError, StorageError, PortInUseError, AddressError."""
         self.ended_attempts = EndedAttempts()
-        self._stack = stack
+        self._stack, self._console = stack, console
         self._metrics: Metrics | None = None
         self._url = ""
         self.sinks: list[EventSink] = [self.ended_attempts]
@@ -27,15 +27,15 @@ class Monitors:
             self._url = self._serve(self._metrics, peer.metrics.host, peer.metrics.port)
             self.sinks.append(self._metrics)
         if peer.log.tensorboard is not None:
-            board = TensorBoardLog.in_folder(Path(peer.log.tensorboard))
+            board = TensorBoardLog.in_folder(Path(peer.log.tensorboard), console.note)
             stack.callback(board.close)
             self.sinks.append(board)
 
-    def begin(self, info: Info, console: Console) -> None:
+    def begin(self, info: Info) -> None:
         """There is a daemon now: metrics tell of it, if they are wanted, until the stack ends."""
         if self._metrics is not None:
             self._stack.callback(self._metrics.show(info))
-            console.note(f"metrics: {self._url}")
+            self._console.note(f"metrics: {self._url}")
 
     def _serve(self, metrics: Metrics, host: str, port: int) -> str:
         number, close = metrics.serve(host, port)

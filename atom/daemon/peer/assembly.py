@@ -157,7 +157,7 @@ def assemble(stack: ExitStack, given: Assembly) -> Life:
         make_loop=make_loop,
     )
     stack.callback(life.close)
-    monitors.begin(life.info, console)
+    monitors.begin(life.info)
     return life
 
 

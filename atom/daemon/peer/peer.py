@@ -58,7 +58,7 @@ def run_start(options: StartOptions, console: Console) -> Ending:
         owner = box.identity.peer_id
         if says_finished(box, run.run.name, owner, run.run.rounds, console):
             return Ending.ROUNDS_REACHED
-        monitors = _at_the_door(stack, box, listen)
+        monitors = _at_the_door(stack, box, listen, console)
         say_list(AllowList.of(owner, run.swarm.members), console)
         box, turns = _with_turns(stack, box, run.run.name, owner, console)
         lookout, directory = _look(stack, events, node, run.run.name, owner, console)
@@ -85,7 +85,7 @@ def run_join(options: JoinOptions, console: Console) -> Ending:
         if says_finished(box, address.run, address.owner, None, console):
             return Ending.ROUNDS_REACHED
         listen = box.peer.network.listen
-        monitors = _at_the_door(stack, box, listen)
+        monitors = _at_the_door(stack, box, listen, console)
         events = EventLog(box.state.events)
         node = _node(box, listen, address.bootstrap)
         lookout, directory = _look(stack, events, node, address.run, address.owner, console)
@@ -109,7 +109,7 @@ def run_join(options: JoinOptions, console: Console) -> Ending:
         return assemble(stack, Assembly(*parts)).live(directory)
 
 
-def _at_the_door(stack: ExitStack, box: Box, listen: str) -> Monitors:
+def _at_the_door(stack: ExitStack, box: Box, listen: str, console: Console) -> Monitors:
     """What the peer file asks for and cannot have is said before there is an address or a state:
     making them may take hours. Raises: PortInUseError, AddressError, ConfigError, StorageError."""
     network = box.peer.network
@@ -120,7 +120,7 @@ def _at_the_door(stack: ExitStack, box: Box, listen: str) -> Monitors:
     place = data_place(network, listen)
     if place is not None:
         listening(place).close()
-    return Monitors(box.peer, stack)
+    return Monitors(box.peer, stack, console)
 
 
 def _with_turns(

@@ -13,6 +13,7 @@ from tensorboard.util.tensor_util import make_ndarray
 
 from atom.base.errors import PortInUseError, StorageError
 from atom.config.load import parse_peer_text
+from atom.daemon.console import Silence
 from atom.daemon.monitors.metrics import Metrics
 from atom.daemon.monitors.monitors import Monitors
 from atom.daemon.monitors.tensorboard_log import TensorBoardLog
@@ -101,7 +102,7 @@ def test_the_dashboard_for_grafana_asks_for_metrics_that_exist() -> None:
     assert all('atom_info{run="$run"}' in query for query in queries)
 
 
-class Said:
+class Said(Silence):
     """A console."""
 
     def __init__(self) -> None:
@@ -114,8 +115,8 @@ class Said:
 def test_nothing_listens_and_nothing_is_written_unless_asked_for(tmp_path: Path) -> None:
     said = Said()
     with ExitStack() as stack:
-        monitors = Monitors(parse_peer_text("", tmp_path), stack)
-        monitors.begin(lambda: INFO, said)  # type: ignore[arg-type]
+        monitors = Monitors(parse_peer_text("", tmp_path), stack, said)
+        monitors.begin(lambda: INFO)
         assert monitors.sinks == [monitors.ended_attempts]
     assert said.notes == []
     assert list(tmp_path.iterdir()) == []
@@ -125,8 +126,8 @@ def test_the_peer_file_asks_for_both(tmp_path: Path) -> None:
     text = '[metrics]\nport = 0\n[log]\ntensorboard = "board"\n'
     said = Said()
     with ExitStack() as stack:
-        monitors = Monitors(parse_peer_text(text, tmp_path), stack)
-        monitors.begin(lambda: INFO, said)  # type: ignore[arg-type]
+        monitors = Monitors(parse_peer_text(text, tmp_path), stack, said)
+        monitors.begin(lambda: INFO)
         for sink in monitors.sinks:
             sink.emit("left")
             sink.emit(
@@ -148,11 +149,12 @@ def test_the_peer_file_asks_for_both(tmp_path: Path) -> None:
 def test_a_folder_that_takes_no_board_is_said_and_a_start_without_rounds_leaves_none(
     tmp_path: Path,
 ) -> None:
-    TensorBoardLog.in_folder(tmp_path / "board").close()
+    said = Said()
+    TensorBoardLog.in_folder(tmp_path / "board", said.note).close()
     assert list((tmp_path / "board").iterdir()) == []
     (tmp_path / "file").touch()
     with pytest.raises(StorageError, match="cannot write"):
-        TensorBoardLog.in_folder(tmp_path / "file")
+        TensorBoardLog.in_folder(tmp_path / "file", said.note)
 
 
 class FullDisk:
@@ -171,8 +173,10 @@ class FullDisk:
 
 def test_a_full_disk_ends_the_board_and_nothing_else() -> None:
     disk = FullDisk()
-    board = TensorBoardLog(lambda: disk)
+    said = Said()
+    board = TensorBoardLog(lambda: disk, said.note)
     for _ in range(3):
         board.emit("round", **ROUND, members=[])
     board.close()
     assert disk.calls == 1
+    assert said.notes == ["nothing more for TensorBoard until the next start: no space"]
