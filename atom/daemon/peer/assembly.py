@@ -33,6 +33,7 @@ from atom.swarm.ring.chunk_kernels import chunk_kernels
 from atom.swarm.ring.codec import CODECS
 from atom.swarm.state.blobs import BlobServer, BlobShelf
 from atom.swarm.state.state_transfer import Watch
+from atom.swarm.state.upload_places import UploadPlaces
 from atom.swarm.stream.handshake import Local
 from atom.swarm.stream.protection import RingProtection
 from atom.swarm.stream.throttle import Bandwidth
@@ -112,7 +113,8 @@ def assemble(stack: ExitStack, given: Assembly) -> Life:
     bench = Bench(member.replica, worker, deck, keeper, replay)
     style = _ring_style(member.run, elements)
     hands = ReplicaHands(bench, transport, _schedule(member), clock, events, style)
-    server = BlobServer(blobs, clock, courtesy=transport.courtesy)
+    places = UploadPlaces(known=transport.known)
+    server = BlobServer(blobs, clock, places=places, courtesy=transport.courtesy)
 
     ours = partial(neighbours, machine_folder())
     gpu = open_gpu(member.replica.device_hold.torch_device, ours)

@@ -12,7 +12,7 @@ from atom.base.errors import PeerRefused, StorageError
 from atom.base.reasons import Reason
 from atom.swarm.state.arenas import CHUNK_BYTES, arena_digest, state_digest
 from atom.swarm.state.blobs import BlobServer, BlobShelf
-from atom.swarm.state.upload_places import UploadPlaces
+from atom.swarm.state.upload_places import Place, UploadPlaces, gives_way
 from atom.swarm.stream.frames import Channel, Kind, Patience
 from atom.swarm.stream.memory_stream import MemoryStream
 from atom.swarm.stream.rate_limit import TokenBucket
@@ -181,3 +181,33 @@ def test_a_peer_has_a_few_places_and_the_idle_lose_theirs() -> None:
     assert not places.take(channel_of("more")), "of the rest nobody is idle for long"
     places.leave(other)
     assert places.take(channel_of("more"))
+
+
+def test_whom_the_run_knows_finds_a_place_among_strangers_that_ask_all_the_time() -> None:
+    places = UploadPlaces(places=4, per_peer=3, now=lambda: 0.0, known={"voter", "member"})
+    came = [channel_of(peer_id) for peer_id in ("one", "greedy", "greedy", "greedy")]
+    for channel in came:
+        assert places.take(channel)
+        places.answering(channel, busy=True)
+    assert not places.take(channel_of("stranger"))
+    voter, member = [channel_of("voter") for _ in range(3)], channel_of("member")
+    assert [places.take(channel) for channel in (*voter, member)] == [True] * 4
+    assert all(channel.closed.is_set() for channel in came)
+    assert not places.take(channel_of("member")), "nobody drives out whom the run knows"
+    assert not any(channel.closed.is_set() for channel in (*voter, member))
+
+
+@pytest.mark.parametrize(
+    ("comer", "idle_since", "number"),
+    [
+        ("voter", [0.0, 1.0, None, None], 1),  # a stranger before a voter, if both are idle
+        ("stranger", [0.0, None, None, None], 0),
+        ("voter", [None, 9.0, 9.0, None], 2),  # of the greediest
+        ("stranger", [None, 9.0, 9.0, None], None),
+    ],
+)
+def test_who_gives_way(comer: str, idle_since: list[float | None], number: int | None) -> None:
+    served = map(channel_of, ("voter", "one", "greedy", "greedy"))
+    taken = [Place(channel, since) for channel, since in zip(served, idle_since, strict=True)]
+    leaving = gives_way(taken, comer, {"voter"}, idle_before=5.0)
+    assert leaving is (None if number is None else taken[number])
