@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 _MAX_WAITING = 1000
+MAX_LOG_BYTES = 64 << 20
+"""Rounds of a second each fill that in a day or so."""
 
 
 class EventSink(Protocol):
@@ -24,11 +26,12 @@ class EventLog:
     """Appends events to a file, one line each, flushed at once. `time` is Unix seconds.
 
     A log that cannot be written is no reason to stop what it reports on. Its last lines wait for
-    room on the disk; older ones are lost.
+    room on the disk; older ones are lost. A log that is full is set aside as `older_log`, in the
+    place of the one before.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, max_bytes: int = MAX_LOG_BYTES) -> None:
+        self._path, self._max_bytes = path, max_bytes
         self._lock = threading.Lock()
         self._waiting: deque[bytes] = deque(maxlen=_MAX_WAITING)
 
@@ -49,6 +52,14 @@ class EventLog:
                 self._waiting.clear()
             else:
                 file.truncate(before)
+        if before + len(raw) > self._max_bytes and not self._waiting:
+            os.replace(self._path, older_log(self._path))
+            self._path.touch()
+
+
+def older_log(path: Path) -> Path:
+    """events.jsonl → events.1.jsonl: what was written before it, if that is kept."""
+    return path.with_stem(f"{path.stem}.1")
 
 
 def _json(event: dict[str, Any]) -> str:

@@ -4,7 +4,7 @@ import json
 import math
 from pathlib import Path
 
-from atom.base.events import EventLog, read_events
+from atom.base.events import EventLog, older_log, read_events
 
 
 def test_what_is_not_finite_is_null(tmp_path: Path) -> None:
@@ -32,3 +32,14 @@ def test_what_finds_no_room_is_written_later(tmp_path: Path) -> None:
     folder.mkdir()
     events.emit("two")
     assert [event["event"] for event in read_events(log)] == ["one", "two"]
+
+
+def test_a_full_log_is_set_aside_and_one_of_them_kept(tmp_path: Path) -> None:
+    log = tmp_path / "events.jsonl"
+    events = EventLog(log, max_bytes=150)
+    for number in range(10):
+        events.emit("round", number=number)
+    kept = [event["number"] for path in (older_log(log), log) for event in read_events(path)]
+    assert kept == list(range(kept[0], 10)), "whole lines, in order, up to the last"
+    assert 3 <= len(kept) < 10
+    assert {path.name for path in tmp_path.iterdir()} == {"events.jsonl", "events.1.jsonl"}

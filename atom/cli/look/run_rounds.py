@@ -2,11 +2,14 @@
 
 import json
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from atom.base.errors import StorageError
+from atom.base.events import older_log
 from atom.swarm.chain.ledger import Ledger
 
 MAX_LINE_BYTES = 4 << 20
@@ -29,15 +32,14 @@ class PlottedRound:
 
 
 def rounds_of_log(path: Path) -> list[PlottedRound]:
-    """In order; of a round that is told twice (after a catch-up), the later telling. Lines that do
-    not read are left out: a disk that was full, or a crash, may have damaged some.
+    """Also of the log before it. In order; of a round that is told twice (after a catch-up), the
+    later telling. Lines that do not read are left out: a disk that was full, or a crash, may have
+    damaged some.
 
     Raises: StorageError if the log cannot be read, or tells of no round.
     """
     try:
-        with path.open("rb") as file:
-            lines = iter(lambda: file.readline(MAX_LINE_BYTES), b"")
-            told = {each.number: each for each in _told(lines)}
+        told = {each.number: each for each in _told(_lines(path))}
     except OSError as problem:
         raise StorageError(
             f"cannot read {path}: {problem.strerror}", "name a peer's directory with --state DIR"
@@ -53,6 +55,16 @@ def rounds_of_ledger(ledger: Ledger) -> list[PlottedRound]:
         PlottedRound(each.number, each.loss, each.members, bool(each.branch))
         for each in ledger.rounds
     ]
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    """Raises: OSError."""
+    with ExitStack() as stack:
+        files = [stack.enter_context(path.open("rb"))]  # first: it may become the older one now
+        with suppress(FileNotFoundError):
+            files.insert(0, stack.enter_context(older_log(path).open("rb")))
+        for file in files:
+            yield from iter(partial(file.readline, MAX_LINE_BYTES), b"")
 
 
 def _told(lines: Iterable[bytes]) -> Iterator[PlottedRound]:

@@ -60,6 +60,12 @@ def test_a_log_with_a_catch_up_damage_and_other_events(tmp_path: Path) -> None:
     assert (rounds_of_log(path)[0].tokens_per_s, rounds_of_log(path)[0].reduce_s) == (None, None)
 
 
+def test_the_log_before_is_read_as_well(tmp_path: Path) -> None:
+    log(tmp_path, told(1), told(2, loss=9.0)).rename(tmp_path / "events.1.jsonl")
+    rounds = rounds_of_log(log(tmp_path, told(2), told(3)))
+    assert [(each.number, each.loss) for each in rounds] == [(1, 5.0), (2, 2.5), (3, 5.0 / 3)]
+
+
 def test_a_chain_says_nothing_of_speeds() -> None:
     ledger = Ledger(Head(b"h" * 32, 1, 8, 0, (), ()), (Round(1, 2.5, 8, 3, 0, 2),))
     assert rounds_of_ledger(ledger) == [PlottedRound(1, 2.5, 3, True)]
