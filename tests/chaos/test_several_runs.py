@@ -64,6 +64,18 @@ def switches_in_a_round(peer: Peer) -> list[tuple[Event, Event]]:
     ]
 
 
+def counts_within_rounds(peer: Peer) -> list[list[int]]:
+    """What it had counted when its turns ended, for each round. A turn that ends with a round is
+    told a moment before the round is, and what it leaves belongs to the next."""
+    counts: list[list[int]] = [[]]
+    for event in peer.events():
+        if event["event"] == "round" or event.get("with_round"):
+            counts.append([])
+        elif event["event"] == "turn-ended":
+            counts[-1].append(event["mini_batches"])
+    return counts
+
+
 @pytest.mark.timeout(START_S + 5 * ROUND_S)
 def test_two_runs_take_turns_and_lose_nothing(two: tuple[Peer, Peer]) -> None:
     one, two_ = two
@@ -73,6 +85,8 @@ def test_two_runs_take_turns_and_lose_nothing(two: tuple[Peer, Peer]) -> None:
     for ended, committed in switches_in_a_round(two_):
         assert committed["contributed"] == [committed["sequences"]]
         assert committed["contributed"][0] >= max(ended["mini_batches"], SLOW)
+    for counts in counts_within_rounds(two_):
+        assert counts == sorted(counts), "nothing that was counted is lost between turns"
     turns = sorted([(*turn, peer.name) for peer in two for turn in turns_of(peer)])
     assert all(a[1] <= b[0] for a, b in pairwise(turns)), "no two have the device at once"
     assert all(a[2] != b[2] for a, b in pairwise(turns)), "they alternate"
