@@ -29,7 +29,7 @@ from atom.swarm.state.arenas import (
 from atom.swarm.state.manifest import Manifest
 from atom.swarm.state.upload_places import UploadPlaces
 from atom.swarm.stream import handshake
-from atom.swarm.stream.courtesy import Courtesy
+from atom.swarm.stream.courtesy import PART_BYTES, Courtesy
 from atom.swarm.stream.frames import Channel, Kind, Patience
 from atom.swarm.stream.rate_limit import TokenBucket
 from atom.wire import transport_pb2 as wire
@@ -43,7 +43,6 @@ _IDLE_S = 60.0
 _SEND_SILENCE_S = 15.0
 _PACED_BYTES = 32 * 1024
 _RESOLVED = 16
-_PART_BYTES = 256 * 1024
 _STILL_S = 1.0
 """How often who hashes says so."""
 
@@ -255,15 +254,22 @@ class BlobServer:
         """One frame, in parts that wait for rings, and in small ones under a rate limit: a slow
         donor must not look silent."""
         channel.send_header(Kind.BLOB, len(answer), patience)
-        size = _PART_BYTES if self._bucket is None else _PACED_BYTES
-        for start in range(0, len(answer), size):
-            part = answer[start : start + size]
-            while wait_s := self._courtesy.wait_s(len(part), time.monotonic()):
-                if channel.closed.wait(wait_s):
-                    break
+        most = PART_BYTES if self._bucket is None else _PACED_BYTES
+        while answer:
+            size = self._next_part(channel, min(len(answer), most))
+            part, answer = answer[:size], answer[size:]
             if self._bucket is not None:
                 channel.closed.wait(self._bucket.take(len(part), self._clock.now()))
             channel.send_part(part, patience)
+
+    def _next_part(self, channel: Channel, most: int) -> int:
+        """Bytes to send next, once rings leave room for them, or the channel has closed."""
+        while True:
+            now = time.monotonic()
+            size = min(self._courtesy.part_bytes(now), most)
+            wait_s = self._courtesy.wait_s(size, now)
+            if not wait_s or channel.closed.wait(wait_s):
+                return size
 
 
 def _signs_of_life(channel: Channel, patience: Patience) -> Tick:

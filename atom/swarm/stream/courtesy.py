@@ -18,6 +18,8 @@ _MOST_RECENT_BYTES = math.e * _RUNNING_BYTES
 """Whatever a ring has sent, it counts as running for `_QUIET_S` after its last bytes."""
 _MOST_CREDIT_BYTES = 1024 * 1024
 _LOOK_S = 0.01
+_SMALLEST_PART_BYTES = 8 * 1024
+PART_BYTES = 256 * 1024
 
 
 class Courtesy:
@@ -34,6 +36,16 @@ class Courtesy:
             self._fade(now)
             self._recent_bytes = min(self._recent_bytes + count, _MOST_RECENT_BYTES)
             self._credit_bytes = min(self._credit_bytes + SHARE * count, _MOST_CREDIT_BYTES)
+
+    def part_bytes(self, now: float) -> int:
+        """How much a transfer should send at a time. Beside a ring no more than what is saved up:
+        others that wait as well would hear nothing for as long as a large part's debt is paid off,
+        and many uploads beside a slow ring looked dead to who asked."""
+        with self._lock:
+            self._fade(now)
+            if self._recent_bytes < _RUNNING_BYTES:
+                return PART_BYTES
+            return min(max(int(self._credit_bytes), _SMALLEST_PART_BYTES), PART_BYTES)
 
     def wait_s(self, count: int, now: float) -> float:
         """Before a transfer sends `count` bytes: 0.0, and they are accounted for; or how long to

@@ -7,6 +7,7 @@ import time
 from atom.base.clock import ManualClock
 from atom.swarm.state.blobs import BlobServer, BlobShelf
 from atom.swarm.state.donor import Donor
+from atom.swarm.state.fetch_options import FetchOptions
 from atom.swarm.stream.courtesy import SHARE, Courtesy
 from atom.swarm.stream.frames import Channel, Patience
 from atom.swarm.stream.memory_stream import MemoryStream
@@ -37,6 +38,33 @@ def test_beside_a_ring_transfers_get_their_share() -> None:
     courtesy.ring_sent(PART, 100.0)  # it runs already
     sent = sent_beside(courtesy, rate, 4.0)
     assert 0.9 * SHARE * rate * 4 < sent < 1.1 * SHARE * rate * 4 + PART
+
+
+def longest_silence_s(ring_bytes_per_s: float, uploads: int, seconds: float) -> float:
+    """Of any of so many uploads that always want to send, beside such a ring; they wait in turn."""
+    courtesy, now, step_s = Courtesy(), 100.0, 0.01
+    courtesy.ring_sent(PART, now)
+    heard, longest = [now] * uploads, 0.0
+    for _ in range(int(seconds / step_s)):
+        courtesy.ring_sent(int(ring_bytes_per_s * step_s), now)
+        for upload in sorted(range(uploads), key=heard.__getitem__):
+            if not courtesy.wait_s(courtesy.part_bytes(now), now):
+                heard[upload] = now
+            longest = max(longest, now - heard[upload])
+        now += step_s
+    return longest
+
+
+def test_beside_a_slow_ring_no_upload_looks_dead() -> None:
+    assert longest_silence_s(375_000, 2, 30.0) < 1.0
+    assert longest_silence_s(375_000, 16, 30.0) < 0.8 * FetchOptions.silence_s
+
+
+def test_beside_a_fast_ring_parts_are_large() -> None:
+    courtesy = Courtesy()
+    for step in range(100):
+        courtesy.ring_sent(10_000_000, 100.0 + step / 100)
+    assert courtesy.part_bytes(101.0) == PART
 
 
 def test_when_the_ring_rests_the_link_is_free_at_once() -> None:
@@ -74,7 +102,11 @@ def test_who_serves_blobs_waits_for_rings() -> None:
     class Watched(Courtesy):
         waits = 3
 
+        def part_bytes(self, now: float) -> int:
+            return 2
+
         def wait_s(self, count: int, now: float) -> float:
+            assert count <= 2
             self.waits -= 1
             return 0.001 if self.waits > 0 else 0.0
 
@@ -96,4 +128,4 @@ def test_who_serves_blobs_waits_for_rings() -> None:
     near.close()
     thread.join(10.0)
     assert content == b"content"
-    assert watched.waits == 0
+    assert watched.waits == -3, "two waits before the first of four parts, none before the others"
