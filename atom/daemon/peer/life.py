@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from atom.base.clock import Clock
@@ -11,13 +10,13 @@ from atom.daemon.console import Console
 from atom.daemon.peer.herald import Herald
 from atom.daemon.peer.kept_contacts import KeptContacts
 from atom.daemon.peer.leave_signals import LeaveSignals
+from atom.daemon.peer.leaving import LEAVE_S, Leaving, SharedFacts
 from atom.daemon.peer.lifecycle import Ending, Facts, ending, ending_note, may_begin
 from atom.daemon.peer.parts import Parts
 from atom.daemon.peer.portrait import info_of, lease_of, reading_pause_of
 from atom.daemon.state_directory import StateDirectory
 from atom.daemon.turns.board import Wish
 from atom.swap.voided import PassVoided
-from atom.swarm.chain.commit import Head
 from atom.swarm.dht.directory import Directory
 from atom.swarm.records.fork_choice import claims_better
 from atom.swarm.records.lease import Lease
@@ -27,8 +26,6 @@ from atom.training.round import RoundMachine
 from atom.training.round.electorate import leaves_them_stuck
 from atom.training.round.vocabulary import Phase, View
 
-LEAVE_S = 60.0
-"""How long a requested leave may take to see the counted work committed."""
 HANG_UP = "SIGHUP"
 """Asks to leave, and never insists: when a terminal is closed, the kernel sends one and the shell
 another."""
@@ -59,9 +56,8 @@ class Life:
         self._failure: BaseException | None = None
         self._serial = 0
         self._gone = False
-        self._facts = Facts(Phase.SYNCING, 0.0)
-        self._facts_lock = threading.Lock()
-        self._dropped_before_leaving = 0
+        self._shared = SharedFacts(Facts(Phase.SYNCING, 0.0))
+        self._leaving = Leaving(self._shared, clock)
         self._looked_at: float | None = None
         """When we looked around first."""
         self._contacts = KeptContacts(state.known_addresses, clock)
@@ -164,7 +160,7 @@ class Life:
             digest=digest.hex(),
         )
         self._loop.start()
-        if self._facts.leave_by is not None:
+        if self._leaving.asked:
             self._loop.leave()
         parts.lookout.watch(
             self._next_lease,
@@ -182,16 +178,15 @@ class Life:
 
     def _obey_signals(self) -> None:
         for name in self._signals.take():
-            if self._facts.leave_by is None:
+            if not self._leaving.asked:
                 self._console.note(f"{name}: leaving (once more: at once)")
                 self.leave(None)
             elif name != HANG_UP:
-                self._update(leave_by=self._clock.now())
+                self._leaving.sooner(0.0)
 
-    def _update(self, **changes: Any) -> Facts:
-        with self._facts_lock:
-            self._facts = replace(self._facts, **changes)
-            return self._facts
+    @property
+    def _facts(self) -> Facts:
+        return self._shared.facts
 
     # ---- the end
 
@@ -210,7 +205,7 @@ class Life:
         now = self._clock.now()
         self.parts.pauses.look()
         if self._machine.finished and self._facts.finished_at is None:
-            self._update(finished_at=now)
+            self._shared.update(finished_at=now)
             self.parts.worker.hold("finished")
         has_looked, head, reason = (
             self._loop.has_looked,
@@ -220,28 +215,21 @@ class Life:
         others = self._loop.view.fresh.values()
         ahead = [lease for lease in others if claims_better(lease, head)]
         behind = sum(lease.head != head.digest for lease in others) - len(ahead)
-        facts = self._update(
+        facts = self._shared.update(
             phase=self._machine.phase,
             now=now,
             paused=bool(reason),
             sequences=self.parts.hands.own_sequences(head.digest),
             laggards=behind,
-            others_stuck=self._leaves_them_stuck(head),
+            others_stuck=leaves_them_stuck(head, self.parts.me, self._loop.view),
         )
+        if line := self._leaving.news(facts):
+            self._console.note(line)
         last = self.parts.hands.tally.last
         self._herald.tell(self.parts.me.peer_id, self._loop.view, reason, last)
         if has_looked and not facts.started:
             self._arrive(head.round, ahead)
         return ending(facts)
-
-    def _leaves_them_stuck(self, head: Head) -> bool:
-        assert self._loop is not None
-        if self._facts.settled_at is None:
-            return False
-        stuck = leaves_them_stuck(head, self.parts.me, self._loop.view)
-        if stuck and not self._facts.others_stuck:
-            self._console.note("leaving after the next round: without this peer none comes about")
-        return stuck
 
     def _arrive(self, ours: int, ahead: Sequence[Lease]) -> None:
         """Work begins where nobody is ahead, by the directory, or nobody can show that it is."""
@@ -251,14 +239,14 @@ class Life:
         if self._looked_at is None:
             self._looked_at = now
         if may_begin(len(ahead), believed, self._facts.phase, now - self._looked_at):
-            self._update(started=True)
+            self._shared.update(started=True)
             self.parts.worker.release(STARTING)
             self.on_change()
 
     def _after_step(self) -> None:
         """On the worker's thread: a peer that leaves starts nothing new after a commit, and others
         may have the device."""
-        if self._facts.leave_by is not None:
+        if self._leaving.asked:
             self._settle()
         self.parts.turns.end_of_round()
 
@@ -267,7 +255,7 @@ class Life:
         parts = self.parts
         if not (parts.pauses.wants_device and parts.worker.has_work):
             return Wish.NOTHING
-        if self._facts.leave_by is None:
+        if not self._leaving.asked:
             return Wish.TRAINING
         return Wish.LEAVING if self.counted() else Wish.NOTHING
 
@@ -277,12 +265,8 @@ class Life:
 
     def _settle(self) -> None:
         """Also on the worker's thread: settled as soon as nothing of ours is uncommitted."""
-        dropped = self.parts.hands.tally.sequences_dropped
-        if dropped > self._dropped_before_leaving:
-            self._update(work_dropped=True)
-        if self.parts.hands.uncommitted_sequences == 0 and self._facts.settled_at is None:
+        if self._leaving.settles(self.parts.hands):
             self.parts.worker.hold("leaving")
-            self._update(settled_at=self._clock.now())
 
     def _say_goodbye(self, verdict: Ending) -> None:
         self._gone = True
@@ -342,11 +326,10 @@ class Life:
 
     def leave(self, deadline_s: float | None) -> str:
         """Sees the counted work committed, then ends; at the deadline at the latest."""
-        if self._facts.leave_by is not None:
+        if self._leaving.asked:
             return self._leave_sooner(deadline_s)
         seconds = LEAVE_S if deadline_s is None else deadline_s
-        self._dropped_before_leaving = self.parts.hands.tally.sequences_dropped
-        self._update(leave_by=self._clock.now() + seconds)
+        self._leaving.begin(seconds, self.parts.hands.tally.sequences_dropped)
         self.parts.worker.submit(self._settle)  # before: with nothing counted, no pass begins
         self.parts.pauses.end()
         if self._loop is not None:
@@ -357,12 +340,8 @@ class Life:
         return f"leaving once the counted work is committed, in at most {seconds:.0f} s"
 
     def _leave_sooner(self, deadline_s: float | None) -> str:
-        """Asked again: an earlier deadline holds, a later one does not."""
-        now, before = self._clock.now(), self._facts.leave_by
-        assert before is not None
-        due = before if deadline_s is None else min(before, now + deadline_s)
-        if due < before:
-            self._update(leave_by=due)
+        sooner, left_s = self._leaving.sooner(deadline_s)
+        if sooner:
             self._events.emit("leaving", deadline_s=deadline_s)
             self.on_change()
-        return f"already leaving, {'now ' * (due < before)}in at most {max(due - now, 0.0):.0f} s"
+        return f"already leaving, {'now ' * sooner}in at most {left_s:.0f} s"

@@ -68,7 +68,8 @@ class Facts:
     settled_at: float | None = None
     """When nothing of ours was left uncommitted, after the leave was requested."""
     others_stuck: bool = False
-    """Nobody that stays could decide a round without us."""
+    """Nobody that stays could decide a round without us; looked at from the beginning, since what
+    we counted is settled on another thread."""
 
 
 def peer_state(facts: Facts) -> PeerState:

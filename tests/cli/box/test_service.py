@@ -15,7 +15,7 @@ from atom.base.errors import UserError
 from atom.cli.app import main
 from atom.cli.box.service import STOP_S, Service, quoted, unit_text
 from atom.cli.shell.exit_codes import IN_VAIN, MEANINGS, ExitCode
-from atom.daemon.peer.life import LEAVE_S
+from atom.daemon.peer.leaving import LEAVE_S
 
 PEER = "12D3KooWGRUaMpSxHC6zS3FfG3mVYmXsBdTKZvNTT7J3rc7FLMbw"
 ENTRANCE = f"/ip4/203.0.113.7/tcp/31337/p2p/{PEER}"

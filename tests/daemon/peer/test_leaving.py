@@ -2,6 +2,7 @@
 
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,9 @@ import pytest
 from atom.base.clock import ManualClock
 from atom.base.events import EventList
 from atom.daemon.console import Console, Silence
-from atom.daemon.peer.life import LEAVE_S, Life
+from atom.daemon.peer.leaving import LEAVE_S, Leaving, SharedFacts
+from atom.daemon.peer.life import Life
+from atom.daemon.peer.lifecycle import Facts
 from atom.daemon.state_directory import StateDirectory
 from atom.training.round.vocabulary import Phase
 
@@ -95,6 +98,13 @@ def test_an_earlier_deadline_holds_and_a_later_one_does_not(donors: Donors, tmp_
     assert life.leave(5.0) == "already leaving, now in at most 5 s"
     assert life.leave(50.0) == life.leave(None) == "already leaving, in at most 5 s"
     assert life._facts.leave_by == 5.0
+
+
+def test_who_stays_for_the_others_sake_says_so_once() -> None:
+    leaving = Leaving(SharedFacts(Facts(Phase.ACCUMULATING, 0.0)), ManualClock())
+    stuck = Facts(Phase.ACCUMULATING, 0.0, leave_by=60.0, others_stuck=True)
+    told = [leaving.news(each) for each in (stuck, *[replace(stuck, settled_at=1.0)] * 2)]
+    assert [bool(line) for line in told] == [False, True, False]
 
 
 def test_a_closed_terminal_asks_to_leave_and_never_insists(donors: Donors, tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from atom.daemon.peer.life import LEAVE_S
+from atom.daemon.peer.leaving import LEAVE_S
 from atom.daemon.peer.lifecycle import Facts, ending
 from atom.swarm.records.fork_choice import claims_better
 from atom.training.round.electorate import leaves_them_stuck

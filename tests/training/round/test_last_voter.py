@@ -2,7 +2,7 @@
 
 from simulation import Setting, Swarm
 
-from atom.daemon.peer.life import LEAVE_S
+from atom.daemon.peer.leaving import LEAVE_S
 from atom.swarm.chain.messages import Promise
 
 
