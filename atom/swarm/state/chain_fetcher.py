@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from atom.base.events import NoEvents
 from atom.swarm.chain.chain_bytes import MAX_CHAIN_BYTES, chain_name
+from atom.swarm.chain.ring_standing import Pace
 from atom.swarm.identity import Identity
 from atom.swarm.records.allow_list import seen_from_outside
 from atom.swarm.records.codec import manifest_digest
@@ -18,6 +19,9 @@ from atom.swarm.transport.outreach import contact_of
 from atom.swarm.transport.transport import Transport
 
 _SILENCE_S = 3.0
+_PACE = Pace(slack_s=15.0, bytes_per_s=256 * 1024.0)
+"""Of a chain, which cannot be checked before it is there: who claims most is asked first, and could
+give it byte by byte. An onlooker keeps no round waiting, so a long one may take longer."""
 
 
 class ChainFetcher:
@@ -38,7 +42,7 @@ class ChainFetcher:
         self._stop = threading.Event()
 
     def __call__(self, lease: Lease, since: int) -> bytes:
-        options = FetchOptions(MAX_CHAIN_BYTES, tries=1, silence_s=_SILENCE_S)
+        options = FetchOptions(MAX_CHAIN_BYTES, tries=1, silence_s=_SILENCE_S, pace=_PACE)
         name = chain_name(lease.head, since)
         return fetch_bytes(self._transport, [lease.peer_id], name, options, stop=self._stop)
 

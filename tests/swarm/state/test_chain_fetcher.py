@@ -1,7 +1,8 @@
 """A stranger asks real peers for their chain, over TCP."""
 
 import os
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import pytest
@@ -13,11 +14,14 @@ from atom.base.events import NoEvents
 from atom.config.load import normalised_run_text, parse_run_text
 from atom.swarm.chain.chain_bytes import chain_name, record_of
 from atom.swarm.chain.ledger import Ledger, Share
+from atom.swarm.chain.ring_standing import Pace
 from atom.swarm.identity import Identity
 from atom.swarm.records.allow_list import seen_from_outside
 from atom.swarm.records.codec import first_head, manifest_digest
 from atom.swarm.records.lease import Lease
 from atom.swarm.records.run_manifest import Manifest
+from atom.swarm.state import blobs, chain_fetcher
+from atom.swarm.state import manifest as blob
 from atom.swarm.state.blobs import BlobServer, BlobShelf
 from atom.swarm.state.chain_fetcher import ChainFetcher
 from atom.swarm.state.ledger_reader import LedgerReader
@@ -35,13 +39,24 @@ def stack() -> Iterator[ExitStack]:
         yield stack
 
 
-def served(stack: ExitStack, manifest: Manifest, rounds: int) -> Lease:
+class EndlessShelf(BlobShelf):
+    """Says every moment that it is at work, and never gives anything."""
+
+    def manifest(self, name: str, tick: Callable[[], None] = lambda: None) -> blob.Manifest:
+        while True:
+            threading.Event().wait(0.02)
+            tick()
+
+
+def served(
+    stack: ExitStack, manifest: Manifest, rounds: int, shelf: BlobShelf | None = None
+) -> Lease:
     """A peer with a chain of so many rounds; its lease."""
     first, commits = first_head(manifest), []
     for _ in range(rounds):
         commits.append(a_commit(heads_along(first, commits)[-1], {OWNER: 8}, [OWNER]))
     head = heads_along(first, commits)[-1]
-    shelf = BlobShelf()
+    shelf = shelf or BlobShelf()
     shelf.register(chain_name(head.digest), b"".join(map(record_of, commits)))
     shelf.register(chain_name(head.digest, 1), b"".join(map(record_of, commits[1:])))
     allowed = seen_from_outside(manifest)
@@ -76,6 +91,18 @@ def test_a_strangers_sums_come_from_the_chain(stack: ExitStack) -> None:
     ledger = reader(stack, manifest, lease).read([lease])
     assert ledger.head.digest == lease.head
     assert ledger.shares == {OWNER.peer_id: Share(24, 3, 1, 3)}
+
+
+def test_who_never_comes_to_the_end_of_its_chain_is_not_waited_for(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chain_fetcher, "_PACE", Pace(slack_s=0.5, bytes_per_s=1e9))
+    monkeypatch.setattr(blobs, "_STILL_S", 0.05)
+    manifest = a_manifest(OWNER, founder_incarnation=FOUNDER_INCARNATION)
+    lease = served(stack, manifest, 2, EndlessShelf())
+    looking = reader(stack, manifest, lease)
+    assert looking.read([lease]).head.round == 0
+    assert "too-slow" in looking.problem
 
 
 def test_listed_peers_answer_each_other_and_a_stranger_is_told_so(stack: ExitStack) -> None:
