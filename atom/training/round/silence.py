@@ -61,10 +61,12 @@ class Silence:
 
     def after_promises(self, attempt: Attempt, promised: AbstractSet[str]) -> None:
         """All have answered, or the time is over."""
-        silent = attempt.expected - promised - {self._desk.me.peer_id}  # we wait for our own pass
+        me = self._desk.me.peer_id
+        silent = attempt.expected - promised - {me}  # we wait for our own pass
         self._waited_in_vain(silent)
         self.waited_for(silent)
-        self.unanswered = len(promised) < 2 <= len(attempt.invited)
+        asked, heard = attempt.invited - {me}, promised | attempt.refused
+        self.unanswered = bool(asked) and not asked & heard
 
     def _waited_in_vain(self, silent: AbstractSet[str]) -> None:
         if silent:

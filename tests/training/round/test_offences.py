@@ -321,7 +321,7 @@ def test_what_does_not_fit_is_refused_by_name(act: Callable[[Scene], None], reas
 # ---- the consequences
 
 
-def test_who_is_aside_is_in_no_ring() -> None:
+def test_who_is_aside_is_not_counted_on() -> None:
     scene, story = Scene(), Scene()
     ballot = story.until_sent(Prepare)
     assert ballot.coordinator == ME.peer_id

@@ -301,6 +301,17 @@ def test_nobody_is_mute_to_itself() -> None:
     assert silence.mute == {GONE.peer_id}
 
 
+def test_who_refuses_a_call_for_promises_has_answered_it() -> None:
+    desk = Desk(ME, Terms(96), US.sign, HeadState(HEAD, STATE, 0.0))
+    silence, attempt = Silence(desk), Attempt(Electorate(VOTERS), Stage.PREPARE, 0.0, 1.0)
+    attempt.invited = {voter.peer_id for voter in VOTERS}
+    silence.after_promises(attempt, {ME.peer_id})
+    assert silence.unanswered
+    attempt.refused = {MATE.peer_id}
+    silence.after_promises(attempt, {ME.peer_id})
+    assert not silence.unanswered
+
+
 def test_who_gets_no_answer_is_in_doubt_until_it_averages_with_somebody_again() -> None:
     swarm = Swarm(3, Setting(peers=3, global_batch=6))
     swarm.run(10.0)
