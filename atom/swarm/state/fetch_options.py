@@ -9,7 +9,6 @@ from atom.base.events import EventSink
 from atom.base.reasons import Reason
 from atom.swarm.chain.ring_standing import Pace
 from atom.swarm.state.manifest import Manifest
-from atom.swarm.stream.rate_limit import TokenBucket
 
 Progress = Callable[[int, int], None]
 """Bytes in place, bytes in all; called from several threads."""
@@ -25,8 +24,6 @@ class FetchOptions:
     """State digest that the manifest must have; None: what most donors agree on."""
     max_donors: int = 8
     """Asked at the same time; further ones replace those that fail."""
-    bucket: TokenBucket | None = None
-    """Limits bytes per second, shared with whatever else uses the bucket."""
     silence_s: float = 5.0
     """A frozen donor holds up a peer that wants nothing else for this long; `tries` times so long
     if it gave a piece before."""

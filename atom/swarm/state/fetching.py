@@ -210,7 +210,6 @@ class Fetching:
             while not self._complete():
                 while piece := self._next_piece(peer_id, wait=not asked):
                     asked.append(piece)
-                    self._hold_back(piece)
                     donor.ask(piece)
                 if asked:
                     self._take(donor, peer_id, asked.pop(0), buffer)
@@ -249,12 +248,6 @@ class Fetching:
         self._watch.on_progress(self._target.done_bytes, self._target.total_bytes)
         if done:
             self._end()
-
-    def _hold_back(self, piece: Piece) -> None:
-        assert self._target is not None
-        if self._options.bucket is not None:
-            wait_s = self._options.bucket.take(self._target.length(piece), time.monotonic())
-            self._stop.wait(wait_s)
 
     # ---- what became of it
 

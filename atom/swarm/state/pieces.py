@@ -49,11 +49,6 @@ class PieceBook:
     def missing(self) -> int:
         return len(self._askers)
 
-    def outstanding(self, donor: str) -> int:
-        """Requests that this donor has not answered."""
-        work = self._work.get(donor)
-        return len(work.asked) if work else 0
-
     def take(self, donor: str, now: float) -> Piece | None:
         """A piece to ask `donor` for; None if it has enough to do, or nothing is left for it."""
         work = self._work.setdefault(donor, _Work(since=now))
