@@ -11,7 +11,6 @@ from pathlib import Path
 
 import torch
 
-from atom.base.clock import BootClock
 from atom.base.errors import PeerRefused
 from atom.base.events import EventList
 from atom.swarm.chain.commit import Ballot
@@ -85,9 +84,7 @@ class _Peer:
         shelf.register(_NAME, setting.snapshot)
         shelf.manifest(_NAME)  # hashed before anybody's clock runs
         courtesy = self._transport.courtesy
-        self._transport.set_handlers(
-            on_blobs=BlobServer(shelf, BootClock(), courtesy=courtesy).serve
-        )
+        self._transport.set_handlers(on_blobs=BlobServer(shelf, courtesy=courtesy).serve)
         self._transport.start()
         self._enough = threading.Event()
         self._got_bytes = self._whole_bytes = 0

@@ -114,7 +114,7 @@ def assemble(stack: ExitStack, given: Assembly) -> Life:
     style = _ring_style(member.run, elements)
     hands = ReplicaHands(bench, transport, _schedule(member), clock, events, style)
     places = UploadPlaces(known=transport.known)
-    server = BlobServer(blobs, clock, places=places, courtesy=transport.courtesy)
+    server = BlobServer(blobs, places=places, courtesy=transport.courtesy)
 
     ours = partial(neighbours, machine_folder())
     gpu = open_gpu(member.replica.device_hold.torch_device, ours)

@@ -16,7 +16,6 @@ import torch
 from google.protobuf.message import DecodeError
 from torch import Tensor
 
-from atom.base.clock import Clock
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.swarm.state.arena_sources import ArenaSource, FileBytes, TensorArena, safetensors_arenas
@@ -29,9 +28,8 @@ from atom.swarm.state.arenas import (
 from atom.swarm.state.manifest import Manifest
 from atom.swarm.state.upload_places import UploadPlaces
 from atom.swarm.stream import handshake
-from atom.swarm.stream.courtesy import PART_BYTES, Courtesy
+from atom.swarm.stream.courtesy import Courtesy
 from atom.swarm.stream.frames import Channel, Kind, Patience
-from atom.swarm.stream.rate_limit import TokenBucket
 from atom.wire import transport_pb2 as wire
 
 MAX_REQUEST_BYTES = 1024
@@ -41,7 +39,6 @@ RESULT_ARENA = "result"
 """Name of the one arena of a blob that is a single tensor."""
 _IDLE_S = 60.0
 _SEND_SILENCE_S = 15.0
-_PACED_BYTES = 32 * 1024
 _RESOLVED = 16
 _STILL_S = 1.0
 """How often who hashes says so."""
@@ -191,19 +188,15 @@ def _sources(content: Content) -> dict[str, ArenaSource]:
 
 
 class BlobServer:
-    """Answers blob channels from a shelf, as many as there are places, within a common rate."""
+    """Answers blob channels from a shelf, as many as there are places."""
 
     def __init__(
         self,
         shelf: BlobShelf,
-        clock: Clock,
-        bucket: TokenBucket | None = None,
         places: UploadPlaces | None = None,
         courtesy: Courtesy | None = None,
     ) -> None:
         self._shelf = shelf
-        self._clock = clock
-        self._bucket = bucket
         self._courtesy = courtesy or Courtesy()
         self._places = places or UploadPlaces()
 
@@ -251,15 +244,11 @@ class BlobServer:
             raise PeerRefused(Reason.NOT_FOUND, "no longer readable") from error
 
     def _send(self, channel: Channel, answer: memoryview, patience: Patience) -> None:
-        """One frame, in parts that wait for rings, and in small ones under a rate limit: a slow
-        donor must not look silent."""
+        """One frame, in parts that wait for rings: a slow donor must not look silent."""
         channel.send_header(Kind.BLOB, len(answer), patience)
-        most = PART_BYTES if self._bucket is None else _PACED_BYTES
         while answer:
-            size = self._next_part(channel, min(len(answer), most))
+            size = self._next_part(channel, len(answer))
             part, answer = answer[:size], answer[size:]
-            if self._bucket is not None:
-                channel.closed.wait(self._bucket.take(len(part), self._clock.now()))
             channel.send_part(part, patience)
 
     def _next_part(self, channel: Channel, most: int) -> int:

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from atom.base.clock import BootClock
 from atom.base.errors import ConfigError, MismatchError, ModelError, TrustError
 from atom.base.events import EventList
 from atom.config.load import load_run_file, run_from_text
@@ -302,7 +301,7 @@ def test_code_is_taken_from_whoever_has_the_right_bytes(machine: Machine, tmp_pa
         if content is not None:
             shelf.register(blob_name(run), content)
         transport = LocalTransport(network, Identity.create(), bytes(16), EventList())
-        transport.set_handlers(on_blobs=BlobServer(shelf, BootClock()).serve)
+        transport.set_handlers(on_blobs=BlobServer(shelf).serve)
         transport.start()
         transports.append(transport)
         leases[transport.peer_id] = a_lease(transport.peer_id)

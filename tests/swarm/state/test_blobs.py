@@ -7,7 +7,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from atom.base.clock import ManualClock
 from atom.base.errors import PeerRefused, StorageError
 from atom.base.reasons import Reason
 from atom.swarm.state.arenas import CHUNK_BYTES, arena_digest, state_digest
@@ -15,7 +14,6 @@ from atom.swarm.state.blobs import BlobServer, BlobShelf
 from atom.swarm.state.upload_places import Place, UploadPlaces, gives_way
 from atom.swarm.stream.frames import Channel, Kind, Patience
 from atom.swarm.stream.memory_stream import MemoryStream
-from atom.swarm.stream.rate_limit import TokenBucket
 from atom.wire import transport_pb2 as wire
 
 SOON = 10.0
@@ -90,8 +88,7 @@ def ask(channel: Channel, raw: bytes) -> tuple[int, bytes]:
 def test_the_server_answers_refuses_and_goes_on() -> None:
     shelf = BlobShelf()
     shelf.register("chain", b"commits" * 100_000)
-    bucket = TokenBucket(rate_per_s=1e9, burst=1e9)
-    server = BlobServer(shelf, ManualClock(), bucket, UploadPlaces(places=1, idle_s=SOON))
+    server = BlobServer(shelf, UploadPlaces(places=1, idle_s=SOON))
     asking, serving = (Channel(stream) for stream in MemoryStream.pair())
     ended = threading.Event()
 
@@ -121,7 +118,7 @@ def test_the_server_answers_refuses_and_goes_on() -> None:
 
 @pytest.mark.parametrize("raw", [b"\xff\xff", b"x" * 2000])
 def test_nonsense_requests_end_the_channel_by_name(raw: bytes) -> None:
-    server = BlobServer(BlobShelf(), ManualClock())
+    server = BlobServer(BlobShelf())
     asking, serving = (Channel(stream) for stream in MemoryStream.pair())
     asking.send_frame(Kind.BLOB_REQUEST, raw, patience=Patience(SOON))
     with pytest.raises(PeerRefused) as refused:

@@ -9,7 +9,6 @@ import pytest
 from chain_samples import a_commit, heads_along
 from swarm_samples import TINY_RUN, a_lease, a_manifest
 
-from atom.base.clock import BootClock
 from atom.base.events import NoEvents
 from atom.config.load import normalised_run_text, parse_run_text
 from atom.swarm.chain.chain_bytes import chain_name, record_of
@@ -62,7 +61,7 @@ def served(
     allowed = seen_from_outside(manifest)
     local = Local(OWNER, manifest_digest(manifest), os.urandom(16), allowed=allowed)
     transport = Transport(local, ("127.0.0.1", 0), NoEvents())
-    transport.set_handlers(on_blobs=BlobServer(shelf, BootClock()).serve)
+    transport.set_handlers(on_blobs=BlobServer(shelf).serve)
     transport.start()
     stack.callback(transport.close)
     host, port = transport.address

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import torch
 
-from atom.base.clock import BootClock
 from atom.base.events import EventList
 from atom.swarm.identity import Identity
 from atom.swarm.state.arenas import CHUNK_BYTES, state_digest
@@ -43,7 +42,7 @@ class HaltingShelf(BlobShelf):
 def transport(shelf: BlobShelf | None) -> Transport:
     local = Local(Identity.create(), bytes(32), bytes(16))
     made = Transport(local, ("127.0.0.1", 0), EventList())
-    made.set_handlers(on_blobs=BlobServer(shelf, BootClock()).serve if shelf is not None else None)
+    made.set_handlers(on_blobs=BlobServer(shelf).serve if shelf is not None else None)
     made.start()
     return made
 

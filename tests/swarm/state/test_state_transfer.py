@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from atom.base.clock import BootClock
 from atom.base.errors import MismatchError, PeerRefused, StorageError
 from atom.base.events import EventList
 from atom.base.reasons import Reason
@@ -20,9 +19,9 @@ from atom.swarm.state.arenas import CHUNK_BYTES, arena_digest, state_digest
 from atom.swarm.state.blobs import BlobServer, BlobShelf
 from atom.swarm.state.manifest import Manifest
 from atom.swarm.state.state_transfer import FetchOptions, Watch, fetch, fetch_bytes, fetch_result
+from atom.swarm.stream.courtesy import Courtesy
 from atom.swarm.stream.frames import Channel
 from atom.swarm.stream.handshake import Local
-from atom.swarm.stream.rate_limit import TokenBucket
 from atom.swarm.transport.local_transport import LocalNetwork, LocalTransport
 from atom.swarm.transport.transport import PeerTransport, Transport
 
@@ -90,6 +89,24 @@ class CountingShelf(BlobShelf):
         return super().chunk(name, arena, chunk)
 
 
+class Trickle(Courtesy):
+    """Never falls silent, and takes its time: parts of 32 KiB."""
+
+    def __init__(self, bytes_per_s: float) -> None:
+        super().__init__()
+        self._bytes_per_s = bytes_per_s
+        self._next_at = 0.0
+
+    def part_bytes(self, now: float) -> int:
+        return 32 * 1024
+
+    def wait_s(self, count: int, now: float) -> float:
+        if now < self._next_at:
+            return self._next_at - now
+        self._next_at = now + count / self._bytes_per_s
+        return 0.0
+
+
 class Town:
     """Donors around one peer that fetches."""
 
@@ -99,8 +116,8 @@ class Town:
         self.transports: list[PeerTransport] = []
         self.me = self._add(None)
 
-    def donor(self, shelf: BlobShelf, bucket: TokenBucket | None = None) -> str:
-        transport = self._add(BlobServer(shelf, BootClock(), bucket).serve)
+    def donor(self, shelf: BlobShelf, courtesy: Courtesy | None = None) -> str:
+        transport = self._add(BlobServer(shelf, courtesy=courtesy).serve)
         host, port = transport.address
         self.me.set_addresses(transport.peer_id, [f"{host}:{port}"])
         return transport.peer_id
@@ -238,15 +255,17 @@ def test_one_frozen_before_its_manifest_is_given_up(town: Town) -> None:
 
 def test_a_trickling_donor_holds_nobody_up_for_long(local_town: Town) -> None:
     """It never falls silent, and would take minutes for a piece."""
-    trickle = TokenBucket(64 * 1024, 32 * 1024)
-    donors = [local_town.donor(stocked(BlobShelf()), trickle), local_town.donor(shelf())]
+    donors = [
+        local_town.donor(stocked(BlobShelf()), Trickle(64 * 1024.0)),
+        local_town.donor(shelf()),
+    ]
     fetched = fetch(local_town.me, donors, NAME, options())
     assert_is_state(fetched.arenas)
     assert fetched.given_bytes == {donors[1]: fetched.manifest.byte_count}
 
 
 def test_a_donor_too_slow_for_a_piece_is_given_up(local_town: Town) -> None:
-    donor = local_town.donor(shelf(), TokenBucket(1024.0 * 1024, 32 * 1024))
+    donor = local_town.donor(shelf(), Trickle(1024.0 * 1024))
     with pytest.raises(PeerRefused) as refused:
         fetch(local_town.me, [donor], NAME, options(piece_s=0.2, tries=1))
     assert refused.value.reason is Reason.TIMEOUT
@@ -360,21 +379,6 @@ def test_stopping_ends_a_fetch(local_town: Town) -> None:
     assert refused.value.reason is Reason.SUPERSEDED
 
 
-def test_rates_are_asked_for_every_byte(local_town: Town) -> None:
-    class Recording(TokenBucket):
-        spent = 0.0
-
-        def take(self, amount: float, now: float) -> float:
-            self.spent += amount
-            return 0.0
-
-    up = Recording(1, 1)
-    donor = local_town.donor(stocked(BlobShelf()), up)
-    fetched = fetch(local_town.me, [donor], NAME, options())
-    manifest = Manifest(NAME, fetched.manifest.arenas, b"h" * 32, 3).encode()
-    assert up.spent == fetched.manifest.byte_count + len(manifest)
-
-
 def test_a_result_is_fetched_by_its_digest(town: Town) -> None:
     result, into, wrong = torch.randn(CHUNK + 16), torch.empty(CHUNK + 16), BlobShelf()
     digest, right = arena_digest(result), BlobShelf()
@@ -390,7 +394,7 @@ def test_a_result_that_comes_too_slowly_is_given_up(local_town: Town) -> None:
     result, into, held = torch.randn(CHUNK + 16), torch.empty(CHUNK + 16), BlobShelf()
     digest = arena_digest(result)
     held.register(f"result/{digest.hex()}", result)
-    donor = local_town.donor(held, TokenBucket(64 * 1024, 32 * 1024))
+    donor = local_town.donor(held, Trickle(64 * 1024.0))
     quick = FetchOptions(into.numel() * 4, pace=Pace(slack_s=0.5, bytes_per_s=1e9))
     with pytest.raises(PeerRefused) as refused:
         fetch_result(local_town.me, [donor], digest, into, quick)

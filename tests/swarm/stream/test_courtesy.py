@@ -4,7 +4,6 @@ import contextlib
 import threading
 import time
 
-from atom.base.clock import ManualClock
 from atom.swarm.state.blobs import BlobServer, BlobShelf
 from atom.swarm.state.donor import Donor
 from atom.swarm.state.fetch_options import FetchOptions
@@ -113,7 +112,7 @@ def test_who_serves_blobs_waits_for_rings() -> None:
     watched, shelf, content = Watched(), BlobShelf(), bytearray(7)
     shelf.register("x", b"content")
     near, far = map(Channel, MemoryStream.pair())
-    server = BlobServer(shelf, ManualClock(), courtesy=watched)
+    server = BlobServer(shelf, courtesy=watched)
 
     def serve() -> None:
         with contextlib.suppress(OSError):

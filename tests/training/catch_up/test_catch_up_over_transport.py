@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from atom.base.clock import BootClock
 from atom.base.errors import PeerRefused
 from atom.base.events import EventList
 from atom.base.reasons import Reason
@@ -51,7 +50,7 @@ class Street:
         transport = LocalTransport(
             self._network, Identity.create(), bytes([number]) * 16, EventList()
         )
-        serve = BlobServer(blobs, BootClock()).serve if blobs is not None else None
+        serve = BlobServer(blobs).serve if blobs is not None else None
         transport.set_handlers(on_blobs=serve)
         transport.start()
         self._transports.append(transport)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from atom.base.clock import BootClock, ManualClock
+from atom.base.clock import ManualClock
 from atom.base.errors import PeerRefused
 from atom.base.events import EventList
 from atom.graph.ir import Program
@@ -152,7 +152,7 @@ def town() -> Iterator[tuple[LocalTransport, LocalTransport, BlobShelf]]:
     transports = [
         LocalTransport(network, Identity.create(), bytes([n]) * 16, EventList()) for n in range(2)
     ]
-    transports[1].set_handlers(on_blobs=BlobServer(shelf, BootClock()).serve)
+    transports[1].set_handlers(on_blobs=BlobServer(shelf).serve)
     for transport in transports:
         transport.start()
     yield transports[0], transports[1], shelf
