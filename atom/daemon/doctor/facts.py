@@ -126,6 +126,8 @@ class Way:
     """The same as the peer sees it; empty: it could not tell."""
     same_box: bool = False
     """The peer runs on this very machine."""
+    reached: str = ""
+    """Whether it could dial this box there: "yes" or "no"; empty: it was not asked."""
 
 
 @dataclass(frozen=True)

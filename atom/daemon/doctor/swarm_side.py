@@ -25,7 +25,7 @@ RENEWAL_S = 2.0
 """Between two renewals of a lease: the newest of many is hardly older than its way to us."""
 TRAVEL_S = 3.0
 NOT_A_PEER = (
-    "peers dial back those who take part: join, then ask again with --state DIR while it runs"
+    "no peer elsewhere could try it: join, then ask again with --state DIR while the daemon runs"
 )
 NO_PEER_ID = "it has no peer id yet, `atom id` makes one"
 NOT_YET = "no peer of the run has tried yet"

@@ -1,4 +1,5 @@
-"""The ways from this box to peers of a run: how fast they are, and where their far ends see us."""
+"""The ways from this box to peers of a run: how fast they are, where their far ends see us, and
+whether they can dial us there."""
 
 import os
 import random
@@ -9,7 +10,7 @@ from atom.base.events import EventList
 from atom.config.load import run_from_text
 from atom.config.peer_file import PeerFile
 from atom.daemon.doctor.facts import Way, Ways
-from atom.daemon.doctor.nat import host_of
+from atom.daemon.doctor.nat import host_of, outward
 from atom.swarm.identity import Identity
 from atom.swarm.records.allow_list import AllowList
 from atom.swarm.records.codec import manifest_digest
@@ -31,12 +32,17 @@ NO_OTHER = "no other peer of the run takes connections"
 
 
 def find_ways(
-    manifest: Manifest, alive: Mapping[str, Lease], own: Identity | None, peer: PeerFile
+    manifest: Manifest,
+    alive: Mapping[str, Lease],
+    own: Identity | None,
+    peer: PeerFile,
+    door: tuple[str, int] | None,
 ) -> Ways:
-    """Takes seconds, and some MB of each of the peers. `alive`: leases by peer id."""
+    """Takes seconds, and some MB of each of the peers. `alive`: leases by peer id; `door`: host and
+    port to be dialled at meanwhile, if nobody listens there."""
     caps = (peer.network.upload_bits_per_s, peer.network.download_bits_per_s)
     try:
-        transport = _transport(manifest, own or Identity.create(), Bandwidth.of(*caps))
+        transport = _transport(manifest, own or Identity.create(), Bandwidth.of(*caps), door)
     except UserError as newer:  # than this version
         return Ways(newer.message, *caps)
     asked = _in_turn(alive, "" if own is None else own.peer_id)
@@ -53,7 +59,8 @@ def find_ways(
             rates = (gauged.upload_bytes_per_s, gauged.download_bytes_per_s)
             # Our end has an address that the peer listens on only if both are here.
             same_box = host_of(near) in {*map(host_of, alive[peer_id].addresses)} - {""}
-            found.append(Way(peer_id, *rates, near, gauged.seen, same_box))
+            reached = gauged.reached.value
+            found.append(Way(peer_id, *rates, near, gauged.seen, same_box, reached))
             if sum(not way.same_box for way in found) == WANTED:
                 break
     finally:
@@ -68,11 +75,23 @@ def _in_turn(alive: Mapping[str, Lease], own: str) -> list[str]:
     return sorted(able, key=lambda peer: alive[peer].reached is not Reached.YES)
 
 
-def _transport(manifest: Manifest, identity: Identity, bandwidth: Bandwidth) -> Transport:
+def reached_by(ways: Ways, before: str) -> str:
+    """Whether this box can be dialled: what its own peer knows, by `before`; else what those found
+    that were asked to dial it. Pure."""
+    told = (Reached.YES.value, Reached.NO.value)
+    if before in told:
+        return before
+    answers = [way.reached for way in outward(ways) if way.reached in told]
+    return min(answers, key=told.index, default=before)
+
+
+def _transport(
+    manifest: Manifest, identity: Identity, bandwidth: Bandwidth, door: tuple[str, int] | None
+) -> Transport:
     """Raises: ConfigError for a run file that is not understood."""
     run = run_from_text(manifest.run_file)
     allowed = AllowList.of(manifest.owner, run.swarm.members)
     protection = RingProtection(run.swarm.ring_protection)
     local = Local(identity, manifest_digest(manifest), os.urandom(16), protection, allowed)
     limits = TransportLimits(from_one_port=True)
-    return Transport(local, None, EventList(), limits=limits, bandwidth=bandwidth)
+    return Transport(local, door, EventList(), limits=limits, bandwidth=bandwidth)

@@ -58,7 +58,7 @@ class Kind(IntEnum):
     PING = 65
     """Line: nothing to say, still there."""
     REACHED = 66
-    """Probe: one byte, the answer (see `reachability.Reached`)."""
+    """Probe, gauge: one byte, the answer (see `reachability.Reached`)."""
     SEEN = 80
     """Gauge: "host:port", where the connection comes from."""
     BURST = 81
@@ -67,6 +67,8 @@ class Kind(IntEnum):
     """Gauge: the burst is here, to its end."""
     FETCH = 83
     """Gauge: four bytes, how many to send."""
+    DIAL_BACK = 84
+    """Gauge: two bytes, a port where the asker listens; answered by `REACHED`."""
 
 
 class HungUp(ConnectionError):

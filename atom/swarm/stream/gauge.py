@@ -1,4 +1,5 @@
-"""What a way between two peers carries, and where its other end sees us: a few bursts on request.
+"""What a way between two peers carries, where its other end sees us, and whether it can dial us
+there: a few bursts on request.
 
 Whoever asks sends bursts and fetches some, each twice the last, and takes the time until it has the
 answer: so a rate is never too high, and a little too low where the round trip is long. Who serves
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
+from atom.swarm.records.reachability import Reached
 from atom.swarm.stream.courtesy import Courtesy
 from atom.swarm.stream.frames import Channel, Kind, Patience
 from atom.swarm.stream.rate_limit import TokenBucket
@@ -26,14 +28,16 @@ BUDGET_BYTES = 2 * MOST_BYTES
 ENOUGH_S = 0.25
 """What takes longer is not followed by a larger one."""
 PATIENCE_S = 6.0
-"""For all of it."""
+"""For all bursts."""
+DIAL_BACK_S = 4.0
+"""For dialling who asks."""
 PEER_REST_S = 30.0
 """Before the same peer is served again."""
 REST_S, AT_ONCE = 10.0, 3
 """So seldom is anybody served in the long run, and so many may come at once."""
 _REMEMBERED = 256
 _PART_BYTES = 16 * 1024
-_SIZE = struct.Struct(">I")
+_SIZE, _PORT = struct.Struct(">I"), struct.Struct(">H")
 MAX_ADDRESS_BYTES = 64
 
 
@@ -46,12 +50,28 @@ class Gauged:
     download_bytes_per_s: float
     seen: str
     """Where the other end saw us: "host:port"; empty: it could not tell."""
+    reached: Reached = Reached.UNKNOWN
+    """Whether the other end could dial us on that host."""
 
 
-def gauge(channel: Channel, now: Callable[[], float] = time.monotonic) -> Gauged:
-    """Over a channel opened for it. Raises: PeerRefused, OSError."""
+DialBack = Callable[[Channel, int], Reached]
+"""Whether this port can be dialled where the channel comes from. Takes up to `DIAL_BACK_S`."""
+
+
+def gauge(
+    channel: Channel, port: int | None = None, now: Callable[[], float] = time.monotonic
+) -> Gauged:
+    """Over a channel opened for it. `port`: where we listen, to be dialled by the other end.
+
+    Raises: PeerRefused, OSError.
+    """
+    first = Patience.within(PATIENCE_S + DIAL_BACK_S)
+    seen = channel.recv_frame(Kind.SEEN, MAX_ADDRESS_BYTES, first).decode("ascii", "replace")
+    reached = Reached.UNKNOWN
+    if port is not None:
+        channel.send_frame(Kind.DIAL_BACK, _PORT.pack(port), patience=first)
+        reached = Reached.of(channel.recv_frame(Kind.REACHED, 1, first))
     patience = Patience.within(PATIENCE_S)
-    seen = channel.recv_frame(Kind.SEEN, MAX_ADDRESS_BYTES, patience).decode("ascii", "replace")
     block = os.urandom(MOST_BYTES)  # nobody on the way can make it shorter
 
     def send(size_bytes: int) -> None:
@@ -62,7 +82,7 @@ def gauge(channel: Channel, now: Callable[[], float] = time.monotonic) -> Gauged
         channel.send_frame(Kind.FETCH, _SIZE.pack(size_bytes), patience=patience)
         _drain(channel, channel.recv_header(size_bytes, patience)[1], patience)
 
-    return Gauged(_rate(send, now), _rate(fetch, now), seen)
+    return Gauged(_rate(send, now), _rate(fetch, now), seen, reached)
 
 
 def _rate(burst: Callable[[int], None], now: Callable[[], float]) -> float:
@@ -82,9 +102,14 @@ def _rate(burst: Callable[[int], None], now: Callable[[], float]) -> float:
 class GaugeServer:
     """Serves one at a time. Thread-safe."""
 
-    def __init__(self, courtesy: Courtesy, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        courtesy: Courtesy,
+        dial_back: DialBack = lambda channel, port: Reached.UNKNOWN,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
         """`courtesy`: what lets rings go first."""
-        self._courtesy, self._now = courtesy, now
+        self._courtesy, self._dial_back, self._now = courtesy, dial_back, now
         self._lock = threading.Lock()
         self._bucket = TokenBucket(1 / REST_S, AT_ONCE)
         self._served_at: OrderedDict[str, float] = OrderedDict()
@@ -116,7 +141,7 @@ class GaugeServer:
         """Until the other end leaves, or has had enough. Raises: PeerRefused, OSError."""
         patience = Patience.within(PATIENCE_S)
         channel.send_frame(Kind.SEEN, channel.seen_at.encode(), patience=patience)
-        got, given = 0, 0
+        got, given, dialled = 0, 0, False
         while got < BUDGET_BYTES and given < BUDGET_BYTES:
             kind, length = channel.recv_header(MOST_BYTES, patience)
             if kind == Kind.BURST:
@@ -126,6 +151,11 @@ class GaugeServer:
             elif kind == Kind.FETCH and length == _SIZE.size:
                 (wanted,) = _SIZE.unpack(channel.recv_rest(length, patience))
                 given += self._give(channel, min(wanted, MOST_BYTES), patience)
+            elif kind == Kind.DIAL_BACK and length == _PORT.size and not dialled:
+                (port,), dialled = _PORT.unpack(channel.recv_rest(length, patience)), True
+                reached = self._dial_back(channel, port)
+                patience = Patience.within(PATIENCE_S)
+                channel.send_frame(Kind.REACHED, reached.to_wire(), patience=patience)
             else:
                 raise PeerRefused(Reason.MALFORMED, f"frame kind {kind} while a way is gauged")
 

@@ -72,6 +72,15 @@ class Dialer:
         patience = Patience(seconds, deadline)
         return self._first_of([self._directly(peer_id)], peer_id, (purpose, tag), patience)
 
+    def dial_at(self, address: str, peer_id: str, seconds: float) -> Channel:
+        """For messages to that peer, at this "host:port", which nobody learns anything from.
+
+        Raises: PeerRefused, OSError.
+        """
+        way = partial(self._connector.connect, peer_id, address)
+        patience = Patience(seconds, time.monotonic() + seconds)
+        return self._shake_hands(way, peer_id, (Purpose.MESSAGES, b""), patience)
+
     def open(self, peer_id: str, seconds: float) -> tuple[SocketStream, str]:
         """A connection to the first of the peer's addresses that takes one, and its host; nothing
         is proven. Raises: OSError."""

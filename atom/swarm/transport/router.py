@@ -6,8 +6,9 @@ from collections.abc import Callable
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.swarm.chain.message_codec import MAX_MESSAGE_BYTES
+from atom.swarm.records.reachability import Reached
 from atom.swarm.stream.frames import Channel, Kind, Patience, Purpose
-from atom.swarm.stream.gauge import GaugeServer
+from atom.swarm.stream.gauge import DialBack, GaugeServer
 from atom.swarm.stream.rate_limit import TokenBucket
 from atom.swarm.transport.endpoint import Endpoint
 from atom.swarm.transport.relay import Relay
@@ -37,6 +38,7 @@ class Router:
         switchboard: Switchboard | None = None,
         relay: Relay | None = None,
         on_probe: OnProbe | None = None,
+        dial_back: DialBack = lambda channel, port: Reached.UNKNOWN,
     ) -> None:
         """What is not given is not served."""
         self.on_message: OnMessage | None = None
@@ -44,7 +46,7 @@ class Router:
         self._switchboard = switchboard
         self._relay = relay
         self._on_probe = on_probe
-        self._gauge = GaugeServer(endpoint.bandwidth.courtesy)
+        self._gauge = GaugeServer(endpoint.bandwidth.courtesy, dial_back)
         limits = endpoint.limits
         self.rings = RingPool(limits.unclaimed_rings, limits.unclaimed_rings_per_peer)
         self._endpoint = endpoint

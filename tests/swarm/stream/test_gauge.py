@@ -1,13 +1,16 @@
 """A way is gauged by a few bursts: seldom, one at a time, in bounds; and where we come from."""
 
+import socket
 import threading
 from collections.abc import Callable
+from contextlib import closing
 
 import pytest
 from transport_peers import Peer, make_tcp_peer
 
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
+from atom.swarm.records.reachability import Reached
 from atom.swarm.stream.courtesy import Courtesy
 from atom.swarm.stream.frames import Channel, Kind, Patience, Purpose
 from atom.swarm.stream.gauge import (
@@ -20,6 +23,7 @@ from atom.swarm.stream.gauge import (
     REST_S,
     GaugeServer,
     _rate,
+    gauge,
 )
 from atom.swarm.stream.memory_stream import MemoryStream
 from atom.swarm.transport.endpoint import TransportLimits
@@ -54,6 +58,28 @@ def test_over_real_sockets(make_tcp_peer: Callable[..., Peer]) -> None:
         assert not other.transport.quarantine.aside(0.0), "to ask too often is no offence"
 
 
+def test_who_listens_is_dialled_where_it_comes_from(make_tcp_peer: Callable[..., Peer]) -> None:
+    ours, other = make_tcp_peer(), make_tcp_peer()
+    ours.knows(other)
+    gauged, _ = transport(ours).gauge(other.transport.peer_id)
+    assert gauged.reached is Reached.YES
+
+
+def test_a_port_where_nobody_listens_or_somebody_else(make_tcp_peer: Callable[..., Peer]) -> None:
+    other, stranger = make_tcp_peer(), make_tcp_peer()
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        closed = nobody.getsockname()[1]
+    for port, reached in (
+        (closed, Reached.NO),
+        (transport(stranger).address[1], Reached.NO),
+        (None, Reached.UNKNOWN),
+    ):
+        asker = make_tcp_peer()
+        asker.knows(other)
+        with closing(asker.transport.connect(other.transport.peer_id, Purpose.GAUGE)) as channel:
+            assert gauge(channel, port).reached is reached
+
+
 def test_whoever_sends_what_is_no_burst_is_put_aside(make_tcp_peer: Callable[..., Peer]) -> None:
     ours, other = make_tcp_peer(), make_tcp_peer()
     ours.knows(other)
@@ -74,7 +100,7 @@ class Served:
 
     def __init__(self) -> None:
         self.now = 1000.0
-        self.server = GaugeServer(Courtesy(), lambda: self.now)
+        self.server = GaugeServer(Courtesy(), now=lambda: self.now)
 
     def ask(self, peer_id: str) -> Reason | None:
         """Once, to the end; why it was refused."""
@@ -125,6 +151,33 @@ def test_bursts_grow_until_one_takes_long(bytes_per_s: float) -> None:
     assert sizes[-1] == MOST_BYTES or sizes[-1] / bytes_per_s > ENOUGH_S
     assert all(size / bytes_per_s <= ENOUGH_S for size in sizes[:-1])
     assert sum(sizes) < BUDGET_BYTES
+
+
+def test_over_one_channel_somebody_is_dialled_once() -> None:
+    asked = list[int]()
+
+    def dial_back(channel: Channel, port: int) -> Reached:
+        asked.append(port)
+        return Reached.YES
+
+    near, far = MemoryStream.pair()
+    asking, channel, patience = Channel(near), Channel(far), Patience(SOON)
+    refusals = list[Reason]()
+
+    def serve() -> None:
+        try:
+            GaugeServer(Courtesy(), dial_back).serve(channel)
+        except PeerRefused as refused:
+            refusals.append(refused.reason)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    asking.recv_frame(Kind.SEEN, 64, patience)
+    for _ in range(2):
+        asking.send_frame(Kind.DIAL_BACK, b"\x01\x02", patience=patience)
+    assert asking.recv_frame(Kind.REACHED, 1, patience) == Reached.YES.to_wire()
+    thread.join(SOON)
+    assert (asked, refusals) == ([0x0102], [Reason.MALFORMED])
 
 
 def test_more_than_the_budget_is_not_served() -> None:
