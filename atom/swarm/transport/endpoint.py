@@ -47,11 +47,15 @@ class TransportLimits:
     """From a message frame's first byte to its last."""
     lines: int = 96
     """Peers that cannot be dialled and keep a connection open to us, to be called over it."""
+    lines_of_strangers: int = 48
+    """Of those."""
     relay_bytes_per_s: float = 2_500_000.0
     """For connections between two such peers that we pass on, both directions of all of them
     together; 0: none."""
     relay_pairs: int = 16
     """Connections that are passed on at a time."""
+    relay_pairs_of_strangers: int = 8
+    """Of those, asked for by peers that the run does not know."""
     from_one_port: bool = False
     """All connections that we open come from one local port (each to another address): what others
     see of it says what a router on the way does."""

@@ -18,5 +18,9 @@ class KnownPeers:
         """Members of the latest ring: a newcomer is known to no head yet."""
         self._of_ring = frozenset(peer_ids)
 
+    def strangers(self, peer_ids: Iterable[str]) -> int:
+        """How many of these are none of them."""
+        return sum(peer_id not in self for peer_id in peer_ids)
+
     def __contains__(self, peer_id: object) -> bool:
         return peer_id in self._of_head or peer_id in self._of_ring

@@ -62,7 +62,7 @@ class Relay:
         if not reachable or not self._knows(channel.peer_id):
             raise PeerRefused(Reason.NOT_FOUND, "no way from here")
         with self._lock:
-            if len(self._far) >= self._endpoint.limits.relay_pairs:
+            if not self._has_room(channel.peer_id):
                 raise PeerRefused(Reason.BUSY, "enough is relayed here")
             self._far[channel] = None
         try:
@@ -82,6 +82,13 @@ class Relay:
             far = self._far.pop(channel, None)
         if far is not None:
             far.close()
+
+    def _has_room(self, peer_id: str) -> bool:
+        limits, known = self._endpoint.limits, self._endpoint.known
+        if len(self._far) >= limits.relay_pairs:
+            return False
+        asking = known.strangers(channel.peer_id for channel in self._far)
+        return peer_id in known or asking < limits.relay_pairs_of_strangers
 
     def splice(self, channel: Channel) -> None:
         """Copies both ways until either end leaves."""

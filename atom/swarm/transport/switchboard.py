@@ -46,7 +46,7 @@ class Switchboard:
         """
         peer_id, calls = channel.peer_id, deque[bytes](maxlen=_MAX_CALLS)
         with self._changed:
-            if peer_id not in self._lines and len(self._lines) >= self._endpoint.limits.lines:
+            if peer_id not in self._lines and not self._has_room(peer_id):
                 return
             self._lines[peer_id] = calls
             self._changed.notify_all()
@@ -108,6 +108,12 @@ class Switchboard:
         kind = Kind.CALL if token else Kind.PING
         channel.send_frame(kind, token, patience=Patience.within(_SEND_S))
         return True
+
+    def _has_room(self, peer_id: str) -> bool:
+        limits, known = self._endpoint.limits, self._endpoint.known
+        if len(self._lines) >= limits.lines:
+            return False
+        return peer_id in known or known.strangers(self._lines) < limits.lines_of_strangers
 
     def _ours(self, channel: Channel, calls: deque[bytes]) -> bool:
         closing = self._endpoint.closing.is_set() or channel.closed.is_set()

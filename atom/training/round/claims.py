@@ -42,7 +42,7 @@ class Claims:
         found = [lease for lease in others if self.believes(lease)]
         if not found:
             return []
-        known = self._desk.head.known
+        known = desk.head.known
         if desk.me.peer_id in known and desk.now < self._strangers_after:
             found = [lease for lease in found if lease.peer_id in known]
         return sorted(preferred(found, desk.head), key=lambda each: each.peer_id not in known)
@@ -81,7 +81,7 @@ class Claims:
         """What came of asking them."""
         desk, patience = self._desk, self._desk.patience
         spent_s = 0.0 if self._asked_at is None else desk.now - self._asked_at
-        if self._desk.head.known <= {desk.me.peer_id}:
+        if desk.head.known <= {desk.me.peer_id}:
             spent_s = min(spent_s, LONGEST_DOUBT_ALONE_S)
         self._asked_at = None  # who took long is left alone as long: rounds have half of the time
         for peers, least_s in ((event.failed, patience.unhelpful), (event.shunned, patience.shun)):
@@ -93,7 +93,7 @@ class Claims:
         elif self._asked_strangers:
             self._strangers_wrong += 1
             doubt_s = hold_s(FIRST_DOUBT_S, self._strangers_wrong)
-            if self._desk.head.known <= {desk.me.peer_id}:
+            if desk.head.known <= {desk.me.peer_id}:
                 doubt_s = min(doubt_s, LONGEST_DOUBT_ALONE_S)
             self._strangers_after = desk.now + doubt_s
         self._asked_strangers = False

@@ -41,6 +41,7 @@ class HoldUp:
         self._unserved = set[Voter]()
         """Who says that it accepted a value, and does not hand out its result."""
         self._alone_in_vain = False
+        """Whether our last attempt was one of survivors only, and they did not agree to it."""
 
     def new_head(self) -> None:
         self._silent.clear()

@@ -20,7 +20,7 @@ from atom.swarm.stream.protection import RingProtection
 from atom.swarm.stream.socket_stream import SocketStream
 from atom.swarm.transport.contacts import Contact, Unreachable
 from atom.swarm.transport.endpoint import TransportLimits
-from atom.swarm.transport.switchboard import ANSWER
+from atom.swarm.transport.switchboard import ANSWER, TOKEN_BYTES
 from atom.swarm.transport.transport import Transport
 
 RUN = b"r" * 32
@@ -243,6 +243,37 @@ def test_relayed_connections_are_few(make: Callable[..., Peer]) -> None:
     first.close()
     until(lambda: not relay.transport._relay._far)
     one.transport.connect(two.peer_id, Purpose.RING, b"third").close()
+
+
+def test_strangers_do_not_take_all_relayed_connections(make: Callable[..., Peer]) -> None:
+    relay = make(limits=dataclasses.replace(LIMITS, relay_pairs_of_strangers=1))
+    one, two, member = make(listens=False), make(listens=False), make(listens=False)
+    relay.knows(one, two, member)
+    relay.transport.known.at_head([member.peer_id])
+    two.keeps_lines_to(relay)
+    for caller in (one, member):
+        caller.knows(relay)
+        caller.knows(two, through=(relay,))
+    one.transport.connect(two.peer_id, Purpose.RING, b"first")
+    with pytest.raises(PeerRefused) as refused:
+        one.transport.connect(two.peer_id, Purpose.RING, b"second")
+    assert refused.value.reason is Reason.BUSY
+    member.transport.connect(two.peer_id, Purpose.RING, b"third").close()
+
+
+def test_strangers_do_not_take_all_lines(make: Callable[..., Peer]) -> None:
+    host = make(limits=dataclasses.replace(LIMITS, lines_of_strangers=1))
+    one, two, member = make(listens=False), make(listens=False), make(listens=False)
+    host.knows(one, two, member)
+    host.transport.known.at_head([member.peer_id])
+    one.keeps_lines_to(host)
+    two.knows(host)
+    turned_away = two.transport.connect(host.peer_id, Purpose.LINE)
+    with pytest.raises(ConnectionError):
+        turned_away.recv_header(TOKEN_BYTES, Patience(SOON))
+    member.keeps_lines_to(host)
+    lines = host.transport._switchboard
+    assert [lines.has_line(p.peer_id) for p in (one, two, member)] == [True, False, True]
 
 
 def test_when_the_relay_goes_both_ends_learn_it(make: Callable[..., Peer]) -> None:
