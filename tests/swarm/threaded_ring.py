@@ -27,8 +27,8 @@ from atom.swarm.ring.geometry import RingPlan, ring_tag
 from atom.swarm.ring.sum_limits import SumLimits
 from atom.swarm.stream.frames import Channel
 from atom.swarm.stream.handshake import Local
-from atom.swarm.transport.local_transport import LocalNetwork, LocalTransport
 from atom.swarm.transport.transport import PeerTransport, Transport
+from tests.swarm.local_transport import LocalNetwork, LocalTransport
 
 PARENT, RUN = b"p" * 32, b"r" * 32
 SOON = 20.0

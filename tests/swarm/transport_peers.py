@@ -15,8 +15,8 @@ from atom.swarm.stream.handshake import Local
 from atom.swarm.stream.protection import RingProtection
 from atom.swarm.stream.tls import make_credentials, wrap
 from atom.swarm.transport.endpoint import TransportLimits
-from atom.swarm.transport.local_transport import LocalNetwork, LocalTransport
 from atom.swarm.transport.transport import PeerTransport, Transport
+from tests.swarm.local_transport import LocalNetwork, LocalTransport
 
 RUN = b"r" * 32
 SOON = 10.0

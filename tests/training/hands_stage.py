@@ -35,7 +35,6 @@ from atom.swarm.chain.usual_gradients import PartLimit
 from atom.swarm.identity import Identity
 from atom.swarm.state.arenas import arena_digest, state_digest
 from atom.swarm.state.blobs import BlobShelf
-from atom.swarm.transport.local_transport import LocalNetwork, LocalTransport
 from atom.training.exchange import RingStyle
 from atom.training.hands import Bench, ReplicaHands, Schedule
 from atom.training.kept.disk_room import DiskRoom
@@ -50,6 +49,7 @@ from atom.training.round.vocabulary import (
     Event,
     Stepped,
 )
+from tests.swarm.local_transport import LocalNetwork, LocalTransport
 
 ELEMENTS = 64
 IDENTITY = Identity.create()

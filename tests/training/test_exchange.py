@@ -17,11 +17,11 @@ from atom.swarm.identity import Identity
 from atom.swarm.ring.codec import CODECS
 from atom.swarm.state.arenas import arena_digest
 from atom.swarm.stream.frames import Channel
-from atom.swarm.transport.local_transport import LocalNetwork, LocalTransport
 from atom.training.exchange import Exchange, RingStyle
 from atom.training.feedback import Feedback
 from atom.training.kept.results import Results
 from atom.training.round.vocabulary import RingFailed, RingFinished, StartRing
+from tests.swarm.local_transport import LocalNetwork, LocalTransport
 
 ELEMENTS = 256
 PARENT = b"p" * 32

@@ -15,7 +15,6 @@ from atom.base.events import EventList
 from atom.base.reasons import Reason
 from atom.config.load import normalised_run_text, parse_run_text
 from atom.swarm.chain.commit import Ballot, Contribution
-from atom.swarm.dht.directory_memory import MemoryDht, MemoryDirectory
 from atom.swarm.identity import Identity
 from atom.swarm.records.allow_list import OPEN, AllowList
 from atom.swarm.records.codec import encode_manifest
@@ -23,10 +22,11 @@ from atom.swarm.records.freshness import LeaseBook
 from atom.swarm.records.lease import Lease, PeerState
 from atom.swarm.records.run_manifest import Manifest
 from atom.swarm.stream.frames import Purpose
-from atom.swarm.transport.local_transport import LocalNetwork, LocalTransport
 from atom.training.exchange import Exchange, RingStyle
 from atom.training.kept.results import Results
 from atom.training.round.vocabulary import RingFailed, RingFinished, StartRing
+from tests.swarm.directory_memory import MemoryDht, MemoryDirectory
+from tests.swarm.local_transport import LocalNetwork, LocalTransport
 
 ELEMENTS, WAIT_S = 256, 20.0
 RUN = """

@@ -1,7 +1,7 @@
 """The directory of a run: who is there (leases) and what is trained (the manifest).
 
 An edge: `Directory` is the contract, `DhtDirectory` the real one on a hivemind DHT, and
-directory_memory the twin for tests. Nothing read here is to be trusted beyond its signature.
+tests have a twin of it in memory. Nothing read here is to be trusted beyond its signature.
 """
 
 import asyncio

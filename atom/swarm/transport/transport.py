@@ -43,7 +43,7 @@ _PROBE_S = 6.0
 
 
 class PeerTransport(Protocol):
-    """What the rest of the swarm needs; `Transport` and `LocalTransport` are it."""
+    """What the rest of the swarm needs: `Transport` is one, and the tests have one in memory."""
 
     @property
     def peer_id(self) -> str: ...

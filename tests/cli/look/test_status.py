@@ -9,10 +9,10 @@ from atom.base.errors import AddressError
 from atom.cli.look.onlooker import Onlooker
 from atom.cli.look.swarm_table import swarm
 from atom.cli.shell.terminal import THEME
-from atom.swarm.dht.directory_memory import MemoryDirectory
 from atom.swarm.identity import short_id
 from atom.swarm.records.lease import PeerState
 from tests.cli.swarm_sights import DIGEST, Village, sight
+from tests.swarm.directory_memory import MemoryDirectory
 
 
 def drawn(renderable: object, width: int = 100, **options: object) -> str:

@@ -23,9 +23,9 @@ from atom.swarm.records.lease import Lease, PeerState
 from atom.swarm.records.run_manifest import Manifest
 from atom.swarm.state.arenas import state_digest
 from atom.swarm.state.blobs import BlobServer, BlobShelf
-from atom.swarm.transport.local_transport import LocalNetwork, LocalTransport
 from atom.training.replica.samples import Deck
 from tests.daemon.tiny_run import GPT3, LLAMA, TEXT, run_text
+from tests.swarm.local_transport import LocalNetwork, LocalTransport
 
 HELD = f"{TEXT}\nvalidation_fraction = 0.2"
 VALIDATED = "[validation]\nevery_rounds = 1\nbatches = 2"

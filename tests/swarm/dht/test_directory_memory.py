@@ -8,11 +8,11 @@ from atom.base.errors import AddressError
 from atom.base.events import EventList
 from atom.swarm.dht.client import DirectoryUnavailable
 from atom.swarm.dht.directory import Directory
-from atom.swarm.dht.directory_memory import MemoryDht, MemoryDirectory
 from atom.swarm.identity import Identity
 from atom.swarm.records.codec import encode_lease, encode_manifest
 from atom.swarm.records.keys import lease_key, shard_of
 from atom.swarm.records.lease import LEASE_SECONDS
+from tests.swarm.directory_memory import MemoryDht, MemoryDirectory
 
 OWNER, PEER = Identity.create(), Identity.create()
 RUN = "shakespeare"

@@ -14,7 +14,6 @@ from atom.base.errors import PeerRefused
 from atom.base.events import EventList
 from atom.base.reasons import Reason
 from atom.config.load import normalised_run_text, parse_run_text
-from atom.swarm.dht.directory_memory import MemoryDht, MemoryDirectory
 from atom.swarm.identity import Identity
 from atom.swarm.records.allow_list import OPEN, AllowList, seen_from_outside
 from atom.swarm.records.codec import encode_manifest
@@ -24,8 +23,9 @@ from atom.swarm.stream import handshake
 from atom.swarm.stream.frames import Channel, Patience, Purpose
 from atom.swarm.stream.handshake import Local
 from atom.swarm.stream.tls import make_credentials, wrap
-from atom.swarm.transport.local_transport import LocalNetwork, LocalTransport
 from atom.swarm.transport.transport import PeerTransport, Transport
+from tests.swarm.directory_memory import MemoryDht, MemoryDirectory
+from tests.swarm.local_transport import LocalNetwork, LocalTransport
 
 OWNER, ANN, BOB, STRANGER = (Identity.create() for _ in range(4))
 NAMES = (ANN.peer_id, BOB.peer_id)

@@ -30,8 +30,8 @@ from atom.swarm.ring.codec import CODECS
 from atom.swarm.ring.geometry import RingPlan, ring_tag
 from atom.swarm.ring.leaves import Leaf, LeafPlan
 from atom.swarm.stream.frames import Channel, Kind, Patience
-from atom.swarm.stream.memory_stream import MemoryStream
-from atom.swarm.transport.local_transport import LocalNetwork, LocalTransport
+from tests.swarm.local_transport import LocalNetwork, LocalTransport
+from tests.swarm.memory_stream import MemoryStream
 
 PARENT = b"p" * 32
 SOON = 20.0

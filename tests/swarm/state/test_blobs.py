@@ -13,8 +13,8 @@ from atom.swarm.state.arenas import CHUNK_BYTES, arena_digest, state_digest
 from atom.swarm.state.blobs import BlobServer, BlobShelf
 from atom.swarm.state.upload_places import Place, UploadPlaces, gives_way
 from atom.swarm.stream.frames import Channel, Kind, Patience
-from atom.swarm.stream.memory_stream import MemoryStream
 from atom.wire import transport_pb2 as wire
+from tests.swarm.memory_stream import MemoryStream
 
 SOON = 10.0
 

@@ -22,8 +22,8 @@ from atom.swarm.state.state_transfer import FetchOptions, Watch, fetch, fetch_by
 from atom.swarm.stream.courtesy import Courtesy
 from atom.swarm.stream.frames import Channel
 from atom.swarm.stream.handshake import Local
-from atom.swarm.transport.local_transport import LocalNetwork, LocalTransport
 from atom.swarm.transport.transport import PeerTransport, Transport
+from tests.swarm.local_transport import LocalNetwork, LocalTransport
 
 SOON = 20.0
 NAME = "state/" + "ab" * 32

@@ -9,8 +9,8 @@ from atom.swarm.state.donor import Donor
 from atom.swarm.state.fetch_options import FetchOptions
 from atom.swarm.stream.courtesy import SHARE, Courtesy
 from atom.swarm.stream.frames import Channel, Patience
-from atom.swarm.stream.memory_stream import MemoryStream
 from atom.swarm.stream.throttle import Bandwidth
+from tests.swarm.memory_stream import MemoryStream
 
 PART = 256 * 1024
 PATIENCE = Patience(10.0)

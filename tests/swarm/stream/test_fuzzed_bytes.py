@@ -29,9 +29,9 @@ from atom.swarm.state.arenas import ArenaManifest, chunk_digest
 from atom.swarm.state.manifest import Manifest, decode_manifest
 from atom.swarm.stream.frames import Channel, Kind, Patience, Purpose
 from atom.swarm.stream.handshake import PROTOCOL_VERSION, Local, greet, receive
-from atom.swarm.stream.memory_stream import MemoryStream
 from atom.wire import transport_pb2 as wire
 from atom.wire.records_pb2 import SignedRecord
+from tests.swarm.memory_stream import MemoryStream
 
 OWNER, RUN = Identity.create(), "shakespeare"
 TRIES = 200

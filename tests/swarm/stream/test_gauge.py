@@ -25,9 +25,9 @@ from atom.swarm.stream.gauge import (
     _rate,
     gauge,
 )
-from atom.swarm.stream.memory_stream import MemoryStream
 from atom.swarm.transport.endpoint import TransportLimits
 from atom.swarm.transport.transport import Transport
+from tests.swarm.memory_stream import MemoryStream
 
 __all__ = ["make_tcp_peer"]
 SOON = 10.0

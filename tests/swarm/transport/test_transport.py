@@ -20,8 +20,8 @@ from atom.swarm.stream.throttle import RingStream
 from atom.swarm.stream.tls_stream import TlsStream
 from atom.swarm.transport.contacts import Contact, ContactBook, Unreachable, parse_address
 from atom.swarm.transport.endpoint import TransportLimits
-from atom.swarm.transport.local_transport import LocalNetwork, LocalTransport
 from atom.swarm.transport.transport import Transport
+from tests.swarm.local_transport import LocalNetwork, LocalTransport
 
 __all__ = ["make_peer", "make_tcp_peer"]
 

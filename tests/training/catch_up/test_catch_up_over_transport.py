@@ -16,12 +16,12 @@ from atom.swarm.state.blobs import BlobServer, BlobShelf
 from atom.swarm.state.fetch_target import Landed
 from atom.swarm.state.manifest import Manifest
 from atom.swarm.state.state_transfer import Watch
-from atom.swarm.transport.local_transport import LocalNetwork, LocalTransport
 from atom.training.catch_up import donors as serving
 from atom.training.catch_up.catch_up import CatchUpFailed
 from atom.training.catch_up.donors import Offer, PeerDonors, parse_offers
 from atom.training.kept.shelf import MAX_OFFERS, Shelf
 from atom.training.kept.snapshot import list_snapshots
+from tests.swarm.local_transport import LocalNetwork, LocalTransport
 from tests.training.catch_up.catching_peer import Make, Peer, heads, peer_of
 from tests.training.small_history import ROUNDS, run
 

@@ -22,10 +22,10 @@ from atom.swarm.identity import Identity
 from atom.swarm.state.arenas import state_digest
 from atom.swarm.state.blobs import BlobServer, BlobShelf
 from atom.swarm.state.fetch_options import Watch
-from atom.swarm.transport.local_transport import LocalNetwork, LocalTransport
 from atom.training.catch_up.donors import Offer, PeerDonors
 from atom.training.kept.snapshot import load_snapshot, write_snapshot
 from atom.training.replica.replica import Replica, ReplicaSettings
+from tests.swarm.local_transport import LocalNetwork, LocalTransport
 
 MODEL = GPT3Config(1, 2, 16, sequence_tokens=8, vocabulary_size=29, dropout=0.0)
 HEAD = b"h" * 32

@@ -1,4 +1,4 @@
-"""The directory without a network: the same records, in a dictionary. For tests."""
+"""The directory without a network: the same records, in a dictionary."""
 
 from atom.base.clock import Clock
 from atom.base.events import EventSink

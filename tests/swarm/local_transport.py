@@ -12,7 +12,6 @@ from atom.swarm.identity import Identity
 from atom.swarm.records.allow_list import OPEN, AllowList
 from atom.swarm.stream.frames import Channel, Purpose
 from atom.swarm.stream.handshake import Local
-from atom.swarm.stream.memory_stream import MemoryStream
 from atom.swarm.transport.contacts import Unreachable
 from atom.swarm.transport.crew import Crew
 from atom.swarm.transport.endpoint import Endpoint, TransportLimits
@@ -21,6 +20,7 @@ from atom.swarm.transport.lane import Lanes, OnUnreachable
 from atom.swarm.transport.link_book import LinkBook
 from atom.swarm.transport.quarantine import Quarantine
 from atom.swarm.transport.router import OnBlobs, OnMessage, Router
+from tests.swarm.memory_stream import MemoryStream
 
 
 class LocalNetwork:
