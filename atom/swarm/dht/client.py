@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import psutil
 
@@ -30,6 +30,7 @@ from atom.swarm.dht.frames import (
     read_frame,
     settings_to_json,
 )
+from atom.swarm.dht.node_log import NodeLog
 
 START_SECONDS = 20.0
 """For the libp2p daemon, which starts in a tenth of one."""
@@ -128,7 +129,7 @@ class DhtClient:
     async def _spawn(self) -> asyncio.StreamReader:
         self._folder = _make_folder()
         ours, theirs = socket.socketpair()
-        with theirs, _open_log(self._settings.log_path) as log:
+        with theirs, NodeLog(self._settings.log_path).open() as log:
             self._process = subprocess.Popen(
                 [
                     *(sys.executable, "-P", "-m", "atom.swarm.dht.process"),
@@ -253,10 +254,3 @@ def _clear_abandoned(root: Path) -> None:
             ours = pid.isdigit() and folder.stat().st_uid == os.getuid()
             if ours and not psutil.pid_exists(int(pid)):
                 shutil.rmtree(folder, ignore_errors=True)
-
-
-def _open_log(path: str | None) -> IO[bytes]:
-    try:
-        return open(path or os.devnull, "ab")
-    except OSError as error:
-        raise StorageError(f"cannot write {path}: {error.strerror}", "check the folder") from None

@@ -14,6 +14,7 @@ from atom.base.events import EventSink
 from atom.swarm.addresses import ListenAddress, parse_listen
 from atom.swarm.dht.client import DhtClient, DirectoryUnavailable
 from atom.swarm.dht.frames import NodeSettings
+from atom.swarm.dht.node_log import NodeLog
 
 FIRST_PAUSE_SECONDS = 0.5
 LONGEST_PAUSE_SECONDS = 30.0
@@ -28,6 +29,7 @@ class SteadyClient:
         self._settings = settings
         self._events = events
         self._client = DhtClient(settings)
+        self._log = NodeLog(settings.log_path)
         self._kept: dict[tuple[str, str], str] = {}
         self._watching: asyncio.Task[None] | None = None
         self.contacts: tuple[str, ...] = settings.contacts
@@ -80,6 +82,7 @@ class SteadyClient:
                 with contextlib.suppress(DirectoryUnavailable):
                     answer = await self.call("contacts")
                     self.contacts = tuple(answer["addresses"])
+                await asyncio.to_thread(self._log.keep_small)
 
     async def _start_again(self) -> None:
         self._emit("dht-process-ended")
