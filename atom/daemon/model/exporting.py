@@ -5,11 +5,6 @@ written aside and renamed when it is whole.
 """
 
 import json
-import os
-import shutil
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,8 +13,8 @@ from torch import Tensor
 
 from atom.base.errors import ModelError, StorageError
 from atom.base.home import expand_home
-from atom.base.units import format_bytes
 from atom.daemon.console import Console
+from atom.daemon.model.folder_aside import folder_aside, require_free
 from atom.daemon.model.kept_run import KeptRun, KeptWeights
 from atom.daemon.model.kept_tokenizer import write_tokenizer
 from atom.daemon.model.model_source import source_errors
@@ -65,7 +60,7 @@ class Exported:
 def export_run(request: ExportRequest, console: Console) -> Exported:
     """Raises: StorageError, ConfigError, MismatchError, ModelError, TrustError."""
     target = expand_home(request.target).absolute()
-    _require_free(target)
+    require_free(target)
     kept = KeptRun.read(request.state)
     snapshot = _chosen(kept, request.snapshot)
     console.note(f"exporting round {snapshot.round} of {kept.run.run.name}")
@@ -80,7 +75,7 @@ def export_run(request: ExportRequest, console: Console) -> Exported:
     weights = kept.weights(snapshot, lambda *at: console.progress("checking the snapshot", *at))
     drawer = _Drawer(kept, source, layout, weights, dtype)
     pieces = _pieces(outside, drawer)
-    with _aside(target, sum(piece.size_bytes for piece in pieces)) as folder:
+    with folder_aside(target, sum(piece.size_bytes for piece in pieces)) as folder:
         write_weights(folder, pieces, lambda *at: console.progress("writing", *at))
         _write_texts(folder, kept, outside, precision)
         files = tuple((path.name, path.stat().st_size) for path in sorted(folder.iterdir()))
@@ -160,53 +155,3 @@ def _write_texts(folder: Path, kept: KeptRun, outside: Outside, precision: str) 
         config = {**outside.config, "dtype": precision}
         text = json.dumps(config, indent=2, sort_keys=True) + "\n"
         (folder / "config.json").write_text(text, encoding="utf-8")
-
-
-def _require_free(target: Path) -> None:
-    """Raises: StorageError unless the target can be a new folder."""
-    if target.exists() and not target.is_dir():
-        raise StorageError(f"{target} is a file, not a folder", "choose another folder")
-    if target.is_dir() and any(target.iterdir()):
-        raise StorageError(f"{target} is not empty", "choose another folder, or empty that one")
-
-
-@contextmanager
-def _aside(target: Path, need_bytes: int) -> Iterator[Path]:
-    """A folder that becomes `target` (absolute) if all goes well, and is gone otherwise."""
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        _require_space(target.parent, need_bytes)
-        aside = Path(tempfile.mkdtemp(".partial", f".{target.name}.", target.parent))
-    except OSError as problem:
-        raise _unwritable(target, problem) from problem
-    try:
-        yield aside
-        for path in (aside, *aside.rglob("*")):  # others may read it, as any file
-            path.chmod((0o777 if path.is_dir() else 0o666) & ~_umask())
-        os.replace(aside, target)
-    except OSError as problem:
-        raise _unwritable(target, problem) from problem
-    finally:  # also when interrupted
-        shutil.rmtree(aside, ignore_errors=True)
-
-
-def _require_space(folder: Path, need_bytes: int) -> None:
-    free = shutil.disk_usage(folder).free
-    if need_bytes > free:
-        raise StorageError(
-            f"the weights take {format_bytes(need_bytes)}, {format_bytes(free)} are free in "
-            f"{folder}",
-            "free some space, choose a folder on another disk, or --precision bfloat16",
-        )
-
-
-def _unwritable(target: Path, problem: OSError) -> StorageError:
-    return StorageError(
-        f"cannot write {target}: {problem.strerror}", "free some space, or choose another folder"
-    )
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

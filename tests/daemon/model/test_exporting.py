@@ -1,8 +1,11 @@
 """`atom export`: the folder is whole or not there, and holds what the chain names."""
 
+import fcntl
 import os
 import re
 import shutil
+import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -259,6 +262,35 @@ def test_nothing_half_written_is_left(
             with ends:
                 exported(tmp_path)
         assert sorted(os.listdir(tmp_path)) == before
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from atom.daemon.console import Silence
+from atom.daemon.model import exporting
+
+exporting.write_tokenizer = lambda *given: os.kill(os.getpid(), signal.SIGKILL)
+exporting.export_run(exporting.ExportRequest(*map(Path, sys.argv[1:])), Silence())
+"""
+
+
+def test_what_a_killed_export_left_goes_with_the_next_one_to_that_folder(
+    kept: Kept, tmp_path: Path
+) -> None:
+    kept.founded(GPT3, tmp_path)
+    for target in ("out", "out.2"):
+        words = (sys.executable, "-c", KILLED, str(tmp_path / target), str(tmp_path / "a"))
+        assert subprocess.run(words, timeout=100, check=False).returncode == -signal.SIGKILL
+    (left,), (other,) = tmp_path.glob(".out.????????.partial"), tmp_path.glob(".out.2.*.partial")
+    assert (left / "whole" / weight_files.WHOLE).exists(), "most of it was written"
+    with (left / "held").open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)  # as if somebody were at work
+        exported(tmp_path)
+        assert left.exists()
+    shutil.rmtree(tmp_path / "out")
+    assert exported(tmp_path).files
+    assert [left.exists(), other.exists()] == [False, True]
 
 
 def test_a_large_model_lies_in_several_files(
