@@ -1,0 +1,95 @@
+"""What `pip install .` puts somewhere else is all of Atom, and runs there without the checkout."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+
+from atom import __version__
+from atom.base.build_kernels import library_of, sources
+from atom.cli.shell.exit_codes import ExitCode
+
+ROOT = Path(__file__).parent.parent
+ATOM = ROOT / "atom"
+BUILT_FROM = ("LICENSE", "README.md", "pyproject.toml", "setup.py")
+"""Beside the package, as in docker/Dockerfile."""
+MADE = shutil.ignore_patterns("__pycache__", "*.so", "*.partial")
+PIP = ("-m", "pip", "--no-input", "--disable-pip-version-check")
+LOADS = """
+from atom.swap.host_kernels import host_kernels
+from atom.swarm.ring.chunk_kernels import chunk_kernels
+import atom
+host_kernels(), chunk_kernels()
+print(atom.__file__)
+"""
+COMMAND_S = 100.0
+
+pytestmark = pytest.mark.timeout(3 * COMMAND_S)
+
+
+def python(*words: str, cwd: Path, codes: tuple[int, ...] = (0,), **environment: str) -> str:
+    """stdout. Raises: AssertionError with what it said, if it ends with another code."""
+    done = subprocess.run(
+        [sys.executable, "-P", *words],
+        capture_output=True, text=True, timeout=COMMAND_S, check=False, cwd=cwd,
+        env=os.environ | environment,
+    )  # fmt: skip
+    assert done.returncode in codes, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from a copy: setuptools leaves things beside what it builds, and takes up what lies
+    there. Nothing is downloaded, since PyTorch brings setuptools along."""
+    checkout, out = tmp_path_factory.mktemp("checkout"), tmp_path_factory.mktemp("out")
+    shutil.copytree(ATOM, checkout / "atom", ignore=MADE)
+    for name in BUILT_FROM:
+        shutil.copy(ROOT / name, checkout)
+    alone = ("--no-deps", "--no-index", "--no-build-isolation")
+    python(*PIP, "wheel", *alone, "--wheel-dir", str(out), str(checkout), cwd=out)
+    (path,) = out.iterdir()
+    return path
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with nothing else in it."""
+    target = tmp_path_factory.mktemp("installed")
+    alone = ("--no-deps", "--no-index", "--target", str(target))
+    python(*PIP, "install", *alone, str(wheel), cwd=wheel.parent)
+    return target
+
+
+def test_the_wheel_has_every_file_of_the_package_and_its_libraries(wheel: Path) -> None:
+    ours = {
+        path.relative_to(ROOT).as_posix(): path.read_bytes()
+        for path in ATOM.rglob("*")
+        if path.is_file() and not MADE(str(path.parent), [path.name, path.parent.name])
+    }
+    assert {"atom/py.typed", "atom/cli/demo/demo.toml", "atom/base/kernel.h"} <= set(ours)
+    with ZipFile(wheel) as archive:
+        theirs = {name: archive.read(name) for name in archive.namelist() if "-info/" not in name}
+    libraries = {library_of(source).relative_to(ROOT).as_posix() for source in sources()}
+    assert set(theirs) == set(ours) | libraries
+    assert {name: theirs[name] for name in ours} == ours
+
+
+def test_it_runs_from_where_it_was_installed(installed: Path, tmp_path: Path) -> None:
+    there = {
+        "PYTHONPATH": str(installed), "HOME": str(tmp_path), "CUDA_VISIBLE_DEVICES": "",
+    }  # fmt: skip
+    where = python("-c", LOADS, cwd=tmp_path, **there)
+    assert Path(where.strip()) == installed / "atom" / "__init__.py"
+    assert python("-m", "atom", "--version", cwd=tmp_path, **there).strip() == __version__
+    assert "atom demo" in python(str(installed / "bin" / "atom"), "--help", cwd=tmp_path, **there)
+    either = (ExitCode.OK, ExitCode.DIAGNOSIS)  # this box may be too small to train
+    said = python("-m", "atom", "doctor", "--json", cwd=tmp_path, codes=either, **there)
+    software = json.loads(said)["facts"]["software"]
+    assert software["kernels"] is None
+    assert "torch" in {package["name"] for package in software["packages"]}
