@@ -1,17 +1,21 @@
 """A real bootstrap node, and a real look at a DHT, through the command line."""
 
+import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
+import yaml
 
 from atom.cli.shell.exit_codes import ExitCode
 from atom.swarm.addresses import parse_multiaddr
 
 ATOM = (sys.executable, "-m", "atom")
+COMPOSE = Path(__file__).parents[3] / "docker" / "compose.yaml"
 
 
 @pytest.fixture(scope="module")
@@ -20,21 +24,26 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def node(state: Path) -> Iterator[str]:
-    """The address of a node that serves until SIGTERM, which it answers as it should."""
+def process(state: Path) -> Iterator[subprocess.Popen[str]]:
+    """A node that serves until SIGTERM, which it answers as it should."""
     arguments = (*ATOM, "bootstrap", "--listen", "127.0.0.1:0", "--state", str(state))
     with subprocess.Popen(
         arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
-        assert process.stdout is not None
-        address = process.stdout.readline().strip()
-        yield address
+        yield process
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=30)
         assert process.returncode == ExitCode.OK
         assert out == ""
-        assert f"--initial-peers {address}" in err
+        assert "--initial-peers /ip4" in err
         assert "Traceback" not in err
+
+
+@pytest.fixture(scope="module")
+def node(process: subprocess.Popen[str]) -> str:
+    """Its address."""
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
 
 
 def atom(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -56,3 +65,28 @@ def test_one_node_per_state_directory(node: str, state: Path) -> None:
     done = atom("bootstrap", "--listen", "127.0.0.1:0", "--state", str(state))
     assert done.returncode == ExitCode.STORAGE
     assert "another daemon runs" in done.stderr
+
+
+def test_the_container_s_health_check_hears_that_the_node_answers(
+    node: str, process: subprocess.Popen[str], tmp_path: Path
+) -> None:
+    check = yaml.safe_load(COMPOSE.read_text())["services"]["bootstrap"]["healthcheck"]
+    kind, command = check["test"]
+    assert kind == "CMD-SHELL"
+    (tmp_path / "met").write_text(f"{node}\n")
+    command = command.replace("$$", "$").replace("/meeting/bootstrap", str(tmp_path / "met"))
+    (tmp_path / "atom").write_text(f'#!/bin/sh\nexec {sys.executable} -m atom "$@"\n')
+    (tmp_path / "atom").chmod(0o755)
+    here = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+
+    def is_well() -> bool:
+        return subprocess.run(["sh", "-c", command], env=here, timeout=100).returncode == 0
+
+    assert is_well()
+    (dht,) = psutil.Process(process.pid).children()
+    dht.suspend()  # its port is open all the same
+    try:
+        assert not is_well()
+    finally:
+        dht.resume()
+    assert is_well()
