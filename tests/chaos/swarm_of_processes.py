@@ -131,7 +131,7 @@ class Peer:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=log,
-                env=_environment(self.root),
+                env=environment(self.root),
                 preexec_fn=lambda: _before_exec(file_size_bytes),
             )
 
@@ -367,7 +367,7 @@ def atom_command(root: Path, *arguments: str) -> subprocess.CompletedProcess[str
         text=True,
         timeout=START_S,
         check=False,
-        env=_environment(root),
+        env=environment(root),
     )
 
 
@@ -377,7 +377,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _environment(root: Path) -> dict[str, str]:
+def environment(root: Path) -> dict[str, str]:
     """Atom importable as it is here, no GPU, one arithmetic thread, temporary files in sight."""
     return os.environ | {
         "PYTHONPATH": str(Path(atom.__file__).parent.parent),
