@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v p
 BIN := .venv/bin
 PACKAGE := atom
 
-.PHONY: .venv demo test chaos model browser promtool docker check format proto bench clean
+.PHONY: .venv demo test chaos model browser promtool docker walk check format proto bench clean
 
 # On a terminal pip shows how far it is, elsewhere it is silent.
 INSTALL := $(BIN)/python -m pip install $(if $(MAKE_TERMOUT),,--quiet) --constraint constraints.txt --editable
@@ -55,6 +55,10 @@ promtool: $(TOOLS)
 # The image and a swarm of four containers: a Docker engine with compose (2.23.1 or later) must run.
 docker: $(TOOLS)
 	$(BIN)/python -m pytest tests/docker/compose_check.py -s
+
+# README.md, walked in an empty folder: from `git clone` to the first round with one other peer, in five minutes.
+walk:
+	$(PYTHON) tests/walk/readme_walk.py
 
 check: $(TOOLS)
 	$(BIN)/ruff check .
