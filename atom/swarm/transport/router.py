@@ -118,8 +118,17 @@ class Router:
             kind, length = channel.recv_header(MAX_MESSAGE_BYTES, idle)
             if kind != Kind.MESSAGE:
                 raise PeerRefused(Reason.MALFORMED, f"frame kind {kind} among messages")
-            raw = channel.recv_rest(length, Patience.within(self._endpoint.limits.frame_s))
+            raw = self._rest_of_frame(channel, length)
             wait_s = allowance.take(length + _BYTES_PER_MESSAGE, self._endpoint.clock.now())
             self._endpoint.closing.wait(wait_s)
             if self.on_message is not None:
                 self.on_message(channel.peer_id, channel.incarnation, raw)
+
+    def _rest_of_frame(self, channel: Channel, length: int) -> bytes:
+        """Raises: PeerRefused(TIMEOUT) for a frame that was begun and does not end; OSError."""
+        within_s = self._endpoint.limits.frame_s
+        try:
+            return channel.recv_rest(length, Patience.within(within_s))
+        except TimeoutError as late:
+            detail = f"a frame of {length} bytes takes longer than {within_s:g} s"
+            raise PeerRefused(Reason.TIMEOUT, detail) from late

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from transport_peers import until
 
 from atom.base.errors import PeerRefused
 from atom.base.events import EventList
@@ -64,15 +65,6 @@ class Peer:
         self.transport.keep_lines([other.peer_id for other in others])
         for other in others:
             until(lambda other=other: other.transport._switchboard.has_line(self.peer_id))  # type: ignore[misc]
-
-
-def until(condition: Callable[[], bool]) -> None:
-    waited = threading.Event()
-    for _ in range(int(SOON / 0.01)):
-        if condition():
-            return
-        waited.wait(0.01)
-    raise AssertionError("not in time")
 
 
 @pytest.fixture
