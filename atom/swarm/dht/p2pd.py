@@ -91,12 +91,14 @@ class P2pDaemon:
         raise UserError(f"the libp2p daemon did not start: {last[:500]}", "check --listen")
 
     async def _discard_output(self) -> None:
-        """A full pipe would stop the daemon; its words go to our log."""
+        """A full pipe would stop the daemon; its words go to our log, or nowhere if that has no
+        room."""
         assert self._process is not None
         assert self._process.stdout is not None
         while chunk := await self._process.stdout.read(65536):
-            sys.stderr.buffer.write(chunk)
-            sys.stderr.flush()
+            with contextlib.suppress(OSError):
+                sys.stderr.buffer.write(chunk)
+                sys.stderr.flush()
 
 
 def _binary() -> str:

@@ -168,7 +168,8 @@ class DhtService:
             async with asyncio.timeout(KEEP_SECONDS):
                 await work
         except Exception as error:  # noqa: BLE001 -- the supervisor of a chore: it runs again soon
-            print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)  # noqa: T201
+            with contextlib.suppress(OSError):  # the disk of our log may be full
+                print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)  # noqa: T201
 
     async def _send(self, message: dict[str, Any]) -> None:
         """To a parent that is gone there is nothing to say: `_serve` sees the end too."""
