@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
+from atom.base.disk_words import why_not_written
 from atom.base.errors import StorageError
 from atom.base.held_file import is_held
 from atom.base.home import expand_home
@@ -118,7 +119,7 @@ class StateDirectory:
             file = self._lock_file.open("a+")
         except OSError as problem:
             raise StorageError(
-                f"cannot use the state directory {self.root}: {problem.strerror}",
+                f"cannot use the state directory {self.root}: {why_not_written(problem)}",
                 "choose another one with --state DIR",
             ) from problem
         try:
@@ -138,7 +139,11 @@ class StateDirectory:
 
 
 def write_atomically(path: Path, raw: bytes) -> None:
-    """Aside, synced, renamed. Raises: StorageError when the disk is full or gone."""
+    """Aside, synced, renamed. What is there already is not written again: a start with what an
+    earlier one kept needs no room. Raises: StorageError when the disk is full or gone."""
+    with suppress(OSError):
+        if path.read_bytes() == raw:
+            return
     aside = path.with_name(path.name + ".partial")
     try:
         with aside.open("wb") as file:
@@ -149,5 +154,5 @@ def write_atomically(path: Path, raw: bytes) -> None:
     except OSError as problem:
         aside.unlink(missing_ok=True)
         raise StorageError(
-            f"cannot write {path}: {problem.strerror}", "free some disk space"
+            f"cannot write {path}: {why_not_written(problem)}", "free some disk space"
         ) from problem

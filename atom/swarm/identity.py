@@ -14,6 +14,7 @@ import base58
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+from atom.base.disk_words import why_not_written
 from atom.base.errors import StorageError
 
 _PRIVATE_PREFIX = bytes.fromhex("08011240")  # protobuf: key type Ed25519, 64 bytes follow
@@ -81,7 +82,7 @@ class Identity:
     def load_or_create(cls, path: Path) -> "Identity":
         """Reads the key file, or writes a new one (mode 0600) and syncs it before use.
 
-        Raises: StorageError if the file is there but is no Ed25519 identity.
+        Raises: StorageError if the file is there but is no Ed25519 identity, or cannot be written.
         """
         if not path.exists():
             identity = cls.create()
@@ -97,17 +98,23 @@ class Identity:
         return cls(Ed25519PrivateKey.from_private_bytes(seed))
 
     def save(self, path: Path) -> None:
-        """Writes the key in libp2p's format: aside, synced, renamed."""
+        """Writes the key in libp2p's format: aside, synced, renamed. Raises: StorageError."""
         raw = (
             self.private_key.private_bytes_raw() + self.private_key.public_key().public_bytes_raw()
         )
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, name = tempfile.mkstemp(dir=path.parent)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(_PRIVATE_PREFIX + raw)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, path)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(_PRIVATE_PREFIX + raw)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(name, path)
+        except OSError as problem:
+            os.unlink(name)
+            raise StorageError(
+                f"cannot write {path}: {why_not_written(problem)}", "free some disk space"
+            ) from problem
 
     def sign(self, domain: str, payload: bytes) -> bytes:
         """64 bytes over `domain` and `payload`."""

@@ -1,5 +1,7 @@
 """One directory, one daemon, nothing half-written."""
 
+import errno
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -54,3 +56,20 @@ def test_atomic_write_replaces_or_leaves_alone(tmp_path: Path) -> None:
     with pytest.raises((StorageError, OSError)):
         write_atomically(path, b"three")
     assert path.read_bytes() == b"two"
+
+
+def test_what_is_there_already_needs_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "manifest.bin"
+    write_atomically(path, b"one")
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    write_atomically(path, b"one")
+    with pytest.raises(StorageError, match=r"manifest\.bin: the disk is full"):
+        write_atomically(path, b"two")
+    assert path.read_bytes() == b"one"
+    assert list(tmp_path.iterdir()) == [path]

@@ -28,8 +28,7 @@ class Built:
         """Raises: DeviceError, and all is as it was, if there is no memory for it."""
         with named_if_out_of_memory("rearranged"):
             self.replica.rearrange(cut.training, cut.evaluation, cut.settings)
-        with suppress(OSError):  # for people to read: it is no reason to go back
-            _leave_source(cut, self.folder)
+        _leave_source(cut, self.folder)
 
 
 def build_replica(
@@ -60,5 +59,7 @@ def build_replica(
 
 
 def _leave_source(cut: Cut, folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "sub_models.py").write_text(cut.training.source, encoding="utf-8")
+    """For people to read: no reason to end, or to go back, if there is no room for it."""
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "sub_models.py").write_text(cut.training.source, encoding="utf-8")

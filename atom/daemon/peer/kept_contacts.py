@@ -28,8 +28,8 @@ class KeptContacts:
         self._due = self._clock.now() + _EVERY_S
         if contacts and contacts != self._kept:
             listed = json.dumps(contacts).encode()
-            room.attempt("addresses", lambda: write_atomically(self._path, listed))
-            self._kept = contacts
+            if room.attempt("addresses", lambda: write_atomically(self._path, listed)):
+                self._kept = contacts
 
 
 def known_contacts(path: Path) -> tuple[str, ...]:

@@ -110,6 +110,7 @@ class Replay:
                     raise PeerRefused(Reason.BAD_CERTIFICATE, "a branch that too few have signed")
                 self._follow(commits, heads, others, discard)
                 self._donors.forget()
+                self._keeper.room.give_up(DOWNLOADS)
                 return tuple(sorted(shunned | self._donors.take_liars()))
             except PeerRefused as refused:
                 if refused.reason in LIES:

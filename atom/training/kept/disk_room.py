@@ -39,6 +39,11 @@ class DiskRoom:
         except OSError:
             return 0
 
+    def give_up(self, what: str) -> None:
+        """It is not to be written any more, so that it could not be is no trouble."""
+        with self._lock:
+            self._paused.pop(what, None)
+
     def attempt(self, what: str, write: Callable[[], object]) -> bool:
         """Calls `write`; whether it succeeded. Trouble with the disk is told, not raised."""
         try:

@@ -86,10 +86,10 @@ class Results:
         """Puts a held result on disk. Raises: StorageError when the disk is full or gone."""
         with self._lock:
             result = self._held[digest]
-        self._folder.mkdir(parents=True, exist_ok=True)
         path = self.path(digest)
         aside = path.with_suffix(".partial")
         try:
+            self._folder.mkdir(parents=True, exist_ok=True)
             save_file({_KEY: result}, aside)
             aside.replace(path)
         except (OSError, SafetensorError) as problem:

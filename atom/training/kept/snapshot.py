@@ -36,7 +36,6 @@ def write_snapshot(
     arenas: dict[str, torch.Tensor],
 ) -> Snapshot:
     """Saves `arenas` (name → flat tensor). Raises: StorageError when the disk is full or gone."""
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"round-{round_number:09d}-{head.hex()[:16]}.safetensors"
     aside = path.with_suffix(".partial")
     metadata = {
@@ -45,6 +44,7 @@ def write_snapshot(
         "state_digest": state_digest.hex(),
     }
     try:
+        folder.mkdir(parents=True, exist_ok=True)
         save_file(arenas, aside, metadata=metadata)
         with aside.open("rb") as file:
             os.fsync(file.fileno())

@@ -207,6 +207,7 @@ def test_without_room_a_state_is_fetched_into_memory(peer_of: Make) -> None:
     peer.with_donors(donors).run(heads("a"), discard=False)
     assert peer.at(ROUNDS)
     assert peer.events.events[1]["what"] == "downloads"
+    assert peer.keeper.room.paused == {}, "nothing waits for room any more"
 
 
 def test_a_state_begun_earlier_gives_its_room_to_the_one_that_is_fetched(peer_of: Make) -> None:

@@ -1,5 +1,7 @@
 """Snapshots and results: whole or not there."""
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -67,6 +69,22 @@ def test_no_room_is_said_and_nothing_half_written(tmp_path: Path) -> None:
     with pytest.raises((StorageError, IsADirectoryError)):
         write_snapshot(occupied, 1, b"a" * 32, b"d" * 32, arenas(1))
     assert list_snapshots(occupied) == []
+
+
+def test_a_disk_without_room_for_a_folder_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = Results(tmp_path / "results", 32)
+    results.hold(b"r" * 32, results.buffer())
+
+    def full(path: Path, **how: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "mkdir", full)
+    with pytest.raises(StorageError, match="the disk is full"):
+        results.save(b"r" * 32)
+    with pytest.raises(StorageError, match="the disk is full"):
+        write_snapshot(tmp_path / "snapshots", 1, b"a" * 32, b"d" * 32, arenas(1))
 
 
 def test_results_in_memory_then_on_disk(tmp_path: Path) -> None:

@@ -1,0 +1,25 @@
+"""Addresses of nodes that were met are kept, as soon as there is room for them."""
+
+from pathlib import Path
+
+from atom.base.clock import ManualClock
+from atom.base.events import EventList
+from atom.daemon.peer.kept_contacts import KeptContacts, known_contacts
+from atom.swarm.identity import Identity
+from atom.training.kept.disk_room import DiskRoom
+
+
+def test_what_found_no_room_is_written_later(tmp_path: Path) -> None:
+    clock, room = ManualClock(), DiskRoom(tmp_path, EventList())
+    path = tmp_path / "gone" / "addresses.json"
+    met = (f"/ip4/127.0.0.1/tcp/9/p2p/{Identity.create().peer_id}",)
+    contacts = KeptContacts(path, clock)
+    contacts.keep(met, room)
+    assert room.paused.keys() == {"addresses"}
+    path.parent.mkdir()
+    contacts.keep(met, room)
+    assert not path.exists(), "not all the time"
+    clock.advance(20.0)
+    contacts.keep(met, room)
+    assert known_contacts(path) == met
+    assert room.paused == {}

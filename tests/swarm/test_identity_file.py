@@ -1,0 +1,23 @@
+"""A key that the disk did not take is said, and leaves nothing behind."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from atom.base.errors import StorageError
+from atom.swarm.identity import Identity
+
+
+def test_a_full_disk_is_said_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    path = tmp_path / "identity.key"
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(StorageError, match=r"identity\.key: the disk is full"):
+            Identity.load_or_create(path)
+    assert list(tmp_path.iterdir()) == []
+    assert Identity.load_or_create(path).peer_id == Identity.load_or_create(path).peer_id
