@@ -1,7 +1,8 @@
 """The `atom` command with three more kinds of events: what the trigger's lateness is made of.
 
 `counted` after a pass (what this peer has for its head), `asked` at a coordinator's PREPARE,
-`ringing` at the start of a ring. Times are of one machine's clock, so peers' lines compare.
+`ringing` at the start of a ring, with its ballot and what its members promised. Times are of one
+machine's clock, so peers' lines compare.
 
 A pass takes $ATOM_REAL_PASS_S longer, asleep: as on a device of its own.
 """
@@ -41,7 +42,7 @@ def _watch() -> None:
     def watched_carry_out(self: RoundLoop, action: Action) -> None:
         kind = _told_by(action)
         if kind:
-            _emit(self._events, kind, self)
+            _emit(self._events, kind, self, **_ring(action))
         carry_out(self, action)
 
     def watched_train(self: Worker, micro_batches: int) -> None:
@@ -70,6 +71,14 @@ def _told_by(action: Action) -> str:
     if isinstance(action, Send) and isinstance(action.message, Prepare):
         return "asked"
     return "ringing" if isinstance(action, StartRing) else ""
+
+
+def _ring(action: Action) -> dict[str, Any]:
+    if not isinstance(action, StartRing):
+        return {}
+    ballot = action.ballot
+    name = f"{ballot.attempt} {ballot.coordinator} {ballot.incarnation.hex()}"
+    return {"ballot": name, "sequences": sum(part.sequences for part in action.members)}
 
 
 def _emit(events: EventSink, kind: str, loop: RoundLoop, **fields: Any) -> None:

@@ -97,8 +97,19 @@ def rings(log: Iterable[Event]) -> bool:
     return bool(told) and told[-1] == "ringing"
 
 
-def early(log: Iterable[Event], since: float) -> int:
-    """Attempts of this coordinator that found less than the leases had said."""
+def triggers(logs: Iterable[Iterable[Event]], since: float) -> list[int]:
+    """Of each all-reduce that was begun, by anybody's log: the sequences promised for it."""
+    begun = {
+        (event["head"], event["ballot"]): event["sequences"]
+        for log in logs
+        for event in log
+        if event["event"] == "ringing" and event["time"] >= since
+    }
+    return list(begun.values())
+
+
+def found_short(log: Iterable[Event], since: float) -> int:
+    """Attempts of this coordinator that found less than the leases had said, and began nothing."""
     return sum(
         event["event"] == "attempt-ended" and event["reason"] == "early" and event["time"] >= since
         for event in log

@@ -14,11 +14,13 @@ that a ring of the tiny model takes a second or two, and each fault falls into o
 peers, the last ones, are paused by their owners once everybody trains: what the others do is
 measured when they have got used to it.
 
-late: from the pass that completed the global batch to the first PREPARE. group: from there to the
-ring at its last member. DHT: what the libp2p daemons read from all their sockets, those to
-our own processes too. named: until another peer's log names the victim; only a victim in a ring is
-named, others are simply not waited for. longer, ratio: the longest gap between two commits around
-the fault, less the usual gap and over it.
+triggers: all-reduces that were begun; early: with less promised than the global batch; found_short:
+calls for promises that found less than the leases had said, and began none. late: from the pass
+that completed the global batch to the first PREPARE. group: from there to the ring at its last
+member. DHT: what the libp2p daemons read from all their sockets, those to our own processes too.
+named: until another peer's log names the victim; only a victim in a ring is named, others are
+simply not waited for. longer, ratio: the longest gap between two commits around the fault, less the
+usual gap and over it.
 """
 
 import argparse
@@ -30,7 +32,17 @@ import time
 from pathlib import Path
 from typing import Any
 
-from real_rounds import Round, commits, early, gaps, median_gap, named_at, rings, rounds_of
+from real_rounds import (
+    Round,
+    commits,
+    found_short,
+    gaps,
+    median_gap,
+    named_at,
+    rings,
+    rounds_of,
+    triggers,
+)
 from sides import machine, positive, publish
 
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"  # else it kills some forked children (grpc/grpc#43055)
@@ -105,18 +117,21 @@ def measured(swarm: Swarm, seconds: float) -> dict[str, float]:
     logs = [peer.events() for peer in swarm.peers]
     steps = [at for at in commits(logs[0]) if at >= since]
     rounds = rounds_of(logs, GLOBAL_BATCH, since)
+    begun = triggers(logs, since)
     return {
         "rounds": len(steps),
         "round_s": median_gap(steps),
         "slowest_s": max(gaps(steps), default=float("nan")),
-        "early": sum(early(log, since) for log in logs),
-        **_triggers(rounds),
+        "triggers": len(begun),
+        "early": sum(promised < GLOBAL_BATCH for promised in begun),
+        "found_short": sum(found_short(log, since) for log in logs),
+        **_delays(rounds),
         "dht_kb_per_peer_s": moved / len(swarm.peers) / seconds / 1e3,
         "memory_mb_per_peer": _memory_bytes(swarm) / len(swarm.peers) / 1e6,
     }
 
 
-def _triggers(rounds: list[Round]) -> dict[str, float]:
+def _delays(rounds: list[Round]) -> dict[str, float]:
     late = [one.late_s for one in rounds if one.late_s is not None]
     forming = [one.forming_s for one in rounds if one.forming_s is not None]
     unknown = [float("nan")]

@@ -47,7 +47,7 @@ def test_the_trigger_is_late_by_what_lies_between_the_last_pass_and_the_call(
     assert second.late_s is None
 
 
-def test_who_is_named_and_who_came_early(real_rounds: ModuleType) -> None:
+def test_who_is_named_and_who_found_too_little(real_rounds: ModuleType) -> None:
     log = [
         event(1.0, "ring-broken", suspect="p2", reason="timeout"),
         event(2.0, "attempt-ended", reason="early"),
@@ -58,7 +58,18 @@ def test_who_is_named_and_who_came_early(real_rounds: ModuleType) -> None:
     ]
     assert real_rounds.named_at(log, "p2", since=0.5) == [1.0, 4.0]
     assert real_rounds.named_at(log, "p3", since=0.5) == []
-    assert real_rounds.early(log, since=0.0) == 1
-    assert real_rounds.early(log, since=2.5) == 0
+    assert real_rounds.found_short(log, since=0.0) == 1
+    assert real_rounds.found_short(log, since=2.5) == 0
     assert real_rounds.median_gap(real_rounds.commits(log)) == 2.5
     assert math.isnan(real_rounds.median_gap([1.0]))
+
+
+def test_an_all_reduce_is_one_trigger_whoever_tells_of_it(real_rounds: ModuleType) -> None:
+    one = {"head": "a", "ballot": "1 p1 00"}
+    founder = [
+        event(0.5, "ringing", head="z", ballot="7 p1 00", sequences=24),
+        event(1.0, "ringing", **one, sequences=24),
+        event(2.0, "ringing", head="b", ballot="1 p1 00", sequences=23),
+    ]
+    joiner = [event(1.1, "ringing", **one, sequences=24)]
+    assert real_rounds.triggers([founder, joiner], since=0.75) == [24, 23]

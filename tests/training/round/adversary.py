@@ -102,7 +102,7 @@ class Adversary:
         self.keys = dict(zip((v.peer_id for v in voters), keys, strict=True))
         first = replace(genesis(b"m" * 32, b"s" * 32, voters[0]), voters=tuple(sorted(voters)))
         self.start = Chain((first,), (b"s" * 32,))
-        self.witness = Witness(self.start)
+        self.witness = Witness(self.start, BATCH)
         self.players: dict[str, _Player] = {}
         for name, voter in zip(NAMES, voters, strict=False):
             self.names[voter.peer_id] = name
@@ -258,6 +258,8 @@ class Adversary:
             (m.incarnation, m.sequences) for m in start.members if m.peer_id == player.me.peer_id
         ]
         assert mine == [(player.me.incarnation, player.count)], "a wrong weight"
+        if start.ballot.coordinator == player.me.peer_id:
+            self.witness.sees_trigger(start.parent, start.ballot, start.members)
         members, joined = self.rings.setdefault(
             (start.parent, start.ballot), (start.members, set())
         )

@@ -18,7 +18,7 @@ from simulated_ring import Result, Runner, kept
 from simulated_seat import Chain, Seat
 
 from atom.swarm.chain.commit import Ballot, Head, Voter
-from atom.swarm.chain.messages import CommitNotice
+from atom.swarm.chain.messages import CommitNotice, Ring
 from atom.swarm.records.fork_choice import branch_from
 from atom.swarm.records.lease import PeerState
 from atom.swarm.transport.quarantine import Quarantine
@@ -251,6 +251,9 @@ class Process:
         assert action.to != self.peer_id, "a message to itself went to the wire"
         if isinstance(action.message, CommitNotice):
             self.swarm.witness.sees_commit(action.message.commit)
+        if isinstance(action.message, Ring):
+            ring = action.message
+            self.swarm.witness.sees_trigger(ring.parent, ring.ballot, ring.members)
 
         def refused() -> None:
             if self.swarm.network.passes(action.to, self.peer_id):
@@ -273,6 +276,8 @@ class Process:
         assert action.parent == self.gradients.head, "a ring over another head's gradients"
         mine = [m.sequences for m in action.members if m.peer_id == self.peer_id]
         assert mine == [self.sequences], "the ring's weight is not what is in memory"
+        if action.ballot.coordinator == self.peer_id:
+            self.swarm.witness.sees_trigger(action.parent, action.ballot, action.members)
         self._ring = action
         runner = Runner(
             self.peer_id,

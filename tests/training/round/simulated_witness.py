@@ -1,8 +1,10 @@
 """Who sees every commit and every state of a simulated swarm, and holds them to the promises."""
 
+from collections.abc import Iterable
+
 from simulated_seat import Chain
 
-from atom.swarm.chain.commit import Commit, Head, Value
+from atom.swarm.chain.commit import Ballot, Commit, Contribution, Head, Value
 from atom.swarm.chain.membership import certificate_problem
 
 
@@ -16,6 +18,9 @@ class Witness:
         self.ordinary: dict[bytes, bytes] = {}
         """Parent → digest of the one value that an ordinary quorum committed."""
         self.branches = 0
+        self.early = 0
+        """Triggers that came before the global batch was promised."""
+        self._rings: set[tuple[bytes, Ballot]] = set()
         self._commits: dict[bytes, Commit] = {}
         """Head → the commit that led to it."""
         self._after: dict[tuple[bytes, bytes], Head] = {}
@@ -26,6 +31,19 @@ class Witness:
     def rounds(self) -> int:
         """Rounds that were committed, those of lost branches included."""
         return len(self.heads) - 1
+
+    @property
+    def triggers(self) -> int:
+        """All-reduces that were begun, those included that came to nothing."""
+        return len(self._rings)
+
+    def sees_trigger(self, parent: bytes, ballot: Ballot, members: Iterable[Contribution]) -> None:
+        """A coordinator begins an all-reduce. It may be shown once for each whom it tells."""
+        if (parent, ballot) not in self._rings:
+            self._rings.add((parent, ballot))
+            promised = sum(member.sequences for member in members)
+            self.early += promised < self._global_batch
+            assert not self.early, "an all-reduce was begun early"
 
     def sees_commit(self, commit: Commit) -> None:
         if id(commit) not in self._seen:

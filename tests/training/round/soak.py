@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import sys
 import time
+from typing import NamedTuple
 
 from histories import drawn
 from shrinking import explained
@@ -16,14 +17,28 @@ from simulation import BrokenPromise
 FIRST_SEED = 1000
 
 
-def rounds_of(seed: int) -> tuple[int, float, str]:
-    """(rounds committed, virtual seconds, the story of what broke)."""
+class Played(NamedTuple):
+    """What came of one history."""
+
+    rounds: int = 0
+    """That were committed."""
+    triggers: int = 0
+    """All-reduces that were begun."""
+    early: int = 0
+    """Of these, with less than the global batch."""
+    virtual_s: float = 0.0
+    story: str = ""
+    """Of the promise that broke."""
+
+
+def played(seed: int) -> Played:
     history = drawn(seed)
     try:
         swarm = history.play()
     except BrokenPromise:
-        return 0, 0.0, explained(history)
-    return swarm.witness.rounds, swarm.agenda.now, ""
+        return Played(story=explained(history))
+    seen = swarm.witness
+    return Played(seen.rounds, seen.triggers, seen.early, swarm.agenda.now)
 
 
 def main() -> None:
@@ -31,19 +46,23 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=200_000)
     parser.add_argument("--first-seed", type=int, default=FIRST_SEED)
     options = parser.parse_args()
-    began, rounds, seconds, histories = time.monotonic(), 0, 0.0, 0
+    began, rounds, all_played = time.monotonic(), 0, list[Played]()
     seeds = range(options.first_seed, options.first_seed + options.rounds)
     with multiprocessing.get_context("spawn").Pool(os.cpu_count()) as pool:
-        for committed, virtual_s, story in pool.imap_unordered(rounds_of, seeds, chunksize=4):
-            if story:
-                sys.exit(story)
-            rounds, seconds, histories = rounds + committed, seconds + virtual_s, histories + 1
+        for one in pool.imap_unordered(played, seeds, chunksize=4):
+            if one.story:
+                sys.exit(one.story)
+            all_played.append(one)
+            rounds += one.rounds
             if rounds >= options.rounds:
                 break
         pool.terminate()
+    hours = sum(one.virtual_s for one in all_played) / 3600
+    triggers, early = sum(one.triggers for one in all_played), sum(one.early for one in all_played)
+    took_s, cores = time.monotonic() - began, os.cpu_count()
     sys.stdout.write(
-        f"{rounds} rounds in {histories} histories of {seconds / 3600:.1f} hours, all promises"
-        f" kept; {time.monotonic() - began:.0f} s on {os.cpu_count()} cores\n"
+        f"{rounds} rounds in {len(all_played)} histories of {hours:.1f} hours, {triggers} triggers,"
+        f" {early} early, all promises kept; {took_s:.0f} s on {cores} cores\n"
     )
 
 

@@ -12,19 +12,22 @@ from simulation import BrokenPromise
 
 BLOCKS, SEEDS_PER_BLOCK = 4, 230
 ROUNDS = 20_000
+TRIGGERS = 10_000
 
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("block", range(BLOCKS))
 def test_realistic_faults(block: int) -> None:
-    committed = 0
+    committed = triggers = 0
     for seed in range(block * SEEDS_PER_BLOCK, (block + 1) * SEEDS_PER_BLOCK):
         past = drawn(seed)
         try:
-            committed += past.play().witness.rounds
+            seen = past.play().witness
         except BrokenPromise:
             pytest.fail(explained(past), pytrace=False)
+        committed, triggers = committed + seen.rounds, triggers + seen.triggers
     assert committed >= ROUNDS // BLOCKS, "faults so bad that little happened prove little"
+    assert triggers >= TRIGGERS // BLOCKS, "none of them early, or a promise were broken"
 
 
 @pytest.mark.parametrize("peers", [2, 3, 4, 5])

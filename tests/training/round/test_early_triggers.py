@@ -1,0 +1,50 @@
+"""A trigger is early if an all-reduce is begun with less than the global batch: that is seen at
+once, whatever becomes of it."""
+
+from dataclasses import replace
+
+import pytest
+from simulation import BrokenPromise, Setting, Swarm
+
+from atom.training.round import Terms
+from atom.training.round.attempt import Attempt
+from atom.training.round.ring_watch import RingWatch
+
+
+def test_every_round_has_its_trigger() -> None:
+    swarm = Swarm(5, Setting())
+    swarm.run_until_agreed(60.0, rounds=4)
+    assert swarm.witness.triggers >= swarm.witness.rounds >= 4
+    assert swarm.witness.early == 0
+
+
+def check_found(swarm: Swarm) -> None:
+    with pytest.raises(BrokenPromise, match="an all-reduce was begun early"):
+        swarm.run(60.0)
+    assert swarm.witness.early == 1
+
+
+def test_a_coordinator_that_forgets_some_who_promised_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compose = RingWatch.compose
+
+    def forgetful(self: RingWatch, attempt: Attempt) -> None:
+        compose(self, attempt)
+        attempt.members = attempt.members[:1]
+
+    monkeypatch.setattr(RingWatch, "compose", forgetful)
+    swarm = Swarm(5, Setting())
+    check_found(swarm)
+    assert swarm.witness.rounds == 0, "it is found before anything is committed"
+
+
+def test_peers_that_are_content_with_half_a_batch_are_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def half(*terms: object, **more: object) -> Terms:
+        whole = Terms(*terms, **more)  # type: ignore[arg-type]
+        return replace(whole, global_batch=whole.global_batch // 2)
+
+    monkeypatch.setattr("simulation.Terms", half)
+    check_found(Swarm(5, Setting()))
