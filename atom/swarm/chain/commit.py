@@ -66,7 +66,8 @@ class Contribution:
 
 @dataclass(frozen=True)
 class Value:
-    """What one round decides."""
+    """What one round decides. Two are the same if their digests are: not every field that is in it
+    tells voters apart, and two zeros of different sign are equal."""
 
     parent: bytes
     round: int
@@ -90,6 +91,12 @@ class Value:
     def loss(self) -> float:
         """Mean loss per sequence over everything this round averaged, in nats per token."""
         return sum(part.loss_sum for part in self.contributions) / self.sequences
+
+    def __eq__(self, other: object) -> bool:
+        return self._digest == other._digest if isinstance(other, Value) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._digest)
 
     def digest(self) -> bytes:
         return self._digest

@@ -207,17 +207,37 @@ def lead_to_accept(scene: Scene) -> Ballot:
     return ballot
 
 
-def two_values_at_one_ballot(scene: Scene) -> None:
-    holding(scene)
-    scene.says(Accept(HEAD.digest, BALLOT, value()))
+def accept_two(scene: Scene, one: Value, other: Value) -> None:
+    """After a ring of the first one's members."""
+    assert one.digest() != other.digest()
+    scene.tick()
+    scene.says(Prepare(HEAD.digest, BALLOT))
+    scene.says(Ring(HEAD.digest, BALLOT, one.contributions))
+    scene.tell(RingFinished(BALLOT, RESULT, 1.0))
+    scene.says(Accept(HEAD.digest, BALLOT, one))
     assert len(scene.answers(AcceptedVote)) == 1
-    scene.says(Accept(HEAD.digest, BALLOT, value(gradient_norm=1.0 + 1e-9)))
+    scene.says(Accept(HEAD.digest, BALLOT, other))
     assert len(scene.answers(AcceptedVote)) == 1, "no second vote at one ballot"
 
 
 def a_forged_certificate(scene: Scene) -> None:
     scene.tick()
     scene.says(forged(value()))
+
+
+def two_values_at_one_ballot(scene: Scene) -> None:
+    accept_two(scene, value(), value(gradient_norm=1.0 + 1e-9))
+
+
+def two_values_that_differ_in_absences(scene: Scene) -> None:
+    absent = tuple(replace(voter, absences=7) for voter in VOTERS)
+    accept_two(scene, value(), value(voters_next=absent))
+
+
+def two_values_that_differ_in_the_sign_of_a_zero(scene: Scene) -> None:
+    mate, mine = value().contributions
+    zeros = [value(contributions=(replace(mate, loss_sum=zero), mine)) for zero in (0.0, -0.0)]
+    accept_two(scene, *zeros)
 
 
 def a_commit_of_nothing(scene: Scene) -> None:
@@ -242,6 +262,8 @@ def a_commit_of_nothing(scene: Scene) -> None:
 )
 def test_an_offence_names_its_author(act: Callable[[Scene], None], reason: Reason) -> None:
     scene = Scene()
+        (two_values_that_differ_in_absences, Reason.EQUIVOCATION),
+        (two_values_that_differ_in_the_sign_of_a_zero, Reason.EQUIVOCATION),
     act(scene)
     assert (MATE.peer_id, reason) in scene.offences
     assert scene.machine.head == HEAD
