@@ -71,6 +71,8 @@ def _flaw(desk: Desk, value: Value) -> Reason | None:
     composed = well_composed(value.contributions)
     if not composed or value.sequences <= 0 or not value.voters_next:
         return Reason.BAD_WEIGHT
+    if value.parent_state_digest != desk.state.state_digest:
+        return Reason.STATE_MISMATCH  # nobody could load a true state of our head any more
     return None
 
 

@@ -40,7 +40,8 @@ def made_up(liar: Process, asking: Process) -> Accepted:
     head, ballot = asking.machine.head, Ballot(1, liar.peer_id, liar.me.incarnation)
     parts = (Contribution(liar.peer_id, liar.me.incarnation, 4096, 1.0),)
     result = NOWHERE + blake3(asking.peer_id.encode()).digest(16)  # another one for each
-    value = Value(head.digest, head.round + 1, ballot, result, NORM, b"", parts, head.voters)
+    state = asking.machine.state_digest
+    value = Value(head.digest, head.round + 1, ballot, result, NORM, state, parts, head.voters)
     payload = signed_by(liar.me, report_payload(head.digest, result))
     return Accepted(ballot, value, liar.seat.identity.sign(REPORT_DOMAIN, payload))
 

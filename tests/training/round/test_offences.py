@@ -190,6 +190,11 @@ def a_report_of_round_a_billion(scene: Scene) -> None:
     assert not scene.answers(Accept)
 
 
+def a_report_of_another_state(scene: Scene) -> None:
+    says_accepted(scene, value(parent_state_digest=b"f" * 32))
+    assert not scene.answers(Accept)
+
+
 def a_vote_that_nobody_signed(scene: Scene) -> None:
     ballot = lead_to_accept(scene)
     digest = next(m for m in scene.answers(Accept) if isinstance(m, Accept)).value.digest()
@@ -220,11 +225,6 @@ def accept_two(scene: Scene, one: Value, other: Value) -> None:
     assert len(scene.answers(AcceptedVote)) == 1, "no second vote at one ballot"
 
 
-def a_forged_certificate(scene: Scene) -> None:
-    scene.tick()
-    scene.says(forged(value()))
-
-
 def two_values_at_one_ballot(scene: Scene) -> None:
     accept_two(scene, value(), value(gradient_norm=1.0 + 1e-9))
 
@@ -240,6 +240,11 @@ def two_values_that_differ_in_the_sign_of_a_zero(scene: Scene) -> None:
     accept_two(scene, *zeros)
 
 
+def a_forged_certificate(scene: Scene) -> None:
+    scene.tick()
+    scene.says(forged(value()))
+
+
 def a_commit_of_nothing(scene: Scene) -> None:
     scene.tick()
     nothing = Contribution(MATE.peer_id, MATE.incarnation, 0, 0.0)
@@ -253,6 +258,7 @@ def a_commit_of_nothing(scene: Scene) -> None:
         (weight_of_many_batches, Reason.BAD_WEIGHT),
         (a_report_that_it_does_not_stand_by, Reason.BAD_SIGNATURE),
         (a_report_of_round_a_billion, Reason.BAD_WEIGHT),
+        (a_report_of_another_state, Reason.BAD_WEIGHT),
         (a_vote_that_nobody_signed, Reason.BAD_SIGNATURE),
         (a_vote_for_something_else, Reason.BAD_SIGNATURE),
         (two_values_at_one_ballot, Reason.EQUIVOCATION),
