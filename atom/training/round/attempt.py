@@ -1,6 +1,6 @@
 """A coordinator's notebook for one ballot, and the decisions taken from it. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -187,8 +187,8 @@ def value_to_finish(promises: dict[Voter, Promise]) -> Accepted | None:
     return max(own or before, key=lambda accepted: accepted.ballot, default=None)
 
 
-def odd_states_out(promises: dict[Voter, Promise], electors: list[Voter]) -> set[Voter]:
-    """Members whose state digest differs from the electors' most common one.
+def odd_states_out(states: Mapping[Voter, bytes], electors: Sequence[Voter]) -> set[Voter]:
+    """Whose state digest differs from the electors' most common one; some elector's must be known.
 
     Equal heads must mean equal bytes; whoever differs refetches its state. Only electors count:
     identities are free, and a crowd of them would have the run's own fetch what it offers. A tie
@@ -196,8 +196,8 @@ def odd_states_out(promises: dict[Voter, Promise], electors: list[Voter]) -> set
     """
     holders: dict[bytes, list[int]] = {}
     for place, voter in enumerate(electors):
-        if voter in promises:
-            holders.setdefault(promises[voter].state_digest, []).append(place)
-    assert holders, "called without a quorum of promises"
+        if voter in states:
+            holders.setdefault(states[voter], []).append(place)
+    assert holders, "called without an elector's state"
     best = max(holders, key=lambda digest: (len(holders[digest]), -holders[digest][0]))
-    return {voter for voter, promise in promises.items() if promise.state_digest != best}
+    return {voter for voter, state in states.items() if state != best}

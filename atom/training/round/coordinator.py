@@ -201,7 +201,8 @@ class Coordinator:
 
     def _part_with_odd_states(self, attempt: Attempt) -> bool:
         desk = self._desk
-        odd = odd_states_out(attempt.promises, standing(attempt.electorate.voters))
+        states = {voter: promise.state_digest for voter, promise in attempt.promises.items()}
+        odd = odd_states_out(states, standing(attempt.electorate.voters))
         if not odd:
             return False
         desk.report("state-mismatch", peers=sorted(voter.peer_id for voter in odd))

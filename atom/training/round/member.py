@@ -21,7 +21,7 @@ from atom.training.round.coordinator import Coordinator
 from atom.training.round.decision import Decision
 from atom.training.round.desk import Desk, Held
 from atom.training.round.engagement import Engagement
-from atom.training.round.scrutiny import objects_to_branch
+from atom.training.round.scrutiny import is_odd, objects_to_branch
 from atom.training.round.vocabulary import (
     Freeze,
     OfferResult,
@@ -188,7 +188,8 @@ class Member:
         if not ours or desk.phase is Phase.SYNCING or sender.peer_id != message.ballot.coordinator:
             return
         desk.state.calls[sender.peer_id].called_off(self._idle_s)
-        if message.reason == Reason.STATE_MISMATCH:
+        told_odd = message.reason == Reason.STATE_MISMATCH
+        if told_odd and (sender == desk.me or is_odd(desk, message.ballot)):
             there = set(desk.view.fresh) - {desk.me.peer_id} - desk.view.aside
             voters = there & {voter.peer_id for voter in desk.head.voters}
             donors = tuple(sorted(voters or there))  # the majority decides: of the run's own

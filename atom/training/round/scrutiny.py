@@ -1,15 +1,22 @@
 """What this replica does not vouch for, as far as it can tell by itself."""
 
 from atom.base.reasons import Reason
-from atom.swarm.chain.commit import Commit, Value, Voter, vote_payload
-from atom.swarm.chain.membership import certificate_problem, could_follow, reported, voted
+from atom.swarm.chain.commit import Ballot, Commit, Value, Voter, vote_payload
+from atom.swarm.chain.membership import (
+    certificate_problem,
+    could_follow,
+    reported,
+    standing,
+    voted,
+)
 from atom.swarm.chain.messages import Accept, AcceptedVote, Promise
 from atom.swarm.records.fork_choice import too_weak
 from atom.swarm.records.lease import Lease
 from atom.swarm.ring.composition import well_composed
 from atom.swarm.ring.sum_limits import SumLimits
+from atom.training.round.attempt import odd_states_out
 from atom.training.round.desk import Desk
-from atom.training.round.electorate import objection_to_branch
+from atom.training.round.electorate import objection_to_branch, same_head
 from atom.training.round.slots import Survivors
 
 _VIEW_SLACK_S = 2.0
@@ -74,6 +81,18 @@ def _flaw(desk: Desk, value: Value) -> Reason | None:
     if value.parent_state_digest != desk.state.state_digest:
         return Reason.STATE_MISMATCH  # nobody could load a true state of our head any more
     return None
+
+
+def is_odd(desk: Desk, ballot: Ballot) -> bool:
+    """Whether our state is another than most have of those who decide at that ballot, as their
+    leases say. At one coordinator's word everybody would fetch it anew, as often as it calls."""
+    electors = standing(desk.state.slots.survivors_of(ballot) or desk.head.voters)
+    here = same_head(desk.head, desk.view)
+    shown = {Voter(peer, lease.incarnation): lease.state_digest for peer, lease in here.items()}
+    states = {voter: shown[voter] for voter in electors if shown.get(voter)}
+    if not states:
+        return False
+    return desk.me in odd_states_out({**states, desk.me: desk.state.state_digest}, electors)
 
 
 def problem_with_reports(desk: Desk, sender: Voter, promise: Promise) -> Reason | None:

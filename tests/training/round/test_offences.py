@@ -262,14 +262,14 @@ def a_commit_of_nothing(scene: Scene) -> None:
         (a_vote_that_nobody_signed, Reason.BAD_SIGNATURE),
         (a_vote_for_something_else, Reason.BAD_SIGNATURE),
         (two_values_at_one_ballot, Reason.EQUIVOCATION),
+        (two_values_that_differ_in_absences, Reason.EQUIVOCATION),
+        (two_values_that_differ_in_the_sign_of_a_zero, Reason.EQUIVOCATION),
         (a_forged_certificate, Reason.BAD_CERTIFICATE),
         (a_commit_of_nothing, Reason.BAD_CERTIFICATE),
     ],
 )
 def test_an_offence_names_its_author(act: Callable[[Scene], None], reason: Reason) -> None:
     scene = Scene()
-        (two_values_that_differ_in_absences, Reason.EQUIVOCATION),
-        (two_values_that_differ_in_the_sign_of_a_zero, Reason.EQUIVOCATION),
     act(scene)
     assert (MATE.peer_id, reason) in scene.offences
     assert scene.machine.head == HEAD
@@ -321,6 +321,12 @@ def a_voter_that_counts_twice(scene: Scene) -> None:
     scene.says(Accept(HEAD.digest, BALLOT, value(voters_next=(*VOTERS, MATE))))
 
 
+def a_state_that_is_not_ours(scene: Scene) -> None:
+    """Joiners would take no other, and no snapshot of ours, for the state of our head."""
+    holding(scene)
+    scene.says(Accept(HEAD.digest, BALLOT, value(parent_state_digest=b"f" * 32)))
+
+
 def round_ten_to_the_nine(scene: Scene) -> None:
     holding(scene)
     scene.says(Accept(HEAD.digest, BALLOT, value(round=10**9)))
@@ -333,6 +339,7 @@ def round_ten_to_the_nine(scene: Scene) -> None:
         (another_result_than_ours, Reason.DIGEST_MISMATCH),
         (another_norm_than_ours, Reason.DIGEST_MISMATCH),
         (round_ten_to_the_nine, Reason.WRONG_HEAD),
+        (a_state_that_is_not_ours, Reason.STATE_MISMATCH),
         (voters_without_us, Reason.BAD_VOTERS),
         (voters_that_were_not_in_the_ring, Reason.BAD_VOTERS),
         (a_voter_that_counts_twice, Reason.BAD_VOTERS),
@@ -376,11 +383,27 @@ def test_a_crowd_of_strangers_does_not_say_what_our_state_is() -> None:
 
 def test_whose_state_is_odd_fetches_it_from_voters() -> None:
     scene = Scene()
+    for voter in VOTERS:
+        scene.leases[voter.peer_id] = replace(lease(voter, 32), state_digest=b"e" * 32)
+    del scene.leases[ME.peer_id]
     scene.leases |= {peer_id: lease(voter, 32) for peer_id, voter in strangers(5).items()}
     in_the_ring(scene)
     scene.says(Abort(HEAD.digest, BALLOT, Reason.STATE_MISMATCH))
     asked = [action.donors for action in scene.all if isinstance(action, CatchUp)]
     assert [set(donors) for donors in asked] == [{v.peer_id for v in VOTERS if v != ME}]
+
+
+def test_nobody_gives_up_its_state_at_the_word_of_one_coordinator() -> None:
+    """It could have all others fetch theirs again, as often as it calls: meanwhile nobody trains.
+    A false lease of its own is one voter's, and strangers' count for nothing."""
+    scene = Scene()
+    crowd = [lease(voter, 32) for voter in strangers(5).values()]
+    for shown in (*crowd, scene.leases[MATE.peer_id]):
+        scene.leases[shown.peer_id] = replace(shown, state_digest=b"f" * 32)
+    in_the_ring(scene)
+    scene.says(Abort(HEAD.digest, BALLOT, Reason.STATE_MISMATCH))
+    assert not any(isinstance(action, CatchUp) for action in scene.all)
+    assert scene.machine.phase is Phase.ACCUMULATING
 
 
 def test_commits_said_ahead_push_out_only_those_of_the_same_peer() -> None:
