@@ -23,20 +23,29 @@ class Donor:
         self._channel = channel
         self._name = name
         self._patience = patience
+        self._places: dict[int, int] = {}
+        """Which of this donor's arenas is the one of that number, once its manifest has come."""
 
     def manifest(self, max_bytes: int, within_s: float) -> Manifest:
-        """Raises: PeerRefused, OSError."""
+        """With its arenas in the order of their names, whatever the donor's is: the state's digest
+        does not depend on it, so a liar's would be right and all honest ones' another.
+
+        Raises: PeerRefused, OSError."""
         self._ask(wire.BlobRequest(name=self._name, manifest=True))
         patience = replace(self._patience, deadline=time.monotonic() + within_s)
         length = self._answer_length(MAX_MANIFEST_BYTES, patience)
         manifest = decode_manifest(self._channel.recv_rest(length, patience), max_bytes)
         if manifest.name != self._name:
             raise PeerRefused(Reason.MALFORMED, "manifest of another blob")
-        return manifest
+        arenas = manifest.arenas
+        by_name = sorted(range(len(arenas)), key=lambda place: arenas[place].name)
+        self._places = dict(enumerate(by_name))
+        return replace(manifest, arenas=tuple(arenas[place] for place in by_name))
 
     def ask(self, piece: tuple[int, int]) -> None:
-        """Requests (arena, chunk); answers come in the order of requests."""
-        self._ask(wire.BlobRequest(name=self._name, arena=piece[0], chunk=piece[1]))
+        """Requests (arena, chunk) of the manifest; answers come in the order of requests."""
+        arena = self._places.get(piece[0], piece[0])
+        self._ask(wire.BlobRequest(name=self._name, arena=arena, chunk=piece[1]))
 
     def take(self, into: memoryview, within_s: float) -> None:
         """Fills `into` with the next chunk asked for. Raises: PeerRefused, OSError."""

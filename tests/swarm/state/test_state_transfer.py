@@ -218,6 +218,28 @@ def test_liars_strangers_and_the_absent_are_replaced(town: Town) -> None:
     assert donors[5] not in dropped
 
 
+def test_in_which_order_a_donor_names_the_arenas_changes_nothing(
+    local_town: Town, tmp_path: Path
+) -> None:
+    """The digest is the same: a liar that came first would make liars of all honest donors, and
+    have what an interrupted fetch left laid out anew."""
+    turned = dict(reversed(state().items()))
+    donors = [
+        local_town.donor(stocked(CountingShelf(gives=2), turned)),
+        local_town.donor(stocked(BlobShelf())),
+    ]
+    lies: list[str] = []
+    watch = Watch(on_lie=lambda donor, reason: lies.append(donor))
+    with pytest.raises(PeerRefused):
+        fetch(local_town.me, donors[:1], NAME, options(tries=1), into=tmp_path, watch=watch)
+    fetched = fetch(local_town.me, donors[1:], NAME, options(), into=tmp_path, watch=watch)
+    assert fetched.reused_bytes > 0
+    fetched = fetch(local_town.me, donors, NAME, options(max_donors=1, tries=1), watch=watch)
+    assert_is_state(fetched.arenas)
+    assert fetched.given_bytes[donors[1]] > 0
+    assert not lies
+
+
 def test_a_stuck_donor_does_not_hold_the_others_up(local_town: Town) -> None:
     stuck = StuckShelf()
     donors = [local_town.donor(stocked(stuck)), local_town.donor(stocked(BlobShelf()))]
