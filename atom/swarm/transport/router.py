@@ -9,17 +9,11 @@ from atom.swarm.chain.message_codec import MAX_MESSAGE_BYTES
 from atom.swarm.records.reachability import Reached
 from atom.swarm.stream.frames import Channel, Kind, Patience, Purpose
 from atom.swarm.stream.gauge import DialBack, GaugeServer
-from atom.swarm.stream.rate_limit import TokenBucket
+from atom.swarm.transport.allowance import Allowance
 from atom.swarm.transport.endpoint import Endpoint
 from atom.swarm.transport.relay import Relay
 from atom.swarm.transport.ring_pool import RingPool
 from atom.swarm.transport.switchboard import Switchboard
-
-MESSAGES_BYTES_PER_S, MESSAGES_BURST_BYTES = 256 * 1024.0, 2 * 1024 * 1024.0
-"""What is read of the messages of one connection: to read one takes longer than to receive it, and
-everything else in this process waits meanwhile."""
-_BYTES_PER_MESSAGE = 256
-"""That each counts beside its own."""
 
 OnMessage = Callable[[str, bytes, bytes], None]
 """peer id, incarnation, message bytes; called from many threads."""
@@ -49,6 +43,7 @@ class Router:
         self._gauge = GaugeServer(endpoint.bandwidth.courtesy, dial_back)
         limits = endpoint.limits
         self.rings = RingPool(limits.unclaimed_rings, limits.unclaimed_rings_per_peer)
+        self._allowance = Allowance(endpoint.known)
         self._endpoint = endpoint
 
     def screen(self, channel: Channel) -> None:
@@ -113,14 +108,13 @@ class Router:
 
     def _read_messages(self, channel: Channel) -> None:
         idle = Patience(3 * self._endpoint.limits.lane_idle_s)
-        allowance = TokenBucket(MESSAGES_BYTES_PER_S, MESSAGES_BURST_BYTES)
         while not self._endpoint.closing.is_set():
             kind, length = channel.recv_header(MAX_MESSAGE_BYTES, idle)
             if kind != Kind.MESSAGE:
                 raise PeerRefused(Reason.MALFORMED, f"frame kind {kind} among messages")
             raw = self._rest_of_frame(channel, length)
-            wait_s = allowance.take(length + _BYTES_PER_MESSAGE, self._endpoint.clock.now())
-            self._endpoint.closing.wait(wait_s)
+            now = self._endpoint.clock.now()
+            self._endpoint.closing.wait(self._allowance.wait_s(channel.peer_id, length, now))
             if self.on_message is not None:
                 self.on_message(channel.peer_id, channel.incarnation, raw)
 

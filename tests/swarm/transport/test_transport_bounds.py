@@ -10,9 +10,10 @@ from transport_peers import QUICK, RUN, SOON, Peer, check_still_serving, make_tc
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.swarm.identity import Identity
-from atom.swarm.stream.frames import Patience
+from atom.swarm.stream.frames import Kind, Patience
 from atom.swarm.stream.handshake import Local
-from atom.swarm.transport import router
+from atom.swarm.transport import allowance
+from atom.swarm.transport.allowance import Allowance
 from atom.swarm.transport.doorkeeper import Doorkeeper
 from atom.swarm.transport.endpoint import TransportLimits
 from atom.swarm.transport.known_peers import KnownPeers
@@ -107,15 +108,16 @@ def test_whoever_the_run_knows_gets_in_beside_a_crowd_of_strangers(
         channel.close()
 
 
-def test_of_one_connections_messages_only_so_much_is_read(
+def test_of_ones_messages_only_so_much_is_read(
     make_tcp_peer: Callable[..., Peer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Reading a message costs more than sending it: a flood waits in its sender's own buffers."""
-    monkeypatch.setattr(router, "MESSAGES_BYTES_PER_S", 1000.0)
-    monkeypatch.setattr(router, "MESSAGES_BURST_BYTES", 1000.0)
+    monkeypatch.setattr(allowance, "MESSAGES_BYTES_PER_S", 1000.0)
+    monkeypatch.setattr(allowance, "MESSAGES_BURST_BYTES", 1000.0)
     one, two = make_tcp_peer(), make_tcp_peer()
     one.knows(two)
     assert isinstance(two.transport, Transport)
+    two.transport.known.at_head([one.transport.peer_id])
     waits = list[float]()
     monkeypatch.setattr(two.transport._endpoint.closing, "wait", waits.append)
     for _ in range(100):
@@ -124,6 +126,45 @@ def test_of_one_connections_messages_only_so_much_is_read(
         two.heard.get(timeout=SOON)
     assert waits[0] < 1.0
     assert waits[-1] > 100.0 - SOON
+
+
+def test_who_comes_under_many_names_is_read_no_faster(
+    make_tcp_peer: Callable[..., Peer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(allowance, "MESSAGES_BYTES_PER_S", 1000.0)
+    monkeypatch.setattr(allowance, "MESSAGES_BURST_BYTES", 1000.0)
+    peer, waits = make_tcp_peer(), list[float]()
+    assert isinstance(peer.transport, Transport)
+    monkeypatch.setattr(allowance, "STRANGERS_SHARE", 1.0)
+    channels = [shake(peer, Local(Identity.create(), RUN, bytes(16))) for _ in range(4)]
+    monkeypatch.setattr(peer.transport._endpoint.closing, "wait", waits.append)
+    for channel in channels * 5:
+        channel.send_frame(Kind.MESSAGE, b"x" * 1000, patience=Patience(SOON))
+    for _ in range(20):
+        peer.heard.get(timeout=SOON)
+    assert max(waits) > 20.0 - SOON / 2, "of one alone it would be 5 s"
+    for channel in channels:
+        channel.close()
+
+
+def test_messages_count_over_all_connections_and_those_of_all_strangers_together() -> None:
+    """Else one that opens more of them, or hangs up and comes back, has a new allowance each time;
+    and a thousand identities have a thousand. One stranger alone leaves the others theirs."""
+    known = KnownPeers()
+    known.at_head({"voter", "member"})
+    reading, kilobytes = Allowance(known), 64 * 1024
+    spent = [reading.wait_s("voter", kilobytes, 0.0) for _ in range(64)]
+    assert spent[0] == 0.0
+    assert spent[-1] > 7.0
+    assert reading.wait_s("member", kilobytes, 0.0) == 0.0
+    alone = [reading.wait_s("stranger", kilobytes, 0.0) for _ in range(16)]
+    assert alone[0] == 0.0
+    assert alone[-1] > 50.0
+    assert reading.wait_s("newcomer", 200, 0.0) == 0.0
+    crowd = [reading.wait_s(f"stranger {number}", kilobytes, 0.0) for number in range(64)]
+    assert crowd[0] == 0.0
+    assert crowd[-1] > 10.0
+    assert reading.wait_s("member", kilobytes, 0.0) == 0.0
 
 
 def test_messages_are_under_way_to_so_many_at_a_time(make_tcp_peer: Callable[..., Peer]) -> None:
