@@ -52,6 +52,9 @@ from atom.training.round.vocabulary import (
 TICK_S = 0.1
 MAX_WAITING = 4096
 """Events in the inbox beyond which strangers' messages are dropped."""
+_AT_WILL = frozenset({"commit-refused", "nack", "value-refused", "vote-refused"})
+"""What any message of somebody's can have us write down: not all of a flood, which would push
+everything else out of the log."""
 
 
 class Hands(Protocol):
@@ -257,7 +260,8 @@ class RoundLoop:
             case Offence(peer_id, reason):
                 self._set_aside(peer_id, reason)
             case Report(kind, fields):
-                self._report(kind, fields)
+                if kind not in _AT_WILL or self._complaints.allow(self._clock.now()):
+                    self._report(kind, fields)
 
     def _set_aside(self, peer_id: str, reason: Reason) -> None:
         seconds = self._hands.set_aside(peer_id, reason)

@@ -233,6 +233,17 @@ def test_actions_are_carried_out_in_order_on_the_loops_thread(stage: Stage) -> N
     assert stage.hands.threads == {"round"}
 
 
+def test_a_flood_of_refusals_does_not_fill_the_log(stage: Stage) -> None:
+    """A forged commit is short, and whoever sends one can send a hundred each second."""
+    refused = [Report("commit-refused", {"round": 1, "peer": ANN.peer_id})] * 1000
+    stage.machine.answers[LeaveRequested] = [*refused, Report("round", {"round": 2})]
+    stage.loop.leave()
+    stage.settle()
+    kinds = [event["event"] for event in stage.events.events]
+    assert 1 <= kinds.count("commit-refused") <= 20
+    assert kinds[-1] == "round"
+
+
 def test_donors_are_named_with_the_heads_of_their_leases(stage: Stage) -> None:
     stage.read(lease(ANN, head=b"a" * 32), lease(BOB, head=b"b" * 32))
     wanted = CatchUp((BOB.peer_id, CAT.peer_id), "behind", least_backing=2)
