@@ -21,7 +21,7 @@ from atom.training.round.coordinator import Coordinator
 from atom.training.round.decision import Decision
 from atom.training.round.desk import Desk, Held
 from atom.training.round.engagement import Engagement
-from atom.training.round.scrutiny import is_odd, objects_to_branch
+from atom.training.round.scrutiny import is_odd, makes_a_round, objects_to_branch
 from atom.training.round.vocabulary import (
     Freeze,
     OfferResult,
@@ -209,6 +209,7 @@ class Member:
         counted = state.frozen_counts.get(message.ballot)
         mine = [m for m in message.members if m.peer_id == desk.me.peer_id]
         composed = well_composed(message.members, message.one_shot)
+        composed = composed and makes_a_round(desk, message.members)
         if not composed or len(mine) != 1 or mine[0].sequences != counted:
             desk.nack(sender, message.ballot, Reason.BAD_WEIGHT)
             return

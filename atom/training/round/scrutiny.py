@@ -1,7 +1,9 @@
 """What this replica does not vouch for, as far as it can tell by itself."""
 
+from collections.abc import Sequence
+
 from atom.base.reasons import Reason
-from atom.swarm.chain.commit import Ballot, Commit, Value, Voter, vote_payload
+from atom.swarm.chain.commit import Ballot, Commit, Contribution, Value, Voter, vote_payload
 from atom.swarm.chain.membership import (
     certificate_problem,
     could_follow,
@@ -24,6 +26,8 @@ _VIEW_SLACK_S = 2.0
 _OVERDUE_SLACK = 0.8
 """And on how long a head is held up: who proposes must have waited for all of it."""
 _NORM_TOLERANCE = 1e-6
+MOST_BATCHES = 2
+"""Of one peer in a round: the one that its lease shows, and one more."""
 
 
 def objects_to_branch(desk: Desk, survivors: Survivors) -> bool:
@@ -76,7 +80,7 @@ def _flaw(desk: Desk, value: Value) -> Reason | None:
     if value.parent != desk.head.digest or value.round != desk.head.round + 1:
         return Reason.WRONG_HEAD
     composed = well_composed(value.contributions)
-    if not composed or value.sequences <= 0 or not value.voters_next:
+    if not composed or not makes_a_round(desk, value.contributions) or not value.voters_next:
         return Reason.BAD_WEIGHT
     if value.parent_state_digest != desk.state.state_digest:
         return Reason.STATE_MISMATCH  # nobody could load a true state of our head any more
@@ -105,6 +109,13 @@ def problem_with_reports(desk: Desk, sender: Voter, promise: Promise) -> Reason 
         if not reported(sender, desk.head.digest, said.value.result_digest, said.signature):
             return Reason.BAD_SIGNATURE
     return None
+
+
+def makes_a_round(desk: Desk, members: Sequence[Contribution]) -> bool:
+    """Whether they counted a batch, and nobody more than any coordinator lets in: else one of them
+    would have the swarm step on a sequence at a time, as often as it calls."""
+    counts, batch = [member.sequences for member in members], desk.terms.global_batch
+    return sum(counts) >= batch and max(counts) <= MOST_BATCHES * batch
 
 
 def claims_too_much(desk: Desk, promise: Promise, lease: Lease | None) -> bool:

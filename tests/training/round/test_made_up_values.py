@@ -38,7 +38,8 @@ NORM = 1.0
 
 def made_up(liar: Process, asking: Process) -> Accepted:
     head, ballot = asking.machine.head, Ballot(1, liar.peer_id, liar.me.incarnation)
-    parts = (Contribution(liar.peer_id, liar.me.incarnation, 4096, 1.0),)
+    batch = asking.machine.global_batch
+    parts = (Contribution(liar.peer_id, liar.me.incarnation, batch, 1.0),)
     result = NOWHERE + blake3(asking.peer_id.encode()).digest(16)  # another one for each
     state = asking.machine.state_digest
     value = Value(head.digest, head.round + 1, ballot, result, NORM, state, parts, head.voters)

@@ -295,6 +295,30 @@ def a_wrong_count_of_ours(scene: Scene) -> None:
     assert not any(isinstance(action, StartRing) for action in scene.all)
 
 
+def a_ring_of(scene: Scene, theirs: int) -> None:
+    scene.tick()
+    scene.says(Prepare(HEAD.digest, BALLOT))
+    mate, mine = value().contributions
+    scene.says(Ring(HEAD.digest, BALLOT, (replace(mate, sequences=theirs), mine)))
+    assert not any(isinstance(action, StartRing) for action in scene.all)
+
+
+def a_ring_of_less_than_a_batch(scene: Scene) -> None:
+    a_ring_of(scene, BATCH - 32 - 1)
+
+
+def a_ring_with_more_than_anybody_counts(scene: Scene) -> None:
+    a_ring_of(scene, 2 * BATCH + 1)
+
+
+def a_round_of_one_sequence(scene: Scene) -> None:
+    """Of a ring that we were not in."""
+    scene.tick()
+    scene.says(Prepare(HEAD.digest, BALLOT))
+    alone = (replace(value().contributions[0], sequences=1),)
+    scene.says(Accept(HEAD.digest, BALLOT, value(contributions=alone)))
+
+
 def another_result_than_ours(scene: Scene) -> None:
     holding(scene)
     scene.says(Accept(HEAD.digest, BALLOT, value(b"other".ljust(32))))
@@ -336,6 +360,9 @@ def round_ten_to_the_nine(scene: Scene) -> None:
     ("act", "reason"),
     [
         (a_wrong_count_of_ours, Reason.BAD_WEIGHT),
+        (a_ring_of_less_than_a_batch, Reason.BAD_WEIGHT),
+        (a_ring_with_more_than_anybody_counts, Reason.BAD_WEIGHT),
+        (a_round_of_one_sequence, Reason.BAD_WEIGHT),
         (another_result_than_ours, Reason.DIGEST_MISMATCH),
         (another_norm_than_ours, Reason.DIGEST_MISMATCH),
         (round_ten_to_the_nine, Reason.WRONG_HEAD),
