@@ -54,8 +54,9 @@ from atom.training.round.vocabulary import (
     View,
 )
 
-_MAX_DEFERRED = 64
 _MAX_DEFERRED_PER_PEER = 8
+_MAX_DEFERRED_OF_OTHERS = 32
+"""Of all that do not vote here: names are free, and a voter's call is not to be lost for them."""
 _MAX_AHEAD = 16
 _MAX_AHEAD_PER_PEER = 4
 
@@ -275,9 +276,11 @@ class RoundMachine:
         """Between two states nothing is decided; what concerns the next one waits for it."""
         phase = self.phase
         if phase is Phase.STEPPING and parent == self.head.digest:
-            deferred = self._desk.state.deferred
+            deferred, voters = self._desk.state.deferred, set(self.head.voters)
             theirs = sum(who.peer_id == sender.peer_id for who, _ in deferred)
-            if len(deferred) < _MAX_DEFERRED and theirs < _MAX_DEFERRED_PER_PEER:
+            others = sum(who not in voters for who, _ in deferred)
+            has_place = sender in voters or others < _MAX_DEFERRED_OF_OTHERS
+            if has_place and theirs < _MAX_DEFERRED_PER_PEER:
                 deferred.append((sender, message))
         return phase not in BETWEEN_STATES
 

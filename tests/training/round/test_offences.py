@@ -446,11 +446,11 @@ def test_commits_said_ahead_push_out_only_those_of_the_same_peer() -> None:
     assert kept.count(MATE.peer_id) == 4
 
 
-def test_calls_that_wait_for_the_end_of_a_step_push_out_only_those_of_the_same_peer() -> None:
+def test_calls_of_strangers_that_wait_for_the_end_of_a_step_push_out_no_voters() -> None:
     scene = Scene()
     scene.tick()
     scene.machine._desk.phase = Phase.STEPPING
-    for voter in strangers(3).values():
+    for voter in strangers(20).values():
         for number in range(100):
             ballot = Ballot(number, voter.peer_id, voter.incarnation)
             call = Prepare(HEAD.digest, ballot)
