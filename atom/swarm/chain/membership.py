@@ -77,11 +77,14 @@ def could_follow(
     unless it leaves.
 
     Who is dead or leaving only the coordinator knows. But nobody votes for its own removal, or for
-    more newcomers than the rule lets in: else one liar, in its turn, would be the electorate.
+    more newcomers than the rule lets in: else one liar, in its turn, would be the electorate. Nor
+    for absences that were none, or that are forgotten: they say who is dropped next.
     """
     newcomers = set(chosen) - set(voters)
     distinct = len({voter.peer_id for voter in chosen}) == len(chosen)
-    if not distinct or not newcomers <= contributors:
+    absences = {v: 0 if v in contributors else v.absences + 1 for v in voters}
+    counted = all(v.absences == absences.get(v, 0) <= 1 for v in chosen)
+    if not distinct or not counted or not newcomers <= contributors:
         return False
     stays = any(v == staying and (v in contributors or v.absences < 1) for v in voters)
     return not stays or (staying in chosen and len(newcomers) <= max(1, len(voters) // 2))

@@ -162,6 +162,13 @@ def test_no_voter_agrees_to_lose_its_vote_or_to_a_crowd() -> None:
     assert not could_follow(three, ring, PEERS[:5], PEERS[0]), "two newcomers to three voters"
     assert not could_follow(three, set(PEERS[:3]), PEERS[:4], PEERS[0]), "not in the ring"
     assert not could_follow(three, ring, (*three, PEERS[1]), PEERS[0]), "one counts twice"
+    missed = replace(PEERS[1], absences=1)
+    assert could_follow(three, set(PEERS[::2]), (PEERS[0], missed, PEERS[2]), PEERS[0])
+    assert not could_follow(three, set(PEERS[::2]), three, PEERS[0]), "an absence is forgotten"
+    assert not could_follow(three, ring, (PEERS[0], missed, PEERS[2]), PEERS[0]), "it was there"
+    late = (PEERS[0], missed, PEERS[2])
+    gone = (PEERS[0], replace(missed, absences=2), PEERS[2])
+    assert not could_follow(late, set(PEERS[::2]), gone, PEERS[0]), "twice is once too many"
 
 
 # ---- certificates

@@ -18,7 +18,7 @@ from atom.swarm.chain.commit import (
     report_payload,
     vote_payload,
 )
-from atom.swarm.chain.membership import signed_by
+from atom.swarm.chain.membership import signed_by, voters_next
 from atom.swarm.chain.messages import (
     Accept,
     Accepted,
@@ -42,7 +42,8 @@ def made_up(liar: Process, asking: Process) -> Accepted:
     parts = (Contribution(liar.peer_id, liar.me.incarnation, batch, 1.0),)
     result = NOWHERE + blake3(asking.peer_id.encode()).digest(16)  # another one for each
     state = asking.machine.state_digest
-    value = Value(head.digest, head.round + 1, ballot, result, NORM, state, parts, head.voters)
+    voters = voters_next(head.voters, [liar.me], set(), set())
+    value = Value(head.digest, head.round + 1, ballot, result, NORM, state, parts, voters)
     payload = signed_by(liar.me, report_payload(head.digest, result))
     return Accepted(ballot, value, liar.seat.identity.sign(REPORT_DOMAIN, payload))
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from test_silent_peers import HEAD, MATE, ME, STATE, THEM, US, VOTERS, lease
+from test_silent_peers import GONE, HEAD, MATE, ME, STATE, THEM, US, VOTERS, lease
 
 from atom.base.reasons import Reason
 from atom.swarm.chain.commit import (
@@ -124,7 +124,7 @@ def value(digest: bytes = RESULT, **changes: object) -> Value:
             Contribution(MATE.peer_id, MATE.incarnation, 64, 1.0),
             Contribution(ME.peer_id, ME.incarnation, 32, 1.0),
         ),
-        voters_next=VOTERS,
+        voters_next=tuple(replace(voter, absences=int(voter == GONE)) for voter in VOTERS),
     )
     return replace(whole, **changes)  # type: ignore[arg-type]
 
@@ -351,6 +351,13 @@ def a_state_that_is_not_ours(scene: Scene) -> None:
     scene.says(Accept(HEAD.digest, BALLOT, value(parent_state_digest=b"f" * 32)))
 
 
+def absences_that_were_none(scene: Scene) -> None:
+    """Whoever misses the next round is dropped at once."""
+    holding(scene)
+    absent = tuple(replace(voter, absences=1) for voter in VOTERS)
+    scene.says(Accept(HEAD.digest, BALLOT, value(voters_next=absent)))
+
+
 def round_ten_to_the_nine(scene: Scene) -> None:
     holding(scene)
     scene.says(Accept(HEAD.digest, BALLOT, value(round=10**9)))
@@ -370,6 +377,7 @@ def round_ten_to_the_nine(scene: Scene) -> None:
         (voters_without_us, Reason.BAD_VOTERS),
         (voters_that_were_not_in_the_ring, Reason.BAD_VOTERS),
         (a_voter_that_counts_twice, Reason.BAD_VOTERS),
+        (absences_that_were_none, Reason.BAD_VOTERS),
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(act: Callable[[Scene], None], reason: Reason) -> None:
