@@ -108,7 +108,8 @@ class Member:
     def on_prepare(self, sender: Voter, message: Prepare) -> None:
         desk, ballot, survivors = self._desk, message.ballot, message.survivors
         state = desk.state
-        if sender not in (survivors or desk.head.voters):
+        strangers = {voter.peer_id for voter in survivors} - desk.head.known
+        if sender not in (survivors or desk.head.voters) or strangers:
             desk.nack(sender, ballot, Reason.NOT_A_VOTER)
             return
         if survivors and objects_to_branch(desk, survivors):

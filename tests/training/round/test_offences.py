@@ -441,6 +441,21 @@ def test_nobody_gives_up_its_state_at_the_word_of_one_coordinator() -> None:
     assert scene.machine.phase is Phase.ACCUMULATING
 
 
+def test_strangers_lead_no_branch_however_long_a_head_was_held_up() -> None:
+    """Then nobody objects to survivors any more; a crowd that calls in turn would keep all busy."""
+    scene = Scene()
+    scene.tick()
+    scene.machine._desk.state.overdue = 2.0
+    (stranger,) = strangers(1).values()
+    ballot = Ballot(1, stranger.peer_id, stranger.incarnation)
+    for survivors in ((stranger,), tuple(sorted([stranger, ME]))):
+        call = Prepare(HEAD.digest, ballot, survivors)
+        scene.tell(Received(stranger.peer_id, stranger.incarnation, call))
+    assert not any(isinstance(action, Freeze) for action in scene.all)
+    refused = [message.reason for message in scene.answers(Nack) if isinstance(message, Nack)]
+    assert refused == [Reason.NOT_A_VOTER] * 2
+
+
 def test_commits_said_ahead_push_out_only_those_of_the_same_peer() -> None:
     scene = Scene()
     scene.tick()
