@@ -7,8 +7,9 @@ import typer
 
 from atom.cli.shell.completion import state_directories
 from atom.cli.shell.options import (
-    AddressArgument,
+    DaemonStateOption,
     JsonOption,
+    LookedAtArgument,
     MemberOption,
 )
 
@@ -16,27 +17,23 @@ commands = typer.Typer()
 
 
 @commands.command()
-def status(address: AddressArgument, as_json: JsonOption = False) -> None:
+def status(
+    address: LookedAtArgument = None, state: DaemonStateOption = None, as_json: JsonOption = False
+) -> None:
     """Show a swarm once, from the DHT alone, without joining.
 
     [bold]Examples[/]
-    atom status ADDRESS
+    atom status
     atom status ADDRESS --json | jq .loss
     """
     from atom.cli.look.status import show_status
 
-    show_status(address, as_json)
+    show_status(address, state, as_json)
 
 
 @commands.command()
 def watch(
-    address: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="ADDRESS",
-            help="What `atom start` printed after `join:`; else the run of this machine's daemon.",
-        ),
-    ] = None,
+    address: LookedAtArgument = None,
     state: MemberOption = None,
 ) -> None:
     """Show a swarm as it lives, without joining it, until Ctrl-C.
@@ -54,7 +51,7 @@ def watch(
 
 @commands.command()
 def dashboard(
-    address: AddressArgument,
+    address: LookedAtArgument = None,
     port: Annotated[
         int | None, typer.Option(min=0, max=65535, help="Port of the page; 0: any free one.")
     ] = None,
@@ -73,7 +70,8 @@ def dashboard(
     loss of every round, tokens per second, peers with their state, rounds with what happened, and
     contributions. It loads nothing from elsewhere.
 
-    [bold]Example[/]
+    [bold]Examples[/]
+    atom dashboard
     atom dashboard ADDRESS --port 8700
     """
     from atom.cli.look.dashboard import show_dashboard
@@ -83,7 +81,7 @@ def dashboard(
 
 @commands.command()
 def contributions(
-    address: AddressArgument, state: MemberOption = None, as_json: JsonOption = False
+    address: LookedAtArgument = None, state: MemberOption = None, as_json: JsonOption = False
 ) -> None:
     """What each peer gave to the run: the sums of its certified rounds.
 
@@ -91,7 +89,8 @@ def contributions(
     peers that voted. It is fetched from a peer that is alive, and every signature is checked here.
     What was checked is kept in ~/.cache/atom: next time, only new rounds are fetched.
 
-    [bold]Example[/]
+    [bold]Examples[/]
+    atom contributions
     atom contributions ADDRESS --json
     """
     from atom.cli.look.contributions import show_contributions

@@ -35,6 +35,11 @@ def no_address(*command: str) -> list[Row]:
     ]
 
 
+def no_run_meant(command: str) -> list[Row]:
+    """Without an address it is the run of this machine's daemon."""
+    return [((command,), CONTROL, "no daemon of yours runs")]
+
+
 def no_file(*command: str) -> list[Row]:
     """A run or peer file."""
     return [
@@ -192,11 +197,12 @@ ROWS: dict[tuple[str, str], list[Row]] = {
         (("demo", "--directory", "file"), STORAGE, "file for the demo: File exists"),
         (("demo", "--directory", "file/x"), STORAGE, "Not a directory"),
     ],
-    ("status", "address"): no_address("status"),
+    ("status", "address"): [*no_address("status"), *no_run_meant("status")],
+    ("status", "state"): no_daemon("status"),
     ("status", "as_json"): a_flag("status", ADDRESS, "--json"),
-    ("watch", "address"): no_address("watch"),
+    ("watch", "address"): [*no_address("watch"), *no_run_meant("watch")],
     ("watch", "state"): [*no_member("watch", ADDRESS), *no_daemon("watch")],
-    ("dashboard", "address"): no_address("dashboard"),
+    ("dashboard", "address"): [*no_address("dashboard"), *no_run_meant("dashboard")],
     ("dashboard", "port"): [
         (("dashboard", ADDRESS, "--port", "99999"), USAGE, '--port: must be at most 65535, not "9'),
         (("dashboard", ADDRESS, "--port", "http"), USAGE, "--port: expected a whole number"),
@@ -205,9 +211,9 @@ ROWS: dict[tuple[str, str], list[Row]] = {
         (("dashboard", ADDRESS, "--host", "a b"), USAGE, "--host: 'a b' is not a host"),
         (("dashboard", ADDRESS, "--host", "a..b"), USAGE, "--host: 'a..b' is not a host"),
     ],
-    ("dashboard", "state"): no_member("dashboard", ADDRESS),
-    ("contributions", "address"): no_address("contributions"),
-    ("contributions", "state"): no_member("contributions", ADDRESS),
+    ("dashboard", "state"): [*no_member("dashboard", ADDRESS), *no_daemon("dashboard")],
+    ("contributions", "address"): [*no_address("contributions"), *no_run_meant("contributions")],
+    ("contributions", "state"): [*no_member("contributions", ADDRESS), *no_daemon("contributions")],
     ("contributions", "as_json"): a_flag("contributions", ADDRESS, "--json"),
     ("plot", "file"): [
         *no_place("plot"),

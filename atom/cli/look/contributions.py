@@ -16,6 +16,7 @@ from rich.text import Text
 from atom.base.errors import AddressError
 from atom.cli.look.bookkeeper import Bookkeeper, bookkeeping, identity_in
 from atom.cli.look.onlooker import EMPTY_RETRIES, RETRY_S, Onlooker, Sight, onlooking
+from atom.cli.look.run_meant import run_meant
 from atom.cli.shell.daemon_console import TerminalConsole
 from atom.cli.shell.signals import run_to_the_end
 from atom.cli.shell.terminal import print_plainly, stdout_console
@@ -29,9 +30,9 @@ _LEAST_COLUMNS = 3
 _ANY_COLUMNS = 10_000
 
 
-def show_contributions(address: str, state: Path | None, as_json: bool) -> None:
-    """Prints who gave what. Raises: AddressError, also if no peer serves the chain."""
-    manifest, ledger = run_to_the_end(read_ledger(address, state))
+def show_contributions(address: str | None, state: Path | None, as_json: bool) -> None:
+    """Prints who gave what. Raises: ControlError, AddressError: also if nobody serves the chain."""
+    manifest, ledger = run_to_the_end(read_ledger(*run_meant(address, state)))
     if as_json:
         typer.echo(json.dumps(contributions(manifest, ledger), indent=2))
         return

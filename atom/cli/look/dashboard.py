@@ -6,6 +6,7 @@ from pathlib import Path
 import typer
 
 from atom.cli.look.follower import following
+from atom.cli.look.run_meant import run_meant
 from atom.cli.shell.signals import run_to_the_end
 from atom.cli.shell.terminal import stderr_console
 from atom.config.address import parse_interface
@@ -15,14 +16,17 @@ DEFAULT_PORT = 8700
 """A fixed port: a page that is open goes on when the dashboard is started again."""
 
 
-def show_dashboard(address: str, port: int | None, host: str | None, state: Path | None) -> None:
+def show_dashboard(
+    address: str | None, port: int | None, host: str | None, state: Path | None
+) -> None:
     """Serves the page until interrupted; its URL is the first line of stdout.
 
-    Raises: typer.BadParameter, AddressError, PortInUseError, UserError.
+    Raises: typer.BadParameter, AddressError, ControlError, PortInUseError, UserError.
     """
     where = Listening(DEFAULT_PORT if port is None else port, _host(host))
+    meant = run_meant(address, state)
     with contextlib.suppress(KeyboardInterrupt):
-        run_to_the_end(_serve(address, where, state))
+        run_to_the_end(_serve(*meant, where))
 
 
 def _host(text: str | None) -> str:
@@ -32,7 +36,7 @@ def _host(text: str | None) -> str:
         raise typer.BadParameter(str(problem), param_hint="--host") from None
 
 
-async def _serve(address: str, where: Listening, state: Path | None) -> None:
+async def _serve(address: str, state: Path | None, where: Listening) -> None:
     async with following(address, state) as (feed, _):
         await serve(feed, where, _say)
 

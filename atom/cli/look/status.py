@@ -1,18 +1,21 @@
 """`atom status`: one look at a swarm, from the DHT alone."""
 
 import json
+from pathlib import Path
 
 import typer
 
 from atom.cli.look.onlooker import Sight, onlooking
+from atom.cli.look.run_meant import run_meant
 from atom.cli.shell.signals import run_to_the_end
 from atom.cli.shell.terminal import stderr_console, stdout_console
 from atom.models.data.amount import Amount
 from atom.swarm.addresses import parse_join_address
 
 
-def show_status(address: str, as_json: bool) -> None:
-    """Prints the swarm. Raises: AddressError."""
+def show_status(address: str | None, state: Path | None, as_json: bool) -> None:
+    """Prints the swarm. Raises: AddressError, ControlError."""
+    address, _ = run_meant(address, state)
     sight = run_to_the_end(_look(address))
     if as_json:
         typer.echo(json.dumps(sight.view.to_json(), indent=2))

@@ -15,10 +15,10 @@ from rich.live import Live
 from rich.padding import Padding
 from rich.text import Text
 
-from atom.cli.box.control import control_client
 from atom.cli.look.follower import Follower, following
 from atom.cli.look.loss_chart import LossChart, Point
 from atom.cli.look.onlooker import Sight
+from atom.cli.look.run_meant import run_meant
 from atom.cli.look.swarm_table import swarm
 from atom.cli.shell.signals import run_to_the_end
 from atom.cli.shell.terminal import draws, stdout_console
@@ -43,11 +43,9 @@ def watch_swarm(address: str | None, state: Path | None) -> None:
     Raises: AddressError, ControlError.
     """
     console = stdout_console()
-    if address is None:
-        info = control_client(state).info()
-        address, state = info["join_address"], Path(info["state_directory"])
+    meant = run_meant(address, state)
     with contextlib.suppress(KeyboardInterrupt):
-        run_to_the_end(_watch(address, state, console))
+        run_to_the_end(_watch(*meant, console))
 
 
 def frame(

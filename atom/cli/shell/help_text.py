@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from atom.cli.shell.exit_codes import MEANINGS, ExitCode
 
-_LOOKING = (ExitCode.ADDRESS, ExitCode.TRUST)
+_LOOKING = (ExitCode.ADDRESS, ExitCode.CONTROL)
 _STARTING = (
     ExitCode.CONFIG, ExitCode.PORT, ExitCode.STORAGE, ExitCode.DEVICE, ExitCode.MODEL,
     ExitCode.LEFT_LATE,
@@ -18,10 +18,10 @@ WORTH_KNOWING: dict[str, Sequence[ExitCode]] = {
     "plan": (ExitCode.CONFIG, ExitCode.STORAGE, ExitCode.DEVICE, ExitCode.MODEL),
     "compile": (ExitCode.CONFIG, ExitCode.STORAGE, ExitCode.DEVICE, ExitCode.MODEL),
     "demo": (ExitCode.FAULT, ExitCode.STORAGE),
-    "status": _LOOKING[:1],
-    "watch": (*_LOOKING, ExitCode.INTERRUPTED),
-    "dashboard": (ExitCode.ADDRESS, ExitCode.PORT, ExitCode.TRUST),
-    "contributions": _LOOKING,
+    "status": _LOOKING,
+    "watch": (*_LOOKING, ExitCode.TRUST, ExitCode.INTERRUPTED),
+    "dashboard": (ExitCode.ADDRESS, ExitCode.PORT, ExitCode.CONTROL, ExitCode.TRUST),
+    "contributions": (*_LOOKING, ExitCode.TRUST),
     "plot": (ExitCode.ADDRESS, ExitCode.STORAGE, ExitCode.TRUST),
     "version": (),
     "pause": (ExitCode.CONTROL,),

@@ -51,6 +51,13 @@ MemberOption = Annotated[
 AddressArgument = Annotated[
     str, typer.Argument(metavar="ADDRESS", help="What `atom start` printed after `join:`.")
 ]
+LookedAtArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="ADDRESS",
+        help="What `atom start` printed after `join:`; else the run of this machine's daemon.",
+    ),
+]
 RunFileArgument = Annotated[
     Path, typer.Argument(metavar="RUN.toml", help="What the swarm agrees on.")
 ]
