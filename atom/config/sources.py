@@ -5,6 +5,7 @@ stand for private files, and what a peer trains on leaves traces in what it send
 came from a stranger are never opened. The volunteer says in the peer file where the text is.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,8 @@ from atom.config.peer_file import PeerFile
 from atom.config.run_file import RunFile
 from atom.config.table_place import table_place
 from atom.config.text_place import text_place
+
+_PLAIN = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_./-]*")
 
 
 @dataclass(frozen=True)
@@ -70,9 +73,17 @@ def _absolute(
 ) -> str:
     if run_folder is not None:
         return place(path, run_folder)
-    examples = {"paths": '["input.txt"]', "path": f'"{path}"', "tokenizer": '"tokenizer.json"'}
-    example = examples[key]
+    line = rf"printf '[data]\n{key} = {_example(key, path)}\n' > box.toml"
     raise ConfigError(
         f"data.{key}: the run {run.run.name} trains on {path!r} of its founder's machine",
-        f"get a copy, write `[data] {key} = {example}` into a peer file, pass it with --peer",
+        f"get a copy, say in a peer file where it is ({line}), and pass that with --peer box.toml",
     )
+
+
+def _example(key: str, path: str) -> str:
+    """As the founder wrote it, where that cannot mean anything else to a shell: strangers' words
+    are about to be pasted there."""
+    name = path if key == "path" else Path(path).name
+    if not _PLAIN.fullmatch(name):
+        name = {"paths": "texts", "path": "table", "tokenizer": "tokenizer.json"}[key]
+    return f'["{name}"]' if key == "paths" else f'"{name}"'

@@ -159,6 +159,19 @@ def test_a_strangers_paths_are_never_opened(shakespeare: RunFile, small: RunFile
         text_sources(small, peer, None)
 
 
+@pytest.mark.parametrize(
+    ("founders", "shown"),
+    [("texts", "texts"), ("/home/ann/my-texts", "my-texts"), ("a'; rm -r ~ #", "texts")],
+)
+def test_what_is_to_be_pasted_into_a_shell_holds_no_strangers_command(
+    founders: str, shown: str, shakespeare: RunFile
+) -> None:
+    data = shakespeare.data.model_copy(update={"paths": (founders,)})
+    with pytest.raises(ConfigError) as caught:
+        text_sources(shakespeare.model_copy(update={"data": data}), PeerFile(), None)
+    assert rf"""printf '[data]\npaths = ["{shown}"]\n' > box""" in caught.value.hint
+
+
 def test_the_peer_files_copy_goes_before_the_run_files(small: RunFile) -> None:
     peer = parse_peer_text('[data]\npaths = ["m"]\ntokenizer = "t.json"\n', Path("/box"))
     for folder in (None, HERE):
@@ -178,7 +191,7 @@ def test_a_table_is_a_folder_here_or_a_name_of_the_hub(tmp_path: Path) -> None:
         assert text_sources(run, peer, None).table == place
     with pytest.raises(ConfigError, match=r"data\.path: .*founder's machine") as caught:
         text_sources(run, PeerFile(), None)
-    assert '[data] path = "owner/name"' in caught.value.hint
+    assert r"""printf '[data]\npath = "owner/name"\n' > box""" in caught.value.hint
 
 
 def test_a_stranger_cannot_make_python_stdlib_read_files() -> None:
