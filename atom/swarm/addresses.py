@@ -64,8 +64,9 @@ class ListenAddress:
 
 
 def parse_join_address(text: str) -> JoinAddress:
-    """Reads a join address. Raises: AddressError with an example."""
-    text = text.strip()
+    """Reads a join address, also with the `join:` before it, or folded by a terminal. Raises:
+    AddressError with an example."""
+    text = re.sub(r"\s*\n\s*", "", text).strip().removeprefix("join:").lstrip()
     if len(text) > MAX_ADDRESS_CHARACTERS:
         raise _join_error(f"a join address has at most {MAX_ADDRESS_CHARACTERS} characters")
     head, marker, tail = text.partition("/run/")
@@ -239,7 +240,8 @@ def _multiaddr_error(text: str, detail: str) -> AddressError:
 
 
 def _join_error(message: str) -> AddressError:
-    return AddressError(message, f"paste the whole line that `atom start` prints: {EXAMPLE_JOIN}")
+    hint = f"paste what `atom start` prints after `join:`, such as {EXAMPLE_JOIN}"
+    return AddressError(message, hint)
 
 
 def _short(text: str) -> str:

@@ -35,6 +35,8 @@ def test_the_owner_may_be_absent_and_there_may_be_several_entrances():
     address = parse_join_address(f"  {EXAMPLE_MULTIADDR},{other}/run/my.run-2 \n")
     assert address == JoinAddress((EXAMPLE_MULTIADDR, other), "my.run-2", None)
     assert parse_join_address(format_join_address(address)) == address
+    pasted = f"join: {EXAMPLE_JOIN[:60]}\n  {EXAMPLE_JOIN[60:]}"  # the whole line, folded
+    assert parse_join_address(pasted) == parse_join_address(EXAMPLE_JOIN)
 
 
 @given(
