@@ -9,6 +9,7 @@ import time
 from contextlib import suppress
 from functools import partial
 
+from atom.cli.shell.folding import folded
 from atom.cli.shell.progress_bars import Bars, Lines, Step
 from atom.cli.shell.terminal import draws, stderr_console
 from atom.cli.shell.writer_thread import Act, WriterThread
@@ -101,8 +102,12 @@ class TerminalConsole:
             self._print(_clock(), f"{left_out} lines were left out while nothing could be written")
 
     def _print(self, clock: str, text: str) -> None:
-        self._console.print(f"[quiet]{clock}[/] ", end="")
-        self._console.print(text, markup=False, soft_wrap=True)
+        room = self._console.width - len(clock) - 1
+        lines = folded(text, room) if self._console.is_terminal else [text]
+        for number, line in enumerate(lines):
+            lead = " " * len(clock) if number else f"[quiet]{clock}[/]"
+            self._console.print(f"{lead} ", end="")
+            self._console.print(line, markup=False, soft_wrap=True)
 
     def _end(self) -> None:
         self._catch_up()

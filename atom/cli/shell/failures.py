@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import typer
+from rich.console import Console
 
 from atom import __version__
 from atom.base.disk_words import why_not_written
 from atom.base.errors import DeviceError, StorageError, UserError
 from atom.cli.shell.exit_codes import ExitCode, exit_code_of
+from atom.cli.shell.folding import folded
 from atom.cli.shell.terminal import stderr_console
 from atom.cli.shell.usage import usage_words
 from atom.config.places import crash_directory
@@ -28,6 +30,8 @@ _DISK_ERRORS = {
     errno.EACCES: "check its owner and rights, or choose another directory",
     errno.EPERM: "check its owner and rights, or choose another directory",
 }
+
+_LABEL_COLUMNS = len("error: ")
 
 
 class Terminated(BaseException):
@@ -60,13 +64,21 @@ def run_guarded(command: Callable[[], Any], is_debug: Callable[[], bool]) -> int
 def say_error(message: str, hint: str = "") -> None:
     """`error:`, then `hint:` where there is one, on stderr. The words are taken literally."""
     console = stderr_console()
-    for number, line in enumerate(message.splitlines() or [""]):
-        lead = "error: " if number == 0 else "       "
-        console.print(f"[error]{lead}[/]", end="")
-        console.print(line, markup=False, soft_wrap=True)
+    _say(console, "error", message)
     if hint:
-        console.print("[hint]hint:[/]  ", end="")
-        console.print(hint, markup=False, soft_wrap=True)
+        _say(console, "hint", hint)
+
+
+def _say(console: Console, label: str, text: str) -> None:
+    """Below the label stand the text's own lines, and on a terminal what it folds."""
+    lead = f"{label}:".ljust(_LABEL_COLUMNS)
+    lines = text.splitlines() or [""]
+    if console.is_terminal:
+        room = console.width - _LABEL_COLUMNS
+        lines = [part for line in lines for part in folded(line, room)]
+    for number, line in enumerate(lines):
+        console.print(f"[{label}]{lead}[/]" if number == 0 else " " * _LABEL_COLUMNS, end="")
+        console.print(line, markup=False, soft_wrap=True)
 
 
 def _say_usage(problem: typer.TyperException) -> int:
