@@ -7,15 +7,20 @@ from typing import Any, Protocol
 
 import typer
 from rich import box
+from rich.console import Console, Group
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
 from atom.base.errors import ControlError
 from atom.base.units import format_seconds
-from atom.cli.shell.terminal import print_plainly, stderr_console
+from atom.cli.shell.terminal import print_plainly, stderr_console, stdout_console
 from atom.daemon.turns.shown import own_row
 
-COLUMNS = ("run", "state", "round", "device", "share", "turn", "left", "last hour", "--state")
+_PLACE = "--state"
+COLUMNS = ("run", "state", "round", "device", "share", "turn", "left", "last hour", _PLACE)
+_FIRST_TO_GO = ("share", "last hour", "device", "left")
+_ANY_COLUMNS = 10_000
 
 
 class Asked(Protocol):
@@ -31,14 +36,44 @@ def show_daemons(daemons: Sequence[tuple[Path, Asked]], as_json: bool) -> None:
         answers = [info for _, info in infos if info is not None]
         typer.echo(json.dumps({"daemons": answers}, indent=2))
         return
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold")
-    for title in COLUMNS:
-        table.add_column(title, no_wrap=title != COLUMNS[-1], overflow="fold")
-    for root, info in infos:
-        cells = _cells(root, info) if info is not None else _silent(root)
-        table.add_row(*map(Text, cells))  # as they are: folders may have [names]
-    print_plainly(table)
+    rows = [_cells(root, info) if info is not None else _silent(root) for root, info in infos]
+    console = stdout_console()
+    for number, page in enumerate(_pages(rows, console.width if console.is_terminal else None)):
+        print_plainly(Group(*[Text()] * number, page))
     stderr_console().print("[hint]hint:[/]  all there is of one: atom info --state DIR")
+
+
+def _pages(rows: Sequence[Sequence[str]], width: int | None) -> list[Table]:
+    """One table; where a terminal is too narrow for it, the folders stand in one of their own: they
+    are there to be copied."""
+    whole = _table(rows, COLUMNS)
+    if width is None or _columns_of(whole) <= width:
+        return [whole]
+    titles = [title for title in COLUMNS if title != _PLACE]
+    for title in _FIRST_TO_GO:
+        if _columns_of(_table(rows, titles)) <= width:
+            break
+        titles.remove(title)
+    return [_table(rows, titles), _table(rows, ("run", _PLACE))]
+
+
+def _table(rows: Sequence[Sequence[str]], titles: Sequence[str]) -> Table:
+    table = Table(
+        box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold",
+        collapse_padding=True,
+    )  # fmt: skip
+    for title in titles:
+        table.add_column(title, no_wrap=title != _PLACE, overflow="fold")
+    for row in rows:
+        cells = dict(zip(COLUMNS, row, strict=True))
+        table.add_row(*(Text(cells[title]) for title in titles))  # as is: folders may have [names]
+    return table
+
+
+def _columns_of(table: Table) -> int:
+    """What it would take, were there room."""
+    console = Console(width=_ANY_COLUMNS)
+    return Measurement.get(console, console.options, table).maximum
 
 
 def _answer(client: Asked) -> Mapping[str, Any] | None:

@@ -1,6 +1,7 @@
 """Several daemons on one box: who is shown, who is told."""
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,24 @@ def test_folders_are_shown_as_they_are_called(
     show_daemons([(root, SmallDaemon(None)) for root in odd], as_json=False)
     rows = capsys.readouterr().out.splitlines()[-2:]
     assert [row.split()[-1] for row in rows] == [str(root) for root in odd]
+
+
+@pytest.mark.parametrize("columns", [50, 80])
+def test_a_narrow_terminal_shows_the_folders_below(
+    columns: int,
+    daemons: list[tuple[Path, SmallDaemon]],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    show_daemons(daemons, as_json=False)
+    above, _, below = re.sub("\x1b\\[[0-9;]*m", "", capsys.readouterr().out).partition("--state")
+    assert all(word in above for word in ("accumulating", "has the device", "no answer"))
+    assert "…" not in above
+    folders = "".join(below.split())
+    assert all(str(root) in folders for root, _ in daemons)
 
 
 def test_all_as_json(
