@@ -59,9 +59,14 @@ def problems_of(
 
     `elsewhere`: sections of the other kind of file → where they belong.
     """
-    # Unknown names first: a misspelt section is also a missing one.
-    details = sorted(error.errors(include_url=False), key=lambda d: d["type"] != "extra_forbidden")
+    details = sorted(error.errors(include_url=False), key=_rank)
     return [_problem(detail, model, elsewhere) for detail in details[:MAX_SHOWN]]
+
+
+def _rank(detail: Mapping[str, Any]) -> tuple[bool, bool]:
+    """Unknown names first: a misspelt section is also a missing one. Of those, sections: they tell
+    that it is the other kind of file."""
+    return detail["type"] != "extra_forbidden", len(detail["loc"]) > 1
 
 
 def _problem(

@@ -71,6 +71,7 @@ def test_the_example_means_what_it_says() -> None:
         ("[batch]", "[bacth]", "bacth: unknown section", "did you mean batch?"),
         ("seed =", "epsilon = 1\nseed =", "run.epsilon: unknown key", "under [optimizer]"),
         ("[run]", "[device]\n[run]", "device: unknown section", "--peer"),
+        ("[run]", "[device]\n[run]\nlisten = 1", "device: unknown section", "--peer"),
         ("layers = 4", 'layers = "4"', 'model.layers: expected a whole number, not "4"', "blocks"),
         ("layers = 4", "layers = 4.0", "model.layers: expected a whole number", "blocks"),
         ("layers = 4", "layers = true", "model.layers: expected a whole number, not true", ""),
