@@ -145,12 +145,16 @@ class Rounds:
         first = last.round if self._told is None else min(self._told + 1, last.round)
         self._told = last.round
         self._pace.said(now)
-        which = "round" if first == last.round else f"rounds {first:,} to"
+        which = f"round {last.round:,}"
+        if first < last.round:
+            which = f"rounds {first:,} to {last.round:,}, the last"
         parts = [part for part in last.contributions if part.sequences]
         ours = sum(part.sequences for part in parts if part.peer_id == self._me)
         peers = "1 peer" if len(parts) == 1 else f"{len(parts):,} peers"
-        of = f"{last.sequences:,} mini-batches of {peers}, {ours:,} of them ours"
-        return f"{which} {last.round:,}: loss {last.loss:.4f}, {of}"
+        of = (
+            f" of {peers}, {ours:,} of them ours" if ours < last.sequences else ", all of them ours"
+        )
+        return f"{which}: loss {last.loss:.4f}, {last.sequences:,} mini-batches{of}"
 
 
 class Standstill:

@@ -127,9 +127,11 @@ def test_a_round_is_a_line_and_many_short_ones_are_one() -> None:
     assert first == "round 7: loss 2.5000, 96 mini-batches of 2 peers, 32 of them ours"
     lines = [rounds.line(value(now, (BOB, 96)), float(now)) for now in range(8, 608)]
     told = [line for line in lines if line]
-    assert told[0] == "rounds 8 to 11: loss 2.5000, 96 mini-batches of 1 peer, 0 of them ours"
+    assert told[0] == (
+        "rounds 8 to 11, the last: loss 2.5000, 96 mini-batches of 1 peer, 0 of them ours"
+    )
     assert 10 <= len(told) <= 14
-    assert rounds.line(value(900, (BOB, 96)), 9000.0) != ""
+    assert rounds.line(value(900, (ANN, 96)), 9000.0).endswith("96 mini-batches, all of them ours")
     assert rounds.line(value(900, (BOB, 96)), 9999.0) == ""
 
 
