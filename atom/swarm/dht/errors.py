@@ -25,6 +25,11 @@ def explain_unreachable(addresses: Sequence[str], failures: Sequence[str]) -> Ad
             f"cannot reach {where}: connection refused",
             "nothing listens there: check host and port, and that the node is running",
         )
+    if "network is unreachable" in text or "no route to host" in text:
+        return AddressError(
+            f"cannot reach {where}: this machine has no way to that network",
+            "is it connected? `ip route` shows its ways, `ping HOST` whether one leads there",
+        )
     if "dial to self" in text:
         return AddressError(
             f"{addresses[0]} is this peer itself", "use the address of another node, or another "

@@ -10,6 +10,8 @@ ADDRESS = "/ip4/10.0.0.5/tcp/31337/p2p/12D3KooWGRUaMpSxHC6zS3FfG3mVYmXsBdTKZvNTT
     ("failure", "said"),
     [
         ("dial tcp4 10.0.0.5:31337: connect: connection refused", "connection refused"),
+        ("dial tcp4 10.0.0.5:31337: connect: network is unreachable", "no way to that network"),
+        ("dial tcp4 10.0.0.5:31337: connect: no route to host", "no way to that network"),
         ("peer id mismatch: expected 12D3, but remote key matches QmOther", "(QmOther)"),
         ("failed to dial: no good addresses", "host name is unknown"),
         ("Connect failed. msg=dial to self attempted", "this peer itself"),
