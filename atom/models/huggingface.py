@@ -154,7 +154,7 @@ def _library() -> Any:
     except ImportError as error:
         raise SourceError(
             f"a model from a Hugging Face config needs the package transformers ({error})",
-            install_extra("hf"),
+            f"`{install_extra('hf')}`",
         ) from error
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]

@@ -295,6 +295,6 @@ def test_without_the_library_the_command_to_install_it_is_named(
     huggingface._library.cache_clear()
     monkeypatch.setitem(sys.modules, "transformers", None)
     try:
-        assert refusal(LLAMA).hint == install_extra("hf")
+        assert refusal(LLAMA).hint == f"`{install_extra('hf')}`"
     finally:
         huggingface._library.cache_clear()

@@ -66,7 +66,7 @@ async def _serve(node: NodeSettings, console: TerminalConsole) -> None:
             return
         console.data(addresses[0])
         console.note(
-            f"to found a run through it: atom start RUN.toml --initial-peers {addresses[0]}"
+            f"to found a run through it: `atom start RUN.toml --initial-peers {addresses[0]}`"
         )
         for address in addresses[1:]:
             console.note(f"also reached at {address}")

@@ -97,7 +97,7 @@ def refuse_versions(wanted: Sequence[tuple[str, str]], because: Exception | None
             raise MismatchError(
                 f"the run was founded with {package} {version}, here is {here}, "
                 + (f"and {because}" if because else "and the sub-models come out differently"),
-                f"install that version: {install_version(package, version)}",
+                f"install that version: `{install_version(package, version)}`",
             )
 
 

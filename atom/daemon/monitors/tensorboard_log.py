@@ -48,7 +48,7 @@ class TensorBoardLog:
         except ImportError as problem:
             raise ConfigError(
                 "log.tensorboard: the tensorboard library is not installed",
-                f"{install_extra('tensorboard')}; or leave the key out",
+                f"`{install_extra('tensorboard')}`; or leave the key out",
             ) from problem
         try:
             folder.mkdir(parents=True, exist_ok=True)

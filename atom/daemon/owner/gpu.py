@@ -20,7 +20,7 @@ IN_USE_PERCENT = 10
 less, a game or another training much more."""
 Neighbours = Callable[[], Collection[int]]
 """Ids of this user's other daemons' processes, as they are now."""
-_POWER_HINT = "remove [device] power, or set it by hand: sudo nvidia-smi -pl WATTS"
+_POWER_HINT = "remove [device] power, or set it by hand: `sudo nvidia-smi -pl WATTS`"
 
 
 class Gpu(Protocol):

@@ -71,7 +71,7 @@ def obtain_code(
         raise TrustError(
             f"this run's model is code of its owner {manifest.owner}; "
             f"nothing of it was run, it is saved in {code.path}",
-            f"read it, and if you trust it: atom join {options.address} --trust {manifest.owner}",
+            f"read it, and if you trust it: `atom join {options.address} --trust {manifest.owner}`",
         )
     return code
 

@@ -52,5 +52,7 @@ def _library(path: Path) -> ModuleType:
     try:
         import pyarrow
     except ImportError as error:
-        raise DataError(f"{path} needs the package `pyarrow`", install_extra("data")) from error
+        raise DataError(
+            f"{path} needs the package `pyarrow`", f"`{install_extra('data')}`"
+        ) from error
     return cast(ModuleType, pyarrow)

@@ -168,5 +168,7 @@ def _library(path: str) -> ModuleType:
     try:
         import datasets
     except ImportError as error:
-        raise DataError(f"{path} needs the package `datasets`", install_extra("data")) from error
+        raise DataError(
+            f"{path} needs the package `datasets`", f"`{install_extra('data')}`"
+        ) from error
     return cast(ModuleType, datasets)

@@ -109,7 +109,7 @@ def _parse_tokenizer(content: bytes, path: Path) -> Any:
         import tokenizers
     except ImportError as error:
         what = f"tokenizer {path} needs the package `tokenizers`"
-        raise DataError(what, install_package("tokenizers")) from error
+        raise DataError(what, f"`{install_package('tokenizers')}`") from error
     try:
         return tokenizers.Tokenizer.from_str(content.decode("utf-8"))
     except Exception as error:  # the library raises bare Exception for whatever is wrong

@@ -53,8 +53,8 @@ def explain_refusal(text: str) -> AddressError:
         way = "ahead of" if ahead_s > 0 else "behind"
         return AddressError(
             f"this machine's clock is {abs(ahead_s):.0f} s {way} the DHT's; 3 s are tolerated",
-            "set the clock (timedatectl set-ntp true; in WSL 2, whose clock stands while Windows "
-            "sleeps: sudo hwclock --hctosys), then try again",
+            "set the clock (`timedatectl set-ntp true`; in WSL 2, whose clock stands while Windows "
+            "sleeps: `sudo hwclock --hctosys`), then try again",
         )
     if "can't access this node" in text:
         return AddressError(

@@ -257,7 +257,7 @@ def test_another_version_of_the_library_is_named(
     )
     with pytest.raises(MismatchError, match=r"founded with transformers 9\.9, here is") as caught:
         enter_run(manifest, founder.record, None, machine.box("b"), Silence())
-    assert caught.value.hint.endswith("-m pip install transformers==9.9")
+    assert caught.value.hint.endswith("-m pip install transformers==9.9`")
     assert "llama9" in caught.value.message
 
 
