@@ -1,6 +1,7 @@
 """One member of the rings that are compared: a process that runs every side in turn."""
 
 import contextlib
+import ctypes
 import multiprocessing
 import os
 import time
@@ -32,6 +33,7 @@ from atom.swarm.transport.transport import Transport
 RUN, PARENT = bytes(32), bytes(32)
 GLOO, HIVEMIND, SOCKETS = "gloo", "hivemind", "sockets"
 CLEAR_PEAK = Path("/proc/self/clear_refs")
+LIBC = ctypes.CDLL(None)
 TOLERANCE = {"float32": 1e-5, "bfloat16": 5e-2, "int8": 1e-1}
 
 
@@ -260,6 +262,7 @@ def _runs(
 
 
 def _timed(reduce: Callable[[], tuple[Tensor, float]], into: list[Sample]) -> Tensor:
+    LIBC.malloc_trim(0)  # what earlier runs freed would hide what this one takes
     before = _resident_bytes(peak=False)
     CLEAR_PEAK.write_text("5")
     started, cpu = time.perf_counter(), time.process_time()
