@@ -73,7 +73,7 @@ def _absolute(
 ) -> str:
     if run_folder is not None:
         return place(path, run_folder)
-    line = rf"`printf '[data]\n{key} = {_example(key, path)}\n' > box.toml`"
+    line = rf"`printf '[data]\n{key} = {_example(key, path)}\n' >> box.toml`"
     raise ConfigError(
         f"data.{key}: the run {run.run.name} trains on {path!r} of its founder's machine",
         f"get a copy, say in a peer file where it is, {line}, and pass that with --peer box.toml",

@@ -3,9 +3,11 @@
 import fcntl
 import os
 import select
+import signal
 import struct
 import subprocess
 import termios
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -115,9 +117,10 @@ class Terminal:
         raise AssertionError(f"none of {MOST_DRAWINGS} drawings fits with {word!r}: {seen[-1]}")
 
     def end(self, columns: int, rows: int) -> "Ended":
-        """Waits for the command's end."""
+        """Waits for the command's end. Raises: AssertionError if it goes on drawing."""
+        deadline = time.monotonic() + self._timeout_s
         while self._read():
-            continue
+            assert time.monotonic() < deadline, "it goes on"
         paper = Paper(columns, rows)
         pyte.ByteStream(paper).feed(self._said)
         modes, left = frozenset(paper.modes_on), self._said.rpartition(b"\x1b[?1049l")[2]
@@ -140,6 +143,12 @@ class Terminal:
         return new
 
 
+def _as_at_login() -> None:
+    """In the child: the terminal is its own, and Ctrl-C ends it, whoever started the tests."""
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # ignored in what a shell runs in the background
+
+
 def set_size(descriptor: int, columns: int, rows: int) -> None:
     fcntl.ioctl(descriptor, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
@@ -160,7 +169,7 @@ def terminal(
         stderr=theirs,
         env=told | {"TERM": "xterm-256color"},
         start_new_session=True,
-        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        preexec_fn=_as_at_login,
     ) as command:
         os.close(theirs)
         try:

@@ -169,7 +169,7 @@ def test_what_is_to_be_pasted_into_a_shell_holds_no_strangers_command(
     data = shakespeare.data.model_copy(update={"paths": (founders,)})
     with pytest.raises(ConfigError) as caught:
         text_sources(shakespeare.model_copy(update={"data": data}), PeerFile(), None)
-    assert rf"""printf '[data]\npaths = ["{shown}"]\n' > box""" in caught.value.hint
+    assert rf"""printf '[data]\npaths = ["{shown}"]\n' >> box""" in caught.value.hint
 
 
 def test_the_peer_files_copy_goes_before_the_run_files(small: RunFile) -> None:
@@ -191,7 +191,7 @@ def test_a_table_is_a_folder_here_or_a_name_of_the_hub(tmp_path: Path) -> None:
         assert text_sources(run, peer, None).table == place
     with pytest.raises(ConfigError, match=r"data\.path: .*founder's machine") as caught:
         text_sources(run, PeerFile(), None)
-    assert r"""printf '[data]\npath = "owner/name"\n' > box""" in caught.value.hint
+    assert r"""printf '[data]\npath = "owner/name"\n' >> box""" in caught.value.hint
 
 
 def test_a_stranger_cannot_make_python_stdlib_read_files() -> None:
