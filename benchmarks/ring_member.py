@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -242,17 +242,22 @@ class _Hivemind:
 def _runs(
     rank: int, job: Job, elements: int, sides: dict[Side, Reduce], gate: Any
 ) -> list[list[Sample]]:
-    """Per side its runs; the first warms up and is dropped."""
+    """Per side its runs. The first warms up; the second is for its memory alone: what the first
+    has freed is given back before, or it would hide what a ring takes, and cost time."""
     source = torch.randn(elements, generator=torch.Generator().manual_seed(rank))
     given, samples = torch.empty(elements), [list[Sample]() for _ in sides]
     reference: Tensor | None = None
-    for run in range(job.runs + 1):
+    for run in range(-2, job.runs):
         for (side, reduce), taken in zip(sides.items(), samples, strict=True):
             given.copy_(source)
+            if run == -1:
+                LIBC.malloc_trim(0)
             gate.wait(PATIENCE_S)
             mean = _timed(lambda reduce=reduce, run=run: reduce(given, elements + run), taken)
-            if run == 0:
-                taken.clear()
+            if run < 0:
+                del taken[:-1]
+            elif run == 0:
+                taken[:] = [replace(taken[1], extra_bytes=max(each.extra_bytes for each in taken))]
             if side.name == SOCKETS:
                 continue
             if reference is None:
@@ -262,7 +267,6 @@ def _runs(
 
 
 def _timed(reduce: Callable[[], tuple[Tensor, float]], into: list[Sample]) -> Tensor:
-    LIBC.malloc_trim(0)  # what earlier runs freed would hide what this one takes
     before = _resident_bytes(peak=False)
     CLEAR_PEAK.write_text("5")
     started, cpu = time.perf_counter(), time.process_time()
