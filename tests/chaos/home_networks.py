@@ -50,7 +50,8 @@ def homes(shut: Sequence[bool]) -> Iterator[list[Home]]:
                 _shut(home.outer)
         yield made
     finally:
-        for home in made:
+        for home in made:  # first the line: its namespace goes some time after it is told to
+            _run(f"ip link delete {home.outer}", check=False)
             _run(f"ip netns delete {home.namespace}", check=False)
         _run(f"ip link delete {bridge}", check=False)
 
