@@ -1,4 +1,4 @@
-"""How much is read of others' messages: to read one takes longer than to send it. Pure.
+"""How much is read of others' messages: to read one takes longer than to send it.
 
 What counts is who sends, not over how many connections. Identities are free: so strangers have less
 each than whom the run knows, and no more than one of those all together.
