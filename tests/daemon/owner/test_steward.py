@@ -151,9 +151,9 @@ def test_our_own_work_is_not_others(monkeypatch: pytest.MonkeyPatch) -> None:
     standing = psutil.cpu_times()
     monkeypatch.setattr(psutil, "cpu_times", lambda: standing)
     before, began = machine_use._others_seconds(), os.times().user
-    while os.times().user - began < 0.1:
+    while os.times().user - began < 0.2:
         sum(range(1000))
-    assert machine_use._others_seconds() <= before - 0.1, "it is taken off"
+    assert machine_use._others_seconds() < before - 0.1, "it is taken off"
 
 
 def test_a_key_in_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
