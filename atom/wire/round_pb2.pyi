@@ -92,12 +92,14 @@ class Accepted(_message.Message):
     def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., value: _Optional[_Union[Value, _Mapping]] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class Prevote(_message.Message):
-    __slots__ = ("parent", "serial")
+    __slots__ = ("parent", "serial", "survivors")
     PARENT_FIELD_NUMBER: _ClassVar[int]
     SERIAL_FIELD_NUMBER: _ClassVar[int]
+    SURVIVORS_FIELD_NUMBER: _ClassVar[int]
     parent: bytes
     serial: int
-    def __init__(self, parent: _Optional[bytes] = ..., serial: _Optional[int] = ...) -> None: ...
+    survivors: _containers.RepeatedCompositeFieldContainer[Voter]
+    def __init__(self, parent: _Optional[bytes] = ..., serial: _Optional[int] = ..., survivors: _Optional[_Iterable[_Union[Voter, _Mapping]]] = ...) -> None: ...
 
 class PrevoteAnswer(_message.Message):
     __slots__ = ("parent", "serial", "refusal")

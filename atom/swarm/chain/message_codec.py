@@ -129,7 +129,7 @@ _SCHEMA: Mapping[type, Mapping[str, _Field]] = {
         "survivors": _VOTERS,
     },
     Accepted: {"ballot": _BALLOT, "value": _One(Value), "signature": _SIGNATURE},
-    Prevote: {"parent": _DIGEST, "serial": _COUNT},
+    Prevote: {"parent": _DIGEST, "serial": _COUNT, "survivors": _VOTERS},
     PrevoteAnswer: {"parent": _DIGEST, "serial": _COUNT, "refusal": _TEXT},
     Prepare: {"parent": _DIGEST, "ballot": _BALLOT, "survivors": _VOTERS},
     Promise: {

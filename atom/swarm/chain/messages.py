@@ -21,10 +21,12 @@ class Accepted:
 
 @dataclass(frozen=True)
 class Prevote:
-    """ "Would you listen to a new attempt?" Changes nothing at the receiver."""
+    """ "Would you listen to a new attempt?" Changes nothing at the receiver. Survivors: as in
+    `Prepare`."""
 
     parent: bytes
     serial: int
+    survivors: tuple[Voter, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -110,16 +110,12 @@ class Coordinator:
 
     def _begin(self, chosen: Electorate) -> None:
         desk = self._desk
-        if chosen.survivors:
-            desk.report("branch-attempt", survivors=[v.peer_id for v in chosen.survivors])
-            self._prepare(chosen)
-            return
         self._serial += 1
         deadline = desk.now + desk.patience.prevote
         self.attempt = Attempt(chosen, Stage.PREVOTE, desk.now, deadline, self._serial)
         self.attempt.agreeable.add(desk.me)
         others = [voter.peer_id for voter in chosen.voters if voter != desk.me]
-        desk.tell(others, Prevote(desk.head.digest, self._serial))
+        desk.tell(others, Prevote(desk.head.digest, self._serial, chosen.survivors))
         self._check_prevotes(self.attempt)
 
     def on_prevote_answer(self, sender: Voter, message: PrevoteAnswer) -> None:
@@ -145,6 +141,8 @@ class Coordinator:
 
     def _prepare(self, chosen: Electorate) -> None:
         desk = self._desk
+        if chosen.survivors:
+            desk.report("branch-attempt", survivors=[v.peer_id for v in chosen.survivors])
         promised = desk.state.slots.highest_promised
         seen = max(promised.attempt if promised else 0, desk.state.highest_seen)
         self._last_attempt = number = max(seen, self._last_attempt) + 1

@@ -22,6 +22,7 @@ from atom.training.round.decision import Decision
 from atom.training.round.desk import Desk, Held
 from atom.training.round.engagement import Engagement
 from atom.training.round.scrutiny import is_odd, makes_a_round, objects_to_branch
+from atom.training.round.slots import Survivors
 from atom.training.round.vocabulary import (
     Freeze,
     OfferResult,
@@ -98,22 +99,21 @@ class Member:
         engaged = attempt is not None and attempt.ballot is not None
         # a ring that runs makes progress, or says within seconds that it does not
         idle = desk.phase not in (Phase.SYNCING, Phase.STEPPING, Phase.REDUCING)
-        refusal = ""
+        refusal: Reason | None = None
         if message.parent != desk.head.digest:
-            refusal = Reason.WRONG_HEAD.value
+            refusal = Reason.WRONG_HEAD
         elif engaged or led or not idle or not self._has_time_for(sender):
-            refusal = Reason.BUSY.value
-        desk.send(sender.peer_id, PrevoteAnswer(message.parent, message.serial, refusal))
+            refusal = Reason.BUSY
+        else:
+            refusal = self._objection(sender, message.survivors)
+        word = "" if refusal is None else refusal.value
+        desk.send(sender.peer_id, PrevoteAnswer(message.parent, message.serial, word))
 
     def on_prepare(self, sender: Voter, message: Prepare) -> None:
         desk, ballot, survivors = self._desk, message.ballot, message.survivors
         state = desk.state
-        strangers = {voter.peer_id for voter in survivors} - desk.head.known
-        if sender not in (survivors or desk.head.voters) or strangers:
-            desk.nack(sender, ballot, Reason.NOT_A_VOTER)
-            return
-        if survivors and objects_to_branch(desk, survivors):
-            desk.nack(sender, ballot, Reason.VOTER_ALIVE)
+        if (objection := self._objection(sender, survivors)) is not None:
+            desk.nack(sender, ballot, objection)
             return
         if ballot == state.slots.known(survivors).promised:
             return  # a duplicate: our answer to the first is under way
@@ -136,6 +136,16 @@ class Member:
         self._engagement.enter(Phase.PROMISED)
         state.ballot = ballot
         desk.out.append(Freeze(ballot, desk.part_limit))
+
+    def _objection(self, sender: Voter, survivors: Survivors) -> Reason | None:
+        """Why this peer may not lead, or not with these."""
+        desk = self._desk
+        strangers = {voter.peer_id for voter in survivors} - desk.head.known
+        if sender not in (survivors or desk.head.voters) or strangers:
+            return Reason.NOT_A_VOTER
+        if survivors and objects_to_branch(desk, survivors):
+            return Reason.VOTER_ALIVE
+        return None
 
     def _has_time_for(self, coordinator: Voter) -> bool:
         desk = self._desk

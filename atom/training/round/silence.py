@@ -84,7 +84,8 @@ class Silence:
 
     @property
     def mute(self) -> frozenset[str]:
-        return self._mute.aside(self._desk.now)
+        """None, once we leave: no work of our own is to come, so that a batch may need theirs."""
+        return frozenset() if self._desk.leaving else self._mute.aside(self._desk.now)
 
     def worth_waiting(self, chosen: Electorate, invited: AbstractSet[str]) -> set[str]:
         """Of those invited, all but the mute; all, if the others could not decide."""

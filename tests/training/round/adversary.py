@@ -50,7 +50,7 @@ from atom.training.round.vocabulary import (
 )
 
 RESTLESS = Patience(
-    prevote=0.5,
+    prevote=3.0,
     promise=0.5,
     votes=0.0,
     quiet=0.0,

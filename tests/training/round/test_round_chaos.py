@@ -35,7 +35,7 @@ def test_no_time_and_no_manners(peers: int) -> None:
     committed = 0
     for seed in range(8):
         adversary = Adversary(seed, peers, faults=0.002 * (seed % 3))
-        adversary.play(1500)
+        adversary.play(2500)
         committed += len(adversary.witness.ordinary)
     assert committed > 8
 
