@@ -34,6 +34,7 @@ from atom.wire import round_pb2
 
 EXAMPLES: list[Message] = [
     Prevote(PARENT, 1),
+    Prevote(PARENT, 1, VOTERS),
     PrevoteAnswer(PARENT, 1),
     PrevoteAnswer(PARENT, 1, "busy"),
     Prepare(PARENT, BALLOT),

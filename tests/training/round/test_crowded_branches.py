@@ -1,4 +1,4 @@
-"""Survivors that all called too often already: one of them gets everybody's promise all the same."""
+"""Survivors that all called too often: one of them gets the promises of all, all the same."""
 
 import random
 

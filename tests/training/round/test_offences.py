@@ -27,6 +27,7 @@ from atom.swarm.chain.messages import (
     Message,
     Nack,
     Prepare,
+    Prevote,
     PrevoteAnswer,
     Promise,
     Ring,
@@ -454,6 +455,25 @@ def test_strangers_lead_no_branch_however_long_a_head_was_held_up() -> None:
     assert not any(isinstance(action, Freeze) for action in scene.all)
     refused = [message.reason for message in scene.answers(Nack) if isinstance(message, Nack)]
     assert refused == [Reason.NOT_A_VOTER] * 2
+
+
+def test_whoever_would_refuse_a_call_says_so_when_asked() -> None:
+    scene = Scene()
+    scene.tick()
+    (stranger,) = strangers(1).values()
+    alone, crowd = (MATE,), tuple(sorted([stranger, MATE]))
+    wrong_head = Prevote(bytes(32), 1)
+    for asked in (
+        Prevote(HEAD.digest, 1),
+        Prevote(HEAD.digest, 1, alone),
+        Prevote(HEAD.digest, 1, crowd),
+        wrong_head,
+    ):
+        scene.says(asked)
+    scene.tell(Received(stranger.peer_id, stranger.incarnation, Prevote(HEAD.digest, 1)))
+    reasons = ["", Reason.VOTER_ALIVE, Reason.NOT_A_VOTER, Reason.WRONG_HEAD, Reason.NOT_A_VOTER]
+    answers = scene.answers(PrevoteAnswer)
+    assert [m.refusal for m in answers if isinstance(m, PrevoteAnswer)] == reasons
 
 
 def test_commits_said_ahead_push_out_only_those_of_the_same_peer() -> None:
