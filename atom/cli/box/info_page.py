@@ -1,11 +1,12 @@
 """What `atom info` shows of one daemon, for a person. Pure; `--json` has every figure.
 
-What is as usual takes no line: nothing in the way, no pass void, nobody else on the device. What an
+What is as usual takes no line: nothing in the way, no pass void, nobody else on the device, every
+peer a voter, a run that chose nothing special. So it is whole on a terminal of 24 rows. What an
 older daemon does not say is left out.
 """
 
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from atom.base.units import format_bytes, format_seconds
@@ -14,8 +15,14 @@ from atom.swarm.identity import short_id
 
 Info = Mapping[str, Any]
 Row = tuple[str, str]
-COPIED = ("peer id", "digest", "join address", "state directory")
+COPIED = ("peer id", "digest", "join address", "directory")
 """Never folded: they are there to be copied."""
+MOST_PEERS = 8
+"""That are named; of more it is said how many."""
+STOCK = {
+    "optimizer_state": "exact", "gradients": "float32", "codec": "float32", "ring_protection": "tls"
+}  # fmt: skip
+"""What a run does that chose nothing else."""
 _LEAST_COLUMNS = 20
 
 
@@ -48,7 +55,7 @@ _PLACES = (
     ("peer id", "peer_id"),
     ("digest", "digest"),
     ("join address", "join_address"),
-    ("state directory", "state_directory"),
+    ("directory", "state_directory"),
 )
 
 
@@ -61,8 +68,9 @@ def _standing(info: Info) -> Iterator[Row]:
 
 
 def _work(info: Info) -> Iterator[Row]:
-    last = info.get("rounds")
-    yield "round", f"{info['round']:,}" + ("" if last is None else f" of {last:,}")
+    last, loss = info.get("rounds"), info.get("loss")
+    round_ = f"{info['round']:,}" + ("" if last is None else f" of {last:,}")
+    yield "round", round_ + ("" if loss is None else f", loss {loss:.4f} nats per token")
     counted, batch = info["mini_batches"], info["global_batch"]
     yield "next round", f"{counted:,} of its {batch:,} mini-batches are counted here"
     if "data" in info:
@@ -71,8 +79,6 @@ def _work(info: Info) -> Iterator[Row]:
     yield "given", f"{given:,} mini-batches to {joined:,} rounds since this daemon started"
     sequences, tokens = info["sequences_per_s"], info["tokens_per_s"]
     yield "speed", f"{tokens:,.0f} tokens/s, {sequences:,.1f} mini-batches/s"
-    if info.get("loss") is not None:
-        yield "loss", f"{info['loss']:.4f} nats per token"
     void = [(cause, count) for cause, count in info.get("passes_voided", {}).items() if count]
     if void:
         yield "void passes", ", ".join(f"{count:,} {cause}" for cause, count in void)
@@ -80,19 +86,22 @@ def _work(info: Info) -> Iterator[Row]:
 
 def _device(info: Info) -> Iterator[Row]:
     turns = info.get("device_turns", {})
-    if "device" in turns:
-        yield "device", turns["device"]
-    pass_ = info.get("utilisation")
-    if pass_:
-        waits = ", ".join(
-            f"{reason} {share:.0%}" for reason, share in pass_["waiting"].items() if share >= 0.005
-        )
-        computes = f"computes {pass_['computing']:.0%} of {pass_['pass_seconds']:.3f} s"
-        yield "one pass", computes + (f"; waits: {waits}" if waits else "")
+    said = [turns["device"]] if "device" in turns else []
+    if info.get("utilisation"):
+        said.append(_one_pass(info["utilisation"]))
+    if said:
+        yield "device", ": ".join(said)
     daemons = turns.get("runs", [])
     if len({(each["run"], each.get("owner")) for each in daemons}) > 1:
-        for said in dict.fromkeys(map(_turn, daemons)):  # daemons of one run have theirs together
-            yield "its turns", said
+        for turn in dict.fromkeys(map(_turn, daemons)):  # daemons of one run have theirs together
+            yield "its turns", turn
+
+
+def _one_pass(figures: Info) -> str:
+    computes = f"computes {figures['computing']:.0%} of a pass of {figures['pass_seconds']:.3f} s"
+    waiting = figures["waiting"].items()
+    waits = [f"{reason} {share:.0%}" for reason, share in waiting if share >= 0.005]
+    return computes + (f"; waits: {', '.join(waits)}" if waits else "")
 
 
 def _turn(daemon: Info) -> str:
@@ -104,17 +113,21 @@ def _box(info: Info) -> Iterator[Row]:
     wishes = info.get("wishes")
     if wishes:
         yield "works", ", ".join(_wishes(wishes))
-    chosen = ("optimizer_state", "gradients", "codec", "ring_protection")
-    said = [f"{key.replace('_', ' ')} {info[key]}" for key in chosen if key in info]
-    if said:
-        yield "the run's choice", ", ".join(said)
+    chosen = [key for key, stock in STOCK.items() if info.get(key, stock) != stock]
+    if chosen:
+        yield "run's choice", ", ".join(f"{key.replace('_', ' ')} {info[key]}" for key in chosen)
     disk = info.get("disk")
     if disk:
-        rounds = [f"{number:,}" for number in disk["snapshots"]]
-        yield "snapshots", f"{len(rounds)}, of round {' and '.join(rounds)}" if rounds else "none"
-        yield "disk", f"{format_bytes(disk['free_bytes'])} free"
+        yield "disk", f"{format_bytes(disk['free_bytes'])} free, {_snapshots(disk['snapshots'])}"
         if disk["paused"]:
             yield "disk paused", _words(disk["paused"])
+
+
+def _snapshots(kept: Sequence[int]) -> str:
+    if not kept:
+        return "no snapshot yet"
+    plural = "" if len(kept) == 1 else "s"
+    return f"snapshot{plural} of round{plural} {' and '.join(f'{number:,}' for number in kept)}"
 
 
 def _wishes(wishes: Info) -> Iterator[str]:
@@ -128,22 +141,30 @@ def _wishes(wishes: Info) -> Iterator[str]:
 
 
 def _others(info: Info) -> Iterator[Row]:
-    own = info["peer_id"]
-    voters = ["this peer" if voter == own else short_id(voter) for voter in info.get("voters", [])]
-    if voters:
-        yield "voters", ", ".join(voters)
-    peers = info.get("peers", [])
-    yield "other peers", f"{len(peers)}: {', '.join(map(short_id, peers))}" if peers else "none"
-    for peer, link in info.get("links", {}).items():
-        rate = link["bytes_per_s"]
-        speed = "" if rate is None else f", {format_bytes(rate)}/s"
-        yield f"way to {short_id(peer)}", f"{link['round_trip_ms']:g} ms{speed}"
-    reachable = info.get("reachable")
-    if reachable:
-        tried = "not known: nobody tried yet"
-        yield "reachable", tried if reachable == "unknown" else reachable
-    if info.get("data_addresses"):
-        yield "data address", ", ".join(info["data_addresses"])
+    own, peers = info["peer_id"], info.get("peers", [])
+    voters = info.get("voters", [])
+    if voters and {*voters} != {own, *peers}:
+        yield "voters", _some(["this peer" if each == own else short_id(each) for each in voters])
+    ways = info.get("links", {})
+    named = [_reached(peer, ways.get(peer)) for peer in peers]
+    yield "other peers", f"{len(peers):,}: {_some(named)}" if peers else "none"
+    if "reachable" in info:
+        tried = {"unknown": "nobody has tried yet"}.get(info["reachable"], info["reachable"])
+        yield "reachable", ": ".join(filter(None, (tried, ", ".join(info["data_addresses"]))))
+
+
+def _reached(peer: str, way: Info | None) -> str:
+    """With what was measured of the way there."""
+    if way is None:
+        return short_id(peer)
+    rate = way["bytes_per_s"]
+    speed = "" if rate is None else f", {format_bytes(rate)}/s"
+    return f"{short_id(peer)} ({way['round_trip_ms']:g} ms{speed})"
+
+
+def _some(named: Sequence[str]) -> str:
+    more = len(named) - MOST_PEERS
+    return ", ".join(named[:MOST_PEERS]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def _text(info: Info, key: str) -> str:

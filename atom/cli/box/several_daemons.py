@@ -7,20 +7,18 @@ from typing import Any, Protocol
 
 import typer
 from rich import box
-from rich.console import Console, Group
-from rich.measure import Measurement
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
 from atom.base.errors import ControlError
 from atom.base.units import format_seconds
-from atom.cli.shell.terminal import print_plainly, stderr_console, stdout_console
+from atom.cli.shell.terminal import columns_of, print_plainly, stderr_console, stdout_console
 from atom.daemon.turns.shown import own_row
 
 _PLACE = "--state"
 COLUMNS = ("run", "state", "round", "device", "share", "turn", "left", "last hour", _PLACE)
 _FIRST_TO_GO = ("share", "last hour", "device", "left")
-_ANY_COLUMNS = 10_000
 
 
 class Asked(Protocol):
@@ -47,11 +45,11 @@ def _pages(rows: Sequence[Sequence[str]], width: int | None) -> list[Table]:
     """One table; where a terminal is too narrow for it, the folders stand in one of their own: they
     are there to be copied."""
     whole = _table(rows, COLUMNS)
-    if width is None or _columns_of(whole) <= width:
+    if width is None or columns_of(whole) <= width:
         return [whole]
     titles = [title for title in COLUMNS if title != _PLACE]
     for title in _FIRST_TO_GO:
-        if _columns_of(_table(rows, titles)) <= width:
+        if columns_of(_table(rows, titles)) <= width:
             break
         titles.remove(title)
     return [_table(rows, titles), _table(rows, ("run", _PLACE))]
@@ -68,12 +66,6 @@ def _table(rows: Sequence[Sequence[str]], titles: Sequence[str]) -> Table:
         cells = dict(zip(COLUMNS, row, strict=True))
         table.add_row(*(Text(cells[title]) for title in titles))  # as is: folders may have [names]
     return table
-
-
-def _columns_of(table: Table) -> int:
-    """What it would take, were there room."""
-    console = Console(width=_ANY_COLUMNS)
-    return Measurement.get(console, console.options, table).maximum
 
 
 def _answer(client: Asked) -> Mapping[str, Any] | None:

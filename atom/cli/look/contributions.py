@@ -8,8 +8,6 @@ from typing import Any
 
 import typer
 from rich import box
-from rich.console import Console
-from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -19,7 +17,7 @@ from atom.cli.look.onlooker import EMPTY_RETRIES, RETRY_S, Onlooker, Sight, onlo
 from atom.cli.look.run_meant import run_meant
 from atom.cli.shell.daemon_console import TerminalConsole
 from atom.cli.shell.signals import run_to_the_end
-from atom.cli.shell.terminal import print_plainly, stdout_console
+from atom.cli.shell.terminal import columns_of, print_plainly, stdout_console
 from atom.swarm.addresses import parse_join_address
 from atom.swarm.chain.ledger import Ledger
 from atom.swarm.identity import short_id
@@ -27,7 +25,6 @@ from atom.swarm.records.run_manifest import Manifest
 
 _COLUMNS = ("peer", "mini-batches", "share", "rounds", "first", "last")
 _LEAST_COLUMNS = 3
-_ANY_COLUMNS = 10_000
 
 
 def show_contributions(address: str | None, state: Path | None, as_json: bool) -> None:
@@ -41,7 +38,8 @@ def show_contributions(address: str | None, state: Path | None, as_json: bool) -
     if console.is_terminal:
         print_plainly(fitting(ledger, console.width))
     else:
-        print_plainly(table(ledger, whole_ids=True))
+        whole = table(ledger, whole_ids=True)
+        print_plainly(whole, least_columns=columns_of(whole))
 
 
 def contributions(manifest: Manifest, ledger: Ledger) -> dict[str, Any]:
@@ -81,10 +79,9 @@ def headline(manifest: Manifest, ledger: Ledger) -> Text:
 
 def fitting(ledger: Ledger, width: int) -> Table:
     """As `table`, with as many of its columns as a terminal of that width has room for."""
-    whole = Console(width=_ANY_COLUMNS)
     for columns in range(len(_COLUMNS), _LEAST_COLUMNS, -1):
         shown = table(ledger, whole_ids=False, columns=columns)
-        if Measurement.get(whole, whole.options, shown).maximum <= width:
+        if columns_of(shown) <= width:
             return shown
     return table(ledger, whole_ids=False, columns=_LEAST_COLUMNS)
 

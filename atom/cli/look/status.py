@@ -26,7 +26,8 @@ def show_status(address: str | None, state: Path | None, as_json: bool) -> None:
     stdout_console().print(f"owner {sight.view.owner}", style="dim", soft_wrap=True)
     if sight.view.data_amount is not None:
         data = Amount(*sight.view.data_amount)
-        stdout_console().print(f"data  {data}", style="dim", soft_wrap=True)
+        console = stdout_console()
+        console.print(f"data  {data}", style="dim", soft_wrap=not console.is_terminal)
     if not sight.view.peers:
         stderr_console().print("[hint]hint:[/]  the run is known, but no peer of it is alive")
 

@@ -7,10 +7,12 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import typer
 from rich.console import Console, RenderableType
+from rich.measure import Measurement
 from rich.theme import Theme
 
 _PLAIN_WIDTH = 120
 """Columns where nobody looks at a terminal (pipes, files)."""
+_ANY_WIDTH = 10_000
 
 THEME = Theme(
     {
@@ -79,12 +81,20 @@ def following(console: Console) -> Iterator[Callable[[str], None]]:
         status.stop()
 
 
-def print_plainly(page: RenderableType) -> None:
-    """On stdout; without padding where nobody looks at a terminal: nobody wants it in a file."""
+def columns_of(page: RenderableType) -> int:
+    """What it would take, were there room."""
+    console = Console(width=_ANY_WIDTH)
+    return Measurement.get(console, console.options, page).maximum
+
+
+def print_plainly(page: RenderableType, least_columns: int = 0) -> None:
+    """On stdout; without padding where nobody looks at a terminal: nobody wants it in a file.
+    `least_columns`: it has that many there, even if $COLUMNS speaks of a narrower terminal."""
     console = stdout_console()
     if console.is_terminal:
         console.print(page)
         return
+    console.width = max(console.width, least_columns)
     with console.capture() as captured:
         console.print(page)
     for line in captured.get().splitlines():

@@ -180,7 +180,8 @@ def _clock(clock: Clock) -> Finding:
     if clock.offset_s is not None:
         low, high = clock.offset_s
         if low <= 0 <= high:
-            said = f"agrees with the swarm's, as far as that is seen: to {high - low:.0f} s"
+            hidden = f"one below {high - low:.0f} s may not show"
+            said = f"no difference from the swarm's was seen; {hidden}"
             return Finding("Clock", Level.OK, said)
         way, least = ("ahead of", low) if low > 0 else ("behind", -high)
         said = f"at least {least:.1f} s {way} the swarm's; {CLOCK_TOLERANCE_S:.0f} s are allowed"

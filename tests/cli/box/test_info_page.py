@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from atom.cli.box import control
-from atom.cli.box.info_page import COPIED, lines, rows
+from atom.cli.box.info_page import COPIED, STOCK, lines, rows
+from atom.config.run_file import Optimizer, Swarm
 
 ME, OTHER = f"12D3KooW{'x' * 38}Jubsmb", f"12D3KooW{'y' * 38}Kwxyzq"
 FOLDER = f"/home/ann/{'long/' * 30}tiny"
@@ -39,18 +40,55 @@ def info(**more: Any) -> dict[str, Any]:
 
 def test_figures_have_units_and_what_is_as_usual_takes_no_line() -> None:
     shown = dict(rows(info()))
-    assert shown["round"] == "1,076 of 10,000"
+    assert shown["round"] == "1,076 of 10,000, loss 3.7321 nats per token"
     assert shown["next round"] == "4 of its 8 mini-batches are counted here"
     assert shown["data"] == "1,880 tokens, 234 sequences to train on"
-    assert shown["one pass"] == "computes 64% of 0.006 s; waits: host 21%, end 3%"
-    assert shown["snapshots"] == "2, of round 1,050 and 1,000"
-    assert shown["disk"] == "62.5 GiB free"
+    waits = "waits: host 21%, end 3%"
+    assert shown["device"] == f"cpu: computes 64% of a pass of 0.006 s; {waits}"
+    assert shown["disk"] == "62.5 GiB free, snapshots of rounds 1,050 and 1,000"
     assert shown["works"] == "at all hours, not on battery"
-    assert shown["voters"] == "this peer, …Kwxyzq"
-    assert shown["way to …Kwxyzq"] == "12.3 ms"
-    assert not {"trouble", "paused", "setting", "void passes", "its turns", "disk paused"} & set(
-        shown
-    )
+    assert shown["other peers"] == "1: …Kwxyzq (12.3 ms)"
+    assert shown["reachable"] == "nobody has tried yet: 127.0.0.1:39669"
+    assert not {
+        "trouble", "paused", "setting", "void passes", "its turns", "disk paused", "voters",
+        "run's choice",
+    } & set(shown)  # fmt: skip
+
+
+def test_a_daemon_in_order_is_whole_on_a_small_terminal() -> None:
+    """Under the command and above the next prompt, with eight peers that were measured."""
+    peers = [f"12D3KooW{'x' * 38}Pee{number:03}" for number in range(8)]
+    way = {"round_trip_ms": 112.3, "bytes_per_s": 12_345_678}
+    usual = info(
+        data={"tokens": 9_599_052, "samples": 149_985, "held_back": 1_066_561},
+        voters=[ME, *peers], peers=peers, links=dict.fromkeys(peers, way), reachable="yes",
+        join_address=f"/ip4/203.0.113.255/tcp/31337/p2p/{ME}/run/tiny/owner/{ME}",
+        state_directory="/home/ann/.local/share/atom/tiny",
+    )  # fmt: skip
+    assert sum(-(-len(label + text) // 80) for label, text in lines(usual, 80)) <= 24 - 2
+
+
+def test_of_others_only_peers_are_shown_and_of_many_how_many() -> None:
+    """Who only asks, such as a doctor on another box, has a way here too."""
+    way = {"round_trip_ms": 1.0, "bytes_per_s": None}
+    asking = info(links={OTHER: way, "12D3KooWdoctor": way})
+    assert "doctor" not in str(rows(asking))
+    peers = [f"peer-{number:06}" for number in range(1, 1003)]
+    many = dict(rows(info(peers=peers, voters=[ME, *peers], links={})))
+    assert many["other peers"].startswith("1,002: …000001, …000002, ")
+    assert many["other peers"].endswith(", …000008 and 994 more")
+    assert dict(rows(info(peers=[], voters=[ME])))["other peers"] == "none"
+    assert dict(rows(info(voters=[OTHER])))["voters"] == "…Kwxyzq", "this peer is none of them"
+
+
+def test_what_the_run_chose_beside_the_stock_is_said() -> None:
+    optimizer, swarm = Optimizer.model_fields, Swarm.model_fields
+    assert {
+        "optimizer_state": optimizer["state"].default, "gradients": optimizer["gradients"].default,
+        "codec": swarm["codec"].default, "ring_protection": swarm["ring_protection"].default,
+    } == STOCK  # fmt: skip
+    chosen = dict(rows(info(codec="int8", optimizer_state="split")))["run's choice"]
+    assert chosen == "optimizer state split, codec int8"
 
 
 def test_what_is_not_as_usual_is_said() -> None:
@@ -67,6 +105,7 @@ def test_what_is_not_as_usual_is_said() -> None:
     assert shown["round"] == "1,076"
     assert shown["paused"] == "outside its hours"
     assert shown["void passes"] == "12 loss-not-finite"
+    assert (shown["device"], shown["disk"]) == ("cuda:0", "0 B free, no snapshot yet")
     assert shown["disk paused"] == "snapshot the disk is full"
     assert shown["works"] == (
         "in the hours mon-fri 18:00-08:00, when nobody used the machine for 10 min, on battery, "
@@ -103,4 +142,4 @@ def test_it_is_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
     monkeypatch.setattr(control, "find_daemons", lambda state: [Place()])
     monkeypatch.setattr(control, "control_client", lambda state: Client())
     control.show_info(None, as_json=False)
-    assert f"state directory   {FOLDER}\n" in capsys.readouterr().out
+    assert f"directory     {FOLDER}\n" in capsys.readouterr().out

@@ -18,7 +18,14 @@ from atom.cli.look.bookkeeper import (
     identity_in,
     listed_peer,
 )
-from atom.cli.look.contributions import _up_to_date, contributions, fitting, headline, table
+from atom.cli.look.contributions import (
+    _up_to_date,
+    contributions,
+    fitting,
+    headline,
+    show_contributions,
+    table,
+)
 from atom.cli.shell.terminal import THEME
 from atom.config.load import normalised_run_text, parse_run_text
 from atom.swarm.chain.commit import Head, Voter
@@ -27,6 +34,7 @@ from atom.swarm.chain.ledger_file import LedgerFile
 from atom.swarm.identity import Identity
 from atom.swarm.records.codec import first_head
 from atom.swarm.records.lease import Lease
+from atom.swarm.records.run_manifest import Manifest
 from atom.swarm.state.ledger_reader import LedgerReader
 from tests.cli.swarm_sights import RUN, Village, lease
 
@@ -59,6 +67,20 @@ def test_the_table_begins_with_who_gave_most() -> None:
     ]
     assert "peer-of-ann" in drawn(table(LEDGER, whole_ids=True))
     assert "1,536 mini-batches in 24 rounds" in drawn(headline(Village().manifest(), LEDGER))
+
+
+def test_a_pipe_gets_whole_ids_whatever_the_terminal_behind_it_has_room_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def read(address: str, state: object) -> tuple[Manifest, Ledger]:
+        return Village().manifest(), LEDGER
+
+    monkeypatch.setenv("COLUMNS", "20")
+    monkeypatch.setattr("atom.cli.look.contributions.read_ledger", read)
+    show_contributions("the address", None, as_json=False)
+    *_, ann, bob = capsys.readouterr().out.splitlines()
+    assert ann.split() == ["peer-of-ann", "880", "57.3%", "24", "1", "24"]
+    assert bob.split() == ["peer-of-bob", "656", "42.7%", "17", "8", "24"]
 
 
 def test_the_json_has_the_documented_keys() -> None:

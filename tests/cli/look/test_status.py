@@ -1,12 +1,15 @@
 import asyncio
 import io
 import json
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
+from rich.text import Text
 
 from atom.base.errors import AddressError
-from atom.cli.look.onlooker import Onlooker
+from atom.cli.look.onlooker import Onlooker, Sight
+from atom.cli.look.status import show_status
 from atom.cli.look.swarm_table import swarm
 from atom.cli.shell.terminal import THEME
 from atom.swarm.identity import short_id
@@ -50,6 +53,26 @@ def test_plain_text_where_nobody_asked_for_colour(monkeypatch: pytest.MonkeyPatc
     assert "\x1b" not in drawn(swarm(sight()))
     monkeypatch.setenv("NO_COLOR", "1")
     assert "\x1b[3" not in drawn(swarm(sight()), force_terminal=True)
+
+
+@pytest.mark.parametrize("columns", [40, 60])
+def test_on_a_terminal_only_what_is_copied_goes_beyond_its_edge(
+    columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen, amount = sight(), (9_599_052, 149_985, 1_066_561)
+    seen = replace(seen, view=replace(seen.view, owner="o" * 60, data_amount=amount))
+
+    async def look(address: str) -> Sight:
+        return seen
+
+    monkeypatch.setattr("atom.cli.look.status._look", look)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    show_status("the address", None, as_json=False)
+    lines = [str(Text.from_ansi(line)) for line in capsys.readouterr().out.splitlines()]
+    assert [line[:6] for line in lines if len(line) > columns] == ["owner "]
+    words = " ".join(lines).split()
+    assert words[-4:] == ["1,066,561", "tokens", "held", "back"], "none is broken"
 
 
 @pytest.mark.parametrize("width", [30, 50, 70, 100])
