@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
-from atom.base.clock import ManualClock
 from atom.base.errors import AtomError
 from atom.swarm.chain.commit import Head
 from atom.swarm.chain.ledger import Ledger, Round, Share
 from atom.swarm.records.view import PeerView, SwarmView, VoidAttempt
+from tests.manual_clock import ManualClock
 
 HOSTILE = "<img src=x onerror=harmed=1><script>harmed=1</script>"
 _PEERS = ("12D3KooWann", "12D3KooWbob", "12D3KooWeve")

@@ -2,7 +2,6 @@
 
 import asyncio
 
-from atom.base.clock import ManualClock
 from atom.cli.look.onlooker import Onlooker, Sight
 from atom.config.load import normalised_run_text, parse_run_text
 from atom.swarm.identity import Identity
@@ -10,6 +9,7 @@ from atom.swarm.records.codec import encode_manifest
 from atom.swarm.records.lease import Lease, PeerState
 from atom.swarm.records.run_manifest import Manifest
 from tests.cli.good_run import good_run
+from tests.manual_clock import ManualClock
 from tests.swarm.directory_memory import MemoryDht, MemoryDirectory
 
 RUN = good_run(rounds=30, global_sequences=64, micro_batch_sequences=8)

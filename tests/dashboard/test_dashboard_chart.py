@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atom.base.clock import ManualClock
 from atom.dashboard.chart import ago_marks, loss_chart, nice_ticks, round_marks, speed_chart
 from atom.dashboard.history import LossHistory, SpeedHistory, thinned
 from atom.swarm.records.lease_body import MAX_LOSS, MAX_RATE
+from tests.manual_clock import ManualClock
 
 
 def test_a_round_is_kept_once_and_a_chain_that_went_back_forgets() -> None:

@@ -14,7 +14,6 @@ import torch
 from hand_written_program import FINEST, HALVES, WHOLE, batches, compile_by_hand, initial_value
 from torch import Tensor
 
-from atom.base.clock import ManualClock
 from atom.optim.adamw import AdamW, AdamWSettings
 from atom.optim.step import Step
 from atom.optim.stepper import Stepper
@@ -27,6 +26,7 @@ from atom.swap.host_store import HostStore
 from atom.swap.readiness import StepFailed
 from atom.swap.schedule import Forward, GradientOut, Load, Observed, OptimizerStep
 from atom.swap.state_form import StateForm
+from tests.manual_clock import ManualClock
 
 SETTINGS = AdamWSettings(betas=(0.9, 0.99), weight_decay=0.1)
 RATE, WAIT_S = 0.05, 20.0

@@ -3,10 +3,10 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from atom.base.clock import ManualClock
 from atom.base.errors import DeviceError
 from atom.swap.stream_times import StreamTimes
 from atom.swap.streams import CudaDevice
+from tests.manual_clock import ManualClock
 
 
 def test_without_a_gpu_the_message_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

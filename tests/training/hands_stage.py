@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from atom.base.clock import ManualClock
 from atom.base.events import EventList
 from atom.swap.boundary_memory import BoundaryMemory
 from atom.swap.device import CpuDevice
@@ -49,6 +48,7 @@ from atom.training.round.vocabulary import (
     Event,
     Stepped,
 )
+from tests.manual_clock import ManualClock
 from tests.swarm.local_transport import LocalNetwork, LocalTransport
 
 ELEMENTS = 64

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from atom.base.clock import ManualClock
 from atom.graph.ir import Program
 from atom.graph.program import compile_program
 from atom.models.gpt3 import GPT3, GPT3Config, initial_value
@@ -33,6 +32,7 @@ from atom.swarm.identity import Identity
 from atom.swarm.state.arenas import arena_digest, state_digest
 from atom.training.catch_up.donors import Arenas, Offer
 from atom.training.replica.replica import Replica, ReplicaSettings
+from tests.manual_clock import ManualClock
 
 ROUNDS = 5
 MODEL = GPT3Config(1, 2, 16, sequence_tokens=8, vocabulary_size=29, dropout=0.0)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from atom.base.clock import BootClock, ManualClock
+from atom.base.clock import BootClock
 from atom.base.errors import PeerRefused
 from atom.base.events import EventList
 from atom.base.reasons import Reason
@@ -25,6 +25,7 @@ from atom.swarm.stream.frames import Purpose
 from atom.training.exchange import Exchange, RingStyle
 from atom.training.kept.results import Results
 from atom.training.round.vocabulary import RingFailed, RingFinished, StartRing
+from tests.manual_clock import ManualClock
 from tests.swarm.directory_memory import MemoryDht, MemoryDirectory
 from tests.swarm.local_transport import LocalNetwork, LocalTransport
 

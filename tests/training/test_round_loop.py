@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from atom.base.clock import ManualClock
 from atom.base.events import EventList
 from atom.base.reasons import Reason
 from atom.swarm.chain.commit import Ballot, Commit, Contribution, Head, Value, Voter, genesis
@@ -44,6 +43,7 @@ from atom.training.round.vocabulary import (
     Unreachable,
     View,
 )
+from tests.manual_clock import ManualClock
 
 PEERS = sorted(Identity.create().peer_id for _ in range(4))
 ME, ANN, BOB, CAT = (Voter(peer, b"i" * 16) for peer in PEERS)

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from atom.base.clock import ManualClock
 from atom.base.errors import DeviceError
 from atom.graph.ir import Program
 from atom.graph.program import compile_program
@@ -24,6 +23,7 @@ from atom.swap.voided import Cause, PassVoided
 from atom.training.replica.pass_size import PassSize
 from atom.training.replica.replica import PassResult, Replica, ReplicaSettings
 from atom.training.replica.worker import Batch, Work, Worker
+from tests.manual_clock import ManualClock
 
 SEQUENCES, VOCABULARY = 2, 29
 CONFIG = GPT3Config(2, 2, 16, sequence_tokens=8, vocabulary_size=VOCABULARY)

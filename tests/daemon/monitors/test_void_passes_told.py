@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from atom.base.clock import ManualClock
 from atom.base.events import EventList
 from atom.daemon.console import Silence
 from atom.daemon.peer.life import Life
@@ -15,6 +14,7 @@ from atom.daemon.state_directory import StateDirectory
 from atom.swap.voided import Cause, PassVoided
 from atom.training.replica.pass_watch import PassWatch
 from atom.training.void_passes import VoidPasses
+from tests.manual_clock import ManualClock
 
 
 class Listener(Silence):

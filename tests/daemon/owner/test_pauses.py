@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from atom.base.clock import ManualClock
 from atom.base.events import EventList
 from atom.daemon.owner.pause_mark import PauseMark
 from atom.daemon.owner.pauses import DEVICE_TAKEN_S, GIVE_BACK_S, TRYING_S, Pauses
+from tests.manual_clock import ManualClock
 
 
 class SmallWorker:

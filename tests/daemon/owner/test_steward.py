@@ -9,13 +9,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from atom.base.clock import ManualClock
 from atom.config.peer_file import Schedule
 from atom.daemon.owner import machine_use, steward
 from atom.daemon.owner.gpu import UnseenGpu
 from atom.daemon.owner.machine_use import MachineUse, desktop_idle_s, idle_hint_s
 from atom.daemon.owner.permit import Observations
 from atom.daemon.owner.steward import Observer, Steward, wall_clock
+from tests.manual_clock import ManualClock
 
 WAIT_S = 10.0
 

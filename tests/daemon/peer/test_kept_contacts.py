@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from atom.base.clock import ManualClock
 from atom.base.events import EventList
 from atom.daemon.peer.kept_contacts import KeptContacts, known_contacts
 from atom.swarm.identity import Identity
 from atom.training.kept.disk_room import DiskRoom
+from tests.manual_clock import ManualClock
 
 
 def test_what_found_no_room_is_written_later(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from atom.base.clock import ManualClock
 from atom.base.events import EventList
 from atom.daemon.console import Console, Silence
 from atom.daemon.peer.leaving import LEAVE_S, Leaving, SharedFacts
@@ -17,6 +16,7 @@ from atom.daemon.peer.life import Life
 from atom.daemon.peer.lifecycle import Facts
 from atom.daemon.state_directory import StateDirectory
 from atom.training.round.vocabulary import Phase
+from tests.manual_clock import ManualClock
 
 
 class Donors:

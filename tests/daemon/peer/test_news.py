@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from atom.base.clock import ManualClock
 from atom.daemon.console import Silence
 from atom.daemon.peer.herald import Herald
 from atom.daemon.peer.news import GATHER_S, LOST_S, SETTLE_S, Company, Pace, Rounds, Standstill
 from atom.swarm.chain.commit import Ballot, Contribution, Value
 from atom.swarm.records.lease import PeerState
 from atom.training.round.vocabulary import View
+from tests.manual_clock import ManualClock
 
 NOBODY: frozenset[str] = frozenset()
 ANN, BOB = "12D3KooWAnnAnn", "12D3KooWBobBob"

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from atom.base.clock import ManualClock
 from atom.base.events import EventList
 from atom.config.peer_file import Device
 from atom.daemon.turns.board import Wish
 from atom.daemon.turns.board_file import BoardFile
 from atom.daemon.turns.opening import device_name, open_turns
 from atom.daemon.turns.taking import IDLE_S, UNREADABLE_S, Contender, DeviceTurns, run_key
+from tests.manual_clock import ManualClock
 
 SLOT_S = 100.0
 

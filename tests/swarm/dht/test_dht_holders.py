@@ -11,7 +11,7 @@ with warnings.catch_warnings():
     from atom.swarm.dht import holders as dht_holders
     from atom.swarm.dht.holders import Holders
 
-from atom.base.clock import ManualClock
+from tests.manual_clock import ManualClock
 
 
 class Node:

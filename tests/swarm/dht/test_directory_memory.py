@@ -3,7 +3,6 @@ import asyncio
 import pytest
 from swarm_samples import a_lease, a_manifest
 
-from atom.base.clock import ManualClock
 from atom.base.errors import AddressError
 from atom.base.events import EventList
 from atom.swarm.dht.client import DirectoryUnavailable
@@ -12,6 +11,7 @@ from atom.swarm.identity import Identity
 from atom.swarm.records.codec import encode_lease, encode_manifest
 from atom.swarm.records.keys import lease_key, shard_of
 from atom.swarm.records.lease import LEASE_SECONDS
+from tests.manual_clock import ManualClock
 from tests.swarm.directory_memory import MemoryDht, MemoryDirectory
 
 OWNER, PEER = Identity.create(), Identity.create()

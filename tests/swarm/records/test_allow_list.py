@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 from swarm_samples import TINY_RUN, a_lease, a_manifest
 
-from atom.base.clock import ManualClock
 from atom.base.errors import PeerRefused
 from atom.base.events import EventList
 from atom.base.reasons import Reason
@@ -24,6 +23,7 @@ from atom.swarm.stream.frames import Channel, Patience, Purpose
 from atom.swarm.stream.handshake import Local
 from atom.swarm.stream.tls import make_credentials, wrap
 from atom.swarm.transport.transport import PeerTransport, Transport
+from tests.manual_clock import ManualClock
 from tests.swarm.directory_memory import MemoryDht, MemoryDirectory
 from tests.swarm.local_transport import LocalNetwork, LocalTransport
 

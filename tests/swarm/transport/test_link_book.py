@@ -4,7 +4,6 @@ import math
 
 import pytest
 
-from atom.base.clock import ManualClock
 from atom.swarm.records.link import LONGEST_ROUND_TRIP_S
 from atom.swarm.transport.link_book import (
     KEPT,
@@ -12,6 +11,7 @@ from atom.swarm.transport.link_book import (
     RATE_KEPT_S,
     LinkBook,
 )
+from tests.manual_clock import ManualClock
 
 MANY = 100 * LEAST_BYTES
 

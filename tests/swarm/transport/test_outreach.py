@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from swarm_samples import a_lease
 
-from atom.base.clock import ManualClock
 from atom.base.events import EventList
 from atom.swarm.records.lease import PeerState
 from atom.swarm.records.reachability import (
@@ -24,6 +23,7 @@ from atom.swarm.records.reachability import (
 )
 from atom.swarm.transport.contacts import FAILED_S, Contact, ContactBook
 from atom.swarm.transport.outreach import Outreach, contact_of
+from tests.manual_clock import ManualClock
 
 YES, NO, UNKNOWN = Reached.YES, Reached.NO, Reached.UNKNOWN
 

@@ -3,7 +3,6 @@
 import threading
 from typing import cast
 
-from atom.base.clock import ManualClock
 from atom.base.events import EventList
 from atom.swarm.identity import Identity
 from atom.swarm.stream.frames import Patience
@@ -13,6 +12,7 @@ from atom.swarm.transport.crew import Crew
 from atom.swarm.transport.endpoint import Endpoint, TransportLimits
 from atom.swarm.transport.relay import Pair, Relay
 from atom.swarm.transport.switchboard import Switchboard
+from tests.manual_clock import ManualClock
 
 
 def test_a_relayed_ring_may_be_silent_in_one_direction() -> None:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from atom.base.clock import ManualClock
 from atom.graph.ir import Program
 from atom.graph.program import compile_program
 from atom.models.gpt3 import GPT3, GPT3Config, initial_value
@@ -21,6 +20,7 @@ from atom.swap.engine import Observer
 from atom.swap.schedule import ValuesIn, ValuesOut
 from atom.swap.timeline import Recording
 from atom.training.replica.replica import Replica, ReplicaSettings
+from tests.manual_clock import ManualClock
 
 CONFIG = GPT3Config(2, 2, 16, sequence_tokens=300, vocabulary_size=80, dropout=0.1)
 """Its loss comes in two chunks, each under a checkpoint."""

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from atom.base.clock import ManualClock
 from atom.graph.ir import Program
 from atom.graph.program import compile_program
 from atom.models.gpt3 import GPT3, GPT3Config, initial_value
@@ -22,6 +21,7 @@ from atom.swap.engine import PassCancelled
 from atom.swap.schedule import Shape, training_pass
 from atom.training.replica.device_hold import DeviceTaken
 from atom.training.replica.replica import Replica, ReplicaSettings
+from tests.manual_clock import ManualClock
 
 CONFIG = GPT3Config(2, 2, 16, sequence_tokens=8, vocabulary_size=29, dropout=0.1)
 ARRANGEMENT = Arrangement(2, resident=frozenset({0}), offloaded=frozenset({1}))

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from atom.base.clock import ManualClock
 from atom.base.events import EventList
 from atom.graph.program import compile_program
 from atom.models.gpt3 import GPT3, GPT3Config, initial_value
@@ -21,6 +20,7 @@ from atom.swarm.chain.usual_gradients import NORMS_REMEMBERED, part_limit
 from atom.training.replica.excess import Excess
 from atom.training.replica.replica import Replica, ReplicaSettings
 from atom.training.round.vocabulary import Frozen
+from tests.manual_clock import ManualClock
 from tests.training.hands_stage import BALLOT, LIMIT, Stage
 
 CONFIG = GPT3Config(1, 2, 16, sequence_tokens=8, vocabulary_size=29)

@@ -2,9 +2,9 @@
 
 import json
 
-from atom.base.clock import ManualClock
 from atom.swap.schedule import Backward, Forward, GradientOut, Load, OptimizerStep
 from atom.training.replica.pass_watch import LOOK_S, PassWatch
+from tests.manual_clock import ManualClock
 
 
 def watched(watch: PassWatch, at_s: float = 0.0, sound: bool = True) -> bool:

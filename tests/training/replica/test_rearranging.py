@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from atom.base.clock import ManualClock
 from atom.graph.ir import Program
 from atom.graph.program import build_program
 from atom.graph.trace import trace
@@ -22,6 +21,7 @@ from atom.swap.arrangement import Arrangement
 from atom.swap.device import CpuDevice
 from atom.swap.engine import PassCancelled
 from atom.training.replica.replica import Replica, ReplicaSettings
+from tests.manual_clock import ManualClock
 
 CONFIG = GPT3Config(3, 2, 16, sequence_tokens=8, vocabulary_size=29, dropout=0.1)
 NARROW = {"precision": torch.bfloat16, "gradients": torch.bfloat16}

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from atom.base.clock import ManualClock
 from atom.graph.ir import Program
 from atom.graph.program import compile_program
 from atom.models.gpt3 import GPT3, GPT3Config, initial_value, initialise
@@ -27,6 +26,7 @@ from atom.swap.readiness import StepFailed
 from atom.swap.schedule import GradientOut, Shape, training_pass
 from atom.swap.timeline import Recording
 from atom.training.replica.replica import Replica, ReplicaSettings
+from tests.manual_clock import ManualClock
 
 SEQUENCES, SEED, STEPS = 2, 11, 3
 TIED = "embedding.tokens.weight"

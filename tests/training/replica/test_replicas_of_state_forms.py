@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from atom.base.clock import ManualClock
 from atom.base.errors import PeerRefused
 from atom.base.events import EventList
 from atom.graph.ir import Program
@@ -25,6 +24,7 @@ from atom.swarm.state.fetch_options import Watch
 from atom.training.catch_up.donors import Offer, PeerDonors
 from atom.training.kept.snapshot import load_snapshot, write_snapshot
 from atom.training.replica.replica import Replica, ReplicaSettings
+from tests.manual_clock import ManualClock
 from tests.swarm.local_transport import LocalNetwork, LocalTransport
 
 MODEL = GPT3Config(1, 2, 16, sequence_tokens=8, vocabulary_size=29, dropout=0.0)

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from atom.base.clock import ManualClock
 from atom.graph.ir import Program
 from atom.graph.program import compile_program
 from atom.models.gpt3 import GPT3, GPT3Config, initial_value
@@ -22,6 +21,7 @@ from atom.swap.arrangement import Arrangement
 from atom.swap.device import CpuDevice
 from atom.swap.state_form import StateForm
 from atom.training.replica.replica import Replica, ReplicaSettings
+from tests.manual_clock import ManualClock
 
 FORMS = [
     (torch.float32, StateForm.EXACT),

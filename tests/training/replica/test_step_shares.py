@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from atom.base.clock import ManualClock
 from atom.graph.ir import Program
 from atom.graph.program import compile_program
 from atom.models.gpt3 import GPT3, GPT3Config, initial_value
@@ -22,6 +21,7 @@ from atom.swap.readiness import StepFailed
 from atom.swap.state_form import StateForm
 from atom.swap.workbench import CpuWorkbench, Pair, Workbench
 from atom.training.replica.replica import Replica, ReplicaSettings
+from tests.manual_clock import ManualClock
 
 CONFIG = GPT3Config(2, 2, 16, sequence_tokens=8, vocabulary_size=29)
 FORMS = [(torch.float32, StateForm.EXACT), *((torch.bfloat16, form) for form in StateForm)]
