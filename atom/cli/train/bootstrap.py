@@ -4,6 +4,7 @@ import asyncio
 import signal
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from atom.cli.shell.daemon_console import TerminalConsole
 from atom.config.load import load_peer_file
@@ -16,6 +17,24 @@ from atom.swarm.dht.frames import NodeSettings
 
 DEFAULT_LISTEN = "0.0.0.0:31337"
 """A fixed port: people write this address down."""
+
+
+_TOLD = {
+    "dht-process-ended": "the DHT's process has ended: it is started again",
+    "dht-restart-failed": "the DHT's process could not be started, it is tried again",
+    "dht-process-restarted": "the DHT's process runs again",
+}
+
+
+class ToldEvents:
+    """An `EventSink`: a node that trains nothing keeps no journal, and has nobody else to tell."""
+
+    def __init__(self, console: TerminalConsole) -> None:
+        self._console = console
+
+    def emit(self, kind: str, **fields: Any) -> None:
+        detail = f": {fields['detail']}" if "detail" in fields else ""
+        self._console.note(_TOLD.get(kind, kind) + detail)
 
 
 @dataclass(frozen=True)
@@ -71,5 +90,5 @@ async def _serve(node: NodeSettings, console: TerminalConsole) -> None:
         for address in addresses[1:]:
             console.note(f"also reached at {address}")
 
-    await run_bootstrap(node, stop, ready)
+    await run_bootstrap(node, stop, ready, ToldEvents(console))
     console.note("the bootstrap node has ended")

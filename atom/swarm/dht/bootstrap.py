@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
+from atom.base.events import EventSink
 from atom.swarm.addresses import rank_addresses
 from atom.swarm.dht.directory import primary_host
 from atom.swarm.dht.frames import NodeSettings
@@ -12,15 +13,19 @@ from atom.swarm.identity import Identity
 
 
 async def run_bootstrap(
-    node: NodeSettings, stop: asyncio.Event, on_ready: Callable[[tuple[str, ...]], None]
+    node: NodeSettings,
+    stop: asyncio.Event,
+    on_ready: Callable[[tuple[str, ...]], None],
+    events: EventSink | None = None,
 ) -> None:
-    """Serves until `stop` is set; `on_ready` gets the multiaddrs others may use, best first.
+    """Serves until `stop` is set; `on_ready` gets the multiaddrs others may use, best first, and
+    `events` that the DHT's process ended and was started again.
 
     Raises: AddressError, PortInUseError, StorageError, UserError.
     """
     if node.identity_path is not None:
         Identity.load_or_create(Path(node.identity_path))
-    client = SteadyClient(node)
+    client = SteadyClient(node, events)
     try:
         await client.start()
         addresses = (await client.call("addresses"))["addresses"]

@@ -11,7 +11,9 @@ import psutil
 import pytest
 import yaml
 
+from atom.cli.shell.daemon_console import TerminalConsole
 from atom.cli.shell.exit_codes import ExitCode
+from atom.cli.train.bootstrap import ToldEvents
 from atom.swarm.addresses import parse_multiaddr
 
 ATOM = (sys.executable, "-m", "atom")
@@ -65,6 +67,36 @@ def test_one_node_per_state_directory(node: str, state: Path) -> None:
     done = atom("bootstrap", "--listen", "127.0.0.1:0", "--state", str(state))
     assert done.returncode == ExitCode.STORAGE
     assert "another daemon runs" in done.stderr
+
+
+def test_who_looks_after_a_node_hears_that_its_dht_ended_and_runs_again(tmp_path: Path) -> None:
+    arguments = (*ATOM, "bootstrap", "--listen", "127.0.0.1:0", "--state", str(tmp_path))
+    with subprocess.Popen(
+        arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        told = []
+        try:
+            process.stdout.readline()
+            (dht,) = psutil.Process(process.pid).children()
+            dht.kill()
+            while not told or "runs again" not in told[-1]:
+                told.append(process.stderr.readline())
+                assert told[-1], f"it ended after {told}"
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.communicate(timeout=30)
+    assert process.returncode == ExitCode.OK
+    assert any("the DHT's process has ended: it is started again" in line for line in told)
+
+
+def test_what_a_failed_start_was_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    console = TerminalConsole()
+    ToldEvents(console).emit("dht-restart-failed", detail="port 31337 is in use")
+    console.close()
+    said = " ".join(capsys.readouterr().err.split())
+    assert "could not be started, it is tried again: port 31337 is in use" in said
 
 
 def test_the_container_s_health_check_hears_that_the_node_answers(
