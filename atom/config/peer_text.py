@@ -52,15 +52,15 @@ def parse_assignment(text: str) -> Assignment:
     return key, _value_of(value)
 
 
-def edited(text: str, assignments: Sequence[Assignment]) -> str:
-    """`text` with these keys changed. Raises: ConfigError for a text that is no TOML, or has
-    something else where a section is to be."""
-    document = _document(text)
+def edited(text: str, assignments: Sequence[Assignment], name: str = "peer file") -> str:
+    """`text` with these keys changed. Raises: ConfigError, which begins with `name`, for a text
+    that is no TOML, or has something else where a section is to be."""
+    document = _document(text, name)
     for key, value in assignments:
         section, name = key.split(".")
         if section not in document and value is not None:
             document[section] = tomlkit.table()
-        table = _table(document, section)
+        table = _table(document, section, name)
         if value is None:
             table.pop(name, None)
         else:
@@ -68,24 +68,24 @@ def edited(text: str, assignments: Sequence[Assignment]) -> str:
     return tomlkit.dumps(document)
 
 
-def written(text: str, key: str) -> str:
+def written(text: str, key: str, file: str = "peer file") -> str:
     """What stands behind a key, as TOML; empty: it is not there. Raises: as `edited`."""
     section, name = key.split(".")
-    value = _table(_document(text), section).get(name)
+    value = _table(_document(text, file), section, file).get(name)
     return "" if value is None else str(tomlkit.item(value).as_string())
 
 
-def _document(text: str) -> tomlkit.TOMLDocument:
+def _document(text: str, name: str) -> tomlkit.TOMLDocument:
     try:
         return tomlkit.parse(text)
     except TOMLKitError as problem:
-        raise ConfigError(f"not valid TOML: {problem}", _MEND) from None
+        raise ConfigError(f"{name}: not valid TOML: {problem}", _MEND) from None
 
 
-def _table(document: tomlkit.TOMLDocument, section: str) -> MutableMapping[str, Any]:
+def _table(document: tomlkit.TOMLDocument, section: str, name: str) -> MutableMapping[str, Any]:
     table = document.get(section, {})
     if not isinstance(table, dict):
-        raise ConfigError(f"{section}: expected a section", _MEND)
+        raise ConfigError(f"{name}: {section}: expected a section", _MEND)
     return table
 
 

@@ -47,6 +47,18 @@ def test_entries_keep_their_order_and_a_file_counts_once(tmp_path: Path) -> None
     assert names(corpus, tmp_path) == ["z.md", "w.txt", "y.txt"]
 
 
+@pytest.mark.parametrize("limits", [EVERYTHING, Limits(max_bytes=3)])
+def test_a_text_that_cannot_be_read_is_no_trouble_with_the_disk(
+    tmp_path: Path, limits: Limits
+) -> None:
+    write(tmp_path, a="abcdef")
+    (document,) = text_corpus([tmp_path]).read()
+    (tmp_path / "a").unlink()
+    stale = Corpus(lambda: iter([document]), limits)
+    with pytest.raises(DataError, match="a cannot be read: No such file"):
+        stale.survey()
+
+
 def test_the_digest_names_contents_not_places(tmp_path: Path) -> None:
     first = text_corpus([write(tmp_path / "1", a="one", b="two")])
     moved = text_corpus([write(tmp_path / "2", c="one", d="two")])

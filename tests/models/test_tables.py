@@ -43,7 +43,8 @@ def in_containers(root: Path) -> list[Path]:
     }.items():
         (root / name[:2] / name[-3:]).mkdir(parents=True)
         (root / name[:2] / name[-3:] / name).write_bytes(content)
-    for folder, rows in (("rows", table), ("coded", coded)):
+    views = table.set_column(1, "text", table["text"].cast(pa.string_view()))
+    for folder, rows in (("rows", table), ("coded", coded), ("views", views)):
         (root / folder).mkdir()
         parquet.write_table(rows, root / folder / "t.parquet", row_group_size=2)
     (root / "files").mkdir()
@@ -54,7 +55,7 @@ def in_containers(root: Path) -> list[Path]:
 
 def test_equal_texts_are_equal_in_every_container(tmp_path: Path) -> None:
     folders = set(in_containers(tmp_path / "in"))
-    assert len(folders) == 7
+    assert len(folders) == 8
     corpora = [text_corpus([folder]) for folder in folders]
     assert {tuple(contents(corpus)) for corpus in corpora} == {
         tuple(text.encode() for text in TEXTS if text)

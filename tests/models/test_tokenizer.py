@@ -35,6 +35,22 @@ def test_a_json_file_gives_its_own_numbers(tmp_path: Path) -> None:
     assert numbers(coder, b"hello \xc3", b"\xa9\nworld nobody") == [1, 3, 2, 0]
 
 
+def test_what_a_file_says_of_batches_leaves_out_no_text(tmp_path: Path) -> None:
+    path = word_file(tmp_path / "t.json")
+    built = tokenizers.Tokenizer.from_file(str(path))
+    built.enable_truncation(2)
+    built.enable_padding(length=9, pad_id=3)
+    built.save(str(path))
+    assert numbers(load_tokenizer(path), b"hello world hello") == [1, 2, 1]
+
+
+def test_a_text_has_the_same_tokens_every_time(tmp_path: Path) -> None:
+    words = {"a": 0, "b": 1, "ab": 2}
+    built = tokenizers.Tokenizer(models.BPE(words, [("a", "b")], dropout=0.5))
+    built.save(str(tmp_path / "t.json"))
+    assert numbers(load_tokenizer(tmp_path / "t.json"), b"ab" * 200) == [2] * 200
+
+
 def test_digests_name_the_file(tmp_path: Path) -> None:
     first = JsonTokenizer(word_file(tmp_path / "a.json"))
     same = JsonTokenizer(word_file(tmp_path / "b.json"))

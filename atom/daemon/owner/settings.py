@@ -87,14 +87,14 @@ class Settings:
         """See `atom.daemon.control.Controllable`."""
         if not assignments:
             text = self._text()
-            return [_setting(key, text) for key in all_keys()]
+            return [self._setting(key, text) for key in all_keys()]
         with self._alone():
             wanted = [parse_assignment(each) for each in assignments]
-            changed = edited(self._text(), wanted)
+            changed = edited(self._text(), wanted, str(self._path))
             peer = parse_peer_text(changed, self._path.parent, self._path.name)
             self._refuse_moving_away(peer)
             self._put_in_force(peer, changed)
-            return [_setting(key, changed) for key, _ in wanted]
+            return [self._setting(key, changed) for key, _ in wanted]
 
     def wishes(self) -> Mapping[str, Any]:
         """[schedule] as it holds, for `atom info`; in words where it cannot."""
@@ -141,6 +141,16 @@ class Settings:
                 f"{self._path}: cannot be read: {problem}", "check its rights, and that it is text"
             ) from None
 
+    def _setting(self, key: str, text: str) -> Setting:
+        """Raises: ConfigError for a text that is no TOML."""
+        value = written(text, key, str(self._path))
+        return {
+            "key": key,
+            "value": value or default_text(key),
+            "default": not value,
+            "live": is_live(key),
+        }
+
     def _refuse_moving_away(self, peer: PeerFile) -> None:
         if peer.state.directory is not None and self._kept:
             raise ConfigError(
@@ -176,16 +186,6 @@ class Settings:
 def is_live(key: str) -> bool:
     """Whether a change is in force without a restart."""
     return key in (POWER, THREADS, *CAPS, *MEMORY, *TURNS) or key.startswith("schedule.")
-
-
-def _setting(key: str, text: str) -> Setting:
-    value = written(text, key)
-    return {
-        "key": key,
-        "value": value or default_text(key),
-        "default": not value,
-        "live": is_live(key),
-    }
 
 
 def _write(path: Path, text: str) -> None:

@@ -1,7 +1,7 @@
 """The door to `pyarrow`, which reads parquet and zstd."""
 
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import IO, Any, cast
@@ -35,7 +35,7 @@ def column_rows(table: Any, column: str, path: Path) -> Iterator[bytes | None]:
     arrow = _library(path)
     kind = table.schema_arrow.field(column).type
     kind = kind.value_type if arrow.types.is_dictionary(kind) else kind
-    if not (arrow.types.is_string(kind) or arrow.types.is_large_string(kind)):
+    if not any(holds(kind) for holds in _text_kinds(arrow)):
         raise DataError(
             f'{path}: the column "{column}" holds {kind}, not text',
             'name the one that holds the text: [data] text_field = "…" in the run file',
@@ -46,6 +46,11 @@ def column_rows(table: Any, column: str, path: Path) -> Iterator[bytes | None]:
             yield from texts.to_pylist()
     except arrow.ArrowInvalid as error:
         raise DataError(f"{path} is damaged: {error}", "fetch it again") from error
+
+
+def _text_kinds(arrow: ModuleType) -> tuple[Callable[[Any], bool], ...]:
+    kinds = arrow.types
+    return (kinds.is_string, kinds.is_large_string, kinds.is_string_view)
 
 
 def _library(path: Path) -> ModuleType:

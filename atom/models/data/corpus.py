@@ -5,6 +5,7 @@ Which files or tables hold them does not matter: equal texts in equal order are 
 
 import hashlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -37,6 +38,17 @@ class DataUnreachable(DataError):
 SURVEYING = "reading the text"
 
 
+@contextmanager
+def reads(path: Path) -> Iterator[None]:
+    """Raises: DataError for an OSError within: it is the text's, and not of the disk that tokens
+    are written to."""
+    try:
+        yield
+    except OSError as error:
+        what = error.strerror or error
+        raise DataError(f"{path} cannot be read: {what}", "check its path and rights") from error
+
+
 class Document(Protocol):
     """One text, not read yet."""
 
@@ -48,10 +60,16 @@ class Document(Protocol):
     def size_bytes(self) -> int: ...
 
     def boundary(self, offset: int) -> int:
-        """The last offset up to this one where no UTF-8 character is cut in two."""
+        """The last offset up to this one where no UTF-8 character is cut in two.
+
+        Raises: DataError if it cannot be read.
+        """
 
     def blocks(self, wanted_bytes: int) -> Iterator[bytes]:
-        """Its start, in blocks of BLOCK_BYTES. Raises: DataError if it has become shorter."""
+        """Its start, in blocks of BLOCK_BYTES.
+
+        Raises: DataError if it has become shorter, or cannot be read.
+        """
 
 
 @dataclass(frozen=True)
@@ -67,12 +85,12 @@ class FileDocument:
 
     def boundary(self, offset: int) -> int:
         first = max(0, offset - 3)
-        with self.path.open("rb") as file:
+        with reads(self.path), self.path.open("rb") as file:
             file.seek(first)
             return first + _boundary(file.read(offset - first + 1), offset - first)
 
     def blocks(self, wanted_bytes: int) -> Iterator[bytes]:
-        with self.path.open("rb") as file:
+        with reads(self.path), self.path.open("rb") as file:
             while wanted_bytes > 0:
                 block = file.read(min(BLOCK_BYTES, wanted_bytes))
                 if not block:
@@ -147,7 +165,7 @@ class Corpus:
     def texts(self) -> Iterator[Text]:
         """Read one to its end before the next.
 
-        Raises: DataError for what holds no text, or is not there; OSError if it cannot be read.
+        Raises: DataError for what holds no text, is not there, or cannot be read.
         """
         left, count = self.limits.max_bytes, 0
         for document in self.read():

@@ -8,7 +8,15 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from atom.models.data.corpus import EVERYTHING, Corpus, DataError, Document, FileDocument, Limits
+from atom.models.data.corpus import (
+    EVERYTHING,
+    Corpus,
+    DataError,
+    Document,
+    FileDocument,
+    Limits,
+    reads,
+)
 from atom.models.data.json_lines import json_lines_documents
 from atom.models.data.parquet import parquet_documents
 
@@ -78,7 +86,7 @@ def size_of_files(files: Iterable[Path]) -> int:
 def _documents(files: Sequence[Path], text_field: str) -> Iterator[Document]:
     for path in files:
         name = path.name.lower()
-        try:
+        with reads(path):
             size = path.stat().st_size
             if name.endswith(JSON_LINES_SUFFIXES):
                 yield from json_lines_documents(path, text_field)
@@ -86,11 +94,6 @@ def _documents(files: Sequence[Path], text_field: str) -> Iterator[Document]:
                 yield from parquet_documents(path, text_field)
             else:
                 yield FileDocument(path, size)
-        except OSError as error:
-            what = error.strerror or error
-            raise DataError(
-                f"{path} cannot be read: {what}", "check its path and rights"
-            ) from error
 
 
 def _matching(entry: str | Path) -> list[Path]:

@@ -111,9 +111,19 @@ def _parse_tokenizer(content: bytes, path: Path) -> Any:
         what = f"tokenizer {path} needs the package `tokenizers`"
         raise DataError(what, f"`{install_package('tokenizers')}`") from error
     try:
-        return tokenizers.Tokenizer.from_str(content.decode("utf-8"))
+        return _of_whole_texts(tokenizers.Tokenizer.from_str(content.decode("utf-8")))
     except Exception as error:  # the library raises bare Exception for whatever is wrong
         raise DataError(f"{path} is not a tokenizer.json: {error}", _HINT) from error
+
+
+def _of_whole_texts(tokenizer: Any) -> Any:
+    """Without what the library keeps in the file for batches of somebody's training: it would leave
+    out text beyond a length, fill short pieces up, or give other tokens every time."""
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    if getattr(tokenizer.model, "dropout", None) is not None:
+        tokenizer.model.dropout = None
+    return tokenizer
 
 
 def _characters(blocks: Iterable[bytes]) -> Iterator[str]:

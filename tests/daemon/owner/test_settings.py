@@ -191,7 +191,7 @@ def test_what_others_wrote_meanwhile_is_kept_and_in_force(scene: Scene) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         scene.settings.set(["device.cpu_threads=3"])
     scene.path.write_text("[network")
-    with pytest.raises(ConfigError, match="not valid TOML"):
+    with pytest.raises(ConfigError, match=r"box\.toml: not valid TOML"):
         scene.settings.set([])
     scene.path.unlink()
     with pytest.raises(ConfigError, match="no such file any more"):
