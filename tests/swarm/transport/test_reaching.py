@@ -4,6 +4,7 @@ import dataclasses
 import queue
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,6 +20,7 @@ from atom.swarm.stream.frames import Kind, Patience, Purpose
 from atom.swarm.stream.handshake import Local
 from atom.swarm.stream.protection import RingProtection
 from atom.swarm.stream.socket_stream import SocketStream
+from atom.swarm.stream.throttle import SLICE_BYTES
 from atom.swarm.transport.contacts import Contact, Unreachable
 from atom.swarm.transport.endpoint import TransportLimits
 from atom.swarm.transport.switchboard import ANSWER, TOKEN_BYTES
@@ -266,6 +268,42 @@ def test_strangers_do_not_take_all_lines(make: Callable[..., Peer]) -> None:
     member.keeps_lines_to(host)
     lines = host.transport._switchboard
     assert [lines.has_line(p.peer_id) for p in (one, two, member)] == [True, False, True]
+
+
+def test_relayed_connections_that_end_leave_no_debt_to_the_box(
+    make: Callable[..., Peer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One end floods, the other hangs up: what is never passed on keeps nobody waiting."""
+    relay, one, two = make(), make(listens=False), make(listens=False)
+    relay.knows(one, two)
+    two.keeps_lines_to(relay)
+    one.knows(relay)
+    slice_s, (bandwidth, passing) = 0.25, (relay.transport.bandwidth, relay.transport._relay)
+    bandwidth.change(8 * SLICE_BYTES / slice_s, None)
+    brought = threading.Semaphore(0)
+
+    class Flooding(SocketStream):
+        def recv_some(self, view: memoryview, patience: Patience, wanted: int = 1) -> int:
+            count = super().recv_some(view, patience, wanted)
+            brought.release()
+            return count
+
+    def flooding(peer_id: str, seconds: float) -> SocketStream:
+        far, near = socket.socketpair()
+        with far:
+            far.setblocking(False)
+            far.send(bytes(8 * SLICE_BYTES))
+        return Flooding(near)
+
+    monkeypatch.setattr(relay.transport._switchboard, "call", flooding)
+    for _ in range(8):
+        asking = one.transport._dialer.dial_directly(
+            relay.peer_id, Purpose.RELAY, two.peer_id.encode()
+        )
+        assert brought.acquire(timeout=SOON)
+        asking.close()
+        until(lambda: not passing._far)
+    assert bandwidth.upload.take(0.0, time.monotonic()) <= 2 * slice_s
 
 
 def test_when_the_relay_goes_both_ends_learn_it(make: Callable[..., Peer]) -> None:
