@@ -5,6 +5,7 @@ import queue
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -23,6 +24,7 @@ from atom.swarm.stream.socket_stream import SocketStream
 from atom.swarm.stream.throttle import SLICE_BYTES
 from atom.swarm.transport.contacts import Contact, Unreachable
 from atom.swarm.transport.endpoint import TransportLimits
+from atom.swarm.transport.relay import Pair
 from atom.swarm.transport.switchboard import ANSWER, TOKEN_BYTES
 from atom.swarm.transport.transport import Transport
 
@@ -169,6 +171,37 @@ def test_who_does_not_answer_through_a_third_is_dialled_if_it_can_be(
     one.transport.doubt([two.peer_id])
     say(3)
     assert passed() < 5
+
+
+def test_a_relay_that_swallows_is_not_the_only_way(
+    make: Callable[..., Peer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It passes every handshake on, and then nothing."""
+    mute, relay = make(), make()
+    one, two = make(listens=False), make(listens=False)
+    for each in (mute, relay):
+        each.knows(two, one)
+    two.keeps_lines_to(mute, relay)
+    one.knows(mute, relay)
+    one.knows(two, through=(mute, relay))
+    passed, freed = Counter[int](), threading.Event()
+
+    def swallow(count: int, pair: Pair) -> None:
+        passed[id(pair)] += count
+        if passed[id(pair)] > 10_000:
+            freed.wait(SOON)
+            raise ConnectionError("swallowed")
+
+    monkeypatch.setattr(mute.transport._relay, "_take_turn", swallow)
+    try:
+        assert one.transport.send(two.peer_id, bytes(50_000))
+        until(lambda: any(count > 10_000 for count in passed.values()))
+        one.transport.doubt([two.peer_id])
+        assert one.transport.send(two.peer_id, bytes(50_000))
+        assert two.heard.get(timeout=SOON) == (one.peer_id, bytes(50_000))
+        ring_between(one, two)
+    finally:
+        freed.set()
 
 
 def test_a_relay_never_sees_what_passes(
