@@ -4,6 +4,7 @@ import fcntl
 import hashlib
 import os
 import tempfile
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
@@ -14,6 +15,7 @@ from atom.base.held_file import is_held
 from atom.base.home import expand_home
 
 _MAX_SOCKET_PATH_BYTES = 100
+_MOST_TRIES, _TRY_S = 100, 0.02
 
 
 class StateDirectory:
@@ -122,15 +124,29 @@ class StateDirectory:
                 f"cannot use the state directory {self.root}: {why_not_written(problem)}",
                 "choose another one with --state DIR",
             ) from problem
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as problem:
+        if not self._claims(file):
             file.close()
             raise StorageError(
                 f"another daemon runs in {self.root}",
                 "stop it with `atom leave`, or choose another directory with --state DIR",
-            ) from problem
+            )
         self._lock = file
+
+    def _claims(self, file: IO[str]) -> bool:
+        """Whether the claim is ours now. Who looks whether the directory is in use holds the lock
+        for a moment, and shared: that is no daemon, and over soon."""
+        for _ in range(_MOST_TRIES):
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if self.in_use:
+                    return False
+            except OSError:
+                return False
+            else:
+                return True
+            time.sleep(_TRY_S)
+        return False
 
     def unlock(self) -> None:
         if self._lock is not None:

@@ -121,6 +121,7 @@ class Exchange:
         except RingBroken as broken:
             if broken.reason is Reason.TOO_SLOW:
                 self._paces.too_slow()
+            self._doubt(start, broken)
             seen = (broken.suspect or "", broken.reason.value, broken.told_by, broken.standing)
             self._fail(run, RingFailed(run.ballot, *seen))
             return
@@ -218,6 +219,13 @@ class Exchange:
         if members > 1:
             moved = 2 * result.nbytes * (members - 1) // members
             self._paces.finished(moved, seconds)
+
+    def _doubt(self, start: StartRing, broken: RingBroken) -> None:
+        """The next ring looks for other ways, where a relay joins us: it may have swallowed what it
+        was given. Who is blamed itself cannot know which of its ways that was."""
+        me, members = self._transport.peer_id, [member.peer_id for member in start.members]
+        doubted = members if broken.suspect == me else [broken.suspect]
+        self._transport.doubt([peer for peer in doubted if peer and peer != me])
 
     def _fail(self, run: _Run, failed: RingFailed) -> None:
         if not run.cancelled.is_set():

@@ -1,9 +1,11 @@
 """One directory, one daemon, nothing half-written."""
 
 import errno
+import fcntl
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,21 @@ def test_a_second_daemon_is_turned_away_until_the_first_ends(tmp_path: Path) -> 
     first.unlock()
     second.lock()
     second.unlock()
+
+
+def test_who_only_looks_turns_no_daemon_away(tmp_path: Path) -> None:
+    """`atom info` asks whether a daemon runs there, in the moment in which one starts."""
+    started = StateDirectory(tmp_path / "s")
+    started.lock()
+    started.unlock()
+    with (tmp_path / "s" / "daemon.lock").open("rb") as looking:
+        fcntl.flock(looking, fcntl.LOCK_SH)
+        looked = threading.Timer(0.1, lambda: fcntl.flock(looking, fcntl.LOCK_UN))
+        looked.start()
+        started.lock()
+        looked.join()
+    assert started.in_use
+    started.unlock()
 
 
 def test_the_lock_goes_with_the_process(tmp_path: Path) -> None:

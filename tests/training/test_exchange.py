@@ -2,7 +2,7 @@
 
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -12,9 +12,11 @@ from torch import Tensor
 
 from atom.base.clock import BootClock
 from atom.base.events import EventList
+from atom.base.reasons import Reason
 from atom.swarm.chain.commit import Ballot, Contribution
 from atom.swarm.identity import Identity
 from atom.swarm.ring.codec import CODECS
+from atom.swarm.ring.failure import RingBroken
 from atom.swarm.state.arenas import arena_digest
 from atom.swarm.stream.frames import Channel
 from atom.training.exchange import Exchange, RingStyle
@@ -36,6 +38,10 @@ class Doorway(LocalTransport):
         self.opening = threading.Event()
         self.let_in = threading.Event()
         self.let_in.set()
+        self.doubted: list[str] = []
+
+    def doubt(self, peer_ids: Iterable[str]) -> None:
+        self.doubted += peer_ids
 
     def accept_ring(self, peer_id: str, tag: bytes, timeout_s: float) -> Channel:
         self.opening.set()
@@ -442,3 +448,16 @@ def test_numbers_that_are_not_finite_name_their_peer(circle_of: Callable[[int], 
     for member in circle.members:
         failed = member.failed()
         assert (failed.suspect, failed.reason) == (suspect, "not-finite")
+
+
+def test_who_broke_a_ring_is_looked_for_by_other_ways(circle_of: Callable[[int], Circle]) -> None:
+    """Who is blamed itself asks for other ways to all: it cannot know which one was at fault."""
+    circle = circle_of(3)
+    one, two, three = circle.members
+    two.fault = ValueError("unwell")
+    circle.start((1, 1, 1))
+    assert {one.failed().suspect, three.failed().suspect} == {two.transport.peer_id}
+    assert one.transport.doubted == three.transport.doubted == [two.transport.peer_id]
+    blamed = RingBroken(two.transport.peer_id, Reason.RING_BROKEN)
+    two.exchange._doubt(StartRing(PARENT, circle.ballot(), circle.shares((1, 1, 1))), blamed)
+    assert two.transport.doubted == [one.transport.peer_id, three.transport.peer_id]

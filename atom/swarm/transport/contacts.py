@@ -57,6 +57,10 @@ class ContactBook:
         self._known: dict[str, Contact] = {}
         self._good: dict[str, str] = {}
         self._failed_at: dict[str, float] = {}
+        self._through: dict[str, str] = {}
+        """The relay that was tried last."""
+        self._nowhere_at: dict[str, dict[str, float]] = {}
+        """When each of its relays led nowhere."""
 
     def set(self, peer_id: str, contact: Contact) -> bool:
         """Replaces what was known; whether it is another process now, or elsewhere. Malformed
@@ -78,8 +82,11 @@ class ContactBook:
         return here != (before.addresses, before.incarnation)
 
     def _forget(self, peer_id: str) -> None:
-        for about in (self._known, self._good, self._failed_at):
-            about.pop(peer_id, None)
+        self._known.pop(peer_id, None)
+        self._good.pop(peer_id, None)
+        self._failed_at.pop(peer_id, None)
+        self._through.pop(peer_id, None)
+        self._nowhere_at.pop(peer_id, None)
 
     def knows(self, peer_id: str) -> bool:
         with self._lock:
@@ -98,8 +105,27 @@ class ContactBook:
             return bool(contact.addresses) and contact.incarnation in (b"", incarnation)
 
     def relays(self, peer_id: str) -> Sequence[str]:
+        """Best first: those that led nowhere come last, the latest of them at the end."""
         with self._lock:
-            return self._known.get(peer_id, Contact()).relays
+            nowhere_at = self._nowhere_at.get(peer_id, {})
+            relays = self._known.get(peer_id, Contact()).relays
+            return sorted(relays, key=lambda relay: nowhere_at.get(relay, float("-inf")))
+
+    def try_through(self, peer_id: str, relay: str) -> None:
+        """That peer is dialled through `relay` now."""
+        with self._lock:
+            if peer_id in self._known:
+                self._through[peer_id] = relay
+
+    def led_nowhere(self, peer_id: str) -> None:
+        """The relay that was tried last for that peer, if any was, gave us no word of it."""
+        with self._lock:
+            relay = self._through.pop(peer_id, None)
+            if relay is not None:
+                named = self._known[peer_id].relays
+                before = self._nowhere_at.get(peer_id, {})
+                kept = {each: at for each, at in before.items() if each in named}
+                self._nowhere_at[peer_id] = {**kept, relay: self._now()}
 
     def dial_last(self, peer_id: str) -> bool:
         """Whether to try everything else before this peer's addresses."""
@@ -116,7 +142,8 @@ class ContactBook:
             self._failed_at.pop(peer_id, None)
 
     def give_another_chance(self, peer_id: str) -> None:
-        """Its addresses may be tried first again: the other ways lead nowhere."""
+        """Its addresses may be tried first again: the other ways lead nowhere. Other relays too."""
+        self.led_nowhere(peer_id)
         with self._lock:
             self._failed_at.pop(peer_id, None)
 

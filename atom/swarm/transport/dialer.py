@@ -118,6 +118,7 @@ class Dialer:
                 yield "", partial(self._through, relay, peer_id)
 
     def _through(self, relay: str, peer_id: str, seconds: float) -> SocketStream:
+        self.contacts.try_through(peer_id, relay)
         channel = self.dial_directly(relay, Purpose.RELAY, peer_id.encode(), seconds)
         assert isinstance(channel.stream, SocketStream), "relays hand over the bare connection"
         with self._lock:
@@ -146,10 +147,12 @@ class Dialer:
                     channel = self._shake_hands(way, peer_id, what, share)
                 except PeerRefused as refused:
                     refusals.append(refused)
+                    self.contacts.led_nowhere(peer_id)
                 except Interrupted:
                     raise
                 except OSError as error:
                     failures.append(error)
+                    self.contacts.led_nowhere(peer_id)
                 else:
                     channel.direct = bool(address)
                     if channel.direct:

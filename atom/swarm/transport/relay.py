@@ -6,6 +6,7 @@ ciphertext; it knows who talks to whom, and how much.
 """
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from atom.base.reasons import Reason
 from atom.swarm.stream.frames import Channel, Patience
 from atom.swarm.stream.rate_limit import TokenBucket
 from atom.swarm.stream.socket_stream import SocketStream
+from atom.swarm.stream.throttle import SLICE_BYTES
 from atom.swarm.transport.endpoint import Endpoint
 from atom.swarm.transport.switchboard import Switchboard
 
@@ -29,6 +31,8 @@ class Pair:
 
     carried_at: float
     """When either direction last brought something, on the endpoint's clock."""
+    ended: bool = False
+    """One direction is over, and with it the other."""
 
 
 class Relay:
@@ -44,6 +48,9 @@ class Relay:
         rate = endpoint.limits.relay_bytes_per_s
         self._bucket = TokenBucket(rate, max(rate / 4, _PIECE_BYTES)) if rate > 0 else None
         self._lock = threading.Lock()
+        self._turns = threading.Condition()
+        self._taken = False
+        """Somebody has its turn."""
         self._far: dict[Channel, SocketStream | None] = {}
         self.passed_bytes = 0
 
@@ -104,8 +111,8 @@ class Relay:
         buffer = memoryview(bytearray(_PIECE_BYTES))
         try:
             while True:
-                count = self._receive(source, buffer, pair)
-                self._endpoint.closing.wait(self._wait_s(count))
+                count = self._receive(source, buffer[: self._piece_bytes()], pair)
+                self._take_turn(count, pair)
                 target.send_all(buffer[:count], Patience(_STUCK_S))
                 self.passed_bytes += count
         except OSError:  # either end left, or fell silent
@@ -113,6 +120,15 @@ class Relay:
         finally:
             source.close()
             target.close()
+            with self._turns:
+                pair.ended = True
+                self._turns.notify_all()
+
+    def _piece_bytes(self) -> int:
+        """Beside a cap of the box no more than its own connections send at a time."""
+        bandwidth = self._endpoint.bandwidth
+        capped = not (bandwidth.upload.unlimited and bandwidth.download.unlimited)
+        return SLICE_BYTES if capped else _PIECE_BYTES
 
     def _receive(self, source: SocketStream, buffer: memoryview, pair: Pair) -> int:
         """At least one byte: how many. Raises: OSError, also when both directions were silent."""
@@ -127,8 +143,26 @@ class Relay:
             pair.carried_at = self._endpoint.clock.now()
             return count
 
+    def _take_turn(self, count: int, pair: Pair) -> None:
+        """Waits for room for so many bytes. One direction of all pairs does at a time: so they take
+        from the box's caps as one connection of its own does, however many they are, and who ended
+        before its turn has taken nothing. Raises: ConnectionError if `pair` ended."""
+        closing = self._endpoint.closing
+        with self._turns:
+            self._turns.wait_for(lambda: not self._taken or pair.ended)
+            if pair.ended:
+                raise ConnectionError("the other direction is over")
+            self._taken = True
+        try:
+            closing.wait(self._wait_s(count))
+        finally:
+            with self._turns:
+                self._taken = False
+                self._turns.notify_all()
+
     def _wait_s(self, count: int) -> float:
-        """Within the relay's own limit, and the box's."""
-        now, bandwidth = self._endpoint.clock.now(), self._endpoint.bandwidth
+        """Within the relay's own limit, and the box's, on the clock of the box's other streams: one
+        that went on while the machine slept would fill their buckets with every look."""
+        now, bandwidth = time.monotonic(), self._endpoint.bandwidth
         buckets = (self._bucket, bandwidth.upload, bandwidth.download)
         return max(bucket.take(count, now) for bucket in buckets if bucket is not None)

@@ -1,5 +1,7 @@
 """What is known about reaching others, and how much of it."""
 
+from itertools import count
+
 import pytest
 
 from atom.swarm.transport import contacts
@@ -32,3 +34,17 @@ def test_addresses_that_failed_are_tried_last_until_they_get_another_chance() ->
     book.set("b", Contact(("host:1",), dials_out=True))
     book.give_another_chance("b")
     assert book.dial_last("b"), "it says itself that nobody can dial it"
+
+
+def test_relays_that_led_nowhere_come_last_the_latest_at_the_end() -> None:
+    seconds = count()
+    book = ContactBook(lambda: float(next(seconds)))
+    book.set("a", Contact(relays=("r", "s", "t")))
+    orders = []
+    for _ in range(4):
+        orders.append("".join(book.relays("a")))
+        book.try_through("a", book.relays("a")[0])
+        book.give_another_chance("a")
+    assert orders == ["rst", "str", "trs", "rst"]
+    book.led_nowhere("a")
+    assert "".join(book.relays("a")) == "str", "none was tried since"

@@ -4,6 +4,8 @@ import dataclasses
 import queue
 import socket
 import threading
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,8 +21,10 @@ from atom.swarm.stream.frames import Kind, Patience, Purpose
 from atom.swarm.stream.handshake import Local
 from atom.swarm.stream.protection import RingProtection
 from atom.swarm.stream.socket_stream import SocketStream
+from atom.swarm.stream.throttle import SLICE_BYTES
 from atom.swarm.transport.contacts import Contact, Unreachable
 from atom.swarm.transport.endpoint import TransportLimits
+from atom.swarm.transport.relay import Pair
 from atom.swarm.transport.switchboard import ANSWER, TOKEN_BYTES
 from atom.swarm.transport.transport import Transport
 
@@ -169,6 +173,37 @@ def test_who_does_not_answer_through_a_third_is_dialled_if_it_can_be(
     assert passed() < 5
 
 
+def test_a_relay_that_swallows_is_not_the_only_way(
+    make: Callable[..., Peer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It passes every handshake on, and then nothing."""
+    mute, relay = make(), make()
+    one, two = make(listens=False), make(listens=False)
+    for each in (mute, relay):
+        each.knows(two, one)
+    two.keeps_lines_to(mute, relay)
+    one.knows(mute, relay)
+    one.knows(two, through=(mute, relay))
+    passed, freed = Counter[int](), threading.Event()
+
+    def swallow(count: int, pair: Pair) -> None:
+        passed[id(pair)] += count
+        if passed[id(pair)] > 10_000:
+            freed.wait(SOON)
+            raise ConnectionError("swallowed")
+
+    monkeypatch.setattr(mute.transport._relay, "_take_turn", swallow)
+    try:
+        assert one.transport.send(two.peer_id, bytes(50_000))
+        until(lambda: any(count > 10_000 for count in passed.values()))
+        one.transport.doubt([two.peer_id])
+        assert one.transport.send(two.peer_id, bytes(50_000))
+        assert two.heard.get(timeout=SOON) == (one.peer_id, bytes(50_000))
+        ring_between(one, two)
+    finally:
+        freed.set()
+
+
 def test_a_relay_never_sees_what_passes(
     make: Callable[..., Peer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -266,6 +301,42 @@ def test_strangers_do_not_take_all_lines(make: Callable[..., Peer]) -> None:
     member.keeps_lines_to(host)
     lines = host.transport._switchboard
     assert [lines.has_line(p.peer_id) for p in (one, two, member)] == [True, False, True]
+
+
+def test_relayed_connections_that_end_leave_no_debt_to_the_box(
+    make: Callable[..., Peer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One end floods, the other hangs up: what is never passed on keeps nobody waiting."""
+    relay, one, two = make(), make(listens=False), make(listens=False)
+    relay.knows(one, two)
+    two.keeps_lines_to(relay)
+    one.knows(relay)
+    slice_s, (bandwidth, passing) = 0.25, (relay.transport.bandwidth, relay.transport._relay)
+    bandwidth.change(8 * SLICE_BYTES / slice_s, None)
+    brought = threading.Semaphore(0)
+
+    class Flooding(SocketStream):
+        def recv_some(self, view: memoryview, patience: Patience, wanted: int = 1) -> int:
+            count = super().recv_some(view, patience, wanted)
+            brought.release()
+            return count
+
+    def flooding(peer_id: str, seconds: float) -> SocketStream:
+        far, near = socket.socketpair()
+        with far:
+            far.setblocking(False)
+            far.send(bytes(8 * SLICE_BYTES))
+        return Flooding(near)
+
+    monkeypatch.setattr(relay.transport._switchboard, "call", flooding)
+    for _ in range(8):
+        asking = one.transport._dialer.dial_directly(
+            relay.peer_id, Purpose.RELAY, two.peer_id.encode()
+        )
+        assert brought.acquire(timeout=SOON)
+        asking.close()
+        until(lambda: not passing._far)
+    assert bandwidth.upload.take(0.0, time.monotonic()) <= 2 * slice_s
 
 
 def test_when_the_relay_goes_both_ends_learn_it(make: Callable[..., Peer]) -> None:

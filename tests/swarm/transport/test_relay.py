@@ -1,6 +1,8 @@
-"""A relayed connection ends when both of its directions are silent, and not before."""
+"""A relayed connection ends when both of its directions are silent, and not before; what is relayed
+keeps to the caps of the box."""
 
 import threading
+import time
 from typing import cast
 
 from atom.base.events import EventList
@@ -8,6 +10,7 @@ from atom.swarm.identity import Identity
 from atom.swarm.stream.frames import Patience
 from atom.swarm.stream.handshake import Local
 from atom.swarm.stream.socket_stream import SocketStream
+from atom.swarm.stream.throttle import Bandwidth
 from atom.swarm.transport.crew import Crew
 from atom.swarm.transport.endpoint import Endpoint, TransportLimits
 from atom.swarm.transport.relay import Pair, Relay
@@ -40,3 +43,17 @@ def test_a_relayed_ring_may_be_silent_in_one_direction() -> None:
     silent = cast(SocketStream, Silent())
     relay._copy(silent, silent, pair)
     assert waits == [120.0, 60.0, 90.0, 75.0]
+
+
+def test_a_machine_that_slept_relays_within_its_caps() -> None:
+    """The endpoint's clock went on meanwhile, that of the box's other streams did not."""
+    clock, events = ManualClock(time.monotonic() + 8 * 3600), EventList()
+    local = Local(Identity.create(), bytes(32), bytes(16))
+    bandwidth = Bandwidth.of(8 * 1024, None)
+    endpoint = Endpoint(
+        local, TransportLimits(), events, clock, Crew(events), threading.Event(), bandwidth
+    )
+    relay = Relay(endpoint, Switchboard(endpoint), lambda peer_id: True)
+    own_s = bandwidth.upload.take(1024 * 3600, time.monotonic())
+    assert own_s > 3000
+    assert relay._wait_s(1024) > 3000
