@@ -52,15 +52,15 @@ def parse_assignment(text: str) -> Assignment:
     return key, _value_of(value)
 
 
-def edited(text: str, assignments: Sequence[Assignment], name: str = "peer file") -> str:
-    """`text` with these keys changed. Raises: ConfigError, which begins with `name`, for a text
+def edited(text: str, assignments: Sequence[Assignment], file: str = "peer file") -> str:
+    """`text` with these keys changed. Raises: ConfigError, which begins with `file`, for a text
     that is no TOML, or has something else where a section is to be."""
-    document = _document(text, name)
+    document = _document(text, file)
     for key, value in assignments:
         section, name = key.split(".")
         if section not in document and value is not None:
             document[section] = tomlkit.table()
-        table = _table(document, section, name)
+        table = _table(document, section, file)
         if value is None:
             table.pop(name, None)
         else:

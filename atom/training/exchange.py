@@ -121,7 +121,8 @@ class Exchange:
         except RingBroken as broken:
             if broken.reason is Reason.TOO_SLOW:
                 self._paces.too_slow()
-            self._doubt(start, broken)
+            if not run.cancelled.is_set():  # else the others hung up because it was over
+                self._doubt(start, broken)
             seen = (broken.suspect or "", broken.reason.value, broken.told_by, broken.standing)
             self._fail(run, RingFailed(run.ballot, *seen))
             return

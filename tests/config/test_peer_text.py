@@ -69,7 +69,11 @@ def test_the_rest_of_the_file_stays_as_it_was() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "what"), [("[network", "not valid TOML"), ("network = 3", "expected a section")]
+    ("text", "what"),
+    [
+        ("[network", "^peer file: not valid TOML"),
+        ("network = 3", "^peer file: network: expected a section"),
+    ],
 )
 def test_a_file_that_is_broken_already(text: str, what: str) -> None:
     with pytest.raises(ConfigError, match=what):

@@ -1,3 +1,4 @@
+import hashlib
 from pathlib import Path
 
 import pytest
@@ -41,7 +42,16 @@ def test_what_a_file_says_of_batches_leaves_out_no_text(tmp_path: Path) -> None:
     built.enable_truncation(2)
     built.enable_padding(length=9, pad_id=3)
     built.save(str(path))
-    assert numbers(load_tokenizer(path), b"hello world hello") == [1, 2, 1]
+    tokenizer = load_tokenizer(path)
+    assert numbers(tokenizer, b"hello world hello") == [1, 2, 1]
+    plain = JsonTokenizer(word_file(tmp_path / "plain.json"))
+    content = (tmp_path / "plain.json").read_bytes()
+    assert plain.digest == _digest(content), "tokens that were made stay good"
+    assert tokenizer.digest != _digest(path.read_bytes()), "those that were cut do not"
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(f"{module._PIECE_CHARACTERS}:".encode() + content).hexdigest()
 
 
 def test_a_text_has_the_same_tokens_every_time(tmp_path: Path) -> None:

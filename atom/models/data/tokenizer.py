@@ -70,12 +70,14 @@ class JsonTokenizer:
         except OSError as error:
             raise DataError(f"tokenizer {path} cannot be read: {error.strerror}", _HINT) from error
         self._tokenizer = _parse_tokenizer(content, path)
+        meant_for_batches = _of_whole_texts(self._tokenizer)
         vocabulary: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
         if not vocabulary:
             raise DataError(f"tokenizer {path} has an empty vocabulary", _HINT)
         # Numbers may have gaps, so the highest counts, not how many there are.
         self.vocabulary_size = max(vocabulary.values()) + 1
-        self.digest = hashlib.sha256(f"{_PIECE_CHARACTERS}:".encode() + content).hexdigest()
+        rules = f"{_PIECE_CHARACTERS}:" + ("whole:" if meant_for_batches else "")
+        self.digest = hashlib.sha256(rules.encode() + content).hexdigest()
         self._separators = [text for text in _SEPARATORS if text in vocabulary][:1]
         self.separator: Sequence[int] = tuple(vocabulary[text] for text in self._separators)
 
@@ -111,19 +113,22 @@ def _parse_tokenizer(content: bytes, path: Path) -> Any:
         what = f"tokenizer {path} needs the package `tokenizers`"
         raise DataError(what, f"`{install_package('tokenizers')}`") from error
     try:
-        return _of_whole_texts(tokenizers.Tokenizer.from_str(content.decode("utf-8")))
+        return tokenizers.Tokenizer.from_str(content.decode("utf-8"))
     except Exception as error:  # the library raises bare Exception for whatever is wrong
         raise DataError(f"{path} is not a tokenizer.json: {error}", _HINT) from error
 
 
-def _of_whole_texts(tokenizer: Any) -> Any:
-    """Without what the library keeps in the file for batches of somebody's training: it would leave
-    out text beyond a length, fill short pieces up, or give other tokens every time."""
+def _of_whole_texts(tokenizer: Any) -> bool:
+    """Takes off what the library keeps in the file for batches of somebody's training: it would
+    leave out text beyond a length, fill short pieces up, or give other tokens every time. Whether
+    there was any: then the file's tokens are others than they once were."""
+    drops_out = getattr(tokenizer.model, "dropout", None) is not None
+    found = drops_out or tokenizer.truncation is not None or tokenizer.padding is not None
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    if getattr(tokenizer.model, "dropout", None) is not None:
+    if drops_out:
         tokenizer.model.dropout = None
-    return tokenizer
+    return found
 
 
 def _characters(blocks: Iterable[bytes]) -> Iterator[str]:

@@ -57,8 +57,10 @@ class ContactBook:
         self._known: dict[str, Contact] = {}
         self._good: dict[str, str] = {}
         self._failed_at: dict[str, float] = {}
+        self._chance_at: dict[str, float] = {}
+        """When addresses that had failed were tried first again all the same."""
         self._through: dict[str, str] = {}
-        """The relay that was tried last."""
+        """The relay of the last connection there, if it took one."""
         self._nowhere_at: dict[str, dict[str, float]] = {}
         """When each of its relays led nowhere."""
 
@@ -85,6 +87,7 @@ class ContactBook:
         self._known.pop(peer_id, None)
         self._good.pop(peer_id, None)
         self._failed_at.pop(peer_id, None)
+        self._chance_at.pop(peer_id, None)
         self._through.pop(peer_id, None)
         self._nowhere_at.pop(peer_id, None)
 
@@ -111,20 +114,19 @@ class ContactBook:
             relays = self._known.get(peer_id, Contact()).relays
             return sorted(relays, key=lambda relay: nowhere_at.get(relay, float("-inf")))
 
-    def try_through(self, peer_id: str, relay: str) -> None:
-        """That peer is dialled through `relay` now."""
+    def came_there(self, peer_id: str, relay: str) -> None:
+        """There is a connection to that peer now, through `relay`; empty: without one."""
         with self._lock:
             if peer_id in self._known:
                 self._through[peer_id] = relay
 
-    def led_nowhere(self, peer_id: str) -> None:
-        """The relay that was tried last for that peer, if any was, gave us no word of it."""
+    def led_nowhere(self, peer_id: str, relay: str) -> None:
+        """This relay gave us no word of that peer."""
         with self._lock:
-            relay = self._through.pop(peer_id, None)
-            if relay is not None:
-                named = self._known[peer_id].relays
-                before = self._nowhere_at.get(peer_id, {})
-                kept = {each: at for each, at in before.items() if each in named}
+            named = self._known.get(peer_id, Contact()).relays
+            before = self._nowhere_at.get(peer_id, {})
+            kept = {each: at for each, at in before.items() if each in named}
+            if relay in named:
                 self._nowhere_at[peer_id] = {**kept, relay: self._now()}
 
     def dial_last(self, peer_id: str) -> bool:
@@ -142,10 +144,17 @@ class ContactBook:
             self._failed_at.pop(peer_id, None)
 
     def give_another_chance(self, peer_id: str) -> None:
-        """Its addresses may be tried first again: the other ways lead nowhere. Other relays too."""
-        self.led_nowhere(peer_id)
+        """The way we came there leads nowhere: other relays may be tried first, and addresses that
+        failed. These not again and again: a dial in a hurry gets no further than to them."""
         with self._lock:
-            self._failed_at.pop(peer_id, None)
+            relay = self._through.pop(peer_id, "")
+            now = self._now()
+            recently = now - self._chance_at.get(peer_id, float("-inf")) < FAILED_S
+            if peer_id in self._failed_at and not recently:
+                del self._failed_at[peer_id]
+                self._chance_at[peer_id] = now
+        if relay:
+            self.led_nowhere(peer_id, relay)
 
     def failed(self, peer_id: str) -> None:
         """None of its addresses answered."""

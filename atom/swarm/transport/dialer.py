@@ -6,7 +6,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from atom.base.errors import PeerRefused
@@ -23,9 +23,18 @@ from atom.swarm.transport.endpoint import Endpoint
 from atom.swarm.transport.link_book import LinkBook
 from atom.swarm.transport.switchboard import Switchboard
 
-Way = Callable[[float], SocketStream]
+Connect = Callable[[float], SocketStream]
 """Opens a connection to the peer within these seconds, nothing proven. Raises: OSError,
 PeerRefused."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to a peer: at an address, through a relay, or by neither, when it is called."""
+
+    connect: Connect
+    address: str = ""
+    relay: str = ""
 
 
 class Dialer:
@@ -77,9 +86,9 @@ class Dialer:
 
         Raises: PeerRefused, OSError.
         """
-        way = partial(self._connector.connect, peer_id, address)
+        connect = partial(self._connector.connect, peer_id, address)
         patience = Patience(seconds, time.monotonic() + seconds)
-        return self._shake_hands(way, peer_id, (Purpose.MESSAGES, b""), patience)
+        return self._shake_hands(connect, peer_id, (Purpose.MESSAGES, b""), patience)
 
     def open(self, peer_id: str, seconds: float) -> tuple[SocketStream, str]:
         """A connection to the first of the peer's addresses that takes one, and its host; nothing
@@ -104,21 +113,21 @@ class Dialer:
 
     def _directly(
         self, peer_id: str, stop: threading.Event | None = None
-    ) -> Iterator[tuple[str, Way]]:
+    ) -> Iterator[Way]:
         for address in self.contacts.addresses(peer_id):
-            yield address, partial(self._connector.connect, peer_id, address, stop=stop)
+            connect = partial(self._connector.connect, peer_id, address, stop=stop)
+            yield Way(connect, address=address)
 
-    def _by_call(self, peer_id: str) -> Iterator[tuple[str, Way]]:
+    def _by_call(self, peer_id: str) -> Iterator[Way]:
         if self._switchboard.has_line(peer_id):
-            yield "", partial(self._switchboard.call, peer_id)
+            yield Way(partial(self._switchboard.call, peer_id))
 
-    def _by_relay(self, peer_id: str) -> Iterator[tuple[str, Way]]:
+    def _by_relay(self, peer_id: str) -> Iterator[Way]:
         for relay in self.contacts.relays(peer_id):
             if relay not in (peer_id, self._endpoint.local.identity.peer_id):
-                yield "", partial(self._through, relay, peer_id)
+                yield Way(partial(self._through, relay, peer_id), relay=relay)
 
     def _through(self, relay: str, peer_id: str, seconds: float) -> SocketStream:
-        self.contacts.try_through(peer_id, relay)
         channel = self.dial_directly(relay, Purpose.RELAY, peer_id.encode(), seconds)
         assert isinstance(channel.stream, SocketStream), "relays hand over the bare connection"
         with self._lock:
@@ -127,7 +136,7 @@ class Dialer:
 
     def _first_of(
         self,
-        ways: list[Iterator[tuple[str, Way]]],
+        ways: list[Iterator[Way]],
         peer_id: str,
         what: tuple[Purpose, bytes],
         patience: Patience,
@@ -140,25 +149,27 @@ class Dialer:
         left = sum(map(len, found))
         for several in found:
             before = len(failures)
-            for address, way in several:
+            for way in several:
                 left -= 1
                 try:
                     share = _half(patience) if left else patience
-                    channel = self._shake_hands(way, peer_id, what, share)
+                    channel = self._shake_hands(way.connect, peer_id, what, share)
                 except PeerRefused as refused:
                     refusals.append(refused)
-                    self.contacts.led_nowhere(peer_id)
+                    self.contacts.led_nowhere(peer_id, way.relay)
                 except Interrupted:
                     raise
                 except OSError as error:
                     failures.append(error)
-                    self.contacts.led_nowhere(peer_id)
+                    self.contacts.led_nowhere(peer_id, way.relay)
                 else:
-                    channel.direct = bool(address)
+                    channel.direct = bool(way.address)
                     if channel.direct:
-                        self.contacts.worked(peer_id, address)
+                        self.contacts.worked(peer_id, way.address)
+                    if what[0] in (Purpose.MESSAGES, Purpose.RING):
+                        self.contacts.came_there(peer_id, way.relay)
                     return channel
-            tried_addresses = any(address for address, _ in several)
+            tried_addresses = any(way.address for way in several)
             if tried_addresses and any(not _nobody(e) for e in failures[before:]):
                 self.contacts.failed(peer_id)
         if refusals:
@@ -168,10 +179,10 @@ class Dialer:
         raise Unreachable(f"{peer_id}: {detail}", nobody)
 
     def _shake_hands(
-        self, way: Way, peer_id: str, what: tuple[Purpose, bytes], whole: Patience
+        self, connect: Connect, peer_id: str, what: tuple[Purpose, bytes], whole: Patience
     ) -> Channel:
         limits, deadline = self._endpoint.limits, whole.deadline
-        below = way(_left(limits.connect_s, deadline))
+        below = connect(_left(limits.connect_s, deadline))
         stream = TlsStream(below, self._credentials.client, server_side=False)
         channel = Channel(self._endpoint.bandwidth.limit(stream), self._gone)
         channel.purpose, channel.tag = what

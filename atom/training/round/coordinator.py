@@ -30,6 +30,7 @@ from atom.training.round.hold_up import HoldUp
 from atom.training.round.ring_watch import RingWatch
 from atom.training.round.scrutiny import (
     claims_too_much,
+    objects_to_branch,
     problem_with_reports,
     problem_with_vote,
     reporters,
@@ -134,9 +135,10 @@ class Coordinator:
     def _check_prevotes(self, attempt: Attempt) -> None:
         if not attempt.electorate.satisfied_by(attempt.agreeable):
             return
-        if self._turn.has_cause():
+        survivors = attempt.electorate.survivors
+        if self._turn.has_cause() and not (survivors and objects_to_branch(self._desk, survivors)):
             self._prepare(attempt.electorate)
-        else:  # whoever made up the batch has gone while we asked
+        else:  # while we asked, whoever made up the batch has gone, or a voter has come back
             self.attempt = None
 
     def _prepare(self, chosen: Electorate) -> None:

@@ -9,7 +9,7 @@ from atom.swarm.records.lease import Lease
 from atom.swarm.transport.quarantine import Quarantine
 from atom.training.round.attempt import Attempt
 from atom.training.round.desk import Desk
-from atom.training.round.electorate import Electorate
+from atom.training.round.electorate import Electorate, leaves_them_stuck
 from atom.training.round.vocabulary import Unanswered
 
 MUTE_S = 30.0
@@ -84,8 +84,12 @@ class Silence:
 
     @property
     def mute(self) -> frozenset[str]:
-        """None, once we leave: no work of our own is to come, so that a batch may need theirs."""
-        return frozenset() if self._desk.leaving else self._mute.aside(self._desk.now)
+        """None, if we leave and the others can decide nothing without us: no work of our own is to
+        come, so that the round which they need may need that of the mute."""
+        desk = self._desk
+        if desk.leaving and leaves_them_stuck(desk.head, desk.me, desk.view):
+            return frozenset()
+        return self._mute.aside(desk.now)
 
     def worth_waiting(self, chosen: Electorate, invited: AbstractSet[str]) -> set[str]:
         """Of those invited, all but the mute; all, if the others could not decide."""

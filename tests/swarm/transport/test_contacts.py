@@ -5,7 +5,7 @@ from itertools import count
 import pytest
 
 from atom.swarm.transport import contacts
-from atom.swarm.transport.contacts import Contact, ContactBook
+from atom.swarm.transport.contacts import FAILED_S, Contact, ContactBook
 
 
 def test_who_was_heard_of_longest_ago_is_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,8 +43,28 @@ def test_relays_that_led_nowhere_come_last_the_latest_at_the_end() -> None:
     orders = []
     for _ in range(4):
         orders.append("".join(book.relays("a")))
-        book.try_through("a", book.relays("a")[0])
+        book.came_there("a", book.relays("a")[0])
         book.give_another_chance("a")
     assert orders == ["rst", "str", "trs", "rst"]
-    book.led_nowhere("a")
+    book.give_another_chance("a")
+    book.came_there("a", "")
+    book.give_another_chance("a")
+    book.led_nowhere("a", "no relay of it")
     assert "".join(book.relays("a")) == "str", "none was tried since"
+
+
+def test_addresses_that_fail_again_and_again_get_no_chance_after_each_time() -> None:
+    """A dial in a hurry gets no further than to what it tries first."""
+    now_s = [0.0]
+    book = ContactBook(lambda: now_s[0])
+    book.set("a", Contact(("host:1",), relays=("r",)))
+    tried_last = []
+    for _ in range(3):
+        book.failed("a")
+        book.give_another_chance("a")
+        tried_last.append(book.dial_last("a"))
+        now_s[0] += 0.4 * FAILED_S
+    assert tried_last == [False, True, True]
+    book.failed("a")
+    book.give_another_chance("a")
+    assert not book.dial_last("a"), "a while ago"

@@ -36,6 +36,7 @@ from atom.swarm.chain.usual_gradients import part_limit
 from atom.swarm.identity import Identity
 from atom.training.round import RoundMachine, Terms
 from atom.training.round.claims import FIRST_DOUBT_S, MOST_DONORS
+from atom.training.round.electorate import Electorate
 from atom.training.round.vocabulary import (
     Action,
     CatchUp,
@@ -474,6 +475,20 @@ def test_whoever_would_refuse_a_call_says_so_when_asked() -> None:
     reasons = ["", Reason.VOTER_ALIVE, Reason.NOT_A_VOTER, Reason.WRONG_HEAD, Reason.NOT_A_VOTER]
     answers = scene.answers(PrevoteAnswer)
     assert [m.refusal for m in answers if isinstance(m, PrevoteAnswer)] == reasons
+
+
+@pytest.mark.parametrize("overdue", [0.0, 2.0])
+def test_survivors_are_not_called_once_we_object_ourselves(overdue: float) -> None:
+    """The third voter is seen again since the branch began, and the mate, who did not see it yet,
+    agrees. Only where nothing was decided for too long does it not matter."""
+    scene = Scene()
+    scene.leases = {voter.peer_id: lease(voter, 96) for voter in (MATE, GONE)}
+    scene.tick()
+    desk, survivors = scene.machine._desk, tuple(sorted([ME, MATE]))
+    desk.state.overdue = overdue
+    scene.machine._coordinator._begin(Electorate(survivors, survivors))
+    scene.says(PrevoteAnswer(HEAD.digest, scene.machine._coordinator._serial))
+    assert bool(scene.answers(Prepare)) == bool(overdue)
 
 
 def test_commits_said_ahead_push_out_only_those_of_the_same_peer() -> None:
