@@ -111,9 +111,7 @@ class Dialer:
 
     # ---- ways
 
-    def _directly(
-        self, peer_id: str, stop: threading.Event | None = None
-    ) -> Iterator[Way]:
+    def _directly(self, peer_id: str, stop: threading.Event | None = None) -> Iterator[Way]:
         for address in self.contacts.addresses(peer_id):
             connect = partial(self._connector.connect, peer_id, address, stop=stop)
             yield Way(connect, address=address)
