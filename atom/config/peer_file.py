@@ -51,7 +51,7 @@ class Device(Section):
     optimizer_share: ShareOrAuto = None
     """Of the optimizer's step that the device takes: 0 to 1, or "auto": what measured rates say."""
 
-    share: Annotated[float, Field(gt=0, le=1000)] = 1.0
+    share: Annotated[float, Field(ge=0.001, le=1000)] = 1.0
     """Of the device's time, by weight, where daemons of several runs use it."""
     slot_s: Annotated[Seconds, Field(ge=0.1, le=86400)] = Field(default=600.0, alias="slot")
     """How long a turn is then, at equal shares; it ends with a round."""

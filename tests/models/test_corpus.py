@@ -100,6 +100,14 @@ def test_no_file_and_no_text_are_said_so(tmp_path: Path) -> None:
         text_corpus([write(tmp_path, a="")]).survey()
 
 
+@pytest.mark.parametrize("name", ["a.txt.gz", "A.ZIP", "b.tar"])
+def test_what_is_packed_is_no_text(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"\x1f\x8b\x08 no text")
+    with pytest.raises(DataError, match=f"{name} is packed") as caught:
+        contents(text_corpus([tmp_path]))
+    assert ".jsonl.gz" in caught.value.hint
+
+
 def test_a_file_that_shrinks_meanwhile_is_an_error(tmp_path: Path) -> None:
     [text] = text_corpus([write(tmp_path, a="long text")]).texts()
     (tmp_path / "a").write_text("short")

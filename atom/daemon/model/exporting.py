@@ -16,7 +16,7 @@ from atom.base.home import expand_home
 from atom.daemon.console import Console
 from atom.daemon.model.folder_aside import folder_aside, require_free
 from atom.daemon.model.kept_run import KeptRun, KeptWeights
-from atom.daemon.model.kept_tokenizer import write_tokenizer
+from atom.daemon.model.kept_tokenizer import end_of_text, write_tokenizer
 from atom.daemon.model.model_source import source_errors
 from atom.daemon.model.recipe import PRECISIONS
 from atom.graph.ir import ParameterLayout
@@ -153,5 +153,7 @@ def _write_texts(folder: Path, kept: KeptRun, outside: Outside, precision: str) 
     write_tokenizer(folder, kept.run, kept.state.tokenizer)
     if outside.config is not None:
         config = {**outside.config, "dtype": precision}
+        if config.get("eos_token_id", "says nothing of it") is None:
+            config["eos_token_id"] = end_of_text(folder)  # else generating would never end
         text = json.dumps(config, indent=2, sort_keys=True) + "\n"
         (folder / "config.json").write_text(text, encoding="utf-8")

@@ -10,7 +10,7 @@ from atom.config.run_file import RunFile
 from atom.config.sources import TextSources
 from atom.daemon.state_directory import write_atomically
 from atom.models.data.byte_level import byte_level_tokenizer
-from atom.models.data.tokenizer import separator_in
+from atom.models.data.tokenizer import JsonTokenizer, separator_in
 
 FILE = "tokenizer.json"
 SETTINGS = "tokenizer_config.json"
@@ -57,6 +57,13 @@ def write_tokenizer(folder: Path, run: RunFile, kept: Path) -> None:
     if (folder / FILE).exists() and not (folder / SETTINGS).exists():
         text = json.dumps(_settings(folder / FILE, run), indent=2) + "\n"
         (folder / SETTINGS).write_text(text, encoding="utf-8")
+
+
+def end_of_text(folder: Path) -> int | None:
+    """The token with which a text ends, by the tokenizer in this folder. Raises: DataError."""
+    if not (folder / FILE).exists():
+        return None
+    return next(iter(JsonTokenizer(folder / FILE).separator), None)
 
 
 def _settings(tokenizer: Path, run: RunFile) -> dict[str, Any]:

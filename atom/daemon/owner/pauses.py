@@ -74,7 +74,7 @@ class Pauses:
             if self._leaving:
                 return "not paused: it is leaving, and sees to what it counted"
             if self._by_owner:
-                return "already paused"
+                return f"already paused{self._mark.put()}"
             free, fault = self._stop(), self._mark.put()
         memory = "is free" if free else "will be free when the pass under way ends"
         return (

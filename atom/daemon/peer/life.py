@@ -14,6 +14,7 @@ from atom.daemon.peer.leaving import LEAVE_S, Leaving, SharedFacts
 from atom.daemon.peer.lifecycle import Ending, Facts, ending, ending_note, may_begin
 from atom.daemon.peer.parts import Parts
 from atom.daemon.peer.portrait import info_of, lease_of, reading_pause_of
+from atom.daemon.peer.twin import HINT, NEW_S, WORDS, TwinWatch, came_second
 from atom.daemon.state_directory import StateDirectory
 from atom.daemon.turns.board import Wish
 from atom.swap.voided import PassVoided
@@ -62,6 +63,9 @@ class Life:
         """When we looked around first."""
         self._contacts = KeptContacts(state.known_addresses, clock)
         self._herald = Herald(console, clock)
+        self._twins = TwinWatch()
+        self._has_twin = False
+        self._watching_since = clock.now()
 
     # ---- living
 
@@ -162,6 +166,7 @@ class Life:
         self._loop.start()
         if self._leaving.asked:
             self._loop.leave()
+        self._watching_since = self._clock.now()
         parts.lookout.watch(
             self._next_lease,
             self._take_leases,
@@ -172,9 +177,22 @@ class Life:
     def _take_leases(self, leases: dict[str, Lease]) -> None:
         assert self._loop is not None
         assert self._machine is not None
+        me = self.parts.me
+        if self._twins.sees(leases.get(me.peer_id), me):
+            self._beside_a_twin()
         self.parts.outreach.know(leases, self._machine.in_doubt)
         self._loop.post(LeasesRead(leases))
         self._herald.hear(leases)
+
+    def _beside_a_twin(self) -> None:
+        if self._has_twin:
+            return
+        self._has_twin = True
+        self._events.emit("same-identity")
+        if self._clock.now() - self._watching_since <= NEW_S:
+            self.fail(came_second())
+        else:
+            self._console.note(f"{WORDS}; {HINT}")
 
     def _obey_signals(self) -> None:
         for name in self._signals.take():
@@ -253,7 +271,7 @@ class Life:
     def turn_wish(self) -> Wish:
         """What we would do with the device now. From any thread."""
         parts = self.parts
-        if not (parts.pauses.wants_device and parts.worker.has_work):
+        if self._gone or not (parts.pauses.wants_device and parts.worker.has_work):
             return Wish.NOTHING
         if not self._leaving.asked:
             return Wish.TRAINING

@@ -43,7 +43,11 @@ class BoardFile:
         self._alive: IO[str] | None = None
 
     def enter(self) -> None:
-        """Says that we live, until `leave` or the end of the process. Raises: OSError."""
+        """Says that we live, until `leave` or the end of the process; anew, if the folder was taken
+        away meanwhile: else who comes later does not see us. Raises: OSError."""
+        if self._alive is not None and not self._is_there(self._alive):
+            self._alive.close()
+            self._alive = None
         if self._alive is None:
             self._folder.mkdir(parents=True, exist_ok=True)
             alive = self._path_of(self.member).open("a+")
@@ -52,6 +56,12 @@ class BoardFile:
             alive.write(str(os.getpid()))
             alive.flush()
             self._alive = alive
+
+    def _is_there(self, alive: IO[str]) -> bool:
+        try:
+            return os.path.samestat(self._path_of(self.member).stat(), os.fstat(alive.fileno()))
+        except FileNotFoundError:
+            return False
 
     def leave(self) -> None:
         if self._alive is not None:

@@ -24,6 +24,9 @@ JSON_LINES_SUFFIXES = tuple(
     kind + packed for kind in (".jsonl", ".ndjson") for packed in ("", ".gz", ".zst")
 )
 PARQUET_SUFFIX = ".parquet"
+PACKED_SUFFIXES = (".gz", ".zst", ".xz", ".bz2", ".zip", ".tar", ".tgz", ".7z")
+"""With any tokenizer their bytes are no text, and with "bytes" nobody would see it."""
+_UNPACK = "unpack it, or pack it as .jsonl.gz or .jsonl.zst"
 
 # Tests are data for tests, encodings are tables of numbers; the rest differs between machines
 # with the same Python.
@@ -92,6 +95,8 @@ def _documents(files: Sequence[Path], text_field: str) -> Iterator[Document]:
                 yield from json_lines_documents(path, text_field)
             elif name.endswith(PARQUET_SUFFIX):
                 yield from parquet_documents(path, text_field)
+            elif name.endswith(PACKED_SUFFIXES):
+                raise DataError(f"{path} is packed, and only JSON lines are read so", _UNPACK)
             else:
                 yield FileDocument(path, size)
 

@@ -98,6 +98,7 @@ class LeaseBook:
 
         Counted from its last sign of life; without one since our watch began, from the moment
         we watched *and* were first asked about it (a new voter's lease may still be on its way).
+        Of one that lives twice, from when it did: what is sent to it may go to the other.
         Compare it with the whole grace time, lease time included. 0 while we are blind.
         """
         if not self.is_watching(now) or self._watching_since is None:
@@ -107,7 +108,8 @@ class LeaseBook:
             del self._asked_at[next(iter(self._asked_at))]
         sighting = self._peers.get(voter.peer_id, {}).get(voter.incarnation)
         if sighting is not None and sighting.last_sign is not None:
-            return now - sighting.last_sign
+            doubled_since = self._doubled_since(voter.peer_id, now)
+            return now - (sighting.last_sign if doubled_since is None else doubled_since)
         return now - max(self._watching_since, asked_at)
 
     def has_left(self, voter: Voter) -> bool:
@@ -134,8 +136,14 @@ class LeaseBook:
 
         A restart is no duplicate: the old incarnation makes no progress once the new one is seen.
         """
+        return self._doubled_since(peer_id, now) is not None
+
+    def _doubled_since(self, peer_id: str, now: float) -> float | None:
         known = self._peers.get(peer_id, {}).values()
-        return _are_doubled([s for s in known if self._is_recent(s, now)])
+        recent = [s for s in known if self._is_recent(s, now)]
+        if not _are_doubled(recent):
+            return None
+        return max(self._watching_since or 0.0, *(s.first_seen for s in recent))
 
     def _is_recent(self, sighting: _Sighting, now: float) -> bool:
         return sighting.last_sign is not None and now - sighting.last_sign <= self._lease_seconds

@@ -136,6 +136,8 @@ def test_a_run_s_own_tokenizer_comes_along(tmp_path: Path) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(path, local_files_only=True)
     assert tokenizer("A peer gives")["input_ids"] == [0, 1, 2]
     assert tokenizer.eos_token_id == 4
+    config = transformers.AutoConfig.from_pretrained(path, local_files_only=True)
+    assert config.eos_token_id == 4, "so generating ends there"
 
 
 @pytest.mark.parametrize("precision", ["float32", "float16"])

@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import shutil
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -60,6 +61,21 @@ def test_the_dead_are_seen(two: tuple[BoardFile, BoardFile], tmp_path: Path) -> 
     assert seen(other)[1] == ["b"]
     (tmp_path / "a.alive").touch()
     assert seen(other)[1] == ["b"], "a file that nobody holds is left behind by the killed"
+
+
+def test_who_lives_is_seen_though_the_folder_was_taken_away(tmp_path: Path) -> None:
+    before = BoardFile(tmp_path / "board", "a", "boot")
+    before.enter()
+    shutil.rmtree(tmp_path / "board")
+    before.enter()
+    later = BoardFile(tmp_path / "board", "b", "boot")
+    later.enter()
+    assert seen(later)[1] == []
+    before.look(lambda board, alive: FULL, 6.0)
+    assert seen(later)[1] == ["a", "b"]
+    before.leave()
+    assert seen(later)[1] == ["b"]
+    later.leave()
 
 
 def test_who_looks_too_often_does_not_write(
