@@ -145,7 +145,7 @@ class StateDirectory:
                 return False
             else:
                 return True
-            time.sleep(_TRY_S)
+            time.sleep(_TRY_S)  # a wait for the lock itself could not tell a look from a daemon
         return False
 
     def unlock(self) -> None:

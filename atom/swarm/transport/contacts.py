@@ -84,12 +84,10 @@ class ContactBook:
         return here != (before.addresses, before.incarnation)
 
     def _forget(self, peer_id: str) -> None:
-        self._known.pop(peer_id, None)
-        self._good.pop(peer_id, None)
-        self._failed_at.pop(peer_id, None)
-        self._chance_at.pop(peer_id, None)
-        self._through.pop(peer_id, None)
-        self._nowhere_at.pop(peer_id, None)
+        places = (self._known, self._good, self._through)
+        times = (self._failed_at, self._chance_at, self._nowhere_at)
+        for about in (*places, *times):
+            about.pop(peer_id, None)
 
     def knows(self, peer_id: str) -> bool:
         with self._lock:
@@ -121,12 +119,12 @@ class ContactBook:
                 self._through[peer_id] = relay
 
     def led_nowhere(self, peer_id: str, relay: str) -> None:
-        """This relay gave us no word of that peer."""
+        """This relay, if it is one of that peer's, gave us no word of it."""
         with self._lock:
             named = self._known.get(peer_id, Contact()).relays
-            before = self._nowhere_at.get(peer_id, {})
-            kept = {each: at for each, at in before.items() if each in named}
             if relay in named:
+                before = self._nowhere_at.get(peer_id, {})
+                kept = {each: at for each, at in before.items() if each in named}
                 self._nowhere_at[peer_id] = {**kept, relay: self._now()}
 
     def dial_last(self, peer_id: str) -> bool:
@@ -153,8 +151,7 @@ class ContactBook:
             if peer_id in self._failed_at and not recently:
                 del self._failed_at[peer_id]
                 self._chance_at[peer_id] = now
-        if relay:
-            self.led_nowhere(peer_id, relay)
+        self.led_nowhere(peer_id, relay)
 
     def failed(self, peer_id: str) -> None:
         """None of its addresses answered."""
