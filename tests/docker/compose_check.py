@@ -95,6 +95,9 @@ def test_the_image_is_small_and_runs_as_nobody(image: str) -> None:
     found = "command -v gcc cc || true"
     assert docker("run", "--rm", "--entrypoint", "sh", image, "-c", found) == ""
     assert docker("run", "--rm", image, "version").strip()
+    demo = "from atom.cli.demo.stage import run_text; print(run_text(None), end='')"
+    packaged = docker("run", "--rm", "--entrypoint", "python3", image, "-c", demo)
+    assert packaged == (ROOT / "peers" / "demo.toml").read_text()
 
 
 def test_peers_that_cannot_reach_each_other_train_together(containers: Containers) -> None:
