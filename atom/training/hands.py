@@ -8,7 +8,7 @@ follows its end, the state's digest first, is done in the background. Nothing of
 state, and the worker waits for it before it changes the state or the journal again.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +20,7 @@ from atom.base.events import EventSink
 from atom.base.reasons import Reason
 from atom.swap.engine import PassCancelled
 from atom.swap.voided import PassVoided
-from atom.swarm.chain.commit import Ballot, Commit, Head
+from atom.swarm.chain.commit import Ballot, Commit, Head, Voter
 from atom.swarm.chain.usual_gradients import PartLimit
 from atom.swarm.state.arenas import state_digest
 from atom.swarm.transport.transport import PeerTransport
@@ -83,6 +83,7 @@ class ReplicaHands:
         clock: Clock,
         events: EventSink,
         style: RingStyle,
+        me: Voter,
     ) -> None:
         self._replica = bench.replica
         self._worker = bench.worker
@@ -102,10 +103,10 @@ class ReplicaHands:
         self._fetch = ResultFetch(bench.replay, clock, events)
         self._aftermath = Aftermath(lambda: self._worker.submit(self._aftermath.wait))
         self._excess = Excess(self._replica, self._events, self.voided)
-        self.tally = Tally()
-        self.after_step: Callable[[], None] = lambda: None
-        """Called on the worker's thread when a step has begun and nothing is counted for the next
-        round: the daemon's chance to hold it."""
+        self.tally = Tally(me)
+        self.on_round_begun: Callable[[], None] = lambda: None
+        """Called on the worker's thread while nothing is counted for a round: the daemon's chance
+        to hold it. A step may still be under way."""
 
     def bind(self, post: Callable[[Event], None], on_change: Callable[[], None]) -> None:
         """Where outcomes go; before the loop starts."""
@@ -236,7 +237,7 @@ class ReplicaHands:
         self._keeper.record(commit)
         self._replica.begin_step(result, value.gradient_norm, value.round)
         counted, tokens = self._replica.sequences, self._schedule.sequence_tokens
-        self.tally.account(value, self._transport.peer_id, counted, tokens, self._clock.now())
+        self.tally.account(value, counted, tokens, self._clock.now())
         if self._style.feedback is not None:
             self._style.feedback.committed(value.result_digest)
         self._start_round(head)
@@ -245,7 +246,7 @@ class ReplicaHands:
         closing: Future[dict[str, Any]] = Future()
         self._aftermath.start(lambda: self._settle(commit, head, closing))
         self._close_round(value.round, closing)
-        self.after_step()
+        self.on_round_begun()
 
     def _settle(self, commit: Commit, head: Head, closing: "Future[dict[str, Any]]") -> None:
         """In the background: the end of the step, the digest, and who is to know of it."""
@@ -265,6 +266,8 @@ class ReplicaHands:
         thread, before the first round."""
         self._keeper.begin()
         self._replay.restore()
+        if self._journal.commits:
+            self.tally.last = self._journal.commits[-1].value
         self._start_round(self._journal.head)
         if not self._replay.usable:
             return b""
@@ -338,7 +341,7 @@ class ReplicaHands:
     def _catch_up(self, donors: Mapping[str, bytes], wanted: CatchUp) -> None:
         self._aftermath.wait()
         self._events.emit("catching-up", reason=wanted.reason, donors=list(donors))
-        before = self._journal.head
+        heads, commits = [*self._journal.heads], [*self._journal.commits]
         shunned: tuple[str, ...] = ()
         failed_donors: tuple[str, ...] = ()
         try:
@@ -347,19 +350,30 @@ class ReplicaHands:
             shunned, failed_donors = failed.shunned, tuple(donors)
             self._events.emit("catch-up-failed", detail=str(failed)[:300])
         head = self._journal.head
-        if not self._replay.usable:
-            digest = b""
-        elif head != before or wanted.discard:
-            if self._style.feedback is not None:
-                self._style.feedback.forget()
-            self._start_round(head)
-            digest = self._state_digest()
-            self._keeper.announce_chain()
-            self._keeper.snapshot(digest, self._replica.state_arenas())
-            self._events.emit(
-                "caught-up", round=head.round, head=head.digest.hex(), digest=digest.hex()
-            )
-        else:
-            digest = self._state_digest()
+        begins = self._replay.usable and (head != heads[-1] or wanted.discard)
+        if begins or head != heads[-1]:
+            self._account(heads, commits)
+        digest = self._state_digest() if self._replay.usable else b""
+        if begins:
+            self._begin_at(head, digest)
         equivocal = self._replay.take_equivocal()
         self._post(CaughtUp(head, digest, shunned, failed_donors, equivocal))
+
+    def _begin_at(self, head: Head, digest: bytes) -> None:
+        """Counting for a head that others brought us to."""
+        if self._style.feedback is not None:
+            self._style.feedback.forget()
+        self._start_round(head)
+        self._keeper.announce_chain()
+        self._keeper.snapshot(digest, self._replica.state_arenas())
+        self._events.emit(
+            "caught-up", round=head.round, head=head.digest.hex(), digest=digest.hex()
+        )
+        self.on_round_begun()
+
+    def _account(self, heads: Sequence[Head], commits: Sequence[Commit]) -> None:
+        """For the rounds of a chain that was caught up with. `heads`, `commits`: what we had."""
+        shared = self._journal.shared_rounds(heads)
+        lost, found = commits[shared:], self._journal.commits[shared:]
+        counted = self.own_sequences(heads[-1].digest)
+        self.tally.caught_up([c.value for c in lost], [c.value for c in found], counted)

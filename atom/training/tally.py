@@ -1,22 +1,26 @@
 """What a process had a part in, counted."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from atom.swarm.chain.commit import Value
+from atom.swarm.chain.commit import Value, Voter
 from atom.training.void_passes import VoidPasses
 
 
 @dataclass
 class Tally:
-    """Since the process began. Read from other threads, written by the worker's."""
+    """Of one incarnation. Read from other threads, written by the worker's."""
 
+    me: Voter
     rounds_joined: int = 0
+    """Those that something of ours was averaged in."""
     sequences_committed: int = 0
     sequences_dropped: int = 0
-    """Counted here, but not in the round that was committed: it had closed without them."""
+    """Counted here, but in no round on the chain: theirs had closed without them."""
     last: Value | None = None
-    """What the last of these rounds agreed on."""
+    """What the chain's last round agreed on, since we know one."""
     tokens_per_s: float = 0.0
+    """Of the whole swarm in that round; 0: we did not see it begin."""
     last_commit_at: float | None = None
     void: VoidPasses = field(default_factory=VoidPasses)
 
@@ -24,17 +28,44 @@ class Tally:
     def loss(self) -> float | None:
         return None if self.last is None else self.last.loss
 
-    def account(
-        self, value: Value, peer_id: str, counted: int, sequence_tokens: int, now: float
-    ) -> None:
-        """A round is committed. `peer_id` is ours, and `counted` our sequences until then."""
-        mine = [part for part in value.contributions if part.peer_id == peer_id]
-        averaged = sum(part.sequences for part in mine)
-        self.rounds_joined += bool(mine)
-        self.sequences_committed += averaged
-        self.sequences_dropped += max(counted - averaged, 0)
-        self.last = value
+    @property
+    def last_here(self) -> Value | None:
+        """The same, if it was committed while we were there."""
+        return None if self.last_commit_at is None else self.last
+
+    def account(self, value: Value, counted: int, sequence_tokens: int, now: float) -> None:
+        """A round is committed while we are there. `counted`: our sequences until then."""
+        self.sequences_dropped += max(counted - self._enter(value), 0)
         if self.last_commit_at is not None:
             seconds = max(now - self.last_commit_at, 1e-3)
             self.tokens_per_s = value.sequences * sequence_tokens / seconds
         self.last_commit_at = now
+
+    def caught_up(self, lost: Sequence[Value], found: Sequence[Value], counted: int) -> None:
+        """Others showed us a chain: `found` takes the place of `lost` at its end. `counted`: our
+        sequences for the round after `lost`. They may be in the first that was found."""
+        taken_back = sum(map(self._take_back, lost))
+        entered = sum(map(self._enter, found))
+        self.sequences_dropped += max(taken_back + counted - entered, 0)
+        self.tokens_per_s, self.last_commit_at = 0.0, None
+
+    def _enter(self, value: Value) -> int:
+        averaged = self._ours(value)
+        self.rounds_joined += averaged > 0
+        self.sequences_committed += averaged
+        self.last = value
+        return averaged
+
+    def _take_back(self, value: Value) -> int:
+        averaged = self._ours(value)
+        self.rounds_joined -= averaged > 0
+        self.sequences_committed -= averaged
+        return averaged
+
+    def _ours(self, value: Value) -> int:
+        """Before a restart we were somebody else, whose part is counted there."""
+        return sum(
+            part.sequences
+            for part in value.contributions
+            if (part.peer_id, part.incarnation) == (self.me.peer_id, self.me.incarnation)
+        )

@@ -210,7 +210,7 @@ class Stage:
         )  # fmt: skip
         self.hands = ReplicaHands(
             bench, self.transport, schedule or Schedule(2, None, 0, 4, 16), self.clock,
-            self.events, RingStyle(),
+            self.events, RingStyle(), ME,
         )  # fmt: skip
         self.on_post: Callable[[Event], None] = lambda event: None
         self.hands.bind(self._post, lambda: None)

@@ -386,6 +386,55 @@ def test_a_new_head_starts_a_new_round(stage: Stage) -> None:
     assert [snapshot.round for snapshot in list_snapshots(stage.snapshots)] == [1]
 
 
+def test_what_was_counted_and_missed_the_round_is_dropped(stage: Stage) -> None:
+    def bring(donors: Mapping[str, bytes], discard: bool) -> None:
+        stage.journal.append(stage.commit(b"r" * 32, contributor=Identity.create().peer_id))
+
+    begun: list[int] = []
+    stage.hands.on_round_begun = lambda: begun.append(stage.hands.tally.sequences_dropped)
+    stage.train()
+    stage.replay.on_run = bring
+    stage.hands.catch_up({"a": b"h" * 32}, BEHIND)
+    stage.next_event()
+    assert begun == [8], "who leaves learns of it, and trains no further"
+    assert stage.hands.tally.loss == 3.0
+
+
+def test_another_branch_takes_back_what_was_committed_on_ours(stage: Stage) -> None:
+    stage.train()
+    stage.step(stage.commit(stage.hold(0.1)))
+    tally = stage.hands.tally
+    assert (tally.sequences_committed, tally.sequences_dropped) == (8, 0)
+
+    def bring(donors: Mapping[str, bytes], discard: bool) -> None:
+        stage.journal.replace([], [stage.start])
+        other = Identity.create().peer_id
+        for _ in range(2):
+            stage.journal.append(stage.commit(b"r" * 32, contributor=other))
+
+    stage.replay.on_run = bring
+    stage.hands.catch_up({"a": b"h" * 32}, BEHIND)
+    stage.next_event()
+    assert (tally.rounds_joined, tally.sequences_committed, tally.sequences_dropped) == (0, 0, 8)
+
+
+def test_a_head_that_stays_takes_nothing_back(stage: Stage) -> None:
+    stage.train()
+    stage.hands.catch_up({"a": b"h" * 32}, BEHIND)
+    stage.next_event()
+    assert stage.hands.tally.sequences_dropped == 0
+    stage.hands.catch_up({"a": b"h" * 32}, CatchUp(("a",), "state-mismatch", discard=True))
+    stage.next_event()
+    assert stage.hands.tally.sequences_dropped == 8, "they were counted with an odd state"
+
+
+def test_after_a_restart_the_last_loss_is_known(stage: Stage) -> None:
+    stage.journal.append(stage.commit(b"r" * 32))
+    stage.on_worker(stage.hands.begin)
+    assert stage.hands.tally.loss == 3.0
+    assert stage.hands.tally.last_here is None
+
+
 def test_begin_offers_a_first_snapshot(stage: Stage) -> None:
     digest = stage.on_worker(stage.hands.begin)
     assert stage.replay.restored

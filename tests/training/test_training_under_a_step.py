@@ -107,7 +107,7 @@ def test_validation_is_told_with_the_round_it_was_due_in(new_stage: NewStage) ->
 
 def test_the_daemon_may_hold_the_worker_before_anything_new_is_counted(new_stage: NewStage) -> None:
     stage = new_stage()
-    stage.hands.after_step = lambda: stage.worker.hold("leaving")
+    stage.hands.on_round_begun = lambda: stage.worker.hold("leaving")
     stage.train()
     stage.replica.may_step.clear()
     stage.apply(stage.commit(stage.hold(0.5)))

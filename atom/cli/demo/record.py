@@ -37,10 +37,10 @@ def rounds_of(events: Iterable[Event]) -> list[Event]:
     return [last[number] for number in sorted(last)]
 
 
-def mini_batches(event: Event, peer_id: str) -> int | None:
-    """What this peer contributed to a round (sequences); None if it had no part."""
-    shares = dict(zip(event["members"], event["contributed"], strict=False))
-    return shares.get(peer_id)
+def mini_batches(event: Event, peer_id: str) -> int:
+    """What this peer contributed to a round (sequences)."""
+    parts = zip(event["members"], event["contributed"], strict=True)
+    return sum(sequences for member, sequences in parts if member == peer_id)
 
 
 def merge(sources: Mapping[str, Sequence[Event]]) -> list[Event]:

@@ -59,8 +59,8 @@ def sum_up(
     sequence_tokens: int,
 ) -> PeerResult:  # fmt: skip
     """One peer's line. Its share is read from the founder's rounds, its replica from its own."""
-    told = [event for event in rounds_of(founder) if mini_batches(event, peer_id) is not None]
-    count = sum(mini_batches(event, peer_id) or 0 for event in told)
+    told = [event for event in rounds_of(founder) if mini_batches(event, peer_id)]
+    count = sum(mini_batches(event, peer_id) for event in told)
     seconds = told[-1]["time"] - told[0]["time"] if len(told) > 1 else 0.0
     return PeerResult(
         name=name,

@@ -80,7 +80,8 @@ def _told(lines: Iterable[bytes]) -> Iterator[PlottedRound]:
 def _of_event(event: dict[str, Any]) -> PlottedRound:
     """Raises: KeyError, TypeError, ValueError."""
     validation = event.get("validation_loss")
-    members = tuple(map(str, event["members"]))
+    shares = zip(event["members"], event["contributed"], strict=True)
+    members = tuple(dict.fromkeys(str(member) for member, sequences in shares if sequences))
     return PlottedRound(
         number=int(event["round"]),
         loss=float(event["loss"]),

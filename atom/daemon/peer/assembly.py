@@ -112,7 +112,7 @@ def assemble(stack: ExitStack, given: Assembly) -> Life:
     worker = Worker(member.replica, work, clock, life.on_pass, life.on_void, life.fail)
     bench = Bench(member.replica, worker, deck, keeper, replay)
     style = _ring_style(member.run, elements)
-    hands = ReplicaHands(bench, transport, _schedule(member), clock, events, style)
+    hands = ReplicaHands(bench, transport, _schedule(member), clock, events, style, box.me)
     places = UploadPlaces(known=transport.known)
     server = BlobServer(blobs, places=places, courtesy=transport.courtesy)
 

@@ -33,7 +33,8 @@ class Herald:
             self._console.note(line)
 
     def tell(self, me: str, view: View, reason: str, last: Value | None) -> None:
-        """`reason`: why we stand still, if we do; `last`: what was committed last."""
+        """`reason`: why we stand still, if we do; `last`: what was committed last, if we
+        were there."""
         now = self._clock.now()
         self._rounds = self._rounds or Rounds(me)
         lines = [self._standstill.line(reason, now), self._rounds.line(last, now)]

@@ -152,7 +152,7 @@ class Life:
         parts = self.parts
         machine, self._loop = parts.make_loop(digest)
         self._machine = machine
-        parts.hands.after_step = self._after_step
+        parts.hands.on_round_begun = self._on_round_begun
         head = parts.keeper.journal.head
         self._events.emit(
             "started",
@@ -243,7 +243,7 @@ class Life:
         )
         if line := self._leaving.news(facts):
             self._console.note(line)
-        last = self.parts.hands.tally.last
+        last = self.parts.hands.tally.last_here
         self._herald.tell(self.parts.me.peer_id, self._loop.view, reason, last)
         if has_looked and not facts.started:
             self._arrive(head.round, ahead)
@@ -261,9 +261,9 @@ class Life:
             self.parts.worker.release(STARTING)
             self.on_change()
 
-    def _after_step(self) -> None:
-        """On the worker's thread: a peer that leaves starts nothing new after a commit, and others
-        may have the device."""
+    def _on_round_begun(self) -> None:
+        """On the worker's thread: a peer that leaves starts nothing new, and others may have the
+        device."""
         if self._leaving.asked:
             self._settle()
         self.parts.turns.end_of_round()

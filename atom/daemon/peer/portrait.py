@@ -8,6 +8,7 @@ from typing import Any
 
 from atom.daemon.peer.lifecycle import Facts, peer_state
 from atom.daemon.peer.parts import Parts
+from atom.swarm.chain.commit import Value
 from atom.swarm.records.fork_choice import shown
 from atom.swarm.records.lease import Lease, PeerState, short_name
 from atom.swarm.records.lease_body import MAX_LINKS
@@ -36,7 +37,7 @@ def lease_of(parts: Parts, machine: RoundMachine, facts: Facts, serial: int, gon
         sequences_per_s=rate,
         tokens_per_s=rate * parts.member.run.model.sequence_tokens,
         pass_seconds=parts.worker.pass_seconds,
-        loss=tally.loss,
+        loss=_loss_of(tally.last, head.round),
         state_digest=machine.state_digest,
         addresses=parts.data_addresses(),
         reached=parts.outreach.reached,
@@ -52,6 +53,11 @@ def lease_of(parts: Parts, machine: RoundMachine, facts: Facts, serial: int, gon
         void_passes=tally.void.in_a_row,
         void_cause=tally.void.last_cause,
     )
+
+
+def _loss_of(last: Value | None, round_number: int) -> float | None:
+    """The worker's thread tallies a round when it steps, so what it knows may be of another."""
+    return last.loss if last is not None and last.round == round_number else None
 
 
 def reading_pause_of(parts: Parts, machine: RoundMachine) -> float:

@@ -22,7 +22,7 @@ class Round(NamedTuple):
     members: int
     """Peers whose gradients were averaged."""
     absent: int
-    """Voters that had no part in it."""
+    """Voters that were not there. Who was may have given nothing: it is no member then."""
     branch: int
     """How many survivors went on without a quorum; 0: an ordinary round."""
 
@@ -33,6 +33,7 @@ class Share(NamedTuple):
     sequences: int
     """The mini-batches of the paper."""
     rounds: int
+    """Those that something of it was averaged in."""
     first_round: int
     last_round: int
 
@@ -67,13 +68,13 @@ class Ledger:
 
 def _round_of(parent: Head, commit: Commit) -> Round:
     value = commit.value
-    members = {part.peer_id for part in value.contributions}
+    present = {part.peer_id for part in value.contributions}
     return Round(
         number=value.round,
         loss=value.loss,
         sequences=value.sequences,
-        members=len(members),
-        absent=sum(voter.peer_id not in members for voter in parent.voters),
+        members=len({part.peer_id for part in value.contributions if part.sequences}),
+        absent=sum(voter.peer_id not in present for voter in parent.voters),
         branch=len(commit.survivors),
     )
 
@@ -83,7 +84,8 @@ def _add(shares: dict[str, Share], commit: Commit) -> None:
     number = commit.value.round
     given: Counter[str] = Counter()
     for part in commit.value.contributions:
-        given[part.peer_id] += part.sequences
+        if part.sequences:
+            given[part.peer_id] += part.sequences
     for peer_id, sequences in given.items():
         so_far = shares.get(peer_id, Share(0, 0, number, number))
         shares[peer_id] = Share(

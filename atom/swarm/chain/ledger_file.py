@@ -16,7 +16,7 @@ from atom.swarm.chain.branches import Branch, Branches
 from atom.swarm.chain.commit import Head, Voter
 from atom.swarm.chain.ledger import Ledger, Round, Share
 
-_FORM = 3
+_FORM = 4
 
 
 class LedgerFile:

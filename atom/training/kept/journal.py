@@ -109,6 +109,13 @@ class Journal:
                 return index
         return None
 
+    def shared_rounds(self, heads: Sequence[Head]) -> int:
+        """How many rounds this chain has in common with another one of the run."""
+        shared = min(len(heads), len(self.heads)) - 1
+        while heads[shared].digest != self.heads[shared].digest:
+            shared -= 1
+        return shared
+
     def leads_to(self, snapshot: Snapshot) -> bool:
         """Whether its state is one of this chain."""
         return self.position(snapshot.head) == snapshot.round

@@ -1,8 +1,9 @@
 """What of a run lies on this peer's disk, and what of it others may fetch.
 
 A restart replays: the newest snapshot, the results since, the chain that names them. So results go
-to disk before the commit that names them, and are dropped once the oldest snapshot covers them. A
-full disk stops the writing, never the training (`disk_room.py`).
+to disk before the commit that names them (synced after the step, beside the next passes: it may take
+long), and are dropped once the oldest snapshot covers them. A full disk stops the writing, never the
+training (`disk_room.py`).
 """
 
 from collections.abc import Mapping, Sequence, Set
@@ -89,11 +90,15 @@ class Keeper:
         self._shelf.announce_chain()
 
     def settle(self, digest: bytes, arenas: Mapping[str, torch.Tensor], due: bool) -> None:
-        """After each step: a snapshot if it is due, or was due when the disk had no room."""
+        """After each step: a snapshot if it is due, or was due when the disk had no room; else the
+        step's result is to survive a power cut, too."""
         needed = _size_bytes(arenas)
         again = self._owed and needed != self._too_large_for and self._has_room(needed)
         if due or again:
             self.snapshot(digest, arenas)
+        elif RESULTS not in self.room.paused:
+            newest = self.journal.commits[-1].value.result_digest
+            self.room.attempt(RESULTS, lambda: self.results.sync(newest))
 
     def snapshot(self, digest: bytes, arenas: Mapping[str, torch.Tensor]) -> None:
         """Saves the state of the journal's head and drops the results it covers, but for the

@@ -4,6 +4,7 @@ A result is named by its digest and never changes once it has its name, so it ca
 anyone who asks for that digest.
 """
 
+import os
 import re
 import threading
 from collections.abc import Set
@@ -97,6 +98,19 @@ class Results:
             raise StorageError(
                 f"could not write the result {path}: {why_not_written(problem)}",
                 "free some disk space; until then a restart has to fetch it from others",
+            ) from problem
+
+    def sync(self, digest: bytes) -> None:
+        """Sees a saved result through to the disk itself, which a power cut asks for. Takes as long
+        as the disk does. Raises: StorageError."""
+        path = self.path(digest)
+        try:
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+        except OSError as problem:
+            raise StorageError(
+                f"could not write the result {path}: {why_not_written(problem)}",
+                "look at the disk; until then a restart has to fetch it from others",
             ) from problem
 
     def lend(self, digest: bytes) -> torch.Tensor | None:

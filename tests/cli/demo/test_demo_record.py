@@ -29,8 +29,8 @@ def test_a_round_told_twice_counts_once() -> None:
 
 
 def test_a_share() -> None:
-    event = {"members": ["A", "B"], "contributed": [3, 0]}
-    assert [mini_batches(event, peer) for peer in "ABC"] == [3, 0, None]
+    event = {"members": ["A", "B", "A"], "contributed": [3, 0, 2]}
+    assert [mini_batches(event, peer) for peer in "ABC"] == [5, 0, 0]
 
 
 def test_merged_in_the_order_of_time(tmp_path: Path) -> None:

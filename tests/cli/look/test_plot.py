@@ -26,7 +26,8 @@ def told(number: int, **changes: Any) -> dict[str, Any]:
         "round": number,
         "loss": 5.0 / number,
         "tokens_per_s": 100.0,
-        "members": ["peer-of-ann", "peer-of-bob"],
+        "members": ["peer-of-ann", "peer-of-bob", "idle", "peer-of-ann"],
+        "contributed": [5, 2, 0, 1],
         "branch": False,
         "reduce_seconds": 0.25,
     }

@@ -90,6 +90,13 @@ def test_who_restarted_within_a_round_had_one_part_in_it() -> None:
     assert ledger.rounds[0].members == 1
 
 
+def test_who_was_there_and_gave_nothing_has_no_part() -> None:
+    commit = a_commit(GENESIS, {ANN: 8, BOB: 0}, [ANN, BOB])
+    ledger = Ledger(GENESIS).after(heads_along(GENESIS, [commit]), [commit])
+    assert ledger.shares == {ANN.peer_id: Share(8, 1, 1, 1)}
+    assert (ledger.rounds[0].members, ledger.rounds[0].absent) == (1, 0)
+
+
 def test_only_what_is_new_is_fetched() -> None:
     commits = chain(300)
     shelf = Shelf({"a": commits[:200]})

@@ -1,5 +1,6 @@
 """A bounded number of snapshots; a full disk stops the writing, never the training."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -109,6 +110,37 @@ def test_a_state_that_is_being_fetched_stays_a_while(
     monkeypatch.setattr(keeper_module, "LENT_ROUNDS", 6)
     steps(stage, 2)
     assert rounds(stage) == [10, 8], "nobody may hold on to it for ever"
+
+
+def test_results_that_no_snapshot_covers_survive_a_power_cut(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    real = os.fsync
+
+    def noted(file: int) -> None:
+        synced.append(Path(os.readlink(f"/proc/self/fd/{file}")).name)
+        real(file)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    steps(stage, 3)
+    results = [
+        commit.value.result_digest.hex() + ".safetensors" for commit in stage.journal.commits
+    ]
+    assert [name for name in synced if name in results] == [results[0], results[2]]
+
+
+def test_a_disk_that_fails_while_it_syncs_stops_nobody(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(digest: bytes) -> None:
+        raise StorageError("an I/O error", "look at the disk")
+
+    monkeypatch.setattr(stage.results, "sync", failing)
+    steps(stage, 1)
+    assert of(stage, "disk-full") == ["results"]
+    steps(stage, 2)
+    assert stage.journal.head.round == 3
 
 
 def test_when_its_reader_is_gone_a_state_goes(stage: Stage) -> None:
