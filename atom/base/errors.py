@@ -11,6 +11,7 @@ AtomError
 │   ├── ModelError       a model that cannot be traced, cut or run faithfully
 │   ├── TrustError       the run brings code of an owner that nobody here said to trust, or its
 │   │                    owner did not list this peer
+│   ├── IdentityError    another process uses this peer's key
 │   └── ControlError     no daemon answers on the control socket, or it refused the command
 └── PeerRefused          a remote peer did something we do not accept; carries a named reason
 """
@@ -62,6 +63,10 @@ class ModelError(UserError):
 class TrustError(UserError):
     """The run brings code that the person at the keyboard has not said to trust, or is open to
     listed peers only, and this is none of them."""
+
+
+class IdentityError(UserError):
+    """Another process uses this peer's key."""
 
 
 class ControlError(UserError):

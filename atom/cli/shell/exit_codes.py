@@ -24,6 +24,7 @@ class ExitCode(IntEnum):
     OTHER = 12
     TRUST = 13
     DIAGNOSIS = 14
+    IDENTITY = 15
     HUNG_UP = 129
     INTERRUPTED = 130
     TERMINATED = 143
@@ -45,6 +46,7 @@ MEANINGS: dict[ExitCode, str] = {
     ExitCode.OTHER: "another mistake that the message explains",
     ExitCode.TRUST: "--trust does not name the code's owner, or the owner did not list you",
     ExitCode.DIAGNOSIS: "atom doctor found something that keeps this box from training",
+    ExitCode.IDENTITY: "another process uses this peer's key",
     ExitCode.HUNG_UP: "the terminal was closed (SIGHUP)",
     ExitCode.INTERRUPTED: "interrupted (Ctrl-C)",
     ExitCode.TERMINATED: "terminated (SIGTERM)",
@@ -59,6 +61,7 @@ IN_VAIN: frozenset[ExitCode] = frozenset(
         ExitCode.MODEL,
         ExitCode.LEFT_LATE,
         ExitCode.TRUST,
+        ExitCode.IDENTITY,
     }
 )
 """After these, starting the same command again does not help: somebody has to change something.
@@ -73,6 +76,7 @@ _OF_ERROR: dict[type[UserError], ExitCode] = {
     errors.DeviceError: ExitCode.DEVICE,
     errors.ModelError: ExitCode.MODEL,
     errors.TrustError: ExitCode.TRUST,
+    errors.IdentityError: ExitCode.IDENTITY,
     errors.ControlError: ExitCode.CONTROL,
 }
 

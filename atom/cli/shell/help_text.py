@@ -7,7 +7,7 @@ from atom.cli.shell.exit_codes import MEANINGS, ExitCode
 _LOOKING = (ExitCode.ADDRESS, ExitCode.CONTROL)
 _STARTING = (
     ExitCode.CONFIG, ExitCode.PORT, ExitCode.STORAGE, ExitCode.DEVICE, ExitCode.MODEL,
-    ExitCode.LEFT_LATE,
+    ExitCode.LEFT_LATE, ExitCode.IDENTITY,
 )  # fmt: skip
 
 WORTH_KNOWING: dict[str, Sequence[ExitCode]] = {

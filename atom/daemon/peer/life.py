@@ -7,6 +7,7 @@ from typing import Any
 from atom.base.clock import Clock
 from atom.base.events import EventSink
 from atom.daemon.console import Console
+from atom.daemon.peer.beside_a_twin import HINT, NEW_S, WORDS, came_second
 from atom.daemon.peer.herald import Herald
 from atom.daemon.peer.kept_contacts import KeptContacts
 from atom.daemon.peer.leave_signals import LeaveSignals
@@ -14,13 +15,13 @@ from atom.daemon.peer.leaving import LEAVE_S, Leaving, SharedFacts
 from atom.daemon.peer.lifecycle import Ending, Facts, ending, ending_note, may_begin
 from atom.daemon.peer.parts import Parts
 from atom.daemon.peer.portrait import info_of, lease_of, reading_pause_of
-from atom.daemon.peer.twin import HINT, NEW_S, WORDS, TwinWatch, came_second
 from atom.daemon.state_directory import StateDirectory
 from atom.daemon.turns.board import Wish
 from atom.swap.voided import PassVoided
 from atom.swarm.dht.directory import Directory
 from atom.swarm.records.fork_choice import claims_better
 from atom.swarm.records.lease import Lease
+from atom.swarm.records.twin import TwinWatch
 from atom.training.loop import LeasesRead, RoundLoop
 from atom.training.replica.worker import STARTING
 from atom.training.round import RoundMachine

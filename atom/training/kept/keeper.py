@@ -1,9 +1,9 @@
 """What of a run lies on this peer's disk, and what of it others may fetch.
 
-A restart replays: the newest snapshot, the results since, the chain that names them. So results go
-to disk before the commit that names them (synced after the step, beside the next passes: it may take
-long), and are dropped once the oldest snapshot covers them. A full disk stops the writing, never the
-training (`disk_room.py`).
+A restart replays: the newest snapshot, the results since, the chain that names them. So results
+go to disk before the commit that names them (synced after the step, beside the next passes: it may
+take long), and are dropped once the oldest snapshot covers them. A full disk stops the writing,
+never the training (`disk_room.py`).
 """
 
 from collections.abc import Mapping, Sequence, Set

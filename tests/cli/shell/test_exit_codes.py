@@ -15,6 +15,7 @@ EXPECTED = {
     errors.ModelError: 9,
     errors.ControlError: 10,
     errors.TrustError: 13,
+    errors.IdentityError: 15,
     errors.UserError: 12,
 }
 

@@ -8,11 +8,12 @@ import pytest
 
 from atom.base.events import EventList
 from atom.daemon.console import Silence
+from atom.daemon.peer.beside_a_twin import HINT, NEW_S, WORDS
 from atom.daemon.peer.life import Life
-from atom.daemon.peer.twin import HINT, NEW_S, WORDS, TwinWatch
 from atom.daemon.state_directory import StateDirectory
 from atom.swarm.chain.commit import Voter
 from atom.swarm.records.lease import Lease, PeerState
+from atom.swarm.records.twin import TwinWatch
 from tests.manual_clock import ManualClock
 
 ME = Voter("us", b"m" * 16)

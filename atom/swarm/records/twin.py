@@ -1,16 +1,14 @@
-"""Another process that lives under this peer's name: its key was copied. What the two are told
-goes to either, and the swarm can count on neither. Pure."""
+"""Another process that lives under our own name: the key was copied. Pure.
 
-from atom.base.errors import StorageError
+What the swarm's others see of it is the book of leases' (`freshness.py`): of a name that lives
+twice, both are silent to it. That book needs whoever it judges in its readings; we are not.
+"""
+
 from atom.swarm.chain.commit import Voter
 from atom.swarm.records.lease import Lease
 
-NEW_S = 20.0
-"""Who finds a twin so soon after its start came second, and ends."""
 _SIGNS = 2
 """An older lease of a dead process may turn up after a newer one; hardly twice."""
-WORDS = "another process uses this peer's key, and the swarm can count on neither of the two"
-HINT = "end one of them; for a second peer begin with an empty folder: --state FOLDER"
 
 
 class TwinWatch:
@@ -31,8 +29,3 @@ class TwinWatch:
         elif lease.serial > self._serial:
             self._serial, self._signs = lease.serial, self._signs + 1
         return self._signs >= _SIGNS
-
-
-def came_second() -> StorageError:
-    """What ends the one that began later."""
-    return StorageError(WORDS, HINT)
