@@ -106,11 +106,12 @@ def found_run(options: StartOptions, box: Box, run: RunFile, console: Console) -
         run = _pinned(run, text)
     except ValueError as problem:
         raise ConfigError(f"{options.run_file}: {problem}") from problem
+    if known is not None:
+        check_same_run(known[0], run, box, options.run_file)
     keep_tokenizer(box.state.tokenizer, run, text_sources(run, box.peer, folder))
     if code is not None:
         write_atomically(box.state.own_code, code.content)
     if known is not None:
-        check_same_run(known[0], run, box, options.run_file)
         made = _make(run, text, code, box, console, known[0])
         return made.member(*known, made.given(weights))
     made = _make(run, text, code, box, console)

@@ -78,6 +78,7 @@ class JsonTokenizer:
         self.vocabulary_size = max(vocabulary.values()) + 1
         rules = f"{_PIECE_CHARACTERS}:" + ("whole:" if meant_for_batches else "")
         self.digest = hashlib.sha256(rules.encode() + content).hexdigest()
+        self.content = content
         self._separators = [text for text in _SEPARATORS if text in vocabulary][:1]
         self.separator: Sequence[int] = tuple(vocabulary[text] for text in self._separators)
 

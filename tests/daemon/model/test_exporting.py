@@ -14,10 +14,18 @@ import pytest
 import torch
 import transformers
 
-from atom.base.errors import ModelError, StorageError, TrustError
+from atom.base.errors import (
+    ConfigError,
+    MismatchError,
+    ModelError,
+    StorageError,
+    TrustError,
+)
 from atom.daemon.console import Silence
 from atom.daemon.model import exporting
 from atom.daemon.model.exporting import Exported, ExportRequest, export_run
+from atom.daemon.model.text_source import open_text
+from atom.daemon.peer import founding
 from atom.daemon.peer.founding import Membership
 from atom.daemon.state_directory import StateDirectory
 from atom.models.data.tokenizer import ByteTokenizer
@@ -121,16 +129,25 @@ def test_the_tokenizer_of_bytes_comes_along(kept: Kept, tmp_path: Path) -> None:
     assert tokenizer.model_max_length == 8
 
 
-def test_a_run_s_own_tokenizer_comes_along(tmp_path: Path) -> None:
+OWN = f'{TEXT}\ntokenizer = "words.json"'
+
+
+def save_words(path: Path, *others: str) -> None:
+    """A tokenizer.json of whole words: these, then "A peer gives"."""
     import tokenizers
     from tokenizers import models, pre_tokenizers
 
-    words = {"A": 0, "peer": 1, "gives": 2, "?": 3, "<|endoftext|>": 4}
+    listed = (*others, "A", "peer", "gives", "?", "<|endoftext|>")
+    words = {word: number for number, word in enumerate(listed)}
     made = tokenizers.Tokenizer(models.WordLevel(words, unk_token="?"))
     made.pre_tokenizer = pre_tokenizers.Whitespace()
+    made.save(str(path))
+
+
+def test_a_run_s_own_tokenizer_comes_along(tmp_path: Path) -> None:
     with folder_in(tmp_path) as folder:
-        made.save(str(tmp_path / "words.json"))
-        folder.snapshot(folder.found(GPT3, data=f'{TEXT}\ntokenizer = "words.json"'))
+        save_words(tmp_path / "words.json")
+        folder.snapshot(folder.found(GPT3, data=OWN))
     (tmp_path / "words.json").unlink()
     path = exported(tmp_path).folder
     tokenizer = transformers.AutoTokenizer.from_pretrained(path, local_files_only=True)
@@ -138,6 +155,38 @@ def test_a_run_s_own_tokenizer_comes_along(tmp_path: Path) -> None:
     assert tokenizer.eos_token_id == 4
     config = transformers.AutoConfig.from_pretrained(path, local_files_only=True)
     assert config.eos_token_id == 4, "so generating ends there"
+
+
+def test_another_tokenizer_never_takes_the_place_of_the_run_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words, kept = tmp_path / "words.json", tmp_path / "a" / "tokenizer" / "tokenizer.json"
+
+    def replaced_meanwhile(*given: object) -> object:
+        text = open_text(*given)  # type: ignore[arg-type]
+        save_words(words, "others")
+        return text
+
+    with folder_in(tmp_path) as folder:
+        save_words(words)
+        with monkeypatch.context() as patch:
+            patch.setattr(founding, "open_text", replaced_meanwhile)
+            with pytest.raises(ConfigError, match="was replaced while the text was tokenised"):
+                folder.found(GPT3, data=OWN)
+        assert not kept.exists()
+        save_words(words)
+        folder.snapshot(folder.found(GPT3, data=OWN))
+        before = kept.read_bytes()
+        save_words(words, "others")
+        with pytest.raises(MismatchError, match="has changed since the run was founded"):
+            folder.found(GPT3, data=OWN)
+        assert kept.read_bytes() == before
+    save_words(kept, "others")
+    with pytest.raises(StorageError, match="is not the run's tokenizer"):
+        exported(tmp_path)
+    kept.write_text("{}")
+    with pytest.raises(StorageError, match=r"is not a tokenizer\.json"):
+        exported(tmp_path)
 
 
 @pytest.mark.parametrize("precision", ["float32", "float16"])
