@@ -1,3 +1,4 @@
+import errno
 import os
 import sysconfig
 from pathlib import Path
@@ -57,6 +58,26 @@ def test_a_text_that_cannot_be_read_is_no_trouble_with_the_disk(
     stale = Corpus(lambda: iter([document]), limits)
     with pytest.raises(DataError, match="a cannot be read: No such file"):
         stale.survey()
+
+
+def test_what_may_not_be_looked_at_is_not_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, open__a="seen", closed__b="not seen")
+    listed = os.scandir
+
+    def guarded(folder: str) -> object:
+        if Path(folder).name == "closed":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), folder)
+        return listed(folder)
+
+    monkeypatch.setattr(os, "scandir", guarded)
+    assert contents(text_corpus([tmp_path / "open"])) == [b"seen"]
+    for entry in (tmp_path, tmp_path / "closed"):
+        with pytest.raises(DataError, match="closed cannot be read: Permission denied"):
+            text_corpus([entry])
+    with pytest.raises(DataError, match="x cannot be read: File name too long"):
+        text_corpus([tmp_path / ("x" * 300)])
 
 
 def test_the_digest_names_contents_not_places(tmp_path: Path) -> None:

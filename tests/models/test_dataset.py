@@ -8,7 +8,7 @@ import torch
 
 from atom.models.data import unfinished
 from atom.models.data.cache import cached_tokens
-from atom.models.data.corpus import SURVEYING, Corpus, Limits
+from atom.models.data.corpus import SURVEYING, Corpus, DataError, Limits
 from atom.models.data.dataset import Dataset, open_dataset
 from atom.models.data.files import text_corpus
 from atom.models.data.token_writer import TOKENISING
@@ -128,6 +128,16 @@ def test_what_a_dead_writer_left_is_removed_and_a_living_ones_is_not(tmp_path: P
         cached_tokens(corpus_of(tmp_path, b"abc"), ByteTokenizer(), folder)
         assert {path.suffix for path in folder.iterdir()} == {".tokens", ".partial"}
         assert not (folder / "dead.partial").exists()
+
+
+def test_a_text_that_the_tokenizer_knows_nothing_of_is_refused(tmp_path: Path) -> None:
+    class Deaf(ByteTokenizer):
+        def encode(self, pieces):
+            return [b"" for _ in pieces]
+
+    with pytest.raises(DataError, match="makes no token of the text"):
+        cached_tokens(corpus_of(tmp_path, b"good"), Deaf(), tmp_path / "c")
+    assert not list((tmp_path / "c").iterdir())
 
 
 def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:

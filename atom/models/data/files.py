@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 from atom.models.data.corpus import (
     EVERYTHING,
@@ -45,13 +46,13 @@ def text_corpus(
     JSON lines and parquet files hold a document per line or row, under `text_field`; any other
     file is one document. Within a folder or glob the order is that of the relative path. A file
     named twice counts once.
-    Raises: DataError if an entry matches nothing.
+    Raises: DataError if an entry matches nothing, or may not be looked at.
     """
     found: dict[Path, Path] = {}
     for entry in paths:
         files = _matching(entry)
         if not files:
-            what = "is an empty folder" if Path(entry).is_dir() else "matches no file"
+            what = "is an empty folder" if _is_folder(Path(entry)) else "matches no file"
             raise DataError(f"data path {str(entry)!r} {what}")
         for file in files:
             found.setdefault(file.resolve(), file)
@@ -103,21 +104,37 @@ def _documents(files: Sequence[Path], text_field: str) -> Iterator[Document]:
 
 def _matching(entry: str | Path) -> list[Path]:
     path = Path(entry)
-    if path.is_file():
+    if _is_file(path):
         return [path]
-    if path.is_dir():
+    if _is_folder(path):
         return _walk(path, lambda name: True)
     matches = sorted(glob.glob(str(entry), recursive=True))
-    return [Path(match) for match in matches if Path(match).is_file()]
+    return [Path(match) for match in matches if _is_file(Path(match))]
+
+
+def _is_file(path: Path) -> bool:
+    with reads(path):
+        return path.is_file()
+
+
+def _is_folder(path: Path) -> bool:
+    with reads(path):
+        return path.is_dir()
 
 
 def _walk(root: Path, wanted: Callable[[str], bool]) -> list[Path]:
     """Files below `root`, sorted by relative path; links to folders are not followed."""
     files: list[Path] = []
-    for folder, folders, names in os.walk(root):
+    for folder, folders, names in os.walk(root, onerror=_refuse):
         folders[:] = [name for name in folders if not name.startswith(".") and wanted(name)]
         files += [Path(folder, name) for name in names if not name.startswith(".")]
-    return sorted((f for f in files if f.is_file()), key=lambda f: f.relative_to(root).parts)
+    return sorted((f for f in files if _is_file(f)), key=lambda f: f.relative_to(root).parts)
+
+
+def _refuse(problem: OSError) -> NoReturn:
+    """Else the texts of a folder that may not be read would be left out, and nobody would know."""
+    with reads(Path(problem.filename)):
+        raise problem
 
 
 def _is_stdlib_folder(name: str) -> bool:

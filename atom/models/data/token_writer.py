@@ -70,6 +70,10 @@ class Tokenising:
                 output.save(done, saved_bytes, reading.place())
         if not reading.documents:
             raise DataError("there is no text in the data")
+        if not output.tokens:
+            raise DataError(
+                "the tokenizer makes no token of the text", "take one that knows its characters"
+            )
         if self._survey is None:
             self._on_progress(TOKENISING, reading.done_bytes, reading.done_bytes)
         elif reading.digest() != self._survey.digest:
