@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import grpc
 
 from atom.base.errors import StorageError, UserError
+from atom.base.leftover import remove_leftover
 from atom.wire import control_pb2, control_pb2_grpc
 
 
@@ -62,7 +63,7 @@ class ControlServer:
 
     def close(self) -> None:
         self._server.stop(grace=0.5).wait()
-        self._path.unlink(missing_ok=True)
+        remove_leftover(self._path)
 
 
 class _Servicer(control_pb2_grpc.ControlServicer):

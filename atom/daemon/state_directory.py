@@ -13,6 +13,7 @@ from atom.base.disk_words import why_not_written
 from atom.base.errors import StorageError
 from atom.base.held_file import is_held
 from atom.base.home import expand_home
+from atom.base.leftover import remove_leftover
 
 _MAX_SOCKET_PATH_BYTES = 100
 _MOST_TRIES, _TRY_S = 100, 0.02
@@ -168,7 +169,7 @@ def write_atomically(path: Path, raw: bytes) -> None:
             os.fsync(file.fileno())
         os.replace(aside, path)
     except OSError as problem:
-        aside.unlink(missing_ok=True)
+        remove_leftover(aside)
         raise StorageError(
             f"cannot write {path}: {why_not_written(problem)}", "free some disk space"
         ) from problem

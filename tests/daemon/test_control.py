@@ -66,6 +66,17 @@ def test_what_cannot_be_taken_away_is_said(tmp_path: Path) -> None:
         ControlServer(Target(), tmp_path / "control.sock").start()
 
 
+def test_a_socket_that_cannot_be_taken_away_spoils_no_end(tmp_path: Path) -> None:
+    place = tmp_path / "gone"
+    place.mkdir()
+    server = ControlServer(Target(), place / "control.sock")
+    server.start()
+    (place / "control.sock").unlink()
+    place.rmdir()
+    place.touch()
+    server.close()
+
+
 def test_every_command_arrives(served: tuple[Target, Path]) -> None:
     target, path = served
     client = ControlClient(path)

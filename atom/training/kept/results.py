@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from atom.base.disk_words import why_not_written
 from atom.base.errors import StorageError
+from atom.base.leftover import remove_leftover
 from atom.swarm.state.arenas import arena_digest
 
 _KEY = "result"
@@ -78,7 +79,7 @@ class Results:
     def tidy(self) -> None:
         """Removes what a crash left half-written."""
         for path in self._folder.glob("*.partial"):
-            path.unlink(missing_ok=True)
+            remove_leftover(path)
 
     def path(self, digest: bytes) -> Path:
         return self._folder / f"{digest.hex()}.safetensors"
@@ -94,7 +95,7 @@ class Results:
             save_file({_KEY: result}, aside)
             aside.replace(path)
         except (OSError, SafetensorError) as problem:
-            aside.unlink(missing_ok=True)
+            remove_leftover(aside)
             raise StorageError(
                 f"could not write the result {path}: {why_not_written(problem)}",
                 "free some disk space; until then a restart has to fetch it from others",
@@ -150,4 +151,4 @@ class Results:
         names = {digest.hex() for digest in keep}
         for path in self._folder.glob("*.safetensors"):
             if path.stem not in names:
-                path.unlink(missing_ok=True)
+                remove_leftover(path)

@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 
 from atom.base.disk_words import why_not_written
 from atom.base.errors import StorageError
+from atom.base.leftover import remove_leftover
 
 KEPT = 2
 """A joiner may still be reading the one before the newest."""
@@ -50,7 +51,7 @@ def write_snapshot(
             os.fsync(file.fileno())
         os.replace(aside, path)
     except (OSError, SafetensorError) as problem:
-        aside.unlink(missing_ok=True)
+        remove_leftover(aside)
         raise StorageError(
             f"could not write the snapshot {path}: {why_not_written(problem)}",
             "free some disk space; the run goes on from the previous snapshot",
@@ -79,7 +80,7 @@ def load_snapshot(snapshot: Snapshot) -> dict[str, torch.Tensor]:
 def tidy_snapshots(folder: Path) -> None:
     """Removes what a crash left half-written."""
     for path in folder.glob("*.partial"):
-        path.unlink(missing_ok=True)
+        remove_leftover(path)
 
 
 def prune_snapshots(
@@ -100,7 +101,7 @@ def prune_snapshots(
     lent = [snapshot for snapshot in ours[keep:] if in_use(snapshot)][-1:]
     for old in (ours + others)[keep:]:
         if old not in lent:
-            old.path.unlink(missing_ok=True)
+            remove_leftover(old.path)
     return ours[:keep] + lent
 
 

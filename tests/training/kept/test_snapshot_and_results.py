@@ -1,7 +1,9 @@
 """Snapshots and results: whole or not there."""
 
+import contextlib
 import errno
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from atom.training.kept.snapshot import (
     list_snapshots,
     load_snapshot,
     prune_snapshots,
+    tidy_snapshots,
     write_snapshot,
 )
 
@@ -66,9 +69,37 @@ def test_no_room_is_said_and_nothing_half_written(tmp_path: Path) -> None:
     occupied.mkdir()
     target = occupied / f"round-{1:09d}-{(b'a' * 32).hex()[:16]}.partial"
     target.mkdir()  # the file cannot be written there, whoever runs this test
-    with pytest.raises((StorageError, IsADirectoryError)):
+    with pytest.raises(StorageError, match="could not write the snapshot"):
         write_snapshot(occupied, 1, b"a" * 32, b"d" * 32, arenas(1))
     assert list_snapshots(occupied) == []
+
+
+def test_what_a_disk_that_became_read_only_keeps_is_no_trouble(tmp_path: Path) -> None:
+    """Nobody may remove a file there. A folder in its place is not removed as one either."""
+    results = Results(tmp_path, 32)
+    stored = tmp_path / f"{b'r'.hex() * 32}.safetensors"
+    stored.mkdir()
+    (tmp_path / "left.partial").mkdir()
+    results.tidy()
+    tidy_snapshots(tmp_path)
+    results.prune(set())
+    assert stored.exists()
+    for number in (1, 2, 3):
+        write_snapshot(tmp_path, number, bytes([number]) * 32, b"d" * 32, arenas(number))
+    with read_only():
+        kept = prune_snapshots(tmp_path, lambda snapshot: True, keep=2)
+    assert [snapshot.round for snapshot in kept] == [3, 2]
+    assert [snapshot.round for snapshot in list_snapshots(tmp_path)] == [3, 2, 1]
+
+
+@contextlib.contextmanager
+def read_only() -> Iterator[None]:
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "unlink", refuse)
+        yield
 
 
 def test_a_disk_without_room_for_a_folder_is_said(
