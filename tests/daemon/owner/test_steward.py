@@ -87,10 +87,10 @@ def test_only_what_is_wished_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(
     ("said", "idle_s"),
     [
-        ("IdleHint=no\nIdleSinceHint=0\n", 0.0),
-        ("IdleHint=yes\nIdleSinceHint=40000000\n", 60.0),
-        ("IdleHint=yes\nIdleSinceHint=0\n", math.inf),
-        ("IdleHint=yes\nIdleSinceHint=soon\n", math.inf),
+        ("IdleHint=no\nIdleSinceHintMonotonic=0\n", 0.0),
+        ("IdleHint=yes\nIdleSinceHintMonotonic=40000000\n", 60.0),
+        ("IdleHint=yes\nIdleSinceHintMonotonic=0\n", math.inf),
+        ("IdleHint=yes\nIdleSinceHintMonotonic=soon\n", math.inf),
         ("", math.inf),
     ],
 )
@@ -108,7 +108,7 @@ def test_programs_that_are_not_ours_use_the_machine(monkeypatch: pytest.MonkeyPa
     now_s, others_s = [1000.0], [0.0]
     monkeypatch.setattr(machine_use.time, "monotonic", lambda: now_s[0])
     monkeypatch.setattr(machine_use, "_others_seconds", lambda: others_s[0])
-    monkeypatch.setattr(machine_use, "_terminals_idle_s", lambda: iter(()))
+    monkeypatch.setattr(machine_use, "_terminals_read_at_s", lambda: {})
     monkeypatch.setattr(machine_use, "desktop_idle_s", lambda: math.inf)
     use = MachineUse()
     now_s[0], others_s[0] = 1010.0, 2.9
@@ -125,7 +125,7 @@ def test_another_daemon_of_ours_is_no_other_program(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(machine_use.time, "monotonic", lambda: now_s[0])
     monkeypatch.setattr(machine_use, "_others_seconds", lambda: others_s[0])
     monkeypatch.setattr(machine_use, "_seconds_of", lambda pids: {n: spent_s[n] for n in pids})
-    monkeypatch.setattr(machine_use, "_terminals_idle_s", lambda: iter(()))
+    monkeypatch.setattr(machine_use, "_terminals_read_at_s", lambda: {})
     monkeypatch.setattr(machine_use, "desktop_idle_s", lambda: math.inf)
     there = [7]
     use = MachineUse(lambda: there)
@@ -156,14 +156,36 @@ def test_our_own_work_is_not_others(monkeypatch: pytest.MonkeyPatch) -> None:
     assert machine_use._others_seconds() < before - 0.1, "it is taken off"
 
 
-def test_a_key_in_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "pts").mkdir()
-    for name in ("pts/3", "tty1", "pts/ptmx"):
-        (tmp_path / name).touch()
-        os.utime(tmp_path / name, (100.0, 200.0))
+def test_a_key_in_a_terminal_whatever_the_clock_is_set_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = [1000.0]
+    monkeypatch.setattr(machine_use.time, "monotonic", lambda: now_s[0])
+    monkeypatch.setattr(machine_use, "_others_seconds", lambda: 0.0)
+    monkeypatch.setattr(machine_use, "desktop_idle_s", lambda: math.inf)
     monkeypatch.setattr(machine_use, "DEVICES", tmp_path)
-    monkeypatch.setattr(machine_use.time, "time", lambda: 130.0)
-    assert list(machine_use._terminals_idle_s()) == [30.0, 30.0]
+
+    def pressed(name: str, wall_s: float) -> None:
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (wall_s, 200.0))
+
+    (tmp_path / "pts").mkdir()
+    for name in ("pts/3", "tty1"):
+        pressed(name, 9e9)  # an hour ago by a clock that was ahead
+    use = MachineUse()
+    now_s[0] = 1030.0
+    assert use.idle_s() == 30.0
+    pressed("pts/ptmx", 5000.0)
+    assert use.idle_s() == 30.0, "that is no terminal"
+    pressed("pts/3", 5000.0)
+    assert use.idle_s() == 0.0
+    now_s[0] = 1050.0
+    assert use.idle_s() == 20.0
+    pressed("pts/4", 4000.0)
+    assert use.idle_s() == 0.0, "somebody logged in"
+    (tmp_path / "pts/4").unlink()
+    now_s[0] = 1060.0
+    assert use.idle_s() == 10.0
 
 
 def test_the_clock_on_the_wall_follows_the_zone(monkeypatch: pytest.MonkeyPatch) -> None:
