@@ -32,6 +32,7 @@ from atom.swarm.dht.frames import MAX_RECORDS_PER_FETCH, NodeSettings
 from atom.swarm.dht.holders import Holders
 from atom.swarm.records.codec import MAX_RECORD_BYTES, read_claim
 from atom.swarm.records.keys import LEASE_DOMAIN, MANIFEST_DOMAIN, Claim
+from atom.swarm.records.lease import LEASE_SECONDS
 
 DIAL_SECONDS = 8.0
 CALL_SECONDS = 3.0
@@ -44,6 +45,9 @@ MAX_KEYS = 4096
 MAX_CONTACTS = 64
 MAX_SECONDS_AHEAD = {LEASE_DOMAIN: 20.0, MANIFEST_DOMAIN: 900.0}
 """Longest time to expiry we store: lifetime, plus two clocks that differ by the 3 s allowed."""
+CLOCKS_APART_SECONDS = 3.0
+USUAL_SECONDS_AHEAD = MAX_SECONDS_AHEAD | {LEASE_DOMAIN: LEASE_SECONDS + CLOCKS_APART_SECONDS}
+"""What an author whose clock is right signs: nothing later is to stand in its way."""
 
 
 @dataclass(frozen=True)
@@ -199,6 +203,21 @@ class DhtNode:
             if await self._dial(address) is None:
                 await self._node.protocol.call_ping(PeerID.from_base58(peer_id_in(address)))
 
+    def forget_the_future(self) -> None:
+        """The clock was set back. hivemind keeps the record that expires last: those of before
+        would keep all news out until the clock has made up for it, and nodes that were silent for
+        a moment would be shunned as long."""
+        storage, now = self._node.protocol.storage, time.time()
+        kept = list(storage.items())
+        storage.clear()
+        for key_id, (dictionary, _) in kept:
+            if isinstance(dictionary, DictionaryDHTValue):
+                for subkey, (value, expires_at) in dictionary.items():
+                    if _is_usual(value, expires_at - now):
+                        storage.store(key_id, value, expires_at, subkey=subkey)
+        self._last.clear()
+        self._node.blacklist.clear()
+
     async def close(self) -> None:
         if self._node is not None:
             await self._holders.close()
@@ -267,6 +286,12 @@ def _entries(result: Any) -> dict[str, tuple[bytes, float]]:
     if result is None or not isinstance(result.value, dict):
         return {}
     return {subkey: (entry.value, entry.expiration_time) for subkey, entry in result.value.items()}
+
+
+def _is_usual(value: bytes, seconds_ahead: float) -> bool:
+    record = _unpack_bytes(value)
+    claim = None if record is None else _claim(record)
+    return claim is not None and seconds_ahead <= USUAL_SECONDS_AHEAD[claim.kind]
 
 
 def _unpack_bytes(packed: bytes) -> bytes | None:

@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from atom.base.clock import BootClock
 from atom.base.errors import UserError
 from atom.swarm.addresses import parse_listen
 from atom.swarm.dht.frames import (
@@ -30,6 +31,7 @@ from atom.swarm.dht.frames import (
     to_text,
 )
 from atom.swarm.dht.p2pd import P2pDaemon, die_with_parent
+from atom.swarm.dht.wall_clock import WallClock
 
 if TYPE_CHECKING:
     from atom.swarm.dht.node import DhtNode
@@ -38,6 +40,8 @@ MAX_REQUESTS = 64
 """Requests under way at once; further ones are refused rather than queued."""
 KEEP_SECONDS = 60.0
 KEEP_LIFETIME_SECONDS = 600.0
+CLOCK_SECONDS = 1.0
+"""How often the clock on the wall is looked at."""
 CLOSE_SECONDS = 2.0
 
 Pending = asyncio.Task[dict[str, Any] | None]
@@ -91,6 +95,7 @@ class DhtService:
         chores = [
             asyncio.create_task(self._redial(redial_s)),
             asyncio.create_task(self._keep_alive()),
+            asyncio.create_task(self._watch_clock()),
         ]
         await asyncio.wait([*ends, *chores], return_when=asyncio.FIRST_COMPLETED)
         for task in [*ends, *chores, *self._tasks]:
@@ -155,8 +160,19 @@ class DhtService:
         """Stores again what must outlive its author. Every peer does; the times are spread."""
         while True:
             await asyncio.sleep(KEEP_SECONDS * random.uniform(0.8, 1.2))
-            for key, subkey in list(self._kept):
-                await self._quietly(self._store_kept(key, subkey))
+            await self._store_all_kept()
+
+    async def _store_all_kept(self) -> None:
+        for key, subkey in list(self._kept):
+            await self._quietly(self._store_kept(key, subkey))
+
+    async def _watch_clock(self) -> None:
+        clock = WallClock(BootClock())
+        while True:
+            await asyncio.sleep(CLOCK_SECONDS)
+            if clock.was_set_back():
+                self._node.forget_the_future()
+                await self._store_all_kept()
 
     async def _redial(self, every_s: float) -> None:
         while True:

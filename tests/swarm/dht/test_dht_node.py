@@ -16,6 +16,8 @@ from atom.swarm.records.keys import index_key, lease_key, manifest_key, shard_of
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # hivemind's own, at import
+    from hivemind.dht.node import Blacklist
+    from hivemind.dht.storage import DHTLocalStorage
     from hivemind.utils import ValueWithExpiration
 
     from atom.swarm.dht import node as dht_node
@@ -132,6 +134,31 @@ def test_a_crowd_under_one_key_hides_nobody_under_another_nor_whom_we_saw_before
         assert len(seen()) <= 8
         assert {"old", "friend"} <= set(seen())
         assert "old" in seen("one")
+
+
+def test_records_of_a_clock_that_was_set_back_keep_no_news_out():
+    storage, blacklist = DHTLocalStorage(), Blacklist(base_time=60.0, backoff_rate=2.0)
+    node = dht_node.DhtNode(dht_node.NodeSettings(), Path())
+    protocol = SimpleNamespace(storage=storage)
+    node._node = SimpleNamespace(protocol=protocol, blacklist=blacklist)
+    soon = time.time() + 8.0
+    lease = encode_lease(a_lease(PEER.peer_id), RUN, OWNER.peer_id, PEER, soon)
+
+    def store():
+        return node._store_here(KEY, PEER.peer_id, lease, soon)
+
+    keys = [dht_node.DHTID.generate(key) for key in (KEY, index_key(RUN), "foreign")]
+    storage.store(keys[0], pack(LEASE), EXPIRES, subkey=PEER.peer_id)
+    storage.store(keys[1], pack(MANIFEST), time.time() + 600.0, subkey=OWNER.peer_id)
+    storage.store(keys[2], pack(b"noise"), time.time() + 600.0)
+    blacklist.register_failure("silent")
+    assert not store()
+    node.forget_the_future()
+    assert store()
+    assert [key for key, _ in storage.items()] == [keys[1], keys[0]]
+    assert "silent" not in blacklist
+    node.forget_the_future()
+    assert not store(), "what is news now stays"
 
 
 def done(names):
