@@ -1,6 +1,7 @@
 """What this box gives, changed while the daemon runs: `atom set`."""
 
 import contextlib
+import stat
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -129,6 +130,11 @@ class Settings:
     def _text(self) -> str:
         """Of the file as it is now: somebody may have edited it. Raises: ConfigError."""
         try:
+            if not stat.S_ISREG(self._path.stat().st_mode):  # a pipe would be waited for, for ever
+                raise ConfigError(
+                    f"{self._path}: no plain file, so nothing is read from it again",
+                    "start again with --peer and a file that stays",
+                )
             return self._path.read_text(encoding="utf-8-sig")
         except FileNotFoundError:
             if self._kept:

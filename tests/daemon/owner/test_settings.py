@@ -1,5 +1,6 @@
 """`atom set` at the daemon's end: all or nothing, at once, and written down."""
 
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -197,6 +198,15 @@ def test_what_others_wrote_meanwhile_is_kept_and_in_force(scene: Scene) -> None:
     with pytest.raises(ConfigError, match="no such file any more"):
         scene.settings.set([])
     assert not scene.path.exists()
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_that_the_peer_file_came_through_is_not_waited_for(scene: Scene) -> None:
+    scene.path.unlink()
+    os.mkfifo(scene.path)
+    for assignments in ([], ["device.cpu_threads=3"]):
+        with pytest.raises(ConfigError, match="no plain file"):
+            scene.settings.set(assignments)
 
 
 def test_the_owner_is_told_what_cannot_be_seen_or_limited(tmp_path: Path) -> None:
