@@ -1,6 +1,12 @@
-"""Keeps a ledger up to date from what peers serve: an onlooker's chain, checked like a peer's."""
+"""Keeps a ledger up to date from what peers serve: an onlooker's chain, checked like a peer's.
+
+A lease is free, and claims what it likes: a crowd of them, with claims beyond all others, must not
+keep the onlooker from those who have the chain. So who gave something to it, as far as it was
+checked, is asked first, and who was asked in vain later than others.
+"""
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from atom.base.errors import PeerRefused
@@ -38,12 +44,18 @@ class LedgerReader:
         self._genesis = genesis
         self._fetch = fetch
         self._liars: set[str] = set()
+        self._in_vain = Counter[str]()
+        """How often in a row each donor gave nothing."""
         self._stop = threading.Event()
 
     def read(self, leases: Iterable[Lease]) -> Ledger:
         """Follows the best chain that the peers claim and prove. The newest ledger."""
         self.problem, self.shut_out = "", False
-        for lease in self._donors(leases)[:DONORS]:
+        there = {lease.peer_id: lease for lease in leases}
+        for gone in self._in_vain.keys() - there.keys():
+            del self._in_vain[gone]
+        for lease in self._donors(there.values())[:DONORS]:
+            self._in_vain[lease.peer_id] += 1
             try:
                 found = self._found(lease)
             except PeerRefused as refused:
@@ -54,6 +66,7 @@ class LedgerReader:
             except OSError as ended:
                 self.problem = f"…{lease.peer_id[-6:]}: {ended}"
             else:
+                del self._in_vain[lease.peer_id]
                 if found.head.prefers(self.ledger.head):
                     self.ledger = found
                 self.problem, self.shut_out = "", False
@@ -65,10 +78,14 @@ class LedgerReader:
         self._stop.set()
 
     def _donors(self, leases: Iterable[Lease]) -> list[Lease]:
-        """Those whose heads would be preferred to ours, the best claim first."""
+        """Those whose heads would be preferred to ours; of equals, the best claim first."""
         ours = self.ledger.head
         honest = [lease for lease in leases if lease.peer_id not in self._liars]
-        return preferred([lease for lease in honest if claims_better(lease, ours)], ours)
+        claiming = preferred([lease for lease in honest if claims_better(lease, ours)], ours)
+        known = {*self.ledger.shares, *(voter.peer_id for voter in self._genesis.voters)}
+        return sorted(
+            claiming, key=lambda each: (self._in_vain[each.peer_id], each.peer_id not in known)
+        )
 
     def _found(self, lease: Lease) -> Ledger:
         """What this donor proves. Raises: PeerRefused, OSError."""

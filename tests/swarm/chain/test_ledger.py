@@ -16,7 +16,7 @@ from atom.swarm.chain.ledger import Ledger, Round, Share
 from atom.swarm.chain.ledger_file import LedgerFile
 from atom.swarm.identity import Identity
 from atom.swarm.records.lease import Lease
-from atom.swarm.state.ledger_reader import LedgerReader
+from atom.swarm.state.ledger_reader import DONORS, LedgerReader
 
 ANN, BOB = Identity.create(), Identity.create()
 GENESIS = beginning(ANN)
@@ -190,6 +190,18 @@ def test_nobody_can_be_reached() -> None:
     reader = reading(Shelf({}))
     assert reader.read([lease_of("a", chain(1))]).head == GENESIS
     assert "cannot be reached" in reader.problem
+
+
+def test_a_crowd_that_claims_more_keeps_nobody_from_the_chain() -> None:
+    commits = chain(3)
+    shelf = Shelf({ANN.peer_id: commits[:2], "new": commits})
+    crowd = [a_lease(f"of a crowd {n}", head=b"x" * 32, round=2**62) for n in range(40)]
+    reader = reading(shelf)
+    assert reader.read([*crowd, lease_of(ANN.peer_id, commits[:2])]).head.round == 2
+    assert (shelf.asked, reader.problem) == ([(ANN.peer_id, 0)], "")
+    for _ in range(1 + len(crowd) // DONORS):
+        reader.read([*crowd, lease_of("new", commits)])
+    assert reader.ledger.head.round == 3, "who is not known comes to its turn"
 
 
 def test_a_reader_that_is_stopped_keeps_what_it_checked() -> None:
