@@ -27,7 +27,8 @@ class PauseMark:
     def remove(self) -> str:
         """As `put`."""
         try:
-            self._path.unlink(missing_ok=True)
+            if self.stands:  # a disk that takes no writes refuses to remove what is not there, too
+                self._path.unlink(missing_ok=True)
         except OSError as problem:
             return f"; a restart would be paused, cannot remove {self._path}: {problem.strerror}"
         return ""

@@ -83,17 +83,18 @@ class Pauses:
         )
 
     def resume(self) -> str:
-        """Also of who leaves, for its next start."""
+        """Also of who leaves, for its next start; what keeps that paused is told in any case."""
         with self._lock:
             fault = self._mark.remove()
             if not self._by_owner:
-                return f"paused {self._wished}: see `atom set`" if self._wished else "not paused"
+                said = f"paused {self._wished}: see `atom set`" if self._wished else "not paused"
+                return f"{said}{fault}"
             self._by_owner = False
             self._worker.resume(_OWNER)
         self._events.emit("resumed")
-        if self._wished:
-            return f"resumed, but still {self._wished}: see `atom set`{fault}"
-        return f"resumed, but {self._others_turn}" if self._others_turn else f"resumed{fault}"
+        wished, turn = self._wished, self._others_turn
+        but = f", but still {wished}: see `atom set`" if wished else f", but {turn}" if turn else ""
+        return f"resumed{but}{fault}"
 
     def wish(self, reason: str) -> None:
         """What the owner's wishes say now: why it is to stand still; empty: it is not."""

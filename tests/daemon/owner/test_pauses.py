@@ -1,5 +1,8 @@
 """Who stands still, why, and what is told of it."""
 
+import errno
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -60,6 +63,40 @@ def test_a_pause_that_the_disk_does_not_keep_says_so(tmp_path: Path) -> None:
     scene = Scene(tmp_path / "nowhere" / "paused")
     assert "a restart would end this, cannot write" in scene.pauses.pause()
     assert scene.pauses.resume() == "resumed"
+
+
+@pytest.mark.parametrize(
+    ("before", "said"),
+    [
+        (lambda pauses: pauses.end(), "not paused"),
+        (lambda pauses: (pauses.end(), pauses.give_device("the run two")), "not paused"),
+        (lambda pauses: pauses.give_device("the run two"), "resumed, but the run two has"),
+        (lambda pauses: pauses.wish("on battery"), "resumed, but still on battery"),
+    ],
+)
+def test_a_mark_that_stays_is_told_whatever_else_is(
+    before: Callable[[Pauses], object], said: str, scene: Scene, tmp_path: Path
+) -> None:
+    """Its next start would stand still, and nobody knew why."""
+    scene.pauses.pause()
+    (tmp_path / "paused").unlink()
+    (tmp_path / "paused").mkdir()  # no unlink takes that away
+    before(scene.pauses)
+    told = scene.pauses.resume()
+    assert told.startswith(said)
+    assert "; a restart would be paused, cannot remove" in told
+    (tmp_path / "paused").rmdir()
+    assert "restart" not in scene.pauses.resume()
+
+
+def test_a_mark_that_is_not_there_needs_no_disk_that_takes_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read_only(path: Path, missing_ok: bool = False) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(Path, "unlink", read_only)
+    assert Scene(tmp_path / "paused").pauses.resume() == "not paused"
 
 
 def test_who_leaves_takes_the_word_for_its_next_start(scene: Scene, tmp_path: Path) -> None:
