@@ -1,22 +1,19 @@
 """Everything a peer keeps on disk, in one directory that one daemon at a time may use."""
 
-import fcntl
 import hashlib
 import os
 import tempfile
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
 from atom.base.disk_words import why_not_written
 from atom.base.errors import StorageError
-from atom.base.held_file import is_held
+from atom.base.held_file import is_claimed, is_held
 from atom.base.home import expand_home
 from atom.base.leftover import remove_leftover
 
 _MAX_SOCKET_PATH_BYTES = 100
-_MOST_TRIES, _TRY_S = 100, 0.02
 
 
 class StateDirectory:
@@ -117,15 +114,16 @@ class StateDirectory:
 
         Raises: StorageError if it cannot be used, or another daemon uses it.
         """
+        file = self._opened()
         try:
-            self.root.mkdir(parents=True, exist_ok=True)
-            file = self._lock_file.open("a+")
+            is_ours = is_claimed(file, self._lock_file)
         except OSError as problem:
+            file.close()
             raise StorageError(
-                f"cannot use the state directory {self.root}: {why_not_written(problem)}",
-                "choose another one with --state DIR",
+                f"cannot lock {self._lock_file}: {problem.strerror}",
+                "choose a directory on a disk whose file system has locks: --state DIR",
             ) from problem
-        if not self._claims(file):
+        if not is_ours:
             file.close()
             raise StorageError(
                 f"another daemon runs in {self.root}",
@@ -133,21 +131,16 @@ class StateDirectory:
             )
         self._lock = file
 
-    def _claims(self, file: IO[str]) -> bool:
-        """Whether the claim is ours now. Who looks whether the directory is in use holds the lock
-        for a moment, and shared: that is no daemon, and over soon."""
-        for _ in range(_MOST_TRIES):
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if self.in_use:
-                    return False
-            except OSError:
-                return False
-            else:
-                return True
-            time.sleep(_TRY_S)  # a wait for the lock itself could not tell a look from a daemon
-        return False
+    def _opened(self) -> IO[str]:
+        """Raises: StorageError."""
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            return self._lock_file.open("a+")
+        except OSError as problem:
+            raise StorageError(
+                f"cannot use the state directory {self.root}: {why_not_written(problem)}",
+                "choose another one with --state DIR",
+            ) from problem
 
     def unlock(self) -> None:
         if self._lock is not None:

@@ -57,6 +57,17 @@ def test_an_unusable_place_is_said(tmp_path: Path) -> None:
     assert "--state" in problem.value.hint
 
 
+def test_a_file_system_without_locks_is_no_other_daemon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def without_locks(file: object, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", without_locks)
+    with pytest.raises(StorageError, match=r"cannot lock .*daemon\.lock: No locks available"):
+        StateDirectory(tmp_path / "s").lock()
+
+
 def test_the_control_socket_fits_whatever_the_path(tmp_path: Path) -> None:
     short, long = StateDirectory(Path("/tmp/a")), StateDirectory(tmp_path / ("x" * 120))
     assert short.control_socket == Path("/tmp/a/control.sock")

@@ -1,6 +1,5 @@
 """The demo's folder: claimed, emptied only if it is one of ours, and what lies where in it."""
 
-import fcntl
 import importlib.resources
 import re
 import shutil
@@ -8,9 +7,11 @@ from pathlib import Path
 from typing import IO
 
 from atom.base.errors import StorageError
+from atom.base.held_file import is_claimed
 from atom.base.home import expand_home
 
 _MARKER = ".atom-demo"
+_ELSEWHERE = "name another folder with --directory DIR"
 _PEER_FILE = """\
 # Every peer of the demo: one thread each, reachable from this machine alone.
 [device]
@@ -67,26 +68,29 @@ class Stage:
             self._lock = None
 
     def _make_ours(self) -> None:
-        hint = "name another folder with --directory DIR"
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             is_foreign = any(self.root.iterdir()) and not (self.root / _MARKER).exists()
         except OSError as problem:
-            what = f"cannot use {self.root} for the demo: {problem.strerror}"
-            raise StorageError(what, hint) from None
+            raise self._unusable(problem) from None
         if is_foreign:
-            raise StorageError(f"{self.root} is not empty, and no demo wrote what it holds", hint)
+            what = f"{self.root} is not empty, and no demo wrote what it holds"
+            raise StorageError(what, _ELSEWHERE)
 
     def _lock_or_refuse(self) -> None:
-        self._lock = (self.root / _MARKER).open("a")
+        marker = self.root / _MARKER
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+            self._lock = marker.open("a")
+            is_ours = is_claimed(self._lock, marker)
+        except OSError as problem:
             self.release()
-            raise StorageError(
-                f"another demo runs in {self.root}",
-                "wait for it, or name another folder with --directory DIR",
-            ) from None
+            raise self._unusable(problem) from None
+        if not is_ours:
+            self.release()
+            raise StorageError(f"another demo runs in {self.root}", f"wait for it, or {_ELSEWHERE}")
+
+    def _unusable(self, problem: OSError) -> StorageError:
+        return StorageError(f"cannot use {self.root} for the demo: {problem.strerror}", _ELSEWHERE)
 
     def _clear(self) -> None:
         for path in self.root.iterdir():

@@ -1,3 +1,6 @@
+import errno
+import fcntl
+import os
 from pathlib import Path
 
 import pytest
@@ -76,6 +79,17 @@ def test_one_demo_per_folder(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="another demo"):
         Stage(tmp_path / "demo").claim(None)
     stage.release()
+
+
+def test_a_file_system_without_locks_is_no_other_demo(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def without_locks(file: object, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", without_locks)
+    with pytest.raises(StorageError, match=r"cannot use .* for the demo: No locks available"):
+        Stage(tmp_path / "demo").claim(None)
 
 
 def test_a_file_is_no_folder(tmp_path: Path) -> None:
