@@ -21,6 +21,9 @@ from atom.config.text_place import text_place
 MAX_FILE_BYTES = 64 * 1024
 """Longer texts are refused unread: a run file travels through the DHT's peers."""
 
+MARK = "\ufeff"
+"""What some editors begin a file in UTF-8 with."""
+
 _SectionT = TypeVar("_SectionT", bound=Section)
 
 _PEER_SECTIONS = {
@@ -97,7 +100,7 @@ def _read(path: Path) -> str:
         raise ConfigError(f"{path}: cannot be read: {what}", "check its path and rights") from None
     _check_length(len(content), str(path))
     try:
-        return content.decode("utf-8-sig")
+        return content.decode("utf-8")
     except UnicodeDecodeError as error:
         what = f"{path}: not UTF-8 text (byte {error.start})"
         raise ConfigError(what, "save it as UTF-8, or name another file") from None
@@ -117,7 +120,7 @@ def _check_length(length_bytes: int, name: str) -> None:
 
 def _parse_toml(text: str, name: str) -> dict[str, Any]:
     try:
-        tree = tomllib.loads(text)
+        tree = tomllib.loads(text.removeprefix(MARK))
     except (ValueError, RecursionError) as error:
         hint = "texts need quotes, sections brackets: https://toml.io"
         raise ConfigError(f"{name}: not valid TOML: {error}", hint) from None

@@ -1,4 +1,5 @@
-"""A peer file's text, changed key by key: comments, order and spaces stay. Pure."""
+"""A peer file's text, changed key by key: comments, order, spaces, the ends of lines and the mark
+that some editors begin a file with stay. Pure."""
 
 import difflib
 import json
@@ -13,9 +14,11 @@ from tomlkit.exceptions import TOMLKitError
 
 from atom.base.errors import ConfigError
 from atom.base.units import format_bits_per_s, format_seconds
+from atom.config.load import MARK
 from atom.config.peer_file import PeerFile
 
 _MEND = "mend the peer file first"
+_BARE_END = re.compile(r"(?<!\r)\n")
 _QUANTITY = re.compile(r"([0-9.]+) (bit/s|s)")
 Assignment = tuple[str, Any]
 """("network.upload", "20 Mbit/s"); None: the key goes, its default holds."""
@@ -65,19 +68,27 @@ def edited(text: str, assignments: Sequence[Assignment], file: str = "peer file"
             table.pop(name, None)
         else:
             table[name] = value
-    return tomlkit.dumps(document)
+    mark = MARK if text.startswith(MARK) else ""
+    return mark + _ended_alike(tomlkit.dumps(document), text)
+
+
+def _ended_alike(text: str, before: str) -> str:
+    """New lines end as all of those that were there, if all end alike."""
+    if "\r\n" in before and not _BARE_END.search(before):
+        return _BARE_END.sub("\r\n", text)
+    return text
 
 
 def written(text: str, key: str, file: str = "peer file") -> str:
     """What stands behind a key, as TOML; empty: it is not there. Raises: as `edited`."""
     section, name = key.split(".")
     value = _table(_document(text, file), section, file).get(name)
-    return "" if value is None else str(tomlkit.item(value).as_string())
+    return "" if value is None else str(tomlkit.item(value).as_string()).replace("\r\n", "\n")
 
 
 def _document(text: str, name: str) -> tomlkit.TOMLDocument:
     try:
-        return tomlkit.parse(text)
+        return tomlkit.parse(text.removeprefix(MARK))
     except TOMLKitError as problem:
         raise ConfigError(f"{name}: not valid TOML: {problem}", _MEND) from None
 

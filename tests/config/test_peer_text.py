@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from atom.base.errors import ConfigError
-from atom.config.load import parse_peer_text
+from atom.config.load import MARK, parse_peer_text
 from atom.config.peer_defaults import MEANINGS
 from atom.config.peer_file import PeerFile
 from atom.config.peer_text import (
@@ -66,6 +66,29 @@ def test_the_rest_of_the_file_stays_as_it_was() -> None:
     assert edited("network = { upload = '1 Mbit/s' }", [("network.upload", "2 Mbit/s")]) == (
         'network = { upload = "2 Mbit/s" }'
     )
+
+
+MORE = [("network.relay", "1 Mbit/s"), ("device.cpu_threads", 3)]
+
+
+@pytest.mark.parametrize("text", [TEXT, TEXT.rstrip(), "network.upload = '1 Mbit/s'\n", "# mine\n"])
+def test_the_ends_of_lines_stay_as_they_were(text: str) -> None:
+    after = edited(text.replace("\n", "\r\n"), MORE)
+    assert after == edited(text, MORE).replace("\n", "\r\n")
+    lines = written("[schedule]\r\nhours = [\r\n 'mon 1:00-2:00'\r\n]", "schedule.hours")
+    assert lines == "[\n 'mon 1:00-2:00'\n]", "what is shown is no file"
+
+
+def test_lines_that_end_in_either_way_stay_so() -> None:
+    before = '# one\r\n# two\n[network]\r\nupload = "1 Mbit/s"\n'
+    assert edited(before, [("network.upload", "2 Mbit/s")]) == before.replace("1 M", "2 M")
+
+
+def test_the_mark_that_some_editors_begin_with_stays() -> None:
+    after = edited(MARK + TEXT, MORE)
+    assert after == MARK + edited(TEXT, MORE)
+    assert written(after, "device.cpu_threads") == "3"
+    assert parse_peer_text(after, Path("/box")).device.cpu_threads == 3
 
 
 @pytest.mark.parametrize(

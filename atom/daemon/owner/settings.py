@@ -135,7 +135,7 @@ class Settings:
                     f"{self._path}: no plain file, so nothing is read from it again",
                     "start again with --peer and a file that stays",
                 )
-            return self._path.read_text(encoding="utf-8-sig")
+            return self._path.read_bytes().decode("utf-8")  # its ends of lines as they are
         except FileNotFoundError:
             if self._kept:
                 return ""

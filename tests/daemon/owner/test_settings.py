@@ -1,5 +1,6 @@
 """`atom set` at the daemon's end: all or nothing, at once, and written down."""
 
+import codecs
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -117,6 +118,18 @@ def test_what_is_set_is_in_force_and_in_the_file(scene: Scene) -> None:
     assert text.startswith(TEXT.replace("400", "8"))
     assert scene.path.stat().st_mode & 0o777 == 0o640
     assert load_peer_file(scene.path).device.memory_bytes == 2 << 30
+
+
+def test_a_file_of_another_system_stays_one(scene: Scene) -> None:
+    """Whoever edits it there would see one line, or every line changed."""
+    theirs = codecs.BOM_UTF8 + TEXT.replace("\n", "\r\n").encode()
+    scene.path.write_bytes(theirs)
+    scene.settings.set(["network.upload=8 Mbit/s"])
+    assert scene.path.read_bytes() == theirs.replace(b"400", b"8")
+    scene.settings.set(["device.cpu_threads=1"])
+    lines = scene.path.read_bytes().splitlines(keepends=True)
+    assert lines[-2:] == [b"[device]\r\n", b"cpu_threads = 1\r\n"]
+    assert load_peer_file(scene.path).device.cpu_threads == 1
 
 
 def test_a_wish_is_heard_at_once(scene: Scene) -> None:
