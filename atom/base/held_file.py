@@ -1,6 +1,7 @@
 """A file that a process locks for life: the system lets go of it whatever ends the process."""
 
 import fcntl
+import os
 import time
 from pathlib import Path
 from typing import IO
@@ -34,3 +35,12 @@ def is_claimed(file: IO[str], path: Path) -> bool:
             return True
         time.sleep(_TRY_S)  # a wait for the lock itself could not tell a look from a holder
     return False
+
+
+def lies_at(file: IO[str], path: Path) -> bool:
+    """Whether the open `file` is what lies at `path`, neither deleted nor moved nor replaced.
+    Raises: OSError where nobody can tell."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    except (FileNotFoundError, NotADirectoryError):
+        return False

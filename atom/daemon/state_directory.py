@@ -9,7 +9,7 @@ from typing import IO
 
 from atom.base.disk_words import why_not_written
 from atom.base.errors import StorageError
-from atom.base.held_file import is_claimed, is_held
+from atom.base.held_file import is_claimed, is_held, lies_at
 from atom.base.home import expand_home
 from atom.base.leftover import remove_leftover
 
@@ -141,6 +141,19 @@ class StateDirectory:
                 f"cannot use the state directory {self.root}: {why_not_written(problem)}",
                 "choose another one with --state DIR",
             ) from problem
+
+    def require_there(self) -> None:
+        """Of what we locked: whoever starts where it was finds no lock, so nothing that we go on
+        with would be ours alone. Raises: StorageError once it was deleted or moved."""
+        is_there = True
+        with suppress(OSError):  # a disk that does not answer took nothing away
+            is_there = self._lock is None or lies_at(self._lock, self._lock_file)
+        if not is_there:
+            raise StorageError(
+                f"the state directory {self.root} was deleted or moved while its daemon ran",
+                "put it back if it was moved, then start again; a start without it makes an empty "
+                "one, as a new peer",
+            )
 
     def unlock(self) -> None:
         if self._lock is not None:

@@ -1,12 +1,13 @@
-"""One daemon and its machine's troubles: a full disk, a port that is taken."""
+"""One daemon and its machine's troubles: a full disk, a port that is taken, a state directory that
+was taken away."""
 
 import socket
 from collections.abc import Iterator
 
 import pytest
-from swarm_of_processes import START_S, Swarm, ending, endless, swarm_in
+from swarm_of_processes import START_S, Peer, Swarm, ending, endless, swarm_in
 
-PORT = 5
+PORT, STORAGE = 5, 6
 FULL_AT_BYTES = 300_000
 """Room for tokens and results, not for a snapshot."""
 
@@ -51,3 +52,21 @@ def test_a_port_that_is_taken(alone: Swarm) -> None:
         said = ends_with(alone, PORT)
     assert f"127.0.0.1:{port}" in said
     assert "hint:" in said
+
+
+@pytest.mark.timeout(4 * START_S)
+def test_who_begins_where_a_directory_was_taken_away_does_not_wait_for_ever(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    run = endless("alone", 2, 2)
+    with swarm_in(tmp_path_factory.mktemp("gone"), run, ["ada"]) as swarm:
+        before, after = swarm.founder, Peer("ada", swarm.root)
+        swarm.peers.append(after)
+        before.start("start", str(swarm.run_file))
+        swarm.until(lambda: before.last_round >= 2, "rounds", START_S)
+        before.state.rename(swarm.root / "taken away")
+        after.start("start", str(swarm.run_file))
+        assert before.wait(START_S) == STORAGE
+        assert f"error: the state directory {before.state} was deleted or moved" in before.errors()
+        swarm.until(lambda: after.last_round >= 2, "rounds of another peer", START_S)
+        assert "Traceback" not in after.errors()

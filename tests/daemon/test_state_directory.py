@@ -3,9 +3,11 @@
 import errno
 import fcntl
 import os
+import shutil
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -48,6 +50,52 @@ def test_the_lock_goes_with_the_process(tmp_path: Path) -> None:
     mine = StateDirectory(tmp_path / "s")
     mine.lock()
     mine.unlock()
+
+
+def deleted(root: Path) -> None:
+    shutil.rmtree(root)
+
+
+def moved(root: Path) -> None:
+    root.rename(root.with_name("elsewhere"))
+
+
+def begun_anew(root: Path) -> None:
+    shutil.rmtree(root)
+    again = StateDirectory(root)
+    again.lock()
+    again.unlock()
+
+
+def unlocked(root: Path) -> None:
+    """Somebody took the lock for one that was left behind."""
+    (root / "daemon.lock").unlink()
+
+
+@pytest.mark.parametrize("taken_away", [deleted, moved, begun_anew, unlocked])
+def test_a_directory_that_was_taken_away_is_noticed(
+    taken_away: Callable[[Path], None], tmp_path: Path
+) -> None:
+    state = StateDirectory(tmp_path / "s")
+    state.lock()
+    state.require_there()
+    taken_away(state.root)
+    with pytest.raises(StorageError, match="deleted or moved"):
+        state.require_there()
+    state.unlock()
+
+
+def test_a_disk_that_does_not_answer_took_nothing_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def silent(path: Path, **how: object) -> os.stat_result:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    state = StateDirectory(tmp_path / "s")
+    state.lock()
+    monkeypatch.setattr(Path, "stat", silent)
+    state.require_there()
+    state.unlock()
 
 
 def test_an_unusable_place_is_said(tmp_path: Path) -> None:

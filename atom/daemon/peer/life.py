@@ -85,8 +85,7 @@ class Life:
             while True:
                 self._wake.wait(_LOOK_S)
                 self._wake.clear()
-                if self._failure is not None:
-                    raise self._failure
+                self._require_all_well()
                 self._obey_signals()
                 verdict = self._look()
                 if verdict is not None:
@@ -145,9 +144,15 @@ class Life:
 
         self.parts.worker.submit(restore)
         while not restored.wait(_LOOK_S):
-            if self._failure is not None:
-                raise self._failure
+            self._require_all_well()
         return digests[0]
+
+    def _require_all_well(self) -> None:
+        """Raises: what a part failed with; StorageError, first, for a state directory that is gone:
+        parts fail of that, too, and know no reason."""
+        self._state.require_there()
+        if self._failure is not None:
+            raise self._failure
 
     def _enter_rounds(self, digest: bytes) -> None:
         parts = self.parts

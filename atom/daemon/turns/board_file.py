@@ -16,7 +16,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import IO, Any
 
-from atom.base.held_file import is_held
+from atom.base.held_file import is_claimed, is_held, lies_at
 from atom.daemon.turns.board import Account, Board, Claim, Turn, Wish
 
 BEAT_S = 2.0
@@ -33,6 +33,14 @@ class BoardBusy(OSError):
     """Somebody else is looking."""
 
 
+class PlaceTaken(OSError):
+    """Another process has this member's place."""
+
+    def __init__(self, process: str) -> None:
+        super().__init__(f"process {process} has this daemon's place")
+        self.process = process
+
+
 class BoardFile:
     """One member's door to the board in `folder`. `boot`: what is different after a restart of the
     machine, with which its clock begins anew. From one thread at a time."""
@@ -44,24 +52,22 @@ class BoardFile:
 
     def enter(self) -> None:
         """Says that we live, until `leave` or the end of the process; anew, if the folder was taken
-        away meanwhile: else who comes later does not see us. Raises: OSError."""
-        if self._alive is not None and not self._is_there(self._alive):
+        away meanwhile: else who comes later does not see us. Raises: PlaceTaken, OSError."""
+        path = self._path_of(self.member)
+        if self._alive is not None and not lies_at(self._alive, path):
             self._alive.close()
             self._alive = None
         if self._alive is None:
             self._folder.mkdir(parents=True, exist_ok=True)
-            alive = self._path_of(self.member).open("a+")
-            fcntl.flock(alive, fcntl.LOCK_EX)  # at most for as long as somebody probes it
-            alive.truncate(0)
-            alive.write(str(os.getpid()))
-            alive.flush()
+            with contextlib.ExitStack() as undo:
+                alive = undo.enter_context(path.open("a+"))
+                if not is_claimed(alive, path):
+                    raise PlaceTaken(path.read_text(encoding="ascii", errors="replace"))
+                alive.truncate(0)
+                alive.write(str(os.getpid()))
+                alive.flush()
+                undo.pop_all()
             self._alive = alive
-
-    def _is_there(self, alive: IO[str]) -> bool:
-        try:
-            return os.path.samestat(self._path_of(self.member).stat(), os.fstat(alive.fileno()))
-        except FileNotFoundError:
-            return False
 
     def leave(self) -> None:
         if self._alive is not None:

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from atom.base.clock import Clock
+from atom.base.errors import StorageError
 from atom.base.events import EventSink, NoEvents
 from atom.config.peer_file import Device
 from atom.daemon.turns import rules
 from atom.daemon.turns.board import Board, Claim, Wish
-from atom.daemon.turns.board_file import BoardBusy, BoardFile
+from atom.daemon.turns.board_file import BoardBusy, BoardFile, PlaceTaken
 from atom.daemon.turns.rules import Standing
 from atom.daemon.turns.shown import shown_runs
 
@@ -19,6 +20,9 @@ LOOK_S = 0.5
 BUSY_S = 0.05
 IDLE_S = 5.0
 """Who has had nothing to compute for so long lets others have the device."""
+PLACE_S, PLACE_TRIES = 0.5, 120
+"""How long is waited for the end of a daemon that lost its state directory: it may be slow."""
+_WAS_HERE = "is the daemon of a state directory that was here before"
 UNREADABLE_S = 30.0
 """A board that could not be looked at for so long keeps nobody from the device."""
 
@@ -74,8 +78,11 @@ class DeviceTurns:
         self._thread = threading.Thread(target=self._run, name="turns", daemon=True)
 
     def begin(self, note: Callable[[str], None]) -> None:
-        """Returns when the device may be set up: at once, unless another run has it."""
+        """Returns when the device may be set up: at once, unless another run has it. Raises:
+        StorageError if the place of this daemon's state directory on the board does not come free;
+        what a look fails with."""
         self._note = note
+        self._await_place()
         self.look()
         self._thread.start()
         if not self._has_it.is_set():
@@ -128,6 +135,27 @@ class DeviceTurns:
             with contextlib.suppress(OSError):  # they see that we are gone when this process is
                 self._file.look(self._left, self._clock.now())
             self._file.leave()
+
+    def _await_place(self) -> None:
+        """A daemon whose state directory was deleted ends, but not at once, and another may begin
+        in its place meanwhile. Raises: StorageError."""
+        holder = ""
+        for _ in range(PLACE_TRIES):
+            try:
+                self._file.enter()
+            except PlaceTaken as taken:
+                if not holder:
+                    self._note(f"process {taken.process} {_WAS_HERE}: waiting for its end")
+                holder = taken.process
+                self._closing.wait(PLACE_S)
+            except OSError:
+                return  # the look will tell
+            else:
+                return
+        raise StorageError(
+            f"process {holder} {_WAS_HERE}, and does not end",
+            f"end it, `kill {holder}`, then start again; or choose another directory: --state DIR",
+        )
 
     # ---- on whichever thread looks, one at a time
 

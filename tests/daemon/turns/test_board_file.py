@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import asdict, replace
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from atom.daemon.turns.board import Account, Board, Claim, Turn, Wish
-from atom.daemon.turns.board_file import BEAT_S, BoardBusy, BoardFile
+from atom.daemon.turns.board_file import BEAT_S, BoardBusy, BoardFile, PlaceTaken
 from atom.daemon.turns.rules import looked
 from atom.daemon.turns.shown import shown_runs
 
@@ -76,6 +77,17 @@ def test_who_lives_is_seen_though_the_folder_was_taken_away(tmp_path: Path) -> N
     before.leave()
     assert seen(later)[1] == ["b"]
     later.leave()
+
+
+def test_a_place_that_another_process_has_is_not_waited_for(tmp_path: Path) -> None:
+    before, after = BoardFile(tmp_path, "a", "boot"), BoardFile(tmp_path, "a", "boot")
+    before.enter()
+    with pytest.raises(PlaceTaken, match=f"process {os.getpid()} has") as taken:
+        after.enter()
+    assert taken.value.process == str(os.getpid())
+    before.leave()
+    after.enter()
+    after.leave()
 
 
 def test_who_looks_too_often_does_not_write(

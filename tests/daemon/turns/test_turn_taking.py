@@ -1,14 +1,17 @@
 """Daemons' parts in the turns, over a real board: who gives the device, who takes it, when."""
 
 import fcntl
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
+from atom.base.errors import StorageError
 from atom.base.events import EventList
 from atom.config.peer_file import Device
+from atom.daemon.turns import taking
 from atom.daemon.turns.board import Wish
 from atom.daemon.turns.board_file import BoardFile
 from atom.daemon.turns.opening import device_name, open_turns
@@ -233,6 +236,34 @@ def test_a_board_that_cannot_be_read_takes_the_device_from_nobody(box: Box) -> N
         one.turns.look()
         assert not one.seat.paused
     assert one.told == ["turns-unreadable"]
+
+
+def test_the_daemon_of_a_deleted_directory_is_waited_for_in_words(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever begins where it was has its place on the board."""
+    monkeypatch.setattr(taking, "PLACE_S", 0.0)
+    monkeypatch.setattr(taking, "PLACE_TRIES", 3)
+    gone = BoardFile(box.folder, "m0", "boot")
+    gone.enter()
+    notes: list[str] = []
+
+    with pytest.raises(StorageError, match=f"process {os.getpid()} .* does not end") as refused:
+        box.daemon("one").turns.begin(notes.append)
+    assert f"kill {os.getpid()}" in refused.value.hint
+    assert [note.endswith("waiting for its end") for note in notes] == [True]
+
+    def end_it(note: str) -> None:
+        notes.append(note)
+        gone.leave()
+
+    box.daemons.pop().turns.close()
+    again = box.daemon("one")
+    again.turns.begin(end_it)
+    again.serve()
+    box.look()
+    assert again.seat.has_it
+    assert len(notes) == 2
 
 
 def test_a_home_that_cannot_be_written_is_no_reason_to_wait(tmp_path: Path) -> None:
