@@ -263,7 +263,7 @@ class ReplicaHands:
 
     def begin(self) -> bytes:
         """Rebuilds our last state from disk; its digest, empty if there is none. On the worker's
-        thread, before the first round."""
+        thread, before the first round. Raises: BrokenOff."""
         self._keeper.begin()
         self._replay.restore()
         if self._journal.commits:

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from atom.base.clock import Clock
@@ -22,6 +23,7 @@ from atom.swarm.dht.directory import Directory
 from atom.swarm.records.fork_choice import claims_better
 from atom.swarm.records.lease import Lease
 from atom.swarm.records.twin import TwinWatch
+from atom.training.catch_up.catch_up import BrokenOff
 from atom.training.loop import LeasesRead, RoundLoop
 from atom.training.replica.worker import STARTING
 from atom.training.round import RoundMachine
@@ -80,6 +82,8 @@ class Life:
         parts.worker.start()
         parts.turns.serve(parts.pauses, self, self._events)
         digest = self._restored()  # nothing of ours is counted: a signal still ends us at once
+        if digest is None:
+            return self._say_goodbye(Ending.LEFT)
         with self._signals.heard():
             self._enter_rounds(digest)
             while True:
@@ -89,8 +93,7 @@ class Life:
                 self._obey_signals()
                 verdict = self._look()
                 if verdict is not None:
-                    self._say_goodbye(verdict)
-                    return verdict
+                    return self._say_goodbye(verdict)
                 self._contacts.keep(directory.contacts(), parts.keeper.room)
 
     def close(self) -> None:
@@ -133,18 +136,22 @@ class Life:
         self.parts.lookout.nudge()
         self._wake.set()
 
-    def _restored(self) -> bytes:
-        """Rebuilds our last state on the worker's thread; its digest."""
+    def _restored(self) -> bytes | None:
+        """Rebuilds our last state on the worker's thread; its digest. None: not before the deadline
+        of a leave."""
         restored = threading.Event()
         digests: list[bytes] = []
 
         def restore() -> None:
-            digests.append(self.parts.hands.begin())
-            restored.set()
+            with suppress(BrokenOff):  # then nobody waits for it
+                digests.append(self.parts.hands.begin())
+                restored.set()
 
         self.parts.worker.submit(restore)
         while not restored.wait(_LOOK_S):
             self._require_all_well()
+            if ending(self._shared.update(now=self._clock.now())) is not None:
+                return None
         return digests[0]
 
     def _require_all_well(self) -> None:
@@ -292,11 +299,11 @@ class Life:
         if self._leaving.settles(self.parts.hands):
             self.parts.worker.hold("leaving")
 
-    def _say_goodbye(self, verdict: Ending) -> None:
+    def _say_goodbye(self, verdict: Ending) -> Ending:
         self._gone = True
-        assert self._machine is not None
-        head = self._machine.head
-        digest = self._machine.state_digest
+        machine = self._machine
+        head = self.parts.keeper.journal.head if machine is None else machine.head
+        digest = b"" if machine is None else machine.state_digest
         self._events.emit(
             "left",
             ending=verdict.value,
@@ -305,6 +312,7 @@ class Life:
             digest=digest.hex(),
         )
         self._console.note(ending_note(verdict, head.round))
+        return verdict
 
     def _next_lease(self) -> Lease:
         """Our lease as of now. Called on the lookout's thread."""

@@ -40,6 +40,10 @@ class CatchUpFailed(AtomError):
         self.shunned = shunned
 
 
+class BrokenOff(OSError):
+    """This peer ends before it has a state; its disk is as it was."""
+
+
 @dataclass(frozen=True)
 class FirstState:
     """The state of round 0, which no commit names but the run's manifest."""
@@ -78,7 +82,7 @@ class Replay:
         """From our own disk to the newest head whose state can be rebuilt.
 
         Journal entries beyond it are cut off: those rounds have to be fetched. Not `usable` if not
-        even the run's first state is at hand: then `run` has to bring one.
+        even the run's first state is at hand: then `run` has to bring one. Raises: BrokenOff.
         """
         base = self._from_disk()
         self.usable = base is not None
@@ -158,11 +162,13 @@ class Replay:
     def _from_disk(self) -> int | None:
         """Loads the newest snapshot on our chain, else round 0; the round, or None."""
         for snapshot in self._keeper.snapshots():
+            self._go_on()
             if not self._journal.leads_to(snapshot):
                 continue
             if self._load(snapshot):
                 return snapshot.round
             self._events.emit("snapshot-damaged", path=snapshot.path.name)
+        self._go_on()
         return 0 if self._first.initialise() else None
 
     def _load(self, snapshot: Snapshot) -> bool:
@@ -290,7 +296,13 @@ class Replay:
         """Applies the commits in order; False (with some applied) if a result is not served."""
         return one_by_one(commits, lambda commit: self._replay_one(commit, peers), self._told)
 
+    def _go_on(self) -> None:
+        """Between two steps, each of which may take a while. Raises: BrokenOff."""
+        if self._donors.closed:
+            raise BrokenOff("this peer ends")
+
     def _replay_one(self, commit: Commit, peers: Sequence[str]) -> bool:
+        self._go_on()
         digest = commit.value.result_digest
         try:
             result = self.fetch_result(digest, peers)
@@ -305,6 +317,7 @@ class Replay:
         return True
 
     def _restore_one(self, commit: Commit) -> bool:
+        self._go_on()
         result = self._results.get(commit.value.result_digest)
         if result is not None:
             self._apply(commit, result)

@@ -48,6 +48,11 @@ class Offer:
 class Donors(Protocol):
     """What other peers serve. Every call raises PeerRefused or OSError when it fails."""
 
+    @property
+    def closed(self) -> bool:
+        """Whether this peer ends, and needs no state any more. From any thread."""
+        ...
+
     def chain(self, peer_id: str, head: bytes, since: int) -> bytes:
         """The commits after round `since` that lead to the peer's head."""
         ...
@@ -126,8 +131,12 @@ class PeerDonors:
             self._liars.add(donor)
 
     def close(self) -> None:
-        """Ends fetches under way."""
+        """Ends fetches under way, and whatever else is done to have a state."""
         self._stop.set()
+
+    @property
+    def closed(self) -> bool:
+        return self._stop.is_set()
 
     def chain(self, peer_id: str, head: bytes, since: int) -> bytes:
         limit_s = self.chain_s(peer_id)

@@ -13,7 +13,7 @@ from atom.base.events import EventList
 from atom.daemon.console import Console, Silence
 from atom.daemon.peer.leaving import LEAVE_S, Leaving, SharedFacts
 from atom.daemon.peer.life import Life
-from atom.daemon.peer.lifecycle import Facts
+from atom.daemon.peer.lifecycle import Ending, Facts
 from atom.daemon.state_directory import StateDirectory
 from atom.training.round.vocabulary import Phase
 from tests.manual_clock import ManualClock
@@ -98,6 +98,33 @@ def test_an_earlier_deadline_holds_and_a_later_one_does_not(donors: Donors, tmp_
     assert life.leave(5.0) == "already leaving, now in at most 5 s"
     assert life.leave(50.0) == life.leave(None) == "already leaving, in at most 5 s"
     assert life._facts.leave_by == 5.0
+
+
+def test_the_deadline_holds_while_the_last_state_is_rebuilt(donors: Donors, tmp_path: Path) -> None:
+    console = Notes()
+    life = life_in(Phase.SYNCING, 0, donors, tmp_path, console)
+    clock, life._machine = life._clock, None
+    assert isinstance(clock, ManualClock)
+    commands: list[object] = []
+
+    def submit(command: object) -> None:
+        """None is ever done; after the first, its owner has the peer leave, and time goes by."""
+        commands.append(command)
+        if len(commands) == 1:
+            life.leave(5.0)
+            clock.advance(5.0)
+
+    parts: Any = life.parts
+    nothing: Any = lambda *given: None  # noqa: E731 - stands for every part that is only told
+    for part in ("transport", "outreach", "control", "steward", "turns"):
+        setattr(parts, part, SimpleNamespace(start=nothing, serve=nothing))
+    parts.worker = SimpleNamespace(start=nothing, submit=submit)
+    parts.keeper = SimpleNamespace(
+        journal=SimpleNamespace(head=SimpleNamespace(round=3, digest=b""))
+    )
+    unseen: Any = None
+    assert life.live(unseen) is Ending.LEFT
+    assert console.notes == ["ended at round 3: left, and nothing that was counted is lost"]
 
 
 def test_who_stays_for_the_others_sake_says_so_once() -> None:

@@ -38,6 +38,8 @@ class Served:
 class FakeDonors:
     """Answers from the table; remembers which states were asked for and forgotten."""
 
+    closed = False
+
     def __init__(self, table: dict[str, Served]) -> None:
         self.table = table
         self.asked: list[int] = []

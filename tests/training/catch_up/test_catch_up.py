@@ -5,9 +5,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor
 
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
+from atom.swarm.chain.ring_standing import Pace
 from atom.swarm.state.arenas import state_digest
 from atom.training.catch_up.catch_up import CatchUpFailed
 from atom.training.catch_up.donors import Arenas, Offer
@@ -285,3 +287,18 @@ def test_who_ends_or_loses_its_donors_while_it_asks_for_states_keeps_its_own(
     assert peer.replay.usable
     assert peer.journal.head == reached
     assert state_digest(peer.replica.state_arenas()) == state
+
+
+def test_who_ends_replays_no_further(peer_of: Make) -> None:
+    """Also where every result is at hand."""
+    peer = peer_of(at=1)
+
+    class Ending(FakeDonors):
+        def result(self, digest: bytes, peers: Sequence[str], pace: Pace | None = None) -> Tensor:
+            self.closed = True
+            return super().result(digest, peers, pace)
+
+    peer.with_donors(Ending({"a": Served()})).usable = True
+    with pytest.raises(CatchUpFailed, match="this peer ends"):
+        peer.replay.run(heads("a"), discard=False)
+    assert peer.at(2)

@@ -3,9 +3,9 @@
 import pytest
 
 from atom.swarm.state.arenas import state_digest
-from atom.training.catch_up.catch_up import CatchUpFailed
+from atom.training.catch_up.catch_up import BrokenOff, CatchUpFailed
 from atom.training.kept.snapshot import list_snapshots, write_snapshot
-from tests.training.catch_up.catching_peer import Make, peer_of
+from tests.training.catch_up.catching_peer import FakeDonors, Make, peer_of
 from tests.training.small_history import ROUNDS, run
 
 __all__ = ["peer_of"]
@@ -29,6 +29,28 @@ def test_a_missing_result_cuts_the_journal_there(peer_of: Make) -> None:
     peer.replay.restore()
     assert peer.at(3)
     assert peer.told == [(0, 3), (1, 3), (1, 0)], "it breaks off there"
+
+
+def test_who_ends_meanwhile_breaks_off_and_keeps_its_disk(peer_of: Make) -> None:
+    """Replaying may take minutes, and a leave has a deadline."""
+    peer, donors = peer_of(), FakeDonors({})
+    peer.store(ROUNDS, range(1, 6))
+    replay = peer.with_donors(donors)
+
+    def told(done: int, total: int) -> None:
+        peer.told.append((done, total))
+        donors.closed = done == 2
+
+    replay._told = told
+    with pytest.raises(BrokenOff):
+        replay.restore()
+    assert peer.told == [(0, 5), (1, 5), (2, 5), (2, 0)]
+    assert peer.journal.head == run().heads[ROUNDS]
+    donors.closed = True
+    with pytest.raises(BrokenOff):
+        replay.restore()
+    peer.with_donors(FakeDonors({})).restore()
+    assert peer.at(ROUNDS)
 
 
 def test_a_damaged_snapshot_falls_back_to_the_one_before(peer_of: Make) -> None:
