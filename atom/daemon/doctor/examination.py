@@ -40,7 +40,7 @@ def examine(request: DoctorRequest, note: Callable[[str], None]) -> Facts:
     note("looking at the machine")
     software, machine = gathering.software(), gathering.machine(peer)
     note("measuring the optimizer")
-    memory = gathering.memory()
+    memory = gathering.memory(peer)
     note("measuring the disk")
     disk, ports = gathering.disk(folder), gathering.ports(peer, folder)
     sight: Sight | None = None

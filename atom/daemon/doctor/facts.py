@@ -56,6 +56,8 @@ class Memory:
     """RLIMIT_MEMLOCK; None: no limit."""
     adamw_per_s: float | None
     """Parameters per second, measured with the host kernel."""
+    cap_bytes: int | None = None
+    """[host] memory of the peer file; None: what is free."""
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from atom.daemon.doctor.facts import (
 from atom.daemon.doctor.finding import Finding, Level
 from atom.daemon.doctor.way_findings import way_findings
 from atom.daemon.doctor.wsl import in_wsl
+from atom.daemon.fitting.host_cap import more_than_there_is
 from atom.models.installing import install_package, install_version
 
 PYTHONS = ((3, 11), (3, 12))
@@ -121,7 +122,11 @@ def _link(load: float | None, unload: float | None) -> Finding:
 
 def _memory(memory: Memory, for_gpu: bool) -> Iterator[Finding]:
     total, free = format_bytes(memory.total_bytes), format_bytes(memory.available_bytes)
-    yield Finding("Host memory", Level.OK, f"{free} of {total} free")
+    if beyond := more_than_there_is(memory.cap_bytes, memory.total_bytes):
+        fix = "lower [host] memory in the peer file, or leave it out: then it is what is free"
+        yield Finding("Host memory", Level.WARNING, f"{free} of {total} free; {beyond}", fix)
+    else:
+        yield Finding("Host memory", Level.OK, f"{free} of {total} free")
     if memory.lockable_bytes is None:
         yield Finding("Locked memory", Level.OK, "no limit")
     else:

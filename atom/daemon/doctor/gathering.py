@@ -131,7 +131,7 @@ def _processor() -> str:
     return next(named, platform.machine())
 
 
-def memory() -> Memory:
+def memory(peer: PeerFile) -> Memory:
     seen = psutil.virtual_memory()
     limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     try:
@@ -139,7 +139,7 @@ def memory() -> Memory:
     except (MemoryError, AtomError, OSError):
         rate = None
     lockable = None if limit == resource.RLIM_INFINITY else limit
-    return Memory(seen.total, seen.available, lockable, rate)
+    return Memory(seen.total, seen.available, lockable, rate, peer.host.memory_bytes)
 
 
 def disk(folder: Path) -> Disk:

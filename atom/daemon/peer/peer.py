@@ -5,11 +5,14 @@ import resource
 from contextlib import ExitStack
 from dataclasses import replace
 
+import psutil
+
 from atom.base.clock import BootClock
 from atom.base.errors import AddressError, PortInUseError
 from atom.base.events import EventLog
 from atom.config.peer_file import OTHER_PORT
 from atom.daemon.console import Console
+from atom.daemon.fitting.host_cap import more_than_there_is
 from atom.daemon.monitors.monitors import Monitors
 from atom.daemon.peer.addresses import announced_multiaddrs, data_place
 from atom.daemon.peer.assembly import Assembly, assemble
@@ -112,7 +115,9 @@ def run_join(options: JoinOptions, console: Console) -> Ending:
 def _at_the_door(stack: ExitStack, box: Box, listen: str, console: Console) -> Monitors:
     """What the peer file asks for and cannot have is said before there is an address or a state:
     making them may take hours. Raises: PortInUseError, AddressError, ConfigError, StorageError."""
-    network = box.peer.network
+    network, cap_bytes = box.peer.network, box.peer.host.memory_bytes
+    if words := more_than_there_is(cap_bytes, psutil.virtual_memory().total):
+        console.note(words)
     if network.shares_port(listen):  # of a peer file, which was checked, or of --listen
         raise PortInUseError(
             f"{network.data_port} is data_port and the port of --listen", OTHER_PORT

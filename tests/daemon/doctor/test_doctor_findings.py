@@ -109,6 +109,11 @@ def test_a_sound_box_has_nothing_to_mend() -> None:
         (machine(computes_bfloat16=False), "bfloat16", Level.WARNING, "does not compute in it"),
         (machine(load_bytes_per_s=None), "PCIe", Level.UNCHECKED, "too little memory was free"),
         (machine(unload_bytes_per_s=1e9), "PCIe", Level.WARNING, "1.0 GB/s back: slow"),
+        (changed(memory={"cap_bytes": 64 * GIB}), "Host memory", Level.OK, "of 64.0 GiB free"),
+        (
+            changed(memory={"cap_bytes": 65 * GIB}),
+            "Host memory", Level.WARNING, "[host] memory allows 65.0 GiB, this box has 64.0 GiB",
+        ),
         (changed(memory={"lockable_bytes": 8 * 2**20}), "Locked memory", Level.OK, "8.0 MiB"),
         (changed(memory={"adamw_per_s": None}), "Optimizer", Level.UNCHECKED, "cannot be used"),
         (changed(memory={"adamw_per_s": 1e7}), "Optimizer", Level.WARNING, "10 M parameters"),

@@ -27,7 +27,8 @@ def test_this_box_can_run_its_own_tests() -> None:
     seen = gathering.software()
     assert seen.kernels is None
     assert all(package.fits for package in seen.packages), seen.packages
-    memory = gathering.memory()
+    memory = gathering.memory(PeerFile())
+    assert memory.cap_bytes is None
     assert 0 < memory.available_bytes <= memory.total_bytes
     assert memory.adamw_per_s is not None
     assert memory.adamw_per_s > 0

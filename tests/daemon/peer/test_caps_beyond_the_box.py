@@ -1,0 +1,39 @@
+"""A start with a cap that this box cannot reach says so, and goes on."""
+
+import socket
+from pathlib import Path
+
+import psutil
+import pytest
+
+from atom.base.errors import PortInUseError
+from atom.base.units import format_bytes
+from atom.daemon.console import Silence
+from atom.daemon.peer.box import StartOptions
+from atom.daemon.peer.peer import run_start
+from tests.daemon.tiny_run import TINY_RUN
+
+
+class Notes(Silence):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+@pytest.mark.parametrize(("times", "told"), [(1, False), (3, True)])
+def test_more_host_memory_than_the_box_has_is_told(tmp_path: Path, times: int, told: bool) -> None:
+    total = psutil.virtual_memory().total
+    (tmp_path / "run.toml").write_text(TINY_RUN)
+    console, box = Notes(), tmp_path / "box.toml"
+    with socket.create_server(("127.0.0.1", 0)) as taken:  # which ends the start soon
+        port = taken.getsockname()[1]
+        box.write_text(
+            f'[host]\nmemory = "{times * total} B"\n[network]\nlisten = "127.0.0.1:0"\n'
+            f"data_port = {port}\n"
+        )
+        with pytest.raises(PortInUseError):
+            run_start(StartOptions(tmp_path / "run.toml", box, tmp_path / "state"), console)
+    words = f"[host] memory allows {format_bytes(times * total)}, this box has"
+    assert [note.startswith(words) for note in console.notes] == [True] * told
