@@ -11,11 +11,13 @@ import typer
 
 from atom import __version__
 from atom.cli import box_commands, look_commands, train_commands
+from atom.cli.shell import look_alikes
 from atom.cli.shell.arguments import gather_addresses, refuse_empty, with_home
 from atom.cli.shell.completion import named_shell
 from atom.cli.shell.exit_codes import MEANINGS, ExitCode
 from atom.cli.shell.failures import run_guarded
 from atom.cli.shell.help_text import shown
+from atom.cli.shell.told_command import ToldCommand, ToldGroup
 
 _EPILOGUE = "\n".join(
     (
@@ -35,6 +37,7 @@ _EPILOGUE = "\n".join(
 
 app = typer.Typer(
     name="atom",
+    cls=ToldGroup,
     help="Train large models on volunteers' machines: every peer has the whole model.",
     epilog=_EPILOGUE,
     rich_markup_mode="rich",
@@ -75,6 +78,7 @@ for panel, group in (
         assert command.callback is not None
         assert command.callback.__doc__, "it explains itself"
         name = command.name or command.callback.__name__
+        command.cls = ToldCommand
         command.rich_help_panel = panel
         command.help = shown(name, inspect.cleandoc(command.callback.__doc__))
     app.add_typer(group.commands)
@@ -88,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - as long as the process
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a poor terminal shall not end a command
+            stream.reconfigure(errors=look_alikes.NAME)  # a poor terminal shall not end a command
     shell = named_shell(sys.argv[1:] if arguments is None else arguments)
     if shell is not None:
         os.environ["_ATOM_COMPLETE"] = f"source_{shell}"

@@ -159,7 +159,9 @@ def export(
     precision: Annotated[
         str | None,
         typer.Option(
-            help="float32, bfloat16 or float16; else the run's.", autocompletion=precisions
+            metavar="P",
+            help="float32, bfloat16 or float16; else the run's.",
+            autocompletion=precisions,
         ),
     ] = None,
     trust: TrustOption = None,

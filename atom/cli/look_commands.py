@@ -53,13 +53,15 @@ def watch(
 def dashboard(
     address: LookedAtArgument = None,
     port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="Port of the page; 0: any free one.")
+        int | None,
+        typer.Option(metavar="PORT", min=0, max=65535, help="Port of the page; 0: any free one."),
     ] = None,
     host: Annotated[
         str | None,
         typer.Option(
+            metavar="HOST",
             help="Address of this machine to listen on; else 127.0.0.1: nobody but this machine "
-            "can open the page."
+            "can open the page.",
         ),
     ] = None,
     state: MemberOption = None,

@@ -180,7 +180,10 @@ def compile_(
 @commands.command()
 def demo(
     rounds: Annotated[
-        int | None, typer.Option(min=8, help="Rounds to train; fewer than about 60 miss the goal.")
+        int | None,
+        typer.Option(
+            metavar="N", min=8, help="Rounds to train; fewer than about 60 miss the goal."
+        ),
     ] = None,
     directory: Annotated[
         Path, typer.Option(metavar="DIR", help="Where everything is written.")

@@ -1,6 +1,7 @@
 """What a shell offers for the values of options and arguments. Quick: a person waits for it, so
 nothing heavy is imported, and no daemon is asked. Where nothing is offered, shells offer files."""
 
+import os
 from collections.abc import Sequence
 
 import typer
@@ -35,13 +36,16 @@ def services(context: typer.Context, incomplete: str) -> list[str]:
 
 
 def settings(context: typer.Context, incomplete: str) -> list[str]:
-    """Keys of the peer file, with the sign that follows them. Bash takes the sign for a word."""
+    """Keys of the peer file, with the sign that follows them. Bash takes the sign for a word, and
+    would put a blank after the only key that fits: so it is told of another one."""
     from atom.config.peer_text import all_keys
 
     before = context.params["assignments"]
     if before and before[-1] == "=":
         return []
-    return _beginning(incomplete, [f"{key}=" for key in all_keys()])
+    fitting = _beginning(incomplete, [f"{key}=" for key in all_keys()])
+    alone = len(fitting) == 1 and os.environ.get("_ATOM_COMPLETE") == "complete_bash"
+    return [*fitting, f"{fitting[0]}…"] if alone else fitting
 
 
 def run_names(incomplete: str) -> list[str]:

@@ -80,7 +80,10 @@ NetworkOption = Annotated[
     ),
 ]
 PeersOption = Annotated[
-    int, typer.Option(min=1, max=100_000, help="Peers like this one that share the global batch.")
+    int,
+    typer.Option(
+        metavar="N", min=1, max=100_000, help="Peers like this one that share the global batch."
+    ),
 ]
 TrustOption = Annotated[
     str | None,

@@ -43,6 +43,7 @@ def offered(
         ("atom join --pe", {"--peer"}),
         ("atom --ver", {"--version"}),
         ("atom set sched", {f"{key}=" for key in all_keys() if key.startswith("schedule.")}),
+        ("atom set schedule.ho", {"schedule.hours=", "schedule.hours=…"}),
         ("atom set schedule.hours = ", set()),
         ("atom plan run.toml --assume rtx", {"rtx4090-24g", "rtx3060-12g"}),
         ("atom export --precision ", {"float32", "bfloat16", "float16"}),
@@ -76,6 +77,25 @@ def test_states_are_offered_where_they_are_kept(
 def test_nothing_is_kept_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     assert completion.state_directories("") == []
+
+
+@pytest.mark.parametrize("line", ["atom ", "atom join --", "atom watch --", "atom plan x --"])
+def test_zsh_is_told_what_each_does_on_one_line_with_its_apostrophes(
+    line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("_ATOM_COMPLETE", "complete_zsh")
+    monkeypatch.setenv("_TYPER_COMPLETE_ARGS", line)
+    with pytest.raises(SystemExit):
+        main([])
+    said = capsys.readouterr().out.strip()
+    told = said.removeprefix("_arguments '*: :((").removesuffix("))'").splitlines()
+    assert len(told) > 1
+    for each in told:
+        word, _, does = each.partition('":"')
+        assert word.startswith('"'), each
+        assert len(does) > 10, each
+        assert "'" not in does, each
+        assert does.endswith('"'), each
 
 
 def test_the_lists_are_those_of_the_program() -> None:
