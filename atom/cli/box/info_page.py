@@ -127,7 +127,9 @@ def _snapshots(kept: Sequence[int]) -> str:
     if not kept:
         return "no snapshot yet"
     plural = "" if len(kept) == 1 else "s"
-    return f"snapshot{plural} of round{plural} {' and '.join(f'{number:,}' for number in kept)}"
+    *others, last = (f"{number:,}" for number in kept)
+    named = f"{', '.join(others)} and {last}" if others else last
+    return f"snapshot{plural} of round{plural} {named}"
 
 
 def _wishes(wishes: Info) -> Iterator[str]:

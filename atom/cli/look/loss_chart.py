@@ -1,19 +1,35 @@
-"""A line chart in a terminal: two by four dots per character (Unicode's braille patterns)."""
+"""A line chart in a terminal: two by four dots per character (Unicode's braille patterns), or one
+by two where it knows only ASCII."""
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.segment import Segment
 from rich.style import Style
 
-_BLANK = 0x2800
-_DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
-"""Bit of the dot in column (0, 1) and row (0 at the top … 3)."""
 _LABEL_COLUMNS = 7
 _MIN_COLUMNS = 20
 
 Point = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Grain:
+    """What the dots of one character are."""
+
+    bits: Sequence[Sequence[int]]
+    """Of the dot in each column, from the left, and row, from the top."""
+    characters: str
+    """By the sum of the bits of its dots."""
+
+
+BRAILLE = Grain(
+    ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80)),
+    "".join(map(chr, range(0x2800, 0x2900))),
+)
+ASCII = Grain(((1, 2),), " '.:")
 
 
 class LossChart:
@@ -25,17 +41,18 @@ class LossChart:
         self.height = height
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        if options.ascii_only or options.max_width < _MIN_COLUMNS or not self.points:
+        if options.max_width < _MIN_COLUMNS or not self.points:
             return
+        grain, side = (ASCII, "|") if options.ascii_only else (BRAILLE, "│")
         low, high = _span([loss for _, loss in self.points])
         quiet, line = Style(dim=True), console.get_style("bar.complete")
         width = options.max_width - _LABEL_COLUMNS - 1
         first, last = self._rounds()
         for row, text in enumerate(
-            dots(self.points, (first, last), (low, high), width, self.height)
+            dots(self.points, (first, last), (low, high), width, self.height, grain)
         ):
             label = {0: f"{high:.2f}", self.height - 1: f"{low:.2f}"}.get(row, "")
-            yield Segment(f"{label:>{_LABEL_COLUMNS - 1}} │", quiet)
+            yield Segment(f"{label:>{_LABEL_COLUMNS - 1}} {side}", quiet)
             yield Segment(text, line)
             yield Segment.line()
         axis = f"{first:<{width // 2}.0f}{last:>{width - width // 2}.0f}"
@@ -53,10 +70,11 @@ def dots(
     y_span: tuple[float, float],
     columns: int,
     rows: int,
+    grain: Grain,
 ) -> list[str]:
     """`rows` lines of `columns` characters; neighbouring points are joined by a line."""
     cells = [[0] * columns for _ in range(rows)]
-    wide, tall = 2 * columns - 1, 4 * rows - 1
+    wide, tall = len(grain.bits) * columns - 1, len(grain.bits[0]) * rows - 1
 
     def place(point: Point) -> tuple[int, int]:
         x = (point[0] - x_span[0]) / (x_span[1] - x_span[0])
@@ -67,8 +85,10 @@ def dots(
     for start, end in zip(placed, placed[1:] or placed, strict=False):
         for x, y in _line(start, end):
             if 0 <= x <= wide and 0 <= y <= tall:
-                cells[y // 4][x // 2] |= _DOTS[x % 2][y % 4]
-    return ["".join(chr(_BLANK + cell) for cell in row) for row in cells]
+                column, left = divmod(x, len(grain.bits))
+                row, above = divmod(y, len(grain.bits[0]))
+                cells[row][column] |= grain.bits[left][above]
+    return ["".join(grain.characters[cell] for cell in row) for row in cells]
 
 
 def _line(start: tuple[int, int], end: tuple[int, int]) -> list[tuple[int, int]]:

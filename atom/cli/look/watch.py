@@ -28,7 +28,7 @@ from atom.swarm.identity import short_id
 
 MAX_POINTS = 400
 """Of the loss curve: no terminal shows more."""
-MIN_CHART_ROWS, MAX_CHART_ROWS = 3, 8
+MIN_CHART_ROWS, USUAL_CHART_ROWS, MAX_CHART_ROWS = 3, 8, 16
 _SWARM_ROWS = 10
 """Of these, what is above the table's rows, the line that counts peers not shown, and a blank."""
 _MOST_FOLDS = 5
@@ -53,7 +53,7 @@ def frame(
     losses: Sequence[Point],
     names: Mapping[str, str] | None = None,
     below: RenderableType = "",
-    chart_rows: int = MAX_CHART_ROWS,
+    chart_rows: int = USUAL_CHART_ROWS,
     peer_rows: int | None = None,
 ) -> RenderableType:
     """The whole display: swarm, loss chart, and whatever belongs below."""

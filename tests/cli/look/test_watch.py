@@ -12,7 +12,7 @@ from rich.console import Console
 from atom.base.reasons import Reason
 from atom.cli.app import main
 from atom.cli.look import watch
-from atom.cli.look.loss_chart import LossChart, dots
+from atom.cli.look.loss_chart import ASCII, BRAILLE, LossChart, dots
 from atom.cli.look.watch import Screen, chart_rows, footer, frame, plain_line
 from atom.cli.shell.exit_codes import ExitCode
 from atom.cli.shell.terminal import THEME, draws
@@ -60,7 +60,7 @@ def test_a_round_that_came_to_nothing_is_told_until_it_is_committed() -> None:
 
 
 @pytest.mark.parametrize("height", [6, 12])
-def test_a_problem_is_seen_on_the_smallestScreen(height: int) -> None:
+def test_a_problem_is_seen_on_the_smallest_screen(height: int) -> None:
     shown = sight(3)
     lines = drawn(
         Screen(Seen(shown.view, None, (), "the DHT is silent"), shown, height), 40, height
@@ -78,7 +78,7 @@ def test_without_an_address_the_daemon_here_is_asked(
 
 @pytest.mark.parametrize("height", [18, 24, 50])
 @pytest.mark.parametrize("peers", [1, 3])
-def test_what_is_below_stays_on_theScreen(height: int, peers: int) -> None:
+def test_what_is_below_stays_on_the_screen(height: int, peers: int) -> None:
     losses = [(float(number), 5.0 / number) for number in range(1, 30)]
     rows = chart_rows(height, peers, other_rows=1)
     lines = drawn(frame(sight(peers), losses, None, "the footer", rows), 100, height)
@@ -129,8 +129,19 @@ def test_a_dumb_terminal_is_written_to_as_a_file(kind: str) -> None:
 
 
 def test_dots_go_from_corner_to_corner() -> None:
-    falling = dots([(0.0, 1.0), (10.0, 0.0)], (0.0, 10.0), (0.0, 1.0), columns=4, rows=2)
-    assert falling == ["⠑⢄⠀⠀", "⠀⠀⠑⢄"]
+    points, spans = [(0.0, 1.0), (10.0, 0.0)], ((0.0, 10.0), (0.0, 1.0))
+    assert dots(points, *spans, columns=4, rows=2, grain=BRAILLE) == ["⠑⢄⠀⠀", "⠀⠀⠑⢄"]
+    assert dots(points, *spans, columns=4, rows=2, grain=ASCII) == ["'.  ", "  '."]
+
+
+def test_a_terminal_that_knows_only_ascii_gets_a_chart_too() -> None:
+    file = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    console = Console(file=file, width=60, height=40, theme=THEME)
+    console.print(LossChart([(1.0, 5.0), (9.0, 2.0)]))
+    file.seek(0)
+    first, *_, axis = file.read().splitlines()
+    assert first.startswith("  5.00 |'")
+    assert axis.split() == ["1", "9"]
 
 
 @pytest.mark.parametrize(
