@@ -1,12 +1,16 @@
 """Loading what `build_kernels` made. Calls through ctypes release the interpreter's lock."""
 
 import ctypes
+import shlex
+import sys
 from pathlib import Path
 
 from atom.base.build_kernels import library_of, source_digest
 from atom.base.errors import MismatchError
 
-_HINT = "run `python -m atom.base.build_kernels` (it needs a C compiler), or install again"
+BUILDING = shlex.join([sys.executable or "python3", "-m", "atom.base.build_kernels"])
+"""With the Python that runs this: no shell may have activated its folder."""
+_HINT = f"run `{BUILDING}` (it needs a C compiler), or install again"
 
 
 def load(source: Path, library: Path | None = None) -> ctypes.CDLL:

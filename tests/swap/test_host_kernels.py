@@ -1,6 +1,7 @@
 """The compiled library: where it comes from, and what adds up in it."""
 
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,7 @@ def test_it_is_compiled_anywhere(tmp_path: Path) -> None:
 def test_without_the_library_there_is_an_error_that_helps(tmp_path: Path) -> None:
     with pytest.raises(MismatchError, match="not compiled") as caught:
         load(tmp_path / "none.so")
-    assert "python -m atom.base.build_kernels" in caught.value.hint
+    assert f"{sys.executable} -m atom.base.build_kernels" in caught.value.hint
 
 
 def test_a_library_of_another_source_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,7 +102,7 @@ def _show_settings(settings: Sequence[dict[str, Any]]) -> None:
     width = min(max(map(len, lines), default=0), _REMARKS_AT)
     for line, setting in zip(lines, settings, strict=True):
         remarks = [_default_words(setting["key"])] * setting["default"]
-        remarks += [] if setting["live"] else ["holds after a restart"]
+        remarks += [] if setting["live"] else ["changes at a restart"]
         remark = f"  # {', '.join(remarks)}" if remarks else ""
         typer.echo(f"{line:<{width}}{remark}".rstrip())
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from atom.base.kernel_library import BUILDING
 from atom.base.units import format_bytes
 from atom.daemon.doctor.facts import (
     Capacity,
@@ -69,8 +70,7 @@ def _software(software: Software) -> Iterator[Finding]:
     if software.kernels is None:
         yield Finding("Host kernels", Level.OK, "compiled")
     else:
-        fix = "python -m atom.base.build_kernels"
-        yield Finding("Host kernels", Level.FAILURE, software.kernels, fix)
+        yield Finding("Host kernels", Level.FAILURE, software.kernels, BUILDING)
 
 
 def _machine(machine: Machine) -> Iterator[Finding]:

@@ -79,7 +79,7 @@ def test_what_was_changed_is_shown_as_in_the_file(
     shown = capsys.readouterr().out.splitlines()
     assert shown[:2] == [
         'network.upload = "20 Mbit/s"',
-        "device.memory = (not set)     # default: what is free, holds after a restart",
+        "device.memory = (not set)     # default: what is free, changes at a restart",
     ]
 
 
