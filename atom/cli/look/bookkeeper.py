@@ -38,13 +38,18 @@ class Bookkeeper:
     @property
     def note(self) -> str:
         """As `problem`, with what helps; while a read goes on, how far it is."""
-        helps = "; --state DIR asks as one of them" if self._reader.shut_out else ""
+        helps = "; --state DIR asks as one of them" if self.shut_out else ""
         return self._progress or f"{self._reader.problem}{helps}"
 
     @property
     def problem(self) -> str:
         """Why the ledger is not newer; empty: it is as new as any peer claims to know."""
         return self._reader.problem
+
+    @property
+    def shut_out(self) -> bool:
+        """Whether that is because only listed peers are answered: asking again does not help."""
+        return self._reader.shut_out
 
     async def read(self, leases: Mapping[str, Lease], tell: Progress | None = None) -> Ledger:
         """Up to date, if the peers of these leases allow it. May take seconds, or for a long chain

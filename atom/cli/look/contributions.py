@@ -11,7 +11,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from atom.base.errors import AddressError
+from atom.base.errors import AddressError, TrustError
 from atom.cli.look.bookkeeper import Bookkeeper, bookkeeping, identity_in
 from atom.cli.look.onlooker import EMPTY_RETRIES, RETRY_S, Onlooker, Sight, onlooking
 from atom.cli.look.run_meant import run_meant
@@ -28,7 +28,7 @@ _LEAST_COLUMNS = 3
 
 
 def show_contributions(address: str | None, state: Path | None, as_json: bool) -> None:
-    """Prints who gave what. Raises: ControlError, AddressError: also if nobody serves the chain."""
+    """Prints who gave what. Raises: ControlError; what `read_ledger` does."""
     manifest, ledger = run_to_the_end(read_ledger(*run_meant(address, state)))
     if as_json:
         typer.echo(json.dumps(contributions(manifest, ledger), indent=2))
@@ -105,7 +105,8 @@ def table(ledger: Ledger, whole_ids: bool, columns: int = len(_COLUMNS)) -> Tabl
 
 
 async def read_ledger(address: str, state: Path | None) -> tuple[Manifest, Ledger]:
-    """The run's ledger as it is now. Raises: AddressError."""
+    """The run's ledger as it is now. Raises: AddressError: also if nobody serves the chain;
+    TrustError if that is for listed peers only, and this is none of them."""
     me = identity_in(state)
     async with onlooking(parse_join_address(address)) as onlooker:
         sight = await onlooker.first_look()
@@ -116,27 +117,25 @@ async def read_ledger(address: str, state: Path | None) -> tuple[Manifest, Ledge
 
 async def _up_to_date(keeper: Bookkeeper, onlooker: Onlooker, sight: Sight) -> Ledger:
     """Asks again for a while: peers serve their last heads only, and a lease may name one before
-    them. Raises: AddressError."""
+    them. Raises: AddressError, TrustError."""
     console = TerminalConsole()
     tell = partial(console.progress, "checking the chain", unit="rounds")
     try:
         ledger = await keeper.read(sight.leases, tell)
         for _ in range(EMPTY_RETRIES):
-            if not keeper.problem:
+            if keeper.shut_out or not keeper.problem:
                 break
             await asyncio.sleep(RETRY_S)
             sight = await onlooker.first_look()
             ledger = await keeper.read(sight.leases, tell)
     finally:
         console.close()
+    unread = f"the chain cannot be read: {keeper.problem}"
+    if keeper.shut_out:
+        ask = "ask on the box of such a peer; --state DIR, if its state is not in the usual place"
+        raise TrustError(unread, ask)
     if keeper.problem:
-        raise AddressError(f"the chain cannot be read: {keeper.problem}", _hint(keeper.problem))
+        raise AddressError(unread, "try again in a moment; `atom status` shows who is alive")
     if not ledger.head.round and not sight.leases:
         raise AddressError("no peer of the run is alive to serve its chain", "try again later")
     return ledger
-
-
-def _hint(problem: str) -> str:
-    if "listed" in problem:
-        return "ask on the box of such a peer; --state DIR, if its state is not in the usual place"
-    return "try again in a moment; `atom status` shows who is alive"

@@ -20,7 +20,7 @@ _EVENTS = "events.jsonl"
 def plot_run(file: Path, address: str | None, state: Path | None) -> None:
     """Writes the picture; says what is on it.
 
-    Raises: typer.BadParameter for another form; StorageError; AddressError.
+    Raises: typer.BadParameter for another form; StorageError; AddressError; TrustError.
     """
     if file.suffix.lower() not in FORMS:
         forms = ", ".join(FORMS)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from atom.base.errors import AddressError
+from atom.base.errors import AddressError, TrustError
 from atom.cli.look.bookkeeper import (
     SAVE_EVERY_ROUNDS,
     Bookkeeper,
@@ -178,8 +178,8 @@ def test_a_chain_that_cannot_be_read_is_asked_for_again(monkeypatch: pytest.Monk
     with pytest.raises(AddressError, match="not-found") as told:
         asyncio.run(read(["refused with not-found"] * 9))
     assert "try again" in told.value.hint
-    with pytest.raises(AddressError, match="listed") as told:
-        asyncio.run(read(["it answers only listed peers"] * 9))
+    with pytest.raises(TrustError, match="listed") as told:
+        asyncio.run(read(["it answers only listed peers", "never read"]))
     assert "--state" in told.value.hint
 
 
@@ -189,6 +189,10 @@ class Asked:
     def __init__(self, answers: list[str]) -> None:
         self._answers = answers
         self.problem = ""
+
+    @property
+    def shut_out(self) -> bool:
+        return "listed" in self.problem
 
     async def read(self, leases: object, tell: object) -> Ledger:
         self.problem = self._answers.pop(0)
