@@ -97,16 +97,26 @@ class _Drawer:
         """Raises: ModelError for numbers that the format does not hold."""
         if place.parameter in self.layout.by_name:
             found = self.weights.value(self.layout, place.parameter, self.dtype)
-        else:  # no part of the loss: it is as it was at first
-            with source_errors(self.kept.run):
-                first = self.source.initial_values(self.kept.run.run.seed)
-                found = first(place.parameter, place.shape).to(self.dtype)
+        else:
+            found = self._untrained(place).to(self.dtype)
         if not bool(torch.isfinite(found).all()):
             raise ModelError(
                 f"{place.parameter} has numbers beyond {str(self.dtype).removeprefix('torch.')}",
                 "export with --precision float32",
             )
         return place.from_parameter(found)
+
+    def _untrained(self, place: Place) -> Tensor:
+        """No part of the loss: it is as it was at first. Raises: ModelError where nobody kept what
+        that was; ConfigError."""
+        if self.kept.run.model.weights is not None:
+            raise ModelError(
+                f"the loss does not use {place.name}: no peer kept what the run was given for it",
+                "only the folder from which its owner founded the run has it",
+            )
+        with source_errors(self.kept.run):
+            first = self.source.initial_values(self.kept.run.run.seed)
+            return first(place.parameter, place.shape)
 
 
 def _pieces(outside: Outside, drawer: _Drawer) -> list[Piece]:

@@ -1,7 +1,8 @@
 """First values out of a folder of weights, by name, for a run that begins from them.
 
 Every tensor of the model must be there, of its shape, finite; nothing else may be there. Buffers
-are no part of the state that peers exchange: they must be the model's own.
+are no part of the state that peers exchange: they must be the model's own. Nor is a parameter that
+the loss does not use: its given values would be with nobody but the founder, so the run is refused.
 """
 
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from torch import Tensor
 from atom.base.errors import ConfigError
 from atom.config.run_file import RunFile
 from atom.daemon.model.model_source import source_errors
+from atom.daemon.model.recipe import Recipe
 from atom.models.huggingface_config import MAX_CONFIG_BYTES
 from atom.models.outside import Outside, Place
 from atom.models.source import InitialValue, ModelSource
@@ -37,6 +39,19 @@ def given_values(run: RunFile, source: ModelSource, folder: Path) -> InitialValu
             # Names do not tell what the numbers are: the library turns them into the model's.
             return _Loaded(folder, outside, outside.loaded(str(folder))).value
     return _matched(outside, files).value
+
+
+def refuse_unused(recipe: Recipe, folder: Path) -> None:
+    """Raises: ConfigError naming the folder's tensors that no peer would keep."""
+    with source_errors(recipe.run):
+        places = recipe.source.outside(torch.float32).places
+    unused = [place.name for place in places if place.parameter not in recipe.graph.layout.by_name]
+    if unused:
+        raise ConfigError(
+            f"{folder} holds what the loss does not use: {_some(unused)}",
+            "peers keep only what they train, and an export would lack it: begin from a model "
+            "and a folder without it",
+        )
 
 
 class _Loaded:

@@ -20,7 +20,7 @@ from atom.daemon.console import Console, Progress, Silence
 from atom.daemon.fitting.arranging import Hearers
 from atom.daemon.fitting.building import Built, build_replica
 from atom.daemon.model.data_check import check_data
-from atom.daemon.model.given_weights import given_values
+from atom.daemon.model.given_weights import given_values, refuse_unused
 from atom.daemon.model.kept_tokenizer import keep_companions, keep_tokenizer
 from atom.daemon.model.model_source import open_samples, open_source, pin_source
 from atom.daemon.model.recipe import (
@@ -225,7 +225,10 @@ class _Made:
         """What a folder of weights gives. Raises: ConfigError."""
         if weights is None:
             return None
-        return given_values(self.recipe.run, self.recipe.source, expand_home(weights))
+        folder = expand_home(weights)
+        given = given_values(self.recipe.run, self.recipe.source, folder)
+        refuse_unused(self.recipe, folder)
+        return given
 
     def member(
         self, manifest: Manifest, record: bytes, given: InitialValue | None = None

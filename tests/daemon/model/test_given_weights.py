@@ -12,12 +12,13 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from atom.base.errors import ConfigError, MismatchError
+from atom.base.errors import ConfigError, MismatchError, ModelError
 from atom.config.load import load_run_file, parse_run_text, run_from_text
 from atom.daemon.console import Silence
 from atom.daemon.model.exporting import ExportRequest, export_run
 from atom.daemon.model.given_weights import given_values
 from atom.daemon.model.model_source import open_source, pin_source
+from atom.daemon.peer import founding
 from atom.daemon.peer.founding import Membership
 from atom.models.huggingface_source import HuggingFaceSource
 from atom.models.source import ModelSource
@@ -110,6 +111,59 @@ def test_how_a_run_begins_cannot_change(folder: Folder) -> None:
     with pytest.raises(ConfigError, match="none are given") as caught:
         folder.found(f'{GPT3}\nweights = "given"', "fresh")
     assert "--from FOLDER" in caught.value.hint
+
+
+# ---- what the loss does not use
+
+CROSSED = {
+    "model_type": "gpt2",
+    "n_embd": 16,
+    "n_layer": 1,
+    "n_head": 2,
+    "vocab_size": 256,
+    "n_positions": 8,
+    "add_cross_attention": True,
+}
+"""Without an encoder, its cross-attention has no part in the loss."""
+
+
+def crossed(folder: Folder, root: Path) -> tuple[Path, Weights]:
+    torch.manual_seed(1)
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**CROSSED))
+    model.save_pretrained(root / "crossed")
+    (folder.root / "config.json").write_text(json.dumps(CROSSED))
+    return root / "crossed", dict(model.named_parameters())
+
+
+def test_what_no_peer_would_keep_is_refused(folder: Folder, tmp_path: Path) -> None:
+    path, _ = crossed(folder, tmp_path)
+    with pytest.raises(ConfigError, match=r"does not use: .*h\.0\.crossattention\..* more"):
+        folder.found(LLAMA, weights=path)
+    assert not (folder.root / "a" / "manifest.bin").exists()
+
+
+def test_an_export_makes_up_nothing_in_place_of_given_weights(
+    folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, _ = crossed(folder, tmp_path)
+    monkeypatch.setattr(founding, "refuse_unused", lambda *given: None)  # as versions before did
+    folder.found(LLAMA, weights=path)
+    with pytest.raises(ModelError, match=r"crossattention\..*: no peer kept"):
+        export_run(ExportRequest(tmp_path / "out", tmp_path / "a"), Silence())
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_the_loss_does_not_use_is_exported_as_the_seed_made_it(
+    folder: Folder, tmp_path: Path
+) -> None:
+    _, shapes = crossed(folder, tmp_path)
+    member = folder.found(LLAMA)
+    folder.snapshot(member)
+    export_run(ExportRequest(tmp_path / "out", tmp_path / "a"), Silence())
+    found = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "out")
+    first = member.recipe.source.initial_values(member.run.run.seed)
+    for name, value in found.named_parameters():
+        assert torch.equal(value, first(name, tuple(shapes[name].shape))), name
 
 
 # ---- folders of other programs
