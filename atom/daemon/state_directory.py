@@ -90,6 +90,17 @@ class StateDirectory:
         return self.root / "dht.log"
 
     @property
+    def kept_bytes(self) -> int:
+        """Of the disk, taken by states, results and what is being fetched: by what the plan of a
+        run counts. A daemon may be at work: what is gone meanwhile is not counted."""
+        total = 0
+        for folder in (self.snapshots, self.results, self.downloads):
+            for path in folder.rglob("*"):
+                with suppress(OSError):
+                    total += path.lstat().st_blocks * 512
+        return total
+
+    @property
     def control_socket(self) -> Path:
         """Beside the rest, unless the path is too long for a Unix socket."""
         path = self.root / "control.sock"

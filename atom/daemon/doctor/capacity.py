@@ -1,6 +1,5 @@
 """What models fit this box, by the planner's own arithmetic: no weights, no measurement."""
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from atom.config.load import parse_run_text
 from atom.config.peer_file import PeerFile
 from atom.config.run_file import RunFile
 from atom.daemon.doctor.facts import Fit
+from atom.daemon.fitting.box_plan import disk_plan
 from atom.daemon.fitting.device_choice import (
     BOUNDARY_SHARE,
     RESULT_ARENAS,
@@ -22,7 +22,6 @@ from atom.daemon.fitting.device_choice import (
     usable_device_bytes,
 )
 from atom.daemon.model.model_source import open_source
-from atom.daemon.model.number_forms import state_form
 from atom.daemon.model.recipe import PRECISIONS, trace_run
 from atom.graph.ir import ParameterLayout
 from atom.graph.profile.assumed import typical_graph
@@ -87,20 +86,19 @@ def largest_of_family(
 
 
 def fit_of(run: RunFile, title: str, peer: PeerFile, device: torch.device, folder: Path) -> Fit:
-    """Of a (pinned) run whose model is no code of its owner's. Raises: ConfigError, ModelError."""
+    """Of a (pinned) run whose model is no code of its owner's; `folder`: its state directory.
+    Raises: ConfigError, ModelError."""
     graph = trace_run(run, open_source(run, None))
     have_bytes, need_bytes = free_host_bytes(peer.host.memory_bytes), peer_bytes(run, graph)
-    elements = graph.layout.total_elements
-    kept_states = (peer.state.snapshots + 1) * state_form(run).element_bytes
-    kept_results = peer.state.snapshots * run.snapshot.every_rounds * torch.float32.itemsize
+    disk = disk_plan(run, graph, peer, folder)
     return Fit(
         title,
         need_bytes,
         have_bytes,
-        (kept_states + kept_results) * elements,
-        shutil.disk_usage(folder).free,
+        disk.total_bytes,
+        disk.have_bytes,
         _device_problem(run, graph, peer, device, have_bytes - need_bytes),
-        2 * CODECS[run.swarm.codec].wire_bytes(elements),
+        2 * CODECS[run.swarm.codec].wire_bytes(graph.layout.total_elements),
     )
 
 

@@ -20,6 +20,7 @@ from atom.daemon.peer.addresses import data_place
 from atom.daemon.peer.box import kept_peer
 from atom.daemon.state_directory import StateDirectory
 from atom.swarm.addresses import parse_join_address
+from atom.swarm.records.codec import manifest_digest
 from atom.swarm.records.run_manifest import Manifest
 
 OWN_CODE = "the run's model is code of its owner: join with --trust, and it tells"
@@ -56,11 +57,12 @@ def examine(request: DoctorRequest, note: Callable[[str], None]) -> Facts:
     clock = Clock(gathering.clock_synchronised(), offset)
     note("reckoning what fits")
     manifest = None if sight is None else sight.manifest
-    capacity = _capacity(peer, machine.gpu, gathering.nearest_folder(folder), manifest)
+    capacity = _capacity(peer, machine.gpu, folder, manifest)
     swarm = None if sight is None else sight.swarm
     if swarm is not None and ways is not None:
         swarm = replace(swarm, reached=reached_by(ways, swarm.reached))
-    return Facts(software, machine, memory, disk, ports, clock, capacity, swarm, ways)
+    runs = gathering.daemon_runs(folder)
+    return Facts(software, machine, memory, disk, ports, clock, capacity, swarm, ways, runs)
 
 
 def door_of(peer: PeerFile, ports: Sequence[Port]) -> tuple[str, int] | None:
@@ -97,7 +99,8 @@ def _capacity(peer: PeerFile, gpu: Gpu | None, folder: Path, manifest: Manifest 
     if manifest is None:
         return Capacity(largest, larger)
     run, problem = _run_fit(manifest, peer, device, folder)
-    return Capacity(largest, larger, run, problem)
+    trains_it = gathering.trains(folder, manifest_digest(manifest))
+    return Capacity(largest, larger, run, problem, trains_it)
 
 
 def _run_fit(

@@ -68,6 +68,8 @@ class Disk:
     """To the platter: synced."""
     problem: str = ""
     """Why nothing can be written there."""
+    kept_bytes: int = 0
+    """What the peer's own states and results take of it already."""
 
 
 @dataclass(frozen=True)
@@ -170,6 +172,8 @@ class Capacity:
     run: Fit | None = None
     run_problem: str = ""
     """Why the run's model could not be looked at."""
+    trains_it: bool = False
+    """The daemon of this state directory takes part: what it needs of memory it has."""
 
 
 @dataclass(frozen=True)
@@ -185,3 +189,5 @@ class Facts:
     """None: no address was given."""
     ways: Ways | None = None
     """None: no swarm was seen."""
+    daemon_runs: bool = False
+    """A daemon of this user's is at work meanwhile, here or in another state directory."""

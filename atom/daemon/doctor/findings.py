@@ -17,6 +17,7 @@ from atom.daemon.doctor.facts import (
     Swarm,
 )
 from atom.daemon.doctor.finding import Finding, Level
+from atom.daemon.doctor.own_daemon import beside_daemon
 from atom.daemon.doctor.way_findings import way_findings
 from atom.daemon.doctor.wsl import in_wsl
 from atom.daemon.fitting.host_cap import more_than_there_is
@@ -37,7 +38,7 @@ def findings_of(facts: Facts) -> list[Finding]:
     """In the order in which a person mends them."""
     found = [
         *_software(facts.software),
-        *_machine(facts.machine),
+        *_machine(facts.machine, facts.daemon_runs),
         *_memory(facts.memory, facts.machine.gpu is not None),
         _disk(facts.disk),
         *(_port(port) for port in facts.ports),
@@ -46,6 +47,8 @@ def findings_of(facts: Facts) -> list[Finding]:
         *way_findings(facts),
         *_capacity(facts.capacity, facts.swarm),
     ]
+    if facts.daemon_runs:
+        found = beside_daemon(found)
     return in_wsl(found, facts.machine.system)
 
 
@@ -73,7 +76,7 @@ def _software(software: Software) -> Iterator[Finding]:
         yield Finding("Host kernels", Level.FAILURE, software.kernels, BUILDING)
 
 
-def _machine(machine: Machine) -> Iterator[Finding]:
+def _machine(machine: Machine, daemon_runs: bool) -> Iterator[Finding]:
     gpu = machine.gpu
     threads = f"{machine.threads} thread{'' if machine.threads == 1 else 's'}"
     processor = f"{machine.processor}, {threads}"
@@ -86,11 +89,13 @@ def _machine(machine: Machine) -> Iterator[Finding]:
         return
     memory = f"{format_bytes(gpu.free_bytes)} of {format_bytes(gpu.total_bytes)} free"
     said = f"{gpu.name}, driver {gpu.driver}, {memory}"
-    if gpu.free_bytes < LEAST_GPU_SHARE * gpu.total_bytes:
+    if gpu.free_bytes >= LEAST_GPU_SHARE * gpu.total_bytes:
+        yield Finding("GPU", Level.OK, said)
+    elif daemon_runs:
+        yield Finding("GPU", Level.OK, f"{said}: your daemon is at work")
+    else:
         fix = "end what uses it: nvidia-smi lists the programs"
         yield Finding("GPU", Level.WARNING, f"{said}: other programs use the rest", fix)
-    else:
-        yield Finding("GPU", Level.OK, said)
     if not gpu.computes_bfloat16:
         fix = 'choose runs with precision = "float16" or "float32"'
         yield Finding("bfloat16", Level.WARNING, "this GPU does not compute in it", fix)
@@ -152,7 +157,7 @@ def _disk(disk: Disk) -> Finding:
         said = f"{disk.folder}: {disk.problem}"
         return Finding("Disk", Level.FAILURE, said, "choose another folder: --state DIR")
     said = f"{format_bytes(disk.free_bytes)} free in {disk.folder}"
-    if disk.free_bytes < LEAST_DISK_BYTES:
+    if disk.free_bytes + disk.kept_bytes < LEAST_DISK_BYTES:
         fix = "free some space, or choose another disk: [state] directory in the peer file"
         return Finding("Disk", Level.FAILURE, said, fix)
     if disk.write_bytes_per_s is None:
@@ -255,19 +260,22 @@ def _capacity(capacity: Capacity, swarm: Swarm | None) -> Iterator[Finding]:
         )  # fmt: skip
     if swarm is None or swarm.problem:
         return
-    if capacity.run is None:
+    if capacity.run is None and capacity.trains_it:
+        yield Finding("This run", Level.OK, "your daemon runs with it")
+    elif capacity.run is None:
         yield Finding("This run", Level.UNCHECKED, capacity.run_problem)
-    elif not capacity.run.fits_memory:
+    elif not capacity.run.fits_memory and not capacity.trains_it:
         fix = "free memory: top lists what takes it; or raise [host] and [device] memory"
         yield Finding("This run", Level.FAILURE, f"does not fit: {_lack(capacity.run)}", fix)
     elif capacity.run.disk_bytes > capacity.run.disk_have_bytes:
         need, have = capacity.run.disk_bytes, capacity.run.disk_have_bytes
-        said = f"needs up to {format_bytes(need)} of disk, {format_bytes(have)} are free"
+        said = f"needs up to {format_bytes(need)} of disk, {format_bytes(have)} are free or its own"
         fix = "choose a larger disk: [state] directory in the peer file"
         yield Finding("This run", Level.FAILURE, said, fix)
     else:
+        verb = "your daemon runs with it" if capacity.trains_it else f"{capacity.run.title} fits"
         takes = format_bytes(capacity.run.host_bytes)
-        yield Finding("This run", Level.OK, f"{capacity.run.title} fits: {takes} of host memory")
+        yield Finding("This run", Level.OK, f"{verb}: {takes} of host memory")
 
 
 def _lack(fit: Fit) -> str:

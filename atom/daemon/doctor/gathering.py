@@ -9,6 +9,7 @@ import socket
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
@@ -16,14 +17,16 @@ import psutil
 import torch
 from packaging.requirements import Requirement
 
-from atom.base.errors import AtomError
-from atom.base.home import expand_home
+from atom.base.errors import AtomError, PeerRefused
+from atom.base.home import nearest_folder
 from atom.config.peer_file import PeerFile
+from atom.config.places import state_home
 from atom.daemon.doctor.facts import Disk, Gpu, Machine, Memory, Package, Port, Software
 from atom.daemon.state_directory import StateDirectory
 from atom.graph.profile.rates import measure_link
 from atom.optim.speed import adamw_elements_per_s
 from atom.swarm.addresses import parse_listen
+from atom.swarm.records.codec import decode_manifest, manifest_digest
 
 _DISTRIBUTION = "atom-swarm"
 _SAMPLE_BYTES = 64 * 2**20
@@ -153,14 +156,7 @@ def disk(folder: Path) -> Disk:
             rate = _write_rate(file.fileno()) if fits else None
     except OSError as problem:
         return Disk(str(there), 0, None, problem.strerror or str(problem))
-    return Disk(str(there), free, rate)
-
-
-def nearest_folder(folder: Path) -> Path:
-    folder = expand_home(folder).absolute()
-    while not folder.is_dir():
-        folder = folder.parent
-    return folder
+    return Disk(str(there), free, rate, kept_bytes=StateDirectory(folder).kept_bytes)
 
 
 def _write_rate(file: int) -> float:
@@ -194,6 +190,21 @@ def _bind_problem(host: str, number: int) -> str:
                 return "another program listens there"
             return problem.strerror or str(problem)
     return ""
+
+
+def daemon_runs(state: Path) -> bool:
+    """Whether a daemon of this user's computes here: in `state`, or in the usual place."""
+    others = (each for each in nearest_folder(state_home()).glob("*") if each.name[0] not in "._")
+    return any(StateDirectory(each).in_use for each in (state, *others))
+
+
+def trains(state: Path, run: bytes) -> bool:
+    """Whether a daemon runs in `state` that has got as far as to take part in this run."""
+    directory = StateDirectory(state)
+    with suppress(OSError, PeerRefused):
+        kept = decode_manifest(directory.manifest.read_bytes(), None)
+        return directory.in_use and manifest_digest(kept) == run
+    return False
 
 
 def clock_synchronised() -> bool | None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 
+from atom.base.home import nearest_folder
 from atom.config.peer_file import PeerFile
-from atom.config.places import default_state_directory
 from atom.config.run_file import RunFile
 from atom.daemon.fitting.device_choice import (
     BOUNDARY_SHARE,
@@ -19,6 +19,7 @@ from atom.daemon.fitting.device_choice import (
     peer_bytes,
 )
 from atom.daemon.model.number_forms import gradients, state_form
+from atom.daemon.state_directory import StateDirectory
 from atom.graph.ir import Program
 from atom.graph.profile.seconds import Profile
 from atom.graph.traced import Graph
@@ -77,6 +78,7 @@ class DiskPlan:
     result_bytes: int
     """Averaged gradients since the snapshot before the last: what joiners catch up from."""
     have_bytes: int
+    """Free now, or taken by what there is of these already."""
 
     @property
     def total_bytes(self) -> int:
@@ -144,19 +146,13 @@ def host_plan(run: RunFile, graph: Graph, peer: PeerFile) -> HostPlan:
     return HostPlan(tuple(arenas), free_host_bytes(peer.host.memory_bytes))
 
 
-def disk_plan(run: RunFile, graph: Graph, peer: PeerFile) -> DiskPlan:
-    """What there will be, and what is free now."""
+def disk_plan(run: RunFile, graph: Graph, peer: PeerFile, root: Path) -> DiskPlan:
+    """What there will be in the state directory `root`, and what room there is for it."""
     arena = graph.layout.total_elements * FLOAT32_BYTES
-    folder = (
-        Path(peer.state.directory)
-        if peer.state.directory
-        else default_state_directory(run.run.name)
-    )
-    while not folder.exists():
-        folder = folder.parent
     kept = peer.state.snapshots
+    free_bytes = shutil.disk_usage(nearest_folder(root)).free
     return DiskPlan(
         snapshot_bytes=(kept + 1) * state_form(run).element_bytes * graph.layout.total_elements,
         result_bytes=kept * run.snapshot.every_rounds * arena,
-        have_bytes=shutil.disk_usage(folder).free,
+        have_bytes=free_bytes + StateDirectory(root).kept_bytes,
     )

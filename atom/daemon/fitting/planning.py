@@ -14,6 +14,7 @@ from atom.base.errors import ConfigError, DeviceError
 from atom.base.units import format_bytes
 from atom.config.load import load_peer_file, load_run_file
 from atom.config.peer_file import PeerFile
+from atom.config.places import default_state_directory
 from atom.config.run_file import RunFile
 from atom.config.sources import text_sources
 from atom.daemon.fitting.box_plan import DevicePlan, HostPlan, Plan, disk_plan, host_plan
@@ -103,7 +104,7 @@ def plan_run(request: PlanRequest, note: Note) -> Plan:
         profile=profile,
         question=asked,
         host=host.with_cut(program, choice, on_gpu, leaving),
-        disk=disk_plan(run, graph, peer),
+        disk=disk_plan(run, graph, peer, _root(run, peer)),
         device=device,
         choice=choice,
         share=share,
@@ -123,6 +124,12 @@ def _trace(run: RunFile, peer: PeerFile, folder: Path) -> tuple[RunFile, Graph, 
         run = run.model_copy(update={"model": model})
     source = open_source(run, code)
     return run, trace_run(run, source), source.name
+
+
+def _root(run: RunFile, peer: PeerFile) -> Path:
+    """Where the run's state would lie."""
+    configured = peer.state.directory
+    return Path(configured) if configured else default_state_directory(run.run.name)
 
 
 def _vocabulary(run: RunFile, peer: PeerFile, folder: Path) -> int:

@@ -63,8 +63,14 @@ def machine(**gpu: object) -> Facts:
     return changed(machine={"gpu": dataclasses.replace(GPU, **gpu)})
 
 
-def run_that(**fit: object) -> Facts:
-    return changed(capacity={"run": dataclasses.replace(FIT, **fit)})
+def run_that(trains_it: bool = False, **fit: object) -> Facts:
+    run = dataclasses.replace(FIT, **fit)  # type: ignore[arg-type]
+    return changed(capacity={"run": run, "trains_it": trains_it})
+
+
+def beside(**parts: object) -> Facts:
+    """As `changed`, while a daemon of ours runs."""
+    return dataclasses.replace(changed(**parts), daemon_runs=True)
 
 
 def test_a_sound_box_has_nothing_to_mend() -> None:
@@ -183,6 +189,42 @@ def test_a_sound_box_has_nothing_to_mend() -> None:
         (
             changed(capacity={"run": None, "run_problem": "own code"}),
             "This run", Level.UNCHECKED, "own code",
+        ),
+        (
+            changed(capacity={"run": None, "run_problem": "own code", "trains_it": True}),
+            "This run", Level.OK, "your daemon runs with it",
+        ),
+        (
+            run_that(host_bytes=99 * GIB, trains_it=True),
+            "This run", Level.OK, "your daemon runs with it: 99.0 GiB of host memory",
+        ),
+        (
+            run_that(device_problem="too small", trains_it=True),
+            "This run", Level.OK, "your daemon runs with it",
+        ),
+        (
+            run_that(disk_bytes=900 * GIB, trains_it=True),
+            "This run", Level.FAILURE, "500.0 GiB are free or its own",
+        ),
+        (
+            changed(disk={"free_bytes": GIB, "kept_bytes": 2 * GIB}),
+            "Disk", Level.OK, "1.0 GiB free in /data",
+        ),
+        (
+            beside(machine={"gpu": dataclasses.replace(GPU, free_bytes=2 * GIB)}),
+            "GPU", Level.OK, "2.0 GiB of 24.0 GiB free: your daemon is at work",
+        ),
+        (
+            beside(machine={"gpu": None, "gpu_problem": "no driver", "card_seen": True}),
+            "GPU", Level.WARNING, "none that can be used",
+        ),
+        (
+            beside(memory={"adamw_per_s": 1e7}),
+            "Optimizer", Level.UNCHECKED, "slow; your daemon is at work, ask again without it",
+        ),
+        (
+            beside(capacity={"largest": None, "next_larger": FIT}),
+            "Largest model", Level.UNCHECKED, "your daemon is at work",
         ),
     ],
 )  # fmt: skip

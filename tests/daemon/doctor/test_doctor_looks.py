@@ -1,6 +1,7 @@
 """The looks at a box: what they see is plausible, and nothing is left behind."""
 
 import os
+import shutil
 import socket
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from atom.daemon.doctor.ways import reached_by
 from atom.daemon.state_directory import StateDirectory
 from atom.swarm.identity import Identity
 from atom.swarm.records.reachability import Reached
+from tests.daemon.model.kept_runs import folder_in
 from tests.daemon.tiny_run import GPT3, run_text
 
 
@@ -64,6 +66,50 @@ def test_a_port_of_our_own_daemon_is_no_fault(tmp_path: Path) -> None:
     finally:
         daemon.unlock()
     assert not any(port.is_ours for port in gathering.ports(PeerFile(), tmp_path))
+
+
+def test_a_daemon_of_ours_is_seen_wherever_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
+    for root in (tmp_path, default_state_directory("other")):
+        assert not gathering.daemon_runs(tmp_path)
+        daemon = StateDirectory(root)
+        daemon.lock()
+        assert gathering.daemon_runs(tmp_path)
+        daemon.unlock()
+
+
+def test_the_run_that_our_daemon_trains_is_its_state_directory_s(tmp_path: Path) -> None:
+    with folder_in(tmp_path) as folder:
+        member = folder.found(GPT3)
+        daemon = StateDirectory(tmp_path / "a")
+        assert not gathering.trains(daemon.root, member.run_id), "it rests"
+        daemon.lock()
+        assert gathering.trains(daemon.root, member.run_id)
+        assert not gathering.trains(daemon.root, b"another")
+        daemon.unlock()
+    assert not gathering.trains(tmp_path / "nowhere", member.run_id)
+
+
+def test_what_a_peer_keeps_already_is_room_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(9, 8, 1000))
+    state = StateDirectory(tmp_path / "state")
+    for folder, size in ((state.snapshots, 9000), (state.results, 5000), (state.tokens, 70_000)):
+        folder.mkdir(parents=True)
+        (folder / "file").write_bytes(os.urandom(size))
+    taken = sum(
+        os.lstat(path).st_blocks * 512
+        for path in (*state.snapshots.iterdir(), *state.results.iterdir())
+    )
+    assert taken >= 14_000
+    run = parse_run_text(run_text("tiny", f"{GPT3}\nvocabulary_size = 256"))
+    for root, room in ((tmp_path / "new", 1000), (state.root, 1000 + taken)):
+        fit = capacity.fit_of(run, "tiny", PeerFile(), torch.device("cpu"), root)
+        assert fit.disk_have_bytes == room
+    assert gathering.disk(state.root).kept_bytes == taken
 
 
 @pytest.mark.parametrize(
