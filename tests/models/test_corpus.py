@@ -148,6 +148,17 @@ def test_the_standard_library_has_text_and_no_tests() -> None:
     assert stdlib_corpus(Limits(50_000)).survey().total_bytes == 50_000
 
 
+def test_what_distributions_package_apart_changes_no_text(tmp_path: Path) -> None:
+    """`apt install python3-tk` on one of a run's machines, after it began."""
+    write(tmp_path, argparse_dot_py="parse", turtles_dot_py="slow")
+    before = stdlib_corpus(root=tmp_path).survey().digest
+    apart = ("tkinter", "idlelib", "turtledemo", "lib2to3", "distutils", "ensurepip")
+    for place in (*(f"{folder}/__init__.py" for folder in apart), "turtle.py"):
+        (tmp_path / place).parent.mkdir(exist_ok=True)
+        (tmp_path / place).write_text("more")
+        assert stdlib_corpus(root=tmp_path).survey().digest == before, place
+
+
 def test_a_python_without_source_is_said_so(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no source"):
         stdlib_corpus(root=tmp_path)

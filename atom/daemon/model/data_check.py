@@ -38,7 +38,10 @@ def _what_is_wanted(data: Data) -> str:
             named = ", ".join(data.paths)
             return f"get what the founder named {named}: the same bytes in the same order"
         case "python-stdlib":
-            return "take the founder's version of Python, whose own source is the text"
+            return (
+                "take the founder's build of Python, whose own source is the text: another build "
+                "of the same version may differ"
+            )
         case "datasets":
             return f"get the founder's table {data.path}, with the same rows in the same order"
         case "module":

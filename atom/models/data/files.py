@@ -30,11 +30,13 @@ PACKED_SUFFIXES = (".gz", ".zst", ".xz", ".bz2", ".zip", ".tar", ".tgz", ".7z")
 _UNPACK = "unpack it, or pack it as .jsonl.gz or .jsonl.zst"
 
 # Tests are data for tests, encodings are tables of numbers; the rest differs between machines
-# with the same Python.
+# with the same Python, much of it because Linux distributions package it apart.
 _STDLIB_SKIPPED_FOLDERS = frozenset(
     {"test", "tests", "idle_test", "encodings"}
     | {"site-packages", "dist-packages", "__pycache__", "lib-dynload"}
+    | {"tkinter", "idlelib", "turtledemo", "lib2to3", "distutils", "ensurepip"}
 )
+_STDLIB_SKIPPED_FILES = frozenset({"turtle.py"})
 _STDLIB_SKIPPED_PREFIXES = ("_sysconfigdata", "_distutils_system_mod", "sitecustomize")
 
 
@@ -142,4 +144,6 @@ def _is_stdlib_folder(name: str) -> bool:
 
 
 def _is_stdlib_source(file: Path) -> bool:
-    return file.suffix == ".py" and not file.name.startswith(_STDLIB_SKIPPED_PREFIXES)
+    if file.suffix != ".py" or file.name in _STDLIB_SKIPPED_FILES:
+        return False
+    return not file.name.startswith(_STDLIB_SKIPPED_PREFIXES)

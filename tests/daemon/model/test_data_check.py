@@ -32,7 +32,7 @@ def samples_of(text: str, folder: Path, held_out: float = 0.0) -> TextSamples:
     ("data", "wanted"),
     [
         ({"source": "text", "paths": ("a.txt", "more/*")}, "the founder named a.txt, more/*"),
-        ({"source": "python-stdlib"}, "founder's version of Python"),
+        ({"source": "python-stdlib"}, "founder's build of Python"),
         ({"source": "datasets", "path": "owner/name"}, "the founder's table owner/name"),
         ({"source": "module"}, "the dataset of the owner's module"),
     ],
