@@ -46,6 +46,8 @@ class Machine:
     """Says the peer file."""
     card_seen: bool = False
     """NVIDIA's, on the bus: whether or not it can be used."""
+    in_container: bool = False
+    """Docker's or Podman's: drivers are the host's."""
 
 
 @dataclass(frozen=True)

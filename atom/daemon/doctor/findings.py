@@ -102,15 +102,24 @@ def _machine(machine: Machine, daemon_runs: bool) -> Iterator[Finding]:
     yield _link(gpu.load_bytes_per_s, gpu.unload_bytes_per_s)
 
 
+_OWN_GPU = (
+    "install its driver until nvidia-smi lists it, and PyTorch with CUDA: make clean && make .venv"
+)
+_CONTAINER_GPU = (
+    "docker run --gpus all, with NVIDIA's container toolkit on the host, and the image built with "
+    "CUDA"
+)
+
+
 def _no_gpu(machine: Machine) -> Finding:
     """Where there is no card to mend, nothing is wrong: it is a slower box."""
     means = "trains on the CPU, many times slower than a GPU: choose a run of a small model"
     if not machine.wants_gpu and not machine.card_seen:
         return Finding("GPU", Level.OK, f"none found; {means}")
-    mend = "install its driver until nvidia-smi lists it, and PyTorch with CUDA"
+    mend = _CONTAINER_GPU if machine.in_container else _OWN_GPU
     if not machine.wants_gpu:
         said = f"none that can be used, {machine.gpu_problem}; {means}"
-        return Finding("GPU", Level.WARNING, said, f"{mend}: make clean && make .venv")
+        return Finding("GPU", Level.WARNING, said, mend)
     said = f"none that can be used, {machine.gpu_problem}, and the peer file wants one"
     return Finding("GPU", Level.FAILURE, said, f'{mend}; or [device] kind = "cpu"')
 

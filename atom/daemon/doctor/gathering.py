@@ -69,7 +69,14 @@ def machine(peer: PeerFile) -> Machine:
         gpu, problem = _gpu(peer.device.gpu_index)
     threads = peer.device.cpu_threads or len(os.sched_getaffinity(0))
     system = f"{platform.system()} {platform.release()}"
-    return Machine(system, _processor(), threads, gpu, problem, wants_gpu, _card_seen())
+    return Machine(
+        system, _processor(), threads, gpu, problem, wants_gpu, _card_seen(), _in_container()
+    )
+
+
+def _in_container(root: Path = Path("/")) -> bool:
+    """By the marks that Docker and Podman leave in theirs."""
+    return any((root / mark).exists() for mark in (".dockerenv", "run/.containerenv"))
 
 
 def _card_seen(bus: Path = Path("/sys/bus/pci/devices"), wsl: Path = Path("/dev/dxg")) -> bool:

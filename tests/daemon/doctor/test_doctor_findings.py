@@ -45,8 +45,8 @@ SOUND = Facts(
     Ways(found=(WAY,)),
 )
 FIX = re.compile(
-    r"pip install|make |python -m|nvidia-smi|top lists|timedatectl|atom |--state|\[network\]"
-    r"|\[host\]|\[device\]|\[state\]|\[metrics\] port|precision =|ask for"
+    r"pip install|make |docker run|python -m|nvidia-smi|top lists|timedatectl|atom |--state"
+    r"|\[network\]|\[host\]|\[device\]|\[state\]|\[metrics\] port|precision =|ask for"
 )
 
 
@@ -236,6 +236,19 @@ def test_each_fault_has_its_line(facts: Facts, topic: str, level: Level, said: s
     for finding in findings:
         assert bool(finding.fix) == (finding.level in (Level.WARNING, Level.FAILURE))
         assert not finding.fix or FIX.search(finding.fix), finding
+
+
+def test_in_a_container_a_card_s_driver_is_the_host_s() -> None:
+    missed = {"gpu": None, "gpu_problem": "no driver", "card_seen": True, "in_container": True}
+    windows = {"system": "Linux 5.15.153.1-microsoft-standard-WSL2"}
+    for more, fix in (
+        ({}, "docker run --gpus all, with NVIDIA's container toolkit on the host"),
+        ({"wants_gpu": True}, 'with CUDA; or [device] kind = "cpu"'),
+        (windows, "driver in Windows, none in here; docker run --gpus all"),
+    ):
+        (found,) = (f for f in findings_of(changed(machine=missed | more)) if f.topic == "GPU")
+        assert fix in found.fix
+        assert "make" not in found.fix
 
 
 def test_without_a_swarm_its_run_is_not_spoken_of() -> None:

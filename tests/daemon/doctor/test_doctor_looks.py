@@ -135,6 +135,14 @@ def test_a_card_on_the_bus_is_seen_whatever_drives_it(tmp_path: Path) -> None:
     assert gathering._card_seen(tmp_path, tmp_path / "none")
 
 
+@pytest.mark.parametrize("mark", [".dockerenv", "run/.containerenv"])
+def test_a_container_is_known_by_its_mark(mark: str, tmp_path: Path) -> None:
+    assert not gathering._in_container(tmp_path)
+    (tmp_path / mark).parent.mkdir(exist_ok=True)
+    (tmp_path / mark).touch()
+    assert gathering._in_container(tmp_path)
+
+
 def test_the_youngest_lease_tells_the_time() -> None:
     assert clock_offset_s([]) is None
     low, high = clock_offset_s([0.3, 1.9, 7.0]) or (0.0, 0.0)
