@@ -20,7 +20,7 @@ Mark = tuple[float, str]
 
 
 def loss_chart(points: Sequence[Point]) -> str:
-    """An `<svg>` of loss (nats per token) over rounds. `points` has at least two rounds."""
+    """An `<svg>` of loss over rounds. `points` has at least two rounds."""
     drawn = thinned(points, _MOST_POINTS)
     ticks = nice_ticks(min(y for _, y in drawn), max(y for _, y in drawn), _GRID_LINES)
     return _chart("loss by round", drawn, ticks, round_marks(drawn[0][0], drawn[-1][0]))

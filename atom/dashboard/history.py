@@ -9,7 +9,7 @@ from atom.base.clock import Clock
 MAX_POINTS = 10_000
 
 Point = tuple[int, float]
-"""(round, mean loss of that round in nats per token), or (second, tokens per second)."""
+"""(round, mean loss of that round), or (second, tokens per second)."""
 
 
 class LossHistory:

@@ -76,7 +76,7 @@ def _tiles(seen: Seen) -> Iterable[str]:
     at_round = sum(peer.round == view.round for peer in alive)
     behind = len(alive) - at_round
     yield _tile("round", f"{view.round:,}", of_rounds)
-    yield _tile("loss", "-" if view.loss is None else f"{view.loss:.4f}", "nats per token")
+    yield _tile("loss", "-" if view.loss is None else f"{view.loss:.4f}", view.loss_unit)
     yield _tile("speed", f"{view.tokens_per_s:,.0f}", "tokens/s")
     yield _tile("peers", f"{len(alive):,}", f"{behind:,} behind" if behind else "all up to date")
     agreed = agreement(view)

@@ -56,6 +56,12 @@ def test_everything_that_status_says_is_on_the_page() -> None:
         assert word in text, word
 
 
+@pytest.mark.parametrize("tokens", [1880, 0])
+def test_the_loss_has_a_unit_where_there_is_text(tokens: int) -> None:
+    text = Document(page(seen(a_view(data_amount=(tokens, 20, 0))))).text
+    assert ("nats per token" in text) == bool(tokens)
+
+
 @pytest.mark.parametrize("field", ["run", "peer_id", "state", "digest", "problem"])
 def test_a_strangers_text_is_text(field: str) -> None:
     peer = a_peer(**{field: HOSTILE}) if field in ("peer_id", "state", "digest") else a_peer()

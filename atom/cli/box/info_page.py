@@ -12,6 +12,7 @@ from typing import Any
 from atom.base.units import format_bytes, format_seconds
 from atom.models.data.amount import Amount
 from atom.swarm.identity import short_id
+from atom.swarm.records.view import loss_unit
 
 Info = Mapping[str, Any]
 Row = tuple[str, str]
@@ -70,11 +71,15 @@ def _standing(info: Info) -> Iterator[Row]:
 def _work(info: Info) -> Iterator[Row]:
     last, loss = info.get("rounds"), info.get("loss")
     round_ = f"{info['round']:,}" + ("" if last is None else f" of {last:,}")
-    yield "round", round_ + ("" if loss is None else f", loss {loss:.4f} nats per token")
+    data = Amount(**info["data"]) if "data" in info else None
+    yield (
+        "round",
+        round_ + ("" if loss is None else f", loss {loss:.4f} {loss_unit(data)}".rstrip()),
+    )
     counted, batch = info["mini_batches"], info["global_batch"]
     yield "next round", f"{counted:,} of its {batch:,} mini-batches are counted here"
-    if "data" in info:
-        yield "data", str(Amount(**info["data"]))
+    if data is not None:
+        yield "data", str(data)
     joined, given = info["rounds_joined"], info["sequences_committed"]
     yield "given", f"{given:,} mini-batches to {joined:,} rounds since this daemon started"
     sequences, tokens = info["sequences_per_s"], info["tokens_per_s"]

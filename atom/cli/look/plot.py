@@ -1,5 +1,6 @@
 """`atom plot`: a run as a picture, from this box's event log or from the swarm's chain."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import typer
@@ -12,6 +13,7 @@ from atom.cli.shell.output_file import refuse_folders, write_whole
 from atom.cli.shell.signals import run_to_the_end
 from atom.daemon.state_directory import StateDirectory
 from atom.swarm.records.codec import decode_manifest
+from atom.swarm.records.view import loss_unit
 
 FORMS = (".png", ".svg", ".pdf")
 _EVENTS = "events.jsonl"
@@ -26,30 +28,39 @@ def plot_run(file: Path, address: str | None, state: Path | None) -> None:
         forms = ", ".join(FORMS)
         raise typer.BadParameter(f"{file} does not end in one of {forms}", param_hint="FILE")
     refuse_folders(file, "run.png")
-    name, rounds = _of_swarm(address, state) if address else _of_log(find_state(state))
+    run = _of_swarm(address, state) if address else _of_log(find_state(state))
     from atom.cli.look.run_picture import draw_run  # matplotlib: half a second
 
-    write_whole(file, lambda place: draw_run(place, rounds, name))
-    first, last = rounds[0].number, rounds[-1].number
+    write_whole(file, lambda place: draw_run(place, run.rounds, run.name, run.loss_unit))
+    first, last = run.rounds[0].number, run.rounds[-1].number
     drawn = f"round {first:,}" if first == last else f"rounds {first:,} to {last:,}"
-    typer.echo(f"{file}: {name}, {drawn}")
+    typer.echo(f"{file}: {run.name}, {drawn}")
 
 
-def _of_log(state: Path) -> tuple[str, list[PlottedRound]]:
+@dataclass(frozen=True)
+class _Run:
+    name: str
+    loss_unit: str
+    rounds: list[PlottedRound]
+
+
+def _of_log(state: Path) -> _Run:
     folder = StateDirectory(state)
-    return _run_name(folder), rounds_of_log(folder.root / _EVENTS)
+    return _Run(*_named(folder), rounds_of_log(folder.root / _EVENTS))
 
 
-def _run_name(folder: StateDirectory) -> str:
-    """As its manifest says; of a directory that has none, its own name: a log that was moved."""
+def _named(folder: StateDirectory) -> tuple[str, str]:
+    """Name and unit of loss, as its manifest says; of a directory that has none, its own name: a
+    log that was moved."""
     try:
-        return decode_manifest(folder.manifest.read_bytes(), None).run
+        manifest = decode_manifest(folder.manifest.read_bytes(), None)
     except (OSError, PeerRefused):
-        return folder.root.name
+        return folder.root.name, ""
+    return manifest.run, loss_unit(manifest.data_amount)
 
 
-def _of_swarm(address: str, state: Path | None) -> tuple[str, list[PlottedRound]]:
+def _of_swarm(address: str, state: Path | None) -> _Run:
     manifest, ledger = run_to_the_end(read_ledger(address, state))
     if not ledger.rounds:
         raise StorageError("the run has no committed round yet", "try again after the first round")
-    return manifest.run, rounds_of_ledger(ledger)
+    return _Run(manifest.run, loss_unit(manifest.data_amount), rounds_of_ledger(ledger))

@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -23,10 +24,11 @@ _PANEL_INCHES, _WIDTH_INCHES = 1.9, 9.0
 _Draw = Callable[[Axes, Sequence[PlottedRound]], None]
 
 
-def draw_run(path: Path, rounds: Sequence[PlottedRound], title: str) -> None:
-    """Writes the picture; its form follows the name (.png, .svg, .pdf). Raises: OSError."""
+def draw_run(path: Path, rounds: Sequence[PlottedRound], title: str, loss_unit: str) -> None:
+    """Writes the picture; its form follows the name (.png, .svg, .pdf). `loss_unit`: empty if not
+    known. Raises: OSError."""
     panels = [
-        (_loss, 1.5),
+        (partial(_loss, loss_unit), 1.5),
         (_throughput, 1.0) if any(each.tokens_per_s for each in rounds) else None,
         (_membership, 1.0),
         (_reduce_time, 1.0) if any(each.reduce_s for each in rounds) else None,
@@ -52,7 +54,7 @@ def draw_run(path: Path, rounds: Sequence[PlottedRound], title: str) -> None:
     figure.savefig(path)
 
 
-def _loss(axes: Axes, rounds: Sequence[PlottedRound]) -> None:
+def _loss(unit: str, axes: Axes, rounds: Sequence[PlottedRound]) -> None:
     finite = [each for each in rounds if math.isfinite(each.loss)]
     _line(axes, [(e.number, e.loss) for e in finite], _TRAINING, "training")
     checked = [(e.number, e.validation_loss) for e in rounds if e.validation_loss is not None]
@@ -62,7 +64,7 @@ def _loss(axes: Axes, rounds: Sequence[PlottedRound]) -> None:
         axes.plot([], [], "--", lw=1, color=_BRANCH, label="branch without a quorum")
     if len(axes.lines) > 1:
         axes.legend(frameon=False, loc="upper right")
-    axes.set_ylabel("loss\n(nats per token)")
+    axes.set_ylabel(f"loss\n({unit})" if unit else "loss")
 
 
 def _throughput(axes: Axes, rounds: Sequence[PlottedRound]) -> None:

@@ -59,7 +59,8 @@ def frame(
     """The whole display: swarm, loss chart, and whatever belongs below."""
     parts: list[RenderableType] = [swarm(sight, names, peer_rows), Text()]
     if len(losses) > 1 and chart_rows >= MIN_CHART_ROWS:
-        parts.append(Text("loss (nats per token) by round", "bold"))
+        unit = sight.view.loss_unit
+        parts.append(Text(f"loss ({unit}) by round" if unit else "loss by round", "bold"))
         parts.append(LossChart(losses, chart_rows))
         parts.append(Text())
     parts.append(below)

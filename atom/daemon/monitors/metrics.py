@@ -34,7 +34,7 @@ _GAUGES = (
     ("round", "atom_round", "Last round applied here."),
     ("global_batch", "atom_global_batch_sequences", "Sequences per round, over all peers."),
     ("mini_batches", "atom_counted_sequences", "Sequences counted here for the next round."),
-    ("loss", "atom_loss_nats", "Mean loss per token of the last committed round."),
+    ("loss", "atom_loss_nats", "Mean loss of the last committed round; of text, nats per token."),
     ("tokens_per_s", "atom_tokens_per_second", "This peer's speed over the last 30 s."),
 )
 _TURNS = (

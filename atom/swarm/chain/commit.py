@@ -89,7 +89,7 @@ class Value:
 
     @property
     def loss(self) -> float:
-        """Mean loss per sequence over everything this round averaged, in nats per token."""
+        """Mean loss per sequence over everything this round averaged; of text, nats per token."""
         return sum(part.loss_sum for part in self.contributions) / self.sequences
 
     def __eq__(self, other: object) -> bool:

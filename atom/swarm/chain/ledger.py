@@ -17,7 +17,7 @@ class Round(NamedTuple):
 
     number: int
     loss: float
-    """Mean over its sequences, nats per token."""
+    """Mean over its sequences; of text, nats per token."""
     sequences: int
     members: int
     """Peers whose gradients were averaged."""

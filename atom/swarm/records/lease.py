@@ -59,7 +59,7 @@ class Lease:
     pass_seconds: float
     """Duration of one accumulation pass: how long a freeze may take."""
     loss: float | None
-    """Mean loss of the last committed round, nats per token."""
+    """Mean loss of the last committed round; of text, nats per token."""
     state_digest: bytes
     addresses: tuple[str, ...]
     """Where the direct transport listens: "host:port", at most 8."""

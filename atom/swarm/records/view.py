@@ -46,6 +46,12 @@ def void_text(in_a_row: int, cause: str) -> str:
     return f"void passes: {in_a_row:,}" + (f", {cause}" if cause else "")
 
 
+def loss_unit(data_amount: tuple[int, int, int] | None) -> str:
+    """What a run's loss counts, by the amount in its manifest. Empty where there is no text, or
+    nobody said so: then the loss is whatever its module returns."""
+    return "nats per token" if data_amount and data_amount[0] else ""
+
+
 @dataclass(frozen=True, order=True)
 class VoidAttempt:
     """An attempt at a round that gave no result, as who coordinated it says."""
@@ -65,7 +71,7 @@ class SwarmView:
     global_batch: int | None
     accumulated: int
     loss: float | None
-    """Mean loss of the last committed round, nats per token."""
+    """Mean loss of the last committed round, in `loss_unit`."""
     head: str
     tokens_per_s: float
     """Of who is at the head or a round behind it: a commit reaches peers one after the other."""
@@ -76,6 +82,10 @@ class SwarmView:
     """The last ones of every peer, by round."""
     data_amount: tuple[int, int, int] | None = None
     """As in the manifest."""
+
+    @property
+    def loss_unit(self) -> str:
+        return loss_unit(self.data_amount)
 
     def to_json(self) -> dict[str, Any]:
         """JSON-serialisable; the keys of `atom status --json`."""

@@ -128,6 +128,17 @@ def test_a_dumb_terminal_is_written_to_as_a_file(kind: str) -> None:
     assert draws(console) == (kind == "xterm")
 
 
+@pytest.mark.parametrize(
+    ("amount", "title"),
+    [((1880, 234, 0), "loss (nats per token) by round"), ((0, 20, 0), "loss by round")],
+)
+def test_the_loss_has_a_unit_where_there_is_text(amount: tuple[int, int, int], title: str) -> None:
+    shown = sight()
+    shown = replace(shown, view=replace(shown.view, data_amount=amount))
+    lines = drawn(frame(shown, [(1.0, 2.0), (2.0, 1.5)]), 80, 40)
+    assert title in [line.strip() for line in lines]
+
+
 def test_dots_go_from_corner_to_corner() -> None:
     points, spans = [(0.0, 1.0), (10.0, 0.0)], ((0.0, 10.0), (0.0, 1.0))
     assert dots(points, *spans, columns=4, rows=2, grain=BRAILLE) == ["⠑⢄⠀⠀", "⠀⠀⠑⢄"]
