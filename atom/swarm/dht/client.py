@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import psutil
 
@@ -75,12 +75,19 @@ class DhtClient:
     async def start(self) -> None:
         """Returns when the node is part of the DHT. Leaves nothing behind if it fails.
 
-        Raises: AddressError, PortInUseError, StorageError, UserError.
+        Raises: AddressError, PortInUseError, StorageError, UserError; DirectoryUnavailable where
+        the system gives no process or file for it, or it speaks nonsense.
         """
-        check_port_free(parse_listen(self._settings.listen or "127.0.0.1:0"))
         try:
+            check_port_free(parse_listen(self._settings.listen or "127.0.0.1:0"))
             reader = await self._spawn()
             await self._until_ready(reader)
+        except UserError:
+            await self.close()
+            raise
+        except (OSError, ValueError) as problem:
+            await self.close()
+            raise DirectoryUnavailable(f"the DHT process did not start: {problem}") from problem
         except BaseException:
             await self.close()
             raise
@@ -128,22 +135,29 @@ class DhtClient:
 
     async def _spawn(self) -> asyncio.StreamReader:
         self._folder = _make_folder()
-        ours, theirs = socket.socketpair()
-        with theirs, NodeLog(self._settings.log_path).open() as log:
-            self._process = subprocess.Popen(
-                [
-                    *(sys.executable, "-P", "-m", "atom.swarm.dht.process"),
-                    *(str(theirs.fileno()), str(self._follow_pid), str(self._folder)),
-                ],
-                pass_fds=(theirs.fileno(),),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                env=_environment(),
-            )
-        reader, self._writer = await asyncio.open_connection(sock=ours)
+        with contextlib.ExitStack() as stack:
+            ours, theirs = socket.socketpair()
+            stack.callback(ours.close)
+            with theirs, NodeLog(self._settings.log_path).open() as log:
+                self._process = self._process_with(theirs, log)
+            reader, self._writer = await asyncio.open_connection(sock=ours)
+            stack.pop_all()  # from here on the writer's to close
         return reader
+
+    def _process_with(self, theirs: socket.socket, log: IO[bytes]) -> subprocess.Popen[bytes]:
+        """Raises: OSError."""
+        return subprocess.Popen(
+            [
+                *(sys.executable, "-P", "-m", "atom.swarm.dht.process"),
+                *(str(theirs.fileno()), str(self._follow_pid), str(self._folder)),
+            ],
+            pass_fds=(theirs.fileno(),),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            env=_environment(),
+        )
 
     async def _until_ready(self, reader: asyncio.StreamReader) -> None:
         assert self._writer is not None

@@ -9,7 +9,6 @@ import contextlib
 from dataclasses import replace
 from typing import Any
 
-from atom.base.errors import UserError
 from atom.base.events import EventSink
 from atom.swarm.addresses import ListenAddress, parse_listen
 from atom.swarm.dht.client import DhtClient, DirectoryUnavailable
@@ -79,30 +78,34 @@ class SteadyClient:
             if self._client.ended.is_set():
                 await self._start_again()
             else:
+                with contextlib.suppress(RuntimeError):  # no thread to be had
+                    await asyncio.to_thread(self._log.keep_small)
                 with contextlib.suppress(DirectoryUnavailable):
                     answer = await self.call("contacts")
                     self.contacts = tuple(answer["addresses"])
-                await asyncio.to_thread(self._log.keep_small)
 
     async def _start_again(self) -> None:
         self._emit("dht-process-ended")
         pause_s = FIRST_PAUSE_SECONDS
         while True:
-            await self._client.close()
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_SECONDS)
-            contacts = tuple(dict.fromkeys((*self.contacts, *self._settings.initial_peers)))
-            self._client = DhtClient(replace(self._settings, initial_peers=(), contacts=contacts))
             try:
-                await self._client.start()
-                for (key, subkey), record in list(self._kept.items()):
-                    await self.call("keep", key=key, subkey=subkey, record=record)
-            except (UserError, DirectoryUnavailable) as error:
-                self._emit("dht-restart-failed", detail=error.message)
+                await self._client.close()
+                await self._start_another()
+            except Exception as error:  # noqa: BLE001 - the supervisor: who stopped here is deaf
+                self._emit("dht-restart-failed", detail=str(error))
                 continue
             self._emit("dht-process-restarted")
             self.restarted.set()
             return
+
+    async def _start_another(self) -> None:
+        contacts = tuple(dict.fromkeys((*self.contacts, *self._settings.initial_peers)))
+        self._client = DhtClient(replace(self._settings, initial_peers=(), contacts=contacts))
+        await self._client.start()
+        for (key, subkey), record in list(self._kept.items()):
+            await self.call("keep", key=key, subkey=subkey, record=record)
 
     async def _hold_port(self) -> None:
         """Keeps the port the system chose, so that others find us again after a restart."""
