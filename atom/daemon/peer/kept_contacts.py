@@ -22,11 +22,12 @@ class KeptContacts:
         self._due = 0.0
 
     def keep(self, contacts: tuple[str, ...], room: DiskRoom) -> None:
-        """Writes them now and then, if they are others than last time."""
-        if self._clock.now() < self._due:
+        """Writes them if they are others than last time: the first at once, as who is killed
+        and knows nobody goes on alone; then now and then."""
+        if not contacts or self._clock.now() < self._due:
             return
         self._due = self._clock.now() + _EVERY_S
-        if contacts and contacts != self._kept:
+        if contacts != self._kept:
             listed = json.dumps(contacts).encode()
             if room.attempt("addresses", lambda: write_atomically(self._path, listed)):
                 self._kept = contacts

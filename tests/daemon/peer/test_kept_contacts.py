@@ -23,3 +23,16 @@ def test_what_found_no_room_is_written_later(tmp_path: Path) -> None:
     contacts.keep(met, room)
     assert known_contacts(path) == met
     assert room.paused == {}
+
+
+def test_the_first_that_is_met_is_written_at_once(tmp_path: Path) -> None:
+    """Whoever is killed right after begins a chain of its own, if it knows nobody."""
+    clock, room, path = ManualClock(), DiskRoom(tmp_path, EventList()), tmp_path / "addresses.json"
+    met = tuple(f"/ip4/127.0.0.1/tcp/9/p2p/{Identity.create().peer_id}" for _ in range(2))
+    contacts = KeptContacts(path, clock)
+    contacts.keep((), room)
+    clock.advance(1.0)
+    contacts.keep(met[:1], room)
+    assert known_contacts(path) == met[:1]
+    contacts.keep(met, room)
+    assert known_contacts(path) == met[:1], "the others now and then"
