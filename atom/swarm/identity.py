@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from atom.base.disk_words import why_not_written
 from atom.base.errors import StorageError
+from atom.base.leftover import remove_leftover
 
 _PRIVATE_PREFIX = bytes.fromhex("08011240")  # protobuf: key type Ed25519, 64 bytes follow
 _PUBLIC_PREFIX = bytes.fromhex("08011220")  # protobuf: key type Ed25519, 32 bytes follow
@@ -111,7 +112,7 @@ class Identity:
                 os.fsync(file.fileno())
             os.replace(name, path)
         except OSError as problem:
-            os.unlink(name)
+            remove_leftover(Path(name))
             raise StorageError(
                 f"cannot write {path}: {why_not_written(problem)}", "free some disk space"
             ) from problem

@@ -1,4 +1,5 @@
-"""Real daemons whose disk is full: they train on, say so, and go on writing when there is room.
+"""Real daemons whose disk is full: they train on, say so, and go on writing when there is room. One
+that breaks is read-only from then on: they train on as well.
 `make chaos` runs it, as root; not in the suite.
 
 A vote needs no disk: who starts again is another incarnation, and so no voter.
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_disk import SmallDisk, small_disk
+from small_disk import SmallDisk, breaking_disk, small_disk
 from swarm_history import check_peers, read_chain
 from swarm_of_processes import START_S, Event, Peer, Swarm, atom_command, endless, gather, swarm_in
 from test_faults import at_one_head, contributes, contribution, say
@@ -195,6 +196,28 @@ def test_a_joiner_without_room_for_the_state(tmp_path: Path) -> None:
         swarm.until(lambda: is_well(bob), "everything on disk", BOUND_S)
         all_end_on_one_chain(swarm)
         say(f"joined on a full disk; longest wait for a round {longest:.1f} s")
+
+
+@pytest.mark.timeout(4 * START_S)
+def test_a_disk_that_turns_read_only(tmp_path: Path) -> None:
+    run = endless(RUN, 4.0, 2)
+    with breaking_disk(tmp_path / "bob") as disk, swarm_in(tmp_path, run, ("ada", "bob")) as swarm:
+        ada, bob = swarm.peers
+        swarm.found()
+        gather([swarm])
+        swarm.resume()
+        swarm.until(lambda: contributes(swarm, bob, 3), "rounds of all", BOUND_S)
+        disk.turn_read_only()
+        told = swarm.until(lambda: not_written(bob).keys() >= EVERYTHING, "its word", BOUND_S)
+        mark = len(ada.rounds)
+        swarm.until(lambda: rounds_with(bob, ada.rounds[mark:]) >= ROUNDS, "its part", START_S)
+        assert "Read-only file system; training goes on without (" in bob.errors()
+        assert "a restart would end this, cannot write" in bob.control.pause()
+        bob.control.leave(60.0)
+        assert bob.wait(BOUND_S) == ExitCode.OK, swarm.story()
+        assert "Traceback" not in bob.errors()
+        check_what_is_there(bob)
+        say(f"read-only, and all of it told after {told:.1f} s; it trained on, and left")
 
 
 def all_end_on_one_chain(swarm: Swarm) -> None:

@@ -1,6 +1,8 @@
-"""A disk of its own for a peer's state directory, which can be filled to the last byte. As root."""
+"""Disks of its own for a peer's state directory: one can be filled to the last byte, one breaks. As
+root."""
 
 import contextlib
+import os
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -9,6 +11,7 @@ from pathlib import Path
 
 SIZE = "16m"
 _BLOCK_BYTES = 4096
+_IMAGE_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -41,4 +44,33 @@ def small_disk(place: Path) -> Iterator[SmallDisk]:
     try:
         yield SmallDisk(place)
     finally:  # lazily: whoever was killed a moment ago may still have a file open
+        subprocess.run(["umount", "--lazy", str(place)], check=True, capture_output=True)
+
+
+@dataclass(frozen=True)
+class BreakingDisk:
+    """An ext4 file system, mounted at `place`."""
+
+    place: Path
+
+    def turn_read_only(self) -> None:
+        """As after an error of the disk: under whoever has files open on it. For good."""
+        number = self.place.stat().st_dev
+        device = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}").resolve().name
+        Path(f"/sys/fs/ext4/{device}/trigger_fs_error").write_text("1", encoding="ascii")
+
+
+@contextlib.contextmanager
+def breaking_disk(place: Path) -> Iterator[BreakingDisk]:
+    """Needs loop devices. Raises: subprocess.CalledProcessError."""
+    place.mkdir()
+    image = place.with_name(f"{place.name}.ext4")
+    with image.open("wb") as file:
+        file.truncate(_IMAGE_BYTES)
+    subprocess.run(["mkfs.ext4", "-q", str(image)], check=True, capture_output=True)
+    mount = ["mount", "-o", "loop,errors=remount-ro", str(image), str(place)]
+    subprocess.run(mount, check=True, capture_output=True)
+    try:
+        yield BreakingDisk(place)
+    finally:  # lazily: as above
         subprocess.run(["umount", "--lazy", str(place)], check=True, capture_output=True)

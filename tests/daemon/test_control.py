@@ -16,6 +16,7 @@ from atom.base.errors import ConfigError, ControlError, StorageError
 from atom.daemon import control_client
 from atom.daemon.control import ControlServer
 from atom.daemon.control_client import ControlClient
+from tests.read_only_disk import turn_read_only
 
 
 class Target:
@@ -165,3 +166,12 @@ def test_a_socket_left_behind_is_taken_over(tmp_path: Path) -> None:
     assert ControlClient(path).info()["round"] == 3
     server.close()
     assert not path.exists()
+
+
+def test_a_disk_that_turned_read_only_lets_it_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = ControlServer(Target(), tmp_path / "control.sock")
+    server.start()
+    turn_read_only(monkeypatch)
+    server.close()

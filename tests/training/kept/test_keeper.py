@@ -14,6 +14,7 @@ from atom.training.kept.journal import Journal
 from atom.training.kept.keeper import Keeper
 from atom.training.kept.shelf import IN_USE_S
 from atom.training.kept.snapshot import list_snapshots
+from tests.read_only_disk import turn_read_only
 from tests.training.hands_stage import ELEMENTS, Stage, kinds
 
 STATE_BYTES = 3 * 4 * ELEMENTS
@@ -191,6 +192,24 @@ def test_no_room_for_results_or_the_chain_stops_nobody(
     assert Journal.open(stage.folder / "chain.bin", stage.start).head == stage.journal.head
     assert f"chain/{stage.journal.head.digest.hex()}" in stage.blobs.names()
     assert "round" in kinds(stage)
+
+
+def test_a_disk_that_turns_read_only_stops_nobody(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps(stage, 4)
+    with monkeypatch.context() as patch:
+        turn_read_only(patch)
+        steps(stage, 2)
+        Keeper(
+            stage.journal, stage.results, stage.shelf, stage.snapshots, stage.room, keep=1
+        ).begin()
+    assert stage.journal.head.round == 6
+    assert of(stage, "disk-full") == ["results", "chain", "snapshots"]
+    assert {each.rpartition(": ")[2] for each in stage.room.paused.values()} == {
+        "Read-only file system"
+    }
+    assert rounds(stage) == [4, 2], "and they are still there"
 
 
 def test_the_person_at_the_terminal_is_told(tmp_path: Path) -> None:
