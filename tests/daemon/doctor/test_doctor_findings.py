@@ -45,7 +45,7 @@ SOUND = Facts(
     Ways(found=(WAY,)),
 )
 FIX = re.compile(
-    r"pip install|make |docker run|python -m|nvidia-smi|top lists|timedatectl|atom |--state"
+    r"pip install|make |docker run| -m atom\.base|nvidia-smi|top lists|timedatectl|atom |--state"
     r"|\[network\]|\[host\]|\[device\]|\[state\]|\[metrics\] port|precision =|ask for"
 )
 

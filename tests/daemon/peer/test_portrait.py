@@ -36,7 +36,7 @@ def parts_of(run_file: str, samples: OwnSamples) -> Any:
         me=ME,
         member=member,
         worker=SimpleNamespace(rate=lambda: RATE, pass_seconds=0.5),
-        hands=SimpleNamespace(tally=Tally(), own_sequences=lambda head: 3),
+        hands=SimpleNamespace(tally=Tally(ME), own_sequences=lambda head: 3),
         outreach=SimpleNamespace(reached=Reached.UNKNOWN, relays=(), lines=none),
         data_addresses=none,
         transport=SimpleNamespace(links=SimpleNamespace(links=lambda most: {})),
