@@ -170,6 +170,7 @@ def compile_(
     [bold]Example[/]
     atom compile peers/demo.toml --out compiled
     """
+    end_at_once_on_signals("interrupted: nothing was written")
     from atom.cli.train.compile import compile_run
     from atom.cli.train.plan import parse_gpu_memory
     from atom.daemon.fitting.planning import PlanRequest

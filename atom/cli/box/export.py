@@ -9,7 +9,7 @@ from atom.base.units import format_bytes
 from atom.cli.box.local_daemons import find_state
 from atom.cli.shell.arguments import parse_trust
 from atom.cli.shell.daemon_console import TerminalConsole
-from atom.cli.shell.signals import raise_on_signals
+from atom.cli.shell.signals import end_at_once_on_signals, raise_on_signals
 from atom.cli.shell.terminal import stderr_console
 
 PRECISIONS = ("float32", "bfloat16", "float16")
@@ -35,14 +35,14 @@ def export_model(options: ExportOptions) -> None:
         )
     trust = parse_trust(options.trust)
     state = find_state(options.state or _beside(options.snapshot))
-    raise_on_signals()
+    end_at_once_on_signals("interrupted: nothing was written")
     console = TerminalConsole()
     try:
         with stderr_console().status("reading the run"):
             from atom.daemon.model.exporting import ExportRequest, export_run
 
         request = ExportRequest(options.folder, state, options.snapshot, options.precision, trust)
-        exported = export_run(request, console)
+        exported = export_run(request, console, raise_on_signals)
     finally:
         console.close()
     for name, size in exported.files:

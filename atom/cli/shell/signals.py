@@ -24,8 +24,9 @@ def end_at_once_on_signals(said: str = "interrupted: what is on disk is whole") 
     """Until the daemon lives (it then leaves in good order), there is nothing to finish; nor has a
     command that writes nothing.
 
-    An exception raised inside a half-done import of torch or numpy would be worse than an end:
-    the system closes our files and locks, and the DHT process goes when its socket closes.
+    An exception raised inside a half-done import of torch or numpy, or where torch calls back while
+    it traces a model (that aborts the process), would be worse than an end: the system closes our
+    files and locks, and the DHT process goes when its socket closes.
     """
 
     def end(number: int, frame: object) -> None:
@@ -42,13 +43,17 @@ def end_at_once_on_signals(said: str = "interrupted: what is on disk is whole") 
 
 
 def raise_on_signals() -> None:
-    """SIGTERM and SIGHUP end the command as Ctrl-C does: by an exception, so that what it was about
-    to write is taken away. Raises (in the main thread, when they come): Terminated.
+    """From now on Ctrl-C, SIGTERM and SIGHUP end the command by an exception, so that what it is
+    about to write is taken away. Raises (in the main thread, when they come): KeyboardInterrupt,
+    Terminated.
     """
 
     def end(number: int, frame: object) -> None:
         raise Terminated
 
+    if threading.current_thread() is not threading.main_thread():
+        return
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGTERM, *hang_up()):
         signal.signal(number, end)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from atom.base.disk_words import why_not_written
 from atom.base.errors import StorageError
+from atom.cli.shell.signals import raise_on_signals
 from atom.cli.shell.terminal import stdout_console
 from atom.cli.train.plan import make_plan, plan_json
 from atom.cli.train.schedule_chart import schedule_svg
@@ -30,6 +31,7 @@ def compile_run(request: PlanRequest, folder: Path) -> None:
         schedule_svg(bars(plan.choice.timeline), _title(plan)),
     )
     files = dict(zip(_FILES, contents, strict=True))
+    raise_on_signals()
     _write(folder, files)
     console = stdout_console()
     for name in files:

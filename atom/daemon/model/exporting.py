@@ -5,6 +5,7 @@ written aside and renamed when it is whole.
 """
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,8 +58,13 @@ class Exported:
     """(name, bytes)"""
 
 
-def export_run(request: ExportRequest, console: Console) -> Exported:
-    """Raises: StorageError, ConfigError, MismatchError, ModelError, TrustError."""
+def export_run(
+    request: ExportRequest, console: Console, begins: Callable[[], None] = lambda: None
+) -> Exported:
+    """`begins` is called before anything is written.
+
+    Raises: StorageError, ConfigError, MismatchError, ModelError, TrustError.
+    """
     target = expand_home(request.target).absolute()
     require_free(target)
     kept = KeptRun.read(request.state)
@@ -67,14 +73,15 @@ def export_run(request: ExportRequest, console: Console) -> Exported:
     precision = request.precision or kept.run.model.precision
     dtype = PRECISIONS[precision]
     source = kept.source(request.trust)
+    # Now: while the model is traced, its daemon may put newer snapshots in this one's place.
+    weights = kept.weights(snapshot, lambda *at: console.progress("checking the snapshot", *at))
     with source_errors(kept.run):
         outside = source.outside(dtype)
     if outside.config is None:
         console.note(NO_CONFIG)
-    layout = kept.layout(source)
-    weights = kept.weights(snapshot, lambda *at: console.progress("checking the snapshot", *at))
-    drawer = _Drawer(kept, source, layout, weights, dtype)
+    drawer = _Drawer(kept, source, kept.layout(source), weights, dtype)
     pieces = _pieces(outside, drawer)
+    begins()
     with folder_aside(target, sum(piece.size_bytes for piece in pieces)) as folder:
         write_weights(folder, pieces, lambda *at: console.progress("writing", *at))
         _write_texts(folder, kept, outside, precision)

@@ -2,6 +2,8 @@
 
 import json
 import os
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -9,6 +11,7 @@ import pytest
 
 from atom.cli.app import main
 from atom.cli.shell.exit_codes import ExitCode
+from atom.cli.train import compile as compile_command
 from atom.cli.train.compile import _write
 from atom.daemon.fitting import planning
 
@@ -49,6 +52,32 @@ def test_three_files_that_are_the_same_each_time(
     assert again["submodels.py"] == written["submodels.py"]
     assert again["schedule.svg"] == written["schedule.svg"]
     assert json.loads(again["plan.json"])["plan"] == plan
+
+
+def test_an_interruption_raises_only_where_something_is_to_be_taken_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Raised into torch, which calls back while it traces a model, it would abort the process."""
+    make_plan, seen = compile_command.make_plan, list[bool]()
+
+    def is_raised() -> None:
+        seen.append(signal.getsignal(signal.SIGINT) is signal.default_int_handler)
+
+    monkeypatch.setattr(
+        compile_command, "make_plan", lambda request: (is_raised(), make_plan(request))[1]
+    )
+    monkeypatch.setattr(compile_command, "_write", lambda *given: is_raised())
+    assert compile_into(tmp_path / "out") == ExitCode.OK
+    assert seen == [False, True]
+
+
+@pytest.fixture(autouse=True)
+def _signals_as_they_were() -> Iterator[None]:
+    heard = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.getsignal(each) for each in heard]
+    yield
+    for each, handler in zip(heard, before, strict=True):
+        signal.signal(each, handler)
 
 
 def test_a_file_in_the_folders_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

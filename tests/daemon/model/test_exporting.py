@@ -24,11 +24,14 @@ from atom.base.errors import (
 from atom.daemon.console import Silence
 from atom.daemon.model import exporting
 from atom.daemon.model.exporting import Exported, ExportRequest, export_run
+from atom.daemon.model.kept_run import KeptRun
 from atom.daemon.model.text_source import open_text
 from atom.daemon.peer import founding
 from atom.daemon.peer.founding import Membership
 from atom.daemon.state_directory import StateDirectory
+from atom.graph.ir import ParameterLayout
 from atom.models.data.tokenizer import ByteTokenizer
+from atom.models.source import ModelSource
 from atom.swarm.identity import Identity
 from atom.training.kept import weight_files
 from atom.training.kept.snapshot import write_snapshot
@@ -243,6 +246,26 @@ def test_a_daemon_may_be_at_work(kept: Kept, tmp_path: Path) -> None:
         assert (daemon.root / "chain.bin").read_bytes() == b"\0\0\1"
     finally:
         daemon.unlock()
+
+
+def test_a_snapshot_may_go_while_the_model_is_traced(
+    kept: Kept, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its daemon writes newer ones."""
+    kept.founded(GPT3, tmp_path)
+    layout, done = KeptRun.layout, list[str]()
+
+    def late(run: KeptRun, source: ModelSource) -> ParameterLayout:
+        for snapshot in run.snapshots():
+            snapshot.path.unlink()
+        done.append("traced")
+        return layout(run, source)
+
+    monkeypatch.setattr(KeptRun, "layout", late)
+    request = ExportRequest(tmp_path / "out", tmp_path / "a")
+    told = export_run(request, Silence(), lambda: done.append("begins"))
+    assert done == ["traced", "begins"]
+    loaded(told.folder)
 
 
 def test_what_cannot_be_exported_is_said(kept: Kept, tmp_path: Path) -> None:
