@@ -42,7 +42,7 @@ MEANINGS: dict[ExitCode, str] = {
     ExitCode.DEVICE: "the device is missing or too small",
     ExitCode.MODEL: "the model cannot be trained faithfully",
     ExitCode.CONTROL: "no daemon answers, or it refused the command",
-    ExitCode.LEFT_LATE: "left at the deadline with counted work not yet committed",
+    ExitCode.LEFT_LATE: "left, and some of the counted work is in no round",
     ExitCode.OTHER: "another mistake that the message explains",
     ExitCode.TRUST: "--trust does not name the code's owner, or the owner did not list you",
     ExitCode.DIAGNOSIS: "atom doctor found something that keeps this box from training",
