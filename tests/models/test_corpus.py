@@ -78,6 +78,10 @@ def test_what_may_not_be_looked_at_is_not_left_out(
             text_corpus([entry])
     with pytest.raises(DataError, match="x cannot be read: File name too long"):
         text_corpus([tmp_path / ("x" * 300)])
+    (tmp_path / "open" / "b").symlink_to(tmp_path / "gone")
+    for entry in (tmp_path / "open", tmp_path / "open" / "*", tmp_path / "open" / "b"):
+        with pytest.raises(DataError, match="b is a link that leads nowhere"):
+            text_corpus([entry])
 
 
 def test_the_digest_names_contents_not_places(tmp_path: Path) -> None:
@@ -160,5 +164,6 @@ def test_what_distributions_package_apart_changes_no_text(tmp_path: Path) -> Non
 
 
 def test_a_python_without_source_is_said_so(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize_link.py").symlink_to(tmp_path / "gone")
     with pytest.raises(ValueError, match="no source"):
         stdlib_corpus(root=tmp_path)

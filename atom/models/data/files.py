@@ -68,8 +68,7 @@ def stdlib_corpus(limits: Limits = EVERYTHING, root: Path | None = None) -> Corp
     Raises: DataError if this Python comes without its source.
     """
     root = root or Path(sysconfig.get_path("stdlib"))
-    files = _walk(root, _is_stdlib_folder)
-    sources = tuple(file for file in files if _is_stdlib_source(file))
+    sources = _walk(root, _is_stdlib_folder, _is_stdlib_source)
     if not sources:
         raise DataError(f"this Python has no source of its standard library in {root}")
     return _corpus(sources, limits, "text")
@@ -106,12 +105,20 @@ def _documents(files: Sequence[Path], text_field: str) -> Iterator[Document]:
 
 def _matching(entry: str | Path) -> list[Path]:
     path = Path(entry)
-    if _is_file(path):
+    if _is_text(path):
         return [path]
     if _is_folder(path):
-        return _walk(path, lambda name: True)
+        return _walk(path, lambda name: True, _is_text)
     matches = sorted(glob.glob(str(entry), recursive=True))
-    return [Path(match) for match in matches if _is_file(Path(match))]
+    return [Path(match) for match in matches if _is_text(Path(match))]
+
+
+def _is_text(path: Path) -> bool:
+    """Raises: DataError for a link whose text is gone, perhaps with the disk that it was on."""
+    with reads(path):
+        if path.is_symlink() and not path.exists():
+            raise DataError(f"{path} is a link that leads nowhere", "mend it, or take it away")
+    return _is_file(path)
 
 
 def _is_file(path: Path) -> bool:
@@ -124,13 +131,15 @@ def _is_folder(path: Path) -> bool:
         return path.is_dir()
 
 
-def _walk(root: Path, wanted: Callable[[str], bool]) -> list[Path]:
+def _walk(
+    root: Path, folder_counts: Callable[[str], bool], file_counts: Callable[[Path], bool]
+) -> list[Path]:
     """Files below `root`, sorted by relative path; links to folders are not followed."""
     files: list[Path] = []
     for folder, folders, names in os.walk(root, onerror=_refuse):
-        folders[:] = [name for name in folders if not name.startswith(".") and wanted(name)]
+        folders[:] = [name for name in folders if not name.startswith(".") and folder_counts(name)]
         files += [Path(folder, name) for name in names if not name.startswith(".")]
-    return sorted((f for f in files if _is_file(f)), key=lambda f: f.relative_to(root).parts)
+    return sorted((f for f in files if file_counts(f)), key=lambda f: f.relative_to(root).parts)
 
 
 def _refuse(problem: OSError) -> NoReturn:
@@ -146,4 +155,4 @@ def _is_stdlib_folder(name: str) -> bool:
 def _is_stdlib_source(file: Path) -> bool:
     if file.suffix != ".py" or file.name in _STDLIB_SKIPPED_FILES:
         return False
-    return not file.name.startswith(_STDLIB_SKIPPED_PREFIXES)
+    return not file.name.startswith(_STDLIB_SKIPPED_PREFIXES) and _is_file(file)
