@@ -125,7 +125,7 @@ def _box(info: Info) -> Iterator[Row]:
     if disk:
         yield "disk", f"{format_bytes(disk['free_bytes'])} free, {_snapshots(disk['snapshots'])}"
         if disk["paused"]:
-            yield "disk paused", _words(disk["paused"])
+            yield "disk paused", "; ".join(f"{what}: {why}" for what, why in disk["paused"].items())
 
 
 def _snapshots(kept: Sequence[int]) -> str:

@@ -115,7 +115,8 @@ class Keeper:
         head = self.journal.head
         if not self._has_room(needed):
             raise StorageError(
-                f"no room for a snapshot of {needed:,} bytes: {self.room.free_bytes():,} are free",
+                f"no room for a snapshot of {needed:,} bytes beside the {self._beside:,} of two"
+                f" rounds: {self.room.free_bytes():,} are free",
                 "free some disk space; until then a restart has to fetch more from others",
             )
         self._too_large_for = needed  # until it is written: a quota does not show in what is free
@@ -123,8 +124,12 @@ class Keeper:
         self._too_large_for = 0
 
     def _has_room(self, needed: int) -> bool:
-        """For a snapshot and the results of two rounds."""
-        return self.room.free_bytes() >= needed + 2 * self.results.arena_bytes
+        return self.room.free_bytes() >= needed + self._beside
+
+    @property
+    def _beside(self) -> int:
+        """Bytes that stay free for the results of two rounds."""
+        return 2 * self.results.arena_bytes
 
     def _prune(self, keep: int, spare_lent: bool = True) -> None:
         """A state that somebody is fetching stays, or with many snapshots nobody would ever have

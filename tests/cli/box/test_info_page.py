@@ -103,7 +103,7 @@ def test_what_is_not_as_usual_is_said() -> None:
     odd = info(
         rounds=None, loss=None, utilisation=None, wishes=wishes,
         paused="outside its hours", passes_voided={"loss-not-finite": 12},
-        disk={"snapshots": [], "free_bytes": 0, "paused": {"snapshot": "the disk is full"}},
+        disk={"snapshots": [], "free_bytes": 0, "paused": {"snapshots": "no room", "tokens": "x"}},
         device_turns={"device": "cuda:0", "runs": [run, run, {**run, "run": "other"}]},
     )  # fmt: skip
     shown = dict(rows(odd))
@@ -111,7 +111,7 @@ def test_what_is_not_as_usual_is_said() -> None:
     assert shown["paused"] == "outside its hours"
     assert shown["void passes"] == "12 loss-not-finite"
     assert (shown["device"], shown["disk"]) == ("cuda:0", "0 B free, no snapshot yet")
-    assert shown["disk paused"] == "snapshot the disk is full"
+    assert shown["disk paused"] == "snapshots: no room; tokens: x"
     assert shown["works"] == (
         "in the hours mon-fri 18:00-08:00, when nobody used the machine for 10 min, on battery, "
         "not beside GPU programs (not seen: no GPU)"
