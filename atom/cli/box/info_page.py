@@ -81,7 +81,8 @@ def _work(info: Info) -> Iterator[Row]:
     if data is not None:
         yield "data", str(data)
     joined, given = info["rounds_joined"], info["sequences_committed"]
-    yield "given", f"{given:,} mini-batches to {joined:,} rounds since this daemon started"
+    rounds = "1 round" if joined == 1 else f"{joined:,} rounds"
+    yield "given", f"{given:,} mini-batches to {rounds} since this daemon started"
     sequences, tokens = info["sequences_per_s"], info["tokens_per_s"]
     yield "speed", f"{tokens:,.0f} tokens/s, {sequences:,.1f} mini-batches/s"
     void = [(cause, count) for cause, count in info.get("passes_voided", {}).items() if count]

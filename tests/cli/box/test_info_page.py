@@ -101,13 +101,14 @@ def test_what_is_not_as_usual_is_said() -> None:
               "pause_for_gpu_programs": "no GPU"}  # fmt: skip
     run = {"run": "tiny", "turn": "waits", "share": 2.0, "last_hour_s": 1200.2}
     odd = info(
-        rounds=None, loss=None, utilisation=None, wishes=wishes,
+        rounds=None, loss=None, utilisation=None, wishes=wishes, rounds_joined=1,
         paused="outside its hours", passes_voided={"loss-not-finite": 12},
         disk={"snapshots": [], "free_bytes": 0, "paused": {"snapshots": "no room", "tokens": "x"}},
         device_turns={"device": "cuda:0", "runs": [run, run, {**run, "run": "other"}]},
     )  # fmt: skip
     shown = dict(rows(odd))
     assert shown["round"] == "1,076"
+    assert shown["given"] == "608 mini-batches to 1 round since this daemon started"
     assert shown["paused"] == "outside its hours"
     assert shown["void passes"] == "12 loss-not-finite"
     assert (shown["device"], shown["disk"]) == ("cuda:0", "0 B free, no snapshot yet")
