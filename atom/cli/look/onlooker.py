@@ -3,14 +3,15 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 
-from atom.base.errors import AddressError, AtomError, ConfigError, UserError
+from atom.base.errors import ConfigError
 from atom.cli.shell.terminal import waiting
 from atom.config.load import run_from_text
 from atom.swarm.addresses import JoinAddress
-from atom.swarm.dht.directory import Directory, open_directory
+from atom.swarm.dht.client import DirectoryUnavailable
+from atom.swarm.dht.directory import Directory, no_answer, open_directory
 from atom.swarm.dht.frames import NodeSettings
 from atom.swarm.records.lease import Lease
 from atom.swarm.records.run_manifest import Manifest
@@ -40,7 +41,7 @@ class Onlooker:
         self._rounds, self._global_batch = _agreed_on(manifest)
 
     async def look(self) -> Sight:
-        """The swarm now. Raises: AtomError (no UserError) while the DHT cannot be asked."""
+        """The swarm now. Raises: DirectoryUnavailable while the DHT cannot be asked."""
         leases = await self._directory.read_leases()
         view = view_swarm(self.manifest, leases.values(), self._global_batch, time.time())
         return Sight(view, self._rounds, leases)
@@ -50,22 +51,21 @@ class Onlooker:
 
         Raises: AddressError if the DHT answered no question.
         """
-        problem: AtomError | None = None
+        problem: DirectoryUnavailable | None = None
         sight: Sight | None = None
         for attempt in range(EMPTY_RETRIES):
             if attempt:
                 await asyncio.sleep(RETRY_S)
             try:
                 sight = await self.look()
-            except UserError:
-                raise
-            except AtomError as unavailable:
+            except DirectoryUnavailable as unavailable:
                 problem = unavailable
                 continue
             if sight.view.peers:
                 break
         if sight is None:
-            raise AddressError(f"the DHT gives no answer: {problem}", "try again in a moment")
+            assert problem is not None
+            raise no_answer(problem)
         return sight
 
 
@@ -76,14 +76,23 @@ async def onlooking(address: JoinAddress) -> AsyncIterator[Onlooker]:
     Raises: AddressError if no node is reached, or none knows the run.
     """
     node = NodeSettings(initial_peers=address.bootstrap, client_mode=True)
-    with waiting("looking for the swarm"):
+    with waiting("looking for the swarm"), _answering():
         directory = await open_directory(address.run, address.owner, node)
     try:
-        with waiting("reading what the run is"):
+        with waiting("reading what the run is"), _answering():
             manifest, _ = await directory.read_manifest()
         yield Onlooker(directory, manifest)
     finally:
         await directory.close()
+
+
+@contextlib.contextmanager
+def _answering() -> Iterator[None]:
+    """Raises: AddressError where the DHT cannot be asked."""
+    try:
+        yield
+    except DirectoryUnavailable as problem:
+        raise no_answer(problem) from problem
 
 
 def _agreed_on(manifest: Manifest) -> tuple[int | None, int | None]:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from atom.base.clock import Clock
 from atom.base.events import EventSink
 from atom.swarm.dht.client import DirectoryUnavailable
-from atom.swarm.dht.directory import Directory
+from atom.swarm.dht.directory import Directory, no_answer
 from atom.swarm.records.lease import RENEW_SECONDS, Lease
 
 T = TypeVar("T")
@@ -18,6 +18,8 @@ SETTLE_S = 0.15
 LEAST_PAUSE_S = 0.1
 """Between two readings, however long the first took."""
 CALL_S = 15.0
+PATIENCE_S, ASK_AGAIN_S = 60.0, 1.0
+"""With a DHT while the peer starts: longer than its process takes to be started again."""
 
 
 class Lookout:
@@ -43,6 +45,24 @@ class Lookout:
     def call(self, task: Coroutine[Any, Any, T], timeout_s: float = CALL_S) -> T:
         """Runs `task` on the lookout's loop and waits for it. Raises what it raises."""
         return asyncio.run_coroutine_threadsafe(task, self._loop).result(timeout_s)
+
+    def ask(self, question: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """As `call`, for a peer that starts: hours of work may lie behind it, so a DHT that cannot
+        be asked is asked again for a while. Raises: AddressError; whatever else `question` does."""
+        try:
+            return self.call(self._asked(question), PATIENCE_S + 2 * CALL_S)
+        except (DirectoryUnavailable, TimeoutError) as problem:
+            raise no_answer(problem) from problem
+
+    async def _asked(self, question: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        give_up_at = self._clock.now() + PATIENCE_S
+        while True:
+            try:
+                return await question()
+            except DirectoryUnavailable:
+                if self._clock.now() >= give_up_at:
+                    raise
+            await asyncio.sleep(ASK_AGAIN_S)
 
     def attend(self, directory: Directory) -> None:
         """This directory is ours to close."""

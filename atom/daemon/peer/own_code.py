@@ -95,7 +95,7 @@ def _fetch(run: RunFile, manifest: Manifest, box: Box, lookout: Lookout, events:
     try:
         deadline = time.monotonic() + FETCH_S
         while time.monotonic() < deadline:
-            with contextlib.suppress(DirectoryUnavailable):
+            with contextlib.suppress(DirectoryUnavailable, TimeoutError):
                 leases = lookout.call(directory.read_leases())
                 content = ask_for_code(
                     transport, run, leases, manifest.owner, lambda: time.monotonic() < deadline

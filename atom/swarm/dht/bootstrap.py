@@ -6,7 +6,8 @@ from pathlib import Path
 
 from atom.base.events import EventSink
 from atom.swarm.addresses import rank_addresses
-from atom.swarm.dht.directory import primary_host
+from atom.swarm.dht.client import DirectoryUnavailable
+from atom.swarm.dht.directory import no_answer, primary_host
 from atom.swarm.dht.frames import NodeSettings
 from atom.swarm.dht.supervisor import SteadyClient
 from atom.swarm.identity import Identity
@@ -27,8 +28,11 @@ async def run_bootstrap(
         Identity.load_or_create(Path(node.identity_path))
     client = SteadyClient(node, events)
     try:
-        await client.start()
-        addresses = (await client.call("addresses"))["addresses"]
+        try:
+            await client.start()
+            addresses = (await client.call("addresses"))["addresses"]
+        except DirectoryUnavailable as problem:
+            raise no_answer(problem) from problem
         on_ready(rank_addresses(addresses, primary_host()))
         await stop.wait()
     finally:

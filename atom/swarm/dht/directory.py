@@ -145,6 +145,12 @@ def no_such_run(run: str, owner: str | None) -> AddressError:
     )
 
 
+def no_answer(problem: Exception) -> AddressError:
+    """What a DirectoryUnavailable, or time that is up, means to somebody who waits for it."""
+    detail = str(problem) or "no answer in time"
+    return AddressError(f"the DHT cannot be asked: {detail}", "try again in a moment")
+
+
 class DhtDirectory:
     """A run's directory on a hivemind DHT; make it with `open_directory`."""
 

@@ -8,10 +8,11 @@ from rich.console import Console
 from rich.text import Text
 
 from atom.base.errors import AddressError
-from atom.cli.look.onlooker import Onlooker, Sight
+from atom.cli.look.onlooker import Onlooker, Sight, onlooking
 from atom.cli.look.status import show_status
 from atom.cli.look.swarm_table import swarm
 from atom.cli.shell.terminal import THEME
+from atom.swarm.addresses import JoinAddress
 from atom.swarm.identity import short_id
 from atom.swarm.records.lease import PeerState
 from tests.cli.swarm_sights import DIGEST, Village, sight
@@ -118,7 +119,25 @@ def test_a_silent_dht_is_an_address_error(monkeypatch: pytest.MonkeyPatch) -> No
         directory.is_reachable = False
         await onlooker.first_look()
 
-    with pytest.raises(AddressError, match="no answer"):
+    with pytest.raises(AddressError, match="the DHT cannot be asked"):
+        asyncio.run(look())
+
+
+def test_a_dht_that_falls_silent_before_the_manifest_is_one_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    directory = MemoryDirectory(Village().dht, "tiny", None)
+    directory.is_reachable = False
+
+    async def opened(*_: object) -> MemoryDirectory:
+        return directory
+
+    async def look() -> None:
+        async with onlooking(JoinAddress((), "tiny", None)):
+            raise AssertionError("there is nothing to look at")
+
+    monkeypatch.setattr("atom.cli.look.onlooker.open_directory", opened)
+    with pytest.raises(AddressError, match="the DHT cannot be asked"):
         asyncio.run(look())
 
 
