@@ -10,6 +10,7 @@ from atom.cli.shell.daemon_console import TerminalConsole
 from atom.config.load import load_peer_file
 from atom.config.places import bootstrap_state_directory
 from atom.daemon.peer.addresses import announced_multiaddrs
+from atom.daemon.peer.leave_signals import hang_up
 from atom.daemon.state_directory import StateDirectory
 from atom.swarm.addresses import parse_listen, parse_multiaddrs
 from atom.swarm.dht.bootstrap import run_bootstrap
@@ -48,7 +49,7 @@ class BootstrapOptions:
 
 
 def serve_bootstrap(options: BootstrapOptions) -> None:
-    """Serves until SIGINT or SIGTERM; the best address is the first line of stdout.
+    """Serves until SIGINT, SIGTERM or SIGHUP; the best address is the first line of stdout.
 
     Raises: ConfigError, AddressError, PortInUseError, StorageError, UserError.
     """
@@ -77,7 +78,7 @@ def serve_bootstrap(options: BootstrapOptions) -> None:
 
 async def _serve(node: NodeSettings, console: TerminalConsole) -> None:
     stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, *hang_up()):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
 
     def ready(addresses: tuple[str, ...]) -> None:

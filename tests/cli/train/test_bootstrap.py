@@ -122,3 +122,19 @@ def test_the_container_s_health_check_hears_that_the_node_answers(
     finally:
         dht.resume()
     assert is_well()
+
+
+def test_a_closed_terminal_ends_it_in_good_order(tmp_path: Path) -> None:
+    arguments = (*ATOM, "bootstrap", "--listen", "127.0.0.1:0", "--state", str(tmp_path))
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
+    try:
+        process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    with process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.send_signal(signal.SIGHUP)
+        said = process.communicate(timeout=30)[1]
+    assert process.returncode == ExitCode.OK
+    assert b"the bootstrap node has ended" in said
