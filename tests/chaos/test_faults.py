@@ -23,7 +23,7 @@ from swarm_of_processes import START_S, Peer, Swarm, endless, gather, swarm_in
 from tight_memory import tightest_memory
 
 from atom.base.errors import DeviceError
-from atom.cli.look.contributions import read_ledger
+from atom.cli.look.certified_ledger import read_ledger
 from atom.config.hours import DAYS
 from atom.daemon.doctor.examination import DoctorRequest, examine
 from atom.daemon.doctor.finding import Level

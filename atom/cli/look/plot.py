@@ -7,7 +7,7 @@ import typer
 
 from atom.base.errors import PeerRefused, StorageError
 from atom.cli.box.local_daemons import find_state
-from atom.cli.look.contributions import read_ledger
+from atom.cli.look.certified_ledger import read_ledger
 from atom.cli.look.run_rounds import PlottedRound, rounds_of_ledger, rounds_of_log
 from atom.cli.shell.output_file import refuse_folders, write_whole
 from atom.cli.shell.signals import run_to_the_end

@@ -13,7 +13,7 @@ _STARTING = (
 WORTH_KNOWING: dict[str, Sequence[ExitCode]] = {
     "start": _STARTING,
     "join": sorted((*_STARTING, ExitCode.ADDRESS, ExitCode.MISMATCH, ExitCode.TRUST)),
-    "id": (ExitCode.CONFIG, ExitCode.ADDRESS),
+    "id": (ExitCode.CONFIG, ExitCode.ADDRESS, ExitCode.STORAGE),
     "bootstrap": (ExitCode.CONFIG, ExitCode.ADDRESS, ExitCode.PORT),
     "plan": (ExitCode.CONFIG, ExitCode.STORAGE, ExitCode.DEVICE, ExitCode.MODEL),
     "compile": (ExitCode.CONFIG, ExitCode.STORAGE, ExitCode.DEVICE, ExitCode.MODEL),
@@ -27,11 +27,11 @@ WORTH_KNOWING: dict[str, Sequence[ExitCode]] = {
     "pause": (ExitCode.CONTROL,),
     "resume": (ExitCode.CONTROL,),
     "leave": (ExitCode.CONTROL,),
-    "set": (ExitCode.CONFIG, ExitCode.CONTROL),
+    "set": (ExitCode.CONFIG, ExitCode.STORAGE, ExitCode.DEVICE, ExitCode.CONTROL),
     "info": (ExitCode.CONTROL,),
     "trace": (ExitCode.STORAGE, ExitCode.CONTROL),
     "export": (ExitCode.STORAGE, ExitCode.MODEL, ExitCode.TRUST),
-    "doctor": (ExitCode.CONFIG, ExitCode.DIAGNOSIS),
+    "doctor": (ExitCode.CONFIG, ExitCode.ADDRESS, ExitCode.DIAGNOSIS),
     "service": (ExitCode.CONFIG, ExitCode.ADDRESS),
 }
 """By command; `atom --help` has all of them."""

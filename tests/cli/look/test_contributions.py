@@ -18,8 +18,8 @@ from atom.cli.look.bookkeeper import (
     identity_in,
     listed_peer,
 )
+from atom.cli.look.certified_ledger import _up_to_date
 from atom.cli.look.contributions import (
-    _up_to_date,
     contributions,
     fitting,
     headline,
@@ -164,7 +164,7 @@ def test_on_a_box_with_a_listed_peer_its_name_is_given_and_no_other(
 
 
 def test_a_chain_that_cannot_be_read_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("atom.cli.look.contributions.RETRY_S", 0.0)
+    monkeypatch.setattr("atom.cli.look.certified_ledger.RETRY_S", 0.0)
 
     async def read(answers: list[str]) -> tuple[int, int]:
         village = Village()
