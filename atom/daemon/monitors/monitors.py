@@ -7,6 +7,7 @@ from atom.base.events import EventSink
 from atom.config.peer_file import PeerFile
 from atom.daemon.console import Console
 from atom.daemon.monitors.ended_attempts import EndedAttempts
+from atom.daemon.monitors.given_up import GivenUp
 from atom.daemon.monitors.metrics import Info, Metrics
 from atom.daemon.monitors.tensorboard_log import TensorBoardLog
 
@@ -25,11 +26,12 @@ class Monitors:
         if peer.metrics.port is not None:
             self._metrics = Metrics()
             self._url = self._serve(self._metrics, peer.metrics.host, peer.metrics.port)
-            self.sinks.append(self._metrics)
+            self.sinks.append(GivenUp(self._metrics, "the metrics of events", console.note))
         if peer.log.tensorboard is not None:
-            board = TensorBoardLog.in_folder(Path(peer.log.tensorboard), console.note)
-            stack.callback(board.close)
-            self.sinks.append(board)
+            board = TensorBoardLog.in_folder(Path(peer.log.tensorboard))
+            told = GivenUp(board, "TensorBoard", console.note)
+            stack.callback(told.attempt, board.close)
+            self.sinks.append(told)
 
     def begin(self, info: Info) -> None:
         """There is a daemon now: metrics tell of it, if they are wanted, until the stack ends."""

@@ -27,17 +27,17 @@ class _Writer(Protocol):
 
 
 class TensorBoardLog:
-    """An event sink; a folder that takes no more ends it, not the training."""
+    """An event sink. Raises: whatever the library does, also OSError for a folder that takes no
+    more; then it is of no more use."""
 
-    def __init__(self, open_writer: Callable[[], _Writer], note: Callable[[str], None]) -> None:
+    def __init__(self, open_writer: Callable[[], _Writer]) -> None:
         """`open_writer` is called for the first round: a start that comes to nothing leaves
-        no file. Raises: OSError. `note` hears when the board ends."""
-        self._open, self._note = open_writer, note
+        no file."""
+        self._open = open_writer
         self._writer: _Writer | None = None
-        self._gave_up = False
 
     @classmethod
-    def in_folder(cls, folder: Path, note: Callable[[str], None]) -> "TensorBoardLog":
+    def in_folder(cls, folder: Path) -> "TensorBoardLog":
         """A file of its own for this process, in a folder of its own for this start. The library
         and the folder are looked at now.
 
@@ -58,18 +58,12 @@ class TensorBoardLog:
                 f"cannot write {folder}: {problem.strerror}", "name another: [log] tensorboard"
             ) from problem
         started = str(folder / time.strftime("%Y%m%d-%H%M%S"))
-        return cls(lambda: Writer(started), note)
+        return cls(lambda: Writer(started))
 
     def emit(self, kind: str, **fields: Any) -> None:
-        if kind != "round" or self._gave_up:
-            return
-        try:
+        if kind == "round":
             self._writer = self._writer or self._open()
             self._write(self._writer, fields)
-        except OSError as problem:  # the library repeats its first one at each call
-            self._gave_up, self._writer = True, None
-            what = problem.strerror or problem
-            self._note(f"nothing more for TensorBoard until the next start: {what}")
 
     def _write(self, writer: _Writer, fields: Mapping[str, Any]) -> None:
         for key, tag in _SCALARS.items():

@@ -1,5 +1,6 @@
 """What Prometheus scrapes, what Grafana asks of it, and what TensorBoard is given."""
 
+import errno
 import json
 import re
 import socket
@@ -149,34 +150,61 @@ def test_the_peer_file_asks_for_both(tmp_path: Path) -> None:
 def test_a_folder_that_takes_no_board_is_said_and_a_start_without_rounds_leaves_none(
     tmp_path: Path,
 ) -> None:
-    said = Said()
-    TensorBoardLog.in_folder(tmp_path / "board", said.note).close()
+    TensorBoardLog.in_folder(tmp_path / "board").close()
     assert list((tmp_path / "board").iterdir()) == []
     (tmp_path / "file").touch()
     with pytest.raises(StorageError, match="cannot write"):
-        TensorBoardLog.in_folder(tmp_path / "file", said.note)
+        TensorBoardLog.in_folder(tmp_path / "file")
 
 
-class FullDisk:
-    """A writer whose disk takes nothing."""
+class Broken:
+    """A writer that can do nothing, and says so at every call."""
 
-    def __init__(self) -> None:
+    def __init__(self, problem: Exception) -> None:
+        self._problem = problem
         self.calls = 0
 
     def add_scalar(self, tag: str, data: float, step: int) -> None:
         self.calls += 1
-        raise OSError("no space")
+        raise self._problem
 
     def flush(self) -> None: ...
-    def close(self) -> None: ...
+
+    def close(self) -> None:
+        raise self._problem
 
 
-def test_a_full_disk_ends_the_board_and_nothing_else() -> None:
-    disk = FullDisk()
-    said = Said()
-    board = TensorBoardLog(lambda: disk, said.note)
-    for _ in range(3):
-        board.emit("round", **ROUND, members=[])
-    board.close()
-    assert disk.calls == 1
+@pytest.mark.parametrize(
+    "problem",
+    [OSError(errno.ENOSPC, "no space"), ValueError("no space"), RuntimeError("no space")],
+    ids=["disk", "value", "library"],
+)
+def test_a_board_that_fails_ends_itself_and_nothing_else(
+    problem: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken, said = Broken(problem), Said()
+    board = TensorBoardLog(lambda: broken)
+    monkeypatch.setattr(TensorBoardLog, "in_folder", lambda folder: board)
+    with ExitStack() as stack:
+        peer = parse_peer_text('[log]\ntensorboard = "board"\n', tmp_path)
+        monitors = Monitors(peer, stack, said)
+        for _ in range(3):
+            for sink in monitors.sinks:
+                sink.emit("round", **ROUND, members=[])
+    assert broken.calls == 1
     assert said.notes == ["nothing more for TensorBoard until the next start: no space"]
+
+
+def test_metrics_that_fail_end_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise ValueError("no such label")
+
+    said = Said()
+    monkeypatch.setattr(Metrics, "emit", broken)
+    with ExitStack() as stack:
+        monitors = Monitors(parse_peer_text("[metrics]\nport = 0\n", tmp_path), stack, said)
+        for sink in (*monitors.sinks, *monitors.sinks):
+            sink.emit("left")
+    assert said.notes == [
+        "nothing more for the metrics of events until the next start: no such label"
+    ]
