@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 _MAX_WAITING = 1000
+_LOOK_BYTES = 1 << 16
 MAX_LOG_BYTES = 64 << 20
 """Rounds of a second each fill that in a day or so."""
 
@@ -45,8 +46,8 @@ class EventLog:
     def _write(self) -> None:
         """All lines or none: half of one would make the next unreadable."""
         raw = b"".join(self._waiting)
-        with self._path.open("ab", buffering=0) as file:
-            before = file.seek(0, os.SEEK_END)
+        with self._path.open("a+b", buffering=0) as file:
+            before = file.truncate(_end_of_lines(file.fileno(), file.seek(0, os.SEEK_END)))
             written = file.write(raw)
             if written == len(raw):
                 self._waiting.clear()
@@ -55,6 +56,19 @@ class EventLog:
         if before + len(raw) > self._max_bytes and not self._waiting:
             os.replace(self._path, older_log(self._path))
             self._path.touch()
+
+
+def _end_of_lines(descriptor: int, size: int) -> int:
+    """Of a file of that size. A crash may have left half a line behind it, or blank bytes: what
+    came next would stand in the same line, and whoever reads the log would stop there."""
+    end, step = size, 1
+    while end:
+        start = max(0, end - step)
+        newline = os.pread(descriptor, end - start, start).rfind(b"\n")
+        if newline >= 0:
+            return start + newline + 1
+        end, step = start, _LOOK_BYTES
+    return 0
 
 
 def older_log(path: Path) -> Path:

@@ -4,6 +4,8 @@ import json
 import math
 from pathlib import Path
 
+import pytest
+
 from atom.base.events import EventLog, older_log, read_events
 
 
@@ -22,6 +24,25 @@ def test_an_unfinished_line_is_left_out(tmp_path: Path) -> None:
     EventLog(log).emit("one")
     with log.open("a") as file:
         file.write('{"event": "tw')
+    assert [event["event"] for event in read_events(log)] == ["one"]
+
+
+@pytest.mark.parametrize("left", ['{"event": "tw', "\0" * 100_000, ""])
+def test_what_a_crash_left_of_a_line_does_not_spoil_the_next(left: str, tmp_path: Path) -> None:
+    log = tmp_path / "events.jsonl"
+    for kind, behind in (("one", left), ("three", left), ("four", "")):
+        EventLog(log).emit(kind)
+        with log.open("a") as file:
+            file.write(behind)
+    lines = log.read_bytes().split(b"\n")
+    assert [json.loads(line)["event"] for line in lines[:-1]] == ["one", "three", "four"]
+    assert lines[-1] == b""
+
+
+def test_a_log_without_a_whole_line_begins_anew(tmp_path: Path) -> None:
+    log = tmp_path / "events.jsonl"
+    log.write_text('{"event": "on')
+    EventLog(log).emit("one")
     assert [event["event"] for event in read_events(log)] == ["one"]
 
 
