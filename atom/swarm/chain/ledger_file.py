@@ -12,6 +12,7 @@ from typing import Any
 
 from blake3 import blake3
 
+from atom.base.leftover import remove_leftover
 from atom.swarm.chain.branches import Branch, Branches
 from atom.swarm.chain.commit import Head, Voter
 from atom.swarm.chain.ledger import Ledger, Round, Share
@@ -42,11 +43,14 @@ class LedgerFile:
         text = json.dumps(_to_json(ledger), separators=(",", ":"))
         with contextlib.suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(
-                "w", encoding="utf-8", dir=self._path.parent, prefix=".", delete=False
-            ) as file:
-                file.write(f"{blake3(text.encode()).hexdigest()}\n{text}")
-            os.replace(file.name, self._path)
+            descriptor, name = tempfile.mkstemp(dir=self._path.parent, prefix=".")
+            try:
+                with open(descriptor, "w", encoding="utf-8") as file:
+                    file.write(f"{blake3(text.encode()).hexdigest()}\n{text}")
+                os.replace(name, self._path)
+            except BaseException:  # also when interrupted: nothing of ours stays
+                remove_leftover(Path(name))
+                raise
 
 
 def _to_json(ledger: Ledger) -> dict[str, Any]:

@@ -1,6 +1,8 @@
 """Sums over a chain that was checked, from donors that may lie, kept on a disk that may fail."""
 
 import dataclasses
+import errno
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -223,6 +225,17 @@ def test_a_kept_ledger_reads_back_and_a_damaged_one_begins_anew(tmp_path: Path) 
     for damaged in (whole[:-2], whole.replace("0.1", "0.2"), "", "{}", whole + " "):
         path.write_text(damaged, encoding="utf-8")
         assert file.load() == Ledger(GENESIS)
+
+
+def test_a_save_that_fails_leaves_nothing_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space")
+
+    monkeypatch.setattr(os, "replace", full)
+    LedgerFile(tmp_path, GENESIS).save(Ledger(GENESIS))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_disk_that_takes_nothing_costs_nothing_but_time(tmp_path: Path) -> None:
