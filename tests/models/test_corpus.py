@@ -5,7 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from atom.models.data.corpus import BLOCK_BYTES, EVERYTHING, SURVEYING, Corpus, DataError, Limits
+from atom.models.data.corpus import (
+    BLOCK_BYTES,
+    EVERYTHING,
+    SURVEYING,
+    Corpus,
+    DataError,
+    FileDocument,
+    Limits,
+)
 from atom.models.data.files import stdlib_corpus, text_corpus
 
 
@@ -138,6 +146,15 @@ def test_a_file_that_shrinks_meanwhile_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("short")
     with pytest.raises(DataError, match="shrank by 4 bytes"):
         list(text.blocks)
+
+
+def test_one_that_shrinks_before_its_cut_is_looked_for_is_an_error_too(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_text("ever so long a text")
+    document = FileDocument(path, path.stat().st_size)
+    path.write_text("short")
+    with pytest.raises(DataError, match="shrank while it was read"):
+        document.boundary(9)
 
 
 def test_the_standard_library_has_text_and_no_tests() -> None:

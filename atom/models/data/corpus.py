@@ -87,7 +87,10 @@ class FileDocument:
         first = max(0, offset - 3)
         with reads(self.path), self.path.open("rb") as file:
             file.seek(first)
-            return first + _boundary(file.read(offset - first + 1), offset - first)
+            around = file.read(offset - first + 1)
+        if len(around) <= offset - first:
+            raise DataError(f"{self.path} shrank while it was read")
+        return first + _boundary(around, offset - first)
 
     def blocks(self, wanted_bytes: int) -> Iterator[bytes]:
         with reads(self.path), self.path.open("rb") as file:
