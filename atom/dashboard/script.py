@@ -18,7 +18,22 @@ function replaceChanged(html) {
   }
 }
 
+// The browser connects again by itself, and tells of each try in vain; but not after a refusal.
+const PATIENCE_MS = 15000;
 const events = new EventSource("events");
-events.onmessage = (event) => replaceChanged(JSON.parse(event.data));
-events.onerror = () => say("the dashboard has ended; start it again to go on");
+let silentSince = null;
+events.onmessage = (event) => {
+  silentSince = null;
+  replaceChanged(JSON.parse(event.data));
+};
+events.onerror = () => {
+  silentSince ??= performance.now();
+  if (events.readyState === EventSource.CLOSED) {
+    say("the dashboard sends nothing more to this page; load it again");
+  } else if (performance.now() - silentSince < PATIENCE_MS) {
+    say("the dashboard does not answer; connecting again");
+  } else {
+    say("the dashboard has ended; start it again to go on");
+  }
+};
 """

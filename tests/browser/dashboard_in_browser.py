@@ -4,7 +4,9 @@ Run by `make browser`; $ATOM_PICTURES names a folder for the pictures.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from urllib.parse import urlsplit
 
 import pytest
 from chromium import Page, browser, keep
@@ -35,18 +37,24 @@ def shown(
 
     async def run() -> None:
         seen = swarm or ShownSwarm()
-        url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        feed = SwarmFeed(seen.look, seen.view, 2000, seen, seen.clock)
-        server = asyncio.create_task(serve(feed, Listening(0), url.set_result, every_s=0.05))
-        try:
-            async with browser() as page:
-                await visit(page, await url, seen)
-        finally:
-            server.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await server
+        async with browser() as page, served(seen) as url:
+            await visit(page, url, seen)
 
     asyncio.run(run())
+
+
+@contextlib.asynccontextmanager
+async def served(swarm: ShownSwarm, port: int = 0) -> AsyncIterator[str]:
+    """The page's URL, until the dashboard ends with the block."""
+    url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    feed = SwarmFeed(swarm.look, swarm.view, 2000, swarm, swarm.clock)
+    server = asyncio.create_task(serve(feed, Listening(port), url.set_result, every_s=0.05))
+    try:
+        yield await url
+    finally:
+        server.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await server
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
@@ -103,6 +111,26 @@ def test_it_lives_without_being_loaded_again() -> None:
         assert await page.value("window.sameDocument")
 
     shown(visit)
+
+
+def test_it_says_that_it_connects_again_and_only_later_that_the_dashboard_has_ended() -> None:
+    def status(words: str) -> str:
+        return f"document.querySelector('.status').textContent.includes('{words}')"
+
+    async def run() -> None:
+        swarm = ShownSwarm()
+        async with browser() as page:
+            async with served(swarm) as url:
+                await page.open(url, SCREEN, dark=False)
+                await page.until(status("live"))
+            await page.until(status("connecting again"))
+            async with served(swarm, urlsplit(url).port or 0):
+                await page.until(status("live"))
+            await page.until(status("connecting again"))
+            await page.value("performance.now = () => Infinity")
+            await page.until(status("has ended"))
+
+    asyncio.run(run())
 
 
 def test_what_a_stranger_writes_is_shown_as_text() -> None:
