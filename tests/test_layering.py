@@ -1,11 +1,16 @@
-"""Imports go one way, and each foreign library has one door."""
+"""Imports go one way, and each foreign library has one door, and is asked for."""
 
 import ast
+import sys
+import tomllib
 from collections.abc import Iterator
 from functools import cache
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parent.parent
 ATOM = ROOT / "atom"
@@ -71,9 +76,11 @@ WITHIN: dict[str, dict[str, set[str]]] = {
 
 DOORS: dict[str, tuple[str, ...]] = {
     "aiohttp": ("atom/dashboard/server.py",),
+    "base58": ("atom/config/peer_ids.py", "atom/swarm/addresses.py", "atom/swarm/identity.py"),
     "hivemind": ("atom/swarm/dht/node.py", "atom/swarm/dht/holders.py", "atom/swarm/dht/p2pd.py"),
     "grpc": ("atom/daemon/control.py", "atom/daemon/control_client.py", "atom/wire/"),
     "pydantic": ("atom/config/",),
+    "pydantic_core": ("atom/config/",),
     "prometheus_client": ("atom/daemon/monitors/metrics.py",),
     "rich": ("atom/cli/",),
     "typer": ("atom/cli/",),
@@ -177,6 +184,29 @@ def test_one_door_per_foreign_library(library: str) -> None:
         and not path.relative_to(ROOT).as_posix().startswith(DOORS[library])
     ]
     assert strays == []
+
+
+def declared() -> set[str]:
+    """Distributions that a peer asks for, with all its extras; not what developers need."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    groups = [project["dependencies"], *(extras[name] for name in extras if name != "dev")]
+    return {canonicalize_name(Requirement(each).name) for group in groups for each in group}
+
+
+def test_what_is_imported_is_declared_and_pinned() -> None:
+    """And does not come along with something else, which may do without it tomorrow."""
+    brought_by = packages_distributions()
+    foreign = {module.split(".")[0] for path in sources() for module in imported_modules(path)}
+    foreign -= {"atom", *sys.stdlib_module_names}
+    names = {
+        module: {canonicalize_name(name) for name in brought_by.get(module, [module])}
+        for module in foreign
+    }
+    asked_for = declared()
+    assert {module for module, found in names.items() if not found & asked_for} == set()
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    assert asked_for - {canonicalize_name(line.split("==")[0]) for line in lines} == set()
 
 
 def test_the_models_column_needs_torch_alone() -> None:
