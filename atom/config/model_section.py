@@ -5,6 +5,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from atom.base.errors import ConfigError
+from atom.config.precision import Precision
 from atom.config.section import Fraction, PathText, Section, refuse
 
 SizeName = Literal["small", "medium", "large", "xl", "2.7b", "6.7b", "13b", "175b"]
@@ -54,7 +55,7 @@ class Model(Section):
     """Rows of the embedding; omitted: as many as the tokenizer has tokens."""
     dropout: Fraction = 0.0
     """Probability of dropping an activation while training."""
-    precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    precision: Precision = "float32"
     """Number format of the weights on the device; master weights are always float32."""
 
     @model_validator(mode="after")

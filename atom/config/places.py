@@ -14,6 +14,12 @@ def default_state_directory(run_name: str) -> Path:
     return state_home() / run_name
 
 
+def named_state_directory(asked: Path | None, configured: str | None) -> Path | None:
+    """Where a peer keeps its state: as the command line says, else its peer file (`[state]
+    directory`). None: neither does, and it is where such a peer usually has it."""
+    return asked or (Path(configured) if configured else None)
+
+
 def bootstrap_state_directory() -> Path:
     """Where a bootstrap node keeps its key; no run's name starts with an underscore."""
     return state_home() / "_bootstrap"

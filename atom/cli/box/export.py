@@ -11,8 +11,7 @@ from atom.cli.shell.arguments import parse_trust
 from atom.cli.shell.daemon_console import TerminalConsole
 from atom.cli.shell.signals import end_at_once_on_signals, raise_on_signals
 from atom.cli.shell.terminal import stderr_console
-
-PRECISIONS = ("float32", "bfloat16", "float16")
+from atom.config.precision import PRECISION_NAMES
 
 
 @dataclass(frozen=True)
@@ -28,8 +27,8 @@ class ExportOptions:
 
 def export_model(options: ExportOptions) -> None:
     """Raises: typer.BadParameter; what `atom.daemon.model.exporting.export_run` raises."""
-    if options.precision not in (None, *PRECISIONS):
-        known = ", ".join(PRECISIONS)
+    if options.precision not in (None, *PRECISION_NAMES):
+        known = ", ".join(PRECISION_NAMES)
         raise typer.BadParameter(
             f"{options.precision!r} is none of {known}", param_hint="--precision"
         )

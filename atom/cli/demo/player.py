@@ -6,8 +6,8 @@ from atom.cli.demo.actor import Actor
 from atom.cli.demo.record import EventTail
 from atom.cli.demo.stage import Stage
 from atom.cli.demo.verdict import FINISHED
+from atom.daemon.own_identity import own_identity
 from atom.daemon.state_directory import StateDirectory
-from atom.swarm.identity import Identity
 
 
 class Player:
@@ -36,9 +36,8 @@ class Player:
     @property
     def peer_id(self) -> str:
         """Empty until its key is on disk."""
-        path = StateDirectory(self.state).identity
-        if not self._peer_id and path.exists():
-            self._peer_id = Identity.load_or_create(path).peer_id
+        if not self._peer_id and (found := own_identity(self.state)) is not None:
+            self._peer_id = found.peer_id
         return self._peer_id
 
     def check(self) -> None:

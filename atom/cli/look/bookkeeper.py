@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 from atom.base.errors import AddressError
-from atom.base.home import expand_home
 from atom.config.places import cache_directory, default_state_directory
+from atom.daemon.own_identity import own_identity
 from atom.swarm.chain.ledger import Ledger
 from atom.swarm.chain.ledger_file import LedgerFile
 from atom.swarm.identity import Identity
@@ -98,21 +98,19 @@ def listed_peer(manifest: Manifest) -> Identity | None:
     """Who takes part in that run from its usual place here, if its owner has listed them. In an
     open run nobody has to give a name. Raises: StorageError."""
     allowed = seen_from_outside(manifest)
-    key = default_state_directory(manifest.run) / "identity.key"
-    if allowed.peer_ids is None or not key.exists():
+    if allowed.peer_ids is None:
         return None
-    me = Identity.load_or_create(key)
-    return me if allowed.holds(me.peer_id) else None
+    me = own_identity(default_state_directory(manifest.run))
+    return me if me is not None and allowed.holds(me.peer_id) else None
 
 
 def identity_in(state: Path | None) -> Identity | None:
     """Of the peer whose state directory that is. Raises: AddressError if there is no such peer."""
     if state is None:
         return None
-    key = expand_home(state) / "identity.key"
-    if not key.exists():
+    if (found := own_identity(state)) is None:
         raise AddressError(
             f"there is no peer in {state}",
             "name the state directory of a peer of that run with --state DIR",
         )
-    return Identity.load_or_create(key)
+    return found

@@ -16,7 +16,6 @@ from atom.swarm.records.codec import decode_manifest
 from atom.swarm.records.view import loss_unit
 
 FORMS = (".png", ".svg", ".pdf")
-_EVENTS = "events.jsonl"
 
 
 def plot_run(file: Path, address: str | None, state: Path | None) -> None:
@@ -46,7 +45,7 @@ class _Run:
 
 def _of_log(state: Path) -> _Run:
     folder = StateDirectory(state)
-    return _Run(*_named(folder), rounds_of_log(folder.root / _EVENTS))
+    return _Run(*_named(folder), rounds_of_log(folder.events))
 
 
 def _named(folder: StateDirectory) -> tuple[str, str]:

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import typer
 
 from atom.config.places import state_home
+from atom.config.precision import PRECISION_NAMES
 
 SHELLS = ("bash", "zsh", "fish")
 DEVICES = ("rtx4090-24g", "rtx3060-12g", "gtx1080ti-11g", "v100-32g", "h200")
-PRECISIONS = ("float32", "bfloat16", "float16")
 DAEMONS = ("join", "start", "bootstrap")
 """Commands that run until they are told to leave."""
 _FLAG = "--show-completion"
@@ -28,7 +28,7 @@ def devices(incomplete: str) -> list[str]:
 
 
 def precisions(incomplete: str) -> list[str]:
-    return _beginning(incomplete, PRECISIONS)
+    return _beginning(incomplete, PRECISION_NAMES)
 
 
 def services(context: typer.Context, incomplete: str) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from atom.cli.shell.daemon_console import TerminalConsole
 from atom.config.load import load_peer_file
-from atom.config.places import bootstrap_state_directory
+from atom.config.places import bootstrap_state_directory, named_state_directory
 from atom.daemon.peer.addresses import announced_multiaddrs
 from atom.daemon.peer.leave_signals import hang_up
 from atom.daemon.state_directory import StateDirectory
@@ -58,7 +58,7 @@ def serve_bootstrap(options: BootstrapOptions) -> None:
     if listen is None:
         listen = DEFAULT_LISTEN if options.peer_file is None else peer.network.listen
     where = parse_listen(listen)
-    root = options.state or (Path(peer.state.directory) if peer.state.directory else None)
+    root = named_state_directory(options.state, peer.state.directory)
     state = StateDirectory(root or bootstrap_state_directory())
     node = NodeSettings(
         identity_path=str(state.identity),

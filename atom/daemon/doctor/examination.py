@@ -10,11 +10,11 @@ import torch
 from atom.base.errors import UserError
 from atom.config.load import load_peer_file, run_from_text
 from atom.config.peer_file import PeerFile
-from atom.config.places import default_state_directory, state_home
+from atom.config.places import default_state_directory, named_state_directory, state_home
 from atom.daemon.doctor import gathering
 from atom.daemon.doctor.capacity import fit_of, largest_of_family, precision_for
 from atom.daemon.doctor.facts import Capacity, Clock, Facts, Fit, Gpu, Port, Ways
-from atom.daemon.doctor.swarm_side import Sight, look, own_identity
+from atom.daemon.doctor.swarm_side import Sight, look
 from atom.daemon.doctor.ways import find_ways, reached_by
 from atom.daemon.peer.addresses import data_place
 from atom.daemon.peer.box import kept_peer
@@ -52,7 +52,7 @@ def examine(request: DoctorRequest, note: Callable[[str], None]) -> Facts:
     if sight is not None and sight.manifest is not None:
         note("gauging the ways to peers of the run")
         door = door_of(peer, ports)
-        ways = find_ways(sight.manifest, sight.alive, own_identity(folder), peer, door)
+        ways = find_ways(sight.manifest, sight.alive, sight.me, peer, door)
     offset = None if sight is None else sight.offset_s
     clock = Clock(gathering.clock_synchronised(), offset)
     note("reckoning what fits")
@@ -84,11 +84,8 @@ def state_of(request: DoctorRequest, peer: PeerFile) -> Path:
     """Where the peer that is asked about has its state, or would have it: with an address, as
     `atom join` has it. Raises: AddressError if that is none."""
     run = None if request.address is None else parse_join_address(request.address).run
-    if request.state is not None:
-        return request.state
-    if peer.state.directory is not None:
-        return Path(peer.state.directory)
-    return state_home() if run is None else default_state_directory(run)
+    usual = state_home() if run is None else default_state_directory(run)
+    return named_state_directory(request.state, peer.state.directory) or usual
 
 
 def _capacity(peer: PeerFile, gpu: Gpu | None, folder: Path, manifest: Manifest | None) -> Capacity:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from atom import __version__
 from atom.base.errors import AtomError, UserError
-from atom.base.home import expand_home
 from atom.daemon.doctor.facts import Swarm
 from atom.daemon.model.data_check import run_amount
+from atom.daemon.own_identity import own_identity
 from atom.daemon.peer.invitation import check_member
 from atom.swarm.addresses import parse_join_address
 from atom.swarm.dht.directory import open_directory
@@ -40,6 +40,8 @@ class Sight:
     manifest: Manifest | None = None
     alive: Mapping[str, Lease] = field(default_factory=dict)
     """Leases of those who take part."""
+    me: Identity | None = None
+    """Of the peer that may run here; None: there is none yet."""
     offset_s: tuple[float, float] | None = None
     """As `atom.daemon.doctor.facts.Clock` has it."""
 
@@ -52,8 +54,8 @@ async def look(address: str, state: Path) -> Sight:
         directory = await open_directory(parsed.run, parsed.owner, node)
         try:
             manifest, _ = await directory.read_manifest()
-            identity = own_identity(state)
-            own = None if identity is None else identity.peer_id
+            me = own_identity(state)
+            own = None if me is None else me.peer_id
             allowed = seen_from_outside(manifest)
             check_member(allowed, manifest.owner, own or NO_PEER_ID)
             leases = await directory.read_leases()
@@ -78,7 +80,7 @@ async def look(address: str, state: Path) -> Sight:
         reached=reached,
     )
     ages = [now - lease.issued_at for peer, lease in alive.items() if peer != own]
-    return Sight(seen, manifest, alive, clock_offset_s(ages))
+    return Sight(seen, manifest, alive, me, clock_offset_s(ages))
 
 
 def clock_offset_s(ages: list[float]) -> tuple[float, float] | None:
@@ -106,13 +108,4 @@ def version_here(package: str) -> str | None:
     try:
         return metadata.version(package).split("+")[0]
     except metadata.PackageNotFoundError:
-        return None
-
-
-def own_identity(state: Path) -> Identity | None:
-    """Of the peer whose state directory that is; None: there is none yet."""
-    path = expand_home(state) / "identity.key"
-    try:
-        return Identity.load_or_create(path) if path.exists() else None
-    except AtomError:
         return None

@@ -14,7 +14,7 @@ from atom.base.errors import ConfigError, DeviceError
 from atom.base.units import format_bytes
 from atom.config.load import load_peer_file, load_run_file
 from atom.config.peer_file import PeerFile
-from atom.config.places import default_state_directory
+from atom.config.places import default_state_directory, named_state_directory
 from atom.config.run_file import RunFile
 from atom.config.sources import text_sources
 from atom.daemon.fitting.box_plan import DevicePlan, HostPlan, Plan, disk_plan, host_plan
@@ -128,8 +128,8 @@ def _trace(run: RunFile, peer: PeerFile, folder: Path) -> tuple[RunFile, Graph, 
 
 def _root(run: RunFile, peer: PeerFile) -> Path:
     """Where the run's state would lie."""
-    configured = peer.state.directory
-    return Path(configured) if configured else default_state_directory(run.run.name)
+    named = named_state_directory(None, peer.state.directory)
+    return named or default_state_directory(run.run.name)
 
 
 def _vocabulary(run: RunFile, peer: PeerFile, folder: Path) -> int:

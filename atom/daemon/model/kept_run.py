@@ -21,6 +21,7 @@ from atom.config.run_file import RunFile
 from atom.daemon.model.model_source import open_source
 from atom.daemon.model.number_forms import state_form
 from atom.daemon.model.recipe import check_recipe, refuse_versions, write_recipe
+from atom.daemon.own_identity import own_identity
 from atom.daemon.state_directory import StateDirectory
 from atom.graph.ir import ParameterLayout
 from atom.models.own_code import OwnCode, read_code
@@ -29,7 +30,6 @@ from atom.swap.state_form import HIGH, LOW, MASTER, joined
 from atom.swarm.chain.chain_bytes import parse_commits
 from atom.swarm.chain.check import verified_heads
 from atom.swarm.chain.commit import Commit, Head
-from atom.swarm.identity import Identity
 from atom.swarm.records.codec import decode_manifest, first_head
 from atom.swarm.records.run_manifest import Manifest
 from atom.swarm.state.arenas import describe, digest_of_manifests
@@ -147,11 +147,8 @@ class KeptRun:
 
     def _require_trust(self, code: OwnCode, trust: str | None) -> None:
         owner = self.manifest.owner
-        kept_by_owner = (
-            self.state.identity.exists()
-            and Identity.load_or_create(self.state.identity).peer_id == owner
-        )
-        if trust != owner and not kept_by_owner:
+        keeper = own_identity(self.state.root)
+        if trust != owner and (keeper is None or keeper.peer_id != owner):
             raise TrustError(
                 f"this run's model is code of its owner {owner}, saved in {code.path}",
                 f"to run it once more, for the names of the weights: --trust {owner}",

@@ -11,6 +11,7 @@ import torch
 
 from atom import __version__
 from atom.base.errors import MismatchError
+from atom.config.precision import PRECISION_NAMES
 from atom.config.run_file import RunFile
 from atom.daemon.console import Progress
 from atom.daemon.model.model_source import source_errors
@@ -30,11 +31,7 @@ from atom.models.source import InitialValue, ModelSource, materialised
 from atom.swap.device import CpuDevice, Device
 from atom.training.replica.replica import Replica
 
-PRECISIONS = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
+PRECISIONS: dict[str, torch.dtype] = {name: getattr(torch, name) for name in PRECISION_NAMES}
 CHECKED_MEMORY_SHARE = 0.5
 """Of the free host memory, at most, for the start-up check of a smaller model."""
 MOST_THREADS = 8

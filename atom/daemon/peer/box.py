@@ -7,7 +7,7 @@ from pathlib import Path
 
 from atom.config.load import load_peer_file
 from atom.config.peer_file import PeerFile
-from atom.config.places import default_state_directory
+from atom.config.places import default_state_directory, named_state_directory
 from atom.daemon.owner.settings import PeerPlace
 from atom.daemon.state_directory import StateDirectory
 from atom.swarm.chain.commit import Voter
@@ -60,8 +60,8 @@ def open_box(run_name: str, peer_file: Path | None, state: Path | None) -> Box:
     """Reads the peer file, claims the state directory; without a peer file, the one that is kept
     there. Raises: ConfigError, StorageError."""
     peer = load_peer_file(peer_file)
-    configured = Path(peer.state.directory) if peer.state.directory else None
-    directory = StateDirectory(state or configured or default_state_directory(run_name))
+    named = named_state_directory(state, peer.state.directory)
+    directory = StateDirectory(named or default_state_directory(run_name))
     directory.lock()
     if peer_file is None:
         peer = kept_peer(directory)

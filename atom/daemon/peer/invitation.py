@@ -4,8 +4,9 @@ from pathlib import Path
 
 from atom.base.errors import ConfigError, TrustError
 from atom.config.load import load_peer_file
-from atom.config.places import default_state_directory
+from atom.config.places import default_state_directory, named_state_directory
 from atom.daemon.console import Console
+from atom.daemon.own_identity import own_identity
 from atom.daemon.state_directory import StateDirectory
 from atom.swarm.addresses import check_run_name, parse_join_address
 from atom.swarm.identity import Identity
@@ -34,8 +35,7 @@ def own_peer_id(run: str | None, peer_file: Path | None, state: Path | None) -> 
 
     `run`: a run's name or address. Raises: ConfigError, AddressError, StorageError.
     """
-    configured = load_peer_file(peer_file).state.directory
-    root = state or (Path(configured) if configured else None)
+    root = named_state_directory(state, load_peer_file(peer_file).state.directory)
     name = None if run is None else _name_of(run)
     if root is None:
         if name is None:
@@ -45,13 +45,13 @@ def own_peer_id(run: str | None, peer_file: Path | None, state: Path | None) -> 
             )
         root = default_state_directory(name)
     directory = StateDirectory(root)
-    if not directory.identity.exists():
-        directory.lock()  # two processes must not make two identities
-        try:
-            return Identity.load_or_create(directory.identity).peer_id
-        finally:
-            directory.unlock()
-    return Identity.load_or_create(directory.identity).peer_id
+    if (known := own_identity(root)) is not None:
+        return known.peer_id
+    directory.lock()  # two processes must not make two identities
+    try:
+        return Identity.load_or_create(directory.identity).peer_id
+    finally:
+        directory.unlock()
 
 
 def _name_of(run: str) -> str:

@@ -11,7 +11,6 @@ import pytest
 from atom.cli.app import main
 from atom.cli.shell import completion
 from atom.config.peer_text import all_keys
-from atom.daemon.model.recipe import PRECISIONS
 from atom.graph.profile.devices import DEVICES
 
 
@@ -100,7 +99,6 @@ def test_zsh_is_told_what_each_does_on_one_line_with_its_apostrophes(
 
 def test_the_lists_are_those_of_the_program() -> None:
     assert set(completion.DEVICES) == set(DEVICES)
-    assert set(completion.PRECISIONS) == set(PRECISIONS)
 
 
 def test_bash_takes_the_script(tmp_path: Path) -> None:
