@@ -22,8 +22,12 @@ from atom.swarm.addresses import parse_join_address
 STOP_S = 75
 """For leaving, which takes up to 60 s, and for the rest of the end."""
 RESTART_S = 30
-_ENVIRONMENT = ("XDG_DATA_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME")
-"""What decides where things are kept; a service would not inherit it."""
+_ENVIRONMENT = (
+    *("XDG_DATA_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME", "HF_HOME"),
+    *("TZ", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"),
+)
+"""What decides where things are kept, when it is which hour, and which GPU is meant; a service
+would not inherit it."""
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./~-]+")
 
 

@@ -107,6 +107,9 @@ def test_it_does_not_matter_from_where_it_is_started(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_DATA_HOME", "/data 100%")
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("HF_HOME", "/models")
     (tmp_path / "my 100% $box.toml").write_text("")
     demo = VOLUNTEER.parents[1] / "peers" / "demo.toml"
     (tmp_path / "run.toml").write_text(demo.read_text(encoding="utf-8"))
@@ -117,6 +120,8 @@ def test_it_does_not_matter_from_where_it_is_started(
     expected = [word.format(here=tmp_path, above=tmp_path.parent) for word in started]
     assert shlex.split(service["ExecStart"]) == expected
     assert "XDG_DATA_HOME=/data 100%%" in said.out
+    for line in ("TZ=Europe/Berlin", "CUDA_VISIBLE_DEVICES=", "HF_HOME=/models"):
+        assert f"Environment={line}\n" in said.out
     assert "systemctl --user enable" in said.err
 
 
