@@ -7,12 +7,14 @@ import contextlib
 import os
 from collections.abc import Callable, Collection
 from importlib import import_module
+from pathlib import Path
 from typing import Any, Protocol
 
 import psutil
 import torch
 
 from atom.base.errors import DeviceError
+from atom.daemon.owner.power_mark import PowerMark
 from atom.models.installing import install_extra
 
 IN_USE_PERCENT = 10
@@ -58,8 +60,11 @@ class UnseenGpu:
 class NvidiaGpu:
     """One GPU, by its handle in the library."""
 
-    def __init__(self, library: Any, handle: Any, neighbours: Neighbours = lambda: ()) -> None:
+    def __init__(
+        self, library: Any, handle: Any, mark: PowerMark, neighbours: Neighbours = lambda: ()
+    ) -> None:
         self._nvml, self._handle, self._neighbours = library, handle, neighbours
+        self._mark = mark
         self._seen_until_us = 0
         self._power_before_mw: int | None = None
         self.blind = ""
@@ -79,7 +84,8 @@ class NvidiaGpu:
         if watts is None and self._power_before_mw is None:
             return
         try:
-            before = self._power_before_mw or nvml.nvmlDeviceGetPowerManagementLimit(handle)
+            now = nvml.nvmlDeviceGetPowerManagementLimit(handle)
+            before = self._power_before_mw or self._mark.before(now)
             least, most = nvml.nvmlDeviceGetPowerManagementLimitConstraints(handle)
             wanted = before if watts is None else round(1000 * watts)
             if not least <= wanted <= most:
@@ -90,6 +96,10 @@ class NvidiaGpu:
                 )
             nvml.nvmlDeviceSetPowerManagementLimit(handle, wanted)
             self._power_before_mw = before
+            if watts is None:
+                self._mark.remove()
+            else:
+                self._mark.put(before, wanted)
         except nvml.NVMLError as refusal:
             raise DeviceError(
                 f"the driver does not let us limit the GPU's power: {refusal}", _POWER_HINT
@@ -111,9 +121,9 @@ class NvidiaGpu:
         return {each.pid for each in samples if each.smUtil >= IN_USE_PERCENT}
 
 
-def open_gpu(device: torch.device, neighbours: Neighbours = lambda: ()) -> Gpu:
-    """The one that this device is, as the driver knows it. `neighbours`: programs that are no
-    others, with which it is shared in turns."""
+def open_gpu(device: torch.device, folder: Path, neighbours: Neighbours = lambda: ()) -> Gpu:
+    """The one that this device is, as the driver knows it. `folder`: of those who share this
+    machine's devices in turns; `neighbours`: programs that are no others, with which they do."""
     if device.type != "cuda":
         return UnseenGpu("no GPU")
     try:
@@ -123,7 +133,8 @@ def open_gpu(device: torch.device, neighbours: Neighbours = lambda: ()) -> Gpu:
     try:
         nvml.nvmlInit()
         uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
-        return NvidiaGpu(nvml, nvml.nvmlDeviceGetHandleByUUID(uuid), neighbours)
+        mark = PowerMark(folder / uuid / "power.json")
+        return NvidiaGpu(nvml, nvml.nvmlDeviceGetHandleByUUID(uuid), mark, neighbours)
     except nvml.NVMLError as refusal:
         return UnseenGpu(f"the driver says: {refusal}")
 

@@ -117,7 +117,7 @@ def assemble(stack: ExitStack, given: Assembly) -> Life:
     server = BlobServer(blobs, places=places, courtesy=transport.courtesy)
 
     ours = partial(neighbours, machine_folder())
-    gpu = open_gpu(member.replica.device_hold.torch_device, ours)
+    gpu = open_gpu(member.replica.device_hold.torch_device, machine_folder(), ours)
     pauses = Pauses(worker, events, clock, PauseMark(box.state.paused))
     look = Observer(gpu, clock, ours).look
     steward = Steward(box.peer.schedule, look, pauses.wish, life.fail)
