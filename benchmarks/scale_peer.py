@@ -1,8 +1,11 @@
 """One peer of a simulated crowd: its loop carries out what its machine says."""
 
+import random
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from atom.swarm.chain.commit import Ballot, Head, Voter, canonical_digest
 from atom.swarm.chain.messages import Message, Prepare
@@ -35,9 +38,6 @@ from atom.training.round.vocabulary import (
     View,
 )
 
-if TYPE_CHECKING:
-    from scale_world import World
-
 TICK_S, SETTLE_S = 0.1, 0.15
 REPLICAS, ASKED = 5, 8
 KEY_BYTES, STORED_BYTES, NEIGHBOURS_BYTES = 60, 90, 1200
@@ -51,11 +51,53 @@ ROTATES_ABOVE = 64
 shard = lru_cache(maxsize=8192)(shard_of)
 
 
+@dataclass
+class Trigger:
+    """One round: virtual seconds at which things happened first or last."""
+
+    sequences: int = 0
+    """Of all peers so far."""
+    reached: float | None = None
+    """The counts of all peers really add up to the global batch."""
+    asked: float | None = None
+    ringing: float | None = None
+    """The last member starts the ring."""
+    early: int = 0
+    """Attempts that found less than was reported."""
+
+
+class World(Protocol):
+    """What a peer sees and tells of everybody and everything; `scale_world` has it."""
+
+    peers: int
+    reading: str
+    now: float
+    cpu_s: float
+    dht_bytes: int
+    stepping: set[str]
+    told_bytes: dict[str, int]
+    leases: dict[str, tuple[Lease, int]]
+    in_place: dict[int | None, dict[str, tuple[Lease, int]]]
+    summary: tuple[bytes, int, int]
+    dice: random.Random
+    rings: dict[object, list["Peer"]]
+    owner: str
+    all: dict[str, "Peer"]
+
+    def after(self, delay_s: float, act: Callable[[], None]) -> None: ...
+
+    def round_of(self, head: bytes) -> Trigger: ...
+
+    def has_counted(self, head: bytes, sequences: int) -> None: ...
+
+    def size(self, message: Message) -> int: ...
+
+
 class Peer:
     """One peer's loop, carrying out what its machine says."""
 
     def __init__(
-        self, world: "World", identity: Identity, me: Voter, head: Head, terms: Terms
+        self, world: World, identity: Identity, me: Voter, head: Head, terms: Terms
     ) -> None:
         self.world, self.me, self._identity = world, me, identity
         self.machine = RoundMachine(me, head, b"s" * 32, terms, identity.sign, 0.0)

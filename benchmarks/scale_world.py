@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
-from scale_peer import Peer
+from scale_peer import Peer, Trigger
 
 from atom.swarm.chain import membership
 from atom.swarm.chain.commit import MAX_VOTERS, Voter, genesis
@@ -26,21 +26,6 @@ from atom.training.round import Terms
 
 _verified = lru_cache(maxsize=65536)(verify)
 membership.verify = _verified  # a peer checks nine votes a round: here once for all
-
-
-@dataclass
-class Trigger:
-    """One round: virtual seconds at which things happened first or last."""
-
-    sequences: int = 0
-    """Of all peers so far."""
-    reached: float | None = None
-    """The counts of all peers really add up to the global batch."""
-    asked: float | None = None
-    ringing: float | None = None
-    """The last member starts the ring."""
-    early: int = 0
-    """Attempts that found less than was reported."""
 
 
 @dataclass

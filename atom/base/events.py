@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -121,14 +121,3 @@ class EventList:
 
     def emit(self, kind: str, **fields: Any) -> None:
         self.events.append({"event": kind, **fields})
-
-
-def read_events(path: Path) -> Iterator[dict[str, Any]]:
-    """Yields the events of a log; an unfinished last line (a crash while writing) is skipped."""
-    if not path.exists():
-        return
-    with path.open(encoding="utf-8") as file:
-        for line in file:
-            if not line.endswith("\n"):
-                return
-            yield json.loads(line)

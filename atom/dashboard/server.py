@@ -72,7 +72,6 @@ def _application(feed: SwarmFeed, where: Listening) -> web.Application:
     application.add_routes(
         [
             web.get("/", _serving(lambda: page(feed.seen), "text/html")),
-            web.get("/content.html", _serving(lambda: content(feed.seen), "text/html")),
             web.get("/events", _Stream(feed).serve),
             web.get("/swarm.json", _serving_json(feed)),
             web.get("/style.css", _serving(lambda: STYLE, "text/css")),

@@ -81,7 +81,6 @@ code { font: .9em ui-monospace, SFMono-Regular, Menlo, "DejaVu Sans Mono", monos
 .contributions progress { display: inline-block; width: 6rem; margin-right: .5rem; }
 .rounds .gone { opacity: .75; }
 .rounds .n:first-child { text-align: left; }
-meter::-moz-meter-bar { background: var(--accent); }
 .accumulating { color: var(--good); }
 .reducing { color: var(--accent); }
 .stepping { color: var(--violet); }

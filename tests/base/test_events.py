@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from atom.base.events import EventLog, older_log, read_events
+from atom.base.events import EventLog, older_log
+from tests.event_file import read_events
 
 
 def test_what_is_not_finite_is_null(tmp_path: Path) -> None:

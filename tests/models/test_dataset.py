@@ -176,7 +176,7 @@ def test_equal_text_gives_equal_batches_and_digests(tmp_path: Path) -> None:
     one, two = dataset_of(tmp_path / "1", text), dataset_of(tmp_path / "2", text)
     assert one.digest == two.digest
     assert one.vocabulary_size == 256
-    positions = [0, 5, one.train_windows, 3 * one.train_windows + 1]
+    positions = [0, 5, len(one.train), 3 * len(one.train) + 1]
     for mine, theirs in zip(one.batch(positions), two.batch(positions), strict=True):
         assert mine.shape == (4, 4)
         assert torch.equal(mine, theirs)
@@ -196,14 +196,14 @@ def test_the_digest_names_tokens_split_and_windows(tmp_path: Path) -> None:
 
 def test_an_epoch_shows_every_training_token_once(tmp_path: Path) -> None:
     dataset = dataset_of(tmp_path, bytes(range(200)), validation_fraction=0.0)
-    _, targets = dataset.batch(range(dataset.train_windows))
-    assert sorted(targets.flatten().tolist()) == list(range(1, 1 + 4 * dataset.train_windows))
+    _, targets = dataset.batch(range(len(dataset.train)))
+    assert sorted(targets.flatten().tolist()) == list(range(1, 1 + 4 * len(dataset.train)))
 
 
 def test_validation_batches_are_fixed_and_never_trained_on(tmp_path: Path) -> None:
     dataset = dataset_of(tmp_path, bytes(range(200)))
     other_seed = dataset_of(tmp_path, bytes(range(200)), seed=99)
-    count = dataset.validation_windows
+    count = len(dataset.validation)
     assert count == 12
     seen = []
     for index in range(4):

@@ -29,14 +29,6 @@ class Dataset:
     tokenizer_digest: str
     """sha256 hex of the tokenizer."""
 
-    @property
-    def train_windows(self) -> int:
-        return len(self.train)
-
-    @property
-    def validation_windows(self) -> int:
-        return len(self.validation)
-
     def batch(self, positions: Sequence[int]) -> tuple[Tensor, Tensor]:
         """(tokens, targets) of the samples at `positions`, each int64 [len(positions), S]."""
         return self.train.batch([self.sampler.window_at(position) for position in positions])

@@ -1,8 +1,8 @@
 import json
 from pathlib import Path
 
-from atom.base.events import read_events
 from atom.cli.demo.record import EventTail, merge, mini_batches, rounds_of, write_events
+from tests.event_file import read_events
 
 
 def test_a_tail_reads_each_finished_line_once(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from atom.base.errors import DeviceError
-from atom.base.events import read_events
 from atom.cli.shell.terminal import stdout_console
 from atom.cli.train.plan_text import plan_text
 from atom.config.load import load_run_file
@@ -28,6 +27,7 @@ from atom.optim.device_adamw import DeviceAdamW
 from atom.swap.state_form import StateForm
 from atom.swap.step_rates import StepRates
 from tests.daemon.tiny_run import TINY_PEER, TINY_RUN, TINY_TEXT
+from tests.event_file import read_events
 
 STATE = State(ParameterLayout.of({"weight": (10, 10)}), torch.bfloat16, StateForm.EXACT)
 FAST = StepRates(1e12, 1e12, 1e12, 1e12)

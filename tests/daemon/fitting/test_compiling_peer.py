@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch._dynamo.exc import InternalTorchDynamoError
 
-from atom.base.events import read_events
 from atom.config.load import load_run_file
 from atom.daemon.console import Silence
 from atom.daemon.peer.box import StartOptions, open_box
 from atom.daemon.peer.founding import found_run
 from tests.daemon.tiny_run import TINY_PEER, TINY_RUN, TINY_TEXT
+from tests.event_file import read_events
 
 RUN = TINY_RUN.replace('"tiny"', '"compiling"')
 
