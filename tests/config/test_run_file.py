@@ -161,7 +161,7 @@ def test_a_strangers_paths_are_never_opened(shakespeare: RunFile, small: RunFile
 
 @pytest.mark.parametrize(
     ("founders", "shown"),
-    [("texts", "texts"), ("/home/ann/my-texts", "my-texts"), ("a'; rm -r ~ #", "texts")],
+    [("texts", "texts"), ("/home/you/my-texts", "my-texts"), ("a'; rm -r ~ #", "texts")],
 )
 def test_what_is_to_be_pasted_into_a_shell_holds_no_strangers_command(
     founders: str, shown: str, shakespeare: RunFile

@@ -42,7 +42,10 @@ class Ending(StrEnum):
 _WORDS = {
     Ending.ROUNDS_REACHED: "the run is finished; `atom export FOLDER` writes the model",
     Ending.LEFT: "left, and nothing that was counted is lost",
-    Ending.LEFT_LATE: "left, and some of what was counted is lost: no round took it in time",
+    Ending.LEFT_LATE: (
+        "left, and some of what was counted is lost: no round took it before the deadline, or one "
+        "closed without it"
+    ),
 }
 
 

@@ -31,8 +31,11 @@ class _Known:
 class Holders:
     """Stores records with the nodes nearest to their keys. All methods belong to one event loop."""
 
-    def __init__(self, node: Any, replicas: int, beam: int, clock: Clock) -> None:
+    def __init__(
+        self, node: Any, replicas: int, beam: int, clock: Clock, enough_s: float = ENOUGH_SECONDS
+    ) -> None:
         self._node = node
+        self._enough_s = enough_s
         self._clock = clock
         self._replicas = replicas
         self._beam = beam
@@ -53,7 +56,7 @@ class Holders:
         self._calls.update(calls)
         for call in calls:
             call.add_done_callback(self._calls.discard)
-        done, late = await asyncio.wait(calls, timeout=ENOUGH_SECONDS)
+        done, late = await asyncio.wait(calls, timeout=self._enough_s)
         if late and not any(call.result() for call in done):
             done, _ = await asyncio.wait(calls)
         return any(call.result() for call in done)

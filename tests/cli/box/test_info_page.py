@@ -10,7 +10,7 @@ from atom.cli.box.info_page import COPIED, STOCK, lines, rows
 from atom.config.run_file import Optimizer, Swarm
 
 ME, OTHER = f"12D3KooW{'x' * 38}Jubsmb", f"12D3KooW{'y' * 38}Kwxyzq"
-FOLDER = f"/home/ann/{'long/' * 30}tiny"
+FOLDER = f"/home/you/{'long/' * 30}tiny"
 
 
 def info(**more: Any) -> dict[str, Any]:
@@ -63,7 +63,7 @@ def test_a_daemon_in_order_is_whole_on_a_small_terminal() -> None:
         data={"tokens": 9_599_052, "samples": 149_985, "held_back": 1_066_561},
         voters=[ME, *peers], peers=peers, links=dict.fromkeys(peers, way), reachable="yes",
         join_address=f"/ip4/203.0.113.255/tcp/31337/p2p/{ME}/run/tiny/owner/{ME}",
-        state_directory="/home/ann/.local/share/atom/tiny",
+        state_directory="/home/you/.local/share/atom/tiny",
     )  # fmt: skip
     assert sum(-(-len(label + text) // 80) for label, text in lines(usual, 80)) <= 24 - 2
 
