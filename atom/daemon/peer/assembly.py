@@ -1,10 +1,11 @@
 """A peer's parts, from its run, its box and its directory: everything is wired here."""
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
-from atom.base.clock import BootClock
+from atom.base.clock import BootClock, Clock
 from atom.base.events import EventFan, EventSink
 from atom.config.run_file import RunFile
 from atom.daemon.console import Console
@@ -74,67 +75,47 @@ class Assembly:
     monitors: Monitors
 
 
+@dataclass(frozen=True)
+class _Base:
+    """What every side works with, and tells."""
+
+    given: Assembly
+    clock: Clock
+    events: EventSink
+    transport: Transport
+    life: Life
+
+
+@dataclass(frozen=True)
+class _ReplicaSide:
+    """The model, what computes with it, and what of the run is kept."""
+
+    bench: Bench
+    journal: Journal
+    donors: PeerDonors
+    blobs: BlobShelf
+
+
+@dataclass(frozen=True)
+class _OwnerSide:
+    """What the machine's owner wishes, and who sees to it."""
+
+    pauses: Pauses
+    steward: Steward
+    settings: Settings
+
+
 def assemble(stack: ExitStack, given: Assembly) -> Life:
     """Nothing is started; closed with the stack. Raises: UserError."""
-    box, member, console = given.box, given.member, given.console
-    clock, monitors = BootClock(), given.monitors
+    box, member, monitors, clock = given.box, given.member, given.monitors, BootClock()
     events = EventFan(given.log, *monitors.sinks)
     transport = _transport(box, member, given.listen, events)
-    journal = Journal.open(box.state.chain, member.genesis)
-    elements = member.replica.gradients.numel()
-    results = Results(box.state.results, elements)
-    blobs = BlobShelf()
-    donors = PeerDonors(
-        transport,
-        elements,
-        state_form(member.run).arenas(),
-        box.state.downloads,
-        Watch(lambda done, total: console.progress("fetching the state", done, total), events),
-    )
-    shelf = Shelf(blobs, journal, results)
-    room = DiskRoom(box.state.root, events, console.note)
-    keeper = Keeper(journal, results, shelf, box.state.snapshots, room, box.peer.state.snapshots)
-    first = FirstState(member.manifest.initial_state_digest, member.initialise)
-    replay = Replay(
-        member.replica,
-        keeper,
-        donors,
-        first,
-        events,
-        lambda done, total: console.progress("replaying missed rounds", done, total, "rounds"),
-    )
-    deck = Deck(member.samples, box.identity.peer_id)
-    if member.code is not None:
-        blobs.register(blob_name(member.run), member.code)
-    batch = member.run.batch
-    life = Life(box.state, console, events, clock, given.address)
-    work = Work(batch.global_sequences, batch.micro_batch_sequences, deck.next_batch, deck.put_back)
-    worker = Worker(member.replica, work, clock, life.on_pass, life.on_void, life.fail)
-    bench = Bench(member.replica, worker, deck, keeper, replay)
-    style = _ring_style(member.run, elements)
-    hands = ReplicaHands(bench, transport, _schedule(member), clock, events, style, box.me)
-    places = UploadPlaces(known=transport.known)
-    server = BlobServer(blobs, places=places, courtesy=transport.courtesy)
-
-    ours = partial(neighbours, machine_folder())
-    gpu = open_gpu(member.replica.device_hold.torch_device, machine_folder(), ours)
-    pauses = Pauses(worker, events, clock, PauseMark(box.state.paused))
-    look = Observer(gpu, clock, ours).look
-    steward = Steward(box.peer.schedule, look, pauses.wish, life.fail)
-    memory = MemoryCaps(member.built, worker)
-    givers = Givers(gpu, steward, given.turns, transport.bandwidth, memory, worker.submit)
-    settings = Settings(box.peer_place, box.peer, givers)
-    settings.start(console.note)
-
-    def make_loop(head_digest: bytes) -> tuple[RoundMachine, RoundLoop]:
-        machine = RoundMachine(
-            box.me, journal.head, head_digest, _terms(member), box.identity.sign, clock.now()
-        )
-        loop = RoundLoop(machine, box.me, hands, clock, events, life.fail)
-        hands.bind(loop.post, life.on_change)
-        transport.set_handlers(loop.receive, loop.unreachable, server.serve)
-        return machine, loop
-
+    life = Life(box.state, given.console, events, clock, given.address)
+    base = _Base(given, clock, events, transport, life)
+    replica = _replica_side(base)
+    style = _ring_style(member.run, member.replica.gradients.numel())
+    hands = ReplicaHands(replica.bench, transport, _schedule(member), clock, events, style, box.me)
+    owner = _owner_side(base, replica.bench.worker)
     life.parts = Parts(
         me=box.me,
         member=member,
@@ -145,22 +126,103 @@ def assemble(stack: ExitStack, given: Assembly) -> Life:
             if transport.listens
             else ()
         ),
-        worker=worker,
-        pauses=pauses,
-        steward=steward,
-        settings=settings,
+        worker=replica.bench.worker,
+        pauses=owner.pauses,
+        steward=owner.steward,
+        settings=owner.settings,
         hands=hands,
-        keeper=keeper,
-        donors=donors,
+        keeper=replica.bench.keeper,
+        donors=replica.donors,
         turns=given.turns,
         lookout=given.lookout,
         control=ControlServer(life, box.state.control_socket),
         ended_attempts=monitors.ended_attempts,
-        make_loop=make_loop,
+        make_loop=_loop_maker(base, replica, hands),
     )
     stack.callback(life.close)
     monitors.begin(life.info)
     return life
+
+
+def _replica_side(base: _Base) -> _ReplicaSide:
+    box, member, life = base.given.box, base.given.member, base.life
+    journal, blobs = Journal.open(box.state.chain, member.genesis), BlobShelf()
+    keeper = _keeper(base, journal, blobs)
+    donors = _donors(base)
+    deck = Deck(member.samples, box.identity.peer_id)
+    if member.code is not None:
+        blobs.register(blob_name(member.run), member.code)
+    batch = member.run.batch
+    work = Work(batch.global_sequences, batch.micro_batch_sequences, deck.next_batch, deck.put_back)
+    worker = Worker(member.replica, work, base.clock, life.on_pass, life.on_void, life.fail)
+    bench = Bench(member.replica, worker, deck, keeper, _replay(base, keeper, donors))
+    return _ReplicaSide(bench, journal, donors, blobs)
+
+
+def _keeper(base: _Base, journal: Journal, blobs: BlobShelf) -> Keeper:
+    box, member = base.given.box, base.given.member
+    results = Results(box.state.results, member.replica.gradients.numel())
+    shelf = Shelf(blobs, journal, results)
+    room = DiskRoom(box.state.root, base.events, base.given.console.note)
+    return Keeper(journal, results, shelf, box.state.snapshots, room, box.peer.state.snapshots)
+
+
+def _donors(base: _Base) -> PeerDonors:
+    box, member, console = base.given.box, base.given.member, base.given.console
+    return PeerDonors(
+        base.transport,
+        member.replica.gradients.numel(),
+        state_form(member.run).arenas(),
+        box.state.downloads,
+        Watch(lambda done, total: console.progress("fetching the state", done, total), base.events),
+    )
+
+
+def _replay(base: _Base, keeper: Keeper, donors: PeerDonors) -> Replay:
+    member, console = base.given.member, base.given.console
+    return Replay(
+        member.replica,
+        keeper,
+        donors,
+        FirstState(member.manifest.initial_state_digest, member.initialise),
+        base.events,
+        lambda done, total: console.progress("replaying missed rounds", done, total, "rounds"),
+    )
+
+
+def _owner_side(base: _Base, worker: Worker) -> _OwnerSide:
+    """Their wishes hold from here on."""
+    given, box, member = base.given, base.given.box, base.given.member
+    ours = partial(neighbours, machine_folder())
+    gpu = open_gpu(member.replica.device_hold.torch_device, machine_folder(), ours)
+    pauses = Pauses(worker, base.events, base.clock, PauseMark(box.state.paused))
+    look = Observer(gpu, base.clock, ours).look
+    steward = Steward(box.peer.schedule, look, pauses.wish, base.life.fail)
+    memory = MemoryCaps(member.built, worker)
+    bandwidth = base.transport.bandwidth
+    givers = Givers(gpu, steward, given.turns, bandwidth, memory, worker.submit)
+    settings = Settings(box.peer_place, box.peer, givers)
+    settings.start(given.console.note)
+    return _OwnerSide(pauses, steward, settings)
+
+
+def _loop_maker(
+    base: _Base, replica: _ReplicaSide, hands: ReplicaHands
+) -> Callable[[bytes], tuple[RoundMachine, RoundLoop]]:
+    """What begins to take part in rounds, from the state whose digest it is given."""
+    box, member, transport = base.given.box, base.given.member, base.transport
+    places = UploadPlaces(known=transport.known)
+    server = BlobServer(replica.blobs, places=places, courtesy=transport.courtesy)
+
+    def make_loop(head_digest: bytes) -> tuple[RoundMachine, RoundLoop]:
+        head, sign, now = replica.journal.head, box.identity.sign, base.clock.now()
+        machine = RoundMachine(box.me, head, head_digest, _terms(member), sign, now)
+        loop = RoundLoop(machine, box.me, hands, base.clock, base.events, base.life.fail)
+        hands.bind(loop.post, base.life.on_change)
+        transport.set_handlers(loop.receive, loop.unreachable, server.serve)
+        return machine, loop
+
+    return make_loop
 
 
 def _transport(box: Box, member: Membership, listen: str, events: EventSink) -> Transport:
