@@ -12,6 +12,8 @@ One thing is not the same: which bits a number that is none has. Processors diff
 bucket whose weights come out as no number is told (`update`), and left to the host.
 """
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -78,15 +80,24 @@ class DeviceAdamW:
         flags = self._fused.flags[:elements]
         torch.ne(weight, weight, out=flags)
         torch.any(flags, dim=0, out=bad)
+        self._keep(arena, weight, (mean, square), spare, noise)
+
+    def _keep(
+        self,
+        arena: Mapping[str, Tensor],
+        weight: Tensor,
+        moments: tuple[Tensor, Tensor],
+        spare: Tensor,
+        noise: tuple[int, int],
+    ) -> None:
+        """What was computed, in the forms in which the arenas have it."""
         if self._form.splits:
             _split(weight, arena[HIGH], arena[LOW], spare)
         elif WORKING in arena:
             arena[WORKING].copy_(weight)
         if self._form is StateForm.HALF:
-            moments = tuple(
-                (wide, arena[name]) for wide, name in zip((mean, square), MOMENTS, strict=True)
-            )
-            round_at_random(moments, noise, self._fused.wide[:3])
+            kept = tuple((wide, arena[name]) for wide, name in zip(moments, MOMENTS, strict=True))
+            round_at_random(kept, noise, self._fused.wide[:3])
 
     def _square_root(self, value: Tensor, out: Tensor) -> None:
         """By way of float64. torch's own in float32 is off by a last bit on CPUs, where it leaves

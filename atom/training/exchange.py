@@ -156,33 +156,19 @@ class Exchange:
         self, run: _Run, start: StartRing, channels: RingChannels, result: Tensor
     ) -> RingFinished:
         """Over open channels, into `result`. Holds it if all went well."""
-        me, seats = self._transport.peer_id, seats_of(start.members)
-        leaves = leaves_of(start.members)
-        rank = [*seats, *(leaf.peer_id for leaf in leaves)].index(me)
         counts = {member.peer_id: member.sequences for member in start.members}
         landing = LandingResult(result)
         try:
-            source = self._gradients(start.parent) if counts[me] else None
+            source = self._gradients(start.parent) if counts[self._transport.peer_id] else None
             feedback = self._style.feedback if source is not None else None
             residual = feedback.begin() if feedback else None
-            terms = RingTerms(
-                members=seats,
-                leaves=leaves,
-                rank=rank,
-                tag=ring_tag(start.parent, run.ballot),
-                scale=1.0 / sum(counts.values()),
-                codec=self._style.codec,
-                algorithm=Algorithm.ONE_SHOT if start.one_shot else Algorithm.RING,
-                progress_timeout_s=PROGRESS_S,
-                opening_s=OPEN_S,
-                pace=self.pace(),
-                limits=SumLimits(start.largest_part),
-            )
+            terms = self._terms(run, start, sum(counts.values()))
             arenas = Arenas(source, result, residual, landing.landed)
             began = self._clock.now()
             late_leaf = all_reduce(arenas, terms, channels, run.cancelled)
             seconds = self._clock.now() - began
-            self._note_pace(result, len(seats) if rank < len(seats) else 2, seconds)
+            seats = len(terms.members)
+            self._note_pace(result, seats if terms.rank < seats else 2, seconds)
             if not start.one_shot:
                 self._note_links(channels, seconds)
             norm, digest = landing.known()
@@ -193,6 +179,23 @@ class Exchange:
         if feedback:
             feedback.written(digest)
         return RingFinished(run.ballot, digest, norm, late_leaf)
+
+    def _terms(self, run: _Run, start: StartRing, sequences: int) -> RingTerms:
+        seats, leaves = seats_of(start.members), leaves_of(start.members)
+        members = [*seats, *(leaf.peer_id for leaf in leaves)]
+        return RingTerms(
+            members=seats,
+            leaves=leaves,
+            rank=members.index(self._transport.peer_id),
+            tag=ring_tag(start.parent, run.ballot),
+            scale=1.0 / sequences,
+            codec=self._style.codec,
+            algorithm=Algorithm.ONE_SHOT if start.one_shot else Algorithm.RING,
+            progress_timeout_s=PROGRESS_S,
+            opening_s=OPEN_S,
+            pace=self.pace(),
+            limits=SumLimits(start.largest_part),
+        )
 
     def _open(self, start: StartRing) -> RingChannels:
         """Raises: RingBroken."""

@@ -37,6 +37,7 @@ from atom.optim.speed import adamw_elements_per_s
 from atom.plan.advice import Situation, advise
 from atom.plan.chosen_program import chosen_program
 from atom.plan.prediction import Surroundings, Work, predict
+from atom.plan.step_share import StepShare
 from atom.swap.step_rates import StepRates
 from atom.swarm.ring.codec import CODECS
 
@@ -85,9 +86,7 @@ def plan_run(request: PlanRequest, note: Note) -> Plan:
     asked, choice, share = arranged.question, arranged.choice, arranged.share
     program = chosen_program(graph, choice)
     work = _work(run, graph, request)
-    stepping = adamw_elements_per_s(state.precision, state.form) if rates is None else rates.host
-    if rates is not None and share is not None:
-        stepping = share.parameters_per_s
+    stepping = _stepping(state, rates, share)
     surroundings = _surroundings(run, peer, request, stepping, on_gpu)
     situation = Situation(
         asked.chain, asked.machine, asked.limits, work, surroundings, asked.layer_ends
@@ -172,6 +171,13 @@ def _device(
         profile, title = profile_of(graph, kind, None, note), str(kind)
     rate = profile.link.load_bytes_per_s.median
     return DevicePlan(title, budget, profile.source, rate), profile, rates
+
+
+def _stepping(state: State, rates: StepRates | None, share: StepShare | None) -> float:
+    """Parameters per second of the optimizer's step."""
+    if rates is None:
+        return adamw_elements_per_s(state.precision, state.form)
+    return rates.host if share is None else share.parameters_per_s
 
 
 def _work(run: RunFile, graph: Graph, request: PlanRequest) -> Work:

@@ -161,12 +161,7 @@ class Dialer:
                     failures.append(error)
                     self.contacts.led_nowhere(peer_id, way.relay)
                 else:
-                    channel.direct = bool(way.address)
-                    if channel.direct:
-                        self.contacts.worked(peer_id, way.address)
-                    if what[0] in (Purpose.MESSAGES, Purpose.RING):
-                        self.contacts.came_there(peer_id, way.relay)
-                    return channel
+                    return self._note_found(channel, way, peer_id, what[0])
             tried_addresses = any(way.address for way in several)
             if tried_addresses and any(not _nobody(e) for e in failures[before:]):
                 self.contacts.failed(peer_id)
@@ -175,6 +170,14 @@ class Dialer:
         nobody = bool(failures) and all(_nobody(error) for error in failures)
         detail = "; ".join(str(error) for error in failures) or "no known address"
         raise Unreachable(f"{peer_id}: {detail}", nobody)
+
+    def _note_found(self, channel: Channel, way: Way, peer_id: str, purpose: Purpose) -> Channel:
+        channel.direct = bool(way.address)
+        if channel.direct:
+            self.contacts.worked(peer_id, way.address)
+        if purpose in (Purpose.MESSAGES, Purpose.RING):
+            self.contacts.came_there(peer_id, way.relay)
+        return channel
 
     def _shake_hands(
         self, connect: Connect, peer_id: str, what: tuple[Purpose, bytes], whole: Patience
