@@ -55,7 +55,7 @@ class LossChart:
             yield Segment(f"{label:>{_LABEL_COLUMNS - 1}} {side}", quiet)
             yield Segment(text, line)
             yield Segment.line()
-        axis = f"{first:<{width // 2}.0f}{last:>{width - width // 2}.0f}"
+        axis = f"{first:<{width // 2},.0f}{last:>{width - width // 2},.0f}"
         yield Segment(" " * (_LABEL_COLUMNS + 1) + axis, quiet)
         yield Segment.line()
 
