@@ -1,4 +1,7 @@
-"""Names of tests are the same in every process."""
+"""Names of tests are the same in every process, and those of their files are not the same twice."""
+
+from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -10,3 +13,9 @@ DRAWN = Identity.create()
 @pytest.mark.parametrize("drawn", [DRAWN.peer_id, DRAWN.peer_id.encode(), "said"])
 def test_what_is_drawn_is_not_in_them(drawn: object, request: pytest.FixtureRequest) -> None:
     assert request.node.name.split("[")[1] in {"drawn0]", "drawn1]", "said]"}
+
+
+def test_no_two_files_share_a_name() -> None:
+    """pytest takes the second for the first, and ends."""
+    names = Counter(path.name for path in Path(__file__).parent.rglob("test_*.py"))
+    assert [name for name, count in names.items() if count > 1] == []
