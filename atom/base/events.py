@@ -47,7 +47,10 @@ class EventLog:
         """All lines or none: half of one would make the next unreadable."""
         raw = b"".join(self._waiting)
         with self._path.open("a+b", buffering=0) as file:
-            before = file.truncate(_end_of_lines(file.fileno(), file.seek(0, os.SEEK_END)))
+            size = file.seek(0, os.SEEK_END)
+            before = _end_of_lines(file.fileno(), size)
+            if before < size:
+                file.truncate(before)
             written = file.write(raw)
             if written == len(raw):
                 self._waiting.clear()

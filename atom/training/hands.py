@@ -20,7 +20,7 @@ from atom.base.events import EventSink
 from atom.base.reasons import Reason
 from atom.swap.engine import PassCancelled
 from atom.swap.voided import PassVoided
-from atom.swarm.chain.commit import Ballot, Commit, Head, Voter
+from atom.swarm.chain.commit import Ballot, Commit, Head, Value, Voter
 from atom.swarm.chain.usual_gradients import PartLimit
 from atom.swarm.state.arenas import state_digest
 from atom.swarm.transport.transport import PeerTransport
@@ -266,8 +266,7 @@ class ReplicaHands:
         thread, before the first round. Raises: BrokenOff."""
         self._keeper.begin()
         self._replay.restore()
-        if self._journal.commits:
-            self.tally.last = self._journal.commits[-1].value
+        self.tally.last = self._last_value()
         self._start_round(self._journal.head)
         if not self._replay.usable:
             return b""
@@ -377,3 +376,7 @@ class ReplicaHands:
         lost, found = commits[shared:], self._journal.commits[shared:]
         counted = self.own_sequences(heads[-1].digest)
         self.tally.caught_up([c.value for c in lost], [c.value for c in found], counted)
+        self.tally.last = self._last_value()
+
+    def _last_value(self) -> Value | None:
+        return self._journal.commits[-1].value if self._journal.commits else None

@@ -46,7 +46,9 @@ class Tally:
         sequences for the round after `lost`. They may be in the first that was found."""
         taken_back = sum(map(self._take_back, lost))
         entered = sum(map(self._enter, found))
-        self.sequences_dropped += max(taken_back + counted - entered, 0)
+        # Less than nothing is dropped where earlier rounds, dropped in a first try, are back.
+        dropped = self.sequences_dropped + taken_back + counted - entered
+        self.sequences_dropped = max(dropped, 0)
         self.tokens_per_s, self.last_commit_at = 0.0, None
 
     def _enter(self, value: Value) -> int:

@@ -71,6 +71,17 @@ def test_what_both_branches_have_is_lost_on_neither() -> None:
     assert sums(tally) == (1, 5, 0)
 
 
+def test_a_first_try_that_fell_short_costs_nothing_once_the_rounds_are_back() -> None:
+    tally = Tally(ME)
+    ours = [a_round(1, {ME: 5}), a_round(2, {ME: 6})]
+    for value in ours:
+        tally.account(value, value.sequences, 16, 10.0)
+    tally.caught_up(ours, [], 3)
+    assert sums(tally) == (0, 0, 14)
+    tally.caught_up([], ours, 0)
+    assert sums(tally) == (2, 11, 3)
+
+
 def test_no_rate_is_told_over_an_absence() -> None:
     tally = Tally(ME)
     tally.account(a_round(1, {ME: 8}), 8, 16, 10.0)

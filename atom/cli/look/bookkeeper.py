@@ -24,10 +24,14 @@ SAVE_EVERY_ROUNDS = 256
 class Bookkeeper:
     """One run's ledger, as new as the peers let it be. For one event loop."""
 
-    def __init__(self, reader: LedgerReader, fetcher: ChainFetcher, file: LedgerFile) -> None:
+    def __init__(
+        self, reader: LedgerReader, fetcher: ChainFetcher, file: LedgerFile, has_list: bool
+    ) -> None:
+        """`has_list`: the run is for listed peers, by its manifest."""
         self._reader = reader
         self._fetcher = fetcher
         self._file = file
+        self._has_list = has_list
         self._saved = reader.ledger
         self._progress = ""
 
@@ -49,7 +53,7 @@ class Bookkeeper:
     @property
     def shut_out(self) -> bool:
         """Whether that is because only listed peers are answered: asking again does not help."""
-        return self._reader.shut_out
+        return self._has_list and self._reader.shut_out
 
     async def read(self, leases: Mapping[str, Lease], tell: Progress | None = None) -> Ledger:
         """Up to date, if the peers of these leases allow it. May take seconds, or for a long chain
@@ -87,7 +91,8 @@ async def bookkeeping(manifest: Manifest, me: Identity | None) -> AsyncIterator[
     genesis = first_head(manifest)
     file = LedgerFile(cache_directory() / "ledgers", genesis)
     fetcher = ChainFetcher(manifest, me)
-    keeper = Bookkeeper(LedgerReader(file.load(), genesis, fetcher), fetcher, file)
+    has_list = seen_from_outside(manifest).peer_ids is not None
+    keeper = Bookkeeper(LedgerReader(file.load(), genesis, fetcher), fetcher, file, has_list)
     try:
         yield keeper
     finally:

@@ -201,7 +201,7 @@ def _bind_problem(host: str, number: int) -> str:
 
 def daemon_runs(state: Path) -> bool:
     """Whether a daemon of this user's computes here: in `state`, or in the usual place."""
-    others = (each for each in nearest_folder(state_home()).glob("*") if each.name[0] not in "._")
+    others = (each for each in state_home().glob("*") if each.name[0] not in "._")
     return any(StateDirectory(each).in_use for each in (state, *others))
 
 

@@ -121,6 +121,7 @@ class _InfoCollector(Collector):
 
     def __init__(self, info: Info) -> None:
         self._info = info
+        self._highest: dict[str, float] = {}
 
     def describe(self) -> Iterable[Metric]:
         """Nothing, so that registering does not ask a daemon that is only being made."""
@@ -137,7 +138,9 @@ class _InfoCollector(Collector):
             if info[key] is not None:
                 yield GaugeMetricFamily(name, meaning, info[key])
         for key, name, meaning in _COUNTERS:
-            yield CounterMetricFamily(name, meaning, info[key])
+            # A better branch takes rounds back, and a fall would be read as a new beginning.
+            self._highest[key] = max(info[key], self._highest.get(key, 0.0))
+            yield CounterMetricFamily(name, meaning, self._highest[key])
         yield GaugeMetricFamily("atom_peers", "Other peers seen alive.", len(info["peers"]))
         free = info["disk"]["free_bytes"]
         yield GaugeMetricFamily("atom_disk_free_bytes", "Free where the state is kept.", free)

@@ -26,7 +26,7 @@ class Monitors:
         if peer.metrics.port is not None:
             self._metrics = Metrics()
             self._url = self._serve(self._metrics, peer.metrics.host, peer.metrics.port)
-            self.sinks.append(GivenUp(self._metrics, "the metrics of events", console.note))
+            self.sinks.append(GivenUp(self._metrics, "the metrics that count events", console.note))
         if peer.log.tensorboard is not None:
             board = TensorBoardLog.in_folder(Path(peer.log.tensorboard))
             told = GivenUp(board, "TensorBoard", console.note)

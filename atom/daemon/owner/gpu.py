@@ -67,6 +67,7 @@ class NvidiaGpu:
         self._mark = mark
         self._seen_until_us = 0
         self._power_before_mw: int | None = None
+        self._power_set_mw = 0
         self.blind = ""
 
     def other_user(self) -> str:
@@ -85,6 +86,9 @@ class NvidiaGpu:
             return
         try:
             now = nvml.nvmlDeviceGetPowerManagementLimit(handle)
+            if watts is None and now != self._power_set_mw:
+                self._power_before_mw = None  # somebody else's limit holds, and is theirs to lift
+                return
             before = self._power_before_mw or self._mark.before(now)
             least, most = nvml.nvmlDeviceGetPowerManagementLimitConstraints(handle)
             wanted = before if watts is None else round(1000 * watts)
@@ -96,10 +100,11 @@ class NvidiaGpu:
                 )
             nvml.nvmlDeviceSetPowerManagementLimit(handle, wanted)
             self._power_before_mw = before
+            self._power_set_mw = nvml.nvmlDeviceGetPowerManagementLimit(handle)
             if watts is None:
                 self._mark.remove()
             else:
-                self._mark.put(before, wanted)
+                self._mark.put(before, self._power_set_mw)
         except nvml.NVMLError as refusal:
             raise DeviceError(
                 f"the driver does not let us limit the GPU's power: {refusal}", _POWER_HINT

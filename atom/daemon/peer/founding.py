@@ -115,7 +115,10 @@ def found_run(options: StartOptions, box: Box, run: RunFile, console: Console) -
         made = _make(run, text, code, box, console, known[0])
         return made.member(*known, made.given(weights))
     made = _make(run, text, code, box, console)
-    return _founded(made, made.given(options.weights), box, options)
+    given = made.given(options.weights)
+    if options.weights is not None:
+        refuse_unused(made.recipe, expand_home(options.weights))
+    return _founded(made, given, box, options)
 
 
 def _founded(
@@ -226,9 +229,7 @@ class _Made:
         if weights is None:
             return None
         folder = expand_home(weights)
-        given = given_values(self.recipe.run, self.recipe.source, folder)
-        refuse_unused(self.recipe, folder)
-        return given
+        return given_values(self.recipe.run, self.recipe.source, folder)
 
     def member(
         self, manifest: Manifest, record: bytes, given: InitialValue | None = None

@@ -19,7 +19,7 @@ LEAST_PAUSE_S = 0.1
 """Between two readings, however long the first took."""
 CALL_S = 15.0
 PATIENCE_S, ASK_AGAIN_S = 60.0, 1.0
-"""With a DHT while the peer starts: longer than its process takes to be started again."""
+"""With a DHT while the peer starts: usually, its process is started again in less."""
 
 
 class Lookout:

@@ -22,7 +22,7 @@ IDLE_S = 5.0
 """Who has had nothing to compute for so long lets others have the device."""
 PLACE_S, PLACE_TRIES = 0.5, 120
 """How long is waited for the end of a daemon that lost its state directory: it may be slow."""
-_WAS_HERE = "is the daemon of a state directory that was here before"
+_WAS_HERE = "still runs with a state directory that was here and is gone"
 UNREADABLE_S = 30.0
 """A board that could not be looked at for so long keeps nobody from the device."""
 

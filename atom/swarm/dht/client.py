@@ -121,14 +121,17 @@ class DhtClient:
         self.ended.set()
         if self._writer is not None:
             self._writer.close()
-            with contextlib.suppress(ConnectionError):
+            with contextlib.suppress(OSError):  # what the line ended with, short memory perhaps
                 await self._writer.wait_closed()
         if self._reading is not None:
             self._reading.cancel()
         if self._process is not None:
             looked_only = self._settings.client_mode
             patience_s = ONLOOKER_STOP_SECONDS if looked_only else STOP_SECONDS
-            await asyncio.to_thread(_end, self._process, patience_s)
+            try:
+                await asyncio.to_thread(_end, self._process, patience_s)
+            except RuntimeError:  # no thread to be had: better to stand still than to leave it
+                _end(self._process, patience_s)
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
         self._fail_waiting()

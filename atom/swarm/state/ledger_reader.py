@@ -1,8 +1,8 @@
 """Keeps a ledger up to date from what peers serve: an onlooker's chain, checked like a peer's.
 
 A lease is free, and claims what it likes: a crowd of them, with claims beyond all others, must not
-keep the onlooker from those who have the chain. So who gave something to it, as far as it was
-checked, is asked first, and who was asked in vain later than others.
+keep the onlooker from those who have the chain. So half of the questions go to those who gave
+something to it, as far as it was checked; and who was asked in vain is asked later than others.
 """
 
 import threading
@@ -39,7 +39,7 @@ class LedgerReader:
         self.problem = ""
         """Why the ledger is not newer; empty: nobody claims to know better."""
         self.shut_out = False
-        """Whether that is because only listed peers are answered."""
+        """Whether who was asked last said that only listed peers are answered."""
         self.on_progress: Progress = lambda done, total: None
         self._genesis = genesis
         self._fetch = fetch
@@ -64,7 +64,7 @@ class LedgerReader:
                 self.problem = f"…{lease.peer_id[-6:]}: {_in_words(refused)}"
                 self.shut_out = refused.reason is Reason.NOT_ON_THE_LIST
             except OSError as ended:
-                self.problem = f"…{lease.peer_id[-6:]}: {ended}"
+                self.problem, self.shut_out = f"…{lease.peer_id[-6:]}: {ended}", False
             else:
                 del self._in_vain[lease.peer_id]
                 if found.head.prefers(self.ledger.head):
@@ -78,14 +78,18 @@ class LedgerReader:
         self._stop.set()
 
     def _donors(self, leases: Iterable[Lease]) -> list[Lease]:
-        """Those whose heads would be preferred to ours; of equals, the best claim first."""
+        """Those whose heads would be preferred to ours, of equals the best claim first; before all,
+        some that gave to the chain, asked in vain or not."""
         ours = self.ledger.head
         honest = [lease for lease in leases if lease.peer_id not in self._liars]
         claiming = preferred([lease for lease in honest if claims_better(lease, ours)], ours)
         known = {*self.ledger.shares, *(voter.peer_id for voter in self._genesis.voters)}
-        return sorted(
+        ranked = sorted(
             claiming, key=lambda each: (self._in_vain[each.peer_id], each.peer_id not in known)
         )
+        first = [each for each in ranked if each.peer_id in known][: DONORS // 2]
+        names = {each.peer_id for each in first}
+        return first + [each for each in ranked if each.peer_id not in names]
 
     def _found(self, lease: Lease) -> Ledger:
         """What this donor proves. Raises: PeerRefused, OSError."""

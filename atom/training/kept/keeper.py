@@ -28,7 +28,7 @@ from atom.training.kept.snapshot import (
 
 LENT_ROUNDS = 64
 """How far a snapshot that is being fetched may fall behind before it goes all the same."""
-SNAPSHOTS, RESULTS, CHAIN = "snapshots", "results", "chain"
+SNAPSHOTS, RESULTS, SYNCED, CHAIN = "snapshots", "results", "synced results", "chain"
 
 
 class Keeper:
@@ -94,15 +94,15 @@ class Keeper:
         step's result is to survive a power cut, too."""
         needed = _size_bytes(arenas)
         again = self._owed and needed != self._too_large_for and self._has_room(needed)
-        if due or again:
-            self.snapshot(digest, arenas)
-        elif RESULTS not in self.room.paused:
+        covered = (due or again) and self.snapshot(digest, arenas)
+        if not covered and RESULTS not in self.room.paused:
             newest = self.journal.commits[-1].value.result_digest
-            self.room.attempt(RESULTS, lambda: self.results.sync(newest))
+            self.room.attempt(SYNCED, lambda: self.results.sync(newest))
 
-    def snapshot(self, digest: bytes, arenas: Mapping[str, torch.Tensor]) -> None:
+    def snapshot(self, digest: bytes, arenas: Mapping[str, torch.Tensor]) -> bool:
         """Saves the state of the journal's head and drops the results it covers, but for the
-        snapshots before it. Without room, the oldest goes first, but never the only one."""
+        snapshots before it. Without room, the oldest goes first, but never the only one. Whether
+        it is written."""
         needed = _size_bytes(arenas)
         if not self._has_room(needed) and self._keep > 1:
             self._prune(max(self._keep - 1, 1), spare_lent=False)
@@ -110,6 +110,7 @@ class Keeper:
         self._owed = not written
         if written:
             self._prune(self._keep)
+        return written
 
     def _write(self, digest: bytes, arenas: Mapping[str, torch.Tensor], needed: int) -> None:
         head = self.journal.head

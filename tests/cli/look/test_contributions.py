@@ -118,7 +118,7 @@ class NoFetcher:
 def test_what_was_checked_is_kept_now_and_then_and_at_the_end(tmp_path: Path) -> None:
     genesis = first_head(Village().manifest())
     file = LedgerFile(tmp_path, genesis)
-    keeper = Bookkeeper(Grown(genesis, SAVE_EVERY_ROUNDS - 1), NoFetcher(), file)  # type: ignore[arg-type]
+    keeper = Bookkeeper(Grown(genesis, SAVE_EVERY_ROUNDS - 1), NoFetcher(), file, False)  # type: ignore[arg-type]
     kept = []
     for _ in range(2):
         asyncio.run(keeper.read({}))
@@ -202,8 +202,14 @@ class Asked:
 def test_who_is_shut_out_of_the_chain_hears_what_helps() -> None:
     reader: Any = SimpleNamespace(ledger=None, problem="listed peers only", shut_out=True)
     nothing: Any = None
-    keeper = Bookkeeper(reader, nothing, nothing)
+    keeper = Bookkeeper(reader, nothing, nothing, True)
     assert keeper.note == "listed peers only; --state DIR asks as one of them"
     assert keeper.problem == "listed peers only"
     reader.shut_out = False
     assert keeper.note == keeper.problem
+
+
+def test_nobody_is_shut_out_of_an_open_run_whatever_a_stranger_answers() -> None:
+    reader: Any = SimpleNamespace(ledger=None, problem="listed peers only", shut_out=True)
+    nothing: Any = None
+    assert not Bookkeeper(reader, nothing, nothing, False).shut_out

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.util.tensor_util import make_ndarray
@@ -68,6 +69,17 @@ def test_a_scrape_has_our_own_turn_on_the_device() -> None:
     assert value(others, "atom_device_turn_left_seconds") == [], "it has none"
     with scraped(INFO | {"device_turns": {"device": "cpu", "runs": []}}) as (_, scrape):
         assert value(scrape(), "atom_device_share") == [], "it has not looked yet"
+
+
+def test_a_better_branch_that_takes_rounds_back_lets_no_counter_fall() -> None:
+    metrics, info = Metrics(), dict(INFO)
+    metrics.show(lambda: info)
+    counted = []
+    for given in (320, 300, 330):
+        info["sequences_committed"] = given
+        text = generate_latest(metrics.registry).decode()
+        counted += value(text, "atom_committed_sequences_total")
+    assert counted == [320, 320, 330]
 
 
 def test_what_is_not_known_yet_is_left_out() -> None:
@@ -206,5 +218,5 @@ def test_metrics_that_fail_end_nothing(tmp_path: Path, monkeypatch: pytest.Monke
         for sink in (*monitors.sinks, *monitors.sinks):
             sink.emit("left")
     assert said.notes == [
-        "nothing more for the metrics of events until the next start: no such label"
+        "nothing more for the metrics that count events until the next start: no such label"
     ]

@@ -127,6 +127,7 @@ def test_of_two_daemons_the_last_puts_back_what_the_first_found(tmp_path: Path) 
     first.limit_power(200.0)
     second.limit_power(150.0)
     first.limit_power(None)
+    assert library.limit_mw == 150_000, "the second's owner still wants it"
     second.limit_power(140.0)
     third = NvidiaGpu(library, None, PowerMark(path))
     third.limit_power(120.0)

@@ -142,6 +142,17 @@ def test_a_quorums_round_comes_before_a_branch_however_much_was_given_on_it() ->
     assert ledger.shares == {ANN.peer_id: Share(24, 3, 1, 3)}
 
 
+def test_who_gave_to_the_chain_is_asked_again_after_a_question_in_vain() -> None:
+    commits = chain(2)
+    shelf = Shelf({})
+    reader = reading(shelf)
+    honest = lease_of(ANN.peer_id, commits)
+    reader.read([honest])
+    crowd = [a_lease(f"of a crowd {n}", head=b"x" * 32, round=2**62) for n in range(40)]
+    shelf.chains[ANN.peer_id] = commits
+    assert reader.read([*crowd, honest]).head.round == 2
+
+
 def test_a_donor_that_does_not_know_our_round_is_asked_for_all() -> None:
     commits = chain(4)
     shelf = Shelf({"a": commits})

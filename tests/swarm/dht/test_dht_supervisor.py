@@ -73,3 +73,26 @@ def test_a_system_without_another_process_is_no_fault_of_ours(
     with pytest.raises(DirectoryUnavailable, match="Resource temporarily unavailable"):
         asyncio.run(start())
     assert len(os.listdir("/proc/self/fd")) == len(before), "nothing is left open"
+
+
+@pytest.mark.parametrize("no_thread", [False, True])
+def test_whatever_the_line_ended_with_its_process_is_ended(
+    monkeypatch: pytest.MonkeyPatch, no_thread: bool
+) -> None:
+    class BrokenLine:
+        def close(self) -> None: ...
+
+        async def wait_closed(self) -> None:
+            raise OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS))
+
+    async def refused(*given: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    client: Any = DhtClient(NodeSettings())
+    client._writer = BrokenLine()
+    client._process = process = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    if no_thread:
+        monkeypatch.setattr(asyncio, "to_thread", refused)
+    for _ in range(2):
+        asyncio.run(client.close())
+    assert process.poll() is not None

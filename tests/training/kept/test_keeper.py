@@ -139,9 +139,11 @@ def test_a_disk_that_fails_while_it_syncs_stops_nobody(
 
     monkeypatch.setattr(stage.results, "sync", failing)
     steps(stage, 1)
-    assert of(stage, "disk-full") == ["results"]
+    assert of(stage, "disk-full") == ["synced results"]
     steps(stage, 2)
     assert stage.journal.head.round == 3
+    assert of(stage, "disk-full") == ["synced results"], "once"
+    assert of(stage, "disk-room") == []
 
 
 def test_when_its_reader_is_gone_a_state_goes(stage: Stage) -> None:
