@@ -103,16 +103,19 @@ class Identity:
         raw = (
             self.private_key.private_bytes_raw() + self.private_key.public_key().public_bytes_raw()
         )
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(dir=path.parent)
+        aside: Path | None = None
         try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor, name = tempfile.mkstemp(dir=path.parent)
+            aside = Path(name)
             with os.fdopen(descriptor, "wb") as file:
                 file.write(_PRIVATE_PREFIX + raw)
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(name, path)
+            os.replace(aside, path)
         except OSError as problem:
-            remove_leftover(Path(name))
+            if aside is not None:
+                remove_leftover(aside)
             raise StorageError(
                 f"cannot write {path}: {why_not_written(problem)}", "free some disk space"
             ) from problem

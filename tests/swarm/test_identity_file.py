@@ -21,3 +21,9 @@ def test_a_full_disk_is_said_in_words(tmp_path: Path, monkeypatch: pytest.Monkey
             Identity.load_or_create(path)
     assert list(tmp_path.iterdir()) == []
     assert Identity.load_or_create(path).peer_id == Identity.load_or_create(path).peer_id
+
+
+def test_a_place_where_there_can_be_no_folder_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError, match=r"cannot write .*identity\.key: "):
+        Identity.create().save(tmp_path / "file" / "identity.key")

@@ -37,7 +37,10 @@ def listening(bind: tuple[str, int]) -> socket.socket:
                 f"port {bind[1]} is in use",
                 "choose another, or 0 for any free one: [network] data_port in a peer file",
             ) from error
-        raise AddressError(f"cannot listen on {bind[0]}:{bind[1]}: {error}") from error
+        raise AddressError(
+            f"cannot listen on {bind[0]}:{bind[1]}: {error.strerror}",
+            "name an address of this machine, and a port above 1023: [network] data_port",
+        ) from error
 
 
 class Listener:
