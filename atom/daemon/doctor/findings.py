@@ -22,10 +22,9 @@ from atom.daemon.doctor.way_findings import way_findings
 from atom.daemon.doctor.wsl import in_wsl
 from atom.daemon.fitting.host_cap import more_than_there_is
 from atom.models.installing import install_package, install_version
+from atom.swarm.records.lease import CLOCKS_APART_SECONDS
 
 PYTHONS = ((3, 11), (3, 12))
-CLOCK_TOLERANCE_S = 3.0
-"""What the DHT allows."""
 LEAST_DISK_BYTES = 2 * 10**9
 SLOW_DISK_BYTES_PER_S = 50e6
 SLOW_LINK_BYTES_PER_S = 4e9
@@ -203,8 +202,8 @@ def _clock(clock: Clock) -> Finding:
             said = f"no difference from the swarm's was seen; {hidden}"
             return Finding("Clock", Level.OK, said)
         way, least = ("ahead of", low) if low > 0 else ("behind", -high)
-        said = f"at least {least:.1f} s {way} the swarm's; {CLOCK_TOLERANCE_S:.0f} s are allowed"
-        if least > CLOCK_TOLERANCE_S:
+        said = f"at least {least:.1f} s {way} the swarm's; {CLOCKS_APART_SECONDS:.0f} s are allowed"
+        if least > CLOCKS_APART_SECONDS:
             return Finding("Clock", Level.FAILURE, said, fix)
         return Finding("Clock", Level.OK, said)
     if clock.synchronised is None:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 
 from atom.base.errors import AddressError
+from atom.swarm.records.lease import CLOCKS_APART_SECONDS
 
 _CLOCKS = re.compile(r"within .* seconds.*local: ([0-9.]+), peer: ([0-9.]+)")
 _OTHER_KEY = re.compile(r"remote key matches (\w+)")
@@ -52,7 +53,8 @@ def explain_refusal(text: str) -> AddressError:
         ahead_s = float(clocks[1]) - float(clocks[2])
         way = "ahead of" if ahead_s > 0 else "behind"
         return AddressError(
-            f"this machine's clock is {abs(ahead_s):.0f} s {way} the DHT's; 3 s are tolerated",
+            f"this machine's clock is {abs(ahead_s):.0f} s {way} the DHT's; "
+            f"{CLOCKS_APART_SECONDS:.0f} s are tolerated",
             "set the clock (`timedatectl set-ntp true`; in WSL 2, whose clock stands while Windows "
             "sleeps: `sudo hwclock --hctosys`), then try again",
         )

@@ -32,7 +32,7 @@ from atom.swarm.dht.frames import MAX_RECORDS_PER_FETCH, NodeSettings
 from atom.swarm.dht.holders import Holders
 from atom.swarm.records.codec import MAX_RECORD_BYTES, read_claim
 from atom.swarm.records.keys import LEASE_DOMAIN, MANIFEST_DOMAIN, Claim
-from atom.swarm.records.lease import LEASE_SECONDS
+from atom.swarm.records.lease import CLOCKS_APART_SECONDS, LEASE_SECONDS
 
 DIAL_SECONDS = 8.0
 CALL_SECONDS = 3.0
@@ -45,7 +45,6 @@ MAX_KEYS = 4096
 MAX_CONTACTS = 64
 MAX_SECONDS_AHEAD = {LEASE_DOMAIN: 20.0, MANIFEST_DOMAIN: 900.0}
 """Longest time to expiry we store: lifetime, plus two clocks that differ by the 3 s allowed."""
-CLOCKS_APART_SECONDS = 3.0
 USUAL_SECONDS_AHEAD = MAX_SECONDS_AHEAD | {LEASE_DOMAIN: LEASE_SECONDS + CLOCKS_APART_SECONDS}
 """What an author whose clock is right signs: nothing later is to stand in its way."""
 

@@ -26,6 +26,8 @@ class PeerState(StrEnum):
 
 LEASE_SECONDS = 8.0
 RENEW_SECONDS = 2.0
+CLOCKS_APART_SECONDS = 3.0
+"""Between two clocks on the wall: hivemind refuses more (MAX_DHT_TIME_DISCREPANCY_SECONDS)."""
 
 
 def short_name(peer_id: str) -> bytes:

@@ -1,7 +1,5 @@
 """Who stands still, why, and what is told of it."""
 
-import errno
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +9,7 @@ from atom.base.events import EventList
 from atom.daemon.owner.pause_mark import PauseMark
 from atom.daemon.owner.pauses import DEVICE_TAKEN_S, GIVE_BACK_S, TRYING_S, Pauses
 from tests.manual_clock import ManualClock
+from tests.read_only_disk import turn_read_only
 
 
 class SmallWorker:
@@ -92,10 +91,7 @@ def test_a_mark_that_stays_is_told_whatever_else_is(
 def test_a_mark_that_is_not_there_needs_no_disk_that_takes_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def read_only(path: Path, missing_ok: bool = False) -> None:
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-
-    monkeypatch.setattr(Path, "unlink", read_only)
+    turn_read_only(monkeypatch)
     assert Scene(tmp_path / "paused").pauses.resume() == "not paused"
 
 

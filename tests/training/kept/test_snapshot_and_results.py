@@ -1,9 +1,7 @@
 """Snapshots and results: whole or not there."""
 
-import contextlib
 import errno
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +18,7 @@ from atom.training.kept.snapshot import (
     tidy_snapshots,
     write_snapshot,
 )
+from tests.read_only_disk import turn_read_only
 
 
 def arenas(value: float) -> dict[str, torch.Tensor]:
@@ -86,20 +85,11 @@ def test_what_a_disk_that_became_read_only_keeps_is_no_trouble(tmp_path: Path) -
     assert stored.exists()
     for number in (1, 2, 3):
         write_snapshot(tmp_path, number, bytes([number]) * 32, b"d" * 32, arenas(number))
-    with read_only():
+    with pytest.MonkeyPatch.context() as patch:
+        turn_read_only(patch)
         kept = prune_snapshots(tmp_path, lambda snapshot: True, keep=2)
     assert [snapshot.round for snapshot in kept] == [3, 2]
     assert [snapshot.round for snapshot in list_snapshots(tmp_path)] == [3, 2, 1]
-
-
-@contextlib.contextmanager
-def read_only() -> Iterator[None]:
-    def refuse(path: Path, missing_ok: bool = False) -> None:
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Path, "unlink", refuse)
-        yield
 
 
 def test_a_disk_without_room_for_a_folder_is_said(
