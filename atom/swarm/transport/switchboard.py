@@ -60,26 +60,37 @@ class Switchboard:
                 self._changed.notify_all()
 
     def call(self, peer_id: str, seconds: float) -> SocketStream:
-        """A connection that `peer_id` opened because we asked.
+        """A connection that `peer_id` opened because we asked. A line that is replaced meanwhile is
+        no answer: the call goes over the new one.
 
         Raises: Unreachable, TimeoutError.
         """
         token, deadline = secrets.token_bytes(TOKEN_BYTES), time.monotonic() + seconds
         with self._changed:
-            calls = self._lines.get(peer_id)
-            if calls is None:
-                raise Unreachable(f"{peer_id}: keeps no line to us")
             self._expected[token] = None
-            calls.append(token)
-            self._changed.notify_all()
-            self._changed.wait_for(
-                lambda: self._expected[token] is not None or self._lines.get(peer_id) is not calls,
-                max(deadline - time.monotonic(), 0.0),
-            )
-            answered = self._expected.pop(token)
+            try:
+                while self._expected[token] is None and time.monotonic() < deadline:
+                    self._ask(peer_id, token, deadline)
+            finally:
+                answered = self._expected.pop(token)
         if answered is None:
             raise TimeoutError(f"{peer_id}: did not answer our call")
         return answered
+
+    def _ask(self, peer_id: str, token: bytes, deadline: float) -> None:
+        """Over the line that is there now; returns with an answer, another line, or no time left.
+
+        Raises: Unreachable.
+        """
+        calls = self._lines.get(peer_id)
+        if calls is None:
+            raise Unreachable(f"{peer_id}: keeps no line to us")
+        calls.append(token)
+        self._changed.notify_all()
+        self._changed.wait_for(
+            lambda: self._expected[token] is not None or self._lines.get(peer_id) is not calls,
+            max(deadline - time.monotonic(), 0.0),
+        )
 
     def arrived(self, token: bytes, stream: SocketStream) -> bool:
         """Somebody answers a call; False if nobody waits for it (any more)."""

@@ -17,13 +17,14 @@ from atom.base.events import EventList
 from atom.base.reasons import Reason
 from atom.swarm.identity import Identity
 from atom.swarm.records.reachability import Reached
-from atom.swarm.stream.frames import Kind, Patience, Purpose
+from atom.swarm.stream.frames import Channel, Kind, Patience, Purpose
 from atom.swarm.stream.handshake import Local
 from atom.swarm.stream.protection import RingProtection
 from atom.swarm.stream.socket_stream import SocketStream
 from atom.swarm.stream.throttle import SLICE_BYTES
 from atom.swarm.transport.contacts import Contact, Unreachable
 from atom.swarm.transport.endpoint import TransportLimits
+from atom.swarm.transport.lines import _MOST_ANSWERS
 from atom.swarm.transport.relay import Pair
 from atom.swarm.transport.switchboard import ANSWER, TOKEN_BYTES
 from atom.swarm.transport.transport import Transport
@@ -69,6 +70,7 @@ class Peer:
         self.transport.keep_lines([other.peer_id for other in others])
         for other in others:
             until(lambda other=other: other.transport._switchboard.has_line(self.peer_id))  # type: ignore[misc]
+            until(lambda other=other: other.peer_id in self.transport.lines())  # type: ignore[misc]
 
 
 @pytest.fixture
@@ -364,6 +366,33 @@ def test_a_line_that_breaks_is_dialled_anew(make: Callable[..., Peer]) -> None:
     ring_between(host, guest)
     guest.transport.keep_lines([])
     until(lambda: not guest.transport.lines())
+
+
+def test_a_call_outlives_the_line_it_went_over(make: Callable[..., Peer]) -> None:
+    host, guest = make(), make(listens=False)
+    host.knows(guest)
+    guest.keeps_lines_to(host)
+    answers, switchboard = guest.transport._lines._answers, host.transport._switchboard
+    while answers.acquire(blocking=False):  # it hears the call, and has no hands for it
+        pass
+    reached: queue.Queue[Channel | OSError] = queue.Queue()
+
+    def connect() -> None:
+        try:
+            reached.put(host.transport.connect(guest.peer_id, Purpose.RING, b"tag", timeout_s=SOON))
+        except OSError as error:
+            reached.put(error)
+
+    caller = threading.Thread(target=connect)
+    caller.start()
+    until(lambda: switchboard._expected and not switchboard._lines[guest.peer_id])
+    for _ in range(_MOST_ANSWERS):
+        answers.release()
+    guest.transport._lines._up[host.peer_id].close()
+    channel = reached.get(timeout=SOON)
+    caller.join()
+    assert isinstance(channel, Channel), channel
+    channel.close()
 
 
 def test_without_a_line_nobody_is_reached(make: Callable[..., Peer]) -> None:
