@@ -234,6 +234,7 @@ class ReplicaHands:
         value = commit.value
         result = self._results.get(value.result_digest)
         assert result is not None, "only held results are applied"
+        self._results.hold(value.result_digest, result)  # may have come from our own disk
         self._keeper.record(commit)
         self._replica.begin_step(result, value.gradient_norm, value.round)
         counted, tokens = self._replica.sequences, self._schedule.sequence_tokens
@@ -318,12 +319,12 @@ class ReplicaHands:
     def _validation(self, round_number: int) -> dict[str, Any]:
         s = self._schedule
         due = s.validation_rounds is not None and round_number % s.validation_rounds == 0
-        if not due or self._worker.paused:
+        if not due or self._worker.called_off:
             return {}
         batches = self._deck.validation_batches(s.validation_batches, s.micro_batch)
         while True:
             try:
-                loss = self._replica.evaluate(batches, lambda: self._worker.paused)
+                loss = self._replica.evaluate(batches, lambda: self._worker.called_off)
                 return {"validation_loss": round(loss, 6)}
             except (PassCancelled, DeviceTaken):  # others of the swarm validate the same
                 return {}

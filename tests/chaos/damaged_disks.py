@@ -14,6 +14,12 @@ def flip_results(state: Path) -> None:
         flip_byte(path, -5)
 
 
+def empty_results(state: Path) -> None:
+    """As a power cut may leave a file whose name had reached the disk, and nothing else of it."""
+    for path in (state / "results").glob("*.safetensors"):
+        os.truncate(path, 0)
+
+
 def flip_snapshots(state: Path) -> None:
     for path in (state / "snapshots").glob("*.safetensors"):
         flip_byte(path, -5)
@@ -44,6 +50,7 @@ DAMAGES = (
     flip_results,
     nothing,
     tear_chain,
+    empty_results,
     flip_snapshots,
     lose_chain,
     lose_everything_but_identity,

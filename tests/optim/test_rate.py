@@ -1,6 +1,9 @@
+import math
+from decimal import Context, Decimal, localcontext
+
 import pytest
 
-from atom.optim.rate import Decay, RateSettings, learning_rate
+from atom.optim.rate import Decay, RateSettings, _cosine, learning_rate
 
 
 def settings(decay: Decay, rounds: int | None = 100) -> RateSettings:
@@ -45,3 +48,11 @@ def test_a_warm_up_longer_than_the_run_and_a_run_of_one_round() -> None:
 def test_rounds_count_from_one() -> None:
     with pytest.raises(ValueError, match="round 1"):
         learning_rate(settings("constant"), 0)
+
+
+@pytest.mark.parametrize("progress", [k / 97 for k in range(98)])
+def test_a_cosine_depends_on_no_mathematics_library(progress: float) -> None:
+    with localcontext(Context(prec=50)):
+        half, whole = _cosine(Decimal(progress) / 2), _cosine(Decimal(progress))
+        assert abs(whole - (2 * half * half - 1)) < Decimal("1e-40")
+    assert float(whole) == pytest.approx(math.cos(math.pi * progress), abs=1e-15)

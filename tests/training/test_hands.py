@@ -166,7 +166,36 @@ def test_who_is_paused_validates_nothing(tmp_path: Path) -> None:
     assert stage.failures.empty()
 
 
+def test_a_validation_ends_with_the_daemon(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, Schedule(2, 1, 5, 4, 16))
+    validating = threading.Event()
+
+    def long(batches: Sequence[Batch], should_stop: Callable[[], bool]) -> float:
+        validating.set()
+        for _ in range(int(WAIT_S / 0.01)):
+            if should_stop():
+                break
+            stage.worker._closing.wait(0.01)
+        assert should_stop()
+        raise PassCancelled("scripted")
+
+    stage.replica.evaluate = long  # type: ignore[method-assign]
+    stage.apply(stage.commit(stage.hold(1.0)))
+    assert validating.wait(WAIT_S)
+    stage.close()
+    assert stage.failures.empty()
+
+
 # ---- ring and step
+
+
+def test_a_result_that_is_only_on_our_own_disk_is_stepped(stage: Stage) -> None:
+    result = stage.hold(1.0)
+    commit = stage.commit(result)
+    stage.results.save(result)
+    stage.results.keep(set())
+    stage.step(commit)
+    assert stage.journal.head.round == 1
 
 
 def test_a_round_alone_from_ring_to_step(stage: Stage) -> None:

@@ -16,9 +16,11 @@ def agree(
     stop: threading.Event,
 ) -> dict[str, Answer]:
     """The answers by donor, as soon as more than half of those asked say the same, or all have
-    said something. `ask` runs in a thread of its own and ends soon after its event is set.
+    said something. `ask` runs in a thread of its own and ends soon after its event is set; what it
+    raises but for PeerRefused and OSError ends the asking, and is raised here.
     """
     answers: dict[str, Answer] = {}
+    faults: list[Exception] = []
     changed, enough = threading.Condition(), threading.Event()
 
     def question(donor: str) -> None:
@@ -26,6 +28,9 @@ def agree(
             answer: Answer = ask(donor, enough)
         except (PeerRefused, OSError) as error:
             answer = error
+        except Exception as fault:  # noqa: BLE001 - raised where somebody waits for the answers
+            faults.append(fault)
+            return
         with changed:
             if not enough.is_set():
                 answers[donor] = answer
@@ -35,11 +40,13 @@ def agree(
     for thread in threads:
         thread.start()
     with changed:
-        while not stop.is_set() and not _settled(answers, len(asked)):
+        while not (stop.is_set() or faults or _settled(answers, len(asked))):
             changed.wait(_LOOK_S)
         enough.set()
     for thread in threads:
         thread.join()
+    if faults:
+        raise faults[0]
     return answers
 
 

@@ -1,9 +1,9 @@
 """The shelf: named, immutable contents that this peer serves to others in chunks.
 
 Names say what is meant: `state/<head hex>` (a replica's arenas at a certified head),
-`result/<digest hex>` (one averaged gradient arena), `chain` (the commits, as bytes). What is on
-the shelf must not change: give it a snapshot file or a copy, never an arena that is still
-being written.
+`result/<digest hex>` (one averaged gradient arena), `chain/<head hex>` (its commits, as bytes).
+What is on the shelf must not change: give it a snapshot file or a copy, never an arena that is
+still being written.
 """
 
 import threading

@@ -145,6 +145,7 @@ class Channel:
         """In whole frames, and how long that took: written by the thread that sends."""
         self.claimed = False
         self.closed = threading.Event()
+        self._ending = threading.Lock()
         self._on_close = on_close
 
     def send_frame(self, kind: Kind, *parts: bytes | memoryview, patience: Patience) -> None:
@@ -206,9 +207,10 @@ class Channel:
 
     def close(self) -> None:
         """Ends the connection; idempotent; frees a thread blocked in any other method."""
-        if self.closed.is_set():
-            return
-        self.closed.set()
+        with self._ending:
+            if self.closed.is_set():
+                return
+            self.closed.set()
         self.stream.close()
         if self._on_close is not None:
             self._on_close(self)

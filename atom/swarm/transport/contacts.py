@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from atom.config.address import parse_host_port
+
 MAX_ADDRESSES = 8
 MAX_RELAYS = 4
 MOST_KNOWN = 8192
@@ -38,14 +40,11 @@ class Contact:
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """ "host:port" or "[v6]:port". Raises: ValueError."""
-    host, colon, port = text.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not colon or not host or len(text) > 255 or not port.isascii() or not port.isdecimal():
-        raise ValueError(f"not host:port: {text[:80]!r}")
-    if not 0 < int(port[:6]) < 65536:
-        raise ValueError(f"no such port: {port[:6]}")
-    return host, int(port)
+    """ "host:port" or "[v6]:port" that can be dialled. Raises: ValueError."""
+    host, port = parse_host_port(text)
+    if not port:
+        raise ValueError("port 0 cannot be dialled")
+    return host, port
 
 
 class ContactBook:

@@ -1,5 +1,6 @@
 """The threads of one owner: started under a name, watched, joined."""
 
+import errno
 import threading
 import time
 import traceback
@@ -17,11 +18,16 @@ class Crew:
         self._living: set[threading.Thread] = set()
 
     def start(self, name: str, work: Callable[[], None]) -> None:
-        """Runs `work` in a thread of its own."""
+        """Runs `work` in a thread of its own. Raises: OSError when the system has none to give."""
         thread = threading.Thread(target=self._run, args=(work,), name=name, daemon=True)
         with self._lock:
             self._living.add(thread)
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError as problem:
+            with self._lock:
+                self._living.discard(thread)
+            raise OSError(errno.EAGAIN, f"no thread for {name}: {problem}") from problem
 
     def join(self, timeout_s: float) -> bool:
         """Waits for all but the calling thread; whether they ended in time."""

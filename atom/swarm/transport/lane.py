@@ -34,18 +34,17 @@ class Lanes:
                 return False
             queue = self._queues.get(peer_id)
             if queue is None:
-                if len(self._queues) >= limits.destinations:
+                if len(self._queues) >= limits.destinations or not self._begin(peer_id):
                     return False
-                queue = self._queues[peer_id] = deque()
-                self._endpoint.crew.start("atom-lane", lambda: self._run(peer_id))
-            queued_bytes = sum(map(len, queue))
+                queue = self._queues[peer_id]
             full = len(queue) >= limits.queued_messages
-            if full or queued_bytes + len(raw) > limits.queued_bytes:
-                self._endpoint.events.emit("message-dropped", peer_id=peer_id, reason="queue full")
-                return False
-            queue.append(raw)
-            self._changed.notify_all()
-            return True
+            full = full or sum(map(len, queue)) + len(raw) > limits.queued_bytes
+            if not full:
+                queue.append(raw)
+                self._changed.notify_all()
+        if full:  # told without the lock: every message waits for it, and this one for the disk
+            self._endpoint.events.emit("message-dropped", peer_id=peer_id, reason="queue full")
+        return not full
 
     def doubt(self, peer_id: str) -> None:
         """It did not answer. What goes through a third may end there and nobody notices, if that
@@ -58,6 +57,15 @@ class Lanes:
         """After `closing` was set: lets the threads end."""
         with self._changed:
             self._changed.notify_all()
+
+    def _begin(self, peer_id: str) -> bool:
+        self._queues[peer_id] = deque()
+        try:
+            self._endpoint.crew.start("atom-lane", lambda: self._run(peer_id))
+        except OSError:  # the next message tries again
+            del self._queues[peer_id]
+            return False
+        return True
 
     def _run(self, peer_id: str) -> None:
         channel: Channel | None = None

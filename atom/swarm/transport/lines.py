@@ -50,7 +50,10 @@ class Lines:
         for line in ending:
             line.close()
         for peer_id in begin:
-            self._endpoint.crew.start("atom-line", partial(self._run, peer_id))
+            try:
+                self._endpoint.crew.start("atom-line", partial(self._run, peer_id))
+            except OSError:  # the next `keep` tries again
+                self._ended(peer_id)
 
     def moved(self, peer_id: str) -> None:
         """It is somewhere else now, perhaps started again: no use in waiting out a long pause."""
@@ -71,10 +74,19 @@ class Lines:
 
     def _run(self, peer_id: str) -> None:
         pause_s = _FIRST_PAUSE_S
-        while self._goes_on(peer_id):
-            if self._hold(peer_id):
-                pause_s = _FIRST_PAUSE_S
-            pause_s = self._rest(peer_id, pause_s)
+        try:
+            while self._goes_on(peer_id):
+                if self._hold(peer_id):
+                    pause_s = _FIRST_PAUSE_S
+                pause_s = self._rest(peer_id, pause_s)
+        except Exception:
+            self._ended(peer_id)  # the crew tells of it, and the next `keep` begins anew
+            raise
+
+    def _ended(self, peer_id: str) -> None:
+        with self._changed:
+            self._running.discard(peer_id)
+            self._moved.discard(peer_id)
 
     def _rest(self, peer_id: str, pause_s: float) -> float:
         """Waits before the next try; how long to wait before the one after it."""
@@ -126,7 +138,11 @@ class Lines:
         kind, length = channel.recv_header(TOKEN_BYTES, Patience(3 * PING_S))
         token = channel.recv_rest(length, Patience(3 * PING_S))
         if kind == Kind.CALL and self._answers.acquire(blocking=False):
-            self._endpoint.crew.start("atom-answer", partial(self._answer, peer_id, token))
+            try:
+                self._endpoint.crew.start("atom-answer", partial(self._answer, peer_id, token))
+            except OSError:
+                self._answers.release()
+                raise
 
     def _answer(self, peer_id: str, token: bytes) -> None:
         try:

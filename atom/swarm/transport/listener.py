@@ -98,7 +98,11 @@ class Listener:
             accepted.close()
             self._refusals.write(PeerRefused(Reason.TOO_MANY_CONNECTIONS), host, "")
             return
-        self._endpoint.crew.start("atom-inbound", lambda: self._serve(accepted, host))
+        try:
+            self._endpoint.crew.start("atom-inbound", lambda: self._serve(accepted, host))
+        except OSError:  # no thread to be had now; the door stays open for those who come later
+            accepted.close()
+            self._doorkeeper.leave(host, "")
 
     def serve_called(self, connected: SocketStream, host: str) -> None:
         """Serves a connection that we opened because `host` called us, to its end.

@@ -46,18 +46,25 @@ class Resolver:
             except OSError as problem:
                 found.append(OSError(str(problem)))
             finally:
-                with self._changed:
-                    self._under_way -= Counter([peer_id])
-                    self._changed.notify_all()
+                self._end(peer_id)
                 done.set()
 
-        threading.Thread(target=look, name="atom-lookup", daemon=True).start()
+        try:
+            threading.Thread(target=look, name="atom-lookup", daemon=True).start()
+        except RuntimeError as problem:
+            self._end(peer_id)
+            raise OSError(f"no thread to look up {host}: {problem}") from problem
         if not done.wait(max(deadline - time.monotonic(), 0.0)):
             raise TimeoutError(f"looking up {host} takes too long")
         answer = found[0]
         if isinstance(answer, OSError):
             raise answer
         return answer
+
+    def _end(self, peer_id: str) -> None:
+        with self._changed:
+            self._under_way -= Counter([peer_id])
+            self._changed.notify_all()
 
     def _is_free(self, peer_id: str) -> bool:
         mine, all_of_them = self._under_way[peer_id], self._under_way.total()

@@ -11,12 +11,14 @@ never makes anybody wait. A result that was accepted and not committed is offere
 wanted at once, by those who are to vote for it, and may never be worth a file.
 """
 
+import contextlib
 import json
 import re
 import threading
 from collections import deque
 from collections.abc import Sequence, Set
 
+from atom.base.errors import StorageError
 from atom.swarm.chain.chain_bytes import chain_name
 from atom.swarm.state.arena_sources import FileBytes
 from atom.swarm.state.blobs import BlobShelf
@@ -114,7 +116,8 @@ class Shelf:
             for name in offered - stored.keys() - self._in_memory:
                 self._blobs.remove(name)
             for name in (stored.keys() - offered) | (stored.keys() & returned):
-                self._blobs.register(name, self._results.path(stored[name]))
+                with contextlib.suppress(StorageError):  # damaged: read, it counts as not there
+                    self._blobs.register(name, self._results.path(stored[name]))
 
 
 def _result_name(digest: bytes) -> str:

@@ -154,6 +154,11 @@ class Worker:
         return bool(self._pauses)
 
     @property
+    def called_off(self) -> bool:
+        """Is long work on the device that others can do as well to end? From any thread."""
+        return self.paused or self._closing.is_set()
+
+    @property
     def stands_still(self) -> bool:
         """Does it train nothing, however much there is to do? A round holds it for a moment only,
         and is none of that. From any thread."""

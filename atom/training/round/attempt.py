@@ -86,9 +86,9 @@ class Attempt:
     def decidable(self) -> bool:
         return self.electorate.satisfied_by(set(self.promises))
 
-    def ring_of(self, left_out: AbstractSet[str], salt: bytes) -> tuple[Contribution, ...]:
+    def ring_of(self, me: str, left_out: AbstractSet[str], salt: bytes) -> tuple[Contribution, ...]:
         """All that promised but those left out, in the order that `salt` deals. Of more than a ring
-        can have, those that counted most."""
+        can have: its coordinator, who has to know the result, and those that counted most."""
         able = [
             Contribution(v.peer_id, v.incarnation, p.sequences, p.loss_sum)
             for v in standing(self.promises, salt)
@@ -97,7 +97,8 @@ class Attempt:
         ]
         if len(able) <= MOST_CONTRIBUTORS:
             return tuple(able)
-        most = sorted(able, key=lambda part: -part.sequences)[:MOST_CONTRIBUTORS]
+        most = sorted(able, key=lambda part: (part.peer_id != me, -part.sequences))
+        most = most[:MOST_CONTRIBUTORS]
         seated = {part.peer_id for part in most}
         return tuple(part for part in able if part.peer_id in seated)
 

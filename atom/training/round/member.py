@@ -17,6 +17,7 @@ from atom.swarm.chain.messages import (
 )
 from atom.swarm.ring.algorithm import MAX_MEMBERS
 from atom.swarm.ring.composition import well_composed
+from atom.training.round.calls import Calls
 from atom.training.round.coordinator import Coordinator
 from atom.training.round.decision import Decision
 from atom.training.round.desk import Desk, Held
@@ -150,7 +151,7 @@ class Member:
     def _has_time_for(self, coordinator: Voter) -> bool:
         desk = self._desk
         others_turn_s = desk.patience.quiet + desk.patience.prevote + desk.promise_patience()
-        calls = desk.state.calls[coordinator.peer_id]
+        calls = desk.state.calls.get(coordinator.peer_id, Calls())  # strangers leave nothing here
         return calls.allow(self._idle_s, desk.composing_patience, others_turn_s)
 
     @property

@@ -48,7 +48,7 @@ class RingWatch:
 
     def members(self, attempt: Attempt) -> tuple[Contribution, ...]:
         """Of a ring of those that promised, in an order that is dealt anew by every head."""
-        return attempt.ring_of(self.left_out(), self._desk.head.digest)
+        return attempt.ring_of(self._desk.me.peer_id, self.left_out(), self._desk.head.digest)
 
     def compose(self, attempt: Attempt) -> None:
         """Seats the attempt's members, or has some carried, and chooses how they average: by what

@@ -2,6 +2,8 @@
 
 import threading
 
+import pytest
+
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.swarm.state.agreement import agree
@@ -33,6 +35,17 @@ def test_without_a_majority_all_are_heard() -> None:
     assert answers["a"] == b"a"
     assert isinstance(answers["refuses"], PeerRefused)
     assert isinstance(answers["gone"], ConnectionError)
+
+
+def test_what_nobody_foresaw_is_raised_and_not_waited_for() -> None:
+    def ask(donor: str, stop: threading.Event) -> bytes:
+        if donor == "odd":
+            raise OverflowError("a port of thirty digits")
+        stop.wait(20.0)
+        return b""
+
+    with pytest.raises(OverflowError, match="thirty digits"):
+        agree(["odd", "silent"], ask, threading.Event())
 
 
 def test_whoever_stops_us_gets_what_is_there() -> None:

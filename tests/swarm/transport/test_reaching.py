@@ -368,6 +368,25 @@ def test_a_line_that_breaks_is_dialled_anew(make: Callable[..., Peer]) -> None:
     until(lambda: not guest.transport.lines())
 
 
+def test_a_line_whose_thread_ended_is_begun_anew(
+    make: Callable[..., Peer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host, guest = make(), make(listens=False)
+    host.knows(guest)
+    guest.knows(host)
+
+    def odd(*_: object) -> Channel:
+        raise OverflowError("nobody foresaw this")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(guest.transport._dialer, "dial_directly", odd)
+        guest.transport.keep_lines([host.peer_id])
+        until(lambda: any(e["event"] == "thread-failed" for e in guest.events.events))
+    guest.events.events.clear()
+    guest.keeps_lines_to(host)
+    ring_between(host, guest)
+
+
 def test_a_call_outlives_the_line_it_went_over(make: Callable[..., Peer]) -> None:
     host, guest = make(), make(listens=False)
     host.knows(guest)

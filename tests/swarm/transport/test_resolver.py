@@ -56,6 +56,23 @@ def test_names_are_found_or_unknown(names: SlowNames) -> None:
         Resolver().resolve("nowhere.example", 80, SOON, PEER)
 
 
+def test_a_system_without_threads_costs_no_place(
+    names: SlowNames, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resolver = Resolver()
+    names.answer.set()
+    with monkeypatch.context() as poor:
+        poor.setattr(threading.Thread, "start", no_thread)
+        for _ in range(MOST_PER_PEER + 1):
+            with pytest.raises(OSError, match="no thread to look up"):
+                resolver.resolve("somewhere.example", 80, SOON, PEER)
+    assert resolver.resolve("somewhere.example", 80, SOON, PEER)[4] == ("192.0.2.9", 80)
+
+
+def no_thread(thread: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
 def test_a_silent_resolver_is_given_up(names: SlowNames) -> None:
     with pytest.raises(TimeoutError, match="takes too long"):
         Resolver().resolve("somewhere.example", 80, 0.05, PEER)

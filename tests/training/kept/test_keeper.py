@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 from atom.base.errors import StorageError
+from atom.swarm.state.blobs import BlobShelf
 from atom.training.hands import Schedule
 from atom.training.kept import keeper as keeper_module
 from atom.training.kept.disk_room import DiskRoom
 from atom.training.kept.journal import Journal
 from atom.training.kept.keeper import Keeper
-from atom.training.kept.shelf import IN_USE_S
+from atom.training.kept.shelf import IN_USE_S, Shelf
 from atom.training.kept.snapshot import list_snapshots
 from tests.read_only_disk import turn_read_only
 from tests.training.hands_stage import ELEMENTS, Stage, kinds
@@ -65,6 +66,22 @@ def test_as_many_as_asked_for_and_the_oldest_goes_first(stage: Stage) -> None:
     one.begin()
     assert rounds(stage) == [6]
     assert len(stage.results.stored()) == 1
+
+
+def test_what_a_power_cut_left_of_a_result_is_offered_once_it_is_whole(stage: Stage) -> None:
+    steps(stage, 3)
+    result = stage.journal.commits[-1].value.result_digest
+    whole = stage.results.path(result).read_bytes()
+    stage.results.path(result).write_bytes(b"")
+    blobs = BlobShelf()
+    shelf = Shelf(blobs, stage.journal, stage.results)
+    keeper = Keeper(stage.journal, stage.results, shelf, stage.snapshots, stage.room)
+    keeper.begin()
+    name = f"result/{result.hex()}"
+    assert name not in blobs.names()
+    stage.results.path(result).write_bytes(whole)
+    keeper.announce_chain()
+    assert name in blobs.names()
 
 
 def test_without_room_snapshots_pause_and_training_goes_on(stage: Stage) -> None:

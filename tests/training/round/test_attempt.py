@@ -57,6 +57,7 @@ def test_of_more_than_a_ring_can_have_those_that_counted_most() -> None:
     idle = [Voter(f"idle {number}", b"i" * 16) for number in range(MOST_CONTRIBUTORS)]
     for peer in (*PEERS, *idle):
         attempt.take(peer, replace(promise(), sequences=8 if peer in PEERS else 0))
-    ring = attempt.ring_of(frozenset(), b"salt")
+    me = idle[-1].peer_id
+    ring = attempt.ring_of(me, frozenset(), b"salt")
     assert len(ring) == MOST_CONTRIBUTORS
-    assert {peer.peer_id for peer in PEERS} <= {part.peer_id for part in ring}
+    assert {me, *(peer.peer_id for peer in PEERS)} <= {part.peer_id for part in ring}

@@ -475,6 +475,7 @@ def test_whoever_would_refuse_a_call_says_so_when_asked() -> None:
     reasons = ["", Reason.VOTER_ALIVE, Reason.NOT_A_VOTER, Reason.WRONG_HEAD, Reason.NOT_A_VOTER]
     answers = scene.answers(PrevoteAnswer)
     assert [m.refusal for m in answers if isinstance(m, PrevoteAnswer)] == reasons
+    assert not scene.machine._desk.state.calls, "whoever asks leaves nothing with us"
 
 
 @pytest.mark.parametrize("overdue", [0.0, 2.0])
