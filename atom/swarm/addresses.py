@@ -24,7 +24,6 @@ EXAMPLE_JOIN = f"{EXAMPLE_MULTIADDR}/run/shakespeare/owner/{EXAMPLE_PEER}"
 
 MAX_ADDRESS_CHARACTERS = 4096
 MAX_BOOTSTRAP = 16
-"""A run's name: it is part of DHT keys, addresses and folder names."""
 
 _WITH_VALUE = {"ip4", "ip6", "dns", "dns4", "dns6", "dnsaddr", "tcp", "udp", "p2p"}
 _WITHOUT_VALUE = {"quic", "quic-v1", "ws", "wss", "tls", "noise", "p2p-circuit"}

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from atom.base.events import EventLog
 from atom.config.load import load_peer_file
 from atom.config.peer_file import PeerFile
 from atom.config.places import default_state_directory, named_state_directory
@@ -48,6 +49,8 @@ class Box:
     state: StateDirectory
     identity: Identity
     incarnation: bytes
+    events: EventLog
+    """What is written down of it, by whomever: two writers would cut off each other's lines."""
     take_device: Callable[[], None] = lambda: None
     """Returns when the device may be set up: another run may have its turn."""
 
@@ -67,7 +70,8 @@ def open_box(run_name: str, peer_file: Path | None, state: Path | None) -> Box:
         peer = kept_peer(directory)
     identity = Identity.load_or_create(directory.identity)
     place = PeerPlace((peer_file or directory.peer_file).absolute(), kept=peer_file is None)
-    return Box(peer, place, directory, identity, secrets.token_bytes(16))
+    events = EventLog(directory.events)
+    return Box(peer, place, directory, identity, secrets.token_bytes(16), events)
 
 
 def kept_peer(directory: StateDirectory) -> PeerFile:

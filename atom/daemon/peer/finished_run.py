@@ -5,7 +5,6 @@ run that nobody is left in would only hear that it cannot be reached.
 """
 
 from atom.base.errors import UserError
-from atom.base.events import EventLog
 from atom.config.load import run_from_text
 from atom.daemon.console import Console
 from atom.daemon.model.kept_run import KeptRun
@@ -28,8 +27,7 @@ def says_finished(
         return False  # a run file that was changed is refused, with the reason
     head, digest = last.head.hex(), last.state_digest.hex()
     ending = Ending.ROUNDS_REACHED
-    events = EventLog(box.state.events)
-    events.emit("left", ending=ending.value, round=last.round, head=head, digest=digest)
+    box.events.emit("left", ending=ending.value, round=last.round, head=head, digest=digest)
     console.note(ending_note(ending, last.round))
     return True
 

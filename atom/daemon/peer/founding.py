@@ -11,7 +11,6 @@ from atom.base.errors import (
     ModelError,
     StorageError,
 )
-from atom.base.events import EventLog
 from atom.base.home import expand_home
 from atom.config.load import load_run_file, normalised_run_text, run_from_text
 from atom.config.run_file import RunFile
@@ -261,11 +260,11 @@ def _make(
 
     def uncompiled(kind: str, why: str) -> None:
         console.note(f"{kind} runs uncompiled: {why}")
-        EventLog(box.state.events).emit("uncompiled", sub_model=kind, reason=why)
+        box.events.emit("uncompiled", sub_model=kind, reason=why)
 
     def unstreamed(why: str) -> None:
         console.note(f"the device takes no share of the optimizer step: {why}")
-        EventLog(box.state.events).emit("unstreamed", reason=why)
+        box.events.emit("unstreamed", reason=why)
 
     hearers = Hearers(console.note, console.progress, uncompiled, unstreamed)
     built = build_replica(recipe, samples, box.peer, seed, box.state.program, hearers)

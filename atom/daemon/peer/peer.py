@@ -56,7 +56,6 @@ def run_start(options: StartOptions, console: Console) -> Ending:
     with ExitStack() as stack:
         stack.callback(box.state.unlock)
         listen = options.listen or box.peer.network.listen
-        events = EventLog(box.state.events)
         node = _node(box, listen, initial)
         owner = box.identity.peer_id
         if says_finished(box, run.run.name, owner, run.run.rounds, console):
@@ -64,12 +63,12 @@ def run_start(options: StartOptions, console: Console) -> Ending:
         monitors = _at_the_door(stack, box, listen, console)
         say_list(AllowList.of(owner, run.swarm.members), console)
         box, turns = _with_turns(stack, box, run.run.name, owner, console)
-        lookout, directory = _look(stack, events, node, run.run.name, owner, console)
+        lookout, directory = _look(stack, box.events, node, run.run.name, owner, console)
         member = found_run(options, box, run, console)
         lookout.ask(lambda: directory.publish_manifest(member.record))
         entrance = initial or lookout.ask(directory.visible_addresses)
         address = format_join_address(JoinAddress(tuple(entrance[:1]), run.run.name, owner))
-        parts = (box, member, lookout, turns, address, listen, console, events, monitors)
+        parts = (box, member, lookout, turns, address, listen, console, box.events, monitors)
         life = assemble(stack, Assembly(*parts))
         console.join_address(address)
         if member.code is not None:
@@ -89,9 +88,8 @@ def run_join(options: JoinOptions, console: Console) -> Ending:
             return Ending.ROUNDS_REACHED
         listen = box.peer.network.listen
         monitors = _at_the_door(stack, box, listen, console)
-        events = EventLog(box.state.events)
         node = _node(box, listen, address.bootstrap)
-        lookout, directory = _look(stack, events, node, address.run, address.owner, console)
+        lookout, directory = _look(stack, box.events, node, address.run, address.owner, console)
         manifest, record = lookout.ask(directory.read_manifest)
         console.note(f"joining {manifest.run}, founded by {manifest.owner}")
         check_trust(manifest.owner, options.trust)
@@ -100,7 +98,7 @@ def run_join(options: JoinOptions, console: Console) -> Ending:
         check_member(allowed, manifest.owner, box.identity.peer_id)
         say_list(allowed, console)
         box, turns = _with_turns(stack, box, address.run, manifest.owner, console)
-        code = obtain_code(run, manifest, options, box, lookout, events)
+        code = obtain_code(run, manifest, options, box, lookout, box.events)
         member = enter_run(manifest, record, code, box, console)
         lookout.ask(lambda: directory.publish_manifest(member.record))
         entrance = lookout.ask(directory.visible_addresses)
@@ -108,7 +106,7 @@ def run_join(options: JoinOptions, console: Console) -> Ending:
             JoinAddress(tuple(entrance[:1]) or address.bootstrap, address.run, manifest.owner)
         )
         console.note(f"others may join through this peer: {ours}")
-        parts = (box, member, lookout, turns, ours, listen, console, events, monitors)
+        parts = (box, member, lookout, turns, ours, listen, console, box.events, monitors)
         return assemble(stack, Assembly(*parts)).live(directory)
 
 

@@ -14,11 +14,11 @@ from atom.base.errors import ConfigError, PeerRefused
 from atom.base.reasons import Reason
 from atom.config.run_name import RUN_NAME
 from atom.swarm.chain.commit import Head, Voter, canonical_digest, genesis
-from atom.swarm.identity import Identity, peer_id_of, public_key_of, verify
+from atom.swarm.identity import Identity, is_peer_id, verify
 from atom.swarm.records.fields import check_digest, incarnation_of, text_of
 from atom.swarm.records.keys import LEASE_DOMAIN, MANIFEST_DOMAIN, Claim
 from atom.swarm.records.lease import Lease
-from atom.swarm.records.lease_body import MAX_PEER_ID_CHARACTERS, from_body, to_body
+from atom.swarm.records.lease_body import from_body, to_body
 from atom.swarm.records.run_manifest import Manifest
 from atom.wire.records_pb2 import DataAmount, LeaseBody, ManifestBody, SignedRecord
 
@@ -171,21 +171,11 @@ def _author(signed: SignedRecord) -> str:
     _parse(body, signed.payload)
     author = body.peer_id if isinstance(body, LeaseBody) else body.owner
     for peer_id in (author, body.owner):
-        if not _is_canonical(peer_id):
+        if not is_peer_id(peer_id):  # one spelling of each key: a second were a second voter
             raise PeerRefused(Reason.WRONG_IDENTITY, f"{peer_id[:64]!r} is no Ed25519 peer id")
     if RUN_NAME.fullmatch(body.run) is None:
         raise PeerRefused(Reason.WRONG_RUN, f"{body.run[:64]!r} is no run's name")
     return author
-
-
-def _is_canonical(peer_id: str) -> bool:
-    """One key has one spelling: a second one would be a second voter."""
-    if len(peer_id) > MAX_PEER_ID_CHARACTERS:
-        return False
-    try:
-        return peer_id_of(public_key_of(peer_id).public_bytes_raw()) == peer_id
-    except ValueError:
-        return False
 
 
 def _parse(message: SignedRecord | LeaseBody | ManifestBody, raw: bytes) -> None:

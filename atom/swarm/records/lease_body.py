@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.swarm.chain.branches import SHOWN, Branch
+from atom.swarm.identity import MAX_PEER_ID_CHARACTERS
 from atom.swarm.records.fields import check_digest, incarnation_of, texts_of
 from atom.swarm.records.lease import Lease, PeerState
 from atom.swarm.records.link import LEAST_BYTES_PER_S, LONGEST_ROUND_TRIP_S, Link
@@ -15,7 +16,6 @@ from atom.wire.records_pb2 import BranchBody, EndedAttempt, LeaseBody, LinkBody
 
 MAX_ADDRESSES = 8
 MAX_ADDRESS_CHARACTERS = 128
-MAX_PEER_ID_CHARACTERS = 64
 MAX_LINES = 4
 MAX_LINKS = 16
 MAX_ENDED_ATTEMPTS = 4

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from atom.config.address import parse_host_port
+from atom.swarm.records.lease_body import MAX_ADDRESSES
 
-MAX_ADDRESSES = 8
 MAX_RELAYS = 4
 MOST_KNOWN = 8192
 """Peers; who was heard of longest ago goes first."""
