@@ -6,7 +6,7 @@ DHT replica cannot keep a dead peer alive. When we ourselves were not looking (f
 DHT unreachable), everything is unknown again and every timer starts over.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from atom.swarm.chain.commit import Voter
@@ -61,9 +61,13 @@ class LeaseBook:
             self._watching_since = now
         self._updated_at = now
         self._alive_until = float("-inf")
+        silent = self._silent(now)
         for peer_id, lease in leases.items():
-            if peer_id in self._peers or len(self._peers) < MAX_PEERS or self._make_room():
-                self._see(peer_id, lease, now)
+            if peer_id not in self._peers and len(self._peers) >= MAX_PEERS:
+                if (dropped := next(silent, None)) is None:
+                    continue
+                del self._peers[dropped]
+            self._see(peer_id, lease, now)
 
     def is_watching(self, now: float) -> bool:
         """Whether our own readings have been close enough together to judge anybody."""
@@ -170,14 +174,12 @@ class LeaseBook:
             for sighting in incarnations.values():
                 sighting.last_sign = None
 
-    def _make_room(self) -> bool:
-        """Drops a peer without any sign of life since the last gap or lease time, if there is."""
-        now = self._updated_at or 0.0
-        for peer_id, incarnations in self._peers.items():
+    def _silent(self, now: float) -> Iterator[str]:
+        """Peers without any sign of life since the last gap or lease time. Each is looked at once,
+        however many newcomers ask for a place: a crowd of them comes with every reading."""
+        for peer_id, incarnations in list(self._peers.items()):
             if not any(self._is_recent(s, now) for s in incarnations.values()):
-                del self._peers[peer_id]
-                return True
-        return False
+                yield peer_id
 
 
 def _are_doubled(recent: Sequence[_Sighting]) -> bool:

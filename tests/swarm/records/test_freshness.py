@@ -151,6 +151,21 @@ def test_memory_is_bounded(monkeypatch):
     assert len(book._asked_at) <= freshness.MAX_ASKED
 
 
+def test_a_crowd_that_comes_with_every_reading_is_no_work_without_end(monkeypatch):
+    """It took a daemon of 8,192 places twenty seconds a reading: its own lease ended meanwhile."""
+    monkeypatch.setattr(freshness, "MAX_PEERS", 100)
+    book, looked_at = LeaseBook(), []
+    is_recent = book._is_recent
+    monkeypatch.setattr(
+        book, "_is_recent", lambda s, now: looked_at.append(s) or is_recent(s, now)
+    )
+    for number in range(3):
+        crowd = [f"{number} {stranger}" for stranger in range(100)]
+        book.update({peer: lease(1, peer=peer) for peer in ["a", *crowd]}, 2.0 * number)
+    assert len(looked_at) <= 3 * 100
+    assert "a" in book.fresh(4.0)
+
+
 STEPS = st.lists(
     st.tuples(
         st.sampled_from([0.5, 1.0, 2.0, 3.5, 4.5, 9.0]),  # seconds since the last reading
