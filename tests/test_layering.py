@@ -77,7 +77,12 @@ WITHIN: dict[str, dict[str, set[str]]] = {
 DOORS: dict[str, tuple[str, ...]] = {
     "aiohttp": ("atom/dashboard/server.py",),
     "base58": ("atom/config/peer_ids.py", "atom/swarm/addresses.py", "atom/swarm/identity.py"),
-    "hivemind": ("atom/swarm/dht/node.py", "atom/swarm/dht/holders.py", "atom/swarm/dht/p2pd.py"),
+    "hivemind": (
+        "atom/swarm/dht/node.py",
+        "atom/swarm/dht/holders.py",
+        "atom/swarm/dht/storage.py",
+        "atom/swarm/dht/p2pd.py",
+    ),
     "grpc": ("atom/daemon/control.py", "atom/daemon/control_client.py", "atom/wire/"),
     "pydantic": ("atom/config/",),
     "pydantic_core": ("atom/config/",),

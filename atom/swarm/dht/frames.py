@@ -15,7 +15,8 @@ from atom.base.errors import AddressError, PortInUseError, UserError
 
 MAX_FRAME_BYTES = 16 * 2**20
 MAX_RECORDS_PER_FETCH = 4096
-"""More leases than this are cut off: with 1 KiB each they stay well below a frame."""
+MAX_BYTES_PER_FETCH = 8 * 2**20
+"""What is more is cut off: in base64, and with names, it stays well below a frame."""
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,9 @@ from atom.base.clock import BootClock
 from atom.base.errors import PeerRefused
 from atom.swarm.addresses import peer_id_in
 from atom.swarm.dht import errors as dht_errors
-from atom.swarm.dht.frames import MAX_RECORDS_PER_FETCH, NodeSettings
+from atom.swarm.dht.frames import MAX_BYTES_PER_FETCH, MAX_RECORDS_PER_FETCH, NodeSettings
 from atom.swarm.dht.holders import Holders
+from atom.swarm.dht.storage import BoundedStorage, NoStorage
 from atom.swarm.records.codec import MAX_RECORD_BYTES, read_claim
 from atom.swarm.records.keys import LEASE_DOMAIN, MANIFEST_DOMAIN, Claim
 from atom.swarm.records.lease import CLOCKS_APART_SECONDS, LEASE_SECONDS
@@ -41,7 +43,6 @@ STORE_SECONDS = CALL_SECONDS + 0.5
 REPLICAS = 5
 BEAM = 8
 """Nodes asked per key, nearest first: the replicas, and a few in case some have just joined."""
-MAX_KEYS = 4096
 MAX_CONTACTS = 64
 MAX_SECONDS_AHEAD = {LEASE_DOMAIN: 20.0, MANIFEST_DOMAIN: 900.0}
 """Longest time to expiry we store: lifetime, plus two clocks that differ by the 3 s allowed."""
@@ -122,8 +123,8 @@ class DhtNode:
             )
         except (ValidationError, RuntimeError) as error:
             raise dht_errors.explain_refusal(str(error)) from None
-        self._node.protocol.storage.maxsize = MAX_KEYS
-        self._node.protocol.cache.maxsize = MAX_KEYS
+        self._node.protocol.storage = BoundedStorage()
+        self._node.protocol.cache = NoStorage()
         self._node.protocol._validate_dictionary = self._gate.keep_valid
         self._holders = Holders(self._node, REPLICAS, BEAM, BootClock())
 
@@ -135,6 +136,7 @@ class DhtNode:
         """
         if len(record) > MAX_RECORD_BYTES:
             return False
+        self._node.protocol.storage.use([DHTID.generate(key)])
         here = self._store_here(key, subkey, record, expires_at)
         try:
             async with asyncio.timeout(STORE_SECONDS):
@@ -151,11 +153,12 @@ class DhtNode:
         too many, each key has its share, and who was there first goes before: identities are free,
         and else a crowd of them would hide everybody.
         """
+        self._node.protocol.storage.use(map(DHTID.generate, keys))
         searches = await self._node.get_many(
             keys, sufficient_expiration_time=float("inf"), beam_size=BEAM, return_futures=True
         )
         await asyncio.wait(searches.values(), timeout=deadline_s)
-        complete, share = True, max(1, MAX_RECORDS_PER_FETCH // max(1, len(keys)))
+        complete = True
         for key, search in searches.items():
             before = self._last.get(key, {})
             if search.done():
@@ -164,8 +167,8 @@ class DhtNode:
                 search.cancel()
                 complete = False
                 entries = before | self._stored_here(key)
-            by_age = dict.fromkeys([subkey for subkey in before if subkey in entries]) | entries
-            self._last[key] = {subkey: entries[subkey] for subkey in list(by_age)[:share]}
+            by_age = {subkey: entries[subkey] for subkey in before if subkey in entries} | entries
+            self._last[key] = _share_of(by_age, len(keys))
         found = [
             Found(key, subkey, record)
             for key in searches
@@ -265,9 +268,7 @@ class DhtNode:
         key_id, value = DHTID.generate(key), MSGPackSerializer.dumps(record)
         stored = DHTRecord(key_id.to_bytes(), MSGPackSerializer.dumps(subkey), value, expires_at)
         storage = self._node.protocol.storage
-        return self._gate.validate(stored) and bool(
-            storage.store(key_id, value, expires_at, subkey=subkey)
-        )
+        return self._gate.validate(stored) and bool(storage.keep(key_id, subkey, value, expires_at))
 
     def _stored_here(self, key: str) -> dict[str, tuple[bytes, float]]:
         item = self._node.protocol.storage.get(DHTID.generate(key))
@@ -279,6 +280,18 @@ class DhtNode:
             if record is not None:
                 entries[subkey] = (record, expires_at)
         return entries
+
+
+def _share_of(by_age: dict[str, tuple[bytes, float]], keys: int) -> dict[str, tuple[bytes, float]]:
+    """Of the entries under one key of so many: as many as may go on from here, the first first."""
+    records, room_bytes = MAX_RECORDS_PER_FETCH // keys, MAX_BYTES_PER_FETCH // keys
+    share = {}
+    for subkey, (record, expires_at) in islice(by_age.items(), max(1, records)):
+        room_bytes -= len(record)
+        if room_bytes < 0:
+            break
+        share[subkey] = record, expires_at
+    return share
 
 
 def _entries(result: Any) -> dict[str, tuple[bytes, float]]:

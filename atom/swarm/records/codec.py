@@ -24,6 +24,8 @@ from atom.wire.records_pb2 import DataAmount, LeaseBody, ManifestBody, SignedRec
 
 MAX_RECORD_BYTES = 8 * 1024
 """A DHT value of 16,000 bytes and more kills the node that stores it: stay well below."""
+MAX_LEASE_BYTES = 3 * 1024
+"""With every field at its longest; many of them have to fit into one answer of the DHT."""
 MAX_RUN_FILE_BYTES = 64 * 1024
 MAX_RUN_FILE_COMPRESSED_BYTES = 4 * 1024
 MAX_VERSIONS = 32
@@ -157,6 +159,8 @@ def _open(record: bytes, kind: str | None = None) -> SignedRecord:
         raise PeerRefused(Reason.TOO_LARGE, f"a record of {len(record)} bytes")
     signed = SignedRecord()
     _parse(signed, record)
+    if signed.kind == LEASE_DOMAIN and len(record) > MAX_LEASE_BYTES:
+        raise PeerRefused(Reason.TOO_LARGE, f"a lease of {len(record)} bytes")
     if signed.kind not in ((LEASE_DOMAIN, MANIFEST_DOMAIN) if kind is None else (kind,)):
         raise PeerRefused(Reason.MALFORMED, f"a record of kind {signed.kind[:20]!r}")
     author = _author(signed)

@@ -10,20 +10,22 @@ from types import SimpleNamespace
 import pytest
 from swarm_samples import a_lease, a_manifest
 
+from atom.swarm.dht.frames import encode_frame, to_text
 from atom.swarm.identity import Identity
-from atom.swarm.records.codec import encode_lease, encode_manifest
+from atom.swarm.records.codec import MAX_RECORD_BYTES, encode_lease, encode_manifest
 from atom.swarm.records.keys import index_key, lease_key, manifest_key, shard_of
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # hivemind's own, at import
     from hivemind.dht.node import Blacklist
-    from hivemind.dht.storage import DHTLocalStorage
     from hivemind.utils import ValueWithExpiration
 
     from atom.swarm.dht import node as dht_node
+    from atom.swarm.dht.storage import BoundedStorage
 
 OWNER, PEER = Identity.create(), Identity.create()
 RUN = "shakespeare"
+SIZES_AND_KEYS = [(1, 1), (3 * 1024, 1), (MAX_RECORD_BYTES, 1), (MAX_RECORD_BYTES, 16), (400, 16)]
 EXPIRES = time.time() + 3600.0  # the tests may be slow; see the fixture
 KEY = lease_key(RUN, OWNER.peer_id, shard_of(PEER.peer_id))
 LEASE = encode_lease(a_lease(PEER.peer_id), RUN, OWNER.peer_id, PEER, EXPIRES)
@@ -121,7 +123,8 @@ def test_a_crowd_under_one_key_hides_nobody_under_another_nor_whom_we_saw_before
         return {key: done(stored[key]) for key in keys}
 
     node = dht_node.DhtNode(dht_node.NodeSettings(), Path())
-    node._node = SimpleNamespace(get_many=get_many)
+    protocol = SimpleNamespace(storage=BoundedStorage())
+    node._node = SimpleNamespace(get_many=get_many, protocol=protocol)
 
     def seen(*keys):
         found, complete = asyncio.run(node.fetch(keys or ("one", "other"), 1.0))
@@ -136,8 +139,21 @@ def test_a_crowd_under_one_key_hides_nobody_under_another_nor_whom_we_saw_before
         assert "old" in seen("one")
 
 
+def test_whatever_is_found_goes_into_one_frame():
+    shares = [dht_node._share_of(crowd_of(9000, size), keys) for size, keys in SIZES_AND_KEYS]
+    assert [len(share) for share in shares] == [4096, 2730, 1024, 64, 256]
+    for share in shares:
+        assert list(share) == list(crowd_of(len(share), 0)), "who was there first"
+    longest = [[peer_id, to_text(record)] for peer_id, (record, _) in shares[2].items()]
+    encode_frame({"id": 1, "records": longest, "complete": True})
+
+
+def crowd_of(count, size_bytes):
+    return {f"{number:052}": (bytes(size_bytes), EXPIRES) for number in range(count)}
+
+
 def test_records_of_a_clock_that_was_set_back_keep_no_news_out():
-    storage, blacklist = DHTLocalStorage(), Blacklist(base_time=60.0, backoff_rate=2.0)
+    storage, blacklist = BoundedStorage(), Blacklist(base_time=60.0, backoff_rate=2.0)
     node = dht_node.DhtNode(dht_node.NodeSettings(), Path())
     protocol = SimpleNamespace(storage=storage)
     node._node = SimpleNamespace(protocol=protocol, blacklist=blacklist)

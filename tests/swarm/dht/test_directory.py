@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import time
+import warnings
 from pathlib import Path
 
 import psutil
@@ -15,8 +17,13 @@ from atom.swarm.dht import directory as directory_module
 from atom.swarm.dht.directory import open_directory
 from atom.swarm.dht.frames import NodeSettings
 from atom.swarm.identity import Identity
-from atom.swarm.records.codec import encode_manifest
+from atom.swarm.records.codec import encode_lease, encode_manifest
+from atom.swarm.records.keys import lease_key
 from atom.swarm.records.lease import PeerState
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # hivemind's own, at import
+    from atom.swarm.dht.storage import MAX_RECORDS_PER_KEY
 
 pytestmark = pytest.mark.timeout(180)
 RUN = "shakespeare"
@@ -99,6 +106,36 @@ def test_peers_meet_on_a_stock_bootstrap_node_and_an_onlooker_sees_them(tmp_path
 
     with stock_node() as bootstrap:
         asyncio.run(check(bootstrap))
+
+
+def test_a_crowd_of_strangers_fills_a_key_and_hides_neither_who_is_there_nor_who_comes(tmp_path):
+    async def check():
+        async with Peers(tmp_path) as peers:
+            anna, bert = peers.identity("anna"), peers.identity("bert")
+            a = await peers.open("anna", anna.peer_id)
+            assert await a.publish_manifest(encode_manifest(a_manifest(anna), anna))
+            assert await a.publish_lease(a_lease(anna.peer_id))
+            entrance = await a.visible_addresses()
+
+            stranger = await peers.open(None, None, initial_peers=entrance, client_mode=True)
+            crowd = [Identity.create() for _ in range(300)]
+            stored = [await store_as(stranger, each, anna) for each in crowd]
+            assert sum(stored) == MAX_RECORDS_PER_KEY - 1
+
+            b = await peers.open("bert", None, initial_peers=entrance)
+            await b.read_manifest()
+            await b.publish_lease(a_lease(bert.peer_id))
+            assert await a.publish_lease(a_lease(anna.peer_id, serial=2))
+            for directory in (a, b):
+                await until(directory.read_leases, {anna.peer_id, bert.peer_id}.issubset)
+
+    asyncio.run(check())
+
+
+async def store_as(directory, who, owner):
+    expires_at = time.time() + 15.0
+    record = encode_lease(a_lease(who.peer_id), RUN, owner.peer_id, who, expires_at)
+    return await directory._store(lease_key(RUN, owner.peer_id), who.peer_id, record, expires_at)
 
 
 def test_a_run_outlives_its_founder_who_finds_it_again(tmp_path):

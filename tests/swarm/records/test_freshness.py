@@ -156,9 +156,7 @@ def test_a_crowd_that_comes_with_every_reading_is_no_work_without_end(monkeypatc
     monkeypatch.setattr(freshness, "MAX_PEERS", 100)
     book, looked_at = LeaseBook(), []
     is_recent = book._is_recent
-    monkeypatch.setattr(
-        book, "_is_recent", lambda s, now: looked_at.append(s) or is_recent(s, now)
-    )
+    monkeypatch.setattr(book, "_is_recent", lambda s, now: looked_at.append(s) or is_recent(s, now))
     for number in range(3):
         crowd = [f"{number} {stranger}" for stranger in range(100)]
         book.update({peer: lease(1, peer=peer) for peer in ["a", *crowd]}, 2.0 * number)

@@ -10,9 +10,10 @@ from swarm_samples import a_lease, a_manifest
 
 from atom.base.errors import ConfigError, PeerRefused
 from atom.base.reasons import Reason
-from atom.swarm.chain.branches import Branch
+from atom.swarm.chain.branches import SHOWN, Branch
 from atom.swarm.identity import Identity
 from atom.swarm.records.codec import (
+    MAX_LEASE_BYTES,
     MAX_RECORD_BYTES,
     decode_lease,
     decode_manifest,
@@ -22,7 +23,16 @@ from atom.swarm.records.codec import (
     read_claim,
 )
 from atom.swarm.records.keys import LEASE_SHARDS, lease_key, shard_of
-from atom.swarm.records.lease_body import MAX_LOSS, MAX_RATE
+from atom.swarm.records.lease import PeerState
+from atom.swarm.records.lease_body import (
+    MAX_ADDRESS_CHARACTERS,
+    MAX_ADDRESSES,
+    MAX_ENDED_ATTEMPTS,
+    MAX_LINES,
+    MAX_LINKS,
+    MAX_LOSS,
+    MAX_RATE,
+)
 from atom.swarm.records.link import Link
 from atom.swarm.records.reachability import Reached
 from atom.swarm.records.run_manifest import Manifest
@@ -46,7 +56,10 @@ def encoded(expires_at=100.0, **changes):
 
 
 def signed(kind, body, identity):
-    payload = body.SerializeToString()
+    return signed_payload(kind, body.SerializeToString(), identity)
+
+
+def signed_payload(kind, payload, identity):
     record = SignedRecord(kind=kind, payload=payload, signature=identity.sign(kind, payload))
     return record.SerializeToString()
 
@@ -80,6 +93,35 @@ def test_a_lease_survives_the_journey():
 def test_a_loss_that_others_refuse_is_not_shown(loss):
     """It is the round's, made by its members: none of the honest may drop out of sight for it."""
     assert decode_lease(encoded(loss=loss), *PLACE, PEER.peer_id).loss is None
+
+
+def test_a_lease_has_room_for_every_field_at_its_longest_and_for_nothing_else():
+    """Fields that nobody knows are no reason to refuse it, but many have to fit into one answer."""
+    whole, unknown_field = body_of(encoded(), LeaseBody()).SerializeToString(), b"\xc2\x3e"
+    for size_bytes, refused in ((2000, False), (4000, True)):
+        padding = unknown_field + bytes([size_bytes % 128 | 128, size_bytes // 128])
+        record = signed_payload("lease", whole + padding + bytes(size_bytes), PEER)
+        if refused:
+            assert refusal(decode_lease, record, *PLACE, PEER.peer_id) == Reason.TOO_LARGE
+            assert refusal(read_claim, record) == Reason.TOO_LARGE
+        else:
+            assert decode_lease(record, *PLACE, PEER.peer_id).peer_id == PEER.peer_id
+    assert len(encoded(**_longest())) < MAX_LEASE_BYTES
+
+
+def _longest():
+    most, reason = 2**63 - 1, max(Reason, key=lambda each: len(each.value))
+    counts = ("serial", "round", "work", "sequences", "rounds_joined", "sequences_committed")
+    return dict.fromkeys((*counts, "branches_before", "void_passes"), most) | {
+        "state": max(PeerState, key=len),
+        "addresses": ("a" * MAX_ADDRESS_CHARACTERS,) * MAX_ADDRESSES,
+        "lines": (PEER.peer_id,) * MAX_LINES,
+        "links": ((bytes(8), Link(1.0, 1e9)),) * MAX_LINKS,
+        "ended_attempts": ((most, reason),) * MAX_ENDED_ATTEMPTS,
+        "branches": (Branch(most, 9, bytes(8)),) * SHOWN,
+        "relays": True,
+        "void_cause": "a" * 32,
+    }
 
 
 def test_a_lease_belongs_to_one_peer_and_one_run():

@@ -1,0 +1,67 @@
+"""What a node of ours keeps for the DHT: bounded, and who was there first stays.
+
+hivemind keeps whatever is valid, and of too many keys drops those that end soonest. But identities
+are free. A crowd of leases under one key makes an answer that no message holds, and whoever asks
+finds nobody. And some thousand manifests of runs that nobody trains, which last for minutes, push
+out every lease, which lasts for seconds.
+"""
+
+from collections.abc import Iterable
+
+from hivemind.dht.routing import DHTID
+from hivemind.dht.storage import DHTLocalStorage, DictionaryDHTValue
+
+MAX_KEYS = 4096
+MAX_RECORDS_PER_KEY = 256
+"""Twice the peers that a root is for. A search asks for up to four keys at once, and four full ones
+of the longest leases are an answer of 3 MiB; more than 4 MiB are carried by nobody."""
+MAX_RECORDS = 16_384
+
+
+class BoundedStorage(DHTLocalStorage):  # type: ignore[misc]
+    """Takes no newcomer where it is full; what it has may always be renewed. For dictionaries:
+    the gate lets no other value pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._used: set[DHTID] = set()
+
+    def use(self, key_ids: Iterable[DHTID]) -> None:
+        """These keys are our own run's: whatever lies under others, there is room for them."""
+        self._used.update(key_ids)
+
+    def store_subkey(self, key: DHTID, subkey: str, value: bytes, expiration_time: float) -> bool:
+        """As hivemind's; False also if there is no room."""
+        there = self._under(key)
+        if subkey not in there:
+            has_room = len(there) < MAX_RECORDS_PER_KEY
+            if not has_room or not (key in self._used or self._has_room_for_others()):
+                return False
+        return self.keep(key, subkey, value, expiration_time)
+
+    def keep(self, key: DHTID, subkey: str, value: bytes, expiration_time: float) -> bool:
+        """Our own record, for which there is always room. False if a later one is there."""
+        return bool(super().store_subkey(key, subkey, value, expiration_time))
+
+    def _under(self, key: DHTID) -> DictionaryDHTValue:
+        entry = self.get(key)
+        return DictionaryDHTValue() if entry is None else entry.value
+
+    def _has_room_for_others(self) -> bool:
+        sizes = [len(entry.value) for key, entry in self.items() if key not in self._used]
+        return len(sizes) < MAX_KEYS and sum(sizes) < MAX_RECORDS
+
+
+class NoStorage(DHTLocalStorage):  # type: ignore[misc]
+    """In the place of hivemind's cache. Any node may tell ours to put a record there; then it would
+    answer with that one alone, in the place of all that it keeps."""
+
+    def store(
+        self, key: DHTID, value: bytes, expiration_time: float, subkey: str | None = None
+    ) -> bool:
+        """False."""
+        return False
+
+    def store_subkey(self, key: DHTID, subkey: str, value: bytes, expiration_time: float) -> bool:
+        """False."""
+        return False
