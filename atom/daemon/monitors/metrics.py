@@ -14,7 +14,7 @@ from prometheus_client import (
     Gauge,
     Histogram,
     ProcessCollector,
-    start_http_server,
+    make_wsgi_app,
 )
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -22,13 +22,13 @@ from prometheus_client.registry import Collector
 from atom import __version__
 from atom.base.errors import AddressError, PortInUseError
 from atom.base.reasons import Reason
+from atom.daemon.monitors.scrape_server import ScrapeServer
 from atom.daemon.turns.shown import STANDINGS, own_row
 from atom.swarm.records.lease import PeerState
 
 Info = Callable[[], Mapping[str, Any]]
 _REASONS = frozenset(reason.value for reason in Reason)
 _REDUCE_BUCKETS_S = (0.1, 0.3, 1, 3, 10, 30, 100, 300)
-_JOIN_S = 5.0
 
 _GAUGES = (
     ("round", "atom_round", "Last round applied here."),
@@ -87,7 +87,7 @@ class Metrics:
         Raises: PortInUseError; AddressError for an address or port this process cannot have.
         """
         try:
-            server, thread = start_http_server(port, host, self.registry)
+            server = ScrapeServer(host, port, make_wsgi_app(self.registry))
         except OSError as problem:
             what = f"metrics cannot be served on {host} port {port}: "
             if problem.errno == errno.EADDRINUSE:
@@ -99,12 +99,7 @@ class Metrics:
                 " a peer file",
             ) from None
 
-        def close() -> None:
-            server.shutdown()
-            server.server_close()
-            thread.join(_JOIN_S)
-
-        return server.server_port, close
+        return server.server_port, server.close
 
     def show(self, info: Info) -> Callable[[], None]:
         """Adds what the daemon knows to every scrape, until what is returned is called.

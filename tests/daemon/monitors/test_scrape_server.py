@@ -1,0 +1,74 @@
+"""Connections that say nothing cost a daemon few sockets, and keep no scrape out."""
+
+import contextlib
+import socket
+import urllib.request
+from collections.abc import Iterator
+
+import pytest
+
+from atom.daemon.monitors import scrape_server
+from atom.daemon.monitors.metrics import Metrics
+
+FEW = 4
+HALF = b"GET /metrics HTTP/1.1\r\nHost: x\r\nX-Slow: "
+
+
+@pytest.fixture
+def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    monkeypatch.setattr(scrape_server, "MAX_CONNECTIONS", FEW)
+    number, close = Metrics().serve("127.0.0.1", 0)
+    with contextlib.ExitStack() as stack:
+        stack.callback(close)
+        yield number
+
+
+def knock(stack: contextlib.ExitStack, port: int) -> socket.socket:
+    held = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20))
+    held.sendall(HALF)
+    return held
+
+
+def scrape(port: int) -> bytes:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:
+        return bytes(answer.read())
+
+
+def ends(held: socket.socket) -> bool:
+    """Whether the other side hangs up; False after the time that the socket has."""
+    try:
+        while held.recv(4096):
+            pass
+    except ConnectionError:
+        return True
+    except TimeoutError:
+        return False
+    return True
+
+
+def test_the_oldest_of_too_many_connections_ends(port: int) -> None:
+    with contextlib.ExitStack() as stack:
+        held = [knock(stack, port) for _ in range(3 * FEW)]
+        for _ in range(2 * FEW):
+            assert b"atom_events" in scrape(port)
+        assert all(ends(each) for each in held[: 2 * FEW + 1]), "one made room for a scrape"
+
+
+def test_with_the_server_its_connections_end() -> None:
+    number, close = Metrics().serve("127.0.0.1", 0)
+    with contextlib.ExitStack() as stack:
+        held = knock(stack, number)
+        assert b"atom_events" in scrape(number), "by now the one before it is let in"
+        close()
+        assert ends(held)
+        with pytest.raises(ConnectionError):
+            knock(stack, number)
+
+
+def test_who_hangs_up_is_nothing_to_tell_of(port: int, capfd: pytest.CaptureFixture[str]) -> None:
+    for _ in range(2 * FEW):
+        with contextlib.ExitStack() as stack:
+            held = knock(stack, port)
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+    assert b"atom_events" in scrape(port)
+    assert capfd.readouterr().err == ""
