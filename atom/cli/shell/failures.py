@@ -3,13 +3,15 @@
 import errno
 import os
 import platform
+import signal
 import sys
 import tempfile
+import termios
 import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import typer
 from rich.console import Console
@@ -35,7 +37,12 @@ _LABEL_COLUMNS = len("error: ")
 
 
 class Terminated(BaseException):
-    """SIGTERM reached a command that has no gentler way to end."""
+    """A signal ended a command that has no gentler way to end."""
+
+    def __init__(self, number: int = signal.SIGTERM) -> None:
+        """SIGTERM, or SIGHUP."""
+        super().__init__(number)
+        self.number = number
 
 
 def run_guarded(command: Callable[[], Any], is_debug: Callable[[], bool]) -> int:
@@ -52,9 +59,11 @@ def run_guarded(command: Callable[[], Any], is_debug: Callable[[], bool]) -> int
         return _end_quietly()
     except (KeyboardInterrupt, typer.Abort):
         return ExitCode.INTERRUPTED
-    except Terminated:
-        return ExitCode.TERMINATED
+    except Terminated as told:
+        return _hung_up() if told.number == signal.SIGHUP else ExitCode.TERMINATED
     except Exception as fault:  # noqa: BLE001  the last supervisor: nobody above could report it
+        if _of_a_closed_terminal(fault):
+            return _hung_up()
         known = _as_user_error(fault)
         return (
             _say_fault(fault, is_debug()) if known is None else _say_user_error(known, is_debug())
@@ -128,7 +137,36 @@ def _write_report(fault: Exception) -> Path | str:
     return "no file: no folder is writable (use `atom --debug …` to see it)"
 
 
+def _of_a_closed_terminal(fault: Exception) -> bool:
+    """A display that ends draws once more, and finds its terminal closed: that is no fault."""
+    several = fault.exceptions if isinstance(fault, ExceptionGroup) else (fault,)
+    in_vain = all(isinstance(each, OSError) and each.errno == errno.EIO for each in several)
+    return in_vain and any(map(_is_hung_up, (sys.stdout, sys.stderr)))
+
+
+def _is_hung_up(stream: TextIO) -> bool:
+    try:
+        termios.tcgetattr(stream)
+    except termios.error as problem:
+        return bool(problem.args[0] == errno.EIO)  # else it is no terminal
+    except (OSError, ValueError):
+        return False
+    return False
+
+
+def _hung_up() -> int:
+    _write_nowhere(sys.stdout, sys.stderr)
+    return ExitCode.HUNG_UP
+
+
 def _end_quietly() -> int:
     """The reader of our stdout went away (`atom status … | head`): nobody is left to tell."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    _write_nowhere(sys.stdout)
     return ExitCode.OK
+
+
+def _write_nowhere(*streams: TextIO) -> None:
+    """What they still hold would be a last fault."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in streams:
+        os.dup2(nowhere, stream.fileno())

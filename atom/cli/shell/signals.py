@@ -49,7 +49,7 @@ def raise_on_signals() -> None:
     """
 
     def end(number: int, frame: object) -> None:
-        raise Terminated
+        raise Terminated(number)
 
     if threading.current_thread() is not threading.main_thread():
         return
@@ -81,5 +81,5 @@ async def _cancellable(work: Coroutine[Any, Any, T]) -> T:
         return await work
     except asyncio.CancelledError:
         if received:
-            raise Terminated from None
+            raise Terminated(received[0]) from None
         raise
