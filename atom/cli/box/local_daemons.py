@@ -2,7 +2,9 @@
 
 import os
 import socket
+from collections.abc import Iterable
 from pathlib import Path
+from shlex import quote
 
 from atom.base.errors import ControlError, StorageError
 from atom.config.places import state_home
@@ -25,10 +27,10 @@ def find_daemon(state: Path | None, home: Path | None = None) -> Path:
     """
     running = find_daemons(state, home)
     if len(running) > 1:
-        names = ", ".join(str(folder.root) for folder in running)
+        names = ", ".join(folder.root.name for folder in running)
         raise ControlError(
             f"{len(running)} daemons run on this machine: {names}",
-            f"say which one: --state {running[0].root}",
+            _which_one(folder.root for folder in running),
         )
     return running[0].control_socket
 
@@ -63,9 +65,14 @@ def find_state(state: Path | None, home: Path | None = None) -> Path:
         names = ", ".join(path.name for path in runs)
         raise StorageError(
             f"{len(runs)} runs are kept under {home}: {names}",
-            f"say which one: --state {runs[0]}",
+            _which_one(runs),
         )
     return runs[0]
+
+
+def _which_one(folders: Iterable[Path]) -> str:
+    """A hint: what to add to the command, a line for each of them, ready to be copied."""
+    return "\n".join(["say which one:", *(f"--state {quote(str(folder))}" for folder in folders)])
 
 
 def _named(folder: StateDirectory) -> StateDirectory:

@@ -37,8 +37,10 @@ class PlaceTaken(OSError):
     """Another process has this member's place."""
 
     def __init__(self, process: str) -> None:
-        super().__init__(f"process {process} has this daemon's place")
+        """`process`: its id; empty: it has not written it down yet, or could not."""
         self.process = process
+        self.holder = f"process {process}" if process else "another process"
+        super().__init__(f"{self.holder} has this daemon's place")
 
 
 class BoardFile:

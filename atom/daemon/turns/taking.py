@@ -139,22 +139,24 @@ class DeviceTurns:
     def _await_place(self) -> None:
         """A daemon whose state directory was deleted ends, but not at once, and another may begin
         in its place meanwhile. Raises: StorageError."""
-        holder = ""
+        holder: PlaceTaken | None = None
         for _ in range(PLACE_TRIES):
             try:
                 self._file.enter()
             except PlaceTaken as taken:
-                if not holder:
-                    self._note(f"process {taken.process} {_WAS_HERE}: waiting for its end")
-                holder = taken.process
+                if holder is None:
+                    self._note(f"{taken.holder} {_WAS_HERE}: waiting for its end")
+                holder = taken
                 self._closing.wait(PLACE_S)
             except OSError:
                 return  # the look will tell
             else:
                 return
+        assert holder is not None
+        end_it = f"end it, `kill {holder.process}`," if holder.process else "end it,"
         raise StorageError(
-            f"process {holder} {_WAS_HERE}, and does not end",
-            f"end it, `kill {holder}`, then start again; or choose another directory: --state DIR",
+            f"{holder.holder} {_WAS_HERE}, and does not end",
+            f"{end_it} then start again; or choose another directory: --state DIR",
         )
 
     # ---- on whichever thread looks, one at a time

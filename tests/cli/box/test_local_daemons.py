@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from atom.base.errors import ControlError
+from atom.base.errors import ControlError, StorageError
 from atom.cli.box import local_daemons
-from atom.cli.box.local_daemons import find_daemon
+from atom.cli.box.local_daemons import find_daemon, find_state
 from atom.config.places import default_state_directory
 from atom.daemon.state_directory import StateDirectory
 
@@ -52,9 +52,9 @@ def test_several_are_named(home: Path, open_sockets: ExitStack) -> None:
     daemon(home / "two", open_sockets)
     with pytest.raises(ControlError, match="2 daemons run") as problem:
         find_daemon(None)
-    assert str(home / "one") in problem.value.message
-    assert str(home / "two") in problem.value.message
-    assert "--state" in problem.value.hint
+    assert problem.value.message.endswith("one, two")
+    each = [f"--state {home / name}" for name in ("one", "two")]
+    assert problem.value.hint.splitlines() == ["say which one:", *each]
 
 
 def test_a_socket_left_behind_is_nobody(home: Path) -> None:
@@ -97,3 +97,14 @@ def test_one_that_does_not_listen_is_not_said_to_be_away(home: Path) -> None:
             assert "begins or ends" in problem.value.hint
     finally:
         begins.unlock()
+
+
+def test_of_several_runs_that_are_kept_each_is_offered(home: Path) -> None:
+    for name in ("one", "my run"):
+        kept = StateDirectory(home / name)
+        kept.root.mkdir(parents=True)
+        kept.manifest.touch()
+    with pytest.raises(StorageError, match=r"2 runs are kept under .*: my run, one") as problem:
+        find_state(None)
+    each = [f"--state '{home / 'my run'}'", f"--state {home / 'one'}"]
+    assert problem.value.hint.splitlines() == ["say which one:", *each]

@@ -266,6 +266,23 @@ def test_the_daemon_of_a_deleted_directory_is_waited_for_in_words(
     assert len(notes) == 2
 
 
+def test_a_daemon_that_did_not_write_down_its_number_is_waited_for_as_well(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the disk was full."""
+    monkeypatch.setattr(taking, "PLACE_S", 0.0)
+    monkeypatch.setattr(taking, "PLACE_TRIES", 3)
+    gone = BoardFile(box.folder, "m0", "boot")
+    gone.enter()
+    os.truncate(box.folder / "m0.alive", 0)
+    notes: list[str] = []
+    with pytest.raises(StorageError, match=r"^another process still runs") as refused:
+        box.daemon("one").turns.begin(notes.append)
+    assert "kill" not in refused.value.hint
+    assert len(notes) == 1, "not once for each look"
+    gone.leave()
+
+
 def test_a_home_that_cannot_be_written_is_no_reason_to_wait(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     daemon = Box(tmp_path / "file").daemon("one")
