@@ -26,11 +26,11 @@ def loss_chart(points: Sequence[Point]) -> str:
     return _chart("loss by round", drawn, ticks, round_marks(drawn[0][0], drawn[-1][0]))
 
 
-def speed_chart(points: Sequence[Point]) -> str:
-    """An `<svg>` of tokens per second over the seconds until now. At least two points."""
+def speed_chart(points: Sequence[Point], unit: str) -> str:
+    """An `<svg>` of speeds over the seconds until now. At least two points."""
     drawn = thinned(points, _MOST_POINTS)
     ticks = nice_ticks(0.0, max(1.0, *(y for _, y in drawn)), _GRID_LINES)
-    return _chart("tokens per second", drawn, ticks, ago_marks(drawn[0][0], drawn[-1][0]))
+    return _chart(unit, drawn, ticks, ago_marks(drawn[0][0], drawn[-1][0]))
 
 
 def nice_ticks(low: float, high: float, most_steps: int) -> list[float]:

@@ -77,7 +77,7 @@ def _tiles(seen: Seen) -> Iterable[str]:
     behind = len(alive) - at_round
     yield _tile("round", f"{view.round:,}", of_rounds)
     yield _tile("loss", "-" if view.loss is None else f"{view.loss:.4f}", view.loss_unit)
-    yield _tile("speed", f"{view.tokens_per_s:,.0f}", "tokens/s")
+    yield _tile("speed", f"{view.tokens_per_s:,.0f}", f"{view.trained_on}/s")
     yield _tile("peers", f"{len(alive):,}", f"{behind:,} behind" if behind else "all up to date")
     agreed = agreement(view)
     kind = {"identical": "good", "different": "bad"}.get(agreed, "")
@@ -113,11 +113,12 @@ def _loss(seen: Seen) -> str:
 
 
 def _speed(seen: Seen) -> str:
-    since = "tokens per second of the swarm, since the dashboard started"
+    unit = f"{seen.view.trained_on} per second"
+    since = f"{unit} of the swarm, since the dashboard started"
     title = f'<h2>speed <span class="quiet">{since}</span></h2>'
     if len(seen.speeds) < 2:
         return f'{title}<p class="quiet">the curve begins with the second look</p>'
-    return title + speed_chart(seen.speeds)
+    return title + speed_chart(seen.speeds, unit)
 
 
 def _rounds(seen: Seen) -> str:

@@ -25,8 +25,10 @@ _NUMBERS = frozenset(
 
 def peers(view: SwarmView) -> str:
     """Who is there, and what they do."""
-    rows = [_row(_PEERS, _peer(peer, view), peer.state == _LEFT) for peer in view.peers[:MAX_ROWS]]
-    return _table("peers", _PEERS, rows, len(view.peers) - MAX_ROWS)
+    # A sample that is no text has no tokens: a sequence per second is one.
+    titles = [title for title in _PEERS if title != "tokens/s" or view.trained_on == "tokens"]
+    rows = [_peer_row(peer, view, titles) for peer in view.peers[:MAX_ROWS]]
+    return _table("peers", titles, rows, len(view.peers) - MAX_ROWS)
 
 
 def rounds(ledger: Ledger, void: Sequence[VoidAttempt]) -> str:
@@ -73,6 +75,11 @@ def _row(titles: Sequence[str], cells: Sequence[str], gone: bool = False) -> str
     )
     start = '<tr class="gone">' if gone else "<tr>"
     return f"{start}{inside}</tr>"
+
+
+def _peer_row(peer: PeerView, view: SwarmView, titles: Sequence[str]) -> str:
+    cells = dict(zip(_PEERS, _peer(peer, view), strict=True))
+    return _row(titles, [cells[title] for title in titles], peer.state == _LEFT)
 
 
 def _peer(peer: PeerView, view: SwarmView) -> tuple[str, ...]:

@@ -42,10 +42,10 @@ class Utilisation:
         }
 
     def text(self) -> str:
-        """ "the device computes 92.3 % of 1.240 s; waits: link 5.1 %, host 2.6 %"."""
+        """ "the device computes 92.3% of 1.240 s; waits: link 5.1%, host 2.6%"."""
         waits = sorted(self.waits_s.items(), key=lambda item: -item[1])
-        words = [f"{r} {100 * self._share(s):.1f} %" for r, s in waits if s > NEGLIGIBLE_S]
-        computes = f"the device computes {100 * self.share:.1f} % of {self.seconds:.3f} s"
+        words = [f"{r} {self._share(s):.1%}" for r, s in waits if s > NEGLIGIBLE_S]
+        computes = f"the device computes {self.share:.1%} of {self.seconds:.3f} s"
         return f"{computes}; waits: {', '.join(words)}" if words else computes
 
     def _share(self, seconds: float) -> float:

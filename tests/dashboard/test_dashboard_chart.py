@@ -91,7 +91,7 @@ def test_a_speed_that_is_no_number_is_not_kept(speed: float) -> None:
 def test_what_leases_may_say_can_be_drawn() -> None:
     for svg in (
         loss_chart([(1, -MAX_LOSS), (2, MAX_LOSS)]),
-        speed_chart([(0, 0.0), (1, 10_000 * MAX_RATE)]),
+        speed_chart([(0, 0.0), (1, 10_000 * MAX_RATE)], "tokens per second"),
     ):
         texts = [part.text or "" for part in ElementTree.fromstring(svg)]
         assert max(map(len, texts)) < 24
@@ -133,6 +133,6 @@ def test_marks_lie_on_the_curve(first: int, span: int) -> None:
 def test_a_speed_is_drawn_from_zero_in_numbers_of_few_digits(
     speeds: list[float], labels: set[str]
 ) -> None:
-    picture = ElementTree.fromstring(speed_chart(list(enumerate(speeds))))
+    picture = ElementTree.fromstring(speed_chart(list(enumerate(speeds)), "tokens per second"))
     written = {part.text for part in picture if part.attrib.get("text-anchor") == "end"}
     assert written >= labels

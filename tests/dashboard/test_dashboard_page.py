@@ -57,9 +57,14 @@ def test_everything_that_status_says_is_on_the_page() -> None:
 
 
 @pytest.mark.parametrize("tokens", [1880, 0])
-def test_the_loss_has_a_unit_where_there_is_text(tokens: int) -> None:
-    text = Document(page(seen(a_view(data_amount=(tokens, 20, 0))))).text
-    assert ("nats per token" in text) == bool(tokens)
+def test_loss_and_speed_have_the_unit_of_what_there_is(tokens: int) -> None:
+    view = a_view(data_amount=(tokens, 20, 0))
+    document = Document(page(replace(seen(view), speeds=((0, 70.0), (60, 80.0)))))
+    assert ("nats per token" in document.text) == bool(tokens)
+    for words in ("tokens/s", "tokens per second"):
+        assert (words in document.text) == bool(tokens)
+    for words in ("samples/s", "samples per second"):
+        assert (words in document.text) == (not tokens)
 
 
 @pytest.mark.parametrize("field", ["run", "peer_id", "state", "digest", "problem"])

@@ -130,7 +130,7 @@ def test_figures_in_one_line() -> None:
     )
     figures = Utilisation.of(Timeline(spans))
     assert figures.text() == (
-        "the device computes 80.0 % of 10.000 s; waits: start 10.0 %, end 10.0 %"
+        "the device computes 80.0% of 10.000 s; waits: start 10.0%, end 10.0%"
     )
     shown = figures.to_json()
     assert (shown["pass_seconds"], shown["computing"]) == (10.0, 0.8)
@@ -138,7 +138,7 @@ def test_figures_in_one_line() -> None:
 
 
 def test_nothing_recorded_has_figures_too() -> None:
-    assert Utilisation.of(Timeline(())).text() == "the device computes 0.0 % of 0.000 s"
+    assert Utilisation.of(Timeline(())).text() == "the device computes 0.0% of 0.000 s"
 
 
 def test_a_real_pass_has_figures(recorded: Timeline) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from atom.base.units import format_bytes, format_seconds
 from atom.models.data.amount import Amount
 from atom.swarm.identity import short_id
-from atom.swarm.records.view import loss_unit
+from atom.swarm.records.view import loss_unit, trained_on
 
 Info = Mapping[str, Any]
 Row = tuple[str, str]
@@ -84,7 +84,7 @@ def _work(info: Info) -> Iterator[Row]:
     rounds = "1 round" if joined == 1 else f"{joined:,} rounds"
     yield "given", f"{given:,} mini-batches to {rounds} since this daemon started"
     sequences, tokens = info["sequences_per_s"], info["tokens_per_s"]
-    yield "speed", f"{tokens:,.0f} tokens/s, {sequences:,.1f} mini-batches/s"
+    yield "speed", f"{tokens:,.0f} {trained_on(data)}/s, {sequences:,.1f} mini-batches/s"
     void = [(cause, count) for cause, count in info.get("passes_voided", {}).items() if count]
     if void:
         yield "void passes", ", ".join(f"{count:,} {cause}" for cause, count in void)

@@ -13,7 +13,6 @@ from atom.cli.shell.output_file import refuse_folders, write_whole
 from atom.cli.shell.signals import run_to_the_end
 from atom.daemon.state_directory import StateDirectory
 from atom.swarm.records.codec import decode_manifest
-from atom.swarm.records.view import loss_unit
 
 FORMS = (".png", ".svg", ".pdf")
 
@@ -30,7 +29,7 @@ def plot_run(file: Path, address: str | None, state: Path | None) -> None:
     run = _of_swarm(address, state) if address else _of_log(find_state(state))
     from atom.cli.look.run_picture import draw_run  # matplotlib: half a second
 
-    write_whole(file, lambda place: draw_run(place, run.rounds, run.name, run.loss_unit))
+    write_whole(file, lambda place: draw_run(place, run.rounds, run.name, run.data_amount))
     first, last = run.rounds[0].number, run.rounds[-1].number
     drawn = f"round {first:,}" if first == last else f"rounds {first:,} to {last:,}"
     typer.echo(f"{file}: {run.name}, {drawn}")
@@ -39,7 +38,7 @@ def plot_run(file: Path, address: str | None, state: Path | None) -> None:
 @dataclass(frozen=True)
 class _Run:
     name: str
-    loss_unit: str
+    data_amount: tuple[int, int, int] | None
     rounds: list[PlottedRound]
 
 
@@ -48,18 +47,18 @@ def _of_log(state: Path) -> _Run:
     return _Run(*_named(folder), rounds_of_log(folder.events))
 
 
-def _named(folder: StateDirectory) -> tuple[str, str]:
-    """Name and unit of loss, as its manifest says; of a directory that has none, its own name: a
-    log that was moved."""
+def _named(folder: StateDirectory) -> tuple[str, tuple[int, int, int] | None]:
+    """Its name, and how much there is to train on, as its manifest says; of a directory that has
+    none, its own name: a log that was moved."""
     try:
         manifest = decode_manifest(folder.manifest.read_bytes(), None)
     except (OSError, PeerRefused):
-        return folder.root.name, ""
-    return manifest.run, loss_unit(manifest.data_amount)
+        return folder.root.name, None
+    return manifest.run, manifest.data_amount
 
 
 def _of_swarm(address: str, state: Path | None) -> _Run:
     manifest, ledger = run_to_the_end(read_ledger(address, state))
     if not ledger.rounds:
         raise StorageError("the run has no committed round yet", "try again after the first round")
-    return _Run(manifest.run, loss_unit(manifest.data_amount), rounds_of_ledger(ledger))
+    return _Run(manifest.run, manifest.data_amount, rounds_of_ledger(ledger))

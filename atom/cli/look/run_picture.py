@@ -13,6 +13,7 @@ from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
 from atom.cli.look.run_rounds import PlottedRound
 from atom.swarm.identity import short_id
+from atom.swarm.records.view import loss_unit, trained_on
 
 MAX_NAMED = 12
 """Peers that get a line of their own; of more, only the number is drawn."""
@@ -21,15 +22,18 @@ _BRANCH = "#c92a2a"
 _WHOLE = StrMethodFormatter("{x:,.0f}")
 _PANEL_INCHES, _WIDTH_INCHES = 1.9, 9.0
 
+DataAmount = tuple[int, int, int] | None
 _Draw = Callable[[Axes, Sequence[PlottedRound]], None]
 
 
-def draw_run(path: Path, rounds: Sequence[PlottedRound], title: str, loss_unit: str) -> None:
-    """Writes the picture; its form follows the name (.png, .svg, .pdf). `loss_unit`: empty if not
-    known. Raises: OSError."""
+def draw_run(path: Path, rounds: Sequence[PlottedRound], title: str, amount: DataAmount) -> None:
+    """Writes the picture; its form follows the name (.png, .svg, .pdf). `amount`: as the manifest
+    says it; None if not known. Raises: OSError."""
     panels = [
-        (partial(_loss, loss_unit), 1.5),
-        (_throughput, 1.0) if any(each.tokens_per_s for each in rounds) else None,
+        (partial(_loss, loss_unit(amount)), 1.5),
+        (partial(_throughput, trained_on(amount)), 1.0)
+        if any(each.tokens_per_s for each in rounds)
+        else None,
         (_membership, 1.0),
         (_reduce_time, 1.0) if any(each.reduce_s for each in rounds) else None,
     ]
@@ -67,11 +71,11 @@ def _loss(unit: str, axes: Axes, rounds: Sequence[PlottedRound]) -> None:
     axes.set_ylabel(f"loss\n({unit})" if unit else "loss")
 
 
-def _throughput(axes: Axes, rounds: Sequence[PlottedRound]) -> None:
+def _throughput(unit: str, axes: Axes, rounds: Sequence[PlottedRound]) -> None:
     _line(axes, [(e.number, e.tokens_per_s) for e in rounds if e.tokens_per_s], _SPEED)
     axes.set_ylim(0, 1.06 * axes.get_ylim()[1])
     axes.yaxis.set_major_formatter(_WHOLE)
-    axes.set_ylabel("tokens/s\nof the swarm")
+    axes.set_ylabel(f"{unit}/s\nof the swarm")
 
 
 def _reduce_time(axes: Axes, rounds: Sequence[PlottedRound]) -> None:

@@ -44,7 +44,7 @@ def headline(sight: Sight) -> Text:
         Text(view.run, "name"),
         _count("round ", f"{view.round:,}", of_rounds),
         _count("", str(alive), " peer" if alive == 1 else " peers"),
-        _count("", f"{view.tokens_per_s:,.0f}", " tokens/s"),
+        _count("", f"{view.tokens_per_s:,.0f}", f" {view.trained_on}/s"),
     ]
     if view.loss is not None:
         parts.append(_count("loss ", f"{view.loss:.4f}", ""))
@@ -78,9 +78,9 @@ class PeersTable:
         self._most = len(view.peers) if most is None else most
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        titles = [title for title in _COLUMNS if title != "name" or self._names is not None]
+        titles = self._titles()
         table = self._table(titles)
-        for title in _FIRST_TO_GO:
+        for title in filter(titles.count, _FIRST_TO_GO):
             if Measurement.get(console, options.update(max_width=_ANY), table).minimum <= (
                 options.max_width
             ):
@@ -91,6 +91,12 @@ class PeersTable:
         more = len(self._view.peers) - self._most
         if more > 0:
             yield Text(f"and {more:,} more", "quiet")
+
+    def _titles(self) -> list[str]:
+        """A sample that is no text has no tokens: a sequence per second is one."""
+        absent = {"name"} if self._names is None else set[str]()
+        absent |= set() if self._view.trained_on == "tokens" else {"tokens/s"}
+        return [title for title in _COLUMNS if title not in absent]
 
     def _table(self, titles: Sequence[str], tight: bool = False) -> Table:
         """Only a state may take several lines: what is wrong with a peer is no single word."""

@@ -80,7 +80,7 @@ def plain_line(sight: Sight) -> str:
     batch = "" if view.global_batch is None else f"/{view.global_batch}"
     return (
         f"{view.run}  round {view.round}  {peers}  {view.accumulated}{batch} mini-batches"
-        f"  {view.tokens_per_s:,.0f} tokens/s{loss}"
+        f"  {view.tokens_per_s:,.0f} {view.trained_on}/s{loss}"
     )
 
 

@@ -133,7 +133,7 @@ class _Begun:
 
 class _Share(ProgressColumn):
     def render(self, task: Task) -> Text:
-        return Text("" if task.total is None else f"{task.percentage:>3.0f} %")
+        return Text("" if task.total is None else f"{task.percentage:>3.0f}%")
 
 
 class _TimeLeft(TimeRemainingColumn):

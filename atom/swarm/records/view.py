@@ -52,6 +52,11 @@ def loss_unit(data_amount: tuple[int, int, int] | None) -> str:
     return "nats per token" if data_amount and data_amount[0] else ""
 
 
+def trained_on(data_amount: tuple[int, int, int] | None) -> str:
+    """What a run's speed counts, by the same amount. Where nobody said it: as almost everywhere."""
+    return "samples" if data_amount and not data_amount[0] else "tokens"
+
+
 @dataclass(frozen=True, order=True)
 class VoidAttempt:
     """An attempt at a round that gave no result, as who coordinated it says."""
@@ -74,7 +79,8 @@ class SwarmView:
     """Mean loss of the last committed round, in `loss_unit`."""
     head: str
     tokens_per_s: float
-    """Of who is at the head or a round behind it: a commit reaches peers one after the other."""
+    """Of what it is `trained_on`. Of who is at the head or a round behind it: a commit reaches
+    peers one after the other."""
     peers: tuple[PeerView, ...]
     owner: str = ""
     """Peer id of who founded the run."""
@@ -86,6 +92,10 @@ class SwarmView:
     @property
     def loss_unit(self) -> str:
         return loss_unit(self.data_amount)
+
+    @property
+    def trained_on(self) -> str:
+        return trained_on(self.data_amount)
 
     def to_json(self) -> dict[str, Any]:
         """JSON-serialisable; the keys of `atom status --json`."""

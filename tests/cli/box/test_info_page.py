@@ -68,9 +68,10 @@ def test_a_daemon_in_order_is_whole_on_a_small_terminal() -> None:
     assert sum(-(-len(label + text) // 80) for label, text in lines(usual, 80)) <= 24 - 2
 
 
-def test_a_loss_that_no_text_gave_bears_no_unit() -> None:
+def test_what_no_text_gave_bears_no_unit_of_text() -> None:
     own = dict(rows(info(data={"tokens": 0, "samples": 20, "held_back": 0})))
     assert own["round"] == "1,076 of 10,000, loss 3.7321"
+    assert own["speed"] == "657 samples/s, 82.2 mini-batches/s"
 
 
 def test_of_others_only_peers_are_shown_and_of_many_how_many() -> None:

@@ -81,7 +81,7 @@ def test_runs_of_rounds() -> None:
 def test_one_round_is_seen_and_its_number_is_whole(number: int, tmp_path: Path) -> None:
     """matplotlib would write 0.45 and 1.05 below it, or 0 and +1.23456e5."""
     file = tmp_path / "one.svg"
-    draw_run(file, [PlottedRound(number, 2.5, 3, False)], "one", "")
+    draw_run(file, [PlottedRound(number, 2.5, 3, False)], "one", None)
     text = file.read_text(encoding="utf-8")
     below = text.partition('id="matplotlib.axis_3"')[2].partition('id="matplotlib.axis_4"')[0]
     ticks = re.findall(r"<!-- ([\d.,+e-]+) -->", below)
@@ -96,8 +96,8 @@ def test_a_drawing_has_what_is_known(peers: int, tmp_path: Path) -> None:
         PlottedRound(n, 5.0 / n, peers, n == 2, ids, 3.0 if n == 2 else None, 10.0, 0.5)
         for n in (1, 2, 3)
     ]
-    draw_run(tmp_path / "whole.svg", rounds, "a $run", "nats per token")
-    draw_run(tmp_path / "bare.svg", [PlottedRound(1, float("nan"), 1, False)], "bare", "")
+    draw_run(tmp_path / "whole.svg", rounds, "a $run", (1880, 235, 0))
+    draw_run(tmp_path / "bare.svg", [PlottedRound(1, float("nan"), 1, False)], "bare", None)
     panels = []
     for name in ("whole", "bare"):
         root = ElementTree.parse(tmp_path / f"{name}.svg").getroot()
@@ -128,7 +128,7 @@ def test_it_bears_the_name_of_the_run_and_not_that_of_the_folder(
 
 
 @pytest.mark.parametrize("tokens", [1880, 0])
-def test_the_loss_has_a_unit_where_there_is_text(tokens: int, tmp_path: Path) -> None:
+def test_loss_and_speed_have_the_unit_of_what_there_is(tokens: int, tmp_path: Path) -> None:
     log(tmp_path, told(1))
     sights = Village(peers=1)
     manifest = replace(sights.manifest(), data_amount=(tokens, 20, 0))
@@ -136,6 +136,7 @@ def test_the_loss_has_a_unit_where_there_is_text(tokens: int, tmp_path: Path) ->
     assert main(["plot", str(tmp_path / "run.svg"), "--state", str(tmp_path)]) == 0
     drawn = (tmp_path / "run.svg").read_text(encoding="utf-8")
     assert ("nats per token" in drawn) == bool(tokens)
+    assert ("tokens/s" in drawn, "samples/s" in drawn) == (bool(tokens), not tokens)
 
 
 @pytest.mark.parametrize(

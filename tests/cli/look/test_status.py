@@ -11,6 +11,7 @@ from atom.base.errors import AddressError
 from atom.cli.look.onlooker import Onlooker, Sight, onlooking
 from atom.cli.look.status import show_status
 from atom.cli.look.swarm_table import swarm
+from atom.cli.look.watch import plain_line
 from atom.cli.shell.terminal import THEME
 from atom.swarm.addresses import JoinAddress
 from atom.swarm.identity import short_id
@@ -48,6 +49,16 @@ def test_the_table_shows_the_same() -> None:
         assert short_id(peer.peer_id) in text
     assert DIGEST.hex()[:8] in text
     assert "12.5" in text
+
+
+def test_of_samples_that_are_no_text_no_tokens_are_told() -> None:
+    shown = sight()
+    own = replace(shown, view=replace(shown.view, data_amount=(0, 20, 0)))
+    for columns in (60, 120):
+        text = drawn(swarm(own), columns)
+        assert "200 samples/s" in text
+        assert "tokens" not in text
+    assert plain_line(own).endswith("200 samples/s  loss 2.5000")
 
 
 def test_plain_text_where_nobody_asked_for_colour(monkeypatch: pytest.MonkeyPatch) -> None:

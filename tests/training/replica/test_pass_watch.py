@@ -43,7 +43,7 @@ def test_who_asks_gets_the_next_pass_to_begin() -> None:
     trace, summary = watch.trace(ticket, "run")
     names = {event["name"] for event in json.loads(trace)["traceEvents"]}
     assert {"load all", "forward all, micro-batch 0"} <= names
-    assert summary.startswith("the device computes 50.0 % of 4.000 s")
+    assert summary.startswith("the device computes 50.0% of 4.000 s")
     assert not watched(watch), "once is enough"
     assert watch.trace(ticket, "run")[0] == trace
 
