@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import typer
 from rich.text import Text
 
@@ -12,10 +13,13 @@ from atom.base.errors import ConfigError, ControlError
 from atom.cli.box.local_daemons import find_daemon, find_daemons
 from atom.cli.box.several_daemons import show_daemons
 from atom.cli.shell.terminal import following, stderr_console, stdout_console
+from atom.config.load import parse_peer_text
 from atom.config.peer_defaults import MEANINGS
 from atom.config.peer_text import check_key, parse_assignment
+from atom.daemon.fitting.host_cap import more_than_there_is
 
 _REMARKS_AT = 48
+_HOST_MEMORY = "host.memory"
 
 
 def pause_daemon(state: Path | None, everyone: bool) -> None:
@@ -78,6 +82,8 @@ def set_settings(state: Path | None, assignments: Sequence[str]) -> None:
     with following(stderr_console()) as told:
         settings = client.set(() if named else assignments, told)
     _show_settings([each for each in settings if not named or each["key"] in named])
+    if assignments and not named:
+        _warn_of_memory(settings)
 
 
 def _named(assignments: Sequence[str]) -> frozenset[str]:
@@ -105,6 +111,15 @@ def _show_settings(settings: Sequence[dict[str, Any]]) -> None:
         remarks += [] if setting["live"] else ["changes at a restart"]
         remark = f"  # {', '.join(remarks)}" if remarks else ""
         typer.echo(f"{line:<{width}}{remark}".rstrip())
+
+
+def _warn_of_memory(settings: Sequence[dict[str, Any]]) -> None:
+    """As the start of a daemon does. It is on this machine: its memory is what we see."""
+    texts = [each["value"] for each in settings if each["key"] == _HOST_MEMORY and each["value"]]
+    for text in texts:
+        cap = parse_peer_text(f"{_HOST_MEMORY} = {text}", Path(), "").host.memory_bytes
+        if words := more_than_there_is(cap, psutil.virtual_memory().total):
+            stderr_console().print(words, style="warning", markup=False, soft_wrap=True)
 
 
 def _default_words(key: str) -> str:

@@ -29,11 +29,10 @@ _Draw = Callable[[Axes, Sequence[PlottedRound]], None]
 def draw_run(path: Path, rounds: Sequence[PlottedRound], title: str, amount: DataAmount) -> None:
     """Writes the picture; its form follows the name (.png, .svg, .pdf). `amount`: as the manifest
     says it; None if not known. Raises: OSError."""
+    throughput = partial(_throughput, trained_on(amount))
     panels = [
         (partial(_loss, loss_unit(amount)), 1.5),
-        (partial(_throughput, trained_on(amount)), 1.0)
-        if any(each.tokens_per_s for each in rounds)
-        else None,
+        (throughput, 1.0) if any(each.tokens_per_s for each in rounds) else None,
         (_membership, 1.0),
         (_reduce_time, 1.0) if any(each.reduce_s for each in rounds) else None,
     ]
