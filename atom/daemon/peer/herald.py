@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 
 from atom.base.clock import Clock
 from atom.daemon.console import Console
-from atom.daemon.peer.news import Arrival, Company, Rounds, Standstill
+from atom.daemon.peer.news import Arrival, Company, Rounds, Standstill, Waiting
 from atom.swarm.chain.commit import Value
 from atom.swarm.records.freshness import GAP_SECONDS
 from atom.swarm.records.lease import Lease, PeerState
@@ -17,6 +17,7 @@ class Herald:
     def __init__(self, console: Console, clock: Clock) -> None:
         self._console, self._clock = console, clock
         self._arrival, self._company, self._standstill = Arrival(), Company(), Standstill()
+        self._waiting = Waiting()
         self._rounds: Rounds | None = None
         self._heard_at = float("-inf")
         self._left: frozenset[str] = frozenset()
@@ -32,13 +33,16 @@ class Herald:
         if line := self._arrival.line(me, ours, max(ahead, default=None)):
             self._console.note(line)
 
-    def tell(self, me: str, view: View, reason: str, last: Value | None) -> None:
+    def tell(
+        self, me: str, view: View, reason: str, last: Value | None, missing: Collection[str] = ()
+    ) -> None:
         """`reason`: why we stand still, if we do; `last`: what was committed last, if we
-        were there."""
+        were there; `missing`: voters without whom nothing is decided."""
         now = self._clock.now()
         self._rounds = self._rounds or Rounds(me)
         lines = [self._standstill.line(reason, now), self._rounds.line(last, now)]
         if now - self._heard_at <= GAP_SECONDS:  # else everybody seems to be gone
             lines.append(self._company.line(view.fresh.keys(), self._left, now))
+            lines.append(self._waiting.line(missing, now))
         for line in filter(None, lines):
             self._console.note(line)

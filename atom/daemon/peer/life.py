@@ -257,7 +257,8 @@ class Life:
         if line := self._leaving.news(facts):
             self._console.note(line)
         last = self.parts.hands.tally.last_here
-        self._herald.tell(self.parts.me.peer_id, self._loop.view, reason, last)
+        missing = self._machine.waiting_for
+        self._herald.tell(self.parts.me.peer_id, self._loop.view, reason, last, missing)
         if has_looked and not facts.started:
             self._arrive(head.round, ahead)
         return ending(facts)

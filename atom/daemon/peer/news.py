@@ -17,6 +17,8 @@ GATHER_S = 1.0
 """Those that come and go within such a time are told of together."""
 SETTLE_S = 5.0
 """Whoever is seen so soon was there before us. A large swarm's leases take several readings."""
+WAITING_S = 60.0
+"""Who is waited for so long is told of: usually others go on without them after the grace time."""
 MOST_NAMES = 3
 
 
@@ -25,13 +27,18 @@ class Arrival:
 
     def __init__(self) -> None:
         self._told = False
+        self._swarm = 0
+        """Of those who were ahead, the round that they showed last."""
 
     def line(self, me: str, ours: int, swarm: int | None) -> str:
         """`ours`: our round; `swarm`: that of those who are ahead; None: nobody is. Empty: nothing
         to say."""
         told, self._told = self._told, True
+        if swarm is None and told and ours < self._swarm:
+            return f"who was at round {self._swarm:,} is gone: nobody is ahead of round {ours:,}"
         if swarm is None and told:
             return f"caught up: at round {ours:,}, as the swarm is"
+        self._swarm = swarm or 0
         if swarm is None:
             return f"peer {me} at round {ours:,}; atom watch shows how it goes"
         what = f"is back from round {ours:,}" if ours else "joins"
@@ -155,6 +162,31 @@ class Rounds:
             f" of {peers}, {ours:,} of them ours" if ours < last.sequences else ", all of them ours"
         )
         return f"{which}: loss {last.loss:.4f}, {last.sequences:,} mini-batches{of}"
+
+
+class Waiting:
+    """That no round can be decided, for want of whom, and what to do."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+        self._told = False
+
+    def line(self, missing: Collection[str], now: float) -> str:
+        """`missing`: voters that are waited for. Empty: nothing to say: others may go on without
+        them soon, or it was said."""
+        if not missing:
+            self._since, self._told = None, False
+            return ""
+        self._since = now if self._since is None else self._since
+        if self._told or now - self._since < WAITING_S:
+            return ""
+        self._told, names = True, Names()
+        for peer in sorted(missing):
+            names.add(peer)
+        return (
+            f"no round can be decided without {names}, not in sight: it goes on by itself once "
+            "they are back; if they stay away, ask the run's owner"
+        )
 
 
 class Standstill:

@@ -88,6 +88,10 @@ class Coordinator:
         return self._turn.answering(leases)
 
     @property
+    def waiting_for(self) -> frozenset[str]:
+        return self._turn.waiting_for
+
+    @property
     def in_doubt(self) -> bool:
         """Whether the others may not reach us: no call of ours is answered, no ring holds."""
         return self._silence.unanswered or self._turn.stood_back

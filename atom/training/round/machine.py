@@ -121,6 +121,12 @@ class RoundMachine:
         return self._coordinator.in_doubt
 
     @property
+    def waiting_for(self) -> frozenset[str]:
+        """Voters that would have to be back for a round to be decided; empty: it can be, or there
+        is nothing to decide. Any thread."""
+        return self._coordinator.waiting_for
+
+    @property
     def finished(self) -> bool:
         """The run's last round is committed here."""
         last = self._desk.terms.last_round

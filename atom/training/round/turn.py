@@ -38,6 +38,9 @@ class Turn:
         self._unheeded = 0
         self._trigger_since: float | None = None
         self._told_waiting = False
+        self.waiting_for: frozenset[str] = frozenset()
+        """Voters that are not in sight, by peer id, while no round can be decided without some of
+        them."""
         self.caused = False
         self.stood_back = False
         """Whether we let others lead at this head, since we may be what fails. Not twice without
@@ -133,11 +136,12 @@ class Turn:
         desk = self._desk
         alive = alive_voters(desk.head, desk.me, desk.view)
         waiting = chosen is None and (desk.me in desk.head.voters or not alive)
+        missing = set(desk.head.voters) - alive if waiting else set()
+        self.waiting_for = frozenset(voter.peer_id for voter in missing)
         if waiting and not self._told_waiting:
-            missing = set(desk.head.voters) - alive
             desk.report(
                 "no-quorum",
-                waiting_for=sorted(voter.peer_id for voter in missing),
+                waiting_for=sorted(self.waiting_for),
                 grace_seconds=desk.patience.grace,
             )
         self._told_waiting = waiting

@@ -8,7 +8,17 @@ import pytest
 
 from atom.daemon.console import Silence
 from atom.daemon.peer.herald import Herald
-from atom.daemon.peer.news import GATHER_S, LOST_S, SETTLE_S, Company, Pace, Rounds, Standstill
+from atom.daemon.peer.news import (
+    GATHER_S,
+    LOST_S,
+    SETTLE_S,
+    WAITING_S,
+    Company,
+    Pace,
+    Rounds,
+    Standstill,
+    Waiting,
+)
 from atom.swarm.chain.commit import Ballot, Contribution, Value
 from atom.swarm.records.lease import PeerState
 from atom.training.round.vocabulary import View
@@ -114,6 +124,14 @@ def test_who_arrives_says_where_the_swarm_is_and_when_it_is_there_too(
     assert there == f"caught up: at round {ours + 1061:,}, as the swarm is"
 
 
+def test_who_arrives_as_the_swarm_goes_has_not_caught_up() -> None:
+    console = Notes()
+    herald = Herald(console, ManualClock(0.0))
+    for ahead in ([1059], [1060], []):
+        herald.arrive(ANN, 0, ahead)
+    assert console.notes[1:] == ["who was at round 1,060 is gone: nobody is ahead of round 0"]
+
+
 def test_who_arrives_where_nobody_is_ahead_says_its_round() -> None:
     console = Notes()
     Herald(console, ManualClock(0.0)).arrive(ANN, 7, [])
@@ -142,6 +160,17 @@ def test_a_pause_is_told_with_its_reason_and_its_end() -> None:
     assert standstill.line("on battery", 5.0) == ""
     assert standstill.line("outside its hours", 6.0) == "paused: outside its hours"
     assert standstill.line("", 60.0) == "resumed"
+
+
+def test_who_is_waited_for_is_told_once_and_only_where_nobody_goes_on_without() -> None:
+    waiting = Waiting()
+    assert waiting.line([ANN], 0.0) == ""
+    assert waiting.line([ANN], WAITING_S - 1) == ""
+    assert waiting.line([], WAITING_S) == ""
+    told = [waiting.line([ANN, BOB], 100.0 + now) for now in range(600)]
+    (line,) = filter(None, told)
+    assert line.startswith("no round can be decided without …AnnAnn, …BobBob, not in sight: ")
+    assert told.index(line) == WAITING_S
 
 
 def test_who_flickers_is_told_of_now_and_then_and_rightly_in_the_end() -> None:
@@ -176,6 +205,24 @@ def test_a_herald_says_it_on_the_console(goodbye: PeerState) -> None:
     live(20, {}, goodbye)
     what = "left" if goodbye is PeerState.LEFT else "no longer seen"
     assert console.notes == ["here already: …AnnAnn; 2 peers now", f"{what}: …AnnAnn; alone now"]
+
+
+def test_a_herald_says_for_whom_it_waits_if_it_hears_at_all() -> None:
+    console, clock = Notes(), ManualClock(0.0)
+    herald = Herald(console, clock)
+
+    def live(hears: bool) -> None:
+        for _ in range(100):
+            clock.advance(5.0)
+            if hears:
+                herald.hear({})
+            herald.tell(BOB, View(), "", None, frozenset([ANN]))
+
+    live(False)
+    assert console.notes == []
+    live(True)
+    assert len(console.notes) == 1
+    assert "…AnnAnn, not in sight" in console.notes[0]
 
 
 def test_who_sees_nobody_because_it_was_asleep_says_nothing_of_the_others() -> None:
