@@ -13,7 +13,10 @@ _STORES = ("Battery", "UPS")
 def on_battery(supplies: Path = SUPPLIES) -> bool:
     """Nothing feeds it from outside, and a battery of its own is being emptied. False where nobody
     can tell."""
-    own = [each for each in supplies.glob("*") if _said(each / "scope") != "Device"]
+    try:
+        own = [each for each in supplies.iterdir() if _said(each / "scope") != "Device"]
+    except OSError:  # there is none, or it goes just now
+        return False
     if any(_said(each / "online") == "1" for each in own if _said(each / "type") not in _STORES):
         return False
     emptied = (each for each in own if _said(each / "status") == "Discharging")
