@@ -6,6 +6,7 @@ from pathlib import Path
 
 from atom.base.disk_words import why_not_written
 from atom.base.errors import StorageError
+from atom.cli.shell.signals import raise_on_signals
 
 
 def refuse_folders(file: Path, example: str) -> None:
@@ -17,7 +18,9 @@ def refuse_folders(file: Path, example: str) -> None:
 
 
 def write_whole(file: Path, write: Callable[[Path], object]) -> None:
-    """`write` is given a place aside, which then takes `file`'s. Raises: StorageError."""
+    """`write` is given a place aside, which then takes `file`'s. Raises: StorageError; what
+    `raise_on_signals` does, from here on."""
+    raise_on_signals()
     aside = file.with_name(f".partial-{file.name}")
     try:
         write(aside)

@@ -1,11 +1,38 @@
 """A file that was asked for is whole, or as it was before."""
 
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from atom.base.errors import StorageError
 from atom.cli.shell.output_file import write_whole
+
+TOLD_TO_END = """
+import os, sys
+from pathlib import Path
+from atom.cli.shell.failures import run_guarded
+from atom.cli.shell.output_file import write_whole
+
+def half(place):
+    place.write_text("half")
+    os.kill(os.getpid(), int(sys.argv[2]))
+
+sys.exit(run_guarded(lambda: write_whole(Path(sys.argv[1]), half), lambda: False))
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
+def test_a_signal_leaves_nothing_half_written(
+    number: signal.Signals, code: int, tmp_path: Path
+) -> None:
+    words = [sys.executable, "-c", TOLD_TO_END, str(tmp_path / "run.png"), str(number.value)]
+    assert subprocess.run(words, timeout=60, check=False).returncode == code
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
