@@ -38,6 +38,8 @@ class Pauses:
         self._by_owner = False
         self._wished = ""
         self._others_turn = ""
+        self._told = ""
+        """By whose word it stands still, as the last event says."""
         self._leaving = False
         self._retry_at: float | None = None
         if mark.stands:
@@ -47,8 +49,19 @@ class Pauses:
         """Whether the device's memory is free."""
         self._by_owner = True
         free = self._worker.pause(_OWNER, GIVE_BACK_S)
-        self._events.emit("paused", reason=_OWNER)
+        self._tell()
         return free
+
+    def _tell(self) -> None:
+        """An event, if it stands still by another's word now, or by nobody's."""
+        standing = _OWNER if self._by_owner else _WISHES if self._wished else ""
+        if standing == self._told:
+            return
+        self._told = standing
+        if standing:
+            self._events.emit("paused", reason=_OWNER if self._by_owner else self._wished)
+        else:
+            self._events.emit("resumed")
 
     @property
     def reason(self) -> str:
@@ -91,7 +104,7 @@ class Pauses:
                 return f"{said}{fault}"
             self._by_owner = False
             self._worker.resume(_OWNER)
-        self._events.emit("resumed")
+            self._tell()
         wished, turn = self._wished, self._others_turn
         but = f", but still {wished}: see `atom set`" if wished else f", but {turn}" if turn else ""
         return f"resumed{but}{fault}"
@@ -102,16 +115,16 @@ class Pauses:
             before, self._wished = self._wished, "" if self._leaving else reason
             if self._wished and not before:
                 self._worker.pause(_WISHES, GIVE_BACK_S)
-                self._events.emit("paused", reason=self._wished)
             elif before and not self._wished:
                 self._worker.resume(_WISHES)
-                self._events.emit("resumed")
+            self._tell()
 
     def end(self) -> None:
         """Whoever leaves sees to what is counted, and stands still no more. Its owner's pause
         holds again from its next start on."""
         with self._lock:
             self._leaving, self._by_owner, self._wished = True, False, ""
+            self._told = ""  # that it leaves is an event of its own
             for reason in (_OWNER, _WISHES):
                 self._worker.resume(reason)
 

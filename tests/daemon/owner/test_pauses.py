@@ -125,8 +125,21 @@ def test_wishes_pause_beside_the_owner(scene: Scene) -> None:
     pauses.wish("")
     assert pauses.reason == ""
     assert [told[0] for told in scene.worker.told] == ["wishes", "owner", "owner", "wishes"]
-    told = [event.get("reason", event["event"]) for event in scene.events.events]
-    assert told == ["on battery", "owner", "resumed", "resumed"]
+    assert events_of(scene) == ["on battery", "owner", "outside its hours, until 18:00", "resumed"]
+
+
+def test_a_wish_that_comes_and_goes_resumes_nobody_whom_its_owner_paused(scene: Scene) -> None:
+    scene.pauses.pause()
+    for reason in ("on battery", "", "on battery", ""):
+        scene.pauses.wish(reason)
+    assert "owner" in scene.pauses.reason
+    assert events_of(scene) == ["owner"]
+    scene.pauses.resume()
+    assert events_of(scene) == ["owner", "resumed"]
+
+
+def events_of(scene: Scene) -> list[str]:
+    return [event.get("reason", event["event"]) for event in scene.events.events]
 
 
 def test_another_run_s_turn_pauses_beside_the_owner(scene: Scene) -> None:
