@@ -9,7 +9,7 @@ layer, the layer becomes several *pieces*: "blocks.3 (1/2)", "blocks.3 (2/2)".
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby, pairwise
 
@@ -91,7 +91,8 @@ def _has_parameters(graph: Graph, calls: Sequence[fx.Node]) -> bool:
 
 
 def _legal(graph: Graph, runs: list[_Run]) -> list[_Run]:
-    """Moves each boundary on to the next legal one; runs that vanish join the one before."""
+    """Moves each boundary on to the next legal one; runs of which nothing, or nothing made in their
+    own module, is left over join the one before."""
     legal: list[_Run] = []
     end = reached = 0
     for key, calls in runs:
@@ -102,9 +103,17 @@ def _legal(graph: Graph, runs: list[_Run]) -> list[_Run]:
         if stop <= reached:
             legal[-1] = (_joined(legal[-1][0], key), legal[-1][1])
             continue
-        legal.append((key, graph.calls[reached:stop]))
-        reached = stop
+        rest, reached = graph.calls[reached:stop], stop
+        if key and key not in _modules_of(rest):
+            legal[-1] = (_joined(legal[-1][0], key), legal[-1][1] + rest)
+        else:
+            legal.append((key, rest))
     return legal
+
+
+def _modules_of(calls: Iterable[fx.Node]) -> dict[str, str]:
+    """Paths of the modules that the calls were made in → names of their classes."""
+    return dict(pair for call in calls for inner in with_nested(call) for pair in layer_path(inner))
 
 
 def _joined(first: str, last: str) -> str:
@@ -214,10 +223,7 @@ def _role(
     if _SPAN in key:
         return key, "Layers"
     if key:
-        kinds = dict(
-            pair for call in calls for inner in with_nested(call) for pair in layer_path(inner)
-        )
-        return key, kinds[key].rpartition(".")[2]
+        return key, _modules_of(calls)[key].rpartition(".")[2]
     if last == 0:
         return "model", graph.model_name
     if index == 0:

@@ -77,6 +77,22 @@ class SparseGradient(Two):
         return (self.layer(hidden) + self.table(torch.arange(1))).sum()
 
 
+class SparseProduct(Two):
+    def forward(self, hidden: Tensor) -> Tensor:
+        return (torch.eye(WIDTH).to_sparse() @ self.layer(hidden).flatten(0, -2).t()).sum()
+
+
+class SparseTable(Two):
+    table: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.eye(WIDTH).to_sparse())
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return (self.table @ self.layer(hidden).flatten(0, -2).t()).sum()
+
+
 class ComplexWeights(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -302,6 +318,24 @@ class Draws(Two):
         return (self.other(self.layer(hidden) * kept) + torch.randn_like(hidden)).square().mean()
 
 
+class WritesAround(Two):
+    """A layer's own call lies within a chain of writes; what follows it there is nobody's."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        inner = self.layer(hidden) * 1.0
+        flat = inner.view(-1)
+        inner.add_(self.other(hidden))
+        return (flat * flat.sum().detach()).tanh().square().mean()
+
+
+class CheckpointsBoth(Two):
+    """One span holds both layers: what follows it was made in no module."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        inner = checkpoint(lambda value: self.other(self.layer(value)), hidden, use_reentrant=False)
+        return inner.tanh().square().mean()
+
+
 TRACEABLE: dict[str, Callable[[], nn.Module]] = {
     "a cache that settles": RemembersShapes,
     "an attribute set and read": SetsAside,
@@ -311,4 +345,6 @@ TRACEABLE: dict[str, Callable[[], nn.Module]] = {
     "recurrent": Recurrent,
     "random numbers": Draws,
     "checkpointed": lambda: Checkpointed(use_reentrant=False),
+    "a layer within a chain of writes": WritesAround,
+    "two layers within a checkpoint": CheckpointsBoth,
 }

@@ -30,6 +30,11 @@ def constant_of(model: nn.Module, exported: ExportedProgram, target: str) -> Con
             "parameter's data; its values would be frozen",
             "use the parameter itself, or parameter.detach()",
         )
+    if found.layout is not torch.strided:
+        raise ModelError(
+            f"the buffer {target} is sparse; values lie in dense memory here",
+            "hold its indices and its values as two buffers",
+        )
     tensor = found.detach()
     for name, parameter in model.named_parameters():
         if _same_memory(parameter, tensor):

@@ -91,6 +91,7 @@ class _Observer(fx.Interpreter):
             _require_gradient_as_traced(node, result)
         for tensor in tree_leaves(result):
             if _is_tensor(tensor):
+                _require_dense(node, tensor)
                 self._maker.setdefault(_storage(tensor), node)
         if _is_tensor(result):
             maker = self._maker[_storage(result)]
@@ -146,6 +147,16 @@ def _require_gradient_as_traced(node: fx.Node, result: torch.Tensor) -> None:
             f"the value made at {place} has no gradient in the graph, and one in the model: "
             "tracing lost where it comes from",
             "make parameters in __init__, and leave torch.autograd.grad out of forward",
+        )
+
+
+def _require_dense(node: fx.Node, tensor: torch.Tensor) -> None:
+    """Raises: ModelError: of a sparse tensor nobody can say what memory it shares."""
+    if tensor.layout is not torch.strided:
+        raise ModelError(
+            f"the value of {node.target} at {place_of(node)} is sparse; values lie in dense memory "
+            "here",
+            "write it with dense tensors, or with torch.gather and torch.scatter_add",
         )
 
 
