@@ -18,6 +18,8 @@ from atom.models.data.tokenizer import ByteTokenizer
 from atom.models.installing import install_extra
 
 TEXTS = ["one", "zwei é", "", "three\nlines", "last"]
+SAVED_FORMS = ["numpy", "arrow", "pandas", "columns"]
+"""In which a table's rows are given, also after it was saved."""
 REVISION = "a" * 40
 HUB = StoredDataset("owner/name", revision=REVISION)
 
@@ -33,6 +35,18 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     table = datasets.Dataset.from_dict({"id": range(6), "text": [*TEXTS, None]})
     table.save_to_disk(root / "saved")
     datasets.DatasetDict({"train": table, "test": table.select([0])}).save_to_disk(root / "splits")
+    for form in SAVED_FORMS:
+        shown = ["id"] if form == "columns" else None
+        kind = "numpy" if shown else form
+        table.with_format(kind, columns=shown).save_to_disk(root / form)
+    Path(root / "known.txt").write_text("one\ntwo\nthree\n")
+    known = datasets.load_dataset(
+        "text",
+        data_files={"validation": str(root / "known.txt")},
+        split="validation[:2]",
+        cache_dir=str(root / "hf"),
+    )
+    known.save_to_disk(root / "known")
     (root / "files").mkdir()
     raw = "".join(json.dumps({"id": 1, "text": text}) + "\n" for text in TEXTS)
     (root / "files" / "train.jsonl").write_text(raw)
@@ -75,7 +89,7 @@ def contents(corpus: Corpus) -> list[bytes]:
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-@pytest.mark.parametrize("kind", ["saved", "splits", "files"])
+@pytest.mark.parametrize("kind", ["saved", "splits", "files", *SAVED_FORMS])
 def test_local_folders_give_their_texts(folders: Path, kind: str, streaming: bool) -> None:
     corpus = StoredDataset(str(folders / kind), streaming=streaming).corpus(Limits())
     assert contents(corpus) == [text.encode() for text in TEXTS if text]
@@ -90,11 +104,18 @@ def test_another_split_and_a_limit(folders: Path) -> None:
     assert contents(stored.corpus(Limits(max_documents=2))) == [b"one", "zwei é".encode()]
 
 
+@pytest.mark.parametrize("split", ["train", "validation"])
+def test_a_saved_table_that_knows_its_split(folders: Path, split: str) -> None:
+    corpus = StoredDataset(str(folders / "known"), split=split).corpus(Limits())
+    assert contents(corpus) == [b"one", b"two"]
+
+
 @pytest.mark.parametrize(
     ("kind", "changes", "said", "hint"),
     [
         ("gone", {}, "no such folder", "OWNER/NAME"),
         ("splits", {"split": "tst"}, "no split \"tst\"; it has 'train', 'test'", "split ="),
+        ("known", {"split": "test"}, 'no split "test"; it holds one table, of the split', "remove"),
         ("files", {"split": "test"}, "Unknown split", "[data] split"),
         ("files", {"split": "test", "streaming": True}, "Bad split", "[data] split"),
         ("files", {"name": "other"}, "'other' not found", "name in the run file"),

@@ -4,6 +4,7 @@ Nothing of a dataset is run: the library dropped scripts in its version 4.
 """
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -19,6 +20,7 @@ from atom.models.installing import install_extra
 
 _ROWS_TOGETHER = 256
 _ASKING_S = 30
+_DEFAULT_SPLIT = "train"
 _SAVED = ("dataset_info.json", "dataset_dict.json")
 """One of these lies in a folder that `save_to_disk` wrote."""
 
@@ -30,7 +32,7 @@ class StoredDataset:
     path: str
     """An absolute folder, or OWNER/NAME on the hub."""
     text_field: str = "text"
-    split: str = "train"
+    split: str = _DEFAULT_SPLIT
     name: str | None = None
     """One of several configurations."""
     revision: str | None = None
@@ -113,7 +115,9 @@ def _table(stored: StoredDataset) -> Any:
         library.disable_progress_bars()
     if stored.is_local and any((Path(stored.path) / name).exists() for name in _SAVED):
         table = library.load_from_disk(stored.path)
-        return _split_of(table, stored) if isinstance(table, dict) else table
+        table = _split_of(table, stored) if isinstance(table, dict) else _whole(table, stored)
+        # It was saved with the form in which its rows are given, and perhaps without some columns.
+        return table.with_format(None)
     if not stored.is_local and Path(stored.path).exists():
         raise DataError(
             f"{stored.path} is a dataset of the hub, and something else in this folder",
@@ -148,6 +152,17 @@ def _split_of(tables: dict[str, Any], stored: StoredDataset) -> Any:
             'name one: [data] split = "…" in the run file',
         )
     return tables[stored.split]
+
+
+def _whole(table: Any, stored: StoredDataset) -> Any:
+    """The only table there is: who asks for nothing else gets it, whatever it is a split of."""
+    known = "" if table.split is None else str(table.split)
+    if known and stored.split not in (_DEFAULT_SPLIT, *re.findall(r"[\w.]+", known)):
+        raise DataError(
+            f'{stored.path}: no split "{stored.split}"; it holds one table, of the split "{known}"',
+            "remove [data] split from the run file, or name another folder",
+        )
+    return table
 
 
 def _told(stored: StoredDataset, error: Exception) -> DataError:
