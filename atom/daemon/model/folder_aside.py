@@ -22,7 +22,15 @@ _HELD, _WHOLE = "held", "whole"
 
 
 def require_free(target: Path) -> None:
-    """Raises: StorageError unless the target can be a new folder."""
+    """Raises: StorageError unless the target can be a new folder: nothing is renamed into the place
+    of a link, or of another disk's root."""
+    if target.is_symlink():
+        raise StorageError(f"{target} is a link", "name the folder that it leads to")
+    if target.is_mount():
+        raise StorageError(
+            f"{target} is where a disk or a volume is mounted, and the folder is made anew",
+            f"name one in it, such as {target / 'model'}",
+        )
     if target.exists() and not target.is_dir():
         raise StorageError(f"{target} is a file, not a folder", "choose another folder")
     if target.is_dir() and any(target.iterdir()):

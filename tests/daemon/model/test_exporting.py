@@ -307,6 +307,13 @@ def test_a_target_that_is_not_free(
         exported(tmp_path, "file")
     with pytest.raises(StorageError, match="is not empty"):
         export_run(ExportRequest(Path("~/full"), tmp_path / "a"), Silence())
+    (tmp_path / "link").symlink_to(tmp_path / "empty")
+    (tmp_path / "lost").symlink_to(tmp_path / "nowhere")
+    for link in ("link", "lost"):
+        with pytest.raises(StorageError, match="is a link"):
+            exported(tmp_path, link)
+    with pytest.raises(StorageError, match="where a disk or a volume is mounted"):
+        export_run(ExportRequest(Path("/"), tmp_path / "a"), Silence())
     assert exported(tmp_path, "empty").files
 
 
