@@ -45,7 +45,7 @@ BEAM = 8
 """Nodes asked per key, nearest first: the replicas, and a few in case some have just joined."""
 MAX_CONTACTS = 64
 MAX_SECONDS_AHEAD = {LEASE_DOMAIN: 20.0, MANIFEST_DOMAIN: 900.0}
-"""Longest time to expiry we store: lifetime, plus two clocks that differ by the 3 s allowed."""
+"""Longest time to expiry we store: a lifetime, and amply for clocks that are apart."""
 USUAL_SECONDS_AHEAD = MAX_SECONDS_AHEAD | {LEASE_DOMAIN: LEASE_SECONDS + CLOCKS_APART_SECONDS}
 """What an author whose clock is right signs: nothing later is to stand in its way."""
 
@@ -69,8 +69,8 @@ class RecordGate(RecordValidatorBase):  # type: ignore[misc]
             return False
         if claim.expires_at is not None and claim.expires_at != record.expiration_time:
             return False
-        if record.expiration_time > time.time() + MAX_SECONDS_AHEAD[claim.kind]:
-            return False
+        if not record.expiration_time <= time.time() + MAX_SECONDS_AHEAD[claim.kind]:
+            return False  # NaN, too: under it nothing would ever end
         return record.key in (DHTID.generate(key).to_bytes() for key in claim.places())
 
     def keep_valid(self, key: bytes, dictionary: DictionaryDHTValue) -> bool:

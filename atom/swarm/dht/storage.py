@@ -40,7 +40,11 @@ class BoundedStorage(DHTLocalStorage):  # type: ignore[misc]
         return self.keep(key, subkey, value, expiration_time)
 
     def keep(self, key: DHTID, subkey: str, value: bytes, expiration_time: float) -> bool:
-        """Our own record, for which there is always room. False if a later one is there."""
+        """Our own record, for which there is always room. False if a later one is there, which
+        hivemind would now drop when the earlier one ends."""
+        there = self._under(key).get(subkey)
+        if there is not None and there.expiration_time >= expiration_time:
+            return False
         return bool(super().store_subkey(key, subkey, value, expiration_time))
 
     def _under(self, key: DHTID) -> DictionaryDHTValue:

@@ -83,6 +83,11 @@ def test_a_record_out_of_place_does_not(gate, changes):
     assert not gate.validate(record(**changes))
 
 
+def test_whatever_never_ends_is_no_record(gate):
+    for expires_at in (float("nan"), float("inf")):
+        assert not gate.validate(record(index_key(RUN), OWNER.peer_id, MANIFEST, expires_at))
+
+
 def test_a_lease_cannot_be_signed_for_a_long_time(gate):
     later = time.time() + 9000.0
     lease = encode_lease(a_lease(PEER.peer_id), RUN, OWNER.peer_id, PEER, later)

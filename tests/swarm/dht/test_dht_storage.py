@@ -76,6 +76,15 @@ def test_the_place_of_one_that_has_ended_is_free(monkeypatch):
     assert under(storage, ROOT) == {"ada"}
 
 
+def test_what_is_told_again_ends_nothing_newer(monkeypatch):
+    storage = BoundedStorage()
+    assert storage.store_subkey(ROOT, "ada", b"2", LATER)
+    assert not storage.store_subkey(ROOT, "ada", b"1", SOON)
+    monkeypatch.setattr(timed_storage, "get_dht_time", lambda: SOON + 1.0)
+    assert under(storage, ROOT) == {"ada"}
+    assert storage.get(ROOT).value.get("ada").value == b"2"
+
+
 def test_a_stranger_puts_nothing_in_the_place_of_what_is_kept():
     nothing = NoStorage()
     assert not nothing.store_subkey(ROOT, "stranger", b"x", LATER)
