@@ -10,6 +10,8 @@ from atom.swarm.records.view import PeerView, SwarmView, VoidAttempt
 MAX_ROWS = 500
 """Peers listed; a browser has better things to do than to lay out thousands every second."""
 MAX_ROUNDS = 12
+MAX_ATTEMPTS = 8
+"""In vain, of each round: they are whatever leases say, and a crowd has many."""
 _ID_CHARACTERS = 6
 _DIGEST_CHARACTERS = 8
 _KNOWN_STATES = frozenset(state.value for state in PeerState)
@@ -35,11 +37,13 @@ def rounds(ledger: Ledger, void: Sequence[VoidAttempt]) -> str:
     """The last rounds, newest first, and the attempts that gave none."""
     newest = ledger.rounds[: -MAX_ROUNDS - 1 : -1]
     first = newest[-1].number if newest else 0
-    rows = []
+    rows, more = [], 0
     for number in range(ledger.head.round + 1, first - 1, -1):
         rows += [_row(_ROUNDS, _round(each)) for each in newest if each.number == number]
-        rows += [_row(_ROUNDS, _void(attempt), True) for attempt in void if attempt.round == number]
-    return _table("rounds", _ROUNDS, rows)
+        told = [_void(attempt) for attempt in void if attempt.round == number]
+        rows += [_row(_ROUNDS, cells, True) for cells in told[:MAX_ATTEMPTS]]
+        more += max(0, len(told) - MAX_ATTEMPTS)
+    return _table("rounds", _ROUNDS, rows, more)
 
 
 def contributions(ledger: Ledger) -> str:

@@ -106,6 +106,14 @@ def test_rounds_say_what_happened_and_what_came_to_nothing() -> None:
     ]  # fmt: skip
 
 
+def test_a_crowd_of_attempts_in_vain_leaves_the_rounds_in_sight() -> None:
+    void = [VoidAttempt(4, f"peer{number:04}", "early") for number in range(1008)]
+    document = Document(tables.rounds(a_ledger(), void))
+    assert sum(tag == "tr" for tag, _ in document.tags) == 1 + 8 + 3
+    assert document.texts.count("4") == 8
+    assert "and 1,000 more" in document.texts
+
+
 def test_contributions_are_listed_by_share() -> None:
     document = Document(tables.contributions(a_ledger()))
     assert document.texts[5:] == [
