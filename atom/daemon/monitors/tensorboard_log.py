@@ -3,6 +3,7 @@
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -31,15 +32,16 @@ class TensorBoardLog:
     more; then it is of no more use."""
 
     def __init__(self, open_writer: Callable[[], _Writer]) -> None:
-        """`open_writer` is called for the first round: a start that comes to nothing leaves
-        no file."""
+        """`open_writer` is called for the first round (a start that comes to nothing leaves no
+        file), and whenever a better branch takes rounds back: a curve cannot go back."""
         self._open = open_writer
         self._writer: _Writer | None = None
+        self._last_round = -1
 
     @classmethod
     def in_folder(cls, folder: Path) -> "TensorBoardLog":
-        """A file of its own for this process, in a folder of its own for this start. The library
-        and the folder are looked at now.
+        """A file of its own for this process, in a folder of its own for this start, and for each
+        branch that took rounds back. The library and the folder are looked at now.
 
         Raises: ConfigError without the library; StorageError if the folder cannot be written.
         """
@@ -57,13 +59,19 @@ class TensorBoardLog:
             raise StorageError(
                 f"cannot write {folder}: {problem.strerror}", "name another: [log] tensorboard"
             ) from problem
-        started = str(folder / time.strftime("%Y%m%d-%H%M%S"))
-        return cls(lambda: Writer(started))
+        started = folder / time.strftime("%Y%m%d-%H%M%S")
+        names = chain([str(started)], (f"{started}-branch-{number}" for number in count(1)))
+        return cls(lambda: Writer(next(names)))
 
     def emit(self, kind: str, **fields: Any) -> None:
-        if kind == "round":
-            self._writer = self._writer or self._open()
-            self._write(self._writer, fields)
+        if kind != "round":
+            return
+        if fields["round"] <= self._last_round:
+            self.close()
+            self._writer = None
+        self._last_round = fields["round"]
+        self._writer = self._writer or self._open()
+        self._write(self._writer, fields)
 
     def _write(self, writer: _Writer, fields: Mapping[str, Any]) -> None:
         for key, tag in _SCALARS.items():

@@ -159,6 +159,23 @@ def test_the_peer_file_asks_for_both(tmp_path: Path) -> None:
     assert "loss/validation" not in scalars
 
 
+def test_no_curve_goes_back_where_a_better_branch_took_rounds_back(tmp_path: Path) -> None:
+    board = TensorBoardLog.in_folder(tmp_path)
+    for number in (1, 2, 3, 3, 4, 2, 5):
+        board.emit("round", **(ROUND | {"round": number}), loss=2.5, members=["a"])
+    board.close()
+    names = sorted(folder.name for folder in tmp_path.iterdir())
+    assert [name.partition("-branch")[2] for name in names] == ["", "-1", "-2"]
+    steps = [
+        [
+            each.step
+            for each in EventAccumulator(str(tmp_path / name)).Reload().Tensors("loss/training")
+        ]
+        for name in names
+    ]
+    assert steps == [[1, 2, 3], [3, 4], [2, 5]]
+
+
 def test_a_folder_that_takes_no_board_is_said_and_a_start_without_rounds_leaves_none(
     tmp_path: Path,
 ) -> None:
