@@ -123,7 +123,7 @@ class DhtNode:
             )
         except (ValidationError, RuntimeError) as error:
             raise dht_errors.explain_refusal(str(error)) from None
-        self._node.protocol.storage = BoundedStorage()
+        self._node.protocol.storage = BoundedStorage(BootClock())
         self._node.protocol.cache = NoStorage()
         self._node.protocol._validate_dictionary = self._gate.keep_valid
         self._holders = Holders(self._node, REPLICAS, BEAM, BootClock())

@@ -11,20 +11,28 @@ from collections.abc import Iterable
 from hivemind.dht.routing import DHTID
 from hivemind.dht.storage import DHTLocalStorage, DictionaryDHTValue
 
+from atom.base.clock import Clock
+
 MAX_KEYS = 4096
 MAX_RECORDS_PER_KEY = 256
 """Twice the peers that a root is for. A search asks for up to four keys at once, and four full ones
 of the longest leases are an answer of 3 MiB; more than 4 MiB are carried by nobody."""
 MAX_RECORDS = 16_384
+RECOUNT_S = 1.0
+"""To count what is kept takes milliseconds, too long for each record of a crowd."""
 
 
 class BoundedStorage(DHTLocalStorage):  # type: ignore[misc]
     """Takes no newcomer where it is full; what it has may always be renewed. For dictionaries:
     the gate lets no other value pass."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
         super().__init__()
+        self._clock = clock
         self._used: set[DHTID] = set()
+        self._counted_at = float("-inf")
+        self._keys = self._records = 0
+        """Of others, when they were counted, and what came since: perhaps some have ended."""
 
     def use(self, key_ids: Iterable[DHTID]) -> None:
         """These keys are our own run's: whatever lies under others, there is room for them."""
@@ -34,8 +42,9 @@ class BoundedStorage(DHTLocalStorage):  # type: ignore[misc]
         """As hivemind's; False also if there is no room."""
         there = self._under(key)
         if subkey not in there:
-            has_room = len(there) < MAX_RECORDS_PER_KEY
-            if not has_room or not (key in self._used or self._has_room_for_others()):
+            if len(there) >= MAX_RECORDS_PER_KEY:
+                return False
+            if key not in self._used and not self._takes_one_more(is_new_key=not there):
                 return False
         return self.keep(key, subkey, value, expiration_time)
 
@@ -51,9 +60,16 @@ class BoundedStorage(DHTLocalStorage):  # type: ignore[misc]
         entry = self.get(key)
         return DictionaryDHTValue() if entry is None else entry.value
 
-    def _has_room_for_others(self) -> bool:
-        sizes = [len(entry.value) for key, entry in self.items() if key not in self._used]
-        return len(sizes) < MAX_KEYS and sum(sizes) < MAX_RECORDS
+    def _takes_one_more(self, is_new_key: bool) -> bool:
+        """Of others."""
+        if self._clock.now() - self._counted_at >= RECOUNT_S:
+            self._counted_at = self._clock.now()
+            sizes = [len(entry.value) for key, entry in self.items() if key not in self._used]
+            self._keys, self._records = len(sizes), sum(sizes)
+        if self._records >= MAX_RECORDS or self._keys + is_new_key > MAX_KEYS:
+            return False
+        self._keys, self._records = self._keys + is_new_key, self._records + 1
+        return True
 
 
 class NoStorage(DHTLocalStorage):  # type: ignore[misc]

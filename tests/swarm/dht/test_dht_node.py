@@ -23,6 +23,8 @@ with warnings.catch_warnings():
     from atom.swarm.dht import node as dht_node
     from atom.swarm.dht.storage import BoundedStorage
 
+from tests.manual_clock import ManualClock
+
 OWNER, PEER = Identity.create(), Identity.create()
 RUN = "shakespeare"
 SIZES_AND_KEYS = [(1, 1), (3 * 1024, 1), (MAX_RECORD_BYTES, 1), (MAX_RECORD_BYTES, 16), (400, 16)]
@@ -128,7 +130,7 @@ def test_a_crowd_under_one_key_hides_nobody_under_another_nor_whom_we_saw_before
         return {key: done(stored[key]) for key in keys}
 
     node = dht_node.DhtNode(dht_node.NodeSettings(), Path())
-    protocol = SimpleNamespace(storage=BoundedStorage())
+    protocol = SimpleNamespace(storage=BoundedStorage(ManualClock()))
     node._node = SimpleNamespace(get_many=get_many, protocol=protocol)
 
     def seen(*keys):
@@ -158,7 +160,7 @@ def crowd_of(count, size_bytes):
 
 
 def test_records_of_a_clock_that_was_set_back_keep_no_news_out():
-    storage, blacklist = BoundedStorage(), Blacklist(base_time=60.0, backoff_rate=2.0)
+    storage, blacklist = BoundedStorage(ManualClock()), Blacklist(base_time=60.0, backoff_rate=2.0)
     node = dht_node.DhtNode(dht_node.NodeSettings(), Path())
     protocol = SimpleNamespace(storage=storage)
     node._node = SimpleNamespace(protocol=protocol, blacklist=blacklist)

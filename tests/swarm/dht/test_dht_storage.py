@@ -14,6 +14,7 @@ with warnings.catch_warnings():
     from atom.swarm.dht.storage import BoundedStorage, NoStorage
 
 from atom.swarm.records.codec import MAX_LEASE_BYTES
+from tests.manual_clock import ManualClock
 
 SOON, LATER = time.time() + 3600.0, time.time() + 7200.0
 ROOT, SHARD, *OTHERS = (DHTID.generate(f"key {number}") for number in range(40))
@@ -38,7 +39,7 @@ def crowd(storage, key):
 
 
 def test_a_crowd_under_one_key_pushes_nobody_out_and_stays_small():
-    storage = BoundedStorage()
+    storage = BoundedStorage(ManualClock())
     assert storage.store_subkey(ROOT, "ada", b"1", SOON)
     assert crowd(storage, ROOT) == 15
     assert storage.store_subkey(ROOT, "ada", b"2", SOON + 1.0), "what is there may be renewed"
@@ -51,7 +52,7 @@ def test_a_crowd_under_one_key_pushes_nobody_out_and_stays_small():
 
 @pytest.mark.parametrize("own_first", [False, True])
 def test_runs_without_end_push_out_no_lease_of_our_own(own_first):
-    storage = BoundedStorage()
+    storage = BoundedStorage(ManualClock())
     storage.use([ROOT, SHARD])
     if own_first:
         assert storage.store_subkey(ROOT, "ada", b"1", SOON)
@@ -63,12 +64,26 @@ def test_runs_without_end_push_out_no_lease_of_our_own(own_first):
 
 
 def test_all_that_is_kept_for_others_is_bounded():
-    storage = BoundedStorage()
+    storage = BoundedStorage(ManualClock())
     assert sum(crowd(storage, key) for key in OTHERS) == 40
 
 
+def test_what_is_kept_for_others_is_counted_once_a_second_whoever_comes(monkeypatch):
+    clock, counts = ManualClock(), []
+    storage = BoundedStorage(clock)
+    items = storage.items
+    monkeypatch.setattr(storage, "items", lambda: counts.append(1) or items())
+    assert sum(crowd(storage, key) for key in OTHERS) == 40
+    assert len(counts) == 1
+    monkeypatch.setattr(timed_storage, "get_dht_time", lambda: LATER + 1.0)
+    assert not storage.store_subkey(OTHERS[0], "ada", b"1", LATER + 9.0)
+    clock.advance(1.0)
+    assert storage.store_subkey(OTHERS[0], "ada", b"1", LATER + 9.0)
+    assert len(counts) == 2
+
+
 def test_the_place_of_one_that_has_ended_is_free(monkeypatch):
-    storage = BoundedStorage()
+    storage = BoundedStorage(ManualClock())
     crowd(storage, ROOT)
     assert not storage.store_subkey(ROOT, "ada", b"1", LATER + 9.0)
     monkeypatch.setattr(timed_storage, "get_dht_time", lambda: LATER + 1.0)
@@ -94,7 +109,7 @@ def test_a_stranger_puts_nothing_in_the_place_of_what_is_kept():
 
 def test_four_full_keys_are_an_answer_that_is_carried(monkeypatch):
     monkeypatch.undo()
-    storage = BoundedStorage()
+    storage = BoundedStorage(ManualClock())
     for number in range(10_000):
         peer_id = f"{number:052}"
         storage.store_subkey(ROOT, peer_id, bytes(MAX_LEASE_BYTES), LATER)
