@@ -10,16 +10,21 @@ from atom.graph.tracing.effects import bind, is_random
 
 
 def evaluation_graph(recipe: Recipe) -> Graph | None:
-    """None: the training graph draws no random numbers. Raises: ModelError if both do."""
-    if not _draws(recipe.graph):
-        return None
+    """None: it is the training graph. Raises: ModelError if it draws random numbers, or uses other
+    parameters."""
     graph = trace_run(recipe.run, recipe.source, training=False)
-    hint = "make it depend on self.training, as nn.Dropout does, or remove [validation]"
     if place := _draws(graph):
-        raise ModelError(f"validation would be random: the model draws numbers at {place}", hint)
+        raise ModelError(
+            f"validation would be random: the model draws numbers at {place}",
+            "make it depend on self.training, as nn.Dropout does, or remove [validation]",
+        )
     if graph.layout != recipe.graph.layout:
-        raise ModelError("in evaluation mode the model uses its parameters in another way", hint)
-    return graph
+        raise ModelError(
+            "in evaluation mode the model uses its parameters in another way",
+            "use the same ones, in the same order, in both modes, or remove [validation]",
+        )
+    # Not only dropout depends on the mode: smoothed labels or an extra loss may, too.
+    return None if graph.graph_hash == recipe.graph.graph_hash else graph
 
 
 def _draws(graph: Graph) -> str:

@@ -55,6 +55,16 @@ class Words(nn.Module):
         logits = functional.linear(hidden, self.table.weight)[:, :-1]
         return functional.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten())
 
+class Smoothed(Words):
+    smoothing = 0.5
+    def forward(self, input_ids, labels):
+        logits = functional.linear(self.table(input_ids), self.table.weight)[:, :-1].flatten(0, 1)
+        smoothing = self.smoothing if self.training else 0.0
+        return functional.cross_entropy(logits, labels[:, 1:].flatten(), label_smoothing=smoothing)
+
+class Sharp(Smoothed):
+    smoothing = 0.0
+
 class Points(nn.Module):
     def __init__(self):
         super().__init__()
@@ -76,6 +86,10 @@ def words():
     return Words(), {"input_ids": ids, "labels": ids.clone()}
 def restless():
     return Words(always=True), words()[1]
+def smoothed():
+    return Smoothed(), words()[1]
+def sharp():
+    return Sharp(), words()[1]
 def circle():
     return Points(), {"x": torch.zeros(1, 3), "y": torch.zeros(1, 2)}, Circle()
 """
@@ -203,6 +217,18 @@ def test_validation_is_without_dropout(machine: Machine) -> None:
         assert member.replica.evaluate(batches) == member.replica.evaluate(batches)
         losses = {trained(member) for _ in range(2)}
         assert len(losses) == 2, "training drops"
+
+
+def test_validation_is_in_evaluation_mode_where_nothing_is_random(machine: Machine) -> None:
+    smoothed, sharp = (
+        machine.found(
+            f'module = "own_models:{name}"\nsequence_tokens = 8', HELD, VALIDATED, name=name
+        )
+        for name in ("smoothed", "sharp")
+    )
+    losses = {m.replica.evaluate(at_genesis(m).validation_batches(2, 4)) for m in (smoothed, sharp)}
+    assert len(losses) == 1, "labels are smoothed in training only"
+    assert trained(smoothed) != trained(sharp)
 
 
 def test_a_model_that_is_random_even_in_evaluation(machine: Machine) -> None:
