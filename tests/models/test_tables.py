@@ -120,6 +120,16 @@ def test_a_wrong_column_is_named(
     assert "text_field" in caught.value.hint
 
 
+def test_a_column_is_taken_by_its_whole_name(tmp_path: Path) -> None:
+    nested = pa.table({"a": [{"b": "not this"}], "a.b": ["this"]})
+    parquet.write_table(nested, tmp_path / "a.parquet")
+    assert contents(text_corpus([tmp_path], Limits(), "a.b")) == [b"this"]
+    twice = pa.Table.from_arrays([pa.array(["x"]), pa.array(["y"])], names=["a.b", "a.b"])
+    parquet.write_table(twice, tmp_path / "a.parquet")
+    with pytest.raises(DataError, match='2 columns are called "a.b"'):
+        contents(text_corpus([tmp_path], Limits(), "a.b"))
+
+
 def test_without_the_library_the_extra_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

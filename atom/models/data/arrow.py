@@ -42,7 +42,8 @@ def column_rows(table: Any, column: str, path: Path) -> Iterator[bytes | None]:
         )
     try:
         for batch in table.iter_batches(_ROWS_TOGETHER, columns=[column]):
-            texts = batch.column(0).cast(arrow.large_string()).cast(arrow.large_binary())
+            # By name: with "a.b" comes also what lies in a column "a" as "b".
+            texts = batch.column(column).cast(arrow.large_string()).cast(arrow.large_binary())
             yield from texts.to_pylist()
     except arrow.ArrowInvalid as error:
         raise DataError(f"{path} is damaged: {error}", "fetch it again") from error

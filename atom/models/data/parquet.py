@@ -19,6 +19,11 @@ def parquet_documents(path: Path, text_field: str) -> Iterator[RecordDocument]:
                 f'{path}: no column "{text_field}"; it has {", ".join(map(repr, names[:8]))}',
                 'name the one that holds the text: [data] text_field = "…" in the run file',
             )
+        if names.count(text_field) > 1:
+            raise DataError(
+                f'{path}: {names.count(text_field)} columns are called "{text_field}"',
+                "write it again with another name for each, or leave it out",
+            )
         for number, content in enumerate(column_rows(table, text_field, path), start=1):
             if content is not None:
                 yield RecordDocument(f"{path}, row {number}", content)
