@@ -88,6 +88,6 @@ def _config_text(path: Path) -> str:
         return raw.decode("utf-8-sig")
     except (OSError, ValueError) as error:
         what = getattr(error, "strerror", None) or "not UTF-8 text"
-        raise SourceError(
-            f"{path} cannot be read: {what}", "the path is relative to the run file"
-        ) from error
+        inside = isinstance(error, IsADirectoryError)
+        hint = "name the config.json in it" if inside else "the path is relative to the run file"
+        raise SourceError(f"{path} cannot be read: {what}", hint) from error

@@ -271,6 +271,12 @@ def test_a_source_that_cannot_be_used_is_named(machine: Machine, model: str, wha
     assert caught.value.hint
 
 
+def test_a_folder_in_the_place_of_its_config_is_told_so(machine: Machine) -> None:
+    with pytest.raises(ConfigError, match="Is a directory") as caught:
+        machine.found('huggingface = "."')
+    assert caught.value.hint == "name the config.json in it"
+
+
 def test_another_version_of_the_library_is_named(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
