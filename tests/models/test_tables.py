@@ -126,7 +126,7 @@ def test_a_column_is_taken_by_its_whole_name(tmp_path: Path) -> None:
     assert contents(text_corpus([tmp_path], Limits(), "a.b")) == [b"this"]
     twice = pa.Table.from_arrays([pa.array(["x"]), pa.array(["y"])], names=["a.b", "a.b"])
     parquet.write_table(twice, tmp_path / "a.parquet")
-    with pytest.raises(DataError, match='2 columns are called "a.b"'):
+    with pytest.raises(DataError, match=r'2 columns are called "a\.b"'):
         contents(text_corpus([tmp_path], Limits(), "a.b"))
 
 
