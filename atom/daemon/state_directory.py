@@ -148,9 +148,11 @@ class StateDirectory:
             self.root.mkdir(parents=True, exist_ok=True)
             return self._lock_file.open("a+")
         except OSError as problem:
+            hint = "choose another one with --state DIR"
+            if isinstance(problem, PermissionError):  # in a container there is no better place
+                hint = f"let user {os.geteuid()} write there, who this runs as, or {hint}"
             raise StorageError(
-                f"cannot use the state directory {self.root}: {why_not_written(problem)}",
-                "choose another one with --state DIR",
+                f"cannot use the state directory {self.root}: {why_not_written(problem)}", hint
             ) from problem
 
     def require_there(self) -> None:

@@ -105,6 +105,19 @@ def test_an_unusable_place_is_said(tmp_path: Path) -> None:
     assert "--state" in problem.value.hint
 
 
+def test_a_folder_of_another_user_is_told_with_who_needs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(path: Path, *_modes: object, **_options: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Path, "mkdir", refused)
+    monkeypatch.setattr(os, "geteuid", lambda: 10001)
+    with pytest.raises(StorageError, match="Permission denied") as problem:
+        StateDirectory(tmp_path / "s").lock()
+    assert "let user 10001 write there" in problem.value.hint
+
+
 def test_a_file_system_without_locks_is_no_other_daemon(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

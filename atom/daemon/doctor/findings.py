@@ -41,7 +41,7 @@ def findings_of(facts: Facts) -> list[Finding]:
         *_memory(facts.memory, facts.machine.gpu is not None),
         _disk(facts.disk),
         *(_port(port) for port in facts.ports),
-        _clock(facts.clock),
+        _clock(facts.clock, facts.machine.in_container),
         *_swarm(facts.swarm),
         *way_findings(facts),
         *_capacity(facts.capacity, facts.swarm),
@@ -193,8 +193,10 @@ def _port(port: Port) -> Finding:
     return Finding(topic, Level.OK, said)
 
 
-def _clock(clock: Clock) -> Finding:
+def _clock(clock: Clock, in_container: bool) -> Finding:
     fix = "timedatectl set-ntp true"
+    if in_container:
+        fix += ", on the host: a container has no clock of its own"
     if clock.offset_s is not None:
         low, high = clock.offset_s
         if low <= 0 <= high:

@@ -251,6 +251,14 @@ def test_in_a_container_a_card_s_driver_is_the_host_s() -> None:
         assert "make" not in found.fix
 
 
+def test_in_a_container_the_clock_is_the_host_s() -> None:
+    for clock in (Clock(False), Clock(True, (4.0, 9.0))):
+        for in_container in (False, True):
+            facts = changed(clock=clock, machine={"in_container": in_container})
+            (found,) = (finding for finding in findings_of(facts) if finding.topic == "Clock")
+            assert ("on the host" in found.fix) == in_container
+
+
 def test_without_a_swarm_its_run_is_not_spoken_of() -> None:
     for swarm in (None, Swarm(problem="cannot reach it", hint="ask for it")):
         topics = {finding.topic for finding in findings_of(changed(swarm=swarm))}
