@@ -6,6 +6,7 @@ $ATOM_DOCKER_BUILD: further words for `docker build`, where the registries are r
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -22,8 +23,17 @@ PEERS = ("founder", "peer-1", "peer-2")
 BUILD_S, UP_S, TOGETHER_S, STOP_S, CALL_S = 1500.0, 400.0, 400.0, 120.0, 60.0
 MOST_BYTES = 1_500_000_000
 """Of an image for CPUs; PyTorch alone is half of it."""
+BUILT_FROM = (
+    "atom/", "peers/", "LICENSE", "README.md", "constraints.txt", "pyproject.toml", "setup.py",
+)  # fmt: skip
+STRAYS = (
+    ".git/config", "second/identity.key", "my-box.toml", "atom/.env", "atom/swap/libold.so",
+    "atom/swap/libold.12.partial", "peers/identity.key", "peers/founder/identity.key",
+    "peers/.demo.toml.swp",
+)  # fmt: skip
+"""What a checkout in use has beside what git knows."""
 
-pytestmark = pytest.mark.timeout(BUILD_S + UP_S + TOGETHER_S + STOP_S)
+pytestmark = pytest.mark.timeout(BUILD_S + UP_S + TOGETHER_S + 5 * STOP_S)
 
 
 def docker(*words: str, within_s: float = CALL_S) -> str:
@@ -100,6 +110,22 @@ def test_the_image_is_small_and_runs_as_nobody(image: str) -> None:
     assert packaged == (ROOT / "peers" / "demo.toml").read_text()
 
 
+def test_a_checkout_in_use_gives_the_build_its_tracked_files_only(tmp_path: Path) -> None:
+    tracked = subprocess.check_output(["git", "ls-files"], cwd=ROOT, text=True).split()
+    ours = {name for name in tracked if name.startswith(BUILT_FROM)}
+    checkout, seen = tmp_path / "checkout", tmp_path / "seen"
+    for name in (*ours, *STRAYS):
+        path = checkout / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("a stray") if name in STRAYS else shutil.copy(ROOT / name, path)
+    every = checkout / "docker" / "Dockerfile"
+    every.parent.mkdir()
+    every.write_text("FROM scratch\nCOPY . /\n")
+    shutil.copy(ROOT / "docker" / "Dockerfile.dockerignore", every.parent)
+    docker("build", "--file", str(every), "--output", str(seen), str(checkout))
+    assert {str(path.relative_to(seen)) for path in seen.rglob("*") if path.is_file()} == ours
+
+
 def test_peers_that_cannot_reach_each_other_train_together(containers: Containers) -> None:
     for service in ("bootstrap", *PEERS):
         assert containers.inspect(service)["State"]["Health"]["Status"] == "healthy"
@@ -108,16 +134,33 @@ def test_peers_that_cannot_reach_each_other_train_together(containers: Container
     with pytest.raises(AssertionError, match="timed out"):
         containers.inside("peer-1", "python3", "-c", dial)
 
-    deadline = time.monotonic() + TOGETHER_S
-    seen: dict[str, dict[str, Any]] = {}
-    while not (len(seen) == len(PEERS) and all(_is_one_of_three(each) for each in seen.values())):
-        assert time.monotonic() < deadline, seen
-        seen = {service: containers.info(service) for service in PEERS}
+    seen = _together(containers)
     assert seen["founder"]["reachable"] == "yes"
     status = containers.status()
     sys.stdout.write(f"round {status['round']}, {status['tokens_per_s']:,.0f} tokens/s\n")
     assert status["round"] >= max(each["round"] for each in seen.values())
     assert {each["peer_id"] for each in status["peers"]} == {s["peer_id"] for s in seen.values()}
+
+
+def test_a_swarm_that_is_restarted_as_a_whole_trains_on(containers: Containers) -> None:
+    before = containers.status()["round"]
+    containers("restart", within_s=4 * STOP_S)
+    seen = _together(containers)
+    assert min(each["round"] for each in seen.values()) > before
+
+
+def _together(containers: Containers) -> dict[str, dict[str, Any]]:
+    """What each peer says of itself, once every one trains with the others. Raises: AssertionError
+    if one of the containers has ended."""
+    deadline = time.monotonic() + TOGETHER_S
+    seen: dict[str, dict[str, Any]] = {}
+    while not (len(seen) == len(PEERS) and all(_is_one_of_three(each) for each in seen.values())):
+        assert time.monotonic() < deadline, seen
+        for service in PEERS:
+            assert containers.inspect(service)["State"]["Running"], service
+            with suppress(AssertionError):  # it still starts
+                seen[service] = containers.info(service)
+    return seen
 
 
 def _is_one_of_three(info: dict[str, Any]) -> bool:
