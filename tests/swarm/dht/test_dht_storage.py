@@ -92,7 +92,7 @@ def test_the_place_of_one_that_has_ended_is_free(monkeypatch):
 
 
 def test_what_is_told_again_ends_nothing_newer(monkeypatch):
-    storage = BoundedStorage()
+    storage = BoundedStorage(ManualClock())
     assert storage.store_subkey(ROOT, "ada", b"2", LATER)
     assert not storage.store_subkey(ROOT, "ada", b"1", SOON)
     monkeypatch.setattr(timed_storage, "get_dht_time", lambda: SOON + 1.0)
