@@ -58,7 +58,7 @@ CASES = [
          "none are given", "--from FOLDER",
          GOOD_RUN.replace("layers = 1", 'layers = 1\nweights = "given"')),
     no_model("no config", "absent.json", "absent.json cannot be read: No such", "run file"),
-    no_model("a folder as config", ".", "cannot be read: Is a directory", "run file"),
+    no_model("a folder as config", ".", "cannot be read: Is a directory", "config.json"),
     no_model("no JSON as config", "bad.jsonl", "the config is not JSON", "commas"),
     no_model("nobody's home", "~nobody-here/config.json", "~nobody-here/config.json", "run file"),
     no_model("no module", "absent:make", "module absent cannot be imported", "looked for in"),
