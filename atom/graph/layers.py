@@ -91,8 +91,7 @@ def _has_parameters(graph: Graph, calls: Sequence[fx.Node]) -> bool:
 
 
 def _legal(graph: Graph, runs: list[_Run]) -> list[_Run]:
-    """Moves each boundary on to the next legal one; runs of which nothing, or nothing made in their
-    own module, is left over join the one before."""
+    """Moves each boundary on to the next legal one; runs that vanish join the one before."""
     legal: list[_Run] = []
     end = reached = 0
     for key, calls in runs:
@@ -103,12 +102,20 @@ def _legal(graph: Graph, runs: list[_Run]) -> list[_Run]:
         if stop <= reached:
             legal[-1] = (_joined(legal[-1][0], key), legal[-1][1])
             continue
-        rest, reached = graph.calls[reached:stop], stop
-        if key and key not in _modules_of(rest):
-            legal[-1] = (_joined(legal[-1][0], key), legal[-1][1] + rest)
+        legal.append((key, graph.calls[reached:stop]))
+        reached = stop
+    return _merge_without_own_calls(legal)
+
+
+def _merge_without_own_calls(runs: list[_Run]) -> list[_Run]:
+    """A run whose own module's calls have all gone to the one before it joins that."""
+    merged: list[_Run] = []
+    for key, calls in runs:
+        if key and _SPAN not in key and key not in _modules_of(calls):
+            merged[-1] = (_joined(merged[-1][0], key), merged[-1][1] + calls)
         else:
-            legal.append((key, rest))
-    return legal
+            merged.append((key, calls))
+    return merged
 
 
 def _modules_of(calls: Iterable[fx.Node]) -> dict[str, str]:

@@ -14,6 +14,6 @@ def run_meant(address: str | None, state: Path | None) -> tuple[str, Path | None
     try:
         info = control_client(state).info()
     except ControlError as problem:
-        hint = f"{problem.hint}; or give the run's ADDRESS"
+        hint = f"{problem.hint}\nor give the run's ADDRESS"
         raise ControlError(problem.message, hint) from None
     return info["join_address"], Path(info["state_directory"])

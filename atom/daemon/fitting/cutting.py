@@ -54,7 +54,8 @@ class Cutter:
         self._recipe, self._seed, self._hearers = recipe, dropout_seed, hearers
         self._peer, self._kind = peer, device.torch_device
         run, graph = recipe.run, recipe.graph
-        self._evaluation = evaluation_graph(recipe) if run.validation is not None else None
+        validated = run.validation is not None
+        self._evaluation = evaluation_graph(recipe, hearers.note) if validated else None
         self._measured = measured(run, graph, peer, device, hearers)
         self._others_bytes = _own_bytes()
 

@@ -1,6 +1,6 @@
 """A run's model as it is validated: without what is random in training."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from atom.base.errors import ModelError
@@ -9,9 +9,25 @@ from atom.graph.traced import Graph, source_line, with_nested
 from atom.graph.tracing.effects import bind, is_random
 
 
-def evaluation_graph(recipe: Recipe) -> Graph | None:
-    """None: it is the training graph. Raises: ModelError if it draws random numbers, or uses other
-    parameters."""
+def evaluation_graph(recipe: Recipe, note: Callable[[str], None]) -> Graph | None:
+    """None: it is the training graph, or that has to do, which is noted: it draws no random
+    numbers, and in evaluation mode the model is none that can be validated.
+
+    Raises: ModelError if validation would be random.
+    """
+    try:
+        graph = _in_evaluation_mode(recipe)
+    except ModelError as problem:
+        if _draws(recipe.graph):
+            raise
+        note(f"validation runs in training mode: {problem.message}")
+        return None
+    # Not only dropout depends on the mode: smoothed labels or an extra loss may, too.
+    return None if graph.graph_hash == recipe.graph.graph_hash else graph
+
+
+def _in_evaluation_mode(recipe: Recipe) -> Graph:
+    """Raises: ModelError if it draws random numbers, uses other parameters, or has no loss."""
     graph = trace_run(recipe.run, recipe.source, training=False)
     if place := _draws(graph):
         raise ModelError(
@@ -23,8 +39,7 @@ def evaluation_graph(recipe: Recipe) -> Graph | None:
             "in evaluation mode the model uses its parameters in another way",
             "use the same ones, in the same order, in both modes, or remove [validation]",
         )
-    # Not only dropout depends on the mode: smoothed labels or an extra loss may, too.
-    return None if graph.graph_hash == recipe.graph.graph_hash else graph
+    return graph
 
 
 def _draws(graph: Graph) -> str:

@@ -185,7 +185,7 @@ class Waiting:
             names.add(peer)
         return (
             f"no round can be decided without {names}, not in sight: it goes on by itself once "
-            "they are back; if they stay away, ask the run's owner"
+            "one can be; if that takes long, ask the run's owner"
         )
 
 

@@ -160,7 +160,7 @@ def _whole(table: Any, stored: StoredDataset) -> Any:
     if known and stored.split not in (_DEFAULT_SPLIT, *re.findall(r"[\w.]+", known)):
         raise DataError(
             f'{stored.path}: no split "{stored.split}"; it holds one table, of the split "{known}"',
-            "remove [data] split from the run file, or name another folder",
+            "name the folder of that split; a new run may leave out [data] split",
         )
     return table
 

@@ -21,7 +21,7 @@ from atom.swarm.stream.protection import RingProtection, needs_secrets
 from atom.swarm.stream.record_stream import SECRET_BYTES, RecordKeys
 from atom.wire import transport_pb2 as wire
 
-PROTOCOL_VERSION = 8
+PROTOCOL_VERSION = 9
 HELLO_DOMAIN = "hello"
 MAX_TAG_BYTES = 64
 _MAX_FRAME_BYTES = 1024

@@ -124,7 +124,8 @@ class RoundMachine:
     def waiting_for(self) -> frozenset[str]:
         """Voters that would have to be back for a round to be decided; empty: it can be, or there
         is nothing to decide. Any thread."""
-        return self._coordinator.waiting_for
+        accumulating = self._desk.phase is Phase.ACCUMULATING
+        return self._coordinator.waiting_for if accumulating else frozenset()
 
     @property
     def finished(self) -> bool:

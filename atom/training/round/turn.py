@@ -93,7 +93,7 @@ class Turn:
 
     def come(self) -> Electorate | None:
         """Whom to ask, if we are to lead now."""
-        desk = self._desk
+        desk, self.waiting_for = self._desk, frozenset()
         if desk.phase is not Phase.ACCUMULATING:
             return None
         self.caused = self.has_cause()

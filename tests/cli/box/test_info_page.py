@@ -71,7 +71,7 @@ def test_a_daemon_in_order_is_whole_on_a_small_terminal() -> None:
 def test_what_no_text_gave_bears_no_unit_of_text() -> None:
     own = dict(rows(info(data={"tokens": 0, "samples": 20, "held_back": 0})))
     assert own["round"] == "1,076 of 10,000, loss 3.7321"
-    assert own["speed"] == "657 samples/s, 82.2 mini-batches/s"
+    assert own["speed"] == "82.2 mini-batches/s"
 
 
 def test_of_others_only_peers_are_shown_and_of_many_how_many() -> None:

@@ -9,6 +9,7 @@ import pytest
 from atom.base.errors import ControlError, StorageError
 from atom.cli.box import local_daemons
 from atom.cli.box.local_daemons import find_daemon, find_state
+from atom.cli.look.run_meant import run_meant
 from atom.config.places import default_state_directory
 from atom.daemon.state_directory import StateDirectory
 
@@ -55,6 +56,14 @@ def test_several_are_named(home: Path, open_sockets: ExitStack) -> None:
     assert problem.value.message.endswith("one, two")
     each = [f"--state {home / name}" for name in ("one", "two")]
     assert problem.value.hint.splitlines() == ["say which one:", *each]
+
+
+def test_whoever_looks_may_give_an_address_instead(home: Path, open_sockets: ExitStack) -> None:
+    for name in ("one", "two"):
+        daemon(home / name, open_sockets)
+    with pytest.raises(ControlError, match="2 daemons run") as problem:
+        run_meant(None, None)
+    assert problem.value.hint.splitlines()[-1] == "or give the run's ADDRESS"
 
 
 def test_a_socket_left_behind_is_nobody(home: Path) -> None:

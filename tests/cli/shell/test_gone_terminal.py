@@ -35,7 +35,8 @@ os.kill(os.getpid(), signal.SIGINT)
 """
 
 ENDS_WHAT_IT_SHOWS = """
-import asyncio, sys
+import asyncio, signal, sys
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored
 from atom.cli.shell.failures import run_guarded
 from atom.cli.shell.signals import run_to_the_end
 from atom.cli.shell.terminal import stdout_console

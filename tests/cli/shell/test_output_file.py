@@ -11,8 +11,9 @@ from atom.base.errors import StorageError
 from atom.cli.shell.output_file import write_whole
 
 TOLD_TO_END = """
-import os, sys
+import os, signal, sys
 from pathlib import Path
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored
 from atom.cli.shell.failures import run_guarded
 from atom.cli.shell.output_file import write_whole
 

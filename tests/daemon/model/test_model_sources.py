@@ -65,6 +65,11 @@ class Smoothed(Words):
 class Sharp(Smoothed):
     smoothing = 0.0
 
+class Lossless(Sharp):
+    def forward(self, input_ids, labels):
+        loss = super().forward(input_ids, labels)
+        return loss if self.training else self.table(input_ids)
+
 class Points(nn.Module):
     def __init__(self):
         super().__init__()
@@ -90,6 +95,8 @@ def smoothed():
     return Smoothed(), words()[1]
 def sharp():
     return Sharp(), words()[1]
+def lossless():
+    return Lossless(), words()[1]
 def circle():
     return Points(), {"x": torch.zeros(1, 3), "y": torch.zeros(1, 2)}, Circle()
 """
@@ -229,6 +236,15 @@ def test_validation_is_in_evaluation_mode_where_nothing_is_random(machine: Machi
     losses = {m.replica.evaluate(at_genesis(m).validation_batches(2, 4)) for m in (smoothed, sharp)}
     assert len(losses) == 1, "labels are smoothed in training only"
     assert trained(smoothed) != trained(sharp)
+
+
+def test_a_model_without_a_loss_in_evaluation_mode_is_validated_as_it_is_trained(
+    machine: Machine,
+) -> None:
+    member = machine.found(
+        'module = "own_models:lossless"\nsequence_tokens = 8', HELD, VALIDATED, name="lossless"
+    )
+    assert member.replica.evaluate(at_genesis(member).validation_batches(2, 4)) > 0
 
 
 def test_a_model_that_is_random_even_in_evaluation(machine: Machine) -> None:
