@@ -5,6 +5,7 @@ tests have a twin of it in memory. Nothing read here is to be trusted beyond its
 """
 
 import asyncio
+import random
 import socket
 import time
 from collections.abc import Iterable, Sequence
@@ -30,6 +31,12 @@ READ_SECONDS = 1.5
 MANIFEST_SECONDS = 8.0
 MANIFEST_RETRY_SECONDS = 0.5
 MAX_REPORTS = 256
+MAX_NEWS_PER_READING = 1024
+"""Leases that are checked after one reading: as many as in a swarm of 1,000 that all have news.
+Each takes a third of a millisecond of the process that trains."""
+
+News = tuple[str, bytes]
+"""An author's peer id, and a record that was not there last time."""
 
 
 class Directory(Protocol):
@@ -87,21 +94,47 @@ class RecordReader:
 
     def leases(self, found: Iterable[tuple[str, bytes]], run: str, owner: str) -> dict[str, Lease]:
         """Valid leases of (subkey, record) pairs: of several of one peer, the latest. A record
-        seen last time is not checked again."""
-        checked: dict[str, tuple[bytes, Lease]] = {}
-        for peer_id, record in found:
-            known = checked.get(peer_id, self._last.get(peer_id))
+        seen last time is not checked again. Of more news than `MAX_NEWS_PER_READING`, half is of
+        those who were there first and half is drawn by lot: a crowd is not all of our work, and who
+        comes later is found too. Whose news is left out is said to be as it was."""
+        at_hand = self._by_author(found)
+        checked = {
+            peer_id: self._last[peer_id]
+            for peer_id, records in at_hand.items()
+            if peer_id in self._last and self._last[peer_id][0] in records
+        }
+        news = [
+            (peer_id, record)
+            for peer_id, records in at_hand.items()
+            for record in records
+            if peer_id not in checked or checked[peer_id][0] != record
+        ]
+        now, later = _divided(news)
+        for peer_id, record in now:
             try:
-                self._allowed.check(peer_id)
-                if known is None or known[0] != record:
-                    known = record, decode_lease(record, run, owner, peer_id)
-                other = checked.get(peer_id)
-                if other is None or _order(other[1]) < _order(known[1]):
-                    checked[peer_id] = known
+                lease = decode_lease(record, run, owner, peer_id)
             except PeerRefused as refusal:
                 self._report(peer_id, refusal)
-        self._last = checked
-        return {peer_id: lease for peer_id, (_, lease) in checked.items()}
+                continue
+            other = checked.get(peer_id)
+            if other is None or _order(other[1]) < _order(lease):
+                checked[peer_id] = record, lease
+        for peer_id, _ in later:
+            if peer_id in self._last:
+                checked.setdefault(peer_id, self._last[peer_id])
+        self._last = {peer_id: checked[peer_id] for peer_id in at_hand if peer_id in checked}
+        return {peer_id: lease for peer_id, (_, lease) in self._last.items()}
+
+    def _by_author(self, found: Iterable[tuple[str, bytes]]) -> dict[str, dict[bytes, None]]:
+        """The different records of each peer on the list; first of those seen last time."""
+        by_author: dict[str, dict[bytes, None]] = {peer_id: {} for peer_id in self._last}
+        for peer_id, record in found:
+            try:
+                self._allowed.check(peer_id)
+                by_author.setdefault(peer_id, {})[record] = None
+            except PeerRefused as refusal:
+                self._report(peer_id, refusal)
+        return {peer_id: records for peer_id, records in by_author.items() if records}
 
     def manifest(
         self, found: Iterable[tuple[str, bytes]], run: str, owner: str | None
@@ -130,6 +163,15 @@ class RecordReader:
         self._events.emit(
             "record-refused", peer_id=entry[0], reason=refusal.reason.value, detail=refusal.detail
         )
+
+
+def _divided(news: list[News]) -> tuple[list[News], list[News]]:
+    """What is checked now, and what is left out."""
+    if len(news) <= MAX_NEWS_PER_READING:
+        return news, []
+    sure = MAX_NEWS_PER_READING // 2
+    rest = random.sample(news[sure:], len(news) - sure)
+    return news[:sure] + rest[:sure], rest[sure:]
 
 
 def _order(lease: Lease) -> tuple[float, int]:

@@ -14,9 +14,10 @@ from hivemind.dht.storage import DHTLocalStorage, DictionaryDHTValue
 from atom.base.clock import Clock
 
 MAX_KEYS = 4096
-MAX_RECORDS_PER_KEY = 256
-"""Twice the peers that a root is for. A search asks for up to four keys at once, and four full ones
-of the longest leases are an answer of 3 MiB; more than 4 MiB are carried by nobody."""
+MAX_RECORDS_PER_KEY = 128
+"""As many peers as a root is for, and twice those of a shard of a swarm of 1,000: every peer of a
+run reads and checks them all, whoever they are. A search asks for up to four keys at once, and four
+full ones of the longest leases are an answer of 1.5 MiB; more than 4 MiB are carried by nobody."""
 MAX_RECORDS = 16_384
 RECOUNT_S = 1.0
 """To count what is kept takes milliseconds, too long for each record of a crowd."""

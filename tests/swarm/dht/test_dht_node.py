@@ -21,7 +21,7 @@ with warnings.catch_warnings():
     from hivemind.utils import ValueWithExpiration
 
     from atom.swarm.dht import node as dht_node
-    from atom.swarm.dht.storage import BoundedStorage
+    from atom.swarm.dht.storage import MAX_RECORDS_PER_KEY, BoundedStorage
 
 from tests.manual_clock import ManualClock
 
@@ -119,6 +119,18 @@ def test_a_record_may_be_rewritten_by_its_author_and_nobody_else_whatever_the_ex
     assert dictionary.store(PEER.peer_id, pack(LEASE), EXPIRES)
     assert gate.keep_valid(key_id, dictionary)
     assert len(dictionary) == 1
+
+
+def test_of_a_crowd_on_a_node_that_keeps_everything_the_first_are_checked(gate, monkeypatch):
+    checked = []
+    monkeypatch.setattr(gate, "validate", lambda record: checked.append(record) or True)
+    dictionary = dht_node.DictionaryDHTValue()
+    for number in range(3 * dht_node.MAX_RECORDS_PER_ANSWER):
+        dictionary.store(f"peer {number}", pack(b"x"), EXPIRES)
+    assert gate.keep_valid(b"", dictionary)
+    first = [f"peer {number}" for number in range(dht_node.MAX_RECORDS_PER_ANSWER)]
+    assert [subkey for subkey, _ in dictionary.items()] == first
+    assert len(checked) == len(first) > MAX_RECORDS_PER_KEY, "and a node's own record"
 
 
 def test_a_crowd_under_one_key_hides_nobody_under_another_nor_whom_we_saw_before(monkeypatch):
