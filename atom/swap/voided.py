@@ -9,7 +9,12 @@ import torch
 
 from atom.base.errors import AtomError
 
-_ALLOCATORS = ("can't allocate memory", "CUDA out of memory", "_STATUS_ALLOC_FAILED")
+_ALLOCATORS = (
+    "can't allocate memory",
+    "Cannot allocate memory",  # of a file that is mapped
+    "CUDA out of memory",
+    "_STATUS_ALLOC_FAILED",
+)
 """What PyTorch's plain RuntimeErrors say when memory is what was missing."""
 
 

@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import psutil
 import typer
 from rich.text import Text
 
@@ -17,6 +16,7 @@ from atom.config.load import parse_peer_text
 from atom.config.peer_defaults import MEANINGS
 from atom.config.peer_text import check_key, parse_assignment
 from atom.daemon.fitting.host_cap import more_than_there_is
+from atom.daemon.usable_memory import usable_memory
 
 _REMARKS_AT = 48
 _HOST_MEMORY = "host.memory"
@@ -118,7 +118,7 @@ def _warn_of_memory(settings: Sequence[dict[str, Any]]) -> None:
     texts = [each["value"] for each in settings if each["key"] == _HOST_MEMORY and each["value"]]
     for text in texts:
         cap = parse_peer_text(f"{_HOST_MEMORY} = {text}", Path(), "").host.memory_bytes
-        if words := more_than_there_is(cap, psutil.virtual_memory().total):
+        if words := more_than_there_is(cap, usable_memory().total_bytes):
             stderr_console().print(words, style="warning", markup=False, soft_wrap=True)
 
 

@@ -18,9 +18,10 @@ from rich.console import Console
 
 from atom import __version__
 from atom.base.disk_words import why_not_written
-from atom.base.errors import DeviceError, StorageError, UserError
+from atom.base.errors import StorageError, UserError
 from atom.cli.shell.exit_codes import ExitCode, exit_code_of
 from atom.cli.shell.folding import folded
+from atom.cli.shell.shortage import shortage_words
 from atom.cli.shell.terminal import stderr_console
 from atom.cli.shell.usage import usage_words
 from atom.config.places import crash_directory
@@ -114,9 +115,8 @@ def _say_fault(fault: Exception, debug: bool) -> int:
 
 
 def _as_user_error(fault: Exception) -> UserError | None:
-    if isinstance(fault, MemoryError):
-        said = f": {fault}" if str(fault) else ""
-        return DeviceError(f"host memory ran out{said}", "end other programs, then try again")
+    if (short := shortage_words(fault)) is not None:
+        return short
     if isinstance(fault, OSError) and fault.errno in _DISK_ERRORS:
         where = f"{fault.filename}: " if fault.filename else ""
         return StorageError(f"{where}{why_not_written(fault)}", _DISK_ERRORS[fault.errno])
@@ -131,7 +131,7 @@ def _write_report(fault: Exception) -> Path | str:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(text, encoding="utf-8")
-        except OSError:
+        except (OSError, MemoryError):
             continue
         return folder / name
     return "no file: no folder is writable (use `atom --debug …` to see it)"

@@ -60,6 +60,8 @@ class Memory:
     """Parameters per second, measured with the host kernel."""
     cap_bytes: int | None = None
     """[host] memory of the peer file; None: what is free."""
+    is_limited: bool = False
+    """The total is what a container or a service is allowed, not the machine's."""
 
 
 @dataclass(frozen=True)

@@ -135,11 +135,14 @@ def _link(load: float | None, unload: float | None) -> Finding:
 
 def _memory(memory: Memory, for_gpu: bool) -> Iterator[Finding]:
     total, free = format_bytes(memory.total_bytes), format_bytes(memory.available_bytes)
+    said = f"{free} of {total} free"
+    if memory.is_limited:
+        said += ": this container or service may have no more"
     if beyond := more_than_there_is(memory.cap_bytes, memory.total_bytes):
         fix = "lower [host] memory in the peer file, or leave it out: then it is what is free"
-        yield Finding("Host memory", Level.WARNING, f"{free} of {total} free; {beyond}", fix)
+        yield Finding("Host memory", Level.WARNING, f"{said}; {beyond}", fix)
     else:
-        yield Finding("Host memory", Level.OK, f"{free} of {total} free")
+        yield Finding("Host memory", Level.OK, said)
     if memory.lockable_bytes is None:
         yield Finding("Locked memory", Level.OK, "no limit")
     else:

@@ -13,7 +13,6 @@ from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
-import psutil
 import torch
 from packaging.requirements import Requirement
 
@@ -23,6 +22,7 @@ from atom.config.peer_file import PeerFile
 from atom.config.places import state_home
 from atom.daemon.doctor.facts import Disk, Gpu, Machine, Memory, Package, Port, Software
 from atom.daemon.state_directory import StateDirectory
+from atom.daemon.usable_memory import usable_memory
 from atom.graph.profile.rates import measure_link
 from atom.optim.speed import adamw_elements_per_s
 from atom.swarm.addresses import parse_listen
@@ -142,14 +142,15 @@ def _processor() -> str:
 
 
 def memory(peer: PeerFile) -> Memory:
-    seen = psutil.virtual_memory()
+    seen = usable_memory()
     limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     try:
         rate: float | None = adamw_elements_per_s(torch.float32)
     except (MemoryError, AtomError, OSError):
         rate = None
     lockable = None if limit == resource.RLIM_INFINITY else limit
-    return Memory(seen.total, seen.available, lockable, rate, peer.host.memory_bytes)
+    cap, total, free = peer.host.memory_bytes, seen.total_bytes, seen.available_bytes
+    return Memory(total, free, lockable, rate, cap, seen.is_limited)
 
 
 def disk(folder: Path) -> Disk:

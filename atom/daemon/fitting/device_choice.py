@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 from itertools import accumulate
 
-import psutil
 import torch
 
 from atom.base.units import format_bytes
 from atom.config.run_file import RunFile
 from atom.daemon.model.number_forms import gradients, state_form
+from atom.daemon.usable_memory import usable_memory
 from atom.graph.costs.operation_chain import operation_chain
 from atom.graph.ir import Program
 from atom.graph.layers import layers_of
@@ -153,4 +153,4 @@ def usable_device_bytes(device: torch.device, host_left_bytes: int) -> int:
 
 def free_host_bytes(cap: int | None, held_bytes: int = 0) -> int:
     """The peer file's word, else what is free now, or `held_bytes` by what it is reckoned for."""
-    return cap or int(psutil.virtual_memory().available) + held_bytes
+    return cap or usable_memory().available_bytes + held_bytes

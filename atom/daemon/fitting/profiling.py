@@ -3,12 +3,12 @@
 import math
 from collections.abc import Callable
 
-import psutil
 import torch
 
 from atom.base.errors import DeviceError, ModelError
 from atom.base.units import format_bytes
 from atom.config.places import cache_directory
+from atom.daemon.usable_memory import usable_memory
 from atom.graph.layers import layers_of
 from atom.graph.profile.assumed import assume_graph, typical_graph
 from atom.graph.profile.cache import ProfileCache, ProfileKey
@@ -92,7 +92,7 @@ def _require_memory(graph: Graph, device: torch.device) -> None:
     need_bytes = max(
         2 * each.parameter_bytes + each.gradient_bytes + each.working_bytes for each in layers
     )
-    free_bytes = psutil.virtual_memory().available
+    free_bytes = usable_memory().available_bytes
     if need_bytes > free_bytes:
         raise DeviceError(
             f"measuring the largest layer takes {format_bytes(need_bytes)} of memory, "

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 
-import psutil
 import torch
 
 from atom import __version__
@@ -15,6 +14,7 @@ from atom.config.precision import PRECISION_NAMES
 from atom.config.run_file import RunFile
 from atom.daemon.console import Progress
 from atom.daemon.model.model_source import source_errors
+from atom.daemon.usable_memory import usable_memory
 from atom.graph.check.startup_check import (
     StartupCheck,
     Subject,
@@ -203,6 +203,6 @@ def _startup_check(recipe: Recipe, shrunk: ModelSource, precision: torch.dtype) 
     whole_bytes = parameter_bytes(recipe.source.build(precision))
     if shrunk is recipe.source:
         return decide_startup_check(whole_bytes, None)
-    limit_bytes = int(psutil.virtual_memory().available * CHECKED_MEMORY_SHARE)
+    limit_bytes = int(usable_memory().available_bytes * CHECKED_MEMORY_SHARE)
     shrunk_bytes = parameter_bytes(shrunk.build(precision))
     return decide_startup_check(whole_bytes, shrunk_bytes, limit_bytes)

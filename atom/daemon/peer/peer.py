@@ -5,8 +5,6 @@ import resource
 from contextlib import ExitStack
 from dataclasses import replace
 
-import psutil
-
 from atom.base.clock import BootClock
 from atom.base.errors import AddressError, PortInUseError
 from atom.base.events import EventLog
@@ -26,6 +24,7 @@ from atom.daemon.peer.lookout import Lookout
 from atom.daemon.peer.own_code import check_trust, obtain_code
 from atom.daemon.turns.opening import open_turns
 from atom.daemon.turns.taking import DeviceTurns
+from atom.daemon.usable_memory import usable_memory
 from atom.swarm.addresses import (
     JoinAddress,
     format_join_address,
@@ -114,7 +113,7 @@ def _at_the_door(stack: ExitStack, box: Box, listen: str, console: Console) -> M
     """What the peer file asks for and cannot have is said before there is an address or a state:
     making them may take hours. Raises: PortInUseError, AddressError, ConfigError, StorageError."""
     network, cap_bytes = box.peer.network, box.peer.host.memory_bytes
-    if words := more_than_there_is(cap_bytes, psutil.virtual_memory().total):
+    if words := more_than_there_is(cap_bytes, usable_memory().total_bytes):
         console.note(words)
     if network.shares_port(listen):  # of a peer file, which was checked, or of --listen
         raise PortInUseError(

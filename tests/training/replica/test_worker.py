@@ -233,6 +233,7 @@ def test_a_failing_pass_is_reported_and_ends_the_thread(scene: Scene) -> None:
         MemoryError(),
         torch.OutOfMemoryError("CUDA out of memory"),
         StepFailed(MemoryError("in the optimizer's thread")),
+        RuntimeError("unable to mmap 64 bytes from file <a>: Cannot allocate memory (12)"),
     ],
 )
 def test_memory_that_runs_out_elsewhere_is_named(scene: Scene, failure: Exception) -> None:

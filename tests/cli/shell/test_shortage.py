@@ -1,0 +1,92 @@
+"""What a box had no more of is told as that, and not as a bug of ours."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from atom.cli.shell.failures import run_guarded
+
+UNDER_A_LIMIT = """
+import os, resource, sys, threading
+from pathlib import Path
+import torch
+from atom.cli.shell.failures import run_guarded
+
+def hold(kind, most):
+    resource.setrlimit(kind, (most, resource.getrlimit(kind)[1]))
+
+def allow_bytes(beyond):
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    hold(resource.RLIMIT_AS, pages * resource.getpagesize() + beyond)
+
+def python_memory():
+    allow_bytes(2**24)
+    bytearray(2**30)
+
+def torch_memory():
+    allow_bytes(2**24)
+    torch.zeros(2**28)
+
+def mapped_file():
+    Path("arena").touch()
+    os.truncate("arena", 2**30)
+    allow_bytes(2**24)
+    torch.UntypedStorage.from_file("arena", False, 2**30)
+
+def threads():
+    threading.stack_size(2**28)
+    allow_bytes(2**24)
+    threading.Thread(target=print).start()
+
+def files():
+    hold(resource.RLIMIT_NOFILE, 64)
+    held = []
+    while True:
+        held.append(open(os.devnull))
+
+sys.exit(run_guarded(globals()[sys.argv[1]], lambda: False))
+"""
+
+
+@pytest.mark.parametrize(
+    ("wish", "code", "words", "hint"),
+    [
+        ("python_memory", 8, "host memory ran out", "end other programs"),
+        ("torch_memory", 8, "host memory ran out: ", "end other programs"),
+        ("mapped_file", 8, "host memory ran out: unable to mmap", "end other programs"),
+        ("threads", 12, "the system gives no more threads: can't start", "ulimit -u"),
+        ("files", 12, "too many open files: [Errno 24]", "ulimit -n"),
+    ],
+)
+def test_it_names_what_ran_out(wish: str, code: int, words: str, hint: str, tmp_path: Path) -> None:
+    told = subprocess.run(
+        [sys.executable, "-c", UNDER_A_LIMIT, wish],
+        cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert told.returncode == code, told.stderr
+    assert told.stderr.startswith(f"error: {words}"), told.stderr
+    assert "\nhint:  " in told.stderr and hint in told.stderr
+
+
+def test_a_transport_without_threads_is_told_as_that(capsys: pytest.CaptureFixture[str]) -> None:
+    def accept() -> None:
+        raise BlockingIOError(11, "no thread for atom-accept: can't start new thread")
+
+    assert run_guarded(accept, lambda: False) == 12
+    assert "gives no more threads" in capsys.readouterr().err
+
+
+def test_a_fault_whose_report_cannot_be_written_for_lack_of_memory_is_still_told(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_args: object, **_more: object) -> None:
+        raise MemoryError
+
+    def fault() -> None:
+        raise ZeroDivisionError("scripted")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    assert run_guarded(fault, lambda: False) == 1
+    assert "unexpected fault: ZeroDivisionError: scripted" in capsys.readouterr().err
