@@ -5,7 +5,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from atom.daemon.usable_memory import usable_memory
+from atom.daemon.fitting import device_choice
+from atom.daemon.usable_memory import UsableMemory, usable_memory
 
 MIB = 2**20
 FIRST, SECOND = "sys/fs/cgroup/memory", "sys/fs/cgroup"
@@ -86,3 +87,10 @@ def test_beyond_its_limit_nothing_is_free(tmp_path: Path) -> None:
     in_groups(tmp_path, "0::/")
     second(tmp_path / SECOND, f"{64 * MIB}", 65 * MIB)
     assert usable_memory(tmp_path).available_bytes == 0
+
+
+def test_a_plan_has_no_more_than_the_limit_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = UsableMemory(64 * MIB, 44 * MIB, is_limited=True)
+    monkeypatch.setattr(device_choice, "usable_memory", lambda: here)
+    assert device_choice.free_host_bytes(None, held_bytes=MIB) == 45 * MIB
+    assert device_choice.free_host_bytes(100 * MIB) == 100 * MIB  # the owner's own word

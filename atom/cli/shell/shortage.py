@@ -29,7 +29,8 @@ def shortage_words(fault: Exception) -> UserError | None:
     if number in _TOO_MANY_FILES:
         return UserError(
             f"too many open files: {said}",
-            "raise the limit: ulimit -n, LimitNOFILE= of a service, --ulimit nofile= of a container",
+            "raise the limit: ulimit -n, LimitNOFILE= of a service,"
+            " --ulimit nofile= of a container",
         )
     return None
 

@@ -120,6 +120,10 @@ def test_a_sound_box_has_nothing_to_mend() -> None:
             changed(memory={"cap_bytes": 65 * GIB}),
             "Host memory", Level.WARNING, "[host] memory allows 65.0 GiB, this box has 64.0 GiB",
         ),
+        (
+            changed(memory={"is_limited": True}),
+            "Host memory", Level.OK, "of 64.0 GiB free: this container or service may have no more",
+        ),
         (changed(memory={"lockable_bytes": 8 * 2**20}), "Locked memory", Level.OK, "8.0 MiB"),
         (changed(memory={"adamw_per_s": None}), "Optimizer", Level.UNCHECKED, "cannot be used"),
         (changed(memory={"adamw_per_s": 1e7}), "Optimizer", Level.WARNING, "10 M parameters"),
