@@ -214,7 +214,7 @@ class DhtNode:
         would keep all news out until the clock has made up for it, and nodes that were silent for
         a moment would be shunned as long."""
         storage, now = self._node.protocol.storage, time.time()
-        kept = list(storage.items())
+        kept = storage.held()
         storage.clear()
         for key_id, (dictionary, _) in kept:
             if isinstance(dictionary, DictionaryDHTValue):

@@ -6,7 +6,8 @@ finds nobody. And some thousand manifests of runs that nobody trains, which last
 out every lease, which lasts for seconds.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 from hivemind.dht.routing import DHTID
 from hivemind.dht.storage import DHTLocalStorage, DictionaryDHTValue
@@ -42,12 +43,16 @@ class BoundedStorage(DHTLocalStorage):  # type: ignore[misc]
     def store_subkey(self, key: DHTID, subkey: str, value: bytes, expiration_time: float) -> bool:
         """As hivemind's; False also if there is no room."""
         there = self._under(key)
-        if subkey not in there:
+        is_new, of_others = subkey not in there, key not in self._used
+        if is_new:
             if len(there) >= MAX_RECORDS_PER_KEY:
                 return False
-            if key not in self._used and not self._takes_one_more(is_new_key=not there):
+            if of_others and not self._takes_one_more(is_new_key=not there):
                 return False
-        return self.keep(key, subkey, value, expiration_time)
+        kept = self.keep(key, subkey, value, expiration_time)
+        if kept and is_new and of_others:
+            self._keys, self._records = self._keys + (not there), self._records + 1
+        return kept
 
     def keep(self, key: DHTID, subkey: str, value: bytes, expiration_time: float) -> bool:
         """Our own record, for which there is always room. False if a later one is there, which
@@ -57,20 +62,31 @@ class BoundedStorage(DHTLocalStorage):  # type: ignore[misc]
             return False
         return bool(super().store_subkey(key, subkey, value, expiration_time))
 
+    def held(self) -> list[tuple[DHTID, Any]]:
+        """All that has not ended, by key."""
+        return list(super().items())
+
+    def items(self) -> Iterator[tuple[DHTID, Any]]:
+        """Nothing. hivemind asks when it meets a new neighbour, and tells it all that it might keep
+        in one message; a crowd's leases fit into none, and the neighbour would be given up whenever
+        it is met. Authors tell it themselves, in seconds, and of a manifest within a minute."""
+        return iter(())
+
+    def clear(self) -> None:
+        super().clear()
+        self._counted_at = float("-inf")
+
     def _under(self, key: DHTID) -> DictionaryDHTValue:
         entry = self.get(key)
         return DictionaryDHTValue() if entry is None else entry.value
 
     def _takes_one_more(self, is_new_key: bool) -> bool:
-        """Of others."""
+        """Whether there is room for it, of others."""
         if self._clock.now() - self._counted_at >= RECOUNT_S:
             self._counted_at = self._clock.now()
-            sizes = [len(entry.value) for key, entry in self.items() if key not in self._used]
+            sizes = [len(entry.value) for key, entry in self.held() if key not in self._used]
             self._keys, self._records = len(sizes), sum(sizes)
-        if self._records >= MAX_RECORDS or self._keys + is_new_key > MAX_KEYS:
-            return False
-        self._keys, self._records = self._keys + is_new_key, self._records + 1
-        return True
+        return self._records < MAX_RECORDS and self._keys + is_new_key <= MAX_KEYS
 
 
 class NoStorage(DHTLocalStorage):  # type: ignore[misc]

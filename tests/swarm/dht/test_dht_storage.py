@@ -59,7 +59,7 @@ def test_runs_without_end_push_out_no_lease_of_our_own(own_first):
     assert sum(storage.store_subkey(key, "owner", b"x", LATER) for key in OTHERS) == 8
     for key in (ROOT, SHARD):
         assert storage.store_subkey(key, "ada", b"1", SOON + 1.0)
-    assert len(list(storage.items())) == 10
+    assert len(storage.held()) == 10
     assert under(storage, ROOT) == under(storage, SHARD) == {"ada"}
 
 
@@ -71,8 +71,8 @@ def test_all_that_is_kept_for_others_is_bounded():
 def test_what_is_kept_for_others_is_counted_once_a_second_whoever_comes(monkeypatch):
     clock, counts = ManualClock(), []
     storage = BoundedStorage(clock)
-    items = storage.items
-    monkeypatch.setattr(storage, "items", lambda: counts.append(1) or items())
+    held = storage.held
+    monkeypatch.setattr(storage, "held", lambda: counts.append(1) or held())
     assert sum(crowd(storage, key) for key in OTHERS) == 40
     assert len(counts) == 1
     monkeypatch.setattr(timed_storage, "get_dht_time", lambda: LATER + 1.0)
@@ -80,6 +80,21 @@ def test_what_is_kept_for_others_is_counted_once_a_second_whoever_comes(monkeypa
     clock.advance(1.0)
     assert storage.store_subkey(OTHERS[0], "ada", b"1", LATER + 9.0)
     assert len(counts) == 2
+
+
+def test_what_is_not_kept_takes_no_place():
+    storage, ended = BoundedStorage(ManualClock()), time.time() - 1.0
+    assert not any(storage.store_subkey(OTHERS[0], "ada", b"1", ended) for _ in range(100))
+    assert storage.store_subkey(OTHERS[1], "ada", b"1", LATER)
+
+
+def test_a_new_neighbour_is_handed_nothing():
+    storage = BoundedStorage(ManualClock())
+    assert crowd(storage, ROOT)
+    assert list(storage.items()) == []
+    assert [key for key, _ in storage.held()] == [ROOT]
+    storage.clear()
+    assert storage.held() == []
 
 
 def test_the_place_of_one_that_has_ended_is_free(monkeypatch):
