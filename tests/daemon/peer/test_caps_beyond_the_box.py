@@ -3,7 +3,6 @@
 import socket
 from pathlib import Path
 
-import psutil
 import pytest
 
 from atom.base.errors import PortInUseError
@@ -11,6 +10,7 @@ from atom.base.units import format_bytes
 from atom.daemon.console import Silence
 from atom.daemon.peer.box import StartOptions
 from atom.daemon.peer.peer import run_start
+from atom.daemon.usable_memory import usable_memory
 from tests.daemon.tiny_run import TINY_RUN
 
 
@@ -24,7 +24,7 @@ class Notes(Silence):
 
 @pytest.mark.parametrize(("times", "told"), [(1, False), (3, True)])
 def test_more_host_memory_than_the_box_has_is_told(tmp_path: Path, times: int, told: bool) -> None:
-    total = psutil.virtual_memory().total
+    total = usable_memory().total_bytes
     (tmp_path / "run.toml").write_text(TINY_RUN)
     console, box = Notes(), tmp_path / "box.toml"
     with socket.create_server(("127.0.0.1", 0)) as taken:  # which ends the start soon
