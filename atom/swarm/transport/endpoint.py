@@ -37,6 +37,9 @@ class TransportLimits:
     unclaimed_ring_s: float = 10.0
     destinations: int = 1024
     """Of messages under way, each with a thread: a crowd of leases is more than the system has."""
+    introductions: int = 32
+    """Of those, to peers that the run does not know and that are being reached for the first time:
+    addresses are free, and each that leads nowhere holds a thread for seconds. The others wait."""
     queued_messages: int = 256
     """Per destination; more are dropped."""
     queued_bytes: int = 8 * 1024 * 1024

@@ -24,6 +24,9 @@ class Lanes:
         self._queues: dict[str, deque[bytes]] = {}
         self._doubted: set[str] = set()
         """Whose connection is given up before the next message, unless it was dialled."""
+        self._unbegun: dict[str, None] = {}
+        """Whose queue has no thread yet, in the order they came."""
+        self._introductions = 0
 
     def send(self, peer_id: str, raw: bytes) -> bool:
         """Queues a message; False if this destination's queue is full, there are too many others
@@ -34,9 +37,12 @@ class Lanes:
                 return False
             queue = self._queues.get(peer_id)
             if queue is None:
-                if len(self._queues) >= limits.destinations or not self._begin(peer_id):
+                if len(self._queues) >= limits.destinations:
                     return False
-                queue = self._queues[peer_id]
+                queue = self._queues[peer_id] = deque()
+                self._unbegun[peer_id] = None
+            if peer_id in self._unbegun and not self._begin(peer_id):
+                return False
             full = len(queue) >= limits.queued_messages
             full = full or sum(map(len, queue)) + len(raw) > limits.queued_bytes
             if not full:
@@ -59,22 +65,40 @@ class Lanes:
             self._changed.notify_all()
 
     def _begin(self, peer_id: str) -> bool:
-        self._queues[peer_id] = deque()
+        """Gives a queue its thread, unless it has to wait; False: there is none to be had."""
+        introduces = peer_id not in self._endpoint.known
+        if introduces and self._introductions >= self._endpoint.limits.introductions:
+            return True
+        del self._unbegun[peer_id]
         try:
-            self._endpoint.crew.start("atom-lane", lambda: self._run(peer_id))
+            self._endpoint.crew.start("atom-lane", lambda: self._run(peer_id, introduces))
         except OSError:  # the next message tries again
             del self._queues[peer_id]
             return False
+        self._introductions += introduces
         return True
 
-    def _run(self, peer_id: str) -> None:
+    def _introduced(self) -> None:
+        """A stranger was reached, or was not: the next may be."""
+        with self._changed:
+            self._introductions -= 1
+            most = 0 if self._endpoint.closing.is_set() else self._endpoint.limits.introductions
+            while self._unbegun and self._introductions < most:
+                self._begin(next(iter(self._unbegun)))
+
+    def _run(self, peer_id: str, introduces: bool) -> None:
         channel: Channel | None = None
         with self._changed:
             ours = self._queues[peer_id]
         try:
             while (raw := self._next(peer_id)) is not None:
                 channel = self._deliver(peer_id, raw, channel)
+                if introduces:
+                    introduces = False
+                    self._introduced()
         finally:
+            if introduces:
+                self._introduced()
             with self._changed:
                 if self._queues.get(peer_id) is ours:  # not the queue of the lane after us
                     del self._queues[peer_id]

@@ -41,6 +41,9 @@ from atom.training.round.vocabulary import RingFailed
 
 _ENDINGS = 3
 """So many attempts of ours at one head end by one voter's word that they are outdone."""
+MOST_ONLOOKERS_TOLD = 32
+"""Of a commit, of those that neither were at its parent nor had a part in it. Leases are free; who
+hears nothing sees the new head in others' leases."""
 
 
 class Coordinator:
@@ -301,9 +304,11 @@ class Coordinator:
 
     def _commit(self, attempt: Attempt) -> None:
         desk, commit = self._desk, attempt.commit()
-        audience = set(desk.view.fresh) | {desk.me.peer_id}  # joiners about to arrive too
+        audience = set(same_head(desk.head, desk.view)) | {desk.me.peer_id}
         audience |= {member.peer_id for member in commit.value.contributions}
         audience |= {voter.peer_id for voter in attempt.electorate.voters}
+        others = sorted(desk.view.fresh.keys() - audience)  # joiners about to arrive, or a crowd
+        audience |= set(desk.jitter.sample(others, min(MOST_ONLOOKERS_TOLD, len(others))))
         self.attempt = None
         desk.tell(audience, CommitNotice(commit))
 

@@ -9,6 +9,7 @@ from test_silent_peers import GONE, HEAD, MATE, ME, STATE, THEM, US, VOTERS, lea
 from atom.base.reasons import Reason
 from atom.swarm.chain.commit import (
     REPORT_DOMAIN,
+    VOTE_DOMAIN,
     Ballot,
     Commit,
     Contribution,
@@ -16,6 +17,7 @@ from atom.swarm.chain.commit import (
     Vote,
     Voter,
     report_payload,
+    vote_payload,
 )
 from atom.swarm.chain.membership import signed_by
 from atom.swarm.chain.messages import (
@@ -36,6 +38,7 @@ from atom.swarm.chain.usual_gradients import part_limit
 from atom.swarm.identity import Identity
 from atom.training.round import RoundMachine, Terms
 from atom.training.round.claims import FIRST_DOUBT_S, MOST_DONORS
+from atom.training.round.coordinator import MOST_ONLOOKERS_TOLD
 from atom.training.round.electorate import Electorate
 from atom.training.round.vocabulary import (
     Action,
@@ -517,6 +520,21 @@ def test_calls_of_strangers_that_wait_for_the_end_of_a_step_push_out_no_voters()
     scene.says(Prepare(HEAD.digest, BALLOT))
     scene.tell(Stepped(HEAD.digest, STATE))
     assert [action.ballot for action in scene.all if isinstance(action, Freeze)] == [BALLOT]
+
+
+def test_of_a_crowd_few_are_told_of_a_commit() -> None:
+    scene, crowd = Scene(), strangers(200)
+    elsewhere = {p: replace(lease(v, 0), head=b"x" * 32) for p, v in crowd.items()}
+    scene.leases |= elsewhere
+    ballot = lead_to_accept(scene)
+    digest = next(m for m in scene.answers(Accept) if isinstance(m, Accept)).value.digest()
+    payload = signed_by(MATE, vote_payload(HEAD.digest, ballot, digest))
+    scene.says(AcceptedVote(HEAD.digest, ballot, digest, THEM.sign(VOTE_DOMAIN, payload)))
+    for _ in range(100):
+        scene.tick()
+    told = [a.to for a in scene.all if isinstance(a, Send) and isinstance(a.message, CommitNotice)]
+    assert MATE.peer_id in told
+    assert len(crowd.keys() & told) == MOST_ONLOOKERS_TOLD
 
 
 def strangers(count: int) -> dict[str, Voter]:
