@@ -115,7 +115,7 @@ def test_a_saved_table_that_knows_its_split(folders: Path, split: str) -> None:
     [
         ("gone", {}, "no such folder", "OWNER/NAME"),
         ("splits", {"split": "tst"}, "no split \"tst\"; it has 'train', 'test'", "split ="),
-        ("known", {"split": "test"}, 'no split "test"; it holds one table, of the split', "remove"),
+        ("known", {"split": "test"}, 'no split "test"; it holds one table, of the split', "leave"),
         ("files", {"split": "test"}, "Unknown split", "[data] split"),
         ("files", {"split": "test", "streaming": True}, "Bad split", "[data] split"),
         ("files", {"name": "other"}, "'other' not found", "name in the run file"),
