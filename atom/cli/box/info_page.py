@@ -84,9 +84,9 @@ def _work(info: Info) -> Iterator[Row]:
     rounds = "1 round" if joined == 1 else f"{joined:,} rounds"
     yield "given", f"{given:,} mini-batches to {rounds} since this daemon started"
     sequences, tokens = info["sequences_per_s"], info["tokens_per_s"]
-    unit = trained_on(data)
-    speeds = [f"{tokens:,.0f} {unit}/s"] if unit == "tokens" else []  # a sample is a mini-batch
-    yield "speed", ", ".join([*speeds, f"{sequences:,.1f} mini-batches/s"])
+    of_text = trained_on(data) == "tokens"  # else a sample is a mini-batch
+    also = f"{tokens:,.0f} tokens/s, " if of_text else ""
+    yield "speed", f"{also}{sequences:,.1f} mini-batches/s"
     void = [(cause, count) for cause, count in info.get("passes_voided", {}).items() if count]
     if void:
         yield "void passes", ", ".join(f"{count:,} {cause}" for cause, count in void)

@@ -238,14 +238,19 @@ def test_a_board_that_cannot_be_read_takes_the_device_from_nobody(box: Box) -> N
     assert one.told == ["turns-unreadable"]
 
 
-def test_the_daemon_of_a_deleted_directory_is_waited_for_in_words(
-    box: Box, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whoever begins where it was has its place on the board."""
+@pytest.fixture
+def gone(box: Box, monkeypatch: pytest.MonkeyPatch) -> BoardFile:
+    """The place of a daemon whose directory was deleted: the next one that begins has it, too."""
     monkeypatch.setattr(taking, "PLACE_S", 0.0)
     monkeypatch.setattr(taking, "PLACE_TRIES", 3)
-    gone = BoardFile(box.folder, "m0", "boot")
-    gone.enter()
+    place = BoardFile(box.folder, "m0", "boot")
+    place.enter()
+    return place
+
+
+def test_the_daemon_of_a_deleted_directory_is_waited_for_in_words(
+    box: Box, gone: BoardFile
+) -> None:
     notes: list[str] = []
 
     with pytest.raises(StorageError, match=f"process {os.getpid()} .* does not end") as refused:
@@ -267,13 +272,9 @@ def test_the_daemon_of_a_deleted_directory_is_waited_for_in_words(
 
 
 def test_a_daemon_that_did_not_write_down_its_number_is_waited_for_as_well(
-    box: Box, monkeypatch: pytest.MonkeyPatch
+    box: Box, gone: BoardFile
 ) -> None:
     """As where the disk was full."""
-    monkeypatch.setattr(taking, "PLACE_S", 0.0)
-    monkeypatch.setattr(taking, "PLACE_TRIES", 3)
-    gone = BoardFile(box.folder, "m0", "boot")
-    gone.enter()
     os.truncate(box.folder / "m0.alive", 0)
     notes: list[str] = []
     with pytest.raises(StorageError, match=r"^another process still runs") as refused:
