@@ -125,8 +125,7 @@ class Lines:
     def _goes_on(self, peer_id: str) -> bool:
         with self._changed:
             if self._over(peer_id):
-                self._running.discard(peer_id)  # under the lock: a later `keep` begins anew
-                self._moved.discard(peer_id)
+                self._ended(peer_id)  # under the lock: a later `keep` begins anew
                 return False
             return True
 
