@@ -8,6 +8,7 @@ AtomError
 │   ├── StorageError     disk full, state directory unusable or of another run
 │   ├── MismatchError    versions, program hash or state differ from what the swarm agreed on
 │   ├── DeviceError      the GPU is missing, too small, or lacks a number format
+│   ├── ShortageError    memory, threads or open files that other times would have been there
 │   ├── ModelError       a model that cannot be traced, cut or run faithfully
 │   ├── TrustError       the run brings code of an owner that nobody here said to trust, or its
 │   │                    owner did not list this peer
@@ -54,6 +55,10 @@ class MismatchError(UserError):
 
 class DeviceError(UserError):
     """The device is missing, too small, or lacks a number format."""
+
+
+class ShortageError(UserError):
+    """The box has enough of it, and not now: memory, threads or open files."""
 
 
 class ModelError(UserError):

@@ -161,7 +161,7 @@ def test_debug_shows_the_traceback(
     ("fault", "code"),
     [
         (OSError(28, "No space left on device", "/data/x"), ExitCode.STORAGE),
-        (MemoryError("the host cannot give 4096 bytes"), ExitCode.DEVICE),
+        (MemoryError("the host cannot give 4096 bytes"), ExitCode.SHORTAGE),
         (PermissionError(13, "Permission denied", "/srv/x"), ExitCode.STORAGE),
         (KeyboardInterrupt(), ExitCode.INTERRUPTED),
     ],

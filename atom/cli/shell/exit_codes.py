@@ -25,6 +25,7 @@ class ExitCode(IntEnum):
     TRUST = 13
     DIAGNOSIS = 14
     IDENTITY = 15
+    SHORTAGE = 16
     HUNG_UP = 129
     INTERRUPTED = 130
     TERMINATED = 143
@@ -47,6 +48,7 @@ MEANINGS: dict[ExitCode, str] = {
     ExitCode.TRUST: "--trust does not name the code's owner, or the owner did not list you",
     ExitCode.DIAGNOSIS: "atom doctor found something that keeps this box from training",
     ExitCode.IDENTITY: "another process uses this peer's key",
+    ExitCode.SHORTAGE: "memory, threads or open files ran out",
     ExitCode.HUNG_UP: "the terminal was closed (SIGHUP)",
     ExitCode.INTERRUPTED: "interrupted (Ctrl-C)",
     ExitCode.TERMINATED: "terminated (SIGTERM)",
@@ -65,7 +67,8 @@ IN_VAIN: frozenset[ExitCode] = frozenset(
     }
 )
 """After these, starting the same command again does not help: somebody has to change something.
-The others may pass: a network that is not there yet, a disk that is full, a port in use."""
+The others may pass: a network that is not there yet, a disk that is full, a port in use,
+memory that other programs took."""
 
 _OF_ERROR: dict[type[UserError], ExitCode] = {
     errors.ConfigError: ExitCode.CONFIG,
@@ -74,6 +77,7 @@ _OF_ERROR: dict[type[UserError], ExitCode] = {
     errors.StorageError: ExitCode.STORAGE,
     errors.MismatchError: ExitCode.MISMATCH,
     errors.DeviceError: ExitCode.DEVICE,
+    errors.ShortageError: ExitCode.SHORTAGE,
     errors.ModelError: ExitCode.MODEL,
     errors.TrustError: ExitCode.TRUST,
     errors.IdentityError: ExitCode.IDENTITY,

@@ -27,7 +27,7 @@ def end_if_a_thread_cannot_begin() -> None:
     def heard(problem: "UnraisableHookArgs") -> None:
         if isinstance(problem.exc_value, MemoryError) and "thread" in (problem.err_msg or ""):
             os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, _WORDS)
-            os._exit(ExitCode.DEVICE)
+            os._exit(ExitCode.SHORTAGE)
         before(problem)
 
     sys.unraisablehook = heard

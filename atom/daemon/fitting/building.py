@@ -25,7 +25,7 @@ class Built:
     """Where the generated source is left."""
 
     def rearrange(self, cut: Cut) -> None:
-        """Raises: DeviceError, and all is as it was, if there is no memory for it."""
+        """Raises: ShortageError, and all is as it was, if there is no memory for it."""
         with named_if_out_of_memory("rearranged"):
             self.replica.rearrange(cut.training, cut.evaluation, cut.settings)
         _leave_source(cut, self.folder)
@@ -41,13 +41,13 @@ def build_replica(
 ) -> Built:
     """Checks the program against eager, cuts it for this device, allocates the replica.
 
-    Leaves the generated source in `folder`. Raises: ConfigError, ModelError, DeviceError: for a
-    budget that is too small before anything is allocated.
+    Leaves the generated source in `folder`. Raises: ConfigError, ModelError; DeviceError,
+    ShortageError: for a budget that is too small before anything is allocated.
     """
     if peer.device.cpu_threads:
         torch.set_num_threads(peer.device.cpu_threads)
     run, have_bytes = recipe.run, free_host_bytes(peer.host.memory_bytes)
-    require_host_memory(peer_bytes(run, recipe.graph), have_bytes)
+    require_host_memory(peer_bytes(run, recipe.graph), have_bytes, peer.host.memory_bytes)
     verify_recipe(recipe, samples, hearers.note, hearers.progress)
     device = open_device(peer.device.kind, PRECISIONS[run.model.precision])
     cutter = Cutter(recipe, device, peer, dropout_seed, hearers)

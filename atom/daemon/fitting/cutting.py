@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import psutil
 
-from atom.base.errors import DeviceError
+from atom.base.errors import DeviceError, ShortageError
 from atom.base.units import format_bytes
 from atom.config.peer_file import PeerFile
 from atom.config.run_file import RunFile
@@ -22,6 +22,7 @@ from atom.daemon.fitting.step_share import Arranged, share_text
 from atom.daemon.model.number_forms import gradients, state_form
 from atom.daemon.model.recipe import PRECISIONS, Recipe
 from atom.daemon.model.without_dropout import evaluation_graph
+from atom.daemon.usable_memory import usable_memory
 from atom.graph.ir import Program
 from atom.graph.program import build_program
 from atom.optim.adamw import AdamWSettings
@@ -62,7 +63,8 @@ class Cutter:
     def cut(self, peer: PeerFile) -> Cut:
         """With the memory that this peer file allows, and all else as it was. From any thread.
 
-        Raises: DeviceError for memory that is too small, before anything is allocated.
+        Raises: DeviceError for memory that is too small, ShortageError if other programs have it;
+        before anything is allocated.
         """
         run, graph, note = self._recipe.run, self._recipe.graph, self._hearers.note
         device = self._peer.device.model_copy(update={"memory_bytes": peer.device.memory_bytes})
@@ -70,13 +72,14 @@ class Cutter:
         held_bytes = max(_own_bytes() - self._others_bytes, 0)
         have_bytes = free_host_bytes(peer.host.memory_bytes, held_bytes)
         need_bytes = peer_bytes(run, graph)
-        require_host_memory(need_bytes, have_bytes)
+        require_host_memory(need_bytes, have_bytes, peer.host.memory_bytes)
         way = arranged(run, graph, allowed, self._kind, self._measured, have_bytes)
         choice = way.choice
         training = chosen_program(graph, choice)
         on_gpu = self._kind.type == "cuda"
         arenas = cut_arenas(training, choice, on_gpu, gradients(run))
-        require_host_memory(need_bytes + sum(size for _, size in arenas), have_bytes)
+        beyond_bytes = sum(size for _, size in arenas)
+        require_host_memory(need_bytes + beyond_bytes, have_bytes, peer.host.memory_bytes)
         note(choice_text(choice, way.question.limits.device_bytes + choice.memory.step_bytes))
         evaluation = self._evaluation
         if evaluation is None:
@@ -99,26 +102,36 @@ class Cutter:
 
 @contextmanager
 def named_if_out_of_memory(when: str) -> Iterator[None]:
-    """What was free when it was reckoned may be taken when it is wanted. Raises: DeviceError."""
+    """What was free when it was reckoned may be taken when it is wanted. Raises: ShortageError."""
     try:
         yield
     except Exception as failure:
         if not is_out_of_memory(failure):
             raise
-        raise DeviceError(
+        raise ShortageError(
             f"memory ran out while the replica was {when}: {str(failure).partition(chr(10))[0]}",
             "other programs use it: end them, or lower [device] memory in the peer file",
         ) from failure
 
 
-def require_host_memory(need_bytes: int, have_bytes: int) -> None:
-    """Raises: DeviceError."""
-    if need_bytes > have_bytes:
-        raise DeviceError(
-            f"a replica of this model takes {format_bytes(need_bytes)} of host memory, "
-            f"here {format_bytes(have_bytes)} may be used",
-            "join a run with a smaller model, or free memory (peer file: [host] memory)",
+def require_host_memory(need_bytes: int, have_bytes: int, cap_bytes: int | None) -> None:
+    """`have_bytes`: the owner's cap, or what is free now.
+
+    Raises: DeviceError; ShortageError if this box has enough, and other programs hold it.
+    """
+    if need_bytes <= have_bytes:
+        return
+    takes = f"a replica of this model takes {format_bytes(need_bytes)} of host memory, here "
+    total_bytes = usable_memory().total_bytes
+    if cap_bytes is None and need_bytes <= total_bytes:
+        raise ShortageError(
+            f"{takes}{format_bytes(have_bytes)} of {format_bytes(total_bytes)} are free",
+            "end other programs, then try again",
         )
+    raise DeviceError(
+        f"{takes}{format_bytes(have_bytes)} may be used",
+        "join a run with a smaller model, or free memory (peer file: [host] memory)",
+    )
 
 
 def _own_bytes() -> int:

@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 
 from atom.base.clock import Clock
-from atom.base.errors import DeviceError
+from atom.base.errors import ShortageError
 from atom.swap.engine import PassCancelled
 from atom.swap.voided import PassVoided, is_out_of_memory
 from atom.training.replica.device_hold import DeviceHold, DeviceTaken
@@ -254,7 +254,7 @@ def _named(failure: BaseException) -> BaseException:
     """No fault of ours: memory that ran out between passes is something the user can mend."""
     if not any(map(is_out_of_memory, (failure, failure.__cause__))):
         return failure
-    named = DeviceError(
+    named = ShortageError(
         f"memory ran out between two passes: {str(failure) or type(failure).__name__}",
         "free host memory, then start again; what was committed is on disk",
     )

@@ -16,6 +16,7 @@ EXPECTED = {
     errors.ControlError: 10,
     errors.TrustError: 13,
     errors.IdentityError: 15,
+    errors.ShortageError: 16,
     errors.UserError: 12,
 }
 

@@ -53,11 +53,11 @@ sys.exit(run_guarded(globals()[sys.argv[1]], lambda: False))
 @pytest.mark.parametrize(
     ("wish", "code", "words", "hint"),
     [
-        ("python_memory", 8, "host memory ran out", "end other programs"),
-        ("torch_memory", 8, "host memory ran out: ", "end other programs"),
-        ("mapped_file", 8, "host memory ran out: unable to mmap", "end other programs"),
-        ("threads", 12, "the system gives no more threads: can't start", "ulimit -u"),
-        ("files", 12, "too many open files: [Errno 24]", "ulimit -n"),
+        ("python_memory", 16, "host memory ran out", "end other programs"),
+        ("torch_memory", 16, "host memory ran out: ", "end other programs"),
+        ("mapped_file", 16, "host memory ran out: unable to mmap", "end other programs"),
+        ("threads", 16, "the system gives no more threads: can't start", "ulimit -u"),
+        ("files", 16, "too many open files: [Errno 24]", "ulimit -n"),
     ],
 )
 def test_it_names_what_ran_out(wish: str, code: int, words: str, hint: str, tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_a_transport_without_threads_is_told_as_that(capsys: pytest.CaptureFixtu
     def accept() -> None:
         raise BlockingIOError(11, "no thread for atom-accept: can't start new thread")
 
-    assert run_guarded(accept, lambda: False) == 12
+    assert run_guarded(accept, lambda: False) == 16
     assert "gives no more threads" in capsys.readouterr().err
 
 

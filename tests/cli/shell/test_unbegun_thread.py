@@ -36,7 +36,7 @@ def _run(program: str) -> subprocess.CompletedProcess[str]:
 
 def test_the_process_ends_and_says_why() -> None:
     told = _run(NO_MEMORY_TO_BEGIN)
-    assert told.returncode == 8
+    assert told.returncode == 16
     assert told.stderr == (
         "error: host memory ran out: a thread could not begin\n"
         "hint:  end other programs, then try again; what was committed is on disk\n"

@@ -7,16 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from atom.base.errors import DeviceError
+from atom.base.errors import DeviceError, ShortageError
 from atom.base.units import format_bytes
 from atom.config.load import load_run_file
 from atom.daemon.console import Silence
+from atom.daemon.fitting import cutting
+from atom.daemon.fitting.cutting import require_host_memory
 from atom.daemon.peer.box import Box, StartOptions, open_box
 from atom.daemon.peer.founding import Membership, enter_run, found_run
+from atom.daemon.usable_memory import UsableMemory
 from atom.swap.device_slots import DeviceSlots
 from atom.swap.host_store import HostStore
 from tests.daemon.tiny_run import TINY_PEER, TINY_RUN, TINY_TEXT
 
+GIB = 2**30
 VOCABULARY, WIDTH = 256, 16
 RUN = TINY_RUN.replace('"tiny"', '"budgets"') + '[swarm]\ncodec = "{codec}"\n'
 PEER = TINY_PEER + "{host}\n"
@@ -71,6 +75,19 @@ def nothing_is_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DeviceSlots, "allocate", refuse)
 
 
+def test_memory_that_others_hold_is_no_device_that_is_too_small(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A service starts again after the one, and not after the other."""
+    monkeypatch.setattr(cutting, "usable_memory", lambda: UsableMemory(8 * GIB, 1 * GIB))
+    require_host_memory(1 * GIB, 1 * GIB, None)
+    with pytest.raises(ShortageError, match=r"2\.0 GiB .* here 1\.0 GiB of 8\.0 GiB are free"):
+        require_host_memory(2 * GIB, 1 * GIB, None)
+    for need_bytes, cap_bytes in [(9 * GIB, None), (2 * GIB, 1 * GIB)]:
+        with pytest.raises(DeviceError, match=r"here 1\.0 GiB may be used"):
+            require_host_memory(need_bytes, 1 * GIB, cap_bytes)
+
+
 LITTLE = [("", "100 kB", "host memory, here 97.7 KiB"), ("1 kB", "", "device memory")]
 
 
@@ -113,6 +130,6 @@ def test_memory_that_is_gone_when_it_is_wanted_is_named(
         raise MemoryError("the host cannot give 4096 bytes")
 
     monkeypatch.setattr(HostStore, "allocate", short)
-    with pytest.raises(DeviceError, match="cannot give 4096 bytes") as refused:
+    with pytest.raises(ShortageError, match="cannot give 4096 bytes") as refused:
         folder.found("founder")
     assert "other programs" in refused.value.hint

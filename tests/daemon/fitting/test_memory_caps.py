@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from atom.base.errors import DeviceError
+from atom.base.errors import DeviceError, ShortageError
 from atom.config.load import parse_peer_text
 from atom.config.peer_file import PeerFile
 from atom.daemon.fitting.memory_caps import MemoryCaps
@@ -72,7 +72,7 @@ def test_caps_are_planned_for_and_refused(folder: Folder, monkeypatch: pytest.Mo
         raise MemoryError("the host cannot give 4096 bytes")
 
     monkeypatch.setattr(DeviceSlots, "allocate", short)
-    with pytest.raises(DeviceError, match="rearranged: the host cannot give 4096 bytes"):
+    with pytest.raises(ShortageError, match="rearranged: the host cannot give 4096 bytes"):
         caps.change(allowing())
     assert cut.read_text() == before
     assert built.replica.run_pass([batch]).loss_sum == first

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from atom.base.clock import BootClock
-from atom.base.errors import DeviceError
+from atom.base.errors import ShortageError
 from atom.swap.engine import PassCancelled
 from atom.swap.readiness import StepFailed
 from atom.swap.voided import Cause, PassVoided
@@ -242,7 +242,7 @@ def test_memory_that_runs_out_elsewhere_is_named(scene: Scene, failure: Exceptio
 
     scene.worker.submit(fail)
     assert scene.failed.wait(WAIT_S)
-    assert isinstance(scene.failures[0], DeviceError)
+    assert isinstance(scene.failures[0], ShortageError)
     assert "free host memory" in scene.failures[0].hint
     scene.worker.close()
 
