@@ -68,4 +68,4 @@ class Leaving:
         """That it stays for the others' sake; empty: it does not, or that was said."""
         stays = facts.settled_at is not None and facts.others_stuck
         first, self._told = stays and not self._told, stays
-        return "leaving after the next round: without this peer none comes about" * first
+        return "leaving as soon as the others can go on without this peer" * first

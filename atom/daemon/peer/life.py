@@ -252,7 +252,9 @@ class Life:
             paused=bool(reason),
             sequences=self.parts.hands.own_sequences(head.digest),
             laggards=behind,
-            others_stuck=leaves_them_stuck(head, self.parts.me, self._loop.view),
+            others_stuck=leaves_them_stuck(
+                head, self.parts.me, self._loop.view, self._machine.keepers
+            ),
         )
         if line := self._leaving.news(facts):
             self._console.note(line)

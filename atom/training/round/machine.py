@@ -128,6 +128,15 @@ class RoundMachine:
         return self._coordinator.waiting_for if accumulating else frozenset()
 
     @property
+    def keepers(self) -> frozenset[str] | None:
+        """Who had the head's state when its round was decided: only who has it signs. None: we
+        have it from others. Any thread."""
+        head, step = self.head, self._desk.applied
+        if step is None or step.value.round != head.round:
+            return None
+        return frozenset(vote.voter.peer_id for vote in step.votes)
+
+    @property
     def finished(self) -> bool:
         """The run's last round is committed here."""
         last = self._desk.terms.last_round

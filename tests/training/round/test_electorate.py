@@ -37,7 +37,8 @@ def head_of(*voters: Voter) -> Head:
 def lease(voter: Voter, head: bytes = b"h" * 32, **changes: Any) -> Lease:
     state = changes.get("state", PeerState.ACCUMULATING)
     return Lease(
-        voter.peer_id, voter.incarnation, 1, 0.0, state, head, 4, 96, 8, 0, 0, 0.0, 0.0, 1.0,
+        voter.peer_id, voter.incarnation, 1, 0.0, state, head, changes.get("round", 4), 96, 8, 0, 0,
+        0.0, 0.0, 1.0,
         None, b"", (),
     )  # fmt: skip
 
@@ -229,3 +230,20 @@ def test_who_goes_last_leaves_newcomers_stuck(
     seen = view(*(lease(voter, state=PeerState(state)) for voter, state in others))
     assert leaves_them_stuck(head, A, seen) is stuck
     assert not leaves_them_stuck(head, Voter("f", b"f" * 16), seen), "on it nobody depends"
+
+
+@pytest.mark.parametrize(
+    ("keepers", "head", "stuck"),
+    [((A,), b"o", True), ((A, B), b"o", False), ((A,), b"h", False), (None, b"o", False)],
+)
+def test_who_alone_has_a_rounds_result_leaves_the_others_without_it(
+    keepers: tuple[Voter, ...] | None, head: bytes, stuck: bool
+) -> None:
+    seen = view(lease(B, head * 32, round=3))
+    held = None if keepers is None else frozenset(voter.peer_id for voter in keepers)
+    assert leaves_them_stuck(head_of(A, B), A, seen, held) is stuck
+
+
+def test_a_preferred_head_is_not_waited_with() -> None:
+    seen = view(lease(B, b"o" * 32, round=5))
+    assert not leaves_them_stuck(head_of(A, B), A, seen, frozenset({A.peer_id}))

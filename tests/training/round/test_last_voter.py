@@ -1,9 +1,10 @@
-"""The only peer that may decide leaves, and others have just arrived: it stays for one round."""
+"""The only peer that may decide leaves, and others have just arrived: it stays for one round, and
+until one of them has that round's result."""
 
 from simulation import Setting, Swarm
 
 from atom.daemon.peer.leaving import LEAVE_S
-from atom.swarm.chain.messages import Promise
+from atom.swarm.chain.messages import CommitNotice, Message, Promise
 
 
 def arrived(seed: int) -> Swarm:
@@ -31,6 +32,30 @@ def test_who_arrives_as_the_last_one_goes_can_go_on() -> None:
     assert [process.peer_id for process in swarm.living] == [joiner.peer_id]
     assert joiner.chain.head.round > before + 2, swarm.story(60)
     assert joiner.me in joiner.chain.head.voters
+    assert swarm.witness.branches == 0
+
+
+def test_what_only_the_leaver_has_is_handed_on_first() -> None:
+    """It ends the ring well and decides the round; the other's part of the ring breaks off."""
+    swarm = arrived(2)
+    founder, joiner = swarm["A"], swarm["B"]
+    before, decided = founder.chain.head.round, list[int]()
+
+    def breaks(source: str, _target: str, message: Message) -> bool:
+        if source == founder.peer_id and isinstance(message, CommitNotice) and not decided:
+            decided.append(message.commit.value.round)
+            swarm.narrow("A")
+        return False
+
+    swarm.network.drop = breaks
+    swarm.run(8.0)
+    assert decided == [before + 1]
+    assert (founder.chain.head.round, joiner.chain.head.round) == (before + 1, before)
+    assert founder.alive, swarm.story(60)
+    swarm.heal()
+    swarm.run(15.0)
+    assert swarm.living == [joiner]
+    assert joiner.chain.head.round > before + 1
     assert swarm.witness.branches == 0
 
 
