@@ -27,7 +27,7 @@ from atom.training.catch_up.catch_up import BrokenOff
 from atom.training.loop import LeasesRead, RoundLoop
 from atom.training.replica.worker import STARTING
 from atom.training.round import RoundMachine
-from atom.training.round.electorate import leaves_them_stuck
+from atom.training.round.succession import leaves_them_stuck
 from atom.training.round.vocabulary import Phase, View
 
 HANG_UP = "SIGHUP"
@@ -253,7 +253,7 @@ class Life:
             sequences=self.parts.hands.own_sequences(head.digest),
             laggards=behind,
             others_stuck=leaves_them_stuck(
-                head, self.parts.me, self._loop.view, self._machine.keepers
+                head, self.parts.me, self._loop.view, self._machine.signers
             ),
         )
         if line := self._leaving.news(facts):

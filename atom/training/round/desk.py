@@ -14,6 +14,7 @@ from atom.swarm.chain.usual_gradients import PartLimit, part_limit
 from atom.training.round.calls import Calls
 from atom.training.round.electorate import same_head
 from atom.training.round.slots import Slots
+from atom.training.round.succession import Signers
 from atom.training.round.terms import Patience, Terms
 from atom.training.round.vocabulary import Action, Offence, Phase, Report, Send, View
 
@@ -129,6 +130,15 @@ class Desk:
         self.state = HeadState(
             head, state_digest, self.now, slots=slots, since=self.now, reach=reach
         )
+
+    @property
+    def signers(self) -> Signers | None:
+        """Of the commit by which we came to the head. None: we have it from others. Any thread."""
+        state, step = self.state, self.applied
+        if step is None or step.value.round != state.head.round:
+            return None
+        peer_ids = frozenset(vote.voter.peer_id for vote in step.votes)
+        return Signers(peer_ids, self.now - state.entered)
 
     @property
     def part_limit(self) -> PartLimit:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from atom.swarm.chain.commit import MAX_VOTERS, Head, Voter
 from atom.swarm.chain.membership import is_quorum, standing
-from atom.swarm.records.fork_choice import claims_better, has_left
+from atom.swarm.records.fork_choice import has_left
 from atom.swarm.records.lease import Lease, PeerState
 from atom.training.round.slots import ORDINARY, Survivors
 from atom.training.round.vocabulary import View
@@ -83,27 +83,6 @@ def gone_for_good(head: Head, me: Voter, view: View, grace_seconds: float) -> bo
         or view.lapsed_seconds.get(voter, 0.0) >= grace_seconds
         for voter in missing
     )
-
-
-def leaves_them_stuck(
-    head: Head, me: Voter, view: View, keepers: frozenset[str] | None = None
-) -> bool:
-    """Whether others work here who could decide nothing once we are gone, or would go without the
-    head's round: to found a branch takes a voter of the head or a member of its round, by peer id,
-    and no other such peer stays that has the head's state. `keepers`: who had it when it was
-    decided; None: others did."""
-    gone = (PeerState.LEAVING, PeerState.LEFT)
-    staying = {i: lease for i, lease in view.fresh.items() if lease.state not in gone}
-    at_work = any(lease.state is not PeerState.PAUSED for lease in staying.values())
-    able = [
-        peer_id
-        for peer_id in staying.keys() & head.known
-        if keepers is None
-        or peer_id in keepers
-        or staying[peer_id].head == head.digest
-        or claims_better(staying[peer_id], head)
-    ]
-    return at_work and me.peer_id in head.known and not able
 
 
 def electorate(

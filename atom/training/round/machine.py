@@ -33,6 +33,7 @@ from atom.training.round.decision import Decision
 from atom.training.round.desk import Desk, HeadState, Held
 from atom.training.round.engagement import Engagement
 from atom.training.round.member import Member
+from atom.training.round.succession import Signers
 from atom.training.round.terms import Terms
 from atom.training.round.vocabulary import (
     BETWEEN_STATES,
@@ -128,13 +129,9 @@ class RoundMachine:
         return self._coordinator.waiting_for if accumulating else frozenset()
 
     @property
-    def keepers(self) -> frozenset[str] | None:
-        """Who had the head's state when its round was decided: only who has it signs. None: we
-        have it from others. Any thread."""
-        head, step = self.head, self._desk.applied
-        if step is None or step.value.round != head.round:
-            return None
-        return frozenset(vote.voter.peer_id for vote in step.votes)
+    def signers(self) -> Signers | None:
+        """As of the desk. Any thread."""
+        return self._desk.signers
 
     @property
     def finished(self) -> bool:

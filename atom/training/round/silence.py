@@ -9,7 +9,8 @@ from atom.swarm.records.lease import Lease
 from atom.swarm.transport.quarantine import Quarantine
 from atom.training.round.attempt import Attempt
 from atom.training.round.desk import Desk
-from atom.training.round.electorate import Electorate, leaves_them_stuck
+from atom.training.round.electorate import Electorate
+from atom.training.round.succession import leaves_them_stuck
 from atom.training.round.vocabulary import Unanswered
 
 MUTE_S = 30.0
@@ -87,7 +88,7 @@ class Silence:
         """None, if we leave and the others can decide nothing without us: no work of our own is to
         come, so that the round which they need may need that of the mute."""
         desk = self._desk
-        if desk.leaving and leaves_them_stuck(desk.head, desk.me, desk.view):
+        if desk.leaving and leaves_them_stuck(desk.head, desk.me, desk.view, desk.signers):
             return frozenset()
         return self._mute.aside(desk.now)
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from atom.daemon.peer.leaving import LEAVE_S
 from atom.daemon.peer.lifecycle import Facts, ending
 from atom.swarm.records.fork_choice import claims_better
-from atom.training.round.electorate import leaves_them_stuck
+from atom.training.round.succession import leaves_them_stuck
 from atom.training.round.vocabulary import View
 
 if TYPE_CHECKING:
@@ -40,6 +40,6 @@ class Goodbye:
             sequences=process.sequences,
             settled_at=self._settled_at,
             laggards=sum(not claims_better(lease, head) for lease in others),
-            others_stuck=leaves_them_stuck(head, process.me, view, process.machine.keepers),
+            others_stuck=leaves_them_stuck(head, process.me, view, process.machine.signers),
         )
         return ending(facts) is not None

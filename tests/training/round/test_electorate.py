@@ -1,52 +1,26 @@
 """Whom to ask, given what the directory shows: the voters while they can be a quorum, else who is
 left, and only when the others are gone for good."""
 
-from collections.abc import Collection
 from dataclasses import replace
-from typing import Any
 
 import pytest
+from shown_leases import VOTERS, A, B, C, D, E, head_of, lease, view
 
 from atom.swarm.chain.branches import SHOWN, Branch
 from atom.swarm.chain.commit import MAX_VOTERS, Head, Voter
-from atom.swarm.chain.membership import standing
-from atom.swarm.records.lease import Lease, PeerState
+from atom.swarm.records.lease import PeerState
 from atom.training.round.electorate import (
     Electorate,
     alive_voters,
     electorate,
     gone_for_good,
-    leaves_them_stuck,
     objection_to_branch,
     rank,
     same_head,
 )
 from atom.training.round.vocabulary import View
 
-A, B, C, D, E = VOTERS = tuple(
-    standing([Voter(name, name.encode() * 16) for name in ("a", "b", "c", "d", "e")])
-)
-"""In the order of standing: A breaks ties."""
 GRACE = 12.0
-
-
-def head_of(*voters: Voter) -> Head:
-    return Head(b"h" * 32, 4, 96, 96, tuple(sorted(voters)), ())
-
-
-def lease(voter: Voter, head: bytes = b"h" * 32, **changes: Any) -> Lease:
-    state = changes.get("state", PeerState.ACCUMULATING)
-    return Lease(
-        voter.peer_id, voter.incarnation, 1, 0.0, state, head, changes.get("round", 4), 96, 8, 0, 0,
-        0.0, 0.0, 1.0,
-        None, b"", (),
-    )  # fmt: skip
-
-
-def view(
-    *fresh: Lease, silent: dict[Voter, float] | None = None, dead: Collection[Voter] = ()
-) -> View:
-    return View({item.peer_id: item for item in fresh}, silent or {}, frozenset(dead))
 
 
 def choose(head: Head, me: Voter, seen: View, branches: bool = True) -> Electorate | None:
@@ -206,44 +180,3 @@ def test_every_head_deals_the_line_anew_and_the_absent_are_passed_over() -> None
         firsts.add(VOTERS[places.index(0)])
         assert rank(VOTERS, A, head, {A}) == 0
     assert len(firsts) > 1
-
-
-@pytest.mark.parametrize(
-    ("others", "stuck"),
-    [
-        ((), False),
-        (((D, "accumulating"),), True),
-        (((D, "syncing"),), True),
-        (((D, "paused"),), False),
-        (((D, "leaving"),), False),
-        (((D, "paused"), (E, "starting")), True),
-        (((D, "accumulating"), (B, "paused")), False),
-        (((D, "accumulating"), (B, "leaving")), True),
-        (((D, "accumulating"), (C, "accumulating")), False),
-    ],
-)
-def test_who_goes_last_leaves_newcomers_stuck(
-    others: tuple[tuple[Voter, str], ...], stuck: bool
-) -> None:
-    """A and B vote, C was in the round; D and E have only arrived."""
-    head = replace(head_of(A, B), members=(A.peer_id, B.peer_id, C.peer_id))
-    seen = view(*(lease(voter, state=PeerState(state)) for voter, state in others))
-    assert leaves_them_stuck(head, A, seen) is stuck
-    assert not leaves_them_stuck(head, Voter("f", b"f" * 16), seen), "on it nobody depends"
-
-
-@pytest.mark.parametrize(
-    ("keepers", "head", "stuck"),
-    [((A,), b"o", True), ((A, B), b"o", False), ((A,), b"h", False), (None, b"o", False)],
-)
-def test_who_alone_has_a_rounds_result_leaves_the_others_without_it(
-    keepers: tuple[Voter, ...] | None, head: bytes, stuck: bool
-) -> None:
-    seen = view(lease(B, head * 32, round=3))
-    held = None if keepers is None else frozenset(voter.peer_id for voter in keepers)
-    assert leaves_them_stuck(head_of(A, B), A, seen, held) is stuck
-
-
-def test_a_preferred_head_is_not_waited_with() -> None:
-    seen = view(lease(B, b"o" * 32, round=5))
-    assert not leaves_them_stuck(head_of(A, B), A, seen, frozenset({A.peer_id}))

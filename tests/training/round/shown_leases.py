@@ -1,0 +1,32 @@
+"""Five voters, a head, and what a directory shows of them."""
+
+from collections.abc import Collection
+from typing import Any
+
+from atom.swarm.chain.commit import Head, Voter
+from atom.swarm.chain.membership import standing
+from atom.swarm.records.lease import Lease, PeerState
+from atom.training.round.vocabulary import View
+
+A, B, C, D, E = VOTERS = tuple(
+    standing([Voter(name, name.encode() * 16) for name in ("a", "b", "c", "d", "e")])
+)
+"""In the order of standing: A breaks ties."""
+
+
+def head_of(*voters: Voter) -> Head:
+    return Head(b"h" * 32, 4, 96, 96, tuple(sorted(voters)), ())
+
+
+def lease(voter: Voter, head: bytes = b"h" * 32, **changes: Any) -> Lease:
+    state = changes.get("state", PeerState.ACCUMULATING)
+    return Lease(
+        voter.peer_id, voter.incarnation, 1, 0.0, state, head, 4, 96, 8, 0, 0, 0.0, 0.0, 1.0,
+        None, b"", (),
+    )  # fmt: skip
+
+
+def view(
+    *fresh: Lease, silent: dict[Voter, float] | None = None, dead: Collection[Voter] = ()
+) -> View:
+    return View({item.peer_id: item for item in fresh}, silent or {}, frozenset(dead))
