@@ -36,7 +36,8 @@ class TransportLimits:
     """Two attempts' worth of connections."""
     unclaimed_ring_s: float = 10.0
     destinations: int = 1024
-    """Of messages under way, each with a thread: a crowd of leases is more than the system has."""
+    """Of messages under way, each with a thread: a crowd of leases is more than the system has.
+    Whom the run knows finds a place beyond them."""
     introductions: int = 32
     """Of those, to peers that the run does not know and that are being reached for the first time:
     addresses are free, and each that leads nowhere holds a thread for seconds. The others wait."""

@@ -29,15 +29,15 @@ class Lanes:
         self._introductions = 0
 
     def send(self, peer_id: str, raw: bytes) -> bool:
-        """Queues a message; False if this destination's queue is full, there are too many others
-        already, or we are closing."""
-        limits = self._endpoint.limits
+        """Queues a message; False if this destination's queue is full, it is a stranger and there
+        are too many others already, or we are closing."""
+        limits, known = self._endpoint.limits, self._endpoint.known
         with self._changed:
             if self._endpoint.closing.is_set():
                 return False
             queue = self._queues.get(peer_id)
             if queue is None:
-                if len(self._queues) >= limits.destinations:
+                if len(self._queues) >= limits.destinations and peer_id not in known:
                     return False
                 queue = self._queues[peer_id] = deque()
                 self._unbegun[peer_id] = None

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from transport_peers import SOON, until
@@ -55,6 +56,21 @@ def test_a_crowd_waits_for_its_turn_and_all_have_one(endpoint: Endpoint) -> None
     until(lambda: len(lost) == 1 + len(CROWD))
     assert sorted(nowhere.dialled) == [*CROWD, "voter"]
     endpoint.closing.set()
+    lanes.wake()
+    assert endpoint.crew.join(SOON)
+
+
+def test_a_crowd_leaves_places_for_those_whom_the_run_knows(endpoint: Endpoint) -> None:
+    """Who calls for promises tells everybody at its head, in an order that ids decide."""
+    crowded = replace(endpoint, limits=replace(endpoint.limits, destinations=len(CROWD)))
+    nowhere = Nowhere()
+    lanes = Lanes(crowded, nowhere)
+    endpoint.known.at_head(["voter"])
+    told = [peer_id for peer_id in (*CROWD, "one more", "voter") if lanes.send(peer_id, b"call")]
+    assert told == [*CROWD, "voter"]
+    until(lambda: "voter" in nowhere.dialled)
+    endpoint.closing.set()
+    nowhere.over.set()
     lanes.wake()
     assert endpoint.crew.join(SOON)
 
