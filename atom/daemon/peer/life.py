@@ -108,8 +108,8 @@ class Life:
         if self._loop is not None:
             parts.hands.close()
         parts.control.close()
-        parts.lookout.close()
         parts.outreach.close()
+        parts.lookout.close()
         parts.transport.close()
         parts.settings.close()
 

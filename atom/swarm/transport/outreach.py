@@ -129,7 +129,8 @@ class Outreach:
                 self._events.emit("thread-failed", traceback=traceback.format_exc(limit=8))
 
     def turn(self, others: Mapping[str, Lease]) -> None:
-        """One round of decisions and deeds; may take seconds."""
+        """One round of decisions and deeds; may take seconds. Of one that `close` overtakes nobody
+        is told: whoever would be may be closed, too."""
         if self._wish is Reached.UNKNOWN:
             self._ask(others)
         self._apart &= others.keys()
@@ -139,7 +140,7 @@ class Outreach:
             lines_to(self._transport.peer_id, reached) if needed else frozenset()
         )
         news = (self.reached, self.relays, self.lines())
-        if news != self._told:
+        if news != self._told and not self._closing:
             self._told = news
             self._on_change()
 

@@ -208,6 +208,17 @@ def test_two_that_a_third_reaches_and_that_do_not_reach_each_other_keep_lines() 
     assert stage.transport.kept == frozenset()
 
 
+def test_who_is_closed_while_it_asks_has_no_news_any_more() -> None:
+    """Closing cuts the question short, and there is no directory left to be told."""
+    stage, told = Stage(), list[str]()
+    stage.transport.answers = {"a": OSError("closed")}
+    stage.outreach.start(lambda: told.append("news"))
+    stage.outreach.close()
+    stage.outreach.turn(stage.others)
+    assert stage.transport.asked == ["a"]
+    assert told == []
+
+
 def test_a_peer_that_is_gone_needs_no_lines() -> None:
     stage = Stage()
     stage.transport.answers = {"a": YES, "b": OSError("killed"), "c": YES}
