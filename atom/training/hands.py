@@ -344,14 +344,16 @@ class ReplicaHands:
         heads, commits = [*self._journal.heads], [*self._journal.commits]
         shunned: tuple[str, ...] = ()
         failed_donors: tuple[str, ...] = ()
+        in_vain = False
         try:
             shunned = self._replay.run(donors, wanted.discard, wanted.least_backing)
         except CatchUpFailed as failed:
-            shunned, failed_donors = failed.shunned, tuple(donors)
+            shunned, failed_donors, in_vain = failed.shunned, tuple(donors), True
             self._events.emit("catch-up-failed", detail=str(failed)[:300])
         head = self._journal.head
-        begins = self._replay.usable and (head != heads[-1] or wanted.discard)
-        if begins or head != heads[-1]:
+        moved = head != heads[-1]
+        begins = self._replay.usable and (moved or (wanted.discard and not in_vain))
+        if begins or moved:
             self._account(heads, commits)
         digest = self._state_digest() if self._replay.usable else b""
         if begins:

@@ -41,6 +41,7 @@ from atom.training.round.vocabulary import (
 from tests.training.hands_stage import BALLOT, ELEMENTS, LIMIT, ME, WAIT_S, Stage, kinds
 
 BEHIND = CatchUp(("a",), "behind")
+ODD = CatchUp(("a",), "state-mismatch", discard=True)
 
 
 @pytest.fixture
@@ -371,19 +372,23 @@ def test_a_fetch_asks_again_for_what_is_not_there_yet(
 # ---- catching up, beginning
 
 
-def test_a_failed_catch_up_leaves_us_where_we_were(stage: Stage) -> None:
+@pytest.mark.parametrize("wanted", [BEHIND, ODD])
+def test_a_failed_catch_up_leaves_us_where_we_were(stage: Stage, wanted: CatchUp) -> None:
+    """Of a state that is odd no snapshot is written: it would take the place of a good one."""
+
     def fail(donors: Mapping[str, bytes], discard: bool) -> None:
         raise CatchUpFailed("lies", ("a", "b"))
 
     stage.train()
     stage.replay.on_run = fail
-    stage.hands.catch_up({"a": b"h" * 32}, BEHIND)
+    stage.hands.catch_up({"a": b"h" * 32}, wanted)
     state = state_digest(stage.replica.arenas)
     caught = stage.next_event()
     assert isinstance(caught, CaughtUp)
     assert (caught.head, caught.state_digest) == (stage.start, state)
     assert caught.shunned == ("a", "b")
     assert kinds(stage) == ["catching-up", "catch-up-failed"]
+    assert list_snapshots(stage.snapshots) == []
     assert stage.replica.sequences == 8, "the gradients still belong to this head"
 
 
@@ -452,7 +457,7 @@ def test_a_head_that_stays_takes_nothing_back(stage: Stage) -> None:
     stage.hands.catch_up({"a": b"h" * 32}, BEHIND)
     stage.next_event()
     assert stage.hands.tally.sequences_dropped == 0
-    stage.hands.catch_up({"a": b"h" * 32}, CatchUp(("a",), "state-mismatch", discard=True))
+    stage.hands.catch_up({"a": b"h" * 32}, ODD)
     stage.next_event()
     assert stage.hands.tally.sequences_dropped == 8, "they were counted with an odd state"
 

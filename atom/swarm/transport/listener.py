@@ -209,8 +209,8 @@ class Listener:
         """Raises: PeerRefused. Who is in quarantine may still send messages, each of which is
         checked: a quorum may need its vote. Unless it is aside for good."""
         quarantine, now = self._endpoint.quarantine, self._endpoint.clock.now()
-        aside = quarantine.holds(channel.peer_id, now) and channel.purpose is not Purpose.MESSAGES
-        if aside or quarantine.is_for_good(channel.peer_id):
+        out = quarantine.keeps_out(channel.peer_id, now) and channel.purpose is not Purpose.MESSAGES
+        if out or quarantine.is_for_good(channel.peer_id):
             raise PeerRefused(Reason.QUARANTINED, "for what this peer did before")
         self._router.screen(channel)
 

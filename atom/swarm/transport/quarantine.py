@@ -35,6 +35,9 @@ FIRST_HOLD_S: Mapping[Reason, float] = {
     Reason.EQUIVOCATION: FOR_GOOD_S,
 }
 """Seconds for the first offence of a kind; what is not here is no offence."""
+LET_IN = frozenset({Reason.STATE_MISMATCH})
+"""Who is aside for nothing else may open connections as before: it has to fetch its state again,
+and of two peers the other is the only donor."""
 
 
 def hold_s(first_s: float, times: int) -> float:
@@ -48,6 +51,7 @@ def hold_s(first_s: float, times: int) -> float:
 class _Record:
     times: int
     until: float
+    outside_until: float
 
 
 class Quarantine:
@@ -63,12 +67,13 @@ class Quarantine:
         """Notes what may be an offence; returns for how many seconds `who` is aside now."""
         first_s = self._first_hold_s.get(reason)
         with self._lock:
-            known = self._records.get(who) or _Record(0, now)
+            known = self._records.get(who) or _Record(0, now, now)
             if first_s is None:
                 return max(known.until - now, 0.0)
             times = known.times + 1 if now < known.until + FORGOTTEN_S else 1
             until = max(now + hold_s(first_s, times), known.until)
-            self._records[who] = _Record(times, until)
+            outside_until = known.outside_until if reason in LET_IN else until
+            self._records[who] = _Record(times, until, outside_until)
             self._make_room()
             return until - now
 
@@ -82,6 +87,12 @@ class Quarantine:
         with self._lock:
             known = self._records.get(who)
             return known is not None and now < known.until
+
+    def keeps_out(self, who: str, now: float) -> bool:
+        """Whether `who` is aside, and may open no connection but for messages."""
+        with self._lock:
+            known = self._records.get(who)
+            return known is not None and now < known.outside_until
 
     def is_for_good(self, who: str) -> bool:
         """Whether that will never end."""

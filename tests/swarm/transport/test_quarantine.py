@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 from transport_peers import SOON, Peer, make_tcp_peer
 
+from atom.base.clock import BootClock
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.swarm.chain.message_codec import MAX_MESSAGE_BYTES
@@ -66,6 +67,18 @@ def test_equivocation_is_for_good_and_does_not_make_room() -> None:
     assert quarantine.offend("a", Reason.MALFORMED, 1.0) >= FOR_GOOD_S - 1.0
 
 
+def test_whose_state_is_odd_is_aside_and_finds_the_door_open() -> None:
+    quarantine = Quarantine()
+    quarantine.offend("a", Reason.STATE_MISMATCH, 0.0)
+    assert quarantine.aside(1.0) == {"a"}
+    assert not quarantine.keeps_out("a", 1.0)
+    quarantine.offend("a", Reason.TIMEOUT, 1.0)
+    assert quarantine.keeps_out("a", 10.9)
+    quarantine.offend("a", Reason.STATE_MISMATCH, 10.0)
+    assert quarantine.holds("a", 20.0)
+    assert not quarantine.keeps_out("a", 11.0), "no longer than for the other offence"
+
+
 def test_what_is_no_offence_holds_nobody() -> None:
     quarantine = Quarantine()
     for reason in set(Reason) - set(FIRST_HOLD_S):
@@ -100,6 +113,18 @@ def test_who_is_aside_may_send_messages_and_nothing_else(
     one.transport.send(two.transport.peer_id, b"my vote")
     assert two.heard.get(timeout=SOON)[2] == b"my vote"
     channel.close()
+
+
+def test_who_is_to_fetch_its_state_again_is_let_in_for_that(
+    make_tcp_peer: Callable[..., Peer],
+) -> None:
+    """Of two, the other one is the only donor."""
+    one, two = make_tcp_peer(), make_tcp_peer()
+    one.knows(two)
+    two.transport.set_handlers(on_blobs=lambda channel: None)
+    here, now = one.transport.peer_id, BootClock().now()
+    assert two.transport.quarantine.offend(here, Reason.STATE_MISMATCH, now) > 0
+    one.transport.connect(two.transport.peer_id, Purpose.BLOBS).close()
 
 
 def test_who_is_aside_for_good_stays_outside(make_tcp_peer: Callable[..., Peer]) -> None:
