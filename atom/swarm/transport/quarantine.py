@@ -37,7 +37,7 @@ FIRST_HOLD_S: Mapping[Reason, float] = {
 """Seconds for the first offence of a kind; what is not here is no offence."""
 LET_IN = frozenset({Reason.STATE_MISMATCH})
 """Who is aside for nothing else may open connections as before: it has to fetch its state again,
-and of two peers the other is the only donor."""
+and of two peers the other is the only donor. Nor is a ring of others to break between the two."""
 
 
 def hold_s(first_s: float, times: int) -> float:

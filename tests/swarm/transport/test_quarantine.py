@@ -115,16 +115,18 @@ def test_who_is_aside_may_send_messages_and_nothing_else(
     channel.close()
 
 
-def test_who_is_to_fetch_its_state_again_is_let_in_for_that(
-    make_tcp_peer: Callable[..., Peer],
+@pytest.mark.parametrize("purpose", [Purpose.BLOBS, Purpose.RING])
+def test_whose_state_was_odd_is_let_in(
+    make_tcp_peer: Callable[..., Peer], purpose: Purpose
 ) -> None:
-    """Of two, the other one is the only donor."""
+    """Of two, the other one is the only donor. And once it has fetched its state, rings that others
+    compose may have them as neighbours."""
     one, two = make_tcp_peer(), make_tcp_peer()
     one.knows(two)
     two.transport.set_handlers(on_blobs=lambda channel: None)
     here, now = one.transport.peer_id, BootClock().now()
     assert two.transport.quarantine.offend(here, Reason.STATE_MISMATCH, now) > 0
-    one.transport.connect(two.transport.peer_id, Purpose.BLOBS).close()
+    one.transport.connect(two.transport.peer_id, purpose).close()
 
 
 def test_who_is_aside_for_good_stays_outside(make_tcp_peer: Callable[..., Peer]) -> None:
