@@ -60,8 +60,9 @@ class LossChart:
         yield Segment.line()
 
     def _rounds(self) -> tuple[float, float]:
+        """Apart from each other, whatever rounds a lease claims."""
         first, last = self.points[0][0], self.points[-1][0]
-        return first, max(last, first + 1)
+        return first, max(last, first + max(1.0, math.ulp(first)))
 
 
 def dots(
@@ -99,4 +100,5 @@ def _line(start: tuple[int, int], end: tuple[int, int]) -> list[tuple[int, int]]
 
 def _span(values: Sequence[float]) -> tuple[float, float]:
     low, high = min(values), max(values)
-    return (low - 0.05, high + 0.05) if high - low < 0.1 else (low, high)
+    margin = max(0.05, math.ulp(low), math.ulp(high))
+    return (low - margin, high + margin) if high - low < 0.1 else (low, high)

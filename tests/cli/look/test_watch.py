@@ -162,6 +162,8 @@ def test_a_terminal_that_knows_only_ascii_gets_a_chart_too() -> None:
         [(1.0, math.nan)],
         [(1.0, math.inf), (2.0, 3.0)],
         [(1.0, -MAX_LOSS), (2.0, MAX_LOSS)],
+        [(1.0, MAX_LOSS), (2.0, MAX_LOSS)],
+        [(float(2**62), 3.0), (float(2**62 + 1), 2.0)],
     ],
 )
 def test_a_chart_of_odd_points_draws_something_or_nothing(
