@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -234,5 +235,28 @@ def test_one_living_entrance_of_several_is_enough_and_atoms_own_will_do(tmp_path
         finally:
             stop.set()
             await bootstrap
+
+    asyncio.run(check())
+
+
+def our_processes():
+    return {process.pid for process in psutil.Process().children(recursive=True)}
+
+
+def test_who_is_told_to_stop_waits_for_no_silent_entrance(tmp_path):
+    before = our_processes()
+
+    async def check():
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            entrance = f"/ip4/127.0.0.1/tcp/{silent.getsockname()[1]}/p2p/{PEER}"
+            settings = NodeSettings(str(tmp_path / "identity"), initial_peers=(entrance,))
+            stop, addresses = asyncio.Event(), []
+            bootstrap = asyncio.create_task(run_bootstrap(settings, stop, addresses.append))
+            while not (begun := our_processes() - before):
+                await asyncio.sleep(0.01)
+            stop.set()
+            await bootstrap
+            assert wait_until_gone(list(begun)) == []
+            assert addresses == []
 
     asyncio.run(check())
