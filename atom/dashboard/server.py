@@ -1,10 +1,11 @@
 """The page over HTTP. Serves what the feed has seen; takes nothing but GET, and no input at all."""
 
+import asyncio
 import contextlib
 import errno
 import ipaddress
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -32,6 +33,10 @@ _HEADERS = {
 }
 _FAREWELL_S = 0.5
 """For pages that are open when we end: their streams would go on for ever."""
+MAX_CONNECTIONS = 256
+"""At a time. The oldest ends for one more: a page that is open connects again."""
+_SILENCE_S = 15.0
+"""How long a connection may stand without a request."""
 _MAX_STREAMS = 32
 _LOOPBACK_NAMES = frozenset({"127.0.0.1", "localhost", "[::1]"})
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -55,11 +60,17 @@ async def serve(
 
     Raises: PortInUseError; UserError for a host that is not this machine's.
     """
-    runner = web.AppRunner(_application(feed, where), access_log=None, shutdown_timeout=_FAREWELL_S)
+    runner = web.AppRunner(
+        _application(feed, where),
+        access_log=None,
+        shutdown_timeout=_FAREWELL_S,
+        keepalive_timeout=_SILENCE_S,
+    )
     await runner.setup()
     try:
-        ready(await _listen(runner, where))
-        await feed.follow(every_s)
+        async with _listening(runner, where) as url:
+            ready(url)
+            await feed.follow(every_s)
     finally:
         await runner.cleanup()
 
@@ -82,22 +93,42 @@ def _application(feed: SwarmFeed, where: Listening) -> web.Application:
     return application
 
 
-async def _listen(runner: web.AppRunner, where: Listening) -> str:
-    """Starts listening. Returns the URL. Raises: PortInUseError, UserError."""
+@contextlib.asynccontextmanager
+async def _listening(runner: web.AppRunner, where: Listening) -> AsyncIterator[str]:
+    """Listens meanwhile, at the URL that it gives. Raises: PortInUseError, UserError."""
+    assert runner.server is not None, "it was set up"
+    loop, let_in = asyncio.get_running_loop(), partial(_let_in, runner.server)
     try:
-        await web.TCPSite(runner, where.host, where.port).start()
+        listener = await loop.create_server(let_in, where.host, where.port)
     except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise PortInUseError(
-                f"port {where.port} of {where.host} is in use",
-                "name another with --port, or 0 for any free one",
-            ) from None
-        raise UserError(
-            f"cannot listen on {where.host} port {where.port}: {error.strerror or error}",
-            f"name an address of this machine, such as {LOOPBACK}, and a port above 1023",
-        ) from None
-    host, port = runner.addresses[0][:2]
-    return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
+        raise _refused(where, error) from None
+    try:
+        host, port = listener.sockets[0].getsockname()[:2]
+        yield f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
+    finally:
+        listener.close()
+
+
+def _let_in(server: web.Server) -> asyncio.BaseProtocol:
+    """One more connection. Some thousand that say nothing, and there would be no socket left to
+    open the page by, nor to ask a peer for its chain."""
+    for oldest in server.connections[: 1 - MAX_CONNECTIONS]:
+        if isinstance(oldest.transport, asyncio.Transport):
+            oldest.transport.abort()  # its end does not wait for a client that reads nothing
+    return server()
+
+
+def _refused(where: Listening, error: OSError) -> UserError:
+    """Why nobody can listen there."""
+    if error.errno == errno.EADDRINUSE:
+        return PortInUseError(
+            f"port {where.port} of {where.host} is in use",
+            "name another with --port, or 0 for any free one",
+        )
+    return UserError(
+        f"cannot listen on {where.host} port {where.port}: {error.strerror or error}",
+        f"name an address of this machine, such as {LOOPBACK}, and a port above 1023",
+    )
 
 
 def _serving(text: Callable[[], str], content_type: str) -> _Handler:

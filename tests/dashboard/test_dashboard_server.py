@@ -1,7 +1,9 @@
 """The real server over real HTTP, with a swarm that is made up."""
 
 import asyncio
+import contextlib
 import json
+import socket
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -12,6 +14,7 @@ import pytest
 from seen_samples import a_ledger, a_peer, a_view
 
 from atom.base.errors import AtomError, PortInUseError, UserError
+from atom.dashboard import server
 from atom.dashboard.feed import SwarmFeed
 from atom.dashboard.server import Listening, serve
 from atom.swarm.records.view import SwarmView
@@ -223,5 +226,24 @@ def test_a_port_in_use_and_a_strange_host_are_the_users_to_mend() -> None:
             asyncio.run(serve(feed, Listening(port), str.encode))
         with pytest.raises(UserError, match=r"192\.0\.2\.1"):
             asyncio.run(serve(feed, Listening(0, "192.0.2.1"), str.encode))
+
+    served(visit, SwarmFeed(FakeSwarm(a_view()), a_view()))
+
+
+def test_the_oldest_of_too_many_connections_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    few = 4
+    monkeypatch.setattr(server, "MAX_CONNECTIONS", few)
+
+    def visit(url: str) -> None:
+        place = ("127.0.0.1", int(url.rstrip("/").rpartition(":")[2]))
+        with contextlib.ExitStack() as stack:
+            held = []
+            for _ in range(3 * few):
+                held.append(stack.enter_context(socket.create_connection(place, SOON_S)))
+                held[-1].sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nX-Slow: ")
+            assert get(url).status == 200
+            for each in held[: 2 * few + 1]:
+                with contextlib.suppress(ConnectionError):
+                    assert each.recv(1) == b""
 
     served(visit, SwarmFeed(FakeSwarm(a_view()), a_view()))
