@@ -5,12 +5,14 @@ import contextlib
 import errno
 import ipaddress
 import json
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from aiohttp import web
+from aiohttp.http import HttpProcessingError
 
 from atom.base.errors import PortInUseError, UserError
 from atom.dashboard.feed import LOOK_EVERY_S, SwarmFeed
@@ -65,6 +67,7 @@ async def serve(
         access_log=None,
         shutdown_timeout=_FAREWELL_S,
         keepalive_timeout=_SILENCE_S,
+        logger=_log_of_faults(),
     )
     await runner.setup()
     try:
@@ -91,6 +94,17 @@ def _application(feed: SwarmFeed, where: Listening) -> web.Application:
         ]
     )
     return application
+
+
+def _log_of_faults() -> logging.Logger:
+    """Of our own: strangers who send what is no request would fill a disk with tracebacks."""
+    log = logging.getLogger(__name__)
+    log.addFilter(_is_our_fault)
+    return log
+
+
+def _is_our_fault(record: logging.LogRecord) -> bool:
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
 
 
 @contextlib.asynccontextmanager

@@ -15,7 +15,7 @@ from seen_samples import a_ledger, a_peer, a_view
 
 from atom.base.errors import AtomError, PortInUseError, UserError
 from atom.dashboard import server
-from atom.dashboard.feed import SwarmFeed
+from atom.dashboard.feed import Seen, SwarmFeed
 from atom.dashboard.server import Listening, serve
 from atom.swarm.records.view import SwarmView
 
@@ -247,3 +247,31 @@ def test_the_oldest_of_too_many_connections_ends(monkeypatch: pytest.MonkeyPatch
                     assert each.recv(1) == b""
 
     served(visit, SwarmFeed(FakeSwarm(a_view()), a_view()))
+
+
+@pytest.mark.parametrize("said", [b"\x16\x03\x01\r\n\r\n", b"GET / HTTP/1.1\r\nX: " + b"x" * 9000])
+def test_what_is_no_request_is_nothing_to_tell_of(
+    said: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    def visit(url: str) -> None:
+        place = ("127.0.0.1", int(url.rstrip("/").rpartition(":")[2]))
+        for _ in range(2):
+            with socket.create_connection(place, SOON_S) as stranger:
+                stranger.sendall(said)
+                assert stranger.recv(12) == b"HTTP/1.0 400"
+
+    served(visit, SwarmFeed(FakeSwarm(a_view()), a_view()))
+    assert caplog.records == []
+
+
+def test_a_fault_of_ours_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    class Faulty(SwarmFeed):
+        @property
+        def seen(self) -> Seen:
+            raise RuntimeError("a fault")
+
+    def visit(url: str) -> None:
+        assert get(url).status == 500
+
+    served(visit, Faulty(FakeSwarm(a_view()), a_view()))
+    assert "a fault" in caplog.text
