@@ -91,10 +91,11 @@ class Settings:
             return [self._setting(key, text) for key in all_keys()]
         with self._alone():
             wanted = [parse_assignment(each) for each in assignments]
-            changed = edited(self._text(), wanted, str(self._path))
+            text = self._text()
+            changed = edited(text, wanted, str(self._path))
             peer = parse_peer_text(changed, self._path.parent, self._path.name)
             self._refuse_moving_away(peer)
-            self._put_in_force(peer, changed)
+            self._put_in_force(peer, lambda: self._replace(text, changed))
             return [self._setting(key, changed) for key, _ in wanted]
 
     def wishes(self) -> Mapping[str, Any]:
@@ -164,7 +165,16 @@ class Settings:
                 "write a peer file elsewhere, and start with --peer FILE",
             )
 
-    def _put_in_force(self, peer: PeerFile, text: str) -> None:
+    def _replace(self, text: str, by: str) -> None:
+        """Memory may have taken a minute, in which somebody edited the file: what they wrote stays.
+        Raises: ConfigError, StorageError."""
+        if self._text() != text:
+            raise ConfigError(
+                f"{self._path}: somebody else changed it meanwhile", "nothing was set; say it again"
+            )
+        _write(self._path, by)
+
+    def _put_in_force(self, peer: PeerFile, write: Callable[[], None]) -> None:
         """What may be refused comes first, then the file, then the rest. Raises: UserError."""
         before, changed, givers = self._peer, changed_keys(self._peer, peer), self._givers
         with contextlib.ExitStack() as undo:
@@ -174,7 +184,7 @@ class Settings:
             if changed & set(MEMORY):
                 givers.memory.change(peer)
                 undo.callback(givers.memory.change, before)
-            _write(self._path, text)
+            write()
             undo.pop_all()
         self._peer = peer
         if changed & set(CAPS):

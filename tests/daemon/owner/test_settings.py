@@ -253,3 +253,24 @@ def test_a_second_change_does_not_wait_for_the_first(scene: Scene) -> None:
     scene.memory.meanwhile = lambda: None
     scene.settings.set(["network.upload=8 Mbit/s"])
     assert 'upload = "8 Mbit/s"' in scene.path.read_text()
+
+
+@pytest.mark.parametrize("meanwhile", [TEXT + "# my own words\n", None])
+def test_an_edit_during_a_change_that_takes_long_is_not_written_over(
+    scene: Scene, meanwhile: str | None
+) -> None:
+    def edit() -> None:
+        scene.memory.meanwhile = lambda: None
+        scene.path.unlink()
+        if meanwhile is not None:
+            scene.path.write_text(meanwhile)
+
+    scene.memory.meanwhile = edit
+    with pytest.raises(ConfigError, match=r"box\.toml: .* (meanwhile|any more)"):
+        scene.settings.set(["device.memory=2 GiB", "device.power=200 W"])
+    assert (scene.path.read_text() if scene.path.exists() else None) == meanwhile
+    assert scene.memory.caps == [(2 << 30, None), (None, None)]
+    assert scene.gpu.watts == [200.0, None]
+    scene.path.write_text(TEXT)
+    scene.settings.set(["device.memory=2 GiB"])
+    assert scene.memory.caps[-1] == (2 << 30, None)
