@@ -2,7 +2,7 @@
 
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import chain, count
 from pathlib import Path
 from typing import Any, Protocol
@@ -59,9 +59,8 @@ class TensorBoardLog:
             raise StorageError(
                 f"cannot write {folder}: {problem.strerror}", "name another: [log] tensorboard"
             ) from problem
-        started = folder / time.strftime("%Y%m%d-%H%M%S")
-        names = chain([str(started)], (f"{started}-branch-{number}" for number in count(1)))
-        return cls(lambda: Writer(next(names)))
+        made = _made(folder, time.strftime("%Y%m%d-%H%M%S"))
+        return cls(lambda: Writer(str(next(made))))
 
     def emit(self, kind: str, **fields: Any) -> None:
         if kind != "round":
@@ -84,3 +83,25 @@ class TensorBoardLog:
         """Writes what is left."""
         if self._writer is not None:
             self._writer.close()
+
+
+def _made(folder: Path, started: str) -> Iterator[Path]:
+    """Folders that were not there, each made when it is asked for: daemons may start in the same
+    second, and a clock that goes back to winter time shows one twice. Raises: OSError."""
+    names = chain([started], (f"{started}-{number}" for number in count(2)))
+    own = next(folder / name for name in names if _is_made(folder / name))
+    yield own
+    for number in count(1):
+        branch = own.with_name(f"{own.name}-branch-{number}")
+        if _is_made(branch):
+            yield branch
+
+
+def _is_made(folder: Path) -> bool:
+    """Just now, by us. Raises: OSError."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        return False
+    return True

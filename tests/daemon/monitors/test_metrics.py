@@ -4,6 +4,7 @@ import errno
 import json
 import re
 import socket
+import time
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -174,6 +175,23 @@ def test_no_curve_goes_back_where_a_better_branch_took_rounds_back(tmp_path: Pat
         for name in names
     ]
     assert steps == [[1, 2, 3], [3, 4], [2, 5]]
+
+
+def test_daemons_that_start_in_one_second_draw_into_no_curve_of_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As services do at a boot, or a start after the clock went back to winter time."""
+    monkeypatch.setattr(time, "strftime", lambda form: "20261025-023000")
+    boards = [TensorBoardLog.in_folder(tmp_path) for _ in range(2)]
+    for number in (1, 2, 2):
+        for board in boards:
+            board.emit("round", **(ROUND | {"round": number}), loss=2.5, members=["a"])
+    for board in boards:
+        board.close()
+    files = {folder.name: len(list(folder.iterdir())) for folder in tmp_path.iterdir()}
+    first = "20261025-023000"
+    names = (first, f"{first}-2", f"{first}-branch-1", f"{first}-2-branch-1")
+    assert files == dict.fromkeys(names, 1)
 
 
 def test_a_folder_that_takes_no_board_is_said_and_a_start_without_rounds_leaves_none(
