@@ -151,7 +151,7 @@ def _look(
         directory = lookout.call(open_directory(run, owner, node, events), DHT_START_S)
     except (DirectoryUnavailable, TimeoutError) as problem:
         raise AddressError(
-            f"the DHT node did not come up: {problem or 'no answer'}",
+            f"the DHT node did not come up: {str(problem) or 'no answer'}",
             f"try again; its own log is {node.log_path}",
         ) from problem
     console.progress("entering the DHT", 1, 1, "nodes")

@@ -109,7 +109,9 @@ class DhtClient:
                 await self._writer.drain()
                 result = await answer
         except (TimeoutError, ConnectionError) as error:
-            raise DirectoryUnavailable(f"{name}: {error or 'no answer from the DHT'}") from None
+            raise DirectoryUnavailable(
+                f"{name}: {str(error) or 'no answer from the DHT'}"
+            ) from None
         finally:
             self._waiting.pop(number, None)
         if "failed" in result:

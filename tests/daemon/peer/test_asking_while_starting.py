@@ -1,14 +1,18 @@
 """A DHT that is slow, or being started again, while a peer starts."""
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 
 from atom.base.errors import AddressError
 from atom.base.events import EventList
+from atom.daemon.console import Silence
 from atom.daemon.peer import lookout as lookout_module
+from atom.daemon.peer import peer
 from atom.daemon.peer.lookout import PATIENCE_S, Lookout
 from atom.swarm.dht.client import DirectoryUnavailable
+from atom.swarm.dht.frames import NodeSettings
 from tests.manual_clock import ManualClock
 
 
@@ -61,3 +65,14 @@ def test_time_that_is_up_is_said_in_words(lookout: Lookout) -> None:
 
     with pytest.raises(AddressError, match="no answer in time"):
         lookout.ask(too_late)
+
+
+def test_a_node_that_does_not_come_up_in_time_is_told_as_that(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def too_late(*_: object) -> None:
+        raise TimeoutError
+
+    monkeypatch.setattr(peer, "open_directory", too_late)
+    with ExitStack() as stack, pytest.raises(AddressError, match=r"did not come up: no answer$"):
+        peer._look(stack, EventList(), NodeSettings(), "tiny", None, Silence())  # type: ignore[arg-type]

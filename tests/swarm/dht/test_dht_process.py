@@ -239,6 +239,21 @@ def test_one_living_entrance_of_several_is_enough_and_atoms_own_will_do(tmp_path
     asyncio.run(check())
 
 
+def test_a_node_that_stands_still_is_told_as_that():
+    async def check():
+        client = DhtClient(NodeSettings())
+        await client.start()
+        try:
+            psutil.Process(client.process_id).suspend()
+            with pytest.raises(DirectoryUnavailable, match=r"^contacts: no answer from the DHT$"):
+                await client.call("contacts", 0.0)
+        finally:
+            psutil.Process(client.process_id).resume()
+            await client.close()
+
+    asyncio.run(check())
+
+
 def our_processes():
     return {process.pid for process in psutil.Process().children(recursive=True)}
 
