@@ -1,6 +1,7 @@
 """Rounds as TensorBoard shows them, by TensorBoard's own writer."""
 
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain, count
@@ -59,6 +60,7 @@ class TensorBoardLog:
             raise StorageError(
                 f"cannot write {folder}: {problem.strerror}", "name another: [log] tensorboard"
             ) from problem
+        _keep_its_threads_quiet()
         made = _made(folder, time.strftime("%Y%m%d-%H%M%S"))
         return cls(lambda: Writer(str(next(made))))
 
@@ -83,6 +85,17 @@ class TensorBoardLog:
         """Writes what is left."""
         if self._writer is not None:
             self._writer.close()
+
+
+def _keep_its_threads_quiet() -> None:
+    """From now on: they hand us what they fail with, and raise it as well, for nobody to hear."""
+    before = threading.excepthook
+
+    def heard(failed: threading.ExceptHookArgs) -> None:
+        if not type(failed.thread).__module__.startswith("tensorboard."):
+            before(failed)
+
+    threading.excepthook = heard
 
 
 def _made(folder: Path, started: str) -> Iterator[Path]:

@@ -4,6 +4,7 @@ import errno
 import json
 import re
 import socket
+import threading
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.summary.writer.record_writer import RecordWriter
 from tensorboard.util.tensor_util import make_ndarray
 
 from atom.base.errors import PortInUseError, StorageError
@@ -240,6 +242,36 @@ def test_a_board_that_fails_ends_itself_and_nothing_else(
                 sink.emit("round", **ROUND, members=[])
     assert broken.calls == 1
     assert said.notes == ["nothing more for TensorBoard until the next start: no space"]
+
+
+def test_a_disk_that_fills_up_is_told_in_a_word_and_no_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends: list[threading.ExceptHookArgs] = []
+    monkeypatch.setattr(threading, "excepthook", ends.append)
+    said, before = Said(), set(threading.enumerate())
+    writing: set[threading.Thread] = set()
+    with ExitStack() as stack:
+        peer = parse_peer_text('[log]\ntensorboard = "board"\n', tmp_path)
+        monitors = Monitors(peer, stack, said)
+
+        def full(*_: object) -> None:
+            raise OSError(errno.ENOSPC, "no space")
+
+        for number in (1, 2):
+            for sink in monitors.sinks:
+                sink.emit("round", **(ROUND | {"round": number}), members=[])
+            writing |= set(threading.enumerate()) - before
+            monkeypatch.setattr(RecordWriter, "write", full)
+        for thread in writing:
+            thread.join(20.0)
+    assert said.notes == ["nothing more for TensorBoard until the next start: no space"]
+    assert writing
+    assert ends == []
+    other = threading.Thread(target=full)
+    other.start()
+    other.join(20.0)
+    assert len(ends) == 1, "of our own threads one hears as before"
 
 
 def test_metrics_that_fail_end_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
