@@ -11,7 +11,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from atom.base.errors import AddressError, PortInUseError, UserError
+from atom.base.errors import AddressError, PortInUseError, StorageError, UserError
 
 MAX_FRAME_BYTES = 16 * 2**20
 MAX_RECORDS_PER_FETCH = 4096
@@ -86,6 +86,7 @@ def from_text(text: str) -> bytes:
 _ERROR_KINDS: dict[str, type[UserError]] = {
     "address": AddressError,
     "port": PortInUseError,
+    "storage": StorageError,
     "other": UserError,
 }
 

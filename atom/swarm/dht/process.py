@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atom.base.clock import BootClock
-from atom.base.errors import UserError
+from atom.base.errors import StorageError, UserError
 from atom.swarm.addresses import parse_listen
 from atom.swarm.dht.frames import (
     NodeSettings,
@@ -83,10 +83,9 @@ class DhtService:
     async def _join(self, settings: NodeSettings, p2pd: P2pDaemon) -> None:
         await p2pd.start(settings, parse_listen(settings.listen or "127.0.0.1:0"))
         await self._send({"phase": "loading"})
-        from atom.swarm.dht.node import DhtNode  # two seconds, while p2pd warms up
-
+        node = _loaded()  # two seconds, while p2pd warms up
         await self._send({"phase": "joining"})
-        self._node = DhtNode(settings, p2pd.socket_path)
+        self._node = node(settings, p2pd.socket_path)
         await self._node.open()
 
     async def _serve_until_end(self, p2pd: P2pDaemon, first: Pending, redial_s: float) -> None:
@@ -192,6 +191,18 @@ class DhtService:
         with contextlib.suppress(ConnectionError):
             self._writer.write(encode_frame(message))
             await self._writer.drain()
+
+
+def _loaded() -> "type[DhtNode]":
+    """hivemind makes locks as it is imported. Raises: StorageError if they cannot be had."""
+    try:
+        from atom.swarm.dht.node import DhtNode
+    except OSError as problem:
+        raise StorageError(
+            f"hivemind cannot be loaded: {problem.strerror or problem}",
+            "its locks lie in /dev/shm: is there room, and may you write there?",
+        ) from problem
+    return DhtNode
 
 
 async def _run(descriptor: int, folder: Path) -> None:
