@@ -31,8 +31,8 @@ from atom.training.round.succession import leaves_them_stuck
 from atom.training.round.vocabulary import Phase, View
 
 HANG_UP = "SIGHUP"
-"""Asks to leave, and never insists: when a terminal is closed, the kernel sends one and the shell
-another."""
+"""Asks to leave, and never insists, nor does the first signal after it: when a terminal is closed,
+the kernel sends one, the shell another, and who ends the login's processes a SIGTERM."""
 _LOOK_S = 0.1
 
 
@@ -57,6 +57,7 @@ class Life:
         self._loop: RoundLoop | None = None
         self._wake = threading.Event()
         self._signals = LeaveSignals(self._wake.set)
+        self._may_insist = True
         self._failure: BaseException | None = None
         self._serial = 0
         self._gone = False
@@ -212,8 +213,11 @@ class Life:
             if not self._leaving.asked:
                 self._console.note(f"{name}: leaving (once more: at once)")
                 self.leave(None)
+                self._may_insist = name != HANG_UP
             elif name != HANG_UP:
-                self._leaving.sooner(0.0)
+                if self._may_insist:
+                    self._leaving.sooner(0.0)
+                self._may_insist = True
 
     @property
     def _facts(self) -> Facts:

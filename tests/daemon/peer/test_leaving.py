@@ -134,15 +134,17 @@ def test_who_stays_for_the_others_sake_says_so_once() -> None:
     assert [bool(line) for line in told] == [False, True, False]
 
 
-def test_a_closed_terminal_asks_to_leave_and_never_insists(donors: Donors, tmp_path: Path) -> None:
+def test_a_closed_terminal_asks_to_leave_and_insists_on_nothing(
+    donors: Donors, tmp_path: Path
+) -> None:
     life = life_in(Phase.ACCUMULATING, 4, donors, tmp_path)
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
     try:
         with life._signals.heard():
-            for asked, number in enumerate([signal.SIGHUP, signal.SIGHUP, signal.SIGTERM]):
+            for asked, number in enumerate([signal.SIGHUP] * 2 + [signal.SIGTERM] * 2):
                 os.kill(os.getpid(), number)
                 life._obey_signals()
-                assert life._facts.leave_by == (LEAVE_S if asked < 2 else 0.0)
+                assert life._facts.leave_by == (LEAVE_S if asked < 3 else 0.0)
     finally:
         signal.signal(signal.SIGHUP, before)
 
