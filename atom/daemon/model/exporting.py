@@ -68,12 +68,16 @@ def export_run(
     target = expand_home(request.target).absolute()
     require_free(target)
     kept = KeptRun.read(request.state)
-    snapshot = _chosen(kept, request.snapshot)
-    console.note(f"exporting round {snapshot.round} of {kept.run.run.name}")
+    _chosen(kept, request.snapshot)  # said now, and not when libraries were loaded
+    console.note(f"reading the model of {kept.run.run.name}")
     precision = request.precision or kept.run.model.precision
     dtype = PRECISIONS[precision]
     source = kept.source(request.trust)
-    # Now: while the model is traced, its daemon may put newer snapshots in this one's place.
+    # Chosen and mapped now: while libraries were loaded its daemon may have put newer snapshots in
+    # the place of those that were there, and may do so again while the model is traced.
+    kept = KeptRun.read(request.state)
+    snapshot = _chosen(kept, request.snapshot)
+    console.note(f"exporting round {snapshot.round} of {kept.run.run.name}")
     weights = kept.weights(snapshot, lambda *at: console.progress("checking the snapshot", *at))
     with source_errors(kept.run):
         outside = source.outside(dtype)

@@ -268,6 +268,27 @@ def test_a_snapshot_may_go_while_the_model_is_traced(
     loaded(told.folder)
 
 
+def test_a_snapshot_may_go_while_libraries_are_loaded(
+    kept: Kept, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A newer one is there then; one that was named is missed by its name."""
+    kept.founded(GPT3, tmp_path)
+    (older,) = (tmp_path / "a" / "snapshots").iterdir()
+    newer = older.with_name("round-000000000-newer.safetensors")
+    source = KeptRun.source
+
+    def late(run: KeptRun, trust: str | None) -> ModelSource:
+        older.rename(newer)
+        return source(run, trust)
+
+    monkeypatch.setattr(KeptRun, "source", late)
+    loaded(exported(tmp_path).folder)
+    newer.rename(older)
+    with pytest.raises(StorageError, match=f"{older.name} is no whole snapshot") as caught:
+        exported(tmp_path, target=tmp_path / "another", snapshot=older)
+    assert newer.name in caught.value.hint
+
+
 def test_what_cannot_be_exported_is_said(kept: Kept, tmp_path: Path) -> None:
     member = kept.founded(GPT3, tmp_path)
     (path,) = (tmp_path / "a" / "snapshots").iterdir()
