@@ -1,7 +1,7 @@
 """Weights by name in a folder of safetensors files, as `transformers` names and splits them.
 
-One file, `model.safetensors`; or several and an index that says which tensor is where. Nothing is
-unpickled: other files are not opened.
+One file, `model.safetensors`; or several and an index that says which tensor is where. Where both
+are, the one file counts, as for `transformers`. Nothing is unpickled: other files are not opened.
 """
 
 import json
@@ -130,11 +130,11 @@ def _write_synced(path: Path, tensors: dict[str, Tensor]) -> None:
 
 
 def _files_in(folder: Path) -> dict[Path, set[str] | None]:
-    """File → names that the index promises of it; None: there is no index."""
+    """File → names that the index promises of it; None: no index counts."""
+    if (folder / WHOLE).is_file():
+        return {folder / WHOLE: None}
     if (folder / INDEX).exists():
         return {folder / name: wanted for name, wanted in _read_index(folder / INDEX).items()}
-    if (folder / WHOLE).exists():
-        return {folder / WHOLE: None}
     if not folder.is_dir():
         raise ConfigError(f"{folder} is no folder", "name one that holds model.safetensors")
     pickled = sorted(path.name for pattern in _PICKLED for path in folder.glob(pattern))
@@ -153,10 +153,10 @@ def _read_index(path: Path) -> dict[str, set[str]]:
         files: dict[str, set[str]] = {}
         for name, file in places:
             files.setdefault(str(file), set()).add(str(name))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
         raise ConfigError(f"{path} is no index of weights: {problem}", hint) from problem
     for file in files:
-        if Path(file).name != file or not file.endswith(".safetensors"):
+        if Path(file).name != file or not file.endswith(".safetensors") or not file.isprintable():
             raise ConfigError(f"{path} names {file!r}, no safetensors file beside it", hint)
     return files
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from atom.base.errors import ConfigError, StorageError
 from atom.training.kept import weight_files
@@ -54,6 +55,20 @@ def test_a_tensor_may_have_two_names(tmp_path: Path) -> None:
     assert torch.equal(read.value("one"), read.value("other"))
 
 
+def test_of_one_file_and_an_index_the_same_counts_as_for_transformers(tmp_path: Path) -> None:
+    """As where a model was saved again, in another number of files, into the same folder."""
+    settings = {"n_embd": 4, "n_layer": 1, "n_head": 1, "vocab_size": 3, "n_positions": 2}
+    model = GPT2LMHeadModel(GPT2Config(**settings))
+    model.save_pretrained(tmp_path, max_shard_size=200)
+    with torch.no_grad():
+        model.transformer.ln_f.bias += 1
+    weights = {name: value.detach() for name, value in model.named_parameters()}
+    save_file(weights, tmp_path / WHOLE, {"format": "pt"})
+    assert (tmp_path / INDEX).exists()
+    loaded = GPT2LMHeadModel.from_pretrained(tmp_path).transformer.ln_f.bias
+    assert torch.equal(WeightFiles.open(tmp_path).value("transformer.ln_f.bias"), loaded)
+
+
 def test_a_full_disk_is_said_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(tensors: object, path: Path, metadata: object) -> None:
         raise OSError(28, "No space left on device")
@@ -77,6 +92,8 @@ def _index(folder: Path, places: object) -> None:
         (lambda folder: _index(folder, ["a"]), "is no index of weights"),
         (lambda folder: _index(folder, {"a": "../b.safetensors"}), "no safetensors file beside"),
         (lambda folder: _index(folder, {"a": "a.bin"}), "no safetensors file beside"),
+        (lambda folder: _index(folder, {"a": "\ud800.safetensors"}), "no safetensors file beside"),
+        (lambda folder: (folder / INDEX).write_text("[" * 99_999), "is no index of weights"),
         (lambda folder: _index(folder, {"a": "a.safetensors"}), "cannot be read"),
         (
             lambda folder: (
