@@ -99,8 +99,7 @@ class _Given:
 
 def _matched(outside: Outside, files: WeightFiles) -> _Given:
     """Raises: ConfigError."""
-    known = {place.name for place in (*outside.places, *outside.aliases)}
-    in_folder = {_full(name, outside.prefix, known): name for name in files.shapes}
+    in_folder = _by_full_name(outside, files)
     found: dict[str, list[tuple[str, Place]]] = {}
     misshaped = list[str]()
     for place in (*outside.places, *outside.aliases):
@@ -138,6 +137,21 @@ def _require_own(folder: Path, name: str, found: Tensor, own: Tensor) -> None:
             f"{folder}: {name} is another one than the model's own",
             "it is a constant that no training changes, and that peers do not exchange",
         )
+
+
+def _by_full_name(outside: Outside, files: WeightFiles) -> dict[str, str]:
+    """The model's name → the folder's. Raises: ConfigError if two of the folder's are one."""
+    known = {place.name for place in (*outside.places, *outside.aliases)}
+    found = dict[str, str]()
+    for name in sorted(files.shapes):
+        full = _full(name, outside.prefix, known)
+        if full in found:
+            raise ConfigError(
+                f"{files.folder} holds both {found[full]} and {name}, one tensor of the model",
+                "leave one of them out",
+            )
+        found[full] = name
+    return found
 
 
 def _full(name: str, prefix: str, known: set[str]) -> str:

@@ -146,7 +146,7 @@ def _founded(
         # Nobody could make this state again: it is on disk before the run is.
         digest = manifest.initial_state_digest
         write_snapshot(box.state.snapshots, 0, member.genesis.digest, digest, state)
-        keep_companions(box.state.tokenizer, options.weights)
+        keep_companions(box.state.tokenizer, expand_home(options.weights))
     write_atomically(box.state.manifest, record)
     return member
 

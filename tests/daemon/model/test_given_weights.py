@@ -94,6 +94,17 @@ def test_what_was_exported_is_begun_from(folder: Folder, model: str) -> None:
     assert folder.found(model, "tuned").manifest == member.manifest
 
 
+def test_what_lies_beside_the_weights_is_kept_of_a_folder_in_the_home_directory(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, _ = trained(folder, GPT3)
+    (path / "chat_template.jinja").write_text("{{ messages }}")
+    monkeypatch.setenv("HOME", str(path.parent))
+    folder.found(GPT3, "tuned", weights=Path("~") / path.name)
+    kept = folder.root / "tuned" / "tokenizer" / "chat_template.jinja"
+    assert kept.read_text() == "{{ messages }}"
+
+
 def test_a_founder_that_lost_its_snapshot_may_read_the_folder_again(folder: Folder) -> None:
     path, _ = trained(folder, GPT3)
     member = folder.found(GPT3, "tuned", weights=path)
@@ -236,6 +247,7 @@ NORM = "model.norm.weight"
         (lambda w: w[NORM].fill_(torch.nan), f"{NORM} has values that are no numbers"),
         (lambda w: w.update({NORM: torch.ones(16).int()}), f"{NORM} holds torch.int32, no weights"),
         (lambda w: (_head(w), w["lm_head.weight"].add_(1)), "differ, the model ties them"),
+        (lambda w: w.update({"norm.weight": w[NORM] + 1}), f"both {NORM} and norm.weight, one"),
     ],
 )
 def test_what_does_not_fit_is_named(
