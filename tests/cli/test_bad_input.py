@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from atom.base.errors import ConfigError
 from atom.cli.app import main
 from atom.cli.shell.exit_codes import ExitCode
 from tests.cli.good_run import GOOD_RUN
@@ -144,6 +145,19 @@ def test_an_unexpected_fault_is_one_line_and_a_report(
     (report,) = (folder / "crashes" / "atom").glob("crash-*.log")
     assert str(report) in shown
     assert "Traceback" in report.read_text()
+
+
+def test_what_a_terminal_would_obey_is_not_shown(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    odd = ConfigError("m holds what the model does not have: w\x1b[2J\x9b", "a\tb \udcff\nsecond")
+    monkeypatch.setattr("atom.cli.look.status.show_status", _failing(odd))
+
+    assert main(["status", "x"]) == ExitCode.CONFIG
+
+    shown = capsys.readouterr().err.splitlines()
+    assert shown[0] == "error: m holds what the model does not have: w�[2J�"
+    assert [line.split() for line in shown[1:]] == [["hint:", "a", "b", "�"], ["second"]]
 
 
 def test_debug_shows_the_traceback(

@@ -80,15 +80,20 @@ def say_error(message: str, hint: str = "") -> None:
 
 
 def _say(console: Console, label: str, text: str) -> None:
-    """Below the label stand the text's own lines, and on a terminal what it folds."""
+    """Below the label stand the text's own lines, and on a terminal what it folds. Names out of
+    files that others wrote may hold what a terminal would obey: that is not shown."""
     lead = f"{label}:".ljust(_LABEL_COLUMNS)
-    lines = text.splitlines() or [""]
+    lines = [_printable(line) for line in text.splitlines()] or [""]
     if console.is_terminal:
         room = console.width - _LABEL_COLUMNS
         lines = [part for line in lines for part in folded(line, room)]
     for number, line in enumerate(lines):
         console.print(f"[{label}]{lead}[/]" if number == 0 else " " * _LABEL_COLUMNS, end="")
         console.print(line, markup=False, soft_wrap=True)
+
+
+def _printable(line: str) -> str:
+    return "".join(sign if sign.isprintable() or sign == "\t" else "�" for sign in line)
 
 
 def _say_usage(problem: typer.TyperException) -> int:
