@@ -45,7 +45,7 @@ def trace(
     Optional inputs that the batch leaves out are `None` in the graph. Without `training`: the
     graph of the model in evaluation mode, for a loss without dropout.
 
-    Raises: ModelError naming what cannot be traced faithfully.
+    Raises: ModelError naming what cannot be traced faithfully; MemoryError.
     """
     batch = _in_forward_order(model, example_batch)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -120,7 +120,7 @@ def _export_once(
             stack.enter_context(guard)
         try:
             return torch.export.export(model, (), _fake_batch(batch, mode), strict=False)
-        except ModelError:
+        except (ModelError, MemoryError):  # a box without memory says nothing about the model
             raise
         # Tracing runs the user's forward: whatever that or torch raises is about the model.
         except (Exception, SystemExit) as error:

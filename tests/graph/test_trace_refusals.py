@@ -196,6 +196,15 @@ def test_the_guards_are_gone_afterwards() -> None:
     assert model.layer.weight.grad.abs().sum() > 0
 
 
+def test_a_box_without_memory_is_no_fault_of_the_model() -> None:
+    class Full(nn.Linear):
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            raise MemoryError
+
+    with pytest.raises(MemoryError):
+        trace(Full(2, 2), {"tokens": torch.zeros(2, 2)})
+
+
 def test_wrong_batches() -> None:
     model, batch = TiedGPT(), tokens_and_targets()
     with pytest.raises(ModelError, match="targets"):

@@ -7,8 +7,9 @@ import errno
 
 from atom.base.errors import ShortageError
 
-_NO_MEMORY = ("annot allocate memory", "can't allocate memory")
-"""The system's own words, as PyTorch, safetensors and the loader of libraries pass them on."""
+_NO_MEMORY = ("annot allocate memory", "can't allocate memory", "failed to map segment from")
+"""The system's own words, as PyTorch, safetensors and the loader of libraries pass them on. The
+loader's last ones come for a disk without the right to execute, too, but a box seldom has that."""
 _NO_THREAD = ("can't start new thread", "no thread for")
 _TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
 

@@ -78,6 +78,14 @@ def test_a_transport_without_threads_is_told_as_that(capsys: pytest.CaptureFixtu
     assert "gives no more threads" in capsys.readouterr().err
 
 
+def test_a_library_that_found_no_room_is_told_as_that(capsys: pytest.CaptureFixture[str]) -> None:
+    def load() -> None:
+        raise ImportError("libtorch_cpu.so: failed to map segment from shared object")
+
+    assert run_guarded(load, lambda: False) == 16
+    assert "host memory ran out: libtorch_cpu.so: failed to map" in capsys.readouterr().err
+
+
 def test_a_fault_whose_report_cannot_be_written_for_lack_of_memory_is_still_told(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
