@@ -1,4 +1,5 @@
 import hashlib
+import json
 from pathlib import Path
 
 import pytest
@@ -6,6 +7,7 @@ import tokenizers
 from tokenizers import models, pre_tokenizers
 
 from atom.models.data import tokenizer as module
+from atom.models.data.corpus import DataError
 from atom.models.data.tokenizer import ByteTokenizer, JsonTokenizer, load_tokenizer
 
 
@@ -93,6 +95,62 @@ def test_a_file_that_is_no_tokenizer_is_refused_by_name(tmp_path: Path, content:
     path.write_bytes(content)
     with pytest.raises(ValueError, match=r"t\.json is not a tokenizer"):
         load_tokenizer(path)
+
+
+def changed(path: Path, **parts: object) -> Path:
+    """`word_file` with other parts."""
+    path.write_text(json.dumps(json.loads(word_file(path).read_text()) | parts))
+    return path
+
+
+UNIGRAM = {"type": "Unigram", "unk_id": None, "vocab": [["hello", -1.0]], "byte_fallback": False}
+PANICS = {"type": "FixedLength", "length": 0}
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        ({"model": UNIGRAM}, "`unk_id` is missing"),
+        ({"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "?"}}, "Missing"),
+        ({"pre_tokenizer": PANICS}, "must be non-zero"),
+    ],
+)
+def test_a_text_that_has_no_tokens_is_no_bug_of_ours(
+    tmp_path: Path, parts: dict[str, object], said: str
+) -> None:
+    coder = load_tokenizer(changed(tmp_path / "t.json", **parts))
+    with pytest.raises(DataError, match=rf"t\.json cannot encode the text: .*{said}") as caught:
+        numbers(coder, b"hello unknown")
+    assert "unknown" in caught.value.hint
+
+
+def test_whoever_interrupts_is_heard(tmp_path: Path) -> None:
+    coder = JsonTokenizer(word_file(tmp_path / "t.json"))
+
+    class Interrupted:
+        def encode_batch(self, pieces: object, add_special_tokens: bool) -> None:
+            raise KeyboardInterrupt
+
+    coder._tokenizer = Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        list(coder.encode(["hello"]))
+
+
+def test_where_the_library_panics_the_file_is_named(tmp_path: Path) -> None:
+    normalizer = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
+    path = changed(tmp_path / "t.json", normalizer=normalizer)
+    with pytest.raises(DataError, match=r"t\.json is not a tokenizer\.json: Precompiled"):
+        load_tokenizer(path)
+
+
+def test_a_number_that_no_file_holds_is_refused(tmp_path: Path) -> None:
+    vocabulary = {"[UNK]": 0, "hello": 2**31}
+    model = {"type": "WordLevel", "vocab": vocabulary, "unk_token": "[UNK]"}
+    with pytest.raises(DataError, match="has the number 2,147,483,648 for a token"):
+        load_tokenizer(changed(tmp_path / "t.json", model=model))
+    vocabulary["hello"] -= 1
+    coder = load_tokenizer(changed(tmp_path / "t.json", model=model))
+    assert numbers(coder, b"hello") == [2**31 - 1]
 
 
 def test_a_missing_file_is_refused_by_name(tmp_path: Path) -> None:

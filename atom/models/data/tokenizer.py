@@ -3,6 +3,7 @@
 import codecs
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,6 +18,8 @@ The pieces decide the tokens next to each cut: a change of this number changes e
 _LINE_CHARACTERS = 1 << 23
 """A line longer than this is cut where it stands, so that memory stays bounded."""
 _HINT = "name a tokenizer.json: [data] tokenizer, in the run file or in your peer file"
+_MOST_NUMBERS = 1 << 31
+"""What int32 holds, in which large vocabularies lie on disk."""
 _SEPARATORS = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>")
 
 
@@ -41,7 +44,10 @@ class Tokenizer(Protocol):
         """
 
     def encode(self, pieces: Sequence[Any]) -> Iterable[Sequence[int]]:
-        """The tokens of each piece, of whatever documents."""
+        """The tokens of each piece, of whatever documents.
+
+        Raises: ValueError for what it has no token for.
+        """
 
 
 class ByteTokenizer:
@@ -76,6 +82,10 @@ class JsonTokenizer:
             raise DataError(f"tokenizer {path} has an empty vocabulary", _HINT)
         # Numbers may have gaps, so the highest counts, not how many there are.
         self.vocabulary_size = max(vocabulary.values()) + 1
+        if self.vocabulary_size > _MOST_NUMBERS:
+            what = f"tokenizer {path} has the number {self.vocabulary_size - 1:,} for a token"
+            raise DataError(what, _HINT)
+        self._path = path
         rules = f"{_PIECE_CHARACTERS}:" + ("whole:" if meant_for_batches else "")
         self.digest = hashlib.sha256(rules.encode() + content).hexdigest()
         self.content = content
@@ -92,8 +102,11 @@ class JsonTokenizer:
         return _pieces(_characters(blocks))
 
     def encode(self, pieces: Sequence[str]) -> Iterator[Sequence[int]]:
-        """In as many threads as the library takes."""
-        for encoding in self._tokenizer.encode_batch(pieces, add_special_tokens=False):
+        """In as many threads as the library takes. Raises: DataError for what has no token."""
+        hint = "take one that has a token for whatever is unknown to it, or for every byte"
+        with _library_errors(f"tokenizer {self._path} cannot encode the text", hint):
+            encodings = self._tokenizer.encode_batch(pieces, add_special_tokens=False)
+        for encoding in encodings:
             yield encoding.ids
 
 
@@ -113,10 +126,22 @@ def _parse_tokenizer(content: bytes, path: Path) -> Any:
     except ImportError as error:
         what = f"tokenizer {path} needs the package `tokenizers`"
         raise DataError(what, f"`{install_package('tokenizers')}`") from error
-    try:
+    with _library_errors(f"{path} is not a tokenizer.json", _HINT):
         return tokenizers.Tokenizer.from_str(content.decode("utf-8"))
-    except Exception as error:  # the library raises bare Exception for whatever is wrong
-        raise DataError(f"{path} is not a tokenizer.json: {error}", _HINT) from error
+
+
+@contextmanager
+def _library_errors(what: str, hint: str) -> Iterator[None]:
+    """Raises: DataError for what the library raises: a bare Exception for whatever is wrong, and
+    where it did not expect it a panic, which is no Exception and has no name to import."""
+    try:
+        yield
+    except MemoryError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise DataError(f"{what}: {error}", hint) from error
 
 
 def _of_whole_texts(tokenizer: Any) -> bool:
