@@ -1,6 +1,7 @@
 import errno
 import os
 import sysconfig
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from atom.models.data.corpus import (
     DataError,
     FileDocument,
     Limits,
+    RecordDocument,
 )
 from atom.models.data.files import stdlib_corpus, text_corpus
 
@@ -118,6 +120,16 @@ def test_no_character_is_cut_wherever_the_cap_falls(tmp_path: Path, cap: int) ->
 def test_only_so_many_documents_are_used(tmp_path: Path) -> None:
     write(tmp_path, a="1", b="", c="2", d="3")
     assert contents(text_corpus([tmp_path], Limits(max_documents=2))) == [b"1", b"2"]
+
+
+@pytest.mark.parametrize("limits", [Limits(max_bytes=3), Limits(max_documents=2)])
+def test_what_lies_behind_the_limits_is_not_asked_for(limits: Limits) -> None:
+    def endless() -> Iterator[RecordDocument]:
+        for text in (b"ab", b"", b"c"):
+            yield RecordDocument("a row", text)
+        raise DataError("more was asked for")
+
+    assert contents(Corpus(endless, limits)) == [b"ab", b"c"]
 
 
 def test_long_files_come_in_blocks(tmp_path: Path) -> None:

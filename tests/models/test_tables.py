@@ -130,6 +130,28 @@ def test_a_column_is_taken_by_its_whole_name(tmp_path: Path) -> None:
         contents(text_corpus([tmp_path], Limits(), "a.b"))
 
 
+def test_a_page_that_is_not_what_was_written_is_no_text(tmp_path: Path) -> None:
+    path, plain = tmp_path / "a.parquet", {"compression": "none", "use_dictionary": False}
+    parquet.write_table(pa.table({"text": ["hello"]}), path, write_page_checksum=True, **plain)
+    assert contents(text_corpus([tmp_path])) == [b"hello"]
+    path.write_bytes(path.read_bytes().replace(b"hello", b"hellO"))
+    with pytest.raises(DataError, match=r"a\.parquet cannot be read: .*checksum"):
+        contents(text_corpus([tmp_path]))
+
+
+def test_what_the_library_cannot_unpack_is_no_bug_of_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: object, *given: object, **more: object) -> None:
+        raise pa.ArrowNotImplementedError("Support for codec 'lzo' not built")
+
+    parquet.write_table(pa.table({"text": ["x"]}), tmp_path / "a.parquet")
+    monkeypatch.setattr(parquet.ParquetFile, "iter_batches", refuse)
+    with pytest.raises(DataError, match="cannot read it: Support for codec 'lzo'") as caught:
+        contents(text_corpus([tmp_path]))
+    assert "zstd" in caught.value.hint
+
+
 def test_without_the_library_the_extra_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,8 +25,8 @@ def open_table(path: Path) -> Any:
     from pyarrow import parquet
 
     try:
-        return parquet.ParquetFile(path)
-    except arrow.ArrowInvalid as error:
+        return parquet.ParquetFile(path, page_checksum_verification=True)
+    except (arrow.ArrowInvalid, arrow.ArrowNotImplementedError, UnicodeDecodeError) as error:
         raise DataError(f"{path} is not a parquet file: {error}", "fetch it again") from error
 
 
@@ -45,7 +45,12 @@ def column_rows(table: Any, column: str, path: Path) -> Iterator[bytes | None]:
             # By name: with "a.b" comes also what lies in a column "a" as "b".
             texts = batch.column(column).cast(arrow.large_string()).cast(arrow.large_binary())
             yield from texts.to_pylist()
-    except arrow.ArrowInvalid as error:
+    except MemoryError:  # of pyarrow's own, too
+        raise
+    except arrow.ArrowNotImplementedError as error:
+        what = f"{path}: pyarrow {arrow.__version__} cannot read it: {error}"
+        raise DataError(what, "write it again, packed with zstd or not at all") from error
+    except arrow.ArrowException as error:
         raise DataError(f"{path} is damaged: {error}", "fetch it again") from error
 
 

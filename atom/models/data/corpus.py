@@ -166,23 +166,22 @@ class Corpus:
     """Of the files that `read` reads: how large they are, for who waits; 0: not known."""
 
     def texts(self) -> Iterator[Text]:
-        """Read one to its end before the next.
+        """Read one to its end before the next. What lies behind the limits is not asked for: a
+        stream need not end, nor be there any more.
 
         Raises: DataError for what holds no text, is not there, or cannot be read.
         """
         left, count = self.limits.max_bytes, 0
         for document in self.read():
             wanted = document.size_bytes
-            if not wanted:
-                continue
-            if left == 0 or count == self.limits.max_documents:
-                return
             if left is not None:
                 wanted = wanted if wanted <= left else document.boundary(left)
                 left = 0 if wanted < document.size_bytes else left - wanted
             if wanted:
                 count += 1
                 yield Text(document.where, document.blocks(wanted))
+            if left == 0 or count == self.limits.max_documents:
+                return
 
     def survey(self, on_progress: Progress = silent) -> Survey:
         """Reads all of it. Raises: as `texts`; DataError if there is no text."""
