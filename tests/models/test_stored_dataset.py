@@ -10,7 +10,13 @@ import huggingface_hub
 import pytest
 
 from atom.models.data.cache import cached_tokens
-from atom.models.data.corpus import Corpus, DataError, DataUnreachable, Limits
+from atom.models.data.corpus import (
+    Corpus,
+    DataError,
+    DataUnreachable,
+    Limits,
+    NoRoomForData,
+)
 from atom.models.data.files import text_corpus
 from atom.models.data.stored_dataset import StoredDataset, newest_revision
 from atom.models.data.token_writer import TOKENISING
@@ -133,6 +139,24 @@ def test_what_is_wrong_is_named(
     assert said in caught.value.message
     assert hint in caught.value.hint
     assert not isinstance(caught.value, DataUnreachable)
+
+
+def test_what_the_library_wraps_is_told(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_text('{"text": "one"}\nnonsense\n')
+    with pytest.raises(DataError, match="JSON parse error: Invalid value"):
+        contents(StoredDataset(str(tmp_path)).corpus(Limits()))
+
+
+def test_a_library_without_room_for_its_copy_is_told_as_that(
+    folders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: object, *given: object, **more: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(datasets.arrow_writer.ArrowWriter, "finalize", full)
+    with pytest.raises(NoRoomForData, match=r"copied to .*hf: the disk is full") as caught:
+        contents(StoredDataset(str(folders / "files")).corpus(Limits()))
+    assert "HF_HOME" in caught.value.hint
 
 
 def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,8 @@ there is a newer snapshot, as a rule. Nothing of it stays.
 import fcntl
 import glob
 import os
+import secrets
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,7 +23,16 @@ _HELD, _WHOLE = "held", "whole"
 
 def require_free(target: Path) -> None:
     """Raises: StorageError unless the target can be a new folder: nothing is renamed into the place
-    of a link, or of another disk's root."""
+    of a link, of another disk's root, or of the folder that somebody's shell is in, where it would
+    not be seen."""
+    try:
+        _refuse_what_is_there(target)
+    except OSError as problem:
+        raise _unwritable(target, problem) from problem
+
+
+def _refuse_what_is_there(target: Path) -> None:
+    """Raises: StorageError; OSError."""
     if target.is_symlink():
         raise StorageError(f"{target} is a link", "name the folder that it leads to")
     if target.is_mount():
@@ -31,10 +40,16 @@ def require_free(target: Path) -> None:
             f"{target} is where a disk or a volume is mounted, and the folder is made anew",
             f"name one in it, such as {target / 'model'}",
         )
-    if target.exists() and not target.is_dir():
-        raise StorageError(f"{target} is a file, not a folder", "choose another folder")
+    there = next(each for each in (target, *target.parents) if each.exists())
+    if not there.is_dir():
+        raise StorageError(f"{there} is a file, not a folder", "choose another folder")
     if target.is_dir() and any(target.iterdir()):
         raise StorageError(f"{target} is not empty", "choose another folder, or empty that one")
+    if target.is_dir() and target.samefile(os.curdir):
+        raise StorageError(
+            f"{target} is the folder that you are in, and it is made anew",
+            f"name one in it, such as {target / 'model'}",
+        )
 
 
 @contextmanager
@@ -47,11 +62,13 @@ def folder_aside(target: Path, need_bytes: int) -> Iterator[Path]:
         target.parent.mkdir(parents=True, exist_ok=True)
         _clear_abandoned(target)
         _require_space(target.parent, need_bytes)
-        aside = Path(tempfile.mkdtemp(".partial", f".{target.name}.", target.parent))
     except OSError as problem:
         raise _unwritable(target, problem) from problem
+    # Named before it is made: who is interrupted right then knows what to take away.
+    aside = target.parent / f".{target.name}.{secrets.token_hex(4)}.partial"
     whole = aside / _WHOLE
     try:
+        aside.mkdir(0o700)
         with (aside / _HELD).open("w") as held:
             with suppress(OSError):  # there are file systems that lock nothing
                 fcntl.flock(held, fcntl.LOCK_EX)

@@ -9,7 +9,14 @@ from atom.config.data_section import Data
 from atom.config.peer_file import PeerFile
 from atom.config.run_file import RunFile
 from atom.config.sources import TextSources, text_sources
-from atom.models.data.corpus import Corpus, DataError, DataUnreachable, Limits, Progress
+from atom.models.data.corpus import (
+    Corpus,
+    DataError,
+    DataUnreachable,
+    Limits,
+    NoRoomForData,
+    Progress,
+)
 from atom.models.data.dataset import Dataset, open_dataset
 from atom.models.data.files import stdlib_corpus, text_corpus
 from atom.models.data.stored_dataset import StoredDataset, newest_revision
@@ -73,7 +80,9 @@ def open_text(
 def _named(problem: ValueError, what: str) -> UserError:
     """What cannot be reached now may be later: a service starts again after that."""
     hint = problem.hint if isinstance(problem, DataError) else ""
-    kind = AddressError if isinstance(problem, DataUnreachable) else ConfigError
+    kind: type[UserError] = ConfigError
+    if isinstance(problem, DataUnreachable):
+        kind = StorageError if isinstance(problem, NoRoomForData) else AddressError
     otherwise = "name the files under [data] paths, in the run file or in your peer file"
     return kind(f"{what}: {problem}", hint or otherwise)
 

@@ -35,6 +35,10 @@ class DataUnreachable(DataError):
     """Data that cannot be had now: what was made of it so far is kept."""
 
 
+class NoRoomForData(DataUnreachable):
+    """A copy that has to be made of them found no room on the disk."""
+
+
 SURVEYING = "reading the text"
 
 

@@ -3,6 +3,7 @@
 Nothing of a dataset is run: the library dropped scripts in its version 4.
 """
 
+import errno
 import json
 import re
 import sys
@@ -13,7 +14,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
-from atom.models.data.corpus import Corpus, DataError, DataUnreachable, Limits, RecordDocument
+from atom.base.disk_words import why_not_written
+from atom.models.data.corpus import (
+    Corpus,
+    DataError,
+    DataUnreachable,
+    Limits,
+    NoRoomForData,
+    RecordDocument,
+)
 from atom.models.data.files import size_of_files
 from atom.models.data.json_lines import field_text
 from atom.models.installing import install_extra
@@ -166,6 +175,13 @@ def _whole(table: Any, stored: StoredDataset) -> Any:
 
 
 def _told(stored: StoredDataset, error: Exception) -> DataError:
+    error = _meant(error)
+    if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
+        place = _library(stored.path).config.HF_DATASETS_CACHE
+        return NoRoomForData(
+            f"{stored.path} cannot be copied to {place}: {why_not_written(error)}",
+            "free some space, or set HF_HOME to a folder on another disk",
+        )
     what = f"{stored.path} cannot be read: {_first_line(error)}"
     if isinstance(error, ValueError):
         return DataError(what, "see [data] split and name in the run file")
@@ -173,6 +189,13 @@ def _told(stored: StoredDataset, error: Exception) -> DataError:
         return DataError(what, "it is to be a folder of save_to_disk, or of data files")
     hint = "check its name and the network, then start again; a folder here may stand in its place"
     return DataUnreachable(what, hint)
+
+
+def _meant(error: Exception) -> Exception:
+    """The library wraps what went wrong in a word that it did."""
+    wrapped = type(error).__name__.startswith("DatasetGeneration")
+    cause = error.__cause__ if wrapped else None
+    return cause if isinstance(cause, Exception) else error
 
 
 def _first_line(error: Exception) -> str:

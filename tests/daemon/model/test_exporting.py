@@ -24,6 +24,7 @@ from atom.base.errors import (
 from atom.daemon.console import Silence
 from atom.daemon.model import exporting
 from atom.daemon.model.exporting import Exported, ExportRequest, export_run
+from atom.daemon.model.folder_aside import folder_aside
 from atom.daemon.model.kept_run import KeptRun
 from atom.daemon.model.text_source import open_text
 from atom.daemon.peer import founding
@@ -324,8 +325,16 @@ def test_a_target_that_is_not_free(
     (tmp_path / "empty").mkdir()
     with pytest.raises(StorageError, match="is not empty"):
         exported(tmp_path, "full")
-    with pytest.raises(StorageError, match="is a file"):
-        exported(tmp_path, "file")
+    for target in ("file", "file/within"):
+        with pytest.raises(StorageError, match="file is a file"):
+            exported(tmp_path, target)
+    with pytest.raises(StorageError, match=r"cannot write .*: File name too long"):
+        exported(tmp_path, "x" * 300)
+    with monkeypatch.context() as inside:
+        inside.chdir(tmp_path / "empty")
+        with pytest.raises(StorageError, match="is the folder that you are in") as caught:
+            export_run(ExportRequest(Path(), tmp_path / "a"), Silence())
+        assert str(tmp_path / "empty" / "model") in caught.value.hint
     with pytest.raises(StorageError, match="is not empty"):
         export_run(ExportRequest(Path("~/full"), tmp_path / "a"), Silence())
     (tmp_path / "link").symlink_to(tmp_path / "empty")
@@ -364,6 +373,23 @@ def test_nothing_half_written_is_left(
             with ends:
                 exported(tmp_path)
         assert sorted(os.listdir(tmp_path)) == before
+
+
+def test_who_is_interrupted_as_it_begins_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, mkdir = list[str](), os.mkdir
+
+    def interrupted(path: str, mode: int = 0o777) -> None:
+        mkdir(path, mode)
+        made.append(str(path))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "mkdir", interrupted)
+    with pytest.raises(KeyboardInterrupt), folder_aside(tmp_path / "out", 0):
+        pass
+    assert len(made) == 1
+    assert list(tmp_path.iterdir()) == []
 
 
 KILLED = """

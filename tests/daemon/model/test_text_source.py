@@ -17,7 +17,7 @@ from atom.daemon.model import text_source
 from atom.daemon.model.text_source import pin_table
 from atom.daemon.peer.box import Box, StartOptions, open_box
 from atom.daemon.peer.founding import Membership, enter_run, found_run
-from atom.models.data.corpus import DataUnreachable
+from atom.models.data.corpus import DataUnreachable, NoRoomForData
 from tests.daemon.tiny_run import GPT3, run_text
 
 ROWS = [{"body": "A peer gives what it has, and takes its part."}] * 40
@@ -125,3 +125,11 @@ def test_a_full_disk_is_named_with_the_folder(
     run, cache = machine.run('source = "python-stdlib"'), machine.root / "tokens"
     with pytest.raises(StorageError, match=f"tokens of the text into {cache}: the disk is full"):
         text_source.open_text(run, PeerFile(), machine.root, cache, Silence().progress)
+
+    def no_copy(*arguments: object, **named: object) -> None:
+        raise NoRoomForData("the table cannot be copied", "set HF_HOME")
+
+    monkeypatch.setattr(text_source, "open_dataset", no_copy)
+    with pytest.raises(StorageError, match="the table cannot be copied") as caught:
+        text_source.open_text(run, PeerFile(), machine.root, cache, Silence().progress)
+    assert caught.value.hint == "set HF_HOME"
