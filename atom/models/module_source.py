@@ -24,6 +24,8 @@ from atom.models.source import Batch, InitialValue, ModelSource, SourceError
 TEXT_ENTRIES = (("tokens", "targets"), ("input_ids", "labels"))
 """What a module without a dataset takes, int64 [sequences, sequence_tokens]: each token with the
 next one, or the tokens twice, for modules that shift labels themselves as transformers' do."""
+_MOST_SAMPLES = 2**53
+"""That a manifest can name."""
 _SHAPE = "return module, example_batch — or module, example_batch, dataset"
 
 
@@ -185,8 +187,21 @@ def _check_dataset(name: str, dataset: Any) -> None:
             f"{name} returned {_kind(dataset)} as its dataset",
             "it needs __len__() and __getitem__(index), which returns a dict of tensors",
         )
-    if not len(dataset):
+    try:
+        count = len(dataset)
+    # It is somebody's code, and Python refuses what is below 0 or beyond its own integers.
+    except Exception as error:
+        raise SourceError(
+            f"{name} returned a dataset whose length cannot be had: {type(error).__name__}: {error}",
+            "its __len__() has to give the number of its samples",
+        ) from error
+    if not count:
         raise SourceError(f"{name} returned an empty dataset", "it needs at least one sample")
+    if count > _MOST_SAMPLES:
+        raise SourceError(
+            f"{name} returned a dataset of {count:,} samples",
+            f"at most {_MOST_SAMPLES:,} can be counted: a stream without end may say so many",
+        )
 
 
 def _check_text_entries(name: str, example: Mapping[str, Tensor], sequence_tokens: int) -> None:

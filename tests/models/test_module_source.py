@@ -60,6 +60,17 @@ WORDS = """
         return Words(), {name: value.float() for name, value in text().items()}
     def no_dataset():
         return Words(), text(), 5
+    class Long(Numbers):
+        def __init__(self, count):
+            self.count = count
+        def __len__(self):
+            if not self.count:
+                raise TypeError("has no len()")
+            return self.count
+    def unsure_dataset():
+        return Words(), numbers(), Long(0)
+    def endless_dataset():
+        return Words(), numbers(), Long(2**53 + 1)
     def empty_dataset():
         return Words(), text(), []
     def leaves():
@@ -156,6 +167,8 @@ def test_text_comes_shifted_or_twice(folder: Path, tmp_path: Path) -> None:
         ("not_tokens", "tokens: float32 [2, 6]", "int64"),
         ("no_dataset", "type int as its dataset", "__getitem__"),
         ("empty_dataset", "an empty dataset", "at least one"),
+        ("unsure_dataset", "length cannot be had: TypeError: has no len", "__len__"),
+        ("endless_dataset", "a dataset of 9,007,199,254,740,993 samples", "without end"),
         ("with_dataset", "returns a dataset, but the run has [data]", 'source = "module"'),
         ("fails", "RuntimeError: the moon is full at", "without arguments"),
         ("leaves", "SystemExit: 2 at", "without arguments"),
