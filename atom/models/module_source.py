@@ -192,7 +192,8 @@ def _check_dataset(name: str, dataset: Any) -> None:
     # It is somebody's code, and Python refuses what is below 0 or beyond its own integers.
     except Exception as error:
         raise SourceError(
-            f"{name} returned a dataset whose length cannot be had: {type(error).__name__}: {error}",
+            f"{name} returned a dataset whose length cannot be had: "
+            f"{type(error).__name__}: {error}",
             "its __len__() has to give the number of its samples",
         ) from error
     if not count:

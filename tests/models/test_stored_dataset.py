@@ -154,7 +154,7 @@ def test_a_library_without_room_for_its_copy_is_told_as_that(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(datasets.arrow_writer.ArrowWriter, "finalize", full)
-    with pytest.raises(NoRoomForData, match=r"copied to .*hf: the disk is full") as caught:
+    with pytest.raises(NoRoomForData, match=r"copied to .*hf: No space left") as caught:
         contents(StoredDataset(str(folders / "files")).corpus(Limits()))
     assert "HF_HOME" in caught.value.hint
 

@@ -5,6 +5,7 @@ Nothing of a dataset is run: the library dropped scripts in its version 4.
 
 import errno
 import json
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -14,7 +15,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
-from atom.base.disk_words import why_not_written
 from atom.models.data.corpus import (
     Corpus,
     DataError,
@@ -176,10 +176,11 @@ def _whole(table: Any, stored: StoredDataset) -> Any:
 
 def _told(stored: StoredDataset, error: Exception) -> DataError:
     error = _meant(error)
-    if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
+    number = getattr(error, "errno", None)
+    if number in (errno.ENOSPC, errno.EDQUOT):
         place = _library(stored.path).config.HF_DATASETS_CACHE
         return NoRoomForData(
-            f"{stored.path} cannot be copied to {place}: {why_not_written(error)}",
+            f"{stored.path} cannot be copied to {place}: {os.strerror(number)}",
             "free some space, or set HF_HOME to a folder on another disk",
         )
     what = f"{stored.path} cannot be read: {_first_line(error)}"
