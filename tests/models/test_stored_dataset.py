@@ -141,6 +141,13 @@ def test_what_is_wrong_is_named(
     assert not isinstance(caught.value, DataUnreachable)
 
 
+@pytest.mark.parametrize("name", ["train.jsonl", "train.txt", "train.csv"])
+def test_files_without_a_byte_are_told_as_empty(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).touch()
+    with pytest.raises(DataError, match="all empty"):
+        StoredDataset(str(tmp_path)).corpus(Limits()).survey()
+
+
 def test_what_the_library_wraps_is_told(tmp_path: Path) -> None:
     (tmp_path / "train.jsonl").write_text('{"text": "one"}\nnonsense\n')
     with pytest.raises(DataError, match="JSON parse error: Invalid value"):

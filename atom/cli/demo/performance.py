@@ -16,6 +16,7 @@ from atom.cli.demo.script import Cue, Scene, cues
 from atom.cli.demo.stage import Stage
 from atom.cli.demo.verdict import STOPPED
 from atom.cli.look.onlooker import Sight, onlooking
+from atom.cli.shell.signals import undisturbed
 from atom.swarm.addresses import parse_join_address
 from atom.swarm.records.lease import PeerState
 
@@ -73,7 +74,8 @@ class Performance:
         except TimeoutError:
             self._stop()
         finally:
-            await self._clear_up()
+            with undisturbed():
+                await self._clear_up()
 
     # ---- acts
 

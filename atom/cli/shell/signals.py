@@ -9,7 +9,7 @@ import os
 import select
 import signal
 import threading
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from typing import Any, TypeVar
 
 from atom.cli.shell.failures import Terminated
@@ -56,6 +56,19 @@ def raise_on_signals() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGTERM, *hang_up()):
         signal.signal(number, end)
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """Meanwhile Ctrl-C, SIGTERM and SIGHUP do nothing: for the short end of what one has ended
+    already, that half done would leave more behind than a moment's wait. In the main thread."""
+    numbers = (signal.SIGINT, signal.SIGTERM, *hang_up())
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, answer in before.items():
+            signal.signal(number, answer)
 
 
 def run_to_the_end(work: Coroutine[Any, Any, T]) -> T:

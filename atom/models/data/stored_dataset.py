@@ -97,6 +97,8 @@ def _documents(stored: StoredDataset) -> Iterator[RecordDocument]:
 
 def _rows(stored: StoredDataset) -> Iterator[dict[str, Any]]:
     """Rows with no more than the text in them, where its column is known."""
+    if stored.is_local and _all_empty(Path(stored.path)):
+        return  # the library would say "StopIteration", and no more
     try:
         table = _table(stored)
         names = table.column_names
@@ -116,6 +118,12 @@ def _rows(stored: StoredDataset) -> Iterator[dict[str, Any]]:
         raise
     except Exception as error:  # as many kinds as there are formats, and ways to the hub
         raise _told(stored, error) from error
+
+
+def _all_empty(folder: Path) -> bool:
+    """Whether it has files, and not a byte in them."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return bool(files) and size_of_files(files) == 0
 
 
 def _table(stored: StoredDataset) -> Any:

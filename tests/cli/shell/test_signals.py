@@ -2,8 +2,11 @@
 
 import os
 import pty
+import signal
 import subprocess
 import sys
+
+from atom.cli.shell.signals import undisturbed
 
 INTERRUPTED_WHILE_A_BAR_IS_DRAWN = """
 import os, signal
@@ -28,3 +31,22 @@ def test_the_cursor_is_shown_again() -> None:
     assert "fetching" in seen
     assert seen.rindex("\x1b[?25h") > seen.rindex("\x1b[?25l"), "shown after it was hidden"
     assert seen.endswith("interrupted\r\n")
+
+
+def test_an_end_that_is_under_way_is_not_disturbed() -> None:
+    told: list[int] = []
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [
+        signal.signal(number, lambda number, frame: told.append(number)) for number in numbers
+    ]
+    try:
+        with undisturbed():
+            for number in numbers:
+                signal.raise_signal(number)
+        assert told == []
+        for number in numbers:
+            signal.raise_signal(number)
+        assert told == list(numbers), "who listened before listens again"
+    finally:
+        for number, answer in zip(numbers, before, strict=True):
+            signal.signal(number, answer)
