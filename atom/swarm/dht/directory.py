@@ -5,6 +5,7 @@ tests have a twin of it in memory. Nothing read here is to be trusted beyond its
 """
 
 import asyncio
+import itertools
 import random
 import socket
 import time
@@ -28,7 +29,11 @@ from atom.swarm.records.run_manifest import Manifest
 
 READ_SECONDS = 1.5
 """A reading is answered in this time, from what was known before if a node keeps silent."""
+WIDE_READ_SECONDS = 6.0
+CALL_MARGIN_SECONDS = 2.5
 MANIFEST_SECONDS = 8.0
+MANIFEST_PATIENCE_SECONDS = 30.0
+"""Where nodes keep silent, so that nobody can say that it is nowhere."""
 MANIFEST_RETRY_SECONDS = 0.5
 MAX_REPORTS = 256
 MAX_NEWS_PER_READING = 1024
@@ -250,14 +255,20 @@ class DhtDirectory:
 
     async def read_manifest(self) -> tuple[Manifest, bytes]:
         key = index_key(self.run) if self.owner is None else manifest_key(self.run, self.owner)
-        deadline = time.monotonic() + MANIFEST_SECONDS
-        while time.monotonic() < deadline:
-            found, _ = await self._fetch([key])
+        began, is_answered = time.monotonic(), False
+        for widely in itertools.cycle((False, True)):
+            found, complete = await self._fetch([key], widely)
             answer = self._reader.manifest(found, self.run, self.owner)
             if answer is not None:
                 self.owner = answer[0].owner
                 self._reader.believe_members_of(answer[0])
                 return answer
+            is_answered = is_answered or (widely and complete)
+            passed_s = time.monotonic() - began
+            if is_answered and passed_s >= MANIFEST_SECONDS:
+                break
+            if passed_s >= MANIFEST_PATIENCE_SECONDS:
+                raise no_answer(TimeoutError())
             await asyncio.sleep(MANIFEST_RETRY_SECONDS)
         raise no_such_run(self.run, self.owner)
 
@@ -280,11 +291,20 @@ class DhtDirectory:
         )
         return bool(answer["stored"])
 
-    async def _fetch(self, keys: Sequence[str]) -> tuple[list[tuple[str, bytes]], bool]:
+    async def _fetch(
+        self, keys: Sequence[str], widely: bool = False
+    ) -> tuple[list[tuple[str, bytes]], bool]:
         """What lies under `keys`, by subkey, and whether all that were asked have answered."""
         if not keys:
             return [], True
-        answer = await self._client.call("fetch", keys=list(keys), deadline_s=READ_SECONDS)
+        deadline_s = WIDE_READ_SECONDS if widely else READ_SECONDS
+        answer = await self._client.call(
+            "fetch",
+            timeout_s=deadline_s + CALL_MARGIN_SECONDS,
+            keys=list(keys),
+            deadline_s=deadline_s,
+            widely=widely,
+        )
         found = [(subkey, from_text(record)) for subkey, record in answer["records"]]
         return found, bool(answer["complete"])
 

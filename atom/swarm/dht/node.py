@@ -43,6 +43,9 @@ STORE_SECONDS = CALL_SECONDS + 0.5
 REPLICAS = 5
 BEAM = 8
 """Nodes asked per key, nearest first: the replicas, and a few in case some have just joined."""
+WIDE_BEAM = 64
+WIDE_CALLS = 16
+"""At once: some of so many nodes keep silent, three seconds each."""
 MAX_CONTACTS = 64
 MAX_RECORDS_PER_ANSWER = 2 * MAX_RECORDS_PER_KEY
 """Under one key. A node of ours keeps half of that and its own record; others may keep a crowd."""
@@ -149,8 +152,13 @@ class DhtNode:
             return here
         return here or bool(there)
 
-    async def fetch(self, keys: Sequence[str], deadline_s: float) -> tuple[list[Found], bool]:
+    async def fetch(
+        self, keys: Sequence[str], deadline_s: float, widely: bool = False
+    ) -> tuple[list[Found], bool]:
         """All records under `keys`, and whether every search ended within `deadline_s`.
+
+        `widely` asks many nodes: what is stored anew only once a minute lies with those that were
+        nearest then, and in a young DHT a dozen may have come nearer since.
 
         A search that did not (a node that holds the record may just have died) is answered from
         what is stored here and from the last reading: signed and dated, so merely old. If there are
@@ -159,7 +167,11 @@ class DhtNode:
         """
         self._node.protocol.storage.use(map(DHTID.generate, keys))
         searches = await self._node.get_many(
-            keys, sufficient_expiration_time=float("inf"), beam_size=BEAM, return_futures=True
+            keys,
+            sufficient_expiration_time=float("inf"),
+            beam_size=WIDE_BEAM if widely else BEAM,
+            num_workers=WIDE_CALLS if widely else None,
+            return_futures=True,
         )
         await asyncio.wait(searches.values(), timeout=deadline_s)
         complete = True

@@ -140,7 +140,9 @@ class DhtService:
                 self._kept[request["key"], request["subkey"]] = from_text(request["record"])
                 return {"stored": await self._store_kept(request["key"], request["subkey"])}
             case "fetch":
-                found, complete = await self._node.fetch(request["keys"], request["deadline_s"])
+                found, complete = await self._node.fetch(
+                    request["keys"], request["deadline_s"], request["widely"]
+                )
                 records = [[f.subkey, to_text(f.record)] for f in found]
                 return {"records": records, "complete": complete}
             case "addresses":

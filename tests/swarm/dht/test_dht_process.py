@@ -126,7 +126,7 @@ def test_the_child_ignores_the_terminal_refuses_large_records_and_takes_p2pd_alo
                 answer = await client.call("store", 5, record=to_text(bytes(size)), **place)
                 assert answer["stored"] is False
             with pytest.raises(DirectoryUnavailable):
-                await client.call("fetch", 5, keys="nonsense", deadline_s="nonsense")
+                await client.call("fetch", 5, keys="nonsense", deadline_s="nonsense", widely=False)
             with pytest.raises(DirectoryUnavailable):
                 await client.call("no-such-call", 5)
             addresses = (await client.call("addresses", 5))["addresses"]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from dht_stock import stock_node, wait_until_gone
+from dht_stock import crowd_nearer_than_the_holder, stock_node, wait_until_gone
 from swarm_samples import a_lease, a_manifest
 
 from atom.base.errors import AddressError
@@ -19,7 +19,7 @@ from atom.swarm.dht.directory import open_directory
 from atom.swarm.dht.frames import NodeSettings
 from atom.swarm.identity import Identity
 from atom.swarm.records.codec import encode_lease, encode_manifest
-from atom.swarm.records.keys import lease_key
+from atom.swarm.records.keys import index_key, lease_key, manifest_key
 from atom.swarm.records.lease import PeerState
 
 with warnings.catch_warnings():
@@ -106,6 +106,22 @@ def test_peers_meet_on_a_stock_bootstrap_node_and_an_onlooker_sees_them(tmp_path
         assert wait_until_gone([*pids, *family]) == []
 
     with stock_node() as bootstrap:
+        asyncio.run(check(bootstrap))
+
+
+@pytest.mark.parametrize("is_owner_known", [True, False])
+def test_a_run_is_found_though_many_nodes_came_nearer_to_its_key_since(tmp_path, is_owner_known):
+    async def check(bootstrap):
+        async with Peers(tmp_path) as peers:
+            owner = anna.peer_id if is_owner_known else None
+            newcomer = await peers.open("bert", owner, initial_peers=(bootstrap,))
+            assert await newcomer.read_manifest() == (manifest, record)
+
+    anna = Peers(tmp_path).identity("anna")
+    manifest = a_manifest(anna)
+    record = encode_manifest(manifest, anna)
+    key = manifest_key(RUN, anna.peer_id) if is_owner_known else index_key(RUN)
+    with crowd_nearer_than_the_holder(key, anna.peer_id, record, nearer=10) as bootstrap:
         asyncio.run(check(bootstrap))
 
 
