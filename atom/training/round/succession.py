@@ -14,8 +14,6 @@ from atom.training.round.vocabulary import View
 UNSEEN_S = 10.0
 """For so long after a round, who signed it is at work, though the directory may not show it."""
 
-_GONE = (PeerState.LEAVING, PeerState.LEFT)
-
 
 @dataclass(frozen=True)
 class Signers:
@@ -29,8 +27,8 @@ class Signers:
 def leaves_them_stuck(head: Head, me: Voter, view: View, signers: Signers | None) -> bool:
     """Whether others work here, and none of those that stay could go on from this head. `signers`:
     of the commit by which we came to it; None: we have it from others."""
-    staying = {i: lease for i, lease in view.fresh.items() if lease.state not in _GONE}
-    unseen = _unseen(signers, me, view)
+    staying = {i: lease for i, lease in view.fresh.items() if lease.state is not PeerState.LEAVING}
+    unseen = _unseen(signers, head, me, view)
     holders = {
         i
         for i, lease in staying.items()
@@ -41,10 +39,14 @@ def leaves_them_stuck(head: Head, me: Voter, view: View, signers: Signers | None
     return (at_work or bool(unseen)) and me.peer_id in head.known and not able
 
 
-def _unseen(signers: Signers | None, me: Voter, view: View) -> frozenset[str]:
+def _unseen(signers: Signers | None, head: Head, me: Voter, view: View) -> frozenset[str]:
+    """Who signed just now and said no goodbye. Whoever has left is not among the fresh, either; and
+    who said as it promised that it leaves is a member of the round that it signed, and no voter."""
     if signers is None or signers.age_s >= UNSEEN_S:
         return frozenset()
-    return signers.peer_ids - view.fresh.keys() - {me.peer_id}
+    leaving = set(head.members) - {voter.peer_id for voter in head.voters}
+    gone = {voter.peer_id for voter in view.dead}
+    return signers.peer_ids - view.fresh.keys() - leaving - gone - {me.peer_id}
 
 
 def _claims_it(lease: Lease, head: Head) -> bool:

@@ -62,3 +62,17 @@ def test_who_signed_just_now_is_at_work_whatever_the_directory_shows() -> None:
     assert not leaves_them_stuck(head, A, blind, signed_by(A, C, age_s=UNSEEN_S))
     assert not leaves_them_stuck(head, A, blind, signed_by(A, B, C)), "B goes on with it"
     assert not leaves_them_stuck(head, A, view(lease(C, state=PeerState.LEAVING)), signed_by(A, C))
+
+
+def test_who_signed_just_now_and_left_does_not_go_on() -> None:
+    """B has left, so that nobody shows its lease; D has only arrived."""
+    head, seen = head_of(A, B), view(lease(D), dead=[B])
+    assert leaves_them_stuck(head, A, seen, signed_by(A, B))
+    assert not leaves_them_stuck(head, A, view(lease(D)), signed_by(A, B)), "as far as we know"
+    assert not leaves_them_stuck(head, A, view(dead=[B]), signed_by(A, B)), "nobody is left"
+
+
+def test_who_said_with_its_promise_that_it_leaves_does_not_go_on() -> None:
+    head = replace(head_of(A), members=(A.peer_id, B.peer_id))
+    assert leaves_them_stuck(head, A, view(lease(D)), signed_by(A, B))
+    assert not leaves_them_stuck(head, A, view(), signed_by(A, B)), "nobody is left"
