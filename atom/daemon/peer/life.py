@@ -213,11 +213,9 @@ class Life:
             if not self._leaving.asked:
                 self._console.note(f"{name}: leaving (once more: at once)")
                 self.leave(None)
-                self._may_insist = name != HANG_UP
-            elif name != HANG_UP:
-                if self._may_insist:
-                    self._leaving.sooner(0.0)
-                self._may_insist = True
+            elif name != HANG_UP and self._may_insist:
+                self._leaving.sooner(0.0)
+            self._may_insist = name != HANG_UP
 
     @property
     def _facts(self) -> Facts:

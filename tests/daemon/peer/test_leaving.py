@@ -134,10 +134,13 @@ def test_who_stays_for_the_others_sake_says_so_once() -> None:
     assert [bool(line) for line in told] == [False, True, False]
 
 
+@pytest.mark.parametrize("asked_before", [False, True])
 def test_a_closed_terminal_asks_to_leave_and_insists_on_nothing(
-    donors: Donors, tmp_path: Path
+    donors: Donors, tmp_path: Path, asked_before: bool
 ) -> None:
     life = life_in(Phase.ACCUMULATING, 4, donors, tmp_path)
+    if asked_before:
+        life.leave(None)
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
     try:
         with life._signals.heard():
