@@ -17,6 +17,7 @@ from atom.daemon.fitting.device_choice import (
     ends_alike,
     free_host_bytes,
     peer_bytes,
+    whole_device_bytes,
 )
 from atom.daemon.fitting.step_share import Arranged, share_text
 from atom.daemon.model.number_forms import gradients, state_form
@@ -73,7 +74,7 @@ class Cutter:
         have_bytes = free_host_bytes(peer.host.memory_bytes, held_bytes)
         need_bytes = peer_bytes(run, graph)
         require_host_memory(need_bytes, have_bytes, peer.host.memory_bytes)
-        way = arranged(run, graph, allowed, self._kind, self._measured, have_bytes)
+        way = self._arranged(allowed, have_bytes)
         choice = way.choice
         training = chosen_program(graph, choice)
         on_gpu = self._kind.type == "cuda"
@@ -86,6 +87,30 @@ class Cutter:
             return Cut(training, None, self._settings(way))
         ends = ends_alike(graph, evaluation, choice)
         return Cut(training, build_program(evaluation, ends=ends), self._settings(way))
+
+    def _arranged(self, peer: PeerFile, have_bytes: int) -> Arranged:
+        """Raises: DeviceError; ShortageError if it would fit, were nobody else there."""
+        run, graph = self._recipe.run, self._recipe.graph
+        try:
+            return arranged(run, graph, peer, self._kind, self._measured, have_bytes)
+        except DeviceError as problem:
+            if peer.device.memory_bytes is not None or not self._would_fit_alone(peer):
+                raise
+            raise ShortageError(
+                f"{problem.message}; other programs have the rest", "end them, then try again"
+            ) from problem
+
+    def _would_fit_alone(self, peer: PeerFile) -> bool:
+        run, graph = self._recipe.run, self._recipe.graph
+        host_bytes = peer.host.memory_bytes or usable_memory().total_bytes
+        device_bytes = whole_device_bytes(self._kind, host_bytes - peer_bytes(run, graph))
+        device = peer.device.model_copy(update={"memory_bytes": device_bytes})
+        alone = peer.model_copy(update={"device": device})
+        try:
+            arranged(run, graph, alone, self._kind, self._measured, host_bytes)
+        except DeviceError:
+            return False
+        return True
 
     def _settings(self, way: Arranged) -> ReplicaSettings:
         settings = _settings(self._recipe.run, self._seed, way.choice)

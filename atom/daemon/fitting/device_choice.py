@@ -151,6 +151,14 @@ def usable_device_bytes(device: torch.device, host_left_bytes: int) -> int:
     return max(int(host_left_bytes * HOST_SHARE), LEAST_HOST_BYTES)
 
 
+def whole_device_bytes(device: torch.device, host_left_bytes: int) -> int:
+    """The same, were no other program there. On a CPU `host_left_bytes` says so."""
+    if device.type == "cuda":
+        _, total = torch.cuda.mem_get_info(device)
+        return int(total * GPU_SHARE)
+    return usable_device_bytes(device, host_left_bytes)
+
+
 def free_host_bytes(cap: int | None, held_bytes: int = 0) -> int:
     """The peer file's word, else what is free now, or `held_bytes` by what it is reckoned for."""
     return cap or usable_memory().available_bytes + held_bytes

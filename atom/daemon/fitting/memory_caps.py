@@ -34,8 +34,8 @@ class MemoryCaps:
     def change(self, peer: PeerFile) -> None:
         """What `peer` allows is in force from the next pass on.
 
-        Raises: DeviceError if the model does not fit it in any way, if memory that is to be had by
-        it is not there, or if the worker does not come to it: then nothing is changed.
+        Raises: DeviceError if the model does not fit it in any way, or if the worker does not come
+        to it; ShortageError if other programs have the memory. Then nothing is changed.
         """
         try:
             self._change(peer)

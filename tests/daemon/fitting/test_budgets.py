@@ -11,7 +11,7 @@ from atom.base.errors import DeviceError, ShortageError
 from atom.base.units import format_bytes
 from atom.config.load import load_run_file
 from atom.daemon.console import Silence
-from atom.daemon.fitting import cutting
+from atom.daemon.fitting import cutting, device_choice
 from atom.daemon.fitting.cutting import require_host_memory
 from atom.daemon.peer.box import Box, StartOptions, open_box
 from atom.daemon.peer.founding import Membership, enter_run, found_run
@@ -86,6 +86,20 @@ def test_memory_that_others_hold_is_no_device_that_is_too_small(
     for need_bytes, cap_bytes in [(9 * GIB, None), (2 * GIB, 1 * GIB)]:
         with pytest.raises(DeviceError, match=r"here 1\.0 GiB may be used"):
             require_host_memory(need_bytes, 1 * GIB, cap_bytes)
+
+
+def test_a_device_that_others_use_is_not_one_that_is_too_small(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here it is the host itself, of which all but the replica's own part is taken."""
+    needs = 4 * 6 * folder.found("founder").replica.gradients.numel()
+    monkeypatch.setattr(device_choice, "LEAST_HOST_BYTES", 0)
+    for total_bytes, wanted in [(8 * GIB, ShortageError), (needs + 8000, DeviceError)]:
+        memory = UsableMemory(total_bytes, needs + 8000)
+        for room in (cutting, device_choice):
+            monkeypatch.setattr(room, "usable_memory", lambda memory=memory: memory)
+        with pytest.raises(wanted, match="of device memory even alone"):
+            folder.found(f"of {total_bytes}")
 
 
 LITTLE = [("", "100 kB", "host memory, here 97.7 KiB"), ("1 kB", "", "device memory")]
