@@ -249,6 +249,21 @@ def test_the_oldest_of_too_many_connections_ends(monkeypatch: pytest.MonkeyPatch
     served(visit, SwarmFeed(FakeSwarm(a_view()), a_view()))
 
 
+@pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.1\r\n"])
+def test_a_connection_that_asks_for_nothing_ends(
+    monkeypatch: pytest.MonkeyPatch, said: bytes
+) -> None:
+    monkeypatch.setattr(server, "_SILENCE_S", 0.05)
+
+    def visit(url: str) -> None:
+        place = ("127.0.0.1", int(url.rstrip("/").rpartition(":")[2]))
+        with socket.create_connection(place, SOON_S) as silent:
+            silent.sendall(said)
+            assert silent.recv(1) == b""
+
+    served(visit, SwarmFeed(FakeSwarm(a_view()), a_view()))
+
+
 @pytest.mark.parametrize("said", [b"\x16\x03\x01\r\n\r\n", b"GET / HTTP/1.1\r\nX: " + b"x" * 9000])
 def test_what_is_no_request_is_nothing_to_tell_of(
     said: bytes, caplog: pytest.LogCaptureFixture
