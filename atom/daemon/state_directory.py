@@ -14,6 +14,8 @@ from atom.base.home import expand_home
 from atom.base.leftover import remove_leftover
 
 _MAX_SOCKET_PATH_BYTES = 100
+_SIGNS_OF_A_TARGET = frozenset("%#?,")
+"""gRPC reads "unix:PATH" as an address: of a path with one of these it takes another one."""
 
 
 class StateDirectory:
@@ -102,9 +104,9 @@ class StateDirectory:
 
     @property
     def control_socket(self) -> Path:
-        """Beside the rest, unless the path is too long for a Unix socket."""
+        """Beside the rest, unless that is no path for a Unix socket that gRPC listens on."""
         path = self.root / "control.sock"
-        if len(os.fsencode(path)) <= _MAX_SOCKET_PATH_BYTES:
+        if _is_for_a_socket(path):
             return path
         name = hashlib.sha256(os.fsencode(self.root)).hexdigest()[:16]
         return Path(tempfile.gettempdir()) / f"atom-{os.getuid()}-{name}.sock"
@@ -172,6 +174,15 @@ class StateDirectory:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+
+
+def _is_for_a_socket(path: Path) -> bool:
+    """Short, of signs that stand for themselves, and text: names on a disk may be any bytes."""
+    try:
+        raw = str(path).encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return len(raw) <= _MAX_SOCKET_PATH_BYTES and _SIGNS_OF_A_TARGET.isdisjoint(str(path))
 
 
 def write_atomically(path: Path, raw: bytes) -> None:

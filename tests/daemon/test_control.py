@@ -16,6 +16,7 @@ from atom.base.errors import ConfigError, ControlError, StorageError
 from atom.daemon import control_client
 from atom.daemon.control import ControlServer
 from atom.daemon.control_client import ControlClient
+from atom.daemon.state_directory import StateDirectory
 from tests.read_only_disk import turn_read_only
 
 
@@ -150,6 +151,25 @@ def test_a_daemon_that_fails_or_is_older_is_not_said_to_be_away(tmp_path: Path) 
 def test_only_the_owner_may_open_the_socket(served: tuple[Target, Path]) -> None:
     _, path = served
     assert stat.S_IMODE(os.stat(path).st_mode) & 0o077 == 0
+
+
+@pytest.mark.parametrize(
+    "name", ["my run", "ä\n", "50%25", "%2e%2e", "#2", "who?", "a,b", os.fsdecode(b"\xff")]
+)
+def test_any_folder_will_do(tmp_path: Path, name: str) -> None:
+    """gRPC takes some signs of a path for its own."""
+    root = tmp_path / name
+    root.mkdir()
+    path = StateDirectory(root).control_socket
+    server = ControlServer(Target(), path)
+    server.start()
+    try:
+        assert path.is_socket(), "where those look who ask whether a daemon listens"
+        assert ControlClient(path).info()["round"] == 3
+    finally:
+        server.close()
+    assert not path.exists()
+    assert [*tmp_path.iterdir()] == [root]
 
 
 def test_nobody_there_is_a_clear_error(tmp_path: Path) -> None:
