@@ -104,9 +104,10 @@ class StateDirectory:
 
     @property
     def control_socket(self) -> Path:
-        """Beside the rest, unless that is no path for a Unix socket that gRPC listens on."""
+        """Beside the rest, unless a Unix socket cannot have that path, or gRPC reads another."""
         path = self.root / "control.sock"
-        if _is_for_a_socket(path):
+        fits = len(os.fsencode(path)) <= _MAX_SOCKET_PATH_BYTES
+        if fits and _SIGNS_OF_A_TARGET.isdisjoint(str(path)):
             return path
         name = hashlib.sha256(os.fsencode(self.root)).hexdigest()[:16]
         return Path(tempfile.gettempdir()) / f"atom-{os.getuid()}-{name}.sock"
@@ -146,6 +147,11 @@ class StateDirectory:
 
     def _opened(self) -> IO[str]:
         """Raises: StorageError."""
+        if not _is_text(self.root):
+            raise StorageError(
+                f"cannot use the state directory {self.root}: its path is no text in UTF-8",
+                "choose another one with --state DIR",
+            )
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             return self._lock_file.open("a+")
@@ -176,13 +182,13 @@ class StateDirectory:
             self._lock = None
 
 
-def _is_for_a_socket(path: Path) -> bool:
-    """Short, of signs that stand for themselves, and text: names on a disk may be any bytes."""
+def _is_text(path: Path) -> bool:
+    """Names on a disk may be any bytes; PyTorch and gRPC take none but these."""
     try:
-        raw = str(path).encode("utf-8")
+        str(path).encode("utf-8")
     except UnicodeEncodeError:
         return False
-    return len(raw) <= _MAX_SOCKET_PATH_BYTES and _SIGNS_OF_A_TARGET.isdisjoint(str(path))
+    return True
 
 
 def write_atomically(path: Path, raw: bytes) -> None:

@@ -147,6 +147,17 @@ def test_an_unexpected_fault_is_one_line_and_a_report(
     assert "Traceback" in report.read_text()
 
 
+def test_the_report_of_a_fault_holds_names_that_are_no_text(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("atom.cli.look.status.show_status", _failing(RuntimeError("no \udcff")))
+
+    assert main(["status", "x"]) == ExitCode.FAULT
+
+    (report,) = (folder / "crashes" / "atom").glob("crash-*.log")
+    assert "RuntimeError: no \\udcff" in report.read_text(encoding="utf-8")
+
+
 def test_what_a_terminal_would_obey_is_not_shown(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

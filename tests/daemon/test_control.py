@@ -153,9 +153,7 @@ def test_only_the_owner_may_open_the_socket(served: tuple[Target, Path]) -> None
     assert stat.S_IMODE(os.stat(path).st_mode) & 0o077 == 0
 
 
-@pytest.mark.parametrize(
-    "name", ["my run", "ä\n", "50%25", "%2e%2e", "#2", "who?", "a,b", os.fsdecode(b"\xff")]
-)
+@pytest.mark.parametrize("name", ["my run", "ä\n", "50%25", "%2e%2e", "#2", "who?", "a,b"])
 def test_any_folder_will_do(tmp_path: Path, name: str) -> None:
     """gRPC takes some signs of a path for its own."""
     root = tmp_path / name

@@ -129,6 +129,14 @@ def test_a_file_system_without_locks_is_no_other_daemon(
         StateDirectory(tmp_path / "s").lock()
 
 
+def test_a_path_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    """It can be opened, and PyTorch could not map the tokens in it."""
+    state = StateDirectory(tmp_path / os.fsdecode(b"\xff"))
+    with pytest.raises(StorageError, match="its path is no text"):
+        state.lock()
+    assert not any(tmp_path.iterdir())
+
+
 def test_the_control_socket_fits_whatever_the_path(tmp_path: Path) -> None:
     short, long = StateDirectory(Path("/tmp/a")), StateDirectory(tmp_path / ("x" * 120))
     assert short.control_socket == Path("/tmp/a/control.sock")

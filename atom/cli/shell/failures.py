@@ -135,7 +135,7 @@ def _write_report(fault: Exception) -> Path | str:
     for folder in (crash_directory(), Path(tempfile.gettempdir())):
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_text(text, encoding="utf-8")
+            (folder / name).write_text(text, encoding="utf-8", errors="backslashreplace")
         except (OSError, MemoryError):
             continue
         return folder / name
