@@ -104,12 +104,14 @@ class StateDirectory:
 
     @property
     def control_socket(self) -> Path:
-        """Beside the rest, unless a Unix socket cannot have that path, or gRPC reads another."""
-        path = self.root / "control.sock"
+        """Beside the rest, unless a Unix socket cannot have that path, or gRPC reads another. The
+        same by whichever links the directory is named."""
+        root = os.path.realpath(self.root)
+        path = Path(root) / "control.sock"
         fits = len(os.fsencode(path)) <= _MAX_SOCKET_PATH_BYTES
         if fits and _SIGNS_OF_A_TARGET.isdisjoint(str(path)):
             return path
-        name = hashlib.sha256(os.fsencode(self.root)).hexdigest()[:16]
+        name = hashlib.sha256(os.fsencode(root)).hexdigest()[:16]
         return Path(tempfile.gettempdir()) / f"atom-{os.getuid()}-{name}.sock"
 
     @property

@@ -144,6 +144,14 @@ def test_the_control_socket_fits_whatever_the_path(tmp_path: Path) -> None:
     assert long.control_socket != StateDirectory(tmp_path / ("y" * 120)).control_socket
 
 
+@pytest.mark.parametrize("name", ["a", "x" * 120])
+def test_a_link_to_the_directory_finds_its_control_socket(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    (tmp_path / "link").symlink_to(name)
+    by_name, by_link = StateDirectory(tmp_path / name), StateDirectory(tmp_path / "link")
+    assert by_link.control_socket == by_name.control_socket
+
+
 def test_atomic_write_replaces_or_leaves_alone(tmp_path: Path) -> None:
     path = tmp_path / "manifest.bin"
     write_atomically(path, b"one")
