@@ -1,7 +1,10 @@
-"""Where things are kept when nobody said where: the XDG base directories."""
+"""Where things are kept when nobody said where: the XDG base directories. Each raises StorageError
+where neither the environment nor the system knows."""
 
 import os
 from pathlib import Path
+
+from atom.base.home import home_directory
 
 
 def state_home() -> Path:
@@ -43,4 +46,4 @@ def turns_directory() -> Path:
 def _base(variable: str, below_home: str) -> Path:
     # The specification: a relative path in these variables is to be ignored.
     named = Path(os.environ.get(variable, ""))
-    return named if named.is_absolute() else Path.home() / below_home
+    return named if named.is_absolute() else home_directory() / below_home

@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import tempfile
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
@@ -16,6 +15,8 @@ from atom.base.leftover import remove_leftover
 _MAX_SOCKET_PATH_BYTES = 100
 _SIGNS_OF_A_TARGET = frozenset("%#?,")
 """gRPC reads "unix:PATH" as an address: of a path with one of these it takes another one."""
+_SOCKETS_ASIDE = Path("/tmp")
+"""Not TMPDIR's: a daemon and who asks it may have two of those, and one may be as long."""
 
 
 class StateDirectory:
@@ -112,7 +113,7 @@ class StateDirectory:
         if fits and _SIGNS_OF_A_TARGET.isdisjoint(str(path)):
             return path
         name = hashlib.sha256(os.fsencode(root)).hexdigest()[:16]
-        return Path(tempfile.gettempdir()) / f"atom-{os.getuid()}-{name}.sock"
+        return _SOCKETS_ASIDE / f"atom-{os.getuid()}-{name}.sock"
 
     @property
     def _lock_file(self) -> Path:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from atom.base.errors import ConfigError
+from atom.base.errors import ConfigError, StorageError
 from atom.cli.app import main
 from atom.cli.shell.exit_codes import ExitCode
 from tests.cli.good_run import GOOD_RUN
@@ -145,6 +145,19 @@ def test_an_unexpected_fault_is_one_line_and_a_report(
     (report,) = (folder / "crashes" / "atom").glob("crash-*.log")
     assert str(report) in shown
     assert "Traceback" in report.read_text()
+
+
+def test_who_has_no_home_finds_the_report_among_temporary_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("atom.cli.look.status.show_status", _failing(RuntimeError("the bug")))
+    monkeypatch.setattr("atom.cli.shell.failures.crash_directory", _failing(StorageError("none")))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    assert main(["status", "--state=~/x"]) == ExitCode.FAULT
+
+    (report,) = tmp_path.glob("crash-*.log")
+    assert str(report) in capsys.readouterr().err
 
 
 def test_the_report_of_a_fault_holds_names_that_are_no_text(

@@ -1,9 +1,11 @@
 """Where things are kept: below home, as XDG says, and one order for all commands."""
 
+import pwd
 from pathlib import Path
 
 import pytest
 
+from atom.base.errors import StorageError
 from atom.config.places import (
     bootstrap_state_directory,
     crash_directory,
@@ -27,6 +29,22 @@ def test_xdg_has_the_last_word_if_absolute(monkeypatch: pytest.MonkeyPatch) -> N
     assert default_state_directory("tiny") == Path("/data/atom/tiny")
     assert bootstrap_state_directory().parent == Path("/data/atom")
     assert crash_directory() == Path("/home/ada/.local/state/atom")
+
+
+def test_a_user_without_a_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container that runs under a number."""
+
+    def unknown(number: int) -> None:
+        raise KeyError(number)
+
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    monkeypatch.delenv("HOME")
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    monkeypatch.setenv("XDG_DATA_HOME", "/data")
+    assert default_state_directory("tiny") == Path("/data/atom/tiny")
+    with pytest.raises(StorageError, match="no home directory") as problem:
+        crash_directory()
+    assert "XDG_STATE_HOME" in problem.value.hint
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -137,7 +138,11 @@ def test_a_path_that_is_no_text_is_refused(tmp_path: Path) -> None:
     assert not any(tmp_path.iterdir())
 
 
-def test_the_control_socket_fits_whatever_the_path(tmp_path: Path) -> None:
+def test_the_control_socket_fits_whatever_the_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the temporary folder's does not."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("t" * 120)))
     short, long = StateDirectory(Path("/tmp/a")), StateDirectory(tmp_path / ("x" * 120))
     assert short.control_socket == Path("/tmp/a/control.sock")
     assert len(str(long.control_socket)) < 108

@@ -97,8 +97,8 @@ def _state_directories(home: Path) -> list[StateDirectory]:
 
 
 def _listens(folder: StateDirectory) -> bool:
-    """A socket file may be left behind by a daemon that was killed, or in the temporary folder
-    be another user's, put there to hear our commands."""
+    """A socket file may be left behind by a daemon that was killed, or in /tmp be another
+    user's, put there to hear our commands."""
     path = folder.control_socket
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(_CONNECT_S)

@@ -2,10 +2,10 @@
 
 import re
 from collections.abc import Sequence
-from pathlib import Path
 
 import typer
 
+from atom.base.home import expand_home
 from atom.base.units import parse_seconds
 
 _FLAG = "--initial-peers"
@@ -45,7 +45,7 @@ def refuse_empty(arguments: Sequence[str]) -> None:
 
 def with_home(arguments: Sequence[str]) -> list[str]:
     """`--state=~/x`: shells leave a ~ alone that does not begin a word."""
-    return [_HOME.sub(lambda found: found[1] + str(Path.home()), each) for each in arguments]
+    return [_HOME.sub(lambda found: found[1] + str(expand_home("~")), each) for each in arguments]
 
 
 def parse_trust(text: str | None) -> str | None:

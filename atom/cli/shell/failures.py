@@ -132,11 +132,12 @@ def _write_report(fault: Exception) -> Path | str:
     name = time.strftime(f"crash-%Y%m%d-%H%M%S-{os.getpid()}.log")
     head = f"atom {__version__}, Python {platform.python_version()}, {platform.platform()}\n"
     text = f"{head}{' '.join(sys.argv)}\n\n{''.join(traceback.format_exception(fault))}"
-    for folder in (crash_directory(), Path(tempfile.gettempdir())):
+    for find in (crash_directory, lambda: Path(tempfile.gettempdir())):
         try:
+            folder = find()
             folder.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(text, encoding="utf-8", errors="backslashreplace")
-        except (OSError, MemoryError):
+        except (OSError, MemoryError, StorageError):
             continue
         return folder / name
     return "no file: no folder is writable (use `atom --debug …` to see it)"

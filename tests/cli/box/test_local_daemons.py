@@ -78,7 +78,7 @@ def test_a_socket_left_behind_is_nobody(home: Path) -> None:
 def test_a_socket_of_another_user_is_not_spoken_to(
     home: Path, open_sockets: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That of a long path lies in the temporary folder, under a name that anybody can reckon."""
+    """That of a long path lies in /tmp, under a name that anybody can reckon."""
     long = home / ("x" * 120)
     path = daemon(long, open_sockets)
     open_sockets.callback(path.unlink)
