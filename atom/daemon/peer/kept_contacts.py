@@ -18,19 +18,18 @@ class KeptContacts:
     def __init__(self, path: Path, clock: Clock) -> None:
         self._path = path
         self._clock = clock
-        self._kept: tuple[str, ...] = ()
+        self._kept = known_contacts(path)
         self._due = 0.0
 
     def keep(self, contacts: tuple[str, ...], room: DiskRoom) -> None:
-        """Writes them if they are others than last time: the first at once, as who is killed
+        """Writes them if they are others than last time: the first news at once, as who is killed
         and knows nobody goes on alone; then now and then."""
-        if not contacts or self._clock.now() < self._due:
+        if not contacts or contacts == self._kept or self._clock.now() < self._due:
             return
         self._due = self._clock.now() + _EVERY_S
-        if contacts != self._kept:
-            listed = json.dumps(contacts).encode()
-            if room.attempt("addresses", lambda: write_atomically(self._path, listed)):
-                self._kept = contacts
+        listed = json.dumps(contacts).encode()
+        if room.attempt("addresses", lambda: write_atomically(self._path, listed)):
+            self._kept = contacts
 
 
 def known_contacts(path: Path) -> tuple[str, ...]:

@@ -29,6 +29,7 @@ from atom.base.clock import BootClock
 from atom.base.errors import PeerRefused
 from atom.swarm.addresses import peer_id_in
 from atom.swarm.dht import errors as dht_errors
+from atom.swarm.dht.contacts import Contacts
 from atom.swarm.dht.frames import MAX_BYTES_PER_FETCH, MAX_RECORDS_PER_FETCH, NodeSettings
 from atom.swarm.dht.holders import Holders
 from atom.swarm.dht.storage import MAX_RECORDS_PER_KEY, BoundedStorage, NoStorage
@@ -104,9 +105,7 @@ class DhtNode:
         self._p2p: Any = None
         self._node: Any = None
         self._holders: Holders
-        self._contacts: dict[str, str] = {
-            peer_id_in(a): a for a in (*settings.contacts, *settings.initial_peers)
-        }
+        self._contacts = Contacts(settings.contacts, settings.initial_peers, MAX_CONTACTS)
         self._last: dict[str, dict[str, tuple[bytes, float]]] = {}
 
     async def open(self) -> None:
@@ -200,7 +199,7 @@ class DhtNode:
     async def contacts(self) -> list[str]:
         """Multiaddrs of DHT nodes worth remembering for a restart."""
         await self._remember_contacts(self._known())
-        return list(self._contacts.values())[-MAX_CONTACTS:]
+        return self._contacts.addresses()[:MAX_CONTACTS]
 
     async def neighbours(self) -> list[str]:
         """Peer ids of the DHT nodes we know that answer right now."""
@@ -216,7 +215,7 @@ class DhtNode:
         """
         known = self._known()
         await self._remember_contacts(known)
-        lost = [address for peer, address in self._contacts.items() if peer not in known]
+        lost = self._contacts.lost(known)
         for address in random.sample(lost, min(4, len(lost))):
             if await self._dial(address) is None:
                 await self._node.protocol.call_ping(PeerID.from_base58(peer_id_in(address)))
@@ -244,7 +243,7 @@ class DhtNode:
             await self._p2p.shutdown()
 
     async def _dial_initial_peers(self) -> list[str]:
-        addresses = list(self._contacts.values())
+        addresses = self._contacts.addresses()
         failures = await asyncio.gather(*(self._dial(address) for address in addresses))
         reached = [a for a, failure in zip(addresses, failures, strict=True) if failure is None]
         if self._settings.initial_peers and not reached:
@@ -271,12 +270,8 @@ class DhtNode:
     async def _remember_contacts(self, known: set[str]) -> None:
         for info in await self._p2p.list_peers():
             peer = info.peer_id.to_base58()
-            if peer in known and info.addrs:
-                self._contacts.setdefault(peer, f"{info.addrs[0]}/p2p/{peer}")
-        initial = {peer_id_in(address) for address in self._settings.initial_peers}
-        strangers = [peer for peer in self._contacts if peer not in initial]
-        for peer in strangers[: max(0, len(strangers) - MAX_CONTACTS)]:
-            del self._contacts[peer]
+            if peer in known:
+                self._contacts.meet(peer, [f"{address}/p2p/{peer}" for address in info.addrs])
 
     def _store_here(self, key: str, subkey: str, record: bytes, expires_at: float) -> bool:
         if self._settings.client_mode:

@@ -36,3 +36,16 @@ def test_the_first_that_is_met_is_written_at_once(tmp_path: Path) -> None:
     assert known_contacts(path) == met[:1]
     contacts.keep(met, room)
     assert known_contacts(path) == met[:1], "the others now and then"
+
+
+def test_what_is_kept_already_is_no_news(tmp_path: Path) -> None:
+    """A daemon that lives for some seconds only learns after its first look who has moved."""
+    clock, room, path = ManualClock(), DiskRoom(tmp_path, EventList()), tmp_path / "addresses.json"
+    peer_id = Identity.create().peer_id
+    before, now = ((f"/ip4/127.0.0.1/tcp/{port}/p2p/{peer_id}",) for port in (8, 9))
+    KeptContacts(path, clock).keep(before, room)
+    contacts = KeptContacts(path, clock)
+    contacts.keep(before, room)
+    clock.advance(1.0)
+    contacts.keep(now, room)
+    assert known_contacts(path) == now

@@ -196,6 +196,23 @@ def test_records_of_a_clock_that_was_set_back_keep_no_news_out():
     assert not store(), "what is news now stays"
 
 
+def test_a_node_tells_where_its_neighbours_are_now():
+    """A swarm whose entrance is gone is found by that alone."""
+    first, now = "/ip4/127.0.0.1/tcp/1", "/ip4/127.0.0.1/tcp/2"
+    here, place = dht_node.PeerID.from_base58(PEER.peer_id), f"/p2p/{PEER.peer_id}"
+    node = dht_node.DhtNode(dht_node.NodeSettings(contacts=(first + place,)), Path())
+    table = SimpleNamespace(uid_to_peer_id={"uid": here})
+    node._p2p = SimpleNamespace(
+        list_peers=lambda: answer([SimpleNamespace(peer_id=here, addrs=[now])])
+    )
+    node._node = SimpleNamespace(protocol=SimpleNamespace(routing_table=table))
+    assert asyncio.run(node.contacts()) == [now + place, first + place]
+
+
+async def answer(what):
+    return what
+
+
 def done(names):
     value = dict.fromkeys(names, ValueWithExpiration(b"", EXPIRES))
     future = asyncio.get_running_loop().create_future()
