@@ -15,10 +15,15 @@ def explain_unreachable(addresses: Sequence[str], failures: Sequence[str]) -> Ad
     where = addresses[0] if len(addresses) == 1 else f"any of the {len(addresses)} DHT nodes named"
     text = " ".join(failures)
     if "peer id mismatch" in text or "remote key matches" in text:
-        other = _OTHER_KEY.search(text)
+        address, failure = next(
+            each
+            for each in zip(addresses, failures, strict=True)
+            if "peer id mismatch" in each[1] or "remote key matches" in each[1]
+        )
+        other = _OTHER_KEY.search(failure)
         found = f" ({other[1]})" if other else ""
         return AddressError(
-            f"{addresses[0]} is reached, but another peer{found} answers there",
+            f"{address} is reached, but another peer{found} answers there",
             "the node was started anew with another identity: ask for its present address",
         )
     if "connection refused" in text:
@@ -36,6 +41,11 @@ def explain_unreachable(addresses: Sequence[str], failures: Sequence[str]) -> Ad
             f"{addresses[0]} is this peer itself", "use the address of another node, or another "
             "state directory (with its own identity)"
         )  # fmt: skip
+    if "no good addresses" in text and all(each.startswith("/ip") for each in addresses):
+        return AddressError(
+            f"cannot reach {where}: it is of a kind that is not dialled",
+            "addresses end in /tcp/PORT/p2p/PEER_ID: ask for such a one",
+        )
     if "no good addresses" in text or "no addresses" in text:
         return AddressError(
             f"cannot reach {where}: its host name is unknown", "check the spelling of the address"

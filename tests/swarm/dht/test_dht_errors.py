@@ -13,7 +13,7 @@ ADDRESS = "/ip4/10.0.0.5/tcp/31337/p2p/12D3KooWGRUaMpSxHC6zS3FfG3mVYmXsBdTKZvNTT
         ("dial tcp4 10.0.0.5:31337: connect: network is unreachable", "no way to that network"),
         ("dial tcp4 10.0.0.5:31337: connect: no route to host", "no way to that network"),
         ("peer id mismatch: expected 12D3, but remote key matches QmOther", "(QmOther)"),
-        ("failed to dial: no good addresses", "host name is unknown"),
+        ("failed to dial: no good addresses", "of a kind that is not dialled"),
         ("Connect failed. msg=dial to self attempted", "this peer itself"),
         ("no answer within 8 s", "no answer within 8 s"),
         ("", "no reason given"),
@@ -26,6 +26,18 @@ def test_an_unreachable_node(failure, said):
     assert said in error.message
     assert error.hint
     assert len(error.message) < 600
+
+
+def test_a_name_that_nobody_knows():
+    named = ADDRESS.replace("/ip4/10.0.0.5", "/dns4/no.such.invalid")
+    error = explain_unreachable([named], ["failed to dial: no good addresses"])
+    assert "host name is unknown" in error.message
+
+
+def test_of_several_nodes_the_one_is_named_where_another_answers():
+    others = ["connection refused", "remote key matches QmOther"]
+    error = explain_unreachable([ADDRESS, "/ip4/10.0.0.6/tcp/1/p2p/x"], others)
+    assert error.message.startswith("/ip4/10.0.0.6/tcp/1/p2p/x is reached, but another peer (QmOth")
 
 
 def test_of_several_nodes_all_are_meant():
