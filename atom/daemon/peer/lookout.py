@@ -134,7 +134,8 @@ class Lookout:
             except DirectoryUnavailable as problem:
                 self._lost_sight(problem)
             try:
-                await asyncio.wait_for(self._news.wait(), RENEW_SECONDS)
+                async with asyncio.timeout(RENEW_SECONDS):  # wait_for can miss that we are to end
+                    await self._news.wait()
                 await asyncio.sleep(SETTLE_S)
             except TimeoutError:
                 pass
