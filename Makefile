@@ -66,7 +66,7 @@ check: $(TOOLS)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/codespell
-	$(BIN)/python -m pytest tests/test_layering.py tests/test_exports.py tests/test_docs.py tests/test_test_names.py
+	$(BIN)/python -m pytest tests/test_layering.py tests/test_exports.py tests/test_docs.py tests/test_test_names.py tests/test_budget.py
 
 format: $(TOOLS)
 	$(BIN)/ruff check --fix .

@@ -1,0 +1,170 @@
+"""The golden run: three peers on the processor train a small GPT for fifty rounds with fixed seeds.
+
+Each round the peers accumulate unequal counts of sequences, average their gradients with the real
+all-reduce over in-memory connections, and take the real optimizer step. Every change that claims to
+leave training as it is must reproduce the recorded losses and the recorded digest of the weights.
+
+    PYTHONPATH=. python tests/golden/golden_run.py      # prints the record of this machine as JSON
+"""
+
+import functools
+import hashlib
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from atom.base.events import EventList
+from atom.graph.ir import Program
+from atom.graph.program import compile_program
+from atom.models.gpt3 import GPT3, GPT3Config, initial_value, initialise
+from atom.optim.adamw import AdamWSettings
+from atom.optim.clipping import gradient_norm
+from atom.optim.rate import RateSettings
+from atom.swap.arrangement import Arrangement
+from atom.swap.device import CpuDevice
+from atom.swarm.chain.commit import Ballot
+from atom.swarm.identity import Identity
+from atom.swarm.ring.allreduce import Arenas, RingTerms, all_reduce, open_ring
+from atom.swarm.ring.codec import Float32
+from atom.swarm.ring.geometry import RingPlan, ring_tag
+from atom.training.replica.replica import Replica, ReplicaSettings
+from tests.manual_clock import ManualClock
+from tests.swarm.local_transport import LocalNetwork, LocalTransport
+
+RECORD = Path(__file__).parent / "golden_run.json"
+PEERS, ROUNDS, SEED = 3, 50, 7
+SEQUENCES, TOKENS, VOCABULARY = 2, 16, 61
+"""Sequences per micro-batch, tokens per sequence."""
+PATIENCE_S = 30.0
+
+CONFIG = GPT3Config(3, 2, 32, sequence_tokens=TOKENS, vocabulary_size=VOCABULARY, dropout=0.0)
+RATE = RateSettings(3e-3, 3e-4, warmup_rounds=5, decay="cosine", rounds=ROUNDS)
+SETTINGS = ReplicaSettings(
+    RATE, AdamWSettings(betas=(0.9, 0.95), weight_decay=0.1), 1.0, torch.float32, Arrangement(2)
+)
+
+
+@dataclass(frozen=True)
+class GoldenRun:
+    """What fifty rounds gave."""
+
+    losses: tuple[float, ...]
+    """Mean loss per sequence, of each round."""
+    weights: tuple[str, ...]
+    """SHA-256 of each peer's weights after the last round, in hex."""
+
+
+def batch(round: int, peer: int, place: int) -> dict[str, Tensor]:
+    """A micro-batch that a model can learn: each token's successor is a function of the token."""
+    seed = (SEED * 1_000_003 + round) * 1_000 + peer * 10 + place
+    generator = torch.Generator().manual_seed(seed)
+    rows = [torch.randint(VOCABULARY, (SEQUENCES, 1), generator=generator)]
+    for _ in range(TOKENS):
+        rows.append((rows[-1] * 5 + 3) % VOCABULARY)
+    text = torch.cat(rows, dim=1)
+    return {"tokens": text[:, :-1].contiguous(), "targets": text[:, 1:].contiguous()}
+
+
+def micro_batches_of(round: int, peer: int) -> int:
+    """One to three, another peer being the fastest in each round."""
+    return 1 + (round + peer) % 3
+
+
+def digest(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 over names and bytes, in the names' order."""
+    hashed = hashlib.sha256()
+    for name in sorted(tensors):
+        hashed.update(name.encode())
+        hashed.update(tensors[name].detach().contiguous().numpy().tobytes())
+    return hashed.hexdigest()
+
+
+def arithmetic() -> str:
+    """Names how this machine's PyTorch rounds: a digest of one plain backward of the same model."""
+    torch.manual_seed(0)
+    model = GPT3(CONFIG)
+    initialise(model, SEED)
+    model(**batch(0, 0, 0)).backward()
+    gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return digest(gradients)[:16]
+
+
+def average(parts: Sequence[Tensor], sequences: int, round: int) -> list[Tensor]:
+    """Every peer's copy of the mean gradient, by the all-reduce that daemons use."""
+    network = LocalNetwork()
+    peers = [
+        LocalTransport(network, Identity.create(), bytes([n]) * 16, EventList())
+        for n in range(len(parts))
+    ]
+    for peer in peers:
+        peer.start()
+    order = tuple(peer.peer_id for peer in peers)
+    parent, ballot = round.to_bytes(32, "big"), Ballot(1, order[0], bytes(16))
+
+    def member(rank: int) -> Tensor:
+        result = torch.empty_like(parts[rank])
+        terms = RingTerms(
+            order, rank, ring_tag(parent, ballot), 1 / sequences, Float32(),
+            progress_timeout_s=PATIENCE_S,
+        )  # fmt: skip
+        channels = open_ring(peers[rank], order, parent, ballot, PATIENCE_S)
+        plan = RingPlan(len(result), len(order), 64 * 1024, 8 * 1024)
+        all_reduce(Arenas(parts[rank], result), terms, channels, None, plan)
+        return result
+
+    try:
+        with ThreadPoolExecutor(len(peers)) as pool:
+            return list(pool.map(member, range(len(peers))))
+    finally:
+        for peer in peers:
+            peer.close()
+
+
+def play_round(replicas: Sequence[Replica], round: int) -> float:
+    """Accumulates, averages and steps; the round's mean loss per sequence."""
+    for peer, replica in enumerate(replicas):
+        replica.reset_gradients()
+        for place in range(micro_batches_of(round, peer)):
+            replica.run_pass([batch(round, peer, place)])
+    sequences = sum(replica.sequences for replica in replicas)
+    loss = sum(replica.loss_sum for replica in replicas) / sequences
+    means = average([replica.gradients for replica in replicas], sequences, round)
+    for replica, mean in zip(replicas, means, strict=True):
+        replica.apply(mean, gradient_norm(mean), round)
+    return loss
+
+
+@functools.cache
+def program() -> Program:
+    return compile_program(GPT3(CONFIG), batch(0, 0, 0))
+
+
+def run() -> GoldenRun:
+    """Trains all fifty rounds, on one thread per tensor operation."""
+    device, threads = CpuDevice(), torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        replicas = [Replica(program(), None, SETTINGS, device, ManualClock()) for _ in range(PEERS)]
+        for replica in replicas:
+            replica.initialise(functools.partial(initial_value, CONFIG, seed=SEED))
+        losses = tuple(play_round(replicas, round) for round in range(1, ROUNDS + 1))
+        return GoldenRun(losses, tuple(digest(r.export_parameters()) for r in replicas))
+    finally:
+        device.close()
+        torch.set_num_threads(threads)
+
+
+def main() -> None:
+    done = run()
+    record = {"losses": done.losses, "weights": {arithmetic(): done.weights[0]}}
+    sys.stdout.write(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
