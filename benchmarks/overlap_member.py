@@ -34,9 +34,9 @@ from atom.swarm.state.arenas import arena_digest, state_digest
 from atom.swarm.stream.protection import RingProtection
 from atom.swarm.transport.transport import Transport
 from atom.training.exchange import Exchange, RingStyle
-from atom.training.kept.results import Results
 from atom.training.replica.replica import Replica, ReplicaSettings
 from atom.training.round.vocabulary import RingFailed, RingFinished, StartRing
+from atom.training.storage.results import Results
 
 SEED = 1
 BETWEEN, UNDER = "between", "under"

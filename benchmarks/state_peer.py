@@ -18,7 +18,7 @@ from atom.swarm.identity import Identity
 from atom.swarm.ring.allreduce import Arenas, RingTerms, all_reduce, open_ring
 from atom.swarm.ring.codec import CODECS
 from atom.swarm.ring.geometry import ring_tag
-from atom.swarm.state.blobs import BlobServer, BlobShelf
+from atom.swarm.state.blobs import BlobServer, BlobStore
 from atom.swarm.state.state_transfer import FetchOptions, Watch, fetch
 from atom.swarm.stream.handshake import Local
 from atom.swarm.stream.throttle import Bandwidth
@@ -80,7 +80,7 @@ class _Peer:
             EventList(),
             bandwidth=Bandwidth.of(setting.upload_bits_per_s, None),
         )
-        shelf = BlobShelf()
+        shelf = BlobStore()
         shelf.register(_NAME, setting.snapshot)
         shelf.manifest(_NAME)  # hashed before anybody's clock runs
         courtesy = self._transport.courtesy

@@ -48,10 +48,10 @@ WITHIN: dict[str, dict[str, set[str]]] = {
     },
     "training": {
         "round": set(),
-        "kept": set(),
+        "storage": set(),
         "replica": set(),
-        "catch_up": {"round", "kept", "replica"},
-        "": {"round", "kept", "replica", "catch_up"},
+        "state_sync": {"round", "storage", "replica"},
+        "": {"round", "storage", "replica", "state_sync"},
     },
     "daemon": {
         "": set(),
@@ -96,7 +96,7 @@ DOORS: dict[str, tuple[str, ...]] = {
     "datasets": ("atom/models/data/stored_dataset.py",),
     "huggingface_hub": ("atom/models/data/stored_dataset.py",),
     "pyarrow": ("atom/models/data/arrow.py",),
-    "safetensors": ("atom/training/kept/",),
+    "safetensors": ("atom/training/storage/",),
     "transformers": ("atom/models/huggingface.py",),
     "ssl": ("atom/swarm/stream/",),
 }

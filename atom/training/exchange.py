@@ -27,10 +27,10 @@ from atom.swarm.ring.geometry import ring_tag
 from atom.swarm.ring.sum_limits import SumLimits
 from atom.swarm.transport.transport import PeerTransport
 from atom.training.feedback import Feedback
-from atom.training.kept.results import Results
 from atom.training.landing_result import LandingResult
 from atom.training.ring_pace import PaceBook
 from atom.training.round.vocabulary import RingFailed, RingFinished, StartRing
+from atom.training.storage.results import Results
 
 OPEN_S = 2.0
 """Two handshakes, even between continents; in a one-shot exchange all of them at once."""

@@ -25,10 +25,7 @@ from atom.swarm.chain.usual_gradients import PartLimit
 from atom.swarm.state.arenas import state_digest
 from atom.swarm.transport.transport import PeerTransport
 from atom.training.aftermath import Aftermath
-from atom.training.catch_up.catch_up import CatchUpFailed, Replay
-from atom.training.catch_up.result_fetch import ResultFetch, Wanted
 from atom.training.exchange import Exchange, RingStyle
-from atom.training.kept.keeper import Keeper
 from atom.training.replica.device_hold import DeviceTaken
 from atom.training.replica.excess import Excess
 from atom.training.replica.pacing import SwarmCount
@@ -43,6 +40,9 @@ from atom.training.round.vocabulary import (
     StartRing,
     Stepped,
 )
+from atom.training.state_sync.result_fetch import ResultFetch, Wanted
+from atom.training.state_sync.state_sync import CatchUpFailed, StateSync
+from atom.training.storage.run_storage import RunStorage
 from atom.training.tally import Tally
 from atom.training.void_passes import worth_saying
 
@@ -68,8 +68,8 @@ class Bench:
     replica: Replica
     worker: Worker
     deck: Deck
-    keeper: Keeper
-    replay: Replay
+    storage: RunStorage
+    state_sync: StateSync
 
 
 class ReplicaHands:
@@ -88,10 +88,10 @@ class ReplicaHands:
         self._replica = bench.replica
         self._worker = bench.worker
         self._deck = bench.deck
-        self._journal = bench.keeper.journal
-        self._results = bench.keeper.results
-        self._keeper = bench.keeper
-        self._replay = bench.replay
+        self._journal = bench.storage.journal
+        self._results = bench.storage.results
+        self._storage = bench.storage
+        self._state_sync = bench.state_sync
         self._transport = transport
         self._schedule = schedule
         self._clock = clock
@@ -100,7 +100,7 @@ class ReplicaHands:
         self._exchange: Exchange
         self._post: Callable[[Event], None]
         self._on_change: Callable[[], None]
-        self._fetch = ResultFetch(bench.replay, clock, events)
+        self._fetch = ResultFetch(bench.state_sync, clock, events)
         self._aftermath = Aftermath(lambda: self._worker.submit(self._aftermath.wait))
         self._excess = Excess(self._replica, self._events, self.voided)
         self.tally = Tally(me)
@@ -216,10 +216,10 @@ class ReplicaHands:
 
     def offer_result(self, digest: bytes) -> None:
         """From memory: who is to vote for it waits for it now, and it may never be committed."""
-        self._keeper.offer_result(digest)
+        self._storage.offer_result(digest)
 
     def keep_results(self, digests: frozenset[bytes]) -> None:
-        self._keeper.keep_results(digests)
+        self._storage.keep_results(digests)
 
     # ---- stepping
 
@@ -235,7 +235,7 @@ class ReplicaHands:
         result = self._results.get(value.result_digest)
         assert result is not None, "only held results are applied"
         self._results.hold(value.result_digest, result)  # may have come from our own disk
-        self._keeper.record(commit)
+        self._storage.record(commit)
         self._replica.begin_step(result, value.gradient_norm, value.round)
         counted, tokens = self._replica.sequences, self._schedule.sequence_tokens
         self.tally.account(value, counted, tokens, self._clock.now())
@@ -257,24 +257,24 @@ class ReplicaHands:
         digest = self._state_digest()
         self._post(Stepped(head.digest, digest))
         self._tell(commit, head, digest, closing.result())
-        self._keeper.announce_chain()
+        self._storage.announce_chain()
         due = head.round % self._schedule.snapshot_rounds == 0
         last = head.round == self._schedule.last_round
-        self._keeper.settle(digest, self._replica.state_arenas(), due or last)
+        self._storage.settle(digest, self._replica.state_arenas(), due or last)
 
     def begin(self) -> bytes:
         """Rebuilds our last state from disk; its digest, empty if there is none. On the worker's
         thread, before the first round. Raises: BrokenOff."""
-        self._keeper.begin()
-        self._replay.restore()
+        self._storage.begin()
+        self._state_sync.restore()
         self.tally.last = self._last_value()
         self._start_round(self._journal.head)
-        if not self._replay.usable:
+        if not self._state_sync.usable:
             return b""
         digest = self._state_digest()
-        self._keeper.announce_chain()
-        if not self._keeper.snapshots():
-            self._keeper.snapshot(digest, self._replica.state_arenas())
+        self._storage.announce_chain()
+        if not self._storage.snapshots():
+            self._storage.snapshot(digest, self._replica.state_arenas())
         return digest
 
     def _start_round(self, head: Head) -> None:
@@ -346,19 +346,19 @@ class ReplicaHands:
         failed_donors: tuple[str, ...] = ()
         in_vain = False
         try:
-            shunned = self._replay.run(donors, wanted.discard, wanted.least_backing)
+            shunned = self._state_sync.run(donors, wanted.discard, wanted.least_backing)
         except CatchUpFailed as failed:
             shunned, failed_donors, in_vain = failed.shunned, tuple(donors), True
             self._events.emit("catch-up-failed", detail=str(failed)[:300])
         head = self._journal.head
         moved = head != heads[-1]
-        begins = self._replay.usable and (moved or (wanted.discard and not in_vain))
+        begins = self._state_sync.usable and (moved or (wanted.discard and not in_vain))
         if begins or moved:
             self._account(heads, commits)
-        digest = self._state_digest() if self._replay.usable else b""
+        digest = self._state_digest() if self._state_sync.usable else b""
         if begins:
             self._begin_at(head, digest)
-        equivocal = self._replay.take_equivocal()
+        equivocal = self._state_sync.take_equivocal()
         self._post(CaughtUp(head, digest, shunned, failed_donors, equivocal))
 
     def _begin_at(self, head: Head, digest: bytes) -> None:
@@ -366,8 +366,8 @@ class ReplicaHands:
         if self._style.feedback is not None:
             self._style.feedback.forget()
         self._start_round(head)
-        self._keeper.announce_chain()
-        self._keeper.snapshot(digest, self._replica.state_arenas())
+        self._storage.announce_chain()
+        self._storage.snapshot(digest, self._replica.state_arenas())
         self._events.emit(
             "caught-up", round=head.round, head=head.digest.hex(), digest=digest.hex()
         )

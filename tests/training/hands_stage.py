@@ -33,14 +33,9 @@ from atom.swarm.chain.ring_standing import Pace
 from atom.swarm.chain.usual_gradients import PartLimit
 from atom.swarm.identity import Identity
 from atom.swarm.state.arenas import arena_digest, state_digest
-from atom.swarm.state.blobs import BlobShelf
+from atom.swarm.state.blobs import BlobStore
 from atom.training.exchange import RingStyle
 from atom.training.hands import Bench, ReplicaHands, Schedule
-from atom.training.kept.disk_room import DiskRoom
-from atom.training.kept.journal import Journal
-from atom.training.kept.keeper import Keeper
-from atom.training.kept.results import Results
-from atom.training.kept.shelf import Shelf
 from atom.training.replica.device_hold import DeviceHold
 from atom.training.replica.pass_watch import PassWatch
 from atom.training.replica.worker import Batch, Work, Worker
@@ -48,6 +43,11 @@ from atom.training.round.vocabulary import (
     Event,
     Stepped,
 )
+from atom.training.storage.disk_room import DiskRoom
+from atom.training.storage.journal import Journal
+from atom.training.storage.results import Results
+from atom.training.storage.run_storage import RunStorage
+from atom.training.storage.shelf import Shelf
 from tests.manual_clock import ManualClock
 from tests.swarm.local_transport import LocalNetwork, LocalTransport
 
@@ -152,7 +152,7 @@ class SmallDeck:
         return [self.next_batch(sequences) for _ in range(batches)]
 
 
-class ScriptedReplay:
+class ScriptedStateSync:
     """Does what the test says instead of catching up."""
 
     def __init__(self) -> None:
@@ -184,13 +184,13 @@ class Stage:
     def __init__(
         self, folder: Path, schedule: Schedule | None = None, room: type[DiskRoom] = DiskRoom
     ) -> None:
-        self.replica, self.deck, self.replay = SmallReplica(), SmallDeck(), ScriptedReplay()
+        self.replica, self.deck, self.state_sync = SmallReplica(), SmallDeck(), ScriptedStateSync()
         self.clock, self.events = ManualClock(100.0), EventList()
         self.start = genesis(b"m" * 32, state_digest(self.replica.arenas), ME)
         self.replica.gradients_tag = self.start.digest
         self.journal = Journal.open(folder / "chain.bin", self.start)
         self.results = Results(folder / "results", ELEMENTS)
-        self.blobs = BlobShelf()
+        self.blobs = BlobStore()
         self.snapshots = folder / "snapshots"
         self.failures: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
         self.posted: queue.SimpleQueue[Event] = queue.SimpleQueue()
@@ -204,9 +204,9 @@ class Stage:
         self.transport.start()
         self.folder, self.room = folder, room(folder, self.events)
         self.shelf = Shelf(self.blobs, self.journal, self.results)
-        self.keeper = Keeper(self.journal, self.results, self.shelf, self.snapshots, self.room)
+        self.storage = RunStorage(self.journal, self.results, self.shelf, self.snapshots, self.room)
         bench: Any = Bench(
-            self.replica, self.worker, self.deck, self.keeper, self.replay,  # type: ignore[arg-type]
+            self.replica, self.worker, self.deck, self.storage, self.state_sync,  # type: ignore[arg-type]
         )  # fmt: skip
         self.hands = ReplicaHands(
             bench, self.transport, schedule or Schedule(2, None, 0, 4, 16), self.clock,

@@ -30,8 +30,8 @@ from atom.swarm.chain.message_codec import encode
 from atom.swarm.chain.messages import CommitNotice
 from atom.swarm.identity import Identity
 from atom.swarm.state.arenas import arena_digest, state_digest
-from atom.training.catch_up.donors import Arenas, Offer
 from atom.training.replica.replica import Replica, ReplicaSettings
+from atom.training.state_sync.donors import Arenas, Offer
 from tests.manual_clock import ManualClock
 
 ROUNDS = 5

@@ -20,10 +20,7 @@ from atom.swarm.chain.commit import (
 )
 from atom.swarm.identity import Identity
 from atom.swarm.state.arenas import state_digest
-from atom.training.catch_up import result_fetch
-from atom.training.catch_up.catch_up import CatchUpFailed
 from atom.training.hands import Schedule
-from atom.training.kept.snapshot import list_snapshots
 from atom.training.replica.pacing import SwarmCount
 from atom.training.replica.worker import Batch
 from atom.training.round import Patience
@@ -38,6 +35,9 @@ from atom.training.round.vocabulary import (
     StartRing,
     Stepped,
 )
+from atom.training.state_sync import result_fetch
+from atom.training.state_sync.state_sync import CatchUpFailed
+from atom.training.storage.snapshot import list_snapshots
 from tests.training.hands_stage import BALLOT, ELEMENTS, LIMIT, ME, WAIT_S, Stage, kinds
 
 BEHIND = CatchUp(("a",), "behind")
@@ -323,7 +323,7 @@ def test_snapshots_are_due_by_the_schedule_and_at_the_end(tmp_path: Path) -> Non
 
 def test_of_a_fetched_result_the_round_hears_how_large_it_is(stage: Stage) -> None:
     result = torch.full((ELEMENTS,), 3.0)
-    stage.replay.on_fetch = lambda digest: result
+    stage.state_sync.on_fetch = lambda digest: result
     stage.hands.fetch_result(b"r" * 32, ("a",), True)
     assert stage.next_event() == Fetched(b"r" * 32, gradient_norm(result), 3.0)
 
@@ -340,7 +340,7 @@ def test_whatever_ends_a_fetch_the_round_hears_of_it(
         raise fault
 
     monkeypatch.setattr(result_fetch, "PATIENCE_S", 0.0)
-    stage.replay.on_fetch = fail
+    stage.state_sync.on_fetch = fail
     stage.hands.fetch_result(b"r" * 32, ("a",), True)
     assert stage.next_event() == FetchFailed(b"r" * 32)
     assert kinds(stage) == ["fetch-failed"]
@@ -364,7 +364,7 @@ def test_a_fetch_asks_again_for_what_is_not_there_yet(
         return torch.ones(ELEMENTS)
 
     monkeypatch.setattr(result_fetch, "PAUSE_S", 0.0)
-    stage.replay.on_fetch = late
+    stage.state_sync.on_fetch = late
     stage.hands.fetch_result(b"r" * 32, ("a",), True)
     assert isinstance(stage.next_event(), Fetched)
 
@@ -380,7 +380,7 @@ def test_a_failed_catch_up_leaves_us_where_we_were(stage: Stage, wanted: CatchUp
         raise CatchUpFailed("lies", ("a", "b"))
 
     stage.train()
-    stage.replay.on_run = fail
+    stage.state_sync.on_run = fail
     stage.hands.catch_up({"a": b"h" * 32}, wanted)
     state = state_digest(stage.replica.arenas)
     caught = stage.next_event()
@@ -394,10 +394,10 @@ def test_a_failed_catch_up_leaves_us_where_we_were(stage: Stage, wanted: CatchUp
 
 def test_without_any_state_the_digest_is_empty(stage: Stage) -> None:
     def fail(donors: Mapping[str, bytes], discard: bool) -> None:
-        stage.replay.usable = False
+        stage.state_sync.usable = False
         raise CatchUpFailed("nobody there")
 
-    stage.replay.on_run = fail
+    stage.state_sync.on_run = fail
     stage.hands.catch_up({}, CatchUp((), "no-state", discard=True))
     assert stage.next_event() == CaughtUp(stage.start, b"", ())
 
@@ -410,7 +410,7 @@ def test_a_new_head_starts_a_new_round(stage: Stage) -> None:
         stage.replica.finish_step()
 
     stage.train()
-    stage.replay.on_run = bring
+    stage.state_sync.on_run = bring
     stage.hands.catch_up({"a": b"h" * 32}, BEHIND)
     state = state_digest({**stage.replica.arenas, "master": -torch.ones(ELEMENTS)})
     assert stage.next_event() == CaughtUp(stage.journal.head, state)
@@ -427,7 +427,7 @@ def test_what_was_counted_and_missed_the_round_is_dropped(stage: Stage) -> None:
     begun: list[int] = []
     stage.hands.on_round_begun = lambda: begun.append(stage.hands.tally.sequences_dropped)
     stage.train()
-    stage.replay.on_run = bring
+    stage.state_sync.on_run = bring
     stage.hands.catch_up({"a": b"h" * 32}, BEHIND)
     stage.next_event()
     assert begun == [8], "who leaves learns of it, and trains no further"
@@ -446,7 +446,7 @@ def test_another_branch_takes_back_what_was_committed_on_ours(stage: Stage) -> N
         for _ in range(2):
             stage.journal.append(stage.commit(b"r" * 32, contributor=other))
 
-    stage.replay.on_run = bring
+    stage.state_sync.on_run = bring
     stage.hands.catch_up({"a": b"h" * 32}, BEHIND)
     stage.next_event()
     assert (tally.rounds_joined, tally.sequences_committed, tally.sequences_dropped) == (0, 0, 8)
@@ -471,7 +471,7 @@ def test_after_a_restart_the_last_loss_is_known(stage: Stage) -> None:
 
 def test_begin_offers_a_first_snapshot(stage: Stage) -> None:
     digest = stage.on_worker(stage.hands.begin)
-    assert stage.replay.restored
+    assert stage.state_sync.restored
     assert digest == state_digest(stage.replica.arenas)
     snapshot = list_snapshots(stage.snapshots)[0]
     assert (snapshot.round, snapshot.state_digest) == (0, digest)
@@ -479,7 +479,7 @@ def test_begin_offers_a_first_snapshot(stage: Stage) -> None:
 
 
 def test_begin_with_nothing_offers_nothing(stage: Stage) -> None:
-    stage.replay.usable = False
+    stage.state_sync.usable = False
     assert stage.on_worker(stage.hands.begin) == b""
     assert list_snapshots(stage.snapshots) == []
     assert stage.blobs.names() == ["snapshots"], "an empty list"
@@ -492,7 +492,7 @@ def test_closing_ends_a_fetch_that_would_ask_again(stage: Stage) -> None:
         asked.set()
         raise ConnectionError("gone")
 
-    stage.replay.on_fetch = fail
+    stage.state_sync.on_fetch = fail
     stage.hands.fetch_result(b"r" * 32, ("a",), True)
     assert asked.wait(WAIT_S)
     stage.hands.close()

@@ -10,8 +10,6 @@ import pytest
 
 from atom.swarm.state.arenas import state_digest
 from atom.training.hands import Schedule
-from atom.training.kept import keeper as keeper_module
-from atom.training.kept.snapshot import Snapshot, list_snapshots
 from atom.training.replica.worker import Batch
 from atom.training.round.vocabulary import (
     CatchUp,
@@ -20,6 +18,8 @@ from atom.training.round.vocabulary import (
     Frozen,
     Stepped,
 )
+from atom.training.storage import run_storage as storage_module
+from atom.training.storage.snapshot import Snapshot, list_snapshots
 from tests.training.hands_stage import BALLOT, LIMIT, WAIT_S, Stage
 
 BEHIND = CatchUp(("a",), "behind")
@@ -132,8 +132,8 @@ class HeldSnapshots:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.writing, self.may_write = threading.Event(), threading.Event()
-        self._write = keeper_module.write_snapshot
-        monkeypatch.setattr(keeper_module, "write_snapshot", self)
+        self._write = storage_module.write_snapshot
+        monkeypatch.setattr(storage_module, "write_snapshot", self)
 
     def __call__(self, *arguments: Any) -> Any:
         self.writing.set()
@@ -187,7 +187,7 @@ def test_catching_up_waits_for_what_follows_a_step(
     assert isinstance(stage.next_event(), Stepped)
     assert snapshots.writing.wait(WAIT_S)
     found: list[list[Snapshot]] = []
-    stage.replay.on_run = lambda donors, discard: found.append(list_snapshots(stage.snapshots))
+    stage.state_sync.on_run = lambda donors, discard: found.append(list_snapshots(stage.snapshots))
     stage.hands.catch_up({"a": b"h" * 32}, BEHIND)
     snapshots.may_write.set()
     assert isinstance(stage.next_event(), CaughtUp)

@@ -23,8 +23,8 @@ from atom.daemon.model.recipe import PRECISIONS
 from atom.graph.ir import ParameterLayout
 from atom.models.outside import Outside, Place
 from atom.models.source import ModelSource
-from atom.training.kept.snapshot import Snapshot, list_snapshots
-from atom.training.kept.weight_files import Piece, size_bytes, write_weights
+from atom.training.storage.snapshot import Snapshot, list_snapshots
+from atom.training.storage.weight_files import Piece, size_bytes, write_weights
 
 NO_CONFIG = (
     "the model is its owner's own module: the folder holds its state dict, under the module's own "

@@ -18,7 +18,7 @@ from atom.daemon.model.recipe import Recipe
 from atom.models.huggingface_config import MAX_CONFIG_BYTES
 from atom.models.outside import Outside, Place
 from atom.models.source import InitialValue, ModelSource
-from atom.training.kept.weight_files import WeightFiles
+from atom.training.storage.weight_files import WeightFiles
 
 CONFIG = "config.json"
 _SHOWN = 3

@@ -33,7 +33,7 @@ from atom.swarm.chain.commit import Commit, Head
 from atom.swarm.records.codec import decode_manifest, first_head
 from atom.swarm.records.run_manifest import Manifest
 from atom.swarm.state.arenas import describe, digest_of_manifests
-from atom.training.kept.snapshot import Snapshot, list_snapshots, load_snapshot
+from atom.training.storage.snapshot import Snapshot, list_snapshots, load_snapshot
 
 Progress = Callable[[int, int], None]
 

@@ -32,7 +32,7 @@ from atom.swarm.records.allow_list import AllowList
 from atom.swarm.records.reachability import Reached
 from atom.swarm.ring.chunk_kernels import chunk_kernels
 from atom.swarm.ring.codec import CODECS
-from atom.swarm.state.blobs import BlobServer, BlobShelf
+from atom.swarm.state.blobs import BlobServer, BlobStore
 from atom.swarm.state.state_transfer import Watch
 from atom.swarm.state.upload_places import UploadPlaces
 from atom.swarm.stream.handshake import Local
@@ -41,20 +41,20 @@ from atom.swarm.stream.throttle import Bandwidth
 from atom.swarm.transport.endpoint import TransportLimits
 from atom.swarm.transport.outreach import Outreach
 from atom.swarm.transport.transport import Transport
-from atom.training.catch_up.catch_up import FirstState, Replay
-from atom.training.catch_up.donors import PeerDonors
 from atom.training.exchange import RingStyle
 from atom.training.feedback import Feedback
 from atom.training.hands import Bench, ReplicaHands, Schedule
-from atom.training.kept.disk_room import DiskRoom
-from atom.training.kept.journal import Journal
-from atom.training.kept.keeper import Keeper
-from atom.training.kept.results import Results
-from atom.training.kept.shelf import Shelf
 from atom.training.loop import RoundLoop
 from atom.training.replica.samples import Deck
 from atom.training.replica.worker import Work, Worker
 from atom.training.round import Patience, RoundMachine, Terms
+from atom.training.state_sync.donors import PeerDonors
+from atom.training.state_sync.state_sync import FirstState, StateSync
+from atom.training.storage.disk_room import DiskRoom
+from atom.training.storage.journal import Journal
+from atom.training.storage.results import Results
+from atom.training.storage.run_storage import RunStorage
+from atom.training.storage.shelf import Shelf
 
 _REACHABLE = {"auto": Reached.UNKNOWN, "yes": Reached.YES, "no": Reached.NO}
 
@@ -93,7 +93,7 @@ class _ReplicaSide:
     bench: Bench
     journal: Journal
     donors: PeerDonors
-    blobs: BlobShelf
+    blobs: BlobStore
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def assemble(stack: ExitStack, given: Assembly) -> Life:
         steward=owner.steward,
         settings=owner.settings,
         hands=hands,
-        keeper=replica.bench.keeper,
+        storage=replica.bench.storage,
         donors=replica.donors,
         turns=given.turns,
         lookout=given.lookout,
@@ -146,8 +146,8 @@ def assemble(stack: ExitStack, given: Assembly) -> Life:
 
 def _replica_side(base: _Base) -> _ReplicaSide:
     box, member, life = base.given.box, base.given.member, base.life
-    journal, blobs = Journal.open(box.state.chain, member.genesis), BlobShelf()
-    keeper = _keeper(base, journal, blobs)
+    journal, blobs = Journal.open(box.state.chain, member.genesis), BlobStore()
+    storage = _storage(base, journal, blobs)
     donors = _donors(base)
     deck = Deck(member.samples, box.identity.peer_id)
     if member.code is not None:
@@ -155,16 +155,16 @@ def _replica_side(base: _Base) -> _ReplicaSide:
     batch = member.run.batch
     work = Work(batch.global_sequences, batch.micro_batch_sequences, deck.next_batch, deck.put_back)
     worker = Worker(member.replica, work, base.clock, life.on_pass, life.on_void, life.fail)
-    bench = Bench(member.replica, worker, deck, keeper, _replay(base, keeper, donors))
+    bench = Bench(member.replica, worker, deck, storage, _state_sync(base, storage, donors))
     return _ReplicaSide(bench, journal, donors, blobs)
 
 
-def _keeper(base: _Base, journal: Journal, blobs: BlobShelf) -> Keeper:
+def _storage(base: _Base, journal: Journal, blobs: BlobStore) -> RunStorage:
     box, member = base.given.box, base.given.member
     results = Results(box.state.results, member.replica.gradients.numel())
     shelf = Shelf(blobs, journal, results)
     room = DiskRoom(box.state.root, base.events, base.given.console.note)
-    return Keeper(journal, results, shelf, box.state.snapshots, room, box.peer.state.snapshots)
+    return RunStorage(journal, results, shelf, box.state.snapshots, room, box.peer.state.snapshots)
 
 
 def _donors(base: _Base) -> PeerDonors:
@@ -178,11 +178,11 @@ def _donors(base: _Base) -> PeerDonors:
     )
 
 
-def _replay(base: _Base, keeper: Keeper, donors: PeerDonors) -> Replay:
+def _state_sync(base: _Base, storage: RunStorage, donors: PeerDonors) -> StateSync:
     member, console = base.given.member, base.given.console
-    return Replay(
+    return StateSync(
         member.replica,
-        keeper,
+        storage,
         donors,
         FirstState(member.manifest.initial_state_digest, member.initialise),
         base.events,

@@ -41,9 +41,9 @@ from atom.swarm.chain.commit import Head
 from atom.swarm.records.codec import encode_manifest, first_head, manifest_digest
 from atom.swarm.records.run_manifest import Manifest
 from atom.swarm.state.arenas import state_digest
-from atom.training.kept.snapshot import list_snapshots, write_snapshot
-from atom.training.kept.weight_files import WeightFiles
 from atom.training.replica.replica import Replica
+from atom.training.storage.snapshot import list_snapshots, write_snapshot
+from atom.training.storage.weight_files import WeightFiles
 
 
 @dataclass(frozen=True)

@@ -23,12 +23,12 @@ from atom.swarm.dht.directory import Directory
 from atom.swarm.records.fork_choice import claims_better
 from atom.swarm.records.lease import Lease
 from atom.swarm.records.twin import TwinWatch
-from atom.training.catch_up.catch_up import BrokenOff
 from atom.training.loop import LeasesRead, RoundLoop
 from atom.training.replica.worker import STARTING
 from atom.training.round import RoundMachine
 from atom.training.round.succession import leaves_them_stuck
 from atom.training.round.vocabulary import Phase, View
+from atom.training.state_sync.state_sync import BrokenOff
 
 HANG_UP = "SIGHUP"
 """Asks to leave, and never insists, nor does the first signal after it: when a terminal is closed,
@@ -95,7 +95,7 @@ class Life:
                 verdict = self._look()
                 if verdict is not None:
                     return self._say_goodbye(verdict)
-                self._contacts.keep(directory.contacts(), parts.keeper.room)
+                self._contacts.keep(directory.contacts(), parts.storage.room)
 
     def close(self) -> None:
         """Ends every part, in the order that lets each finish what it holds."""
@@ -167,7 +167,7 @@ class Life:
         machine, self._loop = parts.make_loop(digest)
         self._machine = machine
         parts.hands.on_round_begun = self._on_round_begun
-        head = parts.keeper.journal.head
+        head = parts.storage.journal.head
         self._events.emit(
             "started",
             run=parts.member.manifest.run,
@@ -307,7 +307,7 @@ class Life:
     def _say_goodbye(self, verdict: Ending) -> Ending:
         self._gone = True
         machine = self._machine
-        head = self.parts.keeper.journal.head if machine is None else machine.head
+        head = self.parts.storage.journal.head if machine is None else machine.head
         digest = b"" if machine is None else machine.state_digest
         self._events.emit(
             "left",

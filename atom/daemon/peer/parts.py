@@ -14,12 +14,12 @@ from atom.daemon.turns.taking import DeviceTurns
 from atom.swarm.chain.commit import Voter
 from atom.swarm.transport.outreach import Outreach
 from atom.swarm.transport.transport import Transport
-from atom.training.catch_up.donors import PeerDonors
 from atom.training.hands import ReplicaHands
-from atom.training.kept.keeper import Keeper
 from atom.training.loop import RoundLoop
 from atom.training.replica.worker import Worker
 from atom.training.round import RoundMachine
+from atom.training.state_sync.donors import PeerDonors
+from atom.training.storage.run_storage import RunStorage
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Parts:
     settings: Settings
     turns: DeviceTurns
     hands: ReplicaHands
-    keeper: Keeper
+    storage: RunStorage
     donors: PeerDonors
     lookout: Lookout
     control: ControlServer

@@ -120,9 +120,9 @@ def info_of(
 
 def disk_of(parts: Parts) -> Mapping[str, Any]:
     """What lies on disk, and what does not because there is no room."""
-    keeper = parts.keeper
+    storage = parts.storage
     return {
-        "snapshots": [snapshot.round for snapshot in keeper.snapshots()],
-        "free_bytes": keeper.room.free_bytes(),
-        "paused": keeper.room.paused,
+        "snapshots": [snapshot.round for snapshot in storage.snapshots()],
+        "free_bytes": storage.room.free_bytes(),
+        "paused": storage.room.paused,
     }

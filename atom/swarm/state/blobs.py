@@ -91,7 +91,7 @@ Content = bytes | FileBytes | Tensor | Path | Mapping[str, Tensor]
 """Bytes; one tensor; a safetensors snapshot file; or a state's arenas by name."""
 
 
-class BlobShelf:
+class BlobStore:
     """What this peer serves, by name. Thread-safe."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
@@ -192,7 +192,7 @@ class BlobServer:
 
     def __init__(
         self,
-        shelf: BlobShelf,
+        shelf: BlobStore,
         places: UploadPlaces | None = None,
         courtesy: Courtesy | None = None,
     ) -> None:

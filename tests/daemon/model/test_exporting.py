@@ -34,9 +34,9 @@ from atom.graph.ir import ParameterLayout
 from atom.models.data.tokenizer import ByteTokenizer
 from atom.models.source import ModelSource
 from atom.swarm.identity import Identity
-from atom.training.kept import weight_files
-from atom.training.kept.snapshot import write_snapshot
-from atom.training.kept.weight_files import WeightFiles
+from atom.training.storage import weight_files
+from atom.training.storage.snapshot import write_snapshot
+from atom.training.storage.weight_files import WeightFiles
 from tests.daemon.model.kept_runs import WORDS, Folder, folder_in
 from tests.daemon.tiny_run import GPT3, LLAMA, TEXT
 

@@ -119,7 +119,7 @@ def test_the_deadline_holds_while_the_last_state_is_rebuilt(donors: Donors, tmp_
     for part in ("transport", "outreach", "control", "steward", "turns"):
         setattr(parts, part, SimpleNamespace(start=nothing, serve=nothing))
     parts.worker = SimpleNamespace(start=nothing, submit=submit)
-    parts.keeper = SimpleNamespace(
+    parts.storage = SimpleNamespace(
         journal=SimpleNamespace(head=SimpleNamespace(round=3, digest=b""))
     )
     unseen: Any = None

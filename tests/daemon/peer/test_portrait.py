@@ -44,7 +44,7 @@ def parts_of(run_file: str, samples: OwnSamples) -> Any:
         pauses=SimpleNamespace(reason=""),
         settings=SimpleNamespace(wishes=dict, doing=""),
         turns=SimpleNamespace(figures=dict),
-        keeper=SimpleNamespace(snapshots=list, room=room),
+        storage=SimpleNamespace(snapshots=list, room=room),
     )
 
 

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from atom.base.errors import PeerRefused, StorageError
 from atom.base.reasons import Reason
 from atom.swarm.state.arenas import CHUNK_BYTES, arena_digest, state_digest
-from atom.swarm.state.blobs import BlobServer, BlobShelf
+from atom.swarm.state.blobs import BlobServer, BlobStore
 from atom.swarm.state.upload_places import Place, UploadPlaces, gives_way
 from atom.swarm.stream.frames import Channel, Kind, Patience
 from atom.wire import transport_pb2 as wire
@@ -27,7 +27,7 @@ def state() -> dict[str, torch.Tensor]:
 
 
 def test_tensors_come_in_chunks() -> None:
-    shelf = BlobShelf()
+    shelf = BlobStore()
     shelf.register("state/x", state(), head=b"h" * 32, round=5)
     manifest = shelf.manifest("state/x")
     assert manifest.digest() == state_digest(state())
@@ -39,7 +39,7 @@ def test_tensors_come_in_chunks() -> None:
 def test_a_snapshot_file_is_served_in_place_even_when_replaced(tmp_path: Path) -> None:
     path = tmp_path / "snapshot.safetensors"
     save_file(state(), path, metadata={"round": "5"})
-    shelf = BlobShelf()
+    shelf = BlobStore()
     shelf.register("state/x", path)
     (tmp_path / "newer").write_bytes(b"something else")
     (tmp_path / "newer").rename(path)
@@ -47,7 +47,7 @@ def test_a_snapshot_file_is_served_in_place_even_when_replaced(tmp_path: Path) -
 
 
 def test_bytes_and_single_tensors() -> None:
-    shelf = BlobShelf()
+    shelf = BlobStore()
     result = torch.randn(64)
     shelf.register("chain", b"commits")
     shelf.register("empty", b"")
@@ -59,7 +59,7 @@ def test_bytes_and_single_tensors() -> None:
 
 
 def test_unknown_names_and_places_are_not_found() -> None:
-    shelf = BlobShelf()
+    shelf = BlobStore()
     shelf.register("chain", b"commits")
     for arena, chunk in ((0, 1), (1, 0), (2**31, 2**31)):
         with pytest.raises(PeerRefused) as refused:
@@ -76,7 +76,7 @@ def test_a_broken_snapshot_is_a_storage_error(tmp_path: Path, raw: bytes) -> Non
     path = tmp_path / "snapshot.safetensors"
     path.write_bytes(raw)
     with pytest.raises(StorageError):
-        BlobShelf().register("state/x", path)
+        BlobStore().register("state/x", path)
 
 
 def ask(channel: Channel, raw: bytes) -> tuple[int, bytes]:
@@ -86,7 +86,7 @@ def ask(channel: Channel, raw: bytes) -> tuple[int, bytes]:
 
 
 def test_the_server_answers_refuses_and_goes_on() -> None:
-    shelf = BlobShelf()
+    shelf = BlobStore()
     shelf.register("chain", b"commits" * 100_000)
     server = BlobServer(shelf, UploadPlaces(places=1, idle_s=SOON))
     asking, serving = (Channel(stream) for stream in MemoryStream.pair())
@@ -118,7 +118,7 @@ def test_the_server_answers_refuses_and_goes_on() -> None:
 
 @pytest.mark.parametrize("raw", [b"\xff\xff", b"x" * 2000])
 def test_nonsense_requests_end_the_channel_by_name(raw: bytes) -> None:
-    server = BlobServer(BlobShelf())
+    server = BlobServer(BlobStore())
     asking, serving = (Channel(stream) for stream in MemoryStream.pair())
     asking.send_frame(Kind.BLOB_REQUEST, raw, patience=Patience(SOON))
     with pytest.raises(PeerRefused) as refused:
@@ -129,7 +129,7 @@ def test_nonsense_requests_end_the_channel_by_name(raw: bytes) -> None:
 def test_who_asks_for_many_names_drives_out_its_own() -> None:
     """Every name that has to be resolved is hashed: many are not to cost others theirs."""
     resolved: list[str] = []
-    shelf = BlobShelf()
+    shelf = BlobStore()
 
     def resolve(name: str) -> bytes:
         resolved.append(name)

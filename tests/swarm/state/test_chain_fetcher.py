@@ -21,7 +21,7 @@ from atom.swarm.records.lease import Lease
 from atom.swarm.records.run_manifest import Manifest
 from atom.swarm.state import blobs, chain_fetcher
 from atom.swarm.state import manifest as blob
-from atom.swarm.state.blobs import BlobServer, BlobShelf
+from atom.swarm.state.blobs import BlobServer, BlobStore
 from atom.swarm.state.chain_fetcher import ChainFetcher
 from atom.swarm.state.ledger_reader import LedgerReader
 from atom.swarm.stream.handshake import Local
@@ -38,7 +38,7 @@ def stack() -> Iterator[ExitStack]:
         yield stack
 
 
-class EndlessShelf(BlobShelf):
+class EndlessShelf(BlobStore):
     """Says every moment that it is at work, and never gives anything."""
 
     def manifest(self, name: str, tick: Callable[[], None] = lambda: None) -> blob.Manifest:
@@ -48,14 +48,14 @@ class EndlessShelf(BlobShelf):
 
 
 def served(
-    stack: ExitStack, manifest: Manifest, rounds: int, shelf: BlobShelf | None = None
+    stack: ExitStack, manifest: Manifest, rounds: int, shelf: BlobStore | None = None
 ) -> Lease:
     """A peer with a chain of so many rounds; its lease."""
     first, commits = first_head(manifest), []
     for _ in range(rounds):
         commits.append(a_commit(heads_along(first, commits)[-1], {OWNER: 8}, [OWNER]))
     head = heads_along(first, commits)[-1]
-    shelf = shelf or BlobShelf()
+    shelf = shelf or BlobStore()
     shelf.register(chain_name(head.digest), b"".join(map(record_of, commits)))
     shelf.register(chain_name(head.digest, 1), b"".join(map(record_of, commits[1:])))
     allowed = seen_from_outside(manifest)

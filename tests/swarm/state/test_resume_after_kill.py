@@ -13,7 +13,7 @@ import torch
 from atom.base.events import EventList
 from atom.swarm.identity import Identity
 from atom.swarm.state.arenas import CHUNK_BYTES, state_digest
-from atom.swarm.state.blobs import BlobServer, BlobShelf
+from atom.swarm.state.blobs import BlobServer, BlobStore
 from atom.swarm.state.state_transfer import FetchOptions, fetch
 from atom.swarm.stream.handshake import Local
 from atom.swarm.transport.transport import Transport
@@ -24,7 +24,7 @@ STATE = {"master": torch.arange(PIECES * CHUNK_BYTES // 4, dtype=torch.float32)}
 SOON = 60.0
 
 
-class HaltingShelf(BlobShelf):
+class HaltingShelf(BlobStore):
     """Gives some pieces, then none until released."""
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class HaltingShelf(BlobShelf):
         return super().chunk(name, arena, chunk)
 
 
-def transport(shelf: BlobShelf | None) -> Transport:
+def transport(shelf: BlobStore | None) -> Transport:
     local = Local(Identity.create(), bytes(32), bytes(16))
     made = Transport(local, ("127.0.0.1", 0), EventList())
     made.set_handlers(on_blobs=BlobServer(shelf).serve if shelf is not None else None)

@@ -16,7 +16,7 @@ from atom.swarm.chain.ring_standing import Pace
 from atom.swarm.identity import Identity
 from atom.swarm.state import blobs
 from atom.swarm.state.arenas import CHUNK_BYTES, arena_digest, state_digest
-from atom.swarm.state.blobs import BlobServer, BlobShelf
+from atom.swarm.state.blobs import BlobServer, BlobStore
 from atom.swarm.state.manifest import Manifest
 from atom.swarm.state.state_transfer import FetchOptions, Watch, fetch, fetch_bytes, fetch_result
 from atom.swarm.stream.courtesy import Courtesy
@@ -31,14 +31,14 @@ CHUNK = CHUNK_BYTES // 4
 ALL = 1 << 30
 
 
-class LyingShelf(BlobShelf):
+class LyingShelf(BlobStore):
     """Tells the truth in manifests and lies in chunks."""
 
     def chunk(self, name: str, arena: int, chunk: int) -> bytes | memoryview:
         return bytes(len(super().chunk(name, arena, chunk)))
 
 
-class StuckShelf(BlobShelf):
+class StuckShelf(BlobStore):
     """Answers the manifest, then never again until released."""
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class StuckShelf(BlobShelf):
         return super().chunk(name, arena, chunk)
 
 
-class ThinkingShelf(BlobShelf):
+class ThinkingShelf(BlobStore):
     """Takes a second and a half for the manifest, and says so."""
 
     def manifest(self, name: str, tick: Callable[[], None] = lambda: None) -> Manifest:
@@ -61,7 +61,7 @@ class ThinkingShelf(BlobShelf):
         return super().manifest(name, tick)
 
 
-class FrozenShelf(BlobShelf):
+class FrozenShelf(BlobStore):
     """Says nothing at all until it is woken."""
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class FrozenShelf(BlobShelf):
         return super().manifest(name, tick)
 
 
-class CountingShelf(BlobShelf):
+class CountingShelf(BlobStore):
     """Counts the chunks it gave, and can fall over after some."""
 
     def __init__(self, gives: int = 1 << 30) -> None:
@@ -116,7 +116,7 @@ class Town:
         self.transports: list[PeerTransport] = []
         self.me = self._add(None)
 
-    def donor(self, shelf: BlobShelf, courtesy: Courtesy | None = None) -> str:
+    def donor(self, shelf: BlobStore, courtesy: Courtesy | None = None) -> str:
         transport = self._add(BlobServer(shelf, courtesy=courtesy).serve)
         host, port = transport.address
         self.me.set_addresses(transport.peer_id, [f"{host}:{port}"])
@@ -166,13 +166,13 @@ def state(seed: int = 0) -> dict[str, Tensor]:
     }
 
 
-def stocked(shelf: BlobShelf, contents: Mapping[str, Tensor] | None = None) -> BlobShelf:
+def stocked(shelf: BlobStore, contents: Mapping[str, Tensor] | None = None) -> BlobStore:
     shelf.register(NAME, state() if contents is None else contents, head=b"h" * 32, round=3)
     return shelf
 
 
-def shelf() -> BlobShelf:
-    return stocked(BlobShelf())
+def shelf() -> BlobStore:
+    return stocked(BlobStore())
 
 
 def options(**changes: object) -> FetchOptions:
@@ -190,7 +190,7 @@ def assert_is_state(arenas: Mapping[str, Tensor]) -> None:
 
 
 def test_a_state_comes_from_several_donors(town: Town) -> None:
-    donors = [town.donor(stocked(BlobShelf())) for _ in range(3)]
+    donors = [town.donor(stocked(BlobStore())) for _ in range(3)]
     steps: list[tuple[int, int]] = []
     fetched = fetch(town.me, donors, NAME, options(), watch=Watch(lambda *step: steps.append(step)))
     assert_is_state(fetched.arenas)
@@ -205,10 +205,10 @@ def test_liars_strangers_and_the_absent_are_replaced(town: Town) -> None:
     donors = [
         Identity.create().peer_id,
         town.donor(stocked(LyingShelf())),
-        town.donor(stocked(BlobShelf(), state(seed=1))),
-        town.donor(BlobShelf()),
+        town.donor(stocked(BlobStore(), state(seed=1))),
+        town.donor(BlobStore()),
         town.donor(stocked(CountingShelf(gives=1))),
-        town.donor(stocked(BlobShelf())),
+        town.donor(stocked(BlobStore())),
     ]
     fetched = fetch(town.me, donors, NAME, options(max_donors=1), watch=Watch(events=events))
     assert_is_state(fetched.arenas)
@@ -226,7 +226,7 @@ def test_in_which_order_a_donor_names_the_arenas_changes_nothing(
     turned = dict(reversed(state().items()))
     donors = [
         local_town.donor(stocked(CountingShelf(gives=2), turned)),
-        local_town.donor(stocked(BlobShelf())),
+        local_town.donor(stocked(BlobStore())),
     ]
     lies: list[str] = []
     watch = Watch(on_lie=lambda donor, reason: lies.append(donor))
@@ -242,7 +242,7 @@ def test_in_which_order_a_donor_names_the_arenas_changes_nothing(
 
 def test_a_stuck_donor_does_not_hold_the_others_up(local_town: Town) -> None:
     stuck = StuckShelf()
-    donors = [local_town.donor(stocked(stuck)), local_town.donor(stocked(BlobShelf()))]
+    donors = [local_town.donor(stocked(stuck)), local_town.donor(stocked(BlobStore()))]
     try:
         fetched = fetch(local_town.me, donors, NAME, options(silence_s=0.3))
         assert_is_state(fetched.arenas)
@@ -278,7 +278,7 @@ def test_one_frozen_before_its_manifest_is_given_up(town: Town) -> None:
 def test_a_trickling_donor_holds_nobody_up_for_long(local_town: Town) -> None:
     """It never falls silent, and would take minutes for a piece."""
     donors = [
-        local_town.donor(stocked(BlobShelf()), Trickle(64 * 1024.0)),
+        local_town.donor(stocked(BlobStore()), Trickle(64 * 1024.0)),
         local_town.donor(shelf()),
     ]
     fetched = fetch(local_town.me, donors, NAME, options())
@@ -309,7 +309,7 @@ def test_what_a_liar_costs_is_told(local_town: Town) -> None:
     lies: list[tuple[str, Reason]] = []
     told = threading.Event()
 
-    class Late(BlobShelf):
+    class Late(BlobStore):
         def chunk(self, name: str, arena: int, chunk: int) -> bytes | memoryview:
             assert told.wait(SOON)
             return super().chunk(name, arena, chunk)
@@ -328,7 +328,7 @@ def test_what_a_liar_costs_is_told(local_town: Town) -> None:
 def test_when_nobody_is_left_the_last_reason_is_told(local_town: Town) -> None:
     for donors, reason in (
         ([], Reason.NOT_FOUND),
-        ([local_town.donor(BlobShelf())], Reason.NOT_FOUND),
+        ([local_town.donor(BlobStore())], Reason.NOT_FOUND),
         ([local_town.donor(stocked(LyingShelf()))], Reason.HASH_MISMATCH),
     ):
         with pytest.raises(PeerRefused) as refused:
@@ -337,7 +337,7 @@ def test_when_nobody_is_left_the_last_reason_is_told(local_town: Town) -> None:
 
 
 def test_a_promise_of_too_much_is_refused(local_town: Town) -> None:
-    donor = local_town.donor(stocked(BlobShelf()))
+    donor = local_town.donor(stocked(BlobStore()))
     with pytest.raises(PeerRefused) as refused:
         fetch(local_town.me, [donor], NAME, options(max_bytes=CHUNK_BYTES))
     assert refused.value.reason is Reason.TOO_LARGE
@@ -345,9 +345,9 @@ def test_a_promise_of_too_much_is_refused(local_town: Town) -> None:
 
 def test_without_a_digest_the_majority_decides(local_town: Town) -> None:
     donors = [
-        local_town.donor(stocked(BlobShelf(), state(seed=1))),
-        local_town.donor(stocked(BlobShelf())),
-        local_town.donor(stocked(BlobShelf())),
+        local_town.donor(stocked(BlobStore(), state(seed=1))),
+        local_town.donor(stocked(BlobStore())),
+        local_town.donor(stocked(BlobStore())),
     ]
     fetched = fetch(local_town.me, donors, NAME, options(expected_digest=None))
     assert_is_state(fetched.arenas)
@@ -377,14 +377,14 @@ def test_a_rejoining_peer_fetches_only_what_changed(local_town: Town) -> None:
 
 
 def test_a_state_of_another_program_is_a_mismatch(local_town: Town) -> None:
-    donor = local_town.donor(stocked(BlobShelf()))
+    donor = local_town.donor(stocked(BlobStore()))
     with pytest.raises(MismatchError, match="moment"):
         fetch(local_town.me, [donor], NAME, options(), into={"master": state()["master"]})
 
 
 def test_an_unusable_directory_is_a_storage_error(local_town: Town, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    donor = local_town.donor(stocked(BlobShelf()))
+    donor = local_town.donor(stocked(BlobStore()))
     with pytest.raises(StorageError):
         fetch(local_town.me, [donor], NAME, options(), into=tmp_path / "file")
 
@@ -402,8 +402,8 @@ def test_stopping_ends_a_fetch(local_town: Town) -> None:
 
 
 def test_a_result_is_fetched_by_its_digest(town: Town) -> None:
-    result, into, wrong = torch.randn(CHUNK + 16), torch.empty(CHUNK + 16), BlobShelf()
-    digest, right = arena_digest(result), BlobShelf()
+    result, into, wrong = torch.randn(CHUNK + 16), torch.empty(CHUNK + 16), BlobStore()
+    digest, right = arena_digest(result), BlobStore()
     wrong.register(f"result/{digest.hex()}", result + 1)
     right.register(f"result/{digest.hex()}", result)
     donors = [town.donor(wrong), town.donor(right)]
@@ -413,7 +413,7 @@ def test_a_result_is_fetched_by_its_digest(town: Town) -> None:
 
 def test_a_result_that_comes_too_slowly_is_given_up(local_town: Town) -> None:
     """Something comes all the time, and it would take for ever."""
-    result, into, held = torch.randn(CHUNK + 16), torch.empty(CHUNK + 16), BlobShelf()
+    result, into, held = torch.randn(CHUNK + 16), torch.empty(CHUNK + 16), BlobStore()
     digest = arena_digest(result)
     held.register(f"result/{digest.hex()}", result)
     donor = local_town.donor(held, Trickle(64 * 1024.0))
@@ -427,7 +427,7 @@ def test_a_result_that_comes_too_slowly_is_given_up(local_town: Town) -> None:
 
 
 def test_plain_bytes_are_fetched_whole(town: Town) -> None:
-    shelf, raw = BlobShelf(), bytes(range(256)) * 40_000
+    shelf, raw = BlobStore(), bytes(range(256)) * 40_000
     shelf.register("chain", raw)
     shelf.register("result/x", torch.ones(4))
     donor = town.donor(shelf)

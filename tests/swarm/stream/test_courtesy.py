@@ -4,7 +4,7 @@ import contextlib
 import threading
 import time
 
-from atom.swarm.state.blobs import BlobServer, BlobShelf
+from atom.swarm.state.blobs import BlobServer, BlobStore
 from atom.swarm.state.donor import Donor
 from atom.swarm.state.fetch_options import FetchOptions
 from atom.swarm.stream.courtesy import SHARE, Courtesy
@@ -109,7 +109,7 @@ def test_who_serves_blobs_waits_for_rings() -> None:
             self.waits -= 1
             return 0.001 if self.waits > 0 else 0.0
 
-    watched, shelf, content = Watched(), BlobShelf(), bytearray(7)
+    watched, shelf, content = Watched(), BlobStore(), bytearray(7)
     shelf.register("x", b"content")
     near, far = map(Channel, MemoryStream.pair())
     server = BlobServer(shelf, courtesy=watched)

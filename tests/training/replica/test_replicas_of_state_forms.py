@@ -19,11 +19,11 @@ from atom.swap.device import CpuDevice
 from atom.swap.state_form import StateForm
 from atom.swarm.identity import Identity
 from atom.swarm.state.arenas import state_digest
-from atom.swarm.state.blobs import BlobServer, BlobShelf
+from atom.swarm.state.blobs import BlobServer, BlobStore
 from atom.swarm.state.fetch_options import Watch
-from atom.training.catch_up.donors import Offer, PeerDonors
-from atom.training.kept.snapshot import load_snapshot, write_snapshot
 from atom.training.replica.replica import Replica, ReplicaSettings
+from atom.training.state_sync.donors import Offer, PeerDonors
+from atom.training.storage.snapshot import load_snapshot, write_snapshot
 from tests.manual_clock import ManualClock
 from tests.swarm.local_transport import LocalNetwork, LocalTransport
 
@@ -146,9 +146,9 @@ def test_a_state_of_another_form_is_refused(
 
 
 @pytest.fixture
-def town() -> Iterator[tuple[LocalTransport, LocalTransport, BlobShelf]]:
+def town() -> Iterator[tuple[LocalTransport, LocalTransport, BlobStore]]:
     """A joiner, a donor and the donor's shelf."""
-    network, shelf = LocalNetwork(), BlobShelf()
+    network, shelf = LocalNetwork(), BlobStore()
     transports = [
         LocalTransport(network, Identity.create(), bytes([n]) * 16, EventList()) for n in range(2)
     ]
@@ -164,7 +164,7 @@ def town() -> Iterator[tuple[LocalTransport, LocalTransport, BlobShelf]]:
 def test_a_joiner_fetches_it_from_a_peer(
     device: CpuDevice,
     form: StateForm,
-    town: tuple[LocalTransport, LocalTransport, BlobShelf],
+    town: tuple[LocalTransport, LocalTransport, BlobStore],
     tmp_path: Path,
 ) -> None:
     me, donor, shelf = town

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from atom.training.catch_up.result_fetch import HASTE_S, PATIENCE_S, PAUSE_S
 from atom.training.round.vocabulary import Fetched, FetchFailed, FetchResult
+from atom.training.state_sync.result_fetch import HASTE_S, PATIENCE_S, PAUSE_S
 
 if TYPE_CHECKING:
     from simulated_peer import Process

@@ -1,4 +1,4 @@
-"""What others serve to catch up from, and how it is fetched. The names are `kept/shelf.py`'s."""
+"""What others serve to catch up from, and how it is fetched. The names are `storage/shelf.py`'s."""
 
 import json
 import math
@@ -26,7 +26,7 @@ from atom.swarm.state.state_transfer import (
     fetch_result,
 )
 from atom.swarm.transport.transport import PeerTransport
-from atom.training.kept.shelf import MAX_OFFERS, SNAPSHOTS
+from atom.training.storage.shelf import MAX_OFFERS, SNAPSHOTS
 
 Arenas = dict[str, torch.Tensor]
 MAX_OFFERS_BYTES = 16 * 1024

@@ -11,15 +11,15 @@ from atom.base.events import EventList
 from atom.base.reasons import Reason
 from atom.swarm.chain.ring_standing import Pace
 from atom.swarm.state.arenas import state_digest
-from atom.swarm.state.blobs import BlobShelf
-from atom.training.catch_up.catch_up import FirstState, Replay
-from atom.training.catch_up.donors import Arenas, Donors, Offer
-from atom.training.kept.disk_room import DiskRoom
-from atom.training.kept.journal import Journal
-from atom.training.kept.keeper import Keeper
-from atom.training.kept.results import Results
-from atom.training.kept.shelf import Shelf
-from atom.training.kept.snapshot import write_snapshot
+from atom.swarm.state.blobs import BlobStore
+from atom.training.state_sync.donors import Arenas, Donors, Offer
+from atom.training.state_sync.state_sync import FirstState, StateSync
+from atom.training.storage.disk_room import DiskRoom
+from atom.training.storage.journal import Journal
+from atom.training.storage.results import Results
+from atom.training.storage.run_storage import RunStorage
+from atom.training.storage.shelf import Shelf
+from atom.training.storage.snapshot import write_snapshot
 from tests.training.small_history import initialise, new_replica, run
 
 
@@ -114,20 +114,20 @@ class Peer:
         self.journal = Journal.open(folder / "chain.bin", run().heads[0])
         self.results = Results(folder / "results", self.replica.gradients.numel())
         self.events = EventList()
-        room, shelf = DiskRoom(folder, self.events), Shelf(BlobShelf(), self.journal, self.results)
-        self.keeper = Keeper(self.journal, self.results, shelf, self.snapshots, room)
+        room, shelf = DiskRoom(folder, self.events), Shelf(BlobStore(), self.journal, self.results)
+        self.storage = RunStorage(self.journal, self.results, shelf, self.snapshots, room)
         self.knows_start = knows_start
-        self.replay = self.with_donors(FakeDonors({}))
+        self.state_sync = self.with_donors(FakeDonors({}))
 
-    def with_donors(self, donors: Donors) -> Replay:
+    def with_donors(self, donors: Donors) -> StateSync:
         first = FirstState(run().digest(0), self._first)
         self.told: list[tuple[int, int]] = []
 
         def told(done: int, total: int) -> None:
             self.told.append((done, total))
 
-        self.replay = Replay(self.replica, self.keeper, donors, first, self.events, told)
-        return self.replay
+        self.state_sync = StateSync(self.replica, self.storage, donors, first, self.events, told)
+        return self.state_sync
 
     def _first(self) -> bool:
         if self.knows_start:
@@ -155,7 +155,7 @@ class Peer:
         story = run()
         again = Journal.open(self.folder / "chain.bin", story.heads[0])
         return (
-            self.replay.usable
+            self.state_sync.usable
             and self.replica.round == round_number
             and self.journal.head == again.head == story.heads[round_number]
             and state_digest(self.replica.state_arenas()) == story.digest(round_number)
@@ -174,7 +174,7 @@ def peer_of(tmp_path: Path) -> Make:
         made.append(peer)
         if at is not None:
             peer.store(at, range(1, at + 1))
-            peer.replay.restore()
+            peer.state_sync.restore()
             assert peer.at(at)
         return peer
 

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from atom.base.errors import StorageError
-from atom.swarm.state.blobs import BlobShelf
+from atom.swarm.state.blobs import BlobStore
 from atom.training.hands import Schedule
-from atom.training.kept import keeper as keeper_module
-from atom.training.kept.disk_room import DiskRoom
-from atom.training.kept.journal import Journal
-from atom.training.kept.keeper import Keeper
-from atom.training.kept.shelf import IN_USE_S, Shelf
-from atom.training.kept.snapshot import list_snapshots
+from atom.training.storage import run_storage as storage_module
+from atom.training.storage.disk_room import DiskRoom
+from atom.training.storage.journal import Journal
+from atom.training.storage.run_storage import RunStorage
+from atom.training.storage.shelf import IN_USE_S, Shelf
+from atom.training.storage.snapshot import list_snapshots
 from tests.read_only_disk import turn_read_only
 from tests.training.hands_stage import ELEMENTS, Stage, kinds
 
@@ -59,7 +59,7 @@ def of(stage: Stage, kind: str) -> list[str]:
 
 
 def test_as_many_as_asked_for_and_the_oldest_goes_first(stage: Stage) -> None:
-    one = Keeper(stage.journal, stage.results, stage.shelf, stage.snapshots, stage.room, keep=1)
+    one = RunStorage(stage.journal, stage.results, stage.shelf, stage.snapshots, stage.room, keep=1)
     steps(stage, 7)
     assert rounds(stage) == [6, 4]
     assert len(stage.results.stored()) == 3, "since the older one"
@@ -73,14 +73,14 @@ def test_what_a_power_cut_left_of_a_result_is_offered_once_it_is_whole(stage: St
     result = stage.journal.commits[-1].value.result_digest
     whole = stage.results.path(result).read_bytes()
     stage.results.path(result).write_bytes(b"")
-    blobs = BlobShelf()
+    blobs = BlobStore()
     shelf = Shelf(blobs, stage.journal, stage.results)
-    keeper = Keeper(stage.journal, stage.results, shelf, stage.snapshots, stage.room)
-    keeper.begin()
+    storage = RunStorage(stage.journal, stage.results, shelf, stage.snapshots, stage.room)
+    storage.begin()
     name = f"result/{result.hex()}"
     assert name not in blobs.names()
     stage.results.path(result).write_bytes(whole)
-    keeper.announce_chain()
+    storage.announce_chain()
     assert name in blobs.names()
 
 
@@ -109,7 +109,7 @@ def test_the_oldest_makes_room_for_the_newest(stage: Stage) -> None:
         def free_bytes(self) -> int:
             return 1 << 30 if len(rounds(stage)) < 2 else 0
 
-    stage.keeper.room = Tight(stage.snapshots, stage.events)
+    stage.storage.room = Tight(stage.snapshots, stage.events)
     steps(stage, 2)
     assert rounds(stage) == [6, 4]
     assert of(stage, "disk-full") == []
@@ -125,7 +125,7 @@ def test_a_state_that_is_being_fetched_stays_a_while(
     assert rounds(stage) == [8, 6, 2], "two, and the one in use"
     assert name in stage.blobs.names()
     assert len(stage.results.stored()) == 6, "what it takes to follow from there"
-    monkeypatch.setattr(keeper_module, "LENT_ROUNDS", 6)
+    monkeypatch.setattr(storage_module, "LENT_ROUNDS", 6)
     steps(stage, 2)
     assert rounds(stage) == [10, 8], "nobody may hold on to it for ever"
 
@@ -183,7 +183,7 @@ def test_a_quota_that_does_not_show_is_not_run_into_each_round(
         raise StorageError("could not write the snapshot", "free some disk space")
 
     with monkeypatch.context() as patch:
-        patch.setattr(keeper_module, "write_snapshot", full)
+        patch.setattr(storage_module, "write_snapshot", full)
         steps(stage, 5)
     assert tried == [2, 4], "only when a snapshot is due"
     steps(stage, 1)
@@ -202,7 +202,7 @@ def test_no_room_for_results_or_the_chain_stops_nobody(
         patch.setattr(Journal, "_write_rest", full)
         steps(stage, 1)
         held = stage.hold(9.0)
-        stage.keeper.offer_result(held)
+        stage.storage.offer_result(held)
     assert stage.journal.head.round == 1
     assert stage.blobs.names() == [f"result/{held.hex()}"], "from memory"
     assert of(stage, "disk-full") == ["results", "chain"]
@@ -220,7 +220,7 @@ def test_a_disk_that_turns_read_only_stops_nobody(
     with monkeypatch.context() as patch:
         turn_read_only(patch)
         steps(stage, 2)
-        Keeper(
+        RunStorage(
             stage.journal, stage.results, stage.shelf, stage.snapshots, stage.room, keep=1
         ).begin()
     assert stage.journal.head.round == 6

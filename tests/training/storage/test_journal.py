@@ -25,7 +25,7 @@ from atom.swarm.chain.commit import (
 )
 from atom.swarm.chain.membership import signed_by
 from atom.swarm.identity import Identity
-from atom.training.kept.journal import Journal
+from atom.training.storage.journal import Journal
 
 IDENTITY = Identity.create()
 ME = Voter(IDENTITY.peer_id, b"i" * 16)

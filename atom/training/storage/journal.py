@@ -14,7 +14,7 @@ from atom.base.errors import PeerRefused, StorageError
 from atom.swarm.chain.chain_bytes import LENGTH_BYTES, parse_commits, record_of
 from atom.swarm.chain.check import verified_heads
 from atom.swarm.chain.commit import Commit, Head
-from atom.training.kept.snapshot import Snapshot
+from atom.training.storage.snapshot import Snapshot
 
 
 class Journal:

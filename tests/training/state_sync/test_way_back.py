@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atom.training.catch_up.donors import Offer
-from atom.training.catch_up.way_back import Position, Sizes, Way, ways_back
+from atom.training.state_sync.donors import Offer
+from atom.training.state_sync.way_back import Position, Sizes, Way, ways_back
 
 SIZES = Sizes(state=12, result=4)
 

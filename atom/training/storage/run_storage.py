@@ -13,11 +13,11 @@ import torch
 
 from atom.base.errors import StorageError
 from atom.swarm.chain.commit import Commit, Head
-from atom.training.kept.disk_room import DiskRoom
-from atom.training.kept.journal import Journal
-from atom.training.kept.results import Results
-from atom.training.kept.shelf import Shelf
-from atom.training.kept.snapshot import (
+from atom.training.storage.disk_room import DiskRoom
+from atom.training.storage.journal import Journal
+from atom.training.storage.results import Results
+from atom.training.storage.shelf import Shelf
+from atom.training.storage.snapshot import (
     KEPT,
     Snapshot,
     list_snapshots,
@@ -31,7 +31,7 @@ LENT_ROUNDS = 64
 SNAPSHOTS, RESULTS, SYNCED, CHAIN = "snapshots", "results", "synced results", "chain"
 
 
-class Keeper:
+class RunStorage:
     """Called by one thread at a time: the worker's, or the aftermath of a step; but for
     `offer_result` and `keep_results`."""
 

@@ -9,8 +9,8 @@ import torch
 
 from atom.base.errors import StorageError
 from atom.swarm.state.arenas import arena_digest
-from atom.training.kept.results import Results
-from atom.training.kept.snapshot import (
+from atom.training.storage.results import Results
+from atom.training.storage.snapshot import (
     Snapshot,
     list_snapshots,
     load_snapshot,

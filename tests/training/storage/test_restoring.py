@@ -3,10 +3,10 @@
 import pytest
 
 from atom.swarm.state.arenas import state_digest
-from atom.training.catch_up.catch_up import BrokenOff, CatchUpFailed
-from atom.training.kept.snapshot import list_snapshots, write_snapshot
-from tests.training.catch_up.catching_peer import FakeDonors, Make, peer_of
+from atom.training.state_sync.state_sync import BrokenOff, CatchUpFailed
+from atom.training.storage.snapshot import list_snapshots, write_snapshot
 from tests.training.small_history import ROUNDS, run
+from tests.training.state_sync.catching_peer import FakeDonors, Make, peer_of
 
 __all__ = ["peer_of"]
 
@@ -14,7 +14,7 @@ __all__ = ["peer_of"]
 def test_a_snapshot_and_the_results_since_restore_the_state(peer_of: Make) -> None:
     peer = peer_of(knows_start=False)
     peer.store(ROUNDS, [4, 5], snapshots=[1, 3])
-    peer.replay.restore()
+    peer.state_sync.restore()
     assert peer.at(ROUNDS)
     assert peer.told == [(0, 2), (1, 2), (2, 2)]
 
@@ -26,7 +26,7 @@ def test_without_a_snapshot_it_begins_at_the_first_state(peer_of: Make) -> None:
 def test_a_missing_result_cuts_the_journal_there(peer_of: Make) -> None:
     peer = peer_of()
     peer.store(ROUNDS, [3, 5], snapshots=[2])
-    peer.replay.restore()
+    peer.state_sync.restore()
     assert peer.at(3)
     assert peer.told == [(0, 3), (1, 3), (1, 0)], "it breaks off there"
 
@@ -60,7 +60,7 @@ def test_a_damaged_snapshot_falls_back_to_the_one_before(peer_of: Make) -> None:
     raw = bytearray(newest.read_bytes())
     raw[-5] ^= 0x40
     newest.write_bytes(bytes(raw))
-    peer.replay.restore()
+    peer.state_sync.restore()
     assert peer.at(ROUNDS)
     assert peer.events.events == [{"event": "snapshot-damaged", "path": newest.name}]
 
@@ -69,7 +69,7 @@ def test_a_snapshot_of_another_branch_does_not_count(peer_of: Make) -> None:
     peer = peer_of()
     peer.store(2, [1, 2])
     write_snapshot(peer.snapshots, 2, b"x" * 32, run().digest(3), run().states[3])
-    peer.replay.restore()
+    peer.state_sync.restore()
     assert peer.at(2)
 
 
@@ -78,15 +78,15 @@ def test_a_state_that_the_next_commit_contradicts_does_not_count(peer_of: Make) 
     peer.store(ROUNDS, range(1, 6))
     wrong = run().states[2]
     write_snapshot(peer.snapshots, 4, run().heads[4].digest, state_digest(wrong), wrong)
-    peer.replay.restore()
+    peer.state_sync.restore()
     assert peer.at(ROUNDS)
 
 
 def test_nothing_at_hand_is_not_usable(peer_of: Make) -> None:
     peer = peer_of(knows_start=False)
     peer.store(3, [1, 2, 3])
-    peer.replay.restore()
-    assert not peer.replay.usable
+    peer.state_sync.restore()
+    assert not peer.state_sync.usable
     assert peer.journal.head == run().heads[0]
     with pytest.raises(CatchUpFailed, match="no donors"):
-        peer.replay.run({}, discard=False)
+        peer.state_sync.run({}, discard=False)

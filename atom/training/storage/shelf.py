@@ -21,10 +21,10 @@ from collections.abc import Sequence, Set
 from atom.base.errors import StorageError
 from atom.swarm.chain.chain_bytes import chain_name
 from atom.swarm.state.arena_sources import FileBytes
-from atom.swarm.state.blobs import BlobShelf
-from atom.training.kept.journal import Journal
-from atom.training.kept.results import Results
-from atom.training.kept.snapshot import Snapshot
+from atom.swarm.state.blobs import BlobStore
+from atom.training.storage.journal import Journal
+from atom.training.storage.results import Results
+from atom.training.storage.snapshot import Snapshot
 
 KEPT_CHAINS = 8
 """A reader may have learned our head from a lease that is some rounds old."""
@@ -37,7 +37,7 @@ _CHAIN_SINCE = re.compile("chain/([0-9a-f]{64})/([0-9]{1,12})")
 class Shelf:
     """Keeps the blob shelf in step with the journal, the results and the snapshots."""
 
-    def __init__(self, blobs: BlobShelf, journal: Journal, results: Results) -> None:
+    def __init__(self, blobs: BlobStore, journal: Journal, results: Results) -> None:
         self._blobs = blobs
         self._journal = journal
         self._results = results

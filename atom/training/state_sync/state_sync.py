@@ -20,14 +20,14 @@ from atom.swarm.chain.ring_standing import Pace
 from atom.swarm.records.fork_choice import branch_from
 from atom.swarm.state.arenas import state_digest
 from atom.swarm.state.donor_queue import LIES
-from atom.training.catch_up.donated_chain import donated_chain
-from atom.training.catch_up.donors import Arenas, Donors, Offer
-from atom.training.catch_up.offers import offers_on
-from atom.training.catch_up.one_by_one import Told, one_by_one
-from atom.training.catch_up.way_back import Position, Sizes, Way, ways_back
-from atom.training.kept.keeper import Keeper
-from atom.training.kept.snapshot import Snapshot, load_snapshot
 from atom.training.replica.replica import Replica
+from atom.training.state_sync.donated_chain import donated_chain
+from atom.training.state_sync.donors import Arenas, Donors, Offer
+from atom.training.state_sync.offers import offers_on
+from atom.training.state_sync.one_by_one import Told, one_by_one
+from atom.training.state_sync.way_back import Position, Sizes, Way, ways_back
+from atom.training.storage.run_storage import RunStorage
+from atom.training.storage.snapshot import Snapshot, load_snapshot
 
 DOWNLOADS = "downloads"
 
@@ -53,13 +53,13 @@ class FirstState:
     """Sets the replica to round 0, if it can be made here; whether it is bit for bit the run's."""
 
 
-class Replay:
+class StateSync:
     """Used on the worker's thread, but for `fetch_result`."""
 
     def __init__(
         self,
         replica: Replica,
-        keeper: Keeper,
+        storage: RunStorage,
         donors: Donors,
         first: FirstState,
         events: EventSink,
@@ -68,9 +68,9 @@ class Replay:
         """`told`: how far replaying rounds is, as `one_by_one` tells it."""
         self._replica = replica
         self._told = told
-        self._keeper = keeper
-        self._journal = keeper.journal
-        self._results = keeper.results
+        self._storage = storage
+        self._journal = storage.journal
+        self._results = storage.results
         self._donors = donors
         self._first = first
         self._events = events
@@ -91,7 +91,7 @@ class Replay:
         reached = self._replica.round if self.usable else 0
         journal = self._journal
         if reached < len(journal.commits):
-            self._keeper.replace_chain(journal.commits[:reached], journal.heads[: reached + 1])
+            self._storage.replace_chain(journal.commits[:reached], journal.heads[: reached + 1])
 
     def run(
         self, donors: Mapping[str, bytes], discard: bool, least_backing: int = 0
@@ -114,7 +114,7 @@ class Replay:
                     raise PeerRefused(Reason.BAD_CERTIFICATE, "a branch that too few have signed")
                 self._follow(commits, heads, others, discard)
                 self._donors.forget()
-                self._keeper.room.give_up(DOWNLOADS)
+                self._storage.room.give_up(DOWNLOADS)
                 return tuple(sorted(shunned | self._donors.take_liars()))
             except PeerRefused as refused:
                 if refused.reason in LIES:
@@ -161,7 +161,7 @@ class Replay:
 
     def _from_disk(self) -> int | None:
         """Loads the newest snapshot on our chain, else round 0; the round, or None."""
-        for snapshot in self._keeper.snapshots():
+        for snapshot in self._storage.snapshots():
             self._go_on()
             if not self._journal.leads_to(snapshot):
                 continue
@@ -257,7 +257,7 @@ class Replay:
             raise PeerRefused(Reason.STATE_MISMATCH, f"state of round {offer.round}")
         self.usable = False  # until the journal says the same
         self._replica.load_state(arenas, offer.round)
-        self._keeper.replace_chain(commits[: offer.round], heads[: offer.round + 1])
+        self._storage.replace_chain(commits[: offer.round], heads[: offer.round + 1])
         self.usable = True
 
     def _state_of(self, offer: Offer, peers: list[str], digest: bytes | None) -> Arenas:
@@ -271,7 +271,7 @@ class Replay:
                 self._donors.forget({offer})
                 found.append(self._donors.state(offer, peers, digest, None))
 
-        if self._keeper.room.attempt(DOWNLOADS, in_files):
+        if self._storage.room.attempt(DOWNLOADS, in_files):
             return found[0]
         self._donors.forget()
         self.usable = False
@@ -285,7 +285,7 @@ class Replay:
         self.usable = False  # from here on the replica holds round 0, or nothing
         if not self._first.initialise():
             raise OSError("no donor serves a state on the chain")
-        self._keeper.replace_chain([], heads[:1])
+        self._storage.replace_chain([], heads[:1])
         self.usable = True
 
     def _replay_or_fail(self, commits: Sequence[Commit], peers: Sequence[str]) -> None:
@@ -311,7 +311,7 @@ class Replay:
                 return False
             raise
         self._results.hold(digest, result)  # also one of the disk's; no ring runs here
-        self._keeper.record(commit)
+        self._storage.record(commit)
         self._apply(commit, result)
         self._results.release()
         return True

@@ -12,18 +12,18 @@ from atom.base.events import EventList
 from atom.base.reasons import Reason
 from atom.swarm.identity import Identity
 from atom.swarm.state import blobs
-from atom.swarm.state.blobs import BlobServer, BlobShelf
+from atom.swarm.state.blobs import BlobServer, BlobStore
 from atom.swarm.state.fetch_target import Landed
 from atom.swarm.state.manifest import Manifest
 from atom.swarm.state.state_transfer import Watch
-from atom.training.catch_up import donors as serving
-from atom.training.catch_up.catch_up import CatchUpFailed
-from atom.training.catch_up.donors import Offer, PeerDonors, parse_offers
-from atom.training.kept.shelf import MAX_OFFERS, Shelf
-from atom.training.kept.snapshot import list_snapshots
+from atom.training.state_sync import donors as serving
+from atom.training.state_sync.donors import Offer, PeerDonors, parse_offers
+from atom.training.state_sync.state_sync import CatchUpFailed
+from atom.training.storage.shelf import MAX_OFFERS, Shelf
+from atom.training.storage.snapshot import list_snapshots
 from tests.swarm.local_transport import LocalNetwork, LocalTransport
-from tests.training.catch_up.catching_peer import Make, Peer, heads, peer_of
 from tests.training.small_history import ROUNDS, run
+from tests.training.state_sync.catching_peer import Make, Peer, heads, peer_of
 
 __all__ = ["peer_of"]
 
@@ -42,10 +42,10 @@ class Street:
         self.donors = PeerDonors(self._add(None), elements, state, folder, watch)
         peer.with_donors(self.donors)
 
-    def open_door(self, blobs: BlobShelf) -> str:
+    def open_door(self, blobs: BlobStore) -> str:
         return self._add(blobs).peer_id
 
-    def _add(self, blobs: BlobShelf | None) -> LocalTransport:
+    def _add(self, blobs: BlobStore | None) -> LocalTransport:
         number = len(self._transports)
         transport = LocalTransport(
             self._network, Identity.create(), bytes([number]) * 16, EventList()
@@ -72,10 +72,10 @@ def street(peer_of: Make) -> Iterator[Street]:
     assert set(threading.enumerate()) <= before
 
 
-def shelf_of(peer: Peer, snapshot: int = 3, into: BlobShelf | None = None) -> BlobShelf:
+def shelf_of(peer: Peer, snapshot: int = 3, into: BlobStore | None = None) -> BlobStore:
     """What a peer at the newest head with one snapshot offers."""
     peer.store(ROUNDS, [3, 4, 5], snapshots=[snapshot])
-    blobs = into or BlobShelf()
+    blobs = into or BlobStore()
     shelf = Shelf(blobs, peer.journal, peer.results)
     shelf.announce_chain()
     shelf.announce_snapshots(list_snapshots(peer.snapshots))
@@ -84,12 +84,12 @@ def shelf_of(peer: Peer, snapshot: int = 3, into: BlobShelf | None = None) -> Bl
 
 def test_a_joiner_gets_everything_from_a_shelf(street: Street, peer_of: Make) -> None:
     donor = street.open_door(shelf_of(peer_of()))
-    street.peer.replay.run(heads(donor), discard=False)
+    street.peer.state_sync.run(heads(donor), discard=False)
     assert street.peer.at(ROUNDS)
     assert list((street.peer.folder / "downloads").iterdir()) == []
 
 
-class EndlessShelf(BlobShelf):
+class EndlessShelf(BlobStore):
     """Says every moment that it is at work, and never gives anything."""
 
     def look_for(self, name: str, asker: str) -> None:
@@ -107,7 +107,7 @@ def test_who_never_comes_to_the_end_of_its_chain_is_not_waited_for(
     monkeypatch.setattr(serving, "CHAIN_S", 1.0)
     monkeypatch.setattr(blobs, "_STILL_S", 0.05)
     liar, honest = street.open_door(EndlessShelf()), street.open_door(shelf_of(peer_of()))
-    street.peer.replay.run(heads(liar, honest), discard=False)
+    street.peer.state_sync.run(heads(liar, honest), discard=False)
     assert street.peer.at(ROUNDS)
     assert street.donors.chain_s(liar) == 2.0, "it has more time when it is asked again"
     assert street.donors.chain_s(honest) == 1.0
@@ -119,9 +119,9 @@ def test_who_returns_fetches_only_what_it_lacks(
 ) -> None:
     """Three rounds missed are three results; five are more than a state and two results."""
     street.peer.store(last_seen, range(1, last_seen + 1), [last_seen])
-    street.peer.replay.restore()
+    street.peer.state_sync.restore()
     donors = [street.open_door(shelf_of(peer_of(), snapshot=4)) for _ in range(2)]
-    street.peer.replay.run(heads(*donors), discard=False)
+    street.peer.state_sync.run(heads(*donors), discard=False)
     assert street.peer.at(ROUNDS)
     ways = [event for event in street.peer.events.events if event["event"] == "way-back"]
     fetched = [event for event in street.peer.events.events if event["event"] == "fetched"]
@@ -134,7 +134,7 @@ def test_who_returns_fetches_only_what_it_lacks(
 def test_who_lies_beside_honest_donors_is_named(street: Street, peer_of: Make) -> None:
     lied = threading.Event()
 
-    class Lying(BlobShelf):
+    class Lying(BlobStore):
         def chunk(self, name: str, arena: int, chunk: int) -> bytes | memoryview:
             truth = super().chunk(name, arena, chunk)
             if not name.startswith("state/"):
@@ -142,14 +142,14 @@ def test_who_lies_beside_honest_donors_is_named(street: Street, peer_of: Make) -
             lied.set()
             return bytes(len(truth))
 
-    class Late(BlobShelf):
+    class Late(BlobStore):
         def chunk(self, name: str, arena: int, chunk: int) -> bytes | memoryview:
             assert not name.startswith("state/") or lied.wait(20.0)
             return super().chunk(name, arena, chunk)
 
     liar = street.open_door(shelf_of(peer_of(), into=Lying()))
     honest = street.open_door(shelf_of(peer_of(), into=Late()))
-    shunned = street.peer.replay.run(heads(liar, honest), discard=False)
+    shunned = street.peer.state_sync.run(heads(liar, honest), discard=False)
     assert street.peer.at(ROUNDS)
     assert shunned == (liar,)
     dropped = [e for e in street.peer.events.events if e["event"] == "donor-dropped"]
@@ -158,7 +158,7 @@ def test_who_lies_beside_honest_donors_is_named(street: Street, peer_of: Make) -
 
 def test_of_the_chain_only_what_is_new_is_fetched(street: Street, peer_of: Make) -> None:
     street.peer.store(3, [1, 2, 3], [3])
-    street.peer.replay.restore()
+    street.peer.state_sync.restore()
     asked: list[str] = []
     blobs = shelf_of(peer_of())
     manifest = blobs.manifest
@@ -168,7 +168,7 @@ def test_of_the_chain_only_what_is_new_is_fetched(street: Street, peer_of: Make)
         return manifest(name, tick)
 
     blobs.manifest = noted  # type: ignore[method-assign]
-    street.peer.replay.run(heads(street.open_door(blobs)), discard=False)
+    street.peer.state_sync.run(heads(street.open_door(blobs)), discard=False)
     assert street.peer.at(ROUNDS)
     end = run().heads[-1].digest.hex()
     assert [name for name in asked if name.startswith("chain/")] == [f"chain/{end}/3"]
@@ -217,9 +217,9 @@ def test_a_nonsensical_list_is_passed_over(street: Street, peer_of: Make, listed
     odd.register("snapshots", listed)
     liar = street.open_door(odd)
     with pytest.raises(CatchUpFailed, match="no donor serves a state"):
-        street.peer.replay.run(heads(liar), discard=False)
+        street.peer.state_sync.run(heads(liar), discard=False)
     honest = street.open_door(shelf_of(peer_of()))
-    street.peer.replay.run(heads(liar, honest), discard=False)
+    street.peer.state_sync.run(heads(liar, honest), discard=False)
     assert street.peer.at(ROUNDS)
 
 
@@ -230,9 +230,9 @@ def test_a_state_of_another_model_is_refused(street: Street, peer_of: Make, size
     odd.register(f"state/{head.hex()}", arenas, head, 3)
     liar = street.open_door(odd)
     with pytest.raises(CatchUpFailed) as failed:
-        street.peer.replay.run(heads(liar), discard=False)
+        street.peer.state_sync.run(heads(liar), discard=False)
     assert failed.value.shunned == (liar,)
-    assert not street.peer.replay.usable
+    assert not street.peer.state_sync.usable
 
 
 def test_a_state_of_another_model_takes_no_half_fetched_one_along(
@@ -247,7 +247,7 @@ def test_a_state_of_another_model_takes_no_half_fetched_one_along(
     folder.mkdir(parents=True)
     Landed(folder).add((0, 0))
     with pytest.raises(CatchUpFailed):
-        street.peer.replay.run(heads(street.open_door(odd)), discard=False)
+        street.peer.state_sync.run(heads(street.open_door(odd)), discard=False)
     assert [each.name for each in folder.parent.iterdir()] == [folder.name]
     assert street.donors.keeps_something()
     street.donors.forget()
@@ -256,7 +256,7 @@ def test_a_state_of_another_model_takes_no_half_fetched_one_along(
 
 def test_a_result_under_another_arenas_name_is_refused(street: Street, peer_of: Make) -> None:
     name, result = next(iter(run().results.items()))
-    odd = BlobShelf()
+    odd = BlobStore()
     odd.register(f"result/{name.hex()}", {"other": result})
     liar = street.open_door(odd)
     with pytest.raises(PeerRefused) as refused:
@@ -264,7 +264,7 @@ def test_a_result_under_another_arenas_name_is_refused(street: Street, peer_of: 
     assert refused.value.reason is Reason.HASH_MISMATCH
     honest = peer_of()
     honest.store(1, [1])
-    blobs = BlobShelf()
+    blobs = BlobStore()
     Shelf(blobs, honest.journal, honest.results).announce_results()
     fetched = street.donors.result(name, [liar, street.open_door(blobs)])
     assert torch.equal(fetched, result)

@@ -11,10 +11,10 @@ from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.swarm.chain.ring_standing import Pace
 from atom.swarm.state.arenas import state_digest
-from atom.training.catch_up.catch_up import CatchUpFailed
-from atom.training.catch_up.donors import Arenas, Offer
-from tests.training.catch_up.catching_peer import FakeDonors, Make, Peer, Served, heads, peer_of
+from atom.training.state_sync.donors import Arenas, Offer
+from atom.training.state_sync.state_sync import CatchUpFailed
 from tests.training.small_history import ROUNDS, VOTERS, run, signed, value_on
+from tests.training.state_sync.catching_peer import FakeDonors, Make, Peer, Served, heads, peer_of
 
 __all__ = ["peer_of"]
 
@@ -23,7 +23,7 @@ def test_follows_from_its_own_head_by_results(peer_of: Make) -> None:
     peer = peer_of(at=2)
     donors = FakeDonors({"a": Served(offers=[4], results=[3, 4, 5])})
     peer.with_donors(donors).usable = True
-    peer.replay.run(heads("a"), discard=False)
+    peer.state_sync.run(heads("a"), discard=False)
     assert peer.at(ROUNDS)
     assert donors.asked == [], "no state was needed"
     assert peer.told == [(0, 3), (1, 3), (2, 3), (3, 3)]
@@ -34,7 +34,7 @@ def test_falls_back_to_a_snapshot_where_results_are_gone(peer_of: Make) -> None:
     peer = peer_of(at=1)
     donors = FakeDonors({"a": Served(offers=[3], results=[2, 4, 5])})
     peer.with_donors(donors).usable = True
-    peer.replay.run(heads("a"), discard=False)
+    peer.state_sync.run(heads("a"), discard=False)
     assert peer.at(ROUNDS)
     assert donors.asked == [3]
     assert donors.kept == set(), "downloads are gone"
@@ -52,7 +52,7 @@ def test_a_joiner_prefers_a_state_that_a_commit_vouches_for(peer_of: Make) -> No
 def test_the_newest_state_will_do_if_there_is_no_other(peer_of: Make) -> None:
     peer = peer_of(knows_start=False)
     peer.with_donors(FakeDonors({"a": Served(offers=[5], results=[])}))
-    peer.replay.run(heads("a"), discard=False)
+    peer.state_sync.run(heads("a"), discard=False)
     assert peer.at(ROUNDS)
 
 
@@ -62,14 +62,14 @@ def test_a_first_state_that_is_not_the_manifest_s_is_not_taken(peer_of: Make) ->
     start = {donor: run().heads[0].digest for donor in ("a", "b")}
     liar.chain = honest.chain = b"there is none, and nobody is asked for it"
     liar.states = {run().offer(0): run().states[1]}
-    peer.replay.restore()
+    peer.state_sync.restore()
     peer.with_donors(FakeDonors({"a": liar}))
     with pytest.raises(CatchUpFailed) as caught:
-        peer.replay.run({"a": start["a"]}, discard=True)
+        peer.state_sync.run({"a": start["a"]}, discard=True)
     assert caught.value.shunned == ("a",)
-    assert not peer.replay.usable
+    assert not peer.state_sync.usable
     peer.with_donors(FakeDonors({"b": honest}))
-    peer.replay.run({"b": start["b"]}, discard=True)
+    peer.state_sync.run({"b": start["b"]}, discard=True)
     assert peer.at(0)
 
 
@@ -77,7 +77,7 @@ def test_a_state_not_to_be_trusted_is_replaced(peer_of: Make) -> None:
     peer = peer_of(at=ROUNDS)
     peer.replica.state_arenas()["master"][3] += 1
     peer.with_donors(FakeDonors({"a": Served(offers=[4])})).usable = True
-    peer.replay.run(heads("a"), discard=True)
+    peer.state_sync.run(heads("a"), discard=True)
     assert peer.at(ROUNDS)
 
 
@@ -85,7 +85,7 @@ def test_nothing_better_changes_nothing(peer_of: Make) -> None:
     peer = peer_of(at=ROUNDS)
     peer.with_donors(FakeDonors({"a": Served(offers=[4])})).usable = True
     with pytest.raises(CatchUpFailed, match="nothing better") as failed:
-        peer.replay.run(heads("a"), discard=False)
+        peer.state_sync.run(heads("a"), discard=False)
     assert failed.value.shunned == ()
     assert peer.at(ROUNDS)
 
@@ -97,15 +97,15 @@ def test_a_catch_up_in_vain_leaves_what_was_averaged_here(peer_of: Make) -> None
     digest, result = b"r" * 32, torch.ones(peer.replica.gradients.numel())
     peer.results.hold(digest, result)
     with pytest.raises(CatchUpFailed):
-        peer.replay.run(heads("a"), discard=False)
-    assert torch.equal(peer.replay.fetch_result(digest, []), result)
+        peer.state_sync.run(heads("a"), discard=False)
+    assert torch.equal(peer.state_sync.fetch_result(digest, []), result)
 
 
 def test_a_result_that_was_fetched_is_held(peer_of: Make) -> None:
     peer, served = peer_of(at=1), Served()
     peer.with_donors(FakeDonors({"a": served}))
     digest = list(served.results)[-1]
-    fetched = peer.replay.fetch_result(digest, ["a"])
+    fetched = peer.state_sync.fetch_result(digest, ["a"])
     assert peer.results.get(digest) is fetched
 
 
@@ -123,7 +123,7 @@ def test_a_result_of_a_round_that_is_over_is_not_held_anew(
         return result
 
     monkeypatch.setattr(peer.results, "get", get)
-    assert peer.replay.fetch_result(digest, []) is peer.results.buffer()
+    assert peer.state_sync.fetch_result(digest, []) is peer.results.buffer()
     assert found(digest) is None
 
 
@@ -131,9 +131,9 @@ def test_whoever_cannot_be_reached_is_not_a_liar(peer_of: Make) -> None:
     peer = peer_of(at=1)
     peer.with_donors(FakeDonors({"b": Served()})).usable = True
     with pytest.raises(CatchUpFailed, match="gone") as failed:
-        peer.replay.run(heads("a"), discard=False)
+        peer.state_sync.run(heads("a"), discard=False)
     assert failed.value.shunned == ()
-    peer.replay.run(heads("a", "b"), discard=False)
+    peer.state_sync.run(heads("a", "b"), discard=False)
     assert peer.at(ROUNDS)
 
 
@@ -156,7 +156,7 @@ def test_without_the_results_since_the_snapshot_it_stays_whole(peer_of: Make) ->
     peer = peer_of(knows_start=False)
     peer.with_donors(FakeDonors({"a": Served(offers=[2], results=[3])}))
     with pytest.raises(CatchUpFailed, match="results since"):
-        peer.replay.run(heads("a"), discard=False)
+        peer.state_sync.run(heads("a"), discard=False)
     assert peer.at(3), "what was proven is kept"
 
 
@@ -164,7 +164,7 @@ def test_a_long_absence_takes_a_snapshot_at_once(peer_of: Make) -> None:
     peer = peer_of(at=0)
     donors = FakeDonors({"a": Served(offers=[1, 4])})
     peer.with_donors(donors).usable = True
-    peer.replay.run(heads("a"), discard=False)
+    peer.state_sync.run(heads("a"), discard=False)
     assert peer.at(ROUNDS)
     assert donors.asked == [4], "a state and one result are less than five results"
 
@@ -209,7 +209,7 @@ def test_without_room_a_state_is_fetched_into_memory(peer_of: Make) -> None:
     peer.with_donors(donors).run(heads("a"), discard=False)
     assert peer.at(ROUNDS)
     assert peer.events.events[1]["what"] == "downloads"
-    assert peer.keeper.room.paused == {}, "nothing waits for room any more"
+    assert peer.storage.room.paused == {}, "nothing waits for room any more"
 
 
 def test_a_state_begun_earlier_gives_its_room_to_the_one_that_is_fetched(peer_of: Make) -> None:
@@ -230,7 +230,7 @@ def test_what_was_committed_meanwhile_is_a_matter_of_results(peer_of: Make) -> N
     peer.with_donors(donors)
     for reached in (3, 4, 5):
         donors.table["a"].chain = story.chain(reached)
-        peer.replay.run({"a": story.heads[reached].digest}, discard=False)
+        peer.state_sync.run({"a": story.heads[reached].digest}, discard=False)
         assert peer.at(reached)
     assert donors.asked == [2]
 
@@ -256,7 +256,7 @@ def test_an_own_state_is_not_given_up_for_nothing(peer_of: Make) -> None:
     peer = peer_of(at=3)
     peer.with_donors(FakeDonors({"a": Served(results=[])})).usable = True
     with pytest.raises(CatchUpFailed, match="neither the results"):
-        peer.replay.run(heads("a"), discard=False)
+        peer.state_sync.run(heads("a"), discard=False)
     assert peer.at(3)
 
 
@@ -283,8 +283,8 @@ def test_who_ends_or_loses_its_donors_while_it_asks_for_states_keeps_its_own(
     peer.with_donors(Ending({"a": served})).usable = True
     claimed = story.heads[2 if discard else ROUNDS].digest
     with pytest.raises(CatchUpFailed):
-        peer.replay.run({"a": claimed}, discard)
-    assert peer.replay.usable
+        peer.state_sync.run({"a": claimed}, discard)
+    assert peer.state_sync.usable
     assert peer.journal.head == reached
     assert state_digest(peer.replica.state_arenas()) == state
 
@@ -300,5 +300,5 @@ def test_who_ends_replays_no_further(peer_of: Make) -> None:
 
     peer.with_donors(Ending({"a": Served()})).usable = True
     with pytest.raises(CatchUpFailed, match="this peer ends"):
-        peer.replay.run(heads("a"), discard=False)
+        peer.state_sync.run(heads("a"), discard=False)
     assert peer.at(2)

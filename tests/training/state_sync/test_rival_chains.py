@@ -8,9 +8,9 @@ from atom.swarm.chain.check import double_vote
 from atom.swarm.chain.commit import (
     Commit,
 )
-from atom.training.catch_up.catch_up import CatchUpFailed
-from tests.training.catch_up.catching_peer import FakeDonors, Make, Served, peer_of
+from atom.training.state_sync.state_sync import CatchUpFailed
 from tests.training.small_history import chain_bytes, run, signed, value_on
+from tests.training.state_sync.catching_peer import FakeDonors, Make, Served, peer_of
 
 __all__ = ["peer_of"]
 
@@ -26,11 +26,11 @@ def test_who_signed_two_rounds_of_one_head_is_named_and_ours_stays(peer_of: Make
     liar.chain = chain_bytes(commits)
     peer.with_donors(FakeDonors({"liar": liar})).usable = True
     with pytest.raises(CatchUpFailed):
-        peer.replay.run({"liar": head.digest}, discard=False)
+        peer.state_sync.run({"liar": head.digest}, discard=False)
     assert peer.at(2)
     both = {voter.peer_id for voter in run().heads[1].voters[:2]}
-    assert set(peer.replay.take_equivocal()) == both
-    assert peer.replay.take_equivocal() == ()
+    assert set(peer.state_sync.take_equivocal()) == both
+    assert peer.state_sync.take_equivocal() == ()
 
 
 def longer_rival(attempt: int, by: slice) -> list[Commit]:

@@ -8,10 +8,10 @@ import torch
 from atom.swarm.chain.commit import (
     Commit,
 )
-from atom.training.catch_up.catch_up import CatchUpFailed
-from atom.training.catch_up.donors import Offer
-from tests.training.catch_up.catching_peer import FakeDonors, Make, Served, heads, peer_of
+from atom.training.state_sync.donors import Offer
+from atom.training.state_sync.state_sync import CatchUpFailed
 from tests.training.small_history import ROUNDS, STRANGER, chain_bytes, run, signed, value_on
+from tests.training.state_sync.catching_peer import FakeDonors, Make, Served, heads, peer_of
 
 __all__ = ["peer_of"]
 
@@ -73,7 +73,7 @@ def test_a_liar_is_shunned(peer_of: Make, lie: Callable[[Served], None]) -> None
     with pytest.raises(CatchUpFailed) as failed:
         peer.with_donors(FakeDonors({"liar": liar})).run(heads("liar"), discard=False)
     assert failed.value.shunned == ("liar",)
-    assert not peer.replay.usable
+    assert not peer.state_sync.usable
     assert peer.journal.head == run().heads[0]
 
 
@@ -120,6 +120,6 @@ def test_a_heavier_chain_of_other_voters_does_not_hold(peer_of: Make) -> None:
     liar.chain = chain_bytes([signed(start, value, forger=STRANGER)])
     peer.with_donors(FakeDonors({"liar": liar})).usable = True
     with pytest.raises(CatchUpFailed) as failed:
-        peer.replay.run({"liar": start.after(value).digest}, discard=False)
+        peer.state_sync.run({"liar": start.after(value).digest}, discard=False)
     assert failed.value.shunned == ("liar",)
     assert peer.at(2)

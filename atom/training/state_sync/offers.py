@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.swarm.chain.commit import Head
-from atom.training.catch_up.donors import Donors, Offer
+from atom.training.state_sync.donors import Donors, Offer
 
 _ASKED, _ASKED_AT_ONCE = 64, 8
 """Donors that are asked what they offer."""

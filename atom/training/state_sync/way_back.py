@@ -8,7 +8,7 @@ it replays from its own state, or a whole state and the averages since.
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from atom.training.catch_up.donors import Offer
+from atom.training.state_sync.donors import Offer
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from atom.base.reasons import Reason
 from atom.swarm.chain.chain_bytes import commits_beyond
 from atom.swarm.chain.check import verified_heads
 from atom.swarm.chain.commit import Commit, Head
-from atom.training.catch_up.donors import Donors
-from atom.training.kept.journal import Journal
+from atom.training.state_sync.donors import Donors
+from atom.training.storage.journal import Journal
 
 
 def donated_chain(

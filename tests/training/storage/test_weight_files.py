@@ -11,8 +11,8 @@ from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from atom.base.errors import ConfigError, StorageError
-from atom.training.kept import weight_files
-from atom.training.kept.weight_files import INDEX, WHOLE, Piece, WeightFiles, write_weights
+from atom.training.storage import weight_files
+from atom.training.storage.weight_files import INDEX, WHOLE, Piece, WeightFiles, write_weights
 
 ARENA = torch.arange(24.0)
 VALUES = {

@@ -14,8 +14,8 @@ from atom.base.reasons import Reason
 from atom.optim.clipping import gradient_norm
 from atom.swap.gate import largest_size
 from atom.swarm.chain.ring_standing import Pace
-from atom.training.catch_up.catch_up import Replay
 from atom.training.round.vocabulary import Event, Fetched, FetchFailed
+from atom.training.state_sync.state_sync import StateSync
 
 PATIENCE_S, HASTE_S = 6.0, 4.0
 """How long it is asked for again, of holders that do not offer it yet: for a step, or for a vote.
@@ -38,8 +38,8 @@ class Wanted:
 class ResultFetch:
     """What is fetched is held among the results before anybody hears of it."""
 
-    def __init__(self, replay: Replay, clock: Clock, events: EventSink) -> None:
-        self._replay = replay
+    def __init__(self, state_sync: StateSync, clock: Clock, events: EventSink) -> None:
+        self._state_sync = state_sync
         self._clock = clock
         self._events = events
         self._closing = threading.Event()
@@ -71,7 +71,7 @@ class ResultFetch:
         give_up_at = self._clock.now() + (PATIENCE_S if wanted.committed else HASTE_S)
         while True:
             try:
-                return self._replay.fetch_result(wanted.digest, wanted.holders, wanted.pace)
+                return self._state_sync.fetch_result(wanted.digest, wanted.holders, wanted.pace)
             except (PeerRefused, OSError):
                 if self._clock.now() >= give_up_at or self._closing.wait(PAUSE_S):
                     raise
