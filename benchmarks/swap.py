@@ -23,7 +23,6 @@ from swap_cases import BY_NAME, CASES, OURS, TINY_CASE, Case
 from swap_company import Company, Deadline
 from swap_measure import Measured, Options, measure
 from swap_setup import PRECISIONS
-from swap_share import CHOSEN, step_share
 from swap_sides import SIDES
 from swap_table import SIDES as SIDE_TITLES
 from swap_table import TARGETS as TARGET_TITLES
@@ -111,7 +110,6 @@ def _options(arguments: argparse.Namespace) -> Options:
         arguments.host_memory,
         None if arguments.sides is None else tuple(arguments.sides),
         None if arguments.trace is None else str(Path(arguments.trace).absolute()),
-        arguments.step_share,
     )
 
 
@@ -163,10 +161,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--host-memory", type=parse_bytes, help='"125 GiB", for a host that does not tell all'
     )
-    parser.add_argument(
-        "--step-share", type=step_share, default=CHOSEN,
-        help="what the device does of Atom's optimizer step: chosen by rates, off, or 0 to 1",
-    )  # fmt: skip
     parser.add_argument(
         "--runs", type=positive, default=5, help="in turn with each rival; 5 unless given"
     )

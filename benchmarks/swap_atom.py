@@ -21,7 +21,6 @@ from swap_setup import (
     Setup,
     SideMissing,
 )
-from swap_share import wanted_share, with_share
 from swap_traffic import Link
 
 from atom.base.clock import BootClock
@@ -35,7 +34,6 @@ from atom.optim.clipping import gradient_norm
 from atom.optim.rate import RateSettings
 from atom.plan.choice import Choice
 from atom.plan.chosen_program import chosen_program
-from atom.plan.step_share import StepShare
 from atom.swap.arrangement import Arrangement
 from atom.swap.chrome_trace import chrome_trace
 from atom.swap.compiled import Compilation
@@ -66,7 +64,7 @@ class Atom:
         self.device = open_device(setup)
         began = time.perf_counter()
         graph = trace(GPT3(setup.config, device="meta", dtype=setup.dtype), setup.batches(1, 0)[0])
-        self.choice, self.share = _choice(graph, setup, self.device)
+        self.choice = _choice(graph, setup)
         self.took["trace_profile_plan_s"] = time.perf_counter() - began
         if self.choice is None:
             self.program = build_program(graph)
@@ -78,7 +76,6 @@ class Atom:
         self.link = Link.of(self.program, arrangement, self.gradients.itemsize)
         self.recording = Recording()
         self.replica = self._replica(arrangement)
-        self.streamed = self.replica.streamed_parameters
         self.pass_counts: list[int] = []
         self.step_ends: list[float] = []
         if setup.device == "cuda":
@@ -112,7 +109,6 @@ class Atom:
             rate, adamw, CLIP_NORM, self.setup.dtype, arrangement, self.at_once,
             state_form=StateForm(self.setup.layout), gradients=self.gradients,
             compilation=Compilation(_insist) if self.setup.compiled else None,
-            step_share=wanted_share(self.setup, self.share),
         )  # fmt: skip
         replica = Replica(self.program, None, settings, self.device, observer=self.recording)
         self.took["allocate_s"] = time.perf_counter() - began
@@ -171,7 +167,6 @@ class Atom:
             "formula_per_step": asdict(self.link.formula(counts[-1])),
             "values_moved_per_pass": self.link.values_moved(self.program, self.at_once),
             "adamw_per_s": parameters / optimizer_s if optimizer_s else None,
-            "step_share": self._share_facts(parameters, steps + 1),
             "ready": self.took,
         }
 
@@ -185,12 +180,6 @@ class Atom:
 
     def _names(self) -> list[str]:
         return [part.class_name for part in self.program.sub_models]
-
-    def _share_facts(self, parameters: int, steps: int) -> dict[str, Any]:
-        """`streamed`: of the parameters, that the device has updated in these steps."""
-        before, self.streamed = self.streamed, self.replica.streamed_parameters
-        chosen = None if self.share is None else asdict(self.share)
-        return {"streamed": (self.streamed - before) / parameters / steps, "chosen": chosen}
 
     def _planned(self, choice: Choice, passes: int) -> dict[str, Any]:
         """Foretold as if nothing were loaded when a pass begins, as after a step."""
@@ -221,11 +210,11 @@ def open_device(setup: Setup) -> Device:
     return CudaDevice(0, setup.dtype)
 
 
-def _choice(graph: Graph, setup: Setup, device: Device) -> tuple[Choice | None, StepShare | None]:
+def _choice(graph: Graph, setup: Setup) -> Choice | None:
     """The planner's, if there is a cap. Raises: DeviceError."""
     if setup.gpu_bytes is None:
-        return None, None
+        return None
     leaving = PRECISIONS[setup.gradients].itemsize
     planner = Planner(graph, setup.torch_device, setup.micro_batches, leaving)
     profile = measure_graph(graph, setup.torch_device)
-    return with_share(setup, planner, profile, int(setup.gpu_bytes * PLANNED_SHARE), device)
+    return planner.choose(profile, int(setup.gpu_bytes * PLANNED_SHARE))

@@ -65,8 +65,6 @@ class Case:
     layout: str = "exact"
     gradients: str = "float32"
     steps: int = 3
-    shares: bool = False
-    """Atom is also compared with itself: the device's share of the optimizer's step, and none."""
 
     @property
     def about(self) -> str:
@@ -130,10 +128,10 @@ CASES = (
     Case(
         "2.7b-8k", Kind.STEPS,
         (Target("seconds per step", "step_s", 0.70, at_most=True), of(STAGE_3, 5.0)),
-        (EAGER, COMPILED, STAGE_3), micro_batches=2, shares=True,
+        (EAGER, COMPILED, STAGE_3), micro_batches=2,
     ),
     Case(
-        "2.7b-16k", Kind.STEPS, (of(EAGER, 0.90),), (EAGER, COMPILED), micro_batches=4, shares=True
+        "2.7b-16k", Kind.STEPS, (of(EAGER, 0.90),), (EAGER, COMPILED), micro_batches=4
     ),
     Case(
         "exactness", Kind.EXACTNESS,
@@ -154,7 +152,7 @@ CASES = (
     Case(
         "2.7b-8k-half", Kind.STEPS,
         (Target("seconds per step", "step_s", 0.50, at_most=True),),
-        (EAGER,), micro_batches=2, layout="half", shares=True,
+        (EAGER,), micro_batches=2, layout="half",
     ),
     Case(
         "6.7b-32k", Kind.STEPS,

@@ -2,18 +2,15 @@
 
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from sides import Timing
 from swap_cases import GB, PASSES, Case, Kind, Rival
 from swap_company import Answer, Child, Company, OutOfTime, SideFailed
 from swap_setup import Setup
-from swap_share import CHOSEN, OFF
 from swap_sides import ATOM, EXACTNESS, HUNGRY, MEMORY, RATES
 
-HOST_STEPS = f"{ATOM}, host steps"
-"""Atom's own side with the whole optimizer step on the host."""
 ENOUGH_S = 60.0
 """A pairing that has taken so long is not run again."""
 
@@ -31,8 +28,6 @@ class Options:
     sides: tuple[str, ...] | None
     """Rivals to run; None: all of the case."""
     trace: str | None
-    step_share: str = CHOSEN
-    """Of Atom's own side; `OFF` leaves out the comparison of the two."""
 
 
 @dataclass
@@ -98,10 +93,6 @@ def _steps(measured: Measured, company: Company, options: Options) -> None:
         pair = {_ours(compiled): _atom(measured.case, options, compiled)}
         if rival is not None:
             pair[rival.label] = _other(measured.case, options, rival)
-        _pairing(measured, company, options, pair)
-    if measured.case.shares and _shares(options):
-        ours = _atom(measured.case, options, compiled=False)
-        pair = {ATOM: ours, HOST_STEPS: replace(ours, step_share=OFF)}
         _pairing(measured, company, options, pair)
     for rival in rivals:
         if rival.side in HUNGRY:
@@ -216,9 +207,6 @@ def _figures(measured: Measured) -> None:
             measured.figures[f"speed beside {theirs}"] = speed
     if ATOM in measured.sides:
         result = measured.sides[ATOM]
-        if HOST_STEPS in measured.sides:
-            speed = measured.sides[HOST_STEPS].step.median_s / result.step.median_s
-            measured.figures["speed beside host steps"] = speed
         measured.figures["step_s"] = result.step.median_s
         measured.figures["ready_s"] = result.ready_s
         measured.figures["host_gb"] = result.memory["host_bytes"] / GB
@@ -229,11 +217,6 @@ def _figures(measured: Measured) -> None:
 
 def _rivals(case: Case, options: Options) -> list[Rival]:
     return [r for r in case.rivals if options.sides is None or r.side in options.sides]
-
-
-def _shares(options: Options) -> bool:
-    """May the device have a share? Where it is the host, only if one is asked for."""
-    return options.step_share != OFF and (options.device == "cuda" or options.step_share != CHOSEN)
 
 
 def _ours(compiled: bool) -> str:
@@ -258,7 +241,6 @@ def _atom(case: Case, options: Options, compiled: bool, cap: int | None = None) 
         case.layout,
         case.gradients,
         options.host_bytes,
-        options.step_share,
     )
 
 

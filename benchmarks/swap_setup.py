@@ -51,8 +51,6 @@ class Setup:
     """In which numbers they leave the device and are summed (Atom's own side)."""
     host_bytes: int | None = None
     """What the host has (Atom's own side). None: as it says itself."""
-    step_share: str = "off"
-    """Of the optimizer's step, that the device takes (Atom's own side): see `swap_share`."""
 
     @classmethod
     def from_json(cls, text: str) -> "Setup":

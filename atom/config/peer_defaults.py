@@ -3,7 +3,6 @@
 MEANINGS = {
     "device.memory": "what is free",
     "device.cpu_threads": "as many as PyTorch chooses",
-    "device.optimizer_share": "what measured rates say",
     "device.power": "as the GPU is set",
     "host.memory": "what is free",
     "network.announce": "its own addresses",

@@ -29,8 +29,6 @@ def _check_window(text: str) -> str:
 
 
 BytesOrAuto = Annotated[Annotated[Bytes, Field(gt=0)] | None, BeforeValidator(_auto_is_none)]
-Share = Annotated[float, Field(ge=0, le=1)]
-ShareOrAuto = Annotated[Share | None, BeforeValidator(_auto_is_none)]
 HostPortText = Annotated[str, AfterValidator(_check_listen)]
 InterfaceText = Annotated[str, AfterValidator(parse_interface)]
 WindowText = Annotated[str, AfterValidator(_check_window)]
@@ -48,9 +46,6 @@ class Device(Section):
     """Threads for computing on the CPU; omitted: PyTorch decides."""
     compile: bool = False
     """Whether sub-models go through torch.compile."""
-    optimizer_share: ShareOrAuto = None
-    """Of the optimizer's step that the device takes: 0 to 1, or "auto": what measured rates say."""
-
     share: Annotated[float, Field(ge=0.001, le=1000)] = 1.0
     """Of the device's time, by weight, where daemons of several runs use it."""
     slot_s: Annotated[Seconds, Field(ge=0.1, le=86400)] = Field(default=600.0, alias="slot")

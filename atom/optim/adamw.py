@@ -20,17 +20,13 @@ with 16 bits of noise each. The noise is a function of the seed, the step and th
 
 import math
 from collections.abc import Callable
-from ctypes import c_float
 from dataclasses import dataclass
 from decimal import Context, Decimal
 
 import torch
 
-from atom.optim.bucket import Scalars, host_arenas
-from atom.optim.conveyor import Job
-from atom.optim.device_share import DeviceShare
 from atom.optim.noise import noise_key
-from atom.optim.step import Beside, Piece, PiecesLost, Step, pieces_of
+from atom.optim.step import Piece, Step, pieces_of
 from atom.swap.host_kernels import (
     GRADIENT_FORMATS,
     MOMENT_FORMATS,
@@ -71,18 +67,14 @@ class AdamW:
         settings: AdamWSettings,
         frozen: frozenset[str] = frozenset(),
         threads: int | None = None,
-        share: DeviceShare | None = None,
     ) -> None:
         """`frozen` parameters, by layout name, are never updated. `threads`: that a large step is
-        shared among; as `step_threads` says, unless given. `share`: what a device does beside
-        them.
+        shared among; as `step_threads` says, unless given.
 
         Raises: MismatchError when the kernel has not been compiled.
         """
         self._kernels = host_kernels()
         self._threads = threads
-        self.share = share
-        """May be another, or none, from the next step on. One that broke off ends on the host."""
         self._store = store
         self._settings = settings
         self._pieces = tuple(pieces_of(store.layout, frozen))
@@ -115,8 +107,7 @@ class AdamW:
 
         Declares loaded copies stale now: what is loaded later must be of finished pieces.
 
-        Raises: as `step`; PiecesLost if a device broke off while it wrote: only a state from
-        elsewhere helps.
+        Raises: as `step`.
         """
         self._check(gradient, step)
         if self._unfinished is None:
@@ -124,11 +115,10 @@ class AdamW:
             numbers = self._arguments(gradient, learning_rate, step, coefficient)
             decay = 1 - learning_rate * self._settings.weight_decay
             update = self._updating(gradient, numbers, decay)
-            beside = self._beside(gradient, numbers, decay)
             threads = self._threads
             if threads is None:  # they may have become fewer
                 threads = step_threads(torch.get_num_threads())
-            self._unfinished = Step(step, self._pieces, update, threads, beside)
+            self._unfinished = Step(step, self._pieces, update, threads)
         return self._unfinished
 
     def finish(self) -> None:
@@ -152,8 +142,6 @@ class AdamW:
             raise ValueError(f"a gradient of {gradient.shape}, {gradient.dtype} does not fit")
         if self._unfinished is not None and self._unfinished.number != step:
             raise ValueError(f"step {self._unfinished.number} was interrupted; finish it first")
-        if self._unfinished is not None and self._unfinished.lost:
-            raise PiecesLost(f"step {step} cannot be finished: the device left pieces half-made")
 
     def _updating(
         self, gradient: torch.Tensor, arguments: AdamWArguments, decay: float
@@ -165,18 +153,6 @@ class AdamW:
             self._kernels.adamw(arguments, piece.start, piece.stop, share, done)
 
         return update
-
-    def _beside(
-        self, gradient: torch.Tensor, arguments: AdamWArguments, decay: float
-    ) -> Beside | None:
-        """What a device does of it."""
-        if self.share is None:
-            return None
-        decaying, staying = (scalars_of(arguments, share) for share in (decay, 1.0))
-        arenas = host_arenas(self._store, gradient)
-        far = moves_far(arguments)
-        job = Job(self._pieces, arenas, decaying, staying, far, arguments.noise_key)
-        return self.share.of(job)
 
     def _arguments(
         self, gradient: torch.Tensor, rate: float, step: int, coefficient: float
@@ -212,26 +188,6 @@ def step_threads(most: int) -> int:
     launch and add gradients: beyond eight threads, half of the cores are left to them.
     """
     return most if most <= LEAST_THREADS else max(LEAST_THREADS, most // 2)
-
-
-def moves_far(arguments: AdamWArguments) -> bool:
-    """The first moment moves by half of the way or more."""
-    return not arguments.one_minus_beta1 < 0.5
-
-
-def scalars_of(arguments: AdamWArguments, decay: float) -> Scalars:
-    """As the kernel has them: float32."""
-    c1 = arguments.one_minus_beta1
-    return Scalars(
-        coefficient=arguments.coefficient,
-        beta2=arguments.beta2,
-        mean_weight=c_float(c1 - 1.0).value if moves_far(arguments) else c1,
-        one_minus_beta2=arguments.one_minus_beta2,
-        root_of_correction2=arguments.root_of_correction2,
-        epsilon=arguments.epsilon,
-        minus_step_size=arguments.minus_step_size,
-        decay=c_float(decay).value,
-    )
 
 
 def power(beta: float, step: int) -> float:

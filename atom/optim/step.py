@@ -1,23 +1,16 @@
-"""One optimizer step as a list of pieces: any threads may update them, and a device beside them."""
+"""One optimizer step as a list of pieces: any threads may update them."""
 
 import ctypes
 import queue
+import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol
 
-from atom.base.errors import AtomError
 from atom.graph.ir import ParameterLayout
-from atom.optim.turns import Turns
 
 PIECE_ELEMENTS = 2**20
 """Elements updated per call: about a millisecond's work, which threads can share evenly."""
-
-
-class PiecesLost(AtomError):
-    """The device broke off while it wrote pieces to the host, which are half-made now: the state
-    has to be loaded again."""
 
 
 @dataclass(frozen=True)
@@ -27,28 +20,6 @@ class Piece:
     start: int
     stop: int
     decays: bool
-
-
-class Beside(Protocol):
-    """Updates some of a step's pieces beside the host's threads, with the same bits."""
-
-    @property
-    def indices(self) -> Sequence[int]:
-        """Of the pieces meant for it, ascending."""
-        ...
-
-    def work(
-        self,
-        turn: Callable[[], int | None],
-        done: Callable[[int], None],
-        leave: Callable[[int], None],
-    ) -> None:
-        """Takes turns until there are none. Of each piece it got it calls `done`, updated, or
-        `leave`, as it was: then the host updates it before `leave` returns.
-
-        Raises: PiecesLost; what `leave` raises.
-        """
-        ...
 
 
 class Step:
@@ -65,21 +36,15 @@ class Step:
         pieces: Sequence[Piece],
         update_piece: Callable[[Piece, int], None],
         threads: int = 1,
-        beside: Beside | None = None,
     ) -> None:
         """Made by `AdamW.begin`. `update_piece(piece, address)` sets the byte there when done.
-        `threads`: the most that `update_all` starts, besides the one for `beside`, which is alone
-        if there are none and every piece is meant for it."""
+        `threads`: the most that `update_all` starts."""
         self.number = number
         """Counts from 1."""
         self.pieces = pieces
-        self.lost = False
-        """Pieces are half-made: the step cannot be finished."""
         self._update_piece = update_piece
         elements = sum(piece.stop - piece.start for piece in pieces)
-        self._beside = beside if beside is not None and beside.indices else None
-        alone = self._beside is not None and len(self._beside.indices) == len(pieces)
-        self._threads = min(max(threads, 0 if alone else 1), -(-elements // PIECE_ELEMENTS))
+        self._threads = min(max(threads, 1), -(-elements // PIECE_ELEMENTS))
         self._done = bytearray(len(pieces))
         self._first_mark = ctypes.addressof(ctypes.c_char.from_buffer(self._done)) if pieces else 0
 
@@ -95,30 +60,23 @@ class Step:
         Whoever stops listening closes the iterator: it returns when all threads have ended, and
         so it does before it raises what an update raised.
         """
-        if self._threads <= 1 and self._beside is None:
+        if self._threads <= 1:
             for index in range(len(self.pieces)):
                 self.update(index)
                 yield index
             return
         turns, told = self._turns(), queue.SimpleQueue[int | BaseException]()
-        with ThreadPoolExecutor(self._threads + 1, "atom-adamw") as pool:
+        with ThreadPoolExecutor(self._threads, "atom-adamw") as pool:
             for _ in range(self._threads):
                 pool.submit(self._work, turns, told)
-            if self._beside is not None:
-                pool.submit(self._work_beside, self._beside, turns, told)
             try:
                 yield from self._in_order(told)
             finally:
                 turns.close()
 
-    def _turns(self) -> Turns:
+    def _turns(self) -> "_Turns":
         """Of what is not done: after an interruption that is not everything."""
-        beside = set(self._beside.indices) if self._beside is not None else set[int]()
-        left = [index for index, done in enumerate(self._done) if not done]
-        return Turns(
-            (index for index in left if index not in beside),
-            (index for index in left if index in beside),
-        )
+        return _Turns([index for index, done in enumerate(self._done) if not done])
 
     def _in_order(self, told: "queue.SimpleQueue[int | BaseException]") -> Iterator[int]:
         known = bytearray(self._done)
@@ -130,29 +88,12 @@ class Step:
                 known[news] = True
             yield index
 
-    def _work(self, turns: Turns, told: "queue.SimpleQueue[int | BaseException]") -> None:
+    def _work(self, turns: "_Turns", told: "queue.SimpleQueue[int | BaseException]") -> None:
         try:
-            while (index := turns.host()) is not None:
+            while (index := turns.next()) is not None:
                 self.update(index)
                 told.put(index)
         except BaseException as failure:  # noqa: BLE001 - `update_all` raises it
-            told.put(failure)
-
-    def _work_beside(
-        self, beside: Beside, turns: Turns, told: "queue.SimpleQueue[int | BaseException]"
-    ) -> None:
-        def done(index: int) -> None:
-            self._done[index] = True
-            told.put(index)
-
-        def leave(index: int) -> None:
-            self.update(index)
-            told.put(index)
-
-        try:
-            beside.work(turns.device, done, leave)
-        except BaseException as failure:  # noqa: BLE001 - `update_all` raises it
-            self.lost |= isinstance(failure, PiecesLost)
             told.put(failure)
 
     def is_done(self, index: int) -> bool:
@@ -162,6 +103,24 @@ class Step:
     def finished(self) -> bool:
         """Every piece is done: the store holds the next state."""
         return 0 not in self._done
+
+
+class _Turns:
+    """Hands out each piece once, in order. Thread-safe."""
+
+    def __init__(self, pieces: Sequence[int]) -> None:
+        self._left = iter(pieces)
+        self._lock = threading.Lock()
+
+    def next(self) -> int | None:
+        """None: there is none left."""
+        with self._lock:
+            return next(self._left, None)
+
+    def close(self) -> None:
+        """Nothing more is handed out."""
+        with self._lock:
+            self._left = iter(())
 
 
 def pieces_of(layout: ParameterLayout, frozen: frozenset[str]) -> Iterator[Piece]:

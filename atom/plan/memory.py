@@ -29,8 +29,6 @@ class DeviceMemory:
     boundary_bytes: int
     """Values between sub-models, their gradients, and the batch's entries, of all micro-batches.
     Of those that wait on the host, what is here at a time, and the ring."""
-    step_bytes: int = 0
-    """For the device's share of the optimizer's step: pieces under way, and scratch."""
 
     @property
     def total_bytes(self) -> int:
@@ -41,7 +39,6 @@ class DeviceMemory:
             + self.activation_bytes
             + self.kept_bytes
             + self.boundary_bytes
-            + self.step_bytes
         )
 
 

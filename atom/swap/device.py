@@ -17,7 +17,6 @@ from atom.swap.gate import Gate
 from atom.swap.host_landing import HostSum, add_admitted, at_once, landing
 from atom.swap.host_memory import allocate_host_memory, give_back_pages
 from atom.swap.lane import Lane
-from atom.swap.workbench import CpuWorkbench, Workbench
 
 Report = Callable[[float, float], None]
 """Told when a piece of work began and ended, in seconds of the device's clock; from any thread,
@@ -134,10 +133,6 @@ class Device(Protocol):
         """Operations issued from now on come after the last `values_out` of that key."""
         ...
 
-    def workbench(self) -> Workbench:
-        """A way to the device and back that is not the engine's."""
-        ...
-
     def drain(self) -> None:
         """Returns when nothing of the engine's is under way any more. Raises: the first background
         error."""
@@ -245,9 +240,6 @@ class CpuDevice:
 
     def wait_gradients_out(self, gradient_slot: int) -> None:
         self._gradients.wait(gradient_slot)
-
-    def workbench(self) -> Workbench:
-        return CpuWorkbench()
 
     def drain(self) -> None:
         try:

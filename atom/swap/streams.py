@@ -29,7 +29,6 @@ from contextlib import contextmanager
 import torch
 
 from atom.base.clock import BootClock, Clock
-from atom.swap.cuda_workbench import CudaWorkbench
 from atom.swap.device import Copy, RandomState, Report
 from atom.swap.device_slots import BOUNCE_ELEMENTS
 from atom.swap.gate import Gate
@@ -40,7 +39,6 @@ from atom.swap.lane import Lane
 from atom.swap.registered_memory import RegisteredMemory
 from atom.swap.stream_events import event_of
 from atom.swap.stream_times import StreamTimes
-from atom.swap.workbench import Workbench
 
 
 class CudaDevice:
@@ -256,9 +254,6 @@ class CudaDevice:
 
     def wait_values_out(self, key: int) -> None:
         self._compute.wait_event(self._gone[key])
-
-    def workbench(self) -> Workbench:
-        return CudaWorkbench(self._device)
 
     def drain(self) -> None:
         failures: list[Exception] = []

@@ -47,8 +47,7 @@ def run(environment: dict[str, str], *options: str) -> tuple[dict[str, Any], str
 
 def test_sides_in_turn_with_torch_alone(torch_alone: dict[str, str], tmp_path: Path) -> None:
     files = "--trace", str(tmp_path / "trace"), "--json", str(tmp_path / "json")
-    shared = "--gpu-memory", "64 MiB", "--step-share", "0.5"
-    body, table = run(torch_alone, "--sides", "memory", *shared, *files)
+    body, table = run(torch_alone, "--sides", "memory", "--gpu-memory", "64 MiB", *files)
     (case,) = body["cases"]
     assert set(case["sides"]) == {"atom", "memory"}
     assert not case["missing"], table
@@ -63,7 +62,6 @@ def test_sides_in_turn_with_torch_alone(torch_alone: dict[str, str], tmp_path: P
     assert facts["moved_per_step"] == pytest.approx(facts["formula_per_step"])
     assert 0 < facts["busy"] <= 1
     assert facts["planned"]["device_bytes"] <= 64 * 2**20
-    assert facts["step_share"]["chosen"]["share"] == 0.5
     assert json.loads((tmp_path / "json").read_text())["cases"] == body["cases"]
     events = json.loads((tmp_path / "trace").read_text())["traceEvents"]
     assert {"loads", "computing"} <= {event["args"].get("name") for event in events}
@@ -130,30 +128,6 @@ def test_the_formula_counts_what_a_schedule_moves(
                 loaded.pop(event.slot, None)
     link = Link((7, 11, 13, 17, 19), shape.arrangement, weight_bytes=2, gradient_bytes=4)
     assert link.formula(passes) == link.seen(events)
-
-
-@pytest.mark.parametrize(
-    ("device", "share", "compared"),
-    [("cuda", "chosen", True), ("cuda", "0.3", True), ("cuda", "off", False),
-     ("cpu", "0.3", True), ("cpu", "chosen", False)],
-)  # fmt: skip
-def test_atom_is_compared_with_itself_where_the_device_may_have_a_share(
-    device: str, share: str, compared: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import swap_measure
-    from swap_cases import BY_NAME
-    from swap_setup import Setup
-
-    asked = list[dict[str, Setup]]()
-    monkeypatch.setattr(swap_measure, "_pairing", lambda *given: asked.append(given[3]))
-    options = swap_measure.Options(device, "bfloat16", 1, 1, None, None, (), None, share)
-    measured = swap_measure.Measured(BY_NAME["2.7b-8k"])
-    swap_measure._steps(measured, None, options)  # type: ignore[arg-type]
-    pairs = [pair for pair in asked if swap_measure.HOST_STEPS in pair]
-    assert len(pairs) == compared
-    for pair in pairs:
-        assert pair[swap_measure.HOST_STEPS].step_share == "off"
-        assert pair["atom"].step_share == share
 
 
 def test_the_page_and_the_help_have_every_case_and_target() -> None:

@@ -224,24 +224,6 @@ def test_bad_numbers_void_a_pass(device: HostedDevice) -> None:
     assert torch.equal(rig.store.gradients, added)
 
 
-def test_a_workbench_brings_works_and_takes_back(device: HostedDevice) -> None:
-    bench, host = device.workbench(), [torch.arange(4.0) + place for place in range(3)]
-    places = [torch.zeros(4) for _ in range(3)]
-    for place, value in enumerate(host):
-
-        def work(value: torch.Tensor = places[place]) -> None:
-            assert not torch.is_grad_enabled()
-            value.mul_(2)
-
-        bench.bring(place, [(places[place], value)], work)
-    for place, value in enumerate(host):
-        bench.wait_worked(place)
-        bench.take_back(place, [(value, places[place])])
-        bench.wait_back(place)
-        assert torch.equal(value, 2 * (torch.arange(4.0) + place))
-    bench.rest()
-
-
 def test_only_host_memory_in_use_is_registered(device: HostedDevice) -> None:
     memory, registered = device.host_memory(2**18, torch.float32), device._registered._held
     device.reserve_gradients(2, 2**18)

@@ -83,7 +83,7 @@ class SmallReplica:
         self.gradients_tag = b""
         self.sequences, self.loss_sum, self.round = 0, 0.0, 0
         self.watch = PassWatch(ManualClock())
-        self.device_hold = DeviceHold(CpuDevice(), _no_slots(), None)
+        self.device_hold = DeviceHold(CpuDevice(), _no_slots())
         self.in_pass = threading.Event()
         self.may_end = threading.Event()
         self.may_end.set()

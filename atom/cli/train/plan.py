@@ -72,7 +72,6 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         },
         "disk": dataclasses.asdict(disk) | {"total_bytes": disk.total_bytes},
         "device": dataclasses.asdict(device),
-        "step_share": None if plan.share is None else dataclasses.asdict(plan.share),
         "work": dataclasses.asdict(plan.work),
         "surroundings": dataclasses.asdict(plan.surroundings),
         "round": dataclasses.asdict(plan.prediction) | {"round_s": plan.prediction.round_s},

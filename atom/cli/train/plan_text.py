@@ -12,7 +12,6 @@ from atom.base.units import format_bytes
 from atom.daemon.fitting.box_plan import Plan
 from atom.plan.choice import Choice
 from atom.plan.gantt import Bar, bars
-from atom.plan.step_share import StepShare
 from atom.plan.strip import MARKS, strips
 
 MAX_SUB_MODELS = 12
@@ -83,7 +82,6 @@ def _fit(plan: Plan, narrow: bool) -> RenderableType:
         (memory.activation_bytes, "activations at work"),
         (memory.kept_bytes, "activations that stay"),
         (memory.boundary_bytes, "between sub-models"),
-        (memory.step_bytes, "optimizer's share"),
     ]
     held = ", ".join(f"{format_bytes(size)} {what}" for size, what in parts if size)
     lines = [Text(f"on the device: {held}", "quiet")]
@@ -207,27 +205,13 @@ def _round(plan: Plan) -> RenderableType:
     table.add_row("accumulates", _seconds(round_.accumulate_s), passes)
     table.add_row("all-reduce", _seconds(round_.all_reduce_s), network)
     rate = f"{around.adamw_elements_per_s / 1e6:,.0f} million parameters per second"
-    table.add_row("optimizer", _seconds(round_.optimizer_s), f"{rate}, {_stepping(plan.share)}")
+    table.add_row("optimizer", _seconds(round_.optimizer_s), f"{rate}, measured here")
     waits = _seconds(round_.optimizer_wait_s)
     table.add_row("round", _seconds(round_.round_s), f"its first pass waits {waits} for the step")
     table.add_row("this peer", f"{round_.tokens_per_s:,.0f}", f"{unit}/s while it accumulates")
     whole = f"{unit}/s over whole rounds"
     table.add_row("the swarm", f"{round_.swarm_tokens_per_s:,.0f}", whole)
     return table
-
-
-def _stepping(share: StepShare | None) -> str:
-    if share is None:
-        return "measured here"
-    if share.share == 0:
-        return "the host alone: a share for the device would not help"
-    rates, million = share.rates, 1e6
-    return (
-        f"the device takes {share.share:.0%}: first pass {_seconds(share.pass_s)} instead of "
-        f"{_seconds(share.pass_by_host_s)} (millions per second: host "
-        f"{rates.host_beside / million:,.0f}, link {rates.link / million:,.0f}, device "
-        f"{rates.device / million:,.0f})"
-    )
 
 
 def _advice(plan: Plan) -> RenderableType:

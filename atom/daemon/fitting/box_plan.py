@@ -26,7 +26,6 @@ from atom.graph.traced import Graph
 from atom.plan.advice import Advice
 from atom.plan.choice import Choice
 from atom.plan.prediction import RoundPrediction, Surroundings, Work
-from atom.plan.step_share import StepShare
 from atom.swap.host_store import working_copy_bytes
 from atom.swap.state_form import HIGH, LOW, MASTER
 
@@ -115,8 +114,6 @@ class Plan:
     disk: DiskPlan
     device: DevicePlan
     choice: Choice
-    share: StepShare | None
-    """What the device does of the optimizer's step; None: not asked for, on the host's cores."""
     work: Work
     surroundings: Surroundings
     prediction: RoundPrediction

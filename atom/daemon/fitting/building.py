@@ -7,8 +7,13 @@ from pathlib import Path
 import torch
 
 from atom.config.peer_file import PeerFile
-from atom.daemon.fitting.arranging import Hearers
-from atom.daemon.fitting.cutting import Cut, Cutter, named_if_out_of_memory, require_host_memory
+from atom.daemon.fitting.cutting import (
+    Callbacks,
+    Cut,
+    Cutter,
+    named_if_out_of_memory,
+    require_host_memory,
+)
 from atom.daemon.fitting.device_choice import free_host_bytes, peer_bytes
 from atom.daemon.model.recipe import PRECISIONS, Recipe, open_device, verify_recipe
 from atom.models.data.samples import Samples
@@ -37,7 +42,7 @@ def build_replica(
     peer: PeerFile,
     dropout_seed: int,
     folder: Path,
-    hearers: Hearers,
+    callbacks: Callbacks,
 ) -> Built:
     """Checks the program against eager, cuts it for this device, allocates the replica.
 
@@ -48,9 +53,9 @@ def build_replica(
         torch.set_num_threads(peer.device.cpu_threads)
     run, have_bytes = recipe.run, free_host_bytes(peer.host.memory_bytes)
     require_host_memory(peer_bytes(run, recipe.graph), have_bytes, peer.host.memory_bytes)
-    verify_recipe(recipe, samples, hearers.note, hearers.progress)
+    verify_recipe(recipe, samples, callbacks.note, callbacks.progress)
     device = open_device(peer.device.kind, PRECISIONS[run.model.precision])
-    cutter = Cutter(recipe, device, peer, dropout_seed, hearers)
+    cutter = Cutter(recipe, device, peer, dropout_seed, callbacks)
     cut = cutter.cut(peer)
     _leave_source(cut, folder)
     with named_if_out_of_memory("set up"):

@@ -1,6 +1,6 @@
 """A run's model cut for this box: when its replica is built, and when its caps are changed."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -10,16 +10,21 @@ from atom.base.errors import DeviceError, ShortageError
 from atom.base.units import format_bytes
 from atom.config.peer_file import PeerFile
 from atom.config.run_file import RunFile
-from atom.daemon.fitting.arranging import Hearers, arranged, measured
+from atom.daemon.console import Progress
 from atom.daemon.fitting.device_choice import (
+    BOUNDARY_SHARE,
+    Question,
     choice_text,
     cut_arenas,
     ends_alike,
     free_host_bytes,
+    most_micro_batches,
     peer_bytes,
+    question,
+    usable_device_bytes,
     whole_device_bytes,
 )
-from atom.daemon.fitting.step_share import Arranged, share_text
+from atom.daemon.fitting.profiling import profile_or_guess
 from atom.daemon.model.number_forms import gradients, state_form
 from atom.daemon.model.recipe import PRECISIONS, Recipe
 from atom.daemon.model.without_dropout import evaluation_graph
@@ -27,14 +32,25 @@ from atom.daemon.usable_memory import usable_memory
 from atom.graph.ir import Program
 from atom.graph.program import build_program
 from atom.optim.adamw import AdamWSettings
-from atom.optim.open_share import WantedShare
 from atom.optim.rate import RateSettings
 from atom.plan.choice import Choice
 from atom.plan.chosen_program import chosen_program
-from atom.swap.compiled import Compilation
+from atom.swap.compiled import Compilation, Told
 from atom.swap.device import Device
 from atom.swap.voided import is_out_of_memory
 from atom.training.replica.replica import ReplicaSettings
+
+
+@dataclass(frozen=True)
+class Callbacks:
+    """What a caller wants to be told."""
+
+    note: Callable[[str], None]
+    """One line of what is being done."""
+    progress: Progress
+    """How far a long step is."""
+    uncompiled: Told
+    """Later: which sub-models could not be compiled, if the peer wants them to be, and why."""
 
 
 @dataclass(frozen=True)
@@ -50,15 +66,20 @@ class Cutter:
     """Of one run's model, for one device, measured and traced once."""
 
     def __init__(
-        self, recipe: Recipe, device: Device, peer: PeerFile, dropout_seed: int, hearers: Hearers
+        self,
+        recipe: Recipe,
+        device: Device,
+        peer: PeerFile,
+        dropout_seed: int,
+        callbacks: Callbacks,
     ) -> None:
         """`dropout_seed`: of this peer. Raises: ModelError if validation would be random."""
-        self._recipe, self._seed, self._hearers = recipe, dropout_seed, hearers
+        self._recipe, self._seed, self._callbacks = recipe, dropout_seed, callbacks
         self._peer, self._kind = peer, device.torch_device
         run, graph = recipe.run, recipe.graph
         validated = run.validation is not None
-        self._evaluation = evaluation_graph(recipe, hearers.note) if validated else None
-        self._measured = measured(run, graph, peer, device, hearers)
+        self._evaluation = evaluation_graph(recipe, callbacks.note) if validated else None
+        self._profile = profile_or_guess(graph, self._kind, callbacks.note, self._measuring)
         self._others_bytes = _own_bytes()
 
     def cut(self, peer: PeerFile) -> Cut:
@@ -67,32 +88,49 @@ class Cutter:
         Raises: DeviceError for memory that is too small, ShortageError if other programs have it;
         before anything is allocated.
         """
-        run, graph, note = self._recipe.run, self._recipe.graph, self._hearers.note
+        run, graph, note = self._recipe.run, self._recipe.graph, self._callbacks.note
         device = self._peer.device.model_copy(update={"memory_bytes": peer.device.memory_bytes})
         allowed = self._peer.model_copy(update={"device": device, "host": peer.host})
         held_bytes = max(_own_bytes() - self._others_bytes, 0)
         have_bytes = free_host_bytes(peer.host.memory_bytes, held_bytes)
         need_bytes = peer_bytes(run, graph)
         require_host_memory(need_bytes, have_bytes, peer.host.memory_bytes)
-        way = self._arranged(allowed, have_bytes)
-        choice = way.choice
+        asked = self._question(allowed, have_bytes)
+        choice = self._answer(asked, allowed)
         training = chosen_program(graph, choice)
         on_gpu = self._kind.type == "cuda"
         arenas = cut_arenas(training, choice, on_gpu, gradients(run))
         beyond_bytes = sum(size for _, size in arenas)
         require_host_memory(need_bytes + beyond_bytes, have_bytes, peer.host.memory_bytes)
-        note(choice_text(choice, way.question.limits.device_bytes + choice.memory.step_bytes))
+        note(choice_text(choice, asked.limits.device_bytes))
         evaluation = self._evaluation
         if evaluation is None:
-            return Cut(training, None, self._settings(way))
+            return Cut(training, None, self._settings(choice))
         ends = ends_alike(graph, evaluation, choice)
-        return Cut(training, build_program(evaluation, ends=ends), self._settings(way))
+        return Cut(training, build_program(evaluation, ends=ends), self._settings(choice))
 
-    def _arranged(self, peer: PeerFile, have_bytes: int) -> Arranged:
-        """Raises: DeviceError; ShortageError if it would fit, were nobody else there."""
+    def _measuring(self, done: int, total: int) -> None:
+        # A note has said what is done and why: a line of progress beside it must not say it again.
+        self._callbacks.progress("layers measured", done, total, "layers")
+
+    def _question(self, peer: PeerFile, host_bytes: int) -> Question:
+        """`host_bytes`: that may be used in all."""
         run, graph = self._recipe.run, self._recipe.graph
+        left = host_bytes - peer_bytes(run, graph)
+        return question(
+            graph,
+            self._profile,
+            device_bytes=peer.device.memory_bytes or usable_device_bytes(self._kind, left),
+            micro_batches=most_micro_batches(run),
+            on_gpu=self._kind.type == "cuda",
+            host_bytes=int(left * BOUNDARY_SHARE),
+            gradients=gradients(run),
+        )
+
+    def _answer(self, asked: Question, peer: PeerFile) -> Choice:
+        """Raises: DeviceError; ShortageError if it would fit, were nobody else there."""
         try:
-            return arranged(run, graph, peer, self._kind, self._measured, have_bytes)
+            return asked.answer()
         except DeviceError as problem:
             if peer.device.memory_bytes is not None or not self._would_fit_alone(peer):
                 raise
@@ -107,22 +145,19 @@ class Cutter:
         device = peer.device.model_copy(update={"memory_bytes": device_bytes})
         alone = peer.model_copy(update={"device": device})
         try:
-            arranged(run, graph, alone, self._kind, self._measured, host_bytes)
+            self._question(alone, host_bytes).answer()
         except DeviceError:
             return False
         return True
 
-    def _settings(self, way: Arranged) -> ReplicaSettings:
-        settings = _settings(self._recipe.run, self._seed, way.choice)
-        note, hearers = self._hearers.note, self._hearers
-        if self._peer.device.compile:
-            settings = replace(settings, compilation=Compilation(hearers.uncompiled))
-            note("sub-models are compiled as they are first run: the first pass takes minutes")
-        if way.share is not None:
-            note(share_text(way.share))
-            wanted = WantedShare(way.share.share, hearers.unstreamed)
-            settings = replace(settings, step_share=wanted)
-        return settings
+    def _settings(self, choice: Choice) -> ReplicaSettings:
+        settings = _settings(self._recipe.run, self._seed, choice)
+        if not self._peer.device.compile:
+            return settings
+        self._callbacks.note(
+            "sub-models are compiled as they are first run: the first pass takes minutes"
+        )
+        return replace(settings, compilation=Compilation(self._callbacks.uncompiled))
 
 
 @contextmanager

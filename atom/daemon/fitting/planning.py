@@ -24,7 +24,6 @@ from atom.daemon.fitting.device_choice import (
     usable_device_bytes,
 )
 from atom.daemon.fitting.profiling import profile_of
-from atom.daemon.fitting.step_share import State, arrange, assumed_rates
 from atom.daemon.model.model_source import open_source, pin_source
 from atom.daemon.model.number_forms import gradients, state_form
 from atom.daemon.model.recipe import PRECISIONS, open_device, trace_run
@@ -32,13 +31,10 @@ from atom.graph.profile.devices import assumed_device
 from atom.graph.profile.seconds import Profile
 from atom.graph.traced import Graph
 from atom.models.data.tokenizer import load_tokenizer
-from atom.optim.device_speed import step_rates
 from atom.optim.speed import adamw_elements_per_s
 from atom.plan.advice import Situation, advise
 from atom.plan.chosen_program import chosen_program
 from atom.plan.prediction import Surroundings, Work, predict
-from atom.plan.step_share import StepShare
-from atom.swap.step_rates import StepRates
 from atom.swarm.ring.codec import CODECS
 
 DEFAULT_NETWORK_BITS_PER_S = 100e6
@@ -75,18 +71,16 @@ def plan_run(request: PlanRequest, note: Note) -> Plan:
         torch.set_num_threads(peer.device.cpu_threads)
     run, graph, model = _trace(run, peer, request.run_file.absolute().parent)
     host = host_plan(run, graph, peer)
-    state = State(graph.layout, graph.parameter_dtype, state_form(run))
-    device, profile, rates = _device(request, peer, state, graph, host, note)
+    device, profile = _device(request, peer, graph, host, note)
     on_gpu = request.assume is not None or device.title != "cpu"
     most = most_micro_batches(run)
     leaving = gradients(run)
     offer = (device.budget_bytes, most, on_gpu, host.boundary_bytes)
     asked = question(graph, profile, *offer, leaving)
-    arranged = arrange(asked, state, peer.device.optimizer_share, rates)
-    asked, choice, share = arranged.question, arranged.choice, arranged.share
+    choice = asked.answer()
     program = chosen_program(graph, choice)
     work = _work(run, graph, request)
-    stepping = _stepping(state, rates, share)
+    stepping = adamw_elements_per_s(graph.parameter_dtype, state_form(run))
     surroundings = _surroundings(run, peer, request, stepping, on_gpu)
     situation = Situation(
         asked.chain, asked.machine, asked.limits, work, surroundings, asked.layer_ends
@@ -106,7 +100,6 @@ def plan_run(request: PlanRequest, note: Note) -> Plan:
         disk=disk_plan(run, graph, peer, _root(run, peer)),
         device=device,
         choice=choice,
-        share=share,
         work=work,
         surroundings=surroundings,
         prediction=predict(choice, work, surroundings),
@@ -143,9 +136,8 @@ def _vocabulary(run: RunFile, peer: PeerFile, folder: Path) -> int:
 
 
 def _device(
-    request: PlanRequest, peer: PeerFile, state: State, graph: Graph, host: HostPlan, note: Note
-) -> tuple[DevicePlan, Profile, StepRates | None]:
-    rates: StepRates | None = None
+    request: PlanRequest, peer: PeerFile, graph: Graph, host: HostPlan, note: Note
+) -> tuple[DevicePlan, Profile]:
     cap = request.device_bytes or peer.device.memory_bytes
     if request.assume is not None:
         assumed = assumed_device(request.assume, graph.parameter_dtype)
@@ -158,26 +150,16 @@ def _device(
             )
         budget, title = cap or int(has * GPU_RESERVE), assumed.title
         profile = profile_of(graph, torch.device("cpu"), request.assume, note)
-        rates = assumed_rates(assumed, state, adamw_elements_per_s(state.precision, state.form))
     else:
         opened = open_device(peer.device.kind, graph.parameter_dtype)
         try:
             kind = opened.torch_device
             budget = cap or usable_device_bytes(kind, host.have_bytes - host.total_bytes)
-            if kind.type == "cuda" or peer.device.optimizer_share:
-                rates = step_rates(opened, state.precision, state.form)
         finally:
             opened.close()
         profile, title = profile_of(graph, kind, None, note), str(kind)
     rate = profile.link.load_bytes_per_s.median
-    return DevicePlan(title, budget, profile.source, rate), profile, rates
-
-
-def _stepping(state: State, rates: StepRates | None, share: StepShare | None) -> float:
-    """Parameters per second of the optimizer's step."""
-    if rates is None:
-        return adamw_elements_per_s(state.precision, state.form)
-    return rates.host if share is None else share.parameters_per_s
+    return DevicePlan(title, budget, profile.source, rate), profile
 
 
 def _work(run: RunFile, graph: Graph, request: PlanRequest) -> Work:

@@ -16,8 +16,8 @@ from atom.config.load import load_run_file, normalised_run_text, run_from_text
 from atom.config.run_file import RunFile
 from atom.config.sources import text_sources
 from atom.daemon.console import Console, Progress, Silence
-from atom.daemon.fitting.arranging import Hearers
 from atom.daemon.fitting.building import Built, build_replica
+from atom.daemon.fitting.cutting import Callbacks
 from atom.daemon.model.data_check import check_data
 from atom.daemon.model.given_weights import given_values, refuse_unused
 from atom.daemon.model.kept_tokenizer import keep_companions, keep_tokenizer
@@ -262,12 +262,8 @@ def _make(
         console.note(f"{kind} runs uncompiled: {why}")
         box.events.emit("uncompiled", sub_model=kind, reason=why)
 
-    def unstreamed(why: str) -> None:
-        console.note(f"the device takes no share of the optimizer step: {why}")
-        box.events.emit("unstreamed", reason=why)
-
-    hearers = Hearers(console.note, console.progress, uncompiled, unstreamed)
-    built = build_replica(recipe, samples, box.peer, seed, box.state.program, hearers)
+    callbacks = Callbacks(console.note, console.progress, uncompiled)
+    built = build_replica(recipe, samples, box.peer, seed, box.state.program, callbacks)
     content = None if code is None else code.content
     return _Made(recipe, samples, built, content, console.progress)
 

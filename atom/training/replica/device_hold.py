@@ -11,7 +11,6 @@ from contextlib import contextmanager, suppress
 import torch
 
 from atom.base.errors import AtomError, DeviceError
-from atom.optim.conveyor import Conveyor
 from atom.swap.device import Device
 from atom.swap.device_slots import DeviceSlots
 from atom.swap.engine import PassCancelled
@@ -23,10 +22,10 @@ class DeviceTaken(AtomError):
 
 
 class DeviceHold:
-    """Slots, and buckets of the optimizer's step if there are any."""
+    """The slots of a replica's engines."""
 
-    def __init__(self, device: Device, slots: DeviceSlots, conveyor: Conveyor | None) -> None:
-        self._device, self._slots, self._conveyor = device, slots, conveyor
+    def __init__(self, device: Device, slots: DeviceSlots) -> None:
+        self._device, self._slots = device, slots
         self._lock = threading.Lock()
         self._closed = False
         self._given_back = False
@@ -36,8 +35,8 @@ class DeviceHold:
         return self._device.torch_device
 
     def close(self, wait_s: float) -> bool:
-        """From any thread: the memory is given back, as soon as nobody is `using` it; a step under
-        way goes on without. Returns whether that was within `wait_s`."""
+        """From any thread: the memory is given back, as soon as nobody is `using` it.
+        Returns whether that was within `wait_s`."""
         self._closed = True
         if not self._lock.acquire(timeout=wait_s):
             return False
@@ -51,21 +50,21 @@ class DeviceHold:
         """It may be used again. From any thread."""
         self._closed = False
 
-    def exchange(self, make: Callable[[], tuple[DeviceSlots, Conveyor | None]]) -> None:
-        """Others take the place of slots and buckets: the memory of those is free while `make`
-        makes these, and theirs again if it raises. Between passes, with no step under way."""
+    def exchange(self, make: Callable[[], DeviceSlots]) -> None:
+        """Other slots take the place of these, whose memory is free while `make` makes those, and
+        theirs again if it raises. Between passes."""
         with self._lock:
             self._give_back()
             waiting = self._slots.boundary.host
             self._device.give_back_host(waiting)
             try:
-                slots, conveyor = make()
+                slots = make()
             except BaseException as failure:
                 _let_go_of_half_made(failure)
                 with suppress(DeviceError):  # then copies take a detour
                     self._device.take_again_host(waiting)
                 raise
-            self._slots, self._conveyor = slots, conveyor
+            self._slots = slots
             self._given_back = False
             if self._closed:
                 self._give_back()
@@ -88,8 +87,6 @@ class DeviceHold:
         if self._given_back:
             return
         self._given_back = True
-        if self._conveyor is not None:
-            self._conveyor.give_back()
         self._slots.give_back(self._device)
 
     def _take_again(self) -> None:
@@ -98,8 +95,6 @@ class DeviceHold:
         self._given_back = False
         try:
             self._slots.take_again(self._device)
-            if self._conveyor is not None:
-                self._conveyor.take_again()
         except Exception as failure:
             self._give_back()
             if not is_out_of_memory(failure):

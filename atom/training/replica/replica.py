@@ -62,7 +62,7 @@ class Replica:
         self._side = DeviceSide(program, evaluation, settings, device)
         self._store = self._side.store
         self._arena = GradientArena(self._store.gradients)
-        self._adamw = AdamW(self._store, settings.adamw, program.frozen, share=self._side.share)
+        self._adamw = AdamW(self._store, settings.adamw, program.frozen)
         self.watch = PassWatch(self._clock, [part.name for part in program.sub_models])
         """Looks at some of the passes, unless there is an observer for all of them."""
         told = observer or self.watch.stepped
@@ -81,7 +81,6 @@ class Replica:
         """
         self._stepper.rest()
         self._side.rearrange(program, evaluation, settings)
-        self._adamw.share = self._side.share
         self._stepper.follow(program.sub_models)
         self.watch.follow([part.name for part in program.sub_models])
         self._passes.follow(settings)
@@ -96,11 +95,6 @@ class Replica:
         """Steps taken since the initial values: the round of the state held, or of the one that a
         step under way leads to."""
         return self._round - 1 if self.torn else self._round
-
-    @property
-    def streamed_parameters(self) -> int:
-        """That the device has updated so far, over all steps."""
-        return self._side.updated_elements
 
     @property
     def micro_batches(self) -> int:

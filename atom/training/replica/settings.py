@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 import torch
 
 from atom.optim.adamw import AdamWSettings
-from atom.optim.open_share import WantedShare
 from atom.optim.rate import RateSettings
 from atom.swap.arrangement import Arrangement
 from atom.swap.compiled import Compilation
@@ -30,5 +29,3 @@ class ReplicaSettings:
     """In which numbers they leave the device and are summed: float32, or bfloat16."""
     compilation: Compilation | None = None
     """How the training program's sub-models are compiled; None: they run as they are printed."""
-    step_share: WantedShare | None = None
-    """What the device does of the optimizer's step. Bits do not depend on it."""

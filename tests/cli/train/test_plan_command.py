@@ -52,7 +52,7 @@ def test_json_is_complete(capsys: pytest.CaptureFixture[str]) -> None:
     told = json.loads("\n".join(lines_of(capsys, "--json", "--peer", str(PEERS / "cpu.toml"))))
     assert set(told) == {
         "run", "model", "precision", "parameters", "fits", "host", "disk", "device",
-        "step_share", "work", "surroundings", "round", "advice", "plan",
+        "work", "surroundings", "round", "advice", "plan",
     }  # fmt: skip
     assert told["host"]["total_bytes"] == sum(told["host"]["arenas"].values())
     assert told["device"]["budget_bytes"] == 2 * 2**30

@@ -4,7 +4,6 @@ import functools
 import gc
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 import pytest
 import torch
@@ -15,7 +14,6 @@ from atom.graph.program import compile_program
 from atom.models.gpt3 import GPT3, GPT3Config, initial_value
 from atom.optim import step
 from atom.optim.adamw import AdamWSettings
-from atom.optim.open_share import WantedShare
 from atom.optim.rate import RateSettings
 from atom.swap.arrangement import Arrangement
 from atom.swap.device import CpuDevice
@@ -37,7 +35,6 @@ SCHEDULES = {
     "some of them": Arrangement(
         3, frozenset({2}), offloaded=frozenset({0}), least_offloaded_bytes=0
     ),
-    "a share for the device": Arrangement(),
 }
 
 
@@ -96,8 +93,6 @@ def new_replica(
         dropout_seed=5,
         state_form=form,
     )
-    if schedule == "a share for the device":
-        settings = replace(settings, step_share=WantedShare(0.5, pytest.fail, least_elements=1))
     programs = program(precision, 0.1), program(precision, 0.0)
     made = Replica(*programs, settings, device, ManualClock())
     made.initialise(functools.partial(initial_value, config(0.1), seed=11))
