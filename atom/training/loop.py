@@ -8,7 +8,7 @@ import math
 import queue
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
 from atom.base.clock import Clock
@@ -98,13 +98,6 @@ class Hands(Protocol):
         """Head or phase are others: the lease should say so soon."""
 
 
-@dataclass(frozen=True)
-class LeasesRead:
-    """A reading of the directory (not an event of the machine: it becomes part of its view)."""
-
-    leases: Mapping[str, Lease]
-
-
 class RoundLoop:
     """Owns the machine and the book of leases; `post` may be called from any thread."""
 
@@ -123,7 +116,7 @@ class RoundLoop:
         self._clock = clock
         self._events = events
         self._on_failure = on_failure
-        self._inbox: queue.SimpleQueue[Event | LeasesRead | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Event | Callable[[], None] | None] = queue.SimpleQueue()
         self._book = LeaseBook()
         self._complaints = TokenBucket(1.0, 20.0)
         self._view = View()
@@ -142,8 +135,16 @@ class RoundLoop:
         if self._thread.is_alive():
             self._thread.join()
 
-    def post(self, event: Event | LeasesRead) -> None:
+    def post(self, event: Event) -> None:
         self._inbox.put(event)
+
+    def read(self, leases: Mapping[str, Lease]) -> None:
+        """A reading of the directory; no event of the machine, but part of its next view."""
+        self._inbox.put(lambda: self._take_leases(leases))
+
+    def pass_ended(self) -> None:
+        """A pass of ours was counted: a round may be due now, rather than at the next tick."""
+        self._inbox.put(self._tick)
 
     def receive(self, peer_id: str, incarnation: bytes, raw: bytes) -> None:
         """A message from the transport. Malformed ones are refused by name and forgotten; more
@@ -189,9 +190,8 @@ class RoundLoop:
         except queue.Empty:
             self._tick()
             return True
-        if isinstance(event, LeasesRead):
-            self._take_leases(event.leases)
-            self._tick()
+        if callable(event):
+            event()
         elif event is not None:
             self._handle(event)
             if self._clock.now() >= self._next_tick:
@@ -223,6 +223,7 @@ class RoundLoop:
         self._book.update(leases, now)
         self._paused = self._paused.after(self._book.fresh(now), working, now)
         self._seen_at = now
+        self._tick()
 
     def _works(self) -> bool:
         return self._machine.phase is not Phase.SYNCING and not self._hands.stands_still()

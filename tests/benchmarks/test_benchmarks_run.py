@@ -170,3 +170,10 @@ def test_the_cost_of_a_crowd() -> None:
         assert 0 < row["trigger_s"] <= row["latest_trigger_s"] <= row["round_s"]
         assert row["early"] == 0
         assert row["dht_kb_per_peer_s"] > 0
+
+
+def test_a_swarm_of_one_beside_plain_pytorch() -> None:
+    body = run(str(BENCHMARKS / "swarm_of_one.py"), "--rounds", "3", "--turns", "1")
+    assert (body["benchmark"], body["rounds"]) == ("swarm-of-one", 3)
+    ours, theirs = body["median_ms"].values()
+    assert body["ratio"] == pytest.approx(ours / theirs)

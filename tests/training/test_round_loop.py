@@ -19,7 +19,7 @@ from atom.swarm.chain.usual_gradients import PartLimit
 from atom.swarm.identity import Identity
 from atom.swarm.records.freshness import GAP_SECONDS
 from atom.swarm.records.lease import LEASE_SECONDS, Lease, PeerState
-from atom.training.loop import MAX_WAITING, LeasesRead, RoundLoop
+from atom.training.loop import MAX_WAITING, RoundLoop
 from atom.training.replica.pacing import SwarmCount
 from atom.training.round.vocabulary import (
     Action,
@@ -138,7 +138,7 @@ class Stage:
 
     def read(self, *leases: Lease) -> View:
         """The view after a reading of the directory: the last one that it brought about."""
-        self.loop.post(LeasesRead({lease.peer_id: lease for lease in leases}))
+        self.loop.read({lease.peer_id: lease for lease in leases})
         self.settle()
         return self.loop.view
 
@@ -449,3 +449,14 @@ def ticks(stage: Stage, count: int) -> Mapping[int, View]:
 
 def test_it_ticks_without_any_news(stage: Stage) -> None:
     assert len(ticks(stage, 3)) == 3
+
+
+def test_each_counted_pass_is_looked_at_without_waiting_for_a_tick(idle: Stage) -> None:
+    for _ in range(3):
+        idle.loop.pass_ended()
+    idle.loop.close()
+    idle.loop.start()
+    assert len(ticks(idle, 3)) == 3
+    idle.loop.close()
+    assert idle.machine.views.empty()
+    assert idle.machine.events.empty()

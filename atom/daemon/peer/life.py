@@ -23,7 +23,7 @@ from atom.swarm.dht.directory import Directory
 from atom.swarm.records.fork_choice import claims_better
 from atom.swarm.records.lease import Lease
 from atom.swarm.records.twin import TwinWatch
-from atom.training.loop import LeasesRead, RoundLoop
+from atom.training.loop import RoundLoop
 from atom.training.replica.worker import STARTING
 from atom.training.round import RoundMachine
 from atom.training.round.succession import leaves_them_stuck
@@ -123,6 +123,8 @@ class Life:
     def on_pass(self) -> None:
         """A pass ended: the count is news."""
         self.parts.hands.tally.void.sound()
+        if self._loop is not None:
+            self._loop.pass_ended()
         self.parts.lookout.nudge()
 
     def on_void(self, void: PassVoided) -> None:
@@ -195,7 +197,7 @@ class Life:
         if self._twins.sees(leases.get(me.peer_id), me):
             self._beside_a_twin()
         self.parts.outreach.know(leases, self._machine.in_doubt)
-        self._loop.post(LeasesRead(leases))
+        self._loop.read(leases)
         self._herald.hear(leases)
 
     def _beside_a_twin(self) -> None:
