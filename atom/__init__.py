@@ -1,3 +1,32 @@
-"""Atom: a peer daemon that trains large models on volunteers' machines."""
+"""Atom: train models larger than the GPU, alone or with volunteers.
+
+`offload` is the front door for one process. The daemon that trains in a swarm is the command
+`atom`.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from atom.offloaded_model import OffloadedModel, offload
+    from atom.optim.adamw import AdamWSettings as AdamW
+    from atom.optim.rate import RateSettings as Schedule
 
 __version__ = "0.1.0"
+__all__ = ["AdamW", "OffloadedModel", "Schedule", "__version__", "offload"]
+
+_PLACES = {
+    "AdamW": ("atom.optim.adamw", "AdamWSettings"),
+    "OffloadedModel": ("atom.offloaded_model", "OffloadedModel"),
+    "Schedule": ("atom.optim.rate", "RateSettings"),
+    "offload": ("atom.offloaded_model", "offload"),
+}
+"""Loaded when they are asked for: commands and the DHT's process need no PyTorch to begin."""
+
+
+def __getattr__(name: str) -> Any:
+    import importlib
+
+    if name not in _PLACES:
+        raise AttributeError(f"module 'atom' has no attribute {name!r}")
+    module, attribute = _PLACES[name]
+    return getattr(importlib.import_module(module), attribute)

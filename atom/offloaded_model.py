@@ -1,0 +1,241 @@
+"""The front door: train a PyTorch module that is larger than the GPU, in one process, no swarm.
+
+The module is traced and cut into sub-models; weights, gradients and optimizer state lie in host
+memory, and the sub-models stream through the device. It is made of the parts that a peer is made of
+(`graph`, `plan`, `swap`, `optim`, `training.replica`), so what holds for a peer holds here: a step
+gives the same bits as plain PyTorch where the device rounds alike (docs/swap.md).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from atom.base.units import parse_bytes
+from atom.daemon.fitting.device_choice import (
+    BOUNDARY_SHARE,
+    ends_alike,
+    free_host_bytes,
+    question,
+    usable_device_bytes,
+)
+from atom.daemon.fitting.profiling import profile_or_guess
+from atom.daemon.model.recipe import open_device
+from atom.graph.ir import Program
+from atom.graph.program import build_program
+from atom.graph.trace import trace
+from atom.graph.traced import Graph
+from atom.optim.adamw import AdamWSettings
+from atom.optim.rate import RateSettings
+from atom.plan.choice import Choice
+from atom.plan.chosen_program import chosen_program
+from atom.swap.device import Device
+from atom.swap.host_store import host_bytes
+from atom.training.replica.pacing import MAX_MICRO_BATCHES_PER_PASS
+from atom.training.replica.replica import Replica, ReplicaSettings
+
+MicroBatch = tuple[Tensor, Tensor]
+"""Inputs and targets; the first dimension of both counts sequences (samples)."""
+Loss = Callable[[Any, Tensor], Tensor]
+"""(the module's output, targets) → mean loss, a scalar."""
+
+
+class OffloadedModel:
+    """A module whose weights and optimizer state lie in host memory and stream through a device.
+
+    Made by `offload`. One thread at a time. Use it as a context manager, or call `close`.
+    """
+
+    def __init__(self, replica: Replica, device: Device, names: Mapping[str, str]) -> None:
+        """`names`: of every entry of the module's `state_dict` that is a parameter, the name under
+        which the replica has it (tied parameters have one)."""
+        self._replica = replica
+        self._device = device
+        self._names = names
+        self._steps = 0
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps taken."""
+        return self._steps
+
+    @property
+    def micro_batches(self) -> int:
+        """The most micro-batches that go through the device together. A step may have more."""
+        return self._replica.micro_batches
+
+    def step(self, batches: Sequence[MicroBatch]) -> float:
+        """One optimizer step on the mean gradient of all sequences in `batches`.
+
+        The step itself runs on the host under the next call's passes.
+
+        Args:
+            batches: one or more micro-batches, each shaped as the example given to `offload`.
+
+        Returns: the mean loss per sequence, before the step.
+
+        Raises: PassVoided for a loss or a gradient that is not finite, or if memory ran out: the
+        weights are as before the call; ValueError for a micro-batch of another shape.
+        """
+        replica = self._replica
+        replica.reset_gradients()
+        for some in _groups(batches, replica.micro_batches):
+            replica.run_pass([_entries(batch) for batch in some])
+        sequences, loss_sum = replica.sequences, replica.loss_sum
+        norm = replica.gradient_norm() / sequences
+        replica.begin_step(replica.gradients.div_(sequences), norm, self._steps + 1)
+        self._steps += 1
+        return loss_sum / sequences
+
+    def evaluate(self, batches: Sequence[MicroBatch]) -> float:
+        """Mean loss per sequence in evaluation mode; nothing is changed. Raises: as `step`."""
+        return self._replica.evaluate([_entries(batch) for batch in batches])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Copies of everything that `load_state_dict` needs to go on with the same bits.
+
+        `"model"`: parameters in float32 under the names of the module's own `state_dict`;
+        `"state"`: weights and optimizer state as flat arenas [elements]; `"steps"`. The random
+        numbers of dropout are not part of it.
+        """
+        weights = self._replica.export_parameters()
+        return {
+            "model": {name: weights[ours].clone() for name, ours in self._names.items()},
+            "state": {name: arena.clone() for name, arena in self._replica.state_arenas().items()},
+            "steps": self._steps,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from what `state_dict` gave. Raises: KeyError; ValueError if it is another
+        model's; then nothing is changed."""
+        steps = int(state["steps"])
+        self._replica.load_state(state["state"], steps)
+        self._steps = steps
+
+    def close(self) -> None:
+        """Waits for the step under way and gives the device's memory back."""
+        self._replica.finish_step()
+        self._device.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        problem: BaseException | None,
+        place: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def offload(
+    model: nn.Module,
+    loss: Loss,
+    example: MicroBatch,
+    *,
+    gpu_memory: str | None = None,
+    optimizer: AdamWSettings | None = None,
+    learning_rate: float | RateSettings = 1e-3,
+    clip_norm: float | None = None,
+    device: str = "auto",
+    seed: int = 0,
+) -> OffloadedModel:
+    """Takes a module over to train it through a device that may be smaller than it.
+
+    Args:
+        model: any module that `torch.export` can trace (docs/compiler.md). Its values are copied to
+            host memory; the module itself is not used afterwards and may be deleted.
+        loss: of the module's output and the targets, the mean over the sequences: a scalar.
+        example: inputs and targets of one micro-batch. All micro-batches must be shaped like it.
+        gpu_memory: the most that may be taken of the device, as "8 GiB"; None: nine tenths of what
+            is free there. On a CPU it bounds what is computed at a time.
+        optimizer: AdamW's settings; None: its defaults.
+        learning_rate: constant, or a schedule over steps.
+        clip_norm: the global norm to which gradients are clipped; None: they are not.
+        device: "auto", "cpu", "cuda" or "cuda:N".
+        seed: of dropout.
+
+    Raises: ModelError naming what cannot be traced; DeviceError for a device that is missing or too
+    small, naming what does not fit; ValueError for a `gpu_memory` that is no quantity of bytes.
+    """
+    capped = None if gpu_memory is None else parse_bytes(gpu_memory)
+    whole = _WithLoss(model, loss)
+    batch = _entries(example)
+    graph = trace(whole, batch)
+    opened = open_device(device, graph.parameter_dtype)
+    choice = _choice(graph, opened, capped)
+    settings = ReplicaSettings(
+        rate=_schedule(learning_rate),
+        adamw=optimizer or AdamWSettings(),
+        clip_norm=clip_norm,
+        precision=graph.parameter_dtype,
+        arrangement=choice.arrangement,
+        micro_batches=choice.micro_batches,
+        dropout_seed=seed,
+    )
+    evaluation = _evaluation(whole, batch, graph, choice)
+    replica = Replica(chosen_program(graph, choice), evaluation, settings, opened)
+    values = dict(whole.named_parameters())
+    replica.initialise(lambda name, _: values[name].detach().to("cpu", torch.float32))
+    return OffloadedModel(replica, opened, _names(model, whole))
+
+
+class _WithLoss(nn.Module):
+    """What is traced: the module and its loss as one."""
+
+    def __init__(self, model: nn.Module, loss: Loss) -> None:
+        super().__init__()
+        self.model = model
+        self.loss = loss
+
+    def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        return self.loss(self.model(inputs), targets)
+
+
+def _schedule(learning_rate: float | RateSettings) -> RateSettings:
+    if isinstance(learning_rate, RateSettings):
+        return learning_rate
+    return RateSettings(learning_rate)
+
+
+def _entries(batch: MicroBatch) -> dict[str, Tensor]:
+    inputs, targets = batch
+    return {"inputs": inputs, "targets": targets}
+
+
+def _groups(batches: Sequence[MicroBatch], most: int) -> list[Sequence[MicroBatch]]:
+    return [batches[start : start + most] for start in range(0, len(batches), most)]
+
+
+def _choice(graph: Graph, device: Device, capped_bytes: int | None) -> Choice:
+    """How the model is cut for this device. Raises: DeviceError."""
+    kind, on_gpu = device.torch_device, device.torch_device.type == "cuda"
+    profile = profile_or_guess(graph, kind, lambda note: None, lambda done, total: None)
+    left = free_host_bytes(None) - host_bytes(graph.layout, graph.parameter_dtype)
+    return question(
+        graph,
+        profile,
+        device_bytes=capped_bytes or usable_device_bytes(kind, left),
+        micro_batches=MAX_MICRO_BATCHES_PER_PASS,
+        on_gpu=on_gpu,
+        host_bytes=int(left * BOUNDARY_SHARE),
+    ).answer()
+
+
+def _evaluation(
+    whole: nn.Module, batch: Mapping[str, Tensor], graph: Graph, choice: Choice
+) -> Program | None:
+    """The model in evaluation mode, cut alike; None: it is the same as in training."""
+    evaluated = trace(whole, batch, training=False)
+    if evaluated.graph_hash == graph.graph_hash:
+        return None
+    return build_program(evaluated, ends=ends_alike(graph, evaluated, choice))
+
+
+def _names(model: nn.Module, whole: nn.Module) -> dict[str, str]:
+    first = {id(parameter): name for name, parameter in whole.named_parameters()}
+    named = model.named_parameters(remove_duplicate=False)
+    return {name: first[id(parameter)] for name, parameter in named}

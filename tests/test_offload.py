@@ -1,0 +1,164 @@
+"""The front door: a module of the reader's own, trained without a swarm as plain PyTorch trains."""
+
+import copy
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import atom
+from atom.base.errors import DeviceError, ModelError
+
+WIDTH, SEQUENCES, STEPS = 32, 8, 3
+
+
+class Tower(nn.Module):
+    """Blocks with a skip, dropout if wanted, and an output tied to nothing."""
+
+    def __init__(self, blocks: int, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(blocks))
+        self.dropout = nn.Dropout(dropout)
+        self.head = nn.Linear(WIDTH, 5)
+        self.register_buffer("scale", torch.full((WIDTH,), 0.5))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        for block in self.blocks:
+            inputs = inputs + self.dropout(torch.tanh(block(inputs))) * self.scale
+        return self.head(inputs)
+
+
+def batches(count: int, seed: int) -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        (
+            torch.randn(SEQUENCES, WIDTH, generator=generator),
+            torch.randint(5, (SEQUENCES,), generator=generator),
+        )
+        for _ in range(count)
+    ]
+
+
+def plain_step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, some: Sequence[tuple[Tensor, Tensor]]
+) -> float:
+    optimizer.zero_grad()
+    losses = [functional.cross_entropy(model(inputs), targets) for inputs, targets in some]
+    loss = torch.stack(losses).mean()
+    loss.backward()
+    optimizer.step()
+    return float(loss.detach())
+
+
+@pytest.mark.parametrize("gpu_memory", [None, "64 KiB"])
+def test_a_step_is_plain_pytorchs(gpu_memory: str | None) -> None:
+    torch.manual_seed(1)
+    plain = Tower(blocks=6)
+    optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-2, weight_decay=0.0)
+    settings = atom.AdamW(betas=(0.9, 0.999), weight_decay=0.0)
+    with atom.offload(
+        copy.deepcopy(plain),
+        functional.cross_entropy,
+        batches(1, 0)[0],
+        gpu_memory=gpu_memory,
+        optimizer=settings,
+        learning_rate=1e-2,
+    ) as offloaded:
+        for number in range(STEPS):
+            some = batches(9, seed=number)
+            expected = plain_step(plain, optimizer, some)
+            assert offloaded.step(some) == pytest.approx(expected, rel=1e-5)
+        weights = offloaded.state_dict()["model"]
+        assert weights.keys() == dict(plain.named_parameters()).keys()
+        for name, parameter in plain.named_parameters():
+            torch.testing.assert_close(weights[name], parameter.detach(), rtol=1e-4, atol=1e-6)
+
+
+def test_evaluation_is_without_dropout_and_changes_nothing() -> None:
+    torch.manual_seed(2)
+    plain = Tower(blocks=2, dropout=0.5)
+    some = batches(2, seed=5)
+    with atom.offload(copy.deepcopy(plain), functional.cross_entropy, some[0]) as offloaded:
+        before = offloaded.state_dict()["state"]
+        plain.eval()
+        losses = [float(functional.cross_entropy(plain(x), y).detach()) for x, y in some]
+        assert offloaded.evaluate(some) == pytest.approx(sum(losses) / 2, rel=1e-5)
+        after = offloaded.state_dict()["state"]
+        assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_a_saved_state_goes_on_with_the_same_bits() -> None:
+    torch.manual_seed(3)
+    model, example = Tower(blocks=2), batches(1, 0)[0]
+    with (
+        atom.offload(model, functional.cross_entropy, example) as one,
+        atom.offload(model, functional.cross_entropy, example) as other,
+    ):
+        one.step(batches(2, 1))
+        other.load_state_dict(one.state_dict())
+        assert other.steps == 1
+        assert one.step(batches(2, 2)) == other.step(batches(2, 2))
+        first, second = one.state_dict(), other.state_dict()
+        assert all(torch.equal(first["state"][n], second["state"][n]) for n in first["state"])
+
+
+def test_tied_parameters_have_both_names() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one = nn.Linear(WIDTH, WIDTH, bias=False)
+            self.other = nn.Linear(WIDTH, WIDTH, bias=False)
+            self.other.weight = self.one.weight
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            return self.other(torch.relu(self.one(inputs)))
+
+    with atom.offload(Tied(), functional.cross_entropy, batches(1, 0)[0]) as offloaded:
+        offloaded.step(batches(1, 1))
+        weights = offloaded.state_dict()["model"]
+        assert torch.equal(weights["one.weight"], weights["other.weight"])
+
+
+def test_a_budget_that_is_too_small_names_what_does_not_fit() -> None:
+    with pytest.raises(DeviceError, match="blocks"):
+        atom.offload(
+            Tower(blocks=2), functional.cross_entropy, batches(1, 0)[0], gpu_memory="1 KiB"
+        )
+
+
+def test_what_cannot_be_traced_is_refused() -> None:
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(WIDTH, 5)
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            return self.layer(inputs) if float(inputs.sum()) > 0 else self.layer(-inputs)
+
+    with pytest.raises(ModelError):
+        atom.offload(Odd(), functional.cross_entropy, batches(1, 0)[0])
+
+
+def test_a_state_of_another_model_is_refused() -> None:
+    example = batches(1, 0)[0]
+    with (
+        atom.offload(Tower(blocks=1), functional.cross_entropy, example) as small,
+        atom.offload(Tower(blocks=2), functional.cross_entropy, example) as large,
+        pytest.raises(ValueError, match="does not fit"),
+    ):
+        large.load_state_dict(small.state_dict())
+
+
+def test_the_readmes_example_learns(capsys: pytest.CaptureFixture[str]) -> None:
+    readme = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```python\n(.*?)```", readme, flags=re.DOTALL)
+    assert len(example.splitlines()) <= 15
+    torch.manual_seed(0)
+    exec(compile(example, "README.md", "exec"), {})
+    losses = [float(line.split()[1]) for line in capsys.readouterr().out.splitlines()]
+    assert len(losses) == 5
+    assert losses[-1] < losses[0]
