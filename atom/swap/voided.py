@@ -24,8 +24,6 @@ class Cause(StrEnum):
     LOSS = "loss-not-finite"
     GRADIENTS = "gradients-not-finite"
     """With a finite loss. In float16 an overflow; the loss scale decides how often."""
-    SUMS = "sums-too-large"
-    """Of all passes since the last round, each of them sound by itself."""
     MEMORY = "out-of-memory"
 
 

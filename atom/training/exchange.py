@@ -24,7 +24,6 @@ from atom.swarm.ring.channels import RingChannels
 from atom.swarm.ring.codec import Codec, Float32
 from atom.swarm.ring.composition import leaves_of, seats_of
 from atom.swarm.ring.geometry import ring_tag
-from atom.swarm.ring.sum_limits import SumLimits
 from atom.swarm.transport.transport import PeerTransport
 from atom.training.feedback import Feedback
 from atom.training.landing_result import LandingResult
@@ -194,7 +193,6 @@ class Exchange:
             progress_timeout_s=PROGRESS_S,
             opening_s=OPEN_S,
             pace=self.pace(),
-            limits=SumLimits(start.largest_part),
         )
 
     def _open(self, start: StartRing) -> RingChannels:

@@ -8,6 +8,7 @@ follows its end, the state's digest first, is done in the background. Nothing of
 state, and the worker waits for it before it changes the state or the journal again.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -19,15 +20,14 @@ from atom.base.clock import Clock
 from atom.base.events import EventSink
 from atom.base.reasons import Reason
 from atom.swap.engine import PassCancelled
+from atom.swap.gate import largest_size
 from atom.swap.voided import PassVoided
 from atom.swarm.chain.commit import Ballot, Commit, Head, Value, Voter
-from atom.swarm.chain.usual_gradients import PartLimit
 from atom.swarm.state.arenas import state_digest
 from atom.swarm.transport.transport import PeerTransport
 from atom.training.aftermath import Aftermath
 from atom.training.exchange import Exchange, RingStyle
 from atom.training.replica.device_hold import DeviceTaken
-from atom.training.replica.excess import Excess
 from atom.training.replica.pacing import SwarmCount
 from atom.training.replica.replica import Replica
 from atom.training.replica.samples import Deck
@@ -102,7 +102,6 @@ class ReplicaHands:
         self._on_change: Callable[[], None]
         self._fetch = ResultFetch(bench.state_sync, clock, events)
         self._aftermath = Aftermath(lambda: self._worker.submit(self._aftermath.wait))
-        self._excess = Excess(self._replica, self._events, self.voided)
         self.tally = Tally(me)
         self.on_round_begun: Callable[[], None] = lambda: None
         """Called on the worker's thread while nothing is counted for a round: the daemon's chance
@@ -167,18 +166,21 @@ class ReplicaHands:
 
     # ---- counting
 
-    def freeze(self, ballot: Ballot, limit: PartLimit) -> None:
+    def freeze(self, ballot: Ballot) -> None:
         self._worker.hold(ROUND)
-        self._worker.submit(lambda: self._report_frozen(ballot, limit))
+        self._worker.submit(lambda: self._report_frozen(ballot))
 
     def thaw(self) -> None:
         self._worker.release(ROUND)
 
-    def _report_frozen(self, ballot: Ballot, limit: PartLimit) -> None:
-        if self._replica.sequences and self._style.feedback is not None:
-            self._style.feedback.fold(self._replica.gradients)
-        if self._replica.sequences:
-            self._excess.keep_within(limit.of(self._replica.sequences))
+    def _report_frozen(self, ballot: Ballot) -> None:
+        """Sums that have overflowed are dropped: every result with them would be void."""
+        replica = self._replica
+        if replica.sequences and self._style.feedback is not None:
+            self._style.feedback.fold(replica.gradients)
+        if replica.sequences and not math.isfinite(largest_size(replica.gradients)):
+            self._events.emit("gradients-dropped", reason="not-finite")
+            replica.reset_gradients(replica.gradients_tag)
         self._post(Frozen(ballot, self._replica.sequences, self._replica.loss_sum))
 
     def voided(self, void: PassVoided) -> None:
@@ -346,7 +348,7 @@ class ReplicaHands:
         failed_donors: tuple[str, ...] = ()
         in_vain = False
         try:
-            shunned = self._state_sync.run(donors, wanted.discard, wanted.least_backing)
+            shunned = self._state_sync.run(donors, wanted.discard)
         except CatchUpFailed as failed:
             shunned, failed_donors, in_vain = failed.shunned, tuple(donors), True
             self._events.emit("catch-up-failed", detail=str(failed)[:300])
@@ -358,8 +360,7 @@ class ReplicaHands:
         digest = self._state_digest() if self._state_sync.usable else b""
         if begins:
             self._begin_at(head, digest)
-        equivocal = self._state_sync.take_equivocal()
-        self._post(CaughtUp(head, digest, shunned, failed_donors, equivocal))
+        self._post(CaughtUp(head, digest, shunned, failed_donors))
 
     def _begin_at(self, head: Head, digest: bytes) -> None:
         """Counting for a head that others brought us to."""

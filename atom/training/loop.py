@@ -17,7 +17,6 @@ from atom.base.events import EventSink
 from atom.base.reasons import Reason
 from atom.swarm.chain.commit import Ballot, Commit, Head, Voter
 from atom.swarm.chain.message_codec import decode, encode
-from atom.swarm.chain.usual_gradients import PartLimit
 from atom.swarm.records.freshness import LeaseBook
 from atom.swarm.records.lease import Lease
 from atom.swarm.stream.rate_limit import TokenBucket
@@ -62,7 +61,7 @@ class Hands(Protocol):
 
     def send(self, peer_id: str, raw: bytes) -> bool: ...
     def doubt(self, peer_ids: tuple[str, ...]) -> None: ...
-    def freeze(self, ballot: Ballot, limit: PartLimit) -> None: ...
+    def freeze(self, ballot: Ballot) -> None: ...
     def thaw(self) -> None: ...
     def start_ring(self, start: StartRing) -> None: ...
     def stop_ring(self, ballot: Ballot) -> None:
@@ -236,8 +235,8 @@ class RoundLoop:
             case Send(to, message):
                 if not hands.send(to, encode(message)):
                     self.post(Unreachable(to))
-            case Freeze(ballot, limit):
-                hands.freeze(ballot, limit)
+            case Freeze(ballot):
+                hands.freeze(ballot)
             case Thaw():
                 hands.thaw()
             case StartRing():

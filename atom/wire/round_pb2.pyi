@@ -82,14 +82,12 @@ class Commit(_message.Message):
     def __init__(self, value: _Optional[_Union[Value, _Mapping]] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., votes: _Optional[_Iterable[_Union[Vote, _Mapping]]] = ..., survivors: _Optional[_Iterable[_Union[Voter, _Mapping]]] = ...) -> None: ...
 
 class Accepted(_message.Message):
-    __slots__ = ("ballot", "value", "signature")
+    __slots__ = ("ballot", "value")
     BALLOT_FIELD_NUMBER: _ClassVar[int]
     VALUE_FIELD_NUMBER: _ClassVar[int]
-    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     ballot: Ballot
     value: Value
-    signature: bytes
-    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., value: _Optional[_Union[Value, _Mapping]] = ..., signature: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., value: _Optional[_Union[Value, _Mapping]] = ...) -> None: ...
 
 class Prevote(_message.Message):
     __slots__ = ("parent", "serial", "survivors")
@@ -196,16 +194,14 @@ class Suspect(_message.Message):
     def __init__(self, parent: _Optional[bytes] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., peer_id: _Optional[str] = ..., reason: _Optional[str] = ..., told_by: _Optional[str] = ..., standing: _Optional[_Union[RingStanding, _Mapping]] = ...) -> None: ...
 
 class Accept(_message.Message):
-    __slots__ = ("parent", "ballot", "value", "reports")
+    __slots__ = ("parent", "ballot", "value")
     PARENT_FIELD_NUMBER: _ClassVar[int]
     BALLOT_FIELD_NUMBER: _ClassVar[int]
     VALUE_FIELD_NUMBER: _ClassVar[int]
-    REPORTS_FIELD_NUMBER: _ClassVar[int]
     parent: bytes
     ballot: Ballot
     value: Value
-    reports: _containers.RepeatedCompositeFieldContainer[Vote]
-    def __init__(self, parent: _Optional[bytes] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., value: _Optional[_Union[Value, _Mapping]] = ..., reports: _Optional[_Iterable[_Union[Vote, _Mapping]]] = ...) -> None: ...
+    def __init__(self, parent: _Optional[bytes] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., value: _Optional[_Union[Value, _Mapping]] = ...) -> None: ...
 
 class AcceptedVote(_message.Message):
     __slots__ = ("parent", "ballot", "value_digest", "signature")
@@ -226,16 +222,14 @@ class CommitNotice(_message.Message):
     def __init__(self, commit: _Optional[_Union[Commit, _Mapping]] = ...) -> None: ...
 
 class Abort(_message.Message):
-    __slots__ = ("parent", "ballot", "reason", "missing")
+    __slots__ = ("parent", "ballot", "reason")
     PARENT_FIELD_NUMBER: _ClassVar[int]
     BALLOT_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
-    MISSING_FIELD_NUMBER: _ClassVar[int]
     parent: bytes
     ballot: Ballot
     reason: str
-    missing: _containers.RepeatedCompositeFieldContainer[Voter]
-    def __init__(self, parent: _Optional[bytes] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., reason: _Optional[str] = ..., missing: _Optional[_Iterable[_Union[Voter, _Mapping]]] = ...) -> None: ...
+    def __init__(self, parent: _Optional[bytes] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class RoundMessage(_message.Message):
     __slots__ = ("prevote", "prevote_answer", "prepare", "promise", "nack", "ring", "suspect", "accept", "accepted_vote", "commit", "abort")

@@ -30,7 +30,6 @@ from atom.swarm.chain.commit import (
 )
 from atom.swarm.chain.membership import signed_by
 from atom.swarm.chain.ring_standing import Pace
-from atom.swarm.chain.usual_gradients import PartLimit
 from atom.swarm.identity import Identity
 from atom.swarm.state.arenas import arena_digest, state_digest
 from atom.swarm.state.blobs import BlobStore
@@ -56,7 +55,6 @@ IDENTITY = Identity.create()
 ME = Voter(IDENTITY.peer_id, b"i" * 16)
 BALLOT = Ballot(1, ME.peer_id, ME.incarnation)
 WAIT_S = 20.0
-LIMIT = PartLimit(3.0, 8)
 """Thrice what the passes of a round of 8 sequences add to its mean."""
 
 
@@ -165,14 +163,9 @@ class ScriptedStateSync:
     def restore(self) -> None:
         self.restored = True
 
-    def run(
-        self, donors: Mapping[str, bytes], discard: bool, least_backing: int
-    ) -> tuple[str, ...]:
+    def run(self, donors: Mapping[str, bytes], discard: bool) -> tuple[str, ...]:
         self.on_run(donors, discard)
         return self.liars
-
-    def take_equivocal(self) -> tuple[str, ...]:
-        return ()
 
     def fetch_result(self, digest: bytes, peers: Sequence[str], pace: Pace) -> Tensor:
         return self.on_fetch(digest)

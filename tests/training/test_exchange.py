@@ -314,19 +314,6 @@ def test_another_history_owes_nothing(circle_of: Callable[..., Circle]) -> None:
     assert not gradients.any()
 
 
-def test_whose_sums_are_beyond_the_limit_of_the_round_spoils_its_ring(
-    circle_of: Callable[[int], Circle],
-) -> None:
-    circle = circle_of(3)
-    shares, names = circle.shares((1, 1, 1)), [m.transport.peer_id for m in circle.members]
-    for member in circle.members:
-        limited = StartRing(PARENT, circle.ballot(), shares, largest_part=99.0)
-        member.exchange.start(limited)
-    for member in circle.members:
-        failed = member.failed()
-        assert (failed.suspect, failed.reason) == (names[2], "not-finite")
-
-
 def test_a_ring_of_nothing_is_refused(circle_of: Callable[[int], Circle]) -> None:
     circle = circle_of(1)
     ballot = circle.start((0,))

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
-from atom.optim.clipping import gradient_norm
 from atom.swap.engine import PassCancelled
 from atom.swap.voided import Cause, PassVoided
 from atom.swarm.chain.commit import (
@@ -38,7 +37,7 @@ from atom.training.round.vocabulary import (
 from atom.training.state_sync import result_fetch
 from atom.training.state_sync.state_sync import CatchUpFailed
 from atom.training.storage.snapshot import list_snapshots
-from tests.training.hands_stage import BALLOT, ELEMENTS, LIMIT, ME, WAIT_S, Stage, kinds
+from tests.training.hands_stage import BALLOT, ELEMENTS, ME, WAIT_S, Stage, kinds
 
 BEHIND = CatchUp(("a",), "behind")
 ODD = CatchUp(("a",), "state-mismatch", discard=True)
@@ -61,7 +60,7 @@ def test_a_freeze_is_answered_at_the_end_of_the_pass(stage: Stage) -> None:
     stage.replica.may_end.clear()
     stage.worker.release("starting")
     assert stage.replica.in_pass.wait(WAIT_S)
-    stage.hands.freeze(BALLOT, LIMIT)
+    stage.hands.freeze(BALLOT)
     assert stage.posted.empty(), "in the middle of a pass nothing is counted yet"
     stage.replica.may_end.set()
     assert stage.next_event() == Frozen(BALLOT, 8, 16.0)
@@ -71,7 +70,7 @@ def test_a_freeze_is_answered_at_the_end_of_the_pass(stage: Stage) -> None:
 
 
 def test_frozen_until_thawed(stage: Stage) -> None:
-    stage.hands.freeze(BALLOT, LIMIT)
+    stage.hands.freeze(BALLOT)
     assert stage.next_event() == Frozen(BALLOT, 0, 0.0)
     stage.worker.release("starting")
     assert stage.on_worker(lambda: stage.replica.sequences) == 0
@@ -83,7 +82,7 @@ def test_frozen_until_thawed(stage: Stage) -> None:
 def test_gradients_that_are_not_finite_count_for_nothing(stage: Stage, bad: float) -> None:
     stage.train()
     stage.on_worker(lambda: stage.replica.gradients.index_fill_(0, torch.tensor([5]), bad))
-    stage.hands.freeze(BALLOT, LIMIT)
+    stage.hands.freeze(BALLOT)
     assert stage.next_event() == Frozen(BALLOT, 0, 0.0)
     assert stage.events.events == [{"event": "gradients-dropped", "reason": "not-finite"}]
     assert not stage.replica.gradients.any()
@@ -106,7 +105,7 @@ def test_void_passes_are_counted_and_told_less_and_less_often(stage: Stage) -> N
         "event": "pass-voided", "reason": "loss-not-finite", "detail": "nan in micro-batch 0",
         "hint": "look", "in_a_row": 1, "sequences_lost": 4,
         "passes_voided": {
-            "loss-not-finite": 1, "gradients-not-finite": 0, "sums-too-large": 0, "out-of-memory": 0
+            "loss-not-finite": 1, "gradients-not-finite": 0, "out-of-memory": 0
         },
     }  # fmt: skip
     assert (last["in_a_row"], last["passes_voided"]["loss-not-finite"]) == (8, 8)
@@ -201,7 +200,7 @@ def test_a_result_that_is_only_on_our_own_disk_is_stepped(stage: Stage) -> None:
 
 def test_a_round_alone_from_ring_to_step(stage: Stage) -> None:
     stage.train()
-    stage.hands.freeze(BALLOT, LIMIT)
+    stage.hands.freeze(BALLOT)
     frozen = stage.next_event()
     assert isinstance(frozen, Frozen)
     part = Contribution(ME.peer_id, ME.incarnation, frozen.sequences, frozen.loss_sum)
@@ -321,11 +320,9 @@ def test_snapshots_are_due_by_the_schedule_and_at_the_end(tmp_path: Path) -> Non
 # ---- fetching
 
 
-def test_of_a_fetched_result_the_round_hears_how_large_it_is(stage: Stage) -> None:
-    result = torch.full((ELEMENTS,), 3.0)
-    stage.state_sync.on_fetch = lambda digest: result
+def test_the_round_hears_of_a_fetched_result(stage: Stage) -> None:
     stage.hands.fetch_result(b"r" * 32, ("a",), True)
-    assert stage.next_event() == Fetched(b"r" * 32, gradient_norm(result), 3.0)
+    assert stage.next_event() == Fetched(b"r" * 32)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from atom.base.reasons import Reason
 from atom.swarm.chain.commit import Ballot, Commit, Contribution, Head, Value, Voter, genesis
 from atom.swarm.chain.message_codec import encode
 from atom.swarm.chain.messages import Abort, Prevote
-from atom.swarm.chain.usual_gradients import PartLimit
 from atom.swarm.identity import Identity
 from atom.swarm.records.freshness import GAP_SECONDS
 from atom.swarm.records.lease import LEASE_SECONDS, Lease, PeerState
@@ -47,7 +46,6 @@ from tests.manual_clock import ManualClock
 
 PEERS = sorted(Identity.create().peer_id for _ in range(4))
 ME, ANN, BOB, CAT = (Voter(peer, b"i" * 16) for peer in PEERS)
-LIMIT = PartLimit(100.0, 8)
 BALLOT = Ballot(1, ME.peer_id, ME.incarnation)
 START = replace(
     genesis(b"m" * 32, b"s" * 32, ME), voters=(ME, ANN, BOB), members=(ME.peer_id, ANN.peer_id)
@@ -206,7 +204,7 @@ def test_actions_are_carried_out_in_order_on_the_loops_thread(stage: Stage) -> N
     stage.machine.answers[LeaveRequested] = [
         StopRing(BALLOT),
         Thaw(),
-        Freeze(BALLOT, LIMIT),
+        Freeze(BALLOT),
         StartRing(START.digest, BALLOT, members),
         Send(ANN.peer_id, message),
         FetchResult(b"r" * 32, (ANN.peer_id,), True),
@@ -220,7 +218,7 @@ def test_actions_are_carried_out_in_order_on_the_loops_thread(stage: Stage) -> N
     assert [stage.next_call() for _ in range(11)] == [
         ("stop_ring", BALLOT),
         ("thaw",),
-        ("freeze", BALLOT, LIMIT),
+        ("freeze", BALLOT),
         ("start_ring", StartRing(START.digest, BALLOT, members)),
         ("send", ANN.peer_id, encode(message)),
         ("fetch_result", b"r" * 32, (ANN.peer_id,), True),
@@ -246,7 +244,7 @@ def test_a_flood_of_refusals_does_not_fill_the_log(stage: Stage) -> None:
 
 def test_donors_are_named_with_the_heads_of_their_leases(stage: Stage) -> None:
     stage.read(lease(ANN, head=b"a" * 32), lease(BOB, head=b"b" * 32))
-    wanted = CatchUp((BOB.peer_id, CAT.peer_id), "behind", least_backing=2)
+    wanted = CatchUp((BOB.peer_id, CAT.peer_id), "behind")
     stage.machine.answers[LeaveRequested] = [wanted]
     stage.loop.leave()
     assert stage.next_call() == ("catch_up", {BOB.peer_id: b"b" * 32}, wanted)
@@ -428,7 +426,7 @@ def test_failing_hands_are_reported_too(idle: Stage) -> None:
         raise OSError("no space left")
 
     idle.hands.freeze = full
-    idle.machine.answers[LeaveRequested] = [Freeze(BALLOT, LIMIT)]
+    idle.machine.answers[LeaveRequested] = [Freeze(BALLOT)]
     idle.loop.start()
     idle.loop.leave()
     assert str(idle.failures.get(timeout=WAIT_S)) == "no space left"

@@ -20,7 +20,7 @@ from atom.training.round.vocabulary import (
 )
 from atom.training.storage import run_storage as storage_module
 from atom.training.storage.snapshot import Snapshot, list_snapshots
-from tests.training.hands_stage import BALLOT, LIMIT, WAIT_S, Stage
+from tests.training.hands_stage import BALLOT, WAIT_S, Stage
 
 BEHIND = CatchUp(("a",), "behind")
 
@@ -68,7 +68,7 @@ def test_a_freeze_that_follows_the_step_at_once_holds(new_stage: NewStage) -> No
     def go_on(event: Event) -> None:
         if isinstance(event, Stepped):  # as the round's thread would
             stage.hands.thaw()
-            stage.hands.freeze(BALLOT, LIMIT)
+            stage.hands.freeze(BALLOT)
             frozen.set()
 
     def evaluate(batches: Sequence[Batch], should_stop: object) -> float:
@@ -152,7 +152,7 @@ def test_the_next_step_waits_for_a_snapshot_and_counting_does_not(
     assert isinstance(stepped, Stepped)
     assert snapshots.writing.wait(WAIT_S)
     assert stage.passed.wait(WAIT_S)
-    stage.hands.freeze(BALLOT, LIMIT)
+    stage.hands.freeze(BALLOT)
     assert stage.next_event() == Frozen(BALLOT, 8, 16.0)
     stage.apply(stage.commit(stage.hold(0.5)))
     assert stage.replica.steps == [1], "the state is still being written"

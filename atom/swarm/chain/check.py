@@ -6,12 +6,11 @@ keeps it, hands it on, and is refused by the next one who looks at that round.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
-from atom.swarm.chain.commit import Commit, Head, Voter
-from atom.swarm.chain.membership import certificate_problem, valid_votes
+from atom.swarm.chain.commit import Commit, Head
+from atom.swarm.chain.membership import certificate_problem
 
 
 def verified_heads(first: Head, commits: Sequence[Commit]) -> list[Head]:
@@ -38,32 +37,3 @@ def _linked_heads(first: Head, commits: Sequence[Commit]) -> list[Head]:
             raise PeerRefused(Reason.BAD_WEIGHT, f"round {value.round}")
         heads.append(head.after(value))
     return heads
-
-
-@dataclass(frozen=True)
-class DoubleVote:
-    """Two chains part by two rounds that one ballot proposed. Nobody honest votes twice at one
-    ballot: this proves who lies. At two ballots an honest voter may: whoever hid from the second
-    what the first decided need not be under either."""
-
-    by: frozenset[Voter]
-    theirs_alone: int
-    """Voters that signed their round and not ours."""
-
-    @property
-    def is_ours(self) -> bool:
-        """Whether only proven liars vouch for the other round. Else it may be that honest voters
-        were told different things, and they meet again only if all go by one order of heads."""
-        return self.theirs_alone == 0
-
-
-def double_vote(ours: Sequence[Commit], theirs: Sequence[Commit]) -> DoubleVote | None:
-    """Of two verified chains from genesis on; None if where they part proves nothing."""
-    for one, other in zip(ours, theirs, strict=False):
-        if one.value.digest() == other.value.digest():
-            continue
-        if one.survivors or other.survivors or one.ballot != other.ballot:
-            return None
-        here, there = valid_votes(one), valid_votes(other)
-        return DoubleVote(frozenset(here & there), len(there - here))
-    return None

@@ -14,12 +14,9 @@ from typing import Any
 from blake3 import blake3
 
 from atom.swarm.chain.branches import NO_BRANCHES, Branch, Branches, Rank, name_of
-from atom.swarm.chain.usual_gradients import NORMS_REMEMBERED
 
 VOTE_DOMAIN = "vote"
 """Signature domain of a vote: over `vote_payload(...)`."""
-REPORT_DOMAIN = "report"
-"""Of what a promise says was accepted: over `report_payload(...)`."""
 
 _canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 _AS_IT_IS = (str, int, type(None))
@@ -144,8 +141,6 @@ class Head:
     """Peer ids of the last round's contributors, in ring order; draws are dealt in this order."""
     branches: Branches = NO_BRANCHES
     """The rounds on this chain that no quorum decided, oldest first."""
-    norms: tuple[float, ...] = ()
-    """Certified, of the latest rounds' mean gradients, oldest first."""
 
     @property
     def known(self) -> frozenset[str]:
@@ -176,7 +171,6 @@ class Head:
             voters=value.voters_next,
             members=members,
             branches=self._branches_after(value, digest),
-            norms=(*self.norms, value.gradient_norm)[-NORMS_REMEMBERED:],
         )
 
     def _branches_after(self, value: Value, digest: bytes) -> Branches:
@@ -200,11 +194,6 @@ def vote_payload(
 ) -> bytes:
     """The bytes a voter signs to accept a value: a branch vote never passes for an ordinary one."""
     return canonical_digest("vote", [parent, ballot, value_digest, survivors])
-
-
-def report_payload(parent: bytes, result_digest: bytes) -> bytes:
-    """The bytes a voter signs that says in a promise that it accepted a value with this result."""
-    return canonical_digest("report", [parent, result_digest])
 
 
 def canonical_digest(kind: str, value: Any) -> bytes:

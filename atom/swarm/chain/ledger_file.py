@@ -61,7 +61,6 @@ def _to_json(ledger: Ledger) -> dict[str, Any]:
         "voters": [[v.peer_id, v.incarnation.hex(), v.absences] for v in head.voters],
         "members": head.members,
         "branches": [[b.round, b.backing, b.name.hex()] for b in head.branches],
-        "norms": head.norms,
         "rounds": ledger.rounds,
         "shares": ledger.shares,
     }
@@ -76,7 +75,7 @@ def _from_json(kept: dict[str, Any]) -> Ledger:
     branches = Branches.of(
         *(Branch(at, backing, bytes.fromhex(raw)) for at, backing, raw in kept["branches"])
     )
-    members, norms = tuple(kept["members"]), tuple(kept["norms"])
-    head = Head(bytes.fromhex(digest), number, work, cursor, voters, members, branches, norms)
+    members = tuple(kept["members"])
+    head = Head(bytes.fromhex(digest), number, work, cursor, voters, members, branches)
     shares = {peer: Share(*share) for peer, share in kept["shares"].items()}
     return Ledger(head, tuple(Round(*each) for each in kept["rounds"]), shares)

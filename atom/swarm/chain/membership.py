@@ -13,12 +13,10 @@ from blake3 import blake3
 from atom.base.reasons import Reason
 from atom.swarm.chain.commit import (
     MAX_VOTERS,
-    REPORT_DOMAIN,
     VOTE_DOMAIN,
     Commit,
     Head,
     Voter,
-    report_payload,
     vote_payload,
 )
 from atom.swarm.identity import verify
@@ -67,29 +65,6 @@ def voters_next(
     return tuple(sorted(chosen)[:MAX_VOTERS])
 
 
-def could_follow(
-    voters: Sequence[Voter],
-    contributors: AbstractSet[Voter],
-    chosen: Sequence[Voter],
-    staying: Voter | None,
-) -> bool:
-    """Whether `voters_next` can have given `chosen`, as far as a voter can tell; `staying`: itself,
-    unless it leaves.
-
-    Who is dead or leaving only the coordinator knows. But nobody votes for its own removal, or for
-    more newcomers than the rule lets in: else one liar, in its turn, would be the electorate. Nor
-    for absences that were none, or that are forgotten: they say who is dropped next.
-    """
-    newcomers = set(chosen) - set(voters)
-    distinct = len({voter.peer_id for voter in chosen}) == len(chosen)
-    absences = {v: 0 if v in contributors else v.absences + 1 for v in voters}
-    counted = all(v.absences == absences.get(v, 0) <= 1 for v in chosen)
-    if not distinct or not counted or not newcomers <= contributors:
-        return False
-    stays = any(v == staying and (v in contributors or v.absences < 1) for v in voters)
-    return not stays or (staying in chosen and len(newcomers) <= max(1, len(voters) // 2))
-
-
 def certificate_problem(head: Head, commit: Commit) -> Reason | None:
     """Why `commit` does not bind a replica at `head`; None if it does.
 
@@ -123,9 +98,3 @@ def signed_by(voter: Voter, payload: bytes) -> bytes:
 def voted(voter: Voter, payload: bytes, signature: bytes) -> bool:
     """Whether it signed the vote that `vote_payload` made."""
     return verify(voter.peer_id, VOTE_DOMAIN, signed_by(voter, payload), signature)
-
-
-def reported(voter: Voter, parent: bytes, result_digest: bytes, signature: bytes) -> bool:
-    """Whether it signed that it accepted a value with this result on `parent`."""
-    payload = signed_by(voter, report_payload(parent, result_digest))
-    return verify(voter.peer_id, REPORT_DOMAIN, payload, signature)

@@ -43,7 +43,7 @@ MAX_LOSS = 1e15
 MAX_COUNT = 2**40
 """Bound of rounds and serials: none is reached in a lifetime."""
 MAX_ATTEMPT = 2**63 - 1
-"""So far above every leap that is gone along with (`HeadState.see`): there is always a next one."""
+"""What the wire's field holds."""
 MAX_TEXT_BYTES = 256
 
 
@@ -128,7 +128,7 @@ _SCHEMA: Mapping[type, Mapping[str, _Field]] = {
         "votes": _Many(Vote, MAX_VOTERS),
         "survivors": _VOTERS,
     },
-    Accepted: {"ballot": _BALLOT, "value": _One(Value), "signature": _SIGNATURE},
+    Accepted: {"ballot": _BALLOT, "value": _One(Value)},
     Prevote: {"parent": _DIGEST, "serial": _COUNT, "survivors": _VOTERS},
     PrevoteAnswer: {"parent": _DIGEST, "serial": _COUNT, "refusal": _TEXT},
     Prepare: {"parent": _DIGEST, "ballot": _BALLOT, "survivors": _VOTERS},
@@ -169,12 +169,7 @@ _SCHEMA: Mapping[type, Mapping[str, _Field]] = {
         "told_by": _PEER_OR_EMPTY,
         "standing": _One(RingStanding, optional=True),
     },
-    Accept: {
-        "parent": _DIGEST,
-        "ballot": _BALLOT,
-        "value": _One(Value),
-        "reports": _Many(Vote, MAX_VOTERS),
-    },
+    Accept: {"parent": _DIGEST, "ballot": _BALLOT, "value": _One(Value)},
     AcceptedVote: {
         "parent": _DIGEST,
         "ballot": _BALLOT,
@@ -182,7 +177,7 @@ _SCHEMA: Mapping[type, Mapping[str, _Field]] = {
         "signature": _SIGNATURE,
     },
     CommitNotice: {"commit": _One(Commit)},
-    Abort: {"parent": _DIGEST, "ballot": _BALLOT, "reason": _TEXT, "missing": _VOTERS},
+    Abort: {"parent": _DIGEST, "ballot": _BALLOT, "reason": _TEXT},
 }
 
 _BODIES: Mapping[str, type] = {

@@ -5,7 +5,7 @@ What a message *means* (who may send it, whether its signatures hold) is the rou
 
 from dataclasses import dataclass
 
-from atom.swarm.chain.commit import Ballot, Commit, Contribution, Value, Vote, Voter
+from atom.swarm.chain.commit import Ballot, Commit, Contribution, Value, Voter
 from atom.swarm.chain.ring_standing import RingStanding
 
 
@@ -15,8 +15,6 @@ class Accepted:
 
     ballot: Ballot
     value: Value
-    signature: bytes = b""
-    """In a promise: the acceptor's, over `chain.report_payload(parent, result digest)`."""
 
 
 @dataclass(frozen=True)
@@ -104,8 +102,6 @@ class Accept:
     parent: bytes
     ballot: Ballot
     value: Value
-    reports: tuple[Vote, ...] = ()
-    """Of a value that is to be finished: who reported it, as they signed it in their promises."""
 
 
 @dataclass(frozen=True)
@@ -132,8 +128,6 @@ class Abort:
     parent: bytes
     ballot: Ballot
     reason: str
-    missing: tuple[Voter, ...] = ()
-    """Who was asked and gave no answer: what they have counted will not come."""
 
 
 Message = (

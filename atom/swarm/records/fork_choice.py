@@ -3,12 +3,11 @@
 A claim proves nothing. It only says whether a look at the chain behind it is worth while.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from atom.swarm.chain.branches import SHOWN, Branch, Branches, Rank
-from atom.swarm.chain.commit import MAX_VOTERS, Head, Voter
-from atom.swarm.chain.membership import is_quorum
+from atom.swarm.chain.commit import Head
 from atom.swarm.records.lease import Lease
 
 
@@ -57,38 +56,6 @@ def has_left(lease: Lease, ours: Head) -> bool:
     known = len(ours.branches)
     left = branch_from(ours, claimed_branches(lease, ours)) is not None
     return lease.round > ours.round and (left or lease.branches_before > known)
-
-
-def least_backing(ours: Head, me: Voter, fresh: Mapping[str, Lease], overdue: float = 0.0) -> int:
-    """How many of our head's voters have to have signed a branch from it, for us to follow.
-
-    While a quorum of the voters is here, at this head, it decides, and no branch will do. Else
-    the voters that are here may open a branch that counts more than one that fewer signed.
-    Neither is waited for without end. `overdue`: how many times over the time is up in which
-    this head had to be decided; after the first nobody is taken for a quorum any more, and after
-    the second any branch will do.
-    """
-    if overdue >= 2:
-        return 0
-    leases = [fresh[voter.peer_id] for voter in ours.voters if voter.peer_id in fresh]
-    here = {lease.peer_id: lease.incarnation for lease in leases if lease.head == ours.digest}
-    here[me.peer_id] = me.incarnation
-    deciding = {v for v in ours.voters if here.get(v.peer_id) == v.incarnation}
-    if overdue < 1 and is_quorum(ours.voters, deciding):
-        return MAX_VOTERS + 1
-    return sum(voter.peer_id in here for voter in ours.voters)
-
-
-def too_weak(
-    ours: Head,
-    me: Voter,
-    fresh: Mapping[str, Lease],
-    branches: Branches,
-    overdue: float = 0.0,
-) -> bool:
-    """Whether the chain with these branches begins, at our head, with one not to be followed."""
-    branch = branch_from(ours, branches)
-    return branch is not None and branch.backing < least_backing(ours, me, fresh, overdue)
 
 
 def preferred(leases: Iterable[Lease], ours: Head) -> list[Lease]:

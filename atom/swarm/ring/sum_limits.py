@@ -12,10 +12,11 @@ and the sum is rounded. A(n) below is above all of that: A(n) > (A(n - 1) + 2·(
 
 from dataclasses import dataclass
 
-from atom.swarm.chain.usual_gradients import LARGEST_PART
 from atom.swarm.ring.chunk_kernels import LARGEST_FLOAT32
 from atom.swarm.ring.geometry import Step
 
+LARGEST_PART = 1e30
+"""Of any number in one member's sums: a thousand such do not overflow."""
 _ROUNDING = 2.0**-8
 """d. Of int8, the coarsest: half a step, of 127."""
 MOST_CONTRIBUTORS = 1000
@@ -27,7 +28,7 @@ class SumLimits:
     """Of one ring: the same for all of its members."""
 
     part: float = LARGEST_PART
-    """P: of any number in one member's sums (`usual_gradients`)."""
+    """P: of any number in one member's sums ."""
 
     def __post_init__(self) -> None:
         assert 0.0 < self.part <= LARGEST_PART

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from atom.swarm.chain.commit import (
-    MAX_VOTERS,
     Ballot,
     Commit,
     Contribution,
@@ -19,7 +18,6 @@ from atom.swarm.chain.membership import standing, voters_next
 from atom.swarm.chain.messages import Accepted, Promise, Suspect
 from atom.swarm.ring.sum_limits import MOST_CONTRIBUTORS
 from atom.training.round.electorate import Electorate
-from atom.training.round.vocabulary import View
 
 
 class Stage(StrEnum):
@@ -50,8 +48,6 @@ class Attempt:
     """Who promised under which peer id: one process of each peer, the first that did."""
     refused: set[str] = field(default_factory=set)
     """Who said no, by peer id."""
-    barred: set[str] = field(default_factory=set)
-    """Who promised what cannot be: its promise counts, its work does not."""
     members: tuple[Contribution, ...] = ()
     one_shot: bool = False
     """They average with everybody directly."""
@@ -92,7 +88,7 @@ class Attempt:
         able = [
             Contribution(v.peer_id, v.incarnation, p.sequences, p.loss_sum)
             for v in standing(self.promises, salt)
-            if v.peer_id not in left_out and v.peer_id not in self.barred
+            if v.peer_id not in left_out
             for p in [self.promises[v]]
         ]
         if len(able) <= MOST_CONTRIBUTORS:
@@ -107,16 +103,15 @@ class Attempt:
         voters = self.electorate.voters
         return value_to_finish({v: p for v, p in self.promises.items() if v in voters})
 
-    def reports(self, value: Value) -> tuple[Vote, ...]:
-        """Who of the electors says that it accepted this, and so has its result; each once."""
-        found = {
-            voter: Vote(voter, accepted.signature)
+    def holders(self, result_digest: bytes) -> set[Voter]:
+        """Electors that accepted a value with this result, and so have the result."""
+        return {
+            voter
             for voter in self.electorate.voters
             if (promise := self.promises.get(voter)) is not None
             for accepted in (promise.accepted, promise.accepted_before_branch)
-            if accepted is not None and accepted.value.result_digest == value.result_digest
+            if accepted is not None and accepted.value.result_digest == result_digest
         }
-        return tuple(found.values())
 
     def voters_asked(self) -> set[Voter]:
         """Voters of the electorate that promised and did not become unreachable since."""
@@ -125,14 +120,6 @@ class Attempt:
             for voter in self.electorate.voters
             if voter in self.promises and voter.peer_id in self.expected
         }
-
-    def missing(self, view: View) -> tuple[Voter, ...]:
-        """Whose work will not come, for those who can do it instead: of those that the directory
-        shows, as many as a message names."""
-        fresh = view.fresh
-        silent = self.invited - self.answered.keys() - self.refused
-        known = sorted(silent & fresh.keys())
-        return tuple(Voter(peer, fresh[peer].incarnation) for peer in known[:MAX_VOTERS])
 
     def commit(self) -> Commit:
         """The certificate of what was voted for."""

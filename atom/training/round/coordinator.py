@@ -4,10 +4,8 @@ A coordinator holds no authority over what is true. It may only propose a result
 its own ballot made, or finish a value that somebody in a quorum accepted before.
 """
 
-from collections import Counter
-
 from atom.base.reasons import Reason
-from atom.swarm.chain.commit import Ballot, Value, Vote, Voter
+from atom.swarm.chain.commit import Ballot, Value, Voter
 from atom.swarm.chain.membership import standing
 from atom.swarm.chain.messages import (
     Abort,
@@ -28,19 +26,11 @@ from atom.training.round.desk import Desk
 from atom.training.round.electorate import Electorate, same_head
 from atom.training.round.hold_up import HoldUp
 from atom.training.round.ring_watch import RingWatch
-from atom.training.round.scrutiny import (
-    claims_too_much,
-    objects_to_branch,
-    problem_with_reports,
-    problem_with_vote,
-    reporters,
-)
+from atom.training.round.scrutiny import objects_to_branch, problem_with_vote
 from atom.training.round.silence import Silence
 from atom.training.round.turn import Turn
 from atom.training.round.vocabulary import RingFailed
 
-_ENDINGS = 3
-"""So many attempts of ours at one head end by one voter's word that they are outdone."""
 MOST_ONLOOKERS_TOLD = 32
 """Of a commit, of those that neither were at its parent nor had a part in it. Leases are free; who
 hears nothing sees the new head in others' leases."""
@@ -66,8 +56,6 @@ class Coordinator:
         self._turn.new_head()
         self._silence.new_head()
         self._hold_up.new_head()
-        self._ended_by = Counter[Voter]()
-        """How many of our attempts at this head each voter's word has ended."""
 
     # ---- when
 
@@ -172,16 +160,9 @@ class Coordinator:
         if attempt is None or outlived or sender.peer_id not in attempt.invited:
             return
         self._silence.broken_by(sender.peer_id)
-        if (problem := problem_with_reports(self._desk, sender, message)) is not None:
-            self._desk.offence(sender, problem)
-            self.on_unreachable(sender.peer_id)
-            return
         attempt.expected.add(sender.peer_id)
         self._hold_up.forgive(sender, Stage.PREPARE)
         if attempt.take(sender, message):
-            if claims_too_much(self._desk, message, lease):
-                attempt.barred.add(sender.peer_id)
-                self._desk.offence(sender, Reason.BAD_WEIGHT)
             self._check_promises()
 
     def _check_promises(self) -> None:
@@ -198,8 +179,7 @@ class Coordinator:
         members = self._rings.members(attempt)
         if accepted is not None:
             self._desk.report("finishing-accepted", attempt=accepted.ballot.attempt)
-            value = attempt.finished(accepted.value, self._desk.view.dead)
-            self._propose(attempt, value, attempt.reports(accepted.value))
+            self._propose(attempt, attempt.finished(accepted.value, self._desk.view.dead))
         elif sum(member.sequences for member in members) < self._desk.terms.global_batch:
             silent = attempt.invited - promised
             self.give_up(Reason.TIMEOUT if silent else Reason.EARLY, silent=sorted(silent))
@@ -262,20 +242,17 @@ class Coordinator:
 
     # ---- accept and commit
 
-    def on_reports(self, message: Accept) -> None:
-        """Somebody, perhaps we, wants a value finished because of these."""
-        self._hold_up.reported(message.value.result_digest, reporters(self._desk, message))
-
     def on_result_missing(self, digest: bytes) -> None:
-        """It could not be fetched, or we do not vouch for it."""
-        self._hold_up.not_served(digest)
+        """It could not be fetched."""
+        if self.attempt is not None:
+            self._hold_up.not_served(self.attempt.holders(digest))
 
-    def _propose(self, attempt: Attempt, value: Value, reports: tuple[Vote, ...] = ()) -> None:
+    def _propose(self, attempt: Attempt, value: Value) -> None:
         assert attempt.ballot is not None
         attempt.stage = Stage.ACCEPT
         attempt.value = value
         attempt.since = self._desk.now
-        message = Accept(self._desk.head.digest, attempt.ballot, value, reports)
+        message = Accept(self._desk.head.digest, attempt.ballot, value)
         self._desk.tell([voter.peer_id for voter in attempt.electorate.voters], message)
 
     def on_vote(self, sender: Voter, message: AcceptedVote) -> None:
@@ -328,22 +305,13 @@ class Coordinator:
         desk.report("nack", peer=sender.peer_id, reason=message.reason, stage=stage)
         attempt.refused.add(sender.peer_id)
         ends = message.reason in (Reason.BALLOT_TOO_LOW, Reason.VOTER_ALIVE)
-        if ends and sender in attempt.electorate.voters and self._believes(sender):
+        if ends and sender in attempt.electorate.voters:
             self.give_up(Reason.SUPERSEDED)
         elif attempt.stage is Stage.RING:
             refusal = Suspect(message.parent, message.ballot, sender.peer_id, message.reason)
             self.on_suspect(sender, refusal)
         else:
             self.on_unreachable(sender.peer_id)
-
-    def _believes(self, sender: Voter) -> bool:
-        """That a better attempt is under way: not each time. Else one voter's word ends all."""
-        self._ended_by[sender] += 1
-        return self._ended_by[sender] <= _ENDINGS
-
-    def on_missing(self, speaker: str, missing: tuple[Voter, ...]) -> None:
-        """Another coordinator got no answer from these."""
-        self._silence.told(speaker, missing)
 
     def on_broken_ring(self, failed: RingFailed) -> None:
         """We were in it. What its suspect has counted will not come."""
@@ -381,8 +349,7 @@ class Coordinator:
         self._turn.back_off(unheeded)
         if attempt.ballot is not None:
             asked = attempt.invited | {voter.peer_id for voter in attempt.promises}
-            missing = attempt.missing(self._desk.view) if reason is Reason.TIMEOUT else ()
-            self._desk.tell(asked, Abort(self._desk.head.digest, attempt.ballot, reason, missing))
+            self._desk.tell(asked, Abort(self._desk.head.digest, attempt.ballot, reason))
 
     def _attempt_of(self, ballot: Ballot, stage: Stage) -> Attempt | None:
         attempt = self.attempt

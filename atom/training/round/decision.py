@@ -2,18 +2,13 @@
 result is at hand."""
 
 from atom.base.reasons import Reason
-from atom.swarm.chain.check import double_vote
 from atom.swarm.chain.commit import VOTE_DOMAIN, Commit, Value, Voter, vote_payload
 from atom.swarm.chain.membership import signed_by
 from atom.swarm.chain.messages import Accept, AcceptedVote
 from atom.training.round.coordinator import Coordinator
-from atom.training.round.desk import Desk, Held
+from atom.training.round.desk import Desk
 from atom.training.round.engagement import Engagement
-from atom.training.round.scrutiny import (
-    problem_with_commit,
-    problem_with_result,
-    problem_with_value,
-)
+from atom.training.round.scrutiny import problem_with_commit, problem_with_value
 from atom.training.round.vocabulary import (
     BETWEEN_STATES,
     Apply,
@@ -44,21 +39,14 @@ class Decision:
             )
             return
         self._engagement.notice(sender, message.ballot)
-        if message.reports:
-            self._coordinator.on_reports(message)
         if not self._refused(sender, message):
             desk.state.pending_accept = (sender, message)
             self.go_on()
-        elif sender == desk.me:  # others' proposals may be refused for what others did
-            self._coordinator.on_result_missing(message.value.result_digest)
 
     def _refused(self, sender: Voter, message: Accept) -> bool:
         problem = problem_with_value(self._desk, message.value)
         if message.value.survivors != self._desk.state.slots.survivors_of(message.ballot):
             problem = Reason.BAD_VOTERS  # a vote that no certificate could use
-        if self._desk.state.slots.accepted_other(message.ballot, message.value):
-            problem = Reason.EQUIVOCATION
-            self._desk.offence(sender, problem)
         if problem is not None:
             self._desk.report("value-refused", reason=problem.value)
             self._desk.nack(sender, message.ballot, problem)
@@ -80,15 +68,6 @@ class Decision:
         desk.send(message.ballot.coordinator, vote)
 
     # ---- committing
-
-    def compare(self, commit: Commit) -> None:
-        """Beside the one that we know of its parent: who signed both lies, and is put aside for
-        good, whether or not either has a quorum."""
-        for known in (self._desk.state.pending_commit, self._desk.applied):
-            if known is not None and known.value.parent == commit.value.parent:
-                found = double_vote([known], [commit])
-                for liar in sorted(found.by) if found is not None else ():
-                    self._desk.offence(liar, Reason.EQUIVOCATION)
 
     def on_commit(self, sender: Voter, commit: Commit) -> None:
         desk = self._desk
@@ -135,8 +114,6 @@ class Decision:
                 state.pending_accept = None
                 if not self._refused(sender, message):
                     self._accept(message)
-                elif problem_with_result(self._desk, message.value) is not None:
-                    self._coordinator.on_result_missing(message.value.result_digest)
 
     def _at_hand(self, value: Value, vouchers: tuple[Voter, ...], committed: bool) -> bool:
         """Whether the value's result is in memory; asks for it if no ring of ours brings it.
@@ -167,14 +144,14 @@ class Decision:
         waiting = [state.pending_accept[1].value] if state.pending_accept else []
         committed = [state.pending_commit.value] if state.pending_commit else []
         wanted = {value.result_digest for value in accepted + waiting + committed}
-        state.held = {digest: held for digest, held in state.held.items() if digest in wanted}
+        state.held &= wanted
         desk.out.append(KeepResults(frozenset(wanted | state.fetching.keys())))
 
-    def on_fetched(self, digest: bytes, held: Held) -> None:
+    def on_fetched(self, digest: bytes) -> None:
         state = self._desk.state
         if state.fetching.pop(digest, None) is None:
             return  # asked for at another head
-        state.held[digest] = held
+        state.held.add(digest)
         self.go_on()
 
     def on_fetch_failed(self, digest: bytes) -> None:

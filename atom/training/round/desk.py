@@ -1,7 +1,6 @@
 """What member and coordinator of one replica share: the head's state, the time, the outbox."""
 
 import random
-from collections import defaultdict
 from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
@@ -10,8 +9,6 @@ from typing import Any
 from atom.base.reasons import Reason
 from atom.swarm.chain.commit import Ballot, Commit, Contribution, Head, Voter
 from atom.swarm.chain.messages import Accept, Message, Nack
-from atom.swarm.chain.usual_gradients import PartLimit, part_limit
-from atom.training.round.calls import Calls
 from atom.training.round.electorate import same_head
 from atom.training.round.slots import Slots
 from atom.training.round.succession import Signers
@@ -19,19 +16,8 @@ from atom.training.round.terms import Patience, Terms
 from atom.training.round.vocabulary import Action, Offence, Phase, Report, Send, View
 
 _HEADS_REMEMBERED = 64
-MAX_LEAP = 2**32
-"""By which the number of an attempt may be above all that were seen before."""
 _GUEST_PASS_S = 10.0
 """How long a pass of a peer that has not been in a round yet is waited for."""
-
-
-@dataclass(frozen=True)
-class Held:
-    """An averaged result in memory."""
-
-    norm: float
-    largest: float = 0.0
-    """Of its numbers, without sign; of our own ring's it was looked at as they came."""
 
 
 @dataclass
@@ -48,14 +34,12 @@ class HeadState:
     """When the present phase began."""
     highest_seen: int = 0
     """The number of an attempt."""
-    reach: int = 0
-    """How far up numbers were led, at earlier heads as well: who was led far up stays there."""
     active_at: float = float("-inf")
     """When another coordinator last gave a sign, and which."""
     active_by: str = ""
     frozen_counts: dict[Ballot, int] = field(default_factory=dict)
-    held: dict[bytes, Held] = field(default_factory=dict)
-    """Averaged results in memory, by digest."""
+    held: set[bytes] = field(default_factory=set)
+    """Digests of the averaged results in memory."""
     ring_results: dict[Ballot, bytes] = field(default_factory=dict)
     fetching: dict[bytes, bool] = field(default_factory=dict)
     """Results asked for, and whether because they were committed."""
@@ -66,24 +50,14 @@ class HeadState:
     reduced: Ballot | None = None
     """The last ballot whose ring we entered: none is entered twice."""
     deferred: list[tuple[Voter, Message]] = field(default_factory=list)
-    calls: defaultdict[str, Calls] = field(default_factory=lambda: defaultdict(Calls))
-    """By coordinator."""
     held_up_s: float = 0.0
     """How long it could have been decided and was not, as far as we can tell."""
     overdue: float = 0.0
     """How many times over the time for that is up (`HoldUp`)."""
-    reducing_s: float = 0.0
-    """Spent in rings: no time in which others had a turn."""
 
-    def see(self, attempt: int) -> bool:
-        """Notes an attempt's number, and says whether to go along with it. A leap counts for so
-        much only: nobody drives ours out of bounds, and who did go along elsewhere is caught up
-        with after some calls."""
-        self.reach = max(self.reach, min(attempt, self.reach + MAX_LEAP))
-        if attempt > self.reach:
-            return False
+    def see(self, attempt: int) -> None:
+        """Notes an attempt's number: our next one is above it."""
         self.highest_seen = max(self.highest_seen, attempt)
-        return True
 
 
 class Desk:
@@ -126,10 +100,7 @@ class Desk:
         while len(self._left) > _HEADS_REMEMBERED:
             del self._left[next(iter(self._left))]
         slots = self._left.pop(head.digest, None) or Slots()
-        reach = self.state.reach
-        self.state = HeadState(
-            head, state_digest, self.now, slots=slots, since=self.now, reach=reach
-        )
+        self.state = HeadState(head, state_digest, self.now, slots=slots, since=self.now)
 
     @property
     def signers(self) -> Signers | None:
@@ -139,10 +110,6 @@ class Desk:
             return None
         peer_ids = frozenset(vote.voter.peer_id for vote in step.votes)
         return Signers(peer_ids, self.now - state.entered)
-
-    @property
-    def part_limit(self) -> PartLimit:
-        return part_limit(self.head.norms, self.terms.global_batch)
 
     @property
     def patience(self) -> Patience:

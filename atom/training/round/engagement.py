@@ -1,7 +1,6 @@
 """In which attempt this replica is engaged, and how it gets out of it."""
 
 from atom.swarm.chain.commit import Ballot, Voter
-from atom.swarm.records.fork_choice import least_backing
 from atom.training.round.coordinator import Coordinator
 from atom.training.round.desk import Desk
 from atom.training.round.vocabulary import CatchUp, Phase, StopRing, Thaw
@@ -15,11 +14,8 @@ class Engagement:
         self._coordinator = coordinator
 
     def enter(self, phase: Phase) -> None:
-        desk = self._desk
-        if desk.phase is Phase.REDUCING:
-            desk.state.reducing_s += desk.now - desk.state.since
-        desk.phase = phase
-        desk.state.since = desk.now
+        self._desk.phase = phase
+        self._desk.state.since = self._desk.now
 
     def notice(self, sender: Voter, ballot: Ballot) -> None:
         """Somebody leads an attempt: ours, if it is lower, is over."""
@@ -48,5 +44,4 @@ class Engagement:
         self.let_go()
         desk = self._desk
         desk.phase = Phase.SYNCING
-        least = least_backing(desk.head, desk.me, desk.view.fresh, desk.patience_lost)
-        desk.out.append(CatchUp(donors, reason, discard, least))
+        desk.out.append(CatchUp(donors, reason, discard))

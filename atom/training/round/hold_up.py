@@ -24,7 +24,6 @@ GIVEN_UP = 1.0
 _SEEN_FROM_AFAR = 0.1
 """How much of the time counts while others say that they average, and we are not among them."""
 _ORDER = list(Stage)
-_MOST_REPORTED = 16
 
 
 class HoldUp:
@@ -36,8 +35,6 @@ class HoldUp:
         self._silent: dict[Voter, Stage] = {}
         """Who owed us an answer, and at which stage."""
         self._unwilling: dict[Voter, Stage] = {}
-        self._reporters = dict[bytes, set[Voter]]()
-        """Of the results that were proposed because of them, by digest."""
         self._unserved = set[Voter]()
         """Who says that it accepted a value, and does not hand out its result."""
         self._alone_in_vain = False
@@ -46,7 +43,6 @@ class HoldUp:
     def new_head(self) -> None:
         self._silent.clear()
         self._unwilling.clear()
-        self._reporters.clear()
         self._unserved.clear()
         self._alone_in_vain = False
 
@@ -98,22 +94,16 @@ class HoldUp:
         if attempt.stage is Stage.ACCEPT and me not in present:
             # For want of the result: others that could not vote either are not to blame.
             assert attempt.value is not None
-            owing = {report.voter for report in attempt.reports(attempt.value)}
+            owing = attempt.holders(attempt.value.result_digest)
         for voter in {*attempt.electorate.voters} - {me}:
             if voter.peer_id in attempt.refused:
                 self._unwilling[voter] = attempt.stage
             elif reason is Reason.NO_QUORUM and voter in owing:
                 self._silent[voter] = attempt.stage
 
-    def reported(self, result_digest: bytes, voters: AbstractSet[Voter]) -> None:
-        """What others accepted, as they have signed: so they have its result. Whoever leads."""
-        self._reporters.setdefault(result_digest, set()).update(voters)
-        while len(self._reporters) > _MOST_REPORTED:
-            del self._reporters[next(iter(self._reporters))]
-
-    def not_served(self, result_digest: bytes) -> None:
-        """It was not to be had: whoever accepted it is cut off from us, or made it up."""
-        self._unserved |= self._reporters.pop(result_digest, set()) - {self._desk.me}
+    def not_served(self, holders: AbstractSet[Voter]) -> None:
+        """A result that these have was not to be had from them: they are cut off from us."""
+        self._unserved |= holders - {self._desk.me}
 
     def dispensable(self, chosen: Electorate, invited: AbstractSet[str]) -> frozenset[str]:
         """Who is not asked to promise, if the others can decide. What others accepted meets any

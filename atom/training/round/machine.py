@@ -27,11 +27,11 @@ from atom.swarm.chain.messages import (
     Suspect,
 )
 from atom.swarm.records.lease import Lease
-from atom.training.round.claims import Claims
 from atom.training.round.coordinator import Coordinator
 from atom.training.round.decision import Decision
-from atom.training.round.desk import Desk, HeadState, Held
+from atom.training.round.desk import Desk, HeadState
 from atom.training.round.engagement import Engagement
+from atom.training.round.head_candidates import HeadCandidates
 from atom.training.round.member import Member
 from atom.training.round.succession import Signers
 from atom.training.round.terms import Terms
@@ -56,10 +56,7 @@ from atom.training.round.vocabulary import (
 )
 
 _MAX_DEFERRED_PER_PEER = 8
-_MAX_DEFERRED_OF_OTHERS = 32
-"""Of all that do not vote here: names are free, and a voter's call is not to be lost for them."""
 _MAX_AHEAD = 16
-_MAX_AHEAD_PER_PEER = 4
 
 
 class RoundMachine:
@@ -87,7 +84,7 @@ class RoundMachine:
         self._member = Member(self._desk, self._coordinator, self._engagement, self._decision)
         self._last_tick = now
         self._behind_since: float | None = None
-        self._claims = Claims(self._desk)
+        self._candidates = HeadCandidates(self._desk)
         self._ahead: deque[tuple[Voter, CommitNotice]] = deque(maxlen=_MAX_AHEAD)
         """Commits heard before we stood where they start: else a joiner, who gets to a head when
         the next commit has been said already, would chase a fast swarm for ever."""
@@ -141,7 +138,7 @@ class RoundMachine:
 
     def believes(self, lease: Lease) -> bool:
         """Whether it claims a preferred head, and was not asked in vain lately. Any thread."""
-        return self._claims.believes(lease)
+        return self._candidates.believes(lease)
 
     def answering(self, leases: dict[str, Lease]) -> dict[str, Lease]:
         """Those of `leases` whose counts will come to the next ring, as far as we know."""
@@ -166,8 +163,8 @@ class RoundMachine:
                 member.on_ring_finished(ballot, digest, norm)
             case RingFailed():
                 member.on_ring_failed(event)
-            case Fetched(digest, norm, largest):
-                decision.on_fetched(digest, Held(norm, largest))
+            case Fetched(digest):
+                decision.on_fetched(digest)
             case FetchFailed(digest):
                 decision.on_fetch_failed(digest)
             case Stepped(head, state_digest):
@@ -203,7 +200,7 @@ class RoundMachine:
     def _seek_state(self) -> None:
         """Without a state of our own, anybody's will do."""
         desk = self._desk
-        donors = self._claims.any_state()
+        donors = self._candidates.any_state()
         if donors and desk.now >= self._seek_at:
             self._seek_at = float("inf")
             self._engagement.catch_up(donors, "no usable state here", discard=True)
@@ -211,7 +208,7 @@ class RoundMachine:
     def _look_for_better_head(self) -> bool:
         """Starts catching up once a preferred head was visible for a while; True if so."""
         desk = self._desk
-        better = self._claims.better()
+        better = self._candidates.better()
         if desk.state.pending_commit is not None:
             better = []  # one result is less to fetch than a state
         if not better:
@@ -224,7 +221,7 @@ class RoundMachine:
         if desk.now - self._behind_since < patience:
             return False
         self._behind_since = None
-        donors = self._claims.donors(better)
+        donors = self._candidates.donors(better)
         self._engagement.catch_up(donors, "a preferred head is out there")
         return True
 
@@ -242,19 +239,11 @@ class RoundMachine:
 
     def _on_commit(self, sender: Voter, message: CommitNotice) -> None:
         value = message.commit.value
-        self._decision.compare(message.commit)
         if value.parent != self.head.digest or self.phase is Phase.SYNCING:
             if value.round > self.head.round:
-                self._keep_ahead(sender, message)
+                self._ahead.append((sender, message))
         elif self._may_handle(sender, message, value.parent):
             self._decision.on_commit(sender, message.commit)
-
-    def _keep_ahead(self, sender: Voter, message: CommitNotice) -> None:
-        """For later. Who says many of them only pushes out its own."""
-        theirs = [entry for entry in self._ahead if entry[0].peer_id == sender.peer_id]
-        if len(theirs) >= _MAX_AHEAD_PER_PEER:
-            self._ahead.remove(theirs[0])
-        self._ahead.append((sender, message))
 
     def _take_up_commits(self) -> None:
         """We stand at a head: perhaps what follows it was heard before. Each is taken up once: if
@@ -289,11 +278,9 @@ class RoundMachine:
         """Between two states nothing is decided; what concerns the next one waits for it."""
         phase = self.phase
         if phase is Phase.STEPPING and parent == self.head.digest:
-            deferred, voters = self._desk.state.deferred, set(self.head.voters)
+            deferred = self._desk.state.deferred
             theirs = sum(who.peer_id == sender.peer_id for who, _ in deferred)
-            others = sum(who not in voters for who, _ in deferred)
-            has_place = sender in voters or others < _MAX_DEFERRED_OF_OTHERS
-            if has_place and theirs < _MAX_DEFERRED_PER_PEER:
+            if sender.peer_id in self.head.known and theirs < _MAX_DEFERRED_PER_PEER:
                 deferred.append((sender, message))
         return phase not in BETWEEN_STATES
 
@@ -332,9 +319,7 @@ class RoundMachine:
         desk = self._desk
         if desk.phase is not Phase.SYNCING:
             return
-        self._claims.learn(event)
-        for liar in event.equivocal:
-            desk.offence(Voter(liar, b""), Reason.EQUIVOCATION)
+        self._candidates.learn(event)
         self._adrift = not event.state_digest
         if self._adrift:
             self._seek_at = desk.now + desk.patience.behind

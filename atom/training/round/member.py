@@ -1,13 +1,9 @@
 """Taking part in a ring: promise, freeze, reduce. Voters and contributors alike."""
 
-from dataclasses import replace
-
 from atom.base.reasons import Reason
-from atom.swarm.chain.commit import REPORT_DOMAIN, Ballot, Voter, report_payload
-from atom.swarm.chain.membership import signed_by
+from atom.swarm.chain.commit import Ballot, Voter
 from atom.swarm.chain.messages import (
     Abort,
-    Accepted,
     Prepare,
     Prevote,
     PrevoteAnswer,
@@ -17,12 +13,11 @@ from atom.swarm.chain.messages import (
 )
 from atom.swarm.ring.algorithm import MAX_MEMBERS
 from atom.swarm.ring.composition import well_composed
-from atom.training.round.calls import Calls
 from atom.training.round.coordinator import Coordinator
 from atom.training.round.decision import Decision
-from atom.training.round.desk import Desk, Held
+from atom.training.round.desk import Desk
 from atom.training.round.engagement import Engagement
-from atom.training.round.scrutiny import is_odd, makes_a_round, objects_to_branch
+from atom.training.round.scrutiny import objects_to_branch
 from atom.training.round.slots import Survivors
 from atom.training.round.vocabulary import (
     Freeze,
@@ -103,7 +98,7 @@ class Member:
         refusal: Reason | None = None
         if message.parent != desk.head.digest:
             refusal = Reason.WRONG_HEAD
-        elif engaged or led or not idle or not self._has_time_for(sender):
+        elif engaged or led or not idle:
             refusal = Reason.BUSY
         else:
             refusal = self._objection(sender, message.survivors)
@@ -122,13 +117,7 @@ class Member:
         if desk.phase is Phase.REDUCING and other:
             desk.nack(sender, ballot, Reason.BUSY)  # a ring ends well, or soon
             return
-        if sender != desk.me and not self._has_time_for(sender):
-            desk.nack(sender, ballot, Reason.BUSY)  # it had its chances: let others try
-            return
-        desk.state.calls[sender.peer_id].made(self._idle_s)
-        if not state.see(ballot.attempt):
-            desk.nack(sender, ballot, Reason.BUSY)  # a leap: nobody is to use up all numbers
-            return
+        state.see(ballot.attempt)
         if not state.slots.slot(survivors).promise(ballot):
             desk.nack(sender, ballot, Reason.BALLOT_TOO_LOW)
             return
@@ -136,7 +125,7 @@ class Member:
         self._engagement.stop_ring()
         self._engagement.enter(Phase.PROMISED)
         state.ballot = ballot
-        desk.out.append(Freeze(ballot, desk.part_limit))
+        desk.out.append(Freeze(ballot))
 
     def _objection(self, sender: Voter, survivors: Survivors) -> Reason | None:
         """Why this peer may not lead, or not with these."""
@@ -147,17 +136,6 @@ class Member:
         if survivors and objects_to_branch(desk, survivors):
             return Reason.VOTER_ALIVE
         return None
-
-    def _has_time_for(self, coordinator: Voter) -> bool:
-        desk = self._desk
-        others_turn_s = desk.patience.quiet + desk.patience.prevote + desk.promise_patience()
-        calls = desk.state.calls.get(coordinator.peer_id, Calls())  # strangers leave nothing here
-        return calls.allow(self._idle_s, desk.composing_patience, others_turn_s)
-
-    @property
-    def _idle_s(self) -> float:
-        """A clock that stands while we are in a ring."""
-        return self._desk.now - self._desk.state.reducing_s
 
     def on_frozen(self, ballot: Ballot, sequences: int, loss_sum: float) -> None:
         desk, state = self._desk, self._desk.state
@@ -171,10 +149,8 @@ class Member:
         promise = Promise(
             parent=desk.head.digest,
             ballot=ballot,
-            accepted=self._signed(state.slots.slot(survivors).accepted),
-            accepted_before_branch=self._signed(state.slots.ordinary.accepted)
-            if survivors
-            else None,
+            accepted=state.slots.slot(survivors).accepted,
+            accepted_before_branch=state.slots.ordinary.accepted if survivors else None,
             sequences=sequences,
             loss_sum=loss_sum,
             state_digest=state.state_digest,
@@ -186,28 +162,17 @@ class Member:
         self._said, self._said_at = promise, desk.now
         desk.send(ballot.coordinator, promise)
 
-    def _signed(self, accepted: Accepted | None) -> Accepted | None:
-        """So that all can see who said it, if its result turns out to be nowhere."""
-        if accepted is None:
-            return None
-        desk = self._desk
-        payload = report_payload(desk.head.digest, accepted.value.result_digest)
-        return replace(accepted, signature=desk.sign(REPORT_DOMAIN, signed_by(desk.me, payload)))
-
     def on_abort(self, sender: Voter, message: Abort) -> None:
         desk = self._desk
         ours = desk.state.ballot == message.ballot
         if not ours or desk.phase is Phase.SYNCING or sender.peer_id != message.ballot.coordinator:
             return
-        desk.state.calls[sender.peer_id].called_off(self._idle_s)
-        told_odd = message.reason == Reason.STATE_MISMATCH
-        if told_odd and (sender == desk.me or is_odd(desk, message.ballot)):
+        if message.reason == Reason.STATE_MISMATCH:
             there = set(desk.view.fresh) - {desk.me.peer_id} - desk.view.aside
             voters = there & {voter.peer_id for voter in desk.head.voters}
             donors = tuple(sorted(voters or there))  # the majority decides: of the run's own
             self._engagement.catch_up(donors, "our state differs from the others'", discard=True)
         else:
-            self._coordinator.on_missing(sender.peer_id, message.missing)
             self._engagement.let_go()
 
     # ---- reducing
@@ -221,7 +186,6 @@ class Member:
         counted = state.frozen_counts.get(message.ballot)
         mine = [m for m in message.members if m.peer_id == desk.me.peer_id]
         composed = well_composed(message.members, message.one_shot)
-        composed = composed and makes_a_round(desk, message.members)
         if not composed or len(mine) != 1 or mine[0].sequences != counted:
             desk.nack(sender, message.ballot, Reason.BAD_WEIGHT)
             return
@@ -232,9 +196,9 @@ class Member:
         self._engagement.enter(Phase.REDUCING)
         state.reduced = message.ballot
         state.composed[message.ballot] = message.members
-        largest = desk.part_limit.of(sum(member.sequences for member in message.members))
-        attempt = (message.parent, message.ballot)
-        desk.out.append(StartRing(*attempt, message.members, message.one_shot, largest))
+        desk.out.append(
+            StartRing(message.parent, message.ballot, message.members, message.one_shot)
+        )
 
     def on_ring_finished(self, ballot: Ballot, digest: bytes, norm: float) -> None:
         desk, state = self._desk, self._desk.state
@@ -242,7 +206,7 @@ class Member:
             return
         desk.ring_s = desk.now - state.since
         self._engagement.enter(Phase.HOLDING)
-        state.held[digest] = Held(norm)
+        state.held.add(digest)
         state.ring_results[ballot] = digest
         self._coordinator.on_own_result(ballot, digest, norm)
         self._decision.go_on()

@@ -4,7 +4,6 @@ from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 
 from atom.base.reasons import Reason
-from atom.swarm.chain.commit import Voter
 from atom.swarm.records.lease import Lease
 from atom.swarm.transport.quarantine import Quarantine
 from atom.training.round.attempt import Attempt
@@ -26,14 +25,12 @@ class Silence:
         self._mute = Quarantine({Reason.TIMEOUT: MUTE_S})
         self._unheard: dict[str, int] = {}
         """And the serial of the lease that it showed then."""
-        self._told_by = set[str]()
         self.unanswered = False
         """Whether nobody else answered when we called last, for pre-votes or promises, and none of
         them has averaged with us since."""
 
     def new_head(self) -> None:
         self._unheard.clear()
-        self._told_by.clear()
         step, me = self._desk.applied, self._desk.me.peer_id
         if step is None or any(part.peer_id != me for part in step.value.contributions):
             self.unanswered = False
@@ -42,16 +39,6 @@ class Silence:
         """They gave no answer to what we asked last."""
         fresh = self._desk.view.fresh
         self._unheard.update({peer: fresh[peer].serial for peer in peers if peer in fresh})
-
-    def told(self, speaker: str, missing: Iterable[Voter]) -> None:
-        """A coordinator's word that these gave it no answer. It counts once at each head: a false
-        one costs the wait for their next leases."""
-        if speaker in self._told_by:
-            return
-        self._told_by.add(speaker)
-        fresh = self._desk.view.fresh
-        meant = (v.peer_id for v in missing if v.peer_id in fresh)
-        self.of([peer for peer in meant if Voter(peer, fresh[peer].incarnation) in missing])
 
     def after_prevotes(self, attempt: Attempt) -> None:
         """Their time is over."""

@@ -59,13 +59,6 @@ class Slots:
                 return survivors
         return None
 
-    def accepted_other(self, ballot: Ballot, value: Value) -> bool:
-        """Whether this very ballot proposed another value before: two votes of ours would make two
-        commits of one round."""
-        survivors = self.survivors_of(ballot)
-        accepted = None if survivors is None else self.slot(survivors).accepted
-        return accepted is not None and accepted.ballot == ballot and accepted.value != value
-
     @property
     def ordinary(self) -> Slot:
         return self.slot(ORDINARY)

@@ -9,7 +9,6 @@ from atom.base.reasons import Reason
 from atom.swarm.chain.commit import Ballot, Commit, Contribution, Head, Voter
 from atom.swarm.chain.messages import Message
 from atom.swarm.chain.ring_standing import RingStanding
-from atom.swarm.chain.usual_gradients import LARGEST_PART, PartLimit
 from atom.swarm.records.lease import Lease
 
 
@@ -102,9 +101,6 @@ class Fetched:
     """A result asked for by `FetchResult` is in memory."""
 
     digest: bytes
-    norm: float
-    largest: float = 0.0
-    """Of its numbers, without sign."""
 
 
 @dataclass(frozen=True)
@@ -130,8 +126,6 @@ class CaughtUp:
     shunned: tuple[str, ...] = ()
     failed: tuple[str, ...] = ()
     """Donors of which none could help: asked again only after a while, training goes on."""
-    equivocal: tuple[str, ...] = ()
-    """Who signed two rounds of one head, as two certificates prove."""
 
 
 @dataclass(frozen=True)
@@ -174,8 +168,6 @@ class Freeze:
     """Stop counting at the next pass boundary, then report `Frozen(ballot, …)`."""
 
     ballot: Ballot
-    limit: PartLimit
-    """Sums beyond it must not be offered: the ring would take them for a liar's."""
 
 
 @dataclass(frozen=True)
@@ -189,8 +181,6 @@ class StartRing:
     ballot: Ballot
     members: tuple[Contribution, ...]
     one_shot: bool = False
-    largest_part: float = LARGEST_PART
-    """Of the numbers in one member's sums."""
 
 
 @dataclass(frozen=True)
@@ -246,8 +236,6 @@ class CatchUp:
     reason: str
     discard: bool = False
     """Our own state is not to be trusted, even where its head is right."""
-    least_backing: int = 0
-    """A chain that leaves our head by a branch is wanted only if so many voters signed it."""
 
 
 @dataclass(frozen=True)

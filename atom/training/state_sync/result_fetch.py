@@ -12,7 +12,6 @@ from atom.base.errors import PeerRefused
 from atom.base.events import EventSink
 from atom.base.reasons import Reason
 from atom.optim.clipping import gradient_norm
-from atom.swap.gate import largest_size
 from atom.swarm.chain.ring_standing import Pace
 from atom.training.round.vocabulary import Event, Fetched, FetchFailed
 from atom.training.state_sync.state_sync import StateSync
@@ -57,14 +56,13 @@ class ResultFetch:
         digest = wanted.digest
         try:
             result = self._fetched(wanted)
-            norm = gradient_norm(result)
-            if not math.isfinite(norm):
+            if not math.isfinite(gradient_norm(result)):
                 raise PeerRefused(Reason.NOT_FINITE, "the result fetched")
         except Exception as problem:  # noqa: BLE001 - whatever it is, the round must hear of it
             self._events.emit("fetch-failed", detail=f"{type(problem).__name__}: {problem}"[:200])
             post(FetchFailed(digest))
             return
-        post(Fetched(digest, norm, largest_size(result)))
+        post(Fetched(digest))
 
     def _fetched(self, wanted: Wanted) -> Tensor:
         """Asks again for a while: a holder offers a result once it has accepted it, or stepped."""

@@ -14,10 +14,8 @@ import torch
 from atom.base.errors import AtomError, MismatchError, PeerRefused, StorageError
 from atom.base.events import EventSink
 from atom.base.reasons import Reason
-from atom.swarm.chain.check import double_vote
 from atom.swarm.chain.commit import Commit, Head
 from atom.swarm.chain.ring_standing import Pace
-from atom.swarm.records.fork_choice import branch_from
 from atom.swarm.state.arenas import state_digest
 from atom.swarm.state.donor_queue import LIES
 from atom.training.replica.replica import Replica
@@ -74,7 +72,6 @@ class StateSync:
         self._donors = donors
         self._first = first
         self._events = events
-        self._equivocal: set[str] = set()
         self.usable = False
         """Whether the replica holds the state of the journal's head."""
 
@@ -93,11 +90,9 @@ class StateSync:
         if reached < len(journal.commits):
             self._storage.replace_chain(journal.commits[:reached], journal.heads[: reached + 1])
 
-    def run(
-        self, donors: Mapping[str, bytes], discard: bool, least_backing: int = 0
-    ) -> tuple[str, ...]:
-        """To the best chain that the donors (peer id → its head) prove; a branch from our own head
-        needs that many of its voters. Those that lied beside honest ones. Raises: CatchUpFailed."""
+    def run(self, donors: Mapping[str, bytes], discard: bool) -> tuple[str, ...]:
+        """To the best chain that the donors (peer id → its head) prove. Returns the donors whose
+        answers were false. Raises: CatchUpFailed."""
         shunned: set[str] = set()
         problems: list[str] = []
         for donor, claimed in donors.items():
@@ -106,12 +101,9 @@ class StateSync:
             others = [donor, *(peer for peer in donors if peer not in {donor, *shunned})]
             try:
                 commits, heads = donated_chain(self._journal, self._donors, donor, claimed)
-                if not self._wanted(heads[-1], discard) or self._disproved(commits):
+                if not self._wanted(heads[-1], discard):
                     problems.append(f"{donor} has nothing better")
                     continue
-                branch = branch_from(self._journal.head, heads[-1].branches)
-                if branch is not None and branch.backing < least_backing:
-                    raise PeerRefused(Reason.BAD_CERTIFICATE, "a branch that too few have signed")
                 self._follow(commits, heads, others, discard)
                 self._donors.forget()
                 self._storage.room.give_up(DOWNLOADS)
@@ -129,19 +121,6 @@ class StateSync:
                 problems.append(f"{donor}: {problem}")
         shunned |= self._donors.take_liars()
         raise CatchUpFailed("; ".join(problems) or "no donors", tuple(sorted(shunned)))
-
-    def take_equivocal(self) -> tuple[str, ...]:
-        """Peers that signed two rounds of one head, since this was asked last."""
-        found, self._equivocal = tuple(sorted(self._equivocal)), set()
-        return found
-
-    def _disproved(self, commits: Sequence[Commit]) -> bool:
-        """Whether that chain parts from ours by a round that liars made a quorum for."""
-        double = double_vote(self._journal.commits, commits)
-        if double is None:
-            return False
-        self._equivocal |= {voter.peer_id for voter in double.by}
-        return double.is_ours
 
     def fetch_result(
         self, digest: bytes, peers: Sequence[str], pace: Pace | None = None

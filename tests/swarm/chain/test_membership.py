@@ -22,7 +22,6 @@ from atom.swarm.chain.commit import (
 )
 from atom.swarm.chain.membership import (
     certificate_problem,
-    could_follow,
     is_quorum,
     signed_by,
     standing,
@@ -136,39 +135,6 @@ def test_there_is_always_a_voter_and_never_too_many() -> None:
 
 
 SOME = st.sets(st.sampled_from(PEERS))
-
-
-@given(SOME, SOME, SOME, SOME, SOME)
-def test_every_voter_agrees_to_what_the_rule_gives(
-    voters: set[Voter],
-    contributors: set[Voter],
-    leaving: set[Voter],
-    dead: set[Voter],
-    absent: set[Voter],
-) -> None:
-    electors = [replace(v, absences=int(v in absent)) for v in sorted(voters | {PEERS[0]})]
-    ring = sorted(contributors | {PEERS[0]})
-    after = voters_next(electors, ring, {v.peer_id for v in leaving}, dead)
-    for voter in set(electors) - dead:
-        staying = None if voter in leaving else voter
-        assert could_follow(electors, set(ring), after, staying)
-
-
-def test_no_voter_agrees_to_lose_its_vote_or_to_a_crowd() -> None:
-    three, ring = PEERS[:3], set(PEERS)
-    assert could_follow(three, ring, PEERS[:4], PEERS[0])
-    assert not could_follow(three, ring, PEERS[1:3], PEERS[0])
-    assert not could_follow(three, set(PEERS[1:]), PEERS[1:3], PEERS[0]), "one absence is forgiven"
-    assert not could_follow(three, ring, PEERS[:5], PEERS[0]), "two newcomers to three voters"
-    assert not could_follow(three, set(PEERS[:3]), PEERS[:4], PEERS[0]), "not in the ring"
-    assert not could_follow(three, ring, (*three, PEERS[1]), PEERS[0]), "one counts twice"
-    missed = replace(PEERS[1], absences=1)
-    assert could_follow(three, set(PEERS[::2]), (PEERS[0], missed, PEERS[2]), PEERS[0])
-    assert not could_follow(three, set(PEERS[::2]), three, PEERS[0]), "an absence is forgotten"
-    assert not could_follow(three, ring, (PEERS[0], missed, PEERS[2]), PEERS[0]), "it was there"
-    late = (PEERS[0], missed, PEERS[2])
-    gone = (PEERS[0], replace(missed, absences=2), PEERS[2])
-    assert not could_follow(late, set(PEERS[::2]), gone, PEERS[0]), "twice is once too many"
 
 
 # ---- certificates

@@ -5,7 +5,7 @@ import math
 import random
 
 import pytest
-from commit_samples import BALLOT, COMMIT, PARENT, PARTS, PEERS, VALUE, VOTERS, VOTES
+from commit_samples import BALLOT, COMMIT, PARENT, PARTS, PEERS, VALUE, VOTERS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -40,8 +40,8 @@ EXAMPLES: list[Message] = [
     Prepare(PARENT, BALLOT),
     Prepare(PARENT, BALLOT, VOTERS),
     Promise(PARENT, BALLOT, None, None, 0, 0.0, b""),
-    Promise(PARENT, BALLOT, Accepted(BALLOT, VALUE, b"y" * 64), None, 8, 20.25, b"s" * 32, True),
-    Promise(PARENT, BALLOT, None, Accepted(BALLOT, VALUE, b"y" * 64), 8, -0.0, b"s" * 32),
+    Promise(PARENT, BALLOT, Accepted(BALLOT, VALUE), None, 8, 20.25, b"s" * 32, True),
+    Promise(PARENT, BALLOT, None, Accepted(BALLOT, VALUE), 8, -0.0, b"s" * 32),
     Nack(PARENT, BALLOT, None, "wrong-head"),
     Nack(PARENT, BALLOT, BALLOT, "ballot-too-low"),
     Ring(PARENT, BALLOT, PARTS),
@@ -49,11 +49,9 @@ EXAMPLES: list[Message] = [
     Suspect(PARENT, BALLOT, PEERS[2], "ring-broken"),
     Suspect(PARENT, BALLOT, "", "ring-broken"),
     Accept(PARENT, BALLOT, VALUE),
-    Accept(PARENT, BALLOT, VALUE, VOTES),
     AcceptedVote(PARENT, BALLOT, VALUE.digest(), b"x" * 64),
     CommitNotice(COMMIT),
     Abort(PARENT, BALLOT, "early"),
-    Abort(PARENT, BALLOT, "timeout", VOTERS[:2]),
 ]
 
 

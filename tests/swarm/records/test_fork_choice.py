@@ -7,8 +7,8 @@ import pytest
 from swarm_samples import a_lease
 
 from atom.swarm.chain.branches import SHOWN, Branch, Branches, name_of
-from atom.swarm.chain.commit import MAX_VOTERS, Ballot, Contribution, Head, Value, Voter, genesis
-from atom.swarm.records.fork_choice import claims_better, least_backing, preferred, shown, too_weak
+from atom.swarm.chain.commit import Ballot, Contribution, Head, Value, Voter, genesis
+from atom.swarm.records.fork_choice import claims_better, preferred, shown
 from atom.swarm.records.lease import Lease
 
 PEERS = tuple(Voter(name * 8, name.encode() * 16) for name in "abcde")
@@ -82,36 +82,3 @@ def test_a_lease_says_enough_however_many_branches_there_were(old: int) -> None:
         assert claims_better(lease_at(theirs), ours) == theirs.prefers(ours)
     claims = [lease_at(head) for head in reversed(rivals)]
     assert [each.head for each in preferred(claims, rivals[0])] == [h.digest for h in rivals]
-
-
-def test_no_branch_will_do_while_a_quorum_is_here() -> None:
-    here = {voter.peer_id: lease_at(START, voter) for voter in PEERS[1:3]}
-    assert least_backing(START, PEERS[0], here) > MAX_VOTERS
-    assert too_weak(START, PEERS[0], here, BRANCH_OF_TWO.branches)
-    assert not too_weak(START, PEERS[0], here, QUORUM.branches)
-    gone = {voter.peer_id: lease_at(QUORUM, voter) for voter in PEERS[1:]}
-    assert least_backing(START, PEERS[0], gone) == 1
-
-
-def test_as_many_voters_as_are_here_have_to_have_signed_a_branch() -> None:
-    here = {PEERS[1].peer_id: lease_at(START, PEERS[1])}
-    assert not too_weak(START, PEERS[0], here, BRANCH_OF_TWO.branches)
-    assert too_weak(START, PEERS[0], here, BRANCH_OF_ONE.branches)
-    joiner = Voter("joiner", b"j" * 16)
-    assert not too_weak(START, joiner, here, BRANCH_OF_ONE.branches)
-    assert too_weak(START, joiner, here, STRANGERS.branches)
-    assert not too_weak(START, joiner, {}, STRANGERS.branches)
-
-
-def test_restarted_voters_are_no_quorum_and_yet_count() -> None:
-    new = [Voter(voter.peer_id, b"n" * 16) for voter in PEERS[1:4]]
-    here = {voter.peer_id: lease_at(START, voter) for voter in new}
-    assert least_backing(START, Voter("joiner", b"j" * 16), here) == 3
-
-
-def test_nobody_holds_out_for_ever() -> None:
-    here = {voter.peer_id: lease_at(START, voter) for voter in PEERS[1:3]}
-    assert least_backing(START, PEERS[0], here, overdue=0.9) > MAX_VOTERS
-    assert least_backing(START, PEERS[0], here, overdue=1.0) == 3
-    assert too_weak(START, PEERS[0], here, BRANCH_OF_TWO.branches, overdue=1.0)
-    assert not too_weak(START, PEERS[0], here, BRANCH_OF_TWO.branches, overdue=2.0)

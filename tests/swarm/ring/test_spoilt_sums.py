@@ -8,13 +8,12 @@ from threaded_ring import SOON, Swarm, broken, sources, swarm_of
 from torch import Tensor
 
 from atom.base.reasons import Reason
-from atom.swarm.chain.usual_gradients import LARGEST_PART
 from atom.swarm.ring.algorithm import Algorithm
 from atom.swarm.ring.allreduce import (
     RingBroken,
 )
 from atom.swarm.ring.codec import CODECS, Codec, Float32, Int8
-from atom.swarm.ring.sum_limits import SumLimits
+from atom.swarm.ring.sum_limits import LARGEST_PART, SumLimits
 
 __all__ = ["swarm_of"]
 

@@ -272,7 +272,7 @@ class Adversary:
         for other in self.players.values():
             if digest in other.offered and self.dice.random() < 0.7:
                 player.results[digest] = other.results[digest]
-                return Fetched(digest, player.results[digest].norm)
+                return Fetched(digest)
         return FetchFailed(digest)
 
     def _apply(self, player: _Player, action: Apply, commit: Commit) -> None:

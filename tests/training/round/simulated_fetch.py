@@ -24,7 +24,7 @@ class Fetch:
         process, digest = self.process, self.wanted.digest
         own = process.results.get(digest)  # a catch-up in vain leaves it in memory
         if own is not None:
-            process.later(0.01, lambda: process.handle(Fetched(digest, own.norm)))
+            process.later(0.01, lambda: process.handle(Fetched(digest)))
             return
         until = process.now() + (PATIENCE_S if self.wanted.committed else HASTE_S)
         process.later(process.dice.uniform(0.05, 0.4), lambda: self.try_holders(until))
@@ -36,8 +36,8 @@ class Fetch:
         there = [swarm.reachable(process.peer_id, holder) for holder in holders]
         for other in there:
             if other is not None and digest in other.offered:
-                result = process.results[digest] = other.results[digest]
-                process.handle(Fetched(digest, result.norm))
+                process.results[digest] = other.results[digest]
+                process.handle(Fetched(digest))
                 return
         if any(swarm.silent(process.peer_id, holder) for holder in holders):
             delay = process.dice.uniform(*SILENT_HOLDER_SECONDS)

@@ -19,7 +19,6 @@ from simulated_seat import Chain, Seat
 
 from atom.swarm.chain.commit import Ballot, Head, Voter
 from atom.swarm.chain.messages import CommitNotice, Ring
-from atom.swarm.records.fork_choice import branch_from
 from atom.swarm.records.lease import PeerState
 from atom.swarm.transport.quarantine import Quarantine
 from atom.training.outlook import count_swarm
@@ -340,7 +339,7 @@ class Process:
             other = self.swarm.reachable(self.peer_id, donor)
             if other is None:
                 failed.append(donor)
-            elif not self._believes(other.chain, action.least_backing):
+            elif not self.swarm.witness.vouches_for(other.chain):
                 shunned.append(donor)
             elif other.chain.head.prefers(best.head) or action.discard:
                 best = other.chain if not best.head.prefers(other.chain.head) else best
@@ -351,11 +350,6 @@ class Process:
             self.gradients.drop(best.head)
         self._adopt(best)
         self.handle(CaughtUp(best.head, best.state, tuple(shunned), tuple(failed)))
-
-    def _believes(self, chain: Chain, least_backing: int) -> bool:
-        branch = branch_from(self.chain.head, chain.head.branches)
-        weak = branch is not None and branch.backing < least_backing
-        return self.swarm.witness.vouches_for(chain) and not weak
 
     def _adopt(self, chain: Chain) -> None:
         self.chain = chain

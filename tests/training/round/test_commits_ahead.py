@@ -67,7 +67,7 @@ def hear(joiner: RoundMachine, commit: Commit) -> list[bytes]:
 
 def step(joiner: RoundMachine, commit: Commit) -> list[bytes]:
     """Its result arrives, the step is taken; what it asks for next."""
-    fetched = joiner.handle(Fetched(commit.value.result_digest, 1.0), 1.0)
+    fetched = joiner.handle(Fetched(commit.value.result_digest), 1.0)
     applied = [action for action in fetched if isinstance(action, Apply)]
     assert [action.commit for action in applied] == [commit]
     then = joiner.handle(Stepped(joiner.head.digest, b"t" * 32), 1.0)

@@ -2,8 +2,6 @@
 
 from dataclasses import replace
 
-import pytest
-
 from atom.base.reasons import Reason
 from atom.swarm.chain.commit import (
     VOTE_DOMAIN,
@@ -58,49 +56,13 @@ class Scene:
         self.machine._desk.state.overdue = times
 
     def step(self, commit: Commit = FIRST) -> None:
-        actions = self._tell(Fetched(commit.value.result_digest, 1.0))
+        actions = self._tell(Fetched(commit.value.result_digest))
         assert any(isinstance(action, Apply) for action in actions)
 
     def _tell(self, event: Received | Fetched) -> list[object]:
         actions = self.machine.handle(event, 1.0)
         self.offences += [(a.peer_id, a.reason) for a in actions if isinstance(a, Offence)]
         return list(actions)
-
-
-@pytest.mark.parametrize("stepped", [False, True], ids=["before the step", "after it"])
-def test_who_signed_both_is_put_aside(stepped: bool) -> None:
-    scene = Scene()
-    scene.hear(FIRST)
-    if stepped:
-        scene.step()
-    scene.hear(SECOND)
-    assert (LIAR.peer_id, Reason.EQUIVOCATION) in scene.offences
-    assert all(peer == LIAR.peer_id for peer, _ in scene.offences)
-
-
-def test_one_vote_too_few_proves_it_as_well() -> None:
-    scene = Scene()
-    scene.hear(FIRST)
-    scene.step()
-    scene.hear(commit(b"2" * 32, LIAR))
-    assert scene.offences == [(LIAR.peer_id, Reason.EQUIVOCATION)]
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        FIRST,
-        commit(b"2" * 32, HONEST, LIAR, ballot=replace(BALLOT, attempt=2)),
-        replace(SECOND, votes=FIRST.votes),
-    ],
-    ids=["the same again", "at another ballot", "under other votes"],
-)
-def test_what_proves_nothing(other: Commit) -> None:
-    scene = Scene()
-    scene.hear(FIRST)
-    scene.step()
-    scene.hear(other)
-    assert scene.offences == []
 
 
 def test_of_branches_that_are_refused_nothing_is_kept() -> None:

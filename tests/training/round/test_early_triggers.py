@@ -39,12 +39,12 @@ def test_a_coordinator_that_forgets_some_who_promised_is_found(
     assert swarm.witness.rounds == 0, "it is found before anything is committed"
 
 
-def test_peers_that_are_content_with_half_a_batch_are_found(
+def test_peers_that_are_content_with_a_quarter_of_a_batch_are_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def half(*terms: object, **more: object) -> Terms:
+    def quarter(*terms: object, **more: object) -> Terms:
         whole = Terms(*terms, **more)  # type: ignore[arg-type]
-        return replace(whole, global_batch=whole.global_batch // 2)
+        return replace(whole, global_batch=whole.global_batch // 4)
 
-    monkeypatch.setattr("simulation.Terms", half)
+    monkeypatch.setattr("simulation.Terms", quarter)
     check_found(Swarm(5, Setting()))

@@ -7,7 +7,6 @@ import pytest
 from simulated_key import identity
 from simulation import Setting, Swarm
 
-from atom.base.reasons import Reason
 from atom.swarm.chain.commit import Ballot, Head, Voter
 from atom.swarm.chain.messages import Abort, Prepare, Prevote, PrevoteAnswer, Promise
 from atom.swarm.records.lease import Lease, PeerState
@@ -151,30 +150,6 @@ def test_whoever_renews_its_lease_is_counted_on_again() -> None:
     story.leases[GONE.peer_id] = replace(story.leases[GONE.peer_id], serial=2)
     assert story.counted_on() == {MATE.peer_id, GONE.peer_id}
     assert story.machine.phase is Phase.ACCUMULATING
-
-
-def test_another_coordinators_word_counts_once_at_each_head() -> None:
-    story = Story()
-    story.tick()
-    abort = Abort(HEAD.digest, Ballot(1, MATE.peer_id, MATE.incarnation), Reason.TIMEOUT, (GONE,))
-    story.hear(Prepare(HEAD.digest, abort.ballot))
-    story.hear(abort)
-    assert story.counted_on() == {MATE.peer_id}
-    story.leases[GONE.peer_id] = replace(story.leases[GONE.peer_id], serial=2)
-    again = replace(abort.ballot, attempt=2)
-    story.hear(Prepare(HEAD.digest, again))
-    story.hear(replace(abort, ballot=again))
-    assert story.counted_on() == {MATE.peer_id, GONE.peer_id}
-
-
-def test_a_word_about_an_older_process_of_a_peer_is_about_nobody() -> None:
-    story = Story()
-    story.tick()
-    ballot = Ballot(1, MATE.peer_id, MATE.incarnation)
-    before = Voter(GONE.peer_id, b"o" * 16)
-    story.hear(Prepare(HEAD.digest, ballot))
-    story.hear(Abort(HEAD.digest, ballot, Reason.TIMEOUT, (before,)))
-    assert story.counted_on() == {MATE.peer_id, GONE.peer_id}
 
 
 def promised_to(coordinator: Voter) -> Story:
