@@ -29,7 +29,7 @@ from atom.swap.running_pass import RunningPass
 from atom.swap.schedule import Forward
 from atom.swap.timeline import Recording
 from atom.swarm.chain.commit import Ballot, Contribution
-from atom.swarm.ring.channels import RingChannels
+from atom.swarm.exchange.channels import RingChannels
 from atom.swarm.state.arenas import arena_digest, state_digest
 from atom.swarm.stream.protection import RingProtection
 from atom.swarm.transport.transport import Transport

@@ -31,7 +31,7 @@ from ring_links import WIRE_SHARE, Seat, loopback, shaped
 from ring_member import GLOO, Job, Sample, Side, member
 from sides import Timing, machine, positive, publish
 
-from atom.swarm.ring.geometry import ALIGNMENT
+from atom.swarm.exchange.geometry import ALIGNMENT
 
 MEGABYTE = 10**6
 DEFAULT_SIDES = [Side(name) for name in (GLOO, "tls", "aes-gcm", "none")]

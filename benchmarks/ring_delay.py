@@ -5,7 +5,7 @@ import queue
 import threading
 import time
 
-from atom.swarm.ring.channels import RingChannels
+from atom.swarm.exchange.channels import RingChannels
 from atom.swarm.stream.frames import Patience, Stream
 
 

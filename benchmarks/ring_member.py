@@ -21,11 +21,11 @@ from torch import Tensor
 
 from atom.base.events import EventList
 from atom.swarm.chain.commit import Ballot
+from atom.swarm.exchange.algorithm import Algorithm
+from atom.swarm.exchange.allreduce import Arenas, RingTerms, all_reduce, open_one_shot, open_ring
+from atom.swarm.exchange.codec import CODECS
+from atom.swarm.exchange.geometry import ring_tag
 from atom.swarm.identity import Identity
-from atom.swarm.ring.algorithm import Algorithm
-from atom.swarm.ring.allreduce import Arenas, RingTerms, all_reduce, open_one_shot, open_ring
-from atom.swarm.ring.codec import CODECS
-from atom.swarm.ring.geometry import ring_tag
 from atom.swarm.stream.handshake import Local
 from atom.swarm.stream.protection import RingProtection
 from atom.swarm.transport.transport import Transport

@@ -14,10 +14,10 @@ import torch
 from atom.base.errors import PeerRefused
 from atom.base.events import EventList
 from atom.swarm.chain.commit import Ballot
+from atom.swarm.exchange.allreduce import Arenas, RingTerms, all_reduce, open_ring
+from atom.swarm.exchange.codec import CODECS
+from atom.swarm.exchange.geometry import ring_tag
 from atom.swarm.identity import Identity
-from atom.swarm.ring.allreduce import Arenas, RingTerms, all_reduce, open_ring
-from atom.swarm.ring.codec import CODECS
-from atom.swarm.ring.geometry import ring_tag
 from atom.swarm.state.blobs import BlobServer, BlobStore
 from atom.swarm.state.state_transfer import FetchOptions, Watch, fetch
 from atom.swarm.stream.handshake import Local

@@ -43,7 +43,7 @@ WITHIN: dict[str, dict[str, set[str]]] = {
         "dht": {"", "chain", "records"},
         "stream": {"", "chain", "records"},
         "transport": {"", "chain", "records", "stream"},
-        "ring": {"", "chain", "records", "stream", "transport"},
+        "exchange": {"", "chain", "records", "stream", "transport"},
         "state": {"", "chain", "records", "stream", "transport"},
     },
     "training": {

@@ -10,8 +10,8 @@ from atom.base.clock import Clock
 from atom.base.reasons import Reason
 from atom.swarm.chain.commit import Ballot
 from atom.swarm.chain.ring_standing import Pace
-from atom.swarm.ring.algorithm import Algorithm
-from atom.swarm.ring.allreduce import (
+from atom.swarm.exchange.algorithm import Algorithm
+from atom.swarm.exchange.allreduce import (
     Arenas,
     RingBroken,
     RingTerms,
@@ -20,10 +20,10 @@ from atom.swarm.ring.allreduce import (
     open_one_shot,
     open_ring,
 )
-from atom.swarm.ring.channels import RingChannels
-from atom.swarm.ring.codec import Codec, Float32
-from atom.swarm.ring.composition import leaves_of, seats_of
-from atom.swarm.ring.geometry import ring_tag
+from atom.swarm.exchange.channels import RingChannels
+from atom.swarm.exchange.codec import Codec, Float32
+from atom.swarm.exchange.composition import leaves_of, seats_of
+from atom.swarm.exchange.geometry import ring_tag
 from atom.swarm.transport.transport import PeerTransport
 from atom.training.feedback import Feedback
 from atom.training.landing_result import LandingResult

@@ -29,10 +29,10 @@ from atom.optim.rate import RateSettings
 from atom.swap.arrangement import Arrangement
 from atom.swap.device import CpuDevice
 from atom.swarm.chain.commit import Ballot
+from atom.swarm.exchange.allreduce import Arenas, RingTerms, all_reduce, open_ring
+from atom.swarm.exchange.codec import Float32
+from atom.swarm.exchange.geometry import RingPlan, ring_tag
 from atom.swarm.identity import Identity
-from atom.swarm.ring.allreduce import Arenas, RingTerms, all_reduce, open_ring
-from atom.swarm.ring.codec import Float32
-from atom.swarm.ring.geometry import RingPlan, ring_tag
 from atom.training.replica.replica import Replica, ReplicaSettings
 from tests.manual_clock import ManualClock
 from tests.swarm.local_transport import LocalNetwork, LocalTransport

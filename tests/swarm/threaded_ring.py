@@ -11,9 +11,8 @@ from torch import Tensor
 from atom.base.events import EventList
 from atom.swarm.chain.commit import Ballot
 from atom.swarm.chain.ring_standing import Pace
-from atom.swarm.identity import Identity
-from atom.swarm.ring.algorithm import Algorithm
-from atom.swarm.ring.allreduce import (
+from atom.swarm.exchange.algorithm import Algorithm
+from atom.swarm.exchange.allreduce import (
     Arenas,
     RingBroken,
     RingChannels,
@@ -22,9 +21,10 @@ from atom.swarm.ring.allreduce import (
     open_one_shot,
     open_ring,
 )
-from atom.swarm.ring.codec import Codec, Float32
-from atom.swarm.ring.geometry import RingPlan, ring_tag
-from atom.swarm.ring.sum_limits import SumLimits
+from atom.swarm.exchange.codec import Codec, Float32
+from atom.swarm.exchange.geometry import RingPlan, ring_tag
+from atom.swarm.exchange.sum_limits import SumLimits
+from atom.swarm.identity import Identity
 from atom.swarm.stream.frames import Channel
 from atom.swarm.stream.handshake import Local
 from atom.swarm.transport.transport import PeerTransport, Transport

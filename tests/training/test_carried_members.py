@@ -15,9 +15,9 @@ import torch
 from atom.base.reasons import Reason
 from atom.swarm.chain.commit import Contribution
 from atom.swarm.chain.messages import Suspect
-from atom.swarm.ring.codec import CODECS
-from atom.swarm.ring.composition import carried_by, seats_of, well_composed
-from atom.swarm.ring.geometry import BUCKET_BYTES
+from atom.swarm.exchange.codec import CODECS
+from atom.swarm.exchange.composition import carried_by, seats_of, well_composed
+from atom.swarm.exchange.geometry import BUCKET_BYTES
 from atom.training.round.blame import accusations
 from atom.training.round.seating import attach_leaves
 from atom.training.round.vocabulary import RingFailed, RingFinished, View

@@ -14,9 +14,9 @@ from atom.base.clock import BootClock
 from atom.base.events import EventList
 from atom.base.reasons import Reason
 from atom.swarm.chain.commit import Ballot, Contribution
+from atom.swarm.exchange.codec import CODECS
+from atom.swarm.exchange.failure import RingBroken
 from atom.swarm.identity import Identity
-from atom.swarm.ring.codec import CODECS
-from atom.swarm.ring.failure import RingBroken
 from atom.swarm.state.arenas import arena_digest
 from atom.swarm.stream.frames import Channel
 from atom.training.exchange import Exchange, RingStyle

@@ -12,9 +12,9 @@ from torch import Tensor
 from atom.base.clock import BootClock
 from atom.base.events import EventList
 from atom.swarm.chain.commit import Ballot, Contribution
+from atom.swarm.exchange.codec import Codec, Float32
 from atom.swarm.identity import Identity
 from atom.swarm.records.lease import Lease, PeerState, short_name
-from atom.swarm.ring.codec import Codec, Float32
 from atom.swarm.stream.frames import Channel, Purpose
 from atom.swarm.stream.handshake import Local
 from atom.swarm.stream.rate_limit import TokenBucket

@@ -30,7 +30,7 @@ from atom.graph.traced import Graph
 from atom.models.gpt3 import GPT2_VOCABULARY, SIZES, GPT3Config, parameter_shapes
 from atom.swap.host_store import host_bytes
 from atom.swap.state_form import StateForm
-from atom.swarm.ring.codec import CODECS
+from atom.swarm.exchange.codec import CODECS
 
 _FAMILY_RUN = """
 [run]

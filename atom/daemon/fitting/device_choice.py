@@ -20,7 +20,7 @@ from atom.swap.device_slots import staging_bytes
 from atom.swap.host_store import host_bytes
 from atom.swap.parameter_gradients import carrier_bytes
 from atom.swap.state_form import StateForm
-from atom.swarm.ring.codec import CODECS
+from atom.swarm.exchange.codec import CODECS
 from atom.training.replica.pacing import MAX_MICRO_BATCHES_PER_PASS
 
 GPU_SHARE = 0.9

@@ -35,7 +35,7 @@ from atom.optim.speed import adamw_elements_per_s
 from atom.plan.advice import Situation, advise
 from atom.plan.chosen_program import chosen_program
 from atom.plan.prediction import Surroundings, Work, predict
-from atom.swarm.ring.codec import CODECS
+from atom.swarm.exchange.codec import CODECS
 
 DEFAULT_NETWORK_BITS_PER_S = 100e6
 DEFAULT_PEERS = 4

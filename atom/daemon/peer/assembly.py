@@ -28,10 +28,10 @@ from atom.daemon.peer.parts import Parts
 from atom.daemon.turns.neighbours import neighbours
 from atom.daemon.turns.opening import machine_folder
 from atom.daemon.turns.taking import DeviceTurns
+from atom.swarm.exchange.chunk_kernels import chunk_kernels
+from atom.swarm.exchange.codec import CODECS
 from atom.swarm.records.allow_list import AllowList
 from atom.swarm.records.reachability import Reached
-from atom.swarm.ring.chunk_kernels import chunk_kernels
-from atom.swarm.ring.codec import CODECS
 from atom.swarm.state.blobs import BlobServer, BlobStore
 from atom.swarm.state.state_transfer import Watch
 from atom.swarm.state.upload_places import UploadPlaces

@@ -35,8 +35,8 @@ from atom.swarm.addresses import (
 from atom.swarm.dht.client import DirectoryUnavailable
 from atom.swarm.dht.directory import DhtDirectory, open_directory
 from atom.swarm.dht.frames import NodeSettings
+from atom.swarm.exchange.chunk_kernels import chunk_kernels
 from atom.swarm.records.allow_list import AllowList
-from atom.swarm.ring.chunk_kernels import chunk_kernels
 from atom.swarm.transport.listener import listening
 
 DHT_START_S = 180.0

@@ -16,7 +16,7 @@ from atom.swarm.chain.commit import (
 )
 from atom.swarm.chain.membership import standing, voters_next
 from atom.swarm.chain.messages import Accepted, Promise, Suspect
-from atom.swarm.ring.sum_limits import MOST_CONTRIBUTORS
+from atom.swarm.exchange.sum_limits import MOST_CONTRIBUTORS
 from atom.training.round.electorate import Electorate
 
 

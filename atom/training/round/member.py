@@ -11,8 +11,8 @@ from atom.swarm.chain.messages import (
     Ring,
     Suspect,
 )
-from atom.swarm.ring.algorithm import MAX_MEMBERS
-from atom.swarm.ring.composition import well_composed
+from atom.swarm.exchange.algorithm import MAX_MEMBERS
+from atom.swarm.exchange.composition import well_composed
 from atom.training.round.coordinator import Coordinator
 from atom.training.round.decision import Decision
 from atom.training.round.desk import Desk

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from atom.swarm.chain.commit import Contribution
 from atom.swarm.chain.messages import Suspect
-from atom.swarm.ring.algorithm import Algorithm
-from atom.swarm.ring.composition import carried_by, seats_of
+from atom.swarm.exchange.algorithm import Algorithm
+from atom.swarm.exchange.composition import carried_by, seats_of
 from atom.training.round.attempt import Attempt
 from atom.training.round.blame import accusations, is_eyewitness
 from atom.training.round.desk import Desk

@@ -4,7 +4,7 @@ from atom.base.reasons import Reason
 from atom.swarm.chain.commit import Commit, Value, Voter, vote_payload
 from atom.swarm.chain.membership import certificate_problem, voted
 from atom.swarm.chain.messages import AcceptedVote
-from atom.swarm.ring.composition import well_composed
+from atom.swarm.exchange.composition import well_composed
 from atom.training.round.desk import Desk
 from atom.training.round.electorate import objection_to_branch
 from atom.training.round.slots import Survivors

@@ -6,11 +6,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from atom.swarm.chain.commit import Contribution
+from atom.swarm.exchange.algorithm import Algorithm, Choice, choose, measured
+from atom.swarm.exchange.attachment import Attachment, attach
+from atom.swarm.exchange.order import Place, RingOrder, ring_order
 from atom.swarm.records.lease import Lease, short_name
 from atom.swarm.records.reachability import Reached
-from atom.swarm.ring.algorithm import Algorithm, Choice, choose, measured
-from atom.swarm.ring.attachment import Attachment, attach
-from atom.swarm.ring.order import Place, RingOrder, ring_order
 from atom.training.round.vocabulary import View
 
 Pair = frozenset[str]

@@ -14,6 +14,8 @@ from atom.base.reasons import Reason
 from atom.swarm.chain.chain_bytes import parse_commits
 from atom.swarm.chain.message_codec import encode
 from atom.swarm.chain.messages import CommitNotice
+from atom.swarm.exchange.chunk_kernels import NotFinite
+from atom.swarm.exchange.codec import CODECS
 from atom.swarm.identity import Identity
 from atom.swarm.records.codec import (
     decode_lease,
@@ -23,8 +25,6 @@ from atom.swarm.records.codec import (
 )
 from atom.swarm.records.codec import decode_manifest as decode_run
 from atom.swarm.records.keys import LEASE_DOMAIN
-from atom.swarm.ring.chunk_kernels import NotFinite
-from atom.swarm.ring.codec import CODECS
 from atom.swarm.state.arenas import ArenaManifest, chunk_digest
 from atom.swarm.state.manifest import Manifest, decode_manifest
 from atom.swarm.stream.frames import Channel, Kind, Patience, Purpose

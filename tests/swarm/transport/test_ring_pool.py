@@ -8,7 +8,7 @@ import pytest
 from threaded_ring import PARENT, SOON, Swarm, swarm_of
 
 from atom.base.errors import PeerRefused
-from atom.swarm.ring.allreduce import open_ring
+from atom.swarm.exchange.allreduce import open_ring
 from atom.swarm.stream.frames import Channel, Purpose
 from atom.swarm.transport.ring_pool import RingPool
 from tests.swarm.memory_stream import MemoryStream

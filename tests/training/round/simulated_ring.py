@@ -13,8 +13,8 @@ from simulated_world import Agenda, Network
 
 from atom.swarm.chain.commit import Contribution, canonical_digest
 from atom.swarm.chain.ring_standing import RingStanding
-from atom.swarm.ring.composition import carried_by, seats_of, well_composed
-from atom.swarm.ring.geometry import RingPlan
+from atom.swarm.exchange.composition import carried_by, seats_of, well_composed
+from atom.swarm.exchange.geometry import RingPlan
 from atom.training.round.vocabulary import RingFailed, RingFinished, StartRing
 
 STALL_SECONDS = 1.3

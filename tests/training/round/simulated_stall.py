@@ -3,7 +3,7 @@
 import itertools
 
 from atom.swarm.chain.ring_standing import RingStanding
-from atom.swarm.ring.geometry import RingPlan
+from atom.swarm.exchange.geometry import RingPlan
 
 
 def stalled(plan: RingPlan, liar: int, sends: int) -> list[RingStanding]:

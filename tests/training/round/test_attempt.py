@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from atom.swarm.chain.commit import Ballot, Voter
 from atom.swarm.chain.messages import Promise
-from atom.swarm.ring.sum_limits import MOST_CONTRIBUTORS
+from atom.swarm.exchange.sum_limits import MOST_CONTRIBUTORS
 from atom.training.round.attempt import Attempt, Stage
 from atom.training.round.electorate import Electorate
 

@@ -11,7 +11,7 @@ from atom.base.reasons import Reason
 from atom.swarm.chain.commit import Ballot
 from atom.swarm.chain.messages import Suspect
 from atom.swarm.chain.ring_standing import RingStanding
-from atom.swarm.ring.geometry import ALIGNMENT, RingPlan
+from atom.swarm.exchange.geometry import ALIGNMENT, RingPlan
 from atom.training.round.blame import Accusation, accusations, is_eyewitness
 from atom.training.round.suspicions import PATIENT_WITH, Suspicions
 

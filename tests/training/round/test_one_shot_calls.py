@@ -5,8 +5,8 @@ import pytest
 from atom.base.reasons import Reason
 from atom.swarm.chain.commit import Ballot, Contribution, Head, Voter
 from atom.swarm.chain.messages import Nack, Prepare, Ring
+from atom.swarm.exchange.algorithm import MAX_MEMBERS
 from atom.swarm.identity import Identity
-from atom.swarm.ring.algorithm import MAX_MEMBERS
 from atom.training.round import RoundMachine, Terms
 from atom.training.round.vocabulary import Action, Frozen, Phase, Received, Send, StartRing
 

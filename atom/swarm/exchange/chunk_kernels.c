@@ -1,0 +1,228 @@
+/* Loops over the chunks of an all-reduce, each in one pass over memory: sums, and the codecs.
+ *
+ * Same bits on every machine. Every operation below is one IEEE 754 operation in round-to-nearest,
+ * in the order written: the file is compiled without contraction and without fast mathematics.
+ * Elements do not depend on each other, but for the largest of a block, which no order changes.
+ *
+ * What is not finite, or too large, is noticed on the way, at the price of one comparison: a size as
+ * an integer orders like the number, and infinities and NaN come last.
+ *
+ * Plain C without Python: loaded with ctypes, which releases the interpreter's lock.
+ */
+
+#include "../../base/kernel.h"
+
+enum { BLOCK = 1024 }; /* numbers that share a scale */
+enum { SOUND = 0, SUM_TOO_LARGE = 1, RESULT_NOT_FINITE = 2 };
+enum { NUMBERS = 0, TOO_LARGE = 1, NOT_CANONICAL = 2 };
+
+#define INFINITE 0x7f800000
+#define SMALLEST_SCALE 0x1p-100f
+#define PER_STEP (1.0f / 127.0f)
+/* Adding it to less than 2^22 rounds to an integer, ties to even, which the low bits then hold. */
+#define ROUNDER 0x1.8p23f
+
+INLINE int32_t size_of(float value) { return (int32_t)(bits_of(value) & 0x7fffffffu); }
+INLINE int32_t larger(int32_t a, int32_t b) { return a > b ? a : b; }
+
+/* ---- out = (arrived + own) * factor; own may be out. Says whether the sum is larger than `largest`,
+ * which is finite, or only the product is not finite. */
+
+#if defined(__clang__)
+#define INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
+#elif defined(__GNUC__)
+#define INDEPENDENT _Pragma("GCC ivdep")
+#else
+#define INDEPENDENT
+#endif
+
+struct sizes {
+    int32_t sum, result;
+};
+
+INLINE int32_t verdict(struct sizes worst, float largest) {
+    if (worst.sum > size_of(largest)) return SUM_TOO_LARGE;
+    return worst.result >= INFINITE ? RESULT_NOT_FINITE : SOUND;
+}
+
+#define ADD_LOOP(ARRIVED)                                                                        \
+    INDEPENDENT                                                                                  \
+    for (int64_t i = 0; i < count; i++) {                                                        \
+        float sum = (ARRIVED) + own[i], result = sum * factor;                                   \
+        out[i] = result;                                                                         \
+        worst.sum = larger(worst.sum, size_of(sum));                                             \
+        worst.result = larger(worst.result, size_of(result));                                    \
+    }
+
+INLINE int32_t add_float32(const void *wire, const float *own, float factor, float *out,
+                           int64_t count, float largest) {
+    const float *restrict arrived = wire;
+    struct sizes worst = {0, 0};
+    ADD_LOOP(arrived[i])
+    return verdict(worst, largest);
+}
+
+INLINE int32_t add_bfloat16(const void *wire, const float *own, float factor, float *out,
+                            int64_t count, float largest) {
+    const uint16_t *restrict arrived = wire;
+    struct sizes worst = {0, 0};
+    ADD_LOOP(from_bfloat16(arrived[i]))
+    return verdict(worst, largest);
+}
+
+/* See Int8 in atom/swarm/exchange/codec.py for the format: all scales, then all steps. */
+struct int8_wire {
+    uint16_t *scales;
+    int8_t *steps;
+};
+
+INLINE struct int8_wire int8_parts(const void *wire, int64_t count) {
+    int64_t blocks = (count + BLOCK - 1) / BLOCK;
+    return (struct int8_wire){(uint16_t *)wire, (int8_t *)wire + 2 * blocks};
+}
+
+INLINE int64_t in_block(int64_t start, int64_t count) {
+    return count - start < BLOCK ? count - start : BLOCK;
+}
+
+INLINE int32_t add_int8(const void *wire, const float *all_own, float factor, float *all_out,
+                        int64_t all, float largest) {
+    const struct int8_wire parts = int8_parts(wire, all);
+    struct sizes worst = {0, 0};
+    for (int64_t start = 0; start < all; start += BLOCK) {
+        const float scale = from_bfloat16(parts.scales[start / BLOCK]);
+        const int8_t *restrict steps = parts.steps + start;
+        const float *own = all_own + start;
+        float *out = all_out + start;
+        const int64_t count = in_block(start, all);
+        ADD_LOOP((float)steps[i] * scale)
+    }
+    return verdict(worst, largest);
+}
+
+/* ---- From the wire to out. Says whether a number is larger than `largest`, which is finite. */
+
+INLINE int32_t decode_bfloat16(const void *wire, float *restrict out, int64_t count, float largest) {
+    const uint16_t *restrict arrived = wire;
+    int32_t worst = 0;
+    for (int64_t i = 0; i < count; i++) {
+        out[i] = from_bfloat16(arrived[i]);
+        worst = larger(worst, size_of(out[i]));
+    }
+    return worst > size_of(largest);
+}
+
+/* Whether encode_int8 may have written a block with this scale, whose largest step is this: a scale
+ * above zero makes the largest number +-127, and then decoding is exact and is undone by encoding. */
+INLINE int32_t canonical(float scale, int32_t largest_step) {
+    return scale >= SMALLEST_SCALE ? largest_step == 127 : bits_of(scale) == 0 && largest_step == 0;
+}
+
+INLINE int32_t decode_int8(const void *wire, float *restrict all_out, int64_t all, float largest) {
+    const struct int8_wire parts = int8_parts(wire, all);
+    int32_t worst = 0, sound = 1;
+    for (int64_t start = 0; start < all; start += BLOCK) {
+        const float scale = from_bfloat16(parts.scales[start / BLOCK]);
+        const int8_t *restrict steps = parts.steps + start;
+        float *restrict out = all_out + start;
+        const int64_t count = in_block(start, all);
+        int32_t largest_step = 0;
+        for (int64_t i = 0; i < count; i++) {
+            const int32_t step = steps[i];
+            out[i] = (float)step * scale;
+            worst = larger(worst, size_of(out[i]));
+            largest_step = larger(largest_step, step < 0 ? -step : step);
+        }
+        sound &= canonical(scale, largest_step);
+    }
+    if (worst > size_of(largest)) return TOO_LARGE;
+    return sound ? NUMBERS : NOT_CANONICAL;
+}
+
+/* ---- To the wire. lost = values - what will be decoded, unless it is NULL. */
+
+INLINE int32_t encode_bfloat16(const float *restrict values, void *wire, float *restrict lost,
+                               int64_t count) {
+    uint16_t *restrict rounded = wire;
+    int32_t worst = 0;
+    for (int64_t i = 0; i < count; i++) {
+        rounded[i] = to_bfloat16(values[i]);
+        worst = larger(worst, size_of(from_bfloat16(rounded[i])));
+    }
+    if (lost)
+        for (int64_t i = 0; i < count; i++) lost[i] = values[i] - from_bfloat16(rounded[i]);
+    return worst >= INFINITE;
+}
+
+INLINE int32_t largest_of(const float *restrict values, int64_t count) {
+    int32_t largest = 0;
+    for (int64_t i = 0; i < count; i++) largest = larger(largest, size_of(values[i]));
+    return largest;
+}
+
+INLINE int32_t encode_int8(const float *restrict all_values, void *wire, float *restrict all_lost,
+                           int64_t all) {
+    const struct int8_wire parts = int8_parts(wire, all);
+    int32_t worst = 0;
+    for (int64_t start = 0; start < all; start += BLOCK) {
+        const float *restrict values = all_values + start;
+        int8_t *restrict steps = parts.steps + start;
+        const int64_t count = in_block(start, all);
+        const int32_t largest = largest_of(values, count);
+        float wanted = from_bfloat16(to_bfloat16(float_of((uint32_t)largest) * PER_STEP));
+        const float scale = wanted < SMALLEST_SCALE ? 0.0f : wanted;
+        const float inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
+        worst = larger(worst, size_of(127.0f * scale)); /* the largest, as it will be decoded */
+        parts.scales[start / BLOCK] = (uint16_t)(bits_of(scale) >> 16);
+        for (int64_t i = 0; i < count; i++)
+            steps[i] = (int8_t)(int32_t)(bits_of(values[i] * inverse + ROUNDER) - bits_of(ROUNDER));
+        if (all_lost)
+            for (int64_t i = 0; i < count; i++)
+                all_lost[start + i] = values[i] - (float)steps[i] * scale;
+    }
+    return worst >= INFINITE;
+}
+
+INLINE int32_t too_large(const float *restrict values, int64_t count, float largest) {
+    return largest_of(values, count) > size_of(largest);
+}
+
+/* ---- What Python calls. `level`: 0 plain instructions, 1 AVX2, 2 AVX-512; at most the processor's. */
+
+#define ADD_ARGUMENTS                                                                            \
+    const void *wire, const float *own, float factor, float *out, int64_t count, float largest
+#define DECODE_ARGUMENTS const void *wire, float *out, int64_t count, float largest
+#define ENCODE_ARGUMENTS const float *values, void *wire, float *lost, int64_t count
+#define SIZE_ARGUMENTS const float *values, int64_t count, float largest
+
+#define DEFINE_ONE(NAME, SUFFIX, ATTRIBUTE, DECLARED, ...)                                       \
+    ATTRIBUTE static int32_t NAME##_##SUFFIX(DECLARED) { return NAME(__VA_ARGS__); }
+
+#define DEFINE_ALL(SUFFIX, ATTRIBUTE)                                                            \
+    DEFINE_ONE(add_float32, SUFFIX, ATTRIBUTE, ADD_ARGUMENTS, wire, own, factor, out, count, largest)     \
+    DEFINE_ONE(add_bfloat16, SUFFIX, ATTRIBUTE, ADD_ARGUMENTS, wire, own, factor, out, count, largest)    \
+    DEFINE_ONE(add_int8, SUFFIX, ATTRIBUTE, ADD_ARGUMENTS, wire, own, factor, out, count, largest)        \
+    DEFINE_ONE(decode_bfloat16, SUFFIX, ATTRIBUTE, DECODE_ARGUMENTS, wire, out, count, largest)           \
+    DEFINE_ONE(decode_int8, SUFFIX, ATTRIBUTE, DECODE_ARGUMENTS, wire, out, count, largest)               \
+    DEFINE_ONE(encode_bfloat16, SUFFIX, ATTRIBUTE, ENCODE_ARGUMENTS, values, wire, lost, count)  \
+    DEFINE_ONE(encode_int8, SUFFIX, ATTRIBUTE, ENCODE_ARGUMENTS, values, wire, lost, count)      \
+    DEFINE_ONE(too_large, SUFFIX, ATTRIBUTE, SIZE_ARGUMENTS, values, count, largest)
+
+DEFINE_ALL(plain, )
+#if defined(__x86_64__)
+DEFINE_ALL(avx2, AVX2)
+DEFINE_ALL(avx512, AVX512)
+#endif
+
+#define EXPORT(NAME, DECLARED, ...)                                                              \
+    int32_t atom_##NAME(DECLARED, int32_t level) { return CHOOSE(level, NAME)(__VA_ARGS__); }
+
+EXPORT(add_float32, ADD_ARGUMENTS, wire, own, factor, out, count, largest)
+EXPORT(add_bfloat16, ADD_ARGUMENTS, wire, own, factor, out, count, largest)
+EXPORT(add_int8, ADD_ARGUMENTS, wire, own, factor, out, count, largest)
+EXPORT(decode_bfloat16, DECODE_ARGUMENTS, wire, out, count, largest)
+EXPORT(decode_int8, DECODE_ARGUMENTS, wire, out, count, largest)
+EXPORT(encode_bfloat16, ENCODE_ARGUMENTS, values, wire, lost, count)
+EXPORT(encode_int8, ENCODE_ARGUMENTS, values, wire, lost, count)
+EXPORT(too_large, SIZE_ARGUMENTS, values, count, largest)
+

@@ -1,0 +1,136 @@
+"""How numbers look on the wire. A codec must be idempotent: encoding what was decoded gives the
+same bytes, so that a chunk may be decoded and encoded again at every hop of the gather.
+"""
+
+from abc import ABC, abstractmethod
+
+import numpy
+import torch
+from torch import Tensor
+
+from atom.swarm.exchange.chunk_kernels import LARGEST_FLOAT32, chunk_kernels
+
+INT8_BLOCK = 1024
+
+
+class Codec(ABC):
+    """fp32 [n] to bytes (uint8 [wire_bytes(n)], little-endian) and back."""
+
+    name: str
+    element_bytes: int
+    """Of a number on the wire; a block's scale not counted."""
+    feeds_back: bool
+    """Whether it rounds so coarsely that what it took away should be added to the next round's
+    gradients."""
+
+    def wire_bytes(self, elements: int) -> int:
+        """What `elements` take on the wire; never more than four each."""
+        return self.element_bytes * elements
+
+    @abstractmethod
+    def wire(self, values: Tensor, scratch: Tensor) -> Tensor:
+        """Memory of the right size for `values` on the wire: `scratch`, or their own memory."""
+
+    @abstractmethod
+    def encode(self, values: Tensor, scratch: Tensor, lost: Tensor | None = None) -> Tensor:
+        """The bytes of `values`, which are finite, in `wire(values, scratch)`; what rounding takes
+        away goes to `lost`. Raises: NotFinite if what will be decoded is not finite."""
+
+    @abstractmethod
+    def decode(self, wire: Tensor, out: Tensor, largest: float = LARGEST_FLOAT32) -> None:
+        """Writes the numbers in `wire`, which is `wire(out, …)`, to `out`.
+
+        Raises: NotFinite, also for what is beyond ± `largest`, or NotCanonical if no encoder wrote
+        it; when all are written.
+        """
+
+    def add(
+        self,
+        wire: Tensor,
+        own: Tensor,
+        factor: float,
+        out: Tensor,
+        largest: float = LARGEST_FLOAT32,
+    ) -> None:
+        """out = (the numbers in wire + own) · factor; `own` may be `out`.
+
+        Raises: NotFinite, also if a number in the sum is beyond ± `largest`.
+        """
+        chunk_kernels().add(self.name, wire, own, factor, out, largest)
+
+
+class Float32(Codec):
+    """Exact, so nothing is copied."""
+
+    name = "float32"
+    element_bytes = 4
+    feeds_back = False
+
+    def wire(self, values: Tensor, scratch: Tensor) -> Tensor:
+        return values.view(torch.uint8)
+
+    def encode(self, values: Tensor, scratch: Tensor, lost: Tensor | None = None) -> Tensor:
+        if lost is not None:
+            lost.numpy().fill(0)
+        return values.view(torch.uint8)
+
+    def decode(self, wire: Tensor, out: Tensor, largest: float = LARGEST_FLOAT32) -> None:
+        if wire.data_ptr() != out.data_ptr():
+            numpy.copyto(out.numpy(), wire.view(torch.float32).numpy())
+        chunk_kernels().require_finite(out, largest)
+
+
+class _Rounded(Codec):
+    """What both codecs that round have in common."""
+
+    def wire(self, values: Tensor, scratch: Tensor) -> Tensor:
+        return scratch[: self.wire_bytes(values.numel())]
+
+    def encode(self, values: Tensor, scratch: Tensor, lost: Tensor | None = None) -> Tensor:
+        wire = self.wire(values, scratch)
+        chunk_kernels().encode(self.name, values, wire, lost)
+        return wire
+
+    def decode(self, wire: Tensor, out: Tensor, largest: float = LARGEST_FLOAT32) -> None:
+        chunk_kernels().decode(self.name, wire, out, largest)
+
+
+class BFloat16(_Rounded):
+    """Half the bytes; rounds to 8 significant bits at every hop of the reduction, once overall in
+    the gather (rounding to nearest even is idempotent)."""
+
+    name = "bfloat16"
+    element_bytes = 2
+    feeds_back = False
+
+
+class Int8(_Rounded):
+    """Eight bits per number: blocks of 1,024 share a scale.
+
+        scale = bf16(largest magnitude of the block · fp32(1/127))
+        q     = x · fp32(1/scale), rounded to the nearest integer, ties to even: -127 … 127
+        x'    = q · scale
+
+    Every operation is one IEEE rounding in fp32, so all machines encode alike. The scale has eight
+    significant bits and the block's largest number becomes ±127; so q · scale is exact, and
+    encoding x' finds the same scale and the same q: that is what makes the codec idempotent. (With
+    a scale in fp32 it is not.) Blocks whose scale would fall below 2^-100 become zeros. On the
+    wire: the scales of all blocks, then all q. The last block of a chunk may be shorter.
+
+    The same number could be written with another scale as well. Whoever passes that on writes it
+    anew, and so other members would hold other numbers: decoding refuses what encoding never gives
+    (a block with a scale but without ±127, one without a scale that is not all zeros, -128).
+
+    A quarter of fp32's bytes, at an error of up to 1/254 of the block's largest number per hop.
+    """
+
+    name = "int8"
+    element_bytes = 1
+    feeds_back = True
+
+    def wire_bytes(self, elements: int) -> int:
+        return 2 * -(-elements // INT8_BLOCK) + super().wire_bytes(elements)
+
+
+EXACT = Float32()
+CODECS: dict[str, Codec] = {codec.name: codec for codec in (EXACT, BFloat16(), Int8())}

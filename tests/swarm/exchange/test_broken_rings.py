@@ -1,0 +1,215 @@
+"""Rings that break under way: every honest member names the same one, or the same reason."""
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+
+import pytest
+from threaded_ring import PARENT, SILENCE_S, SOON, Swarm, broken, sources, swarm_of
+from torch import Tensor
+
+from atom.base.reasons import Reason
+from atom.swarm.chain.ring_standing import Pace
+from atom.swarm.exchange.geometry import RingPlan, ring_tag
+from atom.swarm.stream.frames import Kind, Patience
+
+__all__ = ["swarm_of"]
+
+
+def test_one_connection_of_several_that_breaks_ends_the_ring(
+    swarm_of: Callable[[str, int], Swarm],
+) -> None:
+    swarm, parts = swarm_of("tcp", 3), sources(3, 400_000)
+
+    def work(rank: int) -> Tensor:
+        if rank != 2:
+            return swarm.member(rank, parts[rank], 400_000, connections=3)
+        channels = swarm.open_all(rank, 3)
+        channels.left[1].recv_header(1 << 20, Patience(SOON))
+        channels.right[1].close()
+        failed[0].exception(SOON)
+        channels.close()
+        return parts[rank]
+
+    failed: list[Future[Tensor]] = []
+    ready = threading.Event()
+
+    def gated(rank: int) -> Tensor:
+        assert ready.wait(SOON)
+        return work(rank)
+
+    failed += swarm.start(gated)
+    ready.set()
+    assert broken(failed[0]).suspect == swarm.order[2]
+    assert broken(failed[1]).suspect == swarm.order[2]
+
+
+def test_a_killed_member_is_named_by_all(swarm_of: Callable[[str, int], Swarm]) -> None:
+    swarm, parts = swarm_of("tcp", 4), sources(4, 4_000_000)
+    begun = threading.Event()
+
+    def work(rank: int) -> Tensor:
+        if rank != 2:
+            return swarm.member(rank, parts[rank], 4_000_000)
+        left, right = swarm.open(rank)
+        left.recv_header(1 << 20, Patience(SOON))  # the ring is under way
+        begun.set()
+        left.close()
+        right.close()
+        return parts[rank]
+
+    futures = swarm.start(work)
+    assert begun.wait(SOON)
+    for rank in (0, 1, 3):
+        failure = broken(futures[rank])
+        assert failure.suspect == swarm.order[2]
+        assert failure.reason is Reason.RING_BROKEN
+
+
+def test_who_has_said_something_is_through_with_opening(
+    swarm_of: Callable[[str, int], Swarm],
+) -> None:
+    """Its silence afterwards is a frozen member's, however long others may take to open."""
+    swarm, parts = swarm_of("tcp", 3), sources(3, 100_000)
+    over = threading.Event()
+
+    def work(rank: int) -> Tensor:
+        if rank != 2:
+            bounds = {"silence_s": SILENCE_S, "opening_s": 100 * SOON}
+            return swarm.member(rank, parts[rank], 100_000, **bounds)
+        left, right = swarm.open(rank)
+        right.send_frame(Kind.WAITING, patience=Patience(SOON))
+        assert over.wait(SOON)
+        left.close()
+        right.close()
+        return parts[rank]
+
+    futures = swarm.start(work)
+    failure = broken(futures[0])
+    over.set()
+    assert failure.suspect == swarm.order[2]
+    assert failure.reason is Reason.TIMEOUT
+    assert broken(futures[1]).suspect == swarm.order[2]
+
+
+def test_a_frozen_member_is_named_by_all(swarm_of: Callable[[str, int], Swarm]) -> None:
+    swarm, parts = swarm_of("tcp", 4), sources(4, 100_000)
+    over = threading.Event()
+
+    def work(rank: int) -> Tensor:
+        if rank != 2:
+            return swarm.member(rank, parts[rank], 100_000, silence_s=SILENCE_S)
+        channels = swarm.open(rank)
+        assert over.wait(SOON)
+        for channel in channels:
+            channel.close()
+        return parts[rank]
+
+    futures = swarm.start(work)
+    try:
+        for rank in (0, 1, 3):
+            failure = broken(futures[rank])
+            assert failure.suspect == swarm.order[2]
+            assert failure.reason is Reason.TIMEOUT
+    finally:
+        over.set()
+
+
+def test_cancelling_ends_the_ring_for_all(swarm_of: Callable[[str, int], Swarm]) -> None:
+    swarm, parts = swarm_of("tcp", 3), sources(3, 100_000)
+    cancelled = threading.Event()
+
+    def work(rank: int) -> Tensor:
+        if rank == 0:
+            return swarm.member(rank, parts[rank], 100_000, cancelled=cancelled, silence_s=SOON)
+        if rank == 1:
+            return swarm.member(rank, parts[rank], 100_000, silence_s=SOON)
+        channels = swarm.open(rank)  # stands still: only the cancellation can end this
+        cancelled.set()
+        futures[0].exception(SOON)
+        futures[1].exception(SOON)
+        for channel in channels:
+            channel.close()
+        return parts[rank]
+
+    ready = threading.Event()
+    futures: list[Future[Tensor]] = []
+
+    def gated(rank: int) -> Tensor:
+        assert ready.wait(SOON)
+        return work(rank)
+
+    futures += swarm.start(gated)
+    ready.set()
+    assert broken(futures[0]).reason is Reason.SUPERSEDED
+    assert broken(futures[1]).reason is Reason.SUPERSEDED
+    futures[2].result(SOON)
+
+
+def test_chunks_of_another_attempt_are_malformed(swarm_of: Callable[[str, int], Swarm]) -> None:
+    swarm, parts = swarm_of("local", 2), sources(2, 4096)
+    stale = ring_tag(b"q" * 32, swarm.ballot)
+
+    def work(rank: int) -> Tensor:
+        return swarm.member(rank, parts[rank], 4096, tag=stale if rank else None)
+
+    failures = [broken(future) for future in swarm.start(work)]
+    assert {failure.reason for failure in failures} == {Reason.MALFORMED}
+
+
+@pytest.mark.parametrize("field", ["bitmap", "hop", "start", "length", "kind"])
+def test_a_wrong_header_is_malformed_and_blames_the_sender(
+    swarm_of: Callable[[str, int], Swarm], field: str
+) -> None:
+    swarm, part = swarm_of("local", 2), sources(1, 4096)[0]
+    plan = RingPlan(4096, 2, 48 * 1024, 4 * 1024)
+    future = swarm.pool.submit(swarm.member, 0, part, 4096)
+    left, right = swarm.open(1)
+    step = next(plan.sends(1))
+    header = bytearray(plan.header(ring_tag(PARENT, swarm.ballot), step))
+    places = {"bitmap": -1, "hop": 10, "start": 18}
+    if field in places:
+        header[places[field]] ^= 1
+    kind = Kind.MESSAGE if field == "kind" else Kind.CHUNK
+    size = 4 * (step.stop - step.start) - (4 if field == "length" else 0)
+    right.send_frame(kind, bytes(header), bytes(size), patience=Patience(SOON))
+    failure = broken(future)
+    assert (failure.reason, failure.suspect) == (Reason.MALFORMED, swarm.order[1])
+    left.close()
+    right.close()
+
+
+def test_a_neighbour_that_waits_forever_is_not_believed_forever(
+    swarm_of: Callable[[str, int], Swarm],
+) -> None:
+    swarm, part = swarm_of("local", 2), sources(1, 4096)[0]
+    future = swarm.pool.submit(swarm.member, 0, part, 4096, silence_s=0.1, pace=Pace(0.5))
+    left, right = swarm.open(1)
+    deadline = time.monotonic() + SOON
+    while not future.done() and time.monotonic() < deadline:
+        try:
+            right.send_frame(Kind.WAITING, patience=Patience(SOON))
+        except ConnectionError:
+            break
+        right.closed.wait(0.02)
+    assert broken(future).reason is Reason.TOO_SLOW
+    left.close()
+    right.close()
+
+
+def test_a_flood_of_waiting_ends_as_well(swarm_of: Callable[[str, int], Swarm]) -> None:
+    """There is always something to be read, so nobody ever has to wait for it."""
+    swarm, part = swarm_of("local", 2), sources(1, 4096)[0]
+    future = swarm.pool.submit(swarm.member, 0, part, 4096, silence_s=0.1, pace=Pace(0.5))
+    left, right = swarm.open(1)
+    many = memoryview((bytes(4) + bytes([Kind.WAITING])) * 10_000)
+    deadline = time.monotonic() + SOON
+    while not future.done() and time.monotonic() < deadline:
+        try:
+            right.stream.send_all(many, Patience(SOON))
+        except ConnectionError:
+            break
+    left.close()
+    right.close()
+    assert broken(future).reason is Reason.TOO_SLOW

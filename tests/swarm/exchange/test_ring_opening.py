@@ -1,0 +1,92 @@
+"""The connections of a ring: opened in time and all of them, or none, and somebody is named."""
+
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+from threaded_ring import PARENT, SILENCE_S, SOON, Swarm, sources, swarm_of
+
+from atom.base.reasons import Reason
+from atom.swarm.chain.commit import Ballot
+from atom.swarm.exchange.allreduce import (
+    RingBroken,
+    open_ring,
+)
+from atom.swarm.exchange.failure import hear_broken
+from atom.swarm.exchange.geometry import ring_tag
+from atom.swarm.stream.frames import Channel, Patience, Purpose
+
+__all__ = ["swarm_of"]
+
+
+def test_an_absent_neighbour_is_named(swarm_of: Callable[[str, int], Swarm]) -> None:
+    swarm = swarm_of("tcp", 3)
+    with pytest.raises(RingBroken) as failure:
+        open_ring(swarm.transports[0], swarm.order, PARENT, swarm.ballot, 0.1)
+    assert (failure.value.suspect, failure.value.reason) == (swarm.order[2], Reason.TIMEOUT)
+    swarm.transports[1].close()
+    with pytest.raises(RingBroken) as failure:
+        open_ring(swarm.transports[0], swarm.order, PARENT, swarm.ballot, 0.1)
+    assert (failure.value.suspect, failure.value.reason) == (swarm.order[1], Reason.RING_BROKEN)
+
+
+def test_a_ring_that_cannot_be_opened_leaves_no_connection_open(
+    swarm_of: Callable[[str, int], Swarm], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swarm, made = swarm_of("local", 2), list[Channel]()
+    here, there = swarm.transports
+    connect = here.connect
+
+    def twice(peer_id: str, purpose: Purpose, tag: bytes, timeout_s: float) -> Channel:
+        if len(made) == 2:
+            raise ConnectionError("no third one")
+        made.append(connect(peer_id, purpose, tag, timeout_s))
+        return made[-1]
+
+    monkeypatch.setattr(here, "connect", twice)
+    with pytest.raises(RingBroken, match="no third one"):
+        open_ring(here, swarm.order, PARENT, swarm.ballot, SOON, 3)
+    assert [channel.closed.is_set() for channel in made] == [True, True]
+    made.clear()
+    tag = ring_tag(PARENT, swarm.ballot)
+    arrived = there.connect(here.peer_id, Purpose.RING, tag + bytes(1))
+    with pytest.raises(RingBroken):
+        open_ring(here, swarm.order, PARENT, swarm.ballot, 0.2, 2)
+    assert [channel.closed.is_set() for channel in made] == [True, True]
+    assert hear_broken(arrived, swarm.order).suspect == swarm.order[1]
+    with pytest.raises(ConnectionError):
+        arrived.recv_header(0, Patience(SOON))
+
+
+def test_a_channel_of_an_old_ballot_is_not_taken(swarm_of: Callable[[str, int], Swarm]) -> None:
+    swarm = swarm_of("local", 2)
+    old = ring_tag(PARENT, Ballot(0, swarm.order[0], bytes(16)))
+    stale = swarm.transports[1].connect(swarm.order[0], Purpose.RING, old + bytes(1))
+    with pytest.raises(RingBroken) as failure:
+        open_ring(swarm.transports[0], swarm.order, PARENT, swarm.ballot, 0.1)
+    assert failure.value.reason is Reason.TIMEOUT
+    stale.close()
+
+
+@pytest.mark.parametrize("kind", ["local", "tcp"])
+def test_who_is_long_in_opening_is_not_taken_for_frozen(
+    swarm_of: Callable[[str, int], Swarm], monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """The last reaches the first only through a relay, say; the others' connections stand."""
+    swarm, elements = swarm_of(kind, 3), 1 << 20
+    parts = sources(3, elements)
+    connect, long_way = swarm.transports[2].connect, threading.Event()
+
+    def slowly(peer_id: str, purpose: Purpose, tag: bytes, timeout_s: float) -> Channel:
+        long_way.wait(2.5 * SILENCE_S)
+        return connect(peer_id, purpose, tag, timeout_s)
+
+    monkeypatch.setattr(swarm.transports[2], "connect", slowly)
+    futures = swarm.start(
+        lambda rank: swarm.member(
+            rank, parts[rank], elements, silence_s=SILENCE_S, opening_s=4 * SILENCE_S
+        )
+    )
+    first, *others = (future.result(timeout=SOON) for future in futures)
+    assert all(torch.equal(first, other) for other in others)
