@@ -154,7 +154,7 @@ class ReplicaHands:
         return self._worker.pass_seconds
 
     def stands_still(self) -> bool:
-        return self._worker.stands_still
+        return self._worker.gate.stands_still
 
     def tell_progress(self, swarm: SwarmCount) -> None:
         if swarm != self._worker.swarm:

@@ -21,6 +21,7 @@ from atom.swarm.identity import Identity
 from atom.swarm.state.arenas import state_digest
 from atom.training.hands import Schedule
 from atom.training.replica.pacing import SwarmCount
+from atom.training.replica.run_gate import Pause
 from atom.training.replica.worker import Batch
 from atom.training.round import Patience
 from atom.training.round.vocabulary import (
@@ -148,12 +149,12 @@ def test_a_validation_short_of_memory_is_tried_again(tmp_path: Path) -> None:
 def test_who_is_paused_validates_nothing(tmp_path: Path) -> None:
     """Nor goes on with what is under way: rounds are stepped on the host alone."""
     stage = Stage(tmp_path, Schedule(2, 1, 5, 4, 16))
-    stage.worker.pause("owner", 0.0)
+    stage.worker.gate.pause(Pause.OWNER, "by its owner", 0.0)
     stage.step(stage.commit(stage.hold(1.0)))
-    stage.worker.resume("owner")
+    stage.worker.gate.resume(Pause.OWNER)
 
     def broken_off(batches: Sequence[Batch], should_stop: Callable[[], bool]) -> float:
-        stage.worker.pause("owner", 0.0)
+        stage.worker.gate.pause(Pause.OWNER, "by its owner", 0.0)
         assert should_stop()
         raise PassCancelled("scripted")
 

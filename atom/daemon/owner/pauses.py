@@ -1,85 +1,57 @@
-"""Why this peer stands still: its owner said or wished so, or others have its device, or the
-memory of it."""
+"""The owner's pauses, the schedule's and the turns', set on the peer's gate and told as events."""
 
 import threading
-from typing import Protocol
 
 from atom.base.clock import Clock
 from atom.base.events import EventSink
 from atom.daemon.owner.pause_mark import PauseMark
+from atom.training.replica.run_gate import Pause, RunGate
 
 GIVE_BACK_S = 2.0
 """How long a pause waits for the device's memory, before it says that a pass still needs it."""
-DEVICE_TAKEN_S = 10.0
-"""How often memory that others have is tried for."""
-TRYING_S = 1.0
-"""How long that may take."""
-_OWNER, _WISHES, _TURN = "owner", "wishes", "turn"
-
-
-class Pausable(Protocol):
-    """The part of `atom.training.replica.worker.Worker` that is needed here."""
-
-    device_taken: bool
-
-    def pause(self, reason: str, wait_s: float) -> bool: ...
-    def resume(self, reason: str) -> None: ...
-    def try_device(self) -> None: ...
+BY_OWNER = "by its owner, until `atom resume`"
 
 
 class Pauses:
     """Calls come from the control API's threads, `look` from the daemon's main one."""
 
-    def __init__(self, worker: Pausable, events: EventSink, clock: Clock, mark: PauseMark) -> None:
-        """`worker` has not started: what its owner paused before computes nothing now either."""
-        self._worker, self._events, self._clock = worker, events, clock
+    def __init__(self, gate: RunGate, events: EventSink, clock: Clock, mark: PauseMark) -> None:
+        """No pass has run yet: what its owner paused before computes nothing now either."""
+        self._gate, self._events, self._clock = gate, events, clock
         self._mark = mark
         self._lock = threading.Lock()
-        self._by_owner = False
-        self._wished = ""
-        self._others_turn = ""
         self._told = ""
-        """By whose word it stands still, as the last event says."""
+        """Why it stands still, as the last event says."""
         self._leaving = False
-        self._retry_at: float | None = None
         if mark.stands:
             self._stop()
 
     def _stop(self) -> bool:
         """Whether the device's memory is free."""
-        self._by_owner = True
-        free = self._worker.pause(_OWNER, GIVE_BACK_S)
+        free = self._gate.pause(Pause.OWNER, BY_OWNER, GIVE_BACK_S)
         self._tell()
         return free
 
     def _tell(self) -> None:
-        """An event, if it stands still by another's word now, or by nobody's."""
-        standing = _OWNER if self._by_owner else _WISHES if self._wished else ""
+        """An event, if it stands still for another reason now, or for none."""
+        by_owner, wished = self._by_owner, self._gate.why_paused(Pause.SCHEDULE)
+        standing = Pause.OWNER if by_owner else Pause.SCHEDULE if wished else ""
         if standing == self._told:
             return
         self._told = standing
         if standing:
-            self._events.emit("paused", reason=_OWNER if self._by_owner else self._wished)
+            self._events.emit("paused", reason=Pause.OWNER.value if by_owner else wished)
         else:
             self._events.emit("resumed")
 
     @property
-    def reason(self) -> str:
-        """In a few words; empty: it does not stand still."""
-        if self._by_owner:
-            return "by its owner, until `atom resume`"
-        if self._wished:
-            return self._wished
-        if self._others_turn:
-            return self._others_turn
-        if self._retry_at is not None:
-            return "another program has the device's memory"
-        return ""
+    def _by_owner(self) -> bool:
+        return bool(self._gate.why_paused(Pause.OWNER))
 
     @property
     def wants_device(self) -> bool:
         """Whether its owner lets it work, were the device its alone."""
-        return not (self._by_owner or self._wished)
+        return not self._gate.why_paused(Pause.OWNER, Pause.SCHEDULE)
 
     def pause(self) -> str:
         """The owner's wish; what came of it."""
@@ -96,58 +68,49 @@ class Pauses:
         )
 
     def resume(self) -> str:
-        """Also of who leaves, for its next start; what keeps that paused is told in any case."""
+        """Also of a peer that leaves, for its next start; what keeps it paused is told in any
+        case."""
+        wished, turn = self._gate.why_paused(Pause.SCHEDULE), self._gate.why_paused(Pause.TURN)
         with self._lock:
             fault = self._mark.remove()
             if not self._by_owner:
-                said = f"paused {self._wished}: see `atom set`" if self._wished else "not paused"
+                said = f"paused {wished}: see `atom set`" if wished else "not paused"
                 return f"{said}{fault}"
-            self._by_owner = False
-            self._worker.resume(_OWNER)
+            self._gate.resume(Pause.OWNER)
             self._tell()
-        wished, turn = self._wished, self._others_turn
         but = f", but still {wished}: see `atom set`" if wished else f", but {turn}" if turn else ""
         return f"resumed{but}{fault}"
 
     def wish(self, reason: str) -> None:
         """What the owner's wishes say now: why it is to stand still; empty: it is not."""
         with self._lock:
-            before, self._wished = self._wished, "" if self._leaving else reason
-            if self._wished and not before:
-                self._worker.pause(_WISHES, GIVE_BACK_S)
-            elif before and not self._wished:
-                self._worker.resume(_WISHES)
+            before, wished = self._gate.why_paused(Pause.SCHEDULE), not self._leaving and reason
+            if wished and wished != before:
+                self._gate.pause(Pause.SCHEDULE, wished, 0.0 if before else GIVE_BACK_S)
+            elif before and not wished:
+                self._gate.resume(Pause.SCHEDULE)
             self._tell()
 
     def end(self) -> None:
-        """Whoever leaves sees to what is counted, and stands still no more. Its owner's pause
+        """A peer that leaves sees to what is counted, and stands still no more. Its owner's pause
         holds again from its next start on."""
         with self._lock:
-            self._leaving, self._by_owner, self._wished = True, False, ""
+            self._leaving = True
             self._told = ""  # that it leaves is an event of its own
-            for reason in (_OWNER, _WISHES):
-                self._worker.resume(reason)
+            self._gate.resume(Pause.OWNER, Pause.SCHEDULE)
 
     def give_device(self, holder: str) -> bool:
-        """It is somebody else's turn; whether the device's memory is free by now. To be asked
-        again if not. A pass under way is broken off as for any pause."""
-        self._others_turn = f"{holder} has the device, until its turn ends"
-        return self._worker.pause(_TURN, 0.0)
+        """It is another run's turn; whether the device's memory is free by now. To be asked again
+        if not. A pass under way is broken off as for any pause."""
+        return self._gate.pause(
+            Pause.TURN, f"{holder} has the device, until its turn ends", wait_s=0.0
+        )
 
     def take_device(self) -> None:
         """It is ours."""
-        self._others_turn = ""
-        self._worker.resume(_TURN)
+        self._gate.resume(Pause.TURN)
 
     def look(self) -> None:
         """Now and then: is the device's memory free again?"""
-        now = self._clock.now()
-        if not self._worker.device_taken:
-            trying = self._retry_at is not None and now < self._retry_at - DEVICE_TAKEN_S + TRYING_S
-            self._retry_at = self._retry_at if trying else None
-        elif self._retry_at is None:
-            self._retry_at = now + DEVICE_TAKEN_S
+        if self._gate.look(self._clock.now()):
             self._events.emit("device-taken")
-        elif now >= self._retry_at:
-            self._retry_at = now + DEVICE_TAKEN_S
-            self._worker.try_device()

@@ -195,7 +195,7 @@ def _owner_side(base: _Base, worker: Worker) -> _OwnerSide:
     given, box, member = base.given, base.given.box, base.given.member
     ours = partial(neighbours, machine_folder())
     gpu = open_gpu(member.replica.device_hold.torch_device, machine_folder(), ours)
-    pauses = Pauses(worker, base.events, base.clock, PauseMark(box.state.paused))
+    pauses = Pauses(worker.gate, base.events, base.clock, PauseMark(box.state.paused))
     look = Observer(gpu, base.clock, ours).look
     steward = Steward(box.peer.schedule, look, pauses.wish, base.life.fail)
     memory = MemoryCaps(member.built, worker)

@@ -24,7 +24,7 @@ from atom.swarm.records.fork_choice import claims_better
 from atom.swarm.records.lease import Lease
 from atom.swarm.records.twin import TwinWatch
 from atom.training.loop import RoundLoop
-from atom.training.replica.worker import STARTING
+from atom.training.replica.run_gate import STARTING
 from atom.training.round import RoundMachine
 from atom.training.round.succession import leaves_them_stuck
 from atom.training.round.vocabulary import Phase, View
@@ -245,7 +245,7 @@ class Life:
         has_looked, head, reason = (
             self._loop.has_looked,
             self._machine.head,
-            self.parts.pauses.reason,
+            self.parts.worker.gate.why_not,
         )
         others = self._loop.view.fresh.values()
         ahead = [lease for lease in others if claims_better(lease, head)]

@@ -82,7 +82,7 @@ def info_of(
         "peer_id": parts.me.peer_id,
         "state": state.value,
         "trouble": void_text(tally.void.in_a_row, tally.void.last_cause) or None,
-        "paused": parts.pauses.reason or None,
+        "paused": parts.worker.gate.why_not or None,
         "wishes": parts.settings.wishes(),
         "setting": parts.settings.doing or None,
         "device_turns": parts.turns.figures(),

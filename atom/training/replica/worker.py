@@ -8,9 +8,8 @@ it: the pass under way is broken off, unless what was counted before it would be
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
@@ -18,37 +17,12 @@ from atom.base.clock import Clock
 from atom.base.errors import ShortageError
 from atom.swap.engine import PassCancelled
 from atom.swap.voided import PassVoided, is_out_of_memory
-from atom.training.replica.device_hold import DeviceHold, DeviceTaken
+from atom.training.replica.device_hold import DeviceTaken
 from atom.training.replica.pacing import SwarmCount, next_pass, usual_pass_seconds
+from atom.training.replica.replica import Replica
+from atom.training.replica.run_gate import RunGate
 
 Batch = dict[str, torch.Tensor]
-STARTING = "starting"
-"""Holds every worker until somebody has looked around."""
-
-
-class PassResult(Protocol):
-    """What a pass adds to the count: see `atom.training.replica.passes.PassResult`."""
-
-    @property
-    def sequences(self) -> int: ...
-    @property
-    def loss_sum(self) -> float: ...
-    @property
-    def seconds(self) -> float: ...
-
-
-class Trainable(Protocol):
-    """The part of a replica that a worker drives."""
-
-    @property
-    def sequences(self) -> int: ...
-    @property
-    def micro_batches(self) -> int: ...
-    @property
-    def breakable(self) -> bool: ...
-    @property
-    def device_hold(self) -> DeviceHold: ...
-    def run_pass(self, batches: Sequence[Batch], should_stop: Callable[[], bool]) -> PassResult: ...
 
 
 @dataclass(frozen=True)
@@ -64,15 +38,14 @@ class Work:
 
 
 class Worker:
-    """Runs passes while nothing holds it. `hold`/`release` name the reasons to stand still, and
-    `pause`/`resume` those to keep away from the device.
+    """Runs passes while its `gate` lets it.
 
     A void pass is told (`on_void`), and the next one takes the samples that follow.
     """
 
     def __init__(
         self,
-        replica: Trainable,
+        replica: Replica,
         work: Work,
         clock: Clock,
         on_pass: Callable[[], None],
@@ -87,13 +60,11 @@ class Worker:
         self._on_failure = on_failure
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._closing = threading.Event()
-        self._holds: set[str] = {STARTING}
-        self._pauses: set[str] = set()
-        self._pausing = threading.Lock()
+        self.gate = RunGate(replica.device_hold, self.nudge)
+        """Whether passes run, and why not."""
+        self._counting_urgent = threading.Lock()
         self._urgent = 0
         """Commands that do not wait for the end of a pass."""
-        self.device_taken = False
-        """Others have the device's memory: nothing is trained until `try_device`."""
         self._last_pass_ended = float("-inf")
         self._passes: deque[tuple[float, int, float]] = deque(maxlen=32)
         self._thread = threading.Thread(target=self._run, name="worker", daemon=True)
@@ -118,56 +89,25 @@ class Worker:
         """As `submit`, but breaks off the pass under way, if nothing counted is lost with it."""
 
         def run() -> None:
-            with self._pausing:
+            with self._counting_urgent:
                 self._urgent -= 1
             command()
 
-        with self._pausing:
+        with self._counting_urgent:
             self._urgent += 1
         self.submit(run)
 
     def hold(self, reason: str) -> None:
         """No further pass until `release(reason)`. Takes effect at the next pass boundary."""
-        self.submit(lambda: self._holds.add(reason))
+        self.submit(lambda: self.gate.hold(reason))
 
     def release(self, reason: str) -> None:
-        self.submit(lambda: self._holds.discard(reason))
-
-    def pause(self, reason: str, wait_s: float) -> bool:
-        """No further pass until `resume(reason)`, nor what else is done on the device. The pass
-        under way is broken off if nothing counted is lost with it, else it is the last. Then the
-        device's memory is free. Returns whether that was within `wait_s`."""
-        with self._pausing:
-            self._pauses.add(reason)
-            return self._replica.device_hold.close(wait_s)
-
-    def resume(self, reason: str) -> None:
-        with self._pausing:
-            self._pauses.discard(reason)
-            if not self._pauses:
-                self._replica.device_hold.open()
-        self.try_device()
-
-    @property
-    def paused(self) -> bool:
-        """Does anything keep us away from the device? From any thread."""
-        return bool(self._pauses)
+        self.submit(lambda: self.gate.release(reason))
 
     @property
     def called_off(self) -> bool:
         """Is long work on the device that others can do as well to end? From any thread."""
-        return self.paused or self._closing.is_set()
-
-    @property
-    def stands_still(self) -> bool:
-        """Does it train nothing, however much there is to do? A round holds it for a moment only,
-        and is none of that. From any thread."""
-        return self.paused or self.device_taken or STARTING in self._holds
-
-    def try_device(self) -> None:
-        """Perhaps its memory is free again."""
-        self.device_taken = False
-        self.nudge()
+        return self.gate.paused or self._closing.is_set()
 
     def nudge(self) -> None:
         """Look again: the counts of the others are news."""
@@ -211,10 +151,10 @@ class Worker:
         return self._wanted() > 0
 
     def _next_pass(self) -> int:
-        return 0 if self._pauses or self._closing.is_set() else self._wanted()
+        return 0 if self.called_off else self._wanted()
 
     def _wanted(self) -> int:
-        if self._holds or self.device_taken:
+        if not self.gate.has_room:
             return 0
         return next_pass(
             self._replica.sequences,
@@ -231,7 +171,7 @@ class Worker:
         try:
             result = self._replica.run_pass(batches, self._should_stop)
         except (PassCancelled, DeviceTaken) as reason:
-            self.device_taken = isinstance(reason, DeviceTaken)
+            self.gate.device_taken = isinstance(reason, DeviceTaken)
             self._work.put_back(self._work.micro_batch * micro_batches)
             return
         except PassVoided as void:
@@ -247,7 +187,7 @@ class Worker:
         """Closing, the gradients will not be asked for."""
         if self._closing.is_set():
             return True
-        return bool(self._pauses or self._urgent) and self._replica.breakable
+        return bool(self.gate.paused or self._urgent) and self._replica.breakable
 
 
 def _named(failure: BaseException) -> BaseException:

@@ -2,40 +2,47 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from atom.base.events import EventList
 from atom.daemon.owner.pause_mark import PauseMark
-from atom.daemon.owner.pauses import DEVICE_TAKEN_S, GIVE_BACK_S, TRYING_S, Pauses
+from atom.daemon.owner.pauses import GIVE_BACK_S, Pauses
+from atom.training.replica.run_gate import RETRY_S, TRYING_S, RunGate
 from tests.manual_clock import ManualClock
 from tests.read_only_disk import turn_read_only
 
 
-class SmallWorker:
-    """Notes what it is told."""
+class SmallDevice:
+    """Notes when its memory is given back, after waiting how long, and taken again."""
 
     def __init__(self) -> None:
-        self.device_taken = False
         self.free = True
-        self.told: list[tuple[object, ...]] = []
+        self.told: list[float | str] = []
 
-    def pause(self, reason: str, wait_s: float) -> bool:
-        self.told.append((reason, wait_s))
+    def close(self, wait_s: float) -> bool:
+        self.told.append(wait_s)
         return self.free
 
-    def resume(self, reason: str) -> None:
-        self.told.append((reason,))
-
-    def try_device(self) -> None:
-        self.device_taken = False
-        self.told.append(())
+    def open(self) -> None:
+        self.told.append("open")
 
 
 class Scene:
     def __init__(self, mark: Path) -> None:
-        self.worker, self.events, self.clock = SmallWorker(), EventList(), ManualClock()
-        self.pauses = Pauses(self.worker, self.events, self.clock, PauseMark(mark))
+        self.device, self.events, self.clock = SmallDevice(), EventList(), ManualClock()
+        self.woken = 0
+        device: Any = self.device
+        self.gate = RunGate(device, self._wake)
+        self.pauses = Pauses(self.gate, self.events, self.clock, PauseMark(mark))
+
+    def _wake(self) -> None:
+        self.woken += 1
+
+    @property
+    def reason(self) -> str:
+        return self.gate.why_not
 
 
 @pytest.fixture
@@ -48,14 +55,14 @@ def test_the_owners_pause_outlives_the_process(scene: Scene, tmp_path: Path) -> 
     mark = tmp_path / "paused"
     scene.pauses.pause()
     again = Scene(mark)
-    assert again.worker.told == [("owner", GIVE_BACK_S)], "before the worker starts"
-    assert "owner" in again.pauses.reason
+    assert again.device.told == [GIVE_BACK_S], "before the worker starts"
+    assert "owner" in again.reason
     assert again.events.events == [{"event": "paused", "reason": "owner"}]
 
     again.pauses.end()
     third = Scene(mark)
     assert third.pauses.resume() == "resumed"
-    assert Scene(mark).worker.told == []
+    assert Scene(mark).device.told == []
 
 
 def test_a_pause_that_the_disk_does_not_keep_says_so(tmp_path: Path) -> None:
@@ -99,17 +106,17 @@ def test_who_leaves_takes_the_word_for_its_next_start(scene: Scene, tmp_path: Pa
     scene.pauses.pause()
     scene.pauses.end()
     scene.pauses.resume()
-    assert Scene(tmp_path / "paused").pauses.reason == ""
+    assert Scene(tmp_path / "paused").reason == ""
 
 
 def test_the_owner_pauses_and_resumes_once(scene: Scene) -> None:
     assert scene.pauses.resume() == "not paused"
     assert scene.pauses.pause().endswith("memory is free")
     assert scene.pauses.pause() == "already paused"
-    assert "owner" in scene.pauses.reason
+    assert "owner" in scene.reason
     assert scene.pauses.resume() == "resumed"
-    assert scene.pauses.reason == ""
-    assert scene.worker.told == [("owner", GIVE_BACK_S), ("owner",)]
+    assert scene.reason == ""
+    assert scene.device.told == [GIVE_BACK_S, "open"]
     assert [event["event"] for event in scene.events.events] == ["paused", "resumed"]
 
 
@@ -117,14 +124,14 @@ def test_wishes_pause_beside_the_owner(scene: Scene) -> None:
     pauses = scene.pauses
     for reason in ("on battery", "on battery", "outside its hours, until 18:00"):
         pauses.wish(reason)
-    assert pauses.reason == "outside its hours, until 18:00"
+    assert scene.reason == "outside its hours, until 18:00"
     assert "until 18:00" in pauses.resume()
     pauses.pause()
     assert "still outside its hours" in pauses.resume()
     pauses.wish("")
     pauses.wish("")
-    assert pauses.reason == ""
-    assert [told[0] for told in scene.worker.told] == ["wishes", "owner", "owner", "wishes"]
+    assert scene.reason == ""
+    assert scene.device.told == [GIVE_BACK_S, 0.0, GIVE_BACK_S, "open"], "by the last of them"
     assert events_of(scene) == ["on battery", "owner", "outside its hours, until 18:00", "resumed"]
 
 
@@ -132,7 +139,7 @@ def test_a_wish_that_comes_and_goes_resumes_nobody_whom_its_owner_paused(scene: 
     scene.pauses.pause()
     for reason in ("on battery", "", "on battery", ""):
         scene.pauses.wish(reason)
-    assert "owner" in scene.pauses.reason
+    assert "owner" in scene.reason
     assert events_of(scene) == ["owner"]
     scene.pauses.resume()
     assert events_of(scene) == ["owner", "resumed"]
@@ -144,18 +151,18 @@ def events_of(scene: Scene) -> list[str]:
 
 def test_another_run_s_turn_pauses_beside_the_owner(scene: Scene) -> None:
     pauses = scene.pauses
-    scene.worker.free = False
+    scene.device.free = False
     assert not pauses.give_device("another run"), "a pass still needs it"
-    scene.worker.free = True
+    scene.device.free = True
     assert pauses.give_device("the run two")
-    assert pauses.reason == "the run two has the device, until its turn ends"
+    assert scene.reason == "the run two has the device, until its turn ends"
     assert pauses.wants_device, "its owner does not mind"
     pauses.pause()
     assert not pauses.wants_device
     assert "but the run two has the device" in pauses.resume()
     pauses.take_device()
-    assert pauses.reason == ""
-    assert [told[0] for told in scene.worker.told] == ["turn", "turn", "owner", "owner", "turn"]
+    assert scene.reason == ""
+    assert scene.device.told == [0.0, 0.0, GIVE_BACK_S, "open"]
     pauses.wish("on battery")
     assert not pauses.wants_device
 
@@ -165,30 +172,30 @@ def test_whoever_leaves_stands_still_no_more(scene: Scene) -> None:
     scene.pauses.end()
     scene.pauses.wish("on battery")
     assert scene.pauses.pause().startswith("not paused")
-    assert scene.pauses.reason == ""
-    assert scene.worker.told[1:] == [("owner",), ("wishes",)]
+    assert scene.reason == ""
+    assert scene.device.told == [GIVE_BACK_S, "open"]
 
 
 def test_a_pass_that_still_needs_the_memory_is_told(scene: Scene) -> None:
-    scene.worker.free = False
+    scene.device.free = False
     assert "when the pass under way ends" in scene.pauses.pause()
 
 
 def test_memory_that_others_have_is_tried_for_now_and_then(scene: Scene) -> None:
-    scene.worker.device_taken = True
+    scene.gate.device_taken = True
     for _ in range(3):
         scene.pauses.look()
-    assert "another program" in scene.pauses.reason
-    assert scene.worker.told == []
-    scene.clock.advance(DEVICE_TAKEN_S)
+    assert "another program" in scene.reason
+    assert scene.woken == 0
+    scene.clock.advance(RETRY_S)
     scene.pauses.look()
     scene.pauses.look()
-    assert scene.worker.told == [()]
-    scene.worker.device_taken = True
+    assert scene.woken == 1
+    scene.gate.device_taken = True
     scene.pauses.look()
-    assert scene.worker.told == [()], "it was in vain: not before its time"
+    assert scene.woken == 1, "it was in vain: not before its time"
     assert [event["event"] for event in scene.events.events] == ["device-taken"]
-    scene.worker.device_taken = False
+    scene.gate.device_taken = False
     scene.clock.advance(TRYING_S)
     scene.pauses.look()
-    assert scene.pauses.reason == ""
+    assert scene.reason == ""

@@ -35,13 +35,14 @@ def parts_of(run_file: str, samples: OwnSamples) -> Any:
     return SimpleNamespace(
         me=ME,
         member=member,
-        worker=SimpleNamespace(rate=lambda: RATE, pass_seconds=0.5),
+        worker=SimpleNamespace(
+            rate=lambda: RATE, pass_seconds=0.5, gate=SimpleNamespace(why_not="")
+        ),
         hands=SimpleNamespace(tally=Tally(ME), own_sequences=lambda head: 3),
         outreach=SimpleNamespace(reached=Reached.UNKNOWN, relays=(), lines=none),
         data_addresses=none,
         transport=SimpleNamespace(links=SimpleNamespace(links=lambda most: {})),
         ended_attempts=SimpleNamespace(last=()),
-        pauses=SimpleNamespace(reason=""),
         settings=SimpleNamespace(wishes=dict, doing=""),
         turns=SimpleNamespace(figures=dict),
         storage=SimpleNamespace(snapshots=list, room=room),

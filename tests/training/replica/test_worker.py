@@ -13,6 +13,7 @@ from atom.swap.engine import PassCancelled
 from atom.swap.readiness import StepFailed
 from atom.swap.voided import Cause, PassVoided
 from atom.training.replica.device_hold import DeviceTaken
+from atom.training.replica.run_gate import Pause
 from atom.training.replica.worker import Batch, Work, Worker
 
 WAIT_S = 10.0
@@ -132,15 +133,15 @@ def test_a_pause_breaks_the_pass_off_and_the_same_samples_come_again(scene: Scen
     scene.replica.endless.set()
     scene.worker.release("starting")
     assert scene.replica.under_way.wait(WAIT_S)
-    assert scene.worker.pause("owner", 2.0)
-    assert scene.worker.pause("hours", 1.0)
+    assert scene.worker.gate.pause(Pause.OWNER, "by its owner", 2.0)
+    assert scene.worker.gate.pause(Pause.SCHEDULE, "outside its hours", 1.0)
     assert scene.on_worker("the pass was broken off") == 0
     assert scene.put_back == [24]
     scene.replica.endless.clear()
-    scene.worker.resume("owner")
-    assert scene.worker.paused
+    scene.worker.gate.resume(Pause.OWNER)
+    assert scene.worker.gate.paused
     assert scene.on_worker() == 0
-    scene.worker.resume("hours")
+    scene.worker.gate.resume(Pause.SCHEDULE)
     assert scene.passed.wait(WAIT_S)
     scene.worker.close()
     assert scene.replica.device_hold.calls == [2.0, 1.0, "open"]
@@ -158,7 +159,7 @@ def test_what_is_urgent_breaks_the_pass_off_and_training_goes_on(scene: Scene) -
 
 def test_whoever_is_paused_still_has_work_and_whoever_is_held_has_none(scene: Scene) -> None:
     assert not scene.worker.has_work, "it has not begun"
-    scene.worker.pause("turn", 2.0)
+    scene.worker.gate.pause(Pause.TURN, "another run", 2.0)
     scene.worker.release("starting")
     scene.on_worker()
     assert scene.worker.has_work
@@ -169,17 +170,17 @@ def test_whoever_is_paused_still_has_work_and_whoever_is_held_has_none(scene: Sc
 
 
 def test_whoever_waits_for_a_round_does_not_stand_still(scene: Scene) -> None:
-    assert scene.worker.stands_still, "it has not begun"
+    assert scene.worker.gate.stands_still, "it has not begun"
     scene.worker.hold("round")
     scene.worker.release("starting")
     scene.on_worker()
-    assert not scene.worker.stands_still
-    scene.worker.device_taken = True
-    assert scene.worker.stands_still
-    scene.worker.try_device()
-    assert not scene.worker.stands_still
-    scene.worker.pause("owner", 2.0)
-    assert scene.worker.stands_still
+    assert not scene.worker.gate.stands_still
+    scene.worker.gate.device_taken = True
+    assert scene.worker.gate.stands_still
+    scene.worker.gate.try_device()
+    assert not scene.worker.gate.stands_still
+    scene.worker.gate.pause(Pause.OWNER, "by its owner", 2.0)
+    assert scene.worker.gate.stands_still
     scene.worker.close()
 
 
@@ -188,7 +189,7 @@ def test_a_pass_that_would_take_counted_work_with_it_is_finished(scene: Scene) -
     scene.replica.breakable = False
     scene.worker.release("starting")
     assert scene.replica.under_way.wait(WAIT_S)
-    scene.worker.pause("owner", 2.0)
+    scene.worker.gate.pause(Pause.OWNER, "by its owner", 2.0)
     scene.replica.endless.clear()
     assert scene.passed.wait(WAIT_S)
     assert scene.on_worker() == 24
@@ -201,11 +202,11 @@ def test_a_device_that_others_took_is_not_tried_again_by_itself(scene: Scene) ->
     scene.worker.release("starting")
     scene.on_worker()
     scene.on_worker()
-    assert scene.worker.device_taken
+    assert scene.worker.gate.device_taken
     assert not scene.worker.has_work
     assert scene.put_back == [24]
     scene.replica.device_taken = False
-    scene.worker.try_device()
+    scene.worker.gate.try_device()
     assert scene.passed.wait(WAIT_S)
     scene.worker.close()
 

@@ -1,0 +1,134 @@
+"""Whether this peer computes now, and why not: the one object that everybody asks."""
+
+import threading
+from collections.abc import Callable
+from enum import StrEnum
+
+from atom.training.replica.device_hold import DeviceHold
+
+STARTING = "starting"
+"""Holds every peer until it has looked around."""
+RETRY_S = 10.0
+"""How often memory that another program has is tried for."""
+TRYING_S = 1.0
+"""How long that may take: until then the last refusal is still told."""
+
+
+class Pause(StrEnum):
+    """What keeps a peer away from its device. The first that stands is the one that is told."""
+
+    OWNER = "owner"
+    SCHEDULE = "schedule"
+    """Hours, battery or programs of the owner's, as the peer file wishes."""
+    TURN = "turn"
+    """Another run has the device."""
+
+
+class RunGate:
+    """Three kinds of reason to compute nothing:
+
+    - *held*: something of the round's, or of the peer's life, is under way. Takes effect between
+      passes and keeps the device's memory.
+    - *paused*: somebody else is to have the device. The pass under way is broken off if nothing
+      counted is lost with it, and the device's memory is given back.
+    - *device taken*: the memory was given back, and another program has it now.
+
+    Reasons are kept as a set each, so they may come and go in any order.
+    """
+
+    def __init__(self, device: DeviceHold, wake: Callable[[], None]) -> None:
+        """`device`: whose memory pauses give back. `wake`: called when a reason has gone."""
+        self._device = device
+        self._wake = wake
+        self._lock = threading.Lock()
+        self._holds: set[str] = {STARTING}
+        self._pauses: dict[Pause, str] = {}
+        self._retry_at: float | None = None
+        self.device_taken = False
+
+    # ---- reasons
+
+    def hold(self, reason: str) -> None:
+        """No pass until `release(reason)`. On the thread that runs passes."""
+        self._holds.add(reason)
+
+    def release(self, reason: str) -> None:
+        """On the thread that runs passes."""
+        self._holds.discard(reason)
+
+    def pause(self, reason: Pause, words: str, wait_s: float) -> bool:
+        """Nothing on the device until `resume(reason)`. From any thread.
+
+        Args:
+            words: why, for people.
+            wait_s: how long to wait for the device's memory.
+
+        Returns: whether it was free within that time; a pass that may not be broken off needs it
+        until its end.
+        """
+        with self._lock:
+            self._pauses[reason] = words
+            return self._device.close(wait_s)
+
+    def resume(self, *reasons: Pause) -> None:
+        """From any thread."""
+        with self._lock:
+            for reason in reasons:
+                self._pauses.pop(reason, None)
+            if not self._pauses:
+                self._device.open()
+        self.try_device()
+
+    def try_device(self) -> None:
+        """Perhaps the device's memory is free again. From any thread."""
+        self.device_taken = False
+        self._wake()
+
+    def look(self, now: float) -> bool:
+        """Tries now and then for memory that another program has. One thread.
+
+        Args:
+            now: seconds of the daemon's clock.
+
+        Returns: whether it is news that it has it.
+        """
+        is_news = self.device_taken and self._retry_at is None
+        if self.device_taken:
+            due = self._retry_at is not None and now >= self._retry_at
+            if is_news or due:
+                self._retry_at = now + RETRY_S
+            if due:
+                self.try_device()
+        elif self._retry_at is not None and now >= self._retry_at - RETRY_S + TRYING_S:
+            self._retry_at = None
+        return is_news
+
+    # ---- answers, from any thread
+
+    def why_paused(self, *reasons: Pause) -> str:
+        """The words of the first of `reasons` that stands; empty: none does."""
+        return next((self._pauses[one] for one in reasons if one in self._pauses), "")
+
+    @property
+    def why_not(self) -> str:
+        """Why nothing is computed, however much there is to do, in a few words; empty: it is. What
+        holds it for a moment is not told."""
+        words = self.why_paused(*Pause)
+        if not words and self._retry_at is not None:
+            return "another program has the device's memory"
+        return words
+
+    @property
+    def paused(self) -> bool:
+        """Is the device to be left alone?"""
+        return bool(self._pauses)
+
+    @property
+    def has_room(self) -> bool:
+        """May a pass run, if no pause keeps us away from the device?"""
+        return not (self._holds or self.device_taken)
+
+    @property
+    def stands_still(self) -> bool:
+        """Is nothing trained for longer than the moments of a round?"""
+        return self.paused or self.device_taken or STARTING in self._holds
