@@ -35,7 +35,7 @@ from atom.swarm.stream.protection import RingProtection
 from atom.swarm.transport.transport import Transport
 from atom.training.exchange import Exchange, RingStyle
 from atom.training.replica.replica import Replica, ReplicaSettings
-from atom.training.round.vocabulary import RingFailed, RingFinished, StartRing
+from atom.training.round.events import RingFailed, RingFinished, StartRing
 from atom.training.storage.results import Results
 
 SEED = 1

@@ -18,7 +18,7 @@ from atom.swarm.chain.messages import Prepare
 from atom.training.loop import RoundLoop
 from atom.training.replica.replica import Replica
 from atom.training.replica.worker import Worker
-from atom.training.round.vocabulary import Action, Send, StartRing
+from atom.training.round.events import Action, Send, StartRing
 
 PASS_S = float(os.environ.get("ATOM_REAL_PASS_S", "0"))
 LOOK_S = 0.05

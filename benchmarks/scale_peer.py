@@ -15,10 +15,10 @@ from atom.swarm.records.freshness import LeaseBook
 from atom.swarm.records.keys import LEASE_SHARDS, ROOT, shard_of
 from atom.swarm.records.lease import RENEW_SECONDS, Lease, PeerState
 from atom.swarm.records.lease_places import LeasePlaces
-from atom.training.outlook import count_swarm, look
+from atom.training.membership_view import count_swarm, membership_view
 from atom.training.replica.pacing import READ_S, SwarmCount, next_pass, reading_pause
 from atom.training.round import RoundMachine, Terms
-from atom.training.round.vocabulary import (
+from atom.training.round.events import (
     Action,
     Apply,
     Event,
@@ -120,7 +120,7 @@ class Peer:
         self.world.after(TICK_S, self._tick)
         began = time.process_time()
         machine, now = self.machine, self.world.now
-        view = look(self._book, machine.head, self.me, self.count, self._pass_s, now)
+        view = membership_view(self._book, machine.head, self.me, self.count, self._pass_s, now)
         self._swarm = self._count_swarm(view)
         actions = machine.handle(Tick(view), now)
         self.world.cpu_s += time.process_time() - began

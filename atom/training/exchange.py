@@ -28,7 +28,7 @@ from atom.swarm.transport.transport import PeerTransport
 from atom.training.feedback import Feedback
 from atom.training.landing_result import LandingResult
 from atom.training.ring_pace import PaceBook
-from atom.training.round.vocabulary import RingFailed, RingFinished, StartRing
+from atom.training.round.events import RingFailed, RingFinished, StartRing
 from atom.training.storage.results import Results
 
 OPEN_S = 2.0

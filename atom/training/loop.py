@@ -20,11 +20,9 @@ from atom.swarm.chain.message_codec import decode, encode
 from atom.swarm.records.freshness import LeaseBook
 from atom.swarm.records.lease import Lease
 from atom.swarm.stream.rate_limit import TokenBucket
-from atom.training.outlook import count_swarm, look
-from atom.training.paused_peers import PausedPeers
+from atom.training.membership_view import PausedPeers, count_swarm, membership_view
 from atom.training.replica.pacing import SwarmCount
-from atom.training.round.machine import RoundMachine
-from atom.training.round.vocabulary import (
+from atom.training.round.events import (
     Action,
     Apply,
     CatchUp,
@@ -47,6 +45,7 @@ from atom.training.round.vocabulary import (
     Unreachable,
     View,
 )
+from atom.training.round.machine import RoundMachine
 
 TICK_S = 0.1
 MAX_WAITING = 4096
@@ -56,7 +55,7 @@ _AT_WILL = frozenset({"commit-refused", "nack", "value-refused", "vote-refused"}
 everything else out of the log."""
 
 
-class Hands(Protocol):
+class Executor(Protocol):
     """What the loop's actions need done; each reports back with `RoundLoop.post`."""
 
     def send(self, peer_id: str, raw: bytes) -> bool: ...
@@ -104,14 +103,14 @@ class RoundLoop:
         self,
         machine: RoundMachine,
         me: Voter,
-        hands: Hands,
+        executor: Executor,
         clock: Clock,
         events: EventSink,
         on_failure: Callable[[BaseException], None],
     ) -> None:
         self._machine = machine
         self._me = me
-        self._hands = hands
+        self._executor = executor
         self._clock = clock
         self._events = events
         self._on_failure = on_failure
@@ -153,7 +152,7 @@ class RoundLoop:
         try:
             self.post(Received(peer_id, incarnation, decode(raw)))
         except PeerRefused as refused:
-            self._hands.set_aside(peer_id, refused.reason)
+            self._executor.set_aside(peer_id, refused.reason)
             if self._complaints.allow(self._clock.now()):
                 self._events.emit("message-refused", peer=peer_id, reason=refused.reason.value)
 
@@ -198,14 +197,14 @@ class RoundLoop:
         return event is not None
 
     def _tick(self) -> None:
-        now, hands, machine = self._clock.now(), self._hands, self._machine
+        now, executor, machine = self._clock.now(), self._executor, self._machine
         self._next_tick = now + TICK_S
-        count, pass_s = hands.own_sequences(machine.head.digest), hands.pass_seconds()
-        seen = look(self._book, machine.head, self._me, count, pass_s, now)
-        self._view = replace(seen, aside=hands.aside())
+        count, pass_s = executor.own_sequences(machine.head.digest), executor.pass_seconds()
+        seen = membership_view(self._book, machine.head, self._me, count, pass_s, now)
+        self._view = replace(seen, aside=executor.aside())
         self._has_looked = math.isfinite(self._seen_at)
         away = self._paused.away(now)
-        hands.tell_progress(count_swarm(machine, self._view, self._seen_at, away))
+        executor.tell_progress(count_swarm(machine, self._view, self._seen_at, away))
         self._handle(Tick(self._view))
 
     def _handle(self, event: Event) -> None:
@@ -214,7 +213,7 @@ class RoundLoop:
         now_seen = (self._machine.head.digest, self._machine.phase.value)
         if now_seen != self._last_seen:
             self._last_seen = now_seen
-            self._hands.changed()
+            self._executor.changed()
 
     def _take_leases(self, leases: Mapping[str, Lease]) -> None:
         now = self._clock.now()
@@ -225,38 +224,38 @@ class RoundLoop:
         self._tick()
 
     def _works(self) -> bool:
-        return self._machine.phase is not Phase.SYNCING and not self._hands.stands_still()
+        return self._machine.phase is not Phase.SYNCING and not self._executor.stands_still()
 
     # ---- actions
 
     def _carry_out(self, action: Action) -> None:
-        hands = self._hands
+        executor = self._executor
         match action:
             case Send(to, message):
-                if not hands.send(to, encode(message)):
+                if not executor.send(to, encode(message)):
                     self.post(Unreachable(to))
             case Freeze(ballot):
-                hands.freeze(ballot)
+                executor.freeze(ballot)
             case Thaw():
-                hands.thaw()
+                executor.thaw()
             case StartRing():
-                hands.start_ring(action)
+                executor.start_ring(action)
             case StopRing(ballot):
-                hands.stop_ring(ballot)
+                executor.stop_ring(ballot)
             case FetchResult(digest, holders, committed):
-                hands.fetch_result(digest, holders, committed)
+                executor.fetch_result(digest, holders, committed)
             case OfferResult(digest):
-                hands.offer_result(digest)
+                executor.offer_result(digest)
             case KeepResults(digests):
-                hands.keep_results(digests)
+                executor.keep_results(digests)
             case Unanswered(peer_ids):
-                hands.doubt(peer_ids)
+                executor.doubt(peer_ids)
             case Apply(commit, head):
-                hands.apply(commit, head)
+                executor.apply(commit, head)
             case CatchUp():
                 fresh = self._view.fresh
                 heads = {peer: fresh[peer].head for peer in action.donors if peer in fresh}
-                hands.catch_up(heads, action)
+                executor.catch_up(heads, action)
             case Offence(peer_id, reason):
                 self._set_aside(peer_id, reason)
             case Report(kind, fields):
@@ -264,7 +263,7 @@ class RoundLoop:
                     self._report(kind, fields)
 
     def _set_aside(self, peer_id: str, reason: Reason) -> None:
-        seconds = self._hands.set_aside(peer_id, reason)
+        seconds = self._executor.set_aside(peer_id, reason)
         if seconds > 0 and self._complaints.allow(self._clock.now()):
             told = {"peer": peer_id, "reason": reason.value, "seconds": seconds}
             self._report("peer-aside", told)

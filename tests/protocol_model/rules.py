@@ -7,7 +7,7 @@ from itertools import chain, combinations
 from atom.swarm.chain.membership import voters_next
 from atom.swarm.records.lease import Lease, PeerState
 from atom.training.round.electorate import Electorate, electorate
-from atom.training.round.vocabulary import View
+from atom.training.round.events import View
 
 from . import acceptor, cast
 from .acceptor import Slotted

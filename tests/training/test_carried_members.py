@@ -19,8 +19,8 @@ from atom.swarm.exchange.codec import CODECS
 from atom.swarm.exchange.composition import carried_by, seats_of, well_composed
 from atom.swarm.exchange.geometry import BUCKET_BYTES
 from atom.training.round.blame import accusations
+from atom.training.round.events import RingFailed, RingFinished, View
 from atom.training.round.seating import attach_leaves
-from atom.training.round.vocabulary import RingFailed, RingFinished, View
 from tests.training.throttled_members import (
     ELEMENTS,
     PARENT,

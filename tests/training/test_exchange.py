@@ -21,7 +21,7 @@ from atom.swarm.state.arenas import arena_digest
 from atom.swarm.stream.frames import Channel
 from atom.training.exchange import Exchange, RingStyle
 from atom.training.feedback import Feedback
-from atom.training.round.vocabulary import RingFailed, RingFinished, StartRing
+from atom.training.round.events import RingFailed, RingFinished, StartRing
 from atom.training.storage.results import Results
 from tests.swarm.local_transport import LocalNetwork, LocalTransport
 

@@ -23,7 +23,7 @@ from atom.swarm.records.lease import Lease, PeerState
 from atom.swarm.records.run_manifest import Manifest
 from atom.swarm.stream.frames import Purpose
 from atom.training.exchange import Exchange, RingStyle
-from atom.training.round.vocabulary import RingFailed, RingFinished, StartRing
+from atom.training.round.events import RingFailed, RingFinished, StartRing
 from atom.training.storage.results import Results
 from tests.manual_clock import ManualClock
 from tests.swarm.directory_memory import MemoryDht, MemoryDirectory

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from atom.training.round.events import View
 from atom.training.round.seating import seat_members
-from atom.training.round.vocabulary import View
 from tests.training.throttled_members import (
     ELEMENTS,
     SLOW_BYTES_PER_S,

@@ -5,7 +5,7 @@ from test_round_loop import ANN, BOB, lease
 
 from atom.swarm.chain.commit import Voter
 from atom.swarm.records.lease import Lease, PeerState
-from atom.training.paused_peers import COUNTS_ON_S, PausedPeers
+from atom.training.membership_view import COUNTS_ON_S, PausedPeers
 
 WORKS, PAUSED = PeerState.ACCUMULATING, PeerState.PAUSED
 

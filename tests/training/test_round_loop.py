@@ -1,4 +1,4 @@
-"""The loop between events, the machine's decisions and the hands; no replica, no swarm."""
+"""The loop between events, the machine's decisions and the executor; no replica, no swarm."""
 
 import itertools
 import queue
@@ -20,7 +20,7 @@ from atom.swarm.records.freshness import GAP_SECONDS
 from atom.swarm.records.lease import LEASE_SECONDS, Lease, PeerState
 from atom.training.loop import MAX_WAITING, RoundLoop
 from atom.training.replica.pacing import SwarmCount
-from atom.training.round.vocabulary import (
+from atom.training.round.events import (
     Action,
     Apply,
     CatchUp,
@@ -122,17 +122,19 @@ class RecordingHands:
 
 class Stage:
     def __init__(self) -> None:
-        self.machine, self.hands = ScriptedMachine(), RecordingHands()
+        self.machine, self.executor = ScriptedMachine(), RecordingHands()
         self.clock, self.events = ManualClock(1000.0), EventList()
         self.failures: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
         machine: Any = self.machine
-        self.loop = RoundLoop(machine, ME, self.hands, self.clock, self.events, self.failures.put)
+        self.loop = RoundLoop(
+            machine, ME, self.executor, self.clock, self.events, self.failures.put
+        )
 
     def next_event(self) -> Event:
         return self.machine.events.get(timeout=WAIT_S)
 
     def next_call(self) -> tuple[Any, ...]:
-        return self.hands.calls.get(timeout=WAIT_S)
+        return self.executor.calls.get(timeout=WAIT_S)
 
     def read(self, *leases: Lease) -> View:
         """The view after a reading of the directory: the last one that it brought about."""
@@ -228,7 +230,7 @@ def test_actions_are_carried_out_in_order_on_the_loops_thread(stage: Stage) -> N
         ("apply", commit, head),
         ("catch_up", {}, CatchUp((ANN.peer_id,), "behind", True)),
     ]
-    assert stage.hands.threads == {"round"}
+    assert stage.executor.threads == {"round"}
 
 
 def test_a_flood_of_refusals_does_not_fill_the_log(stage: Stage) -> None:
@@ -258,7 +260,7 @@ def test_reports_become_events(stage: Stage) -> None:
 
 
 def test_what_cannot_be_sent_comes_back_as_unreachable(stage: Stage) -> None:
-    stage.hands.reachable = False
+    stage.executor.reachable = False
     stage.machine.answers[LeaveRequested] = [Send(ANN.peer_id, Prevote(START.digest, 1))]
     stage.loop.leave()
     assert stage.next_event() == LeaveRequested()
@@ -274,7 +276,7 @@ def test_a_change_is_said_once(stage: Stage, what: str) -> None:
     for _ in range(3):
         stage.settle()
     assert stage.next_call() == ("changed",)
-    assert stage.hands.calls.empty()
+    assert stage.executor.calls.empty()
 
 
 # ---- messages
@@ -327,31 +329,31 @@ def test_the_view_shows_the_others_and_our_own_counts(stage: Stage) -> None:
 def test_others_at_our_head_are_counted(stage: Stage) -> None:
     elsewhere = lease(CAT, head=b"x" * 32, sequences=100, round=9)
     stage.read(lease(ME), lease(ANN), lease(BOB, sequences=2), elsewhere)
-    assert stage.hands.progress[-1] == SwarmCount(7 + 2, 3, 1000.0, 2.0)
+    assert stage.executor.progress[-1] == SwarmCount(7 + 2, 3, 1000.0, 2.0)
 
 
 def test_a_mate_whose_new_lease_is_on_its_way_shares_the_work(stage: Stage) -> None:
     stage.machine.head = replace(START, digest=b"n" * 32, round=1)
     stage.read(lease(ANN), lease(BOB))  # only Ann was in the last round
-    assert stage.hands.progress[-1] == SwarmCount(0, 2, 1000.0, 0.0)
+    assert stage.executor.progress[-1] == SwarmCount(0, 2, 1000.0, 0.0)
 
 
 def test_who_leaves_shares_what_it_has_begun_and_nothing_after(stage: Stage) -> None:
     leaving = PeerState.LEAVING
     stage.read(lease(ANN, state=leaving), lease(BOB, state=leaving, sequences=0))
-    assert stage.hands.progress[-1].peers == 2, "Ann has counted something, and sees to it"
+    assert stage.executor.progress[-1].peers == 2, "Ann has counted something, and sees to it"
     stage.machine.head = replace(START, digest=b"n" * 32, round=1)
     stage.settle()
     stage.clock.advance(1.0)
     stage.read(lease(ANN, 2, state=leaving))
-    assert stage.hands.progress[-1].peers == 1
+    assert stage.executor.progress[-1].peers == 1
 
 
 def test_nobody_waits_for_the_share_of_a_peer_paused_for_long(stage: Stage) -> None:
     read_for_long = partial(read_while_bob_is_paused, stage, itertools.count())
-    stage.hands.is_still = True
+    stage.executor.is_still = True
     assert read_for_long().peers == 3, "we stand still as well"
-    stage.hands.is_still, stage.machine.phase = False, Phase.SYNCING
+    stage.executor.is_still, stage.machine.phase = False, Phase.SYNCING
     assert read_for_long().peers == 3, "nor do we train"
     stage.machine.phase = Phase.ACCUMULATING
     told = read_for_long()
@@ -371,7 +373,7 @@ def read_while_bob_is_paused(stage: Stage, serials: Iterator[int], readings: int
     for serial in itertools.islice(serials, readings):
         stage.clock.advance(LEASE_SECONDS / 4)
         stage.read(lease(ANN, serial), lease(BOB, serial, state=PeerState.PAUSED, sequences=3))
-    return stage.hands.progress[-1]
+    return stage.executor.progress[-1]
 
 
 def keep_reading(stage: Stage, seconds: float, *voters: Voter) -> View:
@@ -425,7 +427,7 @@ def test_failing_hands_are_reported_too(idle: Stage) -> None:
     def full(*_: Any) -> None:
         raise OSError("no space left")
 
-    idle.hands.freeze = full
+    idle.executor.freeze = full
     idle.machine.answers[LeaveRequested] = [Freeze(BALLOT)]
     idle.loop.start()
     idle.loop.leave()

@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 
 from atom.swarm.state.arenas import state_digest
-from atom.training.hands import Schedule
 from atom.training.replica.worker import Batch
-from atom.training.round.vocabulary import (
+from atom.training.round.events import (
     CatchUp,
     CaughtUp,
     Event,
     Frozen,
     Stepped,
 )
+from atom.training.round_executor import Schedule
 from atom.training.storage import run_storage as storage_module
 from atom.training.storage.snapshot import Snapshot, list_snapshots
-from tests.training.hands_stage import BALLOT, WAIT_S, Stage
+from tests.training.executor_stage import BALLOT, WAIT_S, Stage
 
 BEHIND = CatchUp(("a",), "behind")
 
@@ -67,8 +67,8 @@ def test_a_freeze_that_follows_the_step_at_once_holds(new_stage: NewStage) -> No
 
     def go_on(event: Event) -> None:
         if isinstance(event, Stepped):  # as the round's thread would
-            stage.hands.thaw()
-            stage.hands.freeze(BALLOT)
+            stage.executor.thaw()
+            stage.executor.freeze(BALLOT)
             frozen.set()
 
     def evaluate(batches: Sequence[Batch], should_stop: object) -> float:
@@ -107,14 +107,14 @@ def test_validation_is_told_with_the_round_it_was_due_in(new_stage: NewStage) ->
 
 def test_the_daemon_may_hold_the_worker_before_anything_new_is_counted(new_stage: NewStage) -> None:
     stage = new_stage()
-    stage.hands.on_round_begun = lambda: stage.worker.hold("leaving")
+    stage.executor.on_round_begun = lambda: stage.worker.hold("leaving")
     stage.train()
     stage.replica.may_step.clear()
     stage.apply(stage.commit(stage.hold(0.5)))
     assert stage.on_worker(lambda: stage.replica.sequences) == 0
     stage.replica.may_step.set()
     assert isinstance(stage.next_event(), Stepped)
-    stage.hands.thaw()
+    stage.executor.thaw()
     assert stage.on_worker(lambda: stage.replica.sequences) == 0
 
 
@@ -152,7 +152,7 @@ def test_the_next_step_waits_for_a_snapshot_and_counting_does_not(
     assert isinstance(stepped, Stepped)
     assert snapshots.writing.wait(WAIT_S)
     assert stage.passed.wait(WAIT_S)
-    stage.hands.freeze(BALLOT)
+    stage.executor.freeze(BALLOT)
     assert stage.next_event() == Frozen(BALLOT, 8, 16.0)
     stage.apply(stage.commit(stage.hold(0.5)))
     assert stage.replica.steps == [1], "the state is still being written"
@@ -173,7 +173,7 @@ def test_what_is_offered_is_not_tidied_away(
     assert isinstance(stage.next_event(), Stepped)
     assert snapshots.writing.wait(WAIT_S)
     accepted = stage.hold(0.5)
-    stage.hands.offer_result(accepted)
+    stage.executor.offer_result(accepted)
     snapshots.may_write.set()
     stage.settle()
     assert f"result/{accepted.hex()}" in stage.blobs.names()
@@ -188,7 +188,7 @@ def test_catching_up_waits_for_what_follows_a_step(
     assert snapshots.writing.wait(WAIT_S)
     found: list[list[Snapshot]] = []
     stage.state_sync.on_run = lambda donors, discard: found.append(list_snapshots(stage.snapshots))
-    stage.hands.catch_up({"a": b"h" * 32}, BEHIND)
+    stage.executor.catch_up({"a": b"h" * 32}, BEHIND)
     snapshots.may_write.set()
     assert isinstance(stage.next_event(), CaughtUp)
     assert [snapshot.round for snapshot in found[0]] == [1]

@@ -21,7 +21,7 @@ from atom.swarm.stream.rate_limit import TokenBucket
 from atom.swarm.stream.throttle import SLICE_BYTES, Bandwidth, ThrottledStream
 from atom.swarm.transport.transport import Transport
 from atom.training.exchange import Exchange, RingStyle
-from atom.training.round.vocabulary import RingFailed, RingFinished, StartRing
+from atom.training.round.events import RingFailed, RingFinished, StartRing
 from atom.training.storage.results import Results
 
 ELEMENTS = 1 << 20

@@ -43,11 +43,11 @@ from atom.swarm.transport.outreach import Outreach
 from atom.swarm.transport.transport import Transport
 from atom.training.exchange import RingStyle
 from atom.training.feedback import Feedback
-from atom.training.hands import Bench, ReplicaHands, Schedule
 from atom.training.loop import RoundLoop
 from atom.training.replica.samples import Deck
 from atom.training.replica.worker import Work, Worker
 from atom.training.round import Patience, RoundMachine, Terms
+from atom.training.round_executor import RoundExecutor, Schedule, TrainingContext
 from atom.training.state_sync.donors import PeerDonors
 from atom.training.state_sync.state_sync import FirstState, StateSync
 from atom.training.storage.disk_room import DiskRoom
@@ -90,7 +90,7 @@ class _Base:
 class _ReplicaSide:
     """The model, what computes with it, and what of the run is kept."""
 
-    bench: Bench
+    context: TrainingContext
     journal: Journal
     donors: PeerDonors
     blobs: BlobStore
@@ -114,8 +114,10 @@ def assemble(stack: ExitStack, given: Assembly) -> Life:
     base = _Base(given, clock, events, transport, life)
     replica = _replica_side(base)
     style = _ring_style(member.run, member.replica.gradients.numel())
-    hands = ReplicaHands(replica.bench, transport, _schedule(member), clock, events, style, box.me)
-    owner = _owner_side(base, replica.bench.worker)
+    executor = RoundExecutor(
+        replica.context, transport, _schedule(member), clock, events, style, box.me
+    )
+    owner = _owner_side(base, replica.context.worker)
     life.parts = Parts(
         me=box.me,
         member=member,
@@ -126,18 +128,18 @@ def assemble(stack: ExitStack, given: Assembly) -> Life:
             if transport.listens
             else ()
         ),
-        worker=replica.bench.worker,
+        worker=replica.context.worker,
         pauses=owner.pauses,
         steward=owner.steward,
         settings=owner.settings,
-        hands=hands,
-        storage=replica.bench.storage,
+        executor=executor,
+        storage=replica.context.storage,
         donors=replica.donors,
         turns=given.turns,
         lookout=given.lookout,
         control=ControlServer(life, box.state.control_socket),
         ended_attempts=monitors.ended_attempts,
-        make_loop=_loop_maker(base, replica, hands),
+        make_loop=_loop_maker(base, replica, executor),
     )
     stack.callback(life.close)
     monitors.begin(life.info)
@@ -155,8 +157,10 @@ def _replica_side(base: _Base) -> _ReplicaSide:
     batch = member.run.batch
     work = Work(batch.global_sequences, batch.micro_batch_sequences, deck.next_batch, deck.put_back)
     worker = Worker(member.replica, work, base.clock, life.on_pass, life.on_void, life.fail)
-    bench = Bench(member.replica, worker, deck, storage, _state_sync(base, storage, donors))
-    return _ReplicaSide(bench, journal, donors, blobs)
+    context = TrainingContext(
+        member.replica, worker, deck, storage, _state_sync(base, storage, donors)
+    )
+    return _ReplicaSide(context, journal, donors, blobs)
 
 
 def _storage(base: _Base, journal: Journal, blobs: BlobStore) -> RunStorage:
@@ -207,7 +211,7 @@ def _owner_side(base: _Base, worker: Worker) -> _OwnerSide:
 
 
 def _loop_maker(
-    base: _Base, replica: _ReplicaSide, hands: ReplicaHands
+    base: _Base, replica: _ReplicaSide, executor: RoundExecutor
 ) -> Callable[[bytes], tuple[RoundMachine, RoundLoop]]:
     """What begins to take part in rounds, from the state whose digest it is given."""
     box, member, transport = base.given.box, base.given.member, base.transport
@@ -217,8 +221,8 @@ def _loop_maker(
     def make_loop(head_digest: bytes) -> tuple[RoundMachine, RoundLoop]:
         head, sign, now = replica.journal.head, box.identity.sign, base.clock.now()
         machine = RoundMachine(box.me, head, head_digest, _terms(member), sign, now)
-        loop = RoundLoop(machine, box.me, hands, base.clock, base.events, base.life.fail)
-        hands.bind(loop.post, base.life.on_change)
+        loop = RoundLoop(machine, box.me, executor, base.clock, base.events, base.life.fail)
+        executor.bind(loop.post, base.life.on_change)
         transport.set_handlers(loop.receive, loop.unreachable, server.serve)
         return machine, loop
 

@@ -8,7 +8,7 @@ from atom.daemon.peer.news import Arrival, Company, Rounds, Standstill, Waiting
 from atom.swarm.chain.commit import Value
 from atom.swarm.records.freshness import GAP_SECONDS
 from atom.swarm.records.lease import Lease, PeerState
-from atom.training.round.vocabulary import View
+from atom.training.round.events import View
 
 
 class Herald:

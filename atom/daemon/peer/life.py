@@ -26,8 +26,8 @@ from atom.swarm.records.twin import TwinWatch
 from atom.training.loop import RoundLoop
 from atom.training.replica.run_gate import STARTING
 from atom.training.round import RoundMachine
+from atom.training.round.events import Phase, View
 from atom.training.round.succession import leaves_them_stuck
-from atom.training.round.vocabulary import Phase, View
 from atom.training.state_sync.state_sync import BrokenOff
 
 HANG_UP = "SIGHUP"
@@ -107,7 +107,7 @@ class Life:
             self._loop.close()
         parts.worker.close()
         if self._loop is not None:
-            parts.hands.close()
+            parts.executor.close()
         parts.control.close()
         parts.outreach.close()
         parts.lookout.close()
@@ -122,15 +122,15 @@ class Life:
 
     def on_pass(self) -> None:
         """A pass ended: the count is news."""
-        self.parts.hands.tally.void.sound()
+        self.parts.executor.stats.void.sound()
         if self._loop is not None:
             self._loop.pass_ended()
         self.parts.lookout.nudge()
 
     def on_void(self, void: PassVoided) -> None:
         """A pass counted for nothing, and earlier ones may be lost with it."""
-        self.parts.hands.voided(void)
-        if words := self.parts.hands.tally.void.telling(void):
+        self.parts.executor.voided(void)
+        if words := self.parts.executor.stats.void.telling(void):
             self._console.note(words)
         self.parts.lookout.nudge()
 
@@ -147,7 +147,7 @@ class Life:
 
         def restore() -> None:
             with suppress(BrokenOff):  # then nobody waits for it
-                digests.append(self.parts.hands.begin())
+                digests.append(self.parts.executor.begin())
                 restored.set()
 
         self.parts.worker.submit(restore)
@@ -168,7 +168,7 @@ class Life:
         parts = self.parts
         machine, self._loop = parts.make_loop(digest)
         self._machine = machine
-        parts.hands.on_round_begun = self._on_round_begun
+        parts.executor.on_round_begun = self._on_round_begun
         head = parts.storage.journal.head
         self._events.emit(
             "started",
@@ -254,7 +254,7 @@ class Life:
             phase=self._machine.phase,
             now=now,
             paused=bool(reason),
-            sequences=self.parts.hands.own_sequences(head.digest),
+            sequences=self.parts.executor.own_sequences(head.digest),
             laggards=behind,
             others_stuck=leaves_them_stuck(
                 head, self.parts.me, self._loop.view, self._machine.signers
@@ -262,7 +262,7 @@ class Life:
         )
         if line := self._leaving.news(facts):
             self._console.note(line)
-        last = self.parts.hands.tally.last_here
+        last = self.parts.executor.stats.last_here
         missing = self._machine.waiting_for
         self._herald.tell(self.parts.me.peer_id, self._loop.view, reason, last, missing)
         if has_looked and not facts.started:
@@ -299,11 +299,11 @@ class Life:
 
     def counted(self) -> int:
         """Sequences of ours that no round has committed yet. From any thread."""
-        return self.parts.hands.uncommitted_sequences
+        return self.parts.executor.uncommitted_sequences
 
     def _settle(self) -> None:
         """Also on the worker's thread: settled as soon as nothing of ours is uncommitted."""
-        if self._leaving.settles(self.parts.hands):
+        if self._leaving.settles(self.parts.executor):
             self.parts.worker.hold("leaving")
 
     def _say_goodbye(self, verdict: Ending) -> Ending:
@@ -368,7 +368,7 @@ class Life:
         if self._leaving.asked:
             return self._leave_sooner(deadline_s)
         seconds = LEAVE_S if deadline_s is None else deadline_s
-        self._leaving.begin(seconds, self.parts.hands.tally.sequences_dropped)
+        self._leaving.begin(seconds, self.parts.executor.stats.sequences_dropped)
         self.parts.worker.submit(self._settle)  # before: with nothing counted, no pass begins
         self.parts.pauses.end()
         if self._loop is not None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from atom.swarm.records.lease import PeerState
-from atom.training.round.vocabulary import Phase
+from atom.training.round.events import Phase
 
 LINGER_S = 10.0
 """At the end a peer stays this long at most, for others to fetch the last round from it."""

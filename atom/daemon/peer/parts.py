@@ -14,10 +14,10 @@ from atom.daemon.turns.taking import DeviceTurns
 from atom.swarm.chain.commit import Voter
 from atom.swarm.transport.outreach import Outreach
 from atom.swarm.transport.transport import Transport
-from atom.training.hands import ReplicaHands
 from atom.training.loop import RoundLoop
 from atom.training.replica.worker import Worker
 from atom.training.round import RoundMachine
+from atom.training.round_executor import RoundExecutor
 from atom.training.state_sync.donors import PeerDonors
 from atom.training.storage.run_storage import RunStorage
 
@@ -36,7 +36,7 @@ class Parts:
     steward: Steward
     settings: Settings
     turns: DeviceTurns
-    hands: ReplicaHands
+    executor: RoundExecutor
     storage: RunStorage
     donors: PeerDonors
     lookout: Lookout

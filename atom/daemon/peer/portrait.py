@@ -15,12 +15,12 @@ from atom.swarm.records.lease_body import MAX_LINKS
 from atom.swarm.records.view import void_text
 from atom.training.replica.pacing import READ_S, reading_pause
 from atom.training.round import RoundMachine
-from atom.training.round.vocabulary import Phase, View
+from atom.training.round.events import Phase, View
 
 
 def lease_of(parts: Parts, machine: RoundMachine, facts: Facts, serial: int, gone: bool) -> Lease:
     """The lease as of now: a count for this very head."""
-    head, tally = machine.head, parts.hands.tally
+    head, stats = machine.head, parts.executor.stats
     rate, branches = parts.worker.rate(), shown(head.branches)
     return Lease(
         peer_id=parts.me.peer_id,
@@ -31,13 +31,13 @@ def lease_of(parts: Parts, machine: RoundMachine, facts: Facts, serial: int, gon
         head=head.digest,
         round=head.round,
         work=head.work,
-        sequences=parts.hands.own_sequences(head.digest),
-        rounds_joined=tally.rounds_joined,
-        sequences_committed=tally.sequences_committed,
+        sequences=parts.executor.own_sequences(head.digest),
+        rounds_joined=stats.rounds_joined,
+        sequences_committed=stats.sequences_committed,
         sequences_per_s=rate,
         tokens_per_s=rate * parts.member.samples.tokens_per_sample,
         pass_seconds=parts.worker.pass_seconds,
-        loss=_loss_of(tally.last, head.round),
+        loss=_loss_of(stats.last, head.round),
         state_digest=machine.state_digest,
         addresses=parts.data_addresses(),
         reached=parts.outreach.reached,
@@ -50,8 +50,8 @@ def lease_of(parts: Parts, machine: RoundMachine, facts: Facts, serial: int, gon
         ended_attempts=parts.ended_attempts.last,
         branches=branches.newest,
         branches_before=branches.before,
-        void_passes=tally.void.in_a_row,
-        void_cause=tally.void.last_cause,
+        void_passes=stats.void.in_a_row,
+        void_cause=stats.void.last_cause,
     )
 
 
@@ -64,7 +64,7 @@ def reading_pause_of(parts: Parts, machine: RoundMachine) -> float:
     """Seconds until the others' leases are read again."""
     if machine.phase is not Phase.ACCUMULATING:
         return READ_S
-    own, swarm = parts.hands.own_sequences(machine.head.digest), parts.worker.swarm
+    own, swarm = parts.executor.own_sequences(machine.head.digest), parts.worker.swarm
     return reading_pause(own, parts.worker.rate(), swarm, machine.global_batch)
 
 
@@ -72,7 +72,7 @@ def info_of(
     parts: Parts, machine: RoundMachine | None, facts: Facts, view: View
 ) -> Mapping[str, Any]:
     """What `atom info` shows; `machine` is None until our last state is rebuilt."""
-    run, tally = parts.member.run, parts.hands.tally
+    run, stats = parts.member.run, parts.executor.stats
     rate = parts.worker.rate()
     state = PeerState.STARTING
     if machine is not None:
@@ -81,7 +81,7 @@ def info_of(
         "run": parts.member.manifest.run,
         "peer_id": parts.me.peer_id,
         "state": state.value,
-        "trouble": void_text(tally.void.in_a_row, tally.void.last_cause) or None,
+        "trouble": void_text(stats.void.in_a_row, stats.void.last_cause) or None,
         "paused": parts.worker.gate.why_not or None,
         "wishes": parts.settings.wishes(),
         "setting": parts.settings.doing or None,
@@ -94,13 +94,13 @@ def info_of(
         "gradients": run.optimizer.gradients,
         "codec": run.swarm.codec,
         "ring_protection": run.swarm.ring_protection,
-        "mini_batches": parts.hands.own_sequences(machine.head.digest) if machine else 0,
-        "rounds_joined": tally.rounds_joined,
-        "sequences_committed": tally.sequences_committed,
+        "mini_batches": parts.executor.own_sequences(machine.head.digest) if machine else 0,
+        "rounds_joined": stats.rounds_joined,
+        "sequences_committed": stats.sequences_committed,
         "sequences_per_s": round(rate, 3),
         "tokens_per_s": round(rate * parts.member.samples.tokens_per_sample, 1),
-        "loss": tally.loss,
-        "passes_voided": dict(tally.void.by_cause),
+        "loss": stats.loss,
+        "passes_voided": dict(stats.void.by_cause),
         "utilisation": parts.member.replica.watch.figures(),
         "disk": disk_of(parts),
         "digest": machine.state_digest.hex() if machine else "",

@@ -24,12 +24,12 @@ from atom.swarm.records.lease import Lease
 from atom.training.round.attempt import Attempt, Stage, odd_states_out
 from atom.training.round.desk import Desk
 from atom.training.round.electorate import Electorate, same_head
+from atom.training.round.events import RingFailed
 from atom.training.round.hold_up import HoldUp
 from atom.training.round.ring_watch import RingWatch
 from atom.training.round.scrutiny import objects_to_branch, problem_with_vote
 from atom.training.round.silence import Silence
 from atom.training.round.turn import Turn
-from atom.training.round.vocabulary import RingFailed
 
 MOST_ONLOOKERS_TOLD = 32
 """Of a commit, of those that neither were at its parent nor had a part in it. Leases are free; who

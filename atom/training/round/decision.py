@@ -8,8 +8,7 @@ from atom.swarm.chain.messages import Accept, AcceptedVote
 from atom.training.round.coordinator import Coordinator
 from atom.training.round.desk import Desk
 from atom.training.round.engagement import Engagement
-from atom.training.round.scrutiny import problem_with_commit, problem_with_value
-from atom.training.round.vocabulary import (
+from atom.training.round.events import (
     BETWEEN_STATES,
     Apply,
     FetchResult,
@@ -17,6 +16,7 @@ from atom.training.round.vocabulary import (
     OfferResult,
     Phase,
 )
+from atom.training.round.scrutiny import problem_with_commit, problem_with_value
 
 
 class Decision:

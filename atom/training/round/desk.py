@@ -10,10 +10,10 @@ from atom.base.reasons import Reason
 from atom.swarm.chain.commit import Ballot, Commit, Contribution, Head, Voter
 from atom.swarm.chain.messages import Accept, Message, Nack
 from atom.training.round.electorate import same_head
+from atom.training.round.events import Action, Offence, Phase, Report, Send, View
 from atom.training.round.slots import Slots
 from atom.training.round.succession import Signers
 from atom.training.round.terms import Patience, Terms
-from atom.training.round.vocabulary import Action, Offence, Phase, Report, Send, View
 
 _HEADS_REMEMBERED = 64
 _GUEST_PASS_S = 10.0

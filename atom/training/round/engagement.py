@@ -3,7 +3,7 @@
 from atom.swarm.chain.commit import Ballot, Voter
 from atom.training.round.coordinator import Coordinator
 from atom.training.round.desk import Desk
-from atom.training.round.vocabulary import CatchUp, Phase, StopRing, Thaw
+from atom.training.round.events import CatchUp, Phase, StopRing, Thaw
 
 
 class Engagement:

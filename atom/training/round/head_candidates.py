@@ -7,7 +7,7 @@ before strangers, and a peer that could not help is left alone for a time that d
 from atom.swarm.records.fork_choice import claims_better, preferred
 from atom.swarm.records.lease import Lease
 from atom.training.round.desk import Desk
-from atom.training.round.vocabulary import CaughtUp
+from atom.training.round.events import CaughtUp
 
 MOST_DONORS = 8
 """Asked in one go: each that does not answer takes seconds."""

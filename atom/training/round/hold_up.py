@@ -15,7 +15,7 @@ from atom.swarm.records.lease import PeerState
 from atom.training.round.attempt import Attempt, Stage
 from atom.training.round.desk import Desk
 from atom.training.round.electorate import Electorate, alive_voters, electorate, same_head
-from atom.training.round.vocabulary import Phase
+from atom.training.round.events import Phase
 
 HOLD_OUT = 5
 """Times the grace time, what promises take, and a ring: until a head is overdue once."""

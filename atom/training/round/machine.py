@@ -31,11 +31,7 @@ from atom.training.round.coordinator import Coordinator
 from atom.training.round.decision import Decision
 from atom.training.round.desk import Desk, HeadState
 from atom.training.round.engagement import Engagement
-from atom.training.round.head_candidates import HeadCandidates
-from atom.training.round.member import Member
-from atom.training.round.succession import Signers
-from atom.training.round.terms import Terms
-from atom.training.round.vocabulary import (
+from atom.training.round.events import (
     BETWEEN_STATES,
     Action,
     CaughtUp,
@@ -54,6 +50,10 @@ from atom.training.round.vocabulary import (
     Unreachable,
     View,
 )
+from atom.training.round.head_candidates import HeadCandidates
+from atom.training.round.member import Member
+from atom.training.round.succession import Signers
+from atom.training.round.terms import Terms
 
 _MAX_DEFERRED_PER_PEER = 8
 _MAX_AHEAD = 16

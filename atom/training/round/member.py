@@ -17,15 +17,15 @@ from atom.training.round.coordinator import Coordinator
 from atom.training.round.decision import Decision
 from atom.training.round.desk import Desk
 from atom.training.round.engagement import Engagement
-from atom.training.round.scrutiny import objects_to_branch
-from atom.training.round.slots import Survivors
-from atom.training.round.vocabulary import (
+from atom.training.round.events import (
     Freeze,
     OfferResult,
     Phase,
     RingFailed,
     StartRing,
 )
+from atom.training.round.scrutiny import objects_to_branch
+from atom.training.round.slots import Survivors
 
 REMIND_S = 2.0
 """Between two times that a promise is sent while its ballot's coordinator says nothing."""

@@ -10,9 +10,9 @@ from atom.training.round.attempt import Attempt
 from atom.training.round.blame import accusations, is_eyewitness
 from atom.training.round.desk import Desk
 from atom.training.round.electorate import Electorate, same_head
+from atom.training.round.events import RingFailed
 from atom.training.round.seating import attach_leaves, choose_algorithm, seat_members
 from atom.training.round.suspicions import PATIENT_WITH, Suspicions
-from atom.training.round.vocabulary import RingFailed
 
 
 class RingWatch:

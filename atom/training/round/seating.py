@@ -11,7 +11,7 @@ from atom.swarm.exchange.attachment import Attachment, attach
 from atom.swarm.exchange.order import Place, RingOrder, ring_order
 from atom.swarm.records.lease import Lease, short_name
 from atom.swarm.records.reachability import Reached
-from atom.training.round.vocabulary import View
+from atom.training.round.events import View
 
 Pair = frozenset[str]
 """Two peer ids."""

@@ -9,8 +9,8 @@ from atom.swarm.transport.quarantine import Quarantine
 from atom.training.round.attempt import Attempt
 from atom.training.round.desk import Desk
 from atom.training.round.electorate import Electorate
+from atom.training.round.events import Unanswered
 from atom.training.round.succession import leaves_them_stuck
-from atom.training.round.vocabulary import Unanswered
 
 MUTE_S = 30.0
 

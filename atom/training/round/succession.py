@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from atom.swarm.chain.commit import Head, Voter
 from atom.swarm.records.fork_choice import claims_better
 from atom.swarm.records.lease import Lease, PeerState
-from atom.training.round.vocabulary import View
+from atom.training.round.events import View
 
 UNSEEN_S = 10.0
 """For so long after a round, who signed it is at work, though the directory may not show it."""

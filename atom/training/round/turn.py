@@ -8,10 +8,10 @@ from atom.training.round.electorate import (
     rank,
     same_head,
 )
+from atom.training.round.events import Phase
 from atom.training.round.hold_up import HoldUp
 from atom.training.round.ring_watch import RingWatch
 from atom.training.round.silence import Silence
-from atom.training.round.vocabulary import Phase
 
 UNHEEDED = 2
 """Calls for promises without a quorum, at one head: then it is others' turn."""

@@ -13,7 +13,7 @@ from atom.base.events import EventSink
 from atom.base.reasons import Reason
 from atom.optim.clipping import gradient_norm
 from atom.swarm.chain.ring_standing import Pace
-from atom.training.round.vocabulary import Event, Fetched, FetchFailed
+from atom.training.round.events import Event, Fetched, FetchFailed
 from atom.training.state_sync.state_sync import StateSync
 
 PATIENCE_S, HASTE_S = 6.0, 4.0

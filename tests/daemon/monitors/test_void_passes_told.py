@@ -13,7 +13,7 @@ from atom.daemon.peer.life import Life
 from atom.daemon.state_directory import StateDirectory
 from atom.swap.voided import Cause, PassVoided
 from atom.training.replica.pass_watch import PassWatch
-from atom.training.void_passes import VoidPasses
+from atom.training.round_stats import VoidPasses
 from tests.manual_clock import ManualClock
 
 
@@ -25,14 +25,14 @@ class Listener(Silence):
         self.notes.append(text)
 
 
-class Hands:
+class Executor:
     """As far as void passes are concerned."""
 
     def __init__(self) -> None:
-        self.tally = SimpleNamespace(void=VoidPasses())
+        self.stats = SimpleNamespace(void=VoidPasses())
 
     def voided(self, void: PassVoided) -> None:
-        self.tally.void.add(void)
+        self.stats.void.add(void)
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def life(listener: Listener, tmp_path: Path) -> Life:
         replica=SimpleNamespace(watch=PassWatch(ManualClock())),
     )
     life.parts = SimpleNamespace(  # type: ignore[assignment]
-        hands=Hands(), member=member, lookout=SimpleNamespace(nudge=lambda: None)
+        executor=Executor(), member=member, lookout=SimpleNamespace(nudge=lambda: None)
     )
     return life
 

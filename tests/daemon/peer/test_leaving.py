@@ -15,7 +15,7 @@ from atom.daemon.peer.leaving import LEAVE_S, Leaving, SharedFacts
 from atom.daemon.peer.life import Life
 from atom.daemon.peer.lifecycle import Ending, Facts
 from atom.daemon.state_directory import StateDirectory
-from atom.training.round.vocabulary import Phase
+from atom.training.round.events import Phase
 from tests.manual_clock import ManualClock
 
 
@@ -50,11 +50,11 @@ def life_in(
 ) -> Life:
     life = Life(StateDirectory(folder), console or Silence(), EventList(), ManualClock(), "")
     nothing: Any = lambda *given: None  # noqa: E731 - stands for every part that is only told
-    hands = SimpleNamespace(
-        tally=SimpleNamespace(sequences_dropped=0), uncommitted_sequences=uncommitted
+    executor = SimpleNamespace(
+        stats=SimpleNamespace(sequences_dropped=0), uncommitted_sequences=uncommitted
     )
     life.parts = SimpleNamespace(  # type: ignore[assignment]
-        hands=hands,
+        executor=executor,
         donors=donors,
         worker=SimpleNamespace(submit=nothing),
         pauses=SimpleNamespace(end=nothing),

@@ -16,7 +16,7 @@ from atom.daemon.peer.lifecycle import (
     peer_state,
 )
 from atom.swarm.records.lease import PeerState
-from atom.training.round.vocabulary import Phase
+from atom.training.round.events import Phase
 
 LIVING = Facts(Phase.ACCUMULATING, now=100.0, started=True)
 

@@ -21,7 +21,7 @@ from atom.daemon.peer.news import (
 )
 from atom.swarm.chain.commit import Ballot, Contribution, Value
 from atom.swarm.records.lease import PeerState
-from atom.training.round.vocabulary import View
+from atom.training.round.events import View
 from tests.manual_clock import ManualClock
 
 NOBODY: frozenset[str] = frozenset()

@@ -11,8 +11,8 @@ from atom.daemon.peer.portrait import info_of, lease_of
 from atom.models.data.samples import OwnSamples
 from atom.swarm.chain.commit import Voter, genesis
 from atom.swarm.records.lease import Reached
-from atom.training.round.vocabulary import Phase
-from atom.training.tally import Tally
+from atom.training.round.events import Phase
+from atom.training.round_stats import RoundStats
 from tests.daemon.tiny_run import run_text
 
 ME = Voter("us", b"m" * 16)
@@ -38,7 +38,7 @@ def parts_of(run_file: str, samples: OwnSamples) -> Any:
         worker=SimpleNamespace(
             rate=lambda: RATE, pass_seconds=0.5, gate=SimpleNamespace(why_not="")
         ),
-        hands=SimpleNamespace(tally=Tally(ME), own_sequences=lambda head: 3),
+        executor=SimpleNamespace(stats=RoundStats(ME), own_sequences=lambda head: 3),
         outreach=SimpleNamespace(reached=Reached.UNKNOWN, relays=(), lines=none),
         data_addresses=none,
         transport=SimpleNamespace(links=SimpleNamespace(links=lambda most: {})),

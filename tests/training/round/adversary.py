@@ -22,7 +22,7 @@ from atom.swarm.chain.messages import Accept, AcceptedVote, CommitNotice, Messag
 from atom.swarm.records.fork_choice import shown
 from atom.swarm.records.lease import Lease, PeerState
 from atom.training.round import Patience, RoundMachine, Terms
-from atom.training.round.vocabulary import (
+from atom.training.round.events import (
     Action,
     Apply,
     CatchUp,

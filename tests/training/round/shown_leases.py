@@ -6,7 +6,7 @@ from typing import Any
 from atom.swarm.chain.commit import Head, Voter
 from atom.swarm.chain.membership import standing
 from atom.swarm.records.lease import Lease, PeerState
-from atom.training.round.vocabulary import View
+from atom.training.round.events import View
 
 A, B, C, D, E = VOTERS = tuple(
     standing([Voter(name, name.encode() * 16) for name in ("a", "b", "c", "d", "e")])

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from atom.training.round.vocabulary import Fetched, FetchFailed, FetchResult
+from atom.training.round.events import Fetched, FetchFailed, FetchResult
 from atom.training.state_sync.result_fetch import HASTE_S, PATIENCE_S, PAUSE_S
 
 if TYPE_CHECKING:

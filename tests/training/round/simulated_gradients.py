@@ -6,7 +6,7 @@ from simulated_ring import Work
 
 from atom.swarm.chain.commit import Ballot, Head
 from atom.training.replica.pacing import SwarmCount, next_pass
-from atom.training.round.vocabulary import Frozen, Phase
+from atom.training.round.events import Frozen, Phase
 
 if TYPE_CHECKING:
     from simulated_peer import Process

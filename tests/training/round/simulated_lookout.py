@@ -6,9 +6,8 @@ from atom.swarm.records.fork_choice import shown
 from atom.swarm.records.freshness import LeaseBook
 from atom.swarm.records.lease import RENEW_SECONDS, Lease, PeerState, short_name
 from atom.swarm.records.link import Link
-from atom.training.outlook import look
-from atom.training.paused_peers import PausedPeers
-from atom.training.round.vocabulary import Phase, View
+from atom.training.membership_view import PausedPeers, membership_view
+from atom.training.round.events import Phase, View
 
 if TYPE_CHECKING:
     from simulated_peer import Process
@@ -53,7 +52,7 @@ class Lookout:
         process = self._process
         head, sequences = process.machine.head, process.sequences
         pace_s = process.seat.pass_seconds
-        return look(self._book, head, process.me, sequences, pace_s, process.now())
+        return membership_view(self._book, head, process.me, sequences, pace_s, process.now())
 
     def away(self) -> frozenset[str]:
         """Whose share of the work is for others to do."""

@@ -21,9 +21,9 @@ from atom.swarm.chain.commit import Ballot, Head, Voter
 from atom.swarm.chain.messages import CommitNotice, Ring
 from atom.swarm.records.lease import PeerState
 from atom.swarm.transport.quarantine import Quarantine
-from atom.training.outlook import count_swarm
+from atom.training.membership_view import count_swarm
 from atom.training.round import RoundMachine
-from atom.training.round.vocabulary import (
+from atom.training.round.events import (
     Action,
     Apply,
     CatchUp,

@@ -15,7 +15,7 @@ from atom.swarm.chain.commit import Contribution, canonical_digest
 from atom.swarm.chain.ring_standing import RingStanding
 from atom.swarm.exchange.composition import carried_by, seats_of, well_composed
 from atom.swarm.exchange.geometry import RingPlan
-from atom.training.round.vocabulary import RingFailed, RingFinished, StartRing
+from atom.training.round.events import RingFailed, RingFinished, StartRing
 
 STALL_SECONDS = 1.3
 HELD_UP_SECONDS = 6.0

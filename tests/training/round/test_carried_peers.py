@@ -11,8 +11,7 @@ from atom.swarm.chain.commit import Ballot, Contribution, Head, Value, Voter
 from atom.swarm.chain.messages import Accept, AcceptedVote, Nack, Prepare, Ring
 from atom.swarm.identity import Identity
 from atom.training.round import RoundMachine, Terms
-from atom.training.round.suspicions import PATIENT_WITH
-from atom.training.round.vocabulary import (
+from atom.training.round.events import (
     Action,
     Frozen,
     Phase,
@@ -21,6 +20,7 @@ from atom.training.round.vocabulary import (
     Send,
     StartRing,
 )
+from atom.training.round.suspicions import PATIENT_WITH
 
 US = Identity.create()
 ME = Voter(US.peer_id, b"m" * 16)

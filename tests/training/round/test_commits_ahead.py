@@ -16,7 +16,7 @@ from atom.swarm.chain.membership import signed_by
 from atom.swarm.chain.messages import CommitNotice
 from atom.swarm.identity import Identity
 from atom.training.round import RoundMachine, Terms
-from atom.training.round.vocabulary import (
+from atom.training.round.events import (
     Apply,
     CaughtUp,
     Fetched,

@@ -19,8 +19,8 @@ from atom.swarm.chain.messages import CommitNotice
 from atom.swarm.identity import Identity
 from atom.training.round import RoundMachine, Terms
 from atom.training.round.desk import Desk, HeadState
+from atom.training.round.events import Apply, Fetched, Offence, Received
 from atom.training.round.scrutiny import problem_with_commit
-from atom.training.round.vocabulary import Apply, Fetched, Offence, Received
 
 KEYS = [Identity.create() for _ in range(3)]
 ME, HONEST, LIAR = VOTERS = [Voter(key.peer_id, key.peer_id.encode()[-16:]) for key in KEYS]

@@ -18,7 +18,7 @@ from atom.training.round.electorate import (
     rank,
     same_head,
 )
-from atom.training.round.vocabulary import View
+from atom.training.round.events import View
 
 GRACE = 12.0
 

@@ -12,8 +12,8 @@ from atom.training.round import Terms
 from atom.training.round.attempt import Attempt, Stage
 from atom.training.round.desk import Desk, HeadState
 from atom.training.round.electorate import Electorate
+from atom.training.round.events import Phase, View
 from atom.training.round.hold_up import HOLD_OUT, HoldUp
-from atom.training.round.vocabulary import Phase, View
 
 LIMIT_S = HOLD_OUT * (12.0 + 1.0)
 

@@ -35,8 +35,7 @@ from atom.swarm.identity import Identity
 from atom.training.round import RoundMachine, Terms
 from atom.training.round.coordinator import MOST_ONLOOKERS_TOLD
 from atom.training.round.electorate import Electorate
-from atom.training.round.head_candidates import LONGEST_DOUBT_S, MOST_DONORS
-from atom.training.round.vocabulary import (
+from atom.training.round.events import (
     Action,
     CatchUp,
     CaughtUp,
@@ -53,6 +52,7 @@ from atom.training.round.vocabulary import (
     Tick,
     View,
 )
+from atom.training.round.head_candidates import LONGEST_DOUBT_S, MOST_DONORS
 
 BATCH = 96
 BALLOT = Ballot(1, MATE.peer_id, MATE.incarnation)

@@ -8,7 +8,7 @@ from atom.swarm.chain.messages import Nack, Prepare, Ring
 from atom.swarm.exchange.algorithm import MAX_MEMBERS
 from atom.swarm.identity import Identity
 from atom.training.round import RoundMachine, Terms
-from atom.training.round.vocabulary import Action, Frozen, Phase, Received, Send, StartRing
+from atom.training.round.events import Action, Frozen, Phase, Received, Send, StartRing
 
 US = Identity.create()
 ME = Voter(US.peer_id, b"m" * 16)

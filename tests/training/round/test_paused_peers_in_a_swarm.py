@@ -4,7 +4,7 @@ from simulation import Setting, Swarm
 from test_round_scenarios import commits
 
 from atom.swarm.chain.commit import Commit
-from atom.training.paused_peers import COUNTS_ON_S
+from atom.training.membership_view import COUNTS_ON_S
 
 BATCH, SHARE, PASS_S = 120, 40, 0.1
 """A share of three is worked off within a second; news come every 0.9 s."""

@@ -11,9 +11,9 @@ from atom.training.round import Terms
 from atom.training.round.attempt import Attempt, Stage
 from atom.training.round.desk import Desk, HeadState
 from atom.training.round.electorate import Electorate
+from atom.training.round.events import RingFailed
 from atom.training.round.ring_watch import RingWatch
 from atom.training.round.suspicions import FIRST_HOLD_S
-from atom.training.round.vocabulary import RingFailed
 
 HEAD = head_of(A, B, C)
 CHOSEN = Electorate(HEAD.voters)

@@ -7,8 +7,8 @@ from atom.swarm.exchange.algorithm import Algorithm
 from atom.swarm.records.lease import Lease, PeerState, short_name
 from atom.swarm.records.link import Link
 from atom.swarm.records.reachability import Reached
+from atom.training.round.events import View
 from atom.training.round.seating import choose_algorithm, seat_members
-from atom.training.round.vocabulary import View
 
 DEALT = tuple(Contribution(name, name.encode() * 16, 3, 1.5) for name in "abcdef")
 

@@ -14,8 +14,7 @@ from atom.training.round import RoundMachine, Terms
 from atom.training.round.attempt import Attempt, Stage
 from atom.training.round.desk import Desk, HeadState
 from atom.training.round.electorate import Electorate
-from atom.training.round.silence import Silence
-from atom.training.round.vocabulary import (
+from atom.training.round.events import (
     Action,
     Freeze,
     Frozen,
@@ -28,6 +27,7 @@ from atom.training.round.vocabulary import (
     Unreachable,
     View,
 )
+from atom.training.round.silence import Silence
 
 US, THEM, NOBODY = (identity(number) for number in (2, 1, 3))  # the mate leads first
 ME = Voter(US.peer_id, b"m" * 16)

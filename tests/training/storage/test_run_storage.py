@@ -8,7 +8,7 @@ import pytest
 
 from atom.base.errors import StorageError
 from atom.swarm.state.blobs import BlobStore
-from atom.training.hands import Schedule
+from atom.training.round_executor import Schedule
 from atom.training.storage import run_storage as storage_module
 from atom.training.storage.disk_room import DiskRoom
 from atom.training.storage.journal import Journal
@@ -16,7 +16,7 @@ from atom.training.storage.run_storage import RunStorage
 from atom.training.storage.shelf import IN_USE_S, Shelf
 from atom.training.storage.snapshot import list_snapshots
 from tests.read_only_disk import turn_read_only
-from tests.training.hands_stage import ELEMENTS, Stage, kinds
+from tests.training.executor_stage import ELEMENTS, Stage, kinds
 
 STATE_BYTES = 3 * 4 * ELEMENTS
 RESULTS_BYTES = 2 * 4 * ELEMENTS

@@ -19,12 +19,11 @@ from atom.swarm.chain.commit import (
 )
 from atom.swarm.identity import Identity
 from atom.swarm.state.arenas import state_digest
-from atom.training.hands import Schedule
 from atom.training.replica.pacing import SwarmCount
 from atom.training.replica.run_gate import Pause
 from atom.training.replica.worker import Batch
 from atom.training.round import Patience
-from atom.training.round.vocabulary import (
+from atom.training.round.events import (
     CatchUp,
     CaughtUp,
     Event,
@@ -35,10 +34,11 @@ from atom.training.round.vocabulary import (
     StartRing,
     Stepped,
 )
+from atom.training.round_executor import Schedule
 from atom.training.state_sync import result_fetch
 from atom.training.state_sync.state_sync import CatchUpFailed
 from atom.training.storage.snapshot import list_snapshots
-from tests.training.hands_stage import BALLOT, ELEMENTS, ME, WAIT_S, Stage, kinds
+from tests.training.executor_stage import BALLOT, ELEMENTS, ME, WAIT_S, Stage, kinds
 
 BEHIND = CatchUp(("a",), "behind")
 ODD = CatchUp(("a",), "state-mismatch", discard=True)
@@ -61,21 +61,21 @@ def test_a_freeze_is_answered_at_the_end_of_the_pass(stage: Stage) -> None:
     stage.replica.may_end.clear()
     stage.worker.release("starting")
     assert stage.replica.in_pass.wait(WAIT_S)
-    stage.hands.freeze(BALLOT)
+    stage.executor.freeze(BALLOT)
     assert stage.posted.empty(), "in the middle of a pass nothing is counted yet"
     stage.replica.may_end.set()
     assert stage.next_event() == Frozen(BALLOT, 8, 16.0)
-    assert stage.hands.uncommitted_sequences == 8
-    assert stage.hands.own_sequences(stage.replica.gradients_tag) == 8
-    assert stage.hands.own_sequences(b"the next head") == 0, "another round's"
+    assert stage.executor.uncommitted_sequences == 8
+    assert stage.executor.own_sequences(stage.replica.gradients_tag) == 8
+    assert stage.executor.own_sequences(b"the next head") == 0, "another round's"
 
 
 def test_frozen_until_thawed(stage: Stage) -> None:
-    stage.hands.freeze(BALLOT)
+    stage.executor.freeze(BALLOT)
     assert stage.next_event() == Frozen(BALLOT, 0, 0.0)
     stage.worker.release("starting")
     assert stage.on_worker(lambda: stage.replica.sequences) == 0
-    stage.hands.thaw()
+    stage.executor.thaw()
     assert stage.passed.wait(WAIT_S)
 
 
@@ -83,7 +83,7 @@ def test_frozen_until_thawed(stage: Stage) -> None:
 def test_gradients_that_are_not_finite_count_for_nothing(stage: Stage, bad: float) -> None:
     stage.train()
     stage.on_worker(lambda: stage.replica.gradients.index_fill_(0, torch.tensor([5]), bad))
-    stage.hands.freeze(BALLOT)
+    stage.executor.freeze(BALLOT)
     assert stage.next_event() == Frozen(BALLOT, 0, 0.0)
     assert stage.events.events == [{"event": "gradients-dropped", "reason": "not-finite"}]
     assert not stage.replica.gradients.any()
@@ -92,14 +92,14 @@ def test_gradients_that_are_not_finite_count_for_nothing(stage: Stage, bad: floa
 
 def test_the_swarms_progress_reaches_the_worker(stage: Stage) -> None:
     swarm = SwarmCount(others_sequences=100, peers=3, seen_at=1.0)
-    stage.hands.tell_progress(swarm)
+    stage.executor.tell_progress(swarm)
     assert stage.worker.swarm == swarm
 
 
 def test_void_passes_are_counted_and_told_less_and_less_often(stage: Stage) -> None:
     void = PassVoided(Cause.LOSS, "nan in micro-batch 0", sequences_lost=4, hint="look")
     for _ in range(9):
-        stage.hands.voided(void)
+        stage.executor.voided(void)
     assert [event["in_a_row"] for event in stage.events.events] == [1, 2, 4, 8]
     first, last = stage.events.events[0], stage.events.events[-1]
     assert first == {
@@ -110,19 +110,19 @@ def test_void_passes_are_counted_and_told_less_and_less_often(stage: Stage) -> N
         },
     }  # fmt: skip
     assert (last["in_a_row"], last["passes_voided"]["loss-not-finite"]) == (8, 8)
-    assert stage.hands.tally.sequences_dropped == 36
-    counted = stage.hands.tally.void
+    assert stage.executor.stats.sequences_dropped == 36
+    counted = stage.executor.stats.void
     assert (counted.in_a_row, counted.last_cause) == (9, "loss-not-finite")
     counted.sound()
     assert (counted.in_a_row, counted.last_cause) == (0, "")
-    stage.hands.voided(void)
+    stage.executor.voided(void)
     assert stage.events.events[-1]["in_a_row"] == 1
 
 
 def test_a_round_says_how_many_of_its_passes_were_void(stage: Stage) -> None:
     for voided in (2, 0):
         for _ in range(voided):
-            stage.hands.voided(PassVoided(Cause.GRADIENTS, "though the loss is finite"))
+            stage.executor.voided(PassVoided(Cause.GRADIENTS, "though the loss is finite"))
         stage.step(stage.commit(stage.hold(float(voided))))
     rounds = [event for event in stage.events.events if event["event"] == "round"]
     assert [event["passes_voided"] for event in rounds] == [2, 0]
@@ -201,12 +201,12 @@ def test_a_result_that_is_only_on_our_own_disk_is_stepped(stage: Stage) -> None:
 
 def test_a_round_alone_from_ring_to_step(stage: Stage) -> None:
     stage.train()
-    stage.hands.freeze(BALLOT)
+    stage.executor.freeze(BALLOT)
     frozen = stage.next_event()
     assert isinstance(frozen, Frozen)
     part = Contribution(ME.peer_id, ME.incarnation, frozen.sequences, frozen.loss_sum)
     assert ME.peer_id not in stage.transport.known
-    stage.hands.start_ring(StartRing(stage.start.digest, BALLOT, (part,)))
+    stage.executor.start_ring(StartRing(stage.start.digest, BALLOT, (part,)))
     assert ME.peer_id in stage.transport.known, "the door keeps places for who is in the ring"
     finished = stage.next_event()
     assert isinstance(finished, RingFinished)
@@ -237,7 +237,7 @@ def test_a_held_result_is_offered_before_its_round_is_decided(stage: Stage) -> N
     result, busy = stage.hold(0.25), threading.Event()
     stage.worker.submit(lambda: busy.wait(WAIT_S))
     for digest in (result, result, b"x" * 32):
-        stage.hands.offer_result(digest)
+        stage.executor.offer_result(digest)
     name = f"result/{result.hex()}"
     offered = [name for name in stage.blobs.names() if name.startswith("result/")]
     busy.set()
@@ -255,7 +255,7 @@ def test_what_was_offered_from_memory_is_not_kept_there(stage: Stage) -> None:
     arenas = [weakref.ref(stage.results.get(digest)) for digest in (committed, other)]
     manifests = {}
     for digest in (committed, other):
-        stage.hands.offer_result(digest)
+        stage.executor.offer_result(digest)
         manifests[digest] = stage.blobs.manifest(f"result/{digest.hex()}")
     stage.step(stage.commit(committed))
     stage.settle()
@@ -267,8 +267,8 @@ def test_what_was_offered_from_memory_is_not_kept_there(stage: Stage) -> None:
 def test_what_nobody_waits_for_is_neither_held_nor_offered(stage: Stage) -> None:
     accepted, other = stage.hold(0.25), stage.hold(0.5)
     for digest in (accepted, other):
-        stage.hands.offer_result(digest)
-    stage.hands.keep_results(frozenset({accepted}))
+        stage.executor.offer_result(digest)
+    stage.executor.keep_results(frozenset({accepted}))
     assert stage.blobs.names() == [f"result/{accepted.hex()}"]
     assert stage.results.get(other) is None
     stage.step(stage.commit(accepted))
@@ -278,14 +278,14 @@ def test_what_nobody_waits_for_is_neither_held_nor_offered(stage: Stage) -> None
 def test_what_had_a_part_is_tallied(stage: Stage) -> None:
     stage.train()
     stage.step(stage.commit(stage.hold(0.1), sequences=6))
-    tally = stage.hands.tally
-    assert (tally.rounds_joined, tally.sequences_committed, tally.sequences_dropped) == (1, 6, 2)
-    assert (tally.loss, tally.last_commit_at) == (4.0, 100.0)
+    stats = stage.executor.stats
+    assert (stats.rounds_joined, stats.sequences_committed, stats.sequences_dropped) == (1, 6, 2)
+    assert (stats.loss, stats.last_commit_at) == (4.0, 100.0)
     stage.clock.advance(4.0)
     other = Identity.create().peer_id
     stage.step(stage.commit(stage.hold(0.2), sequences=10, contributor=other))
-    assert (tally.rounds_joined, tally.sequences_committed, tally.sequences_dropped) == (1, 6, 2)
-    assert tally.tokens_per_s == 10 * 16 / 4.0
+    assert (stats.rounds_joined, stats.sequences_committed, stats.sequences_dropped) == (1, 6, 2)
+    assert stats.tokens_per_s == 10 * 16 / 4.0
     rounds = [event for event in stage.events.events if event["event"] == "round"]
     assert [event["sequences"] for event in rounds] == [6, 10]
 
@@ -322,7 +322,7 @@ def test_snapshots_are_due_by_the_schedule_and_at_the_end(tmp_path: Path) -> Non
 
 
 def test_the_round_hears_of_a_fetched_result(stage: Stage) -> None:
-    stage.hands.fetch_result(b"r" * 32, ("a",), True)
+    stage.executor.fetch_result(b"r" * 32, ("a",), True)
     assert stage.next_event() == Fetched(b"r" * 32)
 
 
@@ -339,7 +339,7 @@ def test_whatever_ends_a_fetch_the_round_hears_of_it(
 
     monkeypatch.setattr(result_fetch, "PATIENCE_S", 0.0)
     stage.state_sync.on_fetch = fail
-    stage.hands.fetch_result(b"r" * 32, ("a",), True)
+    stage.executor.fetch_result(b"r" * 32, ("a",), True)
     assert stage.next_event() == FetchFailed(b"r" * 32)
     assert kinds(stage) == ["fetch-failed"]
     assert stage.results.get(b"r" * 32) is None
@@ -363,7 +363,7 @@ def test_a_fetch_asks_again_for_what_is_not_there_yet(
 
     monkeypatch.setattr(result_fetch, "PAUSE_S", 0.0)
     stage.state_sync.on_fetch = late
-    stage.hands.fetch_result(b"r" * 32, ("a",), True)
+    stage.executor.fetch_result(b"r" * 32, ("a",), True)
     assert isinstance(stage.next_event(), Fetched)
 
 
@@ -379,7 +379,7 @@ def test_a_failed_catch_up_leaves_us_where_we_were(stage: Stage, wanted: CatchUp
 
     stage.train()
     stage.state_sync.on_run = fail
-    stage.hands.catch_up({"a": b"h" * 32}, wanted)
+    stage.executor.catch_up({"a": b"h" * 32}, wanted)
     state = state_digest(stage.replica.arenas)
     caught = stage.next_event()
     assert isinstance(caught, CaughtUp)
@@ -396,7 +396,7 @@ def test_without_any_state_the_digest_is_empty(stage: Stage) -> None:
         raise CatchUpFailed("nobody there")
 
     stage.state_sync.on_run = fail
-    stage.hands.catch_up({}, CatchUp((), "no-state", discard=True))
+    stage.executor.catch_up({}, CatchUp((), "no-state", discard=True))
     assert stage.next_event() == CaughtUp(stage.start, b"", ())
 
 
@@ -409,7 +409,7 @@ def test_a_new_head_starts_a_new_round(stage: Stage) -> None:
 
     stage.train()
     stage.state_sync.on_run = bring
-    stage.hands.catch_up({"a": b"h" * 32}, BEHIND)
+    stage.executor.catch_up({"a": b"h" * 32}, BEHIND)
     state = state_digest({**stage.replica.arenas, "master": -torch.ones(ELEMENTS)})
     assert stage.next_event() == CaughtUp(stage.journal.head, state)
     assert stage.journal.head.round == 1
@@ -423,20 +423,20 @@ def test_what_was_counted_and_missed_the_round_is_dropped(stage: Stage) -> None:
         stage.journal.append(stage.commit(b"r" * 32, contributor=Identity.create().peer_id))
 
     begun: list[int] = []
-    stage.hands.on_round_begun = lambda: begun.append(stage.hands.tally.sequences_dropped)
+    stage.executor.on_round_begun = lambda: begun.append(stage.executor.stats.sequences_dropped)
     stage.train()
     stage.state_sync.on_run = bring
-    stage.hands.catch_up({"a": b"h" * 32}, BEHIND)
+    stage.executor.catch_up({"a": b"h" * 32}, BEHIND)
     stage.next_event()
     assert begun == [8], "who leaves learns of it, and trains no further"
-    assert stage.hands.tally.loss == 3.0
+    assert stage.executor.stats.loss == 3.0
 
 
 def test_another_branch_takes_back_what_was_committed_on_ours(stage: Stage) -> None:
     stage.train()
     stage.step(stage.commit(stage.hold(0.1)))
-    tally = stage.hands.tally
-    assert (tally.sequences_committed, tally.sequences_dropped) == (8, 0)
+    stats = stage.executor.stats
+    assert (stats.sequences_committed, stats.sequences_dropped) == (8, 0)
 
     def bring(donors: Mapping[str, bytes], discard: bool) -> None:
         stage.journal.replace([], [stage.start])
@@ -445,30 +445,30 @@ def test_another_branch_takes_back_what_was_committed_on_ours(stage: Stage) -> N
             stage.journal.append(stage.commit(b"r" * 32, contributor=other))
 
     stage.state_sync.on_run = bring
-    stage.hands.catch_up({"a": b"h" * 32}, BEHIND)
+    stage.executor.catch_up({"a": b"h" * 32}, BEHIND)
     stage.next_event()
-    assert (tally.rounds_joined, tally.sequences_committed, tally.sequences_dropped) == (0, 0, 8)
+    assert (stats.rounds_joined, stats.sequences_committed, stats.sequences_dropped) == (0, 0, 8)
 
 
 def test_a_head_that_stays_takes_nothing_back(stage: Stage) -> None:
     stage.train()
-    stage.hands.catch_up({"a": b"h" * 32}, BEHIND)
+    stage.executor.catch_up({"a": b"h" * 32}, BEHIND)
     stage.next_event()
-    assert stage.hands.tally.sequences_dropped == 0
-    stage.hands.catch_up({"a": b"h" * 32}, ODD)
+    assert stage.executor.stats.sequences_dropped == 0
+    stage.executor.catch_up({"a": b"h" * 32}, ODD)
     stage.next_event()
-    assert stage.hands.tally.sequences_dropped == 8, "they were counted with an odd state"
+    assert stage.executor.stats.sequences_dropped == 8, "they were counted with an odd state"
 
 
 def test_after_a_restart_the_last_loss_is_known(stage: Stage) -> None:
     stage.journal.append(stage.commit(b"r" * 32))
-    stage.on_worker(stage.hands.begin)
-    assert stage.hands.tally.loss == 3.0
-    assert stage.hands.tally.last_here is None
+    stage.on_worker(stage.executor.begin)
+    assert stage.executor.stats.loss == 3.0
+    assert stage.executor.stats.last_here is None
 
 
 def test_begin_offers_a_first_snapshot(stage: Stage) -> None:
-    digest = stage.on_worker(stage.hands.begin)
+    digest = stage.on_worker(stage.executor.begin)
     assert stage.state_sync.restored
     assert digest == state_digest(stage.replica.arenas)
     snapshot = list_snapshots(stage.snapshots)[0]
@@ -478,7 +478,7 @@ def test_begin_offers_a_first_snapshot(stage: Stage) -> None:
 
 def test_begin_with_nothing_offers_nothing(stage: Stage) -> None:
     stage.state_sync.usable = False
-    assert stage.on_worker(stage.hands.begin) == b""
+    assert stage.on_worker(stage.executor.begin) == b""
     assert list_snapshots(stage.snapshots) == []
     assert stage.blobs.names() == ["snapshots"], "an empty list"
 
@@ -491,7 +491,7 @@ def test_closing_ends_a_fetch_that_would_ask_again(stage: Stage) -> None:
         raise ConnectionError("gone")
 
     stage.state_sync.on_fetch = fail
-    stage.hands.fetch_result(b"r" * 32, ("a",), True)
+    stage.executor.fetch_result(b"r" * 32, ("a",), True)
     assert asked.wait(WAIT_S)
-    stage.hands.close()
+    stage.executor.close()
     assert stage.next_event() == FetchFailed(b"r" * 32)

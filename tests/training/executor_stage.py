@@ -1,4 +1,4 @@
-"""Hands with everything around them, on a real worker's thread; a replica of 64 numbers whose
+"""Executor with everything around them, on a real worker's thread; a replica of 64 numbers whose
 passes and steps a test may hold."""
 
 import queue
@@ -34,14 +34,14 @@ from atom.swarm.identity import Identity
 from atom.swarm.state.arenas import arena_digest, state_digest
 from atom.swarm.state.blobs import BlobStore
 from atom.training.exchange import RingStyle
-from atom.training.hands import Bench, ReplicaHands, Schedule
 from atom.training.replica.device_hold import DeviceHold
 from atom.training.replica.pass_watch import PassWatch
 from atom.training.replica.worker import Batch, Work, Worker
-from atom.training.round.vocabulary import (
+from atom.training.round.events import (
     Event,
     Stepped,
 )
+from atom.training.round_executor import RoundExecutor, Schedule, TrainingContext
 from atom.training.storage.disk_room import DiskRoom
 from atom.training.storage.journal import Journal
 from atom.training.storage.results import Results
@@ -172,7 +172,7 @@ class ScriptedStateSync:
 
 
 class Stage:
-    """Hands with everything around them, begun and standing still."""
+    """Executor with everything around them, begun and standing still."""
 
     def __init__(
         self, folder: Path, schedule: Schedule | None = None, room: type[DiskRoom] = DiskRoom
@@ -198,15 +198,15 @@ class Stage:
         self.folder, self.room = folder, room(folder, self.events)
         self.shelf = Shelf(self.blobs, self.journal, self.results)
         self.storage = RunStorage(self.journal, self.results, self.shelf, self.snapshots, self.room)
-        bench: Any = Bench(
+        context: Any = TrainingContext(
             self.replica, self.worker, self.deck, self.storage, self.state_sync,  # type: ignore[arg-type]
         )  # fmt: skip
-        self.hands = ReplicaHands(
-            bench, self.transport, schedule or Schedule(2, None, 0, 4, 16), self.clock,
+        self.executor = RoundExecutor(
+            context, self.transport, schedule or Schedule(2, None, 0, 4, 16), self.clock,
             self.events, RingStyle(), ME,
         )  # fmt: skip
         self.on_post: Callable[[Event], None] = lambda event: None
-        self.hands.bind(self._post, lambda: None)
+        self.executor.bind(self._post, lambda: None)
         self.worker.start()
 
     def _post(self, event: Event) -> None:
@@ -252,7 +252,7 @@ class Stage:
 
     def apply(self, commit: Commit) -> Head:
         head = self.journal.head.after(commit.value)
-        self.hands.apply(commit, head)
+        self.executor.apply(commit, head)
         return head
 
     def step(self, commit: Commit) -> Stepped:
@@ -266,13 +266,13 @@ class Stage:
 
     def settle(self) -> None:
         """What follows the step is done, too."""
-        self.on_worker(self.hands._aftermath.wait)
+        self.on_worker(self.executor._post_step.wait)
 
     def close(self) -> None:
         self.replica.may_end.set()
         self.replica.may_step.set()
         self.worker.close()
-        self.hands.close()
+        self.executor.close()
         self.transport.close()
         for thread in threading.enumerate():
             if thread.name in {"ring", "fetch"}:

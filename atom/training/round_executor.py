@@ -25,14 +25,14 @@ from atom.swap.voided import PassVoided
 from atom.swarm.chain.commit import Ballot, Commit, Head, Value, Voter
 from atom.swarm.state.arenas import state_digest
 from atom.swarm.transport.transport import PeerTransport
-from atom.training.aftermath import Aftermath
 from atom.training.exchange import Exchange, RingStyle
+from atom.training.post_step import PostStepTask
 from atom.training.replica.device_hold import DeviceTaken
 from atom.training.replica.pacing import SwarmCount
 from atom.training.replica.replica import Replica
 from atom.training.replica.samples import Deck
 from atom.training.replica.worker import Worker
-from atom.training.round.vocabulary import (
+from atom.training.round.events import (
     CatchUp,
     CaughtUp,
     Event,
@@ -40,11 +40,10 @@ from atom.training.round.vocabulary import (
     StartRing,
     Stepped,
 )
+from atom.training.round_stats import RoundStats, worth_saying
 from atom.training.state_sync.result_fetch import ResultFetch, Wanted
 from atom.training.state_sync.state_sync import CatchUpFailed, StateSync
 from atom.training.storage.run_storage import RunStorage
-from atom.training.tally import Tally
-from atom.training.void_passes import worth_saying
 
 ROUND = "round"
 
@@ -62,7 +61,7 @@ class Schedule:
 
 
 @dataclass(frozen=True)
-class Bench:
+class TrainingContext:
     """A replica and what stands around it."""
 
     replica: Replica
@@ -72,12 +71,12 @@ class Bench:
     state_sync: StateSync
 
 
-class ReplicaHands:
-    """See `atom.training.loop.Hands`. Everything it needs is given; `bind` closes the circle."""
+class RoundExecutor:
+    """See `atom.training.loop.Executor`. Everything it needs is given; `bind` closes the circle."""
 
     def __init__(
         self,
-        bench: Bench,
+        context: TrainingContext,
         transport: PeerTransport,
         schedule: Schedule,
         clock: Clock,
@@ -85,13 +84,13 @@ class ReplicaHands:
         style: RingStyle,
         me: Voter,
     ) -> None:
-        self._replica = bench.replica
-        self._worker = bench.worker
-        self._deck = bench.deck
-        self._journal = bench.storage.journal
-        self._results = bench.storage.results
-        self._storage = bench.storage
-        self._state_sync = bench.state_sync
+        self._replica = context.replica
+        self._worker = context.worker
+        self._deck = context.deck
+        self._journal = context.storage.journal
+        self._results = context.storage.results
+        self._storage = context.storage
+        self._state_sync = context.state_sync
         self._transport = transport
         self._schedule = schedule
         self._clock = clock
@@ -100,9 +99,9 @@ class ReplicaHands:
         self._exchange: Exchange
         self._post: Callable[[Event], None]
         self._on_change: Callable[[], None]
-        self._fetch = ResultFetch(bench.state_sync, clock, events)
-        self._aftermath = Aftermath(lambda: self._worker.submit(self._aftermath.wait))
-        self.tally = Tally(me)
+        self._fetch = ResultFetch(context.state_sync, clock, events)
+        self._post_step = PostStepTask(lambda: self._worker.submit(self._post_step.wait))
+        self.stats = RoundStats(me)
         self.on_round_begun: Callable[[], None] = lambda: None
         """Called on the worker's thread while nothing is counted for a round: the daemon's chance
         to hold it. A step may still be under way."""
@@ -124,7 +123,7 @@ class ReplicaHands:
         """After the worker: what it began is seen to its end."""
         self._fetch.close()
         self._exchange.close()
-        self._aftermath.rest()
+        self._post_step.rest()
 
     # ---- messages and views
 
@@ -186,8 +185,8 @@ class ReplicaHands:
     def voided(self, void: PassVoided) -> None:
         """A pass counted for nothing. On the worker's thread. Of many in a row, fewer and fewer are
         written down."""
-        in_a_row = self.tally.void.add(void)
-        self.tally.sequences_dropped += void.sequences_lost
+        in_a_row = self.stats.void.add(void)
+        self.stats.sequences_dropped += void.sequences_lost
         if not worth_saying(in_a_row):
             return
         self._events.emit(
@@ -197,7 +196,7 @@ class ReplicaHands:
             hint=void.hint,
             in_a_row=in_a_row,
             sequences_lost=void.sequences_lost,
-            passes_voided=dict(self.tally.void.by_cause),
+            passes_voided=dict(self.stats.void.by_cause),
         )
 
     # ---- ring
@@ -232,7 +231,7 @@ class ReplicaHands:
     def _step(self, commit: Commit, head: Head) -> None:
         """Begins the step and the next round. The machine hears of the step from `_settle`: until
         then it asks for nothing that would have to wait."""
-        self._aftermath.wait()  # a snapshot of the state before may still be on its way to disk
+        self._post_step.wait()  # a snapshot of the state before may still be on its way to disk
         value = commit.value
         result = self._results.get(value.result_digest)
         assert result is not None, "only held results are applied"
@@ -240,14 +239,14 @@ class ReplicaHands:
         self._storage.record(commit)
         self._replica.begin_step(result, value.gradient_norm, value.round)
         counted, tokens = self._replica.sequences, self._schedule.sequence_tokens
-        self.tally.account(value, counted, tokens, self._clock.now())
+        self.stats.account(value, counted, tokens, self._clock.now())
         if self._style.feedback is not None:
             self._style.feedback.committed(value.result_digest)
         self._start_round(head)
         if value.round != self._schedule.last_round:
             self._worker.release(ROUND)  # before anybody can hear of the step, and freeze us again
         closing: Future[dict[str, Any]] = Future()
-        self._aftermath.start(lambda: self._settle(commit, head, closing))
+        self._post_step.start(lambda: self._settle(commit, head, closing))
         self._close_round(value.round, closing)
         self.on_round_begun()
 
@@ -269,7 +268,7 @@ class ReplicaHands:
         thread, before the first round. Raises: BrokenOff."""
         self._storage.begin()
         self._state_sync.restore()
-        self.tally.last = self._last_value()
+        self.stats.last = self._last_value()
         self._start_round(self._journal.head)
         if not self._state_sync.usable:
             return b""
@@ -295,7 +294,7 @@ class ReplicaHands:
             loss=round(value.loss, 6),
             **closing,
             sequences=value.sequences,
-            tokens_per_s=round(self.tally.tokens_per_s, 1),
+            tokens_per_s=round(self.stats.tokens_per_s, 1),
             members=[c.peer_id for c in value.contributions],
             contributed=[c.sequences for c in value.contributions],
             head=head.digest.hex(),
@@ -311,7 +310,7 @@ class ReplicaHands:
         and nobody else knows. Validation is with the new weights, as soon as they are stepped."""
         try:
             told = self._validation(round_number)
-            told["passes_voided"] = self.tally.void.take_round()
+            told["passes_voided"] = self.stats.void.take_round()
             told["utilisation"] = self._replica.watch.figures()
             outcome.set_result(told)
         except BaseException as failure:
@@ -341,7 +340,7 @@ class ReplicaHands:
         self._worker.submit(lambda: self._catch_up(donors, wanted))
 
     def _catch_up(self, donors: Mapping[str, bytes], wanted: CatchUp) -> None:
-        self._aftermath.wait()
+        self._post_step.wait()
         self._events.emit("catching-up", reason=wanted.reason, donors=list(donors))
         heads, commits = [*self._journal.heads], [*self._journal.commits]
         shunned: tuple[str, ...] = ()
@@ -379,8 +378,8 @@ class ReplicaHands:
         shared = self._journal.shared_rounds(heads)
         lost, found = commits[shared:], self._journal.commits[shared:]
         counted = self.own_sequences(heads[-1].digest)
-        self.tally.caught_up([c.value for c in lost], [c.value for c in found], counted)
-        self.tally.last = self._last_value()
+        self.stats.caught_up([c.value for c in lost], [c.value for c in found], counted)
+        self.stats.last = self._last_value()
 
     def _last_value(self) -> Value | None:
         return self._journal.commits[-1].value if self._journal.commits else None

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable
 
 
-class Aftermath:
+class PostStepTask:
     """The worker's thread starts a job and, before it changes what the job reads, waits for it."""
 
     def __init__(self, on_failure: Callable[[], None]) -> None:
@@ -16,7 +16,7 @@ class Aftermath:
     def start(self, job: Callable[[], None]) -> None:
         """Runs `job` in the background. The one before must have been waited for."""
         assert self._thread is None
-        self._thread = threading.Thread(target=self._run, args=(job,), name="aftermath")
+        self._thread = threading.Thread(target=self._run, args=(job,), name="post-step")
         self._thread.start()
 
     def wait(self) -> None:
