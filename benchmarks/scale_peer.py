@@ -11,9 +11,9 @@ from atom.swarm.chain.commit import Ballot, Head, Voter, canonical_digest
 from atom.swarm.chain.messages import Message, Prepare
 from atom.swarm.identity import Identity
 from atom.swarm.records.codec import encode_lease
-from atom.swarm.records.freshness import LeaseBook
 from atom.swarm.records.keys import LEASE_SHARDS, ROOT, shard_of
 from atom.swarm.records.lease import RENEW_SECONDS, Lease, PeerState
+from atom.swarm.records.lease_book import LeaseBook
 from atom.swarm.records.lease_places import LeasePlaces
 from atom.training.membership_view import count_swarm, membership_view
 from atom.training.replica.pacing import READ_S, SwarmCount, next_pass, reading_pause

@@ -18,8 +18,7 @@ from scale_peer import Peer, Trigger
 
 from atom.swarm.chain import membership
 from atom.swarm.chain.commit import MAX_VOTERS, Voter, genesis
-from atom.swarm.chain.message_codec import encode
-from atom.swarm.chain.messages import Message
+from atom.swarm.chain.messages import Message, encode
 from atom.swarm.identity import Identity, verify
 from atom.swarm.records.lease import Lease
 from atom.training.round import Terms

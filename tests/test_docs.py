@@ -15,9 +15,9 @@ from atom.cli.shell.exit_codes import MEANINGS
 from atom.config.peer_file import PeerFile
 from atom.config.run_file import RunFile
 from atom.config.section import Section
+from atom.swarm.chain.messages import KINDS
 from atom.swarm.records.view import PeerView, SwarmView, VoidAttempt
 from atom.training.round.terms import Patience
-from atom.wire import round_pb2
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -73,7 +73,7 @@ def test_reasons() -> None:
 
 def test_round_messages() -> None:
     documented = first_cells(section_of("protocol.md", "## Messages"))
-    assert documented == set(round_pb2.RoundMessage.DESCRIPTOR.fields_by_name)
+    assert documented == {re.sub(r"(?<=.)([A-Z])", r"_\1", kind.__name__).lower() for kind in KINDS}
 
 
 def test_patience() -> None:

@@ -16,9 +16,9 @@ from atom.base.errors import PeerRefused
 from atom.base.events import EventSink
 from atom.base.reasons import Reason
 from atom.swarm.chain.commit import Ballot, Commit, Head, Voter
-from atom.swarm.chain.message_codec import decode, encode
-from atom.swarm.records.freshness import LeaseBook
+from atom.swarm.chain.messages import decode, encode
 from atom.swarm.records.lease import Lease
+from atom.swarm.records.lease_book import LeaseBook
 from atom.swarm.stream.rate_limit import TokenBucket
 from atom.training.membership_view import PausedPeers, count_swarm, membership_view
 from atom.training.replica.pacing import SwarmCount

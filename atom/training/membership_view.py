@@ -10,8 +10,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from atom.swarm.chain.commit import Head, Voter
-from atom.swarm.records.freshness import LeaseBook
 from atom.swarm.records.lease import LEASE_SECONDS, Lease, PeerState
+from atom.swarm.records.lease_book import LeaseBook
 from atom.training.replica.pacing import SwarmCount
 from atom.training.round.electorate import ACTIVE_STATES, same_head
 from atom.training.round.events import View

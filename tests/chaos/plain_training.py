@@ -14,7 +14,7 @@ from atom.models.data.dataset import Dataset, open_dataset
 from atom.models.data.files import stdlib_corpus
 from atom.models.gpt3 import GPT3, GPT3Config, initialise
 from atom.swarm.chain.commit import Commit, Head
-from atom.swarm.records.run_manifest import Manifest
+from atom.swarm.records.manifest import Manifest
 
 
 def open_data_of(run: RunFile, cache: Path) -> Dataset:

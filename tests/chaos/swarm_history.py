@@ -5,12 +5,11 @@ from pathlib import Path
 
 from swarm_of_processes import Event, Peer
 
-from atom.swarm.chain.chain_bytes import parse_commits
-from atom.swarm.chain.check import verified_heads
 from atom.swarm.chain.commit import Commit, Head, Voter, genesis
+from atom.swarm.chain.commit_chain import parse_commits, verified_heads
 from atom.swarm.chain.membership import certificate_problem
-from atom.swarm.records.codec import decode_manifest, manifest_digest
-from atom.swarm.records.run_manifest import Manifest
+from atom.swarm.records.codec import decode_manifest
+from atom.swarm.records.manifest import Manifest, manifest_digest
 
 
 def read_manifest(state: Path, run: str) -> Manifest:

@@ -23,7 +23,7 @@ from atom.daemon.model.exporting import ExportRequest, export_run
 from atom.graph.program import build_program
 from atom.graph.trace import trace
 from atom.models.gpt3 import GPT3, GPT3Config
-from atom.swarm.records.run_manifest import Manifest
+from atom.swarm.records.manifest import Manifest
 from atom.training.storage.snapshot import list_snapshots, load_snapshot
 
 pytestmark = pytest.mark.timeout(4 * START_S)

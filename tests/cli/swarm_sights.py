@@ -7,7 +7,7 @@ from atom.config.load import normalised_run_text, parse_run_text
 from atom.swarm.identity import Identity
 from atom.swarm.records.codec import encode_manifest
 from atom.swarm.records.lease import Lease, PeerState
-from atom.swarm.records.run_manifest import Manifest
+from atom.swarm.records.manifest import Manifest, PackageVersion
 from tests.cli.good_run import good_run
 from tests.manual_clock import ManualClock
 from tests.swarm.directory_memory import MemoryDht, MemoryDirectory
@@ -33,7 +33,7 @@ class Village:
             run_file=normalised_run_text(parse_run_text(RUN)),
             graph_hash="a" * 64,
             program_hash="b" * 64,
-            versions=(("torch", "2.9"),),
+            versions=(PackageVersion("torch", "2.9"),),
             data_digest="c" * 64,
             initial_state_digest=DIGEST,
             founder_incarnation=b"i" * 16,

@@ -9,8 +9,12 @@ from atom.base.errors import ConfigError
 from atom.config.load import normalised_run_text, parse_run_text, run_from_text
 from atom.config.run_file import MAX_MEMBERS, RunFile
 from atom.swarm.identity import Identity, is_peer_id
-from atom.swarm.records.codec import MAX_RECORD_BYTES, decode_manifest, encode_manifest
-from atom.swarm.records.run_manifest import Manifest
+from atom.swarm.records.codec import (
+    MAX_RECORD_BYTES,
+    decode_manifest,
+    encode_manifest,
+)
+from atom.swarm.records.manifest import Manifest, PackageVersion
 
 EXAMPLE = (Path(__file__).parents[2] / "peers" / "shakespeare.toml").read_text()
 ANN = "12D3KooWBwaS4KPHPLeWagK24PzzeKpe9kHWYbP8TsAHWWMyti3G"
@@ -77,7 +81,11 @@ def test_the_longest_list_fits_into_a_signed_record() -> None:
         run_file=text,
         graph_hash="ab" * 32,
         program_hash="cd" * 32,
-        versions=(("torch", "2.13.0"), ("atom-swarm", "0.1.0"), ("transformers", "4.57.0")),
+        versions=(
+            PackageVersion("torch", "2.13.0"),
+            PackageVersion("atom-swarm", "0.1.0"),
+            PackageVersion("transformers", "4.57.0"),
+        ),
         data_digest="ef" * 32,
         initial_state_digest=b"s" * 32,
         founder_incarnation=bytes(16),

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from atom.dashboard.chart import ago_marks, loss_chart, nice_ticks, round_marks, speed_chart
 from atom.dashboard.history import LossHistory, SpeedHistory, thinned
-from atom.swarm.records.lease_body import MAX_LOSS, MAX_RATE
+from atom.swarm.records.lease import MAX_LOSS, MAX_RATE
 from tests.manual_clock import ManualClock
 
 

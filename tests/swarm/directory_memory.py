@@ -9,7 +9,7 @@ from atom.swarm.records.codec import decode_manifest, encode_lease
 from atom.swarm.records.keys import index_key, lease_key, manifest_key
 from atom.swarm.records.lease import LEASE_SECONDS, Lease
 from atom.swarm.records.lease_places import LeasePlaces
-from atom.swarm.records.run_manifest import Manifest
+from atom.swarm.records.manifest import Manifest
 
 
 class MemoryDht:

@@ -9,7 +9,7 @@ from atom.base.errors import PeerRefused
 from atom.base.events import EventSink
 from atom.base.reasons import Reason
 from atom.swarm.identity import Identity
-from atom.swarm.records.allow_list import OPEN, AllowList
+from atom.swarm.records.manifest import OPEN, AllowList
 from atom.swarm.stream.frames import Channel, Purpose
 from atom.swarm.stream.handshake import Local
 from atom.swarm.transport.contacts import Unreachable

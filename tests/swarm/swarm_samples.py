@@ -5,7 +5,7 @@ from typing import Any
 
 from atom.swarm.identity import Identity
 from atom.swarm.records.lease import Lease, PeerState
-from atom.swarm.records.run_manifest import Manifest
+from atom.swarm.records.manifest import Manifest, PackageVersion
 
 INCARNATION = bytes(range(16))
 HEAD = bytes(32)
@@ -59,7 +59,7 @@ def a_manifest(owner: Identity, **changes: Any) -> Manifest:
         run_file='[run]\nname = "shakespeare"\n',
         graph_hash="ab" * 32,
         program_hash="cd" * 32,
-        versions=(("torch", "2.9.0"), ("atom", "0.1.0")),
+        versions=(PackageVersion("torch", "2.9.0"), PackageVersion("atom", "0.1.0")),
         data_digest="",
         initial_state_digest=b"s" * 32,
         founder_incarnation=INCARNATION,

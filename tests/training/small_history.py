@@ -25,9 +25,8 @@ from atom.swarm.chain.commit import (
     genesis,
     vote_payload,
 )
+from atom.swarm.chain.commit_chain import record_of
 from atom.swarm.chain.membership import signed_by
-from atom.swarm.chain.message_codec import encode
-from atom.swarm.chain.messages import CommitNotice
 from atom.swarm.identity import Identity
 from atom.swarm.state.arenas import arena_digest, state_digest
 from atom.training.replica.replica import Replica, ReplicaSettings
@@ -82,8 +81,7 @@ class Run:
 
 
 def chain_bytes(commits: Sequence[Commit]) -> bytes:
-    raws = [encode(CommitNotice(commit)) for commit in commits]
-    return b"".join(len(raw).to_bytes(4, "big") + raw for raw in raws)
+    return b"".join(map(record_of, commits))
 
 
 def signed(

@@ -16,11 +16,10 @@ from atom.base.reasons import Reason
 from atom.config.load import normalised_run_text, parse_run_text
 from atom.swarm.chain.commit import Ballot, Contribution
 from atom.swarm.identity import Identity
-from atom.swarm.records.allow_list import OPEN, AllowList
 from atom.swarm.records.codec import encode_manifest
-from atom.swarm.records.freshness import LeaseBook
 from atom.swarm.records.lease import Lease, PeerState
-from atom.swarm.records.run_manifest import Manifest
+from atom.swarm.records.lease_book import LeaseBook
+from atom.swarm.records.manifest import OPEN, AllowList, Manifest
 from atom.swarm.stream.frames import Purpose
 from atom.training.exchange import Exchange, RingStyle
 from atom.training.round.events import RingFailed, RingFinished, StartRing

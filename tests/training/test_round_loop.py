@@ -13,11 +13,10 @@ import pytest
 from atom.base.events import EventList
 from atom.base.reasons import Reason
 from atom.swarm.chain.commit import Ballot, Commit, Contribution, Head, Value, Voter, genesis
-from atom.swarm.chain.message_codec import encode
-from atom.swarm.chain.messages import Abort, Prevote
+from atom.swarm.chain.messages import Abort, Prevote, encode
 from atom.swarm.identity import Identity
-from atom.swarm.records.freshness import GAP_SECONDS
 from atom.swarm.records.lease import LEASE_SECONDS, Lease, PeerState
+from atom.swarm.records.lease_book import GAP_SECONDS
 from atom.training.loop import MAX_WAITING, RoundLoop
 from atom.training.replica.pacing import SwarmCount
 from atom.training.round.events import (

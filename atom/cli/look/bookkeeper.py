@@ -8,13 +8,10 @@ from pathlib import Path
 from atom.base.errors import AddressError
 from atom.config.places import cache_directory, default_state_directory
 from atom.daemon.own_identity import own_identity
-from atom.swarm.chain.ledger import Ledger
-from atom.swarm.chain.ledger_file import LedgerFile
+from atom.swarm.chain.ledger import Ledger, LedgerFile
 from atom.swarm.identity import Identity
-from atom.swarm.records.allow_list import seen_from_outside
-from atom.swarm.records.codec import first_head
 from atom.swarm.records.lease import Lease
-from atom.swarm.records.run_manifest import Manifest
+from atom.swarm.records.manifest import Manifest, first_head, seen_from_outside
 from atom.swarm.state.chain_fetcher import ChainFetcher
 from atom.swarm.state.ledger_reader import LedgerReader, Progress
 

@@ -10,7 +10,7 @@ from atom.cli.look.onlooker import EMPTY_RETRIES, RETRY_S, Onlooker, Sight, onlo
 from atom.cli.shell.daemon_console import TerminalConsole
 from atom.swarm.addresses import parse_join_address
 from atom.swarm.chain.ledger import Ledger
-from atom.swarm.records.run_manifest import Manifest
+from atom.swarm.records.manifest import Manifest
 
 
 async def read_ledger(address: str, state: Path | None) -> tuple[Manifest, Ledger]:

@@ -15,7 +15,7 @@ from atom.cli.shell.signals import run_to_the_end
 from atom.cli.shell.terminal import columns_of, print_plainly, stdout_console
 from atom.swarm.chain.ledger import Ledger
 from atom.swarm.identity import short_id
-from atom.swarm.records.run_manifest import Manifest
+from atom.swarm.records.manifest import Manifest
 
 _COLUMNS = ("peer", "mini-batches", "share", "rounds", "first", "last")
 _LEAST_COLUMNS = 3

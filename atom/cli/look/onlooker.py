@@ -14,7 +14,7 @@ from atom.swarm.dht.client import DirectoryUnavailable
 from atom.swarm.dht.directory import Directory, no_answer, open_directory
 from atom.swarm.dht.frames import NodeSettings
 from atom.swarm.records.lease import Lease
-from atom.swarm.records.run_manifest import Manifest
+from atom.swarm.records.manifest import Manifest
 from atom.swarm.records.view import SwarmView, view_swarm
 
 EMPTY_RETRIES = 3

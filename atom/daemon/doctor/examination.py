@@ -20,8 +20,7 @@ from atom.daemon.peer.addresses import data_place
 from atom.daemon.peer.box import kept_peer
 from atom.daemon.state_directory import StateDirectory
 from atom.swarm.addresses import parse_join_address
-from atom.swarm.records.codec import manifest_digest
-from atom.swarm.records.run_manifest import Manifest
+from atom.swarm.records.manifest import Manifest, manifest_digest
 
 OWN_CODE = "the run's model is code of its owner: join with --trust, and it tells"
 

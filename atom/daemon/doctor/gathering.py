@@ -26,7 +26,8 @@ from atom.daemon.usable_memory import usable_memory
 from atom.graph.profile.rates import measure_link
 from atom.optim.speed import adamw_elements_per_s
 from atom.swarm.addresses import parse_listen
-from atom.swarm.records.codec import decode_manifest, manifest_digest
+from atom.swarm.records.codec import decode_manifest
+from atom.swarm.records.manifest import manifest_digest
 
 _DISTRIBUTION = "atom-swarm"
 _SAMPLE_BYTES = 64 * 2**20

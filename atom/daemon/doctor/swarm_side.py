@@ -16,10 +16,8 @@ from atom.swarm.addresses import parse_join_address
 from atom.swarm.dht.directory import open_directory
 from atom.swarm.dht.frames import NodeSettings
 from atom.swarm.identity import Identity
-from atom.swarm.records.allow_list import seen_from_outside
-from atom.swarm.records.lease import Lease, PeerState
-from atom.swarm.records.reachability import Reached
-from atom.swarm.records.run_manifest import Manifest
+from atom.swarm.records.lease import Lease, PeerState, Reached
+from atom.swarm.records.manifest import Manifest, seen_from_outside
 
 RENEWAL_S = 2.0
 """Between two renewals of a lease: the newest of many is hardly older than its way to us."""

@@ -12,11 +12,8 @@ from atom.config.peer_file import PeerFile
 from atom.daemon.doctor.facts import Way, Ways
 from atom.daemon.doctor.nat import host_of, outward
 from atom.swarm.identity import Identity
-from atom.swarm.records.allow_list import AllowList
-from atom.swarm.records.codec import manifest_digest
-from atom.swarm.records.lease import Lease
-from atom.swarm.records.reachability import Reached
-from atom.swarm.records.run_manifest import Manifest
+from atom.swarm.records.lease import Lease, Reached
+from atom.swarm.records.manifest import AllowList, Manifest, manifest_digest
 from atom.swarm.stream.handshake import Local
 from atom.swarm.stream.protection import RingProtection
 from atom.swarm.stream.throttle import Bandwidth

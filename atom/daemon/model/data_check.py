@@ -4,7 +4,7 @@ from atom.base.errors import MismatchError
 from atom.config.data_section import Data
 from atom.models.data.amount import Amount
 from atom.models.data.samples import Samples
-from atom.swarm.records.run_manifest import Manifest
+from atom.swarm.records.manifest import Manifest
 
 
 def check_data(samples: Samples, data: Data, manifest: Manifest) -> None:

@@ -27,11 +27,10 @@ from atom.graph.ir import ParameterLayout
 from atom.models.own_code import OwnCode, read_code
 from atom.models.source import ModelSource, SourceError
 from atom.swap.state_form import HIGH, LOW, MASTER, joined
-from atom.swarm.chain.chain_bytes import parse_commits
-from atom.swarm.chain.check import verified_heads
 from atom.swarm.chain.commit import Commit, Head
-from atom.swarm.records.codec import decode_manifest, first_head
-from atom.swarm.records.run_manifest import Manifest
+from atom.swarm.chain.commit_chain import parse_commits, verified_heads
+from atom.swarm.records.codec import decode_manifest
+from atom.swarm.records.manifest import Manifest, first_head
 from atom.swarm.state.arenas import describe, digest_of_manifests
 from atom.training.storage.snapshot import Snapshot, list_snapshots, load_snapshot
 

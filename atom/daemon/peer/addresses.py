@@ -7,7 +7,7 @@ from atom.config.address import parse_host_port
 from atom.config.peer_file import Network
 from atom.swarm.addresses import parse_listen
 from atom.swarm.dht.directory import primary_host
-from atom.swarm.records.lease_body import MAX_ADDRESSES
+from atom.swarm.records.lease import MAX_ADDRESSES
 
 
 def data_place(network: Network, listen: str) -> tuple[str, int] | None:

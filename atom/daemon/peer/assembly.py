@@ -30,8 +30,8 @@ from atom.daemon.turns.opening import machine_folder
 from atom.daemon.turns.taking import DeviceTurns
 from atom.swarm.exchange.chunk_kernels import chunk_kernels
 from atom.swarm.exchange.codec import CODECS
-from atom.swarm.records.allow_list import AllowList
-from atom.swarm.records.reachability import Reached
+from atom.swarm.records.lease import Reached
+from atom.swarm.records.manifest import AllowList
 from atom.swarm.state.blobs import BlobServer, BlobStore
 from atom.swarm.state.state_transfer import Watch
 from atom.swarm.state.upload_places import UploadPlaces

@@ -38,8 +38,14 @@ from atom.models.data.samples import Samples
 from atom.models.own_code import OwnCode
 from atom.models.source import InitialValue
 from atom.swarm.chain.commit import Head
-from atom.swarm.records.codec import encode_manifest, first_head, manifest_digest
-from atom.swarm.records.run_manifest import Manifest
+from atom.swarm.records.codec import encode_manifest
+from atom.swarm.records.manifest import (
+    DataAmount,
+    Manifest,
+    PackageVersion,
+    first_head,
+    manifest_digest,
+)
 from atom.swarm.state.arenas import state_digest
 from atom.training.replica.replica import Replica
 from atom.training.storage.snapshot import list_snapshots, write_snapshot
@@ -133,9 +139,9 @@ def _founded(
         run_file=normalised_run_text(run),
         graph_hash=made.recipe.graph_hash,
         program_hash=made.recipe.program_hash,
-        versions=made.recipe.versions,
+        versions=tuple(PackageVersion(*each) for each in made.recipe.versions),
         data_digest=made.samples.digest,
-        data_amount=made.samples.amount,
+        data_amount=DataAmount(*made.samples.amount),
         initial_state_digest=state_digest(state),
         founder_incarnation=box.incarnation,
         created_at=time.time(),

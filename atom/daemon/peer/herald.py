@@ -6,8 +6,8 @@ from atom.base.clock import Clock
 from atom.daemon.console import Console
 from atom.daemon.peer.news import Arrival, Company, Rounds, Standstill, Waiting
 from atom.swarm.chain.commit import Value
-from atom.swarm.records.freshness import GAP_SECONDS
 from atom.swarm.records.lease import Lease, PeerState
+from atom.swarm.records.lease_book import GAP_SECONDS
 from atom.training.round.events import View
 
 

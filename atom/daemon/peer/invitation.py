@@ -10,7 +10,7 @@ from atom.daemon.own_identity import own_identity
 from atom.daemon.state_directory import StateDirectory
 from atom.swarm.addresses import check_run_name, parse_join_address
 from atom.swarm.identity import Identity
-from atom.swarm.records.allow_list import AllowList
+from atom.swarm.records.manifest import AllowList
 
 
 def check_member(allowed: AllowList, owner: str, peer_id: str) -> None:

@@ -7,7 +7,7 @@ from atom.config.load import normalised_run_text
 from atom.config.run_file import RunFile
 from atom.daemon.peer.box import Box
 from atom.swarm.records.codec import decode_manifest
-from atom.swarm.records.run_manifest import Manifest
+from atom.swarm.records.manifest import Manifest
 
 
 def read_manifest(box: Box, run_name: str) -> tuple[Manifest, bytes] | None:

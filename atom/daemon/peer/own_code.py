@@ -20,10 +20,8 @@ from atom.daemon.state_directory import write_atomically
 from atom.models.own_code import MAX_CODE_BYTES, OwnCode, read_code
 from atom.models.source import SourceError
 from atom.swarm.dht.client import DirectoryUnavailable
-from atom.swarm.records.allow_list import AllowList
-from atom.swarm.records.codec import manifest_digest
 from atom.swarm.records.lease import Lease, PeerState
-from atom.swarm.records.run_manifest import Manifest
+from atom.swarm.records.manifest import AllowList, Manifest, manifest_digest
 from atom.swarm.state.state_transfer import FetchOptions, fetch_bytes
 from atom.swarm.stream.handshake import Local
 from atom.swarm.transport.transport import PeerTransport, Transport

@@ -36,7 +36,7 @@ from atom.swarm.dht.client import DirectoryUnavailable
 from atom.swarm.dht.directory import DhtDirectory, open_directory
 from atom.swarm.dht.frames import NodeSettings
 from atom.swarm.exchange.chunk_kernels import chunk_kernels
-from atom.swarm.records.allow_list import AllowList
+from atom.swarm.records.manifest import AllowList
 from atom.swarm.transport.listener import listening
 
 DHT_START_S = 180.0

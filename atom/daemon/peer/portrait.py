@@ -9,9 +9,7 @@ from typing import Any
 from atom.daemon.peer.lifecycle import Facts, peer_state
 from atom.daemon.peer.parts import Parts
 from atom.swarm.chain.commit import Value
-from atom.swarm.records.fork_choice import shown
-from atom.swarm.records.lease import Lease, PeerState, short_name
-from atom.swarm.records.lease_body import MAX_LINKS
+from atom.swarm.records.lease import MAX_LINKS, SHOWN, Lease, NamedLink, PeerState, short_name
 from atom.swarm.records.view import void_text
 from atom.training.replica.pacing import READ_S, reading_pause
 from atom.training.round import RoundMachine
@@ -21,7 +19,7 @@ from atom.training.round.events import Phase, View
 def lease_of(parts: Parts, machine: RoundMachine, facts: Facts, serial: int, gone: bool) -> Lease:
     """The lease as of now: a count for this very head."""
     head, stats = machine.head, parts.executor.stats
-    rate, branches = parts.worker.rate(), shown(head.branches)
+    rate = parts.worker.rate()
     return Lease(
         peer_id=parts.me.peer_id,
         incarnation=parts.me.incarnation,
@@ -44,12 +42,12 @@ def lease_of(parts: Parts, machine: RoundMachine, facts: Facts, serial: int, gon
         relays=parts.outreach.relays,
         lines=parts.outreach.lines(),
         links=tuple(
-            (short_name(peer_id), link)
+            NamedLink(short_name(peer_id), link)
             for peer_id, link in parts.transport.links.links(MAX_LINKS).items()
         ),
         ended_attempts=parts.ended_attempts.last,
-        branches=branches.newest,
-        branches_before=branches.before,
+        branches=head.branches[-SHOWN:],
+        branches_before=len(head.branches[:-SHOWN]),
         void_passes=stats.void.in_a_row,
         void_cause=stats.void.last_cause,
     )

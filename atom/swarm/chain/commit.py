@@ -5,15 +5,15 @@ heads mean equal bytes. Everything here is a frozen value; digests are taken ove
 (sorted keys, floats as hexadecimal), so they do not depend on a library's wire encoding.
 """
 
-import dataclasses
 import json
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field, fields
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Annotated, Any
 
 from blake3 import blake3
 
-from atom.swarm.chain.branches import NO_BRANCHES, Branch, Branches, Rank, name_of
+from atom.swarm.identity import is_peer_id
 
 VOTE_DOMAIN = "vote"
 """Signature domain of a vote: over `vote_payload(...)`."""
@@ -25,18 +25,36 @@ _IN_ORDER = (list, tuple)
 
 MAX_VOTERS = 9
 """More voters make a round slower, not safer; further members contribute without voting."""
+MAX_CONTRIBUTIONS = 4096
+MAX_SEQUENCES = 2**24
+"""One peer's part in one round: as much as the largest global batch a run file may ask for."""
+MAX_LOSS = 1e15
+"""Sum over a peer's sequences, nats: any sum of them stays finite."""
+MAX_COUNT = 2**40
+"""Bound of rounds and serials: none is reached in a lifetime."""
+BRANCH_NAME_BYTES = 8
 
-_NEVER = object()
+Digest = Annotated[bytes, lambda raw: len(raw) == 32]
+OptionalDigest = Annotated[bytes, lambda raw: len(raw) in (0, 32)]
+"""Empty: not known, or not computed."""
+Incarnation = Annotated[bytes, lambda raw: len(raw) == 16]
+Signature = Annotated[bytes, lambda raw: len(raw) == 64]
+PeerId = Annotated[str, is_peer_id]
+OptionalPeerId = Annotated[str, lambda text: text == "" or is_peer_id(text)]
+Count = Annotated[int, lambda number: number <= MAX_COUNT]
+Sequences = Annotated[int, lambda number: number <= MAX_SEQUENCES]
+LossSum = Annotated[float, lambda number: abs(number) <= MAX_LOSS]
+Norm = Annotated[float, lambda number: math.isfinite(number) and number >= 0.0]
 
 
 @dataclass(frozen=True, order=True, slots=True)
 class Voter:
     """One process of one peer. A restart is a new incarnation, a voter only once voted in."""
 
-    peer_id: str
-    incarnation: bytes
+    peer_id: PeerId
+    incarnation: Incarnation
     """16 random bytes, drawn at process start and never stored."""
-    absences: int = dataclasses.field(default=0, compare=False)
+    absences: Annotated[int, lambda number: number <= 1000] = field(default=0, compare=False)
     """Consecutive commits this voter had no part in; at 2 it is dropped."""
 
 
@@ -45,20 +63,26 @@ class Ballot:
     """Orders attempts on one round. Compared by attempt, then coordinator, then incarnation."""
 
     attempt: int
-    coordinator: str
-    incarnation: bytes
+    coordinator: PeerId
+    incarnation: Incarnation
+
+
+Voters = Annotated[tuple[Voter, ...], MAX_VOTERS]
 
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
     """One member's part in the average: `sequences` trained, summed loss over them (nats)."""
 
-    peer_id: str
-    incarnation: bytes
-    sequences: int
-    loss_sum: float
-    carrier: str = dataclasses.field(default="", metadata={"absent": ""})
+    peer_id: PeerId
+    incarnation: Incarnation
+    sequences: Sequences
+    loss_sum: LossSum
+    carrier: OptionalPeerId = ""
     """The member that added this one's sums to its own: this one is its *leaf*. Empty: a seat."""
+
+
+Contributions = Annotated[tuple[Contribution, ...], MAX_CONTRIBUTIONS]
 
 
 @dataclass(frozen=True)
@@ -66,18 +90,18 @@ class Value:
     """What one round decides. Two are the same if their digests are: not every field that is in it
     tells voters apart, and two zeros of different sign are equal."""
 
-    parent: bytes
-    round: int
+    parent: Digest
+    round: Count
     origin: Ballot
-    result_digest: bytes
+    result_digest: Digest
     """blake3 of the averaged gradient arena."""
-    gradient_norm: float
+    gradient_norm: Norm
     """Global L2 norm of that average, certified so that nobody's rounding decides the clipping."""
-    parent_state_digest: bytes
+    parent_state_digest: OptionalDigest
     """State digest the members reported at the parent head."""
-    contributions: tuple[Contribution, ...]
-    voters_next: tuple[Voter, ...]
-    survivors: tuple[Voter, ...] = ()
+    contributions: Contributions
+    voters_next: Voters
+    survivors: Voters = ()
     """Empty in an ordinary round. Else this commit opens a recorded *branch* by these peers."""
 
     @property
@@ -108,7 +132,10 @@ class Vote:
     """A voter's signature over `vote_payload(parent, ballot, value digest)`."""
 
     voter: Voter
-    signature: bytes
+    signature: Signature
+
+
+Votes = Annotated[tuple[Vote, ...], MAX_VOTERS]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,26 +147,59 @@ class Commit:
 
     value: Value
     ballot: Ballot
-    votes: tuple[Vote, ...]
-    survivors: tuple[Voter, ...] = ()
+    votes: Votes
+    survivors: Voters = ()
     """Empty: a quorum of the parent's voters vouches. Else all of these, after the grace time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """A round on a chain that was decided without a quorum."""
+
+    round: int
+    backing: int
+    """How many voters of the parent signed it, by peer id: nobody can sign for others."""
+    name: Annotated[bytes, lambda raw: len(raw) == BRANCH_NAME_BYTES]
+    """The first 8 bytes of the head that it made."""
+
+
+Branches = Annotated[tuple[Branch, ...], MAX_COUNT]
+"""The branches of one chain, oldest first."""
+
+
+Rank = tuple[tuple[int, bool, int, int], ...]
+
+
+def rank(digest: bytes, number: int, branches: Branches) -> Rank:
+    """What heads are compared by: the greater is preferred. A strict total order.
+
+    A chain is read from genesis on as a word with a letter for each round: a quorum of the voters
+    decided the round, or it opened a branch. Words are compared as in a dictionary. Where two
+    chains part, a quorum's round comes before a branch; of two branches, the one that more of
+    their parent's voters signed, then the lower name. A chain that goes on comes before the one
+    that it continues. What follows a branch does not count: neither rounds nor samples.
+
+    Here, a run of rounds that quorums decided is the number of its last, with what follows it.
+    """
+    ends = [(each.round - 1, True, each.backing, -int.from_bytes(each.name)) for each in branches]
+    return (*ends, (number, False, 0, -int.from_bytes(digest)))
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
     """The end of a chain: the name of a state, and what the next round needs to know."""
 
-    digest: bytes
+    digest: Digest
     round: int
     """Rounds committed so far; the next commit carries `round + 1`."""
     work: int
     """Sequences in all committed rounds, as the chain tells it."""
     cursor: int
     """Samples allotted so far (see models/data: which sample each member draws next)."""
-    voters: tuple[Voter, ...]
-    members: tuple[str, ...]
+    voters: Voters
+    members: Annotated[tuple[PeerId, ...], MAX_CONTRIBUTIONS]
     """Peer ids of the last round's contributors, in ring order; draws are dealt in this order."""
-    branches: Branches = NO_BRANCHES
+    branches: Branches = ()
     """The rounds on this chain that no quorum decided, oldest first."""
 
     @property
@@ -149,10 +209,10 @@ class Head:
 
     @property
     def rank(self) -> Rank:
-        return Rank(self.digest, self.round, self.branches)
+        return rank(self.digest, self.round, self.branches)
 
     def prefers(self, other: "Head") -> bool:
-        """Fork choice (`atom/swarm/chain/branches.py`). A strict total order."""
+        """Fork choice: see `rank`."""
         return self.rank > other.rank
 
     def after(self, value: Value) -> "Head":
@@ -178,7 +238,7 @@ class Head:
             return self.branches
         signed = {voter.peer_id for voter in value.survivors}
         backing = sum(voter.peer_id in signed for voter in self.voters)
-        return self.branches.then(Branch(value.round, backing, name_of(digest)))
+        return (*self.branches, Branch(value.round, backing, digest[:BRANCH_NAME_BYTES]))
 
 
 def genesis(manifest_digest: bytes, state_digest: bytes, founder: Voter) -> Head:
@@ -208,17 +268,9 @@ def _plain(value: Any) -> Any:
         return value.hex()
     if isinstance(value, _IN_ORDER):
         return [_plain(item) for item in value]
-    return {
-        name: _plain(each)
-        for name, absent in _fields_of(value.__class__)
-        if (each := getattr(value, name)) is not absent and (absent is _NEVER or each != absent)
-    }
+    return {name: _plain(getattr(value, name)) for name in _field_names(value.__class__)}
 
 
 @lru_cache(maxsize=64)
-def _fields_of(kind: Any) -> tuple[tuple[str, Any], ...]:
-    """Names, and what each field says by not being there: fields that came later than the first
-    runs, whose digests stay what they were."""
-    return tuple(
-        (field.name, field.metadata.get("absent", _NEVER)) for field in dataclasses.fields(kind)
-    )
+def _field_names(kind: Any) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind))

@@ -1,12 +1,35 @@
-"""The round protocol's messages as frozen values.
+"""The round protocol's messages, described once: frozen values with their fields' bounds.
 
-What a message *means* (who may send it, whether its signatures hold) is the round's affair.
+A decoded message is well-formed. What it *means* (who may send it, whether its signatures hold) is
+for the round to decide.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, make_dataclass
+from typing import Annotated, Any, get_args
 
-from atom.swarm.chain.commit import Ballot, Commit, Contribution, Value, Voter
+from atom.base.errors import PeerRefused
+from atom.base.reasons import Reason
+from atom.swarm import schema
+from atom.swarm.chain.commit import (
+    Ballot,
+    Commit,
+    Contributions,
+    Count,
+    Digest,
+    LossSum,
+    OptionalDigest,
+    OptionalPeerId,
+    Sequences,
+    Signature,
+    Value,
+    Voters,
+)
 from atom.swarm.chain.ring_standing import RingStanding
+
+MAX_MESSAGE_BYTES = 256 * 1024
+MAX_TEXT_BYTES = 256
+
+Text = Annotated[str, lambda text: len(text.encode()) <= MAX_TEXT_BYTES]
 
 
 @dataclass(frozen=True)
@@ -22,40 +45,40 @@ class Prevote:
     """ "Would you listen to a new attempt?" Changes nothing at the receiver. Survivors: as in
     `Prepare`."""
 
-    parent: bytes
-    serial: int
-    survivors: tuple[Voter, ...] = ()
+    parent: Digest
+    serial: Count
+    survivors: Voters = ()
 
 
 @dataclass(frozen=True)
 class PrevoteAnswer:
     """Echoes parent and serial; an empty refusal means yes."""
 
-    parent: bytes
-    serial: int
-    refusal: str = ""
+    parent: Digest
+    serial: Count
+    refusal: Text = ""
 
 
 @dataclass(frozen=True)
 class Prepare:
     """ "Stop counting and promise to ignore lower ballots." Survivors: a branch attempt."""
 
-    parent: bytes
+    parent: Digest
     ballot: Ballot
-    survivors: tuple[Voter, ...] = ()
+    survivors: Voters = ()
 
 
 @dataclass(frozen=True)
 class Promise:
     """The answer to Prepare: what this peer accepted before, and its frozen contribution."""
 
-    parent: bytes
+    parent: Digest
     ballot: Ballot
     accepted: Accepted | None
     accepted_before_branch: Accepted | None
-    sequences: int
-    loss_sum: float
-    state_digest: bytes
+    sequences: Sequences
+    loss_sum: LossSum
+    state_digest: OptionalDigest
     leaving: bool = False
 
 
@@ -63,19 +86,19 @@ class Promise:
 class Nack:
     """ "I promised a higher ballot", or refuse for the named reason."""
 
-    parent: bytes
+    parent: Digest
     ballot: Ballot
     promised: Ballot | None
-    reason: str
+    reason: Text
 
 
 @dataclass(frozen=True)
 class Ring:
     """ "Average with these, in this order, with these weights." """
 
-    parent: bytes
+    parent: Digest
     ballot: Ballot
-    members: tuple[Contribution, ...]
+    members: Contributions
     one_shot: bool = False
     """With everybody directly, instead of in a ring."""
 
@@ -84,12 +107,12 @@ class Ring:
 class Suspect:
     """ "The ring broke": what this member saw of it."""
 
-    parent: bytes
+    parent: Digest
     ballot: Ballot
-    peer_id: str
+    peer_id: OptionalPeerId
     """Whom it holds to blame; empty: nobody that it can see."""
-    reason: str
-    told_by: str = ""
+    reason: Text
+    told_by: OptionalPeerId = ""
     """The neighbour whose last words these are; empty: seen with its own eyes."""
     standing: RingStanding | None = None
     """How far it got, if the ring was too slow."""
@@ -99,7 +122,7 @@ class Suspect:
 class Accept:
     """ "Accept this value at this ballot if your own result equals it." """
 
-    parent: bytes
+    parent: Digest
     ballot: Ballot
     value: Value
 
@@ -108,10 +131,10 @@ class Accept:
 class AcceptedVote:
     """A signature over `commit.vote_payload(parent, ballot, value_digest)`."""
 
-    parent: bytes
+    parent: Digest
     ballot: Ballot
-    value_digest: bytes
-    signature: bytes
+    value_digest: Digest
+    signature: Signature
 
 
 @dataclass(frozen=True)
@@ -125,9 +148,9 @@ class CommitNotice:
 class Abort:
     """ "This ballot is over": drop ring buffers, keep promise, accepted value and gradients."""
 
-    parent: bytes
+    parent: Digest
     ballot: Ballot
-    reason: str
+    reason: Text
 
 
 Message = (
@@ -143,3 +166,25 @@ Message = (
     | CommitNotice
     | Abort
 )
+
+KINDS: tuple[type[Any], ...] = get_args(Message)
+
+_Envelope = make_dataclass("RoundMessage", [(kind.__name__, kind | None, None) for kind in KINDS])
+"""On the wire: exactly one of its fields is there."""
+
+
+def encode(message: Message) -> bytes:
+    """The message's bytes."""
+    return schema.encode(_Envelope(**{type(message).__name__: message}))
+
+
+def decode(raw: bytes) -> Message:
+    """A well-formed message.
+
+    Raises: PeerRefused(TOO_LARGE, MALFORMED or NOT_FINITE), and nothing else.
+    """
+    envelope: Any = schema.decode(_Envelope, raw, MAX_MESSAGE_BYTES)
+    found: list[Message] = [each for each in vars(envelope).values() if each is not None]
+    if len(found) != 1:
+        raise PeerRefused(Reason.MALFORMED, f"{len(found)} round messages in one")
+    return found[0]

@@ -30,7 +30,7 @@ from atom.swarm.dht.frames import (
     read_frame,
     settings_to_json,
 )
-from atom.swarm.dht.node_log import NodeLog
+from atom.swarm.dht.node_log import open_node_log
 
 START_SECONDS = 20.0
 """For the libp2p daemon, which starts in a tenth of one."""
@@ -143,7 +143,7 @@ class DhtClient:
         with contextlib.ExitStack() as stack:
             ours, theirs = socket.socketpair()
             stack.callback(ours.close)
-            with theirs, NodeLog(self._settings.log_path).open() as log:
+            with theirs, open_node_log(self._settings.log_path) as log:
                 self._process = self._process_with(theirs, log)
             reader, self._writer = await asyncio.open_connection(sock=ours)
             stack.pop_all()  # from here on the writer's to close

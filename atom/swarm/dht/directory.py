@@ -20,12 +20,15 @@ from atom.swarm.addresses import check_run_name, rank_addresses
 from atom.swarm.dht.frames import NodeSettings, from_text, to_text
 from atom.swarm.dht.supervisor import SteadyClient
 from atom.swarm.identity import Identity
-from atom.swarm.records.allow_list import OPEN, seen_from_outside
-from atom.swarm.records.codec import decode_lease, decode_manifest, encode_lease
+from atom.swarm.records.codec import (
+    decode_lease,
+    decode_manifest,
+    encode_lease,
+)
 from atom.swarm.records.keys import index_key, lease_key, manifest_key
 from atom.swarm.records.lease import LEASE_SECONDS, Lease
 from atom.swarm.records.lease_places import LeasePlaces
-from atom.swarm.records.run_manifest import Manifest
+from atom.swarm.records.manifest import OPEN, Manifest, seen_from_outside
 
 READ_SECONDS = 1.5
 """A reading is answered in this time, from what was known before if a node keeps silent."""

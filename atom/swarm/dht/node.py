@@ -10,7 +10,6 @@ import functools
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -54,15 +53,6 @@ MAX_SECONDS_AHEAD = {LEASE_DOMAIN: 20.0, MANIFEST_DOMAIN: 900.0}
 """Longest time to expiry we store: a lifetime, and amply for clocks that are apart."""
 USUAL_SECONDS_AHEAD = MAX_SECONDS_AHEAD | {LEASE_DOMAIN: LEASE_SECONDS + CLOCKS_APART_SECONDS}
 """What an author whose clock is right signs: nothing later is to stand in its way."""
-
-
-@dataclass(frozen=True)
-class Found:
-    """One record: `key` and `subkey` as stored, the signed bytes, DHT time of expiry."""
-
-    key: str
-    subkey: str
-    record: bytes
 
 
 class RecordGate(RecordValidatorBase):  # type: ignore[misc]
@@ -153,8 +143,8 @@ class DhtNode:
 
     async def fetch(
         self, keys: Sequence[str], deadline_s: float, widely: bool = False
-    ) -> tuple[list[Found], bool]:
-        """All records under `keys`, and whether every search ended within `deadline_s`.
+    ) -> tuple[list[tuple[str, bytes]], bool]:
+        """All records under `keys`, each with its subkey, and whether every search ended in time.
 
         `widely` asks many nodes: what is stored anew only once a minute lies with those that were
         nearest then, and in a young DHT a dozen may have come nearer since.
@@ -185,7 +175,7 @@ class DhtNode:
             by_age = {subkey: entries[subkey] for subkey in before if subkey in entries} | entries
             self._last[key] = _share_of(by_age, len(keys))
         found = [
-            Found(key, subkey, record)
+            (subkey, record)
             for key in searches
             for subkey, (record, expires_at) in self._last[key].items()
             if expires_at > time.time()

@@ -12,35 +12,27 @@ MAX_LOG_BYTES = 8 << 20
 """Of each of the two files that there may be."""
 
 
-class NodeLog:
-    """`path` None: the words go nowhere."""
+def open_node_log(path: str | None) -> IO[bytes]:
+    """For a node that is about to start; None: its words go nowhere. Raises: StorageError."""
+    keep_small(path)
+    try:
+        return open(path or os.devnull, "ab")
+    except OSError as error:
+        raise StorageError(f"cannot write {path}: {error.strerror}", "check the folder") from None
 
-    def __init__(self, path: str | None, max_bytes: int = MAX_LOG_BYTES) -> None:
-        self._path = None if path is None else Path(path)
-        self._max_bytes = max_bytes
 
-    def open(self) -> IO[bytes]:
-        """For a node that is about to start. Raises: StorageError."""
-        self.keep_small()
-        try:
-            return open(self._path or os.devnull, "ab")
-        except OSError as error:
-            raise StorageError(
-                f"cannot write {self._path}: {error.strerror}", "check the folder"
-            ) from None
+def keep_small(path: str | None, max_bytes: int = MAX_LOG_BYTES) -> None:
+    """Sets the end of a full log aside as its `older_log`, in the place of the one before.
 
-    def keep_small(self) -> None:
-        """Sets the end of a full log aside as its `older_log`, in the place of the one before.
-
-        The file is emptied, not renamed: the node holds it open, and goes on at its new end. Never
-        fails; where the disk is full, the old words are lost and there is room again.
-        """
-        if self._path is None:
+    The file is emptied, not renamed: the node holds it open, and goes on at its new end. Never
+    fails; where the disk is full, the old words are lost and there is room again.
+    """
+    if path is None:
+        return
+    with contextlib.suppress(OSError), open(path, "r+b") as file:
+        if file.seek(0, os.SEEK_END) <= max_bytes:
             return
-        with contextlib.suppress(OSError), self._path.open("r+b") as file:
-            if file.seek(0, os.SEEK_END) <= self._max_bytes:
-                return
-            file.seek(-self._max_bytes, os.SEEK_END)
-            words = file.read(self._max_bytes)
-            file.truncate(0)
-            older_log(self._path).write_bytes(words)
+        file.seek(-max_bytes, os.SEEK_END)
+        words = file.read(max_bytes)
+        file.truncate(0)
+        older_log(Path(path)).write_bytes(words)

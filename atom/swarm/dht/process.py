@@ -143,7 +143,7 @@ class DhtService:
                 found, complete = await self._node.fetch(
                     request["keys"], request["deadline_s"], request["widely"]
                 )
-                records = [[f.subkey, to_text(f.record)] for f in found]
+                records = [[subkey, to_text(record)] for subkey, record in found]
                 return {"records": records, "complete": complete}
             case "addresses":
                 return {"addresses": await self._node.addresses()}

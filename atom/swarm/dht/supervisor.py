@@ -13,7 +13,7 @@ from atom.base.events import EventSink
 from atom.swarm.addresses import ListenAddress, parse_listen
 from atom.swarm.dht.client import DhtClient, DirectoryUnavailable
 from atom.swarm.dht.frames import NodeSettings
-from atom.swarm.dht.node_log import NodeLog
+from atom.swarm.dht.node_log import keep_small
 
 FIRST_PAUSE_SECONDS = 0.5
 LONGEST_PAUSE_SECONDS = 30.0
@@ -28,7 +28,6 @@ class SteadyClient:
         self._settings = settings
         self._events = events
         self._client = DhtClient(settings)
-        self._log = NodeLog(settings.log_path)
         self._kept: dict[tuple[str, str], str] = {}
         self._watching: asyncio.Task[None] | None = None
         self.contacts: tuple[str, ...] = settings.contacts
@@ -79,7 +78,7 @@ class SteadyClient:
                 await self._start_again()
             else:
                 with contextlib.suppress(RuntimeError):  # no thread to be had
-                    await asyncio.to_thread(self._log.keep_small)
+                    await asyncio.to_thread(keep_small, self._settings.log_path)
                 with contextlib.suppress(DirectoryUnavailable):
                     answer = await self.call("contacts")
                     self.contacts = tuple(answer["addresses"])

@@ -30,7 +30,7 @@ from atom.swarm.exchange.composition import FEWEST_SEATS
 from atom.swarm.exchange.geometry import BUCKET_BYTES
 from atom.swarm.exchange.order import LONGEST_S, Place, ring_order
 from atom.swarm.exchange.slow_lines import SlowLines, finite_rates, slow_lines
-from atom.swarm.records.link import Link
+from atom.swarm.records.lease import Link
 
 MOST_MEMBERS = 64
 """Of more, nobody is carried: the coordinator compares up to nine orders in each round. For so many

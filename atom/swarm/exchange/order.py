@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from atom.swarm.records.link import LONGEST_ROUND_TRIP_S, Link
+from atom.swarm.records.lease import LONGEST_ROUND_TRIP_S, Link
 
 EXACT_MEMBERS = 8
 """Up to so many, all orders are tried: 5,040."""

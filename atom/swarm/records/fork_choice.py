@@ -4,36 +4,18 @@ A claim proves nothing. It only says whether a look at the chain behind it is wo
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
-from atom.swarm.chain.branches import SHOWN, Branch, Branches, Rank
-from atom.swarm.chain.commit import Head
+from atom.swarm.chain.commit import Branch, Branches, Head, Rank, rank
 from atom.swarm.records.lease import Lease
-
-
-@dataclass(frozen=True)
-class Shown:
-    """A chain's branches as a lease has room for them."""
-
-    before: int
-    """So many older ones are left out."""
-    newest: tuple[Branch, ...]
-
-
-def shown(branches: Branches) -> Shown:
-    return Shown(max(0, len(branches) - SHOWN), branches.newest(SHOWN))
 
 
 def claimed_branches(lease: Lease, ours: Head) -> Branches:
     """Those that the lease left out are taken for ours."""
-    claimed = ours.branches.first(lease.branches_before)
-    for branch in lease.branches:
-        claimed = claimed.then(branch)
-    return claimed
+    return ours.branches[: lease.branches_before] + lease.branches
 
 
 def claimed_rank(lease: Lease, ours: Head) -> Rank:
-    return Rank(lease.head, lease.round, claimed_branches(lease, ours))
+    return rank(lease.head, lease.round, claimed_branches(lease, ours))
 
 
 def claims_better(lease: Lease, ours: Head) -> bool:
@@ -44,10 +26,9 @@ def claims_better(lease: Lease, ours: Head) -> bool:
 def branch_from(ours: Head, branches: Branches) -> Branch | None:
     """By which branch the chain with these goes on from our very head; None if it does not."""
     known = len(ours.branches)
-    if len(branches) <= known or branches.first(known) != ours.branches:
+    if len(branches) <= known or branches[:known] != ours.branches:
         return None
-    branch = branches.first(known + 1).last
-    return branch if branch is not None and branch.round == ours.round + 1 else None
+    return branches[known] if branches[known].round == ours.round + 1 else None
 
 
 def has_left(lease: Lease, ours: Head) -> bool:

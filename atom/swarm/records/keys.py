@@ -34,16 +34,16 @@ class Claim:
 
 def lease_key(run: str, owner: str, shard: int | None = ROOT) -> str:
     place = "root" if shard is ROOT else shard
-    return f"atom/1/{run}/{owner}/lease/{place}"
+    return f"atom/2/{run}/{owner}/lease/{place}"
 
 
 def manifest_key(run: str, owner: str) -> str:
-    return f"atom/1/{run}/{owner}/manifest"
+    return f"atom/2/{run}/{owner}/manifest"
 
 
 def index_key(run: str) -> str:
     """Where the manifests of every run of this name are found, whoever owns it."""
-    return f"atom/1/{run}/index"
+    return f"atom/2/{run}/index"
 
 
 def shard_of(peer_id: str) -> int:

@@ -8,9 +8,10 @@ those who could have dialled us, while a wrong yes makes peers that cannot reach
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 
 from blake3 import blake3
+
+from atom.swarm.records.lease import Reached
 
 WITNESSES = 3
 RETRY_S = 1.0
@@ -19,22 +20,6 @@ SETTLE_S = 5.0
 """Between answers until there are enough of them."""
 AGAIN_S = 60.0
 MAX_LINES = 64
-
-
-class Reached(StrEnum):
-    """What peers say of themselves, and of each other."""
-
-    YES = "yes"
-    NO = "no"
-    UNKNOWN = ""
-
-    @classmethod
-    def of(cls, answer: bytes) -> "Reached":
-        """From the wire; whatever is no answer says nothing."""
-        return {b"y": cls.YES, b"n": cls.NO}.get(answer, cls.UNKNOWN)
-
-    def to_wire(self) -> bytes:
-        return self.value[:1].encode()
 
 
 @dataclass(frozen=True)

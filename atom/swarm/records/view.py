@@ -4,10 +4,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from atom.swarm.chain.branches import Branches, Rank
+from atom.swarm.chain.commit import rank
 from atom.swarm.records.lease import Lease, PeerState
-from atom.swarm.records.progress import accumulated
-from atom.swarm.records.run_manifest import Manifest
+from atom.swarm.records.manifest import Manifest
 
 _AMOUNT = ("tokens", "samples", "held_back")
 """As the wire names them."""
@@ -140,7 +139,7 @@ def view_swarm(
         owner=manifest.owner,
         void_attempts=tuple(
             sorted(
-                VoidAttempt(number, lease.peer_id, reason.value)
+                VoidAttempt(number, lease.peer_id, reason)
                 for lease in ordered
                 for number, reason in lease.ended_attempts
             )
@@ -149,18 +148,20 @@ def view_swarm(
     )
 
 
+def accumulated(leases: Iterable[Lease], head: bytes) -> int:
+    """How far the swarm is toward the global batch: the sequences that these (fresh) leases, one
+    per peer, report for the round that follows `head`. Work done on another head never counts."""
+    return sum(lease.sequences for lease in leases if lease.head == head)
+
+
 def preferred_head(leases: Iterable[Lease]) -> bytes:
     """Fork choice on claims. Empty if nobody has a head.
 
     Good enough to look at; peers themselves follow certificates, not claims.
     """
     claims = [lease for lease in leases if lease.head]
-    best = max(claims, key=_rank, default=None)
-    return b"" if best is None else best.head
-
-
-def _rank(lease: Lease) -> Rank:
-    return Rank(lease.head, lease.round, Branches.of(*lease.branches))
+    ranked = ((rank(each.head, each.round, each.branches), each.head) for each in claims)
+    return max(ranked, default=(None, b""))[1]
 
 
 def _peer_view(lease: Lease, unix_time: float) -> PeerView:

@@ -5,13 +5,11 @@ import threading
 from collections.abc import Mapping
 
 from atom.base.events import NoEvents
-from atom.swarm.chain.chain_bytes import MAX_CHAIN_BYTES, chain_name
+from atom.swarm.chain.commit_chain import MAX_CHAIN_BYTES, chain_name
 from atom.swarm.chain.ring_standing import Pace
 from atom.swarm.identity import Identity
-from atom.swarm.records.allow_list import seen_from_outside
-from atom.swarm.records.codec import manifest_digest
 from atom.swarm.records.lease import Lease
-from atom.swarm.records.run_manifest import Manifest
+from atom.swarm.records.manifest import Manifest, manifest_digest, seen_from_outside
 from atom.swarm.state.fetch_options import FetchOptions
 from atom.swarm.state.state_transfer import fetch_bytes
 from atom.swarm.stream.handshake import Local

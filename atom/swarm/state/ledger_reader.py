@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
-from atom.swarm.chain.chain_bytes import commits_beyond
-from atom.swarm.chain.check import verified_heads
 from atom.swarm.chain.commit import Commit, Head
+from atom.swarm.chain.commit_chain import commits_beyond, verified_heads
 from atom.swarm.chain.ledger import Ledger
 from atom.swarm.records.fork_choice import claims_better, preferred
 from atom.swarm.records.lease import Lease

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
-from atom.swarm.records.reachability import Reached
+from atom.swarm.records.lease import Reached
 from atom.swarm.stream.courtesy import Courtesy
 from atom.swarm.stream.frames import Channel, Kind, Patience
 from atom.swarm.stream.rate_limit import TokenBucket

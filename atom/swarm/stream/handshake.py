@@ -15,13 +15,13 @@ from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.swarm.chain.commit import canonical_digest
 from atom.swarm.identity import Identity, is_peer_id, verify
-from atom.swarm.records.allow_list import OPEN, AllowList
+from atom.swarm.records.manifest import OPEN, AllowList
 from atom.swarm.stream.frames import Channel, Kind, Patience, Purpose
 from atom.swarm.stream.protection import RingProtection, needs_secrets
 from atom.swarm.stream.record_stream import SECRET_BYTES, RecordKeys
 from atom.wire import transport_pb2 as wire
 
-PROTOCOL_VERSION = 9
+PROTOCOL_VERSION = 10
 HELLO_DOMAIN = "hello"
 MAX_TAG_BYTES = 64
 _MAX_FRAME_BYTES = 1024

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from atom.config.address import parse_host_port
-from atom.swarm.records.lease_body import MAX_ADDRESSES
+from atom.swarm.records.lease import MAX_ADDRESSES
 
 MAX_RELAYS = 4
 MOST_KNOWN = 8192

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from atom.swarm.records.link import LONGEST_ROUND_TRIP_S, Link
+from atom.swarm.records.lease import LONGEST_ROUND_TRIP_S, Link
 
 KEPT = 64
 """Peers; who was met longest ago is forgotten first."""

@@ -11,8 +11,13 @@ from typing import Protocol
 from atom.base.clock import Clock
 from atom.base.errors import PeerRefused
 from atom.base.events import EventSink
-from atom.swarm.records.lease import Lease, PeerState
-from atom.swarm.records.reachability import SETTLE_S, Answers, Reached, lines_to, next_witness
+from atom.swarm.records.lease import Lease, PeerState, Reached
+from atom.swarm.records.reachability import (
+    SETTLE_S,
+    Answers,
+    lines_to,
+    next_witness,
+)
 from atom.swarm.transport.contacts import MAX_RELAYS, Contact
 
 _TURN_S = 0.5

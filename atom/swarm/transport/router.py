@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
-from atom.swarm.chain.message_codec import MAX_MESSAGE_BYTES
-from atom.swarm.records.reachability import Reached
+from atom.swarm.chain.messages import MAX_MESSAGE_BYTES
+from atom.swarm.records.lease import Reached
 from atom.swarm.stream.frames import Channel, Kind, Patience, Purpose
 from atom.swarm.stream.gauge import DialBack, GaugeServer
 from atom.swarm.transport.allowance import Allowance

@@ -15,8 +15,8 @@ from atom.base.clock import BootClock, Clock
 from atom.base.errors import PeerRefused
 from atom.base.events import EventSink
 from atom.base.reasons import Reason
-from atom.swarm.chain.message_codec import MAX_MESSAGE_BYTES
-from atom.swarm.records.reachability import Reached
+from atom.swarm.chain.messages import MAX_MESSAGE_BYTES
+from atom.swarm.records.lease import Reached
 from atom.swarm.stream.courtesy import Courtesy
 from atom.swarm.stream.frames import Channel, Kind, Patience, Purpose
 from atom.swarm.stream.gauge import DIAL_BACK_S, Gauged, gauge

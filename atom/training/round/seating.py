@@ -9,8 +9,7 @@ from atom.swarm.chain.commit import Contribution
 from atom.swarm.exchange.algorithm import Algorithm, Choice, choose, measured
 from atom.swarm.exchange.attachment import Attachment, attach
 from atom.swarm.exchange.order import Place, RingOrder, ring_order
-from atom.swarm.records.lease import Lease, short_name
-from atom.swarm.records.reachability import Reached
+from atom.swarm.records.lease import Lease, Reached, short_name
 from atom.training.round.events import View
 
 Pair = frozenset[str]

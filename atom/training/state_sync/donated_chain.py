@@ -2,9 +2,8 @@
 
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
-from atom.swarm.chain.chain_bytes import commits_beyond
-from atom.swarm.chain.check import verified_heads
 from atom.swarm.chain.commit import Commit, Head
+from atom.swarm.chain.commit_chain import commits_beyond, verified_heads
 from atom.training.state_sync.donors import Donors
 from atom.training.storage.journal import Journal
 

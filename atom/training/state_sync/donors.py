@@ -14,7 +14,7 @@ import torch
 
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
-from atom.swarm.chain.chain_bytes import MAX_CHAIN_BYTES, chain_name
+from atom.swarm.chain.commit_chain import MAX_CHAIN_BYTES, chain_name
 from atom.swarm.chain.ring_standing import Pace
 from atom.swarm.state.fetch_target import landed_bytes
 from atom.swarm.state.state_transfer import (

@@ -11,9 +11,13 @@ from typing import IO
 
 from atom.base.disk_words import why_not_written
 from atom.base.errors import PeerRefused, StorageError
-from atom.swarm.chain.chain_bytes import LENGTH_BYTES, parse_commits, record_of
-from atom.swarm.chain.check import verified_heads
 from atom.swarm.chain.commit import Commit, Head
+from atom.swarm.chain.commit_chain import (
+    LENGTH_BYTES,
+    parse_commits,
+    record_of,
+    verified_heads,
+)
 from atom.training.storage.snapshot import Snapshot
 
 

@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Sequence, Set
 
 from atom.base.errors import StorageError
-from atom.swarm.chain.chain_bytes import chain_name
+from atom.swarm.chain.commit_chain import chain_name
 from atom.swarm.state.arena_sources import FileBytes
 from atom.swarm.state.blobs import BlobStore
 from atom.training.storage.journal import Journal

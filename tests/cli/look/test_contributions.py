@@ -29,12 +29,10 @@ from atom.cli.look.contributions import (
 from atom.cli.shell.terminal import THEME
 from atom.config.load import normalised_run_text, parse_run_text
 from atom.swarm.chain.commit import Head, Voter
-from atom.swarm.chain.ledger import Ledger, Share
-from atom.swarm.chain.ledger_file import LedgerFile
+from atom.swarm.chain.ledger import Ledger, LedgerFile, Share
 from atom.swarm.identity import Identity
-from atom.swarm.records.codec import first_head
 from atom.swarm.records.lease import Lease
-from atom.swarm.records.run_manifest import Manifest
+from atom.swarm.records.manifest import Manifest, first_head
 from atom.swarm.state.ledger_reader import LedgerReader
 from tests.cli.swarm_sights import RUN, Village, lease
 

@@ -17,6 +17,7 @@ from atom.cli.shell.exit_codes import ExitCode
 from atom.swarm.chain.commit import Head
 from atom.swarm.chain.ledger import Ledger, Round
 from atom.swarm.records.codec import encode_manifest
+from atom.swarm.records.manifest import DataAmount
 from tests.cli.swarm_sights import Village
 
 
@@ -131,7 +132,7 @@ def test_it_bears_the_name_of_the_run_and_not_that_of_the_folder(
 def test_loss_and_speed_have_the_unit_of_what_there_is(tokens: int, tmp_path: Path) -> None:
     log(tmp_path, told(1))
     sights = Village(peers=1)
-    manifest = replace(sights.manifest(), data_amount=(tokens, 20, 0))
+    manifest = replace(sights.manifest(), data_amount=DataAmount(tokens, 20, 0))
     (tmp_path / "manifest.bin").write_bytes(encode_manifest(manifest, sights.owner))
     assert main(["plot", str(tmp_path / "run.svg"), "--state", str(tmp_path)]) == 0
     drawn = (tmp_path / "run.svg").read_text(encoding="utf-8")

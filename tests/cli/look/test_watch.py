@@ -17,7 +17,8 @@ from atom.cli.look.watch import Screen, chart_rows, footer, frame, plain_line
 from atom.cli.shell.exit_codes import ExitCode
 from atom.cli.shell.terminal import THEME, draws
 from atom.dashboard.feed import Seen
-from atom.swarm.chain.message_codec import MAX_LOSS
+from atom.swarm.chain.commit import MAX_LOSS
+from atom.swarm.records.lease import EndedAttempt
 from tests.cli.swarm_sights import sight
 
 
@@ -53,7 +54,9 @@ def test_a_line_of_the_log() -> None:
 
 
 def test_a_round_that_came_to_nothing_is_told_until_it_is_committed() -> None:
-    view = sight(ended_attempts=((7, Reason.EARLY), (8, Reason.RING_BROKEN))).view
+    view = sight(
+        ended_attempts=(EndedAttempt(7, Reason.EARLY), EndedAttempt(8, Reason.RING_BROKEN))
+    ).view
     told = footer(Seen(view, None, ()))
     assert "round 8: no result, ring-broken" in drawn(told, 80, 1)[0]
     assert "Ctrl-C" in drawn(footer(Seen(replace(view, round=8), None, ())), 80, 1)[0]

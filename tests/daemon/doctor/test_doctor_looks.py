@@ -20,7 +20,7 @@ from atom.daemon.doctor.swarm_side import NO_OTHER, NOT_A_PEER, NOT_YET, clock_o
 from atom.daemon.doctor.ways import reached_by
 from atom.daemon.state_directory import StateDirectory
 from atom.swarm.identity import Identity
-from atom.swarm.records.reachability import Reached
+from atom.swarm.records.lease import Reached
 from tests.daemon.model.kept_runs import folder_in
 from tests.daemon.tiny_run import GPT3, run_text
 

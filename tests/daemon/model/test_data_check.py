@@ -10,7 +10,7 @@ from atom.daemon.model.data_check import check_data
 from atom.models.data.dataset import Dataset, open_dataset
 from atom.models.data.files import text_corpus
 from atom.models.data.samples import TextSamples
-from atom.swarm.records.run_manifest import Manifest
+from atom.swarm.records.manifest import Manifest
 
 
 def a_manifest(data_digest: str, amount: tuple[int, int, int] | None = None) -> Manifest:

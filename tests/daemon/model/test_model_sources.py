@@ -20,7 +20,7 @@ from atom.daemon.peer.own_code import ask_for_code, blob_name, check_trust
 from atom.models.own_code import MAX_CODE_BYTES, read_code
 from atom.swarm.identity import Identity
 from atom.swarm.records.lease import Lease, PeerState
-from atom.swarm.records.run_manifest import Manifest
+from atom.swarm.records.manifest import Manifest, PackageVersion
 from atom.swarm.state.arenas import state_digest
 from atom.swarm.state.blobs import BlobServer, BlobStore
 from atom.training.replica.samples import Deck
@@ -301,7 +301,9 @@ def test_another_version_of_the_library_is_named(
     unknown = founder.manifest.run_file.replace('\\"llama\\"', '\\"llama9\\"')
     assert unknown != founder.manifest.run_file
     manifest = dataclasses.replace(
-        founder.manifest, versions=tuple(versions.items()), run_file=unknown
+        founder.manifest,
+        versions=tuple(PackageVersion(*each) for each in versions.items()),
+        run_file=unknown,
     )
     with pytest.raises(MismatchError, match=r"founded with transformers 9\.9, here is") as caught:
         enter_run(manifest, founder.record, None, machine.box("b"), Silence())

@@ -11,7 +11,7 @@ from atom.daemon.console import Silence
 from atom.daemon.peer.box import open_box
 from atom.daemon.peer.invitation import check_member, own_peer_id, say_list
 from atom.swarm.identity import Identity, is_peer_id
-from atom.swarm.records.allow_list import OPEN, AllowList
+from atom.swarm.records.manifest import OPEN, AllowList
 
 
 def test_who_is_not_on_the_list_is_told_its_own_name_and_whom_to_ask() -> None:

@@ -12,10 +12,9 @@ from swarm_samples import a_lease
 
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
-from atom.swarm.chain.chain_bytes import record_of
 from atom.swarm.chain.commit import Commit, Head
-from atom.swarm.chain.ledger import Ledger, Round, Share
-from atom.swarm.chain.ledger_file import LedgerFile
+from atom.swarm.chain.commit_chain import record_of
+from atom.swarm.chain.ledger import Ledger, LedgerFile, Round, Share
 from atom.swarm.identity import Identity
 from atom.swarm.records.lease import Lease
 from atom.swarm.state.ledger_reader import DONORS, LedgerReader
@@ -232,9 +231,9 @@ def test_a_kept_ledger_reads_back_and_a_damaged_one_begins_anew(tmp_path: Path) 
     file.save(ledger)
     assert file.load() == ledger
     (path,) = (tmp_path / "new").iterdir()
-    whole = path.read_text(encoding="utf-8")
-    for damaged in (whole[:-2], whole.replace("0.1", "0.2"), "", "{}", whole + " "):
-        path.write_text(damaged, encoding="utf-8")
+    whole = path.read_bytes()
+    for damaged in (whole[:-2], whole[:-1] + b"x", b"", b"{}", whole + b" "):
+        path.write_bytes(damaged)
         assert file.load() == Ledger(GENESIS)
 
 

@@ -12,7 +12,11 @@ from swarm_samples import a_lease, a_manifest
 
 from atom.swarm.dht.frames import encode_frame, to_text
 from atom.swarm.identity import Identity
-from atom.swarm.records.codec import MAX_RECORD_BYTES, encode_lease, encode_manifest
+from atom.swarm.records.codec import (
+    MAX_RECORD_BYTES,
+    encode_lease,
+    encode_manifest,
+)
 from atom.swarm.records.keys import index_key, lease_key, manifest_key, shard_of
 
 with warnings.catch_warnings():
@@ -148,7 +152,7 @@ def test_a_crowd_under_one_key_hides_nobody_under_another_nor_whom_we_saw_before
     def seen(*keys):
         found, complete = asyncio.run(node.fetch(keys or ("one", "other"), 1.0))
         assert complete
-        return [each.subkey for each in found]
+        return [subkey for subkey, _ in found]
 
     assert seen() == ["old", "friend"]
     stored["one"] = [*(f"stranger {number}" for number in range(8)), "old"]

@@ -10,17 +10,16 @@ import pytest
 from atom.base.errors import StorageError
 from atom.swarm.dht import supervisor
 from atom.swarm.dht.frames import NodeSettings
-from atom.swarm.dht.node_log import MAX_LOG_BYTES, NodeLog
+from atom.swarm.dht.node_log import MAX_LOG_BYTES, keep_small, open_node_log
 from atom.swarm.dht.supervisor import SteadyClient
 
 
 def test_a_full_log_is_set_aside_and_its_writer_goes_on_at_the_beginning(tmp_path: Path) -> None:
     path, older = tmp_path / "dht.log", tmp_path / "dht.1.log"
-    log = NodeLog(str(path), max_bytes=100)
-    with log.open() as held:
+    with open_node_log(str(path)) as held:
         for word, kept in ((b"a", b""), (b"b", b"a" * 90 + b"b" * 90), (b"c", b""), (b"d", b"")):
             os.write(held.fileno(), word * 90)
-            log.keep_small()
+            keep_small(str(path), max_bytes=100)
             assert path.stat().st_size <= 100
             if kept:
                 assert older.read_bytes() == kept[-100:]
@@ -32,18 +31,17 @@ def test_a_full_log_is_set_aside_and_its_writer_goes_on_at_the_beginning(tmp_pat
 def test_where_nothing_can_be_set_aside_the_log_stays_small_all_the_same(tmp_path: Path) -> None:
     path = tmp_path / "dht.log"
     (tmp_path / "dht.1.log").mkdir()
-    log = NodeLog(str(path), max_bytes=10)
-    log.keep_small()
+    keep_small(str(path), max_bytes=10)
     assert not path.exists()
     path.write_bytes(b"x" * 11)
-    log.keep_small()
+    keep_small(str(path), max_bytes=10)
     assert path.read_bytes() == b""
 
 
 def test_a_log_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="absent"):
-        NodeLog(str(tmp_path / "absent" / "dht.log")).open()
-    with NodeLog(None).open() as nowhere:
+        open_node_log(str(tmp_path / "absent" / "dht.log"))
+    with open_node_log(None) as nowhere:
         assert nowhere.name == os.devnull
 
 
@@ -53,13 +51,13 @@ def test_a_node_s_log_is_looked_at_when_it_starts_and_while_it_runs(
 ) -> None:
     path, older = tmp_path / "dht.log", tmp_path / "dht.1.log"
     path.write_bytes(b"before" + b"." * MAX_LOG_BYTES)
-    looked, keep_small = threading.Semaphore(0), NodeLog.keep_small
+    looked = threading.Semaphore(0)
 
-    def seen(log: NodeLog) -> None:
-        keep_small(log)
+    def seen(log_path: str | None) -> None:
+        keep_small(log_path)
         looked.release()
 
-    monkeypatch.setattr(NodeLog, "keep_small", seen)
+    monkeypatch.setattr(supervisor, "keep_small", seen)
     monkeypatch.setattr(supervisor, "CONTACTS_EVERY_SECONDS", 0.05)
 
     async def live() -> None:

@@ -9,7 +9,7 @@ from atom.swarm.exchange import attachment
 from atom.swarm.exchange.attachment import MOST_MEMBERS, Attachment, attach
 from atom.swarm.exchange.geometry import BUCKET_BYTES
 from atom.swarm.exchange.order import LONGEST_S, Place
-from atom.swarm.records.link import Link
+from atom.swarm.records.lease import Link
 
 BYTES = 1e9
 FAST, SLOW = 100e6, 2e6

@@ -8,7 +8,7 @@ import pytest
 
 from atom.swarm.exchange import order as orders
 from atom.swarm.exchange.order import EXACT_MEMBERS, Place, ring_order
-from atom.swarm.records.link import Link
+from atom.swarm.records.lease import Link
 
 
 def scattered(members: int, seed: int, dials_out: float = 0.2, slow: float = 0.1) -> list[Place]:

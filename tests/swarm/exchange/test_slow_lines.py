@@ -6,7 +6,7 @@ import pytest
 
 from atom.swarm.exchange.order import Place
 from atom.swarm.exchange.slow_lines import SlowLines, slow_lines
-from atom.swarm.records.link import Link
+from atom.swarm.records.lease import Link
 
 FAST, SLOW = 50e6, 1e6
 

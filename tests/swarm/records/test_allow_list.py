@@ -14,10 +14,14 @@ from atom.base.events import EventList
 from atom.base.reasons import Reason
 from atom.config.load import normalised_run_text, parse_run_text
 from atom.swarm.identity import Identity
-from atom.swarm.records.allow_list import OPEN, AllowList, seen_from_outside
 from atom.swarm.records.codec import encode_manifest
 from atom.swarm.records.lease import LEASE_SECONDS
-from atom.swarm.records.run_manifest import Manifest
+from atom.swarm.records.manifest import (
+    OPEN,
+    AllowList,
+    Manifest,
+    seen_from_outside,
+)
 from atom.swarm.stream import handshake
 from atom.swarm.stream.frames import Channel, Patience, Purpose
 from atom.swarm.stream.handshake import Local

@@ -6,10 +6,17 @@ from dataclasses import replace
 import pytest
 from swarm_samples import a_lease
 
-from atom.swarm.chain.branches import SHOWN, Branch, Branches, name_of
-from atom.swarm.chain.commit import Ballot, Contribution, Head, Value, Voter, genesis
-from atom.swarm.records.fork_choice import claims_better, preferred, shown
-from atom.swarm.records.lease import Lease
+from atom.swarm.chain.commit import (
+    Ballot,
+    Branch,
+    Contribution,
+    Head,
+    Value,
+    Voter,
+    genesis,
+)
+from atom.swarm.records.fork_choice import claims_better, preferred
+from atom.swarm.records.lease import SHOWN, Lease
 
 PEERS = tuple(Voter(name * 8, name.encode() * 16) for name in "abcde")
 START = replace(genesis(b"m" * 32, b"s" * 32, PEERS[0]), voters=PEERS)
@@ -28,9 +35,9 @@ def grown(head: Head, sequences: int = 8, survivors: tuple[Voter, ...] = ()) -> 
 
 
 def lease_at(head: Head, voter: Voter | None = None) -> Lease:
-    branches = shown(head.branches)
     lease = a_lease(head=head.digest, round=head.round, work=head.work)
-    lease = replace(lease, branches=branches.newest, branches_before=branches.before)
+    newest, before = head.branches[-SHOWN:], len(head.branches[:-SHOWN])
+    lease = replace(lease, branches=newest, branches_before=before)
     if voter is None:
         return lease
     return replace(lease, peer_id=voter.peer_id, incarnation=voter.incarnation)
@@ -65,9 +72,8 @@ def test_what_counts_is_who_signed_where_chains_part() -> None:
 def test_a_branch_counts_its_parent_s_voters_in_whatever_incarnation() -> None:
     assert [branch.backing for branch in BRANCH_OF_TWO.branches] == [2]
     restarted = tuple(Voter(voter.peer_id, b"n" * 16) for voter in PEERS[:3])
-    assert grown(START, 9, restarted).branches == Branches.of(
-        Branch(1, 3, name_of(grown(START, 9, restarted).digest)),
-    )
+    head = grown(START, 9, restarted)
+    assert head.branches == (Branch(1, 3, head.digest[:8]),)
     assert [branch.backing for branch in STRANGERS.branches] == [0]
 
 

@@ -3,7 +3,7 @@ from hypothesis import strategies as st
 from swarm_samples import HEAD, a_lease
 
 from atom.swarm.records.lease import PeerState
-from atom.swarm.records.progress import accumulated
+from atom.swarm.records.view import accumulated
 
 OTHER = b"x" * 32
 

@@ -3,7 +3,7 @@ import json
 from swarm_samples import HEAD, a_lease, a_manifest
 
 from atom.base.reasons import Reason
-from atom.swarm.chain.branches import Branch
+from atom.swarm.chain.commit import Branch
 from atom.swarm.identity import Identity
 from atom.swarm.records.lease import PeerState
 from atom.swarm.records.view import preferred_head, view_swarm

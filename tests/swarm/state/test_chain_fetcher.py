@@ -11,14 +11,12 @@ from swarm_samples import TINY_RUN, a_lease, a_manifest
 
 from atom.base.events import NoEvents
 from atom.config.load import normalised_run_text, parse_run_text
-from atom.swarm.chain.chain_bytes import chain_name, record_of
+from atom.swarm.chain.commit_chain import chain_name, record_of
 from atom.swarm.chain.ledger import Ledger, Share
 from atom.swarm.chain.ring_standing import Pace
 from atom.swarm.identity import Identity
-from atom.swarm.records.allow_list import seen_from_outside
-from atom.swarm.records.codec import first_head, manifest_digest
 from atom.swarm.records.lease import Lease
-from atom.swarm.records.run_manifest import Manifest
+from atom.swarm.records.manifest import Manifest, first_head, manifest_digest, seen_from_outside
 from atom.swarm.state import blobs, chain_fetcher
 from atom.swarm.state import manifest as blob
 from atom.swarm.state.blobs import BlobServer, BlobStore

@@ -11,13 +11,13 @@ from swarm_samples import a_lease, a_manifest
 
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
-from atom.swarm.chain.chain_bytes import parse_commits
-from atom.swarm.chain.message_codec import encode
-from atom.swarm.chain.messages import CommitNotice
+from atom.swarm import schema
+from atom.swarm.chain.commit_chain import parse_commits, record_of
 from atom.swarm.exchange.chunk_kernels import NotFinite
 from atom.swarm.exchange.codec import CODECS
 from atom.swarm.identity import Identity
 from atom.swarm.records.codec import (
+    SignedRecord,
     decode_lease,
     encode_lease,
     encode_manifest,
@@ -30,7 +30,6 @@ from atom.swarm.state.manifest import Manifest, decode_manifest
 from atom.swarm.stream.frames import Channel, Kind, Patience, Purpose
 from atom.swarm.stream.handshake import PROTOCOL_VERSION, Local, greet, receive
 from atom.wire import transport_pb2 as wire
-from atom.wire.records_pb2 import SignedRecord
 from tests.swarm.memory_stream import MemoryStream
 
 OWNER, RUN = Identity.create(), "shakespeare"
@@ -56,19 +55,17 @@ BLOB = Manifest(
 ).encode()
 LEASE = encode_lease(a_lease(OWNER.peer_id), RUN, OWNER.peer_id, OWNER, 1e9)
 FOUNDED = encode_manifest(a_manifest(OWNER), OWNER)
-CHAIN = b"".join(len(part).to_bytes(4, "big") + part for part in [encode(CommitNotice(COMMIT))] * 3)
+CHAIN = record_of(COMMIT) * 3
 
 
 def payload_of(record: bytes) -> bytes:
-    opened = SignedRecord()
-    opened.ParseFromString(record)
-    return opened.payload
+    return schema.decode(SignedRecord, record, len(record)).payload
 
 
 def signed(payload: bytes) -> bytes:
     """Damaged inside, and properly signed: the signature alone protects nobody."""
     signature = OWNER.sign(LEASE_DOMAIN, payload)
-    return SignedRecord(kind=LEASE_DOMAIN, payload=payload, signature=signature).SerializeToString()
+    return schema.encode(SignedRecord(LEASE_DOMAIN, payload, signature))
 
 
 def spoken(kind: Kind, raw: bytes) -> tuple[Channel, Channel]:

@@ -10,7 +10,7 @@ from transport_peers import Peer, make_tcp_peer
 
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
-from atom.swarm.records.reachability import Reached
+from atom.swarm.records.lease import Reached
 from atom.swarm.stream.courtesy import Courtesy
 from atom.swarm.stream.frames import Channel, Kind, Patience, Purpose
 from atom.swarm.stream.gauge import (

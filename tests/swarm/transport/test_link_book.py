@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from atom.swarm.records.link import LONGEST_ROUND_TRIP_S
+from atom.swarm.records.lease import LONGEST_ROUND_TRIP_S
 from atom.swarm.transport.link_book import (
     KEPT,
     LEAST_BYTES,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from swarm_samples import a_lease
 
 from atom.base.events import EventList
-from atom.swarm.records.lease import PeerState
+from atom.swarm.records.lease import PeerState, Reached
 from atom.swarm.records.reachability import (
     AGAIN_S,
     MAX_LINES,
@@ -17,7 +17,6 @@ from atom.swarm.records.reachability import (
     SETTLE_S,
     WITNESSES,
     Answers,
-    Reached,
     lines_to,
     next_witness,
 )

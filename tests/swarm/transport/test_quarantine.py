@@ -9,7 +9,7 @@ from transport_peers import SOON, Peer, make_tcp_peer
 from atom.base.clock import BootClock
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
-from atom.swarm.chain.message_codec import MAX_MESSAGE_BYTES
+from atom.swarm.chain.messages import MAX_MESSAGE_BYTES
 from atom.swarm.stream.frames import Kind, Patience, Purpose
 from atom.swarm.transport.doorkeeper import Doorkeeper
 from atom.swarm.transport.endpoint import TransportLimits

@@ -16,7 +16,7 @@ from atom.base.errors import PeerRefused
 from atom.base.events import EventList
 from atom.base.reasons import Reason
 from atom.swarm.identity import Identity
-from atom.swarm.records.reachability import Reached
+from atom.swarm.records.lease import Reached
 from atom.swarm.stream.frames import Channel, Kind, Patience, Purpose
 from atom.swarm.stream.handshake import Local
 from atom.swarm.stream.protection import RingProtection

@@ -19,8 +19,7 @@ from simulation import NAMES
 
 from atom.swarm.chain.commit import Ballot, Commit, Contribution, Voter, canonical_digest, genesis
 from atom.swarm.chain.messages import Accept, AcceptedVote, CommitNotice, Message, Promise
-from atom.swarm.records.fork_choice import shown
-from atom.swarm.records.lease import Lease, PeerState
+from atom.swarm.records.lease import SHOWN, Lease, PeerState
 from atom.training.round import Patience, RoundMachine, Terms
 from atom.training.round.events import (
     Action,
@@ -323,6 +322,6 @@ def _lease(player: _Player) -> Lease:
         loss=None,
         state_digest=b"",
         addresses=(),
-        branches=shown(head.branches).newest,
-        branches_before=shown(head.branches).before,
+        branches=head.branches[-SHOWN:],
+        branches_before=len(head.branches[:-SHOWN]),
     )

@@ -2,10 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from atom.swarm.records.fork_choice import shown
-from atom.swarm.records.freshness import LeaseBook
-from atom.swarm.records.lease import RENEW_SECONDS, Lease, PeerState, short_name
-from atom.swarm.records.link import Link
+from atom.swarm.records.lease import RENEW_SECONDS, SHOWN, Lease, Link, PeerState, short_name
+from atom.swarm.records.lease_book import LeaseBook
 from atom.training.membership_view import PausedPeers, membership_view
 from atom.training.round.events import Phase, View
 
@@ -97,8 +95,8 @@ class Lookout:
             loss=None,
             state_digest=process.machine.state_digest,
             addresses=(),
-            branches=shown(head.branches).newest,
-            branches_before=shown(head.branches).before,
+            branches=head.branches[-SHOWN:],
+            branches_before=len(head.branches[:-SHOWN]),
             links=self._links(),
         )
         self._directory.publish(lease, now)

@@ -8,8 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from operator import itemgetter
 
-from atom.swarm.chain.message_codec import decode, encode
-from atom.swarm.chain.messages import Message
+from atom.swarm.chain.messages import Message, decode, encode
 from atom.swarm.records.lease import LEASE_SECONDS, Lease
 
 

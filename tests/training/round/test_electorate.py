@@ -6,9 +6,8 @@ from dataclasses import replace
 import pytest
 from shown_leases import VOTERS, A, B, C, D, E, head_of, lease, view
 
-from atom.swarm.chain.branches import SHOWN, Branch
-from atom.swarm.chain.commit import MAX_VOTERS, Head, Voter
-from atom.swarm.records.lease import PeerState
+from atom.swarm.chain.commit import MAX_VOTERS, Branch, Head, Voter
+from atom.swarm.records.lease import SHOWN, PeerState
 from atom.training.round.electorate import (
     Electorate,
     alive_voters,

@@ -4,9 +4,7 @@ from collections.abc import Mapping
 
 from atom.swarm.chain.commit import Contribution
 from atom.swarm.exchange.algorithm import Algorithm
-from atom.swarm.records.lease import Lease, PeerState, short_name
-from atom.swarm.records.link import Link
-from atom.swarm.records.reachability import Reached
+from atom.swarm.records.lease import Lease, Link, PeerState, Reached, short_name
 from atom.training.round.events import View
 from atom.training.round.seating import choose_algorithm, seat_members
 

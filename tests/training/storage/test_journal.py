@@ -9,8 +9,6 @@ import pytest
 
 from atom.base.errors import PeerRefused, StorageError
 from atom.base.reasons import Reason
-from atom.swarm.chain.chain_bytes import parse_commits
-from atom.swarm.chain.check import verified_heads
 from atom.swarm.chain.commit import (
     VOTE_DOMAIN,
     Ballot,
@@ -23,6 +21,7 @@ from atom.swarm.chain.commit import (
     genesis,
     vote_payload,
 )
+from atom.swarm.chain.commit_chain import parse_commits, verified_heads
 from atom.swarm.chain.membership import signed_by
 from atom.swarm.identity import Identity
 from atom.training.storage.journal import Journal

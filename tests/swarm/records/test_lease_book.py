@@ -4,9 +4,9 @@ from hypothesis import strategies as st
 from swarm_samples import a_lease
 
 from atom.swarm.chain.commit import Voter
-from atom.swarm.records import freshness
-from atom.swarm.records.freshness import LeaseBook
+from atom.swarm.records import lease_book
 from atom.swarm.records.lease import PeerState
+from atom.swarm.records.lease_book import LeaseBook
 
 A1, A2, A3 = (bytes([number]) * 16 for number in (1, 2, 3))
 
@@ -133,7 +133,7 @@ def test_a_voter_never_seen_is_missing_only_from_when_it_was_asked_for():
 
 
 def test_memory_is_bounded(monkeypatch):
-    monkeypatch.setattr(freshness, "MAX_PEERS", 50)
+    monkeypatch.setattr(lease_book, "MAX_PEERS", 50)
     book = LeaseBook()
     for number in range(60):
         book.update({str(p): lease(number + 1, peer=str(p)) for p in range(60)}, float(number))
@@ -148,12 +148,12 @@ def test_memory_is_bounded(monkeypatch):
     assert book.fresh(114.0)["n0"].incarnation == incarnations[-1]
     for number in range(1000):
         book.missing_for(Voter(str(number), A1), 114.0)
-    assert len(book._asked_at) <= freshness.MAX_ASKED
+    assert len(book._asked_at) <= lease_book.MAX_ASKED
 
 
 def test_a_crowd_that_comes_with_every_reading_is_no_work_without_end(monkeypatch):
     """It took a daemon of 8,192 places twenty seconds a reading: its own lease ended meanwhile."""
-    monkeypatch.setattr(freshness, "MAX_PEERS", 100)
+    monkeypatch.setattr(lease_book, "MAX_PEERS", 100)
     book, looked_at = LeaseBook(), []
     is_recent = book._is_recent
     monkeypatch.setattr(book, "_is_recent", lambda s, now: looked_at.append(s) or is_recent(s, now))

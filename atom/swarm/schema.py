@@ -1,0 +1,204 @@
+"""Bounded protobuf from annotations: a frozen dataclass or NamedTuple is its own wire schema.
+
+A message's fields are numbered in the order of their declaration. A field is bytes, str, bool, int
+(unsigned), float, a StrEnum or another message; or such a type or None; or a tuple of such a type.
+`Annotated` says what is acceptable: a test of the value, and for a tuple the most items that it may
+have. Bytes, text and tuples must say it:
+
+    incarnation: Annotated[bytes, lambda raw: len(raw) == 16]
+    voters: Annotated[tuple[Voter, ...], 9]
+
+Numbers without a test are finite and below 2^63. What a stranger sent is refused with a named
+reason or is within its bounds: a decoded message needs no further checking of form.
+"""
+
+import math
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+from types import NoneType, UnionType
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from google.protobuf.descriptor_pb2 import (
+    DescriptorProto,
+    FieldDescriptorProto,
+    FileDescriptorProto,
+)
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message import DecodeError
+from google.protobuf.message_factory import GetMessageClass
+
+from atom.base.errors import PeerRefused
+from atom.base.reasons import Reason
+
+MAX_INT = 2**63 - 1
+_PACKAGE = "atom"
+_WIRE_TYPES = {
+    bytes: FieldDescriptorProto.TYPE_BYTES,
+    str: FieldDescriptorProto.TYPE_STRING,
+    bool: FieldDescriptorProto.TYPE_BOOL,
+    int: FieldDescriptorProto.TYPE_UINT64,
+    float: FieldDescriptorProto.TYPE_DOUBLE,
+}
+
+T = TypeVar("T")
+Kind = Callable[..., Any]
+"""A message's class."""
+
+
+@dataclass(frozen=True)
+class _Field:
+    name: str
+    kind: type
+    """Of the value, or of each item."""
+    accepts: Callable[[Any], bool]
+    most: int | None
+    """Items of a tuple; 1 for an optional value; None for a value that is always there."""
+    is_optional: bool
+    is_message: bool
+
+
+def encode(message: object) -> bytes:
+    """The message's bytes. Our own values are not checked: `decode` at the receiver does that."""
+    kind: Kind = type(message)
+    wire = _wire_class(kind)()
+    _fill(wire, message, kind)
+    return bytes(wire.SerializeToString())
+
+
+def decode(kind: Callable[..., T], raw: bytes, max_bytes: int) -> T:
+    """A message of this kind, every field of it within its bounds.
+
+    Raises: PeerRefused(TOO_LARGE, MALFORMED or NOT_FINITE), and nothing else.
+    """
+    if len(raw) > max_bytes:
+        raise PeerRefused(Reason.TOO_LARGE, f"{kind.__name__} of {len(raw)} bytes")
+    wire = _wire_class(kind)()
+    try:
+        wire.ParseFromString(raw)
+    except DecodeError as error:
+        raise PeerRefused(Reason.MALFORMED, f"not a {kind.__name__}") from error
+    return _read(wire, kind)
+
+
+def _fill(wire: Any, message: object, kind: Any) -> None:
+    assert isinstance(message, kind), f"{message!r} is no {kind.__name__}"
+    for field in _fields(kind):
+        value = getattr(message, field.name)
+        if value is None:
+            continue
+        if field.most is None:
+            _set(wire, field, value)
+            continue
+        items, part = (value,) if field.is_optional else value, getattr(wire, field.name)
+        if field.is_message:
+            for item in items:
+                _fill(part.add(), item, field.kind)
+        else:
+            part.extend(items)
+
+
+def _set(wire: Any, field: _Field, value: Any) -> None:
+    if field.is_message:
+        part = getattr(wire, field.name)
+        part.SetInParent()
+        _fill(part, value, field.kind)
+    else:
+        setattr(wire, field.name, value)
+
+
+def _read(wire: Any, kind: Callable[..., T]) -> T:
+    return kind(**{field.name: _read_field(wire, field) for field in _fields(kind)})
+
+
+def _read_field(wire: Any, field: _Field) -> Any:
+    found = getattr(wire, field.name)
+    if field.most is None:
+        if field.is_message and not wire.HasField(field.name):
+            raise PeerRefused(Reason.MALFORMED, f"{field.name} is missing")
+        return _checked(found, field)
+    if len(found) > field.most:
+        raise PeerRefused(Reason.TOO_LARGE, f"{len(found)} {field.name}, at most {field.most}")
+    items = tuple(_checked(item, field) for item in found)
+    return next(iter(items), None) if field.is_optional else items
+
+
+def _checked(found: Any, field: _Field) -> Any:
+    if field.is_message:
+        return _read(found, field.kind)
+    if not field.accepts(found):
+        infinite = type(found) is float and not math.isfinite(found)
+        reason = Reason.NOT_FINITE if infinite else Reason.MALFORMED
+        raise PeerRefused(reason, f"{field.name} is out of bounds")
+    if type(found) is str:  # a long chain names few peers again and again
+        return sys.intern(found) if field.kind is str else field.kind(found)
+    return found
+
+
+@cache
+def _fields(message: Kind) -> tuple[_Field, ...]:
+    hints = get_type_hints(message, include_extras=True)
+    return tuple(_field(name, hint) for name, hint in hints.items())
+
+
+def _field(name: str, hint: Any) -> _Field:
+    bounds: list[Any] = []
+    is_tuple = is_optional = False
+    while (origin := get_origin(hint)) is not None:
+        if origin is Annotated:
+            bounds += hint.__metadata__
+            hint = hint.__origin__
+        elif origin is tuple:
+            is_tuple, hint = True, get_args(hint)[0]
+        else:
+            assert origin in (Union, UnionType), f"{name}: {origin} is not for the wire"
+            (hint,) = (each for each in get_args(hint) if each is not NoneType)
+            is_optional = True
+    tests = [bound for bound in bounds if callable(bound)]
+    limits = [bound for bound in bounds if isinstance(bound, int)]
+    assert limits or not is_tuple, f"{name} has no most"
+    is_message = not issubclass(hint, tuple(_WIRE_TYPES))
+    accepts = tests[0] if tests else bool if is_message else _usual_test(name, hint)
+    most = 1 if is_optional else limits[0] if is_tuple else None
+    return _Field(name, hint, accepts, most, is_optional, is_message)
+
+
+def _usual_test(name: str, kind: type) -> Callable[[Any], bool]:
+    if issubclass(kind, StrEnum):
+        return {member.value for member in kind}.__contains__
+    assert kind in (bool, int, float), f"{name} has no bound"
+    return math.isfinite if kind is float else lambda number: number <= MAX_INT
+
+
+@cache
+def _wire_class(message: Kind) -> type[Any]:
+    file = FileDescriptorProto(name=message.__name__, package=_PACKAGE, syntax="proto3")
+    file.message_type.extend(_described(kind) for kind in dict.fromkeys(_reached(message)))
+    pool = DescriptorPool()
+    pool.AddSerializedFile(file.SerializeToString())
+    return GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.{message.__name__}"))
+
+
+def _reached(message: Kind) -> Iterator[Kind]:
+    """The message and all that are in it. Some come more than once."""
+    yield message
+    for field in _fields(message):
+        if field.is_message:
+            yield from _reached(field.kind)
+
+
+def _described(message: Kind) -> DescriptorProto:
+    described = DescriptorProto(name=message.__name__)
+    for number, field in enumerate(_fields(message), start=1):
+        is_many = field.most is not None
+        entry = described.field.add(name=field.name, number=number)
+        entry.label = entry.LABEL_REPEATED if is_many else entry.LABEL_OPTIONAL
+        if field.is_message:
+            entry.type, entry.type_name = entry.TYPE_MESSAGE, f".{_PACKAGE}.{field.kind.__name__}"
+        else:
+            entry.type = next(
+                _WIRE_TYPES[kind] for kind in field.kind.__mro__ if kind in _WIRE_TYPES
+            )
+    return described
