@@ -31,7 +31,6 @@ from atom.swap.timeline import Recording
 from atom.swarm.chain.commit import Ballot, Contribution
 from atom.swarm.exchange.channels import RingChannels
 from atom.swarm.state.arenas import arena_digest, state_digest
-from atom.swarm.stream.protection import RingProtection
 from atom.swarm.transport.transport import Transport
 from atom.training.exchange import Exchange, RingStyle
 from atom.training.replica.replica import Replica, ReplicaSettings
@@ -128,7 +127,7 @@ def member(rank: int, job: Job, parent: Connection, gate: Any) -> None:
     job.seats[rank].take()
     torch.set_num_threads(1)
     with contextlib.ExitStack() as stack:
-        transport = member_transport(job.seats[rank], RingProtection.TLS)
+        transport = member_transport(job.seats[rank])
         stack.callback(transport.close)
         parent.send((transport.peer_id, transport.address))
         contacts = parent.recv()

@@ -5,13 +5,13 @@ the slowest member. Ours opens its connections anew for every ring, inside the c
 at the other end, checks every chunk and divides by the weight. gloo (torch.distributed) is plain
 TCP, connects once and only adds. hivemind's time includes its matchmaking.
 
-A side of ours is protection[/codec[/connections]]: tls, aes-gcm or none; float32, bfloat16 or int8.
+A side of ours is tls[/codec[/connections]]: float32, bfloat16 or int8.
 Instead of a number of connections, one-shot: everybody with everybody, not in a ring. `sockets`
 only moves the bytes of a ring over bare TCP: as fast as anything could be there.
 
     python benchmarks/ring.py
     python benchmarks/ring.py --members 4 --megabytes 100 --sides gloo tls tls/int8 --mbit 400
-    python benchmarks/ring.py --members 2 --megabytes 100 --sides gloo tls aes-gcm hivemind
+    python benchmarks/ring.py --members 2 --megabytes 100 --sides gloo tls hivemind
     python benchmarks/ring.py --members 2 --megabytes 100 --sides sockets gloo tls --mbit 100
 
 `--mbit` puts each member into a network namespace on a link of that rate, both ways (root).
@@ -34,7 +34,7 @@ from sides import Timing, machine, positive, publish
 from atom.swarm.exchange.geometry import ALIGNMENT
 
 MEGABYTE = 10**6
-DEFAULT_SIDES = [Side(name) for name in (GLOO, "tls", "aes-gcm", "none")]
+DEFAULT_SIDES = [Side(name) for name in (GLOO, "tls", "tls/int8")]
 
 
 def main() -> None:

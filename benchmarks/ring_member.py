@@ -27,10 +27,10 @@ from atom.swarm.exchange.codec import CODECS
 from atom.swarm.exchange.geometry import ring_tag
 from atom.swarm.identity import Identity
 from atom.swarm.stream.handshake import Local
-from atom.swarm.stream.protection import RingProtection
 from atom.swarm.transport.transport import Transport
 
 RUN, PARENT = bytes(32), bytes(32)
+TLS = "tls"
 GLOO, HIVEMIND, SOCKETS = "gloo", "hivemind", "sockets"
 CLEAR_PEAK = Path("/proc/self/clear_refs")
 LIBC = ctypes.CDLL(None)
@@ -42,10 +42,6 @@ class Side:
     """What does the averaging: gloo, hivemind, our ring in some way; or sockets, which do not."""
 
     name: str
-
-    @property
-    def protection(self) -> RingProtection:
-        return RingProtection(self._parts[0])
 
     @property
     def codec(self) -> str:
@@ -71,9 +67,9 @@ class Side:
         """Raises: ValueError for a name that is no side."""
         if not self.ours:
             return
-        if self.codec not in CODECS or not 1 <= self.connections <= 4:
-            raise ValueError(f"{self.name} is not protection/codec/connections or …/one-shot")
-        _ = self.protection
+        known = self._parts[0] == TLS and self.codec in CODECS
+        if not known or not 1 <= self.connections <= 4:
+            raise ValueError(f"{self.name} is not tls/codec/connections or …/one-shot")
 
 
 @dataclass(frozen=True)
@@ -120,11 +116,9 @@ def member(rank: int, job: Job, parent: Connection, gate: Any) -> None:
 def _sides(
     rank: int, job: Job, parent: Connection, stack: contextlib.ExitStack
 ) -> dict[Side, Reduce]:
-    protections = {side.protection for side in job.sides if side.ours}
-    transports = {each: member_transport(job.seats[rank], each) for each in sorted(protections)}
-    for transport in transports.values():
-        stack.callback(transport.close)
-    contact = {each: (t.peer_id, t.address) for each, t in transports.items()}
+    transport = member_transport(job.seats[rank])
+    stack.callback(transport.close)
+    contact = (transport.peer_id, transport.address)
     swarm = _Hivemind(job.seats[rank], stack) if Side(HIVEMIND) in job.sides else None
     bare = BareSockets(job.seats[rank], stack) if Side(SOCKETS) in job.sides else None
     parent.send((contact, swarm.addresses if swarm else [], bare.address if bare else None))
@@ -139,13 +133,13 @@ def _sides(
             bare.connect(contacts[(rank + 1) % len(contacts)][2], len(contacts))
             found[side] = bare.reduce
         else:
-            everybody = [contact[side.protection] for contact, _, _ in contacts]
-            found[side] = _ours(rank, side, transports[side.protection], everybody, job.delay_s)
+            everybody = [contact for contact, _, _ in contacts]
+            found[side] = _ours(rank, side, transport, everybody, job.delay_s)
     return found
 
 
-def member_transport(seat: Seat, protection: RingProtection) -> Transport:
-    local = Local(Identity.create(), RUN, bytes(16), protection)
+def member_transport(seat: Seat) -> Transport:
+    local = Local(Identity.create(), RUN, bytes(16))
     transport = Transport(local, (seat.host, 0), EventList())
     transport.start()
     return transport

@@ -37,6 +37,5 @@ class Reason(StrEnum):
     SUPERSEDED = "superseded"
     # transfers
     NOT_FOUND = "not-found"
-    TOO_OFTEN = "too-often"
     UNREACHABLE = "unreachable"
     HASH_MISMATCH = "hash-mismatch"

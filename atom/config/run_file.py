@@ -96,9 +96,6 @@ class Swarm(Section):
     quarters it, and each peer keeps what rounding took away for the next round."""
     ring_connections: int = Field(default=1, ge=1, le=4)
     """To each neighbour in the ring; more than one is meant for long links that lose packets."""
-    ring_protection: Literal["tls", "aes-gcm", "none"] = "tls"
-    """What gradients travel in: TLS 1.3; larger AES-256-GCM records of our own, keyed inside TLS,
-    for links beyond 1 Gbit/s; or nothing, where the whole network is trusted."""
     survivors: Literal["branch", "pause"] = "branch"
     """Without a quorum: go on as a recorded branch, or wait for as long as it takes."""
     members: Annotated[tuple[PeerId, ...], Field(max_length=MAX_MEMBERS)] | None = None

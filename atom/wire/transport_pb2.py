@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x61tom/wire/transport.proto\x12\tatom.wire\"+\n\tChallenge\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\r\n\x05nonce\x18\x02 \x01(\x0c\"\x8f\x01\n\x05Hello\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x0e\n\x06run_id\x18\x02 \x01(\x0c\x12\x0f\n\x07peer_id\x18\x03 \x01(\t\x12\x13\n\x0bincarnation\x18\x04 \x01(\x0c\x12\x0f\n\x07purpose\x18\x05 \x01(\r\x12\x0b\n\x03tag\x18\x06 \x01(\x0c\x12\x11\n\tsignature\x18\x07 \x01(\x0c\x12\x0e\n\x06secret\x18\x08 \x01(\x0c\".\n\x07Welcome\x12\x13\n\x0bincarnation\x18\x01 \x01(\x0c\x12\x0e\n\x06secret\x18\x02 \x01(\x0c\")\n\x07Refused\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\t\")\n\x06\x42roken\x12\x0f\n\x07suspect\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"K\n\x0b\x42lobRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08manifest\x18\x02 \x01(\x08\x12\r\n\x05\x61rena\x18\x03 \x01(\r\x12\r\n\x05\x63hunk\x18\x04 \x01(\r\"U\n\rArenaManifest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\x10\n\x08\x65lements\x18\x03 \x01(\x04\x12\x15\n\rchunk_digests\x18\x04 \x01(\x0c\"c\n\x0c\x42lobManifest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04head\x18\x02 \x01(\x0c\x12\r\n\x05round\x18\x03 \x01(\x04\x12(\n\x06\x61renas\x18\x04 \x03(\x0b\x32\x18.atom.wire.ArenaManifestb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x61tom/wire/transport.proto\x12\tatom.wire\"+\n\tChallenge\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\r\n\x05nonce\x18\x02 \x01(\x0c\"\x7f\n\x05Hello\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x0e\n\x06run_id\x18\x02 \x01(\x0c\x12\x0f\n\x07peer_id\x18\x03 \x01(\t\x12\x13\n\x0bincarnation\x18\x04 \x01(\x0c\x12\x0f\n\x07purpose\x18\x05 \x01(\r\x12\x0b\n\x03tag\x18\x06 \x01(\x0c\x12\x11\n\tsignature\x18\x07 \x01(\x0c\"\x1e\n\x07Welcome\x12\x13\n\x0bincarnation\x18\x01 \x01(\x0c\")\n\x07Refused\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\t\")\n\x06\x42roken\x12\x0f\n\x07suspect\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"K\n\x0b\x42lobRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08manifest\x18\x02 \x01(\x08\x12\r\n\x05\x61rena\x18\x03 \x01(\r\x12\r\n\x05\x63hunk\x18\x04 \x01(\r\"U\n\rArenaManifest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\x10\n\x08\x65lements\x18\x03 \x01(\x04\x12\x15\n\rchunk_digests\x18\x04 \x01(\x0c\"c\n\x0c\x42lobManifest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04head\x18\x02 \x01(\x0c\x12\r\n\x05round\x18\x03 \x01(\x04\x12(\n\x06\x61renas\x18\x04 \x03(\x0b\x32\x18.atom.wire.ArenaManifestb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,18 +33,18 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_CHALLENGE']._serialized_start=40
   _globals['_CHALLENGE']._serialized_end=83
-  _globals['_HELLO']._serialized_start=86
-  _globals['_HELLO']._serialized_end=229
-  _globals['_WELCOME']._serialized_start=231
-  _globals['_WELCOME']._serialized_end=277
-  _globals['_REFUSED']._serialized_start=279
-  _globals['_REFUSED']._serialized_end=320
-  _globals['_BROKEN']._serialized_start=322
-  _globals['_BROKEN']._serialized_end=363
-  _globals['_BLOBREQUEST']._serialized_start=365
-  _globals['_BLOBREQUEST']._serialized_end=440
-  _globals['_ARENAMANIFEST']._serialized_start=442
-  _globals['_ARENAMANIFEST']._serialized_end=527
-  _globals['_BLOBMANIFEST']._serialized_start=529
-  _globals['_BLOBMANIFEST']._serialized_end=628
+  _globals['_HELLO']._serialized_start=85
+  _globals['_HELLO']._serialized_end=212
+  _globals['_WELCOME']._serialized_start=214
+  _globals['_WELCOME']._serialized_end=244
+  _globals['_REFUSED']._serialized_start=246
+  _globals['_REFUSED']._serialized_end=287
+  _globals['_BROKEN']._serialized_start=289
+  _globals['_BROKEN']._serialized_end=330
+  _globals['_BLOBREQUEST']._serialized_start=332
+  _globals['_BLOBREQUEST']._serialized_end=407
+  _globals['_ARENAMANIFEST']._serialized_start=409
+  _globals['_ARENAMANIFEST']._serialized_end=494
+  _globals['_BLOBMANIFEST']._serialized_start=496
+  _globals['_BLOBMANIFEST']._serialized_end=595
 # @@protoc_insertion_point(module_scope)

@@ -14,7 +14,7 @@ class Challenge(_message.Message):
     def __init__(self, version: _Optional[int] = ..., nonce: _Optional[bytes] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("version", "run_id", "peer_id", "incarnation", "purpose", "tag", "signature", "secret")
+    __slots__ = ("version", "run_id", "peer_id", "incarnation", "purpose", "tag", "signature")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     PEER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -22,7 +22,6 @@ class Hello(_message.Message):
     PURPOSE_FIELD_NUMBER: _ClassVar[int]
     TAG_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
-    SECRET_FIELD_NUMBER: _ClassVar[int]
     version: int
     run_id: bytes
     peer_id: str
@@ -30,16 +29,13 @@ class Hello(_message.Message):
     purpose: int
     tag: bytes
     signature: bytes
-    secret: bytes
-    def __init__(self, version: _Optional[int] = ..., run_id: _Optional[bytes] = ..., peer_id: _Optional[str] = ..., incarnation: _Optional[bytes] = ..., purpose: _Optional[int] = ..., tag: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., secret: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, version: _Optional[int] = ..., run_id: _Optional[bytes] = ..., peer_id: _Optional[str] = ..., incarnation: _Optional[bytes] = ..., purpose: _Optional[int] = ..., tag: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("incarnation", "secret")
+    __slots__ = ("incarnation",)
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
-    SECRET_FIELD_NUMBER: _ClassVar[int]
     incarnation: bytes
-    secret: bytes
-    def __init__(self, incarnation: _Optional[bytes] = ..., secret: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, incarnation: _Optional[bytes] = ...) -> None: ...
 
 class Refused(_message.Message):
     __slots__ = ("reason", "detail")

@@ -126,7 +126,6 @@ RUN_ROWS: dict[str, tuple[tuple[str, str], ...]] = {
     "swarm.grace_seconds": no_number("0.5", "86401"),
     "swarm.codec": no_choice("float32"),
     "swarm.ring_connections": no_count(4),
-    "swarm.ring_protection": no_choice("tls"),
     "swarm.survivors": no_choice("branch"),
     "swarm.members": (('["ann"]', "'ann' is no peer id"), ("[]", "would let nobody in"),
                       ('"ann"', "expected a list in brackets"), ("[3]", "in quotes, not 3")),

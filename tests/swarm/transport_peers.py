@@ -12,7 +12,6 @@ from atom.swarm.identity import Identity
 from atom.swarm.stream import handshake
 from atom.swarm.stream.frames import Channel, Kind, Patience
 from atom.swarm.stream.handshake import Local
-from atom.swarm.stream.protection import RingProtection
 from atom.swarm.stream.tls import make_credentials, wrap
 from atom.swarm.transport.endpoint import TransportLimits
 from atom.swarm.transport.transport import PeerTransport, Transport
@@ -86,13 +85,12 @@ def peers(kind: str) -> Iterator[Callable[..., Peer]]:
     def make(
         run: bytes = RUN,
         limits: TransportLimits = QUICK,
-        ring_protection: RingProtection = RingProtection.TLS,
     ) -> Peer:
         identity, incarnation, events = Identity.create(), bytes([len(made)]) * 16, EventQueue()
         transport: PeerTransport
         if kind == "tcp":
             where = ("127.0.0.1", 0)
-            local = Local(identity, run, incarnation, ring_protection)
+            local = Local(identity, run, incarnation)
             transport = Transport(local, where, events, limits=limits)
         else:
             transport = LocalTransport(network, identity, incarnation, events, limits)

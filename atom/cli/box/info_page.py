@@ -20,9 +20,7 @@ COPIED = ("peer id", "digest", "join address", "directory")
 """Never folded: they are there to be copied."""
 MOST_PEERS = 8
 """That are named; of more it is said how many."""
-STOCK = {
-    "optimizer_state": "exact", "gradients": "float32", "codec": "float32", "ring_protection": "tls"
-}  # fmt: skip
+STOCK = {"optimizer_state": "exact", "gradients": "float32", "codec": "float32"}
 """What a run does that chose nothing else."""
 _LEAST_COLUMNS = 20
 

@@ -30,7 +30,6 @@ from atom.graph.traced import Graph
 from atom.models.gpt3 import GPT2_VOCABULARY, SIZES, GPT3Config, parameter_shapes
 from atom.swap.host_store import host_bytes
 from atom.swap.state_form import StateForm
-from atom.swarm.exchange.codec import CODECS
 
 _FAMILY_RUN = """
 [run]
@@ -98,7 +97,6 @@ def fit_of(run: RunFile, title: str, peer: PeerFile, device: torch.device, folde
         disk.total_bytes,
         disk.have_bytes,
         _device_problem(run, graph, peer, device, have_bytes - need_bytes),
-        2 * CODECS[run.swarm.codec].wire_bytes(graph.layout.total_elements),
     )
 
 

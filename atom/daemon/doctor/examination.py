@@ -1,8 +1,8 @@
 """The whole examination: every look in turn, then what it means."""
 
 import asyncio
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -13,10 +13,8 @@ from atom.config.peer_file import PeerFile
 from atom.config.places import default_state_directory, named_state_directory, state_home
 from atom.daemon.doctor import gathering
 from atom.daemon.doctor.capacity import fit_of, largest_of_family, precision_for
-from atom.daemon.doctor.facts import Capacity, Clock, Facts, Fit, Gpu, Port, Ways
+from atom.daemon.doctor.facts import Capacity, Clock, Facts, Fit, Gpu
 from atom.daemon.doctor.swarm_side import Sight, look
-from atom.daemon.doctor.ways import find_ways, reached_by
-from atom.daemon.peer.addresses import data_place
 from atom.daemon.peer.box import kept_peer
 from atom.daemon.state_directory import StateDirectory
 from atom.swarm.addresses import parse_join_address
@@ -47,28 +45,14 @@ def examine(request: DoctorRequest, note: Callable[[str], None]) -> Facts:
     if request.address is not None:
         note("looking for the swarm")
         sight = asyncio.run(look(request.address, folder))
-    ways: Ways | None = None
-    if sight is not None and sight.manifest is not None:
-        note("gauging the ways to peers of the run")
-        door = door_of(peer, ports)
-        ways = find_ways(sight.manifest, sight.alive, sight.me, peer, door)
     offset = None if sight is None else sight.offset_s
     clock = Clock(gathering.clock_synchronised(), offset)
     note("reckoning what fits")
     manifest = None if sight is None else sight.manifest
     capacity = _capacity(peer, machine.gpu, folder, manifest)
     swarm = None if sight is None else sight.swarm
-    if swarm is not None and ways is not None:
-        swarm = replace(swarm, reached=reached_by(ways, swarm.reached))
     runs = gathering.daemon_runs(folder)
-    return Facts(software, machine, memory, disk, ports, clock, capacity, swarm, ways, runs)
-
-
-def door_of(peer: PeerFile, ports: Sequence[Port]) -> tuple[str, int] | None:
-    """Where others would connect to a daemon of this box, to listen there while some try; None: it
-    would not listen, or somebody else does, perhaps the daemon. Pure."""
-    taken = any(port.key == "data_port" and (port.is_ours or port.problem) for port in ports)
-    return None if taken else data_place(peer.network, peer.network.listen)
+    return Facts(software, machine, memory, disk, ports, clock, capacity, swarm, runs)
 
 
 def box_of(request: DoctorRequest) -> tuple[PeerFile, Path]:

@@ -121,34 +121,6 @@ class Swarm:
 
 
 @dataclass(frozen=True)
-class Way:
-    """To one peer of the run, from one port of ours."""
-
-    peer_id: str
-    upload_bytes_per_s: float
-    """At least, within both boxes' caps."""
-    download_bytes_per_s: float
-    near: str
-    """Our end of the connection, "host:port"."""
-    seen: str
-    """The same as the peer sees it; empty: it could not tell."""
-    same_box: bool = False
-    """The peer runs on this very machine."""
-    reached: str = ""
-    """Whether it could dial this box there: "yes" or "no"; empty: it was not asked."""
-
-
-@dataclass(frozen=True)
-class Ways:
-    problem: str = ""
-    """Why there is none."""
-    upload_cap_bits_per_s: float | None = None
-    """Of the peer file."""
-    download_cap_bits_per_s: float | None = None
-    found: tuple[Way, ...] = ()
-
-
-@dataclass(frozen=True)
 class Fit:
     """What a model takes here, by the planner's arithmetic."""
 
@@ -159,8 +131,6 @@ class Fit:
     disk_have_bytes: int
     device_problem: str = ""
     """What fits the device in no way."""
-    exchange_bytes: int = 0
-    """That a peer sends in a round, and receives: its part of the averages."""
 
     @property
     def fits_memory(self) -> bool:
@@ -191,7 +161,5 @@ class Facts:
     capacity: Capacity
     swarm: Swarm | None = None
     """None: no address was given."""
-    ways: Ways | None = None
-    """None: no swarm was seen."""
     daemon_runs: bool = False
     """A daemon of this user's is at work meanwhile, here or in another state directory."""

@@ -18,7 +18,6 @@ from atom.daemon.doctor.facts import (
 )
 from atom.daemon.doctor.finding import Finding, Level
 from atom.daemon.doctor.own_daemon import beside_daemon
-from atom.daemon.doctor.way_findings import way_findings
 from atom.daemon.doctor.wsl import in_wsl
 from atom.daemon.fitting.host_cap import more_than_there_is
 from atom.models.installing import install_package, install_version
@@ -43,7 +42,6 @@ def findings_of(facts: Facts) -> list[Finding]:
         *(_port(port) for port in facts.ports),
         _clock(facts.clock, facts.machine.in_container),
         *_swarm(facts.swarm),
-        *way_findings(facts),
         *_capacity(facts.capacity, facts.swarm),
     ]
     if facts.daemon_runs:

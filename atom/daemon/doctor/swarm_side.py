@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
@@ -15,8 +15,7 @@ from atom.daemon.peer.invitation import check_member
 from atom.swarm.addresses import parse_join_address
 from atom.swarm.dht.directory import open_directory
 from atom.swarm.dht.frames import NodeSettings
-from atom.swarm.identity import Identity
-from atom.swarm.records.lease import Lease, PeerState, Reached
+from atom.swarm.records.lease import PeerState, Reached
 from atom.swarm.records.manifest import Manifest, seen_from_outside
 
 RENEWAL_S = 2.0
@@ -36,10 +35,6 @@ class Sight:
 
     swarm: Swarm
     manifest: Manifest | None = None
-    alive: Mapping[str, Lease] = field(default_factory=dict)
-    """Leases of those who take part."""
-    me: Identity | None = None
-    """Of the peer that may run here; None: there is none yet."""
     offset_s: tuple[float, float] | None = None
     """As `atom.daemon.doctor.facts.Clock` has it."""
 
@@ -78,7 +73,7 @@ async def look(address: str, state: Path) -> Sight:
         reached=reached,
     )
     ages = [now - lease.issued_at for peer, lease in alive.items() if peer != own]
-    return Sight(seen, manifest, alive, me, clock_offset_s(ages))
+    return Sight(seen, manifest, clock_offset_s(ages))
 
 
 def clock_offset_s(ages: list[float]) -> tuple[float, float] | None:

@@ -75,7 +75,6 @@ _FIXES: dict[str, Callable[[Finding], str]] = {
     "Disk": _disk,
     "Clock": _clock,
     "From outside": _from_outside,
-    "NAT": _from_outside,
     "Largest model": _memory,
     "This run": _memory,
 }

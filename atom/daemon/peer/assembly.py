@@ -36,7 +36,6 @@ from atom.swarm.state.blobs import BlobServer, BlobStore
 from atom.swarm.state.state_transfer import Watch
 from atom.swarm.state.upload_places import UploadPlaces
 from atom.swarm.stream.handshake import Local
-from atom.swarm.stream.protection import RingProtection
 from atom.swarm.stream.throttle import Bandwidth
 from atom.swarm.transport.endpoint import TransportLimits
 from atom.swarm.transport.outreach import Outreach
@@ -233,9 +232,8 @@ def _transport(box: Box, member: Membership, listen: str, events: EventSink) -> 
     network = box.peer.network
     bind = data_place(network, listen)
     bandwidth = Bandwidth.of(network.upload_bits_per_s, network.download_bits_per_s)
-    protection = RingProtection(member.run.swarm.ring_protection)
     allowed = AllowList.of(member.manifest.owner, member.run.swarm.members)
-    local = Local(box.identity, member.run_id, box.incarnation, protection, allowed)
+    local = Local(box.identity, member.run_id, box.incarnation, allowed)
     limits = TransportLimits(relay_bytes_per_s=network.relay_bits_per_s / 8)
     return Transport(local, bind, events, limits=limits, bandwidth=bandwidth)
 

@@ -91,7 +91,6 @@ def info_of(
         "optimizer_state": run.optimizer.state,
         "gradients": run.optimizer.gradients,
         "codec": run.swarm.codec,
-        "ring_protection": run.swarm.ring_protection,
         "mini_batches": parts.executor.own_sequences(machine.head.digest) if machine else 0,
         "rounds_joined": stats.rounds_joined,
         "sequences_committed": stats.sequences_committed,

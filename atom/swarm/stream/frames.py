@@ -33,8 +33,6 @@ class Purpose(IntEnum):
     """To the peer named in the tag, through the one that is dialled: see `relay`."""
     PROBE = 6
     """ "Can you dial me?" """
-    GAUGE = 7
-    """How fast is the way between us, and where do you see me? See `gauge`."""
 
 
 class Kind(IntEnum):
@@ -58,17 +56,7 @@ class Kind(IntEnum):
     PING = 65
     """Line: nothing to say, still there."""
     REACHED = 66
-    """Probe, gauge: one byte, the answer (see `reachability.Reached`)."""
-    SEEN = 80
-    """Gauge: "host:port", where the connection comes from."""
-    BURST = 81
-    """Gauge: bytes that mean nothing."""
-    GOT = 82
-    """Gauge: the burst is here, to its end."""
-    FETCH = 83
-    """Gauge: four bytes, how many to send."""
-    DIAL_BACK = 84
-    """Gauge: two bytes, a port where the asker listens; answered by `REACHED`."""
+    """Probe: one byte, the answer (see `reachability.Reached`)."""
 
 
 class HungUp(ConnectionError):
@@ -131,14 +119,8 @@ class Channel:
         self.incarnation = b""
         self.purpose = Purpose.MESSAGES
         self.tag = b""
-        self.seen_at = ""
-        """Of the two ends of its connection, the far one, as "host:port"; empty: we called it."""
         self.direct = True
         """Whether we dialled the peer's own address: neither called it, nor through a relay."""
-        self.near = ""
-        """The near one, of a connection that we opened."""
-        self.secret = b""
-        """Drawn by the client for this connection, if it goes on in records of our own."""
         self.round_trip_s: float | None = None
         """Of the client's handshake: its proof, checked and answered."""
         self.sent_bytes, self.sending_s = 0, 0.0

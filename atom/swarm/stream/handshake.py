@@ -17,8 +17,6 @@ from atom.swarm.chain.commit import canonical_digest
 from atom.swarm.identity import Identity, is_peer_id, verify
 from atom.swarm.records.manifest import OPEN, AllowList
 from atom.swarm.stream.frames import Channel, Kind, Patience, Purpose
-from atom.swarm.stream.protection import RingProtection, needs_secrets
-from atom.swarm.stream.record_stream import SECRET_BYTES, RecordKeys
 from atom.wire import transport_pb2 as wire
 
 PROTOCOL_VERSION = 10
@@ -37,10 +35,8 @@ class Local:
     """32 bytes: the digest of the run's manifest."""
     incarnation: bytes
     """16 random bytes per process start."""
-    ring_protection: RingProtection = RingProtection.TLS
-    """The same for all peers of the run."""
     allowed: AllowList = OPEN
-    """Likewise: with whom the run's owner lets us speak."""
+    """The same for all peers of the run: with whom the run's owner lets us speak."""
 
     def __post_init__(self) -> None:
         assert len(self.run_id) == 32
@@ -49,12 +45,11 @@ class Local:
 
 def greet(
     channel: Channel, local: Local, server: str, certificate: bytes, patience: Patience
-) -> RecordKeys | None:
+) -> None:
     """The client's half, on a channel that has its purpose and tag; sets peer, incarnation and
     round trip.
 
-    Returns keys if the channel is to go on in records. Raises: PeerRefused with the server's reason
-    or our own; OSError.
+    Raises: PeerRefused with the server's reason or our own; OSError.
     """
     local.allowed.check(server)
     challenge = wire.Challenge()
@@ -68,7 +63,6 @@ def greet(
         incarnation=local.incarnation,
         purpose=int(channel.purpose),
         tag=channel.tag,
-        secret=_new_secret(channel, local),
     )
     payload = _signed_part(hello, server, certificate, challenge.nonce)
     hello.signature = local.identity.sign(HELLO_DOMAIN, payload)
@@ -78,10 +72,6 @@ def greet(
     channel.round_trip_s = time.monotonic() - asked_at
     channel.incarnation = answer.incarnation
     channel.peer_id = server
-    if not hello.secret:
-        return None
-    _check_secret(answer.secret, SECRET_BYTES)
-    return RecordKeys.derive(hello.secret, answer.secret, client=True)
 
 
 def receive(channel: Channel, local: Local, certificate: bytes, patience: Patience) -> None:
@@ -106,20 +96,12 @@ def receive(channel: Channel, local: Local, certificate: bytes, patience: Patien
     channel.incarnation = hello.incarnation
     channel.purpose = Purpose(hello.purpose)
     channel.tag = hello.tag
-    channel.secret = hello.secret
-    _check_secret(hello.secret, len(_new_secret(channel, local)))
 
 
-def welcome(channel: Channel, local: Local, patience: Patience) -> RecordKeys | None:
-    """Tells the client it is in. Returns keys if the channel is to go on in records.
-
-    Raises: OSError.
-    """
-    answer = wire.Welcome(incarnation=local.incarnation, secret=_new_secret(channel, local))
+def welcome(channel: Channel, local: Local, patience: Patience) -> None:
+    """Tells the client it is in. Raises: OSError."""
+    answer = wire.Welcome(incarnation=local.incarnation)
     channel.send_frame(Kind.WELCOME, answer.SerializeToString(), patience=patience)
-    if not answer.secret:
-        return None
-    return RecordKeys.derive(channel.secret, answer.secret, client=False)
 
 
 def refuse(channel: Channel, refused: PeerRefused, patience: Patience) -> None:
@@ -134,17 +116,6 @@ def named_reason(text: str, otherwise: Reason) -> Reason:
         return Reason(text)
     except ValueError:
         return otherwise
-
-
-def _new_secret(channel: Channel, local: Local) -> bytes:
-    """Random, if this channel leaves TLS for records of our own; else empty."""
-    wanted = needs_secrets(channel.purpose, local.ring_protection)
-    return secrets.token_bytes(SECRET_BYTES) if wanted else b""
-
-
-def _check_secret(secret: bytes, size: int) -> None:
-    if len(secret) != size:
-        raise PeerRefused(Reason.BAD_HANDSHAKE, f"{len(secret)} secret bytes instead of {size}")
 
 
 def _await_welcome(channel: Channel, patience: Patience) -> wire.Welcome:

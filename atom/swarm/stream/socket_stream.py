@@ -10,7 +10,6 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable
 
 from atom.swarm.stream.frames import HungUp, Patience
 
@@ -32,21 +31,6 @@ class SocketStream:
         self._closed = False
         self._pushed_back = memoryview(b"")
         self._batch_bytes = 1
-
-    def near(self) -> str:
-        """This end, as "host:port"; empty: it is closed."""
-        return self._end(self._socket.getsockname)
-
-    def far(self) -> str:
-        """The other end, as the connection shows it: perhaps a router's."""
-        return self._end(self._socket.getpeername)
-
-    def _end(self, name: Callable[[], tuple[str, int]]) -> str:
-        try:
-            host, port = name()[:2]
-        except OSError:
-            return ""
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     def send_all(self, view: memoryview, patience: Patience) -> None:
         """Raises: TimeoutError, Interrupted, ConnectionError."""

@@ -19,9 +19,8 @@ from atom.swarm.transport.resolver import Resolver
 class Connector:
     """Thread-safe."""
 
-    def __init__(self, closing: threading.Event, from_one_port: bool = False) -> None:
+    def __init__(self, closing: threading.Event) -> None:
         self._closing = closing
-        self._from_one_port, self._port = from_one_port, 0
         self._resolver = Resolver()
 
     def connect(
@@ -46,8 +45,6 @@ class Connector:
         connecting = socket.socket(family, kind, protocol)
         try:
             connecting.setblocking(False)
-            if self._from_one_port:
-                self._take_the_port(connecting)
             code = connecting.connect_ex(target)
             while code == errno.EINPROGRESS:
                 if any(event.is_set() for event in given_up):
@@ -59,12 +56,6 @@ class Connector:
             connecting.close()
             raise
         return connecting
-
-    def _take_the_port(self, connecting: socket.socket) -> None:
-        """The first connection's is everybody's. Raises: OSError."""
-        connecting.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        connecting.bind(("", self._port))
-        self._port = int(connecting.getsockname()[1])
 
 
 def _poll(connecting: socket.socket, deadline: float) -> int:

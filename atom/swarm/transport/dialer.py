@@ -13,7 +13,6 @@ from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.swarm.stream import handshake
 from atom.swarm.stream.frames import Channel, Interrupted, Patience, Purpose
-from atom.swarm.stream.protection import after_handshake
 from atom.swarm.stream.socket_stream import SocketStream
 from atom.swarm.stream.tls import Credentials, peer_of_certificate
 from atom.swarm.stream.tls_stream import TlsStream
@@ -48,8 +47,7 @@ class Dialer:
         self._endpoint = endpoint
         self._credentials = credentials
         self._switchboard = switchboard
-        one_port = endpoint.limits.from_one_port
-        self._connector = Connector(endpoint.closing, one_port)
+        self._connector = Connector(endpoint.closing)
         self._lock = threading.Lock()
         self._open: set[Channel] = set()
 
@@ -80,15 +78,6 @@ class Dialer:
         deadline = time.monotonic() + seconds
         patience = Patience(seconds, deadline)
         return self._first_of([self._directly(peer_id)], peer_id, (purpose, tag), patience)
-
-    def dial_at(self, address: str, peer_id: str, seconds: float) -> Channel:
-        """For messages to that peer, at this "host:port", which nobody learns anything from.
-
-        Raises: PeerRefused, OSError.
-        """
-        connect = partial(self._connector.connect, peer_id, address)
-        patience = Patience(seconds, time.monotonic() + seconds)
-        return self._shake_hands(connect, peer_id, (Purpose.MESSAGES, b""), patience)
 
     def open(self, peer_id: str, seconds: float) -> tuple[SocketStream, str]:
         """A connection to the first of the peer's addresses that takes one, and its host; nothing
@@ -187,7 +176,6 @@ class Dialer:
         stream = TlsStream(below, self._credentials.client, server_side=False)
         channel = Channel(self._endpoint.bandwidth.limit(stream), self._gone)
         channel.purpose, channel.tag = what
-        channel.near = below.near()
         with self._lock:
             self._open.add(channel)
         try:
@@ -199,13 +187,12 @@ class Dialer:
             if certificate is None or peer_of_certificate(certificate) != peer_id:
                 raise PeerRefused(Reason.WRONG_IDENTITY, f"that is not {peer_id}")
             local = self._endpoint.local
-            keys = handshake.greet(channel, local, peer_id, certificate, patience)
-            further = after_handshake(stream, channel.purpose, local.ring_protection, keys)
+            handshake.greet(channel, local, peer_id, certificate, patience)
             if channel.purpose is Purpose.RELAY:
-                channel.stream = further  # what goes through it is limited further in
+                channel.stream = stream.hand_over()  # what goes through it is limited further in
                 return channel  # its welcome had to wait for the third: no round trip
             if channel.purpose is Purpose.RING:
-                channel.stream = self._endpoint.bandwidth.limit_ring(further)
+                channel.stream = self._endpoint.bandwidth.limit_ring(stream)
         except BaseException:
             channel.close()
             raise

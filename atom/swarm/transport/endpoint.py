@@ -60,9 +60,6 @@ class TransportLimits:
     """Connections that are passed on at a time."""
     relay_pairs_of_strangers: int = 8
     """Of those, asked for by peers that the run does not know."""
-    from_one_port: bool = False
-    """All connections that we open come from one local port (each to another address): what others
-    see of it says what a router on the way does."""
 
 
 @dataclass(frozen=True)

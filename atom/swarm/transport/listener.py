@@ -13,7 +13,6 @@ from atom.base.errors import AddressError, PeerRefused, PortInUseError
 from atom.base.reasons import Reason
 from atom.swarm.stream import handshake
 from atom.swarm.stream.frames import Channel, HungUp, Patience, Purpose
-from atom.swarm.stream.protection import after_handshake
 from atom.swarm.stream.socket_stream import SocketStream
 from atom.swarm.stream.tls import Credentials, tune
 from atom.swarm.stream.tls_stream import TlsStream
@@ -127,7 +126,6 @@ class Listener:
             return
         proven: list[str] = []
         channel = self._channel(below, host, proven)
-        channel.seen_at = below.far()
         if not self._answers_call(channel, below, host):
             self._attend(channel, below, host, proven)
 
@@ -180,12 +178,11 @@ class Listener:
                 raise PeerRefused(Reason.TOO_MANY_CONNECTIONS, "from this peer, or from strangers")
             proven.append(channel.peer_id)
             self._router.reserve(channel)
-            keys = handshake.welcome(channel, local, patience)
-            further = after_handshake(stream, channel.purpose, local.ring_protection, keys)
+            handshake.welcome(channel, local, patience)
             if channel.purpose is Purpose.RELAY:
-                channel.stream = further  # the relay has limits of its own
+                channel.stream = stream.hand_over()  # the relay has limits of its own
             elif channel.purpose is Purpose.RING:
-                channel.stream = self._endpoint.bandwidth.limit_ring(further)
+                channel.stream = self._endpoint.bandwidth.limit_ring(stream)
         except PeerRefused as refused:
             self._refuse(refused, host, channel.peer_id)
             self._say_no(channel, refused)

@@ -1,14 +1,12 @@
-"""Where an authenticated incoming connection goes: messages, a waiting ring, the blob shelf, a line
-to be called over, a relayed peer, the answer to a probe, a way that is gauged."""
+"""Where an authenticated incoming connection goes: messages, a waiting ring, the blob server, a
+line to be called over, a relayed peer, the answer to a probe."""
 
 from collections.abc import Callable
 
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.swarm.chain.messages import MAX_MESSAGE_BYTES
-from atom.swarm.records.lease import Reached
 from atom.swarm.stream.frames import Channel, Kind, Patience, Purpose
-from atom.swarm.stream.gauge import DialBack, GaugeServer
 from atom.swarm.transport.allowance import Allowance
 from atom.swarm.transport.endpoint import Endpoint
 from atom.swarm.transport.relay import Relay
@@ -32,7 +30,6 @@ class Router:
         switchboard: Switchboard | None = None,
         relay: Relay | None = None,
         on_probe: OnProbe | None = None,
-        dial_back: DialBack = lambda channel, port: Reached.UNKNOWN,
     ) -> None:
         """What is not given is not served."""
         self.on_message: OnMessage | None = None
@@ -40,7 +37,6 @@ class Router:
         self._switchboard = switchboard
         self._relay = relay
         self._on_probe = on_probe
-        self._gauge = GaugeServer(endpoint.bandwidth.courtesy, dial_back)
         limits = endpoint.limits
         self.rings = RingPool(limits.unclaimed_rings, limits.unclaimed_rings_per_peer)
         self._allowance = Allowance(endpoint.known)
@@ -58,14 +54,11 @@ class Router:
         """The last thing before the other end is told that it is in. Raises: PeerRefused."""
         if channel.purpose is Purpose.RELAY and self._relay is not None:
             self._relay.reserve(channel)
-        if channel.purpose is Purpose.GAUGE:
-            self._gauge.reserve(channel)
 
     def ended(self, channel: Channel) -> None:
         """A connection that was, or might have been, routed is closed."""
         if self._relay is not None:
             self._relay.drop(channel)
-        self._gauge.leave(channel)
 
     def route(self, channel: Channel) -> None:
         """Serves the channel to its end; a ring channel passes to whoever claims it."""
@@ -103,8 +96,6 @@ class Router:
                 self._relay.splice(channel)
             case Purpose.PROBE if self._on_probe is not None:
                 self._on_probe(channel)
-            case Purpose.GAUGE:
-                self._gauge.serve(channel)
 
     def _read_messages(self, channel: Channel) -> None:
         idle = Patience(3 * self._endpoint.limits.lane_idle_s)

@@ -19,7 +19,6 @@ from atom.swarm.chain.messages import MAX_MESSAGE_BYTES
 from atom.swarm.records.lease import Reached
 from atom.swarm.stream.courtesy import Courtesy
 from atom.swarm.stream.frames import Channel, Kind, Patience, Purpose
-from atom.swarm.stream.gauge import DIAL_BACK_S, Gauged, gauge
 from atom.swarm.stream.handshake import Local
 from atom.swarm.stream.throttle import Bandwidth
 from atom.swarm.stream.tls import Credentials, make_credentials
@@ -109,8 +108,7 @@ class Transport:
         self._switchboard = switchboard = Switchboard(self._endpoint)
         self._dialer = Dialer(self._endpoint, credentials, switchboard)
         self._relay = Relay(self._endpoint, switchboard, self._dialer.contacts.knows)
-        doors = (switchboard, self._relay, self._answer_probe, self._dial_back)
-        self._router = Router(self._endpoint, *doors)
+        self._router = Router(self._endpoint, switchboard, self._relay, self._answer_probe)
         self._listener = Listener(self._endpoint, credentials, self._router, switchboard)
         self._lines = Lines(self._endpoint, self._dialer, self._listener.serve_called)
         self._lanes = Lanes(self._endpoint, lambda peer_id: self.connect(peer_id, Purpose.MESSAGES))
@@ -213,19 +211,6 @@ class Transport:
             channel.close()
         return Reached.of(answer)
 
-    def gauge(self, peer_id: str) -> tuple[Gauged, str]:
-        """What the way to that peer, dialled at its addresses, carries, whether it can dial us if
-        we listen, and our end of the connection. Takes seconds, and MBs.
-
-        Raises: PeerRefused, OSError.
-        """
-        port = None if self._address is None else self._address[1]
-        channel = self._dialer.dial_directly(peer_id, Purpose.GAUGE, b"", _PROBE_S)
-        try:
-            return gauge(channel, port), channel.near
-        finally:
-            channel.close()
-
     def send(self, peer_id: str, raw: bytes) -> bool:
         """Fire and forget; False if dropped at once. Later failures go to `on_unreachable`."""
         assert len(raw) <= MAX_MESSAGE_BYTES
@@ -263,17 +248,6 @@ class Transport:
             return self._router.rings.claim(peer_id, tag, timeout_s)
         except TimeoutError as error:
             raise PeerRefused(Reason.TIMEOUT, str(error)) from error
-
-    def _dial_back(self, channel: Channel, port: int) -> Reached:
-        """Only where the channel comes from: nobody has us dial others."""
-        host = channel.seen_at.rpartition(":")[0]
-        if not host or not port:
-            return Reached.UNKNOWN
-        try:
-            self._dialer.dial_at(f"{host}:{port}", channel.peer_id, DIAL_BACK_S).close()
-        except (OSError, PeerRefused):
-            return Reached.NO
-        return Reached.YES
 
     def _answer_probe(self, channel: Channel) -> None:
         """Raises: OSError."""

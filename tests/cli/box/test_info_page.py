@@ -23,7 +23,7 @@ def info(**more: Any) -> dict[str, Any]:
         "round": 1076, "rounds": 10_000, "global_batch": 8,
         "data": {"tokens": 1880, "samples": 234, "held_back": 0},
         "optimizer_state": "exact", "gradients": "float32", "codec": "float32",
-        "ring_protection": "tls", "mini_batches": 4, "rounds_joined": 76,
+        "mini_batches": 4, "rounds_joined": 76,
         "sequences_committed": 608, "sequences_per_s": 82.179, "tokens_per_s": 657.4,
         "loss": 3.7321, "passes_voided": {"loss-not-finite": 0, "out-of-memory": 0},
         "utilisation": {"pass_seconds": 0.006, "computing": 0.64,
@@ -91,7 +91,7 @@ def test_what_the_run_chose_beside_the_stock_is_said() -> None:
     optimizer, swarm = Optimizer.model_fields, Swarm.model_fields
     assert {
         "optimizer_state": optimizer["state"].default, "gradients": optimizer["gradients"].default,
-        "codec": swarm["codec"].default, "ring_protection": swarm["ring_protection"].default,
+        "codec": swarm["codec"].default,
     } == STOCK  # fmt: skip
     chosen = dict(rows(info(codec="int8", optimizer_state="split")))["run's choice"]
     assert chosen == "optimizer state split, codec int8"

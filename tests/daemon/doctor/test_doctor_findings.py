@@ -18,8 +18,6 @@ from atom.daemon.doctor.facts import (
     Port,
     Software,
     Swarm,
-    Way,
-    Ways,
 )
 from atom.daemon.doctor.finding import Finding, Level
 from atom.daemon.doctor.findings import findings_of
@@ -30,9 +28,6 @@ FIT = Fit("gpt3 xl in bfloat16", 30 * GIB, 64 * GIB, 80 * GIB, 500 * GIB)
 SWARM = Swarm(
     run="words", peers=3, versions=(("torch", "2.13.0", "2.13.0"),), data="9 tokens", reached="yes"
 )
-HOME, ROUTER = "192.168.1.5:4711", "203.0.113.9"
-WAY = Way("a", 20e6, 50e6, "8.8.4.4:4711", "8.8.4.4:4711")
-HERE = Way("h", 9e9, 9e9, "127.0.0.1:4711", "127.0.0.1:4711", same_box=True)
 SOUND = Facts(
     Software((3, 11), (Package("torch", ">=2.9", "2.13.0", True),), None),
     Machine("Linux 6.8", "A processor", 16, GPU, "", False),
@@ -42,7 +37,6 @@ SOUND = Facts(
     Clock(True, (-4.9, 0.1)),
     Capacity(FIT, None, dataclasses.replace(FIT, title="words")),
     SWARM,
-    Ways(found=(WAY,)),
 )
 FIX = re.compile(
     r"pip install|make |docker run| -m atom\.base|nvidia-smi|top lists|timedatectl|atom |--state"
@@ -80,7 +74,7 @@ def test_a_sound_box_has_nothing_to_mend() -> None:
     assert topics == [
         "Python", "Libraries", "Host kernels", "Processor", "GPU", "PCIe", "Host memory",
         "Locked memory", "Optimizer", "Disk", "Port of listen", "Port of data_port", "Clock",
-        "Swarm", "Versions", "Its data", "From outside", "Bandwidth", "NAT", "Largest model",
+        "Swarm", "Versions", "Its data", "From outside", "Largest model",
         "This run",
     ]  # fmt: skip
 
@@ -278,54 +272,3 @@ def test_under_windows_it_has_a_line_more() -> None:
 def test_what_is_wrong_has_a_fix() -> None:
     with pytest.raises(AssertionError, match="Clock"):
         Finding("Clock", Level.FAILURE, "wrong")
-
-
-def seen_as(*seen: str, near: str = HOME, reached: str = "no") -> Facts:
-    """Each of several peers sees us so."""
-    found = tuple(dataclasses.replace(WAY, near=near, seen=each) for each in seen)
-    return changed(swarm={"reached": reached}, ways=Ways(found=found))
-
-
-@pytest.mark.parametrize(
-    ("facts", "level", "said"),
-    [
-        (SOUND, Level.OK, "none: others see 8.8.4.4; others connect directly"),
-        (seen_as(f"{ROUTER}:1", reached="yes"), Level.OK, f"behind {ROUTER}, the port is open"),
-        (seen_as(f"{ROUTER}:1"), Level.WARNING, "outgoing only, symmetric or not is not known"),
-        (seen_as(f"{ROUTER}:1", f"{ROUTER}:1"), Level.WARNING, "outgoing only, not symmetric: tr"),
-        (seen_as(f"{ROUTER}:1", f"{ROUTER}:2"), Level.WARNING, "outgoing only, symmetric: trains"),
-        (seen_as(f"{ROUTER}:1", reached="never tried"), Level.OK, "whether the port is open"),
-        (seen_as(HOME), Level.UNCHECKED, "192.168.1.5, an address of a network that they share"),
-        (seen_as(""), Level.UNCHECKED, "no peer said where it sees us"),
-        (seen_as("no address"), Level.UNCHECKED, "not known"),
-        (seen_as("[::ffff:8.8.4.4]:1", near="8.8.4.4:1"), Level.OK, "unless a firewall"),
-        (seen_as("[2001:db8::1%eth0]:1"), Level.WARNING, "behind 2001:db8::1, outgoing only"),
-        (seen_as("[2001:db8::1%\x1b[2J]:1"), Level.UNCHECKED, "not known"),
-        (changed(ways=Ways("…bbbbbb: too-often")), Level.UNCHECKED, "…bbbbbb: too-often"),
-        (changed(ways=Ways(found=(HERE,))), Level.UNCHECKED, "run on this very box"),
-    ],
-)
-def test_what_stands_between_this_box_and_the_others(facts: Facts, level: Level, said: str) -> None:
-    (nat,) = (finding for finding in findings_of(facts) if finding.topic == "NAT")
-    assert nat.level is level
-    assert said in nat.said
-
-
-@pytest.mark.parametrize(
-    ("ways", "run", "level", "said"),
-    [
-        (Ways(found=(WAY,)), {}, Level.OK, "at least 160.0 Mbit/s up, 400.0 Mbit/s down"),
-        (Ways("", 1e9, None, (WAY,)), {}, Level.OK, "within the peer file's caps"),
-        (Ways(found=(WAY,)), {"exchange_bytes": 1e9}, Level.OK, "averages take about 50"),
-        (Ways(found=(WAY,)), {"exchange_bytes": 1e11}, Level.WARNING, "averages take about"),
-        (Ways(found=(dataclasses.replace(WAY, upload_bytes_per_s=1e5),)), {}, Level.WARNING, "0.8"),
-        (Ways(found=(HERE,)), {}, Level.UNCHECKED, "run on this very box"),
-        (Ways(found=(HERE, WAY)), {}, Level.OK, "at least 160.0 Mbit/s up"),
-        (Ways("…bbbbbb: busy"), {}, Level.UNCHECKED, "nobody could be asked: …bbbbbb: busy"),
-    ],
-)
-def test_what_the_ways_carry(ways: Ways, run: dict[str, float], level: Level, said: str) -> None:
-    facts = changed(ways=ways, capacity={"run": dataclasses.replace(FIT, **run)})
-    (found,) = (finding for finding in findings_of(facts) if finding.topic == "Bandwidth")
-    assert found.level is level
-    assert said in found.said

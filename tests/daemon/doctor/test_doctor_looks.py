@@ -4,7 +4,6 @@ import os
 import shutil
 import socket
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,10 +13,9 @@ from atom.config.load import parse_peer_text, parse_run_text
 from atom.config.peer_file import PeerFile
 from atom.config.places import default_state_directory
 from atom.daemon.doctor import capacity, examination, gathering
-from atom.daemon.doctor.examination import DoctorRequest, box_of, door_of, state_of
-from atom.daemon.doctor.facts import Gpu, Port, Way, Ways
+from atom.daemon.doctor.examination import DoctorRequest, box_of, state_of
+from atom.daemon.doctor.facts import Gpu
 from atom.daemon.doctor.swarm_side import NO_OTHER, NOT_A_PEER, NOT_YET, clock_offset_s, reached_of
-from atom.daemon.doctor.ways import reached_by
 from atom.daemon.state_directory import StateDirectory
 from atom.swarm.identity import Identity
 from atom.swarm.records.lease import Reached
@@ -161,40 +159,6 @@ def test_our_own_peer_knows_whether_it_is_reached() -> None:
     assert reached_of(alive, "gone") == NOT_A_PEER
     assert [reached_of(alive, peer) for peer in alive] == ["yes", "no", NOT_YET]
     assert reached_of({"c": Reached.UNKNOWN}, "c") == NO_OTHER
-
-
-def way(reached: str, same_box: bool = False) -> Way:
-    return Way("a", 1e6, 1e6, "192.168.1.5:1", "203.0.113.9:1", same_box, reached)
-
-
-@pytest.mark.parametrize(
-    ("before", "found", "told"),
-    [
-        ("yes", (way("no"),), "yes"),
-        ("no", (way("yes"),), "no"),
-        (NOT_A_PEER, (), NOT_A_PEER),
-        (NOT_A_PEER, (way(""), way("no")), "no"),
-        (NOT_A_PEER, (way("no"), way("yes")), "yes"),
-        (NOT_A_PEER, (way("yes", same_box=True),), NOT_A_PEER),
-    ],
-)
-def test_else_whom_it_asks_tells_whether_they_could_connect(
-    before: str, found: tuple[Way, ...], told: str
-) -> None:
-    """Who runs on this very box says nothing of a router."""
-    assert reached_by(Ways(found=found), before) == told
-
-
-def test_it_listens_where_a_daemon_would_and_none_does(tmp_path: Path) -> None:
-    def door(network: str, **state: Any) -> tuple[str, int] | None:
-        peer = parse_peer_text(f"[network]\n{network}\n", tmp_path)
-        return door_of(peer, [Port("data_port", "0.0.0.0", 31338, **state)])
-
-    listening = 'listen = "192.0.2.1:4001"\ndata_port = 31338'
-    assert door(listening) == ("192.0.2.1", 31338)
-    assert door(listening, is_ours=True) is None
-    assert door(listening, problem="another program listens there") is None
-    assert door('reachable = "no"') is None
 
 
 @pytest.mark.parametrize(

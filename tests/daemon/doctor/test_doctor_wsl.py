@@ -46,7 +46,6 @@ def test_its_line_stands_below_the_memory() -> None:
         ("GPU", "A card: other programs use the rest", "Task Manager"),
         ("Clock", "nothing keeps it right", "hwclock --hctosys"),
         ("From outside", "no peer could connect", "networkingMode=mirrored"),
-        ("NAT", "behind 203.0.113.7, outgoing only", "Windows' firewall; as elsewhere"),
         ("Largest model", "none: takes 9 GiB of host memory", "as elsewhere; or more memory="),
         ("This run", "does not fit: takes 9 GiB of host memory", "as elsewhere; or more memory="),
         ("Disk", "9 GiB free in /mnt/c/atom, writes 20 MB/s: slow", "not under /mnt"),

@@ -10,35 +10,23 @@ import pytest
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.swarm.stream.frames import Channel, Interrupted, Kind, Patience
-from atom.swarm.stream.record_stream import RecordKeys, RecordStream
 from atom.swarm.stream.socket_stream import SocketStream
 from tests.swarm.memory_stream import MemoryStream
 
 SOON = 5.0
 
 
-@pytest.fixture(params=["socket", "memory", "records"])
+@pytest.fixture(params=["socket", "memory"])
 def pair(request: pytest.FixtureRequest) -> Iterator[tuple[Channel, Channel]]:
     if request.param == "socket":
         left, right = socket.socketpair()
         streams = SocketStream(left), SocketStream(right)
-    elif request.param == "records":
-        streams = record_pair()
     else:
         streams = MemoryStream.pair()
     channels = Channel(streams[0]), Channel(streams[1])
     yield channels
     for channel in channels:
         channel.close()
-
-
-def record_pair() -> tuple[RecordStream, RecordStream]:
-    left, right = socket.socketpair()
-    secrets = bytes(32), bytes(range(32))
-    return (
-        RecordStream(SocketStream(left), RecordKeys.derive(*secrets, client=True)),
-        RecordStream(SocketStream(right), RecordKeys.derive(*secrets, client=False)),
-    )
 
 
 def test_frames_arrive_in_order_and_whole(pair: tuple[Channel, Channel]) -> None:

@@ -19,7 +19,6 @@ from atom.swarm.identity import Identity
 from atom.swarm.records.lease import Reached
 from atom.swarm.stream.frames import Channel, Kind, Patience, Purpose
 from atom.swarm.stream.handshake import Local
-from atom.swarm.stream.protection import RingProtection
 from atom.swarm.stream.socket_stream import SocketStream
 from atom.swarm.stream.throttle import SLICE_BYTES
 from atom.swarm.transport.contacts import Contact, Unreachable
@@ -37,9 +36,9 @@ LIMITS = TransportLimits(handshake_s=3.0, connect_s=2.0)
 class Peer:
     """A transport that listens on loopback, or nowhere, and what it heard."""
 
-    def __init__(self, limits: TransportLimits, listens: bool, protection: RingProtection) -> None:
+    def __init__(self, limits: TransportLimits, listens: bool) -> None:
         self.events = EventList()
-        local = Local(Identity.create(), RUN, bytes(16), protection)
+        local = Local(Identity.create(), RUN, bytes(16))
         bind = ("127.0.0.1", 0) if listens else None
         self.transport = Transport(local, bind, self.events, limits=limits)
         self.heard: queue.Queue[tuple[str, bytes]] = queue.Queue()
@@ -80,9 +79,8 @@ def make() -> Iterator[Callable[..., Peer]]:
     def make(
         listens: bool = True,
         limits: TransportLimits = LIMITS,
-        protection: RingProtection = RingProtection.TLS,
     ) -> Peer:
-        made.append(Peer(limits, listens, protection))
+        made.append(Peer(limits, listens))
         return made[-1]
 
     before = set(threading.enumerate())
@@ -111,11 +109,8 @@ def ring_between(one: Peer, two: Peer) -> None:
     incoming.close()
 
 
-@pytest.mark.parametrize("protection", RingProtection)
-def test_a_peer_that_cannot_be_dialled_is_called(
-    make: Callable[..., Peer], protection: RingProtection
-) -> None:
-    host, guest = make(protection=protection), make(listens=False, protection=protection)
+def test_a_peer_that_cannot_be_dialled_is_called(make: Callable[..., Peer]) -> None:
+    host, guest = make(), make(listens=False)
     host.knows(guest)
     guest.keeps_lines_to(host)
     assert host.transport.send(guest.peer_id, b"are you there?")
@@ -128,12 +123,9 @@ def test_a_peer_that_cannot_be_dialled_is_called(
     assert blobs.recv_frame(Kind.BLOB, 100, Patience(SOON)) == b"a blob"
 
 
-@pytest.mark.parametrize("protection", [RingProtection.TLS, RingProtection.AES_GCM])
-def test_two_that_cannot_be_dialled_meet_through_a_relay(
-    make: Callable[..., Peer], protection: RingProtection
-) -> None:
-    relay = make(protection=protection)
-    one, two = (make(listens=False, protection=protection) for _ in range(2))
+def test_two_that_cannot_be_dialled_meet_through_a_relay(make: Callable[..., Peer]) -> None:
+    relay = make()
+    one, two = (make(listens=False) for _ in range(2))
     relay.knows(one, two)
     for here, there in ((one, two), (two, one)):
         here.keeps_lines_to(relay)

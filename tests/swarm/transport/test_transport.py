@@ -13,9 +13,6 @@ from atom.base.reasons import Reason
 from atom.swarm.identity import Identity
 from atom.swarm.stream.frames import Interrupted, Kind, Patience, Purpose
 from atom.swarm.stream.handshake import Local
-from atom.swarm.stream.protection import RingProtection
-from atom.swarm.stream.record_stream import RecordStream
-from atom.swarm.stream.socket_stream import SocketStream
 from atom.swarm.stream.throttle import RingStream
 from atom.swarm.stream.tls_stream import TlsStream
 from atom.swarm.transport.contacts import Contact, ContactBook, Unreachable, parse_address
@@ -123,29 +120,14 @@ def test_a_mute_address_leaves_time_for_the_next(make_tcp_peer: Callable[..., Pe
         one.transport.connect(two.transport.peer_id, Purpose.RING, b"tag", timeout_s=2.0)
 
 
-@pytest.mark.parametrize("protection", RingProtection)
-def test_rings_travel_as_the_owner_says(
-    make_tcp_peer: Callable[..., Peer], protection: RingProtection
-) -> None:
-    one, two = (make_tcp_peer(ring_protection=protection) for _ in range(2))
+def test_rings_travel_in_tls(make_tcp_peer: Callable[..., Peer]) -> None:
+    one, two = make_tcp_peer(), make_tcp_peer()
     one.knows(two)
     outgoing = one.transport.connect(two.transport.peer_id, Purpose.RING, b"tag")
     incoming = two.transport.accept_ring(one.transport.peer_id, b"tag", SOON)
-    streams = {RingProtection.TLS: TlsStream, RingProtection.AES_GCM: RecordStream}
-    expected = streams.get(protection, SocketStream)
-    data = bytes(range(256)) * 3000
-    for here, there in ((outgoing, incoming), (incoming, outgoing)):
-        assert isinstance(here.stream, RingStream)
-        capped = here.stream.below
-        assert isinstance(capped.below, expected)
-        send = threading.Thread(
-            target=here.send_frame, args=(Kind.CHUNK, data), kwargs={"patience": Patience(SOON)}
-        )
-        send.start()
-        assert there.recv_frame(Kind.CHUNK, len(data), Patience(SOON)) == data
-        send.join()
-    one.transport.send(two.transport.peer_id, b"in TLS as ever")
-    assert two.heard.get(timeout=SOON)[2] == b"in TLS as ever"
+    for end in (outgoing, incoming):
+        assert isinstance(end.stream, RingStream)
+        assert isinstance(end.stream.below.below, TlsStream)
 
 
 def test_a_stale_tag_is_never_claimed_and_ends(make_peer: Callable[[], Peer]) -> None:

@@ -14,23 +14,9 @@ from atom.swarm.identity import Identity
 from atom.swarm.stream import handshake
 from atom.swarm.stream.frames import Kind, Purpose
 from atom.swarm.stream.handshake import Local
-from atom.swarm.stream.protection import RingProtection
 from atom.swarm.transport.endpoint import TransportLimits
 
 __all__ = ["make_tcp_peer"]
-
-
-@pytest.mark.parametrize("there", [RingProtection.TLS, RingProtection.AES_GCM])
-def test_ends_that_disagree_about_records_part_in_the_handshake(
-    make_tcp_peer: Callable[..., Peer], there: RingProtection
-) -> None:
-    here = next(p for p in (RingProtection.AES_GCM, RingProtection.TLS) if p is not there)
-    one, two = make_tcp_peer(ring_protection=here), make_tcp_peer(ring_protection=there)
-    one.knows(two)
-    with pytest.raises(PeerRefused) as refused:
-        one.transport.connect(two.transport.peer_id, Purpose.RING, b"tag")
-    assert refused.value.reason is Reason.BAD_HANDSHAKE
-    two.events.wait("connection-refused", reason="bad-handshake")
 
 
 def test_another_run_is_refused_by_name(make_tcp_peer: Callable[..., Peer]) -> None:
