@@ -19,10 +19,11 @@ from atom.swarm.exchange.codec import CODECS
 from atom.swarm.exchange.geometry import ring_tag
 from atom.swarm.identity import Identity
 from atom.swarm.state.blobs import BlobServer, BlobStore
-from atom.swarm.state.state_transfer import FetchOptions, Watch, fetch
+from atom.swarm.state.fetch import FetchOptions, Wanted, Watch, fetch
 from atom.swarm.stream.handshake import Local
 from atom.swarm.stream.throttle import Bandwidth
 from atom.swarm.transport.transport import Transport
+from atom.training.storage.tensor_files import read_tensors
 
 PATIENCE_S = 300.0
 ALONE = "alone"
@@ -80,11 +81,11 @@ class _Peer:
             EventList(),
             bandwidth=Bandwidth.of(setting.upload_bits_per_s, None),
         )
-        shelf = BlobStore()
-        shelf.register(_NAME, setting.snapshot)
-        shelf.manifest(_NAME)  # hashed before anybody's clock runs
+        store = BlobStore()
+        store.register(_NAME, read_tensors(setting.snapshot))
+        store.manifest(_NAME)  # hashed before anybody's clock runs
         courtesy = self._transport.courtesy
-        self._transport.set_handlers(on_blobs=BlobServer(shelf, courtesy=courtesy).serve)
+        self._transport.set_handlers(on_blobs=BlobServer(store, courtesy=courtesy).serve)
         self._transport.start()
         self._enough = threading.Event()
         self._got_bytes = self._whole_bytes = 0
@@ -103,13 +104,12 @@ class _Peer:
         """Seconds and bytes of one fetch into empty files."""
         self._know(contacts)
         shutil.rmtree(self._setting.downloads, ignore_errors=True)
-        options = FetchOptions(1 << 40, expected_digest=digest)
         watch = Watch(on_progress=self._on_progress)
-        started, donors = time.perf_counter(), [peer_id for peer_id, _ in contacts]
+        started, wanted = time.perf_counter(), Wanted(_NAME, [peer for peer, _ in contacts], digest)
         fetched = fetch(
-            self._transport, donors, _NAME, options, self._setting.downloads, stop, watch
+            self._transport, wanted, FetchOptions(1 << 40), self._setting.downloads, stop, watch
         )
-        return time.perf_counter() - started, fetched.manifest.byte_count
+        return time.perf_counter() - started, sum(arena.nbytes for arena in fetched.arenas.values())
 
     def fetch_on(self, contacts: Sequence[Contact], digest: bytes) -> None:
         """Again and again, until `enough`."""

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from atom.optim.clipping import LandingNorm
-from atom.swarm.state.landing_digest import LandingDigest
+from atom.swarm.state.arenas import LandingDigest
 
 
 class LandingResult:

@@ -216,8 +216,7 @@ class RoundExecutor:
         self._fetch.start(Wanted(digest, holders, self._exchange.pace(), committed), self._post)
 
     def offer_result(self, digest: bytes) -> None:
-        """From memory: who is to vote for it waits for it now, and it may never be committed."""
-        self._storage.offer_result(digest)
+        """What is held is served already."""
 
     def keep_results(self, digests: frozenset[bytes]) -> None:
         self._storage.keep_results(digests)
@@ -258,7 +257,6 @@ class RoundExecutor:
         digest = self._state_digest()
         self._post(Stepped(head.digest, digest))
         self._tell(commit, head, digest, closing.result())
-        self._storage.announce_chain()
         due = head.round % self._schedule.snapshot_rounds == 0
         last = head.round == self._schedule.last_round
         self._storage.settle(digest, self._replica.state_arenas(), due or last)
@@ -273,7 +271,6 @@ class RoundExecutor:
         if not self._state_sync.usable:
             return b""
         digest = self._state_digest()
-        self._storage.announce_chain()
         if not self._storage.snapshots():
             self._storage.snapshot(digest, self._replica.state_arenas())
         return digest
@@ -366,7 +363,6 @@ class RoundExecutor:
         if self._style.feedback is not None:
             self._style.feedback.forget()
         self._start_round(head)
-        self._storage.announce_chain()
         self._storage.snapshot(digest, self._replica.state_arenas())
         self._events.emit(
             "caught-up", round=head.round, head=head.digest.hex(), digest=digest.hex()

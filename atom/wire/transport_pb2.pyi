@@ -78,13 +78,7 @@ class ArenaManifest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., elements: _Optional[int] = ..., chunk_digests: _Optional[bytes] = ...) -> None: ...
 
 class BlobManifest(_message.Message):
-    __slots__ = ("name", "head", "round", "arenas")
-    NAME_FIELD_NUMBER: _ClassVar[int]
-    HEAD_FIELD_NUMBER: _ClassVar[int]
-    ROUND_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("arenas",)
     ARENAS_FIELD_NUMBER: _ClassVar[int]
-    name: str
-    head: bytes
-    round: int
     arenas: _containers.RepeatedCompositeFieldContainer[ArenaManifest]
-    def __init__(self, name: _Optional[str] = ..., head: _Optional[bytes] = ..., round: _Optional[int] = ..., arenas: _Optional[_Iterable[_Union[ArenaManifest, _Mapping]]] = ...) -> None: ...
+    def __init__(self, arenas: _Optional[_Iterable[_Union[ArenaManifest, _Mapping]]] = ...) -> None: ...

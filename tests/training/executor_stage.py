@@ -46,7 +46,6 @@ from atom.training.storage.disk_room import DiskRoom
 from atom.training.storage.journal import Journal
 from atom.training.storage.results import Results
 from atom.training.storage.run_storage import RunStorage
-from atom.training.storage.shelf import Shelf
 from tests.manual_clock import ManualClock
 from tests.swarm.local_transport import LocalNetwork, LocalTransport
 
@@ -183,7 +182,6 @@ class Stage:
         self.replica.gradients_tag = self.start.digest
         self.journal = Journal.open(folder / "chain.bin", self.start)
         self.results = Results(folder / "results", ELEMENTS)
-        self.blobs = BlobStore()
         self.snapshots = folder / "snapshots"
         self.failures: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
         self.posted: queue.SimpleQueue[Event] = queue.SimpleQueue()
@@ -196,8 +194,8 @@ class Stage:
         self.transport = LocalTransport(LocalNetwork(), IDENTITY, ME.incarnation, EventList())
         self.transport.start()
         self.folder, self.room = folder, room(folder, self.events)
-        self.shelf = Shelf(self.blobs, self.journal, self.results)
-        self.storage = RunStorage(self.journal, self.results, self.shelf, self.snapshots, self.room)
+        self.storage = RunStorage(self.journal, self.results, self.snapshots, self.room)
+        self.blobs = BlobStore(self.storage.content)
         context: Any = TrainingContext(
             self.replica, self.worker, self.deck, self.storage, self.state_sync,  # type: ignore[arg-type]
         )  # fmt: skip
@@ -227,6 +225,15 @@ class Stage:
         self.worker.release("starting")
         assert self.passed.wait(WAIT_S)
         self.on_worker()
+
+    def serves(self, name: str) -> bool:
+        """Whether others get anything under that name."""
+        return self.storage.content(name) is not None
+
+    def stored(self) -> list[bytes]:
+        """Digests of the results on disk."""
+        found = self.results.folder.glob("*.safetensors")
+        return sorted(bytes.fromhex(path.stem) for path in found)
 
     def hold(self, value: float) -> bytes:
         """A held result with every element at `value`."""

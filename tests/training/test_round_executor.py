@@ -224,53 +224,45 @@ def test_a_step_is_written_down_and_told(stage: Stage) -> None:
     stepped = stage.step(commit)
     assert stepped == Stepped(head.digest, state_digest(stage.replica.arenas))
     assert stage.journal.head == head
-    assert stage.results.stored() == [result]
-    assert {f"chain/{head.digest.hex()}", f"result/{result.hex()}"} <= set(stage.blobs.names())
+    assert stage.stored() == [result]
+    assert stage.serves(f"chain/{head.digest.hex()}")
+    assert stage.serves(f"result/{result.hex()}")
     assert stage.replica.sequences == 0
     assert not stage.replica.gradients.any()
     assert stage.replica.gradients_tag == stage.deck.dealt[-1] == head.digest
     assert list_snapshots(stage.snapshots) == [], "only every second round"
 
 
-def test_a_held_result_is_offered_before_its_round_is_decided(stage: Stage) -> None:
-    """At once, whatever the worker does; and no file is made of what may never be committed."""
+def test_a_held_result_is_served_before_its_round_is_decided(stage: Stage) -> None:
+    """Whatever the worker does; and no file is made of what may never be committed."""
     result, busy = stage.hold(0.25), threading.Event()
     stage.worker.submit(lambda: busy.wait(WAIT_S))
-    for digest in (result, result, b"x" * 32):
-        stage.executor.offer_result(digest)
-    name = f"result/{result.hex()}"
-    offered = [name for name in stage.blobs.names() if name.startswith("result/")]
+    chunk = bytes(stage.blobs.chunk(f"result/{result.hex()}", 0, 0))
     busy.set()
-    assert offered == [name]
-    assert stage.results.stored() == []
-    assert bytes(stage.blobs.chunk(name, 0, 0)) == torch.full((ELEMENTS,), 0.25).numpy().tobytes()
+    assert chunk == torch.full((ELEMENTS,), 0.25).numpy().tobytes()
+    assert stage.stored() == []
     stage.step(stage.commit(result))
-    assert stage.results.stored() == [result]
+    assert stage.stored() == [result]
     assert stage.failures.empty()
 
 
-def test_what_was_offered_from_memory_is_not_kept_there(stage: Stage) -> None:
+def test_what_was_served_from_memory_is_not_kept_there(stage: Stage) -> None:
     """Nor is it written over while somebody may read it."""
     committed, other = stage.hold(0.25), stage.hold(0.5)
     arenas = [weakref.ref(stage.results.get(digest)) for digest in (committed, other)]
-    manifests = {}
-    for digest in (committed, other):
-        stage.executor.offer_result(digest)
-        manifests[digest] = stage.blobs.manifest(f"result/{digest.hex()}")
+    manifests = [stage.blobs.manifest(f"result/{each.hex()}") for each in (committed, other)]
     stage.step(stage.commit(committed))
     stage.settle()
     assert [arena() for arena in arenas] == [None, None]
-    assert f"result/{other.hex()}" not in stage.blobs.names()
-    assert stage.blobs.manifest(f"result/{committed.hex()}") == manifests[committed], "from disk"
+    assert not stage.serves(f"result/{other.hex()}")
+    assert stage.blobs.manifest(f"result/{committed.hex()}") == manifests[0], "from disk"
 
 
-def test_what_nobody_waits_for_is_neither_held_nor_offered(stage: Stage) -> None:
+def test_what_nobody_waits_for_is_neither_held_nor_served(stage: Stage) -> None:
     accepted, other = stage.hold(0.25), stage.hold(0.5)
-    for digest in (accepted, other):
-        stage.executor.offer_result(digest)
     stage.executor.keep_results(frozenset({accepted}))
-    assert stage.blobs.names() == [f"result/{accepted.hex()}"]
-    assert stage.results.get(other) is None
+    assert stage.serves(f"result/{accepted.hex()}")
+    assert not stage.serves(f"result/{other.hex()}")
     stage.step(stage.commit(accepted))
     assert stage.failures.empty()
 
@@ -312,7 +304,7 @@ def test_snapshots_are_due_by_the_schedule_and_at_the_end(tmp_path: Path) -> Non
         stage.step(stage.commit(names[-1]))
     stage.close()
     assert [snapshot.round for snapshot in list_snapshots(stage.snapshots)] == [3, 2]
-    assert stage.results.stored() == [names[2]], "the older snapshot covers the others"
+    assert stage.stored() == [names[2]], "the older snapshot covers the others"
     validated = [event.get("validation_loss") for event in stage.events.events]
     assert validated == [None, None, 5.0]
     assert stage.failures.empty()
@@ -473,14 +465,14 @@ def test_begin_offers_a_first_snapshot(stage: Stage) -> None:
     assert digest == state_digest(stage.replica.arenas)
     snapshot = list_snapshots(stage.snapshots)[0]
     assert (snapshot.round, snapshot.state_digest) == (0, digest)
-    assert {"snapshots", f"state/{stage.start.digest.hex()}"} <= set(stage.blobs.names())
+    assert stage.serves(f"state/{stage.start.digest.hex()}")
 
 
 def test_begin_with_nothing_offers_nothing(stage: Stage) -> None:
     stage.state_sync.usable = False
     assert stage.on_worker(stage.executor.begin) == b""
     assert list_snapshots(stage.snapshots) == []
-    assert stage.blobs.names() == ["snapshots"], "an empty list"
+    assert bytes(stage.blobs.chunk("snapshots", 0, 0)) == b"[]"
 
 
 def test_closing_ends_a_fetch_that_would_ask_again(stage: Stage) -> None:

@@ -173,10 +173,9 @@ def test_what_is_offered_is_not_tidied_away(
     assert isinstance(stage.next_event(), Stepped)
     assert snapshots.writing.wait(WAIT_S)
     accepted = stage.hold(0.5)
-    stage.executor.offer_result(accepted)
     snapshots.may_write.set()
     stage.settle()
-    assert f"result/{accepted.hex()}" in stage.blobs.names()
+    assert stage.serves(f"result/{accepted.hex()}")
 
 
 def test_catching_up_waits_for_what_follows_a_step(
@@ -201,7 +200,7 @@ def test_a_step_that_breaks_off_in_the_background_ends_the_worker(new_stage: New
     assert str(stage.failures.get(timeout=WAIT_S)) == "the step broke off"
     assert stage.posted.empty(), "no state, no digest"
     assert stage.journal.head.round == 1, "a restart finishes it"
-    assert stage.results.stored()
+    assert stage.stored()
 
 
 def test_closing_sees_a_step_to_its_end(new_stage: NewStage) -> None:

@@ -12,8 +12,7 @@ from atom.swarm.chain.ledger import Ledger, LedgerFile
 from atom.swarm.identity import Identity
 from atom.swarm.records.lease import Lease
 from atom.swarm.records.manifest import Manifest, first_head, seen_from_outside
-from atom.swarm.state.chain_fetcher import ChainFetcher
-from atom.swarm.state.ledger_reader import LedgerReader, Progress
+from atom.swarm.state.ledger_reader import ChainFetcher, LedgerReader, Progress
 
 SAVE_EVERY_ROUNDS = 256
 

@@ -31,7 +31,7 @@ from atom.swarm.chain.commit import Commit, Head
 from atom.swarm.chain.commit_chain import parse_commits, verified_heads
 from atom.swarm.records.codec import decode_manifest
 from atom.swarm.records.manifest import Manifest, first_head
-from atom.swarm.state.arenas import describe, digest_of_manifests
+from atom.swarm.state.arenas import BlobManifest, describe
 from atom.training.storage.snapshot import Snapshot, list_snapshots, load_snapshot
 
 Progress = Callable[[int, int], None]
@@ -111,7 +111,8 @@ class KeptRun:
             described.append(describe(name, arena))
             done += arena.nbytes
         on_progress(total, total)
-        if {digest_of_manifests(described)} != {snapshot.state_digest, *self._certified(snapshot)}:
+        digest = BlobManifest(tuple(described)).digest()
+        if {digest} != {snapshot.state_digest, *self._certified(snapshot)}:
             raise StorageError(
                 f"{snapshot.path} is damaged: its content is not the state of round "
                 f"{snapshot.round}",

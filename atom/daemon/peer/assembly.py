@@ -32,9 +32,8 @@ from atom.swarm.exchange.chunk_kernels import chunk_kernels
 from atom.swarm.exchange.codec import CODECS
 from atom.swarm.records.lease import Reached
 from atom.swarm.records.manifest import AllowList
-from atom.swarm.state.blobs import BlobServer, BlobStore
-from atom.swarm.state.state_transfer import Watch
-from atom.swarm.state.upload_places import UploadPlaces
+from atom.swarm.state.blobs import BlobServer, BlobStore, UploadLimit, plain_bytes
+from atom.swarm.state.fetch import Watch
 from atom.swarm.stream.handshake import Local
 from atom.swarm.stream.throttle import Bandwidth
 from atom.swarm.transport.endpoint import TransportLimits
@@ -53,7 +52,6 @@ from atom.training.storage.disk_room import DiskRoom
 from atom.training.storage.journal import Journal
 from atom.training.storage.results import Results
 from atom.training.storage.run_storage import RunStorage
-from atom.training.storage.shelf import Shelf
 
 _REACHABLE = {"auto": Reached.UNKNOWN, "yes": Reached.YES, "no": Reached.NO}
 
@@ -147,27 +145,27 @@ def assemble(stack: ExitStack, given: Assembly) -> Life:
 
 def _replica_side(base: _Base) -> _ReplicaSide:
     box, member, life = base.given.box, base.given.member, base.life
-    journal, blobs = Journal.open(box.state.chain, member.genesis), BlobStore()
-    storage = _storage(base, journal, blobs)
+    storage = _storage(base)
+    blobs = BlobStore(storage.content)
     donors = _donors(base)
     deck = Deck(member.samples, box.identity.peer_id)
     if member.code is not None:
-        blobs.register(blob_name(member.run), member.code)
+        blobs.register(blob_name(member.run), plain_bytes(member.code))
     batch = member.run.batch
     work = Work(batch.global_sequences, batch.micro_batch_sequences, deck.next_batch, deck.put_back)
     worker = Worker(member.replica, work, base.clock, life.on_pass, life.on_void, life.fail)
     context = TrainingContext(
         member.replica, worker, deck, storage, _state_sync(base, storage, donors)
     )
-    return _ReplicaSide(context, journal, donors, blobs)
+    return _ReplicaSide(context, storage.journal, donors, blobs)
 
 
-def _storage(base: _Base, journal: Journal, blobs: BlobStore) -> RunStorage:
+def _storage(base: _Base) -> RunStorage:
     box, member = base.given.box, base.given.member
     results = Results(box.state.results, member.replica.gradients.numel())
-    shelf = Shelf(blobs, journal, results)
+    journal = Journal.open(box.state.chain, member.genesis)
     room = DiskRoom(box.state.root, base.events, base.given.console.note)
-    return RunStorage(journal, results, shelf, box.state.snapshots, room, box.peer.state.snapshots)
+    return RunStorage(journal, results, box.state.snapshots, room, box.peer.state.snapshots)
 
 
 def _donors(base: _Base) -> PeerDonors:
@@ -214,8 +212,8 @@ def _loop_maker(
 ) -> Callable[[bytes], tuple[RoundMachine, RoundLoop]]:
     """What begins to take part in rounds, from the state whose digest it is given."""
     box, member, transport = base.given.box, base.given.member, base.transport
-    places = UploadPlaces(known=transport.known)
-    server = BlobServer(replica.blobs, places=places, courtesy=transport.courtesy)
+    limit = UploadLimit(known=transport.known)
+    server = BlobServer(replica.blobs, limit, transport.courtesy)
 
     def make_loop(head_digest: bytes) -> tuple[RoundMachine, RoundLoop]:
         head, sign, now = replica.journal.head, box.identity.sign, base.clock.now()

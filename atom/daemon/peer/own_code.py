@@ -22,7 +22,7 @@ from atom.models.source import SourceError
 from atom.swarm.dht.client import DirectoryUnavailable
 from atom.swarm.records.lease import Lease, PeerState
 from atom.swarm.records.manifest import AllowList, Manifest, manifest_digest
-from atom.swarm.state.state_transfer import FetchOptions, fetch_bytes
+from atom.swarm.state.fetch import FetchOptions, fetch_bytes
 from atom.swarm.stream.handshake import Local
 from atom.swarm.transport.transport import PeerTransport, Transport
 
@@ -130,7 +130,7 @@ def ask_for_code(
             MAX_CODE_BYTES, silence_s=_PATIENCE_S, manifest_s=_PATIENCE_S, piece_s=_PATIENCE_S
         )
         try:
-            content = fetch_bytes(transport, [peer_id], blob_name(run), options)
+            content = fetch_bytes(transport, peer_id, blob_name(run), options)
         except (PeerRefused, OSError):
             continue
         if hashlib.sha256(content).hexdigest() == run.model.module_sha256:

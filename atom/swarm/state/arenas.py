@@ -1,17 +1,23 @@
-"""Arenas: the flat tensors of a replica, and the digests that name their contents.
+"""Arenas: named flat tensors on the host, and the digests that name their contents.
 
-An arena is hashed in chunks of 4 MiB, so that a part of it can be checked on its own; its digest
-covers type, length and the chunks' digests, and a state's digest covers its arenas by name.
+An arena is hashed in chunks of 4 MiB, so that a part of it can be checked on its own. Its digest
+covers type, length and the digests of its chunks; the digest of a state covers its arenas by name.
+A manifest is what a peer says of some arenas before it sends their chunks.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from blake3 import blake3
+from google.protobuf.message import DecodeError
 from torch import Tensor
 
+from atom.base.errors import PeerRefused
+from atom.base.landing import LandedBlocks
+from atom.base.reasons import Reason
 from atom.swarm.chain.commit import canonical_digest
+from atom.wire import transport_pb2 as wire
 
 CHUNK_BYTES = 4 * 1024 * 1024
 DIGEST_BYTES = 32
@@ -26,6 +32,11 @@ DTYPES: Mapping[str, torch.dtype] = {
     "uint8": torch.uint8,
 }
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
+MAX_MANIFEST_BYTES = 16 * 1024 * 1024
+"""Enough for 2 TiB of arenas."""
+MAX_ARENAS = 4096
+MAX_NAME_CHARACTERS = 256
+_MAX_ELEMENTS = 2**45
 
 
 @dataclass(frozen=True)
@@ -58,6 +69,92 @@ class ArenaManifest:
         """The same as `arena_digest` of the tensor."""
         chunks = blake3(self.chunk_digests).digest()
         return canonical_digest("arena", [self.dtype, self.elements, chunks])
+
+
+@dataclass(frozen=True)
+class BlobManifest:
+    """The arenas of a blob, in the order of their names."""
+
+    arenas: tuple[ArenaManifest, ...]
+
+    @property
+    def byte_count(self) -> int:
+        return sum(arena.byte_count for arena in self.arenas)
+
+    def digest(self) -> bytes:
+        """The same as `state_digest` of the tensors."""
+        return named_digest({arena.name: arena.digest() for arena in self.arenas})
+
+    def encode(self) -> bytes:
+        message = wire.BlobManifest()
+        for arena in self.arenas:
+            message.arenas.add(
+                name=arena.name,
+                dtype=arena.dtype,
+                elements=arena.elements,
+                chunk_digests=arena.chunk_digests,
+            )
+        return message.SerializeToString()
+
+
+def decode_manifest(raw: bytes, max_bytes: int) -> BlobManifest:
+    """A stranger's manifest of at most `max_bytes` of contents.
+
+    Raises: PeerRefused(MALFORMED, TOO_LARGE), and nothing else, whatever the bytes are.
+    """
+    message = wire.BlobManifest()
+    try:
+        message.ParseFromString(raw)
+    except DecodeError as error:
+        raise PeerRefused(Reason.MALFORMED, "unreadable manifest") from error
+    if len(message.arenas) > MAX_ARENAS:
+        raise PeerRefused(Reason.TOO_LARGE, f"{len(message.arenas)} arenas")
+    manifest = BlobManifest(tuple(_arena(part) for part in message.arenas))
+    names = [arena.name for arena in manifest.arenas]
+    if names != sorted(set(names)):
+        raise PeerRefused(Reason.MALFORMED, "arenas are not in the order of their names")
+    if manifest.byte_count > max_bytes:
+        raise PeerRefused(Reason.TOO_LARGE, f"{manifest.byte_count} bytes, at most {max_bytes}")
+    return manifest
+
+
+def _arena(part: wire.ArenaManifest) -> ArenaManifest:
+    if len(part.name) > MAX_NAME_CHARACTERS or part.dtype not in DTYPES:
+        raise PeerRefused(Reason.MALFORMED, "an arena's name or type")
+    if part.elements > _MAX_ELEMENTS:
+        raise PeerRefused(Reason.TOO_LARGE, f"arena of {part.elements} elements")
+    arena = ArenaManifest(part.name, part.dtype, part.elements, part.chunk_digests)
+    if len(arena.chunk_digests) != DIGEST_BYTES * arena.chunks:
+        raise PeerRefused(Reason.MALFORMED, "chunk digests do not match the arena's length")
+    return arena
+
+
+class LandingDigest:
+    """The digest of a flat host tensor whose parts become final one by one.
+
+    A chunk is hashed, on threads of this object's own, when all of it has landed. The same bytes as
+    `arena_digest`, in whatever order and pieces it lands.
+    """
+
+    def __init__(self, arena: Tensor, threads: int | None = None) -> None:
+        """`threads`: as many as PyTorch may use, unless told."""
+        view, width = bytes_of(arena), arena.element_size()
+
+        def hashed(start: int, stop: int) -> bytes:
+            return chunk_digest(view[start * width : stop * width], threads=1)
+
+        most = threads or torch.get_num_threads()
+        chunk_elements = CHUNK_BYTES // width
+        self._arena = arena
+        self._chunks = LandedBlocks(arena.numel(), chunk_elements, hashed, most, "atom-digest")
+        self.landed = self._chunks.landed
+        self.close = self._chunks.close
+
+    def digest(self) -> bytes:
+        """Waits for the last chunks. What has not landed counts as it is now. Call once, at the
+        end."""
+        arena, chunks = self._arena, b"".join(self._chunks.found())
+        return ArenaManifest("", dtype_name(arena), arena.numel(), chunks).digest()
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
@@ -93,9 +190,11 @@ def arena_digest(tensor: Tensor) -> bytes:
 
 def state_digest(arenas: Mapping[str, Tensor]) -> bytes:
     """32 bytes over all arenas by name; their order does not matter."""
-    return digest_of_manifests(describe(name, tensor) for name, tensor in arenas.items())
+    return named_digest({name: arena_digest(tensor) for name, tensor in arenas.items()})
 
 
-def digest_of_manifests(arenas: Iterable[ArenaManifest]) -> bytes:
-    """The state digest, from the arenas' descriptions alone."""
-    return canonical_digest("state", sorted([arena.name, arena.digest()] for arena in arenas))
+def named_digest(arena_digests: Mapping[str, bytes]) -> bytes:
+    """The state digest, from the digests of its arenas."""
+    return canonical_digest(
+        "state", sorted([name, digest] for name, digest in arena_digests.items())
+    )

@@ -1,9 +1,7 @@
 """Where fetched chunks go: new memory, given tensors, or files that survive an interruption."""
 
-import contextlib
 import errno
 import os
-import struct
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,32 +12,28 @@ from torch import Tensor
 from atom.base.disk_words import why_not_written
 from atom.base.errors import MismatchError, StorageError
 from atom.swarm.state.arenas import (
-    CHUNK_BYTES,
     DTYPES,
     ArenaManifest,
+    BlobManifest,
     bytes_of,
     chunk_digest,
     dtype_name,
 )
-from atom.swarm.state.manifest import Manifest
 from atom.swarm.stream.frames import Interrupted
 
-_LANDED = "landed"
-_PIECE = struct.Struct(">IQ")
+Piece = tuple[int, int]
+"""Arena, chunk."""
 
 
 class Target:
     """The arenas of a manifest in memory (or mapped files), and which chunks they still lack."""
 
-    def __init__(
-        self, manifest: Manifest, arenas: dict[str, Tensor], log: "Landed | None" = None
-    ) -> None:
-        self._log = log
+    def __init__(self, manifest: BlobManifest, arenas: dict[str, Tensor]) -> None:
         self.arenas = arenas
         self.total_bytes = manifest.byte_count
         self.done_bytes = 0
         self.reused_bytes = 0
-        self.missing: list[tuple[int, int]] = [
+        self.missing: list[Piece] = [
             (number, chunk)
             for number, arena in enumerate(manifest.arenas)
             for chunk in range(arena.chunks)
@@ -48,106 +42,63 @@ class Target:
         self._views = [bytes_of(arenas[arena.name]) for arena in manifest.arenas]
 
     def keep_matching(self, stop: threading.Event) -> None:
-        """Looks for chunks that are in place already: for those in the log, or for any.
-
-        Raises: Interrupted.
-        """
-        likely = set(self.missing) if self._log is None else self._log.pieces()
+        """Looks for chunks that are in place already. Raises: Interrupted."""
         missing = []
         for piece in self.missing:
-            if piece not in likely:
-                missing.append(piece)
-                continue
             if stop.is_set():
                 raise Interrupted("stopped")
-            start, stop_byte = self._bounds(piece)
-            if chunk_digest(self._views[piece[0]][start:stop_byte]) == self.digest(piece):
-                self.done_bytes += stop_byte - start
+            chunk = self._chunk(piece)
+            if chunk_digest(chunk) == self.digest(piece):
+                self.done_bytes += len(chunk)
             else:
                 missing.append(piece)
         self.missing = missing
         self.reused_bytes = self.done_bytes
 
-    def length(self, piece: tuple[int, int]) -> int:
-        start, stop = self._bounds(piece)
-        return stop - start
+    def length(self, piece: Piece) -> int:
+        return len(self._chunk(piece))
 
-    def digest(self, piece: tuple[int, int]) -> bytes:
+    def digest(self, piece: Piece) -> bytes:
         return self._manifests[piece[0]].chunk_digest(piece[1])
 
-    def write(self, piece: tuple[int, int], chunk: memoryview) -> None:
+    def write(self, piece: Piece, chunk: memoryview) -> None:
         """Stores a checked chunk; from any thread, a second time changes nothing."""
-        start, stop = self._bounds(piece)
-        self._views[piece[0]][start:stop] = chunk
-        if self._log is not None:
-            self._log.add(piece)
+        self._chunk(piece)[:] = chunk
 
-    def _bounds(self, piece: tuple[int, int]) -> tuple[int, int]:
-        return self._manifests[piece[0]].chunk_bounds(piece[1])
-
-
-class Landed:
-    """Which pieces a folder holds, as far as is known: appended after each, checked by hash before
-    it is believed. A disk that takes no more costs time after a crash, and nothing else."""
-
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / _LANDED
-
-    def pieces(self) -> set[tuple[int, int]]:
-        try:
-            raw = self._path.read_bytes()
-        except OSError:
-            return set()
-        whole = len(raw) - len(raw) % _PIECE.size
-        return {(arena, chunk) for arena, chunk in _PIECE.iter_unpack(raw[:whole])}
-
-    def add(self, piece: tuple[int, int]) -> None:
-        with contextlib.suppress(OSError), self._path.open("ab", buffering=0) as file:
-            file.write(_PIECE.pack(*piece))
-
-
-def landed_bytes(folder: Path) -> int:
-    """About how much of a blob an interrupted fetch left in `folder`."""
-    return len(Landed(folder).pieces()) * CHUNK_BYTES
+    def _chunk(self, piece: Piece) -> memoryview:
+        start, stop = self._manifests[piece[0]].chunk_bounds(piece[1])
+        return self._views[piece[0]][start:stop]
 
 
 def prepare(
-    manifest: Manifest, into: Path | Mapping[str, Tensor] | None, stop: threading.Event
+    manifest: BlobManifest, into: Path | Mapping[str, Tensor] | None, stop: threading.Event
 ) -> Target:
     """Raises: StorageError, MismatchError, Interrupted."""
     if into is None:
-        new = {
-            arena.name: torch.empty(arena.elements, dtype=_dtype(arena))
-            for arena in manifest.arenas
-        }
+        new = {a.name: torch.empty(a.elements, dtype=DTYPES[a.dtype]) for a in manifest.arenas}
         return Target(manifest, new)
     if isinstance(into, Path):
-        target = Target(manifest, _map_files(manifest, into), Landed(into))
+        arenas = {
+            arena.name: _mapped(arena, into / f"arena-{number}")
+            for number, arena in enumerate(manifest.arenas)
+        }
     else:
         _check_given(manifest, into)
-        target = Target(manifest, dict(into))
+        arenas = dict(into)
+    target = Target(manifest, arenas)
     target.keep_matching(stop)
     return target
 
 
-def _dtype(arena: ArenaManifest) -> torch.dtype:
-    return DTYPES[arena.dtype]
-
-
-def _map_files(manifest: Manifest, directory: Path) -> dict[str, Tensor]:
-    """One file per arena, its room reserved first: writing to a mapped file on a full disk kills
+def _mapped(arena: ArenaManifest, path: Path) -> Tensor:
+    """A file's memory. Its room is reserved first: writing to a mapped file on a full disk kills
     the process."""
-    arenas = {}
-    for number, arena in enumerate(manifest.arenas):
-        if arena.elements == 0:
-            arenas[arena.name] = torch.empty(0, dtype=_dtype(arena))
-            continue
-        path = directory / f"arena-{number}"
-        _reserve(path, arena.byte_count)
-        arenas[arena.name] = torch.from_file(
-            str(path), shared=True, size=arena.elements, dtype=_dtype(arena)
-        )
-    return arenas
+    dtype = DTYPES[arena.dtype]
+    if arena.elements == 0:
+        return torch.empty(0, dtype=dtype)
+    _reserve(path, arena.byte_count)
+    mapped: Tensor = torch.from_file(str(path), shared=True, size=arena.elements, dtype=dtype)
+    return mapped
 
 
 def _reserve(path: Path, count: int) -> None:
@@ -163,7 +114,7 @@ def _reserve(path: Path, count: int) -> None:
         ) from error
 
 
-def _check_given(manifest: Manifest, given: Mapping[str, Tensor]) -> None:
+def _check_given(manifest: BlobManifest, given: Mapping[str, Tensor]) -> None:
     wanted = {arena.name: (arena.dtype, arena.elements) for arena in manifest.arenas}
     found = {name: (dtype_name(tensor), tensor.numel()) for name, tensor in given.items()}
     if wanted != found:

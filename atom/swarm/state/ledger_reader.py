@@ -5,23 +5,36 @@ keep the onlooker from those who have the chain. So half of the questions go to 
 something to it, as far as it was checked; and who was asked in vain is asked later than others.
 """
 
+import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from atom.base.errors import PeerRefused
+from atom.base.events import NoEvents
 from atom.base.reasons import Reason
 from atom.swarm.chain.commit import Commit, Head
-from atom.swarm.chain.commit_chain import commits_beyond, verified_heads
+from atom.swarm.chain.commit_chain import (
+    MAX_CHAIN_BYTES,
+    chain_name,
+    commits_beyond,
+    verified_heads,
+)
 from atom.swarm.chain.ledger import Ledger
+from atom.swarm.identity import Identity
 from atom.swarm.records.fork_choice import claims_better, preferred
 from atom.swarm.records.lease import Lease
-from atom.swarm.state.donor_queue import LIES
+from atom.swarm.records.manifest import Manifest, manifest_digest, seen_from_outside
+from atom.swarm.state.fetch import LIES, UNCHECKED_PACE, FetchOptions, fetch_bytes
+from atom.swarm.stream.handshake import Local
+from atom.swarm.transport.outreach import contact_of
+from atom.swarm.transport.transport import Transport
 
 DONORS = 4
 """Asked at most, one after the other, each time the chain is read."""
 _AT_A_TIME = 128
 """Commits checked between two signs of progress."""
+_SILENCE_S = 3.0
 
 FetchChain = Callable[[Lease, int], bytes]
 """The commits after a round that lead to the lease's head. Raises: PeerRefused, OSError."""
@@ -117,3 +130,37 @@ def _in_words(refused: PeerRefused) -> str:
     if refused.reason is Reason.UNREACHABLE:
         return "it cannot be reached from here"
     return f"refused with {refused.reason.value}"
+
+
+class ChainFetcher:
+    """A `FetchChain` over the transport, as a stranger who only looks: under a key made for the
+    occasion. `close` it from another thread."""
+
+    def __init__(self, manifest: Manifest, identity: Identity | None = None) -> None:
+        """`identity`: of a peer of the run, where the run is open to listed peers only."""
+        self._transport = Transport(
+            Local(
+                identity or Identity.create(),
+                manifest_digest(manifest),
+                os.urandom(16),
+                allowed=seen_from_outside(manifest),
+            ),
+            None,
+            NoEvents(),
+        )
+        self._stop = threading.Event()
+
+    def __call__(self, lease: Lease, since: int) -> bytes:
+        options = FetchOptions(MAX_CHAIN_BYTES, tries=1, silence_s=_SILENCE_S, pace=UNCHECKED_PACE)
+        name = chain_name(lease.head, since)
+        return fetch_bytes(self._transport, lease.peer_id, name, options, stop=self._stop)
+
+    def know(self, leases: Mapping[str, Lease]) -> None:
+        """Where everybody is: who cannot be dialled is reached through another. Before a call."""
+        for peer_id, lease in leases.items():
+            self._transport.set_contact(peer_id, contact_of(lease))
+
+    def close(self) -> None:
+        """Ends a fetch under way."""
+        self._stop.set()
+        self._transport.close()

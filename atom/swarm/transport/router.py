@@ -1,4 +1,4 @@
-"""Where an authenticated incoming connection goes: messages, a waiting ring, the blob server, a
+"""Where an authenticated incoming connection goes: messages, a waiting ring, the blob store, a
 line to be called over, a relayed peer, the answer to a probe."""
 
 from collections.abc import Callable

@@ -1,92 +1,51 @@
-"""What others serve to catch up from, and how it is fetched. The names are `storage/shelf.py`'s."""
+"""What others serve to catch up from, and how it is fetched. The names are `RunStorage`'s."""
 
 import json
-import math
 import shutil
 import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
+from atom.swarm.chain.commit import Head
 from atom.swarm.chain.commit_chain import MAX_CHAIN_BYTES, chain_name
 from atom.swarm.chain.ring_standing import Pace
-from atom.swarm.state.fetch_target import landed_bytes
-from atom.swarm.state.state_transfer import (
+from atom.swarm.state.fetch import (
+    UNCHECKED_PACE,
     Fetched,
     FetchOptions,
+    Wanted,
     Watch,
     fetch,
     fetch_bytes,
     fetch_result,
 )
 from atom.swarm.transport.transport import PeerTransport
-from atom.training.storage.shelf import MAX_OFFERS, SNAPSHOTS
+from atom.training.storage.run_storage import OFFERS
 
-Arenas = dict[str, torch.Tensor]
-MAX_OFFERS_BYTES = 16 * 1024
+Arenas = Mapping[str, torch.Tensor]
+MAX_OFFERS, MAX_OFFERS_BYTES = 64, 16 * 1024
+_ASKED, _ASKED_AT_ONCE = 64, 8
+"""Donors that are asked what they offer."""
 _ATTEMPTS = 3
-CHAIN_S, LONGEST_CHAIN_S = 15.0, 960.0
-"""For a donor's whole chain; twice as long each time that it was not enough. It cannot be checked
-before it is there, and who waits for a liar's has no part in any round."""
-_OFFERS_PACE = Pace(slack_s=15.0)
 
 
 @dataclass(frozen=True)
 class Offer:
-    """A snapshot that a donor serves."""
+    """A state that a donor serves."""
 
     round: int
     head: bytes
 
 
-class Donors(Protocol):
-    """What other peers serve. Every call raises PeerRefused or OSError when it fails."""
-
-    @property
-    def closed(self) -> bool:
-        """Whether this peer ends, and needs no state any more. From any thread."""
-        ...
-
-    def chain(self, peer_id: str, head: bytes, since: int) -> bytes:
-        """The commits after round `since` that lead to the peer's head."""
-        ...
-
-    def offers(self, peer_id: str) -> list[Offer]: ...
-    def state(
-        self, offer: Offer, peers: Sequence[str], digest: bytes | None, into: Arenas | None
-    ) -> Arenas:
-        """`digest`: what the state's must be; None: what most of the peers say. `into`: arenas to
-        fill; None: files, in which an interrupted fetch goes on. Raises also: StorageError."""
-        ...
-
-    def begun(self, offer: Offer) -> int:
-        """Bytes of that state that an interrupted fetch left here."""
-        ...
-
-    def result(self, digest: bytes, peers: Sequence[str], pace: Pace | None = None) -> torch.Tensor:
-        """`pace`: the least that must come; None: as long as anything comes."""
-        ...
-
-    def forget(self, but: Collection[Offer] = ()) -> None:
-        """Whatever was downloaded may go, `but` for these states."""
-
-    def reject(self, offer: Offer) -> None:
-        """What was downloaded of that state is of no use; other states stay."""
-
-    def take_liars(self) -> set[str]:
-        """Who gave what does not hold since this was last asked: also beside honest donors, where
-        it cost a piece and nothing else."""
-        ...
-
-
 def parse_offers(raw: bytes) -> list[Offer]:
-    """A stranger's list of snapshots, at most `MAX_OFFERS`. Raises: PeerRefused(MALFORMED)."""
+    """A stranger's list of states, at most `MAX_OFFERS`. Raises: PeerRefused(MALFORMED)."""
     try:
         listed = json.loads(raw)
         offers = [(rnd, bytes.fromhex(head)) for rnd, head in listed]
@@ -99,7 +58,7 @@ def parse_offers(raw: bytes) -> list[Offer]:
 
 
 class PeerDonors:
-    """`Donors` over the transport."""
+    """What other peers serve. Every fetch raises PeerRefused or OSError when it fails."""
 
     def __init__(
         self,
@@ -109,79 +68,75 @@ class PeerDonors:
         downloads: Path,
         watch: Watch,
     ) -> None:
-        """`state`: the arenas of this run's state by name, each of `elements`."""
+        """`elements`: of one result. `state`: the arenas of this run's state by name, each of as
+        many elements. `downloads`: where a state lies until it is whole."""
         self._transport = transport
         self._elements = elements
         self._state = state
         self._downloads = downloads
-        self._watch = replace(watch, on_lie=self._on_lie)
+        self._watch = replace(watch, on_lie=lambda donor, reason: self._liars.add(donor))
         self._stop = threading.Event()
-        self._lock = threading.Lock()
         self._liars: set[str] = set()
-        self._chain_s: dict[str, float] = {}
-        """What the next one of a donor may take, where the last one was not there in time."""
 
     def take_liars(self) -> set[str]:
-        with self._lock:
-            taken, self._liars = self._liars, set()
+        """Who gave what does not hold since this was last asked: also beside honest donors, where
+        it cost a piece and nothing else."""
+        taken, self._liars = self._liars, set()
         return taken
 
-    def _on_lie(self, donor: str, reason: Reason) -> None:
-        with self._lock:
-            self._liars.add(donor)
-
     def close(self) -> None:
-        """Ends fetches under way, and whatever else is done to have a state."""
+        """Ends fetches under way, and whatever else is done to have a state. From any thread."""
         self._stop.set()
 
     @property
     def closed(self) -> bool:
+        """Whether this peer ends, and needs no state any more. From any thread."""
         return self._stop.is_set()
 
     def chain(self, peer_id: str, head: bytes, since: int) -> bytes:
-        limit_s = self.chain_s(peer_id)
-        in_time = Pace(slack_s=limit_s, bytes_per_s=math.inf)
-        options, name = FetchOptions(MAX_CHAIN_BYTES, pace=in_time), chain_name(head, since)
-        try:
-            raw = fetch_bytes(self._transport, [peer_id], name, options, stop=self._stop)
-        except PeerRefused as refused:
-            if refused.reason is Reason.TOO_SLOW:
-                self._chain_s[peer_id] = min(2 * limit_s, LONGEST_CHAIN_S)
-            raise
-        self._chain_s.pop(peer_id, None)
-        return raw
+        """The commits after round `since` that lead to the peer's head."""
+        options = FetchOptions(MAX_CHAIN_BYTES, pace=UNCHECKED_PACE)
+        return fetch_bytes(self._transport, peer_id, chain_name(head, since), options, self._stop)
 
-    def chain_s(self, peer_id: str) -> float:
-        """How long its next chain may take."""
-        return self._chain_s.get(peer_id, CHAIN_S)
+    def offers_on(self, heads: Sequence[Head], peers: Sequence[str]) -> list[Offer]:
+        """States that they offer on the chain with these heads, those first of which an earlier
+        fetch left something here, then the newest. Who does not answer offers nothing.
 
-    def offers(self, peer_id: str) -> list[Offer]:
-        """What a donor says it has. Raises: PeerRefused, OSError."""
-        return parse_offers(self._offers_bytes(peer_id))
+        Raises: PeerRefused(SUPERSEDED): we end. No answer means nothing then.
+        """
+        with ThreadPoolExecutor(_ASKED_AT_ONCE, "atom-offers") as pool:
+            told = {offer for offers in pool.map(self._offers, peers[:_ASKED]) for offer in offers}
+        if self.closed:
+            raise PeerRefused(Reason.SUPERSEDED, "stopped here")
+        found = [o for o in told if o.round < len(heads) and heads[o.round].digest == o.head]
+        return sorted(found, key=lambda o: (self._begun(o), o.round), reverse=True)
 
-    def _offers_bytes(self, peer_id: str) -> bytes:
+    def _offers(self, peer_id: str) -> list[Offer]:
         """The list may change between its digest and its content: then it is asked for again."""
-        options = FetchOptions(MAX_OFFERS_BYTES, pace=_OFFERS_PACE)
-        for attempt in range(_ATTEMPTS):
+        options = FetchOptions(MAX_OFFERS_BYTES, pace=UNCHECKED_PACE)
+        for _ in range(_ATTEMPTS):
             try:
-                return fetch_bytes(self._transport, [peer_id], SNAPSHOTS, options, stop=self._stop)
+                return parse_offers(
+                    fetch_bytes(self._transport, peer_id, OFFERS, options, self._stop)
+                )
             except PeerRefused as refused:
-                if refused.reason is not Reason.HASH_MISMATCH or attempt == _ATTEMPTS - 1:
-                    raise
-        raise AssertionError("unreachable")
+                if refused.reason is not Reason.HASH_MISMATCH:
+                    break
+            except OSError:
+                break
+        return []
 
     def state(
-        self, offer: Offer, peers: Sequence[str], digest: bytes | None, into: Arenas | None
+        self, offer: Offer, peers: Sequence[str], digest: bytes, into: Arenas | None
     ) -> Arenas:
-        """Raises: PeerRefused, OSError, StorageError."""
+        """The state with that digest. `into`: arenas to fill; None: files, in which an interrupted
+        fetch goes on. Raises also: StorageError."""
         element_bytes = sum(dtype.itemsize for dtype in self._state.values())
-        limit = element_bytes * self._elements + (1 << 20)
         started = time.monotonic()
         fetched = fetch(
             self._transport,
-            peers,
-            f"state/{offer.head.hex()}",
-            FetchOptions(limit, expected_digest=digest),
+            Wanted(f"state/{offer.head.hex()}", peers, digest),
+            FetchOptions(element_bytes * self._elements + (1 << 20)),
             into=self._folder(offer) if into is None else into,
             stop=self._stop,
             watch=self._watch,
@@ -190,33 +145,12 @@ class PeerDonors:
         for name, dtype in self._state.items():
             arena = fetched.arenas.get(name)
             if arena is None or arena.dtype != dtype or arena.numel() != self._elements:
-                self.reject(offer)
+                self.forget([offer])
                 raise PeerRefused(Reason.MALFORMED, f"the state's {name} is not of this model")
         return fetched.arenas
 
-    def begun(self, offer: Offer) -> int:
-        return landed_bytes(self._folder(offer))
-
-    def keeps_something(self) -> bool:
-        """Whether any part of a state is in files, for the next start. From any thread."""
-        return any(map(landed_bytes, self._folders()))
-
-    def forget(self, but: Collection[Offer] = ()) -> None:
-        kept = {self._folder(offer) for offer in but}
-        for folder in self._folders():
-            if folder not in kept:
-                shutil.rmtree(folder, ignore_errors=True)
-
-    def reject(self, offer: Offer) -> None:
-        shutil.rmtree(self._folder(offer), ignore_errors=True)
-
-    def _folders(self) -> list[Path]:
-        return list(self._downloads.iterdir()) if self._downloads.is_dir() else []
-
-    def _folder(self, offer: Offer) -> Path:
-        return self._downloads / offer.head.hex()[:16]
-
     def result(self, digest: bytes, peers: Sequence[str], pace: Pace | None = None) -> torch.Tensor:
+        """`pace`: the least that must come; None: as long as anything comes."""
         options = FetchOptions(4 * self._elements + (1 << 20), pace=pace)
         result = torch.zeros(self._elements)
         quiet = replace(self._watch, on_progress=lambda done, total: None)
@@ -226,6 +160,31 @@ class PeerDonors:
         )
         self._tell("result", fetched, time.monotonic() - started)
         return result
+
+    def keeps_something(self) -> bool:
+        """Whether any part of a state is in files, for the next start. From any thread."""
+        return any(self._folders())
+
+    def forget(self, offers: Collection[Offer]) -> None:
+        """What was downloaded of these states is of no use."""
+        for offer in offers:
+            shutil.rmtree(self._folder(offer), ignore_errors=True)
+
+    def keep_only(self, offers: Collection[Offer] = ()) -> None:
+        """Whatever was downloaded may go, but for these states."""
+        kept = {self._folder(offer) for offer in offers}
+        for folder in self._folders():
+            if folder not in kept:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def _begun(self, offer: Offer) -> bool:
+        return self._folder(offer).exists()
+
+    def _folders(self) -> list[Path]:
+        return list(self._downloads.iterdir()) if self._downloads.is_dir() else []
+
+    def _folder(self, offer: Offer) -> Path:
+        return self._downloads / offer.head.hex()[:16]
 
     def _tell(self, what: str, fetched: Fetched, seconds: float) -> None:
         if self._watch.events is not None:

@@ -2,8 +2,10 @@
 
 A state is a snapshot plus the results since, and the chain says which results those are. The
 chain comes first and is verified from genesis; whatever bytes follow are accepted only under the
-names it gives them. So it does not matter who delivers; but for the newest state of all, which no
-commit names yet: the next round compares its digest with everybody else's.
+digests it gives them. So it does not matter who delivers.
+
+How a peer recovers: a few missed rounds are replayed, from our own state. After more of them it
+fetches the newest state that a commit vouches for, and replays the rounds since.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,15 +17,12 @@ from atom.base.errors import AtomError, MismatchError, PeerRefused, StorageError
 from atom.base.events import EventSink
 from atom.base.reasons import Reason
 from atom.swarm.chain.commit import Commit, Head
+from atom.swarm.chain.commit_chain import commits_beyond, verified_heads
 from atom.swarm.chain.ring_standing import Pace
 from atom.swarm.state.arenas import state_digest
-from atom.swarm.state.donor_queue import LIES
+from atom.swarm.state.fetch import LIES
 from atom.training.replica.replica import Replica
-from atom.training.state_sync.donated_chain import donated_chain
-from atom.training.state_sync.donors import Arenas, Donors, Offer
-from atom.training.state_sync.offers import offers_on
-from atom.training.state_sync.one_by_one import Told, one_by_one
-from atom.training.state_sync.way_back import Position, Sizes, Way, ways_back
+from atom.training.state_sync.donors import Arenas, Offer, PeerDonors
 from atom.training.storage.run_storage import RunStorage
 from atom.training.storage.snapshot import Snapshot, load_snapshot
 
@@ -51,6 +50,16 @@ class FirstState:
     """Sets the replica to round 0, if it can be made here; whether it is bit for bit the run's."""
 
 
+@dataclass(frozen=True)
+class _Chain:
+    """A verified chain that somebody serves, and those that may serve what it names."""
+
+    commits: Sequence[Commit]
+    heads: Sequence[Head]
+    """One more than commits: the first is genesis."""
+    peers: Sequence[str]
+
+
 class StateSync:
     """Used on the worker's thread, but for `fetch_result`."""
 
@@ -58,20 +67,20 @@ class StateSync:
         self,
         replica: Replica,
         storage: RunStorage,
-        donors: Donors,
+        donors: PeerDonors,
         first: FirstState,
         events: EventSink,
-        told: Told = lambda done, total: None,
+        on_progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
-        """`told`: how far replaying rounds is, as `one_by_one` tells it."""
+        """`on_progress`: rounds replayed, and how many there are; 0 there are: it broke off."""
         self._replica = replica
-        self._told = told
         self._storage = storage
         self._journal = storage.journal
         self._results = storage.results
         self._donors = donors
         self._first = first
         self._events = events
+        self._on_progress = on_progress
         self.usable = False
         """Whether the replica holds the state of the journal's head."""
 
@@ -84,28 +93,30 @@ class StateSync:
         base = self._from_disk()
         self.usable = base is not None
         if base is not None:
-            one_by_one(self._journal.commits[base:], self._restore_one, self._told)
+            self._one_by_one(self._journal.commits[base:], self._restore_one)
         reached = self._replica.round if self.usable else 0
-        journal = self._journal
-        if reached < len(journal.commits):
-            self._storage.replace_chain(journal.commits[:reached], journal.heads[: reached + 1])
+        if reached < len(self._journal.commits):
+            self._cut(self._journal.commits, self._journal.heads, reached)
 
     def run(self, donors: Mapping[str, bytes], discard: bool) -> tuple[str, ...]:
-        """To the best chain that the donors (peer id → its head) prove. Returns the donors whose
-        answers were false. Raises: CatchUpFailed."""
+        """To the best chain that the donors (peer id → its head) prove. `discard`: our state is not
+        to be trusted. Returns those that served what did not hold, beside honest ones.
+
+        Raises: CatchUpFailed, StorageError.
+        """
         shunned: set[str] = set()
         problems: list[str] = []
         for donor, claimed in donors.items():
             if donor in shunned:
                 continue
-            others = [donor, *(peer for peer in donors if peer not in {donor, *shunned})]
+            peers = [donor, *(peer for peer in donors if peer not in {donor, *shunned})]
             try:
-                commits, heads = donated_chain(self._journal, self._donors, donor, claimed)
-                if not self._wanted(heads[-1], discard):
+                chain = self._chain_of(donor, claimed, peers)
+                if not self._wanted(chain.heads[-1], discard):
                     problems.append(f"{donor} has nothing better")
                     continue
-                self._follow(commits, heads, others, discard)
-                self._donors.forget()
+                self._follow(chain, discard)
+                self._donors.keep_only()
                 self._storage.room.give_up(DOWNLOADS)
                 return tuple(sorted(shunned | self._donors.take_liars()))
             except PeerRefused as refused:
@@ -127,7 +138,7 @@ class StateSync:
     ) -> torch.Tensor:
         """A result by its digest, from whoever holds it and gives it no slower than `pace`. It is
         held from now on. What was here already is not held anew: its round may be over, and its
-        memory the next one's.
+        memory the next one's. From any thread.
 
         Raises: PeerRefused, OSError.
         """
@@ -138,11 +149,13 @@ class StateSync:
         self._results.hold(digest, result)
         return result
 
+    # ---- from our own disk
+
     def _from_disk(self) -> int | None:
         """Loads the newest snapshot on our chain, else round 0; the round, or None."""
         for snapshot in self._storage.snapshots():
             self._go_on()
-            if not self._journal.leads_to(snapshot):
+            if not self._storage.leads_to(snapshot):
                 continue
             if self._load(snapshot):
                 return snapshot.round
@@ -163,6 +176,68 @@ class StateSync:
         self._replica.load_state(arenas, snapshot.round)
         return True
 
+    def _restore_one(self, commit: Commit) -> bool:
+        result = self._results.get(commit.value.result_digest)
+        if result is not None:
+            self._apply(commit, result)
+        return result is not None
+
+    # ---- from others
+
+    def _chain_of(self, donor: str, claimed: bytes, peers: Sequence[str]) -> _Chain:
+        """The chain that leads to the head which `donor` claims; only what goes beyond our own is
+        fetched, if it does continue ours. Raises: PeerRefused, OSError."""
+        ours = self._journal
+        if claimed == ours.genesis.digest:
+            return _Chain([], [ours.genesis], peers)  # no chain leads there, nobody serves one
+        further, commits = commits_beyond(
+            ours.head, lambda since: self._donors.chain(donor, claimed, since)
+        )
+        if further:
+            heads = [*ours.heads, *verified_heads(ours.head, commits)[1:]]
+            commits = [*ours.commits, *commits]
+        else:
+            heads = ours.verified(commits)
+        if heads[-1].digest != claimed:
+            raise PeerRefused(Reason.WRONG_HEAD, "the chain does not lead to the head claimed")
+        return _Chain(commits, heads, peers)
+
+    def _wanted(self, head: Head, discard: bool) -> bool:
+        ours = self._journal.head
+        return head.prefers(ours) or (discard and head.digest == ours.digest)
+
+    def _follow(self, chain: _Chain, discard: bool) -> None:
+        """A peer that offers what it does not have, or something else, must not stand in the way of
+        another offer. Raises: PeerRefused, OSError, StorageError."""
+        here = len(self._journal.commits)
+        on_chain = here < len(chain.heads) and chain.heads[here].digest == self._journal.head.digest
+        ours = on_chain and self.usable and not discard
+        if ours and len(chain.commits) - here <= self._worth_replaying and self._replay(chain):
+            return
+        failed: PeerRefused | OSError | None = None
+        offers = self._donors.offers_on(chain.heads, chain.peers)
+        for offer in offers:
+            if ours and offer.round <= self._replica.round:
+                continue
+            try:
+                self._donors.keep_only({offer, offers[0]})
+                self._begin_at(offer, chain)
+                return self._replay_or_fail(chain)
+            except (PeerRefused, OSError) as problem:
+                failed = failed or problem
+        if ours and self.usable:
+            return self._replay_or_fail(chain)
+        if failed is not None:
+            raise failed
+        self._begin_anew(chain)
+        self._replay_or_fail(chain)
+
+    @property
+    def _worth_replaying(self) -> int:
+        """So many results have at most as many bytes as a state."""
+        state = self._replica.state_arenas().values()
+        return sum(arena.nbytes for arena in state) // self._results.arena_bytes
+
     def _certified(self, round_number: int, commits: Sequence[Commit]) -> bytes | None:
         """The digest of the state of that round; None for the newest: no commit names it yet."""
         if round_number == 0:
@@ -170,76 +245,18 @@ class StateSync:
         following = commits[round_number : round_number + 1]
         return following[0].value.parent_state_digest if following else None
 
-    def _wanted(self, head: Head, discard: bool) -> bool:
-        ours = self._journal.head
-        return head.prefers(ours) or (discard and head.digest == ours.digest)
-
-    def _follow(
-        self, commits: list[Commit], heads: list[Head], peers: list[str], discard: bool
-    ) -> None:
-        """By the way with the fewest bytes; where it ends too soon, by the next one."""
-        here, sizes = len(self._journal.commits), self._sizes()
-        on_chain = here < len(heads) and heads[here].digest == self._journal.head.digest
-        own = here if on_chain and self.usable and not discard else None
-        position, length = Position(own, self._rounds_held(commits)), len(commits)
-        if own is not None:
-            (by_results,) = ways_back(position, length, [], sizes)
-            if by_results.missing_bytes <= sizes.state:  # then nobody's snapshot is needed
-                self._tell(by_results, 1)
-                if self._replay(commits[own:], peers):
-                    return
-                position = Position(None, position.results)
-        offers = offers_on(heads, self._donors, peers)
-        begun = [(offer, self._donors.begun(offer)) for offer in offers]
-        ways = ways_back(position, length, begun, sizes)
-        if ways:
-            self._try(ways, commits, heads, peers)
-        elif own is None:
-            self._begin_anew(heads, commits, peers)
-            self._replay_or_fail(commits, peers)
-        else:
-            raise OSError("the donors serve neither the results since our state nor another one")
-
-    def _try(
-        self, ways: list[Way], commits: list[Commit], heads: list[Head], peers: list[str]
-    ) -> None:
-        """A peer that offers what it does not have, or something else, must not stand in the way
-        of another offer. Raises: PeerRefused, OSError."""
-        failed: PeerRefused | OSError | None = None
-        for way in ways:
-            self._tell(way, len(ways))
-            try:
-                if way.base is not None:
-                    self._donors.forget({way.base, self._most_begun(ways)})
-                    self._begin_at(way.base, commits, heads, peers)
-                self._replay_or_fail(commits[way.first_round :], peers)
-                return
-            except (PeerRefused, OSError) as problem:
-                failed = failed or problem
-        assert failed is not None, "called without ways"
-        raise failed
-
-    def _most_begun(self, ways: list[Way]) -> Offer:
-        """Of the states offered, the one an interrupted fetch left most of: it stays until another
-        one is whole, since what interrupted it may interrupt this one too."""
-        offers = [way.base for way in ways if way.base is not None]
-        return max(offers, key=self._donors.begun)
-
-    def _begin_at(
-        self, offer: Offer, commits: list[Commit], heads: list[Head], peers: list[str]
-    ) -> None:
+    def _begin_at(self, offer: Offer, chain: _Chain) -> None:
         """Loads a state that others offer. Raises: PeerRefused, OSError."""
-        digest = self._certified(offer.round, commits)
-        arenas = self._state_of(offer, peers, digest)
-        if digest is not None and state_digest(arenas) != digest:
-            self._donors.reject(offer)
-            raise PeerRefused(Reason.STATE_MISMATCH, f"state of round {offer.round}")
+        digest = self._certified(offer.round, chain.commits)
+        if digest is None:
+            raise PeerRefused(Reason.NOT_FOUND, f"no commit vouches for round {offer.round} yet")
+        arenas = self._state_of(offer, chain.peers, digest)
         self.usable = False  # until the journal says the same
         self._replica.load_state(arenas, offer.round)
-        self._storage.replace_chain(commits[: offer.round], heads[: offer.round + 1])
+        self._cut(chain.commits, chain.heads, offer.round)
         self.usable = True
 
-    def _state_of(self, offer: Offer, peers: list[str], digest: bytes | None) -> Arenas:
+    def _state_of(self, offer: Offer, peers: Sequence[str], digest: bytes) -> Arenas:
         """In files, from which an interrupted fetch resumes; on a full disk, in our own memory."""
         found: list[Arenas] = []
 
@@ -247,41 +264,43 @@ class StateSync:
             try:
                 found.append(self._donors.state(offer, peers, digest, None))
             except StorageError:  # room for two states is a luxury, room for this one is not
-                self._donors.forget({offer})
+                self._donors.keep_only({offer})
                 found.append(self._donors.state(offer, peers, digest, None))
 
         if self._storage.room.attempt(DOWNLOADS, in_files):
             return found[0]
-        self._donors.forget()
+        self._donors.keep_only()
         self.usable = False
         return self._donors.state(offer, peers, digest, self._replica.state_arenas())
 
-    def _begin_anew(self, heads: list[Head], commits: list[Commit], peers: list[str]) -> None:
+    def _begin_anew(self, chain: _Chain) -> None:
         """At the run's first state. Raises: PeerRefused, OSError if that leads nowhere: before what
         we have goes, which may be all that is left of the run, the first result must be here."""
-        if self.usable and commits:
-            self.fetch_result(commits[0].value.result_digest, peers)
+        if self.usable and chain.commits:
+            self.fetch_result(chain.commits[0].value.result_digest, chain.peers)
         self.usable = False  # from here on the replica holds round 0, or nothing
         if not self._first.initialise():
             raise OSError("no donor serves a state on the chain")
-        self._storage.replace_chain([], heads[:1])
+        self._cut([], chain.heads, 0)
         self.usable = True
 
-    def _replay_or_fail(self, commits: Sequence[Commit], peers: Sequence[str]) -> None:
-        if not self._replay(commits, peers):
-            raise OSError("the donors do not serve the results since their snapshot")
+    def _cut(self, commits: Sequence[Commit], heads: Sequence[Head], length: int) -> None:
+        """The journal is the first so many of these from here on."""
+        self._storage.replace_chain(commits[:length], heads[: length + 1])
 
-    def _replay(self, commits: Sequence[Commit], peers: Sequence[str]) -> bool:
-        """Applies the commits in order; False (with some applied) if a result is not served."""
-        return one_by_one(commits, lambda commit: self._replay_one(commit, peers), self._told)
+    # ---- replaying
 
-    def _go_on(self) -> None:
-        """Between two steps, each of which may take a while. Raises: BrokenOff."""
-        if self._donors.closed:
-            raise BrokenOff("this peer ends")
+    def _replay_or_fail(self, chain: _Chain) -> None:
+        if not self._replay(chain):
+            raise OSError("the donors do not serve the results since this state")
+
+    def _replay(self, chain: _Chain) -> bool:
+        """Applies the commits after our head; False (with some applied) if a result is not
+        served."""
+        missing = chain.commits[len(self._journal.commits) :]
+        return self._one_by_one(missing, lambda commit: self._replay_one(commit, chain.peers))
 
     def _replay_one(self, commit: Commit, peers: Sequence[str]) -> bool:
-        self._go_on()
         digest = commit.value.result_digest
         try:
             result = self.fetch_result(digest, peers)
@@ -295,29 +314,26 @@ class StateSync:
         self._results.release()
         return True
 
-    def _restore_one(self, commit: Commit) -> bool:
-        self._go_on()
-        result = self._results.get(commit.value.result_digest)
-        if result is not None:
-            self._apply(commit, result)
-        return result is not None
-
-    def _sizes(self) -> Sizes:
-        state = self._replica.state_arenas().values()
-        return Sizes(sum(arena.nbytes for arena in state), self._results.arena_bytes)
-
-    def _rounds_held(self, commits: Sequence[Commit]) -> set[int]:
-        stored = set(self._results.stored())
-        return {c.value.round for c in commits if c.value.result_digest in stored}
-
-    def _tell(self, way: Way, ways: int) -> None:
-        self._events.emit(
-            "way-back",
-            by="results" if way.base is None else "snapshot",
-            from_round=way.first_round,
-            missing_bytes=way.missing_bytes,
-            ways=ways,
-        )
+    def _one_by_one(self, commits: Sequence[Commit], step: Callable[[Commit], bool]) -> bool:
+        """Takes the step for each until one is False; whether none was. Raises: BrokenOff, and what
+        the step does."""
+        done, total = 0, len(commits)
+        try:
+            for commit in commits:
+                self._on_progress(done, total)
+                self._go_on()
+                if not step(commit):
+                    break
+                done += 1
+        finally:
+            if commits:
+                self._on_progress(done, total if done == total else 0)
+        return done == total
 
     def _apply(self, commit: Commit, result: torch.Tensor) -> None:
         self._replica.apply(result, commit.value.gradient_norm, commit.value.round)
+
+    def _go_on(self) -> None:
+        """Between two steps, each of which may take a while. Raises: BrokenOff."""
+        if self._donors.closed:
+            raise BrokenOff("this peer ends")

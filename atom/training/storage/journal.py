@@ -1,40 +1,35 @@
-"""The chain of commits on disk: appended before a step is taken, replayed after a restart.
+"""The chain of commits on disk: appended before a step is taken, read back after a restart.
 
 An unfinished last record (power loss while appending) is cut off; anything else that does not read
 back is refused, never guessed at.
 """
 
 import os
+import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO
 
 from atom.base.disk_words import why_not_written
 from atom.base.errors import PeerRefused, StorageError
 from atom.swarm.chain.commit import Commit, Head
-from atom.swarm.chain.commit_chain import (
-    LENGTH_BYTES,
-    parse_commits,
-    record_of,
-    verified_heads,
-)
-from atom.training.storage.snapshot import Snapshot
+from atom.swarm.chain.commit_chain import parse_commits, record_of, verified_heads
 
 
 class Journal:
-    """The commits since genesis, in memory and in `path`. One writer."""
+    """The commits since genesis, in memory and in `path`. One writer; `records` is for any
+    thread."""
 
     def __init__(self, path: Path, genesis: Head) -> None:
         self._path = path
         self.genesis = genesis
         self.commits: list[Commit] = []
         self.heads: list[Head] = [genesis]
+        self._records: list[bytes] = []
+        """The commits as they are written, and as peers exchange them."""
+        self._lock = threading.Lock()
         self._size_bytes = 0
         self._written = 0
-        self._ends: list[int] = []
-        """Where each commit's record ends in the file."""
-        self._is_another = False
-        """The file holds a chain that is not ours any more, or part of one."""
+        """So many commits are in the file; 0 also where it holds another chain."""
 
     @classmethod
     def open(cls, path: Path, genesis: Head) -> "Journal":
@@ -43,7 +38,7 @@ class Journal:
         raw = path.read_bytes() if path.exists() else b""
         try:
             commits, end = parse_commits(raw)
-            journal.heads = verified_heads(genesis, commits)
+            journal._set(commits, verified_heads(genesis, commits))
         except PeerRefused as problem:
             raise StorageError(
                 f"{path} is damaged, or does not continue this run's genesis ({problem})",
@@ -51,9 +46,7 @@ class Journal:
             ) from problem
         if end < len(raw):
             os.truncate(path, end)
-        journal.commits = commits
         journal._size_bytes, journal._written = end, len(commits)
-        journal._ends = _record_ends(raw[:end])
         return journal
 
     @property
@@ -67,44 +60,44 @@ class Journal:
         with the next one: a restart that does not find it fetches it from others.
         """
         assert commit.value.parent == self.head.digest
-        parse_commits(record_of(commit))  # nothing is written that would not be read back
-        self.commits.append(commit)
-        self.heads.append(self.head.after(commit.value))
+        record = record_of(commit)
+        parse_commits(record)  # nothing is written that would not be read back
+        with self._lock:
+            self.commits.append(commit)
+            self._records.append(record)
+            self.heads.append(self.head.after(commit.value))
         self._write_rest()
         return self.head
 
     def replace(self, commits: Sequence[Commit], heads: Sequence[Head]) -> None:
         """Takes over another (verified) chain: aside, synced, renamed. Raises: as `append`."""
-        self._is_another = True
-        self.commits, self.heads = list(commits), list(heads)
+        self._written = 0
+        self._set(commits, heads)
         self._write_rest()
 
+    def _set(self, commits: Sequence[Commit], heads: Sequence[Head]) -> None:
+        with self._lock:
+            self.commits, self.heads = list(commits), list(heads)
+            self._records = [record_of(commit) for commit in commits]
+
     def _write_rest(self) -> None:
+        """What is not on disk yet; an earlier attempt may have left half a record."""
+        raw = b"".join(self._records[self._written :])
         try:
-            if self._is_another:
-                self._write_all()
+            if self._written:
+                _write_at(self._path, self._size_bytes, raw)
+                self._size_bytes += len(raw)
             else:
-                self._write_on()
+                aside = self._path.with_suffix(".new")
+                _write_at(aside, 0, raw)
+                os.replace(aside, self._path)
+                self._size_bytes = len(raw)
         except OSError as problem:
-            raise _unwritable(self._path, problem) from problem
-
-    def _write_on(self) -> None:
-        """Appends what is not on disk yet; an earlier attempt may have left half a record."""
-        with self._path.open("r+b" if self._written else "wb") as file:
-            file.truncate(self._size_bytes)
-            file.seek(self._size_bytes)
-            ends = _write_records(file, self.commits[self._written :])
-            self._ends += ends
-            self._size_bytes, self._written = file.tell(), len(self.commits)
-
-    def _write_all(self) -> None:
-        aside = self._path.with_suffix(".new")
-        with aside.open("wb") as file:
-            ends = _write_records(file, self.commits)
-        os.replace(aside, self._path)
-        self._ends = ends
-        self._size_bytes, self._written = (ends or [0])[-1], len(self.commits)
-        self._is_another = False
+            raise StorageError(
+                f"cannot write {self._path}: {why_not_written(problem)}",
+                "free some disk space, check the state directory, then start again",
+            ) from problem
+        self._written = len(self._records)
 
     def position(self, head_digest: bytes) -> int | None:
         """How many commits lead to that head on this chain; None if it is not on it."""
@@ -120,10 +113,6 @@ class Journal:
             shared -= 1
         return shared
 
-    def leads_to(self, snapshot: Snapshot) -> bool:
-        """Whether its state is one of this chain."""
-        return self.position(snapshot.head) == snapshot.round
-
     def verified(self, commits: Sequence[Commit]) -> list[Head]:
         """`verified_heads` of another chain; what it shares with ours is not checked again.
 
@@ -137,48 +126,19 @@ class Journal:
         known = self.heads[: shared + 1]
         return known[:-1] + verified_heads(known[-1], commits[shared:])
 
-    @property
-    def file(self) -> tuple[Path, int] | None:
-        """Where the whole chain lies as peers exchange it, and how many bytes it has; None if it is
-        not all written.
-
-        The file only grows, or is replaced as a whole: who has it open keeps what it offered.
-        """
-        whole = self._written == len(self.commits) and not self._is_another
-        return (self._path, self._size_bytes) if whole and self.commits else None
-
-    def file_between(self, since: int, head: bytes) -> tuple[Path, int, int] | None:
-        """Where the commits after round `since`, up to that head, lie: file, first byte, count.
-        None if they are not all there. From any thread."""
-        until = self.position(head)
-        if until is None or not 0 <= since <= until <= len(self._ends) or self._is_another:
-            return None
-        start = self._ends[since - 1] if since else 0
-        end = self._ends[until - 1] if until else 0
-        return self._path, start, end - start
+    def records(self, since: int, head: bytes) -> bytes | None:
+        """The commits after round `since` up to that head, as peers exchange them; None if the head
+        is not on this chain, or not after that round."""
+        with self._lock:
+            until = self.position(head)
+            return b"".join(self._records[since:until]) if until and since < until else None
 
 
-def _record_ends(raw: bytes) -> list[int]:
-    ends, end = [], 0
-    while end < len(raw):
-        end += LENGTH_BYTES + int.from_bytes(raw[end : end + LENGTH_BYTES], "big")
-        ends.append(end)
-    return ends
-
-
-def _write_records(file: IO[bytes], commits: Sequence[Commit]) -> list[int]:
-    """Writes and syncs; where each ends. Raises: OSError."""
-    ends = []
-    for commit in commits:
-        file.write(record_of(commit))
-        ends.append(file.tell())
-    file.flush()
-    os.fsync(file.fileno())
-    return ends
-
-
-def _unwritable(path: Path, problem: OSError) -> StorageError:
-    return StorageError(
-        f"cannot write {path}: {why_not_written(problem)}",
-        "free some disk space, check the state directory, then start again",
-    )
+def _write_at(path: Path, start: int, raw: bytes) -> None:
+    """Writes and syncs, in place of all from `start` on. Raises: OSError."""
+    with path.open("r+b" if start else "wb") as file:
+        file.truncate(start)
+        file.seek(start)
+        file.write(raw)
+        file.flush()
+        os.fsync(file.fileno())

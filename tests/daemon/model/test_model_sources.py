@@ -22,7 +22,7 @@ from atom.swarm.identity import Identity
 from atom.swarm.records.lease import Lease, PeerState
 from atom.swarm.records.manifest import Manifest, PackageVersion
 from atom.swarm.state.arenas import state_digest
-from atom.swarm.state.blobs import BlobServer, BlobStore
+from atom.swarm.state.blobs import BlobServer, BlobStore, plain_bytes
 from atom.training.replica.samples import Deck
 from tests.daemon.tiny_run import GPT3, LLAMA, TEXT, run_text
 from tests.swarm.local_transport import LocalNetwork, LocalTransport
@@ -347,11 +347,11 @@ def test_code_is_taken_from_whoever_has_the_right_bytes(machine: Machine, tmp_pa
     served: list[bytes | None] = [None, None, b"import os", b"#" * (MAX_CODE_BYTES + 1)]
 
     def join(content: bytes | None) -> LocalTransport:
-        shelf = BlobStore()
+        store = BlobStore()
         if content is not None:
-            shelf.register(blob_name(run), content)
+            store.register(blob_name(run), plain_bytes(content))
         transport = LocalTransport(network, Identity.create(), bytes(16), EventList())
-        transport.set_handlers(on_blobs=BlobServer(shelf).serve)
+        transport.set_handlers(on_blobs=BlobServer(store).serve)
         transport.start()
         transports.append(transport)
         leases[transport.peer_id] = a_lease(transport.peer_id)

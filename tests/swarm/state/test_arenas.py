@@ -9,13 +9,13 @@ from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.swarm.state.arenas import (
     CHUNK_BYTES,
+    BlobManifest,
     arena_digest,
     bytes_of,
+    decode_manifest,
     describe,
-    digest_of_manifests,
     state_digest,
 )
-from atom.swarm.state.manifest import Manifest, decode_manifest
 
 CHUNK = CHUNK_BYTES // 4
 
@@ -50,7 +50,7 @@ def test_the_state_digest_sees_names_but_not_order() -> None:
     assert digest == state_digest({"b": two, "a": one})
     assert digest != state_digest({"a": two, "b": one})
     assert digest != state_digest({"a": one})
-    assert digest == digest_of_manifests([describe("b", two), describe("a", one)])
+    assert digest == BlobManifest((describe("a", one), describe("b", two))).digest()
 
 
 def test_bytes_are_the_tensors_own_memory() -> None:
@@ -60,8 +60,8 @@ def test_bytes_are_the_tensors_own_memory() -> None:
 
 
 def test_a_manifest_survives_the_wire() -> None:
-    parts = (describe("w", arena()), describe("empty", torch.empty(0, dtype=torch.bfloat16)))
-    manifest = Manifest("state/" + "0" * 64, parts, b"h" * 32, 7)
+    parts = (describe("empty", torch.empty(0, dtype=torch.bfloat16)), describe("w", arena()))
+    manifest = BlobManifest(parts)
     arrived = decode_manifest(manifest.encode(), manifest.byte_count)
     assert arrived == manifest
     assert arrived.digest() == state_digest({"w": arena(), "empty": torch.empty(0).bfloat16()})
@@ -69,15 +69,14 @@ def test_a_manifest_survives_the_wire() -> None:
 
 def test_a_manifest_is_bounded() -> None:
     good = describe("w", arena(16))
-    manifest = Manifest("x", (good,))
+    manifest = BlobManifest((good,))
     with pytest.raises(PeerRefused) as refused:
         decode_manifest(manifest.encode(), manifest.byte_count - 1)
     assert refused.value.reason is Reason.TOO_LARGE
     bad = [
-        Manifest("x" * 300, (good,)),
-        Manifest("x", (good, good)),
-        Manifest("x", (good,), head=b"short"),
-        Manifest("x", (good,), round=2**41),
+        BlobManifest((describe("x" * 300, arena(16)),)),
+        BlobManifest((good, good)),
+        BlobManifest((good, describe("a", arena(16)))),
     ]
     for wrong in bad:
         with pytest.raises(PeerRefused) as refused:
@@ -86,9 +85,9 @@ def test_a_manifest_is_bounded() -> None:
 
 
 def test_an_arena_that_claims_too_much_is_refused() -> None:
-    message = Manifest("x", (describe("w", arena(16)),)).encode()
+    message = BlobManifest((describe("w", arena(16)),)).encode()
     for elements, reason in ((2**60, Reason.TOO_LARGE), (CHUNK * 2, Reason.MALFORMED)):
-        huge = Manifest("x", (describe("w", arena(16)),))
+        huge = BlobManifest((describe("w", arena(16)),))
         object.__setattr__(huge.arenas[0], "elements", elements)
         assert huge.encode() != message
         with pytest.raises(PeerRefused) as refused:
@@ -99,7 +98,7 @@ def test_an_arena_that_claims_too_much_is_refused() -> None:
 @given(st.binary(max_size=300), st.booleans())
 @settings(max_examples=300, deadline=None)
 def test_random_manifests_raise_only_refusals(raw: bytes, appended: bool) -> None:
-    start = Manifest("x", (describe("w", arena(16)),)).encode() if appended else b""
+    start = BlobManifest((describe("w", arena(16)),)).encode() if appended else b""
     try:
         manifest = decode_manifest(start + raw, 1 << 20)
     except PeerRefused:

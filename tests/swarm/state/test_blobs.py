@@ -1,17 +1,21 @@
-"""The shelf gives out exactly what was registered, and refuses the rest by name."""
+"""The store gives out exactly what was registered or found, and refuses the rest by name."""
 
 import threading
-from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
-from atom.base.errors import PeerRefused, StorageError
+from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.swarm.state.arenas import CHUNK_BYTES, arena_digest, state_digest
-from atom.swarm.state.blobs import BlobServer, BlobStore
-from atom.swarm.state.upload_places import Place, UploadPlaces, gives_way
+from atom.swarm.state.blobs import (
+    RESULT_ARENA,
+    BlobServer,
+    BlobStore,
+    Content,
+    UploadLimit,
+    plain_bytes,
+)
 from atom.swarm.stream.frames import Channel, Kind, Patience
 from atom.wire import transport_pb2 as wire
 from tests.swarm.memory_stream import MemoryStream
@@ -26,57 +30,48 @@ def state() -> dict[str, torch.Tensor]:
     }
 
 
-def test_tensors_come_in_chunks() -> None:
-    shelf = BlobStore()
-    shelf.register("state/x", state(), head=b"h" * 32, round=5)
-    manifest = shelf.manifest("state/x")
-    assert manifest.digest() == state_digest(state())
-    assert (manifest.head, manifest.round) == (b"h" * 32, 5)
-    raw = b"".join(bytes(shelf.chunk("state/x", 0, number)) for number in range(2))
+def test_arenas_come_in_chunks_in_the_order_of_their_names() -> None:
+    store = BlobStore()
+    store.register("state/x", state())
+    assert store.manifest("state/x").digest() == state_digest(state())
+    assert bytes(store.chunk("state/x", 0, 0)) == bytes(state()["half"].view(torch.uint8))
+    raw = b"".join(bytes(store.chunk("state/x", 1, number)) for number in range(2))
     assert torch.equal(torch.frombuffer(bytearray(raw), dtype=torch.float32), state()["weights"])
 
 
-def test_a_snapshot_file_is_served_in_place_even_when_replaced(tmp_path: Path) -> None:
-    path = tmp_path / "snapshot.safetensors"
-    save_file(state(), path, metadata={"round": "5"})
-    shelf = BlobStore()
-    shelf.register("state/x", path)
-    (tmp_path / "newer").write_bytes(b"something else")
-    (tmp_path / "newer").rename(path)
-    assert shelf.manifest("state/x").digest() == state_digest(state())
-
-
 def test_bytes_and_single_tensors() -> None:
-    shelf = BlobStore()
-    result = torch.randn(64)
-    shelf.register("chain", b"commits")
-    shelf.register("empty", b"")
-    shelf.register("result/x", result)
-    assert bytes(shelf.chunk("chain", 0, 0)) == b"commits"
-    assert shelf.manifest("empty").byte_count == 0
-    assert shelf.manifest("result/x").arenas[0].digest() == arena_digest(result)
-    assert shelf.names() == ["chain", "empty", "result/x"]
+    store, result = BlobStore(), torch.randn(64)
+    store.register("chain", plain_bytes(b"commits"))
+    store.register("empty", plain_bytes(b""))
+    store.register("result/x", {RESULT_ARENA: result})
+    assert bytes(store.chunk("chain", 0, 0)) == b"commits"
+    assert store.manifest("empty").byte_count == 0
+    assert store.manifest("result/x").arenas[0].digest() == arena_digest(result)
 
 
-def test_unknown_names_and_places_are_not_found() -> None:
-    shelf = BlobStore()
-    shelf.register("chain", b"commits")
-    for arena, chunk in ((0, 1), (1, 0), (2**31, 2**31)):
-        with pytest.raises(PeerRefused) as refused:
-            shelf.chunk("chain", arena, chunk)
-        assert refused.value.reason is Reason.NOT_FOUND
-    shelf.remove("chain")
+def test_what_is_found_is_hashed_once_and_gone_when_it_is_not_found_any_more() -> None:
+    contents: dict[str, Content] = {"state/x": state(), "list": plain_bytes(b"old")}
+    store, ticks = BlobStore(contents.get), list[None]()
+    for _ in range(2):
+        manifest = store.manifest("state/x", lambda: ticks.append(None))
+        assert manifest.digest() == state_digest(state())
+    assert len(ticks) == 3, "one for each chunk"
+    store.manifest("list")
+    contents["list"] = plain_bytes(b"new")
+    assert store.manifest("list").digest() == state_digest(plain_bytes(b"new"))
+    del contents["state/x"]
     with pytest.raises(PeerRefused) as refused:
-        shelf.manifest("chain")
+        store.manifest("state/x")
     assert refused.value.reason is Reason.NOT_FOUND
 
 
-@pytest.mark.parametrize("raw", [b"", b"x" * 8, b"\x02" + b"\0" * 7 + b"[]", b"\xff" * 20])
-def test_a_broken_snapshot_is_a_storage_error(tmp_path: Path, raw: bytes) -> None:
-    path = tmp_path / "snapshot.safetensors"
-    path.write_bytes(raw)
-    with pytest.raises(StorageError):
-        BlobStore().register("state/x", path)
+def test_unknown_names_and_places_are_not_found() -> None:
+    store = BlobStore()
+    store.register("chain", plain_bytes(b"commits"))
+    for name, arena, chunk in (("chain", 0, 1), ("chain", 1, 0), ("chain", 2**31, 9), ("x", 0, 0)):
+        with pytest.raises(PeerRefused) as refused:
+            store.chunk(name, arena, chunk)
+        assert refused.value.reason is Reason.NOT_FOUND
 
 
 def ask(channel: Channel, raw: bytes) -> tuple[int, bytes]:
@@ -86,9 +81,9 @@ def ask(channel: Channel, raw: bytes) -> tuple[int, bytes]:
 
 
 def test_the_server_answers_refuses_and_goes_on() -> None:
-    shelf = BlobStore()
-    shelf.register("chain", b"commits" * 100_000)
-    server = BlobServer(shelf, UploadPlaces(places=1, idle_s=SOON))
+    store = BlobStore()
+    store.register("chain", plain_bytes(b"commits" * 100_000))
+    server = BlobServer(store, UploadLimit(most=2, per_peer=1))
     asking, serving = (Channel(stream) for stream in MemoryStream.pair())
     ended = threading.Event()
 
@@ -126,85 +121,13 @@ def test_nonsense_requests_end_the_channel_by_name(raw: bytes) -> None:
     assert refused.value.reason in (Reason.MALFORMED, Reason.TOO_LARGE)
 
 
-def test_who_asks_for_many_names_drives_out_its_own() -> None:
-    """Every name that has to be resolved is hashed: many are not to cost others theirs."""
-    resolved: list[str] = []
-    shelf = BlobStore()
-
-    def resolve(name: str) -> bytes:
-        resolved.append(name)
-        return name.encode()
-
-    shelf.resolve_others(resolve)
-    shelf.look_for("chain/joiner", "joiner")
-    for number in range(40):
-        shelf.look_for(f"chain/{number}", "stranger")
-    resolved.clear()
-    for name in ("chain/joiner", "chain/39", "chain/0"):
-        shelf.look_for(name, "joiner")
-        assert bytes(shelf.chunk(name, 0, 0)) == name.encode()
-    assert resolved == ["chain/0"]
-
-
-def channel_of(peer_id: str) -> Channel:
-    channel = Channel(MemoryStream.pair()[0])
-    channel.peer_id = peer_id
-    return channel
-
-
-def test_a_peer_has_a_few_places_and_the_idle_lose_theirs() -> None:
-    now = 0.0
-    places = UploadPlaces(places=4, per_peer=2, idle_s=1.0, now=lambda: now)
-    greedy = [channel_of("greedy") for _ in range(3)]
-    assert [places.take(channel) for channel in greedy] == [True, True, False]
-    other, second = channel_of("other"), channel_of("second")
-    assert places.take(other)
-    assert places.take(second)
-    for channel in (greedy[0], other):
-        places.answering(channel, busy=True)
-    late = channel_of("late")
-    assert not places.take(late), "everybody may take a moment to ask"
-    now = 1.5
-    places.answering(other, busy=False)
-    assert places.take(late)
-    assert [channel.closed.is_set() for channel in (*greedy, other, second)] == [
-        False, True, False, False, False,
-    ]  # fmt: skip
-    places.leave(greedy[1])
-    last = channel_of("last")
-    assert places.take(last), "the next one that is idle"
-    assert second.closed.is_set()
-    now = 2.0
-    assert not places.take(channel_of("more")), "of the rest nobody is idle for long"
-    places.leave(other)
-    assert places.take(channel_of("more"))
-
-
-def test_whom_the_run_knows_finds_a_place_among_strangers_that_ask_all_the_time() -> None:
-    places = UploadPlaces(places=4, per_peer=3, now=lambda: 0.0, known={"voter", "member"})
-    came = [channel_of(peer_id) for peer_id in ("one", "greedy", "greedy", "greedy")]
-    for channel in came:
-        assert places.take(channel)
-        places.answering(channel, busy=True)
-    assert not places.take(channel_of("stranger"))
-    voter, member = [channel_of("voter") for _ in range(3)], channel_of("member")
-    assert [places.take(channel) for channel in (*voter, member)] == [True] * 4
-    assert all(channel.closed.is_set() for channel in came)
-    assert not places.take(channel_of("member")), "nobody drives out whom the run knows"
-    assert not any(channel.closed.is_set() for channel in (*voter, member))
-
-
-@pytest.mark.parametrize(
-    ("comer", "idle_since", "number"),
-    [
-        ("voter", [0.0, 1.0, None, None], 1),  # a stranger before a voter, if both are idle
-        ("stranger", [0.0, None, None, None], 0),
-        ("voter", [None, 9.0, 9.0, None], 2),  # of the greediest
-        ("stranger", [None, 9.0, 9.0, None], None),
-    ],
-)
-def test_who_gives_way(comer: str, idle_since: list[float | None], number: int | None) -> None:
-    served = map(channel_of, ("voter", "one", "greedy", "greedy"))
-    taken = [Place(channel, since) for channel, since in zip(served, idle_since, strict=True)]
-    leaving = gives_way(taken, comer, {"voter"}, idle_before=5.0)
-    assert leaving is (None if number is None else taken[number])
+def test_uploads_are_bounded_and_strangers_leave_half_to_peers_of_the_run() -> None:
+    limit = UploadLimit(most=8, per_peer=3, known={"voter", "member"})
+    assert [limit.take("greedy") for _ in range(4)] == [True, True, True, False]
+    assert [limit.take("stranger") for _ in range(2)] == [True, False]
+    assert [limit.take("voter") for _ in range(4)] == [True, True, True, False]
+    assert [limit.take("member") for _ in range(2)] == [True, False], "that makes eight"
+    limit.leave("greedy")
+    assert limit.take("stranger")
+    limit.leave("voter")
+    assert limit.take("member")

@@ -17,11 +17,10 @@ from atom.swarm.chain.ring_standing import Pace
 from atom.swarm.identity import Identity
 from atom.swarm.records.lease import Lease
 from atom.swarm.records.manifest import Manifest, first_head, manifest_digest, seen_from_outside
-from atom.swarm.state import blobs, chain_fetcher
-from atom.swarm.state import manifest as blob
-from atom.swarm.state.blobs import BlobServer, BlobStore
-from atom.swarm.state.chain_fetcher import ChainFetcher
-from atom.swarm.state.ledger_reader import LedgerReader
+from atom.swarm.state import blobs, ledger_reader
+from atom.swarm.state.arenas import BlobManifest
+from atom.swarm.state.blobs import BlobServer, BlobStore, plain_bytes
+from atom.swarm.state.ledger_reader import ChainFetcher, LedgerReader
 from atom.swarm.stream.handshake import Local
 from atom.swarm.transport.transport import Transport
 
@@ -36,30 +35,31 @@ def stack() -> Iterator[ExitStack]:
         yield stack
 
 
-class EndlessShelf(BlobStore):
+class EndlessStore(BlobStore):
     """Says every moment that it is at work, and never gives anything."""
 
-    def manifest(self, name: str, tick: Callable[[], None] = lambda: None) -> blob.Manifest:
+    def manifest(self, name: str, tick: Callable[[], None] = lambda: None) -> BlobManifest:
         while True:
             threading.Event().wait(0.02)
             tick()
 
 
 def served(
-    stack: ExitStack, manifest: Manifest, rounds: int, shelf: BlobStore | None = None
+    stack: ExitStack, manifest: Manifest, rounds: int, store: BlobStore | None = None
 ) -> Lease:
     """A peer with a chain of so many rounds; its lease."""
     first, commits = first_head(manifest), []
     for _ in range(rounds):
         commits.append(a_commit(heads_along(first, commits)[-1], {OWNER: 8}, [OWNER]))
     head = heads_along(first, commits)[-1]
-    shelf = shelf or BlobStore()
-    shelf.register(chain_name(head.digest), b"".join(map(record_of, commits)))
-    shelf.register(chain_name(head.digest, 1), b"".join(map(record_of, commits[1:])))
+    store = store or BlobStore()
+    for since in (0, 1):
+        raw = b"".join(map(record_of, commits[since:]))
+        store.register(chain_name(head.digest, since), plain_bytes(raw))
     allowed = seen_from_outside(manifest)
     local = Local(OWNER, manifest_digest(manifest), os.urandom(16), allowed=allowed)
     transport = Transport(local, ("127.0.0.1", 0), NoEvents())
-    transport.set_handlers(on_blobs=BlobServer(shelf).serve)
+    transport.set_handlers(on_blobs=BlobServer(store).serve)
     transport.start()
     stack.callback(transport.close)
     host, port = transport.address
@@ -93,10 +93,10 @@ def test_a_strangers_sums_come_from_the_chain(stack: ExitStack) -> None:
 def test_who_never_comes_to_the_end_of_its_chain_is_not_waited_for(
     stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chain_fetcher, "_PACE", Pace(slack_s=0.5, bytes_per_s=1e9))
+    monkeypatch.setattr(ledger_reader, "UNCHECKED_PACE", Pace(slack_s=0.5, bytes_per_s=1e9))
     monkeypatch.setattr(blobs, "_STILL_S", 0.05)
     manifest = a_manifest(OWNER, founder_incarnation=FOUNDER_INCARNATION)
-    lease = served(stack, manifest, 2, EndlessShelf())
+    lease = served(stack, manifest, 2, EndlessStore())
     looking = reader(stack, manifest, lease)
     assert looking.read([lease]).head.round == 0
     assert "too-slow" in looking.problem

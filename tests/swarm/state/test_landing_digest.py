@@ -7,17 +7,15 @@ import threading
 import pytest
 import torch
 
-from atom.swarm.state import arenas, landing_digest
-from atom.swarm.state.arenas import arena_digest
-from atom.swarm.state.landing_digest import LandingDigest
+from atom.swarm.state import arenas
+from atom.swarm.state.arenas import LandingDigest, arena_digest
 
 ELEMENTS = 10_000
 
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (arenas, landing_digest):
-        monkeypatch.setattr(module, "CHUNK_BYTES", 4096)
+    monkeypatch.setattr(arenas, "CHUNK_BYTES", 4096)
 
 
 @pytest.fixture
@@ -43,15 +41,16 @@ def test_neither_pieces_nor_their_order_show(
 def test_a_chunk_is_hashed_as_soon_as_it_has_landed(
     arena: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hashed, plain = threading.Semaphore(0), landing_digest.chunk_digest
+    hashed, plain = threading.Semaphore(0), arenas.chunk_digest
 
     def told(chunk: memoryview, threads: int) -> bytes:
         digest = plain(chunk, threads)
         hashed.release()
         return digest
 
-    monkeypatch.setattr(landing_digest, "chunk_digest", told)
-    whole, landing = arena_digest(arena), LandingDigest(arena, 1)
+    whole = arena_digest(arena)
+    monkeypatch.setattr(arenas, "chunk_digest", told)
+    landing = LandingDigest(arena, 1)
     landing.landed(0, 9000)
     for _ in range(8):
         assert hashed.acquire(timeout=20)

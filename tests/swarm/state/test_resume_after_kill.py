@@ -14,7 +14,7 @@ from atom.base.events import EventList
 from atom.swarm.identity import Identity
 from atom.swarm.state.arenas import CHUNK_BYTES, state_digest
 from atom.swarm.state.blobs import BlobServer, BlobStore
-from atom.swarm.state.state_transfer import FetchOptions, fetch
+from atom.swarm.state.fetch import FetchOptions, Wanted, fetch
 from atom.swarm.stream.handshake import Local
 from atom.swarm.transport.transport import Transport
 
@@ -24,7 +24,7 @@ STATE = {"master": torch.arange(PIECES * CHUNK_BYTES // 4, dtype=torch.float32)}
 SOON = 60.0
 
 
-class HaltingShelf(BlobStore):
+class HaltingStore(BlobStore):
     """Gives some pieces, then none until released."""
 
     def __init__(self) -> None:
@@ -32,35 +32,35 @@ class HaltingShelf(BlobStore):
         self.given = 0
         self.release = threading.Event()
 
-    def chunk(self, name: str, arena: int, chunk: int) -> bytes | memoryview:
+    def chunk(self, name: str, arena: int, chunk: int) -> memoryview:
         if self.given >= LANDED:
             assert self.release.wait(SOON)
         self.given += 1
         return super().chunk(name, arena, chunk)
 
 
-def transport(shelf: BlobStore | None) -> Transport:
+def transport(store: BlobStore | None) -> Transport:
     local = Local(Identity.create(), bytes(32), bytes(16))
     made = Transport(local, ("127.0.0.1", 0), EventList())
-    made.set_handlers(on_blobs=BlobServer(shelf).serve if shelf is not None else None)
+    made.set_handlers(on_blobs=BlobServer(store).serve if store is not None else None)
     made.start()
     return made
 
 
 def test_only_what_is_lacking_is_fetched_after_a_kill(tmp_path: Path) -> None:
-    shelf, folder, torn = HaltingShelf(), tmp_path / "whole", tmp_path / "torn"
-    shelf.register(NAME, STATE)
-    donor, me = transport(shelf), transport(None)
+    store, folder, torn = HaltingStore(), tmp_path / "whole", tmp_path / "torn"
+    store.register(NAME, STATE)
+    donor, me = transport(store), transport(None)
     address = f"127.0.0.1:{donor.address[1]}"
     me.set_addresses(donor.peer_id, [address])
     kill_in_the_middle(donor.peer_id, address, folder)
-    shelf.release.set()
+    store.release.set()
     shutil.copytree(folder, torn)
-    with (torn / "arena-0").open("r+b") as file:  # the log outran the disk: a power failure
+    with (torn / "arena-0").open("r+b") as file:  # a power failure
         file.write(b"torn")
-    options = FetchOptions(1 << 30, expected_digest=state_digest(STATE))
+    wanted = Wanted(NAME, [donor.peer_id], state_digest(STATE))
     for place, lacking in ((folder, PIECES - LANDED), (torn, PIECES - LANDED + 1)):
-        fetched = fetch(me, [donor.peer_id], NAME, options, place)
+        fetched = fetch(me, wanted, FetchOptions(1 << 30), place)
         assert torch.equal(fetched.arenas["master"], STATE["master"])
         assert fetched.given_bytes == {donor.peer_id: lacking * CHUNK_BYTES}
         assert fetched.reused_bytes == (PIECES - lacking) * CHUNK_BYTES

@@ -4,9 +4,8 @@ import contextlib
 import threading
 import time
 
-from atom.swarm.state.blobs import BlobServer, BlobStore
-from atom.swarm.state.donor import Donor
-from atom.swarm.state.fetch_options import FetchOptions
+from atom.swarm.state.blobs import BlobServer, BlobStore, plain_bytes
+from atom.swarm.state.fetch import Donor, FetchOptions
 from atom.swarm.stream.courtesy import SHARE, Courtesy
 from atom.swarm.stream.frames import Channel, Patience
 from atom.swarm.stream.throttle import Bandwidth
@@ -109,10 +108,10 @@ def test_who_serves_blobs_waits_for_rings() -> None:
             self.waits -= 1
             return 0.001 if self.waits > 0 else 0.0
 
-    watched, shelf, content = Watched(), BlobStore(), bytearray(7)
-    shelf.register("x", b"content")
+    watched, store, content = Watched(), BlobStore(), bytearray(7)
+    store.register("x", plain_bytes(b"content"))
     near, far = map(Channel, MemoryStream.pair())
-    server = BlobServer(shelf, courtesy=watched)
+    server = BlobServer(store, courtesy=watched)
 
     def serve() -> None:
         with contextlib.suppress(OSError):

@@ -25,8 +25,12 @@ from atom.swarm.records.codec import (
 )
 from atom.swarm.records.codec import decode_manifest as decode_run
 from atom.swarm.records.keys import LEASE_DOMAIN
-from atom.swarm.state.arenas import ArenaManifest, chunk_digest
-from atom.swarm.state.manifest import Manifest, decode_manifest
+from atom.swarm.state.arenas import (
+    ArenaManifest,
+    BlobManifest,
+    chunk_digest,
+    decode_manifest,
+)
 from atom.swarm.stream.frames import Channel, Kind, Patience, Purpose
 from atom.swarm.stream.handshake import PROTOCOL_VERSION, Local, greet, receive
 from atom.wire import transport_pb2 as wire
@@ -47,11 +51,8 @@ HELLO = wire.Hello(
     signature=bytes(64),
 ).SerializeToString()
 
-BLOB = Manifest(
-    "state/1",
-    (ArenaManifest("weights", "F32", 1000, chunk_digest(bytes(4000))),),
-    b"h" * 32,
-    7,
+BLOB = BlobManifest(
+    (ArenaManifest("weights", "float32", 1000, chunk_digest(bytes(4000))),)
 ).encode()
 LEASE = encode_lease(a_lease(OWNER.peer_id), RUN, OWNER.peer_id, OWNER, 1e9)
 FOUNDED = encode_manifest(a_manifest(OWNER), OWNER)

@@ -20,7 +20,7 @@ from atom.swap.state_form import StateForm
 from atom.swarm.identity import Identity
 from atom.swarm.state.arenas import state_digest
 from atom.swarm.state.blobs import BlobServer, BlobStore
-from atom.swarm.state.fetch_options import Watch
+from atom.swarm.state.fetch import Watch
 from atom.training.replica.replica import Replica, ReplicaSettings
 from atom.training.state_sync.donors import Offer, PeerDonors
 from atom.training.storage.snapshot import load_snapshot, write_snapshot
@@ -147,15 +147,15 @@ def test_a_state_of_another_form_is_refused(
 
 @pytest.fixture
 def town() -> Iterator[tuple[LocalTransport, LocalTransport, BlobStore]]:
-    """A joiner, a donor and the donor's shelf."""
-    network, shelf = LocalNetwork(), BlobStore()
+    """A joiner, a donor and the donor's store."""
+    network, store = LocalNetwork(), BlobStore()
     transports = [
         LocalTransport(network, Identity.create(), bytes([n]) * 16, EventList()) for n in range(2)
     ]
-    transports[1].set_handlers(on_blobs=BlobServer(shelf).serve)
+    transports[1].set_handlers(on_blobs=BlobServer(store).serve)
     for transport in transports:
         transport.start()
-    yield transports[0], transports[1], shelf
+    yield transports[0], transports[1], store
     for transport in transports:
         transport.close()
 
@@ -167,12 +167,12 @@ def test_a_joiner_fetches_it_from_a_peer(
     town: tuple[LocalTransport, LocalTransport, BlobStore],
     tmp_path: Path,
 ) -> None:
-    me, donor, shelf = town
+    me, donor, store = town
     giver, joiner = new_replica(device, form), new_replica(device, form)
     train(giver, range(1, 4))
     digest, elements = state_digest(giver.state_arenas()), giver.gradients.numel()
     snapshot = write_snapshot(tmp_path, 3, HEAD, digest, giver.state_arenas())
-    shelf.register(f"state/{HEAD.hex()}", snapshot.path, HEAD, 3)
+    store.register(f"state/{HEAD.hex()}", load_snapshot(snapshot))
 
     def donors(expected: StateForm) -> PeerDonors:
         folder = tmp_path / "downloads"

@@ -11,14 +11,12 @@ from atom.base.events import EventList
 from atom.base.reasons import Reason
 from atom.swarm.chain.ring_standing import Pace
 from atom.swarm.state.arenas import state_digest
-from atom.swarm.state.blobs import BlobStore
-from atom.training.state_sync.donors import Arenas, Donors, Offer
+from atom.training.state_sync.donors import Arenas, Offer, PeerDonors
 from atom.training.state_sync.state_sync import FirstState, StateSync
 from atom.training.storage.disk_room import DiskRoom
 from atom.training.storage.journal import Journal
 from atom.training.storage.results import Results
 from atom.training.storage.run_storage import RunStorage
-from atom.training.storage.shelf import Shelf
 from atom.training.storage.snapshot import write_snapshot
 from tests.training.small_history import initialise, new_replica, run
 
@@ -35,7 +33,7 @@ class Served:
         self.results = {name: story.results[name] for name in names}
 
 
-class FakeDonors:
+class FakeDonors(PeerDonors):
     """Answers from the table; remembers which states were asked for and forgotten."""
 
     closed = False
@@ -44,9 +42,8 @@ class FakeDonors:
         self.table = table
         self.asked: list[int] = []
         self.kept: set[int] = {-1}
-        self.rejected: list[int] = []
         self.kept_when_asked: list[set[int]] = []
-        self.here: dict[int, int] = {}
+        self.begun: set[int] = set()
         self.room: int | None = None
         """For how many states the disk has room; None: for any number."""
         self.chain_bytes: list[int] = []
@@ -60,11 +57,14 @@ class FakeDonors:
         self.chain_bytes.append(len(raw))
         return raw
 
-    def offers(self, peer_id: str) -> list[Offer]:
-        return self._of(peer_id).offers
+    def _offers(self, peer_id: str) -> list[Offer]:
+        return self.table[peer_id].offers if peer_id in self.table else []
+
+    def _begun(self, offer: Offer) -> bool:
+        return offer.round in self.begun
 
     def state(
-        self, offer: Offer, peers: Sequence[str], digest: bytes | None, into: Arenas | None
+        self, offer: Offer, peers: Sequence[str], digest: bytes, into: Arenas | None
     ) -> Arenas:
         if into is None and self.room is not None and len(self.kept | {offer.round}) > self.room:
             raise StorageError("no room for downloads", "free some disk space")
@@ -73,6 +73,8 @@ class FakeDonors:
         for peer in peers:
             if offer in self._of(peer).states:
                 found = self._of(peer).states[offer]
+                if state_digest(found) != digest:
+                    raise PeerRefused(Reason.HASH_MISMATCH, "manifest")
                 for name, arena in (into or {}).items():
                     arena.copy_(found[name])
                 return into or found
@@ -84,18 +86,11 @@ class FakeDonors:
                 return self.table[peer].results[digest].clone()
         raise PeerRefused(Reason.NOT_FOUND, "result")
 
-    def begun(self, offer: Offer) -> int:
-        return self.here.get(offer.round, 0)
-
     def take_liars(self) -> set[str]:
         return set()
 
-    def forget(self, but: Collection[Offer] = ()) -> None:
-        self.kept = {offer.round for offer in but}
-
-    def reject(self, offer: Offer) -> None:
-        self.kept -= {offer.round}
-        self.rejected.append(offer.round)
+    def keep_only(self, offers: Collection[Offer] = ()) -> None:
+        self.kept = {offer.round for offer in offers}
 
     def _of(self, peer_id: str) -> Served:
         if peer_id not in self.table:
@@ -114,12 +109,12 @@ class Peer:
         self.journal = Journal.open(folder / "chain.bin", run().heads[0])
         self.results = Results(folder / "results", self.replica.gradients.numel())
         self.events = EventList()
-        room, shelf = DiskRoom(folder, self.events), Shelf(BlobStore(), self.journal, self.results)
-        self.storage = RunStorage(self.journal, self.results, shelf, self.snapshots, room)
+        room = DiskRoom(folder, self.events)
+        self.storage = RunStorage(self.journal, self.results, self.snapshots, room)
         self.knows_start = knows_start
         self.state_sync = self.with_donors(FakeDonors({}))
 
-    def with_donors(self, donors: Donors) -> StateSync:
+    def with_donors(self, donors: PeerDonors) -> StateSync:
         first = FirstState(run().digest(0), self._first)
         self.told: list[tuple[int, int]] = []
 

@@ -11,7 +11,7 @@ from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.swarm.chain.ring_standing import Pace
 from atom.swarm.state.arenas import state_digest
-from atom.training.state_sync.donors import Arenas, Offer
+from atom.training.state_sync.donors import Offer
 from atom.training.state_sync.state_sync import CatchUpFailed
 from tests.training.small_history import ROUNDS, VOTERS, run, signed, value_on
 from tests.training.state_sync.catching_peer import FakeDonors, Make, Peer, Served, heads, peer_of
@@ -27,21 +27,21 @@ def test_follows_from_its_own_head_by_results(peer_of: Make) -> None:
     assert peer.at(ROUNDS)
     assert donors.asked == [], "no state was needed"
     assert peer.told == [(0, 3), (1, 3), (2, 3), (3, 3)]
-    assert len(peer.results.stored()) == ROUNDS
+    assert len(list(peer.results.folder.iterdir())) == ROUNDS
 
 
 def test_falls_back_to_a_snapshot_where_results_are_gone(peer_of: Make) -> None:
-    peer = peer_of(at=1)
-    donors = FakeDonors({"a": Served(offers=[3], results=[2, 4, 5])})
+    peer = peer_of(at=2)
+    donors = FakeDonors({"a": Served(offers=[1, 3], results=[4, 5])})
     peer.with_donors(donors).usable = True
     peer.state_sync.run(heads("a"), discard=False)
     assert peer.at(ROUNDS)
     assert donors.asked == [3]
     assert donors.kept == set(), "downloads are gone"
-    assert peer.told == [(0, 4), (1, 4), (1, 0), (0, 2), (1, 2), (2, 2)], "what failed is over, too"
+    assert peer.told == [(0, 3), (0, 0), (0, 2), (1, 2), (2, 2)], "what failed is over, too"
 
 
-def test_a_joiner_prefers_a_state_that_a_commit_vouches_for(peer_of: Make) -> None:
+def test_a_joiner_takes_the_newest_state_that_a_commit_vouches_for(peer_of: Make) -> None:
     peer = peer_of(knows_start=False)
     donors = FakeDonors({"a": Served(offers=[5, 3]), "b": Served(offers=[1])})
     peer.with_donors(donors).run(heads("a", "b"), discard=False)
@@ -49,11 +49,11 @@ def test_a_joiner_prefers_a_state_that_a_commit_vouches_for(peer_of: Make) -> No
     assert donors.asked == [3]
 
 
-def test_the_newest_state_will_do_if_there_is_no_other(peer_of: Make) -> None:
-    peer = peer_of(knows_start=False)
-    peer.with_donors(FakeDonors({"a": Served(offers=[5], results=[])}))
-    peer.state_sync.run(heads("a"), discard=False)
-    assert peer.at(ROUNDS)
+def test_a_state_that_no_commit_vouches_for_is_not_taken(peer_of: Make) -> None:
+    peer, donors = peer_of(knows_start=False), FakeDonors({"a": Served(offers=[5])})
+    with pytest.raises(CatchUpFailed, match="no commit vouches"):
+        peer.with_donors(donors).run(heads("a"), discard=False)
+    assert donors.asked == []
 
 
 def test_a_first_state_that_is_not_the_manifest_s_is_not_taken(peer_of: Make) -> None:
@@ -166,13 +166,13 @@ def test_a_long_absence_takes_a_snapshot_at_once(peer_of: Make) -> None:
     peer.with_donors(donors).usable = True
     peer.state_sync.run(heads("a"), discard=False)
     assert peer.at(ROUNDS)
-    assert donors.asked == [4], "a state and one result are less than five results"
+    assert donors.asked == [4], "three results are worth a state, and five are not"
 
 
-def test_a_half_fetched_state_is_finished_if_that_is_less(peer_of: Make) -> None:
+def test_a_half_fetched_state_is_finished_first(peer_of: Make) -> None:
     peer = peer_of(knows_start=False)
     donors = FakeDonors({"a": Served(offers=[3, 4])})
-    donors.here[3] = 4 * 2 * peer.results.buffer().numel()
+    donors.begun = {3}
     peer.with_donors(donors).run(heads("a"), discard=False)
     assert peer.at(ROUNDS)
     assert donors.asked == [3]
@@ -183,19 +183,9 @@ def test_a_fetch_that_breaks_off_keeps_what_it_has_while_another_state_is_tried(
 ) -> None:
     """What broke it off, an outage or the owner, may break off the next one as well."""
 
-    class BreakingOff(FakeDonors):
-        def state(
-            self, offer: Offer, peers: Sequence[str], digest: bytes | None, into: Arenas | None
-        ) -> Arenas:
-            try:
-                return super().state(offer, peers, digest, into)
-            except PeerRefused:
-                self.here[offer.round] = 4096
-                raise
-
     peer, served = peer_of(knows_start=False), Served(offers=[2, 3, 4])
     served.states = {run().offer(2): served.states[run().offer(2)]}
-    donors = BreakingOff({"a": served})
+    donors = FakeDonors({"a": served})
     peer.with_donors(donors).run(heads("a"), discard=False)
     assert donors.asked == [4, 3, 2]
     assert donors.kept_when_asked == [{4}, {4, 3}, {4, 2}]
@@ -208,18 +198,19 @@ def test_without_room_a_state_is_fetched_into_memory(peer_of: Make) -> None:
     donors.room = 0
     peer.with_donors(donors).run(heads("a"), discard=False)
     assert peer.at(ROUNDS)
-    assert peer.events.events[1]["what"] == "downloads"
+    assert peer.events.events[0]["what"] == "downloads"
     assert peer.storage.room.paused == {}, "nothing waits for room any more"
 
 
 def test_a_state_begun_earlier_gives_its_room_to_the_one_that_is_fetched(peer_of: Make) -> None:
-    """Whoever holds one half fetched need not fetch the other into memory: nothing resumes it."""
-    peer = peer_of(knows_start=False)
-    donors = FakeDonors({"a": Served(offers=[3, 4])})
-    donors.here[3], donors.room = 1, 1
+    """With room for one only, the other need not be fetched into memory: nothing resumes it."""
+    peer, served = peer_of(knows_start=False), Served(offers=[3, 4])
+    del served.states[run().offer(4)]
+    donors = FakeDonors({"a": served})
+    donors.room = 1
     peer.with_donors(donors).run(heads("a"), discard=False)
     assert peer.at(ROUNDS)
-    assert donors.kept_when_asked == [{4}]
+    assert donors.kept_when_asked == [{4}, {3}]
     assert not any(event["event"] == "disk-full" for event in peer.events.events)
 
 
@@ -255,7 +246,7 @@ def test_a_chain_that_parts_from_ours_is_fetched_whole(peer_of: Make) -> None:
 def test_an_own_state_is_not_given_up_for_nothing(peer_of: Make) -> None:
     peer = peer_of(at=3)
     peer.with_donors(FakeDonors({"a": Served(results=[])})).usable = True
-    with pytest.raises(CatchUpFailed, match="neither the results"):
+    with pytest.raises(CatchUpFailed, match="results since"):
         peer.state_sync.run(heads("a"), discard=False)
     assert peer.at(3)
 
@@ -270,9 +261,10 @@ def test_who_ends_or_loses_its_donors_while_it_asks_for_states_keeps_its_own(
     """It may be all that is left of the run."""
 
     class Ending(FakeDonors):
-        def offers(self, peer_id: str) -> list[Offer]:
+        def _offers(self, peer_id: str) -> list[Offer]:
             self.table.clear()
-            raise PeerRefused(reason, "no more")
+            self.closed = reason is Reason.SUPERSEDED
+            return []
 
     story = run()
     peer = peer_of(at=2) if discard else on_a_branch(peer_of())

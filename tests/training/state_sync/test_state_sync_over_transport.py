@@ -1,6 +1,7 @@
-"""Catching up from shelves over a transport: what is asked for, and what is refused."""
+"""Catching up from stores over a transport: what is asked for, and what is refused."""
 
 import json
+import math
 import threading
 from collections.abc import Callable, Iterator
 
@@ -10,17 +11,15 @@ import torch
 from atom.base.errors import PeerRefused
 from atom.base.events import EventList
 from atom.base.reasons import Reason
+from atom.swarm.chain.ring_standing import Pace
 from atom.swarm.identity import Identity
 from atom.swarm.state import blobs
-from atom.swarm.state.blobs import BlobServer, BlobStore
-from atom.swarm.state.fetch_target import Landed
-from atom.swarm.state.manifest import Manifest
-from atom.swarm.state.state_transfer import Watch
+from atom.swarm.state.arenas import BlobManifest
+from atom.swarm.state.blobs import RESULT_ARENA, BlobServer, BlobStore, plain_bytes
+from atom.swarm.state.fetch import Watch
 from atom.training.state_sync import donors as serving
-from atom.training.state_sync.donors import Offer, PeerDonors, parse_offers
+from atom.training.state_sync.donors import MAX_OFFERS, Offer, PeerDonors, parse_offers
 from atom.training.state_sync.state_sync import CatchUpFailed
-from atom.training.storage.shelf import MAX_OFFERS, Shelf
-from atom.training.storage.snapshot import list_snapshots
 from tests.swarm.local_transport import LocalNetwork, LocalTransport
 from tests.training.small_history import ROUNDS, run
 from tests.training.state_sync.catching_peer import Make, Peer, heads, peer_of
@@ -29,7 +28,7 @@ __all__ = ["peer_of"]
 
 
 class Street:
-    """A joiner and donors that serve from their shelves."""
+    """A joiner and donors that serve from their stores."""
 
     def __init__(self, peer: Peer) -> None:
         self._network = LocalNetwork()
@@ -72,30 +71,27 @@ def street(peer_of: Make) -> Iterator[Street]:
     assert set(threading.enumerate()) <= before
 
 
-def shelf_of(peer: Peer, snapshot: int = 3, into: BlobStore | None = None) -> BlobStore:
+def store_of(
+    peer: Peer, snapshot: int = 3, into: Callable[..., BlobStore] = BlobStore
+) -> BlobStore:
     """What a peer at the newest head with one snapshot offers."""
     peer.store(ROUNDS, [3, 4, 5], snapshots=[snapshot])
-    blobs = into or BlobStore()
-    shelf = Shelf(blobs, peer.journal, peer.results)
-    shelf.announce_chain()
-    shelf.announce_snapshots(list_snapshots(peer.snapshots))
-    return blobs
+    peer.storage.begin()
+    peer.store(0, [3, 4, 5])
+    return into(peer.storage.content)
 
 
-def test_a_joiner_gets_everything_from_a_shelf(street: Street, peer_of: Make) -> None:
-    donor = street.open_door(shelf_of(peer_of()))
+def test_a_joiner_gets_everything_from_a_donor(street: Street, peer_of: Make) -> None:
+    donor = street.open_door(store_of(peer_of()))
     street.peer.state_sync.run(heads(donor), discard=False)
     assert street.peer.at(ROUNDS)
     assert list((street.peer.folder / "downloads").iterdir()) == []
 
 
-class EndlessShelf(BlobStore):
+class EndlessStore(BlobStore):
     """Says every moment that it is at work, and never gives anything."""
 
-    def look_for(self, name: str, asker: str) -> None:
-        """It has whatever it is asked for."""
-
-    def manifest(self, name: str, tick: Callable[[], None] = lambda: None) -> Manifest:
+    def manifest(self, name: str, tick: Callable[[], None] = lambda: None) -> BlobManifest:
         while True:
             threading.Event().wait(0.02)
             tick()
@@ -104,51 +100,50 @@ class EndlessShelf(BlobStore):
 def test_who_never_comes_to_the_end_of_its_chain_is_not_waited_for(
     street: Street, peer_of: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(serving, "CHAIN_S", 1.0)
+    monkeypatch.setattr(serving, "UNCHECKED_PACE", Pace(slack_s=1.0, bytes_per_s=math.inf))
     monkeypatch.setattr(blobs, "_STILL_S", 0.05)
-    liar, honest = street.open_door(EndlessShelf()), street.open_door(shelf_of(peer_of()))
+    liar, honest = street.open_door(EndlessStore()), street.open_door(store_of(peer_of()))
     street.peer.state_sync.run(heads(liar, honest), discard=False)
     assert street.peer.at(ROUNDS)
-    assert street.donors.chain_s(liar) == 2.0, "it has more time when it is asked again"
-    assert street.donors.chain_s(honest) == 1.0
+    dropped = [e for e in street.peer.events.events if e["event"] == "donor-dropped"]
+    assert dropped == []
 
 
-@pytest.mark.parametrize(("last_seen", "by"), [(2, "results"), (0, "snapshot")])
+@pytest.mark.parametrize(("last_seen", "fetches"), [(2, ["result"] * 3), (0, ["state", "result"])])
 def test_who_returns_fetches_only_what_it_lacks(
-    street: Street, peer_of: Make, last_seen: int, by: str
+    street: Street, peer_of: Make, last_seen: int, fetches: list[str]
 ) -> None:
-    """Three rounds missed are three results; five are more than a state and two results."""
+    """Three missed rounds are three results; five are a state and the result since."""
     street.peer.store(last_seen, range(1, last_seen + 1), [last_seen])
     street.peer.state_sync.restore()
-    donors = [street.open_door(shelf_of(peer_of(), snapshot=4)) for _ in range(2)]
+    donors = [street.open_door(store_of(peer_of(), snapshot=4)) for _ in range(2)]
     street.peer.state_sync.run(heads(*donors), discard=False)
     assert street.peer.at(ROUNDS)
-    ways = [event for event in street.peer.events.events if event["event"] == "way-back"]
     fetched = [event for event in street.peer.events.events if event["event"] == "fetched"]
     result_bytes = street.peer.results.arena_bytes
-    assert [way["by"] for way in ways] == [by]
-    assert sum(event["bytes"] for event in fetched) == ways[0]["missing_bytes"]
-    assert ways[0]["missing_bytes"] == (3 if by == "results" else 3 + 1) * result_bytes
+    sizes = {"state": 3 * result_bytes, "result": result_bytes}
+    assert [event["what"] for event in fetched] == fetches
+    assert [event["bytes"] for event in fetched] == [sizes[what] for what in fetches]
 
 
 def test_who_lies_beside_honest_donors_is_named(street: Street, peer_of: Make) -> None:
     lied = threading.Event()
 
     class Lying(BlobStore):
-        def chunk(self, name: str, arena: int, chunk: int) -> bytes | memoryview:
+        def chunk(self, name: str, arena: int, chunk: int) -> memoryview:
             truth = super().chunk(name, arena, chunk)
             if not name.startswith("state/"):
                 return truth
             lied.set()
-            return bytes(len(truth))
+            return memoryview(bytes(len(truth)))
 
     class Late(BlobStore):
-        def chunk(self, name: str, arena: int, chunk: int) -> bytes | memoryview:
+        def chunk(self, name: str, arena: int, chunk: int) -> memoryview:
             assert not name.startswith("state/") or lied.wait(20.0)
             return super().chunk(name, arena, chunk)
 
-    liar = street.open_door(shelf_of(peer_of(), into=Lying()))
-    honest = street.open_door(shelf_of(peer_of(), into=Late()))
+    liar = street.open_door(store_of(peer_of(), into=Lying))
+    honest = street.open_door(store_of(peer_of(), into=Late))
     shunned = street.peer.state_sync.run(heads(liar, honest), discard=False)
     assert street.peer.at(ROUNDS)
     assert shunned == (liar,)
@@ -160,10 +155,10 @@ def test_of_the_chain_only_what_is_new_is_fetched(street: Street, peer_of: Make)
     street.peer.store(3, [1, 2, 3], [3])
     street.peer.state_sync.restore()
     asked: list[str] = []
-    blobs = shelf_of(peer_of())
+    blobs = store_of(peer_of())
     manifest = blobs.manifest
 
-    def noted(name: str, tick: Callable[[], None] = lambda: None) -> Manifest:
+    def noted(name: str, tick: Callable[[], None] = lambda: None) -> BlobManifest:
         asked.append(name)
         return manifest(name, tick)
 
@@ -213,21 +208,21 @@ def test_a_list_within_bounds_is_read() -> None:
 
 @pytest.mark.parametrize("listed", [NOT_LISTS[0], NOT_LISTS[1], b'[[0,""]]'])
 def test_a_nonsensical_list_is_passed_over(street: Street, peer_of: Make, listed: bytes) -> None:
-    odd = shelf_of(peer_of())
-    odd.register("snapshots", listed)
+    odd = store_of(peer_of())
+    odd.register("snapshots", plain_bytes(listed))
     liar = street.open_door(odd)
     with pytest.raises(CatchUpFailed, match="no donor serves a state"):
         street.peer.state_sync.run(heads(liar), discard=False)
-    honest = street.open_door(shelf_of(peer_of()))
+    honest = street.open_door(store_of(peer_of()))
     street.peer.state_sync.run(heads(liar, honest), discard=False)
     assert street.peer.at(ROUNDS)
 
 
 @pytest.mark.parametrize("size", [16, 1 << 20])
 def test_a_state_of_another_model_is_refused(street: Street, peer_of: Make, size: int) -> None:
-    odd, head = shelf_of(peer_of()), run().heads[3].digest
+    odd, head = store_of(peer_of()), run().heads[3].digest
     arenas = {name: torch.zeros(size) for name in run().states[0]}
-    odd.register(f"state/{head.hex()}", arenas, head, 3)
+    odd.register(f"state/{head.hex()}", arenas)
     liar = street.open_door(odd)
     with pytest.raises(CatchUpFailed) as failed:
         street.peer.state_sync.run(heads(liar), discard=False)
@@ -238,19 +233,18 @@ def test_a_state_of_another_model_is_refused(street: Street, peer_of: Make, size
 def test_a_state_of_another_model_takes_no_half_fetched_one_along(
     street: Street, peer_of: Make
 ) -> None:
-    story, odd = run(), shelf_of(peer_of(), snapshot=4)
-    begun, bad = story.offer(3), story.offer(ROUNDS)
-    odd.register(f"state/{bad.head.hex()}", {"master": torch.zeros(16)}, bad.head, bad.round)
+    story, odd = run(), store_of(peer_of(), snapshot=4)
+    begun, bad = story.offer(3), story.offer(2)
+    odd.register(f"state/{bad.head.hex()}", {"master": torch.zeros(16)})
     listed = [[offer.round, offer.head.hex()] for offer in (begun, bad)]
-    odd.register("snapshots", json.dumps(listed).encode())
+    odd.register("snapshots", plain_bytes(json.dumps(listed).encode()))
     folder = street.peer.folder / "downloads" / begun.head.hex()[:16]
     folder.mkdir(parents=True)
-    Landed(folder).add((0, 0))
     with pytest.raises(CatchUpFailed):
         street.peer.state_sync.run(heads(street.open_door(odd)), discard=False)
     assert [each.name for each in folder.parent.iterdir()] == [folder.name]
     assert street.donors.keeps_something()
-    street.donors.forget()
+    street.donors.keep_only()
     assert not street.donors.keeps_something()
 
 
@@ -262,9 +256,7 @@ def test_a_result_under_another_arenas_name_is_refused(street: Street, peer_of: 
     with pytest.raises(PeerRefused) as refused:
         street.donors.result(name, [liar])
     assert refused.value.reason is Reason.HASH_MISMATCH
-    honest = peer_of()
-    honest.store(1, [1])
-    blobs = BlobStore()
-    Shelf(blobs, honest.journal, honest.results).announce_results()
-    fetched = street.donors.result(name, [liar, street.open_door(blobs)])
+    honest = BlobStore()
+    honest.register(f"result/{name.hex()}", {RESULT_ARENA: result})
+    fetched = street.donors.result(name, [liar, street.open_door(honest)])
     assert torch.equal(fetched, result)

@@ -35,20 +35,20 @@ def test_who_ends_meanwhile_breaks_off_and_keeps_its_disk(peer_of: Make) -> None
     """Replaying may take minutes, and a leave has a deadline."""
     peer, donors = peer_of(), FakeDonors({})
     peer.store(ROUNDS, range(1, 6))
-    replay = peer.with_donors(donors)
+    sync = peer.with_donors(donors)
 
     def told(done: int, total: int) -> None:
         peer.told.append((done, total))
         donors.closed = done == 2
 
-    replay._told = told
+    sync._on_progress = told
     with pytest.raises(BrokenOff):
-        replay.restore()
+        sync.restore()
     assert peer.told == [(0, 5), (1, 5), (2, 5), (2, 0)]
     assert peer.journal.head == run().heads[ROUNDS]
     donors.closed = True
     with pytest.raises(BrokenOff):
-        replay.restore()
+        sync.restore()
     peer.with_donors(FakeDonors({})).restore()
     assert peer.at(ROUNDS)
 

@@ -1,5 +1,6 @@
 """A bounded number of snapshots; a full disk stops the writing, never the training."""
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,13 +8,10 @@ from pathlib import Path
 import pytest
 
 from atom.base.errors import StorageError
-from atom.swarm.state.blobs import BlobStore
 from atom.training.round_executor import Schedule
-from atom.training.storage import run_storage as storage_module
 from atom.training.storage.disk_room import DiskRoom
 from atom.training.storage.journal import Journal
-from atom.training.storage.run_storage import RunStorage
-from atom.training.storage.shelf import IN_USE_S, Shelf
+from atom.training.storage.run_storage import OFFERS, RunStorage
 from atom.training.storage.snapshot import list_snapshots
 from tests.read_only_disk import turn_read_only
 from tests.training.executor_stage import ELEMENTS, Stage, kinds
@@ -59,29 +57,60 @@ def of(stage: Stage, kind: str) -> list[str]:
 
 
 def test_as_many_as_asked_for_and_the_oldest_goes_first(stage: Stage) -> None:
-    one = RunStorage(stage.journal, stage.results, stage.shelf, stage.snapshots, stage.room, keep=1)
+    one = RunStorage(stage.journal, stage.results, stage.snapshots, stage.room, keep=1)
     steps(stage, 7)
     assert rounds(stage) == [6, 4]
-    assert len(stage.results.stored()) == 3, "since the older one"
+    assert len(stage.stored()) == 3, "since the older one"
     one.begin()
     assert rounds(stage) == [6]
-    assert len(stage.results.stored()) == 1
+    assert len(stage.stored()) == 1
 
 
-def test_what_a_power_cut_left_of_a_result_is_offered_once_it_is_whole(stage: Stage) -> None:
+def test_what_a_power_cut_left_of_a_result_is_served_once_it_is_whole(stage: Stage) -> None:
     steps(stage, 3)
     result = stage.journal.commits[-1].value.result_digest
-    whole = stage.results.path(result).read_bytes()
+    whole, name = stage.results.path(result).read_bytes(), f"result/{result.hex()}"
     stage.results.path(result).write_bytes(b"")
-    blobs = BlobStore()
-    shelf = Shelf(blobs, stage.journal, stage.results)
-    storage = RunStorage(stage.journal, stage.results, shelf, stage.snapshots, stage.room)
-    storage.begin()
-    name = f"result/{result.hex()}"
-    assert name not in blobs.names()
+    assert not stage.serves(name)
     stage.results.path(result).write_bytes(whole)
-    storage.announce_chain()
-    assert name in blobs.names()
+    assert stage.serves(name)
+
+
+def test_only_states_that_a_commit_vouches_for_are_offered(stage: Stage) -> None:
+    def offered() -> list[int]:
+        raw = bytes(stage.blobs.chunk(OFFERS, 0, 0))
+        return [number for number, _ in json.loads(raw)]
+
+    stage.storage.snapshot(b"d" * 32, stage.replica.arenas)
+    assert offered() == [0], "the run's manifest vouches for it"
+    steps(stage, 2)
+    assert offered() == [0]
+    steps(stage, 1)
+    assert offered() == [2, 0]
+    assert stage.serves(f"state/{stage.journal.heads[2].digest.hex()}")
+
+
+def test_with_one_snapshot_the_one_before_stays_until_a_commit_vouches_for_it(
+    stage: Stage,
+) -> None:
+    steps(stage, 2)
+    one = RunStorage(stage.journal, stage.results, stage.snapshots, stage.room, keep=1)
+    one.begin()
+    for count, found in ((1, [2]), (1, [4, 2]), (1, [4])):
+        for _ in range(count):
+            commit = stage.commit(stage.hold(9.0 + stage.journal.head.round))
+            one.record(commit)
+            one.settle(b"d" * 32, stage.replica.arenas, stage.journal.head.round % 2 == 0)
+        assert rounds(stage) == found
+
+
+def test_under_names_that_it_does_not_have_nothing_is_served(stage: Stage) -> None:
+    steps(stage, 3)
+    head = stage.journal.head.digest.hex()
+    assert stage.serves(f"chain/{head}/2")
+    odd = [f"chain/{head}/3", f"chain/{head}/x", f"state/{head}", f"result/{head}"]
+    for name in (*odd, f"chain/{'0' * 64}", f"result/{'0' * 63}", f"state/{head}/1", "", "../x"):
+        assert not stage.serves(name), name
 
 
 def test_without_room_snapshots_pause_and_training_goes_on(stage: Stage) -> None:
@@ -93,8 +122,8 @@ def test_without_room_snapshots_pause_and_training_goes_on(stage: Stage) -> None
     assert of(stage, "disk-full") == ["snapshots"], "said once"
     assert "snapshots" in stage.room.paused
     disk(stage).free += 1
-    steps(stage, 1)
-    assert rounds(stage) == [7, 2], "made up for as soon as there is room"
+    steps(stage, 2)
+    assert rounds(stage) == [8, 2], "when the next one is due"
     assert of(stage, "disk-room") == ["snapshots"]
     assert stage.room.paused == {}
 
@@ -113,21 +142,6 @@ def test_the_oldest_makes_room_for_the_newest(stage: Stage) -> None:
     steps(stage, 2)
     assert rounds(stage) == [6, 4]
     assert of(stage, "disk-full") == []
-
-
-def test_a_state_that_is_being_fetched_stays_a_while(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    steps(stage, 2)
-    name = f"state/{stage.journal.head.digest.hex()}"
-    stage.blobs.chunk(name, 0, 0)
-    steps(stage, 6)
-    assert rounds(stage) == [8, 6, 2], "two, and the one in use"
-    assert name in stage.blobs.names()
-    assert len(stage.results.stored()) == 6, "what it takes to follow from there"
-    monkeypatch.setattr(storage_module, "LENT_ROUNDS", 6)
-    steps(stage, 2)
-    assert rounds(stage) == [10, 8], "nobody may hold on to it for ever"
 
 
 def test_results_that_no_snapshot_covers_survive_a_power_cut(
@@ -163,34 +177,6 @@ def test_a_disk_that_fails_while_it_syncs_stops_nobody(
     assert of(stage, "disk-room") == []
 
 
-def test_when_its_reader_is_gone_a_state_goes(stage: Stage) -> None:
-    now = [0.0]
-    stage.blobs._now = lambda: now[0]
-    steps(stage, 2)
-    stage.blobs.chunk(f"state/{stage.journal.head.digest.hex()}", 0, 0)
-    now[0] = IN_USE_S + 1
-    steps(stage, 4)
-    assert rounds(stage) == [6, 4]
-
-
-def test_a_quota_that_does_not_show_is_not_run_into_each_round(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tried: list[int] = []
-
-    def full(folder: Path, round_number: int, *rest: object) -> None:
-        tried.append(round_number)
-        raise StorageError("could not write the snapshot", "free some disk space")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(storage_module, "write_snapshot", full)
-        steps(stage, 5)
-    assert tried == [2, 4], "only when a snapshot is due"
-    steps(stage, 1)
-    assert rounds(stage) == [6]
-    assert of(stage, "disk-full") == of(stage, "disk-room") == ["snapshots"]
-
-
 def test_no_room_for_results_or_the_chain_stops_nobody(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -202,14 +188,12 @@ def test_no_room_for_results_or_the_chain_stops_nobody(
         patch.setattr(Journal, "_write_rest", full)
         steps(stage, 1)
         held = stage.hold(9.0)
-        stage.storage.offer_result(held)
     assert stage.journal.head.round == 1
-    assert stage.blobs.names() == [f"result/{held.hex()}"], "from memory"
+    assert stage.serves(f"result/{held.hex()}"), "from memory"
     assert of(stage, "disk-full") == ["results", "chain"]
     steps(stage, 1)
     assert stage.room.paused == {}
     assert Journal.open(stage.folder / "chain.bin", stage.start).head == stage.journal.head
-    assert f"chain/{stage.journal.head.digest.hex()}" in stage.blobs.names()
     assert "round" in kinds(stage)
 
 
@@ -220,9 +204,7 @@ def test_a_disk_that_turns_read_only_stops_nobody(
     with monkeypatch.context() as patch:
         turn_read_only(patch)
         steps(stage, 2)
-        RunStorage(
-            stage.journal, stage.results, stage.shelf, stage.snapshots, stage.room, keep=1
-        ).begin()
+        RunStorage(stage.journal, stage.results, stage.snapshots, stage.room, keep=1).begin()
     assert stage.journal.head.round == 6
     assert of(stage, "disk-full") == ["results", "chain", "snapshots"]
     assert {each.rpartition(": ")[2] for each in stage.room.paused.values()} == {

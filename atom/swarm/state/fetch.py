@@ -1,0 +1,476 @@
+"""Fetching a blob from several donors at once; every chunk is checked before it counts.
+
+One thread per donor takes pieces off a common queue. A donor that fails, stalls or serves false
+bytes is dropped under a named reason, and its pieces go to the others. Chunks that are in place
+with the right digest already, of an interrupted fetch, are not asked for again.
+"""
+
+import math
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from google.protobuf.message import DecodeError
+from torch import Tensor
+
+from atom.base.errors import PeerRefused
+from atom.base.events import EventSink
+from atom.base.reasons import Reason
+from atom.swarm.chain.ring_standing import Pace
+from atom.swarm.state.arenas import (
+    CHUNK_BYTES,
+    MAX_MANIFEST_BYTES,
+    BlobManifest,
+    bytes_of,
+    chunk_digest,
+    decode_manifest,
+    named_digest,
+)
+from atom.swarm.state.blobs import BYTES_ARENA, RESULT_ARENA
+from atom.swarm.state.fetch_target import Piece, Target, prepare
+from atom.swarm.stream.frames import Channel, Interrupted, Kind, Patience, Purpose
+from atom.swarm.stream.handshake import named_reason
+from atom.swarm.transport.contacts import Unreachable
+from atom.swarm.transport.transport import PeerTransport
+from atom.wire import transport_pb2 as wire
+
+UNCHECKED_PACE = Pace(slack_s=15.0, bytes_per_s=256 * 1024.0)
+"""Of what can only be checked when all of it is there: nobody may give it byte by byte."""
+MOST_DONORS = 8
+"""Asked at the same time; further ones replace those that fail."""
+LIES = frozenset(
+    {
+        Reason.BAD_CERTIFICATE,
+        Reason.BAD_WEIGHT,
+        Reason.HASH_MISMATCH,
+        Reason.MALFORMED,
+        Reason.STATE_MISMATCH,
+        Reason.TOO_LARGE,
+        Reason.WRONG_HEAD,
+    }
+)
+"""Refusals that tell on the donor, not on the network."""
+_MAY_PASS = frozenset(
+    {Reason.BUSY, Reason.TOO_MANY_CONNECTIONS, Reason.TIMEOUT, Reason.UNREACHABLE}
+)
+_FEWEST, _MOST = 2, 4
+"""Pieces under way with a donor: before its first one has come, and after."""
+_OVERDUE_S = 1.0
+_LOOK_S = 0.05
+_MAX_REFUSED_BYTES = 1024
+
+
+@dataclass(frozen=True)
+class FetchOptions:
+    """How a fetch behaves."""
+
+    max_bytes: int
+    """A manifest that promises more is refused."""
+    silence_s: float = 5.0
+    """A donor that says nothing for so long is given up."""
+    manifest_s: float = 120.0
+    """A donor may first have to hash its snapshot; it says so once a second."""
+    piece_s: float = 300.0
+    """A donor that needs longer for one piece is of no use, however steadily it trickles."""
+    pace: Pace | None = None
+    """The least that must come, from all donors together; None: each by itself is enough."""
+    tries: int = 3
+    """Failures of one donor in a row, without a piece in between, before it is given up."""
+    pause_s: float = 0.5
+    """Before a donor that failed is tried again; doubles each time."""
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Who hears of a fetch while it runs. Called from several threads."""
+
+    on_progress: Callable[[int, int], None] = lambda done, total: None
+    """Bytes in place, bytes in all."""
+    events: EventSink | None = None
+    on_lie: Callable[[str, Reason], None] = lambda donor, reason: None
+    """A donor said what does not hold."""
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """A complete, checked blob."""
+
+    arenas: dict[str, Tensor]
+    reused_bytes: int
+    """Found in place and not fetched."""
+    given_bytes: Mapping[str, int]
+    """Donor → what came from it, second copies of a piece included."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is fetched, and from whom."""
+
+    name: str
+    donors: Sequence[str]
+    """Peer ids, preferred first."""
+    digest: bytes | None
+    """The state digest that it must have; None: whatever the first donor says."""
+
+
+def fetch(
+    transport: PeerTransport,
+    wanted: Wanted,
+    options: FetchOptions,
+    into: Path | Mapping[str, Tensor] | None = None,
+    stop: threading.Event | None = None,
+    watch: Watch | None = None,
+) -> Fetched:
+    """`into`: a directory (one file per arena; an interrupted fetch goes on there), tensors to fill
+    (all that the blob must have, by name), or None for new memory. After a failure their contents
+    are a mixture and good only for going on.
+
+    Raises: PeerRefused with the last donor's reason when none is left (NOT_FOUND without donors,
+    TOO_SLOW for less than the pace, SUPERSEDED if `stop` was set); StorageError, MismatchError for
+    a target that does not fit.
+    """
+    work = _Fetch(transport, wanted, options, into, watch or Watch())
+    return work.run(stop or threading.Event())
+
+
+def fetch_result(
+    transport: PeerTransport,
+    donors: Sequence[str],
+    digest: bytes,
+    into: Tensor,
+    options: FetchOptions,
+    stop: threading.Event | None = None,
+    watch: Watch | None = None,
+) -> Fetched:
+    """Fills `into` with the average of that `arena_digest`. Raises: as `fetch`."""
+    wanted = Wanted(f"result/{digest.hex()}", donors, named_digest({RESULT_ARENA: digest}))
+    return fetch(transport, wanted, options, {RESULT_ARENA: into}, stop, watch)
+
+
+def fetch_bytes(
+    transport: PeerTransport,
+    donor: str,
+    name: str,
+    options: FetchOptions,
+    stop: threading.Event | None = None,
+) -> bytes:
+    """What a donor serves as plain bytes under `name`; the caller checks what they say.
+
+    Raises: as `fetch`; PeerRefused(MALFORMED) if it is not plain bytes.
+    """
+    fetched = fetch(transport, Wanted(name, [donor], None), options, stop=stop)
+    if fetched.arenas.keys() != {BYTES_ARENA}:
+        raise PeerRefused(Reason.MALFORMED, f"{name} is not plain bytes")
+    return bytes(bytes_of(fetched.arenas[BYTES_ARENA]))
+
+
+@dataclass
+class PieceQueue:
+    """Which donor is asked for which piece. Pure, not thread-safe.
+
+    When nothing is left to ask for, an idle donor is asked for what another one owes for too long;
+    the first copy counts. A piece is asked of two donors at most.
+    """
+
+    pending: deque[Piece]
+    asked: dict[Piece, dict[str, float]] = field(default_factory=dict)
+    """Of each piece that is missing and not pending: who was asked for it, and when."""
+
+    @property
+    def missing(self) -> int:
+        return len(self.pending) + len(self.asked)
+
+    def take(self, donor: str, under_way: int, now: float, most: int = _MOST) -> Piece | None:
+        """A piece to ask `donor` for, which owes `under_way`; None if it has enough to do, or
+        nothing is left for it."""
+        if under_way < most and self.pending:
+            piece = self.pending.popleft()
+        elif under_way or (overdue := self._overdue(donor, now)) is None:
+            return None
+        else:
+            piece = overdue
+        self.asked.setdefault(piece, {})[donor] = now
+        return piece
+
+    def landed(self, piece: Piece) -> bool:
+        """Whether it was still missing."""
+        return self.asked.pop(piece, None) is not None
+
+    def drop(self, donor: str, owed: Sequence[Piece]) -> None:
+        """The donor is gone: what only it was asked for is wanted again, and first."""
+        for piece in reversed(owed):
+            askers = self.asked.get(piece, {})
+            if askers.pop(donor, None) is not None and not askers:
+                del self.asked[piece]
+                self.pending.appendleft(piece)
+
+    def _overdue(self, donor: str, now: float) -> Piece | None:
+        """The one asked for last: a donor delivers in order, so it would come last, too."""
+        late = [
+            (since, piece)
+            for piece, askers in self.asked.items()
+            if len(askers) == 1 and donor not in askers
+            for since in askers.values()
+            if now - since >= _OVERDUE_S
+        ]
+        return max(late)[1] if late else None
+
+
+class Donor:
+    """A blob channel to one peer, from the asking side."""
+
+    def __init__(self, channel: Channel, name: str, patience: Patience) -> None:
+        self._channel, self._name, self._patience = channel, name, patience
+
+    def manifest(self, max_bytes: int, within_s: float) -> BlobManifest:
+        """Raises: PeerRefused, OSError."""
+        self._ask(wire.BlobRequest(name=self._name, manifest=True))
+        patience = replace(self._patience, deadline=time.monotonic() + within_s)
+        length = self._answer_length(MAX_MANIFEST_BYTES, patience)
+        return decode_manifest(self._channel.recv_rest(length, patience), max_bytes)
+
+    def ask(self, piece: Piece) -> None:
+        """Answers come in the order of requests."""
+        self._ask(wire.BlobRequest(name=self._name, arena=piece[0], chunk=piece[1]))
+
+    def take(self, into: memoryview, within_s: float) -> None:
+        """Fills `into` with the next chunk asked for. Raises: PeerRefused, OSError."""
+        patience = replace(self._patience, deadline=time.monotonic() + within_s)
+        length = self._answer_length(CHUNK_BYTES, patience)
+        if length != len(into):
+            raise PeerRefused(Reason.MALFORMED, f"chunk of {length} bytes, not {len(into)}")
+        self._channel.recv_into(into, patience)
+
+    def _ask(self, request: wire.BlobRequest) -> None:
+        raw = request.SerializeToString()
+        self._channel.send_frame(Kind.BLOB_REQUEST, raw, patience=self._patience)
+
+    def _answer_length(self, limit: int, patience: Patience) -> int:
+        while True:
+            kind, length = self._channel.recv_header(max(limit, _MAX_REFUSED_BYTES), patience)
+            if kind != Kind.HASHING or length:
+                break
+        if kind == Kind.BLOB and length <= limit:
+            return length
+        if kind != Kind.REFUSED or length > _MAX_REFUSED_BYTES:
+            raise PeerRefused(Reason.MALFORMED, f"frame kind {kind} of {length} bytes")
+        refused = wire.Refused()
+        raw = self._channel.recv_rest(length, patience)
+        try:
+            refused.ParseFromString(raw)
+        except DecodeError as error:
+            raise PeerRefused(Reason.MALFORMED, "unreadable refusal") from error
+        raise PeerRefused(named_reason(refused.reason, Reason.NOT_FOUND), "by the donor")
+
+
+class _Fetch:
+    """Used once, by `run`."""
+
+    def __init__(
+        self,
+        transport: PeerTransport,
+        wanted: Wanted,
+        options: FetchOptions,
+        into: Path | Mapping[str, Tensor] | None,
+        watch: Watch,
+    ) -> None:
+        self._transport, self._wanted, self._options = transport, wanted, options
+        self._into, self._watch = into, watch
+        self._waiting = deque(dict.fromkeys(wanted.donors))
+        self._stop = threading.Event()
+        self._changed = threading.Condition()
+        self._settling = threading.Lock()
+        self._manifest: BlobManifest | None = None
+        self._target: Target | None = None
+        self._queue: PieceQueue | None = None
+        self._given: Counter[str] = Counter()
+        self._last = PeerRefused(Reason.NOT_FOUND, "no donors")
+        """Why the last donor that failed did."""
+        self._fault: Exception | None = None
+
+    def run(self, stop: threading.Event) -> Fetched:
+        """Raises: as `fetch`."""
+        count = max(min(MOST_DONORS, len(self._waiting)), 1)
+        began = time.monotonic()
+        with ThreadPoolExecutor(count, "atom-fetch") as pool:
+            workers = [pool.submit(self._work) for _ in range(count)]
+            while not all(worker.done() for worker in workers):
+                if stop.is_set():
+                    self._end(PeerRefused(Reason.SUPERSEDED, "stopped here"))
+                elif time.monotonic() - began > self._due_s(count):
+                    self._end(PeerRefused(Reason.TOO_SLOW, "less has come than must"))
+                self._pause()
+        if self._target is not None and self._complete():
+            return Fetched(self._target.arenas, self._target.reused_bytes, dict(self._given))
+        raise self._fault or self._last
+
+    def _due_s(self, donors: int) -> float:
+        """Seconds from the start by which something more must have landed: of each donor a
+        piece."""
+        pace, target = self._options.pace, self._target
+        if pace is None:
+            return math.inf
+        done_bytes = target.done_bytes if target is not None else 0
+        all_bytes = target.total_bytes if target is not None else self._options.max_bytes
+        return pace.due_s(min(done_bytes + donors * CHUNK_BYTES, all_bytes))
+
+    # ---- the threads
+
+    def _work(self) -> None:
+        """One thread: a donor after the other, until everything is there or no donor is left."""
+        try:
+            while (peer_id := self._next_donor()) is not None:
+                self._use(peer_id)
+        except Interrupted:
+            return
+        except Exception as error:  # noqa: BLE001 - raised again by `run`, in the caller
+            self._end(error)
+
+    def _next_donor(self) -> str | None:
+        with self._changed:
+            return self._waiting.popleft() if self._waiting and not self._done() else None
+
+    def _use(self, peer_id: str) -> None:
+        """Draws from one donor until all is there or it is given up: for what it serves, for its
+        silence if it never gave anything, or after a few failures in a row.
+
+        Raises: Interrupted, StorageError, MismatchError.
+        """
+        failures = 0
+        while not self._stop.is_set():
+            before = self._given[peer_id]
+            try:
+                return self._draw_from(peer_id)
+            except Interrupted:
+                raise
+            except (PeerRefused, OSError) as error:
+                refused = _as_refusal(error)
+                silent = isinstance(error, TimeoutError | Unreachable)
+            given = self._given[peer_id]
+            failures = 1 if given > before else failures + 1
+            gone = refused.reason not in _MAY_PASS or (silent and not given)
+            if gone or failures >= self._options.tries:
+                return self._give_up(peer_id, refused)
+            self._stop.wait(self._options.pause_s * 2 ** (failures - 1))
+
+    def _draw_from(self, peer_id: str) -> None:
+        options = self._options
+        channel = self._transport.connect(
+            peer_id, Purpose.BLOBS, timeout_s=options.silence_s, stop=self._stop
+        )
+        try:
+            patience = Patience(options.silence_s, stop=self._stop)
+            donor = Donor(channel, self._wanted.name, patience)
+            self._settle(donor.manifest(options.max_bytes, options.manifest_s))
+            self._pull(donor, peer_id)
+        finally:
+            channel.close()
+
+    def _settle(self, manifest: BlobManifest) -> None:
+        """The first acceptable manifest is the one; others must name the same contents."""
+        if self._wanted.digest not in (None, manifest.digest()):
+            raise PeerRefused(Reason.HASH_MISMATCH, "manifest")
+        with self._settling:  # not `_changed`: looking for what is in place already may take long
+            if self._manifest is None:
+                target = prepare(manifest, self._into, self._stop)
+                with self._changed:
+                    self._target, self._manifest = target, manifest
+                    self._queue = PieceQueue(deque(target.missing))
+                self._watch.on_progress(target.done_bytes, target.total_bytes)
+                if not target.missing:
+                    self._end()
+            elif manifest != self._manifest:
+                raise PeerRefused(Reason.HASH_MISMATCH, "manifest differs from other donors'")
+
+    def _pull(self, donor: Donor, peer_id: str) -> None:
+        """Asks for pieces and takes them, until none is missing."""
+        owed: list[Piece] = []
+        buffer = memoryview(bytearray(CHUNK_BYTES))
+        try:
+            while not self._complete():
+                while piece := self._next_piece(peer_id, len(owed)):
+                    owed.append(piece)
+                    donor.ask(piece)
+                if owed:
+                    self._take(donor, peer_id, owed[0], buffer)
+                    del owed[0]
+        finally:
+            with self._changed:
+                assert self._queue is not None
+                self._queue.drop(peer_id, owed)
+                self._changed.notify_all()
+
+    def _next_piece(self, peer_id: str, under_way: int) -> Piece | None:
+        """A piece to ask this donor for. With nothing else to do, waits a moment for one."""
+        with self._changed:
+            assert self._queue is not None
+            most = _MOST if self._given[peer_id] else _FEWEST
+            piece = self._queue.take(peer_id, under_way, time.monotonic(), most)
+            if piece is None and not under_way and self._queue.missing:
+                self._changed.wait(_LOOK_S)
+            if self._stop.is_set():
+                raise Interrupted("stopped")
+            return piece
+
+    def _take(self, donor: Donor, peer_id: str, piece: Piece, buffer: memoryview) -> None:
+        assert self._target is not None
+        assert self._queue is not None
+        chunk = buffer[: self._target.length(piece)]
+        donor.take(chunk, self._options.piece_s)
+        if chunk_digest(chunk) != self._target.digest(piece):
+            raise PeerRefused(Reason.HASH_MISMATCH, f"arena {piece[0]} chunk {piece[1]}")
+        self._target.write(piece, chunk)
+        with self._changed:
+            self._given[peer_id] += len(chunk)
+            if self._queue.landed(piece):
+                self._target.done_bytes += len(chunk)
+            done = self._done()
+            self._changed.notify_all()
+        self._watch.on_progress(self._target.done_bytes, self._target.total_bytes)
+        if done:
+            self._end()
+
+    # ---- what became of it
+
+    def _give_up(self, peer_id: str, refused: PeerRefused) -> None:
+        self._last = refused
+        if self._watch.events is not None:
+            self._watch.events.emit(
+                "donor-dropped",
+                peer_id=peer_id,
+                blob=self._wanted.name,
+                reason=refused.reason.value,
+                detail=refused.detail[:200],
+            )
+        if refused.reason in LIES:
+            self._watch.on_lie(peer_id, refused.reason)
+
+    def _complete(self) -> bool:
+        with self._changed:
+            return self._done()
+
+    def _done(self) -> bool:
+        return self._queue is not None and not self._queue.missing
+
+    def _end(self, fault: Exception | None = None) -> None:
+        with self._changed:
+            self._fault = self._fault or fault
+            self._stop.set()
+            self._changed.notify_all()
+
+    def _pause(self) -> None:
+        with self._changed:
+            if not self._done():
+                self._changed.wait(_LOOK_S)
+
+
+def _as_refusal(error: PeerRefused | OSError) -> PeerRefused:
+    """What became of a donor, under a name."""
+    if isinstance(error, PeerRefused):
+        return error
+    silent = isinstance(error, TimeoutError)
+    return PeerRefused(Reason.TIMEOUT if silent else Reason.UNREACHABLE, str(error))
