@@ -4,9 +4,8 @@
     python benchmarks/scale.py --peers 16 64 256 --rounds 5 --reading daemon everything summaries
 
 `daemon`: what it does; small swarms under one key, less often while nothing depends on it.
-`everything`: each peer reads all keys every 0.4 s. `rotating`: peers without a vote read one of
-the sixteen shards at a time, beside the voters'. `summaries`: peers without a vote read the voters'
-leases only, which carry what all have counted; voters read everything.
+`everything`: each peer reads all leases every 0.4 s. `summaries`: peers without a vote read the
+voters' leases only, which carry what all have counted; voters read everything.
 """
 
 import argparse
@@ -16,7 +15,7 @@ from typing import Any
 from scale_world import World
 from sides import machine, positive, publish
 
-READINGS = ("daemon", "everything", "rotating", "summaries")
+READINGS = ("daemon", "everything", "summaries")
 WARM_UP_ROUNDS = 1
 
 

@@ -4,17 +4,15 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from typing import Protocol
 
 from atom.swarm.chain.commit import Ballot, Head, Voter, canonical_digest
 from atom.swarm.chain.messages import Message, Prepare
 from atom.swarm.identity import Identity
 from atom.swarm.records.codec import encode_lease
-from atom.swarm.records.keys import LEASE_SHARDS, ROOT, shard_of
 from atom.swarm.records.lease import RENEW_SECONDS, Lease, PeerState
 from atom.swarm.records.lease_book import LeaseBook
-from atom.swarm.records.lease_places import LeasePlaces
 from atom.training.membership_view import count_swarm, membership_view
 from atom.training.replica.pacing import READ_S, SwarmCount, next_pass, reading_pause
 from atom.training.round import RoundMachine, Terms
@@ -45,10 +43,6 @@ KEY_BYTES, STORED_BYTES, NEIGHBOURS_BYTES = 60, 90, 1200
 what a node says that does not hold the key."""
 SUMMARY_BYTES = 24
 MICRO_BATCH = 4
-ROTATES_ABOVE = 64
-"""Peers; below, everybody reads everything."""
-
-shard = lru_cache(maxsize=8192)(shard_of)
 
 
 @dataclass
@@ -77,7 +71,6 @@ class World(Protocol):
     stepping: set[str]
     told_bytes: dict[str, int]
     leases: dict[str, tuple[Lease, int]]
-    in_place: dict[int | None, dict[str, tuple[Lease, int]]]
     summary: tuple[bytes, int, int]
     dice: random.Random
     rings: dict[object, list["Peer"]]
@@ -108,8 +101,6 @@ class Peer:
         self._last_pass_ended, self._seen_at = float("-inf"), float("-inf")
         self._serial, self._published, self._publishing = 0, float("-inf"), False
         self._news: object = None
-        self._shard = world.dice.randrange(LEASE_SHARDS)
-        self._places = LeasePlaces()
         self._record_bytes = 0
         for delay_s, act in ((TICK_S, self._tick), (READ_S, self._read)):
             world.after(world.dice.uniform(0, delay_s), act)
@@ -161,40 +152,16 @@ class Peer:
 
     def _fetch(self) -> tuple[dict[str, Lease], int]:
         """What the policy reads now, and the bytes that travel for it."""
-        leases, reading = self.world.leases, self.world.reading
-        if reading == "daemon":
-            return self._fetch_places()
-        voters = {voter.peer_id for voter in self.machine.head.voters}
-        keys = LEASE_SHARDS
-        if reading == "summaries" and not self._votes():
-            leases, keys = {p: leases[p] for p in voters if p in leases}, 1
-        elif reading == "rotating" and not self._votes() and self.world.peers > ROTATES_ABOVE:
-            self._shard = (self._shard + 1) % LEASE_SHARDS
-            wanted = {self._shard} | {shard(peer_id) for peer_id in voters}
-            leases = {p: lease for p, lease in leases.items() if shard(p) in wanted}
-            keys = len(wanted)
+        leases, summaries = self.world.leases, 0
+        if self.world.reading == "summaries":
+            voters = {voter.peer_id for voter in self.machine.head.voters}
+            summaries = SUMMARY_BYTES * len(voters)
+            if not self._votes():
+                leases = {p: leases[p] for p in voters if p in leases}
         records = sum(size + STORED_BYTES for _, size in leases.values())
-        asked = keys * (ASKED * KEY_BYTES + (ASKED - REPLICAS) * NEIGHBOURS_BYTES)
-        summaries = SUMMARY_BYTES * len(voters) if reading == "summaries" else 0
+        asked = ASKED * KEY_BYTES + (ASKED - REPLICAS) * NEIGHBOURS_BYTES
         found = {p: lease for p, (lease, _) in leases.items()}
         return found, asked + REPLICAS * (records + summaries)
-
-    def _fetch_places(self) -> tuple[dict[str, Lease], int]:
-        now, stored = self.world.now, self.world.in_place
-        places = [ROOT, *self._places.to_read(now)]
-        entries = {place: stored.get(place, {}) for place in places}
-        in_shards = {peer for place in places[1:] for peer in entries[place]}
-        self._places.found(entries[ROOT].keys(), in_shards, complete=True, now=now)
-        found: dict[str, Lease] = {}
-        for there in entries.values():
-            for peer, (lease, _) in there.items():
-                if peer not in found or found[peer].serial < lease.serial:
-                    found[peer] = lease
-        records = sum(
-            size + STORED_BYTES for there in entries.values() for _, size in there.values()
-        )
-        asked = len(places) * (ASKED * KEY_BYTES + (ASKED - REPLICAS) * NEIGHBOURS_BYTES)
-        return found, asked + REPLICAS * records
 
     def _publish_if_due(self) -> None:
         news = self.machine.head.digest, self.machine.phase, self.count
@@ -210,21 +177,17 @@ class Peer:
         if not self._record_bytes:
             record = encode_lease(lease, "scale", self.world.owner, self._identity, 8.0)
             self._record_bytes = len(record)
-        entry, places = (lease, self._record_bytes), [shard(self.me.peer_id)]
-        if self.world.reading == "daemon":
-            places = self._places.to_store(self.me.peer_id, self.world.now)
-        self.world.dht_bytes += len(places) * REPLICAS * (self._record_bytes + STORED_BYTES)
+        entry = lease, self._record_bytes
+        self.world.dht_bytes += REPLICAS * (self._record_bytes + STORED_BYTES)
         delay_s = self.world.dice.uniform(0.02, 0.08)
-        self.world.after(delay_s, lambda: self._stored(entry, places))
+        self.world.after(delay_s, lambda: self._stored(entry))
         if self._votes():
             swarm = self._swarm
             total = swarm.others_sequences + self.count
             self.world.summary = self.machine.head.digest, total, swarm.peers
 
-    def _stored(self, entry: tuple[Lease, int], places: list[int | None]) -> None:
+    def _stored(self, entry: tuple[Lease, int]) -> None:
         self.world.leases[self.me.peer_id] = entry
-        for place in places:
-            self.world.in_place.setdefault(place, {})[self.me.peer_id] = entry
 
     def _lease(self) -> Lease:
         head, stepping = self.machine.head, self.machine.phase is Phase.STEPPING

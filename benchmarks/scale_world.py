@@ -29,7 +29,7 @@ membership.verify = _verified  # a peer checks nine votes a round: here once for
 
 @dataclass
 class World:
-    """Everybody and everything. `reading`: everything, rotating or summaries."""
+    """Everybody and everything. `reading`: daemon, everything or summaries."""
 
     peers: int
     sequences_each: int
@@ -45,7 +45,6 @@ class World:
     rounds: dict[bytes, Trigger] = field(default_factory=dict)
     leases: dict[str, tuple[Lease, int]] = field(default_factory=dict)
     """The latest of everybody, and the bytes of its record."""
-    in_place: dict[int | None, dict[str, tuple[Lease, int]]] = field(default_factory=dict)
     """The same by key, the root and the shards, where a peer stores as the daemon does."""
     summary: tuple[bytes, int, int] = (b"", 0, 1)
     """Of some voter: head, sequences of all, peers."""

@@ -79,7 +79,6 @@ DOORS: dict[str, tuple[str, ...]] = {
     "base58": ("atom/config/peer_ids.py", "atom/swarm/addresses.py", "atom/swarm/identity.py"),
     "hivemind": (
         "atom/swarm/dht/node.py",
-        "atom/swarm/dht/holders.py",
         "atom/swarm/dht/storage.py",
         "atom/swarm/dht/p2pd.py",
     ),

@@ -5,10 +5,14 @@ from atom.base.events import EventSink
 from atom.swarm.dht.client import DirectoryUnavailable
 from atom.swarm.dht.directory import RecordReader, no_such_run
 from atom.swarm.identity import Identity
-from atom.swarm.records.codec import decode_manifest, encode_lease
-from atom.swarm.records.keys import index_key, lease_key, manifest_key
+from atom.swarm.records.codec import (
+    decode_manifest,
+    encode_lease,
+    index_key,
+    lease_key,
+    manifest_key,
+)
 from atom.swarm.records.lease import LEASE_SECONDS, Lease
-from atom.swarm.records.lease_places import LeasePlaces
 from atom.swarm.records.manifest import Manifest
 
 
@@ -58,7 +62,6 @@ class MemoryDirectory:
         self._dht = dht
         self._identity = identity
         self._reader = RecordReader(events)
-        self._places = LeasePlaces()
         self._name = identity.peer_id if identity is not None else f"onlooker {id(self)}"
         dht.nodes.add(self._name)
 
@@ -68,28 +71,16 @@ class MemoryDirectory:
         assert self.owner is not None, "read or publish the manifest first"
         expires_at = self._dht.now() + LEASE_SECONDS
         record = encode_lease(lease, self.run, self.owner, self._identity, expires_at)
-        places = self._places.to_store(lease.peer_id, self._dht.now())
-        keys = [lease_key(self.run, self.owner, place) for place in places]
-        stored = [self._dht.store(key, lease.peer_id, record, expires_at) for key in keys]
-        return any(stored)
+        key = lease_key(self.run, self.owner)
+        return self._dht.store(key, lease.peer_id, record, expires_at)
 
     async def read_leases(self) -> dict[str, Lease]:
         self._reach()
         if self.owner is None:
             await self.read_manifest()
         assert self.owner is not None
-        shards = self._places.to_read(self._dht.now())
-        keys = [lease_key(self.run, self.owner, shard) for shard in shards]
-        in_root = self._dht.fetch(lease_key(self.run, self.owner))
-        in_shards = [item for key in keys for item in self._dht.fetch(key)]
-        leases = self._reader.leases([*in_root, *in_shards], self.run, self.owner)
-        self._places.found(
-            leases.keys() & {author for author, _ in in_root},
-            leases.keys() & {author for author, _ in in_shards},
-            complete=True,
-            now=self._dht.now(),
-        )
-        return leases
+        found = self._dht.fetch(lease_key(self.run, self.owner))
+        return self._reader.leases(found, self.run, self.owner)
 
     async def publish_manifest(self, record: bytes) -> bool:
         self._reach()

@@ -13,7 +13,7 @@ from atom.daemon.peer.addresses import announced_multiaddrs
 from atom.daemon.peer.leave_signals import hang_up
 from atom.daemon.state_directory import StateDirectory
 from atom.swarm.addresses import parse_listen, parse_multiaddrs
-from atom.swarm.dht.bootstrap import run_bootstrap
+from atom.swarm.dht.directory import run_bootstrap
 from atom.swarm.dht.frames import NodeSettings
 
 DEFAULT_LISTEN = "0.0.0.0:31337"

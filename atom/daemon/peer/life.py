@@ -22,7 +22,7 @@ from atom.swap.voided import PassVoided
 from atom.swarm.dht.directory import Directory
 from atom.swarm.records.fork_choice import claims_better
 from atom.swarm.records.lease import Lease
-from atom.swarm.records.twin import TwinWatch
+from atom.swarm.records.lease_book import TwinWatch
 from atom.training.loop import RoundLoop
 from atom.training.replica.run_gate import STARTING
 from atom.training.round import RoundMachine

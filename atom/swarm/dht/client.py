@@ -1,8 +1,10 @@
-"""The daemon's end of the DHT process: start it, call it, be sure that it ends.
+"""The daemon's end of the DHT process: it is started, asked, and started again whenever it ends.
 
 The node lives in a process of its own because hivemind must not be imported (two seconds, threads,
-forks) where CUDA runs, and because a node that breaks is then simply started again. Nothing
-outlives the daemon: see process and p2pd for the other half of that promise.
+forks) where CUDA runs, and because a hostile record or a bug may bring a node down: the swarm must
+not stop for that. While the process is down, calls fail at once with DirectoryUnavailable, and
+nobody is judged dead for our deafness. Nothing outlives the daemon: see process and p2pd for the
+other half of that promise.
 """
 
 import asyncio
@@ -15,6 +17,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -22,27 +25,30 @@ import psutil
 
 import atom
 from atom.base.errors import AddressError, AtomError, PortInUseError, StorageError, UserError
+from atom.base.events import EventSink, older_log
 from atom.swarm.addresses import ListenAddress, parse_listen
 from atom.swarm.dht.frames import (
     NodeSettings,
     encode_frame,
-    error_from_json,
+    error_from_fields,
     read_frame,
-    settings_to_json,
+    settings_to_fields,
 )
-from atom.swarm.dht.node_log import open_node_log
 
-START_SECONDS = 20.0
-"""For the libp2p daemon, which starts in a tenth of one."""
-LOAD_SECONDS = 120.0
-"""For importing hivemind from a slow disk."""
-JOIN_SECONDS = 20.0
-"""For dialling and joining; an address that does not answer is given up sooner."""
+START_SECONDS = 160.0
+"""To import hivemind from a slow disk, start p2pd, dial and join. The child ends sooner what takes
+too long; an address that does not answer is given up in seconds."""
 STOP_SECONDS = 6.0
 ONLOOKER_STOP_SECONDS = 0.3
 """Nobody misses a node that only looked, and somebody has pressed Ctrl-C. The kernel takes p2pd
 along; while the process imports its libraries, it does not even see that we have hung up."""
+CALL_SECONDS = 4.0
 ANSWER_MARGIN_SECONDS = 1.0
+FIRST_PAUSE_SECONDS = 0.5
+LONGEST_PAUSE_SECONDS = 30.0
+CONTACTS_EVERY_SECONDS = 5.0
+MAX_LOG_BYTES = 8 << 20
+"""Of each of the two files that there may be."""
 _FOLDER_PREFIX = "atom-dht-"
 _MAX_SOCKET_PATH = 90
 
@@ -52,21 +58,26 @@ class DirectoryUnavailable(AtomError):
 
 
 class DhtClient:
-    """One DHT process. Made, started, used and closed once, all in one event loop, whose thread
-    must live until then: the kernel ends the process with it."""
+    """The DHT process of this daemon. Make, `start`, use and `close` it in one event loop, whose
+    thread must live until then: the kernel ends the process with that thread."""
 
-    def __init__(self, settings: NodeSettings) -> None:
+    def __init__(self, settings: NodeSettings, events: EventSink | None = None) -> None:
         self._settings = settings
+        self._events = events
         self._follow_pid = os.getpid()
-        """The kernel ends the child with the *thread* that runs our event loop; 0: it does not."""
+        """The process ends with the thread of this one that runs our event loop; 0: it does not."""
         self._process: subprocess.Popen[bytes] | None = None
         self._folder: Path | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
+        """Ends with the process; None while there is none that is part of the DHT."""
+        self._watching: asyncio.Task[None] | None = None
         self._ids = itertools.count()
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
-        self.ended = asyncio.Event()
-        """Set when the process is gone or useless; every later call fails at once."""
+        self.contacts: tuple[str, ...] = settings.contacts
+        """DHT nodes met lately, as multiaddrs: where to look after a restart."""
+        self.restarted = asyncio.Event()
+        """Set each time the process has been started again; clear it to wait for the next."""
 
     @property
     def process_id(self) -> int | None:
@@ -78,65 +89,59 @@ class DhtClient:
         Raises: AddressError, PortInUseError, StorageError, UserError; DirectoryUnavailable where
         the system gives no process or file for it, or it speaks nonsense.
         """
+        await self._open(self._settings)
         try:
-            check_port_free(parse_listen(self._settings.listen or "127.0.0.1:0"))
-            reader = await self._spawn()
-            await self._until_ready(reader)
-        except UserError:
-            await self.close()
-            raise
-        except (OSError, ValueError) as problem:
-            await self.close()
-            raise DirectoryUnavailable(f"the DHT process did not start: {problem}") from problem
+            await self._hold_port()
         except BaseException:
-            await self.close()
+            await self._end()
             raise
-        self._reading = asyncio.create_task(self._read_answers(reader))
+        self._watching = asyncio.create_task(self._watch())
 
-    async def call(self, name: str, timeout_s: float, **arguments: Any) -> dict[str, Any]:
-        """The answer to one request. Raises: DirectoryUnavailable, also when time is up."""
-        if self.ended.is_set():
-            raise DirectoryUnavailable("the DHT process has ended")
-        if self._writer is None or self._reading is None:
+    async def call(self, name: str, timeout_s: float = CALL_SECONDS, **arguments: Any) -> Any:
+        """What the node's method of that name returns.
+
+        Raises: DirectoryUnavailable: there is no answer in time, the call failed, or the process is
+        being started again.
+        """
+        if self._writer is None or self._reading is None or self._reading.done():
             raise DirectoryUnavailable("the DHT process is starting")
         number = next(self._ids)
         answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._waiting[number] = answer
-        request = {"id": number, "call": name, "timeout_s": timeout_s, **arguments}
+        request = {"id": number, "call": name, "timeout_s": timeout_s, "arguments": arguments}
         try:
             async with asyncio.timeout(timeout_s + ANSWER_MARGIN_SECONDS):
                 self._writer.write(encode_frame(request))
                 await self._writer.drain()
                 result = await answer
         except (TimeoutError, ConnectionError) as error:
-            raise DirectoryUnavailable(
-                f"{name}: {str(error) or 'no answer from the DHT'}"
-            ) from None
+            problem = str(error) or "no answer from the DHT"
+            raise DirectoryUnavailable(f"{name}: {problem}") from None
         finally:
             self._waiting.pop(number, None)
         if "failed" in result:
             raise DirectoryUnavailable(f"{name}: {result['failed']}")
-        return result
+        return result["answer"]
 
     async def close(self) -> None:
         """Ends the process and waits for it; never fails, may be called again."""
-        self.ended.set()
-        if self._writer is not None:
-            self._writer.close()
-            with contextlib.suppress(OSError):  # what the line ended with, short memory perhaps
-                await self._writer.wait_closed()
-        if self._reading is not None:
-            self._reading.cancel()
-        if self._process is not None:
-            looked_only = self._settings.client_mode
-            patience_s = ONLOOKER_STOP_SECONDS if looked_only else STOP_SECONDS
-            try:
-                await asyncio.to_thread(_end, self._process, patience_s)
-            except RuntimeError:  # no thread to be had: better to stand still than to leave it
-                _end(self._process, patience_s)
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-        self._fail_waiting()
+        if self._watching is not None:
+            self._watching.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._watching
+        await self._end()
+
+    async def _open(self, settings: NodeSettings) -> None:
+        try:
+            check_port_free(parse_listen(settings.listen or "127.0.0.1:0"))
+            reader = await self._spawn()
+            await self._until_ready(reader, settings)
+        except BaseException as problem:
+            await self._end()
+            if isinstance(problem, UserError) or not isinstance(problem, (OSError, ValueError)):
+                raise
+            raise DirectoryUnavailable(f"the DHT process did not start: {problem}") from problem
+        self._reading = asyncio.create_task(self._read_answers(reader))
 
     async def _spawn(self) -> asyncio.StreamReader:
         self._folder = _make_folder()
@@ -164,27 +169,23 @@ class DhtClient:
             env=_environment(),
         )
 
-    async def _until_ready(self, reader: asyncio.StreamReader) -> None:
+    async def _until_ready(self, reader: asyncio.StreamReader, settings: NodeSettings) -> None:
         assert self._writer is not None
-        self._writer.write(encode_frame({"open": settings_to_json(self._settings)}))
-        limits = {"loading": LOAD_SECONDS, "joining": JOIN_SECONDS}
-        limit_s = START_SECONDS
-        while True:
-            try:
-                async with asyncio.timeout(limit_s):
-                    message = await read_frame(reader)
-            except TimeoutError:
-                raise UserError(
-                    f"the DHT node did not start within {limit_s:.0f} s",
-                    "is the machine overloaded, or a named DHT node very slow? try again",
-                ) from None
-            if message is None:
-                raise UserError("the DHT node ended while starting", self._log_hint())
-            if message["phase"] == "failed":
-                raise error_from_json(message["error"])
-            if message["phase"] == "ready":
-                return
-            limit_s = limits[message["phase"]]
+        self._writer.write(encode_frame(settings_to_fields(settings)))
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                message = await read_frame(reader)
+        except TimeoutError:
+            raise UserError(
+                f"the DHT node did not start within {START_SECONDS:.0f} s",
+                "is the machine overloaded, or a named DHT node very slow? try again",
+            ) from None
+        if message is None:
+            path = settings.log_path
+            hint = f"see {path}" if path else "is hivemind installed completely?"
+            raise UserError("the DHT node ended while starting", hint)
+        if "failed" in message:
+            raise error_from_fields(*message["failed"])
 
     async def _read_answers(self, reader: asyncio.StreamReader) -> None:
         try:
@@ -193,7 +194,6 @@ class DhtClient:
                 if waiting is not None and not waiting.done():
                     waiting.set_result(message)
         finally:
-            self.ended.set()
             self._fail_waiting()
 
     def _fail_waiting(self) -> None:
@@ -201,9 +201,69 @@ class DhtClient:
             if not waiting.done():
                 waiting.set_result({"failed": "the DHT process has ended"})
 
-    def _log_hint(self) -> str:
-        path = self._settings.log_path
-        return f"see {path}" if path else "is hivemind installed completely?"
+    async def _end(self) -> None:
+        """Of the present process nothing is left after it. Never fails."""
+        if self._reading is not None:
+            self._reading.cancel()
+            self._reading = None
+        if self._writer is not None:
+            self._writer.close()
+            with contextlib.suppress(OSError):  # what the line ended with, short memory perhaps
+                await self._writer.wait_closed()
+        if self._process is not None:
+            looked_only = self._settings.client_mode
+            patience_s = ONLOOKER_STOP_SECONDS if looked_only else STOP_SECONDS
+            try:
+                await asyncio.to_thread(_end_process, self._process, patience_s)
+            except RuntimeError:  # no thread to be had: better to stand still than to leave it
+                _end_process(self._process, patience_s)
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        self._fail_waiting()
+
+    async def _watch(self) -> None:
+        while True:
+            assert self._reading is not None
+            await asyncio.wait({self._reading}, timeout=CONTACTS_EVERY_SECONDS)
+            if self._reading.done():
+                await self._start_again()
+                continue
+            with contextlib.suppress(RuntimeError):  # no thread to be had
+                await asyncio.to_thread(keep_small, self._settings.log_path)
+            with contextlib.suppress(DirectoryUnavailable):
+                self.contacts = tuple(await self.call("contacts"))
+
+    async def _start_again(self) -> None:
+        self._emit("dht-process-ended")
+        pause_s = FIRST_PAUSE_SECONDS
+        while True:
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_SECONDS)
+            contacts = tuple(dict.fromkeys((*self.contacts, *self._settings.initial_peers)))
+            try:
+                await self._end()
+                await self._open(replace(self._settings, initial_peers=(), contacts=contacts))
+            except Exception as error:  # noqa: BLE001 - the supervisor: who stopped here is deaf
+                self._emit("dht-restart-failed", detail=str(error))
+                continue
+            self._emit("dht-process-restarted")
+            self.restarted.set()
+            return
+
+    async def _hold_port(self) -> None:
+        """Keeps the port the system chose, so that others find us again after a restart."""
+        wished = parse_listen(self._settings.listen or "127.0.0.1:0")
+        if wished.port or self._settings.client_mode:
+            return
+        addresses = await self.call("addresses")
+        ports = {a.split("/tcp/")[1].split("/")[0] for a in addresses if "/tcp/" in a}
+        if len(ports) == 1:
+            listen = str(ListenAddress(wished.host, int(ports.pop())))
+            self._settings = replace(self._settings, listen=listen)
+
+    def _emit(self, kind: str, **fields: Any) -> None:
+        if self._events is not None:
+            self._events.emit(kind, **fields)
 
 
 def check_port_free(listen: ListenAddress) -> None:
@@ -232,7 +292,7 @@ def check_port_free(listen: ListenAddress) -> None:
             ) from None
 
 
-def _end(process: subprocess.Popen[bytes], patience_s: float) -> None:
+def _end_process(process: subprocess.Popen[bytes], patience_s: float) -> None:
     """Waits for a process that has lost its socket; impatient with one that does not go."""
     try:
         process.wait(patience_s)
@@ -273,3 +333,29 @@ def _clear_abandoned(root: Path) -> None:
             ours = pid.isdigit() and folder.stat().st_uid == os.getuid()
             if ours and not psutil.pid_exists(int(pid)):
                 shutil.rmtree(folder, ignore_errors=True)
+
+
+def open_node_log(path: str | None) -> IO[bytes]:
+    """For a node that is about to start; None: its words go nowhere. Raises: StorageError."""
+    keep_small(path)
+    try:
+        return open(path or os.devnull, "ab")
+    except OSError as error:
+        raise StorageError(f"cannot write {path}: {error.strerror}", "check the folder") from None
+
+
+def keep_small(path: str | None, max_bytes: int = MAX_LOG_BYTES) -> None:
+    """Sets the end of a full log aside as its `older_log`, in the place of the one before.
+
+    The file is emptied, not renamed: the node holds it open, and goes on at its new end. Never
+    fails; where the disk is full, the old words are lost and there is room again.
+    """
+    if path is None:
+        return
+    with contextlib.suppress(OSError), open(path, "r+b") as file:
+        if file.seek(0, os.SEEK_END) <= max_bytes:
+            return
+        file.seek(-max_bytes, os.SEEK_END)
+        words = file.read(max_bytes)
+        file.truncate(0)
+        older_log(Path(path)).write_bytes(words)

@@ -5,11 +5,12 @@ tests have a twin of it in memory. Nothing read here is to be trusted beyond its
 """
 
 import asyncio
+import contextlib
 import itertools
 import random
 import socket
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Protocol
 
@@ -17,17 +18,18 @@ from atom.base.errors import AddressError, PeerRefused
 from atom.base.events import EventSink
 from atom.base.reasons import Reason
 from atom.swarm.addresses import check_run_name, rank_addresses
-from atom.swarm.dht.frames import NodeSettings, from_text, to_text
-from atom.swarm.dht.supervisor import SteadyClient
+from atom.swarm.dht.client import DhtClient, DirectoryUnavailable
+from atom.swarm.dht.frames import NodeSettings
 from atom.swarm.identity import Identity
 from atom.swarm.records.codec import (
     decode_lease,
     decode_manifest,
     encode_lease,
+    index_key,
+    lease_key,
+    manifest_key,
 )
-from atom.swarm.records.keys import index_key, lease_key, manifest_key
 from atom.swarm.records.lease import LEASE_SECONDS, Lease
-from atom.swarm.records.lease_places import LeasePlaces
 from atom.swarm.records.manifest import OPEN, Manifest, seen_from_outside
 
 READ_SECONDS = 1.5
@@ -40,11 +42,11 @@ MANIFEST_PATIENCE_SECONDS = 30.0
 MANIFEST_RETRY_SECONDS = 0.5
 MAX_REPORTS = 256
 MAX_NEWS_PER_READING = 1024
-"""Leases that are checked after one reading: as many as in a swarm of 1,000 that all have news.
-Each takes a third of a millisecond of the process that trains."""
-
-News = tuple[str, bytes]
-"""An author's peer id, and a record that was not there last time."""
+"""Leases that are checked after one reading. Each takes a third of a millisecond of the process
+that trains."""
+KEEP_SECONDS = 60.0
+KEEP_LIFETIME_SECONDS = 600.0
+"""A manifest is stored again and again: it outlives its author."""
 
 
 class Directory(Protocol):
@@ -101,48 +103,25 @@ class RecordReader:
         self._allowed = seen_from_outside(manifest)
 
     def leases(self, found: Iterable[tuple[str, bytes]], run: str, owner: str) -> dict[str, Lease]:
-        """Valid leases of (subkey, record) pairs: of several of one peer, the latest. A record
-        seen last time is not checked again. Of more news than `MAX_NEWS_PER_READING`, half is of
-        those who were there first and half is drawn by lot: a crowd is not all of our work, and who
-        comes later is found too. Whose news is left out is said to be as it was."""
-        at_hand = self._by_author(found)
-        checked = {
-            peer_id: self._last[peer_id]
-            for peer_id, records in at_hand.items()
-            if peer_id in self._last and self._last[peer_id][0] in records
-        }
-        news = [
-            (peer_id, record)
-            for peer_id, records in at_hand.items()
-            for record in records
-            if peer_id not in checked or checked[peer_id][0] != record
-        ]
-        now, later = _divided(news)
-        for peer_id, record in now:
-            try:
-                lease = decode_lease(record, run, owner, peer_id)
-            except PeerRefused as refusal:
-                self._report(peer_id, refusal)
-                continue
-            other = checked.get(peer_id)
-            if other is None or _order(other[1]) < _order(lease):
-                checked[peer_id] = record, lease
-        for peer_id, _ in later:
-            if peer_id in self._last:
-                checked.setdefault(peer_id, self._last[peer_id])
-        self._last = {peer_id: checked[peer_id] for peer_id in at_hand if peer_id in checked}
+        """Valid leases of (subkey, record) pairs, one per peer. A record seen last time is not
+        checked again. Of more news than `MAX_NEWS_PER_READING` the first are checked, and a peer
+        whose news is left out is said to be as it was."""
+        before, self._last = self._last, {}
+        news = 0
+        for peer_id, record in found:
+            if peer_id in before and (before[peer_id][0] == record or news >= MAX_NEWS_PER_READING):
+                self._last[peer_id] = before[peer_id]
+            elif news < MAX_NEWS_PER_READING:
+                news += 1
+                self._check(peer_id, record, run, owner)
         return {peer_id: lease for peer_id, (_, lease) in self._last.items()}
 
-    def _by_author(self, found: Iterable[tuple[str, bytes]]) -> dict[str, dict[bytes, None]]:
-        """The different records of each peer on the list; first of those seen last time."""
-        by_author: dict[str, dict[bytes, None]] = {peer_id: {} for peer_id in self._last}
-        for peer_id, record in found:
-            try:
-                self._allowed.check(peer_id)
-                by_author.setdefault(peer_id, {})[record] = None
-            except PeerRefused as refusal:
-                self._report(peer_id, refusal)
-        return {peer_id: records for peer_id, records in by_author.items() if records}
+    def _check(self, peer_id: str, record: bytes, run: str, owner: str) -> None:
+        try:
+            self._allowed.check(peer_id)
+            self._last[peer_id] = record, decode_lease(record, run, owner, peer_id)
+        except PeerRefused as refusal:
+            self._report(peer_id, refusal)
 
     def manifest(
         self, found: Iterable[tuple[str, bytes]], run: str, owner: str | None
@@ -173,20 +152,6 @@ class RecordReader:
         )
 
 
-def _divided(news: list[News]) -> tuple[list[News], list[News]]:
-    """What is checked now, and what is left out."""
-    if len(news) <= MAX_NEWS_PER_READING:
-        return news, []
-    sure = MAX_NEWS_PER_READING // 2
-    rest = random.sample(news[sure:], len(news) - sure)
-    return news[:sure] + rest[:sure], rest[sure:]
-
-
-def _order(lease: Lease) -> tuple[float, int]:
-    """Of one peer's leases, the later has the greater."""
-    return lease.issued_at, lease.serial
-
-
 def no_such_run(run: str, owner: str | None) -> AddressError:
     whose = f" of owner {owner}" if owner else ""
     return AddressError(
@@ -206,7 +171,7 @@ class DhtDirectory:
 
     def __init__(
         self,
-        client: SteadyClient,
+        client: DhtClient,
         run: str,
         owner: str | None,
         identity: Identity | None,
@@ -218,49 +183,56 @@ class DhtDirectory:
         self._client = client
         self._identity = identity
         self._reader = RecordReader(events)
-        self._places = LeasePlaces()
+        self._keeping: asyncio.Task[None] | None = None
 
     async def publish_lease(self, lease: Lease) -> bool:
         assert self._identity is not None, "an onlooker publishes nothing"
         assert self.owner is not None, "read or publish the manifest first"
         expires_at = time.time() + LEASE_SECONDS
         record = encode_lease(lease, self.run, self.owner, self._identity, expires_at)
-        places = self._places.to_store(lease.peer_id, time.monotonic())
-        keys = [lease_key(self.run, self.owner, place) for place in places]
-        stored = [self._store(key, lease.peer_id, record, expires_at) for key in keys]
-        return any(await asyncio.gather(*stored))
+        key = lease_key(self.run, self.owner)
+        return await self._store(key, lease.peer_id, record, expires_at)
 
     async def read_leases(self) -> dict[str, Lease]:
         if self.owner is None:
             await self.read_manifest()
         assert self.owner is not None
-        shards = self._places.to_read(time.monotonic())
-        keys = [lease_key(self.run, self.owner, shard) for shard in shards]
-        (in_root, root_complete), (in_shards, shards_complete) = await asyncio.gather(
-            self._fetch([lease_key(self.run, self.owner)]), self._fetch(keys)
-        )
-        leases = self._reader.leases([*in_root, *in_shards], self.run, self.owner)
-        self._places.found(
-            leases.keys() & {author for author, _ in in_root},
-            leases.keys() & {author for author, _ in in_shards},
-            root_complete and shards_complete,
-            time.monotonic(),
-        )
-        return leases
+        found, _ = await self._fetch(lease_key(self.run, self.owner))
+        return self._reader.leases(found, self.run, self.owner)
 
     async def publish_manifest(self, record: bytes) -> bool:
         manifest = decode_manifest(record, self.run, self.owner)
         self.owner = manifest.owner
         self._reader.believe_members_of(manifest)
-        keys = manifest_key(self.run, manifest.owner), index_key(self.run)
-        stored = [await self._client.keep(key, manifest.owner, to_text(record)) for key in keys]
-        return all(stored) or record in [r for _, r in (await self._fetch(keys[:1]))[0]]
+        if self._keeping is not None:
+            self._keeping.cancel()
+        stored = await self._store_manifest(manifest.owner, record)
+        self._keeping = asyncio.create_task(self._keep_manifest(manifest.owner, record))
+        return stored or record in [
+            there for _, there in (await self._fetch(manifest_key(self.run, manifest.owner)))[0]
+        ]
+
+    async def _store_manifest(self, owner: str, record: bytes) -> bool:
+        expires_at = time.time() + KEEP_LIFETIME_SECONDS
+        keys = manifest_key(self.run, owner), index_key(self.run)
+        stored = [await self._store(key, owner, record, expires_at) for key in keys]
+        return all(stored)
+
+    async def _keep_manifest(self, owner: str, record: bytes) -> None:
+        """Stores it again about every minute (every peer does), and for each new DHT process."""
+        while True:
+            self._client.restarted.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(KEEP_SECONDS * random.uniform(0.8, 1.2)):
+                    await self._client.restarted.wait()
+            with contextlib.suppress(DirectoryUnavailable):
+                await self._store_manifest(owner, record)
 
     async def read_manifest(self) -> tuple[Manifest, bytes]:
         key = index_key(self.run) if self.owner is None else manifest_key(self.run, self.owner)
         began, is_answered = time.monotonic(), False
         for widely in itertools.cycle((False, True)):
-            found, complete = await self._fetch([key], widely)
+            found, complete = await self._fetch(key, widely)
             answer = self._reader.manifest(found, self.run, self.owner)
             if answer is not None:
                 self.owner = answer[0].owner
@@ -276,40 +248,36 @@ class DhtDirectory:
         raise no_such_run(self.run, self.owner)
 
     async def visible_addresses(self) -> tuple[str, ...]:
-        answer = await self._client.call("addresses")
-        return rank_addresses(answer["addresses"], primary_host())
+        return rank_addresses(await self._client.call("addresses"), primary_host())
 
     async def neighbours(self) -> tuple[str, ...]:
-        return tuple((await self._client.call("neighbours"))["peer_ids"])
+        return tuple(await self._client.call("neighbours"))
 
     def contacts(self) -> tuple[str, ...]:
         return self._client.contacts
 
     async def close(self) -> None:
+        if self._keeping is not None:
+            self._keeping.cancel()
         await self._client.close()
 
     async def _store(self, key: str, subkey: str, record: bytes, expires_at: float) -> bool:
-        answer = await self._client.call(
-            "store", key=key, subkey=subkey, record=to_text(record), expires_at=expires_at
+        stored: bool = await self._client.call(
+            "store", key=key, subkey=subkey, record=record, expires_at=expires_at
         )
-        return bool(answer["stored"])
+        return stored
 
-    async def _fetch(
-        self, keys: Sequence[str], widely: bool = False
-    ) -> tuple[list[tuple[str, bytes]], bool]:
-        """What lies under `keys`, by subkey, and whether all that were asked have answered."""
-        if not keys:
-            return [], True
+    async def _fetch(self, key: str, widely: bool = False) -> tuple[list[tuple[str, bytes]], bool]:
+        """What lies under `key`, by subkey, and whether all that were asked have answered."""
         deadline_s = WIDE_READ_SECONDS if widely else READ_SECONDS
-        answer = await self._client.call(
+        found, is_complete = await self._client.call(
             "fetch",
             timeout_s=deadline_s + CALL_MARGIN_SECONDS,
-            keys=list(keys),
+            key=key,
             deadline_s=deadline_s,
             widely=widely,
         )
-        found = [(subkey, from_text(record)) for subkey, record in answer["records"]]
-        return found, bool(answer["complete"])
+        return found, is_complete
 
 
 async def open_directory(
@@ -323,9 +291,48 @@ async def open_directory(
     identity = None
     if node.identity_path is not None:
         identity = Identity.load_or_create(Path(node.identity_path))
-    client = SteadyClient(node, events)
+    client = DhtClient(node, events)
     await client.start()
     return DhtDirectory(client, run, owner, identity, events)
+
+
+async def run_bootstrap(
+    node: NodeSettings,
+    stop: asyncio.Event,
+    on_ready: Callable[[tuple[str, ...]], None],
+    events: EventSink | None = None,
+) -> None:
+    """Serves until `stop` is set, and does not begin if that is before it could; `on_ready` gets
+    the multiaddrs others may use, best first, and `events` that the DHT's process ended and was
+    started again.
+
+    Raises: AddressError, PortInUseError, StorageError, UserError.
+    """
+    if node.identity_path is not None:
+        Identity.load_or_create(Path(node.identity_path))
+    client = DhtClient(node, events)
+    opening = asyncio.create_task(_addresses_of(client))
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({opening, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if opening.done():
+            on_ready(rank_addresses(opening.result(), primary_host()))
+            await stopping
+    finally:
+        opening.cancel()
+        stopping.cancel()
+        await asyncio.gather(opening, stopping, return_exceptions=True)
+        await client.close()
+
+
+async def _addresses_of(client: DhtClient) -> list[str]:
+    """Of the node, once it is part of the DHT. Raises: as `run_bootstrap`."""
+    try:
+        await client.start()
+        found: list[str] = await client.call("addresses")
+    except DirectoryUnavailable as problem:
+        raise no_answer(problem) from problem
+    return found
 
 
 def primary_host() -> str | None:

@@ -1,8 +1,8 @@
 """What the daemon and its DHT process say to each other: JSON frames over a socket pair.
 
-A frame is four bytes of length (big-endian) and a JSON object; bytes travel as base64. Requests
-carry an `id` that the answer repeats; the first frame from the child, without one, says whether
-the node is up.
+A frame is four bytes of length (big-endian) and an object; bytes in it travel as base64. Requests
+carry an `id` that the answer repeats; the first frame from the child, without one, says whether the
+node is up.
 """
 
 import asyncio
@@ -14,9 +14,6 @@ from typing import Any
 from atom.base.errors import AddressError, PortInUseError, StorageError, UserError
 
 MAX_FRAME_BYTES = 16 * 2**20
-MAX_RECORDS_PER_FETCH = 4096
-MAX_BYTES_PER_FETCH = 8 * 2**20
-"""What is more is cut off: in base64, and with names, it stays well below a frame."""
 
 
 @dataclass(frozen=True)
@@ -43,19 +40,19 @@ class NodeSettings:
     """Where the node's own noise goes; None: nowhere."""
 
 
-def settings_to_json(settings: NodeSettings) -> dict[str, Any]:
+def settings_to_fields(settings: NodeSettings) -> dict[str, Any]:
+    """For a frame; `settings_from_fields` reads it back."""
     return asdict(settings)
 
 
-def settings_from_json(fields: dict[str, Any]) -> NodeSettings:
-    for name in ("announce", "initial_peers", "contacts"):
-        fields[name] = tuple(fields[name])
-    return NodeSettings(**fields)
+def settings_from_fields(fields: dict[str, Any]) -> NodeSettings:
+    lists = {name: tuple(each) for name, each in fields.items() if isinstance(each, list)}
+    return NodeSettings(**(fields | lists))
 
 
 def encode_frame(message: dict[str, Any]) -> bytes:
     """Raises: ValueError if the message is too large for a frame."""
-    body = json.dumps(message, separators=(",", ":")).encode()
+    body = json.dumps(message, separators=(",", ":"), default=_bytes_to_json).encode()
     if len(body) > MAX_FRAME_BYTES:
         raise ValueError(f"a frame of {len(body)} bytes")
     return len(body).to_bytes(4, "big") + body
@@ -67,7 +64,7 @@ async def read_frame(reader: asyncio.StreamReader) -> dict[str, Any] | None:
         size = int.from_bytes(await reader.readexactly(4), "big")
         if size > MAX_FRAME_BYTES:
             raise ValueError(f"a frame of {size} bytes")
-        message = json.loads(await reader.readexactly(size))
+        message = json.loads(await reader.readexactly(size), object_hook=_bytes_from_json)
     except (asyncio.IncompleteReadError, ConnectionError):
         return None
     if not isinstance(message, dict):
@@ -75,27 +72,25 @@ async def read_frame(reader: asyncio.StreamReader) -> dict[str, Any] | None:
     return message
 
 
-def to_text(raw: bytes) -> str:
-    return base64.b64encode(raw).decode()
+def _bytes_to_json(raw: bytes) -> dict[str, str]:
+    return {"base64": base64.b64encode(raw).decode()}
 
 
-def from_text(text: str) -> bytes:
-    return base64.b64decode(text, validate=True)
+def _bytes_from_json(fields: dict[str, Any]) -> Any:
+    if fields.keys() == {"base64"}:
+        return base64.b64decode(fields["base64"], validate=True)
+    return fields
 
 
 _ERROR_KINDS: dict[str, type[UserError]] = {
-    "address": AddressError,
-    "port": PortInUseError,
-    "storage": StorageError,
-    "other": UserError,
+    kind.__name__: kind for kind in (UserError, AddressError, PortInUseError, StorageError)
 }
 
 
-def error_to_json(error: UserError) -> dict[str, str]:
-    """For the journey through the socket; `error_from_json` makes it an exception again."""
-    kind = next((k for k, cls in _ERROR_KINDS.items() if type(error) is cls), "other")
-    return {"kind": kind, "message": error.message, "hint": error.hint}
+def error_to_fields(error: UserError) -> tuple[str, str, str]:
+    """For a frame; `error_from_fields` makes it an exception again."""
+    return type(error).__name__, error.message, error.hint
 
 
-def error_from_json(fields: dict[str, str]) -> UserError:
-    return _ERROR_KINDS.get(fields["kind"], UserError)(fields["message"], fields["hint"])
+def error_from_fields(kind: str, message: str, hint: str) -> UserError:
+    return _ERROR_KINDS.get(kind, UserError)(message, hint)

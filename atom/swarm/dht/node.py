@@ -6,11 +6,9 @@ news for seconds, and every reading asks the nodes that store it.
 """
 
 import asyncio
-import functools
 import random
 import time
 from collections.abc import Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,28 +16,26 @@ from hivemind.dht.node import DHTNode
 from hivemind.dht.protocol import ValidationError
 from hivemind.dht.routing import DHTID
 from hivemind.dht.storage import DictionaryDHTValue
-from hivemind.dht.validation import DHTRecord, RecordValidatorBase
+from hivemind.dht.validation import DHTRecord
 from hivemind.p2p import P2P, PeerID
 from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure
 from hivemind.utils import MSGPackSerializer
 from hivemind.utils.multiaddr import Multiaddr
 
-from atom.base.clock import BootClock
-from atom.base.errors import PeerRefused
+from atom.base.clock import BootClock, Clock
 from atom.swarm.addresses import peer_id_in
 from atom.swarm.dht import errors as dht_errors
-from atom.swarm.dht.contacts import Contacts
-from atom.swarm.dht.frames import MAX_BYTES_PER_FETCH, MAX_RECORDS_PER_FETCH, NodeSettings
-from atom.swarm.dht.holders import Holders
-from atom.swarm.dht.storage import MAX_RECORDS_PER_KEY, BoundedStorage, NoStorage
-from atom.swarm.records.codec import MAX_RECORD_BYTES, read_claim
-from atom.swarm.records.keys import LEASE_DOMAIN, MANIFEST_DOMAIN, Claim
-from atom.swarm.records.lease import CLOCKS_APART_SECONDS, LEASE_SECONDS
+from atom.swarm.dht.frames import NodeSettings
+from atom.swarm.dht.storage import BoundedStorage, NoStorage, RecordGate, unpack_record
+from atom.swarm.records.codec import MAX_RECORD_BYTES
 
 DIAL_SECONDS = 8.0
 CALL_SECONDS = 3.0
 """A node that does not answer in this time is passed over."""
-STORE_SECONDS = CALL_SECONDS + 0.5
+ENOUGH_SECONDS = 0.5
+"""A node that has not taken a record by then is not waited for if another has."""
+HOLDERS_SECONDS = 10.0
+"""Nodes that came nearer since are found by readers, who ask more nodes than hold a record."""
 REPLICAS = 5
 BEAM = 8
 """Nodes asked per key, nearest first: the replicas, and a few in case some have just joined."""
@@ -47,56 +43,74 @@ WIDE_BEAM = 64
 WIDE_CALLS = 16
 """At once: some of so many nodes keep silent, three seconds each."""
 MAX_CONTACTS = 64
-MAX_RECORDS_PER_ANSWER = 2 * MAX_RECORDS_PER_KEY
-"""Under one key. A node of ours keeps half of that and its own record; others may keep a crowd."""
-MAX_SECONDS_AHEAD = {LEASE_DOMAIN: 20.0, MANIFEST_DOMAIN: 900.0}
-"""Longest time to expiry we store: a lifetime, and amply for clocks that are apart."""
-USUAL_SECONDS_AHEAD = MAX_SECONDS_AHEAD | {LEASE_DOMAIN: LEASE_SECONDS + CLOCKS_APART_SECONDS}
-"""What an author whose clock is right signs: nothing later is to stand in its way."""
+MAX_BYTES_PER_FETCH = 8 * 2**20
+"""What is more is cut off."""
+_PLACES = 2
+
+Entries = dict[str, tuple[bytes, float]]
+"""Signed records and the DHT times of their ends, by subkey."""
 
 
-class RecordGate(RecordValidatorBase):  # type: ignore[misc]
-    """Lets only well-signed records in their own place pass: what we store and what we are told."""
+class Contacts:
+    """Of each node the place where it was met last, and the one before: without a port of its own
+    a peer has another one after each start, and whoever dialled us may show one where nobody
+    listens. Multiaddrs, each ending in /p2p/<peer id>."""
 
-    def validate(self, record: DHTRecord) -> bool:
-        blob = _unpack_bytes(record.value)
-        claim = None if blob is None else _claim(blob)
-        if claim is None or record.subkey != MSGPackSerializer.dumps(claim.author):
-            return False
-        if claim.expires_at is not None and claim.expires_at != record.expiration_time:
-            return False
-        if not record.expiration_time <= time.time() + MAX_SECONDS_AHEAD[claim.kind]:
-            return False  # NaN, too: under it nothing would ever end
-        return record.key in _key_ids(claim.places())
+    def __init__(self, kept: Sequence[str], named: Sequence[str], most: int) -> None:
+        """`kept`: as `addresses` gave them in an earlier life. `named`: by people; those stay.
+        `most`: nodes that are remembered beside them."""
+        self._named, self._most = tuple(named), most
+        self._places: dict[str, tuple[str, ...]] = {}
+        """By peer id, who came to a new place last at the end."""
+        for address in (*reversed(kept), *named):
+            self.meet(peer_id_in(address), [address])
 
-    def keep_valid(self, key: bytes, dictionary: DictionaryDHTValue) -> bool:
-        """Drops what is not valid, where hivemind would refuse the whole dictionary: else one
-        bad record, on a node that checks nothing, would hide every good one beside it. Of a crowd,
-        the first are looked at (who was there first comes first), the rest are dropped unseen:
-        a signature takes a tenth of a millisecond, and the whole node stands still meanwhile."""
-        dictionary.maxsize = float("inf")
-        with dictionary.freeze():
-            for number, (subkey, (value, expires_at)) in enumerate(list(dictionary.items())):
-                named = isinstance(subkey, str) and isinstance(value, bytes)
-                if not (number < MAX_RECORDS_PER_ANSWER and named) or not self.validate(
-                    DHTRecord(key, MSGPackSerializer.dumps(subkey), value, expires_at)
-                ):
-                    del dictionary[subkey]
-        return True
+    def meet(self, peer_id: str, addresses: Sequence[str]) -> None:
+        """That node is connected from there now."""
+        before = self._places.get(peer_id, ())
+        if not addresses or (before and before[0] in addresses):
+            return
+        now = addresses[0]
+        self._places.pop(peer_id, None)
+        others = (address for address in before if address != now)
+        self._places[peer_id] = (now, *others)[:_PLACES]
+        self._forget()
+
+    def addresses(self) -> list[str]:
+        """Newest first: where each was met last, where it was before, and those named."""
+        newest = [places[0] for places in reversed(self._places.values())]
+        older = [each for places in reversed(self._places.values()) for each in places[1:]]
+        return list(dict.fromkeys((*newest, *older, *self._named)))
+
+    def lost(self, known: set[str]) -> list[str]:
+        """Addresses of nodes that are none of the `known`."""
+        return [each for each in self.addresses() if peer_id_in(each) not in known]
+
+    def _forget(self) -> None:
+        named = set(map(peer_id_in, self._named))
+        strangers = [peer_id for peer_id in self._places if peer_id not in named]
+        for peer_id in strangers[: max(0, len(strangers) - self._most)]:
+            del self._places[peer_id]
 
 
 class DhtNode:
     """A member (or onlooker) of the DHT. All methods belong to one event loop."""
 
-    def __init__(self, settings: NodeSettings, p2pd_socket: Path) -> None:
+    def __init__(
+        self, settings: NodeSettings, p2pd_socket: Path, clock: Clock | None = None
+    ) -> None:
         self._settings = settings
+        self._clock = clock or BootClock()
         self._p2pd_socket = p2pd_socket
         self._gate = RecordGate()
         self._p2p: Any = None
         self._node: Any = None
-        self._holders: Holders
+        self._holders: dict[DHTID, tuple[float, list[Any]]] = {}
+        """By key, until when they are known."""
+        self._gifts: set[asyncio.Task[bool]] = set()
         self._contacts = Contacts(settings.contacts, settings.initial_peers, MAX_CONTACTS)
-        self._last: dict[str, dict[str, tuple[bytes, float]]] = {}
+        self._last: dict[str, Entries] = {}
+        """What the last reading of a key found, the first known first."""
 
     async def open(self) -> None:
         """Joins the DHT, or begins a new one. Raises: AddressError saying what is in the way."""
@@ -119,10 +133,9 @@ class DhtNode:
             )
         except (ValidationError, RuntimeError) as error:
             raise dht_errors.explain_refusal(str(error)) from None
-        self._node.protocol.storage = BoundedStorage(BootClock())
+        self._node.protocol.storage = BoundedStorage()
         self._node.protocol.cache = NoStorage()
         self._node.protocol._validate_dictionary = self._gate.keep_valid
-        self._holders = Holders(self._node, REPLICAS, BEAM, BootClock())
 
     async def store(self, key: str, subkey: str, record: bytes, expires_at: float) -> bool:
         """Whether some node (ours included) took it; False if they hold one that expires later.
@@ -132,55 +145,55 @@ class DhtNode:
         """
         if len(record) > MAX_RECORD_BYTES:
             return False
-        self._node.protocol.storage.use([DHTID.generate(key)])
-        here = self._store_here(key, subkey, record, expires_at)
-        try:
-            async with asyncio.timeout(STORE_SECONDS):
-                there = await self._holders.store(key, subkey, record, expires_at)
-        except TimeoutError:
+        key_id, value = DHTID.generate(key), MSGPackSerializer.dumps(record)
+        self._node.protocol.storage.use(key_id)
+        here = self._store_here(key_id, subkey, value, expires_at)
+        gifts = {
+            asyncio.create_task(self._give(peer, key_id, subkey, value, expires_at))
+            for peer in await self._holders_of(key_id)
+        }
+        if not gifts:
             return here
-        return here or bool(there)
+        self._gifts |= gifts
+        for gift in gifts:
+            gift.add_done_callback(self._gifts.discard)
+        done, late = await asyncio.wait(gifts, timeout=ENOUGH_SECONDS)
+        if late and not here and not any(gift.result() for gift in done):
+            done, _ = await asyncio.wait(gifts)
+        return here or any(gift.result() for gift in done)
 
     async def fetch(
-        self, keys: Sequence[str], deadline_s: float, widely: bool = False
+        self, key: str, deadline_s: float, widely: bool = False
     ) -> tuple[list[tuple[str, bytes]], bool]:
-        """All records under `keys`, each with its subkey, and whether every search ended in time.
+        """The records under `key` with their subkeys, and whether the search ended in time.
 
         `widely` asks many nodes: what is stored anew only once a minute lies with those that were
         nearest then, and in a young DHT a dozen may have come nearer since.
 
-        A search that did not (a node that holds the record may just have died) is answered from
-        what is stored here and from the last reading: signed and dated, so merely old. If there are
-        too many, each key has its share, and who was there first goes before: identities are free,
-        and else a crowd of them would hide everybody.
+        A search that did not end (a node that holds the record may just have died) is answered from
+        what is stored here and from the last reading: signed and dated, so merely old.
         """
-        self._node.protocol.storage.use(map(DHTID.generate, keys))
+        self._node.protocol.storage.use(DHTID.generate(key))
         searches = await self._node.get_many(
-            keys,
+            [key],
             sufficient_expiration_time=float("inf"),
             beam_size=WIDE_BEAM if widely else BEAM,
             num_workers=WIDE_CALLS if widely else None,
             return_futures=True,
         )
-        await asyncio.wait(searches.values(), timeout=deadline_s)
-        complete = True
-        for key, search in searches.items():
-            before = self._last.get(key, {})
-            if search.done():
-                entries = _entries(search.result())
-            else:
-                search.cancel()
-                complete = False
-                entries = before | self._stored_here(key)
-            by_age = {subkey: entries[subkey] for subkey in before if subkey in entries} | entries
-            self._last[key] = _share_of(by_age, len(keys))
-        found = [
-            (subkey, record)
-            for key in searches
-            for subkey, (record, expires_at) in self._last[key].items()
-            if expires_at > time.time()
-        ]
-        return found, complete
+        search, before = searches[key], self._last.get(key, {})
+        await asyncio.wait({search}, timeout=deadline_s)
+        is_complete = search.done()
+        if is_complete:
+            entries = _entries(search.result())
+        else:
+            search.cancel()
+            entries = before | self._stored_here(key)
+        by_age = {subkey: entries[subkey] for subkey in before if subkey in entries} | entries
+        self._last[key] = _bounded(by_age)
+        now = time.time()
+        found = [(name, record) for name, (record, end) in self._last[key].items() if end > now]
+        return found, is_complete
 
     async def addresses(self) -> list[str]:
         """Multiaddrs others may dial, as far as we know today."""
@@ -210,24 +223,11 @@ class DhtNode:
             if await self._dial(address) is None:
                 await self._node.protocol.call_ping(PeerID.from_base58(peer_id_in(address)))
 
-    def forget_the_future(self) -> None:
-        """The clock was set back. hivemind keeps the record that expires last: those of before
-        would keep all news out until the clock has made up for it, and nodes that were silent for
-        a moment would be shunned as long."""
-        storage, now = self._node.protocol.storage, time.time()
-        kept = storage.held()
-        storage.clear()
-        for key_id, (dictionary, _) in kept:
-            if isinstance(dictionary, DictionaryDHTValue):
-                for subkey, (value, expires_at) in dictionary.items():
-                    if _is_usual(value, expires_at - now):
-                        storage.store(key_id, value, expires_at, subkey=subkey)
-        self._last.clear()
-        self._node.blacklist.clear()
-
     async def close(self) -> None:
         if self._node is not None:
-            await self._holders.close()
+            for gift in self._gifts:
+                gift.cancel()
+            await asyncio.gather(*self._gifts, return_exceptions=True)
             await self._node.shutdown()
         if self._p2p is not None:
             await self._p2p.shutdown()
@@ -263,31 +263,51 @@ class DhtNode:
             if peer in known:
                 self._contacts.meet(peer, [f"{address}/p2p/{peer}" for address in info.addrs])
 
-    def _store_here(self, key: str, subkey: str, record: bytes, expires_at: float) -> bool:
+    async def _holders_of(self, key_id: DHTID) -> list[Any]:
+        """The nodes nearest to the key. hivemind looks for them anew with every record: it asks up
+        to twenty nodes, which answer with all that lies under the key."""
+        until, holders = self._holders.get(key_id, (0.0, []))
+        if not holders or self._clock.now() >= until:
+            found = await self._node.find_nearest_nodes(
+                [key_id], k_nearest=REPLICAS, beam_size=BEAM, exclude_self=True
+            )
+            holders = list(found[key_id].values())
+            self._holders[key_id] = self._clock.now() + HOLDERS_SECONDS, holders
+        return holders
+
+    async def _give(
+        self, peer: Any, key_id: DHTID, subkey: str, value: bytes, expires_at: float
+    ) -> bool:
+        taken = await self._node.protocol.call_store(peer, [key_id], [value], expires_at, [subkey])
+        if taken is None:  # it gave no answer: others are to be found in its place
+            self._node.blacklist.register_failure(peer)
+            self._holders.pop(key_id, None)
+            return False
+        return bool(taken[0])
+
+    def _store_here(self, key_id: DHTID, subkey: str, value: bytes, expires_at: float) -> bool:
         if self._settings.client_mode:
             return False
-        key_id, value = DHTID.generate(key), MSGPackSerializer.dumps(record)
         stored = DHTRecord(key_id.to_bytes(), MSGPackSerializer.dumps(subkey), value, expires_at)
         storage = self._node.protocol.storage
         return self._gate.validate(stored) and bool(storage.keep(key_id, subkey, value, expires_at))
 
-    def _stored_here(self, key: str) -> dict[str, tuple[bytes, float]]:
+    def _stored_here(self, key: str) -> Entries:
         item = self._node.protocol.storage.get(DHTID.generate(key))
         if item is None or not isinstance(item.value, DictionaryDHTValue):
             return {}
         entries = {}
         for subkey, (value, expires_at) in item.value.items():
-            record = _unpack_bytes(value)
+            record = unpack_record(value)
             if record is not None:
                 entries[subkey] = (record, expires_at)
         return entries
 
 
-def _share_of(by_age: dict[str, tuple[bytes, float]], keys: int) -> dict[str, tuple[bytes, float]]:
-    """Of the entries under one key of so many: as many as may go on from here, the first first."""
-    records, room_bytes = MAX_RECORDS_PER_FETCH // keys, MAX_BYTES_PER_FETCH // keys
-    share = {}
-    for subkey, (record, expires_at) in islice(by_age.items(), max(1, records)):
+def _bounded(by_age: Entries) -> Entries:
+    """As many as go on from here, the first first."""
+    share, room_bytes = {}, MAX_BYTES_PER_FETCH
+    for subkey, (record, expires_at) in by_age.items():
         room_bytes -= len(record)
         if room_bytes < 0:
             break
@@ -295,39 +315,7 @@ def _share_of(by_age: dict[str, tuple[bytes, float]], keys: int) -> dict[str, tu
     return share
 
 
-def _entries(result: Any) -> dict[str, tuple[bytes, float]]:
+def _entries(result: Any) -> Entries:
     if result is None or not isinstance(result.value, dict):
         return {}
     return {subkey: (entry.value, entry.expiration_time) for subkey, entry in result.value.items()}
-
-
-def _is_usual(value: bytes, seconds_ahead: float) -> bool:
-    record = _unpack_bytes(value)
-    claim = None if record is None else _claim(record)
-    return claim is not None and seconds_ahead <= USUAL_SECONDS_AHEAD[claim.kind]
-
-
-def _unpack_bytes(packed: bytes) -> bytes | None:
-    """The content of a MessagePack byte string, or None for any other thing or size."""
-    for marker, size_bytes in ((0xC4, 1), (0xC5, 2)):
-        start = 1 + size_bytes
-        if len(packed) >= start and packed[0] == marker:
-            content = packed[start:]
-            if len(content) == int.from_bytes(packed[1:start], "big") <= MAX_RECORD_BYTES:
-                return content
-    return None
-
-
-@functools.lru_cache(maxsize=MAX_RECORDS_PER_FETCH)
-def _key_ids(places: tuple[str, ...]) -> frozenset[bytes]:
-    """Of a shard or a manifest, with the other key that belongs to it: the same for many."""
-    return frozenset(DHTID.generate(key).to_bytes() for key in places)
-
-
-@functools.lru_cache(maxsize=4 * MAX_RECORDS_PER_FETCH)
-def _claim(record: bytes) -> Claim | None:
-    """Signatures are checked once per record, not once per replica that returns it."""
-    try:
-        return read_claim(record)
-    except PeerRefused:
-        return None

@@ -15,36 +15,34 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from atom.base.clock import BootClock
 from atom.base.errors import StorageError, UserError
 from atom.swarm.addresses import parse_listen
 from atom.swarm.dht.frames import (
     NodeSettings,
     encode_frame,
-    error_to_json,
-    from_text,
+    error_to_fields,
     read_frame,
-    settings_from_json,
-    to_text,
+    settings_from_fields,
 )
 from atom.swarm.dht.p2pd import P2pDaemon, die_with_parent
-from atom.swarm.dht.wall_clock import WallClock
 
 if TYPE_CHECKING:
     from atom.swarm.dht.node import DhtNode
 
+CALLS = frozenset({"store", "fetch", "addresses", "contacts", "neighbours"})
+"""Methods of the node that the parent may call."""
 MAX_REQUESTS = 64
 """Requests under way at once; further ones are refused rather than queued."""
-KEEP_SECONDS = 60.0
-KEEP_LIFETIME_SECONDS = 600.0
-CLOCK_SECONDS = 1.0
-"""How often the clock on the wall is looked at."""
+JOIN_SECONDS = 20.0
+"""For dialling and joining; an address that does not answer is given up sooner."""
 CLOSE_SECONDS = 2.0
-
-Pending = asyncio.Task[dict[str, Any] | None]
+CLOCK_EVERY_SECONDS = 1.0
+CLOCK_STEP_SECONDS = 1.0
+"""Corrections below this are nothing to a lease, which lasts for eight."""
 
 
 class DhtService:
@@ -54,145 +52,109 @@ class DhtService:
         self._reader = reader
         self._writer = writer
         self._tasks: set[asyncio.Task[None]] = set()
-        self._kept: dict[tuple[str, str], bytes] = {}
-        self._node: DhtNode
+        self._node: DhtNode | None = None
 
     async def run(self, folder: Path) -> None:
-        """Starts daemon and node, serves, and clears up. Returns when the parent is gone."""
+        """Starts daemon and node, serves, and clears up. Returns when the parent is gone, or to be
+        started again when p2pd is."""
         opening = await read_frame(self._reader)
         if opening is None:
             return
-        settings, p2pd = settings_from_json(opening["open"]), P2pDaemon(folder)
-        first = asyncio.create_task(read_frame(self._reader))  # sees the parent hang up meanwhile
-        joining = asyncio.create_task(self._join(settings, p2pd))
+        settings, p2pd = settings_from_fields(opening), P2pDaemon(folder)
+        tasks = {
+            asyncio.create_task(self._serve()),  # also sees the parent hang up while we join
+            asyncio.create_task(self._live(settings, p2pd)),
+        }
         try:
-            await asyncio.wait({first, joining}, return_when=asyncio.FIRST_COMPLETED)
-            if joining.done():
-                joining.result()
-                await self._send({"phase": "ready"})
-                await self._serve_until_end(p2pd, first, settings.redial_seconds)
-                if not settings.client_mode:
-                    await self._say_goodbye()
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
         except UserError as error:
-            await self._send({"phase": "failed", "error": error_to_json(error)})
+            await self._send({"failed": error_to_fields(error)})
         finally:
-            joining.cancel()
-            first.cancel()
+            for each in (*tasks, *self._tasks):
+                each.cancel()
+            if self._node is not None and not settings.client_mode:
+                await self._say_goodbye(self._node)
             await p2pd.stop(gently=not settings.client_mode)  # who only looked is missed by nobody
 
-    async def _join(self, settings: NodeSettings, p2pd: P2pDaemon) -> None:
+    async def _live(self, settings: NodeSettings, p2pd: P2pDaemon) -> None:
+        """Joins the DHT; then does the node's chores until it has to be started again."""
         await p2pd.start(settings, parse_listen(settings.listen or "127.0.0.1:0"))
-        await self._send({"phase": "loading"})
-        node = _loaded()  # two seconds, while p2pd warms up
-        await self._send({"phase": "joining"})
-        self._node = node(settings, p2pd.socket_path)
-        await self._node.open()
+        node = _loaded()(settings, p2pd.socket_path)
+        try:
+            async with asyncio.timeout(JOIN_SECONDS):
+                await node.open()
+        except TimeoutError:
+            raise UserError(
+                f"the DHT node did not join within {JOIN_SECONDS:.0f} s",
+                "is the machine overloaded, or a named DHT node very slow? try again",
+            ) from None
+        self._node = node
+        await self._send({"ready": True})
+        chores = {
+            asyncio.create_task(p2pd.wait()),
+            asyncio.create_task(until_clock_is_set_back()),
+            asyncio.create_task(self._redial(node, settings.redial_seconds)),
+        }
+        try:
+            await asyncio.wait(chores, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for chore in chores:
+                chore.cancel()
 
-    async def _serve_until_end(self, p2pd: P2pDaemon, first: Pending, redial_s: float) -> None:
-        """Ends when the parent hangs up or p2pd dies (the parent then sees *us* hang up)."""
-        ends = [asyncio.create_task(self._serve(first)), asyncio.create_task(p2pd.wait())]
-        chores = [
-            asyncio.create_task(self._redial(redial_s)),
-            asyncio.create_task(self._keep_alive()),
-            asyncio.create_task(self._watch_clock()),
-        ]
-        await asyncio.wait([*ends, *chores], return_when=asyncio.FIRST_COMPLETED)
-        for task in [*ends, *chores, *self._tasks]:
-            task.cancel()
-
-    async def _say_goodbye(self) -> None:
+    async def _say_goodbye(self, node: "DhtNode") -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_SECONDS):
-                await self._node.close()
+                await node.close()
 
-    async def _serve(self, first: Pending) -> None:
-        request = await first
-        while request is not None:
+    async def _serve(self) -> None:
+        while (request := await read_frame(self._reader)) is not None:
             if len(self._tasks) >= MAX_REQUESTS:
                 await self._send({"id": request["id"], "failed": "too many requests"})
-            else:
-                task = asyncio.create_task(self._answer(request))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
-            request = await read_frame(self._reader)
+                continue
+            task = asyncio.create_task(self._answer(request))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
     async def _answer(self, request: dict[str, Any]) -> None:
         answer: dict[str, Any]
         try:
-            async with asyncio.timeout(float(request["timeout_s"])):
-                answer = await self._carry_out(request)
+            assert request["call"] in CALLS, f"unknown call {request['call']!r}"
+            async with asyncio.timeout(request["timeout_s"]):
+                result = await getattr(self._node, request["call"])(**request["arguments"])
+            answer = {"answer": result}
         except TimeoutError:
             answer = {"failed": "timeout"}
-        except Exception as error:  # noqa: BLE001 -- the supervisor of a request: hivemind and
-            # libp2p raise anything; one failed call is an answer, not the end of the node
+        except Exception as error:  # noqa: BLE001 -- one bad answer is no reason to end the node
             answer = {"failed": f"{type(error).__name__}: {error}"[:500]}
-        await self._send({"id": request["id"], **answer})
+        await self._send({"id": request["id"]} | answer)
 
-    async def _carry_out(self, request: dict[str, Any]) -> dict[str, Any]:
-        match request["call"]:
-            case "store":
-                record, expires_at = from_text(request["record"]), float(request["expires_at"])
-                stored = await self._node.store(
-                    request["key"], request["subkey"], record, expires_at
-                )
-                return {"stored": stored}
-            case "keep":
-                self._kept[request["key"], request["subkey"]] = from_text(request["record"])
-                return {"stored": await self._store_kept(request["key"], request["subkey"])}
-            case "fetch":
-                found, complete = await self._node.fetch(
-                    request["keys"], request["deadline_s"], request["widely"]
-                )
-                records = [[subkey, to_text(record)] for subkey, record in found]
-                return {"records": records, "complete": complete}
-            case "addresses":
-                return {"addresses": await self._node.addresses()}
-            case "contacts":
-                return {"addresses": await self._node.contacts()}
-            case "neighbours":
-                return {"peer_ids": await self._node.neighbours()}
-        return {"failed": f"unknown call {request['call']!r}"}
-
-    async def _store_kept(self, key: str, subkey: str) -> bool:
-        expires_at = time.time() + KEEP_LIFETIME_SECONDS
-        return await self._node.store(key, subkey, self._kept[key, subkey], expires_at)
-
-    async def _keep_alive(self) -> None:
-        """Stores again what must outlive its author. Every peer does; the times are spread."""
-        while True:
-            await asyncio.sleep(KEEP_SECONDS * random.uniform(0.8, 1.2))
-            await self._store_all_kept()
-
-    async def _store_all_kept(self) -> None:
-        for key, subkey in list(self._kept):
-            await self._quietly(self._store_kept(key, subkey))
-
-    async def _watch_clock(self) -> None:
-        clock = WallClock(BootClock())
-        while True:
-            await asyncio.sleep(CLOCK_SECONDS)
-            if clock.was_set_back():
-                self._node.forget_the_future()
-                await self._store_all_kept()
-
-    async def _redial(self, every_s: float) -> None:
+    async def _redial(self, node: "DhtNode", every_s: float) -> None:
         while True:
             await asyncio.sleep(every_s * random.uniform(0.8, 1.2))
-            await self._quietly(self._node.redial())
-
-    async def _quietly(self, work: Any) -> None:
-        try:
-            async with asyncio.timeout(KEEP_SECONDS):
-                await work
-        except Exception as error:  # noqa: BLE001 -- the supervisor of a chore: it runs again soon
-            with contextlib.suppress(OSError):  # the disk of our log may be full
-                print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)  # noqa: T201
+            try:
+                await node.redial()
+            except Exception as error:  # noqa: BLE001 -- the supervisor of a chore: it runs again soon
+                with contextlib.suppress(OSError):  # the disk of our log may be full
+                    print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)  # noqa: T201
 
     async def _send(self, message: dict[str, Any]) -> None:
         """To a parent that is gone there is nothing to say: `_serve` sees the end too."""
         with contextlib.suppress(ConnectionError):
             self._writer.write(encode_frame(message))
             await self._writer.drain()
+
+
+async def until_clock_is_set_back(
+    wall: Callable[[], float] = time.time, steady: Callable[[], float] = time.monotonic
+) -> None:
+    """A node keeps the record that expires last: those of a clock that was ahead would keep all
+    news out until the clock has made up for it. So the node begins anew, with none."""
+    ahead_s = wall() - steady()
+    while (now_s := wall() - steady()) > ahead_s - CLOCK_STEP_SECONDS:
+        ahead_s = now_s
+        await asyncio.sleep(CLOCK_EVERY_SECONDS)
 
 
 def _loaded() -> "type[DhtNode]":

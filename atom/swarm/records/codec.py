@@ -15,16 +15,44 @@ from atom.base.reasons import Reason
 from atom.swarm import schema
 from atom.swarm.chain.commit import PeerId, Signature
 from atom.swarm.identity import Identity, verify
-from atom.swarm.records.keys import LEASE_DOMAIN, MANIFEST_DOMAIN, Claim
 from atom.swarm.records.lease import MAX_LOSS, Lease
 from atom.swarm.records.manifest import MAX_RUN_FILE_CHARACTERS, Manifest, RunName
 
+LEASE_DOMAIN = "lease"
+MANIFEST_DOMAIN = "manifest"
 MAX_RECORD_BYTES = 8 * 1024
 """A DHT value of 16,000 bytes and more kills the node that stores it: stay well below."""
 MAX_LEASE_BYTES = 3 * 1024
 """With every field at its longest; many of them have to fit into one answer of the DHT."""
 MAX_MANIFEST_BYTES = 2 * MAX_RUN_FILE_CHARACTERS
 """Uncompressed."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a record says about its own place on the DHT, signature already checked."""
+
+    kind: str
+    author: str
+    """The signer; also the subkey the record is stored under."""
+    places: tuple[str, ...]
+    """The DHT keys it may be stored under."""
+    expires_at: float | None
+    """DHT time at which it ends; None: as long as somebody stores it again."""
+
+
+def lease_key(run: str, owner: str) -> str:
+    """Where the leases of a run are found, all together."""
+    return f"atom/2/{run}/{owner}/lease"
+
+
+def manifest_key(run: str, owner: str) -> str:
+    return f"atom/2/{run}/{owner}/manifest"
+
+
+def index_key(run: str) -> str:
+    """Where the manifests of every run of this name are found, whoever owns it."""
+    return f"atom/2/{run}/index"
 
 
 @dataclass(frozen=True)
@@ -111,8 +139,10 @@ def read_claim(record: bytes) -> Claim:
     """
     body = _open(record)
     if isinstance(body, LeaseBody):
-        return Claim(LEASE_DOMAIN, body.run, body.owner, body.lease.peer_id, body.expires_at)
-    return Claim(MANIFEST_DOMAIN, body.run, body.owner, body.owner, None)
+        place = lease_key(body.run, body.owner)
+        return Claim(LEASE_DOMAIN, body.lease.peer_id, (place,), body.expires_at)
+    places = manifest_key(body.run, body.owner), index_key(body.run)
+    return Claim(MANIFEST_DOMAIN, body.owner, places, None)
 
 
 def _sign(domain: str, payload: bytes, identity: Identity) -> bytes:

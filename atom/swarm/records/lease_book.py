@@ -6,7 +6,7 @@ DHT replica cannot keep a dead peer alive. When we ourselves were not looking (f
 DHT unreachable), everything is unknown again and every timer starts over.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from atom.swarm.chain.commit import Voter
@@ -14,10 +14,12 @@ from atom.swarm.records.lease import LEASE_SECONDS, Lease, PeerState
 
 GAP_SECONDS = 4.0
 """Longer than this between two readings, and what happened meanwhile is unknown."""
-MAX_PEERS = 8192
+MAX_PEERS = 1024
 MAX_INCARNATIONS = 4
 """Incarnations remembered per peer, for replay protection."""
 MAX_ASKED = 256
+_TWIN_SIGNS = 2
+"""An older lease of a dead process may turn up after a newer one; hardly twice."""
 
 
 @dataclass
@@ -49,9 +51,6 @@ class LeaseBook:
         self._asked_at: dict[tuple[str, bytes], float] = {}
         self._updated_at: float | None = None
         self._watching_since: float | None = None
-        self._alive: dict[str, Lease] = {}
-        self._alive_until = float("-inf")
-        """`_alive` is what `fresh` says until then, or until the next reading."""
 
     def update(self, leases: Mapping[str, Lease], now: float) -> None:
         """Takes one successful reading (verified leases by peer id). Never call it for a failed
@@ -60,14 +59,11 @@ class LeaseBook:
             self._forget_signs()
             self._watching_since = now
         self._updated_at = now
-        self._alive_until = float("-inf")
-        silent = self._silent(now)
+        if len(self._peers) >= MAX_PEERS:
+            self._forget_silent(now)
         for peer_id, lease in leases.items():
-            if peer_id not in self._peers and len(self._peers) >= MAX_PEERS:
-                if (dropped := next(silent, None)) is None:
-                    continue
-                del self._peers[dropped]
-            self._see(peer_id, lease, now)
+            if peer_id in self._peers or len(self._peers) < MAX_PEERS:
+                self._see(peer_id, lease, now)
 
     def is_watching(self, now: float) -> bool:
         """Whether our own readings have been close enough together to judge anybody."""
@@ -78,24 +74,15 @@ class LeaseBook:
         left nor doubled. Empty while we are not watching."""
         if not self.is_watching(now):
             return {}
-        if now > self._alive_until:
-            self._look_again(now)
-        return dict(self._alive)
-
-    def _look_again(self, now: float) -> None:
-        """A swarm is a thousand peers, and it is asked about ten times a second: between two
-        readings the answer changes only when somebody's latest sign grows too old."""
-        self._alive, self._alive_until = {}, float("inf")
-        for peer_id, incarnations in self._peers.items():
-            recent = [s for s in incarnations.values() if self._is_recent(s, now)]
-            if not recent:
-                continue
-            soonest = min(s.last_sign or 0.0 for s in recent) + self._lease_seconds
-            self._alive_until = min(self._alive_until, soonest)
-            current = recent[0] if len(recent) == 1 else self._current(peer_id)
-            doubled = len(recent) > 1 and _are_doubled(recent)
-            if current is not None and current.lease.state != PeerState.LEFT and not doubled:
-                self._alive[peer_id] = current.lease
+        current = (self._current(peer_id) for peer_id in self._peers)
+        return {
+            each.lease.peer_id: each.lease
+            for each in current
+            if each is not None
+            and self._is_recent(each, now)
+            and each.lease.state != PeerState.LEFT
+            and not self.is_duplicate(each.lease.peer_id, now)
+        }
 
     def missing_for(self, voter: Voter, now: float) -> float:
         """Seconds of silence of exactly this incarnation, as far as we watched without a gap.
@@ -174,12 +161,13 @@ class LeaseBook:
             for sighting in incarnations.values():
                 sighting.last_sign = None
 
-    def _silent(self, now: float) -> Iterator[str]:
-        """Peers without any sign of life since the last gap or lease time. Each is looked at once,
-        however many newcomers ask for a place: a crowd of them comes with every reading."""
-        for peer_id, incarnations in list(self._peers.items()):
-            if not any(self._is_recent(s, now) for s in incarnations.values()):
-                yield peer_id
+    def _forget_silent(self, now: float) -> None:
+        """Peers without any sign of life since the last gap or lease time make room for others."""
+        self._peers = {
+            peer_id: incarnations
+            for peer_id, incarnations in self._peers.items()
+            if any(self._is_recent(s, now) for s in incarnations.values())
+        }
 
 
 def _are_doubled(recent: Sequence[_Sighting]) -> bool:
@@ -189,3 +177,24 @@ def _are_doubled(recent: Sequence[_Sighting]) -> bool:
         for index, a in enumerate(recent)
         for b in recent[index + 1 :]
     )
+
+
+class TwinWatch:
+    """Looks at what the directory has under our own name: another process may live there, as the
+    key was copied. What the others see of it is the book's: for them, both are silent."""
+
+    def __init__(self) -> None:
+        self._incarnation = b""
+        self._serial = 0
+        self._signs = 0
+
+    def sees(self, lease: Lease | None, me: Voter) -> bool:
+        """Whether this lease shows that another process lives under our name. Of one that ended
+        before we began the lease is there for a while, but it does not change."""
+        if lease is None or lease.incarnation == me.incarnation:
+            return False
+        if lease.incarnation != self._incarnation:
+            self._incarnation, self._serial, self._signs = lease.incarnation, lease.serial, 0
+        elif lease.serial > self._serial:
+            self._serial, self._signs = lease.serial, self._signs + 1
+        return self._signs >= _TWIN_SIGNS

@@ -1,7 +1,12 @@
 """Where DHT nodes were met: what of it is worth keeping."""
 
-from atom.swarm.dht.contacts import Contacts
+import warnings
+
 from atom.swarm.identity import Identity
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # hivemind's own, at import
+    from atom.swarm.dht.node import Contacts
 
 ADA, BOB, CYD = (Identity.create().peer_id for _ in range(3))
 

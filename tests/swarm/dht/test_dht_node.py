@@ -10,30 +10,31 @@ from types import SimpleNamespace
 import pytest
 from swarm_samples import a_lease, a_manifest
 
-from atom.swarm.dht.frames import encode_frame, to_text
+from atom.swarm.dht.frames import encode_frame
 from atom.swarm.identity import Identity
 from atom.swarm.records.codec import (
     MAX_RECORD_BYTES,
     encode_lease,
     encode_manifest,
+    index_key,
+    lease_key,
+    manifest_key,
 )
-from atom.swarm.records.keys import index_key, lease_key, manifest_key, shard_of
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # hivemind's own, at import
-    from hivemind.dht.node import Blacklist
     from hivemind.utils import ValueWithExpiration
 
     from atom.swarm.dht import node as dht_node
+    from atom.swarm.dht import storage as dht_storage
     from atom.swarm.dht.storage import MAX_RECORDS_PER_KEY, BoundedStorage
 
-from tests.manual_clock import ManualClock
 
 OWNER, PEER = Identity.create(), Identity.create()
 RUN = "shakespeare"
 SIZES_AND_KEYS = [(1, 1), (3 * 1024, 1), (MAX_RECORD_BYTES, 1), (MAX_RECORD_BYTES, 16), (400, 16)]
 EXPIRES = time.time() + 3600.0  # the tests may be slow; see the fixture
-KEY = lease_key(RUN, OWNER.peer_id, shard_of(PEER.peer_id))
+KEY = lease_key(RUN, OWNER.peer_id)
 LEASE = encode_lease(a_lease(PEER.peer_id), RUN, OWNER.peer_id, PEER, EXPIRES)
 MANIFEST = encode_manifest(a_manifest(OWNER), OWNER)
 pack = dht_node.MSGPackSerializer.dumps
@@ -47,13 +48,13 @@ def record(key=KEY, subkey=PEER.peer_id, value=LEASE, expires_at=EXPIRES):
 @pytest.fixture(autouse=True)
 def patient(monkeypatch):
     """Lets these leases last for an hour or two rather than seconds."""
-    assert 8.0 < dht_node.MAX_SECONDS_AHEAD["lease"] < 30.0
-    monkeypatch.setitem(dht_node.MAX_SECONDS_AHEAD, "lease", 7200.0)
+    assert 8.0 < dht_storage.MAX_SECONDS_AHEAD["lease"] < 30.0
+    monkeypatch.setitem(dht_storage.MAX_SECONDS_AHEAD, "lease", 7200.0)
 
 
 @pytest.fixture
 def gate():
-    return dht_node.RecordGate()
+    return dht_storage.RecordGate()
 
 
 def test_a_record_in_its_place_passes(gate):
@@ -67,8 +68,7 @@ def test_a_record_in_its_place_passes(gate):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"key": lease_key(RUN, OWNER.peer_id, (shard_of(PEER.peer_id) + 1) % 16)},
-        {"key": lease_key("other", OWNER.peer_id, shard_of(PEER.peer_id))},
+        {"key": lease_key("other", OWNER.peer_id)},
         {"key": "anything"},
         {"subkey": OWNER.peer_id},
         {"subkey": None},
@@ -106,7 +106,7 @@ def test_bytes_that_are_no_message_are_no_record(gate, raw):
 
 
 def test_one_bad_record_does_not_hide_the_good_ones_beside_it(gate):
-    dictionary = dht_node.DictionaryDHTValue(maxsize=3)
+    dictionary = dht_storage.DictionaryDHTValue(maxsize=3)
     dictionary.store(PEER.peer_id, pack(LEASE), EXPIRES)
     dictionary.store(OWNER.peer_id, pack(b"noise"), EXPIRES + 1e6)
     dictionary.store(7, pack(b"noise"), EXPIRES + 1.0)
@@ -116,7 +116,7 @@ def test_one_bad_record_does_not_hide_the_good_ones_beside_it(gate):
 
 
 def test_a_record_may_be_rewritten_by_its_author_and_nobody_else_whatever_the_expiry(gate):
-    dictionary = dht_node.DictionaryDHTValue()
+    dictionary = dht_storage.DictionaryDHTValue()
     dictionary.store(PEER.peer_id, pack(b"noise"), EXPIRES + 1e6)
     key_id = dht_node.DHTID.generate(KEY).to_bytes()
     assert gate.keep_valid(key_id, dictionary)
@@ -128,76 +128,45 @@ def test_a_record_may_be_rewritten_by_its_author_and_nobody_else_whatever_the_ex
 def test_of_a_crowd_on_a_node_that_keeps_everything_the_first_are_checked(gate, monkeypatch):
     checked = []
     monkeypatch.setattr(gate, "validate", lambda record: checked.append(record) or True)
-    dictionary = dht_node.DictionaryDHTValue()
-    for number in range(3 * dht_node.MAX_RECORDS_PER_ANSWER):
+    dictionary = dht_storage.DictionaryDHTValue()
+    for number in range(3 * dht_storage.MAX_RECORDS_PER_ANSWER):
         dictionary.store(f"peer {number}", pack(b"x"), EXPIRES)
     assert gate.keep_valid(b"", dictionary)
-    first = [f"peer {number}" for number in range(dht_node.MAX_RECORDS_PER_ANSWER)]
+    first = [f"peer {number}" for number in range(dht_storage.MAX_RECORDS_PER_ANSWER)]
     assert [subkey for subkey, _ in dictionary.items()] == first
     assert len(checked) == len(first) > MAX_RECORDS_PER_KEY, "and a node's own record"
 
 
-def test_a_crowd_under_one_key_hides_nobody_under_another_nor_whom_we_saw_before(monkeypatch):
+def test_a_crowd_hides_nobody_whom_we_saw_before(monkeypatch):
     """Identities are free: a stranger stores as many leases as it likes."""
-    monkeypatch.setattr(dht_node, "MAX_RECORDS_PER_FETCH", 8)
-    stored = {"one": ["old"], "other": ["friend"]}
+    monkeypatch.setattr(dht_node, "MAX_BYTES_PER_FETCH", 8)
+    stored = ["old"]
 
     async def get_many(keys, **_):
-        return {key: done(stored[key]) for key in keys}
+        return {key: done(stored) for key in keys}
 
     node = dht_node.DhtNode(dht_node.NodeSettings(), Path())
-    protocol = SimpleNamespace(storage=BoundedStorage(ManualClock()))
+    protocol = SimpleNamespace(storage=BoundedStorage())
     node._node = SimpleNamespace(get_many=get_many, protocol=protocol)
 
-    def seen(*keys):
-        found, complete = asyncio.run(node.fetch(keys or ("one", "other"), 1.0))
+    def seen():
+        found, complete = asyncio.run(node.fetch("key", 1.0))
         assert complete
         return [subkey for subkey, _ in found]
 
-    assert seen() == ["old", "friend"]
-    stored["one"] = [*(f"stranger {number}" for number in range(8)), "old"]
+    assert seen() == ["old"]
+    stored = [*(f"stranger {number}" for number in range(9)), "old"]
     for _ in range(2):
-        assert len(seen()) <= 8
-        assert {"old", "friend"} <= set(seen())
-        assert "old" in seen("one")
+        assert len(seen()) == 8
+        assert "old" in seen()
 
 
 def test_whatever_is_found_goes_into_one_frame():
-    shares = [dht_node._share_of(crowd_of(9000, size), keys) for size, keys in SIZES_AND_KEYS]
-    assert [len(share) for share in shares] == [4096, 2730, 1024, 64, 256]
-    for share in shares:
-        assert list(share) == list(crowd_of(len(share), 0)), "who was there first"
-    longest = [[peer_id, to_text(record)] for peer_id, (record, _) in shares[2].items()]
-    encode_frame({"id": 1, "records": longest, "complete": True})
-
-
-def crowd_of(count, size_bytes):
-    return {f"{number:052}": (bytes(size_bytes), EXPIRES) for number in range(count)}
-
-
-def test_records_of_a_clock_that_was_set_back_keep_no_news_out():
-    storage, blacklist = BoundedStorage(ManualClock()), Blacklist(base_time=60.0, backoff_rate=2.0)
-    node = dht_node.DhtNode(dht_node.NodeSettings(), Path())
-    protocol = SimpleNamespace(storage=storage)
-    node._node = SimpleNamespace(protocol=protocol, blacklist=blacklist)
-    soon = time.time() + 8.0
-    lease = encode_lease(a_lease(PEER.peer_id), RUN, OWNER.peer_id, PEER, soon)
-
-    def store():
-        return node._store_here(KEY, PEER.peer_id, lease, soon)
-
-    keys = [dht_node.DHTID.generate(key) for key in (KEY, index_key(RUN), "foreign")]
-    storage.store(keys[0], pack(LEASE), EXPIRES, subkey=PEER.peer_id)
-    storage.store(keys[1], pack(MANIFEST), time.time() + 600.0, subkey=OWNER.peer_id)
-    storage.store(keys[2], pack(b"noise"), time.time() + 600.0)
-    blacklist.register_failure("silent")
-    assert not store()
-    node.forget_the_future()
-    assert store()
-    assert [key for key, _ in storage.held()] == [keys[1], keys[0]]
-    assert "silent" not in blacklist
-    node.forget_the_future()
-    assert not store(), "what is news now stays"
+    crowd = {f"{number:052}": (bytes(MAX_RECORD_BYTES), EXPIRES) for number in range(9000)}
+    share = dht_node._bounded(crowd)
+    assert list(share) == list(crowd)[: len(share)], "who was there first"
+    longest = [(peer_id, record) for peer_id, (record, _) in share.items()]
+    encode_frame({"id": 1, "answer": (longest, True)})
 
 
 def test_a_node_tells_where_its_neighbours_are_now():
@@ -218,7 +187,7 @@ async def answer(what):
 
 
 def done(names):
-    value = dict.fromkeys(names, ValueWithExpiration(b"", EXPIRES))
+    value = dict.fromkeys(names, ValueWithExpiration(b"x", EXPIRES))
     future = asyncio.get_running_loop().create_future()
     future.set_result(ValueWithExpiration(value, EXPIRES))
     return future

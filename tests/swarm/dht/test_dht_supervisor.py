@@ -4,53 +4,42 @@ import asyncio
 import errno
 import os
 import subprocess
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
 from atom.base.events import EventList
-from atom.swarm.dht import supervisor
+from atom.swarm.dht import client as client_module
 from atom.swarm.dht.client import DhtClient, DirectoryUnavailable
 from atom.swarm.dht.frames import NodeSettings
-from atom.swarm.dht.supervisor import SteadyClient
-
-
-class ScriptedClient:
-    """Starts fail as the script says, one after the other."""
-
-    script: ClassVar[list[Exception | None]] = []
-
-    def __init__(self, settings: NodeSettings) -> None:
-        self.ended = asyncio.Event()
-
-    async def start(self) -> None:
-        problem = self.script.pop(0)
-        if problem is not None:
-            raise problem
-
-    async def call(self, name: str, timeout_s: float, **args: Any) -> dict[str, Any]:
-        return {"addresses": []}
-
-    async def close(self) -> None:
-        self.ended.set()
 
 
 def test_whatever_a_start_fails_with_it_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     full = OSError(errno.EMFILE, "Too many open files")
     nonsense = ValueError("a frame that is no object")
     script = [None, full, nonsense, RuntimeError("can't start new thread"), None]
-    monkeypatch.setattr(ScriptedClient, "script", script)
-    monkeypatch.setattr(supervisor, "DhtClient", ScriptedClient)
-    monkeypatch.setattr(supervisor, "FIRST_PAUSE_SECONDS", 0.0)
-    events = EventList()
+    monkeypatch.setattr(client_module, "FIRST_PAUSE_SECONDS", 0.0)
+    events, ended = EventList(), asyncio.Event()
+
+    async def opened(client: Any, _: NodeSettings) -> None:
+        problem = script.pop(0)
+        if problem is not None:
+            raise problem
+        client._reading = asyncio.create_task(ended.wait() if len(script) else asyncio.sleep(60.0))
+
+    async def addresses(*_: object) -> list[str]:
+        return []
+
+    monkeypatch.setattr(DhtClient, "_open", opened)
+    monkeypatch.setattr(DhtClient, "call", addresses)
 
     async def lose_it_once() -> None:
-        steady = SteadyClient(NodeSettings(), events)
-        await steady.start()
-        steady._client.ended.set()
+        client = DhtClient(NodeSettings(), events)
+        await client.start()
+        ended.set()
         async with asyncio.timeout(60.0):
-            await steady.restarted.wait()
-        await steady.close()
+            await client.restarted.wait()
+        await client.close()
 
     asyncio.run(lose_it_once())
     kinds = [event["event"] for event in events.events]

@@ -18,8 +18,13 @@ from atom.swarm.dht import directory as directory_module
 from atom.swarm.dht.directory import open_directory
 from atom.swarm.dht.frames import NodeSettings
 from atom.swarm.identity import Identity
-from atom.swarm.records.codec import encode_lease, encode_manifest
-from atom.swarm.records.keys import index_key, lease_key, manifest_key
+from atom.swarm.records.codec import (
+    encode_lease,
+    encode_manifest,
+    index_key,
+    lease_key,
+    manifest_key,
+)
 from atom.swarm.records.lease import PeerState
 
 with warnings.catch_warnings():

@@ -8,8 +8,11 @@ from atom.base.events import EventList
 from atom.swarm.dht.client import DirectoryUnavailable
 from atom.swarm.dht.directory import Directory
 from atom.swarm.identity import Identity
-from atom.swarm.records.codec import encode_lease, encode_manifest
-from atom.swarm.records.keys import lease_key, shard_of
+from atom.swarm.records.codec import (
+    encode_lease,
+    encode_manifest,
+    lease_key,
+)
 from atom.swarm.records.lease import LEASE_SECONDS
 from tests.manual_clock import ManualClock
 from tests.swarm.directory_memory import MemoryDht, MemoryDirectory
@@ -67,27 +70,12 @@ def test_a_directory_that_cannot_be_reached_says_so_and_never_that_nobody_is_the
     asyncio.run(check())
 
 
-def test_of_two_places_the_later_lease_counts(dht, clock):
-    """Only every other lease goes into the shard: what lies there may be old."""
-
-    async def check():
-        peer = MemoryDirectory(dht, RUN, OWNER.peer_id, PEER)
-        onlooker = MemoryDirectory(dht, RUN, OWNER.peer_id)
-        for serial in range(1, 12):
-            lease = a_lease(PEER.peer_id, serial=serial)
-            assert await peer.publish_lease(lease)
-            assert await onlooker.read_leases() == {PEER.peer_id: lease}
-            clock.advance(0.7)
-
-    asyncio.run(check())
-
-
 def test_invalid_leases_are_dropped_and_reported_once(dht):
     async def check():
         events = EventList()
         directory = MemoryDirectory(dht, RUN, OWNER.peer_id, OWNER, events)
         elsewhere = encode_lease(a_lease(PEER.peer_id), "other", OWNER.peer_id, PEER, 1008.0)
-        key = lease_key(RUN, OWNER.peer_id, shard_of(PEER.peer_id))
+        key = lease_key(RUN, OWNER.peer_id)
         dht.store(key, PEER.peer_id, elsewhere, 1008.0)
         dht.store(key, "nobody", b"noise", 1008.0)
         await directory.publish_lease(a_lease(OWNER.peer_id))

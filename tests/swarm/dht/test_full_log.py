@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,11 +52,24 @@ def test_the_libp2p_daemon_is_read_from_all_the_same(
 
 
 def test_a_chore_that_fails_runs_again_all_the_same() -> None:
-    async def fails() -> None:
-        raise ConnectionError("nobody there")
+    class Unlucky:
+        def __init__(self) -> None:
+            self.tries = 0
+            self.again = asyncio.Event()
+
+        async def redial(self) -> None:
+            self.tries += 1
+            if self.tries > 1:
+                self.again.set()
+            raise ConnectionError("nobody there")
 
     async def check() -> None:
-        await DhtService(None, None)._quietly(fails())  # type: ignore[arg-type]  # it asks nobody
+        node: Any = Unlucky()
+        service = DhtService(None, None)  # type: ignore[arg-type]  # it asks nobody
+        chore = asyncio.create_task(service._redial(node, every_s=0.001))
+        async with asyncio.timeout(SOON):
+            await node.again.wait()
+        chore.cancel()
 
     with full_log():
         asyncio.run(check())

@@ -8,10 +8,14 @@ from pathlib import Path
 import pytest
 
 from atom.base.errors import StorageError
-from atom.swarm.dht import supervisor
+from atom.swarm.dht import client as client_module
+from atom.swarm.dht.client import (
+    MAX_LOG_BYTES,
+    DhtClient,
+    keep_small,
+    open_node_log,
+)
 from atom.swarm.dht.frames import NodeSettings
-from atom.swarm.dht.node_log import MAX_LOG_BYTES, keep_small, open_node_log
-from atom.swarm.dht.supervisor import SteadyClient
 
 
 def test_a_full_log_is_set_aside_and_its_writer_goes_on_at_the_beginning(tmp_path: Path) -> None:
@@ -57,11 +61,11 @@ def test_a_node_s_log_is_looked_at_when_it_starts_and_while_it_runs(
         keep_small(log_path)
         looked.release()
 
-    monkeypatch.setattr(supervisor, "keep_small", seen)
-    monkeypatch.setattr(supervisor, "CONTACTS_EVERY_SECONDS", 0.05)
+    monkeypatch.setattr(client_module, "keep_small", seen)
+    monkeypatch.setattr(client_module, "CONTACTS_EVERY_SECONDS", 0.05)
 
     async def live() -> None:
-        client = SteadyClient(NodeSettings(log_path=str(path)))
+        client = DhtClient(NodeSettings(log_path=str(path)))
         await client.start()
         try:
             assert older.read_bytes() == b"." * MAX_LOG_BYTES

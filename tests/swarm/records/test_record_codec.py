@@ -22,9 +22,9 @@ from atom.swarm.records.codec import (
     decode_manifest,
     encode_lease,
     encode_manifest,
+    lease_key,
     read_claim,
 )
-from atom.swarm.records.keys import LEASE_SHARDS, lease_key, shard_of
 from atom.swarm.records.lease import (
     MAX_ADDRESSES,
     MAX_ENDED_ATTEMPTS,
@@ -286,18 +286,11 @@ def test_a_run_file_too_large_for_the_dht_is_the_users_error():
 
 def test_a_record_says_where_it_may_be_stored_and_until_when():
     lease = read_claim(encoded(expires_at=123.25))
-    places = lease_key(*PLACE, shard_of(PEER.peer_id)), lease_key(*PLACE)
-    assert (lease.author, lease.expires_at, lease.places()) == (PEER.peer_id, 123.25, places)
+    assert (lease.author, lease.expires_at) == (PEER.peer_id, 123.25)
+    assert lease.places == (f"atom/2/{RUN}/{OWNER.peer_id}/lease",) == (lease_key(*PLACE),)
     manifest = read_claim(encode_manifest(a_manifest(OWNER), OWNER))
     assert manifest.author == OWNER.peer_id
     assert manifest.expires_at is None
-    assert manifest.places() == (
+    assert manifest.places == (
         f"atom/2/{RUN}/{OWNER.peer_id}/manifest", f"atom/2/{RUN}/index"
     )  # fmt: skip
-
-
-def test_peers_are_spread_over_all_shards():
-    shards = [shard_of(f"peer {number}") for number in range(1600)]
-    counts = [shards.count(shard) for shard in range(LEASE_SHARDS)]
-    assert sum(counts) == 1600
-    assert min(counts) > 50

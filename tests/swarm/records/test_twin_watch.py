@@ -4,7 +4,7 @@ from swarm_samples import a_lease
 
 from atom.swarm.chain.commit import Voter
 from atom.swarm.records.lease import Lease
-from atom.swarm.records.twin import TwinWatch
+from atom.swarm.records.lease_book import TwinWatch
 
 ME = Voter("us", b"m" * 16)
 

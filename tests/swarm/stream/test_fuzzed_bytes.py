@@ -17,6 +17,7 @@ from atom.swarm.exchange.chunk_kernels import NotFinite
 from atom.swarm.exchange.codec import CODECS
 from atom.swarm.identity import Identity
 from atom.swarm.records.codec import (
+    LEASE_DOMAIN,
     SignedRecord,
     decode_lease,
     encode_lease,
@@ -24,7 +25,6 @@ from atom.swarm.records.codec import (
     read_claim,
 )
 from atom.swarm.records.codec import decode_manifest as decode_run
-from atom.swarm.records.keys import LEASE_DOMAIN
 from atom.swarm.state.arenas import (
     ArenaManifest,
     BlobManifest,
