@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from atom.offloaded_model import OffloadedModel, offload
-    from atom.optim.adamw import AdamWSettings as AdamW
+    from atom.optim.adamw import AdamW
     from atom.optim.rate import RateSettings as Schedule
 
 __version__ = "0.1.0"
 __all__ = ["AdamW", "OffloadedModel", "Schedule", "__version__", "offload"]
 
 _PLACES = {
-    "AdamW": ("atom.optim.adamw", "AdamWSettings"),
+    "AdamW": ("atom.optim.adamw", "AdamW"),
     "OffloadedModel": ("atom.offloaded_model", "OffloadedModel"),
     "Schedule": ("atom.optim.rate", "RateSettings"),
     "offload": ("atom.offloaded_model", "offload"),

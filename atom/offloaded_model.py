@@ -27,12 +27,12 @@ from atom.graph.ir import Program
 from atom.graph.program import build_program
 from atom.graph.trace import trace
 from atom.graph.traced import Graph
-from atom.optim.adamw import AdamWSettings
+from atom.optim.adamw import AdamW
+from atom.optim.optimizer import Optimizer, store_bytes
 from atom.optim.rate import RateSettings
 from atom.plan.choice import Choice
 from atom.plan.chosen_program import chosen_program
 from atom.swap.device import Device
-from atom.swap.host_store import host_bytes
 from atom.training.replica.pacing import MAX_MICRO_BATCHES_PER_PASS
 from atom.training.replica.replica import Replica, ReplicaSettings
 
@@ -137,7 +137,7 @@ def offload(
     example: MicroBatch,
     *,
     gpu_memory: str | None = None,
-    optimizer: AdamWSettings | None = None,
+    optimizer: Optimizer | None = None,
     learning_rate: float | RateSettings = 1e-3,
     clip_norm: float | None = None,
     device: str = "auto",
@@ -152,7 +152,7 @@ def offload(
         example: inputs and targets of one micro-batch. All micro-batches must be shaped like it.
         gpu_memory: the most that may be taken of the device, as "8 GiB"; None: nine tenths of what
             is free there. On a CPU it bounds what is computed at a time.
-        optimizer: AdamW's settings; None: its defaults.
+        optimizer: `atom.AdamW(...)`, or another `atom.optim.optimizer.Optimizer`; None: AdamW.
         learning_rate: constant, or a schedule over steps.
         clip_norm: the global norm to which gradients are clipped; None: they are not.
         device: "auto", "cpu", "cuda" or "cuda:N".
@@ -166,10 +166,10 @@ def offload(
     batch = _entries(example)
     graph = trace(whole, batch)
     opened = open_device(device, graph.parameter_dtype)
-    choice = _choice(graph, opened, capped)
+    choice = _choice(graph, optimizer or AdamW(), opened, capped)
     settings = ReplicaSettings(
         rate=_schedule(learning_rate),
-        adamw=optimizer or AdamWSettings(),
+        optimizer=optimizer or AdamW(),
         clip_norm=clip_norm,
         precision=graph.parameter_dtype,
         arrangement=choice.arrangement,
@@ -210,11 +210,11 @@ def _groups(batches: Sequence[MicroBatch], most: int) -> list[Sequence[MicroBatc
     return [batches[start : start + most] for start in range(0, len(batches), most)]
 
 
-def _choice(graph: Graph, device: Device, capped_bytes: int | None) -> Choice:
+def _choice(graph: Graph, optimizer: Optimizer, device: Device, capped_bytes: int | None) -> Choice:
     """How the model is cut for this device. Raises: DeviceError."""
     kind, on_gpu = device.torch_device, device.torch_device.type == "cuda"
     profile = profile_or_guess(graph, kind, lambda note: None, lambda done, total: None)
-    left = free_host_bytes(None) - host_bytes(graph.layout, graph.parameter_dtype)
+    left = free_host_bytes(None) - store_bytes(optimizer, graph.layout, graph.parameter_dtype)
     return question(
         graph,
         profile,

@@ -12,6 +12,7 @@ a launching thread would wait. One side runs the very same kernel with the inter
 
 import argparse
 import ctypes
+import functools
 import gc
 import os
 import statistics
@@ -27,14 +28,17 @@ from sides import Timing, machine, positive, publish, ratio
 from torch import Tensor
 from torch.optim.adamw import adamw as torch_adamw
 
+from atom.base.clock import BootClock
 from atom.graph.ir import ParameterLayout
-from atom.optim.adamw import AdamW, AdamWSettings
+from atom.optim.adamw import MOMENTS, AdamW
+from atom.optim.optimizer import Part, StepTerms, optimizer_state
+from atom.optim.stepper import Stepper
 from atom.swap.host_kernels import LIBRARY, HostKernels, load
 from atom.swap.host_memory import allocate_host_memory
-from atom.swap.host_store import HostStore
-from atom.swap.state_form import HIGH, LOW, MASTER, MOMENTS, StateForm
+from atom.swap.host_store import HostStore, state_arenas
+from atom.swap.state_form import HIGH, LOW, MASTER, StateArena, StateForm
 
-SETTINGS = AdamWSettings()
+SETTINGS = AdamW()
 RATE = 1e-4
 CHUNK_ELEMENTS = 2**21
 """Of the way with casts: its scratch memory stays in the last cache."""
@@ -59,7 +63,8 @@ class Arenas:
             return allocate_host_memory(self.elements, dtype)
 
         self.wide = {name: new(torch.float32) for name in (MASTER, *MOMENTS)}
-        self.half = {name: new(dtype) for name, dtype in StateForm.HALF.arenas().items()}
+        half = declared(self.elements, StateForm.HALF)
+        self.half = {name: new(arena.dtype) for name, arena in half.items()}
         self.gradients = {dtype: new(dtype) for dtype in (torch.float32, torch.bfloat16)}
         self.copy = new(torch.bfloat16)
         noise = torch.randn(min(self.elements, CHUNK_ELEMENTS)) * 1e-3
@@ -70,11 +75,23 @@ class Arenas:
 
     def store(self, form: StateForm, precision: torch.dtype) -> HostStore:
         own = {**self.wide, **{name: self.half[name] for name in (HIGH, LOW)}}
-        state = self.half if form is StateForm.HALF else {n: own[n] for n in form.arenas()}
+        arenas = declared(self.elements, form)
+        state = self.half if form is StateForm.HALF else {name: own[name] for name in arenas}
         wide = self.wide[MASTER] if precision == torch.float32 else self.copy
         working = self.half[HIGH] if form.splits else wide
-        layout = ParameterLayout.of({"all": (self.elements // 64, 64)})
-        return HostStore(layout, precision, form, state, self.gradients[torch.float32], working)
+        gradients = self.gradients[torch.float32]
+        return HostStore(
+            layout_of(self.elements), precision, form, arenas, state, gradients, working
+        )
+
+
+def layout_of(elements: int) -> ParameterLayout:
+    return ParameterLayout.of({"all": (elements // 64, 64)})
+
+
+def declared(elements: int, form: StateForm) -> dict[str, StateArena]:
+    layout = layout_of(elements)
+    return state_arenas(layout, form, optimizer_state(AdamW(), layout, form))
 
 
 @dataclass(frozen=True)
@@ -100,25 +117,21 @@ def main() -> None:
     options = _options()
     torch.set_num_threads(options.threads)
     arenas = Arenas(options.elements // 64 * 64)
-    sides = list(_sides(arenas, options.threads))
+    sides = list(_sides(arenas))
     runs = _measure(sides, options.runs)
     _publish(options, arenas.elements, sides, runs)
 
 
-def _sides(arenas: Arenas, threads: int) -> Iterator[Side]:
+def _sides(arenas: Arenas) -> Iterator[Side]:
     wide, narrow = torch.float32, torch.bfloat16
     yield Side(BASELINE, 28, lambda step: _fused(arenas, step))
     yield Side("torch cast, fused, cast", 28, lambda step: _with_casts(arenas, step))
-    yield _ours("ours float32", arenas, StateForm.EXACT, wide, wide, threads)
+    yield _ours("ours float32", arenas, StateForm.EXACT, wide, wide)
     for form in StateForm:
         for dtype, name in ((wide, "float32"), (narrow, "bfloat16")):
             title = f"ours {form.value}, {name} gradient"
-            yield _ours(title, arenas, form, narrow, dtype, threads)
-    held = LockHeld(arenas.store(StateForm.EXACT, narrow), SETTINGS, threads=1)
-    gradient = arenas.gradients[wide]
-    yield Side(
-        "ours exact, one thread, lock held", 30, lambda step: held.step(gradient, RATE, step)
-    )
+            yield _ours(title, arenas, form, narrow, dtype)
+    yield _ours("ours exact, one thread, lock held", arenas, StateForm.EXACT, narrow, wide, True)
 
 
 def _ours(
@@ -127,26 +140,37 @@ def _ours(
     form: StateForm,
     precision: torch.dtype,
     gradient_type: torch.dtype,
-    threads: int,
+    lock_held: bool = False,
 ) -> Side:
     store, gradient = arenas.store(form, precision), arenas.gradients[gradient_type]
-    adamw = AdamW(store, SETTINGS, threads=threads)
+    stepper = Stepper(store, LockHeld() if lock_held else SETTINGS, BootClock())
     copied = 0 if form.splits or precision == torch.float32 else precision.itemsize
-    moved_bytes = 2 * form.element_bytes + copied + gradient.itemsize
-    return Side(name, moved_bytes, lambda step: adamw.step(gradient, RATE, step))
+    element_bytes = sum(arena.dtype.itemsize for arena in store.arenas.values())
+
+    def take(step: int) -> None:
+        stepper.begin(gradient, RATE, step)
+        stepper.wait()
+
+    return Side(name, 2 * element_bytes + copied + gradient.itemsize, take)
 
 
 class LockHeld(AdamW):
     """The same kernel, called as code that belongs to the interpreter is: nobody else runs."""
 
-    def __init__(self, store: HostStore, settings: AdamWSettings, threads: int) -> None:
-        super().__init__(store, settings, threads=threads)
-        released, held = load(LIBRARY), ctypes.PyDLL(str(LIBRARY))
-        for name in ("atom_highest_level", "atom_adamw"):
-            function = getattr(held, name)
-            function.argtypes = getattr(released, name).argtypes
-            function.restype = getattr(released, name).restype
-        self._kernels = HostKernels(held)
+    def update(self, part: Part, gradient: Tensor, step: StepTerms) -> None:
+        decay = 1 - step.learning_rate * SETTINGS.weight_decay
+        arguments = self._arguments(part, gradient, step)
+        holding_the_lock().adamw(arguments, part.stop - part.start, part.start, decay)
+
+
+@functools.cache
+def holding_the_lock() -> HostKernels:
+    released, held = load(LIBRARY), ctypes.PyDLL(str(LIBRARY))
+    for name in ("atom_highest_level", "atom_adamw"):
+        function = getattr(held, name)
+        function.argtypes = getattr(released, name).argtypes
+        function.restype = getattr(released, name).restype
+    return HostKernels(held)
 
 
 def _fused(arenas: Arenas, step: int) -> None:

@@ -33,7 +33,7 @@ from ring_links import loopback, shaped
 from sides import Timing, machine, positive, publish
 
 from atom.models.gpt3 import GPT3Config
-from atom.optim.step import PIECE_ELEMENTS
+from atom.optim.optimizer import PIECE_ELEMENTS
 
 HEADS = 8
 STEP, ADDED, LATER = "step", "under: added to the pass", "under: first forward later by"

@@ -19,13 +19,12 @@ from atom.base.clock import BootClock
 from atom.graph.program import build_program
 from atom.graph.trace import trace
 from atom.models.gpt3 import GPT3, GPT3Config
-from atom.optim import step
+from atom.optim import optimizer, stepper
 from atom.optim.rate import RateSettings
-from atom.swap.computation import Computation
+from atom.swap.computation import Computation, RunningPass
 from atom.swap.device import CpuDevice
 from atom.swap.device_slots import BoundSubModel
 from atom.swap.parameter_gradients import ParameterGradients
-from atom.swap.running_pass import RunningPass
 from atom.swap.schedule import Forward
 from atom.swap.timeline import Recording
 from atom.swarm.chain.commit import Ballot, Contribution
@@ -236,8 +235,9 @@ class Rounds:
 
     def after_commit(self, side: str, piece_elements: int, finished: RingFinished) -> Sample:
         """The step, and the first pass of the next round after it or over it."""
-        step.PIECE_ELEMENTS = piece_elements
-        self._replica._adamw._pieces = tuple(step.pieces_of(self._layout, frozenset()))
+        optimizer.PIECE_ELEMENTS = stepper.PIECE_ELEMENTS = piece_elements
+        steps = self._replica._stepper
+        steps._parts = optimizer.parts_of(steps._optimizer, steps._store)
         mean, round_number = self._result(finished), self._replica.round + 1
         self._recording.spans.clear()
         began = self._clock.now()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from atom.graph.partition import Machine
 from atom.graph.traced import Graph
-from atom.optim.adamw import AdamWSettings
+from atom.optim.adamw import AdamW
 from atom.optim.rate import RateSettings
 from atom.plan.choice import Choice, durations
 from atom.plan.chosen_program import chosen_program
@@ -51,7 +51,7 @@ class Stand:
         precision = graph.parameter_dtype
         rate = RateSettings(1e-4, 1e-4, 0, "constant", None)
         settings = ReplicaSettings(
-            rate, AdamWSettings(), 1.0, precision, choice.arrangement, choice.micro_batches
+            rate, AdamW(), 1.0, precision, choice.arrangement, choice.micro_batches
         )
         crossings = crossings_of(choice.pieces)
         self._shape = Shape(len(choice.pieces), choice.micro_batches, choice.arrangement, crossings)

@@ -10,17 +10,18 @@ the device would load of them. One thread, float32, in turn.
 import argparse
 import time
 from collections.abc import Callable
-from ctypes import addressof, c_char
+from dataclasses import replace
 
 import torch
 from sides import Timing, machine, positive, publish, ratio
 from torch import Tensor
 
+from atom.base.clock import BootClock
 from atom.graph.ir import ParameterLayout
-from atom.optim.adamw import AdamW, AdamWSettings
-from atom.optim.step import PIECE_ELEMENTS
-from atom.swap.host_store import HostStore
-from atom.swap.state_form import MASTER, MOMENTS
+from atom.optim.adamw import MOMENTS, AdamW
+from atom.optim.optimizer import PIECE_ELEMENTS, StepTerms, allocate_store, parts_of
+from atom.optim.stepper import Stepper
+from atom.swap.state_form import MASTER
 
 RATE = 1e-4
 
@@ -59,10 +60,11 @@ class State:
     """Weights and moments, a shadow of them, and a gradient."""
 
     def __init__(self, elements: int) -> None:
-        self._store = HostStore.allocate(ParameterLayout.of({"w": (elements,)}), torch.float32)
+        self._store = allocate_store(AdamW(), ParameterLayout.of({"w": (elements,)}), torch.float32)
         self.elements = self._store.layout.total_elements
         self._gradient = torch.randn(self.elements) * 1e-3
-        self._adamw, self._steps = AdamW(self._store, AdamWSettings(), threads=1), 0
+        self._adamw, self._steps = AdamW(), 0
+        self._stepper = Stepper(self._store, self._adamw, BootClock())
         self._arenas = [self._store.state[name] for name in (MASTER, *MOMENTS)]
         self._shadow = [torch.zeros_like(arena) for arena in self._arenas]
         self._scratch = [torch.zeros(PIECE_ELEMENTS) for _ in self._arenas]
@@ -70,7 +72,8 @@ class State:
 
     def step(self) -> None:
         self._steps += 1
-        self._adamw.step(self._gradient, RATE, self._steps)
+        self._stepper.begin(self._gradient, RATE, self._steps)
+        self._stepper.wait()
 
     def save(self) -> None:
         _copy(self._shadow, self._arenas)
@@ -79,16 +82,19 @@ class State:
         _copy(self._arenas, self._shadow)
 
     def preview(self) -> None:
-        arguments = self._adamw._arguments(self._gradient, RATE, self._steps + 1, 1.0)
-        done, width = c_char(), torch.float32.itemsize
-        for piece in self._adamw._pieces:
-            size = piece.stop - piece.start
-            scratch = [each[:size] for each in self._scratch]
-            _copy(scratch, [arena[piece.start : piece.stop] for arena in self._arenas])
-            places = [each.data_ptr() - width * piece.start for each in scratch]
-            arguments.master, arguments.exp_avg, arguments.exp_avg_sq = places
-            self._adamw._kernels.adamw(arguments, piece.start, piece.stop, 1.0, addressof(done))
-            self._previewed[piece.start : piece.stop].copy_(scratch[0])
+        terms = StepTerms(self._steps + 1, RATE)
+        for part in parts_of(self._adamw, self._store):
+            piece = slice(part.start, part.stop)
+            scratch = [each[: part.stop - part.start] for each in self._scratch]
+            _copy(scratch, [arena[piece] for arena in self._arenas])
+            weights, *moments = scratch
+            elsewhere = replace(
+                part,
+                state=dict(zip(MOMENTS, moments, strict=True)),
+                stored={MASTER: weights},
+            )
+            self._adamw.update(elsewhere, part.of(self._gradient), terms)
+            self._previewed[piece].copy_(weights)
 
     def check(self) -> None:
         """A preview has the bits of the step that follows. Raises: AssertionError."""

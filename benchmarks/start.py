@@ -23,12 +23,15 @@ from typing import Any
 import torch
 from sides import machine, positive, publish
 
+from atom.graph.ir import ParameterLayout
 from atom.graph.program import build_program
 from atom.graph.trace import trace
 from atom.models.gpt3 import GPT3, SIZES, GPT3Config, initial_value, parameter_count
+from atom.optim.adamw import AdamW
+from atom.optim.optimizer import store_bytes
 from atom.optim.rate import RateSettings
 from atom.swap.device import CpuDevice
-from atom.swap.host_store import HostStore, host_bytes, working_copy_bytes
+from atom.swap.host_store import HostStore
 from atom.swap.state_form import StateForm
 from atom.swarm.state.arenas import state_digest
 from atom.training.replica.replica import Replica, ReplicaSettings
@@ -58,8 +61,8 @@ class Sized:
     gradients: torch.dtype
 
     def host_bytes(self, elements: int) -> int:
-        each = self.form.element_bytes + working_copy_bytes(torch.bfloat16, self.form)
-        return elements * (each + self.gradients.itemsize)
+        layout = ParameterLayout.of({"all": (elements,)})
+        return store_bytes(AdamW(), layout, torch.bfloat16, self.form, self.gradients)
 
 
 def main() -> None:
@@ -97,9 +100,6 @@ def _start(
     with _timed(taken[AGAIN]):
         replica = Replica(program, None, settings, device)
     elements = program.layout.total_elements
-    assert host_bytes(
-        program.layout, torch.bfloat16, sized.form, sized.gradients
-    ) == sized.host_bytes(elements)
     with _timed(taken["first values"]):
         replica.initialise(functools.partial(initial_value, config, seed=SEED), threads)
     with _timed(taken["digest"]):

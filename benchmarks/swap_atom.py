@@ -29,8 +29,9 @@ from atom.graph.program import build_program
 from atom.graph.trace import trace
 from atom.graph.traced import Graph
 from atom.models.gpt3 import GPT3, initial_value
-from atom.optim.adamw import AdamWSettings
+from atom.optim.adamw import AdamW
 from atom.optim.clipping import gradient_norm
+from atom.optim.optimizer import store_bytes
 from atom.optim.rate import RateSettings
 from atom.plan.choice import Choice
 from atom.plan.chosen_program import chosen_program
@@ -38,7 +39,6 @@ from atom.swap.arrangement import Arrangement
 from atom.swap.chrome_trace import chrome_trace
 from atom.swap.compiled import Compilation
 from atom.swap.device import CpuDevice, Device
-from atom.swap.host_store import host_bytes
 from atom.swap.state_form import StateForm
 from atom.swap.timeline import Recording, Timeline
 from atom.swap.utilisation import Utilisation
@@ -94,7 +94,7 @@ class Atom:
     def _require_host_memory(self) -> None:
         """Before a byte is taken: a host that runs out ends whom it likes. Raises: SideMissing."""
         form, most = StateForm(self.setup.layout), self.setup.host_bytes
-        needs = host_bytes(self.program.layout, self.setup.dtype, form, self.gradients)
+        needs = store_bytes(AdamW(), self.program.layout, self.setup.dtype, form, self.gradients)
         has = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if most is None else most
         if needs > has:
             raise SideMissing(
@@ -104,7 +104,7 @@ class Atom:
     def _replica(self, arrangement: Arrangement) -> Replica:
         began = time.perf_counter()
         rate = RateSettings(LEARNING_RATE, LEARNING_RATE, 0, "constant", None)
-        adamw = AdamWSettings(BETAS, EPSILON, WEIGHT_DECAY)
+        adamw = AdamW(BETAS, EPSILON, WEIGHT_DECAY)
         settings = ReplicaSettings(
             rate, adamw, CLIP_NORM, self.setup.dtype, arrangement, self.at_once,
             state_form=StateForm(self.setup.layout), gradients=self.gradients,

@@ -16,11 +16,13 @@ import torch
 from swap_atom import open_device
 from swap_setup import Setup
 
+from atom.base.clock import BootClock
 from atom.graph.ir import ParameterLayout
 from atom.models.gpt3 import parameter_shapes
-from atom.optim.adamw import AdamW, AdamWSettings
+from atom.optim.adamw import AdamW
+from atom.optim.optimizer import allocate_store
+from atom.optim.stepper import Stepper
 from atom.swap.device import Device
-from atom.swap.host_store import HostStore
 
 COPY_BYTES = {"cuda": 2**28, "cpu": 2**24}
 MATRIX = {"cuda": 8192, "cpu": 512}
@@ -62,17 +64,16 @@ class Rates:
 
     def _adamw(self, link: "_Link | None") -> dict[str, Any]:
         layout = ParameterLayout.of(parameter_shapes(self.setup.config))
-        store = HostStore.allocate(layout, self.setup.dtype, self.device.host_memory)
+        store = allocate_store(AdamW(), layout, self.setup.dtype, self.device.host_memory)
         store.gradients.fill_(1e-3)
-        adamw, steps = AdamW(store, AdamWSettings()), iter(range(1, 10**6))
+        stepper, steps = Stepper(store, AdamW(), BootClock()), iter(range(1, 10**6))
 
         def rate() -> float:
             seconds = []
             for _ in range(1 + REPEATS):
                 began = time.perf_counter()
-                adamw.step(
-                    store.gradients, 1e-4, next(steps)
-                )  # the link goes on: no waiting for it
+                stepper.begin(store.gradients, 1e-4, next(steps))
+                stepper.wait()  # for the step alone: the link goes on
                 seconds.append(time.perf_counter() - began)
             return layout.total_elements / statistics.median(seconds[1:])
 

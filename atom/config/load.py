@@ -15,8 +15,7 @@ from atom.config.peer_file import PeerFile
 from atom.config.problems import problems_of
 from atom.config.run_file import RunFile
 from atom.config.section import Section
-from atom.config.table_place import table_place
-from atom.config.text_place import text_place
+from atom.config.text_place import table_place, text_place
 
 MAX_FILE_BYTES = 64 * 1024
 """Longer texts are refused unread: a run file travels through the DHT's peers."""

@@ -44,11 +44,15 @@ class Batch(Section):
         return self
 
 
+OPTIMIZERS = {"adamw": "atom.optim.adamw:AdamW"}
+"""By name: module and class of an `Optimizer`, made of betas, epsilon, weight_decay and seed."""
+
+
 class Optimizer(Section):
     """[optimizer]"""
 
-    name: Literal["adamw"] = "adamw"
-    """Which optimizer."""
+    name: str = "adamw"
+    """Which optimizer: "adamw"."""
     learning_rate: float = Field(gt=0, le=1e3)
     """The highest rate, reached after the warmup."""
     final_learning_rate: float = Field(default=0.0, ge=0, le=1e3)
@@ -72,6 +76,8 @@ class Optimizer(Section):
 
     @model_validator(mode="after")
     def _check(self) -> "Optimizer":
+        if self.name not in OPTIMIZERS:
+            refuse("name", "names no optimizer", f"known here: {', '.join(OPTIMIZERS)}")
         if self.final_learning_rate > self.learning_rate:
             refuse("final_learning_rate", f"is above learning_rate = {self.learning_rate}")
         return self

@@ -14,8 +14,7 @@ from atom.base.errors import ConfigError
 from atom.base.home import expand_home
 from atom.config.peer_file import PeerFile
 from atom.config.run_file import RunFile
-from atom.config.table_place import table_place
-from atom.config.text_place import text_place
+from atom.config.text_place import table_place, text_place
 
 _PLAIN = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_./-]*")
 

@@ -1,10 +1,20 @@
-"""Where texts lie that a run or peer file names."""
+"""Where texts and tables lie that a run or peer file names."""
 
 import glob
 import os
+import re
 from pathlib import Path
 
 from atom.base.home import expand_home
+
+_HUB_NAME = re.compile(r"[A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+")
+
+
+def table_place(text: str, folder: Path) -> str:
+    """OWNER/NAME as it is, unless there is such a folder; else an absolute path from `folder`."""
+    path = (folder / expand_home(text)).absolute()
+    named = _HUB_NAME.fullmatch(text) and not text.startswith((".", "~"))
+    return text if named and not path.is_dir() else str(path)
 
 
 def text_place(text: str, folder: Path) -> str:

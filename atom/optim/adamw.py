@@ -1,4 +1,4 @@
-"""AdamW on the host, in one pass over flat arenas, by a compiled kernel: the same bits everywhere.
+"""AdamW, in one pass over memory, by a compiled kernel: the same bits everywhere.
 
 For each element, with every operation rounded to float32, f(a, b, c) = a·b + c rounded once, and
 the scalars computed in float64 and rounded to float32 before they are used:
@@ -8,25 +8,25 @@ the scalars computed in float64 and rounded to float32 before they are used:
     v = f((1 - β₂)·g, g, v·β₂)
     w = w·(1 - rate·decay) + (-rate/(1 - β₁ᵗ) · m) / (√v / √(1 - β₂ᵗ) + ε)
 
-This is what `torch.optim.AdamW(fused=True)` computes with AVX2 and AVX-512, bit for bit, but for
-the elements that torch has left over at the end of a tensor, or of a thread's share of it, when
-its vectors do not divide it: those it rounds in another way, and these here are treated as the
-others. How work is cut into pieces and shared among threads does not show.
+That is `torch.optim.AdamW(fused=True)` with AVX2 and AVX-512, bit for bit, but for the elements
+that torch's vectors leave over at the end of a tensor: those torch rounds in another way.
 
-Moments that the store keeps in bfloat16 are used as computed and rounded at random when stored,
-with 16 bits of noise each. The noise is a function of the seed, the step and the element's number
-(`noise_of` in the kernel's source), so replicas agree.
+Moments in bfloat16 are used as computed and rounded at random when stored: the noise is a function
+of the seed, the step and the element's number (`noise_of` in the kernel's source).
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Context, Decimal
+from functools import lru_cache
+from typing import ClassVar
 
 import torch
+from torch import Tensor
 
-from atom.optim.noise import noise_key
-from atom.optim.step import Piece, Step, pieces_of
+from atom.graph.ir import ParameterSpec
+from atom.optim.optimizer import Optimizer, Part, StateTensor, StepTerms
 from atom.swap.host_kernels import (
     GRADIENT_FORMATS,
     MOMENT_FORMATS,
@@ -37,160 +37,81 @@ from atom.swap.host_kernels import (
     AdamWArguments,
     host_kernels,
 )
-from atom.swap.host_store import HostStore
-from atom.swap.state_form import LOW, MASTER, MOMENTS
+from atom.swap.host_store import WORKING
+from atom.swap.state_form import HIGH, LOW, MASTER, StateForm
 
-LEAST_THREADS = 8
+MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 @dataclass(frozen=True)
-class AdamWSettings:
+class AdamW(Optimizer):
+    """Keeps two moments for each weight: float32, or bfloat16 in the `half` form."""
+
+    elementwise: ClassVar[bool] = True
     betas: tuple[float, float] = (0.9, 0.95)
     epsilon: float = 1e-8
     weight_decay: float = 0.1
     """Applied to parameters of two or more dimensions only: not to biases and norms."""
     seed: int = 0
-    """Of the noise that moments in sixteen bits are rounded with."""
+    """Of the noise that moments in bfloat16 are rounded with."""
 
+    def state(self, parameter: ParameterSpec, form: StateForm) -> dict[str, StateTensor]:
+        dtype = torch.bfloat16 if form is StateForm.HALF else torch.float32
+        return dict.fromkeys(MOMENTS, StateTensor(parameter.shape, dtype))
 
-class AdamW:
-    """Updates a store in place, piece by piece.
+    def update(self, part: Part, gradient: Tensor, step: StepTerms) -> None:
+        decays = len(part.parameter.shape) >= 2
+        decay = 1 - step.learning_rate * self.weight_decay if decays else 1.0
+        arguments = self._arguments(part, gradient, step)
+        host_kernels().adamw(arguments, part.stop - part.start, part.start, decay)
 
-    A step that an exception interrupted is finished by calling `step` again with the same
-    arguments: pieces already updated are remembered and skipped. Until then the store is torn, and
-    a step with another number is refused.
-    """
-
-    def __init__(
-        self,
-        store: HostStore,
-        settings: AdamWSettings,
-        frozen: frozenset[str] = frozenset(),
-        threads: int | None = None,
-    ) -> None:
-        """`frozen` parameters, by layout name, are never updated. `threads`: that a large step is
-        shared among; as `step_threads` says, unless given.
-
-        Raises: MismatchError when the kernel has not been compiled.
-        """
-        self._kernels = host_kernels()
-        self._threads = threads
-        self._store = store
-        self._settings = settings
-        self._pieces = tuple(pieces_of(store.layout, frozen))
-        self._unfinished: Step | None = None
-
-    @property
-    def torn(self) -> bool:
-        """A step was begun and not finished: some parameters are updated, others perhaps not."""
-        return self._unfinished is not None
-
-    def step(
-        self, gradient: torch.Tensor, learning_rate: float, step: int, coefficient: float = 1.0
-    ) -> None:
-        """One update with `gradient` [total elements], float32 or bfloat16 (a mean; not changed),
-        times `coefficient`; `step` counts from 1 and corrects the moments' bias. Rewrites the
-        working copy and declares loaded copies stale.
-
-        Raises: ValueError for a gradient of another shape, or another step while torn.
-        """
-        for _ in self.begin(gradient, learning_rate, step, coefficient).update_all():
-            pass
-        self.finish()
-
-    def begin(
-        self, gradient: torch.Tensor, learning_rate: float, step: int, coefficient: float = 1.0
-    ) -> Step:
-        """As `step`, but leaves the pieces to the caller, who updates every one of them and then
-        calls `finish`. `gradient` must stay as it is until then. Begun again while torn, with the
-        same arguments, it gives the unfinished step.
-
-        Declares loaded copies stale now: what is loaded later must be of finished pieces.
-
-        Raises: as `step`.
-        """
-        self._check(gradient, step)
-        if self._unfinished is None:
-            self._store.changed()
-            numbers = self._arguments(gradient, learning_rate, step, coefficient)
-            decay = 1 - learning_rate * self._settings.weight_decay
-            update = self._updating(gradient, numbers, decay)
-            threads = self._threads
-            if threads is None:  # they may have become fewer
-                threads = step_threads(torch.get_num_threads())
-            self._unfinished = Step(step, self._pieces, update, threads)
-        return self._unfinished
-
-    def finish(self) -> None:
-        """Ends the step begun, whose pieces are all done, and lets go of its gradient."""
-        assert self._unfinished is not None
-        assert self._unfinished.finished
-        self._unfinished = None
-
-    def discard_unfinished(self) -> None:
-        """Forgets an interrupted step: the store has been filled from elsewhere."""
-        self._unfinished = None
-
-    def _check(self, gradient: torch.Tensor, step: int) -> None:
-        fits = (
-            gradient.shape == self._store.gradients.shape
-            and gradient.dtype in GRADIENT_FORMATS
-            and gradient.is_contiguous()
-            and gradient.device.type == "cpu"
-        )
-        if not fits:
-            raise ValueError(f"a gradient of {gradient.shape}, {gradient.dtype} does not fit")
-        if self._unfinished is not None and self._unfinished.number != step:
-            raise ValueError(f"step {self._unfinished.number} was interrupted; finish it first")
-
-    def _updating(
-        self, gradient: torch.Tensor, arguments: AdamWArguments, decay: float
-    ) -> Callable[[Piece, int], None]:
-        """What updates a piece: it holds on to the gradient and to the kernel's arguments."""
-
-        def update(piece: Piece, done: int, _held: torch.Tensor = gradient) -> None:
-            share = decay if piece.decays else 1.0
-            self._kernels.adamw(arguments, piece.start, piece.stop, share, done)
-
-        return update
-
-    def _arguments(
-        self, gradient: torch.Tensor, rate: float, step: int, coefficient: float
-    ) -> AdamWArguments:
-        store, (beta1, beta2) = self._store, self._settings.betas
-        splits, (mean, mean_square) = store.form.splits, (store.state[name] for name in MOMENTS)
-        copied = not splits and store.working is not store.master
+    def _arguments(self, part: Part, gradient: Tensor, step: StepTerms) -> AdamWArguments:
+        beta1, beta2 = self.betas
+        mean, mean_square = (part.state[name] for name in MOMENTS)
         return AdamWArguments(
-            master=store.state[LOW if splits else MASTER].data_ptr(),
-            working=store.working.data_ptr(),
+            **_weights(part.stored),
             exp_avg=mean.data_ptr(),
             exp_avg_sq=mean_square.data_ptr(),
             gradient=gradient.data_ptr(),
-            noise_key=noise_key(self._settings.seed, step),
+            noise_key=noise_key(self.seed, step.number),
             gradient_format=GRADIENT_FORMATS[gradient.dtype],
-            master_format=SPLIT_MASTER if splits else WHOLE_MASTER,
             moment_format=MOMENT_FORMATS[mean.dtype],
-            working_format=WORKING_FORMATS[store.working.dtype] if copied else NO_WORKING_COPY,
-            coefficient=coefficient,
+            coefficient=step.coefficient,
             beta2=beta2,
             one_minus_beta1=1 - beta1,
             one_minus_beta2=1 - beta2,
-            root_of_correction2=math.sqrt(1 - power(beta2, step)),
-            epsilon=self._settings.epsilon,
-            minus_step_size=-rate / (1 - power(beta1, step)),
+            root_of_correction2=math.sqrt(1 - power(beta2, step.number)),
+            epsilon=self.epsilon,
+            minus_step_size=-step.learning_rate / (1 - power(beta1, step.number)),
         )
 
 
-def step_threads(most: int) -> int:
-    """How many threads a step is shared among where PyTorch may use so many.
+def _weights(stored: Mapping[str, Tensor]) -> dict[str, int]:
+    """Where the kernel finds the weights, and in which form."""
+    if MASTER not in stored:
+        places = {"master": stored[LOW].data_ptr(), "working": stored[HIGH].data_ptr()}
+        return {**places, "master_format": SPLIT_MASTER, "working_format": NO_WORKING_COPY}
+    found = {"master": stored[MASTER].data_ptr(), "master_format": WHOLE_MASTER}
+    copy = stored.get(WORKING)
+    if copy is None:
+        return {**found, "working_format": NO_WORKING_COPY}
+    return {**found, "working": copy.data_ptr(), "working_format": WORKING_FORMATS[copy.dtype]}
 
-    It waits for memory, and a few cores ask for all that memory gives. Meanwhile others load,
-    launch and add gradients: beyond eight threads, half of the cores are left to them.
-    """
-    return most if most <= LEAST_THREADS else max(LEAST_THREADS, most // 2)
 
-
+@lru_cache(maxsize=16)
 def power(beta: float, step: int) -> float:
     """beta to the power of step, rounded once: mathematics libraries differ in the last bit of
     theirs, and replicas must not."""
     return float(Context(prec=50).power(Decimal(beta), step))
+
+
+def noise_key(seed: int, step: int) -> int:
+    """64 bits that differ from step to step and from run to run."""
+    return mixed(mixed(seed) ^ step)
+
+
+def mixed(number: int) -> int:
+    """The finaliser of SplitMix64, as the kernel has it: a permutation of 64-bit numbers."""
+    number = (number ^ number >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    number = (number ^ number >> 27) * 0x94D049BB133111EB % 2**64
+    return number ^ number >> 31

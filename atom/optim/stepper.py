@@ -1,132 +1,191 @@
-"""The optimizer's step on a thread of its own, under the pass that needs what it makes.
+"""The optimizer's step on threads of its own, under the pass that needs what it makes.
 
-Pieces are updated in the order in which the next forward needs them, by several threads where
-there is enough to do, and each may be read as soon as it and those before it are done
-(`atom.swap.readiness`). The kernel releases the interpreter's lock, so the thread that launches
-the pass is not held up. Nothing is guessed: the gradient and its norm are final before a step
-begins.
+Parts are updated in the order in which the next forward needs them, and each may be read as soon as
+it is done (`atom.swap.readiness`). Kernels release the interpreter's lock, so the thread that
+launches the pass is not held up. Nothing is guessed: the gradient and its norm are final before a
+step begins.
 
 The gradient may even be the arena that the next pass's gradients go to, as long as nobody clears
 that arena: a sub-model's gradients leave after its backward, which came after its load, and that
-load waited for every piece of the parameters whose gradients they are.
+load waited for every part of the parameters whose gradients they are.
 """
 
 import threading
-from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
-from itertools import groupby
 
+import torch
 from torch import Tensor
 
 from atom.base.clock import Clock
-from atom.graph.ir import ParameterLayout, SubModel
-from atom.optim.adamw import AdamW
-from atom.optim.step import Step
+from atom.graph.ir import SubModel
+from atom.optim.optimizer import PIECE_ELEMENTS, Optimizer, Part, StepTerms, parts_of
 from atom.swap.engine import Observer
+from atom.swap.host_kernels import GRADIENT_FORMATS, host_kernels
 from atom.swap.host_store import HostStore
 from atom.swap.readiness import Readiness, StepFailed
 from atom.swap.schedule import OptimizerStep
+
+ALL_CORES = 8
+"""As many threads may all be taken for a step."""
 
 
 class Stepper:
     """Takes the steps of one store, one at a time.
 
-    A step that broke off leaves the store torn, as one that an exception interrupted: `begin` with
-    the same arguments goes on where it stopped. Calls come from one thread at a time, those to
-    `wait` from any.
+    A step that breaks off leaves the store torn: nothing goes on until `discard`. Calls come from
+    one thread at a time, those to `wait` from any.
     """
 
     def __init__(
         self,
         store: HostStore,
-        adamw: AdamW,
-        sub_models: Sequence[SubModel],
+        optimizer: Optimizer,
         clock: Clock,
+        sub_models: Sequence[SubModel] = (),
+        frozen: frozenset[str] = frozenset(),
         observer: Observer | None = None,
     ) -> None:
-        """`observer` is told, from the thread that steps, of each of the `sub_models`'s share."""
+        """`frozen` parameters, by layout name, are never updated. `observer` is told, from the
+        threads that step, of the share of each of the `sub_models`.
+
+        Raises: MismatchError when the host kernels have not been compiled.
+        """
+        host_kernels()
         self._store = store
-        self._adamw = adamw
-        self._first_user = _first_user(sub_models, store.layout)
+        self._optimizer = optimizer
+        self._parts = parts_of(optimizer, store, frozen)
+        self._sub_models = sub_models
         self._clock = clock
         self._observer = observer
-        self._thread: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []
         self._failure: BaseException | None = None
 
     def follow(self, sub_models: Sequence[SubModel]) -> None:
         """The passes' sub-models are others. Not while a step is under way."""
-        self._first_user = _first_user(sub_models, self._store.layout)
+        self._sub_models = sub_models
 
     @property
     def torn(self) -> bool:
         """The last step broke off: some parameters are updated, others are not."""
-        stepping = self._thread is not None and self._thread.is_alive()
-        return not stepping and self._adamw.torn
+        return self._failure is not None
 
     def begin(
         self, gradient: Tensor, learning_rate: float, step: int, coefficient: float = 1.0
     ) -> None:
-        """Starts a step and returns; what was loaded before is stale from now on.
+        """Starts a step and returns; what was loaded before is stale from now on. A step under way
+        is waited for first.
 
-        `gradient` belongs to the stepper until `wait` returns or raises. For the rest see
-        `AdamW.begin`. A step under way is waited for first.
+        `gradient`: flat [total elements], float32 or bfloat16, times `coefficient`; it belongs to
+        the stepper until `wait` returns or raises. `step` counts from 1.
 
-        Raises: ValueError for a gradient that does not fit, or another step while torn.
+        Raises: ValueError for a gradient that does not fit; StepFailed while torn.
         """
-        self.rest()
-        begun = self._adamw.begin(gradient, learning_rate, step, coefficient)
-        readiness = Readiness([(piece.start, piece.stop) for piece in begun.pieces])
-        thread = threading.Thread(target=self._run, args=(begun, readiness), name="atom-optimizer")
-        self._failure = None
-        thread.start()
-        self._thread, self._store.readiness = thread, readiness
+        self.wait()
+        _require_fitting(gradient, self._store)
+        self._store.changed()
+        terms = StepTerms(step, learning_rate, coefficient)
+        readiness = Readiness([(part.start, part.stop) for part in self._parts])
+        done = self._observed(readiness.finish)
+        todo = iter(range(len(self._parts)))  # shared: `next` is one step of the interpreter
+
+        def work() -> None:
+            try:
+                self._work(todo, gradient, terms, done)
+            except BaseException as failure:  # noqa: BLE001 - whoever waits for it hears of it
+                self._failure = failure
+                readiness.fail(failure)
+
+        self._store.readiness = readiness
+        count = step_threads(self._optimizer, self._parts)
+        self._threads = [threading.Thread(target=work, name="atom-optimizer") for _ in range(count)]
+        for thread in self._threads:
+            thread.start()
 
     def wait(self) -> None:
         """Returns when no step is under way and the store is whole. Raises: StepFailed."""
         self.rest()
-        if self.torn:
+        if self._failure is not None:
             raise StepFailed(self._failure)
 
     def rest(self) -> None:
         """Returns when no step is under way, whatever became of it."""
-        if self._thread is not None:
-            self._thread.join()
+        for thread in self._threads:
+            thread.join()
 
     def discard(self) -> None:
         """Forgets a step that broke off: the store has been filled from elsewhere. Not while a
         step is under way."""
-        self._adamw.discard_unfinished()
+        self._failure = None
         self._store.readiness = None
 
-    def _run(self, step: Step, readiness: Readiness) -> None:
-        shares = groupby(range(len(step.pieces)), lambda i: self._first_user(step.pieces[i].start))
-        try:
-            with closing(step.update_all()) as done:
-                for sub_model, pieces in shares:
-                    self._take(done, readiness, sub_model, list(pieces))
-            self._adamw.finish()
-        except BaseException as failure:  # noqa: BLE001 - whoever waits for the step hears of it
-            self._failure = failure
-            readiness.fail(failure)
-
-    def _take(
-        self, done: Iterator[int], readiness: Readiness, sub_model: int, pieces: Sequence[int]
+    @torch.no_grad()
+    def _work(
+        self,
+        todo: Iterator[int],
+        gradients: Tensor,
+        terms: StepTerms,
+        done: Callable[[int], None],
     ) -> None:
-        """Passes on which pieces are done; the share begins when the one before it has ended."""
-        started = self._clock.now()
-        for piece in pieces:
-            assert next(done) == piece
-            if piece == pieces[-1] and self._observer is not None:  # before a pass can end with it
-                self._observer(OptimizerStep(sub_model), started, self._clock.now())
-            readiness.finish(piece)
+        for index in todo:
+            if self._failure is not None:
+                return
+            part = self._parts[index]
+            self._optimizer.update(part, part.of(gradients), terms)
+            done(index)
+
+    def _observed(self, finish: Callable[[int], None]) -> Callable[[int], None]:
+        """What a thread calls when a part is done: it tells the observer of the last part of each
+        sub-model, before a pass can end with it. A share begins when the one before it ended."""
+        observer, clock = self._observer, self._clock
+        if observer is None:
+            return finish
+        users = _first_users(self._sub_models)
+        owner = [users[part.parameter.name] for part in self._parts]
+        left, lock, began = Counter(owner), threading.Lock(), clock.now()
+
+        def done(index: int) -> None:
+            nonlocal began
+            with lock:
+                left[owner[index]] -= 1
+                if not left[owner[index]]:
+                    now = clock.now()
+                    observer(OptimizerStep(owner[index]), began, now)
+                    began = now
+            finish(index)
+
+        return done
 
 
-def _first_user(sub_models: Sequence[SubModel], layout: ParameterLayout) -> Callable[[int], int]:
-    """By arena element: the first sub-model that uses its parameter."""
+def _require_fitting(gradient: Tensor, store: HostStore) -> None:
+    """Raises: ValueError for another shape or type than a mean gradient's."""
+    fits = (
+        gradient.shape == store.gradients.shape
+        and gradient.dtype in GRADIENT_FORMATS
+        and gradient.is_contiguous()
+        and gradient.device.type == "cpu"
+    )
+    if not fits:
+        raise ValueError(f"a gradient of {gradient.shape}, {gradient.dtype} does not fit")
+
+
+def step_threads(optimizer: Optimizer, parts: Sequence[Part]) -> int:
+    """How many threads share a step. Whole parameters are left to PyTorch's own threads.
+
+    A step waits for memory, and a few cores ask for all that memory gives. Meanwhile others load,
+    launch and add gradients: beyond eight threads, half of the cores are left to them.
+    """
+    if not optimizer.elementwise:
+        return 1
+    most = torch.get_num_threads()
+    most = most if most <= ALL_CORES else max(ALL_CORES, most // 2)
+    elements = sum(part.stop - part.start for part in parts)
+    return max(1, min(most, -(-elements // PIECE_ELEMENTS)))
+
+
+def _first_users(sub_models: Sequence[SubModel]) -> dict[str, int]:
+    """By parameter: the first sub-model that uses it."""
     users: dict[str, int] = {}
     for sub_model in reversed(sub_models):
         users.update({name: sub_model.index for _, name in sub_model.parameters})
-    starts = [spec.offset for spec in layout.specs]
-    by_spec = [users[spec.name] for spec in layout.specs]
-    return lambda element: by_spec[bisect_right(starts, element) - 1]
+    return users

@@ -50,7 +50,7 @@ def _changes(now: Situation) -> Iterator[tuple[str, Situation]]:
     if work.peers > 1:
         network = replace(surroundings, network_bytes_per_s=2 * surroundings.network_bytes_per_s)
         yield "twice the network bandwidth", replace(now, surroundings=network)
-    host = replace(surroundings, adamw_elements_per_s=2 * surroundings.adamw_elements_per_s)
+    host = replace(surroundings, optimizer_elements_per_s=2 * surroundings.optimizer_elements_per_s)
     yield "host memory twice as fast (the optimizer step)", replace(now, surroundings=host)
     link = Machine(2 * machine.load_bytes_per_s, 2 * machine.gradient_bytes_per_s)
     yield "twice the link between host and device", replace(now, machine=link)

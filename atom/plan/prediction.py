@@ -23,7 +23,7 @@ class Work:
 class Surroundings:
     """What is not the device's."""
 
-    adamw_elements_per_s: float
+    optimizer_elements_per_s: float
     network_bytes_per_s: float
     """The slowest peer's, each way."""
     gradient_element_bytes: float
@@ -68,10 +68,10 @@ def predict(choice: Choice, work: Work, surroundings: Surroundings) -> RoundPred
     gradient_bytes = work.parameters * surroundings.gradient_element_bytes
     through_link = 2 * (work.peers - 1) / work.peers * gradient_bytes
     all_reduce = through_link / surroundings.network_bytes_per_s
-    optimizer = work.parameters / surroundings.adamw_elements_per_s
+    optimizer = work.parameters / surroundings.optimizer_elements_per_s
     waits = optimizer
     if surroundings.steps_beside:
-        under_step = choice.seconds_under_step(surroundings.adamw_elements_per_s)
+        under_step = choice.seconds_under_step(surroundings.optimizer_elements_per_s)
         waits = min(under_step - choice.timeline.seconds, optimizer)
     round_s = accumulate + all_reduce + waits
     round_tokens = work.round_sequences * work.sequence_tokens

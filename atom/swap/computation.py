@@ -1,5 +1,9 @@
 """What a sub-model computes on one micro-batch, and where the results go."""
 
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
 import torch
 
 from atom.graph.ir import Program
@@ -7,10 +11,31 @@ from atom.swap import segment
 from atom.swap.boundary_traffic import BoundaryTraffic
 from atom.swap.device import Device
 from atom.swap.device_slots import BoundSubModel, DeviceSlots
-from atom.swap.parameter_gradients import ParameterGradients
-from atom.swap.running_pass import RunningPass
+from atom.swap.gate import Gate
+from atom.swap.parameter_gradients import ParameterGradients, Terms
+from atom.swap.schedule import Shape
 from atom.swap.segment import Computed, MicroBatch
-from atom.swap.value_lifetimes import ValueLifetimes
+
+
+@dataclass(frozen=True)
+class RunningPass:
+    """What a pass was begun with, and its micro-batches."""
+
+    batches: list[MicroBatch]
+    shape: Shape
+    loss_scale: float = 1.0
+    """The loss is multiplied by it before the backward, gradients are divided by it in float32."""
+    gate: Gate | None = None
+    """None: no gradients are wanted."""
+    terms: Terms = field(default_factory=Terms)
+
+    @property
+    def training(self) -> bool:
+        return self.gate is not None
+
+    def losses(self) -> list[float]:
+        """Those known so far. Waits for the device."""
+        return [float(batch.loss) for batch in self.batches if batch.loss is not None]
 
 
 class Computation:
@@ -23,7 +48,8 @@ class Computation:
         self._program, self._slots, self._device = program, slots, device
         self._traffic = traffic
         self._exact = slots.weights[0].dtype == torch.float32
-        self._lifetimes = ValueLifetimes(program)
+        users = _users(program)
+        self._first_used, self._last_used = _names_by_user(users, 0), _names_by_user(users, -1)
 
     def forward(self, part: BoundSubModel, current: RunningPass, micro_batch: int) -> None:
         """Leaves the sub-model's outputs, the loss among them, with the micro-batch; its graph as
@@ -48,7 +74,7 @@ class Computation:
         if keep:
             batch.computed[index] = segment.for_backward(computed)
         if not current.training:
-            self._lifetimes.forward_done(index, batch)
+            _release(batch, self._last_used[index])
 
     def _borrowed(self, part: BoundSubModel, batch: MicroBatch) -> frozenset[int]:
         """Addresses of memory that no value may be a view of: it will be used again before the
@@ -75,7 +101,7 @@ class Computation:
             batch.gradients[self._program.loss] = seed
         segment.push_back(computed, batch.gradients, gradients.roots(index, micro_batch))
         gradients.take(index, micro_batch, self._weight(current, batch))
-        self._lifetimes.backward_done(index, batch)
+        _release(batch, self._first_used[index])
 
     def _recompute(self, part: BoundSubModel, batch: MicroBatch) -> Computed:
         self._device.set_random_state(batch.random_before.pop(part.sub_model.index))
@@ -88,3 +114,27 @@ class Computation:
 
     def _weight(self, current: RunningPass, batch: MicroBatch) -> float:
         return 1.0 if self._exact else batch.sequences / current.loss_scale
+
+
+def _users(program: Program) -> dict[str, list[int]]:
+    """Per value the sub-models that take it, ascending."""
+    users: dict[str, list[int]] = {}
+    for sub_model in program.sub_models:
+        for name in sub_model.inputs:
+            users.setdefault(name, []).append(sub_model.index)
+    return users
+
+
+def _names_by_user(
+    users: Mapping[str, Sequence[int]], position: int
+) -> defaultdict[int, list[str]]:
+    """Per sub-model the values of which it is the first (position 0) or last (-1) user."""
+    names: defaultdict[int, list[str]] = defaultdict(list)
+    for name, indices in users.items():
+        names[indices[position]].append(name)
+    return names
+
+
+def _release(batch: MicroBatch, names: Sequence[str]) -> None:
+    for name in names:
+        batch.values.pop(name, None)

@@ -19,14 +19,13 @@ from atom.base.landing import Landed
 from atom.graph.check.fit import require_fit
 from atom.graph.ir import Program
 from atom.swap.boundary_traffic import BoundaryTraffic
-from atom.swap.computation import Computation
+from atom.swap.computation import Computation, RunningPass
 from atom.swap.device import Device, Report
 from atom.swap.device_slots import BoundSubModel, DeviceSlots, Factory, Tag, bind
 from atom.swap.gate import Gate, NotFinite
 from atom.swap.host_store import HostStore
 from atom.swap.parameter_gradients import ParameterGradients, Terms
 from atom.swap.program_crossings import crossings_of
-from atom.swap.running_pass import RunningPass
 from atom.swap.schedule import (
     Backward,
     Drop,

@@ -18,7 +18,8 @@ enum master_format { MASTER_FLOAT32, MASTER_SPLIT };
 enum moment_format { MOMENT_FLOAT32, MOMENT_BFLOAT16 };
 enum working_format { WORKING_NONE, WORKING_BFLOAT16, WORKING_FLOAT16 };
 
-/* One optimizer step. Mirrored by atom/swap/host_kernels.py. Pointers are to element 0 of each arena. */
+/* AdamW on a stretch of one parameter. Mirrored by atom/swap/host_kernels.py. Pointers are to its
+ * first element in each arena. */
 struct adamw {
     void *master;      /* float32, or the low halves, 16 bits */
     void *working;     /* nothing, the rounded copy, or the high halves, bfloat16 */
@@ -73,17 +74,18 @@ INLINE uint32_t noise_of(uint32_t element, uint32_t key, uint32_t other_key) {
     return x ^ (x >> 16);
 }
 
-/* Elements [start, stop), which share the upper 32 bits of their numbers. The four formats are
- * constants where this is inlined: each combination becomes a loop without branches. */
-INLINE void adamw_loop(const struct adamw *step, int64_t start, int64_t stop, float decay,
-                       int gradient_format, int master_format, int moment_format,
+/* Elements [start, stop). `first`: the number of element 0; those of the others share its upper 32
+ * bits from `start` on. The four formats are constants where this is inlined: each combination
+ * becomes a loop without branches. */
+INLINE void adamw_loop(const struct adamw *step, int64_t start, int64_t stop, uint64_t first,
+                       float decay, int gradient_format, int master_format, int moment_format,
                        int working_format, void *restrict master, void *restrict working,
                        void *restrict exp_avg, void *restrict exp_avg_sq,
                        const void *restrict gradients) {
     const float beta2 = step->beta2, c1 = step->one_minus_beta1, c2 = step->one_minus_beta2;
     const float root = step->root_of_correction2, epsilon = step->epsilon;
     const float coefficient = step->coefficient, minus_step_size = step->minus_step_size;
-    const uint64_t key = mixed64(step->noise_key ^ mixed64((uint64_t)start >> 32));
+    const uint64_t key = mixed64(step->noise_key ^ mixed64((first + (uint64_t)start) >> 32));
     const uint32_t low_key = (uint32_t)key, high_key = (uint32_t)(key >> 32);
     /* A mean that moves by half of the way or more is computed from its far end. Chosen by bits:
      * a condition would keep compilers from using vectors. */
@@ -121,7 +123,7 @@ INLINE void adamw_loop(const struct adamw *step, int64_t start, int64_t stop, fl
             ((float *)exp_avg)[i] = m;
             ((float *)exp_avg_sq)[i] = v;
         } else {
-            uint32_t noise = noise_of((uint32_t)i, low_key, high_key);
+            uint32_t noise = noise_of((uint32_t)first + (uint32_t)i, low_key, high_key);
             ((uint16_t *)exp_avg)[i] = to_bfloat16_at_random(m, noise & 0xffffu);
             ((uint16_t *)exp_avg_sq)[i] = to_bfloat16_at_random(v, noise >> 16);
         }
@@ -131,7 +133,7 @@ INLINE void adamw_loop(const struct adamw *step, int64_t start, int64_t stop, fl
 #define ADAMW_CASE(G, MASTER, MOMENT, WORKING)                                                   \
     if (s->gradient_format == G && s->master_format == MASTER && s->moment_format == MOMENT &&   \
         s->working_format == WORKING) {                                                          \
-        adamw_loop(s, start, stop, decay, G, MASTER, MOMENT, WORKING, s->master, s->working,     \
+        adamw_loop(s, start, stop, first, decay, G, MASTER, MOMENT, WORKING, s->master, s->working,     \
                    s->exp_avg, s->exp_avg_sq, s->gradient);                                      \
         return 1;                                                                                \
     }
@@ -144,7 +146,8 @@ INLINE void adamw_loop(const struct adamw *step, int64_t start, int64_t stop, fl
     ADAMW_CASE(G, MASTER_SPLIT, MOMENT_BFLOAT16, WORKING_NONE)
 
 #define DEFINE_ADAMW(NAME, ATTRIBUTE)                                                            \
-    ATTRIBUTE static int NAME(const struct adamw *s, int64_t start, int64_t stop, float decay) { \
+    ATTRIBUTE static int NAME(const struct adamw *s, int64_t start, int64_t stop,                \
+                              uint64_t first, float decay) {                                     \
         ADAMW_CASES(GRADIENT_FLOAT32)                                                            \
         ADAMW_CASES(GRADIENT_BFLOAT16)                                                           \
         return 0;                                                                                \
@@ -235,17 +238,17 @@ DEFINE_ALL(avx512, AVX512)
 
 /* ---- What Python calls. `level`: 0 plain instructions, 1 AVX2, 2 AVX-512; at most the processor's. */
 
-/* Updates elements [start, stop) and then sets *done, so that no interruption can part the two.
- * `decay`: what the weights are multiplied by. Returns 0 for formats that do not go together. */
-int32_t atom_adamw(const struct adamw *step, int64_t start, int64_t stop, float decay,
-                   int32_t level, volatile uint8_t *done) {
-    while (start < stop) {
-        int64_t border = ((start >> 32) + 1) << 32;
-        int64_t end = stop < border ? stop : border;
-        if (!CHOOSE(level, adamw)(step, start, end, decay)) return 0;
-        start = end;
+/* Updates `count` elements, whose numbers begin with `first`: they decide the noise. `decay`: what
+ * the weights are multiplied by. Returns 0 for formats that do not go together. */
+int32_t atom_adamw(const struct adamw *step, int64_t count, uint64_t first, float decay,
+                   int32_t level) {
+    for (int64_t start = 0; start < count;) {
+        uint64_t number = first + (uint64_t)start, border = ((number >> 32) + 1) << 32;
+        uint64_t left = (uint64_t)(count - start), near = border - number;
+        int64_t stop = start + (int64_t)(near < left ? near : left);
+        if (!CHOOSE(level, adamw)(step, start, stop, first, decay)) return 0;
+        start = stop;
     }
-    *done = 1;
     return 1;
 }
 

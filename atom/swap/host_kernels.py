@@ -59,13 +59,11 @@ class HostKernels:
         self._level = self.highest_level if level is None else level
         assert 0 <= self._level <= self.highest_level
 
-    def adamw(
-        self, arguments: AdamWArguments, start: int, stop: int, decay: float, done: int
-    ) -> None:
-        """Updates elements [start, stop) of all arenas, whose weights are multiplied by `decay`
-        first; then sets the byte at address `done`."""
+    def adamw(self, arguments: AdamWArguments, count: int, first: int, decay: float) -> None:
+        """Updates `count` elements, whose weights are multiplied by `decay` first. `first`: the
+        number of the first one, which decides the noise."""
         address = ctypes.addressof(arguments)
-        known = self._library.atom_adamw(address, start, stop, decay, self._level, done)
+        known = self._library.atom_adamw(address, count, first, decay, self._level)
         assert known, "formats that the kernel does not combine"
 
     def add(self, total: torch.Tensor, addend: torch.Tensor) -> None:
@@ -122,7 +120,7 @@ def load(path: Path) -> ctypes.CDLL:
 
 def _declare(library: ctypes.CDLL) -> None:
     library.atom_highest_level.restype = c_int32
-    step = (c_void_p, c_int64, c_int64, c_float, c_int32, c_void_p)
+    step = (c_void_p, c_int64, c_uint64, c_float, c_int32)
     library.atom_adamw.argtypes, library.atom_adamw.restype = step, c_int32
     for add in (library.atom_add_float32, library.atom_add_bfloat16):
         add.argtypes, add.restype = (c_void_p, c_void_p, c_int64, c_int32), None

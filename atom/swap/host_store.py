@@ -1,24 +1,27 @@
-"""The whole model in host memory: flat arenas, one element of each per parameter element."""
+"""The whole model in host memory: flat arenas of weights, gradients and the optimizer's state."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
 from atom.graph.ir import ParameterLayout
 from atom.swap.host_memory import allocate_host_memory
 from atom.swap.readiness import Readiness
-from atom.swap.state_form import HIGH, LOW, MASTER, StateForm, joined, split
+from atom.swap.state_form import HIGH, LOW, MASTER, StateArena, StateForm, joined, split
 
 PRECISIONS = (torch.float32, torch.bfloat16, torch.float16)
 """Number formats in which sub-models may compute. The master weights always have 32 bits."""
+WORKING = "working"
+"""Beside the names of the weights' arenas: the rounded copy that the device loads."""
 
 
 @dataclass
 class HostStore:
-    """Arenas of one replica, each [layout.total_elements], gaps between parameters zero.
+    """Arenas of one replica, gaps between parameters zero.
 
-    `state` holds weights and moments, as its form says (`atom.swap.state_form`). `working` is what
+    `state` holds weights and the optimizer's state, as `arenas` declares them. `working` is what
     the device loads: in 16-bit precisions a rounded copy of the master weights, or their high
     halves; else the master weights themselves.
     `version` counts changes of `working`; whatever was loaded under another version is stale.
@@ -29,10 +32,12 @@ class HostStore:
     layout: ParameterLayout
     precision: torch.dtype
     form: StateForm
-    state: Mapping[str, torch.Tensor]
-    gradients: torch.Tensor
-    """float32 or bfloat16."""
-    working: torch.Tensor
+    arenas: Mapping[str, StateArena]
+    state: Mapping[str, Tensor]
+    gradients: Tensor
+    """[layout.total_elements] float32 or bfloat16."""
+    working: Tensor
+    """[layout.total_elements]"""
     version: int = field(default=0)
     readiness: Readiness | None = field(default=None)
 
@@ -41,12 +46,14 @@ class HostStore:
         cls,
         layout: ParameterLayout,
         precision: torch.dtype = torch.float32,
-        host_memory: Callable[[int, torch.dtype], torch.Tensor] = allocate_host_memory,
+        host_memory: Callable[[int, torch.dtype], Tensor] = allocate_host_memory,
         form: StateForm = StateForm.EXACT,
         gradients: torch.dtype = torch.float32,
+        optimizer_state: Mapping[str, StateArena] | None = None,
     ) -> "HostStore":
         """All zeros. `host_memory(elements, dtype)` comes from the device that will read it.
-        `gradients`: in which numbers they leave the device and are summed.
+        `gradients`: in which numbers they leave the device and are summed. `optimizer_state`: what
+        the optimizer declares.
 
         Raises: ValueError for a precision not in PRECISIONS, or that the form or the gradients do
         not go with; MemoryError.
@@ -56,45 +63,47 @@ class HostStore:
         form.require(precision)
         if gradients != torch.float32 and (gradients, precision) != (torch.bfloat16,) * 2:
             raise ValueError(f"gradients in {gradients} with weights in {precision}")
-        elements = layout.total_elements
-        state = {name: host_memory(elements, dtype) for name, dtype in form.arenas().items()}
-        sums = host_memory(elements, gradients)
+        arenas = state_arenas(layout, form, optimizer_state or {})
+        state = {name: host_memory(arena.elements, arena.dtype) for name, arena in arenas.items()}
+        sums = host_memory(layout.total_elements, gradients)
         if form.splits:
             working = state[HIGH]
         else:
             wide = precision == torch.float32
-            working = state[MASTER] if wide else host_memory(elements, precision)
-        return cls(layout, precision, form, state, sums, working)
+            working = state[MASTER] if wide else host_memory(layout.total_elements, precision)
+        return cls(layout, precision, form, arenas, state, sums, working)
 
     @property
-    def master(self) -> torch.Tensor:
+    def master(self) -> Tensor:
         """The master weights, float32, where they are not split."""
         return self.state[MASTER]
 
     def clear_state(self) -> None:
-        """Weights and moments all zero. Call `round_master` when the weights have been written."""
+        """Weights and the optimizer's state all zero."""
         for arena in self.state.values():
             arena.zero_()
 
-    def write_weights(self, name: str, value: torch.Tensor) -> None:
-        """Sets one parameter's master weights. Call `round_master` after the last.
+    def stored_weights(self, name: str) -> dict[str, Tensor]:
+        """One parameter's `MASTER`, or `HIGH` and `LOW`, and `WORKING` if it is a copy: views."""
+        arenas = {part: self.state[part] for part in self.form.weight_dtypes}
+        if not self.form.splits and self.working is not self.master:
+            arenas[WORKING] = self.working
+        return {part: self.layout.view(arena, name) for part, arena in arenas.items()}
+
+    def write_weights(self, name: str, value: Tensor) -> None:
+        """Sets one parameter's master weights, and what the device loads of them. Call `changed`
+        after the last.
 
         Raises: ValueError for another shape.
         """
         spec = self.layout.by_name[name]
         if value.shape != spec.shape:
             raise ValueError(f"{name}: {tuple(value.shape)} is not {spec.shape}")
-        if self.form.splits:
-            high, low = (self.layout.view(self.state[half], name) for half in (HIGH, LOW))
-            split(value.detach().float(), high, low)
-        else:
-            self.layout.view(self.master, name).copy_(value.detach())
+        store_weights(self.stored_weights(name), value.detach().float())
 
-    def weights(self, name: str) -> torch.Tensor:
+    def weights(self, name: str) -> Tensor:
         """One parameter's master weights, float32: live, or a copy where they are split."""
-        if self.form.splits:
-            return joined(*(self.layout.view(self.state[half], name) for half in (HIGH, LOW)))
-        return self.layout.view(self.master, name)
+        return weights_of(self.stored_weights(name))
 
     def changed(self) -> None:
         """Declares everything loaded from `working` stale. Call after every change of it."""
@@ -116,17 +125,31 @@ class HostStore:
         self.changed()
 
 
+def weights_of(stored: Mapping[str, Tensor]) -> Tensor:
+    """Master weights, float32: live, or new memory where they are split."""
+    return stored[MASTER] if MASTER in stored else joined(stored[HIGH], stored[LOW])
+
+
+def store_weights(stored: Mapping[str, Tensor], value: Tensor) -> None:
+    """Writes float32 `value` [their shape], which may be `weights_of` them, and what the device
+    loads of it."""
+    if MASTER not in stored:
+        split(value, stored[HIGH], stored[LOW])
+        return
+    stored[MASTER].copy_(value)
+    if WORKING in stored:
+        stored[WORKING].copy_(value)
+
+
+def state_arenas(
+    layout: ParameterLayout, form: StateForm, optimizer_state: Mapping[str, StateArena]
+) -> dict[str, StateArena]:
+    """All that a replica's state consists of: weights, then the optimizer's, by name."""
+    weights = {name: StateArena(dtype, layout) for name, dtype in form.weight_dtypes.items()}
+    assert not weights.keys() & optimizer_state.keys(), "these names are the weights'"
+    return {**weights, **optimizer_state}
+
+
 def working_copy_bytes(precision: torch.dtype, form: StateForm = StateForm.EXACT) -> int:
     """Per element, besides the state."""
     return 0 if form.splits or precision == torch.float32 else precision.itemsize
-
-
-def host_bytes(
-    layout: ParameterLayout,
-    precision: torch.dtype,
-    form: StateForm = StateForm.EXACT,
-    gradients: torch.dtype = torch.float32,
-) -> int:
-    """What `HostStore.allocate` takes."""
-    element_bytes = form.element_bytes + working_copy_bytes(precision, form)
-    return layout.total_elements * (element_bytes + gradients.itemsize)

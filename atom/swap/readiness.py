@@ -18,7 +18,7 @@ class StepFailed(AtomError):
     def __init__(self, failure: BaseException | None) -> None:
         """`failure`: of the thread that stepped. Each who waits raises an exception of its own."""
         why = f": {type(failure).__name__}: {failure}" if failure is not None else ""
-        super().__init__(f"the optimizer's step broke off and has to be repeated{why}")
+        super().__init__(f"the optimizer's step broke off{why}")
         self.__cause__ = failure
 
 

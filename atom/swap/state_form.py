@@ -1,4 +1,4 @@
-"""In which numbers a replica keeps its weights and moments: 12, or down to 8 bytes per parameter.
+"""In which numbers a replica keeps its weights, and what its state consists of.
 
 A *split* weight is a float32 in two halves. The high one is a bfloat16, the weight rounded to
 nearest, and is what the device loads: there is no working copy beside it. The low one is the 16
@@ -10,44 +10,54 @@ rounds 2¹⁶ + 1 neighbours to it, one more than 16 bits can tell apart.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 
 import torch
 from torch import Tensor
 
+from atom.graph.ir import ParameterLayout
+
 MASTER, HIGH, LOW = "master", "master_high", "master_low"
-MOMENTS = ("exp_avg", "exp_avg_sq")
 _PIECE_ELEMENTS = 2**16
 """Split at a time: what lies in between stays in the cache, and no page is taken for it."""
+
+
+@dataclass(frozen=True)
+class StateArena:
+    """A flat tensor of a replica's state, declared: its numbers, and where in it a parameter's
+    part lies. Parameters may be missing, and have other shapes here than in the model."""
+
+    dtype: torch.dtype
+    layout: ParameterLayout
+
+    @property
+    def elements(self) -> int:
+        return self.layout.total_elements
+
+    @property
+    def size_bytes(self) -> int:
+        return self.elements * self.dtype.itemsize
 
 
 class StateForm(StrEnum):
     """Part of what a swarm agrees on: each form gives other bits."""
 
     EXACT = "exact"
-    """float32 weights and moments, and a rounded copy for the device in 16-bit precisions."""
+    """float32 weights, and a rounded copy for the device in 16-bit precisions."""
     SPLIT = "split"
-    """bfloat16 only. Split weights, float32 moments: as precise, without the copy."""
+    """bfloat16 only. Split weights: as precise, without the copy."""
     HALF = "half"
-    """bfloat16 only. Split weights, moments in bfloat16, rounded at random: up or down with such
-    probabilities that the mean is right, since most changes of a mean are smaller than the
-    distance of two bfloat16 numbers."""
+    """bfloat16 only. Split weights, and the optimizer's state in 16 bits, however it rounds it."""
 
     @property
     def splits(self) -> bool:
         return self is not StateForm.EXACT
 
-    def arenas(self) -> Mapping[str, torch.dtype]:
-        """The arenas that make up a replica's state: names, and types of their elements."""
-        halves = {HIGH: torch.bfloat16, LOW: torch.int16}
-        weights = halves if self.splits else {MASTER: torch.float32}
-        moments = torch.bfloat16 if self is StateForm.HALF else torch.float32
-        return {**weights, **dict.fromkeys(MOMENTS, moments)}
-
     @property
-    def element_bytes(self) -> int:
-        """Of the state, for each parameter: what a snapshot takes."""
-        return sum(dtype.itemsize for dtype in self.arenas().values())
+    def weight_dtypes(self) -> Mapping[str, torch.dtype]:
+        """Of the arenas that hold the master weights, by name."""
+        return {HIGH: torch.bfloat16, LOW: torch.int16} if self.splits else {MASTER: torch.float32}
 
     def require(self, precision: torch.dtype) -> None:
         """Raises: ValueError when sub-models that compute in `precision` cannot load this form."""

@@ -29,15 +29,14 @@ from contextlib import contextmanager
 import torch
 
 from atom.base.clock import BootClock, Clock
+from atom.base.errors import DeviceError
 from atom.swap.device import Copy, RandomState, Report
 from atom.swap.device_slots import BOUNCE_ELEMENTS
 from atom.swap.gate import Gate
-from atom.swap.gpu_check import require_gpu
 from atom.swap.host_landing import HostSum, add_admitted, at_once, landing
 from atom.swap.host_memory import allocate_host_memory, give_back_pages
 from atom.swap.lane import Lane
 from atom.swap.registered_memory import RegisteredMemory
-from atom.swap.stream_events import event_of
 from atom.swap.stream_times import StreamTimes
 
 
@@ -293,3 +292,33 @@ class CudaDevice:
         torch.cuda.synchronize(self._device)
         self._staging.clear()
         self._registered.close()
+
+
+def event_of(events: dict[int, torch.cuda.Event], slot: int) -> torch.cuda.Event:
+    """The slot's, made when first asked for."""
+    if slot not in events:
+        # Blocking: a host thread that waits for it sleeps instead of burning a core.
+        events[slot] = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+    return events[slot]
+
+
+def require_gpu(index: int, precision: torch.dtype) -> None:
+    """Is there this GPU, and does it compute in these numbers? Raises: DeviceError."""
+    if not torch.cuda.is_available():
+        raise DeviceError(
+            "this machine has no usable CUDA GPU",
+            'check the driver, or set [device] kind = "cpu" in the peer file; '
+            "to plan for another machine: --assume",
+        )
+    if index >= torch.cuda.device_count():
+        raise DeviceError(
+            f"there is no GPU {index}; this machine has {torch.cuda.device_count()}",
+            "count from 0",
+        )
+    with torch.cuda.device(index):
+        # Emulated, a matrix product in bfloat16 is many times slower than in float16.
+        if precision == torch.bfloat16 and not torch.cuda.is_bf16_supported(False):
+            raise DeviceError(
+                f"{torch.cuda.get_device_name(index)} has no bfloat16",
+                'only runs with precision = "float16" or "float32" suit it',
+            )

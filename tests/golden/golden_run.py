@@ -23,7 +23,7 @@ from atom.base.events import EventList
 from atom.graph.ir import Program
 from atom.graph.program import compile_program
 from atom.models.gpt3 import GPT3, GPT3Config, initial_value, initialise
-from atom.optim.adamw import AdamWSettings
+from atom.optim.adamw import AdamW
 from atom.optim.clipping import gradient_norm
 from atom.optim.rate import RateSettings
 from atom.swap.arrangement import Arrangement
@@ -45,9 +45,7 @@ PATIENCE_S = 30.0
 
 CONFIG = GPT3Config(3, 2, 32, sequence_tokens=TOKENS, vocabulary_size=VOCABULARY, dropout=0.0)
 RATE = RateSettings(3e-3, 3e-4, warmup_rounds=5, decay="cosine", rounds=ROUNDS)
-SETTINGS = ReplicaSettings(
-    RATE, AdamWSettings(betas=(0.9, 0.95), weight_decay=0.1), 1.0, torch.float32, Arrangement(2)
-)
+SETTINGS = ReplicaSettings(RATE, AdamW(weight_decay=0.1), 1.0, torch.float32, Arrangement(2))
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,4 @@
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from decimal import Context, Decimal
 from typing import Any
 
@@ -11,10 +10,16 @@ from torch import Tensor
 
 from atom.graph.ir import ParameterLayout, padded_elements
 from atom.optim import adamw
-from atom.optim import step as step_module
-from atom.optim.adamw import AdamW, AdamWSettings, power, step_threads
+from atom.optim import optimizer as optimizer_module
+from atom.optim import stepper as stepper_module
+from atom.optim.adamw import AdamW, power
+from atom.optim.optimizer import allocate_store, parts_of
+from atom.optim.stepper import Stepper, step_threads
 from atom.swap.host_kernels import LIBRARY, HostKernels, host_kernels, load
 from atom.swap.host_store import HostStore
+from atom.swap.readiness import StepFailed
+from tests.manual_clock import ManualClock
+from tests.one_step import take_step
 
 SHAPES = {
     name: torch.Size(shape)
@@ -22,12 +27,12 @@ SHAPES = {
         "odd": (37, 53), "bias": (7,), "scalar": (), "exact": (16, 4), "long": (4099,),
     }.items()
 }  # fmt: skip
-SETTINGS = AdamWSettings(betas=(0.9, 0.99), epsilon=1e-7, weight_decay=0.2)
+SETTINGS = AdamW(betas=(0.9, 0.99), epsilon=1e-7, weight_decay=0.2)
 
 
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_module, "PIECE_ELEMENTS", 64)
+    monkeypatch.setattr(optimizer_module, "PIECE_ELEMENTS", 64)
 
 
 @pytest.fixture
@@ -40,7 +45,7 @@ def one_torch_thread() -> Iterator[None]:
 
 
 def filled_store(precision: torch.dtype = torch.float32) -> HostStore:
-    store = HostStore.allocate(ParameterLayout.of(SHAPES), precision)
+    store = allocate_store(AdamW(), ParameterLayout.of(SHAPES), precision)
     for spec in store.layout.specs:
         store.layout.view(store.master, spec.name).copy_(values(spec.name, spec.shape))
     store.round_master()
@@ -74,7 +79,7 @@ def padded(value: Tensor) -> Tensor:
 
 
 def plain_steps(
-    steps: int, rate: float, coefficient: float = 1.0, settings: AdamWSettings = SETTINGS
+    steps: int, rate: float, coefficient: float = 1.0, settings: AdamW = SETTINGS
 ) -> dict[str, Tensor]:
     parameters = {n: padded(values(n, shape)).requires_grad_() for n, shape in SHAPES.items()}
     groups = [
@@ -96,11 +101,13 @@ def plain_steps(
 @pytest.mark.usefixtures("small_pieces", "one_torch_thread")
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("coefficient", [1.0, 0.37])
-def test_bit_equal_to_torch_in_small_pieces(level: int, threads: int, coefficient: float) -> None:
+def test_bit_equal_to_torch_in_small_pieces(
+    level: int, threads: int, coefficient: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = filled_store()
-    optimizer = AdamW(store, SETTINGS, threads=threads)
+    monkeypatch.setattr(stepper_module, "step_threads", lambda *given: threads)
     for step in range(1, 6):
-        optimizer.step(mean_gradient(store, step), 0.01, step, coefficient)
+        take_step(SETTINGS, store, mean_gradient(store, step), 0.01, step, coefficient)
     for name, plain in plain_steps(5, 0.01, coefficient).items():
         assert torch.equal(store.layout.view(store.master, name), plain), name
 
@@ -108,11 +115,10 @@ def test_bit_equal_to_torch_in_small_pieces(level: int, threads: int, coefficien
 @pytest.mark.usefixtures("one_torch_thread")
 @pytest.mark.parametrize("betas", [(0.5, 0.95), (0.3, 0.999), (0.0, 0.0)])
 def test_a_mean_that_moves_far_is_torchs_too(level: int, betas: tuple[float, float]) -> None:
-    settings = AdamWSettings(betas, 1e-8, 0.0)
+    settings = AdamW(betas, 1e-8, 0.0)
     store = filled_store()
-    optimizer = AdamW(store, settings)
     for step in range(1, 4):
-        optimizer.step(mean_gradient(store, step), 0.1, step)
+        take_step(settings, store, mean_gradient(store, step), 0.1, step)
     for name, plain in plain_steps(3, 0.1, settings=settings).items():
         assert torch.equal(store.layout.view(store.master, name), plain), name
 
@@ -120,9 +126,9 @@ def test_a_mean_that_moves_far_is_torchs_too(level: int, betas: tuple[float, flo
 def test_pieces_do_not_show(monkeypatch: pytest.MonkeyPatch, level: int) -> None:
     results = []
     for elements in (5, 16, 1024, 2**20):
-        monkeypatch.setattr(step_module, "PIECE_ELEMENTS", elements)
+        monkeypatch.setattr(optimizer_module, "PIECE_ELEMENTS", elements)
         store = filled_store()
-        AdamW(store, SETTINGS).step(mean_gradient(store, 1), 0.01, 1)
+        take_step(SETTINGS, store, mean_gradient(store, 1), 0.01, 1)
         results.append(torch.cat([*store.state.values()]))
     assert all(torch.equal(result, results[0]) for result in results)
 
@@ -130,8 +136,8 @@ def test_pieces_do_not_show(monkeypatch: pytest.MonkeyPatch, level: int) -> None
 def test_a_gradient_in_sixteen_bits_counts_as_what_it_says(level: int) -> None:
     store, wide = filled_store(), filled_store()
     gradient = mean_gradient(store, 1).bfloat16()
-    AdamW(store, SETTINGS).step(gradient, 0.01, 1, 0.7)
-    AdamW(wide, SETTINGS).step(gradient.float(), 0.01, 1, 0.7)
+    take_step(SETTINGS, store, gradient, 0.01, 1, 0.7)
+    take_step(SETTINGS, wide, gradient.float(), 0.01, 1, 0.7)
     assert torch.equal(store.master, wide.master)
     assert torch.equal(store.state["exp_avg_sq"], wide.state["exp_avg_sq"])
 
@@ -143,14 +149,20 @@ def test_powers_are_rounded_once(beta: float, step: int) -> None:
     assert power(beta, step) == pytest.approx(beta**step, rel=1e-13, abs=1e-300)
 
 
-def test_a_large_box_keeps_half_of_its_cores_for_others() -> None:
-    assert [step_threads(most) for most in (1, 4, 8, 12, 16, 64)] == [1, 4, 8, 8, 8, 32]
+def test_a_large_box_keeps_half_of_its_cores_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = filled_store()
+    monkeypatch.setattr(stepper_module, "PIECE_ELEMENTS", 1)
+    threads = []
+    for most in (1, 4, 8, 12, 16, 64):
+        monkeypatch.setattr(torch, "get_num_threads", lambda most=most: most)
+        threads.append(step_threads(AdamW(), parts_of(AdamW(), store)))
+    assert threads == [1, 4, 8, 8, 8, 32]
 
 
 def test_only_matrices_decay() -> None:
     store = filled_store()
     before = store.master.clone()
-    AdamW(store, SETTINGS).step(torch.zeros_like(store.master), 0.1, 1)
+    take_step(SETTINGS, store, torch.zeros_like(store.master), 0.1, 1)
     view = store.layout.view
     assert torch.equal(view(store.master, "bias"), view(before, "bias"))
     assert view(store.master, "odd").norm() < view(before, "odd").norm()
@@ -159,7 +171,7 @@ def test_only_matrices_decay() -> None:
 def test_frozen_parameters_keep_every_bit() -> None:
     store = filled_store()
     before = store.master.clone()
-    AdamW(store, SETTINGS, frozenset({"odd"})).step(mean_gradient(store, 1), 0.1, 1)
+    take_step(SETTINGS, store, mean_gradient(store, 1), 0.1, 1, frozen=frozenset({"odd"}))
     view = store.layout.view
     assert torch.equal(view(store.master, "odd"), view(before, "odd"))
     assert not torch.equal(view(store.master, "exact"), view(before, "exact"))
@@ -169,7 +181,7 @@ def test_the_gradient_is_not_changed_and_gaps_stay_zero() -> None:
     store = filled_store()
     gradient = mean_gradient(store, 1)
     before = gradient.clone()
-    AdamW(store, SETTINGS).step(gradient, 0.1, 1, 0.5)
+    take_step(SETTINGS, store, gradient, 0.1, 1, 0.5)
     assert torch.equal(gradient, before)
     inside = torch.zeros(store.layout.total_elements, dtype=torch.bool)
     for spec in store.layout.specs:
@@ -182,7 +194,7 @@ def test_the_gradient_is_not_changed_and_gaps_stay_zero() -> None:
 def test_the_working_copy_is_the_rounded_master(level: int, precision: torch.dtype) -> None:
     store = filled_store(precision)
     version = store.version
-    AdamW(store, SETTINGS).step(mean_gradient(store, 1), 0.1, 1)
+    take_step(SETTINGS, store, mean_gradient(store, 1), 0.1, 1)
     assert torch.equal(store.working, store.master.to(precision))
     assert store.version > version
 
@@ -196,110 +208,64 @@ def test_every_kind_of_number_is_rounded_to_nearest_even(
     borders = torch.arange(0, 2**32, 2**12, dtype=torch.int64)
     numbers = torch.cat([patterns, borders]).to(torch.int32).view(torch.float32)
     layout = ParameterLayout.of({"numbers": (len(numbers),)})
-    store = HostStore.allocate(layout, precision)
+    store = allocate_store(AdamW(), layout, precision)
     store.master.copy_(torch.cat([numbers, torch.zeros(layout.total_elements - len(numbers))]))
-    AdamW(store, SETTINGS).step(torch.zeros(layout.total_elements), 0.0, 1)
+    take_step(SETTINGS, store, torch.zeros(layout.total_elements), 0.0, 1)
     rounded, expected = store.working.float(), store.master.to(precision).float()
     assert torch.equal(rounded.isnan(), expected.isnan())
     assert torch.equal(rounded[~rounded.isnan()], expected[~expected.isnan()])
 
 
 @pytest.mark.usefixtures("small_pieces")
-def test_an_interrupted_step_is_finished_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_breaks_off_leaves_the_store_torn_until_it_is_discarded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     store = filled_store(torch.bfloat16)
-    optimizer = AdamW(store, SETTINGS)
+    stepper = Stepper(store, SETTINGS, ManualClock())
     gradient, calls, original = mean_gradient(store, 1), [0], HostKernels.adamw
 
     def failing(*arguments: Any) -> None:
         calls[0] += 1
         if calls[0] == 9:
-            raise MemoryError
+            raise MemoryError("no room")
         original(*arguments)
 
     monkeypatch.setattr(HostKernels, "adamw", failing)
-    with pytest.raises(MemoryError):
-        optimizer.step(gradient, 0.01, 1)
-    assert optimizer.torn
-    with pytest.raises(ValueError, match="interrupted"):
-        optimizer.step(gradient, 0.01, 2)
-    optimizer.step(gradient, 0.01, 1)
-    assert not optimizer.torn
-
-    whole = filled_store(torch.bfloat16)
-    AdamW(whole, SETTINGS).step(gradient, 0.01, 1)
-    assert torch.equal(store.master, whole.master)
-    assert torch.equal(store.working, whole.working)
+    stepper.begin(gradient, 0.01, 1)
+    for call in (stepper.wait, lambda: stepper.begin(gradient, 0.01, 1)):
+        with pytest.raises(StepFailed, match="MemoryError: no room"):
+            call()
+    assert stepper.torn
+    stepper.discard()
+    assert not stepper.torn
+    stepper.begin(gradient, 0.01, 2)
+    stepper.wait()
 
 
 @pytest.mark.parametrize("kind", ["short", "float64", "every second"])
 def test_gradients_that_do_not_fit_are_refused(kind: str) -> None:
     store = filled_store()
-    optimizer, elements = AdamW(store, SETTINGS), store.layout.total_elements
+    elements, version = store.layout.total_elements, store.version
     gradient = {
         "short": torch.zeros(3),
         "float64": torch.zeros(elements, dtype=torch.float64),
         "every second": torch.zeros(2 * elements)[::2],
     }[kind]
     with pytest.raises(ValueError, match="does not fit"):
-        optimizer.step(gradient, 0.1, 1)
-    assert not optimizer.torn
-
-
-@pytest.mark.usefixtures("small_pieces")
-def test_pieces_may_be_updated_in_any_order_from_any_thread() -> None:
-    store, whole = filled_store(torch.bfloat16), filled_store(torch.bfloat16)
-    gradient = mean_gradient(store, 1)
-    AdamW(whole, SETTINGS).step(gradient, 0.01, 1)
-    optimizer = AdamW(store, SETTINGS)
-    step = optimizer.begin(gradient, 0.01, 1)
-    starts = [piece.start for piece in step.pieces]
-    assert starts == sorted(starts)
-    backwards = range(len(starts) - 1, 0, -1)
-    with ThreadPoolExecutor(3) as pool:
-        list(pool.map(step.update, backwards))
-        list(pool.map(step.update, backwards))  # done already
-    assert optimizer.torn
-    assert not step.finished
-    assert [step.is_done(0), step.is_done(1)] == [False, True]
-    step.update(0)
-    assert step.finished
-    optimizer.finish()
-    assert not optimizer.torn
-    assert torch.equal(store.master, whole.master)
-    assert torch.equal(store.working, whole.working)
-
-
-def test_a_step_begun_again_is_the_unfinished_one() -> None:
-    store = filled_store()
-    optimizer, gradient = AdamW(store, SETTINGS), mean_gradient(store, 1)
-    step = optimizer.begin(gradient, 0.01, 1)
-    version = store.version
-    step.update(0)
-    assert optimizer.begin(gradient, 0.01, 1) is step
+        take_step(SETTINGS, store, gradient, 0.1, 1)
     assert store.version == version
-    optimizer.discard_unfinished()
-    assert not optimizer.torn
-    assert optimizer.begin(gradient, 0.01, 1) is not step
 
 
 @pytest.mark.usefixtures("small_pieces")
-def test_all_pieces_are_reported_in_order_whoever_updates_them() -> None:
-    optimizer = AdamW(filled_store(), SETTINGS, threads=3)
-    step = optimizer.begin(mean_gradient(filled_store(), 1), 0.01, 1)
-    for expected, index in enumerate(step.update_all()):
-        assert index == expected
-        assert step.is_done(index)
-    assert step.finished
-
-
-@pytest.mark.usefixtures("small_pieces")
-def test_who_stops_listening_may_go_on_later() -> None:
-    store, whole = filled_store(), filled_store()
-    gradient = mean_gradient(store, 1)
-    optimizer = AdamW(store, SETTINGS, threads=3)
-    updates = optimizer.begin(gradient, 0.01, 1).update_all()
-    assert next(updates) == 0
-    updates.close()
-    optimizer.step(gradient, 0.01, 1)
-    AdamW(whole, SETTINGS, threads=1).step(gradient, 0.01, 1)
-    assert torch.equal(store.master, whole.master)
+def test_parts_are_in_the_order_of_the_layout_and_cover_it() -> None:
+    store = filled_store(torch.bfloat16)
+    parts = parts_of(AdamW(), store)
+    stretches = [(part.start, part.stop) for part in parts]
+    assert stretches == sorted(stretches)
+    assert max(stop - start for start, stop in stretches) == 64
+    assert sum(stop - start for start, stop in stretches) == sum(
+        spec.numel for spec in store.layout.specs
+    )
+    assert {part.parameter.name for part in parts_of(AdamW(), store, frozenset({"odd"}))} == {
+        *SHAPES
+    } - {"odd"}

@@ -1,16 +1,15 @@
 """The optimizer on split weights and on moments in sixteen bits, against the exact form."""
 
-import ctypes
-
 import pytest
 import torch
 from torch import Tensor
 
 from atom.graph.ir import ParameterLayout
 from atom.optim import adamw
-from atom.optim import step as step_module
-from atom.optim.adamw import AdamW, AdamWSettings
-from atom.optim.noise import mixed, noise_key
+from atom.optim import optimizer as optimizer_module
+from atom.optim import stepper as stepper_module
+from atom.optim.adamw import MOMENTS, AdamW, mixed, noise_key
+from atom.optim.optimizer import allocate_store
 from atom.swap.host_kernels import (
     LIBRARY,
     SPLIT_MASTER,
@@ -20,10 +19,11 @@ from atom.swap.host_kernels import (
     load,
 )
 from atom.swap.host_store import HostStore
-from atom.swap.state_form import MOMENTS, StateForm
+from atom.swap.state_form import StateForm
+from tests.one_step import take_step
 
 LAYOUT = ParameterLayout.of({"matrix": (37, 53), "bias": (7,), "long": (4099,)})
-SETTINGS = AdamWSettings(betas=(0.9, 0.99), epsilon=1e-7, weight_decay=0.2, seed=5)
+SETTINGS = AdamW(betas=(0.9, 0.99), epsilon=1e-7, weight_decay=0.2, seed=5)
 
 
 @pytest.fixture(params=range(host_kernels().highest_level + 1))
@@ -35,7 +35,7 @@ def level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> in
 
 
 def filled_store(form: StateForm) -> HostStore:
-    store = HostStore.allocate(LAYOUT, torch.bfloat16, form=form)
+    store = allocate_store(AdamW(), LAYOUT, torch.bfloat16, form=form)
     for number, spec in enumerate(LAYOUT.specs):
         generator = torch.Generator().manual_seed(number)
         store.write_weights(spec.name, torch.randn(spec.shape, generator=generator))
@@ -75,10 +75,9 @@ def rounded_with(value: Tensor, sixteen_bits: Tensor) -> Tensor:
 
 def test_split_weights_take_the_same_steps(level: int) -> None:
     exact, halves = filled_store(StateForm.EXACT), filled_store(StateForm.SPLIT)
-    steppers = [AdamW(store, SETTINGS) for store in (exact, halves)]
     for step in range(1, 5):
-        for stepper in steppers:
-            stepper.step(gradient(step), 0.01, step, 0.7)
+        for store in (exact, halves):
+            take_step(SETTINGS, store, gradient(step), 0.01, step, 0.7)
     assert torch.equal(weights(halves), weights(exact))
     for name in MOMENTS:
         assert torch.equal(halves.state[name], exact.state[name])
@@ -92,7 +91,7 @@ def test_half_moments_are_the_exact_ones_rounded_with_the_documented_noise(level
         for name in MOMENTS:
             exact.state[name].copy_(half.state[name])
         for store in (exact, half):
-            AdamW(store, SETTINGS).step(gradient(step), 0.01, step)
+            take_step(SETTINGS, store, gradient(step), 0.01, step)
         assert torch.equal(weights(half), weights(exact))
         bits = noise(elements, step)
         for name, share in zip(MOMENTS, (bits & 0xFFFF, bits >> 16), strict=True):
@@ -106,11 +105,12 @@ def test_pieces_threads_and_levels_do_not_show(
     whole = filled_store(form)
     with monkeypatch.context() as plain:
         plain.setattr(adamw, "host_kernels", lambda: HostKernels(load(LIBRARY), 0))
-        AdamW(whole, SETTINGS, threads=1).step(gradient(1), 0.01, 1)
+        take_step(SETTINGS, whole, gradient(1), 0.01, 1)
+    monkeypatch.setattr(stepper_module, "step_threads", lambda *given: 3)
     for elements in (5, 64, 1024):
-        monkeypatch.setattr(step_module, "PIECE_ELEMENTS", elements)
+        monkeypatch.setattr(optimizer_module, "PIECE_ELEMENTS", elements)
         store = filled_store(form)
-        AdamW(store, SETTINGS, threads=3).step(gradient(1), 0.01, 1)
+        take_step(SETTINGS, store, gradient(1), 0.01, 1)
         for name, arena in whole.state.items():
             assert torch.equal(store.state[name], arena), name
 
@@ -118,11 +118,11 @@ def test_pieces_threads_and_levels_do_not_show(
 def test_rounding_at_random_is_right_in_the_mean() -> None:
     """A mean of 1 + 1/1024 lies at an eighth of the way from one bfloat16 to the next."""
     elements = 2**18
-    store = HostStore.allocate(
-        ParameterLayout.of({"w": (elements,)}), torch.bfloat16, form=StateForm.HALF
+    store = allocate_store(
+        AdamW(), ParameterLayout.of({"w": (elements,)}), torch.bfloat16, form=StateForm.HALF
     )
-    settings = AdamWSettings(betas=(0.5, 0.5), weight_decay=0.0)
-    AdamW(store, settings).step(torch.full((elements,), 2 * (1 + 2**-10)), 0.0, 1)
+    settings = AdamW(betas=(0.5, 0.5), weight_decay=0.0)
+    take_step(settings, store, torch.full((elements,), 2 * (1 + 2**-10)), 0.0, 1)
     mean = store.state["exp_avg"].float()
     assert set(mean.unique().tolist()) == {1.0, 1 + 2**-7}
     share = float((mean > 1.0).float().mean())
@@ -145,25 +145,19 @@ def test_noise_differs_from_step_to_step_and_from_run_to_run() -> None:
 
 
 def test_elements_beyond_the_fourth_billion_have_noise_of_their_own(level: int) -> None:
-    """The arenas here are a few elements long, and begin four billion before that."""
     border, count = 2**32, 64
-    start, stop = border - count // 2, border + count // 2
+    first = border - count // 2
     high, low = torch.zeros(count, dtype=torch.bfloat16), torch.zeros(count, dtype=torch.int16)
     means = [torch.zeros(count, dtype=torch.bfloat16) for _ in MOMENTS]
     given = torch.full((count,), 1.001)
 
-    def before(arena: Tensor) -> int:
-        return arena.data_ptr() - start * arena.element_size()
-
     arguments = AdamWArguments(
-        master=before(low), working=before(high), gradient=before(given),
-        exp_avg=before(means[0]), exp_avg_sq=before(means[1]),
+        master=low.data_ptr(), working=high.data_ptr(), gradient=given.data_ptr(),
+        exp_avg=means[0].data_ptr(), exp_avg_sq=means[1].data_ptr(),
         noise_key=noise_key(5, 1), master_format=SPLIT_MASTER, moment_format=1, coefficient=1.0,
         beta2=0.5, one_minus_beta1=0.25, one_minus_beta2=0.5, root_of_correction2=1.0,
         epsilon=1e-8, minus_step_size=-0.1,
     )  # fmt: skip
-    done = ctypes.c_uint8()
-    HostKernels(load(LIBRARY), level).adamw(arguments, start, stop, 1.0, ctypes.addressof(done))
-    assert done.value == 1
-    bits = noise(torch.arange(start, stop), 1)
+    HostKernels(load(LIBRARY), level).adamw(arguments, count, first, 1.0)
+    bits = noise(torch.arange(first, first + count), 1)
     assert torch.equal(means[0], rounded_with(0.25 * given, bits & 0xFFFF))

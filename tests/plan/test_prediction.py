@@ -13,7 +13,9 @@ from atom.plan.prediction import RoundPrediction, Surroundings, Work, predict
 WORK = Work(
     parameters=10**6, round_sequences=64, micro_batch_sequences=4, sequence_tokens=16, peers=4
 )
-AROUND = Surroundings(adamw_elements_per_s=1e8, network_bytes_per_s=1e6, gradient_element_bytes=4)
+AROUND = Surroundings(
+    optimizer_elements_per_s=1e8, network_bytes_per_s=1e6, gradient_element_bytes=4
+)
 
 
 def situation(seed: int) -> tuple[Situation, Choice]:
@@ -55,7 +57,7 @@ def test_predictions_are_monotone(seed: int) -> None:
     faster = of(around=replace(AROUND, network_bytes_per_s=2e6))
     assert faster.round_s < of().round_s
     host = replace(AROUND, steps_beside=False)
-    twice = replace(host, adamw_elements_per_s=2e8)
+    twice = replace(host, optimizer_elements_per_s=2e8)
     assert of(around=twice).round_s < of(around=host).round_s
     assert of(around=replace(twice, steps_beside=True)).round_s <= of().round_s
     assert of().round_s <= of(around=host).round_s

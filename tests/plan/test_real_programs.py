@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from atom.daemon.fitting.device_choice import Question, ends_alike, question, replica_bytes
+from atom.config.load import parse_run_text
+from atom.daemon.fitting.device_choice import Question, ends_alike, peer_bytes, question
 from atom.graph.profile.assumed import assume_graph
 from atom.graph.program import build_program
 from atom.graph.trace import trace
@@ -18,7 +19,6 @@ from atom.models.gpt3 import GPT3, GPT3Config
 from atom.plan.choice import Choice
 from atom.plan.document import plan_document
 from atom.swap.device_slots import device_bytes
-from atom.swap.state_form import StateForm
 
 PRECISIONS = [torch.float32, torch.bfloat16]
 BATCH = {name: torch.zeros(2, 16, dtype=torch.int64) for name in ("tokens", "targets")}
@@ -164,14 +164,28 @@ def test_the_document_says_it_all_and_is_json(precision: torch.dtype) -> None:
         assert total == sum(document["device_memory"].values())
 
 
-def test_the_replica_is_counted_in_bytes_per_parameter() -> None:
-    for precision, form, each in (
-        (torch.float32, StateForm.EXACT, 24),
-        (torch.bfloat16, StateForm.EXACT, 26),
-        (torch.bfloat16, StateForm.SPLIT, 24),
-        (torch.bfloat16, StateForm.HALF, 20),
-    ):
-        graph = graph_of(precision)
-        assert replica_bytes(graph, form) == each * graph.layout.total_elements
-    narrow = replica_bytes(graph, StateForm.HALF, torch.bfloat16)
-    assert narrow == 18 * graph.layout.total_elements
+RUN = """
+run = {{ name = "counted" }}
+data = {{ source = "python-stdlib" }}
+batch = {{ global_sequences = 8, micro_batch_sequences = 1 }}
+model = {{ family = "gpt3", size = "small", precision = "{}", vocabulary_size = 512 }}
+optimizer = {{ learning_rate = 1e-3, state = "{}", gradients = "{}" }}
+"""
+
+
+@pytest.mark.parametrize(
+    ("precision", "form", "gradients", "each"),
+    [
+        ("float32", "exact", "float32", 24),
+        ("bfloat16", "exact", "float32", 26),
+        ("bfloat16", "split", "float32", 24),
+        ("bfloat16", "half", "float32", 20),
+        ("bfloat16", "half", "bfloat16", 18),
+    ],
+)
+def test_the_replica_is_counted_in_bytes_per_parameter(
+    precision: str, form: str, gradients: str, each: int
+) -> None:
+    run = parse_run_text(RUN.format(precision, form, gradients))
+    layout = graph_of(torch.float32).layout
+    assert peer_bytes(run, layout) == each * layout.total_elements

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from atom.graph.ir import padded_elements
-from atom.optim.adamw import AdamWSettings
+from atom.optim.adamw import AdamW
 
 
 class PaddedAdamW:
     """Steps `parameters` in place with what their `.grad` holds; only matrices decay."""
 
-    def __init__(self, parameters: dict[str, Tensor], settings: AdamWSettings, rate: float) -> None:
+    def __init__(self, parameters: dict[str, Tensor], settings: AdamW, rate: float) -> None:
         self._parameters = parameters
         self._padded = {name: _padded(p).requires_grad_() for name, p in parameters.items()}
         groups = [

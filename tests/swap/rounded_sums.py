@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from atom.optim.noise import mixed
+from atom.optim.adamw import mixed
 
 
 def rounded_sum(total: Tensor, addend: Tensor, first: int, noise_key: int) -> Tensor:

@@ -10,7 +10,8 @@ from hand_written_program import FINEST, HALVES, batches, compile_by_hand, initi
 from torch import Tensor
 
 from atom.graph.ir import Program
-from atom.optim.adamw import AdamW, AdamWSettings
+from atom.optim.adamw import AdamW
+from atom.optim.optimizer import allocate_store
 from atom.swap.arrangement import Arrangement
 from atom.swap.device import Copy, CpuDevice, Report
 from atom.swap.device_slots import DeviceSlots, device_bytes
@@ -21,6 +22,7 @@ from atom.swap.host_store import HostStore
 from atom.swap.schedule import Drop, Load, Shape, training_pass
 from atom.swap.schedule_check import ScheduleError, check
 from atom.swap.timeline import Recording
+from tests.one_step import take_step
 
 SUB_MODELS = len(FINEST)
 EVERY = frozenset(range(SUB_MODELS))
@@ -61,7 +63,7 @@ class Trainer:
         evaluation, factories = compile_by_hand(evaluation_cut, 0.0, gain=True)
         self.device = device or CpuDevice()
         OPEN.append(self.device)
-        self.store = HostStore.allocate(self.program.layout, precision)
+        self.store = allocate_store(AdamW(), self.program.layout, precision)
         fill(self.store, self.program)
         programs = [self.program, evaluation]
         self.slots = DeviceSlots.allocate(programs, self.device, precision, arranged)
@@ -69,7 +71,6 @@ class Trainer:
         parts = (self.store, self.slots, self.device, 1.0)
         self.engine = Engine(self.program, self.classes, *parts, self.recording)
         self.evaluation = Engine(evaluation, factories, *parts, self.evaluated)
-        self.adamw = AdamW(self.store, AdamWSettings())
         self.steps = 0
 
     def run_pass(self, seed: int, count: int) -> tuple[list[float], Tensor]:
@@ -88,7 +89,7 @@ class Trainer:
 
     def step(self) -> Tensor:
         self.steps += 1
-        self.adamw.step(self.store.gradients / 7, 0.05, self.steps)
+        take_step(AdamW(), self.store, self.store.gradients / 7, 0.05, self.steps)
         self.store.gradients.zero_()
         return self.store.master.clone()
 

@@ -18,7 +18,8 @@ from padded_adamw import PaddedAdamW
 from torch import Tensor
 
 from atom.graph.ir import Program
-from atom.optim.adamw import AdamW, AdamWSettings
+from atom.optim.adamw import AdamW
+from atom.optim.optimizer import allocate_store
 from atom.swap.arrangement import Arrangement
 from atom.swap.device import Copy, CpuDevice, Report
 from atom.swap.device_slots import DeviceSlots
@@ -26,8 +27,9 @@ from atom.swap.engine import Engine, PassCancelled
 from atom.swap.gate import Gate
 from atom.swap.host_landing import HostSum, at_once
 from atom.swap.host_store import HostStore
+from tests.one_step import take_step
 
-SETTINGS = AdamWSettings(betas=(0.9, 0.99), weight_decay=0.1)
+SETTINGS = AdamW(betas=(0.9, 0.99), weight_decay=0.1)
 RATE, STEPS = 0.05, 4
 
 
@@ -45,7 +47,7 @@ class Rig:
     ) -> None:
         self.program, self.classes = compile_by_hand(cut, dropout, gain)
         self.device = device or CpuDevice()
-        self.store = HostStore.allocate(self.program.layout, precision)
+        self.store = allocate_store(AdamW(), self.program.layout, precision)
         fill(self.store, self.program)
         self.slots = DeviceSlots.allocate([self.program], self.device, precision, arrangement)
         scale = 2.0**10 if precision == torch.float16 else 1.0
@@ -115,7 +117,7 @@ def test_steps_are_bit_equal_to_plain_pytorch(
     cut: Sequence[Sequence[str]], dropout: float, sizes: tuple[int, ...], slots: int
 ) -> None:
     rig = Rig(cut, dropout, arrangement=Arrangement(slots))
-    adamw = AdamW(rig.store, SETTINGS)
+    adamw = SETTINGS
     plain = plain_parameters(rig.program)
     optimizer = PaddedAdamW(plain, SETTINGS, RATE)
     for step in range(1, STEPS + 1):
@@ -129,7 +131,7 @@ def test_steps_are_bit_equal_to_plain_pytorch(
         for name, gradient in rig.gradients().items():
             assert torch.equal(gradient, plain[name].grad), name
 
-        adamw.step(rig.store.gradients / sum(sizes), RATE, step)
+        take_step(adamw, rig.store, rig.store.gradients / sum(sizes), RATE, step)
         for parameter in plain.values():
             parameter.grad /= sum(sizes)
         optimizer.step()
@@ -236,7 +238,7 @@ def test_half_precision_computes_in_it_and_sums_in_float32(precision: torch.dtyp
     reference = exact.store.gradients
     error = (rig.store.gradients - reference).norm() / reference.norm()
     assert error < 0.03
-    AdamW(rig.store, SETTINGS).step(rig.store.gradients / 7, RATE, 1)
+    take_step(SETTINGS, rig.store, rig.store.gradients / 7, RATE, 1)
     assert torch.equal(rig.store.working, rig.store.master.to(precision))
 
 

@@ -14,7 +14,7 @@ from atom.swap.device import CpuDevice, Report
 from atom.swap.device_slots import SlotLayout
 from atom.swap.gate import Gate, NotFinite
 from atom.swap.host_landing import HostSum, Noise
-from atom.swap.host_store import HostStore, host_bytes
+from atom.swap.host_store import HostStore
 from atom.swap.state_form import StateForm
 
 CUTS = pytest.mark.parametrize("cut", [FINEST, HALVES, WHOLE], ids=["finest", "halves", "whole"])
@@ -137,11 +137,10 @@ def test_what_rounding_makes_infinite_is_turned_away() -> None:
 
 def test_they_take_half_the_memory_and_go_with_bfloat16_only() -> None:
     layout = EngineRig(FINEST).program.layout
-    narrow = (torch.bfloat16, StateForm.HALF, torch.bfloat16)
-    assert host_bytes(layout, *narrow) == 10 * layout.total_elements
-    store = HostStore.allocate(layout, torch.bfloat16, form=StateForm.HALF, gradients=narrow[2])
+    narrow = torch.bfloat16
+    store = HostStore.allocate(layout, narrow, form=StateForm.SPLIT, gradients=narrow)
     arenas = [*store.state.values(), store.gradients]
-    assert sum(arena.nbytes for arena in arenas) == host_bytes(layout, *narrow)
+    assert sum(arena.nbytes for arena in arenas) == 6 * layout.total_elements
     for precision in (torch.float32, torch.float16):
         with pytest.raises(ValueError, match="gradients in"):
             HostStore.allocate(layout, precision, gradients=torch.bfloat16)

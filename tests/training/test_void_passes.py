@@ -14,13 +14,12 @@ from atom.graph.ir import Program
 from atom.graph.program import compile_program
 from atom.models.gpt3 import GPT3, GPT3Config, initial_value
 from atom.optim.clipping import gradient_norm
-from atom.optim.loss_scale import LossScale
 from atom.optim.rate import RateSettings
 from atom.swap.device import CpuDevice, RandomState, Report
 from atom.swap.gate import Gate
 from atom.swap.host_landing import HostSum
 from atom.swap.voided import Cause, PassVoided
-from atom.training.replica.pass_size import PassSize
+from atom.training.replica.caution import Caution, LossScale
 from atom.training.replica.replica import PassResult, Replica, ReplicaSettings
 from atom.training.replica.worker import Batch, Work, Worker
 from tests.manual_clock import ManualClock
@@ -270,6 +269,7 @@ class Watched:
 
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
+        self.device_hold = replica.device_hold
         self.sizes: list[int] = []
 
     @property
@@ -288,13 +288,16 @@ class Watched:
 # --- the decisions ----------------------------------------------------------------------------
 
 
-def test_pass_sizes() -> None:
-    size = PassSize(8).after_out_of_memory(8)
-    assert size == PassSize(4)
-    assert size is not None
-    assert size.after_out_of_memory(3) == PassSize(1)
-    alone = size.after_out_of_memory(1)
-    assert alone == PassSize(1, failures_alone=1)
-    assert alone is not None
-    assert alone.after_out_of_memory(1) is None
-    assert alone.after_sound().after_out_of_memory(1) == alone
+def test_after_memory_ran_out_half_as_many_are_tried_and_one_alone_twice() -> None:
+    def ran_out(caution: Caution, micro_batches: int) -> int:
+        caution.learn(PassVoided(Cause.MEMORY, "CUDA out of memory"), micro_batches)
+        return caution.micro_batches
+
+    caution = Caution(torch.float32, 8)
+    assert [ran_out(caution, size) for size in (8, 3, 1)] == [4, 1, 1]
+    with pytest.raises(DeviceError, match="not even one"):
+        ran_out(caution, 1)
+    caution.sound()
+    assert ran_out(caution, 1) == 1
+    caution.allow(8)
+    assert ran_out(caution, 1) == 1

@@ -15,8 +15,7 @@ from atom.cli.shell.terminal import following, stderr_console, stdout_console
 from atom.config.load import parse_peer_text
 from atom.config.peer_defaults import MEANINGS
 from atom.config.peer_text import check_key, parse_assignment
-from atom.daemon.fitting.host_cap import more_than_there_is
-from atom.daemon.usable_memory import usable_memory
+from atom.daemon.usable_memory import more_than_there_is, usable_memory
 
 _REMARKS_AT = 48
 _HOST_MEMORY = "host.memory"

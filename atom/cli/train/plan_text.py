@@ -204,7 +204,7 @@ def _round(plan: Plan) -> RenderableType:
     passes = f"{round_.passes} pass{'' if round_.passes == 1 else 'es'}"
     table.add_row("accumulates", _seconds(round_.accumulate_s), passes)
     table.add_row("all-reduce", _seconds(round_.all_reduce_s), network)
-    rate = f"{around.adamw_elements_per_s / 1e6:,.0f} million parameters per second"
+    rate = f"{around.optimizer_elements_per_s / 1e6:,.0f} million parameters per second"
     table.add_row("optimizer", _seconds(round_.optimizer_s), f"{rate}, measured here")
     waits = _seconds(round_.optimizer_wait_s)
     table.add_row("round", _seconds(round_.round_s), f"its first pass waits {waits} for the step")

@@ -1,6 +1,5 @@
 """What models fit this box, by the planner's own arithmetic: no weights, no measurement."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -14,7 +13,6 @@ from atom.daemon.doctor.facts import Fit
 from atom.daemon.fitting.box_plan import disk_plan
 from atom.daemon.fitting.device_choice import (
     BOUNDARY_SHARE,
-    RESULT_ARENAS,
     free_host_bytes,
     most_micro_batches,
     peer_bytes,
@@ -22,14 +20,12 @@ from atom.daemon.fitting.device_choice import (
     usable_device_bytes,
 )
 from atom.daemon.model.model_source import open_source
-from atom.daemon.model.recipe import PRECISIONS, trace_run
+from atom.daemon.model.recipe import trace_run
 from atom.graph.ir import ParameterLayout
 from atom.graph.profile.assumed import typical_graph
 from atom.graph.profile.seconds import LinkRates, Spread
 from atom.graph.traced import Graph
 from atom.models.gpt3 import GPT2_VOCABULARY, SIZES, GPT3Config, parameter_shapes
-from atom.swap.host_store import host_bytes
-from atom.swap.state_form import StateForm
 
 _FAMILY_RUN = """
 [run]
@@ -66,12 +62,14 @@ def largest_of_family(
 ) -> tuple[Fit | None, Fit | None]:
     """(the largest that fits memory, the next larger one). Raises: ConfigError, ModelError."""
     larger: Fit | None = None
-    for size, need_bytes in _needs(precision, state):
+    for size in reversed(SIZES):
         run = parse_run_text(
             _FAMILY_RUN.format(
                 size=size, precision=precision, vocabulary=GPT2_VOCABULARY, state=state
             )
         )
+        config = GPT3Config.build(vocabulary_size=GPT2_VOCABULARY, size=size)
+        need_bytes = peer_bytes(run, ParameterLayout.of(parameter_shapes(config)))
         title = f"gpt3 {size} in {precision}" + ("" if state == "exact" else f', state = "{state}"')
         have_bytes = free_host_bytes(peer.host.memory_bytes)
         if need_bytes > have_bytes:  # no need to trace what cannot be
@@ -88,7 +86,7 @@ def fit_of(run: RunFile, title: str, peer: PeerFile, device: torch.device, folde
     """Of a (pinned) run whose model is no code of its owner's; `folder`: its state directory.
     Raises: ConfigError, ModelError."""
     graph = trace_run(run, open_source(run, None))
-    have_bytes, need_bytes = free_host_bytes(peer.host.memory_bytes), peer_bytes(run, graph)
+    have_bytes, need_bytes = free_host_bytes(peer.host.memory_bytes), peer_bytes(run, graph.layout)
     disk = disk_plan(run, graph, peer, folder)
     return Fit(
         title,
@@ -98,17 +96,6 @@ def fit_of(run: RunFile, title: str, peer: PeerFile, device: torch.device, folde
         disk.have_bytes,
         _device_problem(run, graph, peer, device, have_bytes - need_bytes),
     )
-
-
-def _needs(precision: str, state: str) -> Iterator[tuple[str, int]]:
-    """(size, host memory of a peer), largest first: from shapes alone."""
-    dtype = PRECISIONS[precision]
-    for size in reversed(SIZES):
-        config = GPT3Config.build(vocabulary_size=GPT2_VOCABULARY, size=size)
-        layout = ParameterLayout.of(parameter_shapes(config))
-        form = StateForm(state)
-        results = RESULT_ARENAS * layout.total_elements * torch.float32.itemsize
-        yield size, host_bytes(layout, dtype, form) + results
 
 
 def _device_problem(

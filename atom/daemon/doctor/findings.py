@@ -1,6 +1,7 @@
 """From facts to findings: pure. Each that is not ok says what to do: a command, or a key."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from atom.base.kernel_library import BUILDING
 from atom.base.units import format_bytes
@@ -17,9 +18,8 @@ from atom.daemon.doctor.facts import (
     Swarm,
 )
 from atom.daemon.doctor.finding import Finding, Level
-from atom.daemon.doctor.own_daemon import beside_daemon
 from atom.daemon.doctor.wsl import in_wsl
-from atom.daemon.fitting.host_cap import more_than_there_is
+from atom.daemon.usable_memory import more_than_there_is
 from atom.models.installing import install_package, install_version
 from atom.swarm.records.lease import CLOCKS_APART_SECONDS
 
@@ -294,3 +294,19 @@ def _lack(fit: Fit) -> str:
         need, have = format_bytes(fit.host_bytes), format_bytes(fit.host_have_bytes)
         return f"{fit.title} takes {need} of host memory, {have} may be used"
     return f"{fit.title}: {fit.device_problem}"
+
+
+_MEASURED = ("PCIe", "Optimizer", "Disk", "Largest model")
+"""Topics whose warnings are about what is free, or fast, at this moment."""
+
+
+def beside_daemon(findings: Iterable[Finding]) -> list[Finding]:
+    """The findings as they are to be read while a daemon of ours is at work."""
+    return [_read(finding) for finding in findings]
+
+
+def _read(finding: Finding) -> Finding:
+    if finding.level is not Level.WARNING or finding.topic not in _MEASURED:
+        return finding
+    said = f"{finding.said}; your daemon is at work, ask again without it"
+    return replace(finding, level=Level.UNCHECKED, said=said, fix="")

@@ -21,10 +21,11 @@ from atom.base.home import nearest_folder
 from atom.config.peer_file import PeerFile
 from atom.config.places import state_home
 from atom.daemon.doctor.facts import Disk, Gpu, Machine, Memory, Package, Port, Software
+from atom.daemon.fitting.profiling import step_elements_per_s
 from atom.daemon.state_directory import StateDirectory
 from atom.daemon.usable_memory import usable_memory
 from atom.graph.profile.rates import measure_link
-from atom.optim.speed import adamw_elements_per_s
+from atom.optim.adamw import AdamW
 from atom.swarm.addresses import parse_listen
 from atom.swarm.records.codec import decode_manifest
 from atom.swarm.records.manifest import manifest_digest
@@ -40,7 +41,7 @@ _TIME_ERROR = 5
 
 def software() -> Software:
     try:
-        adamw_elements_per_s(torch.float32, elements=2**12)
+        step_elements_per_s(AdamW(), torch.float32, elements=2**12)
         kernels = None
     except (AtomError, OSError) as problem:
         kernels = str(problem)
@@ -146,7 +147,7 @@ def memory(peer: PeerFile) -> Memory:
     seen = usable_memory()
     limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     try:
-        rate: float | None = adamw_elements_per_s(torch.float32)
+        rate: float | None = step_elements_per_s(AdamW(), torch.float32)
     except (MemoryError, AtomError, OSError):
         rate = None
     lockable = None if limit == resource.RLIM_INFINITY else limit

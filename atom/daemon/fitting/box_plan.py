@@ -11,14 +11,12 @@ from atom.config.peer_file import PeerFile
 from atom.config.run_file import RunFile
 from atom.daemon.fitting.device_choice import (
     BOUNDARY_SHARE,
-    RESULT_ARENAS,
     Question,
     cut_arenas,
-    feedback_bytes,
     free_host_bytes,
-    peer_bytes,
+    replica_arenas,
 )
-from atom.daemon.model.number_forms import gradients, state_form
+from atom.daemon.model.run_optimizer import run_state
 from atom.daemon.state_directory import StateDirectory
 from atom.graph.ir import Program
 from atom.graph.profile.seconds import Profile
@@ -26,18 +24,8 @@ from atom.graph.traced import Graph
 from atom.plan.advice import Advice
 from atom.plan.choice import Choice
 from atom.plan.prediction import RoundPrediction, Surroundings, Work
-from atom.swap.host_store import working_copy_bytes
-from atom.swap.state_form import HIGH, LOW, MASTER
 
 FLOAT32_BYTES = torch.float32.itemsize
-STATE_TITLES = {
-    MASTER: "master weights",
-    HIGH: "weights, high halves",
-    LOW: "weights, low halves",
-    "exp_avg": "first moments",
-    "exp_avg_sq": "second moments",
-}
-"""What a replica's state arenas are called in a plan."""
 
 
 @dataclass(frozen=True)
@@ -128,18 +116,7 @@ class Plan:
 
 def host_plan(run: RunFile, graph: Graph, peer: PeerFile) -> HostPlan:
     """Without what the cut costs: `HostPlan.with_cut`."""
-    form, elements = state_form(run), graph.layout.total_elements
-    kept = {STATE_TITLES[name]: dtype.itemsize for name, dtype in form.arenas().items()}
-    if copy_bytes := working_copy_bytes(graph.parameter_dtype, form):
-        kept["working copy"] = copy_bytes
-    narrow = " in bfloat16" if run.optimizer.gradients == "bfloat16" else ""
-    kept[f"gradients{narrow}"] = gradients(run).itemsize
-    averaged = (f"averaged gradients {n + 1}" for n in range(RESULT_ARENAS))
-    kept |= dict.fromkeys(averaged, FLOAT32_BYTES)
-    arenas = [(name, size * elements) for name, size in kept.items()]
-    if lost := feedback_bytes(run, graph):
-        arenas.append(("lost in rounding", lost))
-    assert sum(size for _, size in arenas) == peer_bytes(run, graph)
+    arenas = replica_arenas(run, graph.layout)
     return HostPlan(tuple(arenas), free_host_bytes(peer.host.memory_bytes))
 
 
@@ -147,9 +124,10 @@ def disk_plan(run: RunFile, graph: Graph, peer: PeerFile, root: Path) -> DiskPla
     """What there will be in the state directory `root`, and what room there is for it."""
     arena = graph.layout.total_elements * FLOAT32_BYTES
     kept = peer.state.snapshots
+    state_bytes = sum(each.size_bytes for each in run_state(run, graph.layout).values())
     free_bytes = shutil.disk_usage(nearest_folder(root)).free
     return DiskPlan(
-        snapshot_bytes=(kept + 1) * state_form(run).element_bytes * graph.layout.total_elements,
+        snapshot_bytes=(kept + 1) * state_bytes,
         result_bytes=kept * run.snapshot.every_rounds * arena,
         have_bytes=free_bytes + StateDirectory(root).kept_bytes,
     )

@@ -52,7 +52,7 @@ def build_replica(
     if peer.device.cpu_threads:
         torch.set_num_threads(peer.device.cpu_threads)
     run, have_bytes = recipe.run, free_host_bytes(peer.host.memory_bytes)
-    require_host_memory(peer_bytes(run, recipe.graph), have_bytes, peer.host.memory_bytes)
+    require_host_memory(peer_bytes(run, recipe.graph.layout), have_bytes, peer.host.memory_bytes)
     verify_recipe(recipe, samples, callbacks.note, callbacks.progress)
     device = open_device(peer.device.kind, PRECISIONS[run.model.precision])
     cutter = Cutter(recipe, device, peer, dropout_seed, callbacks)

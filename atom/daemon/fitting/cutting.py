@@ -2,14 +2,13 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import psutil
 
 from atom.base.errors import DeviceError, ShortageError
 from atom.base.units import format_bytes
 from atom.config.peer_file import PeerFile
-from atom.config.run_file import RunFile
 from atom.daemon.console import Progress
 from atom.daemon.fitting.device_choice import (
     BOUNDARY_SHARE,
@@ -25,13 +24,12 @@ from atom.daemon.fitting.device_choice import (
     whole_device_bytes,
 )
 from atom.daemon.fitting.profiling import profile_or_guess
-from atom.daemon.model.number_forms import gradients, state_form
 from atom.daemon.model.recipe import PRECISIONS, Recipe
+from atom.daemon.model.run_optimizer import gradients, optimizer, state_form
 from atom.daemon.model.without_dropout import evaluation_graph
 from atom.daemon.usable_memory import usable_memory
 from atom.graph.ir import Program
 from atom.graph.program import build_program
-from atom.optim.adamw import AdamWSettings
 from atom.optim.rate import RateSettings
 from atom.plan.choice import Choice
 from atom.plan.chosen_program import chosen_program
@@ -93,7 +91,7 @@ class Cutter:
         allowed = self._peer.model_copy(update={"device": device, "host": peer.host})
         held_bytes = max(_own_bytes() - self._others_bytes, 0)
         have_bytes = free_host_bytes(peer.host.memory_bytes, held_bytes)
-        need_bytes = peer_bytes(run, graph)
+        need_bytes = peer_bytes(run, graph.layout)
         require_host_memory(need_bytes, have_bytes, peer.host.memory_bytes)
         asked = self._question(allowed, have_bytes)
         choice = self._answer(asked, allowed)
@@ -116,7 +114,7 @@ class Cutter:
     def _question(self, peer: PeerFile, host_bytes: int) -> Question:
         """`host_bytes`: that may be used in all."""
         run, graph = self._recipe.run, self._recipe.graph
-        left = host_bytes - peer_bytes(run, graph)
+        left = host_bytes - peer_bytes(run, graph.layout)
         return question(
             graph,
             self._profile,
@@ -141,7 +139,7 @@ class Cutter:
     def _would_fit_alone(self, peer: PeerFile) -> bool:
         run, graph = self._recipe.run, self._recipe.graph
         host_bytes = peer.host.memory_bytes or usable_memory().total_bytes
-        device_bytes = whole_device_bytes(self._kind, host_bytes - peer_bytes(run, graph))
+        device_bytes = whole_device_bytes(self._kind, host_bytes - peer_bytes(run, graph.layout))
         device = peer.device.model_copy(update={"memory_bytes": device_bytes})
         alone = peer.model_copy(update={"device": device})
         try:
@@ -151,13 +149,28 @@ class Cutter:
         return True
 
     def _settings(self, choice: Choice) -> ReplicaSettings:
-        settings = _settings(self._recipe.run, self._seed, choice)
-        if not self._peer.device.compile:
-            return settings
-        self._callbacks.note(
-            "sub-models are compiled as they are first run: the first pass takes minutes"
+        run, o, note = self._recipe.run, self._recipe.run.optimizer, self._callbacks.note
+        compiles = self._peer.device.compile
+        if compiles:
+            note("sub-models are compiled as they are first run: the first pass takes minutes")
+        return ReplicaSettings(
+            rate=RateSettings(
+                learning_rate=o.learning_rate,
+                final_learning_rate=o.final_learning_rate,
+                warmup_rounds=o.warmup_rounds,
+                decay=o.decay,
+                rounds=run.run.rounds,
+            ),
+            optimizer=optimizer(run),
+            clip_norm=o.clip_norm or None,
+            precision=PRECISIONS[run.model.precision],
+            arrangement=choice.arrangement,
+            micro_batches=choice.micro_batches,
+            dropout_seed=self._seed,
+            state_form=state_form(run),
+            gradients=gradients(run),
+            compilation=Compilation(self._callbacks.uncompiled) if compiles else None,
         )
-        return replace(settings, compilation=Compilation(self._callbacks.uncompiled))
 
 
 @contextmanager
@@ -198,24 +211,3 @@ def _own_bytes() -> int:
     """What this process has of the host's memory, without files that it looks into."""
     seen = psutil.Process().memory_info()
     return int(seen.rss - seen.shared)
-
-
-def _settings(run: RunFile, dropout_seed: int, choice: Choice) -> ReplicaSettings:
-    o = run.optimizer
-    return ReplicaSettings(
-        rate=RateSettings(
-            learning_rate=o.learning_rate,
-            final_learning_rate=o.final_learning_rate,
-            warmup_rounds=o.warmup_rounds,
-            decay=o.decay,
-            rounds=run.run.rounds,
-        ),
-        adamw=AdamWSettings(o.betas, o.epsilon, o.weight_decay, seed=run.run.seed),
-        clip_norm=o.clip_norm or None,
-        precision=PRECISIONS[run.model.precision],
-        arrangement=choice.arrangement,
-        micro_batches=choice.micro_batches,
-        dropout_seed=dropout_seed,
-        state_form=state_form(run),
-        gradients=gradients(run),
-    )

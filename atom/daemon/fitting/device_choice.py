@@ -7,19 +7,19 @@ import torch
 
 from atom.base.units import format_bytes
 from atom.config.run_file import RunFile
-from atom.daemon.model.number_forms import gradients, state_form
+from atom.daemon.model.run_optimizer import gradients, run_state, state_form
 from atom.daemon.usable_memory import usable_memory
 from atom.graph.costs.operation_chain import operation_chain
-from atom.graph.ir import Program
+from atom.graph.ir import ParameterLayout, Program
 from atom.graph.layers import layers_of
 from atom.graph.partition import Chain, Machine
 from atom.graph.profile.seconds import Profile
 from atom.graph.traced import Graph
 from atom.plan.choice import Choice, Limits, choose
 from atom.swap.device_slots import staging_bytes
-from atom.swap.host_store import host_bytes
+from atom.swap.host_store import working_copy_bytes
 from atom.swap.parameter_gradients import carrier_bytes
-from atom.swap.state_form import StateForm
+from atom.swap.state_form import HIGH, LOW, MASTER
 from atom.swarm.exchange.codec import CODECS
 from atom.training.replica.pacing import MAX_MICRO_BATCHES_PER_PASS
 
@@ -31,6 +31,7 @@ HOST_SHARE = 0.5
 BOUNDARY_SHARE = 0.8
 """Of the host memory left beside the replica, for values between sub-models that wait there."""
 LEAST_HOST_BYTES = 256 << 20
+WEIGHT_TITLES = {MASTER: "master weights", HIGH: "high halves", LOW: "low halves"}
 RESULT_ARENAS = 2
 """Averaged gradients held at once: the one being voted on, and the next."""
 
@@ -113,21 +114,28 @@ def _layer_ends(graph: Graph) -> tuple[int, ...]:
     return tuple(accumulate(len(layer.calls) for layer in layers_of(graph)))
 
 
-def replica_bytes(graph: Graph, form: StateForm, gradients: torch.dtype = torch.float32) -> int:
-    """Host memory of weights, moments, gradients and averaged results."""
-    results = RESULT_ARENAS * graph.layout.total_elements * torch.float32.itemsize
-    return host_bytes(graph.layout, graph.parameter_dtype, form, gradients) + results
+def replica_arenas(run: RunFile, layout: ParameterLayout) -> list[tuple[str, int]]:
+    """Host memory that a peer takes however it cuts the model: (what, bytes)."""
+    precision, form = getattr(torch, run.model.precision), state_form(run)
+    arenas = [
+        (WEIGHT_TITLES.get(name, f"optimizer's {name}"), arena.size_bytes)
+        for name, arena in run_state(run, layout).items()
+    ]
+    narrow = " in bfloat16" if run.optimizer.gradients == "bfloat16" else ""
+    elements, float32_bytes = layout.total_elements, torch.float32.itemsize
+    arenas += [
+        ("working copy", working_copy_bytes(precision, form) * elements),
+        (f"gradients{narrow}", gradients(run).itemsize * elements),
+        *((f"averaged gradients {n + 1}", float32_bytes * elements) for n in range(RESULT_ARENAS)),
+    ]
+    if CODECS[run.swarm.codec].feeds_back:  # what it takes away, until it is given back
+        arenas.append(("lost in rounding", float32_bytes * elements))
+    return [(what, size) for what, size in arenas if size > 0]
 
 
-def feedback_bytes(run: RunFile, graph: Graph) -> int:
-    """Host memory for what the run's codec takes away, until it is given back."""
-    arena = graph.layout.total_elements * torch.float32.itemsize
-    return arena if CODECS[run.swarm.codec].feeds_back else 0
-
-
-def peer_bytes(run: RunFile, graph: Graph) -> int:
-    """Host memory that a peer takes however it cuts the model."""
-    return replica_bytes(graph, state_form(run), gradients(run)) + feedback_bytes(run, graph)
+def peer_bytes(run: RunFile, layout: ParameterLayout) -> int:
+    """The sum of `replica_arenas`."""
+    return sum(size for _, size in replica_arenas(run, layout))
 
 
 def cut_arenas(

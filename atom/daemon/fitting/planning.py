@@ -23,15 +23,14 @@ from atom.daemon.fitting.device_choice import (
     question,
     usable_device_bytes,
 )
-from atom.daemon.fitting.profiling import profile_of
+from atom.daemon.fitting.profiling import profile_of, step_elements_per_s
 from atom.daemon.model.model_source import open_source, pin_source
-from atom.daemon.model.number_forms import gradients, state_form
 from atom.daemon.model.recipe import PRECISIONS, open_device, trace_run
+from atom.daemon.model.run_optimizer import gradients, optimizer, state_form
 from atom.graph.profile.devices import assumed_device
 from atom.graph.profile.seconds import Profile
 from atom.graph.traced import Graph
 from atom.models.data.tokenizer import load_tokenizer
-from atom.optim.speed import adamw_elements_per_s
 from atom.plan.advice import Situation, advise
 from atom.plan.chosen_program import chosen_program
 from atom.plan.prediction import Surroundings, Work, predict
@@ -80,7 +79,7 @@ def plan_run(request: PlanRequest, note: Note) -> Plan:
     choice = asked.answer()
     program = chosen_program(graph, choice)
     work = _work(run, graph, request)
-    stepping = adamw_elements_per_s(graph.parameter_dtype, state_form(run))
+    stepping = step_elements_per_s(optimizer(run), graph.parameter_dtype, state_form(run))
     surroundings = _surroundings(run, peer, request, stepping, on_gpu)
     situation = Situation(
         asked.chain, asked.machine, asked.limits, work, surroundings, asked.layer_ends
@@ -173,12 +172,12 @@ def _work(run: RunFile, graph: Graph, request: PlanRequest) -> Work:
 
 
 def _surroundings(
-    run: RunFile, peer: PeerFile, request: PlanRequest, adamw_per_s: float, on_gpu: bool
+    run: RunFile, peer: PeerFile, request: PlanRequest, optimizer_per_s: float, on_gpu: bool
 ) -> Surroundings:
     caps = (peer.network.upload_bits_per_s, peer.network.download_bits_per_s)
     capped = min((cap for cap in caps if cap is not None), default=DEFAULT_NETWORK_BITS_PER_S)
     return Surroundings(
-        adamw_elements_per_s=adamw_per_s,
+        optimizer_elements_per_s=optimizer_per_s,
         network_bytes_per_s=(request.network_bits_per_s or capped) / 8,
         gradient_element_bytes=CODECS[run.swarm.codec].wire_bytes(2**20) / 2**20,
         steps_beside=on_gpu,

@@ -1,14 +1,18 @@
 """Where a plan's seconds come from: a device's known rates, or a measurement on this box."""
 
 import math
+import statistics
+import time
 from collections.abc import Callable
 
 import torch
 
+from atom.base.clock import BootClock
 from atom.base.errors import DeviceError, ModelError
 from atom.base.units import format_bytes
 from atom.config.places import cache_directory
 from atom.daemon.usable_memory import usable_memory
+from atom.graph.ir import ParameterLayout
 from atom.graph.layers import layers_of
 from atom.graph.profile.assumed import assume_graph, typical_graph
 from atom.graph.profile.cache import ProfileCache, ProfileKey
@@ -16,8 +20,12 @@ from atom.graph.profile.measured import measure_graph
 from atom.graph.profile.seconds import LinkRates, Profile, Spread
 from atom.graph.profile.sub_models import Told
 from atom.graph.traced import Graph
+from atom.optim.optimizer import Optimizer, allocate_store
+from atom.optim.stepper import Stepper
+from atom.swap.state_form import StateForm
 
 REPEATS = 5
+SAMPLE_ELEMENTS = 2**23  # of a step that is timed: far more than any cache holds
 PATIENCE_S = 30.0
 """A daemon does not measure for longer than about this before it begins to train."""
 
@@ -117,3 +125,25 @@ def _about(seconds: float) -> str:
     if seconds < PATIENCE_S:
         return ""
     return f", about {seconds / 60:.0f} min or more; --assume DEVICE needs none"
+
+
+def step_elements_per_s(
+    optimizer: Optimizer,
+    precision: torch.dtype,
+    form: StateForm = StateForm.EXACT,
+    elements: int = SAMPLE_ELEMENTS,
+    now: Callable[[], float] = time.perf_counter,
+) -> float:
+    """Parameters that a step updates per second here, in the median. `precision`: of what the
+    device loads. Raises: MemoryError; MismatchError when the kernel has not been compiled."""
+    layout = ParameterLayout.of({"sample": (elements // 64, 64)})
+    store = allocate_store(optimizer, layout, precision, form=form)
+    stepper = Stepper(store, optimizer, BootClock())
+    gradient = torch.full((layout.total_elements,), 1e-3)
+    seconds = []
+    for step in range(1, REPEATS + 2):
+        start = now()
+        stepper.begin(gradient, 1e-4, step)
+        stepper.wait()
+        seconds.append(now() - start)
+    return elements / statistics.median(seconds[1:])  # the first one faults pages in

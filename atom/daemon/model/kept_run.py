@@ -19,8 +19,8 @@ from atom.base.errors import (
 from atom.config.load import run_from_text
 from atom.config.run_file import RunFile
 from atom.daemon.model.model_source import open_source
-from atom.daemon.model.number_forms import state_form
 from atom.daemon.model.recipe import check_recipe, refuse_versions, write_recipe
+from atom.daemon.model.run_optimizer import state_form
 from atom.daemon.own_identity import own_identity
 from atom.daemon.state_directory import StateDirectory
 from atom.graph.ir import ParameterLayout
@@ -118,7 +118,7 @@ class KeptRun:
                 f"{snapshot.round}",
                 "export another snapshot with --snapshot FILE, or fetch the state anew",
             )
-        if arenas.keys() != state_form(self.run).arenas().keys():
+        if not state_form(self.run).weight_dtypes.keys() <= arenas.keys():
             raise StorageError(f"{snapshot.path} is of another run", "choose another --snapshot")
         return KeptWeights(arenas)
 

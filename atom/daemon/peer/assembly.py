@@ -11,7 +11,6 @@ from atom.config.run_file import RunFile
 from atom.daemon.console import Console
 from atom.daemon.control import ControlServer
 from atom.daemon.fitting.memory_caps import MemoryCaps
-from atom.daemon.model.number_forms import state_form
 from atom.daemon.monitors.monitors import Monitors
 from atom.daemon.owner.gpu import open_gpu
 from atom.daemon.owner.pause_mark import PauseMark
@@ -25,7 +24,7 @@ from atom.daemon.peer.life import Life
 from atom.daemon.peer.lookout import Lookout
 from atom.daemon.peer.own_code import blob_name
 from atom.daemon.peer.parts import Parts
-from atom.daemon.turns.neighbours import neighbours
+from atom.daemon.turns.board_file import neighbours
 from atom.daemon.turns.opening import machine_folder
 from atom.daemon.turns.taking import DeviceTurns
 from atom.swarm.exchange.chunk_kernels import chunk_kernels
@@ -173,7 +172,7 @@ def _donors(base: _Base) -> PeerDonors:
     return PeerDonors(
         base.transport,
         member.replica.gradients.numel(),
-        state_form(member.run).arenas(),
+        member.replica.state_form,
         box.state.downloads,
         Watch(lambda done, total: console.progress("fetching the state", done, total), base.events),
     )

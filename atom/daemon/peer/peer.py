@@ -10,7 +10,6 @@ from atom.base.errors import AddressError, PortInUseError
 from atom.base.events import EventLog
 from atom.config.peer_file import OTHER_PORT
 from atom.daemon.console import Console
-from atom.daemon.fitting.host_cap import more_than_there_is
 from atom.daemon.monitors.monitors import Monitors
 from atom.daemon.peer.addresses import announced_multiaddrs, data_place
 from atom.daemon.peer.assembly import Assembly, assemble
@@ -24,7 +23,7 @@ from atom.daemon.peer.lookout import Lookout
 from atom.daemon.peer.own_code import check_trust, obtain_code
 from atom.daemon.turns.opening import open_turns
 from atom.daemon.turns.taking import DeviceTurns
-from atom.daemon.usable_memory import usable_memory
+from atom.daemon.usable_memory import more_than_there_is, usable_memory
 from atom.swarm.addresses import (
     JoinAddress,
     format_join_address,

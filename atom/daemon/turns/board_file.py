@@ -166,3 +166,23 @@ def _number(said: float) -> float:
     if not math.isfinite(said):
         raise ValueError("not a number")
     return float(said)
+
+
+def neighbours(machine: Path) -> frozenset[int]:
+    """Process ids of all this user's daemons on this machine, our own among them. `machine`: the
+    folder with a board per device."""
+    found = set[int]()
+    files = (file for device in _listed(machine) for file in _listed(device))
+    for path in (file for file in files if file.name.endswith(ALIVE)):
+        with contextlib.suppress(OSError, ValueError):
+            if is_held(path):
+                found.add(int(path.read_text(encoding="ascii")))
+    return frozenset(found)
+
+
+def _listed(folder: Path) -> list[Path]:
+    """Nothing of what is none, or is deleted just now."""
+    try:
+        return list(folder.iterdir())
+    except OSError:
+        return []

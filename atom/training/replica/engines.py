@@ -1,71 +1,84 @@
-"""The memory that a replica trains in, and the engines that share it."""
+"""How one model goes through one device: engines and slots. It may be changed.
+
+What is counted and what is trained is on the host, in the store, and stays as it is.
+"""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from atom.graph.ir import Program
 from atom.graph.program import load
+from atom.optim.optimizer import allocate_store
 from atom.swap.device import Device
 from atom.swap.device_slots import DeviceSlots, Factory
 from atom.swap.engine import Engine
 from atom.swap.host_store import HostStore
+from atom.training.replica.device_hold import DeviceHold
 from atom.training.replica.settings import ReplicaSettings
 
 
-@dataclass(frozen=True)
 class ReplicaEngines:
-    """Both engines use the same store and slots, in turn."""
+    """Both engines use the same store and slots, in turn. On the replica's thread."""
 
-    store: HostStore
-    slots: DeviceSlots
     training: Engine
     evaluation: Engine
     """The training one, if there is no program for it."""
 
-    @classmethod
-    def over(
-        cls,
-        store: HostStore,
+    def __init__(
+        self,
         program: Program,
         evaluation: Program | None,
         settings: ReplicaSettings,
         device: Device,
-    ) -> "ReplicaEngines":
-        """Of the model that the store holds. Raises: as `Replica` does."""
+    ) -> None:
+        """Allocates everything, the host's store too. Raises: as `Replica` does."""
+        self._device = device
+        self.store = allocate_store(
+            settings.optimizer,
+            program.layout,
+            settings.precision,
+            device.host_memory,
+            settings.state_form,
+            settings.gradients,
+        )
+        self.hold = DeviceHold(device, self._make(program, evaluation, settings))
+
+    def rearrange(
+        self, program: Program, evaluation: Program | None, settings: ReplicaSettings
+    ) -> None:
+        """The same model in another way, from the next pass on. No pass and no step is under way.
+
+        Raises: as `Replica` does; then everything is as before.
+        """
+        before = {self.training, self.evaluation}
+        self.hold.exchange(lambda: self._make(program, evaluation, settings))
+        for engine in before:
+            engine.release()
+
+    def _make(
+        self, program: Program, evaluation: Program | None, settings: ReplicaSettings
+    ) -> DeviceSlots:
         programs = [program, *([evaluation] if evaluation else [])]
-        _require_one_model(programs, store)
-        factories: list[Sequence[Factory]] = [load(each, device.torch_device) for each in programs]
+        _require_one_model(programs, self.store)
+        factories: list[Sequence[Factory]] = [
+            load(each, self._device.torch_device) for each in programs
+        ]
         if settings.compilation is not None:
             factories[0] = settings.compilation.of(factories[0])
         slots = DeviceSlots.allocate(
             programs,
-            device,
+            self._device,
             settings.precision,
             settings.arrangement,
             settings.micro_batches,
             settings.gradients,
         )
+        # From here on the device expects the gradients of these.
         engines = [
-            Engine(each, made, store, slots, device)
+            Engine(each, made, self.store, slots, self._device)
             for each, made in zip(programs, factories, strict=True)
         ]
-        return cls(store, slots, engines[0], engines[-1])
-
-    def release(self) -> None:
-        """They run no further pass."""
-        for engine in {self.training, self.evaluation}:
-            engine.release()
-
-
-def store_for(program: Program, settings: ReplicaSettings, device: Device) -> HostStore:
-    """All zeros. Raises: as `Replica` does."""
-    return HostStore.allocate(
-        program.layout,
-        settings.precision,
-        device.host_memory,
-        settings.state_form,
-        settings.gradients,
-    )
+        self.training, self.evaluation = engines[0], engines[-1]
+        return slots
 
 
 def _require_one_model(programs: Sequence[Program], store: HostStore) -> None:

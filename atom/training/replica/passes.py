@@ -12,7 +12,7 @@ from atom.swap.engine import Engine, Observer, PassCancelled
 from atom.swap.voided import PassVoided
 from atom.training.replica.caution import Caution
 from atom.training.replica.device_hold import DeviceTaken
-from atom.training.replica.device_side import DeviceSide
+from atom.training.replica.engines import ReplicaEngines
 from atom.training.replica.pass_watch import PassWatch
 from atom.training.replica.settings import ReplicaSettings
 
@@ -35,7 +35,7 @@ class Passes:
 
     def __init__(
         self,
-        side: DeviceSide,
+        engines: ReplicaEngines,
         arena: GradientArena,
         settings: ReplicaSettings,
         watch: PassWatch,
@@ -43,7 +43,7 @@ class Passes:
         observer: Observer | None,
     ) -> None:
         """Without `observer`, `watch` looks at some of the passes."""
-        self._side = side
+        self._engines = engines
         self._arena = arena
         self._watch = watch
         self._clock = clock
@@ -60,7 +60,7 @@ class Passes:
     @property
     def _engine(self) -> Engine:
         """Another one after each rearrangement."""
-        return self._side.engines.training
+        return self._engines.training
 
     @property
     def micro_batches(self) -> int:
@@ -95,7 +95,7 @@ class Passes:
         started, drawn = self._clock.now(), self._seeds.get_state()
         seeds = torch.randint(2**63 - 1, (len(batches),), generator=self._seeds).tolist()
         try:
-            with self._side.hold.using():
+            with self._engines.hold.using():
                 losses = self._accumulate(batches, seeds, should_stop, last)
         except PassVoided as void:
             raise self._caution.learn(void, len(batches), self._drop_what_is_torn()) from void
@@ -145,8 +145,8 @@ class Passes:
         while len(losses) < len(batches):
             some = batches[len(losses) : len(losses) + self.micro_batches]
             try:
-                with self._side.hold.using():
-                    losses += self._side.engines.evaluation.evaluate(some, should_stop)
+                with self._engines.hold.using():
+                    losses += self._engines.evaluation.evaluate(some, should_stop)
             except PassVoided as void:
                 raise self._caution.learn(void, len(some)) from void
         sizes = [self._sequences_of(batch) for batch in batches]

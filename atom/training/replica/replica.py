@@ -12,15 +12,15 @@ from torch import Tensor
 
 from atom.base.clock import BootClock, Clock
 from atom.graph.ir import ParameterSpec, Program
-from atom.optim.adamw import AdamW
 from atom.optim.clipping import clip_coefficient
 from atom.optim.gradients import GradientArena
 from atom.optim.rate import learning_rate
 from atom.optim.stepper import Stepper
 from atom.swap.device import Device
 from atom.swap.engine import Observer
+from atom.swap.state_form import StateArena
 from atom.training.replica.device_hold import DeviceHold
-from atom.training.replica.device_side import DeviceSide
+from atom.training.replica.engines import ReplicaEngines
 from atom.training.replica.pass_watch import PassWatch
 from atom.training.replica.passes import Batch, Passes, PassResult
 from atom.training.replica.settings import ReplicaSettings
@@ -29,10 +29,10 @@ __all__ = ["Batch", "PassResult", "Replica", "ReplicaSettings"]
 
 
 class Replica:
-    """Master weights, moments and gradients of one model, and the engines that use them.
+    """Weights, optimizer state and gradients of one model, and the engines that use them.
 
-    One thread at a time. Parameters and moments are a function of the initial values and of the
-    arguments of `apply` alone: replicas that apply the same results stay bit-identical.
+    One thread at a time. Weights and optimizer state are a function of the initial values and
+    of the arguments of `apply` alone: replicas that apply the same results stay bit-identical.
     """
 
     def __init__(
@@ -59,15 +59,23 @@ class Replica:
         """
         self._settings = settings
         self._clock = clock or BootClock()
-        self._side = DeviceSide(program, evaluation, settings, device)
-        self._store = self._side.store
+        self._engines = ReplicaEngines(program, evaluation, settings, device)
+        self._store = self._engines.store
         self._arena = GradientArena(self._store.gradients)
-        self._adamw = AdamW(self._store, settings.adamw, program.frozen)
         self.watch = PassWatch(self._clock, [part.name for part in program.sub_models])
         """Looks at some of the passes, unless there is an observer for all of them."""
         told = observer or self.watch.stepped
-        self._stepper = Stepper(self._store, self._adamw, program.sub_models, self._clock, told)
-        self._passes = Passes(self._side, self._arena, settings, self.watch, self._clock, observer)
+        self._stepper = Stepper(
+            self._store,
+            settings.optimizer,
+            self._clock,
+            program.sub_models,
+            program.frozen,
+            told,
+        )
+        self._passes = Passes(
+            self._engines, self._arena, settings, self.watch, self._clock, observer
+        )
         self._round = 0
 
     def rearrange(
@@ -80,7 +88,7 @@ class Replica:
         Raises: as the constructor; then nothing is changed.
         """
         self._stepper.rest()
-        self._side.rearrange(program, evaluation, settings)
+        self._engines.rearrange(program, evaluation, settings)
         self._stepper.follow(program.sub_models)
         self.watch.follow([part.name for part in program.sub_models])
         self._passes.follow(settings)
@@ -88,13 +96,13 @@ class Replica:
     @property
     def device_hold(self) -> DeviceHold:
         """The device's memory, to be given back and taken again."""
-        return self._side.hold
+        return self._engines.hold
 
     @property
     def round(self) -> int:
         """Steps taken since the initial values: the round of the state held, or of the one that a
-        step under way leads to."""
-        return self._round - 1 if self.torn else self._round
+        step under way leads to, or was to lead to."""
+        return self._round
 
     @property
     def micro_batches(self) -> int:
@@ -103,14 +111,14 @@ class Replica:
 
     @property
     def torn(self) -> bool:
-        """A step broke off: it waits to be repeated, or for `load_state`."""
+        """A step broke off: only `load_state` helps, or `adopt_state`."""
         return self._stepper.torn
 
     def initialise(
         self, initial_value: Callable[[str, tuple[int, ...]], Tensor], threads: int = 1
     ) -> None:
-        """Round 0: every parameter as `initial_value(name, shape)` says, moments zero. Asked in
-        order of first use; with several `threads`, by all of them at once.
+        """Round 0: every parameter as `initial_value(name, shape)` says, the optimizer's state
+        zero. Asked in order of first use; with several `threads`, by all of them at once.
 
         Raises: ValueError for a value of another shape.
         """
@@ -207,18 +215,18 @@ class Replica:
         too large, a power of two. Then nobody has to divide the whole arena, and the bits are the
         same (but for numbers below float32's smallest normal one).
 
-        May be repeated: after a failure the same call finishes the step, where it stopped; after
-        success, or meanwhile, it does nothing. The accumulated gradients stay until
+        Repeated for the same round it does nothing. The accumulated gradients stay until
         `reset_gradients`.
 
         Raises: ValueError for a round that is not the next, a norm that is not finite, or a
-        gradient that does not fit: nothing is changed then.
+        gradient that does not fit: nothing is changed then. StepFailed when the step before broke
+        off.
         """
-        here = self.round
-        if round == here:
+        self._require_state()
+        if round == self._round:
             return
-        if round != here + 1:
-            raise ValueError(f"round {round} does not follow round {here}")
+        if round != self._round + 1:
+            raise ValueError(f"round {round} does not follow round {self._round}")
         if times < 1 or times & (times - 1):
             raise ValueError(f"{times} is no power of two: dividing by it rounds")
         coefficient = clip_coefficient(gradient_norm / times, self._settings.clip_norm) / times
@@ -236,7 +244,7 @@ class Replica:
     # --- state --------------------------------------------------------------------------------
 
     def state_arenas(self) -> dict[str, Tensor]:
-        """Weights and moments as `atom.swap.state_form` names them: flat [total elements], live,
+        """Weights and the optimizer's state, by the names that `state_form` declares: flat, live,
         not copies.
 
         Waits for the end of a step. Who writes into them calls `adopt_state` afterwards.
@@ -245,6 +253,11 @@ class Replica:
         """
         self.finish_step()
         return dict(self._store.state)
+
+    @property
+    def state_form(self) -> Mapping[str, StateArena]:
+        """What `state_arenas` consist of."""
+        return self._store.arenas
 
     def load_state(self, arenas: Mapping[str, Tensor], round: int) -> None:
         """Takes over another replica's arenas, as of `round`. Raises: ValueError if they do not

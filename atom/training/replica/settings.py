@@ -4,7 +4,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from atom.optim.adamw import AdamWSettings
+from atom.optim.adamw import AdamW
+from atom.optim.optimizer import Optimizer
 from atom.optim.rate import RateSettings
 from atom.swap.arrangement import Arrangement
 from atom.swap.compiled import Compilation
@@ -15,7 +16,7 @@ from atom.training.replica.pacing import MAX_MICRO_BATCHES_PER_PASS
 @dataclass(frozen=True)
 class ReplicaSettings:
     rate: RateSettings
-    adamw: AdamWSettings = field(default_factory=AdamWSettings)
+    optimizer: Optimizer = field(default_factory=AdamW)
     clip_norm: float | None = None
     precision: torch.dtype = torch.float32
     arrangement: Arrangement = field(default_factory=Arrangement)

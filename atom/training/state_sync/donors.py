@@ -13,6 +13,7 @@ import torch
 
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
+from atom.swap.state_form import StateArena
 from atom.swarm.chain.commit import Head
 from atom.swarm.chain.commit_chain import MAX_CHAIN_BYTES, chain_name
 from atom.swarm.chain.ring_standing import Pace
@@ -64,12 +65,12 @@ class PeerDonors:
         self,
         transport: PeerTransport,
         elements: int,
-        state: Mapping[str, torch.dtype],
+        state: Mapping[str, StateArena],
         downloads: Path,
         watch: Watch,
     ) -> None:
-        """`elements`: of one result. `state`: the arenas of this run's state by name, each of as
-        many elements. `downloads`: where a state lies until it is whole."""
+        """`elements`: of one result. `state`: what this run's state consists of, by name.
+        `downloads`: where a state lies until it is whole."""
         self._transport = transport
         self._elements = elements
         self._state = state
@@ -131,20 +132,21 @@ class PeerDonors:
     ) -> Arenas:
         """The state with that digest. `into`: arenas to fill; None: files, in which an interrupted
         fetch goes on. Raises also: StorageError."""
-        element_bytes = sum(dtype.itemsize for dtype in self._state.values())
+        limit = sum(arena.size_bytes for arena in self._state.values()) + (1 << 20)
         started = time.monotonic()
         fetched = fetch(
             self._transport,
             Wanted(f"state/{offer.head.hex()}", peers, digest),
-            FetchOptions(element_bytes * self._elements + (1 << 20)),
+            FetchOptions(limit),
             into=self._folder(offer) if into is None else into,
             stop=self._stop,
             watch=self._watch,
         )
         self._tell("state", fetched, time.monotonic() - started)
-        for name, dtype in self._state.items():
+        for name, wanted in self._state.items():
             arena = fetched.arenas.get(name)
-            if arena is None or arena.dtype != dtype or arena.numel() != self._elements:
+            found = None if arena is None else (arena.dtype, arena.numel())
+            if found != (wanted.dtype, wanted.elements):
                 self.forget([offer])
                 raise PeerRefused(Reason.MALFORMED, f"the state's {name} is not of this model")
         return fetched.arenas

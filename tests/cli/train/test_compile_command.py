@@ -32,7 +32,7 @@ def test_three_files_that_are_the_same_each_time(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At the same rates: how fast this box steps is measured, and moves the schedule."""
-    monkeypatch.setattr(planning, "adamw_elements_per_s", lambda precision, form: 1e9)
+    monkeypatch.setattr(planning, "step_elements_per_s", lambda *given: 1e9)
     folder = tmp_path / "new" / "folder"
     assert compile_into(folder) == ExitCode.OK
     assert capsys.readouterr().out.split() == [

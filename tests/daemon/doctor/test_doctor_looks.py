@@ -17,6 +17,8 @@ from atom.daemon.doctor.examination import DoctorRequest, box_of, state_of
 from atom.daemon.doctor.facts import Gpu
 from atom.daemon.doctor.swarm_side import NO_OTHER, NOT_A_PEER, NOT_YET, clock_offset_s, reached_of
 from atom.daemon.state_directory import StateDirectory
+from atom.graph.ir import ParameterLayout
+from atom.models.gpt3 import GPT2_VOCABULARY, GPT3Config, parameter_shapes
 from atom.swarm.identity import Identity
 from atom.swarm.records.lease import Reached
 from tests.daemon.model.kept_runs import folder_in
@@ -176,8 +178,9 @@ def test_the_largest_model_is_one_that_fits(
     assert next_larger.title.startswith(larger)
     assert next_larger.host_bytes > next_larger.host_have_bytes
     assert fit is None or fit.fits_memory
-    needs = dict(capacity._needs("float32", "exact"))
-    assert fit is None or fit.host_bytes == needs["small"], "shapes say what the graph says"
+    small = GPT3Config.build(vocabulary_size=GPT2_VOCABULARY, size="small")
+    elements = ParameterLayout.of(parameter_shapes(small)).total_elements
+    assert fit is None or fit.host_bytes == 24 * elements, "shapes say what the graph says"
 
 
 def test_a_device_that_is_too_small_is_said(tmp_path: Path) -> None:

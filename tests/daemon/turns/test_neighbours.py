@@ -3,8 +3,7 @@
 import os
 from pathlib import Path
 
-from atom.daemon.turns.board_file import BoardFile
-from atom.daemon.turns.neighbours import neighbours
+from atom.daemon.turns.board_file import BoardFile, neighbours
 
 
 def test_daemons_of_all_devices_are_found_and_the_dead_are_not(tmp_path: Path) -> None:

@@ -2,9 +2,8 @@
 
 import torch
 
-from atom.optim.loss_scale import FIRST_EXPONENT, LossScale
 from atom.swap.voided import Cause, PassVoided
-from atom.training.replica.caution import Caution
+from atom.training.replica.caution import FIRST_EXPONENT, Caution, LossScale
 
 OVERFLOW = PassVoided(Cause.GRADIENTS, "though the loss is finite")
 

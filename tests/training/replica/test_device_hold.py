@@ -13,7 +13,7 @@ from torch import Tensor
 from atom.graph.ir import Program
 from atom.graph.program import compile_program
 from atom.models.gpt3 import GPT3, GPT3Config, initial_value
-from atom.optim.adamw import AdamWSettings
+from atom.optim.adamw import AdamW
 from atom.optim.rate import RateSettings
 from atom.swap.arrangement import Arrangement
 from atom.swap.device import CpuDevice
@@ -73,7 +73,7 @@ class Rig:
     def __init__(self, **changes: torch.dtype) -> None:
         self.device = CountedDevice()
         settings = ReplicaSettings(
-            RateSettings(1e-2), AdamWSettings(), arrangement=ARRANGEMENT, micro_batches=2, **changes
+            RateSettings(1e-2), AdamW(), arrangement=ARRANGEMENT, micro_batches=2, **changes
         )
         made = program(settings.precision)
         self.replica = Replica(made, None, settings, self.device, ManualClock())

@@ -1,6 +1,7 @@
 """A replica whose steps run under its next passes: the same bits, and nobody reads half a state."""
 
 import functools
+import itertools
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,9 +14,10 @@ from torch import Tensor
 from atom.graph.ir import Program
 from atom.graph.program import compile_program
 from atom.models.gpt3 import GPT3, GPT3Config, initial_value
+from atom.optim.adamw import AdamW
 from atom.optim.clipping import gradient_norm
+from atom.optim.optimizer import Part, StepTerms
 from atom.optim.rate import RateSettings
-from atom.optim.step import Step
 from atom.optim.stepper import Stepper
 from atom.swap.arrangement import Arrangement
 from atom.swap.device import CpuDevice
@@ -74,13 +76,13 @@ def new_replica() -> Iterator[Callable[..., Replica]]:
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Closed, it keeps every step from updating anything."""
-    gate, update = threading.Event(), Step.update
+    gate, update = threading.Event(), AdamW.update
 
-    def gated(step: Step, index: int) -> None:
+    def gated(adamw: AdamW, part: Part, gradient: Tensor, step: StepTerms) -> None:
         assert gate.wait(WAIT_S)
-        update(step, index)
+        update(adamw, part, gradient, step)
 
-    monkeypatch.setattr(Step, "update", gated)
+    monkeypatch.setattr(AdamW, "update", gated)
     return gate
 
 
@@ -193,25 +195,26 @@ def test_a_step_begun_twice_is_one_step(
     assert same(state(replica), state(whole))
 
 
-def test_a_step_that_breaks_off_surfaces_at_every_next_call_and_can_be_finished(
+def test_a_step_that_breaks_off_surfaces_at_every_call_until_a_state_is_loaded(
     new_replica: Callable[..., Replica], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     replica, whole = new_replica(), new_replica()
     replica.run_pass(batches(1, 1))
     mean = replica.gradients / replica.sequences
-    update = Step.update
+    update, updates = AdamW.update, itertools.count()
 
-    def failing(step: Step, index: int) -> None:
-        if index == 4:
+    def failing(adamw: AdamW, part: Part, gradient: Tensor, step: StepTerms) -> None:
+        if next(updates) == 4:
             raise MemoryError("no room")
-        update(step, index)
+        update(adamw, part, gradient, step)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Step, "update", failing)
+        patch.setattr(AdamW, "update", failing)
         replica.begin_step(mean, gradient_norm(mean), 1)
         calls: list[Callable[[], Any]] = [
             lambda: replica.evaluate(batches(1, 2)),
             lambda: replica.run_pass(batches(1, 2)),
+            lambda: replica.begin_step(mean, gradient_norm(mean), 1),
             replica.finish_step,
             replica.state_arenas,
             replica.export_parameters,
@@ -220,11 +223,10 @@ def test_a_step_that_breaks_off_surfaces_at_every_next_call_and_can_be_finished(
             with pytest.raises(StepFailed, match="MemoryError: no room"):
                 call()
     assert replica.torn
-    assert replica.round == 0
-    replica.begin_step(mean, gradient_norm(mean), 1)
-    replica.finish_step()
-    whole.apply(mean, gradient_norm(mean), 1)
+    replica.load_state(whole.state_arenas(), 0)
     assert not replica.torn
+    for each in (replica, whole):
+        each.apply(mean, gradient_norm(mean), 1)
     assert same(state(replica), state(whole))
 
 

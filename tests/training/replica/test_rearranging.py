@@ -14,7 +14,7 @@ from atom.graph.program import build_program
 from atom.graph.trace import trace
 from atom.graph.traced import Graph
 from atom.models.gpt3 import GPT3, GPT3Config, initial_value
-from atom.optim.adamw import AdamWSettings
+from atom.optim.adamw import AdamW
 from atom.optim.rate import RateSettings
 from atom.swap.arrangement import Arrangement
 from atom.swap.device import CpuDevice
@@ -100,7 +100,11 @@ class Rig:
     def __init__(self, **changes: torch.dtype) -> None:
         self.device, self.done = SmallDevice(), 0
         self.settings = ReplicaSettings(
-            RateSettings(1e-2), AdamWSettings(seed=3), clip_norm=0.5, micro_batches=2, **changes
+            RateSettings(1e-2),
+            AdamW(seed=3),
+            clip_norm=0.5,
+            micro_batches=2,
+            **changes,
         )
         made, settings = self._way(0)
         self.replica = Replica(made, None, settings, self.device, ManualClock())

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import pytest
 import torch
@@ -14,15 +13,13 @@ from atom.graph.ir import Program
 from atom.graph.program import compile_program
 from atom.models.gpt3 import GPT3, GPT3Config, initial_value, initialise
 from atom.optim import clipping
-from atom.optim.adamw import AdamWSettings
+from atom.optim.adamw import AdamW
 from atom.optim.clipping import clip_coefficient, gradient_norm
 from atom.optim.gradients import GradientsPoisoned
 from atom.optim.rate import RateSettings, learning_rate
 from atom.swap.arrangement import Arrangement
 from atom.swap.device import CpuDevice
 from atom.swap.engine import PassCancelled
-from atom.swap.host_kernels import HostKernels
-from atom.swap.readiness import StepFailed
 from atom.swap.schedule import GradientOut, Shape, training_pass
 from atom.swap.timeline import Recording
 from atom.training.replica.replica import Replica, ReplicaSettings
@@ -38,7 +35,7 @@ def config(dropout: float) -> GPT3Config:
 
 
 def settings(slots: int = 2, precision: torch.dtype = torch.float32) -> ReplicaSettings:
-    adamw = AdamWSettings(betas=(0.9, 0.99), weight_decay=0.1)
+    adamw = AdamW(betas=(0.9, 0.99), weight_decay=0.1)
     return ReplicaSettings(RATE, adamw, 0.5, precision, Arrangement(slots), dropout_seed=3)
 
 
@@ -342,33 +339,6 @@ def test_apply_may_be_repeated_but_not_out_of_order(device: CpuDevice) -> None:
     for round in (0, 3):
         with pytest.raises(ValueError, match="does not follow"):
             replica.apply(gradient, 1.0, round)
-
-
-def test_an_interrupted_apply_is_finished_by_the_same_call(
-    device: CpuDevice, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    replica, whole = new_replica(device), new_replica(device)
-    gradient = torch.ones_like(replica.gradients)
-    original, remaining = HostKernels.adamw, iter(range(4))
-
-    def failing(*arguments: Any) -> None:
-        if next(remaining, None) is None:
-            raise MemoryError
-        original(*arguments)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(HostKernels, "adamw", failing)
-        with pytest.raises(StepFailed, match="repeated: MemoryError"):
-            replica.apply(gradient, 1.0, 1)
-    assert replica.torn
-    assert replica.round == 0
-    with pytest.raises(StepFailed, match="repeated: MemoryError"):
-        replica.run_pass(batches(1, 1))
-    replica.apply(gradient, 1.0, 1)
-    whole.apply(gradient, 1.0, 1)
-    assert not replica.torn
-    for name, arena in whole.state_arenas().items():
-        assert torch.equal(replica.state_arenas()[name], arena), name
 
 
 def test_a_norm_that_is_not_finite_changes_nothing(device: CpuDevice) -> None:

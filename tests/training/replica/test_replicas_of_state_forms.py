@@ -114,7 +114,7 @@ def test_replicas_agree_and_a_restored_one_goes_on_alike(
     assert state_digest(other.state_arenas()) == digest
     snapshot = write_snapshot(tmp_path, 3, HEAD, digest, one.state_arenas())
     state_bytes = sum(arena.nbytes for arena in one.state_arenas().values())
-    assert state_bytes == form.element_bytes * program().layout.total_elements
+    assert state_bytes == sum(arena.size_bytes for arena in one.state_form.values())
     restored.load_state(load_snapshot(snapshot), 3)
     assert state_digest(restored.state_arenas()) == digest
     for replica in (one, restored):
@@ -176,7 +176,8 @@ def test_a_joiner_fetches_it_from_a_peer(
 
     def donors(expected: StateForm) -> PeerDonors:
         folder = tmp_path / "downloads"
-        return PeerDonors(me, elements, expected.arenas(), folder, Watch())
+        state = new_replica(device, expected).state_form
+        return PeerDonors(me, elements, state, folder, Watch())
 
     joiner.load_state(donors(form).state(Offer(3, HEAD), [donor.peer_id], digest, None), 3)
     assert state_digest(joiner.state_arenas()) == digest

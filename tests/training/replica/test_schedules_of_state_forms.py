@@ -12,8 +12,8 @@ from torch import Tensor
 from atom.graph.ir import Program
 from atom.graph.program import compile_program
 from atom.models.gpt3 import GPT3, GPT3Config, initial_value
-from atom.optim import step
-from atom.optim.adamw import AdamWSettings
+from atom.optim import optimizer
+from atom.optim.adamw import AdamW
 from atom.optim.rate import RateSettings
 from atom.swap.arrangement import Arrangement
 from atom.swap.device import CpuDevice
@@ -73,7 +73,7 @@ def program(precision: torch.dtype, dropout: float) -> Program:
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[CountingDevice]:
-    monkeypatch.setattr(step, "PIECE_ELEMENTS", 500)  # so that a step has several
+    monkeypatch.setattr(optimizer, "PIECE_ELEMENTS", 500)  # so that a step has several
     device = CountingDevice()
     yield device
     device.close()
@@ -85,7 +85,7 @@ def new_replica(
     """`None`: swapped through two slots, the step on the host."""
     settings = ReplicaSettings(
         RateSettings(1e-2),
-        AdamWSettings(seed=3),
+        AdamW(seed=3),
         clip_norm=0.5,
         precision=precision,
         arrangement=SCHEDULES[schedule] if schedule else Arrangement(),

@@ -35,10 +35,9 @@ class Street:
         self._transports: list[LocalTransport] = []
         self.peer = peer
         elements = peer.results.buffer().numel()
-        state = {name: arena.dtype for name, arena in peer.replica.state_arenas().items()}
         folder = peer.folder / "downloads"
         watch = Watch(events=peer.events)
-        self.donors = PeerDonors(self._add(None), elements, state, folder, watch)
+        self.donors = PeerDonors(self._add(None), elements, peer.replica.state_form, folder, watch)
         peer.with_donors(self.donors)
 
     def open_door(self, blobs: BlobStore) -> str:

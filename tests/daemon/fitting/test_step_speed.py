@@ -2,17 +2,19 @@
 
 import torch
 
-from atom.optim.speed import REPEATS, adamw_elements_per_s
+from atom.daemon.fitting.profiling import REPEATS, step_elements_per_s
+from atom.optim.adamw import AdamW
 from atom.swap.state_form import StateForm
 
 
 def test_the_median_of_the_later_steps_counts() -> None:
     durations = [9.0, *(float(n) for n in range(1, REPEATS + 1))]
     ticks = iter([tick for seconds in durations for tick in (100.0, 100.0 + seconds)])
-    speed = adamw_elements_per_s(torch.float32, StateForm.EXACT, 6400, lambda: next(ticks))
+    exact = torch.float32, StateForm.EXACT
+    speed = step_elements_per_s(AdamW(), *exact, 6400, lambda: next(ticks))
     assert speed == 6400 / 3.0
 
 
 def test_it_is_really_run_in_half_precision_too() -> None:
     for form in StateForm:
-        assert adamw_elements_per_s(torch.bfloat16, form, 6400) > 0
+        assert step_elements_per_s(AdamW(), torch.bfloat16, form, 6400) > 0

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atom.optim.loss_scale import GROWTH_PASSES, LEAST_EXPONENT, MOST_EXPONENT, LossScale
+from atom.training.replica.caution import GROWTH_PASSES, LEAST_EXPONENT, MOST_EXPONENT, LossScale
 
 
 def grown(scale: LossScale) -> LossScale:

@@ -1,0 +1,179 @@
+"""The optimizer's contract: what it keeps for each parameter, and how one step changes it.
+
+`docs/contributor.md` shows how to add one. Memory, snapshots, digests, transfers and plans ask the
+optimizer what it keeps; they know none by name.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from atom.graph.ir import ParameterLayout, ParameterSpec
+from atom.swap.host_memory import allocate_host_memory
+from atom.swap.host_store import (
+    HostStore,
+    state_arenas,
+    store_weights,
+    weights_of,
+    working_copy_bytes,
+)
+from atom.swap.state_form import StateArena, StateForm
+
+PIECE_ELEMENTS = 2**20
+"""Of an element-wise optimizer's parts: about a millisecond's work, which threads share evenly."""
+
+
+@dataclass(frozen=True)
+class StateTensor:
+    """A tensor that an optimizer keeps for one parameter. It begins as zeros."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype = torch.float32
+
+
+@dataclass(frozen=True)
+class StepTerms:
+    """What is the same for all parameters in one step."""
+
+    number: int
+    """Counts from 1: the round that the step leads to."""
+    learning_rate: float
+    coefficient: float = 1.0
+    """Of the gradient: clipping, and the division of a sum."""
+
+    def clipped(self, gradient: Tensor) -> Tensor:
+        """`gradient` times the coefficient: float32, new memory."""
+        return gradient.float() * self.coefficient
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one update works on: a parameter, or a stretch of one if the optimizer is element-wise.
+
+    All tensors are views of the replica's arenas in the parameter's shape, but flat in a stretch;
+    the optimizer's own tensors have the shapes that it declared.
+    """
+
+    parameter: ParameterSpec
+    start: int
+    stop: int
+    """Its elements' numbers in the arenas of weights and gradients: [start, stop)."""
+    state: Mapping[str, Tensor]
+    """The optimizer's tensors for it, by the names declared: to be changed in place."""
+    stored: Mapping[str, Tensor]
+    """`HostStore.stored_weights`, for kernels. Others use `weights`."""
+
+    @contextmanager
+    def weights(self) -> Iterator[Tensor]:
+        """The master weights, float32, to be changed in place within the `with` block; at its end
+        they are stored, and rounded to what the device loads."""
+        value = weights_of(self.stored)
+        yield value
+        store_weights(self.stored, value)
+
+    def of(self, gradients: Tensor) -> Tensor:
+        """Its part of the flat gradients."""
+        part = gradients[self.start : self.stop]
+        whole = self.stop - self.start == self.parameter.numel
+        return part.view(self.parameter.shape) if whole else part
+
+
+class Optimizer(ABC):
+    """The rule by which a step changes weights. One for a replica; keeps no tensors itself.
+
+    The result must depend on the arguments alone, bit for bit, on every machine: replicas that
+    step differently are no replicas.
+    """
+
+    elementwise: ClassVar[bool] = False
+    """No element's update depends on another's, and all state has the parameter's shape: then large
+    parameters are updated in stretches, on several threads. Otherwise whole parameters are updated
+    one after the other."""
+
+    @abstractmethod
+    def state(self, parameter: ParameterSpec, form: StateForm) -> Mapping[str, StateTensor]:
+        """What is kept for this parameter, by name: lowercase words, in the same order always.
+
+        Raises: ValueError if the state has no such form.
+        """
+
+    @abstractmethod
+    def update(self, part: Part, gradient: Tensor, step: StepTerms) -> None:
+        """Takes the step of one part: changes `part.state` and `part.weights()` in place.
+
+        `gradient`: of the part's shape, float32 or bfloat16, not to be changed, before clipping:
+        see `step.clipped`. Parts are updated in any order and, if element-wise, on several threads.
+        What this raises leaves the replica without a state.
+        """
+
+
+def optimizer_state(
+    optimizer: Optimizer, layout: ParameterLayout, form: StateForm
+) -> dict[str, StateArena]:
+    """The arenas of all parameters' states, by name. Raises: ValueError as `Optimizer.state`, or
+    if two parameters' tensors of one name have different types."""
+    shapes = dict[str, dict[str, tuple[int, ...]]]()
+    dtypes = dict[str, torch.dtype]()
+    for spec in layout.specs:
+        for name, tensor in optimizer.state(spec, form).items():
+            if dtypes.setdefault(name, tensor.dtype) != tensor.dtype:
+                raise ValueError(f"the optimizer's {name} is {dtypes[name]} and {tensor.dtype}")
+            shapes.setdefault(name, {})[spec.name] = tensor.shape
+    return {name: StateArena(dtypes[name], ParameterLayout.of(shapes[name])) for name in shapes}
+
+
+def allocate_store(
+    optimizer: Optimizer,
+    layout: ParameterLayout,
+    precision: torch.dtype = torch.float32,
+    host_memory: Callable[[int, torch.dtype], Tensor] = allocate_host_memory,
+    form: StateForm = StateForm.EXACT,
+    gradients: torch.dtype = torch.float32,
+) -> HostStore:
+    """Memory for the weights, the gradients and this optimizer's state: all zeros. Raises: as
+    `HostStore.allocate` and `optimizer_state`."""
+    state = optimizer_state(optimizer, layout, form)
+    return HostStore.allocate(layout, precision, host_memory, form, gradients, state)
+
+
+def store_bytes(
+    optimizer: Optimizer,
+    layout: ParameterLayout,
+    precision: torch.dtype,
+    form: StateForm = StateForm.EXACT,
+    gradients: torch.dtype = torch.float32,
+) -> int:
+    """What `allocate_store` takes."""
+    arenas = state_arenas(layout, form, optimizer_state(optimizer, layout, form))
+    beside = working_copy_bytes(precision, form) + gradients.itemsize
+    return sum(arena.size_bytes for arena in arenas.values()) + layout.total_elements * beside
+
+
+def parts_of(
+    optimizer: Optimizer, store: HostStore, frozen: frozenset[str] = frozenset()
+) -> list[Part]:
+    """All but the `frozen` parameters, in the order of the store's layout."""
+    specs = [spec for spec in store.layout.specs if spec.name not in frozen]
+    return [part for spec in specs for part in _parts(optimizer, store, spec)]
+
+
+def _parts(optimizer: Optimizer, store: HostStore, spec: ParameterSpec) -> Iterator[Part]:
+    names = optimizer.state(spec, store.form)
+    state = {name: store.arenas[name].layout.view(store.state[name], spec.name) for name in names}
+    stored = store.stored_weights(spec.name)
+    if not optimizer.elementwise or spec.numel <= PIECE_ELEMENTS:
+        yield Part(spec, spec.offset, spec.offset + spec.numel, state, stored)
+        return
+    assert all(tensor.shape == spec.shape for tensor in state.values()), "element-wise state"
+    for start in range(0, spec.numel, PIECE_ELEMENTS):
+        stop = min(start + PIECE_ELEMENTS, spec.numel)
+        some, place = (
+            {name: tensor.view(-1)[start:stop] for name, tensor in tensors.items()}
+            for tensors in (state, stored)
+        )
+        yield Part(spec, spec.offset + start, spec.offset + stop, some, place)

@@ -1,0 +1,191 @@
+"""An optimizer that the code has never heard of: trained, saved, fetched, caught up, planned."""
+
+import functools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from atom.base.events import EventList
+from atom.config.load import parse_run_text
+from atom.config.run_file import OPTIMIZERS, RunFile
+from atom.daemon.fitting.device_choice import peer_bytes
+from atom.daemon.model.run_optimizer import optimizer, run_state
+from atom.graph.ir import ParameterLayout, Program
+from atom.graph.program import compile_program
+from atom.models.gpt3 import GPT3, GPT3Config, initial_value, initialise
+from atom.optim.clipping import clip_coefficient, gradient_norm
+from atom.optim.optimizer import allocate_store
+from atom.optim.rate import RateSettings
+from atom.swap.device import CpuDevice
+from atom.swap.state_form import StateForm
+from atom.swarm.identity import Identity
+from atom.swarm.state.arenas import state_digest
+from atom.swarm.state.blobs import BlobServer, BlobStore
+from atom.swarm.state.fetch import Watch
+from atom.training.replica.replica import Replica, ReplicaSettings
+from atom.training.state_sync.donors import Offer, PeerDonors
+from atom.training.storage.snapshot import Snapshot, load_snapshot, write_snapshot
+from tests.manual_clock import ManualClock
+from tests.one_step import take_step
+from tests.swarm.local_transport import LocalNetwork, LocalTransport
+
+CONFIG = GPT3Config(2, 2, 16, sequence_tokens=8, vocabulary_size=29)
+SEED, RATE, CLIP_NORM, BETA, ROUNDS = 11, 1e-2, 0.5, 0.8, 4
+HEAD = b"h" * 32
+RUN = """
+run = { name = "signs" }
+data = { source = "python-stdlib" }
+batch = { global_sequences = 8, micro_batch_sequences = 1 }
+model = { family = "gpt3", size = "small", vocabulary_size = 512 }
+optimizer = { name = "sign-sgd", learning_rate = 1e-2, betas = [0.8, 0.9] }
+"""
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The line that a contributor adds to `OPTIMIZERS`."""
+    monkeypatch.setitem(OPTIMIZERS, "sign-sgd", "toy_sign_sgd:SignSGD")
+
+
+@pytest.fixture
+def run(registered: None) -> RunFile:
+    return parse_run_text(RUN)
+
+
+def batch(seed: int) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {n: torch.randint(29, (2, 8), generator=generator) for n in ("tokens", "targets")}
+
+
+@functools.cache
+def program() -> Program:
+    return compile_program(GPT3(CONFIG), batch(0))
+
+
+@pytest.fixture
+def new_replica(run: RunFile) -> Iterator[Callable[[], Replica]]:
+    devices: list[CpuDevice] = []
+
+    def make() -> Replica:
+        devices.append(CpuDevice())
+        settings = ReplicaSettings(RateSettings(RATE), optimizer(run), CLIP_NORM)
+        replica = Replica(program(), None, settings, devices[-1], ManualClock())
+        replica.initialise(functools.partial(initial_value, CONFIG, seed=SEED))
+        return replica
+
+    yield make
+    for device in devices:
+        device.close()
+
+
+def train(replica: Replica, round_number: int) -> Tensor:
+    """One round; its mean gradient."""
+    replica.reset_gradients()
+    replica.run_pass([batch(round_number)])
+    mean = replica.gradients / replica.sequences
+    replica.apply(mean, gradient_norm(mean), round_number)
+    return mean
+
+
+class PlainSignSGD(torch.optim.Optimizer):
+    """The rule in plain PyTorch."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {})
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        for parameter in self.param_groups[0]["params"]:
+            kept = self.state[parameter]
+            momentum = kept.setdefault("momentum", torch.zeros_like(parameter))
+            momentum.mul_(BETA).add_(parameter.grad, alpha=1 - BETA)
+            parameter.sub_(momentum.sign(), alpha=RATE)
+
+
+def plain_step(model: GPT3, stepped_by: PlainSignSGD, round_number: int) -> None:
+    model.zero_grad()
+    model(**batch(round_number)).backward(torch.tensor(2.0))  # a sum over two sequences
+    layout = program().layout
+    flat = torch.zeros(layout.total_elements)
+    for name, parameter in model.named_parameters():
+        parameter.grad /= 2
+        layout.view(flat, name).copy_(parameter.grad)
+    coefficient = clip_coefficient(gradient_norm(flat), CLIP_NORM)
+    for parameter in model.parameters():
+        parameter.grad *= coefficient
+    stepped_by.step()
+
+
+def test_training_is_bit_equal_to_plain_pytorch(new_replica: Callable[[], Replica]) -> None:
+    replica, model = new_replica(), GPT3(CONFIG)
+    initialise(model, SEED)
+    stepped_by = PlainSignSGD(model.parameters())
+    for round_number in range(1, ROUNDS + 1):
+        train(replica, round_number)
+        plain_step(model, stepped_by, round_number)
+        for name, weight in replica.export_parameters().items():
+            assert torch.equal(weight, dict(model.named_parameters())[name]), (round_number, name)
+
+
+def test_a_joiner_fetches_its_snapshot_and_catches_up(
+    new_replica: Callable[[], Replica], tmp_path: Path
+) -> None:
+    giver, joiner = new_replica(), new_replica()
+    train(giver, 1)
+    train(giver, 2)
+    digest = state_digest(giver.state_arenas())
+    snapshot = write_snapshot(tmp_path, 2, HEAD, digest, giver.state_arenas())
+    missed = [train(giver, 3), train(giver, 4)]
+
+    joiner.load_state(fetched(snapshot, joiner, digest, tmp_path / "downloads"), 2)
+    assert state_digest(joiner.state_arenas()) == digest
+    for round_number, mean in enumerate(missed, 3):
+        joiner.apply(mean, gradient_norm(mean), round_number)
+    assert state_digest(joiner.state_arenas()) == state_digest(giver.state_arenas())
+
+
+def fetched(snapshot: Snapshot, joiner: Replica, digest: bytes, folder: Path) -> dict[str, Tensor]:
+    """From a peer that serves the snapshot."""
+    network, store = LocalNetwork(), BlobStore()
+    store.register(f"state/{HEAD.hex()}", load_snapshot(snapshot))
+    me, donor = (
+        LocalTransport(network, Identity.create(), bytes([n]) * 16, EventList()) for n in range(2)
+    )
+    donor.set_handlers(on_blobs=BlobServer(store).serve)
+    me.start()
+    donor.start()
+    donors = PeerDonors(me, joiner.gradients.numel(), joiner.state_form, folder, Watch())
+    try:
+        return dict(donors.state(Offer(2, HEAD), [donor.peer_id], digest, None))
+    finally:
+        me.close()
+        donor.close()
+
+
+def test_memory_and_snapshots_are_reckoned_by_what_it_declares(run: RunFile) -> None:
+    layout = ParameterLayout.of({"matrix": (32, 16), "bias": (16,)})
+    assert list(run_state(run, layout)) == ["master", "momentum"]
+    assert sum(arena.size_bytes for arena in run_state(run, layout).values()) == 8 * 528
+    assert peer_bytes(run, layout) == (8 + 4 + 2 * 4) * 528
+
+
+@pytest.mark.parametrize("form", [StateForm.SPLIT, StateForm.HALF])
+def test_split_weights_take_the_same_steps(run: RunFile, form: StateForm) -> None:
+    layout = ParameterLayout.of({"matrix": (37, 53), "bias": (7,)})
+    stores = [
+        allocate_store(optimizer(run), layout, torch.bfloat16, form=each)
+        for each in (StateForm.EXACT, form)
+    ]
+    for store in stores:
+        for spec in layout.specs:
+            generator = torch.Generator().manual_seed(spec.numel)
+            store.write_weights(spec.name, torch.randn(spec.shape, generator=generator))
+        for step in range(1, 4):
+            gradient = torch.randn(layout.total_elements, generator=generator)
+            take_step(optimizer(run), store, gradient, RATE, step, 0.7)
+    for spec in layout.specs:
+        assert torch.equal(*(store.weights(spec.name) for store in stores))

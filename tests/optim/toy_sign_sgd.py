@@ -1,0 +1,23 @@
+"""Sign-SGD with momentum: what it takes to add an optimizer."""
+
+from torch import Tensor
+
+from atom.graph.ir import ParameterSpec
+from atom.optim.optimizer import Optimizer, Part, StateTensor, StepTerms
+from atom.swap.state_form import StateForm
+
+
+class SignSGD(Optimizer):
+    """m = β·m + (1 - β)·g; w = w - rate·sign(m)"""
+
+    def __init__(self, betas: tuple[float, float], **others: float) -> None:
+        self._beta = betas[0]
+
+    def state(self, parameter: ParameterSpec, form: StateForm) -> dict[str, StateTensor]:
+        return {"momentum": StateTensor(parameter.shape)}
+
+    def update(self, part: Part, gradient: Tensor, step: StepTerms) -> None:
+        momentum = part.state["momentum"]
+        momentum.mul_(self._beta).add_(step.clipped(gradient), alpha=1 - self._beta)
+        with part.weights() as weights:
+            weights.sub_(momentum.sign(), alpha=step.learning_rate)
