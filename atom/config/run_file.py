@@ -46,6 +46,8 @@ class Batch(Section):
 
 OPTIMIZERS = {"adamw": "atom.optim.adamw:AdamW"}
 """By name: module and class of an `Optimizer`, made of betas, epsilon, weight_decay and seed."""
+UPDATE_RULES = {"every-step": "atom.training.replica.update_rule:EveryStep"}
+"""By name: module and class of an `UpdateRule`."""
 
 
 class Optimizer(Section):
@@ -80,6 +82,20 @@ class Optimizer(Section):
             refuse("name", "names no optimizer", f"known here: {', '.join(OPTIMIZERS)}")
         if self.final_learning_rate > self.learning_rate:
             refuse("final_learning_rate", f"is above learning_rate = {self.learning_rate}")
+        return self
+
+
+class Update(Section):
+    """[update]"""
+
+    rule: str = "every-step"
+    """What a round averages and what follows from it: every-step averages gradients and takes one
+    optimizer step."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "Update":
+        if self.rule not in UPDATE_RULES:
+            refuse("rule", "names no update rule", f"known here: {', '.join(UPDATE_RULES)}")
         return self
 
 
@@ -134,6 +150,7 @@ class RunFile(Section):
     data: Data
     batch: Batch
     optimizer: Optimizer
+    update: Update = Update()
     validation: Validation | None = None
     swarm: Swarm = Swarm()
     snapshot: Snapshot = Snapshot()

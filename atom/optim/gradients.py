@@ -24,6 +24,8 @@ class GradientArena:
     tag: bytes = b""
     """Head of the state that the gradients were computed at: they are worthless at any other."""
     sequences: int = field(default=0, init=False)
+    unspent: int = field(default=0, init=False)
+    """Of `sequences`, those whose gradients `flat` holds: fewer after `spend`."""
     loss_sum: float = field(default=0.0, init=False)
     """Summed mean loss per sequence, nats."""
     poisoned: bool = field(default=False, init=False)
@@ -76,13 +78,21 @@ class GradientArena:
     def count(self, sequences: int, loss_sum: float) -> None:
         """Notes what the pass just added."""
         self.sequences += sequences
+        self.unspent += sequences
         self.loss_sum += loss_sum
+
+    def spend(self) -> None:
+        """A step of this peer's own has used the sums up; what was counted stays counted. Touches
+        no memory, as `reset`."""
+        self.void = True
+        self.unspent = 0
+        self._forget_norm()
 
     def reset(self, tag: bytes = b"") -> None:
         """Starts again from nothing, at the state named by `tag`. Touches no memory: who reads
         the sums of the time before may go on."""
         self.void = True
-        self.sequences, self.loss_sum, self.poisoned = 0, 0.0, False
+        self.sequences, self.unspent, self.loss_sum, self.poisoned = 0, 0, 0.0, False
         self.tag = tag  # last: whoever reads it before the count never takes an old one for new
         self._forget_norm()
 

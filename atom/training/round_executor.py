@@ -176,8 +176,8 @@ class RoundExecutor:
         """Sums that have overflowed are dropped: every result with them would be void."""
         replica = self._replica
         if replica.sequences and self._style.feedback is not None:
-            self._style.feedback.fold(replica.gradients)
-        if replica.sequences and not math.isfinite(largest_size(replica.gradients)):
+            self._style.feedback.fold(replica.contribution())
+        if replica.sequences and not math.isfinite(largest_size(replica.contribution())):
             self._events.emit("gradients-dropped", reason="not-finite")
             replica.reset_gradients(replica.gradients_tag)
         self._post(Frozen(ballot, self._replica.sequences, self._replica.loss_sum))
@@ -203,7 +203,7 @@ class RoundExecutor:
 
     def _gradients_of(self, parent: bytes) -> torch.Tensor:
         assert self._replica.gradients_tag == parent, "these gradients are another head's"
-        return self._replica.gradients
+        return self._replica.contribution()
 
     def start_ring(self, start: StartRing) -> None:
         self._transport.known.in_ring(part.peer_id for part in start.members)

@@ -109,6 +109,7 @@ RUN_ROWS: dict[str, tuple[tuple[str, str], ...]] = {
                         ('"text"', "is plain text")),
     "batch.global_sequences": no_count(2**24),
     "batch.micro_batch_sequences": (*no_count(2**16), ("5", "5 is more than the whole")),
+    "update.rule": (NO_TEXT, ('"nonsense"', "names no update rule")),
     "optimizer.name": (NO_TEXT, ('"nonsense"', "names no optimizer"), ('""', "names no optimizer")),
     "optimizer.learning_rate": no_number("0", "1e4"),
     "optimizer.final_learning_rate": (*no_number("-1", "1e4"), ("0.1", "is above learning_rate")),

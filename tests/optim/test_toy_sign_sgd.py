@@ -13,7 +13,7 @@ from atom.base.events import EventList
 from atom.config.load import parse_run_text
 from atom.config.run_file import OPTIMIZERS, RunFile
 from atom.daemon.fitting.device_choice import peer_bytes
-from atom.daemon.model.run_optimizer import optimizer, run_state
+from atom.daemon.model.run_optimizer import optimizer, shared_state
 from atom.graph.ir import ParameterLayout, Program
 from atom.graph.program import compile_program
 from atom.models.gpt3 import GPT3, GPT3Config, initial_value, initialise
@@ -168,8 +168,8 @@ def fetched(snapshot: Snapshot, joiner: Replica, digest: bytes, folder: Path) ->
 
 def test_memory_and_snapshots_are_reckoned_by_what_it_declares(run: RunFile) -> None:
     layout = ParameterLayout.of({"matrix": (32, 16), "bias": (16,)})
-    assert list(run_state(run, layout)) == ["master", "momentum"]
-    assert sum(arena.size_bytes for arena in run_state(run, layout).values()) == 8 * 528
+    assert list(shared_state(run, layout)) == ["master", "momentum"]
+    assert sum(arena.size_bytes for arena in shared_state(run, layout).values()) == 8 * 528
     assert peer_bytes(run, layout) == (8 + 4 + 2 * 4) * 528
 
 

@@ -99,6 +99,9 @@ class SmallReplica:
         self.loss_sum += 2.0 * count
         return Pass(count, 2.0 * count)
 
+    def contribution(self) -> torch.Tensor:
+        return self.gradients
+
     def reset_gradients(self, tag: bytes = b"") -> None:
         self.gradients.zero_()
         self.gradients_tag, self.sequences, self.loss_sum = tag, 0, 0.0

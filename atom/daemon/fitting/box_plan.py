@@ -16,7 +16,7 @@ from atom.daemon.fitting.device_choice import (
     free_host_bytes,
     replica_arenas,
 )
-from atom.daemon.model.run_optimizer import run_state
+from atom.daemon.model.run_optimizer import shared_state
 from atom.daemon.state_directory import StateDirectory
 from atom.graph.ir import Program
 from atom.graph.profile.seconds import Profile
@@ -124,7 +124,7 @@ def disk_plan(run: RunFile, graph: Graph, peer: PeerFile, root: Path) -> DiskPla
     """What there will be in the state directory `root`, and what room there is for it."""
     arena = graph.layout.total_elements * FLOAT32_BYTES
     kept = peer.state.snapshots
-    state_bytes = sum(each.size_bytes for each in run_state(run, graph.layout).values())
+    state_bytes = sum(each.size_bytes for each in shared_state(run, graph.layout).values())
     free_bytes = shutil.disk_usage(nearest_folder(root)).free
     return DiskPlan(
         snapshot_bytes=(kept + 1) * state_bytes,

@@ -7,7 +7,7 @@ import torch
 
 from atom.base.units import format_bytes
 from atom.config.run_file import RunFile
-from atom.daemon.model.run_optimizer import gradients, run_state, state_form
+from atom.daemon.model.run_optimizer import gradients, replica_state, state_form, update_rule
 from atom.daemon.usable_memory import usable_memory
 from atom.graph.costs.operation_chain import operation_chain
 from atom.graph.ir import ParameterLayout, Program
@@ -119,7 +119,7 @@ def replica_arenas(run: RunFile, layout: ParameterLayout) -> list[tuple[str, int
     precision, form = getattr(torch, run.model.precision), state_form(run)
     arenas = [
         (WEIGHT_TITLES.get(name, f"optimizer's {name}"), arena.size_bytes)
-        for name, arena in run_state(run, layout).items()
+        for name, arena in replica_state(run, layout).items()
     ]
     narrow = " in bfloat16" if run.optimizer.gradients == "bfloat16" else ""
     elements, float32_bytes = layout.total_elements, torch.float32.itemsize
@@ -128,6 +128,7 @@ def replica_arenas(run: RunFile, layout: ParameterLayout) -> list[tuple[str, int
         (f"gradients{narrow}", gradients(run).itemsize * elements),
         *((f"averaged gradients {n + 1}", float32_bytes * elements) for n in range(RESULT_ARENAS)),
     ]
+    arenas.append(("update rule's own", update_rule(run).own_bytes(layout)))
     if CODECS[run.swarm.codec].feeds_back:  # what it takes away, until it is given back
         arenas.append(("lost in rounding", float32_bytes * elements))
     return [(what, size) for what, size in arenas if size > 0]

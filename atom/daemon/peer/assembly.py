@@ -109,7 +109,7 @@ def assemble(stack: ExitStack, given: Assembly) -> Life:
     life = Life(box.state, given.console, events, clock, given.address)
     base = _Base(given, clock, events, transport, life)
     replica = _replica_side(base)
-    style = _ring_style(member.run, member.replica.gradients.numel())
+    style = _ring_style(member.run, member.replica.elements)
     executor = RoundExecutor(
         replica.context, transport, _schedule(member), clock, events, style, box.me
     )
@@ -161,7 +161,7 @@ def _replica_side(base: _Base) -> _ReplicaSide:
 
 def _storage(base: _Base) -> RunStorage:
     box, member = base.given.box, base.given.member
-    results = Results(box.state.results, member.replica.gradients.numel())
+    results = Results(box.state.results, member.replica.elements)
     journal = Journal.open(box.state.chain, member.genesis)
     room = DiskRoom(box.state.root, base.events, base.given.console.note)
     return RunStorage(journal, results, box.state.snapshots, room, box.peer.state.snapshots)
@@ -171,7 +171,7 @@ def _donors(base: _Base) -> PeerDonors:
     box, member, console = base.given.box, base.given.member, base.given.console
     return PeerDonors(
         base.transport,
-        member.replica.gradients.numel(),
+        member.replica.elements,
         member.replica.state_form,
         box.state.downloads,
         Watch(lambda done, total: console.progress("fetching the state", done, total), base.events),
@@ -262,5 +262,5 @@ def _terms(member: Membership) -> Terms:
         last_round=run.run.rounds,
         branches=run.swarm.survivors == "branch",
         patience=Patience(grace=run.swarm.grace_seconds),
-        average_bytes=CODECS[run.swarm.codec].wire_bytes(member.replica.gradients.numel()),
+        average_bytes=CODECS[run.swarm.codec].wire_bytes(member.replica.elements),
     )

@@ -12,9 +12,7 @@ from torch import Tensor
 
 from atom.base.clock import BootClock, Clock
 from atom.graph.ir import ParameterSpec, Program
-from atom.optim.clipping import clip_coefficient
 from atom.optim.gradients import GradientArena
-from atom.optim.rate import learning_rate
 from atom.optim.stepper import Stepper
 from atom.swap.device import Device
 from atom.swap.engine import Observer
@@ -76,6 +74,9 @@ class Replica:
         self._passes = Passes(
             self._engines, self._arena, settings, self.watch, self._clock, observer
         )
+        self._rule = settings.update_rule(
+            self._store, self._arena, self._stepper, settings.rate, settings.clip_norm
+        )
         self._round = 0
 
     def rearrange(
@@ -134,7 +135,8 @@ class Replica:
         else:
             with ThreadPoolExecutor(threads, "atom-first-values") as pool:
                 list(pool.map(fill, self._store.layout.specs))
-        self.adopt_state(0)
+        self._rule.initialised()
+        self._settle_at(0)
 
     # --- accumulating -------------------------------------------------------------------------
 
@@ -148,7 +150,9 @@ class Replica:
         is under way, and ends after it. Raises: StepFailed when the step under way breaks off; as
         `Passes.run`, which says what each leaves behind."""
         self._require_state()
-        return self._passes.run(batches, should_stop, last)
+        result = self._passes.run(batches, should_stop, last)
+        self._rule.pass_ended()
+        return result
 
     @property
     def breakable(self) -> bool:
@@ -157,11 +161,23 @@ class Replica:
         return self._passes.breakable
 
     @property
-    def gradients(self) -> Tensor:
-        """Live, flat [total elements], in the settings' numbers: sums over `sequences`. Raises:
-        GradientsPoisoned."""
+    def elements(self) -> int:
+        """Of a contribution and of a mean."""
+        return self._arena.flat.numel()
+
+    def contribution(self) -> Tensor:
+        """What this peer gives to the round: flat [elements], live, the mean times `sequences`.
+        Counting is frozen: it holds until the next pass. Raises: GradientsPoisoned."""
         if self._arena.void:
             self._stepper.rest()  # it may be at work on what is to be cleared
+        return self._rule.contribution()
+
+    @property
+    def gradients(self) -> Tensor:
+        """Live, flat [elements], in the settings' numbers: sums over sequences. Raises:
+        GradientsPoisoned."""
+        if self._arena.void:
+            self._stepper.rest()
         return self._arena.sums
 
     def gradient_norm(self) -> float:
@@ -197,30 +213,29 @@ class Replica:
 
     # --- stepping -----------------------------------------------------------------------------
 
-    def apply(self, mean_gradient: Tensor, gradient_norm: float, round: int) -> None:
+    def apply(self, mean: Tensor, norm: float, round: int) -> None:
         """Takes the whole step that leads to `round`: `begin_step`, then `finish_step`. Raises:
         as they do."""
-        self.begin_step(mean_gradient, gradient_norm, round)
+        self.begin_step(mean, norm, round)
         self.finish_step()
 
-    def begin_step(
-        self, mean_gradient: Tensor, gradient_norm: float, round: int, times: int = 1
-    ) -> None:
-        """Starts the optimizer step that leads to `round`, in place, on a thread of its own.
+    def begin_step(self, mean: Tensor, norm: float, round: int, times: int = 1) -> None:
+        """Starts what the update rule does with a decided mean, in place; an optimizer step goes on
+        on a thread of its own. Repeated for the same round it does nothing. What is accumulated
+        stays until `reset_gradients`.
 
-        `mean_gradient`: flat float32 or bfloat16 [total elements], the gradient of the mean loss,
-        not changed. It belongs to the step until `finish_step` has returned. It may be `gradients`
-        themselves, divided by the sequences: `reset_gradients`, then, before the next pass.
-        `gradient_norm`: its global norm, which decides the clipping. `times`: by how much both are
-        too large, a power of two. Then nobody has to divide the whole arena, and the bits are the
-        same (but for numbers below float32's smallest normal one).
+        Args:
+            mean: flat float32 or bfloat16 [elements], the mean contribution, not changed. It
+                belongs to the step until `finish_step` has returned. It may be `contribution()`
+                itself, divided by the sequences: `reset_gradients`, then, before the next pass.
+            norm: its L2 norm, which decides the clipping of gradients.
+            round: that it leads to.
+            times: by how much both are too large, a power of two. Then nobody has to divide the
+                whole arena, and the bits are the same (but for numbers below float32's smallest
+                normal one).
 
-        Repeated for the same round it does nothing. The accumulated gradients stay until
-        `reset_gradients`.
-
-        Raises: ValueError for a round that is not the next, a norm that is not finite, or a
-        gradient that does not fit: nothing is changed then. StepFailed when the step before broke
-        off.
+        Raises: ValueError for a round that is not the next, a norm that is not finite, or a mean
+        that does not fit: nothing is changed then. StepFailed when the step before broke off.
         """
         self._require_state()
         if round == self._round:
@@ -229,9 +244,7 @@ class Replica:
             raise ValueError(f"round {round} does not follow round {self._round}")
         if times < 1 or times & (times - 1):
             raise ValueError(f"{times} is no power of two: dividing by it rounds")
-        coefficient = clip_coefficient(gradient_norm / times, self._settings.clip_norm) / times
-        rate = learning_rate(self._settings.rate, round)
-        self._stepper.begin(mean_gradient, rate, round, coefficient)
+        self._rule.commit(mean, norm, round, times)
         self._round = round
 
     def finish_step(self) -> None:
@@ -244,26 +257,26 @@ class Replica:
     # --- state --------------------------------------------------------------------------------
 
     def state_arenas(self) -> dict[str, Tensor]:
-        """Weights and the optimizer's state, by the names that `state_form` declares: flat, live,
-        not copies.
+        """The shared state, by the names that `state_form` declares: flat, live, not copies. Of the
+        rule `EveryStep` the weights and the optimizer's state.
 
         Waits for the end of a step. Who writes into them calls `adopt_state` afterwards.
 
         Raises: StepFailed: what they hold is no state.
         """
         self.finish_step()
-        return dict(self._store.state)
+        return dict(self._rule.shared())
 
     @property
     def state_form(self) -> Mapping[str, StateArena]:
         """What `state_arenas` consist of."""
-        return self._store.arenas
+        return self._rule.shared_arenas(self._store.arenas)
 
     def load_state(self, arenas: Mapping[str, Tensor], round: int) -> None:
         """Takes over another replica's arenas, as of `round`. Raises: ValueError if they do not
         fit; then nothing is changed."""
         self._stepper.rest()
-        own = self._store.state
+        own = self._rule.shared()
         for name, arena in own.items():
             given = arenas.get(name)
             if given is None or given.shape != arena.shape or given.dtype != arena.dtype:
@@ -275,6 +288,10 @@ class Replica:
     def adopt_state(self, round: int) -> None:
         """Declares what `state_arenas` hold now to be the state of `round`."""
         self._stepper.rest()
+        self._rule.adopted()
+        self._settle_at(round)
+
+    def _settle_at(self, round: int) -> None:
         self._store.round_master()
         self._stepper.discard()
         self._round = round

@@ -11,6 +11,7 @@ from atom.swap.arrangement import Arrangement
 from atom.swap.compiled import Compilation
 from atom.swap.state_form import StateForm
 from atom.training.replica.pacing import MAX_MICRO_BATCHES_PER_PASS
+from atom.training.replica.update_rule import EveryStep, UpdateRule
 
 
 @dataclass(frozen=True)
@@ -30,3 +31,5 @@ class ReplicaSettings:
     """In which numbers they leave the device and are summed: float32, or bfloat16."""
     compilation: Compilation | None = None
     """How the training program's sub-models are compiled; None: they run as they are printed."""
+    update_rule: type[UpdateRule] = EveryStep
+    """What a round averages, and what follows from it."""

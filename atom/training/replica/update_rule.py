@@ -1,0 +1,111 @@
+"""What a round means to a replica: what it contributes, and what the decided average does to it.
+
+The round averages one flat tensor per peer, weighted by the sequences that each has counted. An
+update rule says what that tensor is and what follows from the mean. `EveryStep` is synchronous
+training: gradients in, one optimizer step out. A rule may as well step by itself after every pass
+and average weights now and then. `docs/contributor.md` shows how to add one.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from atom.graph.ir import ParameterLayout
+from atom.optim.clipping import clip_coefficient
+from atom.optim.gradients import GradientArena
+from atom.optim.rate import RateSettings, learning_rate
+from atom.optim.stepper import Stepper
+from atom.swap.host_store import HostStore
+from atom.swap.state_form import StateArena
+
+
+class UpdateRule(ABC):
+    """One for each replica. Methods are called on the replica's thread, no step being under way
+    unless said otherwise.
+
+    State is *shared* or a peer's *own*. Shared state is a function of the initial values and of the
+    committed results alone: it is what heads name, what digests cover, and what is saved and
+    fetched. Own state never leaves the peer.
+    """
+
+    def __init__(
+        self,
+        store: HostStore,
+        gradients: GradientArena,
+        stepper: Stepper,
+        rate: RateSettings,
+        clip_norm: float | None,
+    ) -> None:
+        """`store`: the weights that passes use, and the optimizer's state. `gradients`: sums over
+        sequences, with their count. `stepper` takes optimizer steps on `store`, in the background.
+        """
+        self.store = store
+        self.gradients = gradients
+        self.stepper = stepper
+        self.rate = rate
+        self.clip_norm = clip_norm
+
+    def begin_step(self, gradient: Tensor, norm: float, number: int, times: int = 1) -> None:
+        """Starts optimizer step `number` on a gradient that is `times` too large, as its `norm` is.
+
+        Raises: ValueError for a norm that is not finite or a gradient that does not fit; then
+        nothing is changed. StepFailed when the step before broke off.
+        """
+        coefficient = clip_coefficient(norm / times, self.clip_norm) / times
+        self.stepper.begin(gradient, learning_rate(self.rate, number), number, coefficient)
+
+    @classmethod
+    def shared_arenas(cls, arenas: Mapping[str, StateArena]) -> Mapping[str, StateArena]:
+        """Of all `arenas` of a replica, those that the shared state consists of, by the names that
+        `shared` has. All of them, unless a rule says otherwise."""
+        return arenas
+
+    @classmethod
+    def own_bytes(cls, layout: ParameterLayout) -> int:
+        """Host memory that the rule takes beside the replica's."""
+        return 0
+
+    def shared(self) -> Mapping[str, Tensor]:
+        """The shared state: flat, live, as `shared_arenas` declares it."""
+        return self.store.state
+
+    def initialised(self) -> None:  # noqa: B027 - a rule may have nothing to do
+        """The weights have their first values: shared state is to follow from them."""
+
+    def adopted(self) -> None:  # noqa: B027 - a rule may have nothing to do
+        """`shared` was filled from outside: weights and own state are to follow from it."""
+
+    def pass_ended(self) -> None:  # noqa: B027 - a rule may have nothing to do
+        """A pass was counted; the step of the round before may still be under way."""
+
+    @abstractmethod
+    def contribution(self) -> Tensor:
+        """What is averaged: flat [elements], float32 or bfloat16, times the sequences counted.
+
+        Counting is frozen. It must not change before the next pass.
+        """
+
+    @abstractmethod
+    def commit(self, mean: Tensor, norm: float, round: int, times: int = 1) -> None:
+        """Takes over what the swarm decided; may return before all is done, `stepper.wait` waits.
+
+        Args:
+            mean: flat [elements], the mean contribution per sequence, times `times`. It belongs to
+                the rule until `stepper.wait` has returned.
+            norm: the L2 norm of `mean`.
+            round: the round that it leads to; the first is 1.
+            times: a power of two.
+
+        Raises: ValueError for what does not fit; then nothing is changed.
+        """
+
+
+class EveryStep(UpdateRule):
+    """Synchronous training: the mean gradient of the round's sequences, and one optimizer step."""
+
+    def contribution(self) -> Tensor:
+        return self.gradients.sums
+
+    def commit(self, mean: Tensor, norm: float, round: int, times: int = 1) -> None:
+        self.begin_step(mean, norm, round, times)

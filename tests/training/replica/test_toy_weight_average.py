@@ -1,0 +1,181 @@
+"""An update rule that the code has never heard of: averaged, saved, joined, and reckoned with."""
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from atom.config.load import parse_run_text
+from atom.config.run_file import UPDATE_RULES, RunFile
+from atom.daemon.fitting.device_choice import peer_bytes
+from atom.daemon.model.run_optimizer import shared_state, update_rule
+from atom.graph.ir import ParameterLayout, Program
+from atom.graph.program import compile_program
+from atom.models.gpt3 import GPT3, GPT3Config, initial_value, initialise
+from atom.optim.adamw import AdamW
+from atom.optim.clipping import gradient_norm
+from atom.optim.rate import RateSettings
+from atom.swap.device import CpuDevice
+from atom.swarm.state.arenas import state_digest
+from atom.training.replica.replica import Replica, ReplicaSettings
+from atom.training.storage.snapshot import load_snapshot, write_snapshot
+from tests.manual_clock import ManualClock
+
+CONFIG = GPT3Config(2, 2, 16, sequence_tokens=8, vocabulary_size=29, dropout=0.0)
+SEED, RATE, ROUNDS, SEQUENCES = 11, 1e-2, 3, 2
+PASSES = (2, 4)
+"""Of the two peers, in each round: each takes a step of its own every two passes."""
+RUN = """
+run = { name = "averages" }
+data = { source = "python-stdlib" }
+batch = { global_sequences = 8, micro_batch_sequences = 1 }
+model = { family = "gpt3", size = "small", vocabulary_size = 512 }
+optimizer = { learning_rate = 1e-2 }
+update = { rule = "weight-average" }
+"""
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The line that a contributor adds to `UPDATE_RULES`."""
+    monkeypatch.setitem(UPDATE_RULES, "weight-average", "toy_weight_average:WeightAverage")
+
+
+@pytest.fixture
+def run(registered: None) -> RunFile:
+    return parse_run_text(RUN)
+
+
+def batch(round: int, peer: int, place: int) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(round * 100 + peer * 10 + place)
+    return {n: torch.randint(29, (SEQUENCES, 8), generator=generator) for n in NAMES}
+
+
+NAMES = ("tokens", "targets")
+
+
+@functools.cache
+def program() -> Program:
+    return compile_program(GPT3(CONFIG), batch(0, 0, 0))
+
+
+@pytest.fixture
+def new_replica(run: RunFile) -> Iterator[Callable[[], Replica]]:
+    devices: list[CpuDevice] = []
+
+    def make() -> Replica:
+        devices.append(CpuDevice())
+        settings = ReplicaSettings(
+            RateSettings(RATE), AdamW(weight_decay=0.0), update_rule=update_rule(run)
+        )
+        replica = Replica(program(), None, settings, devices[-1], ManualClock())
+        replica.initialise(functools.partial(initial_value, CONFIG, seed=SEED))
+        return replica
+
+    yield make
+    for device in devices:
+        device.close()
+
+
+def play_round(replicas: Sequence[Replica], round: int) -> Tensor:
+    """Trains and averages; the round's result."""
+    for peer, replica in enumerate(replicas):
+        replica.reset_gradients()
+        for place in range(PASSES[peer]):
+            replica.run_pass([batch(round, peer, place)])
+    sequences = sum(replica.sequences for replica in replicas)
+    mean = sum((replica.contribution() for replica in replicas), torch.zeros(replicas[0].elements))
+    mean /= sequences
+    for replica in replicas:
+        replica.apply(mean, gradient_norm(mean), round)
+    return mean
+
+
+class PlainPeer:
+    """The rule in plain PyTorch: steps of its own, then the mean of all peers' weights."""
+
+    def __init__(self, peer: int) -> None:
+        self.peer = peer
+        self.model = GPT3(CONFIG)
+        initialise(self.model, SEED)
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(), lr=RATE, betas=(0.9, 0.95), weight_decay=0.0
+        )
+
+    def train(self, round: int) -> None:
+        for place in range(0, PASSES[self.peer], 2):
+            self.optimizer.zero_grad()
+            losses = [self.model(**batch(round, self.peer, place + n)) for n in range(2)]
+            (torch.stack(losses).mean()).backward()
+            self.optimizer.step()
+
+    @torch.no_grad()
+    def adopt(self, means: dict[str, Tensor]) -> None:
+        for name, parameter in self.model.named_parameters():
+            parameter.copy_(means[name])
+
+
+def plain_means(peers: Sequence[PlainPeer]) -> dict[str, Tensor]:
+    weights = [dict(peer.model.named_parameters()) for peer in peers]
+    total = sum(PASSES)
+    return {
+        name: sum(
+            (part[name].detach() * passes for part, passes in zip(weights, PASSES, strict=True)),
+            torch.zeros_like(weights[0][name]),
+        )
+        / total
+        for name in weights[0]
+    }
+
+
+def test_rounds_are_those_of_plain_pytorch(new_replica: Callable[[], Replica]) -> None:
+    replicas, peers = [new_replica() for _ in PASSES], [PlainPeer(n) for n in range(len(PASSES))]
+    for round in range(1, ROUNDS + 1):
+        play_round(replicas, round)
+        for peer in peers:
+            peer.train(round)
+        means = plain_means(peers)
+        for peer in peers:
+            peer.adopt(means)
+        for replica in replicas:
+            for name, weight in replica.export_parameters().items():
+                torch.testing.assert_close(weight, means[name], rtol=1e-3, atol=1e-4)
+        assert state_digest(replicas[0].state_arenas()) == state_digest(replicas[1].state_arenas())
+
+
+def test_peers_differ_within_a_round_and_share_a_state(new_replica: Callable[[], Replica]) -> None:
+    replicas = [new_replica() for _ in PASSES]
+    before = state_digest(replicas[0].state_arenas())
+    replicas[0].reset_gradients()
+    for place in range(2):
+        replicas[0].run_pass([batch(1, 0, place)])
+    replicas[0].finish_step()
+    moved = replicas[0].export_parameters(), replicas[1].export_parameters()
+    assert any(not torch.equal(moved[0][name], moved[1][name]) for name in moved[0])
+    assert state_digest(replicas[0].state_arenas()) == before
+    assert replicas[0].sequences == 2 * SEQUENCES
+
+
+def test_a_joiner_takes_the_snapshot_and_missed_results(
+    new_replica: Callable[[], Replica], tmp_path: Path
+) -> None:
+    giver, other, joiner = (new_replica() for _ in range(3))
+    play_round([giver, other], 1)
+    digest = state_digest(giver.state_arenas())
+    snapshot = write_snapshot(tmp_path, 1, b"h" * 32, digest, giver.state_arenas())
+    missed = play_round([giver, other], 2)
+
+    joiner.load_state(load_snapshot(snapshot), 1)
+    joiner.apply(missed, gradient_norm(missed), 2)
+    assert state_digest(joiner.state_arenas()) == state_digest(giver.state_arenas())
+
+
+def test_what_it_keeps_is_reckoned_with(run: RunFile) -> None:
+    layout = ParameterLayout.of({"matrix": (32, 16), "bias": (16,)})
+    assert list(shared_state(run, layout)) == ["master"]
+    plain = parse_run_text(RUN.replace("weight-average", "every-step"))
+    assert len(shared_state(plain, layout)) == 3
+    assert peer_bytes(run, layout) - peer_bytes(plain, layout) == 8 * 528
