@@ -49,7 +49,7 @@ def main() -> None:
     config = GPT3Config(
         options.layers, HEADS, options.model_dim, options.sequence_tokens, options.vocabulary
     )
-    links = shaped(options.members, options.mbit) if options.mbit else None
+    links = shaped([options.mbit] * options.members) if options.mbit else None
     with links or contextlib.nullcontext(loopback(options.members)) as seats:
         job = Job(
             tuple(seats), config, options.micro_batches, options.runs, options.visit_ms / 1e3,

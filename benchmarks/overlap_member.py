@@ -28,7 +28,7 @@ from atom.swap.parameter_gradients import ParameterGradients
 from atom.swap.schedule import Forward
 from atom.swap.timeline import Recording
 from atom.swarm.chain.commit import Ballot, Contribution
-from atom.swarm.exchange.channels import RingChannels
+from atom.swarm.exchange.channels import Channels
 from atom.swarm.state.arenas import arena_digest, state_digest
 from atom.swarm.transport.transport import Transport
 from atom.training.exchange import Exchange, RingStyle
@@ -169,7 +169,7 @@ class WatchedExchange(Exchange):
 
     summed_at = 0.0
 
-    def _note_links(self, channels: RingChannels, seconds: float) -> None:
+    def _note_links(self, channels: Channels, seconds: float) -> None:
         self.summed_at = self._clock.now()
         super()._note_links(channels, seconds)
 

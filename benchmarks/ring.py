@@ -6,7 +6,7 @@ at the other end, checks every chunk and divides by the weight. gloo (torch.dist
 TCP, connects once and only adds. hivemind's time includes its matchmaking.
 
 A side of ours is tls[/codec[/connections]]: float32, bfloat16 or int8.
-Instead of a number of connections, one-shot: everybody with everybody, not in a ring. `sockets`
+Instead of a number of connections, parts: parts with owners, not a ring. `sockets`
 only moves the bytes of a ring over bare TCP: as fast as anything could be there.
 
     python benchmarks/ring.py
@@ -31,7 +31,7 @@ from ring_links import WIRE_SHARE, Seat, loopback, shaped
 from ring_member import GLOO, Job, Sample, Side, member
 from sides import Timing, machine, positive, publish
 
-from atom.swarm.exchange.geometry import ALIGNMENT
+from atom.swarm.exchange.plans import ALIGNMENT
 
 MEGABYTE = 10**6
 DEFAULT_SIDES = [Side(name) for name in (GLOO, "tls", "tls/int8")]
@@ -40,7 +40,7 @@ DEFAULT_SIDES = [Side(name) for name in (GLOO, "tls", "tls/int8")]
 def main() -> None:
     options = _options()
     elements = tuple(_elements(megabytes) for megabytes in options.megabytes)
-    links = shaped(options.members, options.mbit) if options.mbit else None
+    links = shaped([options.mbit] * options.members) if options.mbit else None
     with tempfile.TemporaryDirectory() as folder, links or contextlib.nullcontext() as seats:
         rendezvous = Path(folder, "gloo").as_uri()
         where: Sequence[Seat] = seats or loopback(options.members)

@@ -5,7 +5,7 @@ import queue
 import threading
 import time
 
-from atom.swarm.exchange.channels import RingChannels
+from atom.swarm.exchange.channels import Channels
 from atom.swarm.stream.frames import Patience, Stream
 
 
@@ -41,7 +41,7 @@ class DelayedStream:
                 self._stream.send_all(memoryview(data), patience)
 
 
-def delay(channels: RingChannels, delay_s: float) -> None:
+def delay(channels: Channels, delay_s: float) -> None:
     """From now on, both ways of all channels of this member are that long for what it sends."""
     for channel in (*channels.left, *channels.right):
         channel.stream = DelayedStream(channel.stream, delay_s)

@@ -8,7 +8,7 @@ import contextlib
 import ctypes
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 _CLONE_NEWNET = 0x40000000
@@ -41,19 +41,20 @@ def loopback(members: int) -> list[Seat]:
 
 
 @contextlib.contextmanager
-def shaped(members: int, megabits_per_s: float) -> Iterator[list[Seat]]:
-    """Seats on links of that rate. Raises: subprocess.CalledProcessError."""
+def shaped(megabits_per_s: Sequence[float], queue_ms: float = 50.0) -> Iterator[list[Seat]]:
+    """A seat on a link of each of these rates. `queue_ms`: how much a link's queue holds; what
+    comes on top is dropped. Raises: subprocess.CalledProcessError."""
     mark = os.getpid() % 10_000
     bridge = f"atomb{mark}"
     seats = [
         Seat(f"{_NETWORK}.{rank + 1}", f"atomv{mark}", f"atom-ring-{mark}-{rank}")
-        for rank in range(members)
+        for rank in range(len(megabits_per_s))
     ]
     try:
         _run(f"ip link add {bridge} type bridge")
         _run(f"ip link set {bridge} up")
         for rank, seat in enumerate(seats):
-            _plug(seat, f"atomh{mark}{rank}", bridge, megabits_per_s)
+            _plug(seat, f"atomh{mark}{rank}", bridge, megabits_per_s[rank], queue_ms)
         yield seats
     finally:
         for seat in seats:
@@ -61,7 +62,7 @@ def shaped(members: int, megabits_per_s: float) -> Iterator[list[Seat]]:
         _run(f"ip link delete {bridge}", check=False)
 
 
-def _plug(seat: Seat, outer: str, bridge: str, megabits_per_s: float) -> None:
+def _plug(seat: Seat, outer: str, bridge: str, megabits_per_s: float, queue_ms: float) -> None:
     inside = f"ip netns exec {seat.namespace}"
     _run(f"ip netns add {seat.namespace}")
     _run(f"ip link add {outer} type veth peer name {seat.interface} netns {seat.namespace}")
@@ -70,7 +71,7 @@ def _plug(seat: Seat, outer: str, bridge: str, megabits_per_s: float) -> None:
     _run(f"{inside} ip link set {seat.interface} up")
     _run(f"{inside} ip link set lo up")
     burst_bytes = max(32_768, int(megabits_per_s * 1e6 / 8 * 0.002))  # two milliseconds' worth
-    limit = f"rate {megabits_per_s}mbit burst {burst_bytes} latency 50ms"
+    limit = f"rate {megabits_per_s}mbit burst {burst_bytes} latency {queue_ms}ms"
     _run(f"tc qdisc add dev {outer} root tbf {limit}")
     _run(f"{inside} tc qdisc add dev {seat.interface} root tbf {limit}")
     for device in (f"dev {outer}", None):  # large segments would pass the buckets as one packet

@@ -21,17 +21,16 @@ from torch import Tensor
 
 from atom.base.events import EventList
 from atom.swarm.chain.commit import Ballot
-from atom.swarm.exchange.algorithm import Algorithm
-from atom.swarm.exchange.allreduce import Arenas, RingTerms, all_reduce, open_one_shot, open_ring
+from atom.swarm.exchange.allreduce import Arenas, Terms, all_reduce, open_exchange
 from atom.swarm.exchange.codec import CODECS
-from atom.swarm.exchange.geometry import ring_tag
+from atom.swarm.exchange.plans import ring_tag
 from atom.swarm.identity import Identity
 from atom.swarm.stream.handshake import Local
 from atom.swarm.transport.transport import Transport
 
 RUN, PARENT = bytes(32), bytes(32)
 TLS = "tls"
-GLOO, HIVEMIND, SOCKETS = "gloo", "hivemind", "sockets"
+GLOO, HIVEMIND, SOCKETS, PARTS = "gloo", "hivemind", "sockets", "parts"
 CLEAR_PEAK = Path("/proc/self/clear_refs")
 LIBC = ctypes.CDLL(None)
 TOLERANCE = {"float32": 1e-5, "bfloat16": 5e-2, "int8": 1e-1}
@@ -48,12 +47,12 @@ class Side:
         return self._parts[1] if len(self._parts) > 1 else "float32"
 
     @property
-    def one_shot(self) -> bool:
-        return self._parts[2:] == [Algorithm.ONE_SHOT.value]
+    def parts(self) -> bool:
+        return self._parts[2:] == [PARTS]
 
     @property
     def connections(self) -> int:
-        return int(self._parts[2]) if len(self._parts) > 2 and not self.one_shot else 1
+        return int(self._parts[2]) if len(self._parts) > 2 and not self.parts else 1
 
     @property
     def _parts(self) -> list[str]:
@@ -69,7 +68,7 @@ class Side:
             return
         known = self._parts[0] == TLS and self.codec in CODECS
         if not known or not 1 <= self.connections <= 4:
-            raise ValueError(f"{self.name} is not tls/codec/connections or …/one-shot")
+            raise ValueError(f"{self.name} is not tls/codec/connections or …/parts")
 
 
 @dataclass(frozen=True)
@@ -163,16 +162,15 @@ def _ours(
             results[source.numel()] = torch.zeros(source.numel())
         result = results[source.numel()]
         started = time.perf_counter()
-        if side.one_shot:
-            channels = open_one_shot(transport, order, PARENT, ballot, PATIENCE_S)
-        else:
-            channels = open_ring(transport, order, PARENT, ballot, PATIENCE_S, side.connections)
+        shares = (1,) * len(order) if side.parts else ()
+        attempt = (PARENT, ballot, PATIENCE_S)
+        channels = open_exchange(transport, order, shares, *attempt, side.connections)
         opening_s = time.perf_counter() - started
         if delay_s:
             delay(channels, delay_s)
-        terms = RingTerms(
+        terms = Terms(
             order, rank, ring_tag(PARENT, ballot), 1 / len(order), CODECS[side.codec],
-            Algorithm.ONE_SHOT if side.one_shot else Algorithm.RING, PATIENCE_S,
+            shares, PATIENCE_S,
         )  # fmt: skip
         all_reduce(Arenas(source, result), terms, channels)
         return result, opening_s

@@ -14,9 +14,9 @@ import torch
 from atom.base.errors import PeerRefused
 from atom.base.events import EventList
 from atom.swarm.chain.commit import Ballot
-from atom.swarm.exchange.allreduce import Arenas, RingTerms, all_reduce, open_ring
+from atom.swarm.exchange.allreduce import Arenas, Terms, all_reduce, open_ring
 from atom.swarm.exchange.codec import CODECS
-from atom.swarm.exchange.geometry import ring_tag
+from atom.swarm.exchange.plans import ring_tag
 from atom.swarm.identity import Identity
 from atom.swarm.state.blobs import BlobServer, BlobStore
 from atom.swarm.state.fetch import FetchOptions, Wanted, Watch, fetch
@@ -141,7 +141,7 @@ class _Peer:
             started = time.perf_counter()
             time.sleep(job.pause_s)  # stands for the computing between rounds
             channels = open_ring(self._transport, order, _PARENT, ballot, PATIENCE_S, 1)
-            terms = RingTerms(
+            terms = Terms(
                 order,
                 order.index(self._transport.peer_id),
                 ring_tag(_PARENT, ballot),

@@ -1,4 +1,4 @@
-"""The ring of one ballot, on a thread of its own; at most one at a time touches the gradients."""
+"""The exchange of one ballot, on a thread of its own; one at a time touches the gradients."""
 
 import threading
 from collections.abc import Callable
@@ -8,33 +8,31 @@ from torch import Tensor
 
 from atom.base.clock import Clock
 from atom.base.reasons import Reason
+from atom.optim.clipping import LandingNorm
 from atom.swarm.chain.commit import Ballot
-from atom.swarm.chain.ring_standing import Pace
-from atom.swarm.exchange.algorithm import Algorithm
 from atom.swarm.exchange.allreduce import (
     Arenas,
-    RingBroken,
-    RingTerms,
+    ExchangeBroken,
+    Terms,
     all_reduce,
-    open_leaf,
-    open_one_shot,
-    open_ring,
+    open_exchange,
 )
-from atom.swarm.exchange.channels import RingChannels
+from atom.swarm.exchange.channels import Channels
+from atom.swarm.exchange.choice import averages_moved
 from atom.swarm.exchange.codec import Codec, Float32
-from atom.swarm.exchange.composition import leaves_of, seats_of
-from atom.swarm.exchange.geometry import ring_tag
+from atom.swarm.exchange.plans import ring_tag
+from atom.swarm.state.arenas import LandingDigest
+from atom.swarm.stream.pace import Pace, PaceBook
+from atom.swarm.transport.link_book import BUSY_SHARE
 from atom.swarm.transport.transport import PeerTransport
 from atom.training.feedback import Feedback
-from atom.training.landing_result import LandingResult
-from atom.training.ring_pace import PaceBook
 from atom.training.round.events import RingFailed, RingFinished, StartRing
 from atom.training.storage.results import Results
 
 OPEN_S = 2.0
-"""Two handshakes, even between continents; in a one-shot exchange all of them at once."""
+"""Two handshakes, even between continents; by parts all of them at once."""
 PROGRESS_S = 1.3
-"""Whoever has nothing to send says so every quarter of this; so silence means frozen or cut off."""
+"""A member with nothing to send says so every quarter of this: silence means frozen or cut off."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +41,7 @@ class RingStyle:
 
     codec: Codec = field(default_factory=Float32)
     connections: int = 1
-    """To each neighbour."""
+    """To each neighbour in a ring."""
     feedback: Feedback | None = None
     """For codecs that want it."""
 
@@ -57,8 +55,30 @@ class _Run:
     thread: threading.Thread | None = None
 
 
+class LandingResult:
+    """Norm and digest of a result whose parts become final one by one: reckoned while the rest is
+    still on its way. Both own threads; they are gone when `known` or `close` has returned."""
+
+    def __init__(self, result: Tensor) -> None:
+        self._norm, self._digest = LandingNorm(result), LandingDigest(result)
+
+    def landed(self, start: int, stop: int) -> None:
+        """Elements [start, stop) are final, and were not before. From any thread; does not wait."""
+        self._norm.landed(start, stop)
+        self._digest.landed(start, stop)
+
+    def known(self) -> tuple[float, bytes]:
+        """Norm and digest, when both are known. Call once, when all has landed."""
+        return self._norm.norm(), self._digest.digest()
+
+    def close(self) -> None:
+        """Nobody wants to know any more. The result is not read after this."""
+        self._norm.close()
+        self._digest.close()
+
+
 class Exchange:
-    """Starts and stops rings; results go to `results`, outcomes to `post`."""
+    """Starts and stops exchanges; results go to `results`, outcomes to `post`."""
 
     def __init__(
         self,
@@ -117,13 +137,13 @@ class Exchange:
         started = self._clock.now()
         try:
             finished = self._all_reduce(run, start)
-        except RingBroken as broken:
+        except ExchangeBroken as broken:
             if broken.reason is Reason.TOO_SLOW:
                 self._paces.too_slow()
             if not run.cancelled.is_set():  # else the others hung up because it was over
                 self._doubt(start, broken)
-            seen = (broken.suspect or "", broken.reason.value, broken.told_by, broken.standing)
-            self._fail(run, RingFailed(run.ballot, *seen))
+            seen = broken.suspect if broken.suspect and not broken.told else ""
+            self._fail(run, RingFailed(run.ballot, seen, broken.reason.value))
             return
         except Exception as fault:  # noqa: BLE001 - whatever it is, it voids this ring only
             detail = f"{type(fault).__name__}: {fault}"[:200]
@@ -136,11 +156,11 @@ class Exchange:
 
     def _all_reduce(self, run: _Run, start: StartRing) -> RingFinished:
         if sum(member.sequences for member in start.members) <= 0:
-            raise RingBroken(None, Reason.BAD_WEIGHT, "nobody contributes")
+            raise ExchangeBroken(None, Reason.BAD_WEIGHT, "nobody contributes")
         channels = self._open(start)
         try:
             if not self._may_read(run):
-                raise RingBroken(None, Reason.SUPERSEDED)
+                raise ExchangeBroken(None, Reason.SUPERSEDED)
             result = self._results.buffer()
             try:
                 return self._average(run, start, channels, result)
@@ -152,7 +172,7 @@ class Exchange:
             raise
 
     def _average(
-        self, run: _Run, start: StartRing, channels: RingChannels, result: Tensor
+        self, run: _Run, start: StartRing, channels: Channels, result: Tensor
     ) -> RingFinished:
         """Over open channels, into `result`. Holds it if all went well."""
         counts = {member.peer_id: member.sequences for member in start.members}
@@ -164,12 +184,9 @@ class Exchange:
             terms = self._terms(run, start, sum(counts.values()))
             arenas = Arenas(source, result, residual, landing.landed)
             began = self._clock.now()
-            late_leaf = all_reduce(arenas, terms, channels, run.cancelled)
-            seconds = self._clock.now() - began
-            seats = len(terms.members)
-            self._note_pace(result, seats if terms.rank < seats else 2, seconds)
-            if not start.one_shot:
-                self._note_links(channels, seconds)
+            all_reduce(arenas, terms, channels, run.cancelled)
+            if channels.right:
+                self._note_speed(terms, channels, result, self._clock.now() - began)
             norm, digest = landing.known()
         except BaseException:
             landing.close()
@@ -177,52 +194,46 @@ class Exchange:
         self._results.hold(digest, result)
         if feedback:
             feedback.written(digest)
-        return RingFinished(run.ballot, digest, norm, late_leaf)
+        return RingFinished(run.ballot, digest, norm)
 
-    def _terms(self, run: _Run, start: StartRing, sequences: int) -> RingTerms:
-        seats, leaves = seats_of(start.members), leaves_of(start.members)
-        members = [*seats, *(leaf.peer_id for leaf in leaves)]
-        return RingTerms(
-            members=seats,
-            leaves=leaves,
+    def _terms(self, run: _Run, start: StartRing, sequences: int) -> Terms:
+        members = tuple(member.peer_id for member in start.members)
+        return Terms(
+            members=members,
             rank=members.index(self._transport.peer_id),
             tag=ring_tag(start.parent, run.ballot),
             scale=1.0 / sequences,
             codec=self._style.codec,
-            algorithm=Algorithm.ONE_SHOT if start.one_shot else Algorithm.RING,
+            shares=start.shares,
             progress_timeout_s=PROGRESS_S,
             opening_s=OPEN_S,
             pace=self.pace(),
         )
 
-    def _open(self, start: StartRing) -> RingChannels:
-        """Raises: RingBroken."""
-        seats, leaves = seats_of(start.members), leaves_of(start.members)
-        transport, lanes, me = self._transport, self._style.connections, self._transport.peer_id
-        attempt = (start.parent, start.ballot)
-        if start.one_shot:
-            return open_one_shot(transport, seats, *attempt, OPEN_S)
-        for leaf in leaves:
-            if leaf.peer_id == me:
-                return open_leaf(transport, seats[leaf.carrier], *attempt, OPEN_S)
-        ours = [leaf.peer_id for leaf in leaves if seats[leaf.carrier] == me]
-        return open_ring(transport, seats, *attempt, OPEN_S, lanes, *ours)
+    def _open(self, start: StartRing) -> Channels:
+        """Raises: ExchangeBroken."""
+        members = [member.peer_id for member in start.members]
+        attempt = (start.parent, start.ballot, OPEN_S)
+        lanes = self._style.connections
+        return open_exchange(self._transport, members, start.shares, *attempt, lanes)
 
-    def _note_links(self, channels: RingChannels, seconds: float) -> None:
-        """What the ring tells of the way to the right neighbour, over all its connections, and of
-        the way to our leaf."""
-        for lanes in (channels.right, channels.leaf[1:] if channels.leaf else ()):
-            if lanes:
-                busiest_s = max(lane.sending_s for lane in lanes)
-                count = sum(lane.sent_bytes for lane in lanes)
-                self._transport.links.carried(lanes[0].peer_id, count, busiest_s, seconds)
+    def _note_speed(self, terms: Terms, channels: Channels, result: Tensor, seconds: float) -> None:
+        """What the exchange tells of our pace, and of the lines at both ends of each connection."""
+        shares, count = terms.shares, len(terms.members)
+        ring = 2 * (count - 1) / count
+        moved = [averages_moved(shares, rank) if shares else ring for rank in range(count)]
+        self._paces.finished(moved[terms.rank] * result.nbytes, seconds)
+        wire_bytes = self._style.codec.wire_bytes(result.numel())
+        sending = {lane.peer_id: 0.0 for lane in channels.right}
+        for lane in channels.right:  # several to one peer take turns
+            sending[lane.peer_id] = max(sending[lane.peer_id], lane.sending_s)
+        ours = all(busy_s >= BUSY_SHARE * seconds for busy_s in sending.values())
+        for peer_id, busy_s in sending.items():
+            line = terms.rank if ours else terms.members.index(peer_id)
+            byte_count = round(moved[line] * wire_bytes)
+            self._transport.links.carried(peer_id, byte_count, busy_s, seconds)
 
-    def _note_pace(self, result: Tensor, members: int, seconds: float) -> None:
-        if members > 1:
-            moved = 2 * result.nbytes * (members - 1) // members
-            self._paces.finished(moved, seconds)
-
-    def _doubt(self, start: StartRing, broken: RingBroken) -> None:
+    def _doubt(self, start: StartRing, broken: ExchangeBroken) -> None:
         """The next ring looks for other ways, where a relay joins us: it may have swallowed what it
         was given. Who is blamed itself cannot know which of its ways that was."""
         me, members = self._transport.peer_id, [member.peer_id for member in start.members]

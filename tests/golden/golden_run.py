@@ -29,9 +29,9 @@ from atom.optim.rate import RateSettings
 from atom.swap.arrangement import Arrangement
 from atom.swap.device import CpuDevice
 from atom.swarm.chain.commit import Ballot
-from atom.swarm.exchange.allreduce import Arenas, RingTerms, all_reduce, open_ring
+from atom.swarm.exchange.allreduce import Arenas, Terms, all_reduce, open_ring
 from atom.swarm.exchange.codec import Float32
-from atom.swarm.exchange.geometry import RingPlan, ring_tag
+from atom.swarm.exchange.plans import RingPlan, ring_tag
 from atom.swarm.identity import Identity
 from atom.training.replica.replica import Replica, ReplicaSettings
 from tests.manual_clock import ManualClock
@@ -107,7 +107,7 @@ def average(parts: Sequence[Tensor], sequences: int, round: int) -> list[Tensor]
 
     def member(rank: int) -> Tensor:
         result = torch.empty_like(parts[rank])
-        terms = RingTerms(
+        terms = Terms(
             order, rank, ring_tag(parent, ballot), 1 / sequences, Float32(),
             progress_timeout_s=PATIENCE_S,
         )  # fmt: skip

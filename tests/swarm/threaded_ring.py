@@ -10,23 +10,20 @@ from torch import Tensor
 
 from atom.base.events import EventList
 from atom.swarm.chain.commit import Ballot
-from atom.swarm.chain.ring_standing import Pace
-from atom.swarm.exchange.algorithm import Algorithm
 from atom.swarm.exchange.allreduce import (
     Arenas,
-    RingBroken,
-    RingChannels,
-    RingTerms,
+    Channels,
+    ExchangeBroken,
+    Terms,
     all_reduce,
-    open_one_shot,
-    open_ring,
+    open_exchange,
 )
 from atom.swarm.exchange.codec import Codec, Float32
-from atom.swarm.exchange.geometry import RingPlan, ring_tag
-from atom.swarm.exchange.sum_limits import SumLimits
+from atom.swarm.exchange.plans import PartsPlan, RingPlan, ring_tag
 from atom.swarm.identity import Identity
 from atom.swarm.stream.frames import Channel
 from atom.swarm.stream.handshake import Local
+from atom.swarm.stream.pace import Pace
 from atom.swarm.transport.transport import PeerTransport, Transport
 from tests.swarm.local_transport import LocalNetwork, LocalTransport
 
@@ -42,7 +39,8 @@ class Swarm:
 
     def __init__(self, kind: str, size: int) -> None:
         network = LocalNetwork()
-        self.algorithm, self.limits = Algorithm.RING, SumLimits()
+        self.shares: tuple[int, ...] = ()
+        """Of parts with owners; empty: a ring."""
         self.transports: list[PeerTransport] = []
         for number in range(size):
             identity, inc = Identity.create(), bytes([number]) * 16
@@ -61,11 +59,10 @@ class Swarm:
         self.ballot = Ballot(1, self.order[0], bytes(16))
         self.pool = ThreadPoolExecutor(size)
 
-    def open_all(self, rank: int, connections: int = 1) -> RingChannels:
+    def open_all(self, rank: int, connections: int = 1) -> Channels:
         where = self.transports[rank]
-        if self.algorithm is Algorithm.ONE_SHOT:
-            return open_one_shot(where, self.order, PARENT, self.ballot, SOON)
-        return open_ring(where, self.order, PARENT, self.ballot, SOON, connections)
+        attempt = (PARENT, self.ballot, SOON)
+        return open_exchange(where, self.order, self.shares, *attempt, connections)
 
     def open(self, rank: int) -> tuple[Channel, Channel]:
         channels = self.open_all(rank)
@@ -87,19 +84,20 @@ class Swarm:
         opening_s: float = 0.0,
     ) -> Tensor:
         result = torch.full((elements,), float("nan"))
-        terms = RingTerms(
+        terms = Terms(
             members=self.order,
             rank=rank,
             tag=tag if tag is not None else ring_tag(PARENT, self.ballot),
             scale=1 / 64,
             codec=codec or Float32(),
-            algorithm=self.algorithm,
+            shares=self.shares,
             progress_timeout_s=silence_s,
             opening_s=opening_s,
             pace=pace,
-            limits=self.limits,
         )
-        plan = RingPlan(elements, len(self.order), 48 * 1024, 4 * 1024)
+        plan: RingPlan | PartsPlan = RingPlan(elements, len(self.order), 48 * 1024, 4 * 1024)
+        if self.shares:
+            plan = PartsPlan(elements, self.shares, 48 * 1024, 4 * 1024)
         channels = self.open_all(rank, connections)
         arenas = Arenas(source, result, residual, landed(result))
         all_reduce(arenas, terms, channels, cancelled, plan)
@@ -134,7 +132,7 @@ def sources(count: int, elements: int) -> list[Tensor]:
     return [torch.randn(elements, generator=generator) for _ in range(count)]
 
 
-def broken(future: "Future[Tensor]") -> RingBroken:
+def broken(future: "Future[Tensor]") -> ExchangeBroken:
     failure = future.exception(timeout=SOON)
-    assert isinstance(failure, RingBroken), failure
+    assert isinstance(failure, ExchangeBroken), failure
     return failure

@@ -29,10 +29,10 @@ from atom.swarm.chain.commit import (
     vote_payload,
 )
 from atom.swarm.chain.membership import signed_by
-from atom.swarm.chain.ring_standing import Pace
 from atom.swarm.identity import Identity
 from atom.swarm.state.arenas import arena_digest, state_digest
 from atom.swarm.state.blobs import BlobStore
+from atom.swarm.stream.pace import Pace
 from atom.training.exchange import RingStyle
 from atom.training.replica.device_hold import DeviceHold
 from atom.training.replica.pass_watch import PassWatch

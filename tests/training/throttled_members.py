@@ -14,7 +14,6 @@ from atom.base.events import EventList
 from atom.swarm.chain.commit import Ballot, Contribution
 from atom.swarm.exchange.codec import Codec, Float32
 from atom.swarm.identity import Identity
-from atom.swarm.records.lease import Lease, PeerState, short_name
 from atom.swarm.stream.frames import Channel, Purpose
 from atom.swarm.stream.handshake import Local
 from atom.swarm.stream.rate_limit import TokenBucket
@@ -26,7 +25,7 @@ from atom.training.storage.results import Results
 
 ELEMENTS = 1 << 20
 PARENT = b"p" * 32
-SLOW_BYTES_PER_S = 16e6
+SLOW_BYTES_PER_S = 4e6
 WAIT_S = 20.0
 
 
@@ -80,8 +79,10 @@ class Member:
     def peer_id(self) -> str:
         return self.transport.peer_id
 
-    def start(self, order: tuple[Contribution, ...], ballot: Ballot) -> None:
-        self.exchange.start(StartRing(PARENT, ballot, order))
+    def start(
+        self, order: tuple[Contribution, ...], ballot: Ballot, shares: tuple[int, ...]
+    ) -> None:
+        self.exchange.start(StartRing(PARENT, ballot, order, shares))
 
     def outcome(self) -> RingFinished | RingFailed:
         return self.outcomes.get(timeout=WAIT_S)
@@ -90,15 +91,6 @@ class Member:
         held = self.results.get(digest)
         assert held is not None
         return held
-
-    def lease(self) -> Lease:
-        links = tuple(
-            (short_name(peer_id), link) for peer_id, link in self.transport.links.links(16).items()
-        )
-        return Lease(
-            self.transport.peer_id, bytes(16), 1, 0.0, PeerState.ACCUMULATING, PARENT, 1, 1, 1, 0,
-            0, 0.0, 0.0, 1.0, None, b"", (), links=links,
-        )  # fmt: skip
 
     def close(self) -> None:
         self.exchange.close()
@@ -117,10 +109,15 @@ def ballot_of(members: Sequence[Member], attempt: int) -> Ballot:
     return Ballot(attempt, members[0].transport.peer_id, bytes(16))
 
 
-def averaged(members: Sequence[Member], order: tuple[Contribution, ...], attempt: int) -> bytes:
+def averaged(
+    members: Sequence[Member],
+    order: tuple[Contribution, ...],
+    attempt: int,
+    shares: tuple[int, ...] = (),
+) -> bytes:
     """The digest that all of them ended with."""
     for member in members:
-        member.start(order, ballot_of(members, attempt))
+        member.start(order, ballot_of(members, attempt), shares)
     outcomes = [member.outcome() for member in members]
     digests = {outcome.digest for outcome in outcomes if isinstance(outcome, RingFinished)}
     assert len(digests) == 1, outcomes

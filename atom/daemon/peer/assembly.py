@@ -227,12 +227,11 @@ def _loop_maker(
 
 def _transport(box: Box, member: Membership, listen: str, events: EventSink) -> Transport:
     network = box.peer.network
-    bind = data_place(network, listen)
     bandwidth = Bandwidth.of(network.upload_bits_per_s, network.download_bits_per_s)
     allowed = AllowList.of(member.manifest.owner, member.run.swarm.members)
     local = Local(box.identity, member.run_id, box.incarnation, allowed)
     limits = TransportLimits(relay_bytes_per_s=network.relay_bits_per_s / 8)
-    return Transport(local, bind, events, limits=limits, bandwidth=bandwidth)
+    return Transport(local, data_place(network, listen), events, limits=limits, bandwidth=bandwidth)
 
 
 def _ring_style(run: RunFile, elements: int) -> RingStyle:
@@ -263,4 +262,5 @@ def _terms(member: Membership) -> Terms:
         branches=run.swarm.survivors == "branch",
         patience=Patience(grace=run.swarm.grace_seconds),
         average_bytes=CODECS[run.swarm.codec].wire_bytes(member.replica.elements),
+        ring_possible=CODECS[run.swarm.codec].fixed_size,
     )

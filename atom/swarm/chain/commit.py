@@ -78,8 +78,6 @@ class Contribution:
     incarnation: Incarnation
     sequences: Sequences
     loss_sum: LossSum
-    carrier: OptionalPeerId = ""
-    """The member that added this one's sums to its own: this one is its *leaf*. Empty: a seat."""
 
 
 Contributions = Annotated[tuple[Contribution, ...], MAX_CONTRIBUTIONS]

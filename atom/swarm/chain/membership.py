@@ -40,15 +40,16 @@ def voters_next(
     contributors: Sequence[Voter],
     leaving: AbstractSet[str],
     dead: AbstractSet[Voter],
+    idle: AbstractSet[Voter] = frozenset(),
 ) -> tuple[Voter, ...]:
-    """The electorate after a commit.
+    """The electorate after a commit. `idle`: these promised, and had nothing to give.
 
-    A voter goes when it says goodbye, is confirmed dead, or had no part in two commits running;
-    a lapsed lease alone removes nobody. Newcomers enter at most half as many as there are voters
-    at a time, so that a crowd of new peers cannot outvote the run in one round. The last peers
-    to leave stay voters on paper: their successors open a recorded branch.
+    A voter goes when it says goodbye, is confirmed dead, or neither had a part nor was idle in two
+    commits running; a lapsed lease alone removes nobody. Newcomers enter at most half as many as
+    there are voters at a time, so that a crowd of new peers cannot outvote the run in one round.
+    The last peers to leave stay voters on paper: their successors open a recorded branch.
     """
-    present = set(contributors)
+    present = {*contributors, *idle}
     renewed = {voter.peer_id: voter.incarnation for voter in contributors}
     kept = [
         Voter(v.peer_id, v.incarnation, 0 if v in present else v.absences + 1)

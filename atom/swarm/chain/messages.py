@@ -24,11 +24,13 @@ from atom.swarm.chain.commit import (
     Value,
     Voters,
 )
-from atom.swarm.chain.ring_standing import RingStanding
 
 MAX_MESSAGE_BYTES = 256 * 1024
 MAX_TEXT_BYTES = 256
+MAX_SHARES, MAX_SHARE = 64, 1000
+"""Of an exchange by parts: its members, and how large each one's part may be called."""
 
+Shares = Annotated[tuple[Annotated[int, lambda share: share <= MAX_SHARE], ...], MAX_SHARES]
 Text = Annotated[str, lambda text: len(text.encode()) <= MAX_TEXT_BYTES]
 
 
@@ -94,28 +96,24 @@ class Nack:
 
 @dataclass(frozen=True)
 class Ring:
-    """ "Average with these, in this order, with these weights." """
+    """ "Average with these, in this order, with these weights: in a ring, or by parts." """
 
     parent: Digest
     ballot: Ballot
     members: Contributions
-    one_shot: bool = False
-    """With everybody directly, instead of in a ring."""
+    shares: Shares = ()
+    """Of each member, how large the part is that it sums, relative to others; empty: a ring."""
 
 
 @dataclass(frozen=True)
 class Suspect:
-    """ "The ring broke": what this member saw of it."""
+    """ "The exchange broke": what this member saw of it itself."""
 
     parent: Digest
     ballot: Ballot
     peer_id: OptionalPeerId
-    """Whom it holds to blame; empty: nobody that it can see."""
+    """The peer that failed it; empty: it saw none, or only heard of one."""
     reason: Text
-    told_by: OptionalPeerId = ""
-    """The neighbour whose last words these are; empty: seen with its own eyes."""
-    standing: RingStanding | None = None
-    """How far it got, if the ring was too slow."""
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,10 @@
-"""The ring all-reduce: every member ends with the same bytes, or with a named failure.
+"""The all-reduce: every member ends with the same bytes, or with a named failure.
 
-Two threads per connection: one sends to the right, one receives from the left; the caller's thread
-watches for cancellation. Several connections take the chunks in turn. The source is only read, the
-result only written, so a broken ring costs nothing but time. Whoever notices a failure tells both
-neighbours whom it blames before it hangs up; a member that merely starves says so in WAITING
-frames. So the silence of one peer is not blamed on its innocent successors.
+Two threads per connection: one sends, one receives; the caller's thread watches for cancellation.
+The source is only read, the result only written, so a broken exchange costs nothing but time. A
+member that notices a failure tells its peers whom it blames before it hangs up; a member that
+merely starves says so in WAITING frames. So the silence of one peer is not blamed on the innocent
+ones behind it.
 """
 
 import sys
@@ -15,29 +15,22 @@ from functools import partial
 
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
-from atom.swarm.exchange.algorithm import Algorithm
-from atom.swarm.exchange.carriage import Carriage
-from atom.swarm.exchange.carrying import CarriedReceiver, LeafReceiver, MeansSender
-from atom.swarm.exchange.channels import RingChannels, open_leaf, open_one_shot, open_ring
-from atom.swarm.exchange.failure import RingBroken, tell_broken
-from atom.swarm.exchange.geometry import RingPlan
-from atom.swarm.exchange.leaves import LeafPlan
-from atom.swarm.exchange.one_shot import OneShotPlan
-from atom.swarm.exchange.receiver import RingReceiver
-from atom.swarm.exchange.reduction import Reduction
-from atom.swarm.exchange.sender import RingSender
-from atom.swarm.exchange.share import Parts, ShareReceiver
-from atom.swarm.exchange.terms import Arenas, RingTerms
+from atom.swarm.exchange.channels import Channels, open_exchange, open_parts, open_ring
+from atom.swarm.exchange.failure import ExchangeBroken, tell_broken
+from atom.swarm.exchange.parts import OwnPart, PartsReceiver, PartsSender
+from atom.swarm.exchange.plans import PartsPlan, RingPlan
+from atom.swarm.exchange.reduction import Arenas, Reduction, Terms
+from atom.swarm.exchange.ring import RingReceiver, RingSender
 from atom.swarm.stream.frames import Channel, Interrupted
 
 __all__ = [
     "Arenas",
-    "RingBroken",
-    "RingChannels",
-    "RingTerms",
+    "Channels",
+    "ExchangeBroken",
+    "Terms",
     "all_reduce",
-    "open_leaf",
-    "open_one_shot",
+    "open_exchange",
+    "open_parts",
     "open_ring",
 ]
 
@@ -49,106 +42,59 @@ _GRACE_S = 1.0
 
 def all_reduce(
     arenas: Arenas,
-    terms: RingTerms,
-    channels: RingChannels,
+    terms: Terms,
+    channels: Channels,
     cancelled: threading.Event | None = None,
-    plan: RingPlan | None = None,
-) -> str:
-    """result = scale · Σ sources over the members. Returns the leaf that was too slow to take the
-    means from us, or nothing.
+    plan: RingPlan | PartsPlan | None = None,
+) -> None:
+    """result = scale · Σ sources over the members: in a ring, or by parts with owners.
 
-    `channels` come from `open_ring` and are closed when this returns or raises; its threads are
-    gone by then. After a failure the contents of `result` and `residual` mean nothing; `source` is
-    never written.
+    `channels` come from `open_exchange` and are closed when this returns or raises; its
+    threads are gone by then. After a failure the contents of `result` and `residual` mean nothing;
+    `source` is never written.
 
-    Raises: RingBroken. TIMEOUT or RING_BROKEN: a neighbour fell silent or hung up. TOO_SLOW: the
-    ring as a whole, and `standing` is our part of the evidence. MALFORMED: a
-    chunk of the wrong place, hop, attempt or contributors. NOT_FINITE: someone's numbers, and we
-    may ourselves be the suspect. SUPERSEDED: `cancelled` was set.
+    Raises: ExchangeBroken. TIMEOUT or RING_BROKEN: a peer fell silent or hung up. TOO_SLOW: a peer,
+    or, without a suspect, the ring as a whole. MALFORMED: a chunk of the wrong place, hop, attempt
+    or contributors, or bytes that no encoder writes. NOT_FINITE: someone's numbers, and we may
+    ourselves be the suspect. SUPERSEDED: `cancelled` was set.
     """
     arenas.check()
-    carriers = tuple(leaf.carrier for leaf in terms.leaves)
-    geometry = plan or RingPlan.usual(
-        arenas.result.numel(), len(terms.members), carriers, terms.codec.element_bytes
-    )
-    reduction = _reduction(arenas, terms, channels, geometry)
+    chosen = plan or terms.plan(arenas.result.numel())
+    reduction = Reduction(terms, arenas, chosen, len(channels.right))
     if not channels.right:
         assert len(terms.members) == 1
         reduction.alone()
-        return ""
+        return
     try:
         _run(_works(reduction, channels), reduction, channels, cancelled or threading.Event())
     finally:
         channels.close()
     if reduction.failure is not None:
-        raise _seen_from_here(reduction, reduction.failure)
-    carriage = reduction.carriage
-    return carriage.leaf if carriage is not None and carriage.cut_off else ""
+        raise reduction.failure
 
 
-def _reduction(
-    arenas: Arenas, terms: RingTerms, channels: RingChannels, geometry: RingPlan
-) -> Reduction:
-    """What this member does: as one of a ring, with a leaf or without, as a leaf, or directly."""
-    assert geometry.carriers == tuple(leaf.carrier for leaf in terms.leaves)
-    count = len(channels.right)
-    if terms.algorithm is Algorithm.ONE_SHOT:
-        return Reduction(terms, arenas, OneShotPlan(geometry), count)
-    if terms.rank >= len(terms.members):
-        plan = LeafPlan(geometry, terms.rank - len(terms.members))
-        return Reduction(terms, arenas, plan, count)
-    carriage = None
-    if channels.leaf is not None:
-        index = geometry.carriers.index(terms.rank)
-        carriage = Carriage(LeafPlan(geometry, index), terms.leaves[index].peer_id, *channels.leaf)
-    return Reduction(terms, arenas, geometry, count, carriage)
-
-
-def _seen_from_here(reduction: Reduction, failure: Exception) -> Exception:
-    """The failure with what only we know of it: how far we got, or that all waited for our leaf."""
-    if not isinstance(failure, RingBroken):
-        return failure
-    carriage = reduction.carriage
-    slow = failure.reason is Reason.TOO_SLOW and failure.suspect is None
-    if slow and carriage is not None and carriage.holds_up():
-        return RingBroken(carriage.leaf, Reason.TOO_SLOW, "the ring waits for our leaf")
-    failure.standing = reduction.standing()
-    return failure
-
-
-def _works(reduction: Reduction, channels: RingChannels) -> list[Callable[[], None]]:
+def _works(reduction: Reduction, channels: Channels) -> list[Callable[[], None]]:
     """What the threads do: one per connection and direction."""
     receiver: Callable[[Reduction, Channel, int], RingReceiver] = RingReceiver
-    if isinstance(reduction.plan, OneShotPlan):
-        receiver = partial(ShareReceiver, parts=Parts(reduction, reduction.plan))
-    elif isinstance(reduction.plan, LeafPlan):
-        receiver = LeafReceiver
+    sender: Callable[[Reduction, Channel, int], RingSender] = RingSender
+    if isinstance(reduction.plan, PartsPlan):
+        own = OwnPart(reduction, reduction.plan)
+        receiver, sender = partial(PartsReceiver, own=own), partial(PartsSender, own=own)
     sending = (
-        partial(_send_all, reduction, RingSender(reduction, channel, lane), channel)
+        partial(_send_all, reduction, sender(reduction, channel, lane), channel)
         for lane, channel in enumerate(channels.right)
     )
     receiving = (
         partial(_receive_all, reduction, receiver(reduction, channel, lane), channel)
         for lane, channel in enumerate(channels.left)
     )
-    return [*sending, *receiving, *_works_for_a_leaf(reduction)]
-
-
-def _works_for_a_leaf(reduction: Reduction) -> list[Callable[[], None]]:
-    carriage = reduction.carriage
-    if carriage is None:
-        return []
-    receiver, sender = CarriedReceiver(reduction, carriage), MeansSender(reduction, carriage)
-    return [
-        partial(_receive_all, reduction, receiver, carriage.up),
-        partial(_give_back_all, reduction, sender, receiver),
-    ]
+    return [*sending, *receiving]
 
 
 def _run(
     works: list[Callable[[], None]],
     reduction: Reduction,
-    channels: RingChannels,
+    channels: Channels,
     cancelled: threading.Event,
 ) -> None:
     """Runs all threads to their end; gives a failing one a moment for its last words."""
@@ -157,8 +103,7 @@ def _run(
         thread.start()
     while not reduction.over.wait(_WATCH_S):
         if cancelled.is_set():
-            reduction.fail(RingBroken(None, Reason.SUPERSEDED, "cancelled here"))
-        reduction.cut_off_late_leaf()
+            reduction.fail(ExchangeBroken(None, Reason.SUPERSEDED, "cancelled here"))
     deadline = time.monotonic() + _GRACE_S
     for thread in threads:
         thread.join(max(deadline - time.monotonic(), 0.0))
@@ -179,14 +124,8 @@ def _receive_all(reduction: Reduction, receiver: RingReceiver, left: Channel) ->
         tell_broken(left, reduction.failure, reduction.terms.me)
 
 
-def _give_back_all(reduction: Reduction, sender: MeansSender, receiver: CarriedReceiver) -> None:
-    _guard(reduction, sender.run, receiver.blame)
-    if reduction.failure is not None:
-        sender.tell(reduction.failure)
-
-
 def _guard(
-    reduction: Reduction, run: Callable[[], None], blame: Callable[[Reason, str], RingBroken]
+    reduction: Reduction, run: Callable[[], None], blame: Callable[[Reason, str], ExchangeBroken]
 ) -> None:
     """Turns whatever ends `run` early into the reduction's failure."""
     try:
@@ -194,7 +133,7 @@ def _guard(
         reduction.through()
     except Interrupted:
         pass  # somebody else failed, and said so
-    except RingBroken as broken:
+    except ExchangeBroken as broken:
         reduction.fail(broken)
     except PeerRefused as refused:
         reduction.fail(blame(refused.reason, refused.detail))

@@ -1,4 +1,4 @@
-"""Opening the connections that make a peer a member of one attempt's ring."""
+"""Opening the connections that make a peer a member of one attempt's exchange."""
 
 import time
 from collections.abc import Sequence
@@ -8,27 +8,45 @@ from dataclasses import dataclass
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.swarm.chain.commit import Ballot
-from atom.swarm.exchange.failure import RingBroken, tell_broken
-from atom.swarm.exchange.geometry import ring_tag
+from atom.swarm.exchange.failure import ExchangeBroken, tell_broken
+from atom.swarm.exchange.plans import connected, ring_tag
 from atom.swarm.stream.frames import Channel, Purpose
 from atom.swarm.transport.transport import PeerTransport
 
-_LEAF = b"leaf"
-"""Ends the tag of the connections between a leaf and its carrier."""
+_TO_PEER, _FROM_PEER = bytes([1]), bytes([2])
+"""End the tag of a connection: which way its chunks go, seen from who dials."""
 
 
 @dataclass(frozen=True)
-class RingChannels:
-    """To both neighbours, as many to each; none in a ring of one. A leaf's are both its carrier."""
+class Channels:
+    """Of a ring: to both neighbours, as many to each. Of parts: to all that we exchange with. None
+    for a single member."""
 
     left: tuple[Channel, ...] = ()
     right: tuple[Channel, ...] = ()
-    leaf: tuple[Channel, Channel] | None = None
-    """From the leaf that we carry, and to it."""
 
     def close(self) -> None:
-        for channel in (*self.left, *self.right, *(self.leaf or ())):
+        for channel in (*self.left, *self.right):
             channel.close()
+
+
+def open_exchange(
+    transport: PeerTransport,
+    members: Sequence[str],
+    shares: Sequence[int],
+    parent: bytes,
+    ballot: Ballot,
+    timeout_s: float,
+    connections: int = 1,
+) -> Channels:
+    """This peer's channels for one attempt's exchange: by parts of these shares, or, if there are
+    none, in a ring with so many `connections` to each neighbour. All within `timeout_s`.
+
+    Raises: ExchangeBroken naming a peer that did not come.
+    """
+    if shares:
+        return open_parts(transport, members, shares, parent, ballot, timeout_s)
+    return open_ring(transport, members, parent, ballot, timeout_s, connections)
 
 
 def open_ring(
@@ -38,91 +56,78 @@ def open_ring(
     ballot: Ballot,
     timeout_s: float,
     connections: int = 1,
-    leaf: str = "",
-) -> RingChannels:
-    """This peer's channels to its neighbours in `order`, and to the leaf that it carries, if it
-    does; all within `timeout_s`.
+) -> Channels:
+    """This peer's channels to its neighbours in `order`, all within `timeout_s`.
 
-    Raises: RingBroken naming the neighbour, or the leaf, that did not come.
+    Raises: ExchangeBroken naming the neighbour that did not come.
     """
     if len(order) == 1:
-        return RingChannels()
+        return Channels()
     rank, tag = order.index(transport.peer_id), ring_tag(parent, ballot)
     left, right = order[rank - 1], order[(rank + 1) % len(order)]
     tags = [tag + bytes([number]) for number in range(connections)]
     deadline = time.monotonic() + timeout_s
-    outgoing, incoming, pair = list[Channel](), list[Channel](), list[Channel]()
-
-    def meet_leaf() -> None:
-        pair.append(_dialled(transport, leaf, tag + _LEAF, deadline))
-        pair.append(_awaited(transport, leaf, tag + _LEAF, deadline))
-
+    outgoing, incoming = list[Channel](), list[Channel]()
     try:
-        with ThreadPoolExecutor(1, "atom-leaf") as pool:  # beside the others: it is far away
-            met = pool.submit(meet_leaf) if leaf else None
-            for each in tags:
-                outgoing.append(_dialled(transport, right, each, deadline))
-            for each in tags:
-                incoming.append(_awaited(transport, left, each, deadline))
-        if met is not None:
-            met.result()
+        for each in tags:
+            outgoing.append(_dialled(transport, right, each, deadline))
+        for each in tags:
+            incoming.append(_awaited(transport, left, each, deadline))
     except BaseException as failure:
-        _hang_up([*outgoing, *incoming, *pair], failure, transport.peer_id)
+        _hang_up([*outgoing, *incoming], failure, transport.peer_id)
         raise
-    return RingChannels(tuple(incoming), tuple(outgoing), (pair[1], pair[0]) if leaf else None)
+    return Channels(tuple(incoming), tuple(outgoing))
 
 
-def open_leaf(
-    transport: PeerTransport, carrier: str, parent: bytes, ballot: Ballot, timeout_s: float
-) -> RingChannels:
-    """A leaf's channels to its carrier and from it. The carrier may wait for its neighbours for
-    all of `timeout_s`, and then says whose fault it was: so as long again is waited.
-
-    Raises: RingBroken naming the carrier.
-    """
-    tag, deadline = ring_tag(parent, ballot) + _LEAF, time.monotonic() + 2 * timeout_s
-    up = _dialled(transport, carrier, tag, deadline)
-    try:
-        return RingChannels((_awaited(transport, carrier, tag, deadline),), (up,))
-    except BaseException as failure:
-        _hang_up([up], failure, transport.peer_id)
-        raise
-
-
-def open_one_shot(
+def open_parts(
     transport: PeerTransport,
     order: Sequence[str],
+    shares: Sequence[int],
     parent: bytes,
     ballot: Ballot,
     timeout_s: float,
-) -> RingChannels:
-    """This peer's channels to and from all others, in ring order from its right neighbour on.
+) -> Channels:
+    """This peer's channels to and from all that it exchanges with (`PartsPlan.peers`), in their
+    order. Owners dial each other; a member that owns no part dials both channels itself, so that
+    nobody has to reach it.
 
-    Raises: RingBroken naming one that did not come.
+    Raises: ExchangeBroken naming one that did not come.
     """
-    if len(order) == 1:
-        return RingChannels()
-    rank, tag = order.index(transport.peer_id), ring_tag(parent, ballot) + bytes(1)
-    others = [order[(rank + 1 + lane) % len(order)] for lane in range(len(order) - 1)]
+    rank, tag = order.index(transport.peer_id), ring_tag(parent, ballot)
     deadline = time.monotonic() + timeout_s
-    opened = list[Channel]()
+    peers = connected(shares, rank)
+
+    def dial(peer: int, direction: bytes) -> Channel:
+        return _dialled(transport, order[peer], tag + direction, deadline)
+
+    def accept(peer: int, direction: bytes) -> Channel:
+        return _awaited(transport, order[peer], tag + direction, deadline)
+
+    ours = [(peer, _TO_PEER) for peer in peers if shares[peer]]
+    ours += [(peer, _FROM_PEER) for peer in peers if not shares[rank]]
+    theirs = [(peer, _TO_PEER) for peer in peers if shares[rank]]
+    theirs += [(peer, _FROM_PEER) for peer in peers if not shares[peer]]
+    sending, receiving = dict[int, Channel](), dict[int, Channel]()
     try:
-        with ThreadPoolExecutor(len(others), "atom-dial") as pool:  # their round trips at once
-            dials = [pool.submit(_dialled, transport, peer, tag, deadline) for peer in others]
-        opened += [dial.result() for dial in dials if dial.exception() is None]
-        outgoing = tuple(dial.result() for dial in dials)
-        for peer in others:
-            opened.append(_awaited(transport, peer, tag, deadline))
+        with ThreadPoolExecutor(max(len(ours), 1), "atom-dial") as pool:  # round trips at once
+            dials = [(peer, way, pool.submit(dial, peer, way)) for peer, way in ours]
+        for peer, way, dialled in dials:
+            if dialled.exception() is None:
+                (sending if way == _TO_PEER else receiving)[peer] = dialled.result()
+        for _, _, dialled in dials:
+            dialled.result()
+        for peer, way in theirs:
+            (receiving if way == _TO_PEER else sending)[peer] = accept(peer, way)
     except BaseException as failure:
-        _hang_up(opened, failure, transport.peer_id)
+        _hang_up([*sending.values(), *receiving.values()], failure, transport.peer_id)
         raise
-    return RingChannels(tuple(opened[len(outgoing) :]), outgoing)
+    return Channels(tuple(receiving[p] for p in peers), tuple(sending[p] for p in peers))
 
 
 def _hang_up(channels: list[Channel], failure: BaseException, me: str) -> None:
     """Tells the neighbours that did come who did not, so that they do not blame us."""
     for channel in channels:
-        if isinstance(failure, RingBroken):
+        if isinstance(failure, ExchangeBroken):
             tell_broken(channel, failure, me)
         channel.close()
 
@@ -131,9 +136,9 @@ def _dialled(transport: PeerTransport, right: str, tag: bytes, deadline: float) 
     try:
         return transport.connect(right, Purpose.RING, tag, max(deadline - time.monotonic(), 0.0))
     except PeerRefused as refused:
-        raise RingBroken(right, refused.reason, refused.detail) from refused
+        raise ExchangeBroken(right, refused.reason, refused.detail) from refused
     except OSError as error:
-        raise RingBroken(right, Reason.RING_BROKEN, str(error)) from error
+        raise ExchangeBroken(right, Reason.RING_BROKEN, str(error)) from error
 
 
 def _awaited(transport: PeerTransport, left: str, tag: bytes, deadline: float) -> Channel:
@@ -141,4 +146,4 @@ def _awaited(transport: PeerTransport, left: str, tag: bytes, deadline: float) -
         return transport.accept_ring(left, tag, max(deadline - time.monotonic(), 0.0))
     except (PeerRefused, OSError) as error:
         reason = error.reason if isinstance(error, PeerRefused) else Reason.RING_BROKEN
-        raise RingBroken(left, reason, str(error)) from error
+        raise ExchangeBroken(left, reason, str(error)) from error

@@ -56,16 +56,15 @@ class ChunkKernels:
         own: Tensor,
         factor: float,
         out: Tensor,
-        largest: float = LARGEST_FLOAT32,
     ) -> None:
         """out = (decoded wire + own) · factor; `own` may be `out`.
 
-        Raises: NotFinite, also if a number in the sum is beyond ± `largest`.
+        Raises: NotFinite.
         """
         count, addend = own.numel(), _address(own, own.numel())
         target, level = _address(out, count), self._level
         add = self._add[wire_format]
-        if add(wire.data_ptr(), addend, factor, target, count, largest, level):
+        if add(wire.data_ptr(), addend, factor, target, count, LARGEST_FLOAT32, level):
             raise NotFinite
 
     def encode(self, wire_format: str, values: Tensor, wire: Tensor, lost: Tensor | None) -> None:
@@ -79,15 +78,14 @@ class ChunkKernels:
         if self._encode[wire_format](source, wire.data_ptr(), kept, count, self._level):
             raise NotFinite
 
-    def decode(
-        self, wire_format: str, wire: Tensor, out: Tensor, largest: float = LARGEST_FLOAT32
-    ) -> None:
+    def decode(self, wire_format: str, wire: Tensor, out: Tensor) -> None:
         """Writes the numbers in `wire`, others' memory, to `out`.
 
-        Raises: NotFinite, also for what is beyond ± `largest`, or NotCanonical; afterwards.
+        Raises: NotFinite or NotCanonical, afterwards.
         """
         count, decode = out.numel(), self._decode[wire_format]
-        wrong = decode(wire.data_ptr(), _address(out, count), count, largest, self._level)
+        target = _address(out, count)
+        wrong = decode(wire.data_ptr(), target, count, LARGEST_FLOAT32, self._level)
         if wrong:
             raise NotCanonical if wrong == _NOT_CANONICAL else NotFinite
 

@@ -1,5 +1,8 @@
-"""How numbers look on the wire. A codec must be idempotent: encoding what was decoded gives the
-same bytes, so that a chunk may be decoded and encoded again at every hop of the gather.
+"""How numbers look on the wire: encoded once by their sender, decoded once by their receiver.
+
+A codec may take any number of bytes. One whose bytes are of a fixed size, and the same again when
+what was decoded is encoded, may also be used in a ring, which encodes a chunk anew at every hop;
+any other only travels in parts with owners.
 """
 
 from abc import ABC, abstractmethod
@@ -8,55 +11,49 @@ import numpy
 import torch
 from torch import Tensor
 
-from atom.swarm.exchange.chunk_kernels import LARGEST_FLOAT32, chunk_kernels
+from atom.swarm.exchange.chunk_kernels import chunk_kernels
 
 INT8_BLOCK = 1024
 
 
 class Codec(ABC):
-    """fp32 [n] to bytes (uint8 [wire_bytes(n)], little-endian) and back."""
+    """fp32 [n] to bytes (uint8 [at most wire_bytes(n)], little-endian) and back. One instance
+    serves many threads: it keeps nothing of what it encodes."""
 
     name: str
     element_bytes: int
-    """Of a number on the wire; a block's scale not counted."""
+    """Of a number on the wire, about: what buckets are cut by."""
     feeds_back: bool
-    """Whether it rounds so coarsely that what it took away should be added to the next round's
-    gradients."""
+    """Whether it takes away so much that this should be added to the next round's gradients."""
+    fixed_size: bool = True
+    """Whether a ring may use it: `wire_bytes` is the exact size, and encoding is idempotent."""
 
     def wire_bytes(self, elements: int) -> int:
-        """What `elements` take on the wire; never more than four each."""
+        """The most that `elements`, a multiple of 16, take on the wire; at most four each."""
         return self.element_bytes * elements
 
-    @abstractmethod
     def wire(self, values: Tensor, scratch: Tensor) -> Tensor:
-        """Memory of the right size for `values` on the wire: `scratch`, or their own memory."""
+        """Memory for `values` on the wire: of `scratch`, or their own."""
+        return scratch[: self.wire_bytes(values.numel())]
 
     @abstractmethod
     def encode(self, values: Tensor, scratch: Tensor, lost: Tensor | None = None) -> Tensor:
-        """The bytes of `values`, which are finite, in `wire(values, scratch)`; what rounding takes
-        away goes to `lost`. Raises: NotFinite if what will be decoded is not finite."""
+        """The bytes of `values`, which are finite, at the start of `wire(values, scratch)`; what
+        encoding takes away goes to `lost`. Raises: NotFinite if what will be decoded is not."""
 
     @abstractmethod
-    def decode(self, wire: Tensor, out: Tensor, largest: float = LARGEST_FLOAT32) -> None:
-        """Writes the numbers in `wire`, which is `wire(out, …)`, to `out`.
+    def decode(self, wire: Tensor, out: Tensor) -> None:
+        """Writes the numbers in `wire` to all of `out`. Any bytes may have come.
 
-        Raises: NotFinite, also for what is beyond ± `largest`, or NotCanonical if no encoder wrote
-        it; when all are written.
+        Raises: NotFinite; NotCanonical if no encoder wrote it. Then `out` means nothing.
         """
 
-    def add(
-        self,
-        wire: Tensor,
-        own: Tensor,
-        factor: float,
-        out: Tensor,
-        largest: float = LARGEST_FLOAT32,
-    ) -> None:
-        """out = (the numbers in wire + own) · factor; `own` may be `out`.
-
-        Raises: NotFinite, also if a number in the sum is beyond ± `largest`.
-        """
-        chunk_kernels().add(self.name, wire, own, factor, out, largest)
+    def add(self, wire: Tensor, own: Tensor, factor: float, out: Tensor) -> None:
+        """out = (the numbers in wire + own) · factor; `own` may be `out`. Raises: as `decode`, and
+        NotFinite if a sum is not."""
+        numbers = torch.empty(own.numel())
+        self.decode(wire, numbers)
+        chunk_kernels().add("float32", numbers.view(torch.uint8), own, factor, out)
 
 
 class Float32(Codec):
@@ -74,25 +71,28 @@ class Float32(Codec):
             lost.numpy().fill(0)
         return values.view(torch.uint8)
 
-    def decode(self, wire: Tensor, out: Tensor, largest: float = LARGEST_FLOAT32) -> None:
+    def decode(self, wire: Tensor, out: Tensor) -> None:
         if wire.data_ptr() != out.data_ptr():
             numpy.copyto(out.numpy(), wire.view(torch.float32).numpy())
-        chunk_kernels().require_finite(out, largest)
+        chunk_kernels().require_finite(out)
+
+    def add(self, wire: Tensor, own: Tensor, factor: float, out: Tensor) -> None:
+        chunk_kernels().add(self.name, wire, own, factor, out)
 
 
 class _Rounded(Codec):
     """What both codecs that round have in common."""
-
-    def wire(self, values: Tensor, scratch: Tensor) -> Tensor:
-        return scratch[: self.wire_bytes(values.numel())]
 
     def encode(self, values: Tensor, scratch: Tensor, lost: Tensor | None = None) -> Tensor:
         wire = self.wire(values, scratch)
         chunk_kernels().encode(self.name, values, wire, lost)
         return wire
 
-    def decode(self, wire: Tensor, out: Tensor, largest: float = LARGEST_FLOAT32) -> None:
-        chunk_kernels().decode(self.name, wire, out, largest)
+    def decode(self, wire: Tensor, out: Tensor) -> None:
+        chunk_kernels().decode(self.name, wire, out)
+
+    def add(self, wire: Tensor, own: Tensor, factor: float, out: Tensor) -> None:
+        chunk_kernels().add(self.name, wire, own, factor, out)
 
 
 class BFloat16(_Rounded):
@@ -133,4 +133,12 @@ class Int8(_Rounded):
 
 
 EXACT = Float32()
-CODECS: dict[str, Codec] = {codec.name: codec for codec in (EXACT, BFloat16(), Int8())}
+CODECS: dict[str, Codec] = {
+    codec.name: codec
+    for codec in (
+        EXACT,
+        BFloat16(),
+        Int8(),
+    )
+}
+"""By the name that a run file says. A new codec needs a line here and nothing else."""

@@ -1,76 +1,103 @@
-"""One member's all-reduce: what its threads share, and the owner's last touch on a sum."""
+"""One member's all-reduce: the terms, its memory, and what its threads share."""
 
-import math
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import islice
 
 import numpy
 import torch
 from torch import Tensor
 
 from atom.base.reasons import Reason
-from atom.swarm.chain.ring_standing import Place, RingStanding
-from atom.swarm.exchange.carriage import Carriage
-from atom.swarm.exchange.chunk_kernels import NotFinite
+from atom.swarm.exchange.chunk_kernels import NotFinite, chunk_kernels
 from atom.swarm.exchange.codec import EXACT, Codec
-from atom.swarm.exchange.failure import RingBroken
-from atom.swarm.exchange.geometry import RingPlan, Step
-from atom.swarm.exchange.leaves import LeafPlan
-from atom.swarm.exchange.one_shot import OneShotPlan
-from atom.swarm.exchange.terms import Arenas, RingTerms
+from atom.swarm.exchange.failure import ExchangeBroken
+from atom.swarm.exchange.plans import PartsPlan, RingPlan, Step
 from atom.swarm.stream.frames import Interrupted
+from atom.swarm.stream.pace import Pace
+
+LARGEST_PART = 1e30
+"""Of any number in one member's sums: a thousand such do not overflow."""
 
 
-def _first_place(plan: RingPlan, steps: Iterable[Step], done: bytearray) -> Place:
-    """Of the steps, the first that is not done."""
-    number = done.find(0)
-    return plan.place(next(islice(steps, number, None))) if number >= 0 else plan.end
+@dataclass(frozen=True)
+class Terms:
+    """What all members of one exchange agree on, and this one's place in it."""
+
+    members: tuple[str, ...]
+    """Peer ids; in a ring, each one's right neighbour is the next."""
+    rank: int
+    """Ours."""
+    tag: bytes
+    """Of the attempt: see `ring_tag`."""
+    scale: float
+    """What the sum is multiplied by."""
+    codec: Codec = field(default=EXACT)
+    shares: tuple[int, ...] = ()
+    """Of each member: how large the part is that it sums, relative to others; empty: a ring."""
+    progress_timeout_s: float = 3.0
+    """Silence that means frozen or cut off."""
+    opening_s: float = 0.0
+    """After our own start, how long a neighbour may still be busy opening its other connections."""
+    pace: Pace = field(default_factory=Pace)
+
+    @property
+    def me(self) -> str:
+        return self.members[self.rank]
+
+    def plan(self, elements: int) -> RingPlan | PartsPlan:
+        """The usual one for an arena of that size."""
+        if self.shares:
+            return PartsPlan.usual(elements, self.shares, self.codec.element_bytes)
+        assert self.codec.fixed_size or len(self.members) == 1, "rings encode at every hop"
+        return RingPlan.usual(elements, len(self.members), self.codec.element_bytes)
 
 
-_TAIL = 0.5
-"""Of a ring's time, for a leaf to take what it lacks when its carrier has all."""
-_BUCKET_TAIL = 1.25
-"""Of what a bucket took, for its means can be all of that."""
-_LEAST_TAIL_S = 1.0
+@dataclass(frozen=True)
+class Arenas:
+    """This member's memory, each fp32 [elements], contiguous, a multiple of 16 long, distinct."""
 
+    source: Tensor | None
+    """Read only. None counts as zeros. May be bfloat16: each element counts as what it says."""
+    result: Tensor
+    residual: Tensor | None = None
+    """Written: what encoding took away from what we sent. Added to the gradients of the next round,
+    it gives them back what this one has lost."""
+    landed: Callable[[int, int], None] = lambda start, stop: None
+    """Told which elements [start, stop) of the result are final, by whichever thread made them so.
+    Each at most once; after a failure they were not."""
 
-def tail_s(ring: RingPlan, took_s: float) -> float:
-    """How long a leaf may go on taking means after all else of a ring, which took that long."""
-    last_bucket = min(1.0, ring.bucket_elements / ring.elements)
-    return max(_LEAST_TAIL_S, took_s * max(_TAIL, _BUCKET_TAIL * last_bucket))
+    def check(self) -> None:
+        given = [t for t in (self.source, self.result, self.residual) if t is not None]
+        for tensor in given:
+            assert tensor.dtype is torch.float32 or tensor is self.source
+            assert tensor.is_contiguous()
+            assert tensor.dim() == 1
+            assert tensor.numel() == self.result.numel()
+        assert len({tensor.data_ptr() for tensor in given if tensor.numel()}) in (0, len(given))
 
 
 @dataclass
 class Reduction:
     """The state of one all-reduce. Methods may be called from all of its threads."""
 
-    terms: RingTerms
+    terms: Terms
     arenas: Arenas
-    plan: RingPlan | OneShotPlan | LeafPlan
+    plan: RingPlan | PartsPlan
     connections: int
-    carriage: Carriage | None = None
-    """If we carry a leaf."""
     stop: threading.Event = field(default_factory=threading.Event)
     changed: threading.Condition = field(default_factory=threading.Condition)
     failure: Exception | None = None
     over: threading.Event = field(default_factory=threading.Event)
     """Set when all threads are through, or one of them failed."""
 
-    sending: set[int] = field(default_factory=set)
-    """Connections in the middle of a frame to the right."""
-
     def __post_init__(self) -> None:
-        self._working = 2 * self.connections + (2 if self.carriage is not None else 0)
+        self._working = 2 * self.connections
         self._arrived = bytearray(self.plan.chunks_received(self.terms.rank))
-        self._gone = bytearray(self.plan.chunks_sent(self.terms.rank))
         self._received_bytes = self._sent_bytes = 0
         self._began = time.monotonic()
-        self._whole_at: float | None = None
         self._under_way_bytes = 4 * self._chunk * self.connections  # counted when they are whole
-        self._blocked = False
         self._zeros = None if self.arenas.source is not None else torch.zeros(self._chunk)
 
     @property
@@ -78,15 +105,13 @@ class Reduction:
         return self.plan.chunk_elements
 
     def fail(self, failure: Exception) -> None:
-        """Keeps the first failure, unless a neighbour that saw it closer names the culprit. Who
-        names the one that we do may only have heard it from us."""
+        """Keeps the first failure, unless a peer that saw it closer names the culprit. A peer that
+        names the one that we name may only have heard it from us."""
         with self.changed:
-            told = failure.suspect if isinstance(failure, RingBroken) and failure.told_by else None
-            known = isinstance(self.failure, RingBroken) and (
-                self.failure.told_by or self.failure.suspect == told
+            told = isinstance(failure, ExchangeBroken) and failure.told and failure.suspect
+            known = isinstance(self.failure, ExchangeBroken) and (
+                self.failure.told or self.failure.suspect == told
             )
-            if self.failure is None:
-                self._blocked = bool(self.sending)
             if self.failure is None or (told and not known):
                 self.failure = failure
             self.stop.set()
@@ -100,41 +125,22 @@ class Reduction:
             if self._working == 0:
                 self.over.set()
 
-    def cut_off_late_leaf(self) -> None:
-        """To be asked now and then. All else is through: the leaf has a while to take the rest of
-        its means. Its part is in them, and it can fetch them; the round does not wait for it."""
-        carriage, now = self.carriage, time.monotonic()
-        if carriage is None or carriage.given_back or self._working > 1:
-            return
-        if self._whole_at is None:
-            self._whole_at = now
-        if now - self._whole_at > tail_s(carriage.plan.ring, self._whole_at - self._began):
-            carriage.cut_off = True
-            carriage.down.close()
-
-    def finished(self, chunk: int, step: Step, byte_count: int) -> None:
-        """The chunk that is number `chunk` in the order of receiving is what it is to be here;
-        `byte_count` of it were not told before."""
+    def finished(self, chunk: int, step: Step) -> None:
+        """The chunk that is number `chunk` in the order of receiving is what it is to be here."""
         if step.gather or step.last_sum:
             self.arenas.landed(step.start, step.stop)
-        self.arrived(chunk, byte_count)
-
-    def arrived(self, chunk: int, byte_count: int) -> None:
-        """The chunk that is number `chunk` in the order of receiving is in the result."""
         with self.changed:
             self._arrived[chunk] = True
-            self._received_bytes += byte_count
             self.changed.notify_all()
 
     def moved(self, byte_count: int) -> None:
-        """So much has come that is no finished chunk yet."""
+        """So many more bytes of gradients have come."""
         with self.changed:
             self._received_bytes += byte_count
 
-    def sent(self, chunk: int, byte_count: int) -> None:
-        """The chunk that is number `chunk` in the order of sending is out of our hands."""
+    def sent(self, byte_count: int) -> None:
+        """So many more bytes of gradients are out of our hands."""
         with self.changed:
-            self._gone[chunk] = True
             self._sent_bytes += byte_count
 
     def silence_s(self) -> float:
@@ -143,26 +149,12 @@ class Reduction:
         return max(self.terms.progress_timeout_s, opening)
 
     def receiving_due(self) -> float:
-        """When more must have come, on the monotonic clock. A leaf's carrier may itself be short of
-        it, and then says so in time."""
-        slack_s = self.terms.pace.slack_s if isinstance(self.plan, LeafPlan) else 0.0
-        done_bytes = self._received_bytes + self._under_way_bytes
-        return self._began + self.terms.pace.due_s(done_bytes) + slack_s
+        """When more must have come, on the monotonic clock."""
+        return self._began + self.terms.pace.due_s(self._received_bytes + self._under_way_bytes)
 
     def sending_due(self) -> float:
-        """When more must have gone, on the monotonic clock. A leaf's carrier looks after that."""
-        if isinstance(self.plan, LeafPlan):
-            return math.inf
+        """When more must have gone, on the monotonic clock."""
         return self._began + self.terms.pace.due_s(self._sent_bytes + self._under_way_bytes)
-
-    def standing(self) -> RingStanding | None:
-        """How far we are, in a ring; to be asked when all threads have ended."""
-        plan, rank = self.plan, self.terms.rank
-        if not isinstance(plan, RingPlan):
-            return None
-        lacks = _first_place(plan, plan.receives(rank), self._arrived)
-        unsent = _first_place(plan, plan.sends(rank), self._gone)
-        return RingStanding(*lacks, *unsent, self._blocked)
 
     def wait_for(self, chunk: int | None, seconds: float) -> bool:
         """Whether that chunk has arrived (None: nothing is needed); waits. Raises: Interrupted."""
@@ -177,26 +169,6 @@ class Reduction:
     def _there(self, chunk: int | None) -> bool:
         return chunk is None or bool(self._arrived[chunk])
 
-    def wait_to_send(self, step: Step, seconds: float) -> bool:
-        """As `wait_for`, for all that goes out with `step`: in a segment's first one, our leaf's
-        part too."""
-        if not self.wait_for(step.needs, seconds):
-            return False
-        if self.carriage is None or step.gather or step.hop:
-            return True
-        with self.changed:
-            there = self.carriage.expect(step.start)
-            self.changed.wait_for(lambda: there() or self.stop.is_set(), seconds)
-            if self.stop.is_set():
-                raise Interrupted("stopped")
-            return there()
-
-    def first_part(self, step: Step) -> Tensor:
-        """What a segment's sum begins with: our own part, and our leaf's."""
-        if self.carriage is None:
-            return self.part(step)
-        return self.arenas.result[step.start : step.stop]
-
     def part(self, step: Step) -> Tensor:
         """Our own addend for the chunk."""
         if self._zeros is not None:
@@ -207,47 +179,28 @@ class Reduction:
     def scratch(self) -> Tensor:
         return torch.empty(4 * self._chunk, dtype=torch.uint8)
 
+    def encoded_part(self, step: Step, scratch: Tensor) -> Tensor:
+        """The bytes of our own part. Raises: ExchangeBroken(NOT_FINITE)."""
+        part = self.part(step)
+        try:
+            chunk_kernels().require_finite(part, LARGEST_PART)
+        except NotFinite:
+            detail = "in our own part"
+            raise ExchangeBroken(self.terms.me, Reason.NOT_FINITE, detail) from None
+        return self.encode(part, step.start, scratch)
+
     def encode(self, values: Tensor, start: int, scratch: Tensor) -> Tensor:
         """A partial sum's bytes, from element `start` on; what they lack goes to the residual.
 
-        Raises: RingBroken(NOT_FINITE).
+        Raises: ExchangeBroken(NOT_FINITE).
         """
         try:
             return self.terms.codec.encode(values, scratch, self._lost(values, start))
         except NotFinite:
-            raise RingBroken(None, Reason.NOT_FINITE, "the sum overflows") from None
-
-    def add(self, arrived: Tensor, number: int, step: Step, scratch: Tensor) -> bool:
-        """Our own part to what arrived, into the result; the mean, if that completes the sum.
-        False: our leaf's part is missing, and whoever brings it adds them up.
-
-        Raises: NotFinite; RingBroken(NOT_FINITE).
-        """
-        codec, carriage = self.terms.codec, self.carriage
-        if carriage is None:
-            self.add_up(arrived, self.part(step), step, codec, scratch)
-            return True
-        total = self.arenas.result[step.start : step.stop]
-        with carriage.lock:
-            if step.start in carriage.brought:
-                self.add_up(arrived, total, step, codec, scratch)
-                return True
-            codec.decode(arrived, total, self.terms.limits.arriving(step))
-            carriage.parked[step.start] = number, step
-            return False
-
-    def add_up(
-        self, arrived: Tensor, own: Tensor, step: Step, codec: Codec, scratch: Tensor
-    ) -> None:
-        """Two addends, the first as `codec` has it on the wire. Raises: as `add`."""
-        total = self.arenas.result[step.start : step.stop]
-        factor = self.terms.scale if step.last_sum else 1.0
-        codec.add(arrived, own, factor, total, self.terms.limits.passed_on(step))
-        if step.last_sum:
-            self.round(total, step.start, scratch)
+            raise ExchangeBroken(None, Reason.NOT_FINITE, "the sum overflows") from None
 
     def alone(self) -> None:
-        """A ring of one: the same arithmetic without a wire. Raises: RingBroken(NOT_FINITE)."""
+        """A single member: the same arithmetic without a wire. Raises: ExchangeBroken."""
         scratch, nothing, source = self.scratch(), torch.zeros(self._chunk), self.arenas.source
         if source is None:
             self.arenas.result.zero_()
@@ -256,21 +209,24 @@ class Reduction:
             part, total = (
                 arena[start : start + self._chunk] for arena in (source, self.arenas.result)
             )
+            wire = part.float().view(torch.uint8)
             try:
-                EXACT.add(
-                    part.float().view(torch.uint8), nothing[: part.numel()], self.terms.scale, total
-                )
+                EXACT.add(wire, nothing[: part.numel()], self.terms.scale, total)
             except NotFinite:
-                raise RingBroken(self.terms.me, Reason.NOT_FINITE, "in our own part") from None
+                detail = "in our own part"
+                raise ExchangeBroken(self.terms.me, Reason.NOT_FINITE, detail) from None
             self.round(total, start, scratch)
 
-    def round(self, mean: Tensor, start: int, scratch: Tensor) -> None:
-        """The owner's last touch: what everybody else will decode. Raises: as `encode`."""
+    def round(self, mean: Tensor, start: int, scratch: Tensor) -> Tensor:
+        """The owner's last touch: what everybody else will decode. Returns its bytes. Raises: as
+        `encode`."""
         codec = self.terms.codec
-        codec.decode(self.encode(mean, start, scratch), mean)
+        wire = self.encode(mean, start, scratch)
+        codec.decode(wire, mean)
         lost = self._lost(mean, start)
         if lost is not None:
             numpy.multiply(lost.numpy(), numpy.float32(1 / self.terms.scale), out=lost.numpy())
+        return wire
 
     def _lost(self, values: Tensor, start: int) -> Tensor | None:
         residual = self.arenas.residual

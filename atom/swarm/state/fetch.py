@@ -20,7 +20,6 @@ from torch import Tensor
 from atom.base.errors import PeerRefused
 from atom.base.events import EventSink
 from atom.base.reasons import Reason
-from atom.swarm.chain.ring_standing import Pace
 from atom.swarm.state.arenas import (
     CHUNK_BYTES,
     MAX_MANIFEST_BYTES,
@@ -34,6 +33,7 @@ from atom.swarm.state.blobs import BYTES_ARENA, RESULT_ARENA
 from atom.swarm.state.fetch_target import Piece, Target, prepare
 from atom.swarm.stream.frames import Channel, Interrupted, Kind, Patience, Purpose
 from atom.swarm.stream.handshake import named_reason
+from atom.swarm.stream.pace import Pace
 from atom.swarm.transport.contacts import Unreachable
 from atom.swarm.transport.transport import PeerTransport
 from atom.wire import transport_pb2 as wire

@@ -16,7 +16,6 @@ from atom.swarm.chain.commit import (
 )
 from atom.swarm.chain.membership import standing, voters_next
 from atom.swarm.chain.messages import Accepted, Promise, Suspect
-from atom.swarm.exchange.sum_limits import MOST_CONTRIBUTORS
 from atom.training.round.electorate import Electorate
 
 
@@ -49,10 +48,10 @@ class Attempt:
     refused: set[str] = field(default_factory=set)
     """Who said no, by peer id."""
     members: tuple[Contribution, ...] = ()
-    one_shot: bool = False
-    """They average with everybody directly."""
+    shares: tuple[int, ...] = ()
+    """Of each member, the part that it sums; empty: they average in a ring."""
     testimonies: dict[str, Suspect] = field(default_factory=dict)
-    """What members say of the broken ring, by peer id."""
+    """What members say of the broken exchange, by peer id."""
     value: Value | None = None
     votes: dict[Voter, bytes] = field(default_factory=dict)
 
@@ -82,21 +81,22 @@ class Attempt:
     def decidable(self) -> bool:
         return self.electorate.satisfied_by(set(self.promises))
 
-    def ring_of(self, me: str, left_out: AbstractSet[str], salt: bytes) -> tuple[Contribution, ...]:
-        """All that promised but those left out, in the order that `salt` deals. Of more than a ring
-        can have: its coordinator, who has to know the result, and those that counted most."""
+    def contributors(
+        self, me: str, left_out: AbstractSet[str], salt: bytes, most: int
+    ) -> tuple[Contribution, ...]:
+        """All that promised work but those left out, in the order that `salt` deals; and the
+        coordinator, which has to know the result. Of more than `most`: those that counted most. A
+        voter with nothing to give fetches the result to vote for it."""
         able = [
             Contribution(v.peer_id, v.incarnation, p.sequences, p.loss_sum)
             for v in standing(self.promises, salt)
             if v.peer_id not in left_out
             for p in [self.promises[v]]
+            if p.sequences > 0 or v.peer_id == me
         ]
-        if len(able) <= MOST_CONTRIBUTORS:
-            return tuple(able)
-        most = sorted(able, key=lambda part: (part.peer_id != me, -part.sequences))
-        most = most[:MOST_CONTRIBUTORS]
-        seated = {part.peer_id for part in most}
-        return tuple(part for part in able if part.peer_id in seated)
+        by_work = sorted(able, key=lambda part: (part.peer_id != me, -part.sequences))
+        chosen = {part.peer_id for part in by_work[:most]}
+        return tuple(part for part in able if part.peer_id in chosen)
 
     def to_finish(self) -> Accepted | None:
         """What has to be finished. Only those that decide have accepted anything."""
@@ -113,12 +113,15 @@ class Attempt:
             if accepted is not None and accepted.value.result_digest == result_digest
         }
 
-    def voters_asked(self) -> set[Voter]:
-        """Voters of the electorate that promised and did not become unreachable since."""
+    def voters_waited_for(self) -> set[Voter]:
+        """Voters of the electorate that promised, did not become unreachable since, and hold the
+        result: the others may take long to fetch it."""
+        assert self.value is not None
+        holders = {part.peer_id for part in self.value.contributions} & self.expected
         return {
             voter
             for voter in self.electorate.voters
-            if voter in self.promises and voter.peer_id in self.expected
+            if voter in self.promises and voter.peer_id in holders
         }
 
     def commit(self) -> Commit:
@@ -131,7 +134,8 @@ class Attempt:
     def voters_next(self, members: Sequence[Voter], dead: AbstractSet[Voter]) -> tuple[Voter, ...]:
         """Who decides after the round that `members` made."""
         leaving = {voter.peer_id for voter, promise in self.promises.items() if promise.leaving}
-        return voters_next(self.electorate.voters, members, leaving, dead)
+        idle = {voter for voter, promise in self.promises.items() if not promise.sequences}
+        return voters_next(self.electorate.voters, members, leaving, dead, idle)
 
     def averaged(
         self, head: Head, state_digest: bytes, result: bytes, norm: float, dead: AbstractSet[Voter]

@@ -211,7 +211,7 @@ class Coordinator:
         self._rings.compose(attempt)
         attempt.stage = Stage.RING
         attempt.since = desk.now
-        ring = Ring(desk.head.digest, attempt.ballot, attempt.members, attempt.one_shot)
+        ring = Ring(desk.head.digest, attempt.ballot, attempt.members, attempt.shares)
         desk.tell([member.peer_id for member in attempt.members], ring)
 
     def on_suspect(self, sender: Voter, message: Suspect) -> None:
@@ -276,7 +276,7 @@ class Coordinator:
         if not attempt.electorate.satisfied_by(voted):
             return
         waited = self._desk.now - attempt.since
-        if voted >= attempt.voters_asked() or waited >= self._desk.patience.votes:
+        if voted >= attempt.voters_waited_for() or waited >= self._desk.patience.votes:
             self._commit(attempt)
 
     def _commit(self, attempt: Attempt) -> None:
@@ -316,8 +316,6 @@ class Coordinator:
     def on_broken_ring(self, failed: RingFailed) -> None:
         """We were in it. What its suspect has counted will not come."""
         self._silence.of([failed.suspect])
-        if failed.ballot.coordinator != self._desk.me.peer_id:  # else we hear all, and judge
-            self._rings.remember(failed)
 
     def on_unreachable(self, peer_id: str) -> None:
         """Nobody there, or nothing to be had from it: stop waiting for its answer."""

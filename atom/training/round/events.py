@@ -8,7 +8,6 @@ from typing import Any
 from atom.base.reasons import Reason
 from atom.swarm.chain.commit import Ballot, Commit, Contribution, Head, Voter
 from atom.swarm.chain.messages import Message
-from atom.swarm.chain.ring_standing import RingStanding
 from atom.swarm.records.lease import Lease
 
 
@@ -81,19 +80,14 @@ class RingFinished:
     ballot: Ballot
     digest: bytes
     norm: float
-    too_slow: str = ""
-    """Our leaf, if it took too long to take its means: it had to be left."""
 
 
 @dataclass(frozen=True)
 class RingFailed:
     ballot: Ballot
     suspect: str
-    """Peer id, or "" when the culprit is unknown."""
+    """Peer id of the peer that was seen here to fail; "" if none was, or another saw it."""
     reason: str
-    told_by: str = ""
-    """The neighbour that said so; empty: seen here."""
-    standing: RingStanding | None = None
 
 
 @dataclass(frozen=True)
@@ -180,7 +174,7 @@ class StartRing:
     parent: bytes
     ballot: Ballot
     members: tuple[Contribution, ...]
-    one_shot: bool = False
+    shares: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

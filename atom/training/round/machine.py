@@ -157,9 +157,7 @@ class RoundMachine:
                 self._on_message(Voter(sender, incarnation), message)
             case Frozen(ballot, sequences, loss_sum):
                 member.on_frozen(ballot, sequences, loss_sum)
-            case RingFinished(ballot, digest, norm, too_slow):
-                if too_slow:
-                    desk.offence(Voter(too_slow, b""), Reason.TOO_SLOW)
+            case RingFinished(ballot, digest, norm):
                 member.on_ring_finished(ballot, digest, norm)
             case RingFailed():
                 member.on_ring_failed(event)

@@ -11,8 +11,7 @@ from atom.swarm.chain.messages import (
     Ring,
     Suspect,
 )
-from atom.swarm.exchange.algorithm import MAX_MEMBERS
-from atom.swarm.exchange.composition import well_composed
+from atom.swarm.exchange.choice import is_possible
 from atom.training.round.coordinator import Coordinator
 from atom.training.round.decision import Decision
 from atom.training.round.desk import Desk
@@ -45,6 +44,7 @@ class Member:
         self._said_at = 0.0
         self._shown: Ballot | None = None
         """The last one whose coordinator's lease we saw."""
+        self._owns_a_part = True
 
     def tick(self) -> None:
         """Nobody is waited for without end: then counting goes on, promises stay."""
@@ -184,21 +184,28 @@ class Member:
         if state.reduced == message.ballot:
             return  # frames of its first run may still be about
         counted = state.frozen_counts.get(message.ballot)
-        mine = [m for m in message.members if m.peer_id == desk.me.peer_id]
-        composed = well_composed(message.members, message.one_shot)
-        if not composed or len(mine) != 1 or mine[0].sequences != counted:
+        peers = [member.peer_id for member in message.members]
+        mine = [m.sequences for m in message.members if m.peer_id == desk.me.peer_id]
+        if mine != [counted] or len(set(peers)) != len(peers):
             desk.nack(sender, message.ballot, Reason.BAD_WEIGHT)
             return
-        if message.one_shot and len(message.members) > MAX_MEMBERS:  # so many connections each
-            desk.nack(sender, message.ballot, Reason.TOO_LARGE)
+        if not is_possible(message.shares, len(peers)):
+            desk.nack(sender, message.ballot, Reason.MALFORMED)
             return
+        self._tell_whether_we_own_a_part(message)
         self._decision.make_room()
         self._engagement.enter(Phase.REDUCING)
         state.reduced = message.ballot
         state.composed[message.ballot] = message.members
-        desk.out.append(
-            StartRing(message.parent, message.ballot, message.members, message.one_shot)
-        )
+        desk.out.append(StartRing(message.parent, message.ballot, message.members, message.shares))
+
+    def _tell_whether_we_own_a_part(self, message: Ring) -> None:
+        """In the event log, when it changes."""
+        ranks = [member.peer_id for member in message.members]
+        owns = not message.shares or message.shares[ranks.index(self._desk.me.peer_id)] > 0
+        if owns != self._owns_a_part:
+            self._desk.report("owns-a-part" if owns else "owns-no-part", shares=[*message.shares])
+        self._owns_a_part = owns
 
     def on_ring_finished(self, ballot: Ballot, digest: bytes, norm: float) -> None:
         desk, state = self._desk, self._desk.state
@@ -216,9 +223,9 @@ class Member:
         if desk.phase is not Phase.REDUCING or desk.state.ballot != ballot:
             return
         self._engagement.enter(Phase.PROMISED)
-        seen = (failed.suspect, failed.reason, failed.told_by)
-        desk.report("ring-broken", suspect=seen[0], reason=seen[1], told_by=seen[2])
-        desk.send(ballot.coordinator, Suspect(desk.head.digest, ballot, *seen, failed.standing))
+        desk.report("ring-broken", suspect=failed.suspect, reason=failed.reason)
+        words = Suspect(desk.head.digest, ballot, failed.suspect, failed.reason)
+        desk.send(ballot.coordinator, words)
         self._coordinator.on_broken_ring(failed)
         if failed.suspect == ballot.coordinator != desk.me.peer_id:
             self._engagement.let_go()

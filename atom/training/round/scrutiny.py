@@ -4,7 +4,6 @@ from atom.base.reasons import Reason
 from atom.swarm.chain.commit import Commit, Value, Voter, vote_payload
 from atom.swarm.chain.membership import certificate_problem, voted
 from atom.swarm.chain.messages import AcceptedVote
-from atom.swarm.exchange.composition import well_composed
 from atom.training.round.desk import Desk
 from atom.training.round.electorate import objection_to_branch
 from atom.training.round.slots import Survivors
@@ -46,7 +45,9 @@ def _flaw(desk: Desk, value: Value) -> Reason | None:
     """Why nobody votes for it."""
     if value.parent != desk.head.digest or value.round != desk.head.round + 1:
         return Reason.WRONG_HEAD
-    if not well_composed(value.contributions) or not value.sequences or not value.voters_next:
+    peers = {part.peer_id for part in value.contributions}
+    named_twice = len(peers) != len(value.contributions)
+    if named_twice or not value.sequences or not value.voters_next:
         return Reason.BAD_WEIGHT
     if value.parent_state_digest != desk.state.state_digest:
         return Reason.STATE_MISMATCH  # nobody could load a true state of our head any more

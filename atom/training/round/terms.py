@@ -11,7 +11,7 @@ class Patience:
     promise: float = 1.0
     """At least; more when the slowest peer's accumulation pass takes longer."""
     testimony: float = 0.5
-    """After the first word of a broken ring, for the others' part of the story."""
+    """After the first word of a broken exchange, for a member that saw who failed."""
     votes: float = 1.0
     """Wait for all living voters; then a quorum suffices."""
     quiet: float = 3.0
@@ -44,3 +44,5 @@ class Terms:
     patience: Patience = Patience()
     average_bytes: int = 0
     """Of one average on the wire: how much the speed of links counts beside their length."""
+    ring_possible: bool = True
+    """Whether the run's codec may be encoded again at every hop of a ring."""

@@ -1,5 +1,6 @@
 """Whether it is our turn to lead an attempt, and whom it would have to ask."""
 
+from atom.swarm.chain.commit import Voter
 from atom.swarm.records.lease import Lease
 from atom.training.round.desk import Desk
 from atom.training.round.electorate import (
@@ -109,9 +110,17 @@ class Turn:
         if chosen is None or desk.now < self._retry_at:
             return None
         alive = alive_voters(desk.head, desk.me, desk.view) | set(chosen.survivors)
-        turn = self._trigger_since + patience.rank * rank(chosen.voters, desk.me, desk.head, alive)
+        place = rank(chosen.voters, desk.me, desk.head, alive) + self._places_given_way(alive)
+        turn = self._trigger_since + patience.rank * place
         due = max(turn, desk.state.active_at + patience.quiet)
         return chosen if desk.now >= due else None
+
+    def _places_given_way(self, alive: set[Voter]) -> int:
+        """A coordinator has to be in the exchange. So a voter with nothing to give lets those lead
+        that have something."""
+        fresh, me = self._desk.view.fresh, self._desk.me
+        working = [v for v in alive - {me} if v.peer_id in fresh and fresh[v.peer_id].sequences]
+        return len(working) if not self._desk.view.sequences else 0
 
     def has_cause(self) -> bool:
         """The swarm has reached the global batch, or an accepted value waits to be finished."""

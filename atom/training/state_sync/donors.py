@@ -16,7 +16,6 @@ from atom.base.reasons import Reason
 from atom.swap.state_form import StateArena
 from atom.swarm.chain.commit import Head
 from atom.swarm.chain.commit_chain import MAX_CHAIN_BYTES, chain_name
-from atom.swarm.chain.ring_standing import Pace
 from atom.swarm.state.fetch import (
     UNCHECKED_PACE,
     Fetched,
@@ -27,6 +26,7 @@ from atom.swarm.state.fetch import (
     fetch_bytes,
     fetch_result,
 )
+from atom.swarm.stream.pace import Pace
 from atom.swarm.transport.transport import PeerTransport
 from atom.training.storage.run_storage import OFFERS
 

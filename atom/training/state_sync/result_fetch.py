@@ -12,7 +12,7 @@ from atom.base.errors import PeerRefused
 from atom.base.events import EventSink
 from atom.base.reasons import Reason
 from atom.optim.clipping import gradient_norm
-from atom.swarm.chain.ring_standing import Pace
+from atom.swarm.stream.pace import Pace
 from atom.training.round.events import Event, Fetched, FetchFailed
 from atom.training.state_sync.state_sync import StateSync
 

@@ -18,9 +18,9 @@ from atom.base.events import EventSink
 from atom.base.reasons import Reason
 from atom.swarm.chain.commit import Commit, Head
 from atom.swarm.chain.commit_chain import commits_beyond, verified_heads
-from atom.swarm.chain.ring_standing import Pace
 from atom.swarm.state.arenas import state_digest
 from atom.swarm.state.fetch import LIES
+from atom.swarm.stream.pace import Pace
 from atom.training.replica.replica import Replica
 from atom.training.state_sync.donors import Arenas, Offer, PeerDonors
 from atom.training.storage.run_storage import RunStorage

@@ -45,7 +45,7 @@ EXAMPLES: list[Message] = [
     Nack(PARENT, BALLOT, None, "wrong-head"),
     Nack(PARENT, BALLOT, BALLOT, "ballot-too-low"),
     Ring(PARENT, BALLOT, PARTS),
-    Ring(PARENT, BALLOT, PARTS, one_shot=True),
+    Ring(PARENT, BALLOT, PARTS, shares=(3, 0, 1000)),
     Suspect(PARENT, BALLOT, PEERS[2], "ring-broken"),
     Suspect(PARENT, BALLOT, "", "ring-broken"),
     Accept(PARENT, BALLOT, VALUE),

@@ -10,9 +10,9 @@ from threaded_ring import PARENT, SILENCE_S, SOON, Swarm, broken, sources, swarm
 from torch import Tensor
 
 from atom.base.reasons import Reason
-from atom.swarm.chain.ring_standing import Pace
-from atom.swarm.exchange.geometry import RingPlan, ring_tag
+from atom.swarm.exchange.plans import RingPlan, ring_tag
 from atom.swarm.stream.frames import Kind, Patience
+from atom.swarm.stream.pace import Pace
 
 __all__ = ["swarm_of"]
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from atom.swarm.chain.commit import Ballot
 from atom.swarm.exchange.codec import CODECS, Codec
-from atom.swarm.exchange.geometry import (
+from atom.swarm.exchange.plans import (
     ALIGNMENT,
     BUCKET_BYTES,
     RingPlan,

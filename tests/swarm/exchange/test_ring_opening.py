@@ -10,11 +10,11 @@ from threaded_ring import PARENT, SILENCE_S, SOON, Swarm, sources, swarm_of
 from atom.base.reasons import Reason
 from atom.swarm.chain.commit import Ballot
 from atom.swarm.exchange.allreduce import (
-    RingBroken,
+    ExchangeBroken,
     open_ring,
 )
 from atom.swarm.exchange.failure import hear_broken
-from atom.swarm.exchange.geometry import ring_tag
+from atom.swarm.exchange.plans import ring_tag
 from atom.swarm.stream.frames import Channel, Patience, Purpose
 
 __all__ = ["swarm_of"]
@@ -22,11 +22,11 @@ __all__ = ["swarm_of"]
 
 def test_an_absent_neighbour_is_named(swarm_of: Callable[[str, int], Swarm]) -> None:
     swarm = swarm_of("tcp", 3)
-    with pytest.raises(RingBroken) as failure:
+    with pytest.raises(ExchangeBroken) as failure:
         open_ring(swarm.transports[0], swarm.order, PARENT, swarm.ballot, 0.1)
     assert (failure.value.suspect, failure.value.reason) == (swarm.order[2], Reason.TIMEOUT)
     swarm.transports[1].close()
-    with pytest.raises(RingBroken) as failure:
+    with pytest.raises(ExchangeBroken) as failure:
         open_ring(swarm.transports[0], swarm.order, PARENT, swarm.ballot, 0.1)
     assert (failure.value.suspect, failure.value.reason) == (swarm.order[1], Reason.RING_BROKEN)
 
@@ -45,13 +45,13 @@ def test_a_ring_that_cannot_be_opened_leaves_no_connection_open(
         return made[-1]
 
     monkeypatch.setattr(here, "connect", twice)
-    with pytest.raises(RingBroken, match="no third one"):
+    with pytest.raises(ExchangeBroken, match="no third one"):
         open_ring(here, swarm.order, PARENT, swarm.ballot, SOON, 3)
     assert [channel.closed.is_set() for channel in made] == [True, True]
     made.clear()
     tag = ring_tag(PARENT, swarm.ballot)
     arrived = there.connect(here.peer_id, Purpose.RING, tag + bytes(1))
-    with pytest.raises(RingBroken):
+    with pytest.raises(ExchangeBroken):
         open_ring(here, swarm.order, PARENT, swarm.ballot, 0.2, 2)
     assert [channel.closed.is_set() for channel in made] == [True, True]
     assert hear_broken(arrived, swarm.order).suspect == swarm.order[1]
@@ -63,7 +63,7 @@ def test_a_channel_of_an_old_ballot_is_not_taken(swarm_of: Callable[[str, int], 
     swarm = swarm_of("local", 2)
     old = ring_tag(PARENT, Ballot(0, swarm.order[0], bytes(16)))
     stale = swarm.transports[1].connect(swarm.order[0], Purpose.RING, old + bytes(1))
-    with pytest.raises(RingBroken) as failure:
+    with pytest.raises(ExchangeBroken) as failure:
         open_ring(swarm.transports[0], swarm.order, PARENT, swarm.ballot, 0.1)
     assert failure.value.reason is Reason.TIMEOUT
     stale.close()

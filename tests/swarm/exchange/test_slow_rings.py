@@ -1,5 +1,6 @@
-"""Members that hold a ring up over real sockets: the honest ones give up, and agree on whom."""
+"""Members that hold an exchange up over real sockets: the others give up."""
 
+import contextlib
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -9,15 +10,14 @@ from threaded_ring import PARENT, QUICK, SOON, Swarm, broken, sources, swarm_of
 from torch import Tensor
 
 from atom.base.reasons import Reason
-from atom.swarm.chain.messages import Suspect
-from atom.swarm.chain.ring_standing import Pace
-from atom.swarm.exchange.geometry import RingPlan, ring_tag
+from atom.swarm.exchange.failure import ExchangeBroken
+from atom.swarm.exchange.plans import RingPlan, ring_tag
 from atom.swarm.stream.frames import Channel, Kind, Patience
-from atom.training.round.blame import accusations
+from atom.swarm.stream.pace import Pace
 
 __all__ = ["swarm_of"]
 
-ELEMENTS, LIAR = 40_000, 2
+ELEMENTS, SLOW = 40_000, 2
 PACE = Pace(slack_s=0.8)
 Play = Callable[[Swarm, Channel, Channel, threading.Event], None]
 
@@ -30,7 +30,7 @@ def keep_waiting(swarm: Swarm, left: Channel, right: Channel, over: threading.Ev
 
 def dribble(swarm: Swarm, left: Channel, right: Channel, over: threading.Event) -> None:
     """A true chunk, a few bytes at a time: never silent, never done."""
-    step = next(RingPlan(ELEMENTS, 4, 48 * 1024, 4 * 1024).sends(LIAR))
+    step = next(RingPlan(ELEMENTS, 4, 48 * 1024, 4 * 1024).sends(SLOW))
     header = RingPlan(ELEMENTS, 4, 48 * 1024, 4 * 1024).header(ring_tag(PARENT, swarm.ballot), step)
     payload = memoryview(header + bytes(4 * (step.stop - step.start)))
     right.send_header(Kind.CHUNK, len(payload), Patience(SOON))
@@ -40,12 +40,12 @@ def dribble(swarm: Swarm, left: Channel, right: Channel, over: threading.Event) 
             return
 
 
-def failures(swarm: Swarm, play: Play) -> dict[int, Exception]:
-    """What the honest members' rings end with."""
+def failures(swarm: Swarm, play: Play) -> dict[int, ExchangeBroken]:
+    """What the other members' rings end with."""
     parts, over = sources(4, ELEMENTS), threading.Event()
 
     def work(rank: int) -> Tensor:
-        if rank != LIAR:
+        if rank != SLOW:
             return swarm.member(rank, parts[rank], ELEMENTS, pace=PACE)
         left, right = swarm.open(rank)
         try:
@@ -59,26 +59,42 @@ def failures(swarm: Swarm, play: Play) -> dict[int, Exception]:
 
     futures: list[Future[Tensor]] = swarm.start(work)
     try:
-        honest = [rank for rank in range(4) if rank != LIAR]
-        return {rank: broken(futures[rank]) for rank in honest}
+        others = [rank for rank in range(4) if rank != SLOW]
+        return {rank: broken(futures[rank]) for rank in others}
     finally:
         over.set()
 
 
 @pytest.mark.parametrize("play", [keep_waiting, dribble])
-def test_who_holds_a_ring_up_is_found_by_all(
+def test_a_ring_that_is_held_up_ends_for_all_and_names_nobody(
     swarm_of: Callable[[str, int], Swarm], play: Play
 ) -> None:
-    swarm = swarm_of("tcp", 4)
-    said = {}
-    for rank, failure in failures(swarm, play).items():
-        assert failure.reason is Reason.TOO_SLOW
-        assert failure.standing is not None
-        words = (failure.suspect or "", failure.reason, failure.told_by, failure.standing)
-        said[swarm.order[rank]] = Suspect(PARENT, swarm.ballot, *words)
-    found = accusations(swarm.order, said)
-    assert found
-    assert all(swarm.order[LIAR] in pair for pair in found)
+    for failure in failures(swarm_of("tcp", 4), play).values():
+        assert (failure.reason, failure.suspect) == (Reason.TOO_SLOW, None)
+
+
+def test_parts_name_the_member_that_holds_them_up(swarm_of: Callable[[str, int], Swarm]) -> None:
+    swarm, parts, over = swarm_of("tcp", 4), sources(4, ELEMENTS), threading.Event()
+    swarm.shares = (1, 1, 1, 0)
+
+    def work(rank: int) -> Tensor:
+        if rank != SLOW:
+            return swarm.member(rank, parts[rank], ELEMENTS, pace=PACE)
+        channels = swarm.open_all(rank)
+        with contextlib.suppress(ConnectionError):
+            while not over.wait(0.05):
+                for channel in channels.right:
+                    channel.send_frame(Kind.WAITING, patience=Patience(SOON))
+        over.wait(SOON)
+        channels.close()
+        return parts[rank]
+
+    futures = swarm.start(work)
+    try:
+        named = {broken(futures[rank]).suspect for rank in range(4) if rank != SLOW}
+        assert named == {swarm.order[SLOW]}
+    finally:
+        over.set()
 
 
 def test_a_quick_ring_is_never_too_slow(swarm_of: Callable[[str, int], Swarm]) -> None:

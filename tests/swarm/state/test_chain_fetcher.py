@@ -13,7 +13,6 @@ from atom.base.events import NoEvents
 from atom.config.load import normalised_run_text, parse_run_text
 from atom.swarm.chain.commit_chain import chain_name, record_of
 from atom.swarm.chain.ledger import Ledger, Share
-from atom.swarm.chain.ring_standing import Pace
 from atom.swarm.identity import Identity
 from atom.swarm.records.lease import Lease
 from atom.swarm.records.manifest import Manifest, first_head, manifest_digest, seen_from_outside
@@ -22,6 +21,7 @@ from atom.swarm.state.arenas import BlobManifest
 from atom.swarm.state.blobs import BlobServer, BlobStore, plain_bytes
 from atom.swarm.state.ledger_reader import ChainFetcher, LedgerReader
 from atom.swarm.stream.handshake import Local
+from atom.swarm.stream.pace import Pace
 from atom.swarm.transport.transport import Transport
 
 OWNER, MEMBER = Identity.create(), Identity.create()

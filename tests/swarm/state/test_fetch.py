@@ -13,7 +13,6 @@ from torch import Tensor
 from atom.base.errors import MismatchError, PeerRefused, StorageError
 from atom.base.events import EventList
 from atom.base.reasons import Reason
-from atom.swarm.chain.ring_standing import Pace
 from atom.swarm.identity import Identity
 from atom.swarm.state import blobs
 from atom.swarm.state import fetch as fetch_module
@@ -32,6 +31,7 @@ from atom.swarm.state.fetch_target import Piece
 from atom.swarm.stream.courtesy import Courtesy
 from atom.swarm.stream.frames import Channel
 from atom.swarm.stream.handshake import Local
+from atom.swarm.stream.pace import Pace
 from atom.swarm.transport.transport import PeerTransport, Transport
 from tests.swarm.local_transport import LocalNetwork, LocalTransport
 

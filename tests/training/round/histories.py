@@ -101,7 +101,7 @@ def _of_chance(seed: int, dice: random.Random) -> History:
 
 
 def _slow_peers(seed: int, peers: int) -> int:
-    """In a quarter of the histories some are carried as leaves; with dice of their own."""
+    """In a quarter of the histories some lines are slow; with dice of their own."""
     dice = random.Random(f"slow {seed}")
     return dice.randrange(1, peers // 2 + 1) if peers > 2 and dice.random() < 0.25 else 0
 

@@ -37,8 +37,6 @@ class Story:
                 return self.names.get(what, what)
             case Voter() | Contribution() as part:
                 count = f":{part.sequences}" if isinstance(part, Contribution) else ""
-                if isinstance(part, Contribution) and part.carrier:
-                    count += f"@{self._brief(part.carrier)}"
                 return f"{self._brief(part.peer_id)}{part.incarnation.hex()[:2]}{count}"
             case Vote(voter):
                 return self._brief(voter)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from atom.swarm.chain.commit import Ballot, Voter
 from atom.swarm.chain.messages import Promise
-from atom.swarm.exchange.sum_limits import MOST_CONTRIBUTORS
+from atom.swarm.exchange.choice import MOST_IN_A_RING
 from atom.training.round.attempt import Attempt, Stage
 from atom.training.round.electorate import Electorate
 
@@ -54,10 +54,10 @@ def test_one_process_of_each_peer_promises() -> None:
 
 def test_of_more_than_a_ring_can_have_those_that_counted_most() -> None:
     attempt = asking(*PEERS[:9])
-    idle = [Voter(f"idle {number}", b"i" * 16) for number in range(MOST_CONTRIBUTORS)]
-    for peer in (*PEERS, *idle):
-        attempt.take(peer, replace(promise(), sequences=8 if peer in PEERS else 0))
-    me = idle[-1].peer_id
-    ring = attempt.ring_of(me, frozenset(), b"salt")
-    assert len(ring) == MOST_CONTRIBUTORS
+    slow = [Voter(f"slow {number}", b"i" * 16) for number in range(MOST_IN_A_RING)]
+    for peer in (*PEERS, *slow):
+        attempt.take(peer, replace(promise(), sequences=8 if peer in PEERS else 1))
+    me = slow[-1].peer_id
+    ring = attempt.contributors(me, frozenset(), b"salt", MOST_IN_A_RING)
+    assert len(ring) == MOST_IN_A_RING
     assert {me, *(peer.peer_id for peer in PEERS)} <= {part.peer_id for part in ring}

@@ -6,14 +6,13 @@ import pytest
 from test_electorate import A, B, C, head_of, lease, view
 
 from atom.swarm.chain.commit import Ballot, Contribution, Voter
-from atom.swarm.chain.messages import Suspect
+from atom.swarm.chain.messages import Promise, Suspect
 from atom.training.round import Terms
 from atom.training.round.attempt import Attempt, Stage
 from atom.training.round.desk import Desk, HeadState
 from atom.training.round.electorate import Electorate
-from atom.training.round.events import RingFailed
 from atom.training.round.ring_watch import RingWatch
-from atom.training.round.suspicions import FIRST_HOLD_S
+from atom.training.round.suspicions import FIRST_HOLD_S, REMEMBERED_S
 
 HEAD = head_of(A, B, C)
 CHOSEN = Electorate(HEAD.voters)
@@ -42,6 +41,11 @@ def test_who_was_restarted_has_no_vote_to_make_another_s_needless(
     assert watch_of(mate).dispensable(CHOSEN, invited) == without
 
 
+def promise(attempt: Attempt, sequences: int) -> Promise:
+    assert attempt.ballot is not None
+    return Promise(HEAD.digest, attempt.ballot, None, None, sequences, 1.0, b"s" * 32)
+
+
 class Rings:
     """A's watch over rings of A, B and C that break as it is told."""
 
@@ -50,13 +54,16 @@ class Rings:
         self.desk.view = view(lease(B), lease(C))
         self.watch = RingWatch(self.desk)
 
-    def breaks(self, speaker: Voter, suspect: Voter) -> None:
+    def attempt(self) -> Attempt:
+        return Attempt(CHOSEN, Stage.RING, 0.0, 9.0, ballot=Ballot(1, A.peer_id, A.incarnation))
+
+    def breaks(self, speaker: Voter, suspect: Voter | None) -> None:
         """Of ours, and this is what was said."""
-        head = self.desk.head
-        ballot = Ballot(1, A.peer_id, A.incarnation)
-        attempt = Attempt(CHOSEN, Stage.RING, 0.0, 9.0, ballot=ballot)
+        attempt = self.attempt()
         attempt.members = tuple(Contribution(v.peer_id, v.incarnation, 4, 1.0) for v in (A, B, C))
-        words = Suspect(head.digest, ballot, suspect.peer_id, "closed")
+        assert attempt.ballot is not None
+        named = suspect.peer_id if suspect else ""
+        words = Suspect(self.desk.head.digest, attempt.ballot, named, "closed")
         self.watch.hear(attempt, speaker.peer_id, words)
         self.watch.judge(attempt)
 
@@ -103,35 +110,42 @@ def test_that_all_others_failed_it_keeps_nobody_out_of_the_next_round() -> None:
     assert rings.watch.left_out() == set()
 
 
-@pytest.mark.parametrize(
-    ("suspect", "told_by", "left_out"),
-    [(B.peer_id, "", {B.peer_id}), (B.peer_id, C.peer_id, set()), ("", "", set())],
-)
-def test_of_others_rings_it_remembers_what_it_saw_itself(
-    suspect: str, told_by: str, left_out: set[str]
-) -> None:
+def test_after_a_break_that_nobody_explains_exchanges_are_by_parts_for_a_while() -> None:
     rings = Rings()
-    failed = RingFailed(Ballot(1, C.peer_id, C.incarnation), suspect, "closed", told_by)
-    rings.watch.remember(failed)
-    assert rings.watch.left_out() == left_out
-    rings.next_head()
-    assert rings.watch.left_out() == set(), "there, those who lead find out"
+    rings.desk.terms = Terms(8, average_bytes=1 << 20)
+    attempt = rings.attempt()
+    attempt.promises = {voter: promise(attempt, 4) for voter in (A, B, C)}
+    rings.watch.compose(attempt)
+    assert attempt.shares == ()
+    rings.breaks(B, None)
+    assert rings.watch.left_out() == set()
+    rings.watch.compose(attempt)
+    assert len(attempt.shares) == 3
+    rings.desk.now += REMEMBERED_S
+    rings.watch.compose(attempt)
+    assert attempt.shares == ()
 
 
-def test_of_each_coordinator_s_rings_only_the_last_one_counts_and_not_for_long() -> None:
-    """It can make any two fail each other, as often as it likes."""
-    rings, liar = Rings(), Ballot(1, "L", b"l" * 16)
-    for suspect in (B, C):
-        rings.watch.remember(RingFailed(liar, suspect.peer_id, "closed"))
-    assert rings.watch.left_out() == {C.peer_id}
-    assert not rings.watch.our_fault_it_seems
+def test_two_that_failed_each_other_own_no_part_so_that_nothing_goes_between_them() -> None:
+    rings = Rings()
+    rings.desk.terms = Terms(8, average_bytes=1 << 20)
+    rings.breaks(B, C)
     rings.desk.now += FIRST_HOLD_S
-    assert not rings.watch.left_out()
+    rings.next_head()
+    attempt = rings.attempt()
+    attempt.promises = {voter: promise(attempt, 4) for voter in (A, B, C)}
+    rings.watch.compose(attempt)
+    shares = {m.peer_id: n for m, n in zip(attempt.members, attempt.shares, strict=True)}
+    assert shares[A.peer_id] > 0
+    assert shares[B.peer_id] == shares[C.peer_id] == 0
 
 
-def test_others_rings_make_nobody_go_on_alone() -> None:
+def test_who_promised_no_work_is_not_in_the_exchange_unless_it_leads() -> None:
     rings = Rings()
-    for coordinator, suspect in (("L", B), ("M", C)):
-        ballot = Ballot(1, coordinator, b"l" * 16)
-        rings.watch.remember(RingFailed(ballot, suspect.peer_id, "closed"))
-    assert not rings.watch.left_out()
+    rings.desk.terms = Terms(8, average_bytes=1 << 20)
+    attempt = rings.attempt()
+    attempt.promises = {A: promise(attempt, 0), B: promise(attempt, 8), C: promise(attempt, 0)}
+    rings.watch.compose(attempt)
+    shares = {m.peer_id: n for m, n in zip(attempt.members, attempt.shares, strict=True)}
+    assert shares.keys() == {A.peer_id, B.peer_id}
+    assert shares[A.peer_id] == 0

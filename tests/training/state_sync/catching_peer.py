@@ -9,8 +9,8 @@ from torch import Tensor
 from atom.base.errors import PeerRefused, StorageError
 from atom.base.events import EventList
 from atom.base.reasons import Reason
-from atom.swarm.chain.ring_standing import Pace
 from atom.swarm.state.arenas import state_digest
+from atom.swarm.stream.pace import Pace
 from atom.training.state_sync.donors import Arenas, Offer, PeerDonors
 from atom.training.state_sync.state_sync import FirstState, StateSync
 from atom.training.storage.disk_room import DiskRoom

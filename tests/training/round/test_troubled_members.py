@@ -1,10 +1,10 @@
-"""Swarms with a member that spoils every ring it is in: the others commit, within the bound."""
+"""Swarms with a member that spoils every exchange it is in: the others commit, within the bound."""
 
 from collections import Counter
 from dataclasses import replace
 
 import pytest
-from simulated_ring import Liar
+from simulated_ring import Trouble
 from simulation import Setting, Swarm
 
 from atom.swarm.chain.messages import CommitNotice
@@ -17,23 +17,23 @@ def spoilt_rings(swarm: Swarm) -> Counter[tuple[str, int]]:
         (process.seat.name, report.fields["round"])
         for process in swarm.living
         for report in process.told
-        if report.kind == "ring-judged" and process.peer_id not in swarm.rings.liars
+        if report.kind == "ring-judged" and process.peer_id not in swarm.rings.troubled
     )
 
 
-def spoilt(peers: int, seed: int, *styles: Liar, seconds: float = 120.0) -> Swarm:
+def spoilt(peers: int, seed: int, *troubles: Trouble, seconds: float = 120.0) -> Swarm:
     swarm = Swarm(seed, Setting(peers=peers, pass_seconds=(0.5,)))
     swarm.run_until_agreed(60.0, 1)
-    for process, style in zip(swarm.living, styles, strict=False):
-        swarm.rings.liars[process.peer_id] = style
+    for process, trouble in zip(swarm.living, troubles, strict=False):
+        swarm.rings.troubled[process.peer_id] = trouble
     swarm.run(seconds)
     return swarm
 
 
-@pytest.mark.parametrize("style", Liar)
+@pytest.mark.parametrize("trouble", Trouble)
 @pytest.mark.parametrize("peers", [3, 5])
-def test_rounds_go_on_with_one_liar_in_the_ring(style: Liar, peers: int) -> None:
-    swarm = spoilt(peers, 7, style)
+def test_rounds_go_on_with_one_troubled_member(trouble: Trouble, peers: int) -> None:
+    swarm = spoilt(peers, 7, trouble)
     honest = swarm.living[1:]
     assert min(process.chain.head.round for process in honest) >= 10, swarm.story(60)
     assert max(spoilt_rings(swarm).values()) <= PATIENT_WITH, swarm.story(200)
@@ -47,8 +47,8 @@ def test_rounds_go_on_with_one_liar_in_the_ring(style: Liar, peers: int) -> None
     assert swarm.witness.branches == 0
 
 
-def test_two_liars_are_left_out_as_well() -> None:
-    swarm = spoilt(6, 11, Liar.ACCUSES, Liar.HOLDS_UP)
+def test_two_troubled_members_are_left_out_as_well() -> None:
+    swarm = spoilt(6, 11, Trouble.CUT_OFF, Trouble.SLOW)
     assert min(process.chain.head.round for process in swarm.living[2:]) >= 4, swarm.story(60)
     assert max(spoilt_rings(swarm).values()) <= 2 + PATIENT_WITH
 

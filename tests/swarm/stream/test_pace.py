@@ -1,6 +1,6 @@
 """How slow the next ring may be."""
 
-from atom.training.ring_pace import FRACTION, REMEMBERED, SLOWEST_BYTES_PER_S, PaceBook
+from atom.swarm.stream.pace import FRACTION, REMEMBERED, SLOWEST_BYTES_PER_S, PaceBook
 
 MEGA = 1e6
 

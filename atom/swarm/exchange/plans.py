@@ -1,0 +1,285 @@
+"""The plans of both exchanges, pure: which piece travels when, to whom, and who is in a sum.
+
+Ring: an arena is cut into buckets, a bucket into N segments (one per member), a segment into
+chunks. In step s (0 ≤ s < 2(N−1)) of a bucket, rank r sends segment r−s and receives segment r−s−1
+(mod N). The first N−1 steps reduce (each member adds its own), after which rank r owns the whole
+sum of segment r+1; the last N−1 steps gather. Every piece received in step s is what is sent in
+step s+1. (Patarasu & Yuan 2009, "Bandwidth optimal all-reduce algorithms".)
+
+Parts with owners: a bucket is cut into one part per owner, as large as the owner's share says.
+Every member sends its numbers of a part straight to the part's owner. The owner adds them to its
+own in the order of ranks after its own, and sends the sum to everybody. A member with a share of 0
+owns nothing: it only exchanges bytes with owners. Two members are connected, by one connection in
+each direction, if at least one of them is an owner. The owner holds a bucket's contributions until
+all of them are there, for WINDOW buckets at a time. So a member sends an owner its contributions to
+bucket b + WINDOW only when it has the owner's sums of bucket b; and contributions to the next
+bucket go ahead of the sums of this one.
+"""
+
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from atom.swarm.chain.commit import Ballot, canonical_digest
+
+ALIGNMENT = 16
+"""Elements. Vector kernels round alike on every processor only if pieces start and end here."""
+
+BUCKET_BYTES = 16 * 1024 * 1024
+"""On the wire, whatever the codec. A chunk has the time that a segment takes, less its own, to be
+decoded, added and encoded before the line runs dry."""
+WINDOW = 2
+"""Buckets whose contributions an owner holds."""
+_CHUNK_ELEMENTS = 512 * 1024
+_CHUNK_UNIT = 16 * 1024
+_HEADER = struct.Struct(">8sBHQ")
+
+
+@dataclass(frozen=True)
+class Step:
+    """One chunk on one hop: elements [start, stop) of the arena."""
+
+    gather: bool
+    hop: int
+    """0 to members - 2 within the phase."""
+    start: int
+    stop: int
+    contributors: int
+    """Bit k: rank k's part is in this sum."""
+    needs: int | None
+    """Sending: which chunk, in the order of receiving, must be there before this one can go."""
+    last_sum: bool = False
+    """Receiving: adding our part completes the sum, and we own it."""
+
+
+@dataclass(frozen=True)
+class RingPlan:
+    """How `elements` (a multiple of 16) travel among `members` peers.
+
+    Buckets bound how much of the arena is in motion; chunks are the unit of pipelining.
+    """
+
+    elements: int
+    members: int
+    bucket_elements: int
+    chunk_elements: int
+
+    @classmethod
+    def usual(cls, elements: int, members: int, element_bytes: int = 4) -> "RingPlan":
+        """`element_bytes`: on the wire."""
+        bucket = BUCKET_BYTES // element_bytes
+        chunk = chunk_elements(min(bucket, elements) // members)
+        return cls(elements, members, bucket, chunk)
+
+    def __post_init__(self) -> None:
+        sizes = (self.elements, self.bucket_elements, self.chunk_elements)
+        assert self.members >= 1
+        assert all(size % ALIGNMENT == 0 for size in sizes), sizes
+        assert self.bucket_elements > 0
+        assert self.chunk_elements > 0
+
+    def sends(self, rank: int) -> Iterator[Step]:
+        """What `rank` sends to its right neighbour, in order."""
+        arrived = 0
+        for bucket in range(0, self.elements, self.bucket_elements):
+            before = 0  # chunks of this bucket received in the steps before the last one
+            for step in range(2 * (self.members - 1)):
+                chunks = self.chunks(bucket, (rank - step) % self.members)
+                for index, (start, stop) in enumerate(chunks):
+                    needs = arrived + before + index if step else None
+                    yield self._step(step, rank - step, start, stop, needs)
+                before += len(chunks) if step else 0
+            arrived += self._received(bucket, rank)
+
+    def receives(self, rank: int) -> Iterator[Step]:
+        """What `rank` receives from its left neighbour, in order."""
+        for bucket in range(0, self.elements, self.bucket_elements):
+            for step in range(2 * (self.members - 1)):
+                segment = (rank - step - 1) % self.members
+                for start, stop in self.chunks(bucket, segment):
+                    yield self._step(step, segment, start, stop, None)
+
+    def sends_on(self, rank: int, lane: int, lanes: int) -> Iterator[tuple[int, Step]]:
+        """What goes over one of several connections, which take the chunks in turn; numbered."""
+        return islice(enumerate(self.sends(rank)), lane, None, lanes)
+
+    def receives_on(self, rank: int, lane: int, lanes: int) -> Iterator[tuple[int, Step]]:
+        """What comes over one of several connections; numbered in the order of receiving."""
+        return islice(enumerate(self.receives(rank)), lane, None, lanes)
+
+    def chunks_received(self, rank: int) -> int:
+        """How many chunks `receives` yields."""
+        buckets = range(0, self.elements, self.bucket_elements)
+        return sum(self._received(bucket, rank) for bucket in buckets)
+
+    def segment(self, bucket: int, index: int) -> tuple[int, int]:
+        """Bounds of one segment of the bucket that starts at `bucket`; may be empty."""
+        units = (min(bucket + self.bucket_elements, self.elements) - bucket) // ALIGNMENT
+        start = bucket + ALIGNMENT * (units * index // self.members)
+        return start, bucket + ALIGNMENT * (units * (index + 1) // self.members)
+
+    def header(self, tag: bytes, step: Step) -> bytes:
+        """What precedes the chunk on the wire; sender and receiver compute the same."""
+        return chunk_header(tag, step, self.members)
+
+    def chunks(self, bucket: int, segment: int) -> list[tuple[int, int]]:
+        """Bounds of the segment's chunks, in order."""
+        start, stop = self.segment(bucket, segment)
+        size = self.chunk_elements
+        return [(at, min(at + size, stop)) for at in range(start, stop, size)]
+
+    def _received(self, bucket: int, rank: int) -> int:
+        steps = range(2 * (self.members - 1))
+        return sum(len(self.chunks(bucket, (rank - s - 1) % self.members)) for s in steps)
+
+    def _step(self, step: int, segment: int, start: int, stop: int, needs: int | None) -> Step:
+        gather, hop = divmod(step, self.members - 1)
+        summed = self.members if gather else step + 1
+        return Step(
+            gather=bool(gather),
+            hop=hop,
+            start=start,
+            stop=stop,
+            contributors=contributors(segment, summed, self.members),
+            needs=needs,
+            last_sum=step == self.members - 2,
+        )
+
+
+@dataclass(frozen=True)
+class PartsPlan:
+    """Who sends what to whom. A chunk's number names it among all chunks of the arena."""
+
+    elements: int
+    shares: tuple[int, ...]
+    """Of each member, by rank: how large its part is, relative to the others'."""
+    bucket_elements: int
+    chunk_elements: int
+
+    @classmethod
+    def usual(cls, elements: int, shares: tuple[int, ...], element_bytes: int = 4) -> "PartsPlan":
+        """Buckets so small that no owner holds more than WINDOW times BUCKET_BYTES."""
+        owners, members = sum(share > 0 for share in shares), len(shares)
+        held = BUCKET_BYTES // element_bytes * sum(shares) // (max(shares) * members)
+        bucket = max(held // ALIGNMENT, members) * ALIGNMENT
+        return cls(elements, shares, bucket, chunk_elements(min(bucket, elements) // owners))
+
+    def __post_init__(self) -> None:
+        sizes = (self.elements, self.bucket_elements, self.chunk_elements)
+        assert all(size % ALIGNMENT == 0 for size in sizes), sizes
+        assert self.bucket_elements > 0
+        assert self.chunk_elements > 0
+        assert min(self.shares) >= 0 < max(self.shares)
+
+    @property
+    def members(self) -> int:
+        return len(self.shares)
+
+    @property
+    def owned_chunks(self) -> int:
+        """At most so many chunks of a bucket belong to one owner."""
+        units = min(self.bucket_elements, self.elements) // ALIGNMENT
+        largest = -(-units * max(self.shares) // sum(self.shares)) * ALIGNMENT
+        return max(1, -(-largest // self.chunk_elements))
+
+    def peers(self, rank: int) -> list[int]:
+        """Whom it is connected to: in the order in which an owner adds their contributions."""
+        return connected(self.shares, rank)
+
+    def sends_on(self, rank: int, lane: int, lanes: int) -> Iterator[tuple[int, Step]]:
+        """What goes to the `lane`-th of its peers, in order."""
+        return self._stream(sender=rank, receiver=self.peers(rank)[lane])
+
+    def receives_on(self, rank: int, lane: int, lanes: int) -> Iterator[tuple[int, Step]]:
+        """What comes from the `lane`-th of its peers, in order."""
+        return self._stream(sender=self.peers(rank)[lane], receiver=rank)
+
+    def chunks_received(self, rank: int) -> int:
+        """All chunks' numbers are below this."""
+        return self._buckets * self.members * self.owned_chunks
+
+    def header(self, tag: bytes, step: Step) -> bytes:
+        """What precedes the chunk on the wire; sender and receiver compute the same."""
+        return chunk_header(tag, step, self.members)
+
+    def before(self, number: int) -> int | None:
+        """The chunk whose contributions are held where this one's will be, a window later."""
+        bucket, place = divmod(number, self.members * self.owned_chunks)
+        owner, index = divmod(place, self.owned_chunks)
+        earlier = [name for name, _, _ in self.chunks(bucket - WINDOW, owner)]
+        return earlier[min(index, len(earlier) - 1)] if earlier else None
+
+    def slot(self, number: int) -> int:
+        """Where a chunk of an own part is held, in chunks from the start of the window."""
+        bucket, index = divmod(number, self.members * self.owned_chunks)
+        return bucket % WINDOW * self.owned_chunks + index % self.owned_chunks
+
+    def chunks(self, bucket: int, owner: int) -> Iterator[tuple[int, int, int]]:
+        """(number, start, stop) of all chunks of an owner's part; none outside of the arena."""
+        if not 0 <= bucket < self._buckets:
+            return
+        first = (bucket * self.members + owner) * self.owned_chunks
+        begin, end = self._part(bucket, owner)
+        for index, start in enumerate(range(begin, end, self.chunk_elements)):
+            yield first + index, start, min(start + self.chunk_elements, end)
+
+    @property
+    def _buckets(self) -> int:
+        return -(-self.elements // self.bucket_elements)
+
+    def _part(self, bucket: int, owner: int) -> tuple[int, int]:
+        begin = bucket * self.bucket_elements
+        units = (min(begin + self.bucket_elements, self.elements) - begin) // ALIGNMENT
+        before, total = sum(self.shares[:owner]), sum(self.shares)
+        after = before + self.shares[owner]
+        return begin + ALIGNMENT * (units * before // total), begin + ALIGNMENT * (
+            units * after // total
+        )
+
+    def _stream(self, sender: int, receiver: int) -> Iterator[tuple[int, Step]]:
+        everybody = (1 << self.members) - 1
+        yield from self._contributions(0, sender, receiver)
+        for bucket in range(self._buckets):
+            yield from self._contributions(bucket + 1, sender, receiver)
+            for number, start, stop in self.chunks(bucket, sender):
+                yield number, Step(True, 0, start, stop, everybody, needs=number)
+
+    def _contributions(self, bucket: int, sender: int, receiver: int) -> Iterator[tuple[int, Step]]:
+        """The sender's numbers of the receiver's part."""
+        freed = [number for number, _, _ in self.chunks(bucket - WINDOW, receiver)]
+        needs = freed[-1] if freed else None
+        for number, start, stop in self.chunks(bucket, receiver):
+            yield number, Step(False, 0, start, stop, 1 << sender, needs)
+
+
+def contributors(segment: int, count: int, members: int) -> int:
+    """Bitmap of the first `count` ranks that add to a segment: it starts at its own rank."""
+    bitmap = 0
+    for offset in range(count):
+        bitmap |= 1 << ((segment + offset) % members)
+    return bitmap
+
+
+def connected(shares: Sequence[int], rank: int) -> list[int]:
+    """The ranks that `rank` exchanges bytes with, from the one after it on."""
+    others = [(rank + offset) % len(shares) for offset in range(1, len(shares))]
+    return [other for other in others if shares[rank] or shares[other]]
+
+
+def chunk_elements(segment_elements: int) -> int:
+    """As large as leaves four chunks to a segment: what a chunk costs beside its bytes counts on
+    fast links, and a member stands still if a segment is too few of them."""
+    quarter = segment_elements // 4 // _CHUNK_UNIT * _CHUNK_UNIT
+    return min(max(quarter, _CHUNK_UNIT), _CHUNK_ELEMENTS)
+
+
+def chunk_header(tag: bytes, step: Step, members: int) -> bytes:
+    """What precedes a chunk on the wire."""
+    bitmap = step.contributors.to_bytes((members + 7) // 8, "little")
+    return _HEADER.pack(tag[:8], step.gather, step.hop, step.start) + bitmap
+
+
+def ring_tag(parent: bytes, ballot: Ballot) -> bytes:
+    """The name of one attempt's ring: channels and chunks of another attempt never mix in."""
+    return canonical_digest("ring", [parent, ballot])

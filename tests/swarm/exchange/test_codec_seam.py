@@ -1,0 +1,96 @@
+"""A codec of another kind, top-k with error feedback, is one class and one line of the registry."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from threaded_ring import PARENT, SOON, Swarm, broken, sources, swarm_of
+from top_k_codec import TopK
+from torch import Tensor
+
+from atom.base.reasons import Reason
+from atom.swarm.exchange.choice import Line, choose
+from atom.swarm.exchange.codec import CODECS
+from atom.swarm.exchange.plans import PartsPlan, ring_tag
+from atom.swarm.stream.frames import Kind, Patience
+from atom.training.feedback import Feedback
+
+__all__ = ["swarm_of"]
+
+ELEMENTS, ROUNDS, SCALE = 40_000, 24, 1 / 64
+
+
+@pytest.fixture
+def codec(monkeypatch: pytest.MonkeyPatch) -> TopK:
+    monkeypatch.setitem(CODECS, "top-k", TopK())  # the registry's line
+    found = CODECS["top-k"]
+    assert isinstance(found, TopK)
+    return found
+
+
+def test_codec_top_k_of_any_size_is_averaged_by_parts(codec: TopK) -> None:
+    alike = [Line(1e6)] * 4
+    assert choose(alike, 1e9, ring_possible=CODECS["float32"].fixed_size).shares == ()
+    assert choose(alike, 1e9, ring_possible=codec.fixed_size).shares == (250,) * 4
+
+
+def averaged(
+    swarm: Swarm, gradients: list[Tensor], residuals: list[Tensor], codec: TopK
+) -> list[Tensor]:
+    work = swarm.start(
+        lambda rank: swarm.member(rank, gradients[rank], ELEMENTS, codec, residual=residuals[rank])
+    )
+    return [future.result(SOON) for future in work]
+
+
+def test_codec_top_k_gives_all_members_one_result_and_keeps_what_it_leaves_out(
+    swarm_of: Callable[[str, int], Swarm], codec: TopK
+) -> None:
+    """Round for round each member adds what its encoding took away: over several rounds nothing is
+    lost but what is still owed."""
+    swarm, constant = swarm_of("local", 3), sources(3, ELEMENTS)
+    swarm.shares = (2, 1, 0)
+    feedbacks = [Feedback(ELEMENTS) for _ in constant]
+    total = torch.zeros(ELEMENTS, dtype=torch.float64)
+    for number in range(ROUNDS):
+        gradients = [part.clone() for part in constant]
+        for feedback, gradient in zip(feedbacks, gradients, strict=True):
+            feedback.fold(gradient)
+        residuals = [feedback.begin() for feedback in feedbacks]
+        results = averaged(swarm, gradients, residuals, codec)
+        assert all(torch.equal(result, results[0]) for result in results)
+        assert 0 < results[0].count_nonzero() < ELEMENTS / 2
+        total += results[0].double()
+        for feedback in feedbacks:
+            feedback.written(bytes([number]))
+            feedback.committed(bytes([number]))
+    owed = torch.zeros(3, ELEMENTS)
+    for feedback, row in zip(feedbacks, owed, strict=True):
+        feedback.fold(row)
+    exact = ROUNDS * sum(part.double() for part in constant)
+    torch.testing.assert_close(total / SCALE + owed.double().sum(0), exact, rtol=1e-4, atol=1e-2)
+
+
+def test_codec_top_k_is_also_a_lone_members(
+    swarm_of: Callable[[str, int], Swarm], codec: TopK
+) -> None:
+    result = swarm_of("local", 1).member(0, torch.ones(64), 64, codec)
+    assert result.count_nonzero() == 64 // 8
+
+
+def test_codec_bytes_that_top_k_never_writes_name_their_sender(
+    swarm_of: Callable[[str, int], Swarm], codec: TopK
+) -> None:
+    swarm, part = swarm_of("local", 2), sources(1, 4096)[0]
+    swarm.shares = (1, 0)
+    plan = PartsPlan(4096, swarm.shares, 48 * 1024, 4 * 1024)
+    future = swarm.pool.submit(swarm.member, 0, part, 4096, codec)
+    channels = swarm.open_all(1)
+    _, step = next(plan.sends_on(1, 0, 1))
+    header = plan.header(ring_tag(PARENT, swarm.ballot), step)
+    twice = torch.tensor([1.0, 2.0]).view(torch.uint8).numpy().tobytes()
+    places = torch.tensor([7, 7], dtype=torch.int32).view(torch.uint8).numpy().tobytes()
+    channels.right[0].send_frame(Kind.CHUNK, header, twice + places, patience=Patience(SOON))
+    failure = broken(future)
+    assert (failure.suspect, failure.reason) == (swarm.order[1], Reason.MALFORMED)
+    channels.close()

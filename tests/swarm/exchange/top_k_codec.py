@@ -1,0 +1,44 @@
+"""A codec for tests: of every chunk the largest numbers, with their places, and nothing else."""
+
+import torch
+from torch import Tensor
+
+from atom.swarm.exchange.chunk_kernels import NotCanonical, NotFinite
+from atom.swarm.exchange.codec import Codec
+
+ONE_OF = 8
+
+
+class TopK(Codec):
+    """An eighth of a chunk's numbers that are not zero, largest first by magnitude, of equal ones
+    the earlier first. On the wire: float32 values, then int32 places."""
+
+    name = "top-k"
+    element_bytes = 1
+    feeds_back = True
+    fixed_size = False
+
+    def encode(self, values: Tensor, scratch: Tensor, lost: Tensor | None = None) -> Tensor:
+        order = torch.argsort(values.abs(), descending=True, stable=True)
+        places = order[: values.numel() // ONE_OF]
+        places = places[values[places] != 0]
+        chosen = values[places]
+        wire = self.wire(values, scratch)[: 8 * places.numel()]
+        wire.view(torch.float32)[: places.numel()] = chosen
+        wire.view(torch.int32)[places.numel() :] = places.int()
+        if lost is not None:
+            lost.copy_(values)
+            lost[places] = 0
+        return wire
+
+    def decode(self, wire: Tensor, out: Tensor) -> None:
+        if wire.numel() % 8 or wire.numel() > self.wire_bytes(out.numel()):
+            raise NotCanonical
+        count = wire.numel() // 8
+        places = wire.view(torch.int32)[count:].long()
+        if not ((places >= 0) & (places < out.numel())).all() or places.unique().numel() != count:
+            raise NotCanonical
+        out.zero_()
+        out[places] = wire.view(torch.float32)[:count]
+        if not torch.isfinite(out).all():
+            raise NotFinite
