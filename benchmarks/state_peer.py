@@ -20,8 +20,8 @@ from atom.swarm.exchange.plans import ring_tag
 from atom.swarm.identity import Identity
 from atom.swarm.state.blobs import BlobServer, BlobStore
 from atom.swarm.state.fetch import FetchOptions, Wanted, Watch, fetch
+from atom.swarm.stream.bandwidth import Bandwidth
 from atom.swarm.stream.handshake import Local
-from atom.swarm.stream.throttle import Bandwidth
 from atom.swarm.transport.transport import Transport
 from atom.training.storage.tensor_files import read_tensors
 
@@ -84,8 +84,8 @@ class _Peer:
         store = BlobStore()
         store.register(_NAME, read_tensors(setting.snapshot))
         store.manifest(_NAME)  # hashed before anybody's clock runs
-        courtesy = self._transport.courtesy
-        self._transport.set_handlers(on_blobs=BlobServer(store, courtesy=courtesy).serve)
+        throttle = self._transport.throttle
+        self._transport.set_handlers(on_blobs=BlobServer(store, throttle=throttle).serve)
         self._transport.start()
         self._enough = threading.Event()
         self._got_bytes = self._whole_bytes = 0

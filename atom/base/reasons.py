@@ -14,7 +14,6 @@ class Reason(StrEnum):
     MALFORMED = "malformed"
     TOO_MANY_CONNECTIONS = "too-many-connections"
     TIMEOUT = "timeout"
-    QUARANTINED = "quarantined"
     # records
     BAD_SIGNATURE = "bad-signature"
     # rounds

@@ -19,7 +19,7 @@ from atom.swarm.chain.commit import Ballot, Commit, Head, Voter
 from atom.swarm.chain.messages import decode, encode
 from atom.swarm.records.lease import Lease
 from atom.swarm.records.lease_book import LeaseBook
-from atom.swarm.stream.rate_limit import TokenBucket
+from atom.swarm.stream.bandwidth import TokenBucket
 from atom.training.membership_view import PausedPeers, count_swarm, membership_view
 from atom.training.replica.pacing import SwarmCount
 from atom.training.round.events import (

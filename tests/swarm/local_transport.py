@@ -13,10 +13,8 @@ from atom.swarm.records.manifest import OPEN, AllowList
 from atom.swarm.stream.frames import Channel, Purpose
 from atom.swarm.stream.handshake import Local
 from atom.swarm.transport.contacts import Unreachable
-from atom.swarm.transport.crew import Crew
-from atom.swarm.transport.endpoint import Endpoint, TransportLimits
-from atom.swarm.transport.known_peers import KnownPeers
 from atom.swarm.transport.lane import Lanes, OnUnreachable
+from atom.swarm.transport.limits import Endpoint, KnownPeers, ThreadGroup, TransportLimits
 from atom.swarm.transport.link_book import LinkBook
 from atom.swarm.transport.quarantine import Quarantine
 from atom.swarm.transport.router import OnBlobs, OnMessage, Router
@@ -89,7 +87,7 @@ class LocalTransport:
             limits=limits or TransportLimits(),
             events=events,
             clock=BootClock(),
-            crew=Crew(events),
+            threads=ThreadGroup(events),
             closing=threading.Event(),
         )
         self._router = Router(self._endpoint)
@@ -136,7 +134,7 @@ class LocalTransport:
             cut = list(self._open)
         for channel in cut:
             channel.close()
-        self._endpoint.crew.join(10.0)
+        self._endpoint.threads.join(10.0)
 
     def set_addresses(self, peer_id: str, addresses: Sequence[str]) -> None:
         """Nothing to remember: the network knows its peers by name."""
@@ -177,7 +175,7 @@ class LocalTransport:
         except PeerRefused:
             channel.close()
             raise
-        self._endpoint.crew.start("atom-inbound", lambda: self._router.route(channel))
+        self._endpoint.threads.start("atom-inbound", lambda: self._router.route(channel))
 
     def accept_ring(self, peer_id: str, tag: bytes, timeout_s: float) -> Channel:
         try:

@@ -13,7 +13,7 @@ from atom.swarm.stream import handshake
 from atom.swarm.stream.frames import Channel, Kind, Patience
 from atom.swarm.stream.handshake import Local
 from atom.swarm.stream.tls import make_credentials, wrap
-from atom.swarm.transport.endpoint import TransportLimits
+from atom.swarm.transport.limits import TransportLimits
 from atom.swarm.transport.transport import PeerTransport, Transport
 from tests.swarm.local_transport import LocalNetwork, LocalTransport
 

@@ -14,10 +14,9 @@ from atom.base.events import EventList
 from atom.swarm.chain.commit import Ballot, Contribution
 from atom.swarm.exchange.codec import Codec, Float32
 from atom.swarm.identity import Identity
+from atom.swarm.stream.bandwidth import SLICE_BYTES, Bandwidth, ThrottledStream, TokenBucket
 from atom.swarm.stream.frames import Channel, Purpose
 from atom.swarm.stream.handshake import Local
-from atom.swarm.stream.rate_limit import TokenBucket
-from atom.swarm.stream.throttle import SLICE_BYTES, Bandwidth, ThrottledStream
 from atom.swarm.transport.transport import Transport
 from atom.training.exchange import Exchange, RingStyle
 from atom.training.round.events import RingFailed, RingFinished, StartRing

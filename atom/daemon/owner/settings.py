@@ -25,7 +25,7 @@ from atom.daemon.fitting.memory_caps import MemoryCaps
 from atom.daemon.owner.gpu import Gpu
 from atom.daemon.owner.steward import Steward
 from atom.daemon.state_directory import write_atomically
-from atom.swarm.stream.throttle import Bandwidth
+from atom.swarm.stream.bandwidth import Bandwidth
 
 THREADS_UNLESS_TOLD = torch.get_num_threads()
 """PyTorch's own choice: this is read before any peer file is."""

@@ -33,9 +33,9 @@ from atom.swarm.records.lease import Reached
 from atom.swarm.records.manifest import AllowList
 from atom.swarm.state.blobs import BlobServer, BlobStore, UploadLimit, plain_bytes
 from atom.swarm.state.fetch import Watch
+from atom.swarm.stream.bandwidth import Bandwidth
 from atom.swarm.stream.handshake import Local
-from atom.swarm.stream.throttle import Bandwidth
-from atom.swarm.transport.endpoint import TransportLimits
+from atom.swarm.transport.limits import TransportLimits
 from atom.swarm.transport.outreach import Outreach
 from atom.swarm.transport.transport import Transport
 from atom.training.exchange import RingStyle
@@ -212,7 +212,7 @@ def _loop_maker(
     """What begins to take part in rounds, from the state whose digest it is given."""
     box, member, transport = base.given.box, base.given.member, base.transport
     limit = UploadLimit(known=transport.known)
-    server = BlobServer(replica.blobs, limit, transport.courtesy)
+    server = BlobServer(replica.blobs, limit, transport.throttle)
 
     def make_loop(head_digest: bytes) -> tuple[RoundMachine, RoundLoop]:
         head, sign, now = replica.journal.head, box.identity.sign, base.clock.now()

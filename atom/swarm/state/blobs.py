@@ -25,7 +25,7 @@ from atom.swarm.state.arenas import (
     dtype_name,
 )
 from atom.swarm.stream import handshake
-from atom.swarm.stream.courtesy import Courtesy
+from atom.swarm.stream.bandwidth import TransferThrottle
 from atom.swarm.stream.frames import Channel, Kind, Patience
 from atom.wire import transport_pb2 as wire
 
@@ -152,11 +152,11 @@ class BlobServer:
         self,
         store: BlobStore,
         limit: UploadLimit | None = None,
-        courtesy: Courtesy | None = None,
+        throttle: TransferThrottle | None = None,
     ) -> None:
         self._store = store
         self._limit = limit or UploadLimit()
-        self._courtesy = courtesy or Courtesy()
+        self._throttle = throttle or TransferThrottle()
 
     def serve(self, channel: Channel) -> None:
         """One channel, until the other end leaves; give this to the transport as `on_blobs`.
@@ -204,8 +204,8 @@ class BlobServer:
         """Bytes to send next, once rings leave room for them, or the channel has closed."""
         while True:
             now = time.monotonic()
-            size = min(self._courtesy.part_bytes(now), most)
-            wait_s = self._courtesy.wait_s(size, now)
+            size = min(self._throttle.part_bytes(now), most)
+            wait_s = self._throttle.wait_s(size, now)
             if not wait_s or channel.closed.wait(wait_s):
                 return size
 

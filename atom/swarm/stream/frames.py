@@ -84,6 +84,10 @@ class Patience:
         """Everything done with this value must end within `seconds` from now."""
         return cls(seconds, time.monotonic() + seconds)
 
+    def left_s(self) -> float:
+        """Seconds until the deadline, at least 0."""
+        return max(self.deadline - time.monotonic(), 0.0)
+
     def wait_s(self, last_byte: float) -> float:
         """How long to block now. Raises: TimeoutError, Interrupted."""
         if self.stop is not None and self.stop.is_set():

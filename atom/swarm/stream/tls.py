@@ -3,6 +3,10 @@
 The certificate is self-signed with the peer's own Ed25519 key. The client reads that key and
 compares it with the peer id it meant to reach; the server learns the client from a signature
 inside the connection (see handshake). Nothing else in a certificate is looked at.
+
+A TLS record holds 16 KiB, and Python's SSL sockets make two or three system calls for each. Here
+OpenSSL only sees buffers: the records of a large piece are made, or taken apart, between two
+system calls.
 """
 
 import contextlib
@@ -13,6 +17,7 @@ import socket
 import ssl
 import tempfile
 from dataclasses import dataclass
+from typing import cast
 
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
@@ -22,12 +27,17 @@ from cryptography.x509.oid import NameOID
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.swarm.identity import Identity, peer_id_of
+from atom.swarm.stream.frames import HungUp, Patience
 from atom.swarm.stream.socket_stream import SocketStream
-from atom.swarm.stream.tls_stream import TlsStream
 
 MAX_CERTIFICATE_BYTES = 4096
 _KEEPALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
 _USER_TIMEOUT_MS = 15_000
+_PIECE_BYTES = 256 * 1024
+"""Sent, or received, per system call at best."""
+_RECORD_BYTES = 17 * 1024
+"""A record with what TLS adds: enough for a connection that carries small frames."""
+_ALERT_S = 0.3
 
 
 @dataclass(frozen=True)
@@ -59,6 +69,92 @@ def make_credentials(identity: Identity) -> Credentials:
         server.load_cert_chain(path, password=password)
     der = certificate.public_bytes(serialization.Encoding.DER)
     return Credentials(identity, der, server, _context(ssl.PROTOCOL_TLS_CLIENT))
+
+
+class TlsStream:
+    """One end of a TLS connection, which begins with `handshake`."""
+
+    def __init__(self, below: SocketStream, context: ssl.SSLContext, server_side: bool) -> None:
+        self._below = below
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=server_side)
+        self._received = memoryview(bytearray(_RECORD_BYTES))
+
+    def handshake(self, patience: Patience) -> None:
+        """Raises: TimeoutError, Interrupted, ConnectionError (also for garbage)."""
+        while True:
+            try:
+                self._tls.do_handshake()
+                self._flush(patience)
+                return
+            except ssl.SSLWantReadError:
+                self._flush(patience)
+                self._fill(patience)
+            except ssl.SSLError as error:
+                with contextlib.suppress(OSError):
+                    self._flush(Patience.within(_ALERT_S))  # says what was wrong
+                raise ConnectionError(str(error)) from error
+
+    @property
+    def version(self) -> str | None:
+        """Of the protocol agreed on, after the handshake."""
+        return self._tls.version()
+
+    def certificate(self) -> bytes | None:
+        """The other end's certificate (DER), after the handshake."""
+        return self._tls.getpeercert(binary_form=True)
+
+    def send_all(self, view: memoryview, patience: Patience) -> None:
+        """Raises: TimeoutError, Interrupted, ConnectionError."""
+        for start in range(0, len(view), _PIECE_BYTES):
+            piece = view[start : start + _PIECE_BYTES]
+            done = 0
+            while done < len(piece):
+                try:
+                    done += self._tls.write(piece[done:])  # a record at a time
+                except ssl.SSLError as error:
+                    raise ConnectionError(str(error)) from error
+            self._flush(patience)
+
+    def recv_into(self, view: memoryview, patience: Patience) -> None:
+        """Fills `view`. Raises: TimeoutError, Interrupted, ConnectionError."""
+        if len(view) > _RECORD_BYTES and len(self._received) < _PIECE_BYTES:
+            self._received = memoryview(bytearray(_PIECE_BYTES))
+        done = 0
+        while done < len(view):
+            try:
+                # given a buffer, it says how many bytes it put there
+                count = cast(int, self._tls.read(len(view) - done, view[done:]))
+            except ssl.SSLWantReadError:
+                # as much is still to come, but for a record of which OpenSSL holds a part
+                self._fill(patience, len(view) - done - _RECORD_BYTES)
+                continue
+            except ssl.SSLError as error:
+                raise ConnectionError(str(error)) from error
+            if count == 0:
+                raise HungUp
+            done += count
+
+    def hand_over(self) -> SocketStream:
+        """Ends TLS at this end without a word: the socket, with what came behind the last record
+        that was read. Call between frames, when both ends are about to leave TLS."""
+        self._below.push_back(self._incoming.read())
+        return self._below
+
+    def idle(self) -> bool:
+        return not self._incoming.pending and not self._tls.pending() and self._below.idle()
+
+    def close(self) -> None:
+        """From any thread: cuts the connection, without a farewell."""
+        self._below.close()
+
+    def _flush(self, patience: Patience) -> None:
+        if self._outgoing.pending:
+            self._below.send_all(memoryview(self._outgoing.read()), patience)
+
+    def _fill(self, patience: Patience, wanted: int = 1) -> None:
+        count = self._below.recv_some(self._received, patience, wanted)
+        self._incoming.write(self._received[:count])
 
 
 def peer_of_certificate(der: bytes | None) -> str:

@@ -1,24 +1,25 @@
-"""What we know about reaching others: where they listen, whether anybody can dial them, and who
-could relay. Told by their leases, and by what worked."""
+"""How other peers can be reached: what their leases say, and which ways worked."""
 
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import NamedTuple
 
 from atom.config.address import parse_host_port
 from atom.swarm.records.lease import MAX_ADDRESSES
 
 MAX_RELAYS = 4
 MOST_KNOWN = 8192
-"""Peers; who was heard of longest ago goes first."""
+"""Peers; the one heard of longest ago is forgotten first."""
 FAILED_S = 60.0
-"""For so long, addresses that did not answer are tried after everything else."""
+"""For so long, a way that failed is tried after all others."""
 
 
 class Unreachable(ConnectionError):
-    """No known address answered. `refused`: every one of them said that nobody listens there."""
+    """No known way led to the peer. `refused`: on every one, its host said that nobody listens."""
 
     def __init__(self, detail: str, refused: bool = False) -> None:
         super().__init__(detail)
@@ -39,6 +40,30 @@ class Contact:
     """Of the process that is there; empty: not known."""
 
 
+class WayKind(Enum):
+    DIALLED = "dialled"
+    CALLED = "called"
+    RELAYED = "relayed"
+
+
+class Way(NamedTuple):
+    """One way to a peer."""
+
+    kind: WayKind
+    name: str = ""
+    """The address, or the relay's peer id."""
+
+
+@dataclass
+class _Entry:
+    contact: Contact = Contact()
+    good: Way | None = None
+    """The address that worked last."""
+    last: Way | None = None
+    """The way of the last connection."""
+    failed_at: dict[Way, float] = field(default_factory=dict)
+
+
 def parse_address(text: str) -> tuple[str, int]:
     """ "host:port" or "[v6]:port" that can be dialled. Raises: ValueError."""
     host, port = parse_host_port(text)
@@ -48,113 +73,81 @@ def parse_address(text: str) -> tuple[str, int]:
 
 
 class ContactBook:
-    """Contacts by peer id. The address that worked last is tried first. Thread-safe."""
+    """Contacts by peer id. Thread-safe."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._lock = threading.Lock()
-        self._known: dict[str, Contact] = {}
-        self._good: dict[str, str] = {}
-        self._failed_at: dict[str, float] = {}
-        self._chance_at: dict[str, float] = {}
-        """When addresses that had failed were tried first again all the same."""
-        self._through: dict[str, str] = {}
-        """The relay of the last connection there, if it took one."""
-        self._nowhere_at: dict[str, dict[str, float]] = {}
-        """When each of its relays led nowhere."""
+        self._entries: dict[str, _Entry] = {}
 
-    def set(self, peer_id: str, contact: Contact) -> bool:
-        """Replaces what was known; whether it is another process now, or elsewhere. Malformed
-        addresses and those past the eighth are left out."""
-        usable = []
+    def set(self, peer_id: str, contact: Contact) -> None:
+        """Replaces what was known. Malformed addresses and those past the eighth are left out."""
+        usable = list[str]()
         for text in contact.addresses[:MAX_ADDRESSES]:
             with contextlib.suppress(ValueError):
                 parse_address(text)
                 usable.append(text)
         relays = contact.relays[:MAX_RELAYS]
         with self._lock:
-            before = self._known.pop(peer_id, Contact())
-            self._known[peer_id] = replace(contact, addresses=tuple(usable), relays=relays)
-            if before.addresses != tuple(usable):
-                self._failed_at.pop(peer_id, None)
-            while len(self._known) > MOST_KNOWN:
-                self._forget(next(iter(self._known)))
-        here = (tuple(usable), contact.incarnation)
-        return here != (before.addresses, before.incarnation)
-
-    def _forget(self, peer_id: str) -> None:
-        places = (self._known, self._good, self._through)
-        times = (self._failed_at, self._chance_at, self._nowhere_at)
-        for about in (*places, *times):
-            about.pop(peer_id, None)
+            entry = self._entries.pop(peer_id, _Entry())
+            entry.contact = replace(contact, addresses=tuple(usable), relays=relays)
+            named = {*usable, *relays, ""}
+            entry.failed_at = {way: at for way, at in entry.failed_at.items() if way.name in named}
+            self._entries[peer_id] = entry
+            while len(self._entries) > MOST_KNOWN:
+                del self._entries[next(iter(self._entries))]
 
     def knows(self, peer_id: str) -> bool:
         with self._lock:
-            return peer_id in self._known
-
-    def addresses(self, peer_id: str) -> list[str]:
-        with self._lock:
-            good = self._good.get(peer_id)
-            known = self._known.get(peer_id, Contact()).addresses
-            return sorted(known, key=lambda text: text != good)
+            return peer_id in self._entries
 
     def may_be_of(self, peer_id: str, incarnation: bytes) -> bool:
         """Whether addresses are known that may be this process's: others listened elsewhere."""
         with self._lock:
-            contact = self._known.get(peer_id, Contact())
+            contact = self._entries.get(peer_id, _Entry()).contact
             return bool(contact.addresses) and contact.incarnation in (b"", incarnation)
 
-    def relays(self, peer_id: str) -> Sequence[str]:
-        """Best first: those that led nowhere come last, the latest of them at the end."""
+    def ways(self, peer_id: str) -> list[Way]:
+        """All ways, best first: addresses, a call, relays; addresses last if the peer says that
+        nobody can dial it and none of them has worked. Ways that failed within the last minute
+        come after all others, the latest failure at the end."""
         with self._lock:
-            nowhere_at = self._nowhere_at.get(peer_id, {})
-            relays = self._known.get(peer_id, Contact()).relays
-            return sorted(relays, key=lambda relay: nowhere_at.get(relay, float("-inf")))
+            entry = self._entries.get(peer_id, _Entry())
+            contact = entry.contact
+            direct = [Way(WayKind.DIALLED, address) for address in contact.addresses]
+            direct.sort(key=lambda way: way != entry.good)
+            indirect = [Way(WayKind.CALLED)]
+            indirect += [Way(WayKind.RELAYED, relay) for relay in contact.relays]
+            last = contact.dials_out and entry.good is None
+            since = self._now() - FAILED_S
+            failed_at = dict(entry.failed_at)
+        ways = [*indirect, *direct] if last else [*direct, *indirect]
+        return sorted(ways, key=lambda way: max(failed_at.get(way, since), since))
 
-    def came_there(self, peer_id: str, relay: str) -> None:
-        """There is a connection to that peer now, through `relay`; empty: without one."""
+    def worked(self, peer_id: str, way: Way) -> None:
+        """There is a connection to that peer now."""
         with self._lock:
-            if peer_id in self._known:
-                self._through[peer_id] = relay
+            if entry := self._entries.get(peer_id):
+                entry.last = way
+                entry.failed_at.pop(way, None)
+                if way.kind is WayKind.DIALLED:
+                    entry.good = way
 
-    def led_nowhere(self, peer_id: str, relay: str) -> None:
-        """This relay, if it is one of that peer's, gave us no word of it."""
+    def failed(self, peer_id: str, way: Way) -> None:
+        """That way led nowhere."""
         with self._lock:
-            named = self._known.get(peer_id, Contact()).relays
-            if relay in named:
-                before = self._nowhere_at.get(peer_id, {})
-                kept = {each: at for each, at in before.items() if each in named}
-                self._nowhere_at[peer_id] = {**kept, relay: self._now()}
+            if entry := self._entries.get(peer_id):
+                self._fail(entry, way)
 
-    def dial_last(self, peer_id: str) -> bool:
-        """Whether to try everything else before this peer's addresses."""
+    def doubt(self, peer_id: str) -> None:
+        """The peer did not answer. If the last connection went through another peer, it may end
+        there: that way failed."""
         with self._lock:
-            contact = self._known.get(peer_id, Contact())
-            if contact.dials_out and peer_id not in self._good:
-                return True
-            return self._now() - self._failed_at.get(peer_id, float("-inf")) < FAILED_S
+            entry = self._entries.get(peer_id)
+            if entry and entry.last and entry.last.kind is not WayKind.DIALLED:
+                self._fail(entry, entry.last)
 
-    def worked(self, peer_id: str, address: str) -> None:
-        with self._lock:
-            if peer_id in self._known:
-                self._good[peer_id] = address
-            self._failed_at.pop(peer_id, None)
-
-    def give_another_chance(self, peer_id: str) -> None:
-        """The way we came there leads nowhere: other relays may be tried first, and addresses that
-        failed. These not again and again: a dial in a hurry gets no further than to them."""
-        with self._lock:
-            relay = self._through.pop(peer_id, "")
-            now = self._now()
-            recently = now - self._chance_at.get(peer_id, float("-inf")) < FAILED_S
-            if peer_id in self._failed_at and not recently:
-                del self._failed_at[peer_id]
-                self._chance_at[peer_id] = now
-        self.led_nowhere(peer_id, relay)
-
-    def failed(self, peer_id: str) -> None:
-        """None of its addresses answered."""
-        with self._lock:
-            self._good.pop(peer_id, None)
-            if peer_id in self._known:
-                self._failed_at[peer_id] = self._now()
+    def _fail(self, entry: _Entry, way: Way) -> None:
+        entry.failed_at[way] = self._now()
+        if entry.good == way:
+            entry.good = None

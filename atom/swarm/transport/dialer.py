@@ -1,53 +1,50 @@
-"""Reaching a peer: at its addresses, by calling it, or through a relay; then TLS, the check of its
-key, the handshake. However the connection came about, the two ends prove themselves to each other.
+"""Outgoing connections: at a peer's addresses, by calling it, or through a relay; then TLS, the
+check of its key, the handshake. However the connection came about, the two ends prove themselves to
+each other.
 """
 
+import contextlib
+import errno
 import math
+import os
+import select
+import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
+from typing import Any
 
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.swarm.stream import handshake
 from atom.swarm.stream.frames import Channel, Interrupted, Patience, Purpose
 from atom.swarm.stream.socket_stream import SocketStream
-from atom.swarm.stream.tls import Credentials, peer_of_certificate
-from atom.swarm.stream.tls_stream import TlsStream
-from atom.swarm.transport.connector import Connector
-from atom.swarm.transport.contacts import ContactBook, Unreachable, parse_address
-from atom.swarm.transport.endpoint import Endpoint
+from atom.swarm.stream.tls import Credentials, TlsStream, peer_of_certificate, tune
+from atom.swarm.transport.contacts import ContactBook, Unreachable, Way, WayKind, parse_address
+from atom.swarm.transport.limits import Endpoint
 from atom.swarm.transport.link_book import LinkBook
-from atom.swarm.transport.switchboard import Switchboard
+from atom.swarm.transport.reverse_connections import ReverseConnections
 
-Connect = Callable[[float], SocketStream]
-"""Opens a connection to the peer within these seconds, nothing proven. Raises: OSError,
-PeerRefused."""
+MOST_LOOKUPS = 16
+"""Of host names under way at a time. The system's resolver may take half a minute, and the names
+come from strangers' leases."""
 
-
-@dataclass(frozen=True)
-class Way:
-    """One way to a peer: at an address, through a relay, or by neither, when it is called."""
-
-    connect: Connect
-    address: str = ""
-    relay: str = ""
+AddressInfo = tuple[int, int, int, str, Any]
+"""As `socket.getaddrinfo` gives them."""
 
 
 class Dialer:
-    """Opens outgoing channels; `close` cuts those that are open."""
+    """Opens outgoing channels; `close` cuts those that are open. Thread-safe."""
 
     def __init__(
-        self, endpoint: Endpoint, credentials: Credentials, switchboard: Switchboard
+        self, endpoint: Endpoint, credentials: Credentials, reverse: ReverseConnections
     ) -> None:
         self.contacts = ContactBook()
         self.links = LinkBook()
         self._endpoint = endpoint
         self._credentials = credentials
-        self._switchboard = switchboard
-        self._connector = Connector(endpoint.closing)
+        self._reverse = reverse
+        self._resolver = Resolver()
         self._lock = threading.Lock()
         self._open: set[Channel] = set()
 
@@ -55,7 +52,7 @@ class Dialer:
         self,
         peer_id: str,
         purpose: Purpose,
-        tag: bytes,
+        tag: bytes = b"",
         seconds: float = math.inf,
         stop: threading.Event | None = None,
     ) -> Channel:
@@ -64,29 +61,27 @@ class Dialer:
 
         Raises: Unreachable; PeerRefused (the last reason) if only refusals were met.
         """
-        deadline = time.monotonic() + seconds
-        indirect = [self._by_call(peer_id), self._by_relay(peer_id)]
-        direct = [self._directly(peer_id, stop)]
-        last = self.contacts.dial_last(peer_id)
-        ways = [*indirect, *direct] if last else [*direct, *indirect]
-        return self._first_of(ways, peer_id, (purpose, tag), Patience(seconds, deadline, stop))
+        own = self._endpoint.local.identity.peer_id
+        ways = [way for way in self.contacts.ways(peer_id) if way.name not in (peer_id, own)]
+        if not self._reverse.has_line(peer_id):
+            ways = [way for way in ways if way.kind is not WayKind.CALLED]
+        patience = Patience(seconds, time.monotonic() + seconds, stop)
+        return self._first_of(ways, peer_id, purpose, tag, patience)
 
     def dial_directly(
         self, peer_id: str, purpose: Purpose, tag: bytes = b"", seconds: float = math.inf
     ) -> Channel:
         """As `dial`, at the peer's addresses only."""
-        deadline = time.monotonic() + seconds
-        patience = Patience(seconds, deadline)
-        return self._first_of([self._directly(peer_id)], peer_id, (purpose, tag), patience)
+        patience = Patience(seconds, time.monotonic() + seconds)
+        return self._first_of(self._direct(peer_id), peer_id, purpose, tag, patience)
 
     def open(self, peer_id: str, seconds: float) -> tuple[SocketStream, str]:
         """A connection to the first of the peer's addresses that takes one, and its host; nothing
         is proven. Raises: OSError."""
-        deadline, failure = time.monotonic() + seconds, OSError("no known address")
-        for address in self.contacts.addresses(peer_id):
+        patience, failure = Patience.within(seconds), OSError("no known address")
+        for _, address in self._direct(peer_id):
             try:
-                left = _left(seconds, deadline)
-                return self._connector.connect(peer_id, address, left), _host(address)
+                return self._connect(address, patience), parse_address(address)[0]
             except OSError as error:
                 failure = error
         raise failure
@@ -98,127 +93,164 @@ class Dialer:
         for channel in cut:
             channel.close()
 
-    # ---- ways
-
-    def _directly(self, peer_id: str, stop: threading.Event | None = None) -> Iterator[Way]:
-        for address in self.contacts.addresses(peer_id):
-            connect = partial(self._connector.connect, peer_id, address, stop=stop)
-            yield Way(connect, address=address)
-
-    def _by_call(self, peer_id: str) -> Iterator[Way]:
-        if self._switchboard.has_line(peer_id):
-            yield Way(partial(self._switchboard.call, peer_id))
-
-    def _by_relay(self, peer_id: str) -> Iterator[Way]:
-        for relay in self.contacts.relays(peer_id):
-            if relay not in (peer_id, self._endpoint.local.identity.peer_id):
-                yield Way(partial(self._through, relay, peer_id), relay=relay)
-
-    def _through(self, relay: str, peer_id: str, seconds: float) -> SocketStream:
-        channel = self.dial_directly(relay, Purpose.RELAY, peer_id.encode(), seconds)
-        assert isinstance(channel.stream, SocketStream), "relays hand over the bare connection"
-        with self._lock:
-            self._open.discard(channel)  # the channel inside it takes its place
-        return channel.stream
+    def _direct(self, peer_id: str) -> list[Way]:
+        return [way for way in self.contacts.ways(peer_id) if way.kind is WayKind.DIALLED]
 
     def _first_of(
-        self,
-        ways: list[Iterator[Way]],
-        peer_id: str,
-        what: tuple[Purpose, bytes],
-        patience: Patience,
+        self, ways: list[Way], peer_id: str, purpose: Purpose, tag: bytes, patience: Patience
     ) -> Channel:
         """Each way but the last has at most half of what is left of the time: an address behind
         which nobody answers must not use up all of it."""
-        refusals: list[PeerRefused] = []
-        failures: list[OSError] = []
-        found = [list(several) for several in ways]
-        left = sum(map(len, found))
-        for several in found:
-            before = len(failures)
-            for way in several:
-                left -= 1
-                try:
-                    share = _half(patience) if left else patience
-                    channel = self._shake_hands(way.connect, peer_id, what, share)
-                except PeerRefused as refused:
-                    refusals.append(refused)
-                    self.contacts.led_nowhere(peer_id, way.relay)
-                except Interrupted:
-                    raise
-                except OSError as error:
-                    failures.append(error)
-                    self.contacts.led_nowhere(peer_id, way.relay)
-                else:
-                    return self._note_found(channel, way, peer_id, what[0])
-            tried_addresses = any(way.address for way in several)
-            if tried_addresses and any(not _nobody(e) for e in failures[before:]):
-                self.contacts.failed(peer_id)
+        failures: list[OSError | PeerRefused] = []
+        for way in ways:
+            share = patience if way == ways[-1] else _half(patience)
+            try:
+                channel = self._shake_hands(way, peer_id, purpose, tag, share)
+            except Interrupted:
+                raise
+            except (OSError, PeerRefused) as failure:
+                failures.append(failure)
+                self.contacts.failed(peer_id, way)
+            else:
+                self.contacts.worked(peer_id, way)
+                return channel
+        refusals = [failure for failure in failures if isinstance(failure, PeerRefused)]
         if refusals:
             raise refusals[-1]
-        nobody = bool(failures) and all(_nobody(error) for error in failures)
-        detail = "; ".join(str(error) for error in failures) or "no known address"
+        nobody = bool(failures) and all(isinstance(f, ConnectionRefusedError) for f in failures)
+        detail = "; ".join(str(failure) for failure in failures) or "no known address"
         raise Unreachable(f"{peer_id}: {detail}", nobody)
 
-    def _note_found(self, channel: Channel, way: Way, peer_id: str, purpose: Purpose) -> Channel:
-        channel.direct = bool(way.address)
-        if channel.direct:
-            self.contacts.worked(peer_id, way.address)
-        if purpose in (Purpose.MESSAGES, Purpose.RING):
-            self.contacts.came_there(peer_id, way.relay)
-        return channel
-
     def _shake_hands(
-        self, connect: Connect, peer_id: str, what: tuple[Purpose, bytes], whole: Patience
+        self, way: Way, peer_id: str, purpose: Purpose, tag: bytes, patience: Patience
     ) -> Channel:
-        limits, deadline = self._endpoint.limits, whole.deadline
-        below = connect(_left(limits.connect_s, deadline))
+        below = self._open_way(way, peer_id, patience)
         stream = TlsStream(below, self._credentials.client, server_side=False)
-        channel = Channel(self._endpoint.bandwidth.limit(stream), self._gone)
-        channel.purpose, channel.tag = what
+        limited = self._endpoint.bandwidth.limit(stream, ring=purpose is Purpose.RING)
+        channel = Channel(limited, self._gone)
+        channel.purpose, channel.tag = purpose, tag
+        channel.direct = way.kind is WayKind.DIALLED
         with self._lock:
             self._open.add(channel)
         try:
-            patience = replace(
-                Patience.within(_left(limits.handshake_s, deadline)), stop=whole.stop
-            )
-            stream.handshake(patience)
+            within = _at_most(self._endpoint.limits.handshake_s, patience)
+            stream.handshake(within)
             certificate = stream.certificate()
             if certificate is None or peer_of_certificate(certificate) != peer_id:
                 raise PeerRefused(Reason.WRONG_IDENTITY, f"that is not {peer_id}")
-            local = self._endpoint.local
-            handshake.greet(channel, local, peer_id, certificate, patience)
-            if channel.purpose is Purpose.RELAY:
-                channel.stream = stream.hand_over()  # what goes through it is limited further in
-                return channel  # its welcome had to wait for the third: no round trip
-            if channel.purpose is Purpose.RING:
-                channel.stream = self._endpoint.bandwidth.limit_ring(stream)
+            handshake.greet(channel, self._endpoint.local, peer_id, certificate, within)
         except BaseException:
             channel.close()
             raise
-        assert channel.round_trip_s is not None, "shaken hands"
-        self.links.met(peer_id, channel.round_trip_s)
+        if purpose is Purpose.RELAY:  # its welcome had to wait for the third: no round trip
+            channel.stream = stream.hand_over()  # what goes through it is limited further in
+        elif channel.round_trip_s is not None:
+            self.links.met(peer_id, channel.round_trip_s)
         return channel
+
+    def _open_way(self, way: Way, peer_id: str, patience: Patience) -> SocketStream:
+        """A connection, nothing proven. Raises: OSError, PeerRefused."""
+        within = _at_most(self._endpoint.limits.connect_s, patience)
+        match way.kind:
+            case WayKind.DIALLED:
+                return self._connect(way.name, within)
+            case WayKind.CALLED:
+                return self._reverse.call(peer_id, within.left_s())
+        tag = peer_id.encode()
+        channel = self.dial_directly(way.name, Purpose.RELAY, tag, within.left_s())
+        assert isinstance(channel.stream, SocketStream), "relays hand over the bare connection"
+        self._gone(channel)  # the channel inside it takes its place
+        return channel.stream
+
+    def _connect(self, address: str, patience: Patience) -> SocketStream:
+        """A tuned TCP connection. Raises: OSError; Interrupted when closing, too."""
+        host, port = parse_address(address)
+        family, kind, protocol, _, target = self._resolver.resolve(host, port, patience.left_s())
+        connecting = socket.socket(family, kind, protocol)
+        try:
+            connecting.setblocking(False)
+            code = connecting.connect_ex(target)
+            while code == errno.EINPROGRESS:
+                if self._endpoint.closing.is_set():
+                    raise Interrupted("closing")
+                patience.wait_s(math.inf)
+                code = _poll(connecting)
+            if code:
+                raise OSError(code, os.strerror(code))
+        except BaseException:
+            connecting.close()
+            raise
+        tune(connecting)
+        return SocketStream(connecting)
 
     def _gone(self, channel: Channel) -> None:
         with self._lock:
             self._open.discard(channel)
 
 
-def _left(seconds: float, deadline: float) -> float:
-    """The shorter of a limit and what is left of the caller's time; never less than nothing."""
-    return max(min(seconds, deadline - time.monotonic()), 0.0)
+class Resolver:
+    """From host names to addresses, in bounded time and threads. Thread-safe.
+
+    Nobody waits for its threads in the end: they only ever wait themselves.
+    """
+
+    def __init__(self) -> None:
+        self._free = threading.BoundedSemaphore(MOST_LOOKUPS)
+
+    def resolve(self, host: str, port: int, seconds: float) -> AddressInfo:
+        """The first address of a host, within `seconds`. Raises: OSError (unknown, or not a name at
+        all), TimeoutError."""
+        deadline = time.monotonic() + seconds
+        with contextlib.suppress(socket.gaierror):
+            return _lookup(host, port, socket.AI_NUMERICHOST)
+        if not self._free.acquire(timeout=min(seconds, threading.TIMEOUT_MAX)):
+            raise TimeoutError("too many host names are being looked up")
+        found: list[AddressInfo | OSError] = []
+        done = threading.Event()
+
+        def look() -> None:
+            try:
+                found.append(_lookup(host, port))
+            except OSError as problem:
+                found.append(problem)
+            finally:
+                self._free.release()
+                done.set()
+
+        try:
+            threading.Thread(target=look, name="atom-lookup", daemon=True).start()
+        except RuntimeError as problem:
+            self._free.release()
+            raise OSError(f"no thread to look up {host}: {problem}") from problem
+        if not done.wait(max(deadline - time.monotonic(), 0.0)):
+            raise TimeoutError(f"looking up {host} takes too long")
+        if isinstance(found[0], OSError):
+            raise OSError(str(found[0]))
+        return found[0]
+
+
+def _lookup(host: str, port: int, flags: int = 0) -> AddressInfo:
+    """Raises: OSError."""
+    try:
+        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)[0]
+    except UnicodeError as problem:  # an empty label, or one that is too long
+        raise OSError(f"{host[:80]!r} is no host name: {problem}") from problem
+
+
+def _poll(connecting: socket.socket) -> int:
+    poll = select.poll()
+    poll.register(connecting, select.POLLOUT)
+    if not poll.poll(50):
+        return errno.EINPROGRESS
+    return connecting.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+
+
+def _at_most(seconds: float, patience: Patience) -> Patience:
+    """No longer than `seconds` from now, either."""
+    return replace(patience, deadline=min(patience.deadline, time.monotonic() + seconds))
 
 
 def _half(patience: Patience) -> Patience:
     """What is left of it, halved."""
     now = time.monotonic()
     return replace(patience, deadline=now + (patience.deadline - now) / 2)
-
-
-def _nobody(error: OSError) -> bool:
-    return isinstance(error, ConnectionRefusedError)
-
-
-def _host(address: str) -> str:
-    return parse_address(address)[0]

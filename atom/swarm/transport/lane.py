@@ -7,14 +7,15 @@ from collections.abc import Callable
 from atom.base.errors import PeerRefused
 from atom.swarm.stream.frames import Channel, Kind, Patience
 from atom.swarm.transport.contacts import Unreachable
-from atom.swarm.transport.endpoint import Endpoint
+from atom.swarm.transport.limits import Endpoint
 
 OnUnreachable = Callable[[str, bool], None]
 """peer id, whether its own host answered that nobody listens (see `Unreachable.refused`)."""
 
 
 class Lanes:
-    """All destinations. `send` never blocks; what cannot be delivered is dropped and reported."""
+    """All destinations. `send` never blocks; what cannot be delivered is dropped and reported.
+    Thread-safe."""
 
     def __init__(self, endpoint: Endpoint, dial: Callable[[str], Channel]) -> None:
         self.on_unreachable: OnUnreachable | None = None
@@ -22,27 +23,19 @@ class Lanes:
         self._dial = dial
         self._changed = threading.Condition()
         self._queues: dict[str, deque[bytes]] = {}
+        """Of the destinations that have a thread."""
         self._doubted: set[str] = set()
-        """Whose connection is given up before the next message, unless it was dialled."""
-        self._unbegun: dict[str, None] = {}
-        """Whose queue has no thread yet, in the order they came."""
-        self._introductions = 0
+        """Destinations whose connection is given up before the next message, unless it was
+        dialled."""
 
     def send(self, peer_id: str, raw: bytes) -> bool:
-        """Queues a message; False if this destination's queue is full, it is a stranger and there
-        are too many others already, or we are closing."""
-        limits, known = self._endpoint.limits, self._endpoint.known
+        """Queues a message; False if this destination's queue is full, there are too many
+        destinations already, or we are closing."""
+        limits = self._endpoint.limits
         with self._changed:
-            if self._endpoint.closing.is_set():
+            if self._endpoint.closing.is_set() or not self._has_lane(peer_id):
                 return False
-            queue = self._queues.get(peer_id)
-            if queue is None:
-                if len(self._queues) >= limits.destinations and peer_id not in known:
-                    return False
-                queue = self._queues[peer_id] = deque()
-                self._unbegun[peer_id] = None
-            if peer_id in self._unbegun and not self._begin(peer_id):
-                return False
+            queue = self._queues[peer_id]
             full = len(queue) >= limits.queued_messages
             full = full or sum(map(len, queue)) + len(raw) > limits.queued_bytes
             if not full:
@@ -53,8 +46,8 @@ class Lanes:
         return not full
 
     def doubt(self, peer_id: str) -> None:
-        """It did not answer. What goes through a third may end there and nobody notices, if that
-        one is frozen: its kernel still takes every byte."""
+        """The peer did not answer. A connection through another peer may end there unnoticed, if
+        that one is frozen: its kernel still takes every byte."""
         with self._changed:
             if peer_id in self._queues:
                 self._doubted.add(peer_id)
@@ -64,80 +57,72 @@ class Lanes:
         with self._changed:
             self._changed.notify_all()
 
-    def _begin(self, peer_id: str) -> bool:
-        """Gives a queue its thread, unless it has to wait; False: there is none to be had."""
-        introduces = peer_id not in self._endpoint.known
-        if introduces and self._introductions >= self._endpoint.limits.introductions:
+    def _has_lane(self, peer_id: str) -> bool:
+        """Whether the destination has a queue and a thread; begins them if it had none."""
+        if peer_id in self._queues:
             return True
-        del self._unbegun[peer_id]
+        end = self._endpoint
+        if not end.known.has_room(peer_id, self._queues, end.limits.destinations):
+            return False
+        queue = self._queues[peer_id] = deque[bytes]()
         try:
-            self._endpoint.crew.start("atom-lane", lambda: self._run(peer_id, introduces))
+            end.threads.start("atom-lane", lambda: self._run(peer_id, queue))
         except OSError:  # the next message tries again
             del self._queues[peer_id]
             return False
-        self._introductions += introduces
         return True
 
-    def _introduced(self) -> None:
-        """A stranger was reached, or was not: the next may be."""
-        with self._changed:
-            self._introductions -= 1
-            most = 0 if self._endpoint.closing.is_set() else self._endpoint.limits.introductions
-            while self._unbegun and self._introductions < most:
-                self._begin(next(iter(self._unbegun)))
-
-    def _run(self, peer_id: str, introduces: bool) -> None:
+    def _run(self, peer_id: str, queue: deque[bytes]) -> None:
         channel: Channel | None = None
-        with self._changed:
-            ours = self._queues[peer_id]
         try:
-            while (raw := self._next(peer_id)) is not None:
+            while (raw := self._next(peer_id, queue)) is not None:
                 channel = self._deliver(peer_id, raw, channel)
-                if introduces:
-                    introduces = False
-                    self._introduced()
+                if channel is None:
+                    return
+        except BaseException:
+            self._drop(peer_id)
+            raise
         finally:
-            if introduces:
-                self._introduced()
-            with self._changed:
-                if self._queues.get(peer_id) is ours:  # not the queue of the lane after us
-                    del self._queues[peer_id]
             if channel is not None:
                 channel.close()
 
-    def _next(self, peer_id: str) -> bytes | None:
+    def _next(self, peer_id: str, queue: deque[bytes]) -> bytes | None:
         """The next message; None (and the lane is gone) after a long silence or when closing."""
+        closing = self._endpoint.closing
         with self._changed:
-            queue = self._queues[peer_id]
-            closing = self._endpoint.closing
             self._changed.wait_for(
                 lambda: bool(queue) or closing.is_set(), self._endpoint.limits.lane_idle_s
             )
             if not queue or closing.is_set():
-                del self._queues[peer_id]  # under the lock: a later send starts a new lane
+                self._drop(peer_id)  # under the lock: a later send starts a new lane
                 return None
             return queue.popleft()
 
+    def _drop(self, peer_id: str) -> None:
+        """This lane is over. What is queued is dropped: it would only meet the same fate."""
+        with self._changed:
+            self._queues.pop(peer_id, None)
+
     def _deliver(self, peer_id: str, raw: bytes, channel: Channel | None) -> Channel | None:
-        """Sends over `channel` if it is alive, else over a new one, which is returned."""
+        """Sends over `channel` if it is alive, else over a new one. Returns the one that took the
+        message; None: the peer could not be reached, and the lane is gone."""
         with self._changed:
             doubted = peer_id in self._doubted
             self._doubted.discard(peer_id)
         if channel is not None:
-            good = channel.direct or not doubted
-            if good and self._try(channel, raw):
+            if (channel.direct or not doubted) and self._try(channel, raw):
                 return channel
             channel.close()
         try:
             channel = self._dial(peer_id)
+            if self._try(channel, raw):
+                return channel
+            channel.close()
+            raise ConnectionError("lost while sending")
         except (OSError, PeerRefused) as error:
-            self._give_up(peer_id, error)
+            self._drop(peer_id)  # first: a message that the news brings about starts a new lane
+            self._tell_unreachable(peer_id, error)
             return None
-        if self._try(channel, raw):
-            return channel
-        channel.close()
-        self._give_up(peer_id, ConnectionError("lost while sending"))
-        return None
 
     def _try(self, channel: Channel, raw: bytes) -> bool:
         try:
@@ -149,11 +134,7 @@ class Lanes:
             return False
         return True
 
-    def _give_up(self, peer_id: str, error: Exception) -> None:
-        """Drops what is queued as well: it would only meet the same fate, later."""
-        with self._changed:
-            if peer_id in self._queues:
-                self._queues[peer_id].clear()
+    def _tell_unreachable(self, peer_id: str, error: Exception) -> None:
         if self._endpoint.closing.is_set():
             return
         refused = isinstance(error, Unreachable) and error.refused

@@ -1,7 +1,7 @@
 """The door: accepts connections, gives each a thread, and lets in who proves to be a peer.
 
-Connections that answer a call of ours go to the switchboard instead; those that we opened because
-we were called come in here as if they had been accepted.
+Connections that answer a call of ours go to their caller instead; those that we opened because we
+were called come in here as if they had been accepted.
 """
 
 import contextlib
@@ -12,14 +12,12 @@ import threading
 from atom.base.errors import AddressError, PeerRefused, PortInUseError
 from atom.base.reasons import Reason
 from atom.swarm.stream import handshake
-from atom.swarm.stream.frames import Channel, HungUp, Patience, Purpose
+from atom.swarm.stream.frames import Channel, Patience, Purpose
 from atom.swarm.stream.socket_stream import SocketStream
-from atom.swarm.stream.tls import Credentials, tune
-from atom.swarm.stream.tls_stream import TlsStream
-from atom.swarm.transport.doorkeeper import Doorkeeper
-from atom.swarm.transport.endpoint import Endpoint, RefusalLog
+from atom.swarm.stream.tls import Credentials, TlsStream, tune
+from atom.swarm.transport.limits import ConnectionLimiter, Endpoint, RefusalLog
+from atom.swarm.transport.reverse_connections import ANSWER, TOKEN_BYTES, ReverseConnections
 from atom.swarm.transport.router import Router
-from atom.swarm.transport.switchboard import ANSWER, TOKEN_BYTES, Switchboard
 
 _BACKLOG = 64
 _LAST_WORDS_S = 0.3
@@ -50,13 +48,13 @@ class Listener:
         endpoint: Endpoint,
         credentials: Credentials,
         router: Router,
-        switchboard: Switchboard,
+        reverse: ReverseConnections,
     ) -> None:
         self._endpoint = endpoint
         self._credentials = credentials
         self._router = router
-        self._switchboard = switchboard
-        self._doorkeeper = Doorkeeper(endpoint.limits, endpoint.known)
+        self._reverse = reverse
+        self._limiter = ConnectionLimiter(endpoint.limits, endpoint.known)
         self._refusals = RefusalLog(endpoint.events, endpoint.clock)
         self._lock = threading.Lock()
         self._open: set[Channel] = set()
@@ -65,7 +63,7 @@ class Listener:
     def start(self, bind: tuple[str, int]) -> tuple[str, int]:
         """Listens and returns the bound address. Raises: PortInUseError, AddressError."""
         self._socket = listening(bind)
-        self._endpoint.crew.start("atom-accept", self._accept)
+        self._endpoint.threads.start("atom-accept", self._accept)
         name = self._socket.getsockname()
         return str(name[0]), int(name[1])
 
@@ -92,25 +90,21 @@ class Listener:
                 self._take(accepted, str(address[0]))
 
     def _take(self, accepted: socket.socket, host: str) -> None:
-        distrusted = self._endpoint.quarantine.holds(host, self._endpoint.clock.now())
-        if not self._doorkeeper.enter(host, distrusted):
+        if not self._limiter.enter(host):
             accepted.close()
             self._refusals.write(PeerRefused(Reason.TOO_MANY_CONNECTIONS), host, "")
             return
         try:
-            self._endpoint.crew.start("atom-inbound", lambda: self._serve(accepted, host))
+            self._endpoint.threads.start("atom-inbound", lambda: self._serve(accepted, host))
         except OSError:  # no thread to be had now; the door stays open for those who come later
             accepted.close()
-            self._doorkeeper.leave(host, "")
+            self._limiter.leave(host, "")
 
     def serve_called(self, connected: SocketStream, host: str) -> None:
-        """Serves a connection that we opened because `host` called us, to its end.
-
-        Perhaps for somebody whom it relays: what that one does before it proves who it is must not
-        be held against the relay.
-        """
+        """Serves a connection that we opened because `host` called us, to its end: perhaps for a
+        peer that it relays, which counts beside the relay's own connections."""
         host = f"called from {host}"
-        if not self._doorkeeper.enter(host):
+        if not self._limiter.enter(host):
             connected.close()
             return
         proven: list[str] = []
@@ -122,7 +116,7 @@ class Listener:
             below = SocketStream(accepted)
         except OSError:  # gone before it said anything
             accepted.close()
-            self._doorkeeper.leave(host, "")
+            self._limiter.leave(host, "")
             return
         proven: list[str] = []
         channel = self._channel(below, host, proven)
@@ -154,7 +148,7 @@ class Listener:
             self._refusals.write(PeerRefused(reason, str(error)), host, "")
             channel.close()
             return True
-        if not self._switchboard.arrived(bytes(token), below):
+        if not self._reverse.arrived(bytes(token), below):
             below.close()
         self._left(channel, host, [])  # whoever called owns the connection now
         return True
@@ -173,8 +167,8 @@ class Listener:
         try:
             stream.handshake(patience)
             handshake.receive(channel, local, self._credentials.certificate, patience)
-            self._screen(channel)
-            if not self._doorkeeper.identify(host, channel.peer_id):
+            self._router.screen(channel)
+            if not self._limiter.identify(host, channel.peer_id):
                 raise PeerRefused(Reason.TOO_MANY_CONNECTIONS, "from this peer, or from strangers")
             proven.append(channel.peer_id)
             self._router.reserve(channel)
@@ -182,34 +176,17 @@ class Listener:
             if channel.purpose is Purpose.RELAY:
                 channel.stream = stream.hand_over()  # the relay has limits of its own
             elif channel.purpose is Purpose.RING:
-                channel.stream = self._endpoint.bandwidth.limit_ring(stream)
+                channel.stream = self._endpoint.bandwidth.limit(stream, ring=True)
         except PeerRefused as refused:
-            self._refuse(refused, host, channel.peer_id)
+            self._refusals.write(refused, host, channel.peer_id)
             self._say_no(channel, refused)
         except TimeoutError:
-            self._refuse(PeerRefused(Reason.TIMEOUT, "handshake"), host, "")
-        except HungUp as gone:  # it waited for us in vain, or changed its mind: its place is free
-            self._refusals.write(PeerRefused(Reason.BAD_HANDSHAKE, str(gone)), host, "")
+            self._refusals.write(PeerRefused(Reason.TIMEOUT, "handshake"), host, "")
         except ConnectionError as error:
-            self._refuse(PeerRefused(Reason.BAD_HANDSHAKE, str(error)), host, "")
+            self._refusals.write(PeerRefused(Reason.BAD_HANDSHAKE, str(error)), host, "")
         else:
             return True
         return False
-
-    def _refuse(self, refused: PeerRefused, host: str, peer_id: str) -> None:
-        """Writes it down. Before anybody has proved who it is, only its host can be held to it."""
-        self._refusals.write(refused, host, peer_id)
-        if not peer_id:
-            self._endpoint.quarantine.offend(host, refused.reason, self._endpoint.clock.now())
-
-    def _screen(self, channel: Channel) -> None:
-        """Raises: PeerRefused. Who is in quarantine may still send messages, each of which is
-        checked: a quorum may need its vote. Unless it is aside for good."""
-        quarantine, now = self._endpoint.quarantine, self._endpoint.clock.now()
-        out = quarantine.keeps_out(channel.peer_id, now) and channel.purpose is not Purpose.MESSAGES
-        if out or quarantine.is_for_good(channel.peer_id):
-            raise PeerRefused(Reason.QUARANTINED, "for what this peer did before")
-        self._router.screen(channel)
 
     def _say_no(self, channel: Channel, refused: PeerRefused) -> None:
         patience = Patience.within(_LAST_WORDS_S)
@@ -221,4 +198,4 @@ class Listener:
         with self._lock:
             self._open.discard(channel)
         self._router.ended(channel)
-        self._doorkeeper.leave(host, proven[0] if proven else "")
+        self._limiter.leave(host, proven[0] if proven else "")

@@ -1,7 +1,7 @@
-"""How a peer sees to it that others reach it: it asks some to dial it, and keeps lines open to
-those that can be dialled if they cannot. Also if only one of them cannot: two peers that a third
-reaches and that do not reach each other meet there. What decides is in `reachability`; here is the
-thread."""
+"""How a peer sees to it that others reach it: it asks some to dial it. If they cannot, it keeps
+lines open to peers that can be dialled. Also if only one of them cannot: two peers that a third
+reaches and that do not reach each other meet there. The decisions are in `reachability`; here is
+the thread."""
 
 import threading
 import traceback
@@ -60,9 +60,8 @@ class Outreach:
         self._apart: set[str] = set()
         """Who could not reach us when it was asked last, or could not even be asked."""
         self._ask_at = float("-inf")
-        self._alone_since: float | None = None
-        """At our head, with others in sight: perhaps they cannot fetch it from us."""
-        self._in_doubt_since: float | None = None
+        self._ask_soon_at = float("inf")
+        """From then on it looks as if others did not reach us."""
         self._told: tuple[object, ...] = ()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="atom-outreach", daemon=True)
@@ -79,7 +78,8 @@ class Outreach:
             self._changed.notify_all()
 
     def know(self, leases: Mapping[str, Lease], in_doubt: bool = False) -> None:
-        """A reading of the directory. `in_doubt`: it looks as if others did not reach us."""
+        """A reading of the directory. `in_doubt`: it looks as if others did not reach us. So it
+        does if we stay alone at our head, with others in sight: perhaps they cannot fetch it."""
         now = self._clock.now()
         with self._changed:
             for peer_id, lease in leases.items():
@@ -89,14 +89,12 @@ class Outreach:
                 self._transport.set_contact(peer_id, contact_of(lease))
             own = leases.get(self._transport.peer_id)
             others = leases.keys() - {self._transport.peer_id}
-            if own is None or not others or any(leases[p].head == own.head for p in others):
-                self._alone_since = None
-            elif self._alone_since is None:
-                self._alone_since = now
-            if not in_doubt:
-                self._in_doubt_since = None
-            elif self._in_doubt_since is None:
-                self._in_doubt_since = now
+            alone = own is not None and others and all(leases[p].head != own.head for p in others)
+            if not in_doubt and not alone:
+                self._ask_soon_at = float("inf")
+            else:  # to a peer that is alone, others may be on their way
+                soon_at = now if in_doubt else now + SETTLE_S
+                self._ask_soon_at = min(self._ask_soon_at, soon_at)
             for peer_id, (lease, seen) in list(self._others.items()):
                 if lease.state is PeerState.LEFT or now - seen > _FORGET_S:
                     del self._others[peer_id]
@@ -150,16 +148,11 @@ class Outreach:
             self._on_change()
 
     def _due(self) -> float:
-        """When to ask next: at intervals, soon while nobody follows us, and now when in doubt."""
+        """When to ask next: at intervals, which are short while others seem not to reach us."""
         if not self._asked_at:
             return self._ask_at
         again = max(self._asked_at.values()) + SETTLE_S
-        due = self._ask_at
-        if self._alone_since is not None:
-            due = min(due, max(self._alone_since + SETTLE_S, again))
-        if self._in_doubt_since is not None:
-            due = min(due, max(self._in_doubt_since, again))
-        return due
+        return min(self._ask_at, max(self._ask_soon_at, again))
 
     def _ask(self, others: Mapping[str, Lease]) -> None:
         now = self._clock.now()

@@ -12,12 +12,11 @@ from dataclasses import dataclass
 
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
+from atom.swarm.stream.bandwidth import SLICE_BYTES, TokenBucket
 from atom.swarm.stream.frames import Channel, Patience
-from atom.swarm.stream.rate_limit import TokenBucket
 from atom.swarm.stream.socket_stream import SocketStream
-from atom.swarm.stream.throttle import SLICE_BYTES
-from atom.swarm.transport.endpoint import Endpoint
-from atom.swarm.transport.switchboard import Switchboard
+from atom.swarm.transport.limits import Endpoint
+from atom.swarm.transport.reverse_connections import ReverseConnections
 
 _PIECE_BYTES = 64 * 1024
 _SILENCE_S = 120.0
@@ -39,18 +38,18 @@ class Relay:
     """Connections that this peer passes on. Thread-safe."""
 
     def __init__(
-        self, endpoint: Endpoint, switchboard: Switchboard, knows: Callable[[str], bool]
+        self, endpoint: Endpoint, reverse: ReverseConnections, knows: Callable[[str], bool]
     ) -> None:
         """`knows`: whether a peer takes part in the run, as far as its lease says."""
         self._endpoint = endpoint
-        self._switchboard = switchboard
+        self._reverse = reverse
         self._knows = knows
         rate = endpoint.limits.relay_bytes_per_s
         self._bucket = TokenBucket(rate, max(rate / 4, _PIECE_BYTES)) if rate > 0 else None
         self._lock = threading.Lock()
-        self._turns = threading.Condition()
-        self._taken = False
-        """Somebody has its turn."""
+        self._turn = threading.Lock()
+        """Held by the one direction that waits for bandwidth: all pairs together take from the
+        box's caps as one connection does."""
         self._far: dict[Channel, SocketStream | None] = {}
         self.passed_bytes = 0
 
@@ -59,21 +58,23 @@ class Relay:
         return self._bucket is not None
 
     def reserve(self, channel: Channel) -> None:
-        """Calls whom `channel` is for. Before it is told that it may begin.
+        """Calls the peer that `channel` is for, before `channel` is told that it may begin.
 
         Raises: PeerRefused: NOT_FOUND (no relay here, not for strangers, or that peer keeps no line
         to us), BUSY, TIMEOUT (it does not come).
         """
         target = channel.tag.decode(errors="replace")
-        reachable = self.offered and self._switchboard.has_line(target)
+        reachable = self.offered and self._reverse.has_line(target)
         if not reachable or not self._knows(channel.peer_id):
             raise PeerRefused(Reason.NOT_FOUND, "no way from here")
+        limits, known = self._endpoint.limits, self._endpoint.known
         with self._lock:
-            if not self._has_room(channel.peer_id):
+            asking = [each.peer_id for each in self._far]
+            if not known.has_room(channel.peer_id, asking, limits.relay_pairs):
                 raise PeerRefused(Reason.BUSY, "enough is relayed here")
             self._far[channel] = None
         try:
-            far = self._switchboard.call(target, self._endpoint.limits.connect_s)
+            far = self._reverse.call(target, limits.connect_s)
         except OSError as error:
             self.drop(channel)
             raise PeerRefused(Reason.TIMEOUT, str(error)[:100]) from error
@@ -84,18 +85,11 @@ class Relay:
         far.close()  # the caller left meanwhile
 
     def drop(self, channel: Channel) -> None:
-        """`channel` ended, whatever it was: so does what it was joined with."""
+        """`channel` ended: so does what it was joined with, if anything."""
         with self._lock:
             far = self._far.pop(channel, None)
         if far is not None:
             far.close()
-
-    def _has_room(self, peer_id: str) -> bool:
-        limits, known = self._endpoint.limits, self._endpoint.known
-        if len(self._far) >= limits.relay_pairs:
-            return False
-        asking = known.strangers(channel.peer_id for channel in self._far)
-        return peer_id in known or asking < limits.relay_pairs_of_strangers
 
     def splice(self, channel: Channel) -> None:
         """Copies both ways until either end leaves."""
@@ -103,32 +97,27 @@ class Relay:
         if far is None or not isinstance(near, SocketStream):
             return
         pair = Pair(self._endpoint.clock.now())
-        self._endpoint.crew.start("atom-relay", lambda: self._copy(far, near, pair))
+        self._endpoint.threads.start("atom-relay", lambda: self._copy(far, near, pair))
         self._copy(near, far, pair)
 
     def _copy(self, source: SocketStream, target: SocketStream, pair: Pair) -> None:
         """One direction; ends both when it ends."""
+        bandwidth = self._endpoint.bandwidth
         buffer = memoryview(bytearray(_PIECE_BYTES))
         try:
-            while True:
-                count = self._receive(source, buffer[: self._piece_bytes()], pair)
+            while not pair.ended:
+                capped = not (bandwidth.upload.unlimited and bandwidth.download.unlimited)
+                piece = buffer[:SLICE_BYTES] if capped else buffer
+                count = self._receive(source, piece, pair)
                 self._take_turn(count, pair)
                 target.send_all(buffer[:count], Patience(_STUCK_S))
                 self.passed_bytes += count
         except OSError:  # either end left, or fell silent
             pass
         finally:
+            pair.ended = True
             source.close()
             target.close()
-            with self._turns:
-                pair.ended = True
-                self._turns.notify_all()
-
-    def _piece_bytes(self) -> int:
-        """Beside a cap of the box no more than its own connections send at a time."""
-        bandwidth = self._endpoint.bandwidth
-        capped = not (bandwidth.upload.unlimited and bandwidth.download.unlimited)
-        return SLICE_BYTES if capped else _PIECE_BYTES
 
     def _receive(self, source: SocketStream, buffer: memoryview, pair: Pair) -> int:
         """At least one byte: how many. Raises: OSError, also when both directions were silent."""
@@ -144,21 +133,12 @@ class Relay:
             return count
 
     def _take_turn(self, count: int, pair: Pair) -> None:
-        """Waits for room for so many bytes. One direction of all pairs does at a time: so they take
-        from the box's caps as one connection of its own does, however many they are, and who ended
-        before its turn has taken nothing. Raises: ConnectionError if `pair` ended."""
-        closing = self._endpoint.closing
-        with self._turns:
-            self._turns.wait_for(lambda: not self._taken or pair.ended)
+        """Waits for room for so many bytes. Raises: ConnectionError if `pair` ended: then it takes
+        nothing from the caps."""
+        with self._turn:
             if pair.ended:
                 raise ConnectionError("the other direction is over")
-            self._taken = True
-        try:
-            closing.wait(self._wait_s(count))
-        finally:
-            with self._turns:
-                self._taken = False
-                self._turns.notify_all()
+            self._endpoint.closing.wait(self._wait_s(count))
 
     def _wait_s(self, count: int) -> float:
         """Within the relay's own limit, and the box's, on the clock of the box's other streams: one

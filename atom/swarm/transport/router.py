@@ -1,17 +1,23 @@
 """Where an authenticated incoming connection goes: messages, a waiting ring, the blob store, a
 line to be called over, a relayed peer, the answer to a probe."""
 
+import threading
 from collections.abc import Callable
 
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.swarm.chain.messages import MAX_MESSAGE_BYTES
+from atom.swarm.stream.bandwidth import TokenBucket
 from atom.swarm.stream.frames import Channel, Kind, Patience, Purpose
-from atom.swarm.transport.allowance import Allowance
-from atom.swarm.transport.endpoint import Endpoint
+from atom.swarm.transport.limits import Endpoint
 from atom.swarm.transport.relay import Relay
-from atom.swarm.transport.ring_pool import RingPool
-from atom.swarm.transport.switchboard import Switchboard
+from atom.swarm.transport.reverse_connections import ReverseConnections
+
+MESSAGES_BYTES_PER_S, MESSAGES_BURST_BYTES = 256 * 1024.0, 2 * 1024 * 1024.0
+"""Read of a connection's messages, or of those of all strangers together: to read a message takes
+longer than to send it."""
+_BYTES_PER_MESSAGE = 256
+"""That each counts beside its own."""
 
 OnMessage = Callable[[str, bytes, bytes], None]
 """peer id, incarnation, message bytes; called from many threads."""
@@ -21,33 +27,80 @@ OnProbe = Callable[[Channel], None]
 """Answers one probe; the channel is closed afterwards."""
 
 
+class RingPool:
+    """Ring channels that came before this peer asked for them. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._waiting: dict[tuple[str, bytes], Channel] = {}
+        """By peer id and tag."""
+        self._closed = False
+
+    def offer(self, channel: Channel, seconds: float) -> bool:
+        """Waits until the channel is claimed; False if nobody did in time.
+
+        A newer channel of the same peer and tag replaces the older one.
+        """
+        key = (channel.peer_id, channel.tag)
+        with self._changed:
+            self._waiting[key] = channel
+            self._changed.notify_all()
+            self._changed.wait_for(
+                lambda: (
+                    self._waiting.get(key) is not channel or self._closed or channel.closed.is_set()
+                ),
+                seconds,
+            )
+            if self._waiting.get(key) is channel:
+                del self._waiting[key]
+            return channel.claimed
+
+    def claim(self, peer_id: str, tag: bytes, seconds: float) -> Channel:
+        """The channel of that peer and tag, waited for. Raises: TimeoutError, ConnectionError."""
+        key = (peer_id, tag)
+        with self._changed:
+            self._changed.wait_for(lambda: key in self._waiting or self._closed, seconds)
+            if self._closed:
+                raise ConnectionError("closed here")
+            if key not in self._waiting:
+                raise TimeoutError(f"no ring connection from {peer_id}")
+            channel = self._waiting.pop(key)
+            channel.claimed = True
+            self._changed.notify_all()
+            return channel
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+
 class Router:
     """Runs an incoming connection in the thread that accepted it."""
 
     def __init__(
         self,
         endpoint: Endpoint,
-        switchboard: Switchboard | None = None,
+        reverse: ReverseConnections | None = None,
         relay: Relay | None = None,
         on_probe: OnProbe | None = None,
     ) -> None:
         """What is not given is not served."""
         self.on_message: OnMessage | None = None
         self.on_blobs: OnBlobs | None = None
-        self._switchboard = switchboard
+        self.rings = RingPool()
+        self._endpoint = endpoint
+        self._reverse = reverse
         self._relay = relay
         self._on_probe = on_probe
-        limits = endpoint.limits
-        self.rings = RingPool(limits.unclaimed_rings, limits.unclaimed_rings_per_peer)
-        self._allowance = Allowance(endpoint.known)
-        self._endpoint = endpoint
+        self._of_strangers = TokenBucket(MESSAGES_BYTES_PER_S, MESSAGES_BURST_BYTES)
 
     def screen(self, channel: Channel) -> None:
         """Raises: PeerRefused(NOT_FOUND) for a purpose that nobody here serves."""
         if channel.purpose is Purpose.BLOBS and self.on_blobs is None:
             raise PeerRefused(Reason.NOT_FOUND, "serves no blobs")
         reaching = (Purpose.LINE, Purpose.RELAY, Purpose.PROBE)
-        if channel.purpose in reaching and self._switchboard is None:
+        if channel.purpose in reaching and self._reverse is None:
             raise PeerRefused(Reason.NOT_FOUND, "takes no lines")
 
     def reserve(self, channel: Channel) -> None:
@@ -61,18 +114,18 @@ class Router:
             self._relay.drop(channel)
 
     def route(self, channel: Channel) -> None:
-        """Serves the channel to its end; a ring channel passes to whoever claims it."""
+        """Serves the channel to its end; a ring channel passes to its claimant."""
+        end = self._endpoint
         if channel.purpose is Purpose.RING:
-            if not self.rings.offer(channel, self._endpoint.limits.unclaimed_ring_s):
-                self._endpoint.events.emit("ring-unclaimed", peer_id=channel.peer_id)
+            if not self.rings.offer(channel, end.limits.unclaimed_ring_s):
+                end.events.emit("ring-unclaimed", peer_id=channel.peer_id)
                 channel.close()
             return
         try:
             self._serve(channel)
         except PeerRefused as refused:
-            end = self._endpoint
             end.quarantine.offend(channel.peer_id, refused.reason, end.clock.now())
-            self._endpoint.events.emit(
+            end.events.emit(
                 "connection-dropped",
                 reason=refused.reason.value,
                 detail=refused.detail[:200],
@@ -90,22 +143,24 @@ class Router:
                 self._read_messages(channel)
             case Purpose.BLOBS if self.on_blobs is not None:
                 self.on_blobs(channel)
-            case Purpose.LINE if self._switchboard is not None:
-                self._switchboard.attend(channel)
+            case Purpose.LINE if self._reverse is not None:
+                self._reverse.serve_line(channel)
             case Purpose.RELAY if self._relay is not None:
                 self._relay.splice(channel)
             case Purpose.PROBE if self._on_probe is not None:
                 self._on_probe(channel)
 
     def _read_messages(self, channel: Channel) -> None:
-        idle = Patience(3 * self._endpoint.limits.lane_idle_s)
-        while not self._endpoint.closing.is_set():
+        end = self._endpoint
+        idle = Patience(3 * end.limits.lane_idle_s)
+        own = TokenBucket(MESSAGES_BYTES_PER_S, MESSAGES_BURST_BYTES)
+        while not end.closing.is_set():
             kind, length = channel.recv_header(MAX_MESSAGE_BYTES, idle)
             if kind != Kind.MESSAGE:
                 raise PeerRefused(Reason.MALFORMED, f"frame kind {kind} among messages")
             raw = self._rest_of_frame(channel, length)
-            now = self._endpoint.clock.now()
-            self._endpoint.closing.wait(self._allowance.wait_s(channel.peer_id, length, now))
+            bucket = own if channel.peer_id in end.known else self._of_strangers
+            end.closing.wait(bucket.take(length + _BYTES_PER_MESSAGE, end.clock.now()))
             if self.on_message is not None:
                 self.on_message(channel.peer_id, channel.incarnation, raw)
 

@@ -2,7 +2,7 @@
 
 Plain threads and blocking sockets: one listener, one thread per incoming connection, one per
 destination that is being written to. Every connection is TLS 1.3 between proven identities, whether
-we dialled, were called (see `switchboard`), or are joined by a relay.
+we dialled, were called (see `reverse_connections`), or are joined by a relay.
 """
 
 import contextlib
@@ -17,24 +17,20 @@ from atom.base.events import EventSink
 from atom.base.reasons import Reason
 from atom.swarm.chain.messages import MAX_MESSAGE_BYTES
 from atom.swarm.records.lease import Reached
-from atom.swarm.stream.courtesy import Courtesy
+from atom.swarm.stream.bandwidth import Bandwidth, TransferThrottle
 from atom.swarm.stream.frames import Channel, Kind, Patience, Purpose
 from atom.swarm.stream.handshake import Local
-from atom.swarm.stream.throttle import Bandwidth
 from atom.swarm.stream.tls import Credentials, make_credentials
 from atom.swarm.transport.contacts import Contact
-from atom.swarm.transport.crew import Crew
 from atom.swarm.transport.dialer import Dialer
-from atom.swarm.transport.endpoint import Endpoint, TransportLimits
-from atom.swarm.transport.known_peers import KnownPeers
 from atom.swarm.transport.lane import Lanes, OnUnreachable
-from atom.swarm.transport.lines import Lines
+from atom.swarm.transport.limits import Endpoint, KnownPeers, ThreadGroup, TransportLimits
 from atom.swarm.transport.link_book import LinkBook
 from atom.swarm.transport.listener import Listener
 from atom.swarm.transport.quarantine import Quarantine
 from atom.swarm.transport.relay import Relay
+from atom.swarm.transport.reverse_connections import OwnLines, ReverseConnections
 from atom.swarm.transport.router import OnBlobs, OnMessage, Router
-from atom.swarm.transport.switchboard import Switchboard
 
 _JOIN_S = 10.0
 _PROBE_S = 6.0
@@ -100,17 +96,22 @@ class Transport:
             limits=limits or TransportLimits(),
             events=events,
             clock=clock or BootClock(),
-            crew=Crew(events),
+            threads=ThreadGroup(events),
             closing=threading.Event(),
             bandwidth=bandwidth or Bandwidth(),
         )
         credentials: Credentials = make_credentials(local.identity)
-        self._switchboard = switchboard = Switchboard(self._endpoint)
-        self._dialer = Dialer(self._endpoint, credentials, switchboard)
-        self._relay = Relay(self._endpoint, switchboard, self._dialer.contacts.knows)
-        self._router = Router(self._endpoint, switchboard, self._relay, self._answer_probe)
-        self._listener = Listener(self._endpoint, credentials, self._router, switchboard)
-        self._lines = Lines(self._endpoint, self._dialer, self._listener.serve_called)
+        self._reverse = ReverseConnections(self._endpoint)
+        self._dialer = Dialer(self._endpoint, credentials, self._reverse)
+        self._relay = Relay(self._endpoint, self._reverse, self._dialer.contacts.knows)
+        self._router = Router(self._endpoint, self._reverse, self._relay, self._answer_probe)
+        self._listener = Listener(self._endpoint, credentials, self._router, self._reverse)
+        self._lines = OwnLines(
+            self._endpoint,
+            lambda peer_id: self._dialer.dial_directly(peer_id, Purpose.LINE),
+            self._dialer.open,
+            self._listener.serve_called,
+        )
         self._lanes = Lanes(self._endpoint, lambda peer_id: self.connect(peer_id, Purpose.MESSAGES))
 
     @property
@@ -118,9 +119,9 @@ class Transport:
         return self._endpoint.local.identity.peer_id
 
     @property
-    def courtesy(self) -> Courtesy:
-        """What our rings send: for those who serve blobs."""
-        return self._endpoint.bandwidth.courtesy
+    def throttle(self) -> TransferThrottle:
+        """Lets our rings go before state transfers: for the blob server."""
+        return self._endpoint.bandwidth.throttle
 
     @property
     def bandwidth(self) -> Bandwidth:
@@ -178,11 +179,11 @@ class Transport:
         self._endpoint.closing.set()
         self._listener.close()
         self._router.rings.close()
-        self._switchboard.close()
+        self._reverse.close()
         self._lanes.wake()
         self._lines.wake()
         self._dialer.close()
-        if not self._endpoint.crew.join(_JOIN_S):
+        if not self._endpoint.threads.join(_JOIN_S):
             self._endpoint.events.emit("threads-left", seconds=_JOIN_S)
 
     def set_addresses(self, peer_id: str, addresses: Sequence[str]) -> None:
@@ -191,8 +192,7 @@ class Transport:
 
     def set_contact(self, peer_id: str, contact: Contact) -> None:
         """How `peer_id` can be reached."""
-        if self._dialer.contacts.set(peer_id, contact):
-            self._lines.moved(peer_id)
+        self._dialer.contacts.set(peer_id, contact)
 
     def keep_lines(self, peer_ids: Iterable[str]) -> None:
         """From now on these may call us, and no other: we cannot be dialled."""
@@ -219,7 +219,7 @@ class Transport:
     def doubt(self, peer_ids: Iterable[str]) -> None:
         """These did not answer: what went to them through a third looks for another way."""
         for peer_id in peer_ids:
-            self._dialer.contacts.give_another_chance(peer_id)
+            self._dialer.contacts.doubt(peer_id)
             self._lanes.doubt(peer_id)
 
     def connect(

@@ -22,7 +22,7 @@ class Silence:
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
-        self._mute = Quarantine({Reason.TIMEOUT: MUTE_S})
+        self._mute = Quarantine(MUTE_S)
         self._unheard: dict[str, int] = {}
         """And the serial of the lease that it showed then."""
         self.unanswered = False

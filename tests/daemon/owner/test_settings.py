@@ -16,7 +16,7 @@ from atom.daemon.owner import settings as settings_module
 from atom.daemon.owner.permit import Observations
 from atom.daemon.owner.settings import THREADS_UNLESS_TOLD, Givers, PeerPlace, Settings
 from atom.daemon.owner.steward import Steward
-from atom.swarm.stream.throttle import Bandwidth
+from atom.swarm.stream.bandwidth import Bandwidth
 
 TEXT = '# my box\n[network]\nupload = "400 Mbit/s" # evenings\n'
 

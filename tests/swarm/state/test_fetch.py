@@ -28,7 +28,7 @@ from atom.swarm.state.fetch import (
     fetch_result,
 )
 from atom.swarm.state.fetch_target import Piece
-from atom.swarm.stream.courtesy import Courtesy
+from atom.swarm.stream.bandwidth import TransferThrottle
 from atom.swarm.stream.frames import Channel
 from atom.swarm.stream.handshake import Local
 from atom.swarm.stream.pace import Pace
@@ -100,7 +100,7 @@ class CountingStore(BlobStore):
         return super().chunk(name, arena, chunk)
 
 
-class Trickle(Courtesy):
+class Trickle(TransferThrottle):
     """Never falls silent, and takes its time: parts of 32 KiB."""
 
     def __init__(self, bytes_per_s: float) -> None:
@@ -127,8 +127,8 @@ class Town:
         self.transports: list[PeerTransport] = []
         self.me = self._add(None)
 
-    def donor(self, store: BlobStore, courtesy: Courtesy | None = None) -> str:
-        transport = self._add(BlobServer(store, courtesy=courtesy).serve)
+    def donor(self, store: BlobStore, throttle: TransferThrottle | None = None) -> str:
+        transport = self._add(BlobServer(store, throttle=throttle).serve)
         host, port = transport.address
         self.me.set_addresses(transport.peer_id, [f"{host}:{port}"])
         return transport.peer_id

@@ -4,9 +4,8 @@ import threading
 
 import pytest
 
+from atom.swarm.stream.bandwidth import SLICE_BYTES, Bandwidth, TokenBucket
 from atom.swarm.stream.frames import Patience
-from atom.swarm.stream.rate_limit import TokenBucket
-from atom.swarm.stream.throttle import SLICE_BYTES, Bandwidth
 from tests.swarm.memory_stream import MemoryStream
 
 PATIENCE = Patience(10.0)

@@ -8,8 +8,7 @@ import pytest
 
 from atom.swarm.identity import Identity
 from atom.swarm.stream.frames import Interrupted, Patience
-from atom.swarm.stream.tls import make_credentials, wrap
-from atom.swarm.stream.tls_stream import TlsStream
+from atom.swarm.stream.tls import TlsStream, make_credentials, wrap
 
 SOON = 5.0
 

@@ -20,7 +20,7 @@ from atom.swarm.records.reachability import (
     lines_to,
     next_witness,
 )
-from atom.swarm.transport.contacts import FAILED_S, Contact, ContactBook
+from atom.swarm.transport.contacts import Contact
 from atom.swarm.transport.outreach import Outreach, contact_of
 from tests.manual_clock import ManualClock
 
@@ -252,21 +252,3 @@ def test_contacts_follow_the_leases_and_lines_outlive_a_blind_moment() -> None:
     stage.clock.advance(2.0)
     stage.outreach.know({})
     assert stage.outreach._others == {}
-
-
-def test_addresses_that_failed_are_tried_last_for_a_while() -> None:
-    clock = ManualClock()
-    book = ContactBook(clock.now)
-    book.set("p", Contact(("h:1",)))
-    assert not book.dial_last("p")
-    book.failed("p")
-    assert book.dial_last("p")
-    clock.advance(FAILED_S + 1)
-    assert not book.dial_last("p")
-    book.failed("p")
-    book.set("p", Contact(("h:2",)))
-    assert not book.dial_last("p"), "new addresses deserve a try"
-    book.set("p", Contact(("h:2",), dials_out=True))
-    assert book.dial_last("p")
-    book.worked("p", "h:2")
-    assert not book.dial_last("p"), "it may sit next door"

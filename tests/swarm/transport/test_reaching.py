@@ -7,7 +7,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 from transport_peers import until
@@ -17,15 +16,14 @@ from atom.base.events import EventList
 from atom.base.reasons import Reason
 from atom.swarm.identity import Identity
 from atom.swarm.records.lease import Reached
+from atom.swarm.stream.bandwidth import SLICE_BYTES
 from atom.swarm.stream.frames import Channel, Kind, Patience, Purpose
 from atom.swarm.stream.handshake import Local
 from atom.swarm.stream.socket_stream import SocketStream
-from atom.swarm.stream.throttle import SLICE_BYTES
-from atom.swarm.transport.contacts import Contact, Unreachable
-from atom.swarm.transport.endpoint import TransportLimits
-from atom.swarm.transport.lines import _MOST_ANSWERS
+from atom.swarm.transport.contacts import Contact, Unreachable, WayKind
+from atom.swarm.transport.limits import TransportLimits
 from atom.swarm.transport.relay import Pair
-from atom.swarm.transport.switchboard import ANSWER, TOKEN_BYTES
+from atom.swarm.transport.reverse_connections import _MOST_ANSWERS, ANSWER, TOKEN_BYTES
 from atom.swarm.transport.transport import Transport
 
 RUN = b"r" * 32
@@ -68,7 +66,7 @@ class Peer:
         self.knows(*others)
         self.transport.keep_lines([other.peer_id for other in others])
         for other in others:
-            until(lambda other=other: other.transport._switchboard.has_line(self.peer_id))  # type: ignore[misc]
+            until(lambda other=other: other.transport._reverse.has_line(self.peer_id))  # type: ignore[misc]
             until(lambda other=other: other.peer_id in self.transport.lines())  # type: ignore[misc]
 
 
@@ -251,7 +249,7 @@ def test_a_volunteer_may_relay_nothing(make: Callable[..., Peer]) -> None:
 
 
 def test_relayed_connections_are_few(make: Callable[..., Peer]) -> None:
-    relay = make(limits=dataclasses.replace(LIMITS, relay_pairs=1))
+    relay = make(limits=dataclasses.replace(LIMITS, relay_pairs=2))
     one, two = make(listens=False), make(listens=False)
     relay.knows(one, two)
     two.keeps_lines_to(relay)
@@ -267,7 +265,7 @@ def test_relayed_connections_are_few(make: Callable[..., Peer]) -> None:
 
 
 def test_strangers_do_not_take_all_relayed_connections(make: Callable[..., Peer]) -> None:
-    relay = make(limits=dataclasses.replace(LIMITS, relay_pairs_of_strangers=1))
+    relay = make(limits=dataclasses.replace(LIMITS, relay_pairs=2))
     one, two, member = make(listens=False), make(listens=False), make(listens=False)
     relay.knows(one, two, member)
     relay.transport.known.at_head([member.peer_id])
@@ -283,7 +281,7 @@ def test_strangers_do_not_take_all_relayed_connections(make: Callable[..., Peer]
 
 
 def test_strangers_do_not_take_all_lines(make: Callable[..., Peer]) -> None:
-    host = make(limits=dataclasses.replace(LIMITS, lines_of_strangers=1))
+    host = make(limits=dataclasses.replace(LIMITS, lines=2))
     one, two, member = make(listens=False), make(listens=False), make(listens=False)
     host.knows(one, two, member)
     host.transport.known.at_head([member.peer_id])
@@ -293,7 +291,7 @@ def test_strangers_do_not_take_all_lines(make: Callable[..., Peer]) -> None:
     with pytest.raises(ConnectionError):
         turned_away.recv_header(TOKEN_BYTES, Patience(SOON))
     member.keeps_lines_to(host)
-    lines = host.transport._switchboard
+    lines = host.transport._reverse
     assert [lines.has_line(p.peer_id) for p in (one, two, member)] == [True, False, True]
 
 
@@ -322,7 +320,7 @@ def test_relayed_connections_that_end_leave_no_debt_to_the_box(
             far.send(bytes(8 * SLICE_BYTES))
         return Flooding(near)
 
-    monkeypatch.setattr(relay.transport._switchboard, "call", flooding)
+    monkeypatch.setattr(relay.transport._reverse, "call", flooding)
     for _ in range(8):
         asking = one.transport._dialer.dial_directly(
             relay.peer_id, Purpose.RELAY, two.peer_id.encode()
@@ -354,7 +352,7 @@ def test_a_line_that_breaks_is_dialled_anew(make: Callable[..., Peer]) -> None:
     (line,) = guest.transport._lines._up.values()
     line.close()
     until(lambda: guest.transport._lines._up.get(host.peer_id) not in (None, line))
-    until(lambda: host.transport._switchboard.has_line(guest.peer_id))
+    until(lambda: host.transport._reverse.has_line(guest.peer_id))
     ring_between(host, guest)
     guest.transport.keep_lines([])
     until(lambda: not guest.transport.lines())
@@ -383,7 +381,7 @@ def test_a_call_outlives_the_line_it_went_over(make: Callable[..., Peer]) -> Non
     host, guest = make(), make(listens=False)
     host.knows(guest)
     guest.keeps_lines_to(host)
-    answers, switchboard = guest.transport._lines._answers, host.transport._switchboard
+    answers, reverse = guest.transport._lines._answers, host.transport._reverse
     while answers.acquire(blocking=False):  # it hears the call, and has no hands for it
         pass
     reached: queue.Queue[Channel | OSError] = queue.Queue()
@@ -396,7 +394,7 @@ def test_a_call_outlives_the_line_it_went_over(make: Callable[..., Peer]) -> Non
 
     caller = threading.Thread(target=connect)
     caller.start()
-    until(lambda: switchboard._expected and not switchboard._lines[guest.peer_id])
+    until(lambda: reverse._expected and not reverse._lines[guest.peer_id])
     for _ in range(_MOST_ANSWERS):
         answers.release()
     guest.transport._lines._up[host.peer_id].close()
@@ -468,20 +466,20 @@ def test_who_reached_us_once_dials_before_it_calls(make: Callable[..., Peer]) ->
     contact = dataclasses.replace(neighbour.contact(), dials_out=True)
     host.transport.set_contact(neighbour.peer_id, contact)
     ring_between(host, neighbour)  # no line: its addresses are tried in the end
-    assert not host.transport._dialer.contacts.dial_last(neighbour.peer_id)
+    first = host.transport._dialer.contacts.ways(neighbour.peer_id)[0]
+    assert first.kind is WayKind.DIALLED
 
 
-def test_what_comes_through_a_relay_is_not_held_against_it(make: Callable[..., Peer]) -> None:
+def test_garbage_through_a_relay_does_not_keep_the_relay_out(make: Callable[..., Peer]) -> None:
     relay, shut = make(), make(listens=False)
     relay.knows(shut)
     shut.keeps_lines_to(relay)
-    stream = relay.transport._switchboard.call(shut.peer_id, SOON)
+    stream = relay.transport._reverse.call(shut.peer_id, SOON)
     stream.send_all(memoryview(b"GET / HTTP/1.1\r\n\r\n" * 10), Patience(SOON))
     until(lambda: any(e["event"] == "connection-refused" for e in shut.events.events))
     stream.close()
     (refused,) = [e for e in shut.events.events if e["event"] == "connection-refused"]
     assert refused["reason"] == "bad-handshake"
-    assert not shut.transport.quarantine.holds("127.0.0.1", shut.transport._endpoint.clock.now())
     ring_between(relay, shut)
 
 
@@ -499,30 +497,4 @@ def test_a_full_house_is_asked_for_a_line_less_and_less_often(
     )
     guest.transport.keep_lines([full.peer_id])
     until(lambda: len(pauses) >= 8)
-    assert [sum(pauses[at : at + 2]) for at in range(0, 8, 2)] == [0.5, 1.0, 2.0, 4.0]
-
-
-def test_whoever_is_found_elsewhere_is_asked_for_a_line_at_once(
-    make: Callable[..., Peer], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It was killed, and is back after a while: the pauses had become long."""
-    host, guest = make(), make(listens=False)
-    monkeypatch.setattr("atom.swarm.transport.lines._FIRST_PAUSE_S", 0.01)
-    monkeypatch.setattr("atom.swarm.transport.lines._LONGEST_PAUSE_S", 1000.0)
-    with socket.create_server(("127.0.0.1", 0)) as gone:
-        before = Contact(("{}:{}".format(*gone.getsockname()),))
-    guest.transport.set_contact(host.peer_id, before)
-    tried, dial = threading.Semaphore(0), guest.transport._dialer.dial_directly
-
-    def dialled(*arguments: Any, **named: Any) -> Any:
-        tried.release()
-        return dial(*arguments, **named)
-
-    monkeypatch.setattr(guest.transport._dialer, "dial_directly", dialled)
-    guest.transport.keep_lines([host.peer_id])
-    for _ in range(12):  # 0.01, 0.02, … 40 s
-        if not tried.acquire(timeout=1.0):
-            break
-    assert host.peer_id not in guest.transport.lines()
-    guest.transport.set_contact(host.peer_id, host.contact())
-    until(lambda: host.peer_id in guest.transport.lines())
+    assert pauses[:8] == [1.0, 2.0, 4.0, 8.0, 10.0, 10.0, 10.0, 10.0]

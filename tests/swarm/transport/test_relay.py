@@ -7,22 +7,23 @@ from typing import cast
 
 from atom.base.events import EventList
 from atom.swarm.identity import Identity
+from atom.swarm.stream.bandwidth import Bandwidth
 from atom.swarm.stream.frames import Patience
 from atom.swarm.stream.handshake import Local
 from atom.swarm.stream.socket_stream import SocketStream
-from atom.swarm.stream.throttle import Bandwidth
-from atom.swarm.transport.crew import Crew
-from atom.swarm.transport.endpoint import Endpoint, TransportLimits
+from atom.swarm.transport.limits import Endpoint, ThreadGroup, TransportLimits
 from atom.swarm.transport.relay import Pair, Relay
-from atom.swarm.transport.switchboard import Switchboard
+from atom.swarm.transport.reverse_connections import ReverseConnections
 from tests.manual_clock import ManualClock
 
 
 def test_a_relayed_ring_may_be_silent_in_one_direction() -> None:
     clock, events = ManualClock(), EventList()
     local = Local(Identity.create(), bytes(32), bytes(16))
-    endpoint = Endpoint(local, TransportLimits(), events, clock, Crew(events), threading.Event())
-    relay = Relay(endpoint, Switchboard(endpoint), lambda peer_id: True)
+    endpoint = Endpoint(
+        local, TransportLimits(), events, clock, ThreadGroup(events), threading.Event()
+    )
+    relay = Relay(endpoint, ReverseConnections(endpoint), lambda peer_id: True)
     pair = Pair(clock.now())
     waits: list[float] = []
 
@@ -51,9 +52,9 @@ def test_a_machine_that_slept_relays_within_its_caps() -> None:
     local = Local(Identity.create(), bytes(32), bytes(16))
     bandwidth = Bandwidth.of(8 * 1024, None)
     endpoint = Endpoint(
-        local, TransportLimits(), events, clock, Crew(events), threading.Event(), bandwidth
+        local, TransportLimits(), events, clock, ThreadGroup(events), threading.Event(), bandwidth
     )
-    relay = Relay(endpoint, Switchboard(endpoint), lambda peer_id: True)
+    relay = Relay(endpoint, ReverseConnections(endpoint), lambda peer_id: True)
     own_s = bandwidth.upload.take(1024 * 3600, time.monotonic())
     assert own_s > 3000
     assert relay._wait_s(1024) > 3000

@@ -2,15 +2,14 @@
 
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from atom.swarm.transport.resolver import MOST_LOOKUPS, MOST_PER_PEER, Resolver
+from atom.swarm.transport.dialer import MOST_LOOKUPS, Resolver
 
 SOON = 10.0
-PEER = "peer"
 
 
 class SlowNames:
@@ -45,15 +44,15 @@ def names(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowNames]:
 
 
 def test_numbers_need_no_lookup(names: SlowNames) -> None:
-    assert Resolver().resolve("192.0.2.7", 80, 0.0, PEER)[4] == ("192.0.2.7", 80)
+    assert Resolver().resolve("192.0.2.7", 80, 0.0)[4] == ("192.0.2.7", 80)
     assert names.under_way == []
 
 
 def test_names_are_found_or_unknown(names: SlowNames) -> None:
     names.answer.set()
-    assert Resolver().resolve("somewhere.example", 80, SOON, PEER)[4] == ("192.0.2.9", 80)
+    assert Resolver().resolve("somewhere.example", 80, SOON)[4] == ("192.0.2.9", 80)
     with pytest.raises(OSError, match="unknown"):
-        Resolver().resolve("nowhere.example", 80, SOON, PEER)
+        Resolver().resolve("nowhere.example", 80, SOON)
 
 
 def test_a_system_without_threads_costs_no_place(
@@ -63,10 +62,10 @@ def test_a_system_without_threads_costs_no_place(
     names.answer.set()
     with monkeypatch.context() as poor:
         poor.setattr(threading.Thread, "start", no_thread)
-        for _ in range(MOST_PER_PEER + 1):
+        for _ in range(MOST_LOOKUPS + 1):
             with pytest.raises(OSError, match="no thread to look up"):
-                resolver.resolve("somewhere.example", 80, SOON, PEER)
-    assert resolver.resolve("somewhere.example", 80, SOON, PEER)[4] == ("192.0.2.9", 80)
+                resolver.resolve("somewhere.example", 80, SOON)
+    assert resolver.resolve("somewhere.example", 80, SOON)[4] == ("192.0.2.9", 80)
 
 
 def no_thread(thread: threading.Thread) -> None:
@@ -75,60 +74,26 @@ def no_thread(thread: threading.Thread) -> None:
 
 def test_a_silent_resolver_is_given_up(names: SlowNames) -> None:
     with pytest.raises(TimeoutError, match="takes too long"):
-        Resolver().resolve("somewhere.example", 80, 0.05, PEER)
+        Resolver().resolve("somewhere.example", 80, 0.05)
 
 
 def test_lookups_that_hang_are_bounded(names: SlowNames) -> None:
     resolver = Resolver()
-    for number in range(MOST_LOOKUPS):
+    for _ in range(MOST_LOOKUPS):
         with pytest.raises(TimeoutError, match="takes too long"):
-            resolver.resolve("somewhere.example", 80, 0.01, f"peer {number}")
+            resolver.resolve("somewhere.example", 80, 0.01)
     with pytest.raises(TimeoutError, match="too many"):
-        resolver.resolve("somewhere.example", 80, 0.01, PEER)
+        resolver.resolve("somewhere.example", 80, 0.01)
     assert len(names.under_way) == MOST_LOOKUPS
     names.answer.set()
-    assert resolver.resolve("somewhere.example", 80, SOON, PEER)[4] == ("192.0.2.9", 80)
-
-
-def test_one_peers_names_leave_room_for_the_others(names: SlowNames) -> None:
-    resolver = Resolver()
-    for _ in range(MOST_PER_PEER):
-        with pytest.raises(TimeoutError, match="takes too long"):
-            resolver.resolve("somewhere.example", 80, 0.01, "greedy")
-    with pytest.raises(TimeoutError, match="too many"):
-        resolver.resolve("somewhere.example", 80, 0.01, "greedy")
-    names.answer.set()
-    assert resolver.resolve("somewhere.example", 80, SOON, PEER)[4] == ("192.0.2.9", 80)
-
-
-class LateTurn(threading.Condition):
-    """It is one's turn at the last moment."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = 0.0
-
-    def wait_for(self, predicate: Callable[[], Any], timeout: float | None = None) -> bool:
-        self.now += timeout or 0.0
-        return True
-
-    def monotonic(self) -> float:
-        return self.now
-
-
-def test_the_wait_for_ones_turn_counts(names: SlowNames, monkeypatch: pytest.MonkeyPatch) -> None:
-    resolver, turn = Resolver(), LateTurn()
-    monkeypatch.setattr(resolver, "_changed", turn)
-    monkeypatch.setattr("atom.swarm.transport.resolver.time", turn)
-    with pytest.raises(TimeoutError, match="takes too long"):
-        resolver.resolve("somewhere.example", 80, 3600.0, PEER)
+    assert resolver.resolve("somewhere.example", 80, SOON)[4] == ("192.0.2.9", 80)
 
 
 @pytest.mark.parametrize("host", ["a..b", ".", "x" * 70])
 def test_what_cannot_be_a_name_is_unknown(host: str) -> None:
     with pytest.raises(OSError, match="is no host name"):
-        Resolver().resolve(host, 80, SOON, PEER)
+        Resolver().resolve(host, 80, SOON)
 
 
 def test_the_real_one_knows_this_machine() -> None:
-    assert Resolver().resolve("localhost", 80, SOON, PEER)[4][0] in ("127.0.0.1", "::1")
+    assert Resolver().resolve("localhost", 80, SOON)[4][0] in ("127.0.0.1", "::1")

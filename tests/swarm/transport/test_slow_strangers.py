@@ -68,7 +68,7 @@ def serves(peer: Peer) -> bool:
 def test_a_stranger_that_drips_its_first_words(
     make_tcp_peer: Callable[..., Peer], at_once: int
 ) -> None:
-    two_places = dataclasses.replace(QUICK, handshakes_per_host=2, handshakes_distrusted=2)
+    two_places = dataclasses.replace(QUICK, handshakes_per_host=2)
     peer, hello = make_tcp_peer(limits=two_places), client_hello()
     with contextlib.ExitStack() as stack:
         for number in range(2):
@@ -85,7 +85,7 @@ def test_a_stranger_that_drips_its_first_words(
 
 def test_a_stranger_that_drips_its_proof(make_tcp_peer: Callable[..., Peer]) -> None:
     """Behind a TLS handshake as it should be."""
-    one_place = dataclasses.replace(QUICK, handshakes_per_host=1, handshakes_distrusted=1)
+    one_place = dataclasses.replace(QUICK, handshakes_per_host=1)
     peer = make_tcp_peer(limits=one_place)
     plain = socket.create_connection(peer.transport.address)
     stream = wrap(plain, make_credentials(Identity.create()), server_side=False)

@@ -11,12 +11,12 @@ from atom.base.errors import PeerRefused, PortInUseError
 from atom.base.events import EventList
 from atom.base.reasons import Reason
 from atom.swarm.identity import Identity
+from atom.swarm.stream.bandwidth import ThrottledStream
 from atom.swarm.stream.frames import Interrupted, Kind, Patience, Purpose
 from atom.swarm.stream.handshake import Local
-from atom.swarm.stream.throttle import RingStream
-from atom.swarm.stream.tls_stream import TlsStream
-from atom.swarm.transport.contacts import Contact, ContactBook, Unreachable, parse_address
-from atom.swarm.transport.endpoint import TransportLimits
+from atom.swarm.stream.tls import TlsStream
+from atom.swarm.transport.contacts import Contact, ContactBook, Unreachable, WayKind, parse_address
+from atom.swarm.transport.limits import TransportLimits
 from atom.swarm.transport.transport import Transport
 from tests.swarm.local_transport import LocalNetwork, LocalTransport
 
@@ -126,8 +126,9 @@ def test_rings_travel_in_tls(make_tcp_peer: Callable[..., Peer]) -> None:
     outgoing = one.transport.connect(two.transport.peer_id, Purpose.RING, b"tag")
     incoming = two.transport.accept_ring(one.transport.peer_id, b"tag", SOON)
     for end in (outgoing, incoming):
-        assert isinstance(end.stream, RingStream)
-        assert isinstance(end.stream.below.below, TlsStream)
+        assert isinstance(end.stream, ThrottledStream)
+        assert end.stream.ring
+        assert isinstance(end.stream.below, TlsStream)
 
 
 def test_a_stale_tag_is_never_claimed_and_ends(make_peer: Callable[[], Peer]) -> None:
@@ -197,9 +198,10 @@ def test_bad_addresses(text: str) -> None:
 def test_addresses_are_few_well_formed_and_the_good_one_first() -> None:
     book = ContactBook()
     book.set("p", Contact(("nonsense", "[::1]:7", *(f"h:{n}" for n in range(1, 20)))))
-    assert book.addresses("p") == ["[::1]:7", *(f"h:{n}" for n in range(1, 7))]
-    book.worked("p", "h:3")
-    assert book.addresses("p")[0] == "h:3"
+    dialled = [way for way in book.ways("p") if way.kind is WayKind.DIALLED]
+    assert [way.name for way in dialled] == ["[::1]:7", *(f"h:{n}" for n in range(1, 7))]
+    book.worked("p", dialled[3])
+    assert book.ways("p")[0] == dialled[3]
     assert parse_address("[::1]:7") == ("::1", 7)
 
 

@@ -12,11 +12,8 @@ from atom.base.reasons import Reason
 from atom.swarm.identity import Identity
 from atom.swarm.stream.frames import Kind, Patience
 from atom.swarm.stream.handshake import Local
-from atom.swarm.transport import allowance
-from atom.swarm.transport.allowance import Allowance
-from atom.swarm.transport.doorkeeper import Doorkeeper
-from atom.swarm.transport.endpoint import TransportLimits
-from atom.swarm.transport.known_peers import KnownPeers
+from atom.swarm.transport import router
+from atom.swarm.transport.limits import ConnectionLimiter, KnownPeers, TransportLimits
 from atom.swarm.transport.transport import Transport
 
 __all__ = ["make_tcp_peer"]
@@ -55,8 +52,11 @@ def test_unproven_connections_are_bounded_per_host(make_tcp_peer: Callable[..., 
         plain.close()
 
 
-def test_doorkeeper_counts_come_back_to_zero() -> None:
-    door = Doorkeeper(TransportLimits(connections=2, handshakes=2, connections_per_peer=1), ())
+def test_connection_counts_come_back_to_zero() -> None:
+    limits = TransportLimits(connections=2, handshakes=2, connections_per_peer=1)
+    known = KnownPeers()
+    known.at_head({"one", "two", "three"})
+    door = ConnectionLimiter(limits, known)
     assert door.enter("a")
     assert door.identify("a", "one")
     assert door.enter("a")
@@ -77,8 +77,8 @@ def test_doorkeeper_counts_come_back_to_zero() -> None:
 def test_strangers_take_their_part_of_the_places_and_no_more() -> None:
     known = KnownPeers()
     known.at_head({"voter", "member"})
-    limits = TransportLimits(connections=4, connections_of_strangers=2, connections_per_peer=2)
-    door = Doorkeeper(limits, known)
+    limits = TransportLimits(connections=4, connections_per_peer=2)
+    door = ConnectionLimiter(limits, known)
     assert all(door.enter("a") for _ in range(8))
     came = ["one", "two", "three", "voter", "two", "voter", "voter", "member"]
     let_in = [door.identify("a", peer_id) for peer_id in came]
@@ -95,7 +95,7 @@ def test_strangers_take_their_part_of_the_places_and_no_more() -> None:
 def test_whoever_the_run_knows_gets_in_beside_a_crowd_of_strangers(
     make_tcp_peer: Callable[..., Peer],
 ) -> None:
-    limits = dataclasses.replace(QUICK, connections=4, connections_of_strangers=2)
+    limits = dataclasses.replace(QUICK, connections=4)
     peer = make_tcp_peer(limits=limits)
     voter, *strangers = (Local(Identity.create(), RUN, bytes(16)) for _ in range(4))
     peer.transport.known.at_head([voter.identity.peer_id])
@@ -112,8 +112,8 @@ def test_of_ones_messages_only_so_much_is_read(
     make_tcp_peer: Callable[..., Peer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Reading a message costs more than sending it: a flood waits in its sender's own buffers."""
-    monkeypatch.setattr(allowance, "MESSAGES_BYTES_PER_S", 1000.0)
-    monkeypatch.setattr(allowance, "MESSAGES_BURST_BYTES", 1000.0)
+    monkeypatch.setattr(router, "MESSAGES_BYTES_PER_S", 1000.0)
+    monkeypatch.setattr(router, "MESSAGES_BURST_BYTES", 1000.0)
     one, two = make_tcp_peer(), make_tcp_peer()
     one.knows(two)
     assert isinstance(two.transport, Transport)
@@ -131,11 +131,10 @@ def test_of_ones_messages_only_so_much_is_read(
 def test_who_comes_under_many_names_is_read_no_faster(
     make_tcp_peer: Callable[..., Peer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(allowance, "MESSAGES_BYTES_PER_S", 1000.0)
-    monkeypatch.setattr(allowance, "MESSAGES_BURST_BYTES", 1000.0)
+    monkeypatch.setattr(router, "MESSAGES_BYTES_PER_S", 1000.0)
+    monkeypatch.setattr(router, "MESSAGES_BURST_BYTES", 1000.0)
     peer, waits = make_tcp_peer(), list[float]()
     assert isinstance(peer.transport, Transport)
-    monkeypatch.setattr(allowance, "STRANGERS_SHARE", 1.0)
     channels = [shake(peer, Local(Identity.create(), RUN, bytes(16))) for _ in range(4)]
     monkeypatch.setattr(peer.transport._endpoint.closing, "wait", waits.append)
     for channel in channels * 5:
@@ -147,28 +146,8 @@ def test_who_comes_under_many_names_is_read_no_faster(
         channel.close()
 
 
-def test_messages_count_over_all_connections_and_those_of_all_strangers_together() -> None:
-    """Else one that opens more of them, or hangs up and comes back, has a new allowance each time;
-    and a thousand identities have a thousand. One stranger alone leaves the others theirs."""
-    known = KnownPeers()
-    known.at_head({"voter", "member"})
-    reading, kilobytes = Allowance(known), 64 * 1024
-    spent = [reading.wait_s("voter", kilobytes, 0.0) for _ in range(64)]
-    assert spent[0] == 0.0
-    assert spent[-1] > 7.0
-    assert reading.wait_s("member", kilobytes, 0.0) == 0.0
-    alone = [reading.wait_s("stranger", kilobytes, 0.0) for _ in range(16)]
-    assert alone[0] == 0.0
-    assert alone[-1] > 50.0
-    assert reading.wait_s("newcomer", 200, 0.0) == 0.0
-    crowd = [reading.wait_s(f"stranger {number}", kilobytes, 0.0) for number in range(64)]
-    assert crowd[0] == 0.0
-    assert crowd[-1] > 10.0
-    assert reading.wait_s("member", kilobytes, 0.0) == 0.0
-
-
 def test_messages_are_under_way_to_so_many_at_a_time(make_tcp_peer: Callable[..., Peer]) -> None:
-    one, two = make_tcp_peer(limits=dataclasses.replace(QUICK, destinations=1)), make_tcp_peer()
+    one, two = make_tcp_peer(limits=dataclasses.replace(QUICK, destinations=2)), make_tcp_peer()
     one.knows(two)
     assert one.transport.send(two.transport.peer_id, b"one")
     assert not one.transport.send(Identity.create().peer_id, b"a crowd")

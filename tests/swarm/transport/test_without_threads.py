@@ -8,7 +8,7 @@ import pytest
 from transport_peers import SOON, Peer, make_tcp_peer, until
 
 from atom.base.events import EventList
-from atom.swarm.transport.crew import Crew
+from atom.swarm.transport.limits import ThreadGroup
 
 __all__ = ["make_tcp_peer"]
 
@@ -29,7 +29,7 @@ def refused(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 
 def test_who_could_not_be_started_is_not_waited_for(refused: Counter[str]) -> None:
-    crew, ran = Crew(EventList()), threading.Event()
+    crew, ran = ThreadGroup(EventList()), threading.Event()
     refused["work"] = 1
     with pytest.raises(OSError, match="no thread for work"):
         crew.start("work", ran.set)

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from atom.swarm.stream.rate_limit import TokenBucket
+from atom.swarm.stream.bandwidth import TokenBucket
 
 
 def test_a_burst_is_free_and_the_rest_waits() -> None:

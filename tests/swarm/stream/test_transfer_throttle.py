@@ -6,47 +6,46 @@ import time
 
 from atom.swarm.state.blobs import BlobServer, BlobStore, plain_bytes
 from atom.swarm.state.fetch import Donor, FetchOptions
-from atom.swarm.stream.courtesy import SHARE, Courtesy
+from atom.swarm.stream.bandwidth import RING_SHARE, Bandwidth, TransferThrottle
 from atom.swarm.stream.frames import Channel, Patience
-from atom.swarm.stream.throttle import Bandwidth
 from tests.swarm.memory_stream import MemoryStream
 
 PART = 256 * 1024
 PATIENCE = Patience(10.0)
 
 
-def sent_beside(courtesy: Courtesy, ring_bytes_per_s: float, seconds: float) -> float:
+def sent_beside(throttle: TransferThrottle, ring_bytes_per_s: float, seconds: float) -> float:
     """Bytes of a transfer that always wants to send, beside a ring at this rate."""
     now, sent, step_s = 100.0, 0, 0.001
     for _ in range(int(seconds / step_s)):
-        courtesy.ring_sent(int(ring_bytes_per_s * step_s), now)
-        while sent < 1 << 30 and not courtesy.wait_s(PART, now):
+        throttle.ring_sent(int(ring_bytes_per_s * step_s), now)
+        while sent < 1 << 30 and not throttle.wait_s(PART, now):
             sent += PART
         now += step_s
     return sent
 
 
 def test_without_a_ring_nobody_waits() -> None:
-    courtesy = Courtesy()
-    assert all(courtesy.wait_s(PART, now) == 0.0 for now in range(100))
+    throttle = TransferThrottle()
+    assert all(throttle.wait_s(PART, now) == 0.0 for now in range(100))
 
 
 def test_beside_a_ring_transfers_get_their_share() -> None:
-    courtesy, rate = Courtesy(), 25e6
-    courtesy.ring_sent(PART, 100.0)  # it runs already
-    sent = sent_beside(courtesy, rate, 4.0)
-    assert 0.9 * SHARE * rate * 4 < sent < 1.1 * SHARE * rate * 4 + PART
+    throttle, rate = TransferThrottle(), 25e6
+    throttle.ring_sent(PART, 100.0)  # it runs already
+    sent = sent_beside(throttle, rate, 4.0)
+    assert 0.9 * RING_SHARE * rate * 4 < sent < 1.1 * RING_SHARE * rate * 4 + PART
 
 
 def longest_silence_s(ring_bytes_per_s: float, uploads: int, seconds: float) -> float:
     """Of any of so many uploads that always want to send, beside such a ring; they wait in turn."""
-    courtesy, now, step_s = Courtesy(), 100.0, 0.01
-    courtesy.ring_sent(PART, now)
+    throttle, now, step_s = TransferThrottle(), 100.0, 0.01
+    throttle.ring_sent(PART, now)
     heard, longest = [now] * uploads, 0.0
     for _ in range(int(seconds / step_s)):
-        courtesy.ring_sent(int(ring_bytes_per_s * step_s), now)
+        throttle.ring_sent(int(ring_bytes_per_s * step_s), now)
         for upload in sorted(range(uploads), key=heard.__getitem__):
-            if not courtesy.wait_s(courtesy.part_bytes(now), now):
+            if not throttle.wait_s(throttle.part_bytes(now), now):
                 heard[upload] = now
             longest = max(longest, now - heard[upload])
         now += step_s
@@ -59,35 +58,35 @@ def test_beside_a_slow_ring_no_upload_looks_dead() -> None:
 
 
 def test_beside_a_fast_ring_parts_are_large() -> None:
-    courtesy = Courtesy()
+    throttle = TransferThrottle()
     for step in range(100):
-        courtesy.ring_sent(10_000_000, 100.0 + step / 100)
-    assert courtesy.part_bytes(101.0) == PART
+        throttle.ring_sent(10_000_000, 100.0 + step / 100)
+    assert throttle.part_bytes(101.0) == PART
 
 
 def test_when_the_ring_rests_the_link_is_free_at_once() -> None:
-    courtesy = Courtesy()
+    throttle = TransferThrottle()
     for step in range(100):
-        courtesy.ring_sent(PART, 100.0 + step / 100)
-    while not courtesy.wait_s(PART, 101.0):
+        throttle.ring_sent(PART, 100.0 + step / 100)
+    while not throttle.wait_s(PART, 101.0):
         pass
-    assert courtesy.wait_s(PART, 101.1) > 0
-    assert courtesy.wait_s(PART, 101.3) == 0.0, "whatever it had sent before"
+    assert throttle.wait_s(PART, 101.1) > 0
+    assert throttle.wait_s(PART, 101.3) == 0.0, "whatever it had sent before"
 
 
 def test_a_ring_that_only_breathes_is_no_ring() -> None:
-    courtesy = Courtesy()
+    throttle = TransferThrottle()
     for step in range(50):
-        courtesy.ring_sent(5, 100.0 + step / 10)
-        assert courtesy.wait_s(PART, 100.0 + step / 10) == 0.0
+        throttle.ring_sent(5, 100.0 + step / 10)
+        assert throttle.wait_s(PART, 100.0 + step / 10) == 0.0
 
 
 def test_what_rings_send_is_noticed() -> None:
     bandwidth = Bandwidth()
     ours, theirs = MemoryStream.pair()
-    ring = bandwidth.limit_ring(ours)
+    ring = bandwidth.limit(ours, ring=True)
     ring.send_all(memoryview(bytes(PART)), PATIENCE)
-    while not bandwidth.courtesy.wait_s(PART, time.monotonic()):
+    while not bandwidth.throttle.wait_s(PART, time.monotonic()):
         pass
     into = bytearray(PART)
     theirs.recv_into(memoryview(into), PATIENCE)
@@ -97,7 +96,7 @@ def test_what_rings_send_is_noticed() -> None:
 
 
 def test_who_serves_blobs_waits_for_rings() -> None:
-    class Watched(Courtesy):
+    class Watched(TransferThrottle):
         waits = 3
 
         def part_bytes(self, now: float) -> int:
@@ -111,7 +110,7 @@ def test_who_serves_blobs_waits_for_rings() -> None:
     watched, store, content = Watched(), BlobStore(), bytearray(7)
     store.register("x", plain_bytes(b"content"))
     near, far = map(Channel, MemoryStream.pair())
-    server = BlobServer(store, courtesy=watched)
+    server = BlobServer(store, throttle=watched)
 
     def serve() -> None:
         with contextlib.suppress(OSError):

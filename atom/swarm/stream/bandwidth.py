@@ -1,0 +1,200 @@
+"""A volunteer's bandwidth: caps shared by all connections, and rounds before state transfers.
+
+Bytes go in small slices, so that a slow link shows steady progress instead of silence, and a
+capped reader slows the sender down through TCP itself.
+"""
+
+import math
+import threading
+import time
+from dataclasses import dataclass, field
+
+from atom.swarm.stream.frames import Patience, Stream
+
+SLICE_BYTES = 16 * 1024
+PART_BYTES = 256 * 1024
+"""That a state transfer sends at a time, at most."""
+RING_SHARE = 0.25
+"""Bytes that transfers may send for each byte of a running ring. Below it a joiner of a swarm that
+does nothing but average would never catch up: four donors' shares carry one result per round."""
+_QUIET_S = 0.25
+_RUNNING_BYTES = 64 * 1024
+"""Of the last moments, fading: less is a heartbeat, not a ring at work."""
+_MOST_RECENT_BYTES = math.e * _RUNNING_BYTES
+"""Whatever a ring has sent, it counts as running for `_QUIET_S` after its last bytes."""
+_MOST_CREDIT_BYTES = 1024 * 1024
+_LOOK_S = 0.01
+_SMALLEST_PART_BYTES = 8 * 1024
+
+
+class TokenBucket:
+    """Lets `rate_per_s` through on average and `burst` at once. Pure arithmetic on a given time:
+    the caller sleeps. Thread-safe."""
+
+    def __init__(self, rate_per_s: float, burst: float) -> None:
+        """Raises: ValueError unless both are positive. `math.inf` means no limit."""
+        self._lock = threading.Lock()
+        self.change(rate_per_s, burst)
+
+    def change(self, rate_per_s: float, burst: float) -> None:
+        """From now on these; what was spent is forgotten. Raises: as `__init__`."""
+        if rate_per_s <= 0 or burst <= 0:
+            raise ValueError("rate and burst are positive")
+        with self._lock:
+            self._rate_per_s = rate_per_s
+            self._burst = burst
+            self._tokens = burst
+            self._at = math.inf
+
+    @property
+    def unlimited(self) -> bool:
+        return math.isinf(self._rate_per_s)
+
+    def take(self, amount: float, now: float) -> float:
+        """Spends `amount` (it may exceed the burst) and returns how many seconds to wait first."""
+        if self.unlimited:
+            return 0.0
+        with self._lock:
+            self._refill(now)
+            self._tokens -= amount
+            return max(-self._tokens / self._rate_per_s, 0.0)
+
+    def allow(self, now: float) -> bool:
+        """Spends one token if there is one; for dropping instead of waiting."""
+        with self._lock:
+            self._refill(now)
+            if self._tokens < 1:
+                return False
+            self._tokens -= 1
+            return True
+
+    def _refill(self, now: float) -> None:
+        passed_s = max(now - self._at, 0.0)
+        self._at = now
+        self._tokens = min(self._burst, self._tokens + passed_s * self._rate_per_s)
+
+
+class TransferThrottle:
+    """While a ring sends, state transfers get a share of what it sends. One per peer, over all its
+    connections. Pure arithmetic on a given time. Thread-safe.
+
+    The link's speed need not be known: what the ring gets through is what the link has to give.
+    When the ring is silent, transfers have the link to themselves at once.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._recent_bytes = 0.0
+        self._at = 0.0
+        self._credit_bytes = 0.0
+
+    def ring_sent(self, count: int, now: float) -> None:
+        with self._lock:
+            self._fade(now)
+            self._recent_bytes = min(self._recent_bytes + count, _MOST_RECENT_BYTES)
+            self._credit_bytes = min(self._credit_bytes + RING_SHARE * count, _MOST_CREDIT_BYTES)
+
+    def part_bytes(self, now: float) -> int:
+        """How much a transfer should send at a time. Beside a ring no more than the credit: other
+        transfers wait until a large part's debt is paid off, and would look dead to their peers."""
+        with self._lock:
+            self._fade(now)
+            if self._recent_bytes < _RUNNING_BYTES:
+                return PART_BYTES
+            return min(max(int(self._credit_bytes), _SMALLEST_PART_BYTES), PART_BYTES)
+
+    def wait_s(self, count: int, now: float) -> float:
+        """Before a transfer sends `count` bytes: 0.0, and they are accounted for; or how long to
+        wait before asking again."""
+        with self._lock:
+            self._fade(now)
+            if self._recent_bytes < _RUNNING_BYTES:
+                return 0.0
+            if self._credit_bytes <= 0:
+                return _LOOK_S
+            self._credit_bytes -= count  # into debt: a part may be larger than the credit
+            return 0.0
+
+    def _fade(self, now: float) -> None:
+        passed_s = max(now - self._at, 0.0)
+        self._recent_bytes *= math.exp(-passed_s / _QUIET_S)
+        self._at = now
+
+
+@dataclass(frozen=True)
+class Bandwidth:
+    """Caps in bytes per second, which may change while streams are open."""
+
+    upload: TokenBucket = field(default_factory=lambda: _bucket(None))
+    download: TokenBucket = field(default_factory=lambda: _bucket(None))
+    throttle: TransferThrottle = field(default_factory=TransferThrottle)
+    """Lets rings go before state transfers."""
+
+    @classmethod
+    def of(cls, upload_bits_per_s: float | None, download_bits_per_s: float | None) -> "Bandwidth":
+        """Caps from bits per second, None: no cap; a quarter of a second's worth may go at once."""
+        return cls(_bucket(upload_bits_per_s), _bucket(download_bits_per_s))
+
+    def change(self, upload_bits_per_s: float | None, download_bits_per_s: float | None) -> None:
+        """For all streams, from their next slice on. None: no cap."""
+        self.upload.change(*_rate_and_burst(upload_bits_per_s))
+        self.download.change(*_rate_and_burst(download_bits_per_s))
+
+    def limit(self, stream: Stream, *, ring: bool = False) -> "ThrottledStream":
+        """`stream` within the caps. `ring`: what it sends goes before state transfers."""
+        return ThrottledStream(stream, self, ring)
+
+
+class ThrottledStream:
+    """A stream that waits its turn. `close` ends the wait."""
+
+    def __init__(self, stream: Stream, bandwidth: Bandwidth, ring: bool = False) -> None:
+        self.below = stream
+        self.ring = ring
+        self._bandwidth = bandwidth
+        self._closed = threading.Event()
+
+    def send_all(self, view: memoryview, patience: Patience) -> None:
+        """Raises: as the stream below."""
+        if self.ring:
+            self._bandwidth.throttle.ring_sent(len(view), time.monotonic())
+        upload = self._bandwidth.upload
+        if upload.unlimited:
+            self.below.send_all(view, patience)
+            return
+        for start in range(0, len(view), SLICE_BYTES):
+            part = view[start : start + SLICE_BYTES]
+            self._take_turn(upload, len(part))
+            self.below.send_all(part, patience)
+
+    def recv_into(self, view: memoryview, patience: Patience) -> None:
+        """Raises: as the stream below."""
+        download = self._bandwidth.download
+        if download.unlimited:
+            self.below.recv_into(view, patience)
+            return
+        for start in range(0, len(view), SLICE_BYTES):
+            part = view[start : start + SLICE_BYTES]
+            self.below.recv_into(part, patience)
+            self._take_turn(download, len(part))
+
+    def idle(self) -> bool:
+        return self.below.idle()
+
+    def close(self) -> None:
+        self._closed.set()
+        self.below.close()
+
+    def _take_turn(self, bucket: TokenBucket, count: int) -> None:
+        self._closed.wait(bucket.take(count, time.monotonic()))
+
+
+def _bucket(bits_per_s: float | None) -> TokenBucket:
+    return TokenBucket(*_rate_and_burst(bits_per_s))
+
+
+def _rate_and_burst(bits_per_s: float | None) -> tuple[float, float]:
+    if bits_per_s is None:
+        return math.inf, SLICE_BYTES
+    bytes_per_s = bits_per_s / 8
+    return bytes_per_s, max(bytes_per_s / 4, SLICE_BYTES)

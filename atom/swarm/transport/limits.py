@@ -1,0 +1,201 @@
+"""What the parts of one peer's transport share, and how much strangers may take of it."""
+
+import errno
+import threading
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
+
+from atom.base.clock import Clock
+from atom.base.errors import PeerRefused
+from atom.base.events import EventSink
+from atom.swarm.stream.bandwidth import Bandwidth, TokenBucket
+from atom.swarm.stream.handshake import Local
+from atom.swarm.transport.quarantine import Quarantine
+
+
+@dataclass(frozen=True)
+class TransportLimits:
+    """Bounds on time, connections and memory. The defaults suit swarms up to a few hundred.
+
+    Of connections, lines, relayed pairs and destinations, strangers have half.
+    """
+
+    handshake_s: float = 5.0
+    connect_s: float = 3.0
+    connections: int = 256
+    """From peers that have proved who they are."""
+    connections_per_peer: int = 12
+    """A ring has up to four to a neighbour, and two attempts may meet; the rest is for messages and
+    blobs."""
+    handshakes: int = 64
+    """Connections that have not yet proved who they are."""
+    handshakes_per_host: int = 16
+    unclaimed_ring_s: float = 10.0
+    destinations: int = 512
+    """Of messages under way, each with a thread."""
+    queued_messages: int = 256
+    """Per destination; more are dropped."""
+    queued_bytes: int = 8 * 1024 * 1024
+    lane_idle_s: float = 30.0
+    """An outgoing message connection closes after this much silence, an incoming one after
+    three times as much."""
+    frame_s: float = 30.0
+    """From a message frame's first byte to its last."""
+    lines: int = 96
+    """Peers that cannot be dialled and keep a connection open to us, to be called over it."""
+    relay_bytes_per_s: float = 2_500_000.0
+    """For connections between two such peers that we pass on, both directions of all of them
+    together; 0: none."""
+    relay_pairs: int = 16
+    """Connections that are passed on at a time."""
+
+
+class KnownPeers:
+    """Peer ids that the run knows. All others are strangers: identities are free, so strangers
+    have half of the places of anything. Thread-safe: what is read is replaced as a whole."""
+
+    def __init__(self) -> None:
+        self._of_head: frozenset[str] = frozenset()
+        self._of_ring: frozenset[str] = frozenset()
+
+    def at_head(self, peer_ids: Iterable[str]) -> None:
+        """Replaces the peers that our head knows."""
+        self._of_head = frozenset(peer_ids)
+
+    def in_ring(self, peer_ids: Iterable[str]) -> None:
+        """Replaces the members of the latest ring: a newcomer is known to no head yet."""
+        self._of_ring = frozenset(peer_ids)
+
+    def has_room(self, peer_id: str, holders: Collection[str], places: int) -> bool:
+        """Whether `peer_id` may take one of `places`, beside those who hold one."""
+        if len(holders) >= places:
+            return False
+        return peer_id in self or sum(other not in self for other in holders) < places // 2
+
+    def __contains__(self, peer_id: object) -> bool:
+        return peer_id in self._of_head or peer_id in self._of_ring
+
+
+class ConnectionLimiter:
+    """Counts incoming connections: per host until they have proved a peer id, then per peer.
+    Thread-safe."""
+
+    def __init__(self, limits: TransportLimits, known: KnownPeers) -> None:
+        self._limits = limits
+        self._known = known
+        self._lock = threading.Lock()
+        self._hosts: Counter[str] = Counter()
+        self._peers: Counter[str] = Counter()
+
+    def enter(self, host: str) -> bool:
+        """Whether a connection from `host` may start its handshake; counts it if so."""
+        limits = self._limits
+        with self._lock:
+            full = self._hosts.total() >= limits.handshakes
+            if full or self._hosts[host] >= limits.handshakes_per_host:
+                return False
+            self._hosts[host] += 1
+            return True
+
+    def identify(self, host: str, peer_id: str) -> bool:
+        """Moves a connection from `host` to `peer_id`; False: nothing moved, there is no room."""
+        limits, peers = self._limits, self._peers
+        with self._lock:
+            if peers[peer_id] >= limits.connections_per_peer:
+                return False
+            if not self._known.has_room(peer_id, [*peers.elements()], limits.connections):
+                return False
+            self._hosts -= Counter([host])
+            peers[peer_id] += 1
+            return True
+
+    def leave(self, host: str, peer_id: str) -> None:
+        """A connection ended; `peer_id` is empty if it never proved one."""
+        with self._lock:
+            if peer_id:
+                self._peers -= Counter([peer_id])
+            else:
+                self._hosts -= Counter([host])
+
+
+class ThreadGroup:
+    """Starts threads and remembers the living. A thread's exception is an event, not a crash."""
+
+    def __init__(self, events: EventSink) -> None:
+        self._events = events
+        self._lock = threading.Lock()
+        self._living: set[threading.Thread] = set()
+
+    def start(self, name: str, work: Callable[[], None]) -> None:
+        """Runs `work` in a thread of its own. Raises: OSError when the system has none to give."""
+        thread = threading.Thread(target=self._run, args=(work,), name=name, daemon=True)
+        with self._lock:
+            self._living.add(thread)
+        try:
+            thread.start()
+        except RuntimeError as problem:
+            with self._lock:
+                self._living.discard(thread)
+            raise OSError(errno.EAGAIN, f"no thread for {name}: {problem}") from problem
+
+    def join(self, timeout_s: float) -> bool:
+        """Waits for all but the calling thread; whether they ended in time."""
+        deadline = time.monotonic() + timeout_s
+        with self._lock:
+            waiting = self._living - {threading.current_thread()}
+        for thread in waiting:
+            thread.join(max(deadline - time.monotonic(), 0.0))
+        return not any(thread.is_alive() for thread in waiting)
+
+    def _run(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception:  # noqa: BLE001 - supervisor: one connection must not take all along
+            self._events.emit("thread-failed", traceback=traceback.format_exc(limit=8))
+        finally:
+            with self._lock:
+                self._living.discard(threading.current_thread())
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """One peer's identity, limits, log, clock and threads."""
+
+    local: Local
+    limits: TransportLimits
+    events: EventSink
+    clock: Clock
+    threads: ThreadGroup
+    closing: threading.Event
+    bandwidth: Bandwidth = field(default_factory=Bandwidth)
+    quarantine: Quarantine = field(default_factory=Quarantine)
+    known: KnownPeers = field(default_factory=KnownPeers)
+
+
+class RefusalLog:
+    """Writes refusals as events, at most ten a second, so that a flood cannot fill the disk."""
+
+    def __init__(self, events: EventSink, clock: Clock) -> None:
+        self._events = events
+        self._clock = clock
+        self._bucket = TokenBucket(10.0, 50.0)
+        self._unwritten = 0
+        self._lock = threading.Lock()
+
+    def write(self, refused: PeerRefused, host: str, peer_id: str) -> None:
+        with self._lock:
+            if not self._bucket.allow(self._clock.now()):
+                self._unwritten += 1
+                return
+            unwritten, self._unwritten = self._unwritten, 0
+        self._events.emit(
+            "connection-refused",
+            reason=refused.reason.value,
+            detail=refused.detail[:200],
+            host=host,
+            peer_id=peer_id,
+            unwritten=unwritten,
+        )
