@@ -19,9 +19,10 @@ from torch import Tensor
 from atom.base.clock import BootClock
 from atom.graph.ir import ParameterLayout
 from atom.optim.adamw import MOMENTS, AdamW
-from atom.optim.optimizer import PIECE_ELEMENTS, StepTerms, allocate_store, parts_of
+from atom.optim.optimizer import PIECE_ELEMENTS, StepTerms, optimizer_state, parts_of
 from atom.optim.stepper import Stepper
-from atom.swap.state_form import MASTER
+from atom.swap.host_store import HostStore
+from atom.swap.state_form import MASTER, StateForm
 
 RATE = 1e-4
 
@@ -60,7 +61,9 @@ class State:
     """Weights and moments, a shadow of them, and a gradient."""
 
     def __init__(self, elements: int) -> None:
-        self._store = allocate_store(AdamW(), ParameterLayout.of({"w": (elements,)}), torch.float32)
+        layout = ParameterLayout.of({"w": (elements,)})
+        state = optimizer_state(AdamW(), layout, StateForm.EXACT)
+        self._store = HostStore.allocate(layout, optimizer_state=state)
         self.elements = self._store.layout.total_elements
         self._gradient = torch.randn(self.elements) * 1e-3
         self._adamw, self._steps = AdamW(), 0

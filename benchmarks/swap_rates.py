@@ -20,9 +20,11 @@ from atom.base.clock import BootClock
 from atom.graph.ir import ParameterLayout
 from atom.models.gpt3 import parameter_shapes
 from atom.optim.adamw import AdamW
-from atom.optim.optimizer import allocate_store
+from atom.optim.optimizer import optimizer_state
 from atom.optim.stepper import Stepper
 from atom.swap.device import Device
+from atom.swap.host_store import HostStore
+from atom.swap.state_form import StateForm
 
 COPY_BYTES = {"cuda": 2**28, "cpu": 2**24}
 MATRIX = {"cuda": 8192, "cpu": 512}
@@ -64,7 +66,9 @@ class Rates:
 
     def _adamw(self, link: "_Link | None") -> dict[str, Any]:
         layout = ParameterLayout.of(parameter_shapes(self.setup.config))
-        store = allocate_store(AdamW(), layout, self.setup.dtype, self.device.host_memory)
+        state = optimizer_state(AdamW(), layout, StateForm.EXACT)
+        memory = self.device.host_memory
+        store = HostStore.allocate(layout, self.setup.dtype, memory, optimizer_state=state)
         store.gradients.fill_(1e-3)
         stepper, steps = Stepper(store, AdamW(), BootClock()), iter(range(1, 10**6))
 

@@ -1,10 +1,15 @@
-"""One whole step of an optimizer over a store."""
+"""A store for an optimizer, and one whole step over it."""
 
+from typing import Any
+
+import torch
 from torch import Tensor
 
-from atom.optim.optimizer import Optimizer
+from atom.graph.ir import ParameterLayout
+from atom.optim.optimizer import Optimizer, optimizer_state
 from atom.optim.stepper import Stepper
 from atom.swap.host_store import HostStore
+from atom.swap.state_form import StateForm
 from tests.manual_clock import ManualClock
 
 
@@ -21,3 +26,14 @@ def take_step(
     stepper = Stepper(store, optimizer, ManualClock(), frozen=frozen)
     stepper.begin(gradient, learning_rate, step, coefficient)
     stepper.wait()
+
+
+def allocate_store(
+    optimizer: Optimizer,
+    layout: ParameterLayout,
+    precision: torch.dtype = torch.float32,
+    form: StateForm = StateForm.EXACT,
+    **named: Any,
+) -> HostStore:
+    state = optimizer_state(optimizer, layout, form)
+    return HostStore.allocate(layout, precision, form=form, optimizer_state=state, **named)

@@ -66,39 +66,44 @@ class AdamW(Optimizer):
         host_kernels().adamw(arguments, part.stop - part.start, part.start, decay)
 
     def _arguments(self, part: Part, gradient: Tensor, step: StepTerms) -> AdamWArguments:
-        beta1, beta2 = self.betas
         mean, mean_square = (part.state[name] for name in MOMENTS)
-        return AdamWArguments(
-            **_weights(part.stored),
-            exp_avg=mean.data_ptr(),
-            exp_avg_sq=mean_square.data_ptr(),
-            gradient=gradient.data_ptr(),
-            noise_key=noise_key(self.seed, step.number),
-            gradient_format=GRADIENT_FORMATS[gradient.dtype],
-            moment_format=MOMENT_FORMATS[mean.dtype],
-            coefficient=step.coefficient,
-            beta2=beta2,
-            one_minus_beta1=1 - beta1,
-            one_minus_beta2=1 - beta2,
-            root_of_correction2=math.sqrt(1 - power(beta2, step.number)),
-            epsilon=self.epsilon,
-            minus_step_size=-step.learning_rate / (1 - power(beta1, step.number)),
-        )
+        arguments = AdamWArguments.from_buffer_copy(_scalars(self, step))
+        arguments.exp_avg, arguments.exp_avg_sq = mean.data_ptr(), mean_square.data_ptr()
+        arguments.gradient = gradient.data_ptr()
+        arguments.gradient_format = GRADIENT_FORMATS[gradient.dtype]
+        arguments.moment_format = MOMENT_FORMATS[mean.dtype]
+        _point_to_weights(arguments, part.stored)
+        return arguments
 
 
-def _weights(stored: Mapping[str, Tensor]) -> dict[str, int]:
-    """Where the kernel finds the weights, and in which form."""
+def _point_to_weights(arguments: AdamWArguments, stored: Mapping[str, Tensor]) -> None:
+    arguments.master_format, arguments.working_format = WHOLE_MASTER, NO_WORKING_COPY
     if MASTER not in stored:
-        places = {"master": stored[LOW].data_ptr(), "working": stored[HIGH].data_ptr()}
-        return {**places, "master_format": SPLIT_MASTER, "working_format": NO_WORKING_COPY}
-    found = {"master": stored[MASTER].data_ptr(), "master_format": WHOLE_MASTER}
-    copy = stored.get(WORKING)
-    if copy is None:
-        return {**found, "working_format": NO_WORKING_COPY}
-    return {**found, "working": copy.data_ptr(), "working_format": WORKING_FORMATS[copy.dtype]}
+        arguments.master_format = SPLIT_MASTER
+        arguments.master, arguments.working = stored[LOW].data_ptr(), stored[HIGH].data_ptr()
+        return
+    arguments.master, copy = stored[MASTER].data_ptr(), stored.get(WORKING)
+    if copy is not None:
+        arguments.working = copy.data_ptr()
+        arguments.working_format = WORKING_FORMATS[copy.dtype]
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=2)
+def _scalars(adamw: AdamW, step: StepTerms) -> AdamWArguments:
+    """What is the same for all parts of a step."""
+    beta1, beta2 = adamw.betas
+    return AdamWArguments(
+        noise_key=noise_key(adamw.seed, step.number),
+        coefficient=step.coefficient,
+        beta2=beta2,
+        one_minus_beta1=1 - beta1,
+        one_minus_beta2=1 - beta2,
+        root_of_correction2=math.sqrt(1 - power(beta2, step.number)),
+        epsilon=adamw.epsilon,
+        minus_step_size=-step.learning_rate / (1 - power(beta1, step.number)),
+    )
+
+
 def power(beta: float, step: int) -> float:
     """beta to the power of step, rounded once: mathematics libraries differ in the last bit of
     theirs, and replicas must not."""

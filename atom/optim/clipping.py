@@ -20,8 +20,7 @@ import torch
 from atom.base.landing import LandedBlocks
 from atom.swap.host_kernels import GRADIENT_FORMATS, host_kernels
 
-LANES = 2**15
-"""float64 sums that do not wait for each other."""
+LANES = 2**15  # float64 sums that do not wait for each other
 BLOCK_ELEMENTS = LANES * 2**10
 
 

@@ -1,4 +1,4 @@
-"""What a replica has accumulated since the state it belongs to: gradients, and of how much data."""
+"""Gradients that a replica has accumulated since its state, and of how much data."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -91,10 +91,9 @@ class GradientArena:
     def reset(self, tag: bytes = b"") -> None:
         """Starts again from nothing, at the state named by `tag`. Touches no memory: who reads
         the sums of the time before may go on."""
-        self.void = True
-        self.sequences, self.unspent, self.loss_sum, self.poisoned = 0, 0, 0.0, False
+        self.spend()
+        self.sequences, self.loss_sum, self.poisoned = 0, 0.0, False
         self.tag = tag  # last: whoever reads it before the count never takes an old one for new
-        self._forget_norm()
 
     def _forget_norm(self) -> None:
         if self._landing is not None:

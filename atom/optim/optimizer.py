@@ -1,11 +1,8 @@
-"""The optimizer's contract: what it keeps for each parameter, and how one step changes it.
-
-`docs/contributor.md` shows how to add one. Memory, snapshots, digests, transfers and plans ask the
-optimizer what it keeps; they know none by name.
-"""
+"""The optimizer's contract: what it keeps for each parameter, and how one step changes it. See
+"Adding an optimizer" in docs/contributor.md."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar
@@ -14,7 +11,6 @@ import torch
 from torch import Tensor
 
 from atom.graph.ir import ParameterLayout, ParameterSpec
-from atom.swap.host_memory import allocate_host_memory
 from atom.swap.host_store import (
     HostStore,
     state_arenas,
@@ -24,8 +20,7 @@ from atom.swap.host_store import (
 )
 from atom.swap.state_form import StateArena, StateForm
 
-PIECE_ELEMENTS = 2**20
-"""Of an element-wise optimizer's parts: about a millisecond's work, which threads share evenly."""
+PIECE_ELEMENTS = 2**20  # of a stretch: about a millisecond's work, which threads share evenly
 
 
 @dataclass(frozen=True)
@@ -115,8 +110,7 @@ class Optimizer(ABC):
 def optimizer_state(
     optimizer: Optimizer, layout: ParameterLayout, form: StateForm
 ) -> dict[str, StateArena]:
-    """The arenas of all parameters' states, by name. Raises: ValueError as `Optimizer.state`, or
-    if two parameters' tensors of one name have different types."""
+    """The arenas of all parameters' states. Raises: ValueError if a name has tensors of two types."""
     shapes = dict[str, dict[str, tuple[int, ...]]]()
     dtypes = dict[str, torch.dtype]()
     for spec in layout.specs:
@@ -127,20 +121,6 @@ def optimizer_state(
     return {name: StateArena(dtypes[name], ParameterLayout.of(shapes[name])) for name in shapes}
 
 
-def allocate_store(
-    optimizer: Optimizer,
-    layout: ParameterLayout,
-    precision: torch.dtype = torch.float32,
-    host_memory: Callable[[int, torch.dtype], Tensor] = allocate_host_memory,
-    form: StateForm = StateForm.EXACT,
-    gradients: torch.dtype = torch.float32,
-) -> HostStore:
-    """Memory for the weights, the gradients and this optimizer's state: all zeros. Raises: as
-    `HostStore.allocate` and `optimizer_state`."""
-    state = optimizer_state(optimizer, layout, form)
-    return HostStore.allocate(layout, precision, host_memory, form, gradients, state)
-
-
 def store_bytes(
     optimizer: Optimizer,
     layout: ParameterLayout,
@@ -148,7 +128,7 @@ def store_bytes(
     form: StateForm = StateForm.EXACT,
     gradients: torch.dtype = torch.float32,
 ) -> int:
-    """What `allocate_store` takes."""
+    """What `HostStore.allocate` takes with this optimizer's state."""
     arenas = state_arenas(layout, form, optimizer_state(optimizer, layout, form))
     beside = working_copy_bytes(precision, form) + gradients.itemsize
     return sum(arena.size_bytes for arena in arenas.values()) + layout.total_elements * beside

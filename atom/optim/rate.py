@@ -7,8 +7,7 @@ from typing import Literal
 Decay = Literal["constant", "linear", "cosine"]
 
 _PI = Decimal("3.14159265358979323846264338327950288419716939937510")
-_ORDERS = 70
-"""Of a cosine's series. What comes after them is below 10**-60 up to π."""
+_ORDERS = 70  # of a cosine's series: what comes after them is below 10**-60 up to π
 
 
 @dataclass(frozen=True)

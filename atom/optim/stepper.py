@@ -1,9 +1,7 @@
 """The optimizer's step on threads of its own, under the pass that needs what it makes.
 
 Parts are updated in the order in which the next forward needs them, and each may be read as soon as
-it is done (`atom.swap.readiness`). Kernels release the interpreter's lock, so the thread that
-launches the pass is not held up. Nothing is guessed: the gradient and its norm are final before a
-step begins.
+it is done (`atom.swap.readiness`). The gradient and its norm are final before a step begins.
 
 The gradient may even be the arena that the next pass's gradients go to, as long as nobody clears
 that arena: a sub-model's gradients leave after its backward, which came after its load, and that
@@ -26,8 +24,7 @@ from atom.swap.host_store import HostStore
 from atom.swap.readiness import Readiness, StepFailed
 from atom.swap.schedule import OptimizerStep
 
-ALL_CORES = 8
-"""As many threads may all be taken for a step."""
+ALL_CORES = 8  # so many may all be taken for a step
 
 
 class Stepper:
@@ -73,8 +70,7 @@ class Stepper:
     def begin(
         self, gradient: Tensor, learning_rate: float, step: int, coefficient: float = 1.0
     ) -> None:
-        """Starts a step and returns; what was loaded before is stale from now on. A step under way
-        is waited for first.
+        """Starts a step and returns. What was loaded is stale. Waits for the step before.
 
         `gradient`: flat [total elements], float32 or bfloat16, times `coefficient`; it belongs to
         the stepper until `wait` returns or raises. `step` counts from 1.
@@ -82,14 +78,19 @@ class Stepper:
         Raises: ValueError for a gradient that does not fit; StepFailed while torn.
         """
         self.wait()
-        _require_fitting(gradient, self._store)
+        fits = gradient.shape == self._store.gradients.shape and gradient.is_contiguous()
+        if not fits or gradient.dtype not in GRADIENT_FORMATS or gradient.device.type != "cpu":
+            raise ValueError(f"a gradient of {gradient.shape}, {gradient.dtype} does not fit")
         self._store.changed()
         terms = StepTerms(step, learning_rate, coefficient)
         readiness = Readiness([(part.start, part.stop) for part in self._parts])
         done = self._observed(readiness.finish)
+        threads = torch.get_num_threads()
         todo = iter(range(len(self._parts)))  # shared: `next` is one step of the interpreter
 
         def work() -> None:
+            if torch.get_num_threads() != threads:
+                torch.set_num_threads(threads)  # PyTorch counts them per thread
             try:
                 self._work(todo, gradient, terms, done)
             except BaseException as failure:  # noqa: BLE001 - whoever waits for it hears of it
@@ -114,8 +115,7 @@ class Stepper:
             thread.join()
 
     def discard(self) -> None:
-        """Forgets a step that broke off: the store has been filled from elsewhere. Not while a
-        step is under way."""
+        """Forgets a step that broke off, and has ended: the store was filled from elsewhere."""
         self._failure = None
         self._store.readiness = None
 
@@ -140,7 +140,9 @@ class Stepper:
         observer, clock = self._observer, self._clock
         if observer is None:
             return finish
-        users = _first_users(self._sub_models)
+        users: dict[str, int] = {}  # by parameter: the first sub-model that uses it
+        for sub_model in reversed(self._sub_models):
+            users.update({name: sub_model.index for _, name in sub_model.parameters})
         owner = [users[part.parameter.name] for part in self._parts]
         left, lock, began = Counter(owner), threading.Lock(), clock.now()
 
@@ -157,18 +159,6 @@ class Stepper:
         return done
 
 
-def _require_fitting(gradient: Tensor, store: HostStore) -> None:
-    """Raises: ValueError for another shape or type than a mean gradient's."""
-    fits = (
-        gradient.shape == store.gradients.shape
-        and gradient.dtype in GRADIENT_FORMATS
-        and gradient.is_contiguous()
-        and gradient.device.type == "cpu"
-    )
-    if not fits:
-        raise ValueError(f"a gradient of {gradient.shape}, {gradient.dtype} does not fit")
-
-
 def step_threads(optimizer: Optimizer, parts: Sequence[Part]) -> int:
     """How many threads share a step. Whole parameters are left to PyTorch's own threads.
 
@@ -181,11 +171,3 @@ def step_threads(optimizer: Optimizer, parts: Sequence[Part]) -> int:
     most = most if most <= ALL_CORES else max(ALL_CORES, most // 2)
     elements = sum(part.stop - part.start for part in parts)
     return max(1, min(most, -(-elements // PIECE_ELEMENTS)))
-
-
-def _first_users(sub_models: Sequence[SubModel]) -> dict[str, int]:
-    """By parameter: the first sub-model that uses it."""
-    users: dict[str, int] = {}
-    for sub_model in reversed(sub_models):
-        users.update({name: sub_model.index for _, name in sub_model.parameters})
-    return users

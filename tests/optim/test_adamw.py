@@ -13,13 +13,13 @@ from atom.optim import adamw
 from atom.optim import optimizer as optimizer_module
 from atom.optim import stepper as stepper_module
 from atom.optim.adamw import AdamW, power
-from atom.optim.optimizer import allocate_store, parts_of
+from atom.optim.optimizer import parts_of
 from atom.optim.stepper import Stepper, step_threads
 from atom.swap.host_kernels import LIBRARY, HostKernels, host_kernels, load
 from atom.swap.host_store import HostStore
 from atom.swap.readiness import StepFailed
 from tests.manual_clock import ManualClock
-from tests.one_step import take_step
+from tests.one_step import allocate_store, take_step
 
 SHAPES = {
     name: torch.Size(shape)

@@ -10,13 +10,12 @@ from atom.optim.optimizer import (
     Part,
     StateTensor,
     StepTerms,
-    allocate_store,
     optimizer_state,
     parts_of,
     store_bytes,
 )
 from atom.swap.state_form import StateForm
-from tests.one_step import take_step
+from tests.one_step import allocate_store, take_step
 
 LAYOUT = ParameterLayout.of({"matrix": (3, 50), "bias": (7,)})
 BLOCK = 64

@@ -9,7 +9,6 @@ from atom.optim import adamw
 from atom.optim import optimizer as optimizer_module
 from atom.optim import stepper as stepper_module
 from atom.optim.adamw import MOMENTS, AdamW, mixed, noise_key
-from atom.optim.optimizer import allocate_store
 from atom.swap.host_kernels import (
     LIBRARY,
     SPLIT_MASTER,
@@ -20,7 +19,7 @@ from atom.swap.host_kernels import (
 )
 from atom.swap.host_store import HostStore
 from atom.swap.state_form import StateForm
-from tests.one_step import take_step
+from tests.one_step import allocate_store, take_step
 
 LAYOUT = ParameterLayout.of({"matrix": (37, 53), "bias": (7,), "long": (4099,)})
 SETTINGS = AdamW(betas=(0.9, 0.99), epsilon=1e-7, weight_decay=0.2, seed=5)

@@ -18,7 +18,6 @@ from atom.graph.ir import ParameterLayout, Program
 from atom.graph.program import compile_program
 from atom.models.gpt3 import GPT3, GPT3Config, initial_value, initialise
 from atom.optim.clipping import clip_coefficient, gradient_norm
-from atom.optim.optimizer import allocate_store
 from atom.optim.rate import RateSettings
 from atom.swap.device import CpuDevice
 from atom.swap.state_form import StateForm
@@ -30,7 +29,7 @@ from atom.training.replica.replica import Replica, ReplicaSettings
 from atom.training.state_sync.donors import Offer, PeerDonors
 from atom.training.storage.snapshot import Snapshot, load_snapshot, write_snapshot
 from tests.manual_clock import ManualClock
-from tests.one_step import take_step
+from tests.one_step import allocate_store, take_step
 from tests.swarm.local_transport import LocalNetwork, LocalTransport
 
 CONFIG = GPT3Config(2, 2, 16, sequence_tokens=8, vocabulary_size=29)

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from atom.graph.ir import Program
 from atom.optim.adamw import AdamW
-from atom.optim.optimizer import allocate_store
 from atom.swap.arrangement import Arrangement
 from atom.swap.device import Copy, CpuDevice, Report
 from atom.swap.device_slots import DeviceSlots, device_bytes
@@ -22,7 +21,7 @@ from atom.swap.host_store import HostStore
 from atom.swap.schedule import Drop, Load, Shape, training_pass
 from atom.swap.schedule_check import ScheduleError, check
 from atom.swap.timeline import Recording
-from tests.one_step import take_step
+from tests.one_step import allocate_store, take_step
 
 SUB_MODELS = len(FINEST)
 EVERY = frozenset(range(SUB_MODELS))

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from atom.graph.ir import Program
 from atom.optim.adamw import AdamW
-from atom.optim.optimizer import allocate_store
 from atom.swap.arrangement import Arrangement
 from atom.swap.device import Copy, CpuDevice, Report
 from atom.swap.device_slots import DeviceSlots
@@ -27,7 +26,7 @@ from atom.swap.engine import Engine, PassCancelled
 from atom.swap.gate import Gate
 from atom.swap.host_landing import HostSum, at_once
 from atom.swap.host_store import HostStore
-from tests.one_step import take_step
+from tests.one_step import allocate_store, take_step
 
 SETTINGS = AdamW(betas=(0.9, 0.99), weight_decay=0.1)
 RATE, STEPS = 0.05, 4

@@ -16,7 +16,7 @@ from hand_written_program import FINEST, HALVES, WHOLE, batches, compile_by_hand
 from torch import Tensor
 
 from atom.optim.adamw import AdamW
-from atom.optim.optimizer import Part, StepTerms, allocate_store
+from atom.optim.optimizer import Part, StepTerms
 from atom.optim.stepper import Stepper
 from atom.swap.arrangement import Arrangement
 from atom.swap.device import Copy, CpuDevice, Report
@@ -27,6 +27,7 @@ from atom.swap.readiness import StepFailed
 from atom.swap.schedule import Forward, GradientOut, Load, Observed, OptimizerStep
 from atom.swap.state_form import StateForm
 from tests.manual_clock import ManualClock
+from tests.one_step import allocate_store
 
 SETTINGS = AdamW(betas=(0.9, 0.99), weight_decay=0.1)
 RATE, WAIT_S = 0.05, 20.0

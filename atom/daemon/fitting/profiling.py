@@ -20,8 +20,9 @@ from atom.graph.profile.measured import measure_graph
 from atom.graph.profile.seconds import LinkRates, Profile, Spread
 from atom.graph.profile.sub_models import Told
 from atom.graph.traced import Graph
-from atom.optim.optimizer import Optimizer, allocate_store
+from atom.optim.optimizer import Optimizer, optimizer_state
 from atom.optim.stepper import Stepper
+from atom.swap.host_store import HostStore
 from atom.swap.state_form import StateForm
 
 REPEATS = 5
@@ -134,10 +135,10 @@ def step_elements_per_s(
     elements: int = SAMPLE_ELEMENTS,
     now: Callable[[], float] = time.perf_counter,
 ) -> float:
-    """Parameters that a step updates per second here, in the median. `precision`: of what the
-    device loads. Raises: MemoryError; MismatchError when the kernel has not been compiled."""
+    """Parameters that a step updates per second here, in the median. Raises: MemoryError."""
     layout = ParameterLayout.of({"sample": (elements // 64, 64)})
-    store = allocate_store(optimizer, layout, precision, form=form)
+    state = optimizer_state(optimizer, layout, form)
+    store = HostStore.allocate(layout, precision, form=form, optimizer_state=state)
     stepper = Stepper(store, optimizer, BootClock())
     gradient = torch.full((layout.total_elements,), 1e-3)
     seconds = []

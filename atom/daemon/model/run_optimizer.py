@@ -32,7 +32,6 @@ def state_form(run: RunFile) -> StateForm:
 
 
 def gradients(run: RunFile) -> torch.dtype:
-    """In which numbers they leave the device and are summed."""
     return torch.bfloat16 if run.optimizer.gradients == "bfloat16" else torch.float32
 
 

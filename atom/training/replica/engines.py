@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from atom.graph.ir import Program
 from atom.graph.program import load
-from atom.optim.optimizer import allocate_store
+from atom.optim.optimizer import optimizer_state
 from atom.swap.device import Device
 from atom.swap.device_slots import DeviceSlots, Factory
 from atom.swap.engine import Engine
@@ -32,13 +32,13 @@ class ReplicaEngines:
     ) -> None:
         """Allocates everything, the host's store too. Raises: as `Replica` does."""
         self._device = device
-        self.store = allocate_store(
-            settings.optimizer,
+        self.store = HostStore.allocate(
             program.layout,
             settings.precision,
             device.host_memory,
             settings.state_form,
             settings.gradients,
+            optimizer_state(settings.optimizer, program.layout, settings.state_form),
         )
         self.hold = DeviceHold(device, self._make(program, evaluation, settings))
 
