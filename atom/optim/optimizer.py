@@ -110,7 +110,7 @@ class Optimizer(ABC):
 def optimizer_state(
     optimizer: Optimizer, layout: ParameterLayout, form: StateForm
 ) -> dict[str, StateArena]:
-    """The arenas of all parameters' states. Raises: ValueError if a name has tensors of two types."""
+    """All parameters' states as arenas. Raises: ValueError if a name has tensors of two types."""
     shapes = dict[str, dict[str, tuple[int, ...]]]()
     dtypes = dict[str, torch.dtype]()
     for spec in layout.specs:
