@@ -32,7 +32,7 @@ from torch import Tensor
 from atom.swarm.chain.commit import Ballot
 from atom.swarm.exchange.allreduce import Arenas, Terms, all_reduce, open_exchange
 from atom.swarm.exchange.choice import part_shares
-from atom.swarm.exchange.codec import CODECS
+from atom.swarm.exchange.codec import all_codecs, codec_named
 from atom.swarm.exchange.plans import ALIGNMENT, ring_tag
 from atom.swarm.transport.transport import Transport
 
@@ -127,7 +127,7 @@ def _runs(
     for _ in range(-1, job.runs):
         ballot = Ballot(1 + len(found), order[0], side.encode().ljust(16)[:16])
         terms = Terms(
-            order, rank, ring_tag(PARENT, ballot), 1 / len(order), CODECS[job.codec], shares,
+            order, rank, ring_tag(PARENT, ballot), 1 / len(order), codec_named(job.codec), shares,
             progress_timeout_s=PATIENCE_S,
         )  # fmt: skip
         gate.wait(PATIENCE_S)
@@ -165,7 +165,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--megabytes", type=float, default=20.0)
-    parser.add_argument("--codec", choices=CODECS, default="float32")
+    parser.add_argument("--codec", choices=all_codecs(), default="float32")
     parser.add_argument("--runs", type=positive, default=3)
     return parser.parse_args()
 

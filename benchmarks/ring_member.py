@@ -22,7 +22,7 @@ from torch import Tensor
 from atom.base.events import EventList
 from atom.swarm.chain.commit import Ballot
 from atom.swarm.exchange.allreduce import Arenas, Terms, all_reduce, open_exchange
-from atom.swarm.exchange.codec import CODECS
+from atom.swarm.exchange.codec import all_codecs, codec_named
 from atom.swarm.exchange.plans import ring_tag
 from atom.swarm.identity import Identity
 from atom.swarm.stream.handshake import Local
@@ -66,7 +66,7 @@ class Side:
         """Raises: ValueError for a name that is no side."""
         if not self.ours:
             return
-        known = self._parts[0] == TLS and self.codec in CODECS
+        known = self._parts[0] == TLS and self.codec in all_codecs()
         if not known or not 1 <= self.connections <= 4:
             raise ValueError(f"{self.name} is not tls/codec/connections or …/parts")
 
@@ -169,7 +169,7 @@ def _ours(
         if delay_s:
             delay(channels, delay_s)
         terms = Terms(
-            order, rank, ring_tag(PARENT, ballot), 1 / len(order), CODECS[side.codec],
+            order, rank, ring_tag(PARENT, ballot), 1 / len(order), codec_named(side.codec),
             shares, PATIENCE_S,
         )  # fmt: skip
         all_reduce(Arenas(source, result), terms, channels)

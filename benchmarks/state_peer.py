@@ -15,7 +15,7 @@ from atom.base.errors import PeerRefused
 from atom.base.events import EventList
 from atom.swarm.chain.commit import Ballot
 from atom.swarm.exchange.allreduce import Arenas, Terms, all_reduce, open_ring
-from atom.swarm.exchange.codec import CODECS
+from atom.swarm.exchange.codec import codec_named
 from atom.swarm.exchange.plans import ring_tag
 from atom.swarm.identity import Identity
 from atom.swarm.state.blobs import BlobServer, BlobStore
@@ -146,7 +146,7 @@ class _Peer:
                 order.index(self._transport.peer_id),
                 ring_tag(_PARENT, ballot),
                 1 / len(order),
-                CODECS["float32"],
+                codec_named("float32"),
                 PATIENCE_S,
             )
             all_reduce(Arenas(source, result), terms, channels)

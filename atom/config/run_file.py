@@ -46,6 +46,12 @@ class Batch(Section):
 
 OPTIMIZERS = {"adamw": "atom.optim.adamw:AdamW"}
 """By name: module and class of an `Optimizer`, made of betas, epsilon, weight_decay and seed."""
+CODECS = {
+    "float32": "atom.swarm.exchange.codec:Float32",
+    "bfloat16": "atom.swarm.exchange.codec:BFloat16",
+    "int8": "atom.swarm.exchange.codec:Int8",
+}
+"""By name: module and class of a `Codec`."""
 UPDATE_RULES = {"every-step": "atom.training.replica.update_rule:EveryStep"}
 """By name: module and class of an `UpdateRule`."""
 
@@ -113,7 +119,7 @@ class Swarm(Section):
 
     grace_seconds: float = Field(default=12.0, ge=1, le=86400)
     """How long the others wait for silent voters before they go on without a quorum."""
-    codec: Literal["float32", "bfloat16", "int8"] = "float32"
+    codec: str = "float32"
     """How gradients travel between peers: bfloat16 halves the traffic and rounds the average; int8
     quarters it, and each peer keeps what rounding took away for the next round."""
     ring_connections: int = Field(default=1, ge=1, le=4)
@@ -125,6 +131,8 @@ class Swarm(Section):
 
     @model_validator(mode="after")
     def _check(self) -> "Swarm":
+        if self.codec not in CODECS:
+            refuse("codec", "names no codec", f"known here: {', '.join(CODECS)}")
         if self.members is None:
             return self
         if not self.members:

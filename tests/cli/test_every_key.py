@@ -125,7 +125,7 @@ RUN_ROWS: dict[str, tuple[tuple[str, str], ...]] = {
     "validation.every_rounds": no_count(2**31),
     "validation.batches": no_count(2**20),
     "swarm.grace_seconds": no_number("0.5", "86401"),
-    "swarm.codec": no_choice("float32"),
+    "swarm.codec": (NO_TEXT, ('"nonsense"', "names no codec"), ('""', "names no codec")),
     "swarm.ring_connections": no_count(4),
     "swarm.survivors": no_choice("branch"),
     "swarm.members": (('["ann"]', "'ann' is no peer id"), ("[]", "would let nobody in"),

@@ -14,7 +14,7 @@ from atom.base.clock import BootClock
 from atom.base.events import EventList
 from atom.base.reasons import Reason
 from atom.swarm.chain.commit import Ballot, Contribution
-from atom.swarm.exchange.codec import CODECS
+from atom.swarm.exchange.codec import codec_named
 from atom.swarm.exchange.failure import ExchangeBroken
 from atom.swarm.identity import Identity
 from atom.swarm.state.arenas import arena_digest
@@ -236,7 +236,7 @@ def test_a_member_without_sequences_adds_nothing(circle_of: Callable[[int], Circ
 
 
 def coarse(size: int) -> list[RingStyle]:
-    return [RingStyle(CODECS["int8"], 2, Feedback(ELEMENTS)) for _ in range(size)]
+    return [RingStyle(codec_named("int8"), 2, Feedback(ELEMENTS)) for _ in range(size)]
 
 
 def feedback_of(style: RingStyle) -> Feedback:

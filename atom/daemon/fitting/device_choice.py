@@ -20,7 +20,7 @@ from atom.swap.device_slots import staging_bytes
 from atom.swap.host_store import working_copy_bytes
 from atom.swap.parameter_gradients import carrier_bytes
 from atom.swap.state_form import HIGH, LOW, MASTER
-from atom.swarm.exchange.codec import CODECS
+from atom.swarm.exchange.codec import codec_named
 from atom.training.replica.pacing import MAX_MICRO_BATCHES_PER_PASS
 
 GPU_SHARE = 0.9
@@ -129,7 +129,7 @@ def replica_arenas(run: RunFile, layout: ParameterLayout) -> list[tuple[str, int
         *((f"averaged gradients {n + 1}", float32_bytes * elements) for n in range(RESULT_ARENAS)),
     ]
     arenas.append(("update rule's own", update_rule(run).own_bytes(layout)))
-    if CODECS[run.swarm.codec].feeds_back:  # what it takes away, until it is given back
+    if codec_named(run.swarm.codec).feeds_back:  # what it takes away, until it is given back
         arenas.append(("lost in rounding", float32_bytes * elements))
     return [(what, size) for what, size in arenas if size > 0]
 

@@ -34,7 +34,7 @@ from atom.models.data.tokenizer import load_tokenizer
 from atom.plan.advice import Situation, advise
 from atom.plan.chosen_program import chosen_program
 from atom.plan.prediction import Surroundings, Work, predict
-from atom.swarm.exchange.codec import CODECS
+from atom.swarm.exchange.codec import codec_named
 
 DEFAULT_NETWORK_BITS_PER_S = 100e6
 DEFAULT_PEERS = 4
@@ -179,6 +179,6 @@ def _surroundings(
     return Surroundings(
         optimizer_elements_per_s=optimizer_per_s,
         network_bytes_per_s=(request.network_bits_per_s or capped) / 8,
-        gradient_element_bytes=CODECS[run.swarm.codec].wire_bytes(2**20) / 2**20,
+        gradient_element_bytes=codec_named(run.swarm.codec).wire_bytes(2**20) / 2**20,
         steps_beside=on_gpu,
     )

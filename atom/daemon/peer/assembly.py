@@ -28,7 +28,7 @@ from atom.daemon.turns.board_file import neighbours
 from atom.daemon.turns.opening import machine_folder
 from atom.daemon.turns.taking import DeviceTurns
 from atom.swarm.exchange.chunk_kernels import chunk_kernels
-from atom.swarm.exchange.codec import CODECS
+from atom.swarm.exchange.codec import codec_named
 from atom.swarm.records.lease import Reached
 from atom.swarm.records.manifest import AllowList
 from atom.swarm.state.blobs import BlobServer, BlobStore, UploadLimit, plain_bytes
@@ -237,7 +237,7 @@ def _transport(box: Box, member: Membership, listen: str, events: EventSink) -> 
 def _ring_style(run: RunFile, elements: int) -> RingStyle:
     """Raises: MemoryError; MismatchError, here and not in a first round, without its kernels."""
     chunk_kernels()
-    codec = CODECS[run.swarm.codec]
+    codec = codec_named(run.swarm.codec)
     feedback = Feedback(elements) if codec.feeds_back else None
     return RingStyle(codec, run.swarm.ring_connections, feedback)
 
@@ -261,6 +261,6 @@ def _terms(member: Membership) -> Terms:
         last_round=run.run.rounds,
         branches=run.swarm.survivors == "branch",
         patience=Patience(grace=run.swarm.grace_seconds),
-        average_bytes=CODECS[run.swarm.codec].wire_bytes(member.replica.elements),
-        ring_possible=CODECS[run.swarm.codec].fixed_size,
+        average_bytes=codec_named(run.swarm.codec).wire_bytes(member.replica.elements),
+        ring_possible=codec_named(run.swarm.codec).fixed_size,
     )

@@ -49,14 +49,7 @@ class ChunkKernels:
         self._decode = {name: _declared(library, f"decode_{name}", _DECODE) for name in coded}
         self._check = _declared(library, "too_large", _CHECK)
 
-    def add(
-        self,
-        wire_format: str,
-        wire: Tensor,
-        own: Tensor,
-        factor: float,
-        out: Tensor,
-    ) -> None:
+    def add(self, wire_format: str, wire: Tensor, own: Tensor, factor: float, out: Tensor) -> None:
         """out = (decoded wire + own) · factor; `own` may be `out`.
 
         Raises: NotFinite.

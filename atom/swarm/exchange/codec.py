@@ -6,11 +6,13 @@ any other only travels in parts with owners.
 """
 
 from abc import ABC, abstractmethod
+from importlib import import_module
 
 import numpy
 import torch
 from torch import Tensor
 
+from atom.config.run_file import CODECS
 from atom.swarm.exchange.chunk_kernels import chunk_kernels
 
 INT8_BLOCK = 1024
@@ -133,12 +135,15 @@ class Int8(_Rounded):
 
 
 EXACT = Float32()
-CODECS: dict[str, Codec] = {
-    codec.name: codec
-    for codec in (
-        EXACT,
-        BFloat16(),
-        Int8(),
-    )
-}
-"""By the name that a run file says. A new codec needs a line here and nothing else."""
+
+
+def codec_named(name: str) -> Codec:
+    """As a run file calls it: one of the registry's."""
+    module, _, kind = CODECS[name].partition(":")
+    codec: Codec = getattr(import_module(module), kind)()
+    return codec
+
+
+def all_codecs() -> dict[str, Codec]:
+    """By name."""
+    return {name: codec_named(name) for name in CODECS}

@@ -46,7 +46,7 @@ class HeadState:
     pending_accept: tuple[Voter, Accept] | None = None
     pending_commit: Commit | None = None
     composed: dict[Ballot, tuple[Contribution, ...]] = field(default_factory=dict)
-    """Who was in the rings that we entered, with which counts, and who was carried by whom."""
+    """Who was in the exchanges that we entered, with which counts."""
     reduced: Ballot | None = None
     """The last ballot whose ring we entered: none is entered twice."""
     deferred: list[tuple[Voter, Message]] = field(default_factory=list)

@@ -8,12 +8,12 @@ from threaded_ring import SOON, Swarm, sources, swarm_of
 from torch import Tensor
 
 from atom.swarm.chain.commit import Ballot
-from atom.swarm.exchange.codec import CODECS, Codec
+from atom.swarm.exchange.codec import Codec, all_codecs, codec_named
 
 __all__ = ["swarm_of"]
 
 
-@pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS.keys())
+@pytest.mark.parametrize("codec", all_codecs().values(), ids=all_codecs().keys())
 @pytest.mark.parametrize(
     ("kind", "size", "elements"),
     [("tcp", 2, 100_000), ("tcp", 3, 100_000), ("tcp", 4, 100_000), ("local", 2, 16),
@@ -84,7 +84,7 @@ def test_every_element_is_told_of_once_when_it_is_final(
         def landed(result: Tensor) -> Callable[[int, int], None]:
             return lambda start, stop: told[rank].append((start, result[start:stop].clone()))
 
-        codec = CODECS["bfloat16"]
+        codec = codec_named("bfloat16")
         return swarm.member(
             rank, parts[rank], 100_000, codec, connections=connections, landed=landed
         )
@@ -112,7 +112,7 @@ def test_what_rounding_takes_away_is_kept_for_the_next_round(
     residuals = [torch.full((elements,), float("nan")) for _ in range(size)]
     work = swarm.start(
         lambda rank: swarm.member(
-            rank, parts[rank], elements, CODECS["int8"], residual=residuals[rank]
+            rank, parts[rank], elements, codec_named("int8"), residual=residuals[rank]
         )
     )
     results = [future.result(SOON) for future in work]
@@ -139,7 +139,7 @@ def test_rounds_with_feedback_come_closer_to_the_sum_of_all_gradients(
             fresh = [torch.empty(elements) for _ in parts]
             work = swarm.start(
                 lambda rank, given=given, fresh=fresh: swarm.member(  # type: ignore[misc]
-                    rank, given[rank], elements, CODECS["int8"], residual=fresh[rank]
+                    rank, given[rank], elements, codec_named("int8"), residual=fresh[rank]
                 )
             )
             total += work[0].result(SOON).double() * 64
@@ -152,7 +152,7 @@ def test_rounds_with_feedback_come_closer_to_the_sum_of_all_gradients(
     assert drift(feedback=True) < drift(feedback=False) / 4
 
 
-@pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS.keys())
+@pytest.mark.parametrize("codec", all_codecs().values(), ids=all_codecs().keys())
 def test_codecs_are_idempotent(codec: Codec) -> None:
     values = torch.cat([torch.randn(1000) * 10.0**power for power in range(-38, 38)])
     scratch = torch.empty(4 * values.numel(), dtype=torch.uint8)

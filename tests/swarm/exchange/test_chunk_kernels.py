@@ -13,7 +13,7 @@ from atom.swarm.exchange.chunk_kernels import (
     NotFinite,
     chunk_kernels,
 )
-from atom.swarm.exchange.codec import CODECS, INT8_BLOCK
+from atom.swarm.exchange.codec import INT8_BLOCK, codec_named
 
 SIZES = [0, 1, 16, INT8_BLOCK - 1, INT8_BLOCK, 3 * INT8_BLOCK + 48]
 
@@ -65,7 +65,7 @@ def reference(name: str, values: Tensor) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("elements", SIZES)
 def test_codecs_follow_their_formula(kernels: ChunkKernels, name: str, elements: int) -> None:
     values, lost, back = numbers(elements), torch.empty(elements), torch.empty(elements)
-    wire = torch.empty(CODECS[name].wire_bytes(elements), dtype=torch.uint8)
+    wire = torch.empty(codec_named(name).wire_bytes(elements), dtype=torch.uint8)
     kernels.encode(name, values, wire, lost)
     kernels.decode(name, wire, back)
     expected_wire, expected = reference(name, values)

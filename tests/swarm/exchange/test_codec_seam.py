@@ -9,8 +9,9 @@ from top_k_codec import TopK
 from torch import Tensor
 
 from atom.base.reasons import Reason
+from atom.config.run_file import CODECS
 from atom.swarm.exchange.choice import Line, choose
-from atom.swarm.exchange.codec import CODECS
+from atom.swarm.exchange.codec import codec_named
 from atom.swarm.exchange.plans import PartsPlan, ring_tag
 from atom.swarm.stream.frames import Kind, Patience
 from atom.training.feedback import Feedback
@@ -22,15 +23,15 @@ ELEMENTS, ROUNDS, SCALE = 40_000, 24, 1 / 64
 
 @pytest.fixture
 def codec(monkeypatch: pytest.MonkeyPatch) -> TopK:
-    monkeypatch.setitem(CODECS, "top-k", TopK())  # the registry's line
-    found = CODECS["top-k"]
+    monkeypatch.setitem(CODECS, "top-k", "top_k_codec:TopK")  # the registry's line
+    found = codec_named("top-k")
     assert isinstance(found, TopK)
     return found
 
 
 def test_codec_top_k_of_any_size_is_averaged_by_parts(codec: TopK) -> None:
     alike = [Line(1e6)] * 4
-    assert choose(alike, 1e9, ring_possible=CODECS["float32"].fixed_size).shares == ()
+    assert choose(alike, 1e9, ring_possible=codec_named("float32").fixed_size).shares == ()
     assert choose(alike, 1e9, ring_possible=codec.fixed_size).shares == (250,) * 4
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from atom.base.reasons import Reason
 from atom.swarm.exchange.allreduce import ExchangeBroken, open_parts
-from atom.swarm.exchange.codec import CODECS, Codec
+from atom.swarm.exchange.codec import Codec, all_codecs, codec_named
 from atom.swarm.exchange.plans import ALIGNMENT, BUCKET_BYTES, WINDOW, PartsPlan, ring_tag
 from atom.swarm.stream.frames import Kind, Patience
 
@@ -115,7 +115,7 @@ def reduced(swarm: Swarm, parts: list[Tensor], codec: Codec | None = None) -> li
     return [future.result(SOON) for future in work]
 
 
-@pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS.keys())
+@pytest.mark.parametrize("codec", all_codecs().values(), ids=all_codecs().keys())
 @pytest.mark.parametrize(
     ("kind", "shares"), [("tcp", (1, 1, 1)), ("local", (3, 0)), ("local", (0, 1, 7, 2, 0))]
 )
@@ -149,7 +149,7 @@ def test_parts_keep_what_rounding_takes_away(swarm_of: Callable[[str, int], Swar
     residuals = [torch.full((ELEMENTS,), float("nan")) for _ in parts]
     work = swarm.start(
         lambda rank: swarm.member(
-            rank, parts[rank], ELEMENTS, CODECS["int8"], residual=residuals[rank]
+            rank, parts[rank], ELEMENTS, codec_named("int8"), residual=residuals[rank]
         )
     )
     results = [future.result(SOON) for future in work]
