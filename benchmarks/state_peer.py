@@ -23,7 +23,7 @@ from atom.swarm.state.fetch import FetchOptions, Wanted, Watch, fetch
 from atom.swarm.stream.bandwidth import Bandwidth
 from atom.swarm.stream.handshake import Local
 from atom.swarm.transport.transport import Transport
-from atom.training.storage.tensor_files import read_tensors
+from atom.training.storage.disk import read_tensors
 
 PATIENCE_S = 300.0
 ALONE = "alone"

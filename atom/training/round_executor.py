@@ -41,8 +41,7 @@ from atom.training.round.events import (
     Stepped,
 )
 from atom.training.round_stats import RoundStats, worth_saying
-from atom.training.state_sync.result_fetch import ResultFetch, Wanted
-from atom.training.state_sync.state_sync import CatchUpFailed, StateSync
+from atom.training.state_sync.state_sync import CatchUpFailed, ResultFetch, StateSync
 from atom.training.storage.run_storage import RunStorage
 
 ROUND = "round"
@@ -213,13 +212,13 @@ class RoundExecutor:
         self._exchange.stop(ballot)
 
     def fetch_result(self, digest: bytes, holders: tuple[str, ...], committed: bool) -> None:
-        self._fetch.start(Wanted(digest, holders, self._exchange.pace(), committed), self._post)
+        self._fetch.start(digest, holders, self._exchange.pace(), committed, self._post)
 
     def offer_result(self, digest: bytes) -> None:
         """What is held is served already."""
 
     def keep_results(self, digests: frozenset[bytes]) -> None:
-        self._storage.keep_results(digests)
+        self._results.keep(digests)
 
     # ---- stepping
 

@@ -42,7 +42,7 @@ from atom.training.round.events import (
     Stepped,
 )
 from atom.training.round_executor import RoundExecutor, Schedule, TrainingContext
-from atom.training.storage.disk_room import DiskRoom
+from atom.training.storage.disk import DiskRoom
 from atom.training.storage.journal import Journal
 from atom.training.storage.results import Results
 from atom.training.storage.run_storage import RunStorage

@@ -35,7 +35,7 @@ from atom.training.round.events import (
     Stepped,
 )
 from atom.training.round_executor import Schedule
-from atom.training.state_sync import result_fetch
+from atom.training.state_sync import state_sync
 from atom.training.state_sync.state_sync import CatchUpFailed
 from atom.training.storage.snapshot import list_snapshots
 from tests.training.executor_stage import BALLOT, ELEMENTS, ME, WAIT_S, Stage, kinds
@@ -329,7 +329,7 @@ def test_whatever_ends_a_fetch_the_round_hears_of_it(
     def fail(digest: bytes) -> Tensor:
         raise fault
 
-    monkeypatch.setattr(result_fetch, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(state_sync, "PATIENCE_S", 0.0)
     stage.state_sync.on_fetch = fail
     stage.executor.fetch_result(b"r" * 32, ("a",), True)
     assert stage.next_event() == FetchFailed(b"r" * 32)
@@ -339,7 +339,7 @@ def test_whatever_ends_a_fetch_the_round_hears_of_it(
 
 def test_a_vote_does_not_outwait_its_attempt() -> None:
     """Else the next attempt is for the same value, though its result is nowhere."""
-    assert result_fetch.HASTE_S < Patience().holding < result_fetch.PATIENCE_S
+    assert state_sync.HASTE_S < Patience().holding < state_sync.PATIENCE_S
 
 
 def test_a_fetch_asks_again_for_what_is_not_there_yet(
@@ -353,7 +353,7 @@ def test_a_fetch_asks_again_for_what_is_not_there_yet(
             raise PeerRefused(Reason.NOT_FOUND, "not on the disk yet")
         return torch.ones(ELEMENTS)
 
-    monkeypatch.setattr(result_fetch, "PAUSE_S", 0.0)
+    monkeypatch.setattr(state_sync, "PAUSE_S", 0.0)
     stage.state_sync.on_fetch = late
     stage.executor.fetch_result(b"r" * 32, ("a",), True)
     assert isinstance(stage.next_event(), Fetched)

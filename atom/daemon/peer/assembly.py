@@ -47,7 +47,7 @@ from atom.training.round import Patience, RoundMachine, Terms
 from atom.training.round_executor import RoundExecutor, Schedule, TrainingContext
 from atom.training.state_sync.donors import PeerDonors
 from atom.training.state_sync.state_sync import FirstState, StateSync
-from atom.training.storage.disk_room import DiskRoom
+from atom.training.storage.disk import DiskRoom
 from atom.training.storage.journal import Journal
 from atom.training.storage.results import Results
 from atom.training.storage.run_storage import RunStorage

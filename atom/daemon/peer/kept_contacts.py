@@ -6,7 +6,7 @@ from pathlib import Path
 from atom.base.clock import Clock
 from atom.daemon.state_directory import write_atomically
 from atom.swarm.addresses import parse_multiaddrs
-from atom.training.storage.disk_room import DiskRoom
+from atom.training.storage.disk import DiskRoom
 
 _EVERY_S = 20.0
 _MOST = 16

@@ -24,6 +24,7 @@ from atom.swarm.records.lease import Lease, PeerState
 from atom.swarm.records.manifest import AllowList, Manifest, manifest_digest
 from atom.swarm.state.fetch import FetchOptions, fetch_bytes
 from atom.swarm.stream.handshake import Local
+from atom.swarm.stream.pace import Pace
 from atom.swarm.transport.transport import PeerTransport, Transport
 
 FETCH_S = 30.0
@@ -126,9 +127,7 @@ def ask_for_code(
         if peer_id == transport.peer_id or leases[peer_id].state is PeerState.LEFT:
             continue
         transport.set_addresses(peer_id, leases[peer_id].addresses)
-        options = FetchOptions(
-            MAX_CODE_BYTES, silence_s=_PATIENCE_S, manifest_s=_PATIENCE_S, piece_s=_PATIENCE_S
-        )
+        options = FetchOptions(MAX_CODE_BYTES, pace=Pace(slack_s=_PATIENCE_S))
         try:
             content = fetch_bytes(transport, peer_id, blob_name(run), options)
         except (PeerRefused, OSError):

@@ -60,6 +60,10 @@ _MAY_PASS = frozenset(
 _FEWEST, _MOST = 2, 4
 """Pieces under way with a donor: before its first one has come, and after."""
 _OVERDUE_S = 1.0
+_MANIFEST_S = 120.0
+"""A donor may first have to hash its snapshot; it says so once a second."""
+_PIECE_S = 300.0
+"""A donor that needs longer for one piece is of no use, however steadily it trickles."""
 _LOOK_S = 0.05
 _MAX_REFUSED_BYTES = 1024
 
@@ -72,10 +76,6 @@ class FetchOptions:
     """A manifest that promises more is refused."""
     silence_s: float = 5.0
     """A donor that says nothing for so long is given up."""
-    manifest_s: float = 120.0
-    """A donor may first have to hash its snapshot; it says so once a second."""
-    piece_s: float = 300.0
-    """A donor that needs longer for one piece is of no use, however steadily it trickles."""
     pace: Pace | None = None
     """The least that must come, from all donors together; None: each by itself is enough."""
     tries: int = 3
@@ -226,10 +226,10 @@ class Donor:
     def __init__(self, channel: Channel, name: str, patience: Patience) -> None:
         self._channel, self._name, self._patience = channel, name, patience
 
-    def manifest(self, max_bytes: int, within_s: float) -> BlobManifest:
+    def manifest(self, max_bytes: int) -> BlobManifest:
         """Raises: PeerRefused, OSError."""
         self._ask(wire.BlobRequest(name=self._name, manifest=True))
-        patience = replace(self._patience, deadline=time.monotonic() + within_s)
+        patience = replace(self._patience, deadline=time.monotonic() + _MANIFEST_S)
         length = self._answer_length(MAX_MANIFEST_BYTES, patience)
         return decode_manifest(self._channel.recv_rest(length, patience), max_bytes)
 
@@ -237,9 +237,9 @@ class Donor:
         """Answers come in the order of requests."""
         self._ask(wire.BlobRequest(name=self._name, arena=piece[0], chunk=piece[1]))
 
-    def take(self, into: memoryview, within_s: float) -> None:
+    def take(self, into: memoryview) -> None:
         """Fills `into` with the next chunk asked for. Raises: PeerRefused, OSError."""
-        patience = replace(self._patience, deadline=time.monotonic() + within_s)
+        patience = replace(self._patience, deadline=time.monotonic() + _PIECE_S)
         length = self._answer_length(CHUNK_BYTES, patience)
         if length != len(into):
             raise PeerRefused(Reason.MALFORMED, f"chunk of {length} bytes, not {len(into)}")
@@ -365,7 +365,7 @@ class _Fetch:
         try:
             patience = Patience(options.silence_s, stop=self._stop)
             donor = Donor(channel, self._wanted.name, patience)
-            self._settle(donor.manifest(options.max_bytes, options.manifest_s))
+            self._settle(donor.manifest(options.max_bytes))
             self._pull(donor, peer_id)
         finally:
             channel.close()
@@ -420,7 +420,7 @@ class _Fetch:
         assert self._target is not None
         assert self._queue is not None
         chunk = buffer[: self._target.length(piece)]
-        donor.take(chunk, self._options.piece_s)
+        donor.take(chunk)
         if chunk_digest(chunk) != self._target.digest(piece):
             raise PeerRefused(Reason.HASH_MISMATCH, f"arena {piece[0]} chunk {piece[1]}")
         self._target.write(piece, chunk)

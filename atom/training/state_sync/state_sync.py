@@ -8,25 +8,35 @@ How a peer recovers: a few missed rounds are replayed, from our own state. After
 fetches the newest state that a commit vouches for, and replays the rounds since.
 """
 
+import math
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from atom.base.clock import Clock
 from atom.base.errors import AtomError, MismatchError, PeerRefused, StorageError
 from atom.base.events import EventSink
 from atom.base.reasons import Reason
+from atom.optim.clipping import gradient_norm
 from atom.swarm.chain.commit import Commit, Head
 from atom.swarm.chain.commit_chain import commits_beyond, verified_heads
 from atom.swarm.state.arenas import state_digest
 from atom.swarm.state.fetch import LIES
 from atom.swarm.stream.pace import Pace
 from atom.training.replica.replica import Replica
+from atom.training.round.events import Event, Fetched, FetchFailed
 from atom.training.state_sync.donors import Arenas, Offer, PeerDonors
 from atom.training.storage.run_storage import RunStorage
 from atom.training.storage.snapshot import Snapshot, load_snapshot
 
 DOWNLOADS = "downloads"
+PATIENCE_S, HASTE_S = 6.0, 4.0
+"""How long a round's result is asked for again, of holders that do not offer it yet: for a step, or
+for a vote. The latter is less than `Patience.holding`: a result that is nowhere is to be known for
+that before the next attempt (a test holds them together)."""
+PAUSE_S = 0.4
 
 
 class CatchUpFailed(AtomError):
@@ -337,3 +347,58 @@ class StateSync:
         """Between two steps, each of which may take a while. Raises: BrokenOff."""
         if self._donors.closed:
             raise BrokenOff("this peer ends")
+
+
+class ResultFetch:
+    """A round's result that others hold: asked for on a thread of its own, told of as an event.
+
+    What is fetched is held among the results before anybody hears of it.
+    """
+
+    def __init__(self, state_sync: StateSync, clock: Clock, events: EventSink) -> None:
+        self._state_sync = state_sync
+        self._clock = clock
+        self._events = events
+        self._closing = threading.Event()
+
+    def start(
+        self,
+        digest: bytes,
+        holders: Sequence[str],
+        pace: Pace,
+        committed: bool,
+        post: Callable[[Event], None],
+    ) -> None:
+        """`pace`: the least that the holders must give. `committed`: it is for a step, not for a
+        vote. `post` gets `Fetched` or `FetchFailed`, from the thread that asks."""
+        patience_s = PATIENCE_S if committed else HASTE_S
+
+        def task() -> None:
+            try:
+                result = self._fetched(digest, holders, pace, patience_s)
+                if not math.isfinite(gradient_norm(result)):
+                    raise PeerRefused(Reason.NOT_FINITE, "the result fetched")
+            except Exception as problem:  # noqa: BLE001 - whatever it is, the round must hear of it
+                detail = f"{type(problem).__name__}: {problem}"[:200]
+                self._events.emit("fetch-failed", detail=detail)
+                post(FetchFailed(digest))
+            else:
+                post(Fetched(digest))
+
+        threading.Thread(target=task, name="fetch", daemon=True).start()
+
+    def close(self) -> None:
+        """Nobody is asked again; what is under way ends by itself."""
+        self._closing.set()
+
+    def _fetched(
+        self, digest: bytes, holders: Sequence[str], pace: Pace, patience_s: float
+    ) -> torch.Tensor:
+        """Asks again for a while: a holder offers a result once it has averaged it."""
+        give_up_at = self._clock.now() + patience_s
+        while True:
+            try:
+                return self._state_sync.fetch_result(digest, holders, pace)
+            except (PeerRefused, OSError):
+                if self._clock.now() >= give_up_at or self._closing.wait(PAUSE_S):
+                    raise

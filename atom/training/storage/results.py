@@ -15,7 +15,7 @@ from atom.base.errors import StorageError
 from atom.base.leftover import remove_leftover
 from atom.swarm.state.arenas import arena_digest
 from atom.swarm.state.blobs import RESULT_ARENA
-from atom.training.storage.tensor_files import not_written, read_tensors, sync, write_tensors
+from atom.training.storage.disk import not_written, read_tensors, sync, write_tensors
 
 
 class Results:

@@ -12,7 +12,7 @@ are dropped once the oldest snapshot covers them. A full disk stops the writing,
 
 import json
 import re
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from torch import Tensor
@@ -20,7 +20,7 @@ from torch import Tensor
 from atom.base.errors import StorageError
 from atom.swarm.chain.commit import Commit, Head
 from atom.swarm.state.blobs import RESULT_ARENA, Content, plain_bytes
-from atom.training.storage.disk_room import DiskRoom
+from atom.training.storage.disk import DiskRoom, remove_partial
 from atom.training.storage.journal import Journal
 from atom.training.storage.results import Results
 from atom.training.storage.snapshot import (
@@ -31,7 +31,6 @@ from atom.training.storage.snapshot import (
     prune_snapshots,
     write_snapshot,
 )
-from atom.training.storage.tensor_files import remove_partial
 
 OFFERS = "snapshots"
 """Name of the list of states."""
@@ -40,8 +39,8 @@ _NAME = re.compile("(state|result|chain)/([0-9a-f]{64})(?:/([0-9]{1,12}))?")
 
 
 class RunStorage:
-    """Called by one thread at a time: the worker's, or the one after a step; but for `content` and
-    `keep_results`, which are for any thread."""
+    """Called by one thread at a time: the worker's, or the one after a step; but for `content`,
+    which is for any thread."""
 
     def __init__(
         self, journal: Journal, results: Results, folder: Path, room: DiskRoom, keep: int = KEPT
@@ -110,10 +109,6 @@ class RunStorage:
         self.room.attempt(CHAIN, lambda: self.journal.append(commit))
         if len(self._offered) > self._keep:
             self._prune(self._keep)
-
-    def keep_results(self, digests: Set[bytes]) -> None:
-        """Holds no others in memory any more."""
-        self.results.keep(digests)
 
     def settle(self, digest: bytes, arenas: Mapping[str, Tensor], due: bool) -> None:
         """After each step: a snapshot if it is due; else the step's result is to survive a power

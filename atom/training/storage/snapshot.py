@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from atom.base.leftover import remove_leftover
-from atom.training.storage.tensor_files import read_tensors, write_tensors
+from atom.training.storage.disk import read_tensors, write_tensors
 
 KEPT = 2
 """A joiner may still be reading the one before the newest."""

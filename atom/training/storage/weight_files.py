@@ -5,7 +5,6 @@ are, the one file counts, as for `transformers`. Nothing is unpickled: other fil
 """
 
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from atom.base.disk_words import why_not_written
 from atom.base.errors import ConfigError, StorageError
+from atom.training.storage.disk import sync
 
 WHOLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -125,8 +125,7 @@ def _write_synced(path: Path, tensors: dict[str, Tensor]) -> None:
         whole[name] = own.clone() if own.data_ptr() in places else own
         places.add(own.data_ptr())
     save_file(whole, path, metadata={"format": "pt"})
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
+    sync(path)
 
 
 def _files_in(folder: Path) -> dict[Path, set[str] | None]:

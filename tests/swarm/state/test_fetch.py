@@ -276,10 +276,13 @@ def test_a_trickling_donor_holds_nobody_up_for_long(local_town: Town) -> None:
     assert fetched.given_bytes == {donors[1]: STATE_BYTES}
 
 
-def test_a_donor_too_slow_for_a_piece_is_given_up(local_town: Town) -> None:
+def test_a_donor_too_slow_for_a_piece_is_given_up(
+    local_town: Town, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetch_module, "_PIECE_S", 0.2)
     donor = local_town.donor(whole(), Trickle(1024.0 * 1024))
     with pytest.raises(PeerRefused) as refused:
-        fetch(local_town.me, wanted([donor]), options(piece_s=0.2, tries=1))
+        fetch(local_town.me, wanted([donor]), options(tries=1))
     assert refused.value.reason is Reason.TIMEOUT
 
 

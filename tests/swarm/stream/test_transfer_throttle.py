@@ -120,7 +120,7 @@ def test_who_serves_blobs_waits_for_rings() -> None:
     thread.start()
     donor = Donor(far, "x", PATIENCE)
     donor.ask((0, 0))
-    donor.take(memoryview(content), 10.0)
+    donor.take(memoryview(content))
     far.close()
     near.close()
     thread.join(10.0)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from atom.training.round.events import Fetched, FetchFailed, FetchResult
-from atom.training.state_sync.result_fetch import HASTE_S, PATIENCE_S, PAUSE_S
+from atom.training.state_sync.state_sync import HASTE_S, PATIENCE_S, PAUSE_S
 
 if TYPE_CHECKING:
     from simulated_peer import Process

@@ -13,7 +13,7 @@ from atom.swarm.state.arenas import state_digest
 from atom.swarm.stream.pace import Pace
 from atom.training.state_sync.donors import Arenas, Offer, PeerDonors
 from atom.training.state_sync.state_sync import FirstState, StateSync
-from atom.training.storage.disk_room import DiskRoom
+from atom.training.storage.disk import DiskRoom
 from atom.training.storage.journal import Journal
 from atom.training.storage.results import Results
 from atom.training.storage.run_storage import RunStorage

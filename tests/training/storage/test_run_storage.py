@@ -9,7 +9,7 @@ import pytest
 
 from atom.base.errors import StorageError
 from atom.training.round_executor import Schedule
-from atom.training.storage.disk_room import DiskRoom
+from atom.training.storage.disk import DiskRoom
 from atom.training.storage.journal import Journal
 from atom.training.storage.run_storage import OFFERS, RunStorage
 from atom.training.storage.snapshot import list_snapshots

@@ -9,6 +9,7 @@ import torch
 
 from atom.base.errors import StorageError
 from atom.swarm.state.arenas import arena_digest
+from atom.training.storage.disk import remove_partial
 from atom.training.storage.results import Results
 from atom.training.storage.snapshot import (
     Snapshot,
@@ -17,7 +18,6 @@ from atom.training.storage.snapshot import (
     prune_snapshots,
     write_snapshot,
 )
-from atom.training.storage.tensor_files import remove_partial
 from tests.read_only_disk import turn_read_only
 
 
