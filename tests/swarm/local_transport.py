@@ -16,8 +16,8 @@ from atom.swarm.transport.contacts import Unreachable
 from atom.swarm.transport.lane import Lanes, OnUnreachable
 from atom.swarm.transport.limits import Endpoint, KnownPeers, ThreadGroup, TransportLimits
 from atom.swarm.transport.link_book import LinkBook
+from atom.swarm.transport.listener import OnBlobs, OnMessage, Router
 from atom.swarm.transport.quarantine import Quarantine
-from atom.swarm.transport.router import OnBlobs, OnMessage, Router
 from tests.swarm.memory_stream import MemoryStream
 
 
@@ -90,7 +90,7 @@ class LocalTransport:
             threads=ThreadGroup(events),
             closing=threading.Event(),
         )
-        self._router = Router(self._endpoint)
+        self._router = Router(self._endpoint, {})
         self._lanes = Lanes(self._endpoint, lambda peer_id: self.connect(peer_id, Purpose.MESSAGES))
         self.links = LinkBook()
         self._lock = threading.Lock()
@@ -119,7 +119,8 @@ class LocalTransport:
         on_blobs: OnBlobs | None = None,
     ) -> None:
         self._router.on_message = on_message
-        self._router.on_blobs = on_blobs
+        if on_blobs is not None:
+            self._router.served[Purpose.BLOBS] = on_blobs
         self._lanes.on_unreachable = on_unreachable
 
     def start(self) -> None:

@@ -8,19 +8,31 @@ import contextlib
 import errno
 import socket
 import threading
+from collections.abc import Callable, Mapping
 
 from atom.base.errors import AddressError, PeerRefused, PortInUseError
 from atom.base.reasons import Reason
+from atom.swarm.chain.messages import MAX_MESSAGE_BYTES
 from atom.swarm.stream import handshake
-from atom.swarm.stream.frames import Channel, Patience, Purpose
+from atom.swarm.stream.bandwidth import TokenBucket
+from atom.swarm.stream.frames import Channel, Kind, Patience, Purpose
 from atom.swarm.stream.socket_stream import SocketStream
 from atom.swarm.stream.tls import Credentials, TlsStream, tune
 from atom.swarm.transport.limits import ConnectionLimiter, Endpoint, RefusalLog
-from atom.swarm.transport.reverse_connections import ANSWER, TOKEN_BYTES, ReverseConnections
-from atom.swarm.transport.router import Router
+from atom.swarm.transport.reverse_connections import ANSWER, TOKEN_BYTES, Relay, ReverseConnections
 
 _BACKLOG = 64
 _LAST_WORDS_S = 0.3
+MESSAGES_BYTES_PER_S, MESSAGES_BURST_BYTES = 256 * 1024.0, 2 * 1024 * 1024.0
+"""Read of a connection's messages, or of those of all strangers together: to read a message takes
+longer than to send it."""
+_BYTES_PER_MESSAGE = 256
+"""That each counts beside its own."""
+
+OnMessage = Callable[[str, bytes, bytes], None]
+"""peer id, incarnation, message bytes; called from many threads."""
+OnBlobs = Callable[[Channel], None]
+"""Serves one channel until it ends; the channel is closed afterwards."""
 
 
 def listening(bind: tuple[str, int]) -> socket.socket:
@@ -40,6 +52,120 @@ def listening(bind: tuple[str, int]) -> socket.socket:
         ) from error
 
 
+class RingPool:
+    """Ring channels that came before this peer asked for them. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._waiting: dict[tuple[str, bytes], Channel] = {}
+        """By peer id and tag."""
+        self._closed = False
+
+    def offer(self, channel: Channel, seconds: float) -> bool:
+        """Waits until the channel is claimed; False if nobody did in time.
+
+        A newer channel of the same peer and tag replaces the older one.
+        """
+        key = (channel.peer_id, channel.tag)
+        with self._changed:
+            self._waiting[key] = channel
+            self._changed.notify_all()
+            self._changed.wait_for(
+                lambda: (
+                    self._waiting.get(key) is not channel or self._closed or channel.closed.is_set()
+                ),
+                seconds,
+            )
+            if self._waiting.get(key) is channel:
+                del self._waiting[key]
+            return channel.claimed
+
+    def claim(self, peer_id: str, tag: bytes, seconds: float) -> Channel:
+        """The channel of that peer and tag, waited for. Raises: TimeoutError, ConnectionError."""
+        key = (peer_id, tag)
+        with self._changed:
+            self._changed.wait_for(lambda: key in self._waiting or self._closed, seconds)
+            if self._closed:
+                raise ConnectionError("closed here")
+            if key not in self._waiting:
+                raise TimeoutError(f"no ring connection from {peer_id}")
+            channel = self._waiting.pop(key)
+            channel.claimed = True
+            self._changed.notify_all()
+            return channel
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+
+class Router:
+    """Runs an incoming connection in the thread that accepted it."""
+
+    def __init__(
+        self, endpoint: Endpoint, served: Mapping[Purpose, Callable[[Channel], None]]
+    ) -> None:
+        """`served`: for other purposes than messages and rings, what serves a channel to its end;
+        raises PeerRefused, OSError. What is not given is not served."""
+        self.on_message: OnMessage | None = None
+        self.rings = RingPool()
+        self.served = dict(served)
+        self._endpoint = endpoint
+        self._of_strangers = TokenBucket(MESSAGES_BYTES_PER_S, MESSAGES_BURST_BYTES)
+
+    def screen(self, channel: Channel) -> None:
+        """Raises: PeerRefused(NOT_FOUND) for a purpose that nobody here serves."""
+        if channel.purpose not in (Purpose.MESSAGES, Purpose.RING, *self.served):
+            raise PeerRefused(Reason.NOT_FOUND, f"no {channel.purpose.name.lower()} served here")
+
+    def route(self, channel: Channel) -> None:
+        """Serves the channel to its end; a ring channel passes to its claimant."""
+        end = self._endpoint
+        if channel.purpose is Purpose.RING:
+            if not self.rings.offer(channel, end.limits.unclaimed_ring_s):
+                end.events.emit("ring-unclaimed", peer_id=channel.peer_id)
+                channel.close()
+            return
+        try:
+            self.served.get(channel.purpose, self._read_messages)(channel)
+        except PeerRefused as refused:
+            end.quarantine.offend(channel.peer_id, refused.reason, end.clock.now())
+            end.events.emit(
+                "connection-dropped",
+                reason=refused.reason.value,
+                detail=refused.detail[:200],
+                peer_id=channel.peer_id,
+            )
+        except OSError:  # the other end left, or we are closing: nothing to tell
+            pass
+        finally:
+            channel.close()
+
+    def _read_messages(self, channel: Channel) -> None:
+        end = self._endpoint
+        idle = Patience(3 * end.limits.lane_idle_s)
+        own = TokenBucket(MESSAGES_BYTES_PER_S, MESSAGES_BURST_BYTES)
+        while not end.closing.is_set():
+            kind, length = channel.recv_header(MAX_MESSAGE_BYTES, idle)
+            if kind != Kind.MESSAGE:
+                raise PeerRefused(Reason.MALFORMED, f"frame kind {kind} among messages")
+            raw = self._rest_of_frame(channel, length)
+            bucket = own if channel.peer_id in end.known else self._of_strangers
+            end.closing.wait(bucket.take(length + _BYTES_PER_MESSAGE, end.clock.now()))
+            if self.on_message is not None:
+                self.on_message(channel.peer_id, channel.incarnation, raw)
+
+    def _rest_of_frame(self, channel: Channel, length: int) -> bytes:
+        """Raises: PeerRefused(TIMEOUT) for a frame that was begun and does not end; OSError."""
+        within_s = self._endpoint.limits.frame_s
+        try:
+            return channel.recv_rest(length, Patience.within(within_s))
+        except TimeoutError as late:
+            detail = f"a frame of {length} bytes takes longer than {within_s:g} s"
+            raise PeerRefused(Reason.TIMEOUT, detail) from late
+
+
 class Listener:
     """One listening socket. `close` cuts every incoming connection, proven or not."""
 
@@ -49,11 +175,13 @@ class Listener:
         credentials: Credentials,
         router: Router,
         reverse: ReverseConnections,
+        relay: Relay,
     ) -> None:
         self._endpoint = endpoint
         self._credentials = credentials
         self._router = router
         self._reverse = reverse
+        self._relay = relay
         self._limiter = ConnectionLimiter(endpoint.limits, endpoint.known)
         self._refusals = RefusalLog(endpoint.events, endpoint.clock)
         self._lock = threading.Lock()
@@ -171,7 +299,8 @@ class Listener:
             if not self._limiter.identify(host, channel.peer_id):
                 raise PeerRefused(Reason.TOO_MANY_CONNECTIONS, "from this peer, or from strangers")
             proven.append(channel.peer_id)
-            self._router.reserve(channel)
+            if channel.purpose is Purpose.RELAY:
+                self._relay.reserve(channel)
             handshake.welcome(channel, local, patience)
             if channel.purpose is Purpose.RELAY:
                 channel.stream = stream.hand_over()  # the relay has limits of its own
@@ -197,5 +326,5 @@ class Listener:
     def _left(self, channel: Channel, host: str, proven: list[str]) -> None:
         with self._lock:
             self._open.discard(channel)
-        self._router.ended(channel)
+        self._relay.drop(channel)
         self._limiter.leave(host, proven[0] if proven else "")

@@ -26,11 +26,9 @@ from atom.swarm.transport.dialer import Dialer
 from atom.swarm.transport.lane import Lanes, OnUnreachable
 from atom.swarm.transport.limits import Endpoint, KnownPeers, ThreadGroup, TransportLimits
 from atom.swarm.transport.link_book import LinkBook
-from atom.swarm.transport.listener import Listener
+from atom.swarm.transport.listener import Listener, OnBlobs, OnMessage, Router
 from atom.swarm.transport.quarantine import Quarantine
-from atom.swarm.transport.relay import Relay
-from atom.swarm.transport.reverse_connections import OwnLines, ReverseConnections
-from atom.swarm.transport.router import OnBlobs, OnMessage, Router
+from atom.swarm.transport.reverse_connections import OwnLines, Relay, ReverseConnections
 
 _JOIN_S = 10.0
 _PROBE_S = 6.0
@@ -104,8 +102,15 @@ class Transport:
         self._reverse = ReverseConnections(self._endpoint)
         self._dialer = Dialer(self._endpoint, credentials, self._reverse)
         self._relay = Relay(self._endpoint, self._reverse, self._dialer.contacts.knows)
-        self._router = Router(self._endpoint, self._reverse, self._relay, self._answer_probe)
-        self._listener = Listener(self._endpoint, credentials, self._router, self._reverse)
+        served = {
+            Purpose.LINE: self._reverse.serve_line,
+            Purpose.RELAY: self._relay.splice,
+            Purpose.PROBE: self._answer_probe,
+        }
+        self._router = Router(self._endpoint, served)
+        self._listener = Listener(
+            self._endpoint, credentials, self._router, self._reverse, self._relay
+        )
         self._lines = OwnLines(
             self._endpoint,
             lambda peer_id: self._dialer.dial_directly(peer_id, Purpose.LINE),
@@ -166,7 +171,8 @@ class Transport:
     ) -> None:
         """Who is told; before `start`. Without `on_blobs`, blob connections are refused."""
         self._router.on_message = on_message
-        self._router.on_blobs = on_blobs
+        if on_blobs is not None:
+            self._router.served[Purpose.BLOBS] = on_blobs
         self._lanes.on_unreachable = on_unreachable
 
     def start(self) -> None:

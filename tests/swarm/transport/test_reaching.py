@@ -22,8 +22,7 @@ from atom.swarm.stream.handshake import Local
 from atom.swarm.stream.socket_stream import SocketStream
 from atom.swarm.transport.contacts import Contact, Unreachable, WayKind
 from atom.swarm.transport.limits import TransportLimits
-from atom.swarm.transport.relay import Pair
-from atom.swarm.transport.reverse_connections import _MOST_ANSWERS, ANSWER, TOKEN_BYTES
+from atom.swarm.transport.reverse_connections import _MOST_ANSWERS, ANSWER, TOKEN_BYTES, Pair
 from atom.swarm.transport.transport import Transport
 
 RUN = b"r" * 32

@@ -12,8 +12,7 @@ from atom.swarm.stream.frames import Patience
 from atom.swarm.stream.handshake import Local
 from atom.swarm.stream.socket_stream import SocketStream
 from atom.swarm.transport.limits import Endpoint, ThreadGroup, TransportLimits
-from atom.swarm.transport.relay import Pair, Relay
-from atom.swarm.transport.reverse_connections import ReverseConnections
+from atom.swarm.transport.reverse_connections import Pair, Relay, ReverseConnections
 from tests.manual_clock import ManualClock
 
 

@@ -12,7 +12,7 @@ from atom.base.reasons import Reason
 from atom.swarm.identity import Identity
 from atom.swarm.stream.frames import Kind, Patience
 from atom.swarm.stream.handshake import Local
-from atom.swarm.transport import router
+from atom.swarm.transport import listener
 from atom.swarm.transport.limits import ConnectionLimiter, KnownPeers, TransportLimits
 from atom.swarm.transport.transport import Transport
 
@@ -112,8 +112,8 @@ def test_of_ones_messages_only_so_much_is_read(
     make_tcp_peer: Callable[..., Peer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Reading a message costs more than sending it: a flood waits in its sender's own buffers."""
-    monkeypatch.setattr(router, "MESSAGES_BYTES_PER_S", 1000.0)
-    monkeypatch.setattr(router, "MESSAGES_BURST_BYTES", 1000.0)
+    monkeypatch.setattr(listener, "MESSAGES_BYTES_PER_S", 1000.0)
+    monkeypatch.setattr(listener, "MESSAGES_BURST_BYTES", 1000.0)
     one, two = make_tcp_peer(), make_tcp_peer()
     one.knows(two)
     assert isinstance(two.transport, Transport)
@@ -131,8 +131,8 @@ def test_of_ones_messages_only_so_much_is_read(
 def test_who_comes_under_many_names_is_read_no_faster(
     make_tcp_peer: Callable[..., Peer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(router, "MESSAGES_BYTES_PER_S", 1000.0)
-    monkeypatch.setattr(router, "MESSAGES_BURST_BYTES", 1000.0)
+    monkeypatch.setattr(listener, "MESSAGES_BYTES_PER_S", 1000.0)
+    monkeypatch.setattr(listener, "MESSAGES_BURST_BYTES", 1000.0)
     peer, waits = make_tcp_peer(), list[float]()
     assert isinstance(peer.transport, Transport)
     channels = [shake(peer, Local(Identity.create(), RUN, bytes(16))) for _ in range(4)]
