@@ -1,18 +1,14 @@
-"""The directory without a network: the same records, in a dictionary."""
+"""The directory without a network: the real one, on a dictionary in the place of a DHT."""
+
+import asyncio
+from typing import Any
 
 from atom.base.clock import Clock
 from atom.base.events import EventSink
 from atom.swarm.dht.client import DirectoryUnavailable
-from atom.swarm.dht.directory import RecordReader, no_such_run
+from atom.swarm.dht.directory import Directory, no_such_run
 from atom.swarm.identity import Identity
-from atom.swarm.records.codec import (
-    decode_manifest,
-    encode_lease,
-    index_key,
-    lease_key,
-    manifest_key,
-)
-from atom.swarm.records.lease import LEASE_SECONDS, Lease
+from atom.swarm.records.codec import index_key, manifest_key
 from atom.swarm.records.manifest import Manifest
 
 
@@ -44,7 +40,36 @@ class MemoryDht:
         ]
 
 
-class MemoryDirectory:
+class _MemoryClient:
+    """In the place of a `DhtClient`."""
+
+    contacts: tuple[str, ...] = ()
+
+    def __init__(self, dht: MemoryDht, name: str) -> None:
+        self._dht, self._name, self.is_reachable = dht, name, True
+        dht.nodes.add(name)
+
+    @property
+    def restarted(self) -> asyncio.Event:
+        return asyncio.Event()
+
+    async def call(self, name: str, timeout_s: float = 0.0, **arguments: Any) -> Any:
+        if not self.is_reachable:
+            raise DirectoryUnavailable("the network is down")
+        match name:
+            case "store":
+                return self._dht.store(**arguments)
+            case "fetch":
+                return self._dht.fetch(arguments["key"]), True
+            case "neighbours":
+                return sorted(self._dht.nodes - {self._name})
+        return []
+
+    async def close(self) -> None:
+        self._dht.nodes.discard(self._name)
+
+
+class MemoryDirectory(Directory):
     """One peer's (or onlooker's) view of a MemoryDht."""
 
     def __init__(
@@ -55,66 +80,23 @@ class MemoryDirectory:
         identity: Identity | None = None,
         events: EventSink | None = None,
     ) -> None:
-        self.run = run
-        self.owner = owner
-        self.is_reachable = True
+        name = identity.peer_id if identity is not None else f"onlooker {id(self)}"
+        self._memory: Any = _MemoryClient(dht, name)
+        super().__init__(self._memory, run, owner, identity, events, dht.now)
+
+    @property
+    def is_reachable(self) -> bool:
         """Set to False to play a network that is down: every call then fails."""
-        self._dht = dht
-        self._identity = identity
-        self._reader = RecordReader(events)
-        self._name = identity.peer_id if identity is not None else f"onlooker {id(self)}"
-        dht.nodes.add(self._name)
+        return bool(self._memory.is_reachable)
 
-    async def publish_lease(self, lease: Lease) -> bool:
-        self._reach()
-        assert self._identity is not None, "an onlooker publishes nothing"
-        assert self.owner is not None, "read or publish the manifest first"
-        expires_at = self._dht.now() + LEASE_SECONDS
-        record = encode_lease(lease, self.run, self.owner, self._identity, expires_at)
-        key = lease_key(self.run, self.owner)
-        return self._dht.store(key, lease.peer_id, record, expires_at)
-
-    async def read_leases(self) -> dict[str, Lease]:
-        self._reach()
-        if self.owner is None:
-            await self.read_manifest()
-        assert self.owner is not None
-        found = self._dht.fetch(lease_key(self.run, self.owner))
-        return self._reader.leases(found, self.run, self.owner)
-
-    async def publish_manifest(self, record: bytes) -> bool:
-        self._reach()
-        manifest = decode_manifest(record, self.run, self.owner)
-        self.owner = manifest.owner
-        self._reader.believe_members_of(manifest)
-        for key in (manifest_key(self.run, self.owner), index_key(self.run)):
-            self._dht.store(key, self.owner, record, float("inf"))
-        return True
+    @is_reachable.setter
+    def is_reachable(self, reachable: bool) -> None:
+        self._memory.is_reachable = reachable
 
     async def read_manifest(self) -> tuple[Manifest, bytes]:
-        self._reach()
+        """Does not wait for a manifest that is not there."""
         key = index_key(self.run) if self.owner is None else manifest_key(self.run, self.owner)
-        answer = self._reader.manifest(self._dht.fetch(key), self.run, self.owner)
-        if answer is None:
+        found, _ = await self._fetch(key)
+        if not found:
             raise no_such_run(self.run, self.owner)
-        self.owner = answer[0].owner
-        self._reader.believe_members_of(answer[0])
-        return answer
-
-    async def visible_addresses(self) -> tuple[str, ...]:
-        self._reach()
-        return ()
-
-    async def neighbours(self) -> tuple[str, ...]:
-        self._reach()
-        return tuple(sorted(self._dht.nodes - {self._name}))
-
-    def contacts(self) -> tuple[str, ...]:
-        return ()
-
-    async def close(self) -> None:
-        self._dht.nodes.discard(self._name)
-
-    def _reach(self) -> None:
-        if not self.is_reachable:
-            raise DirectoryUnavailable("the network is down")
+        return await super().read_manifest()

@@ -20,8 +20,7 @@ from atom.daemon.state_directory import StateDirectory
 from atom.daemon.turns.board import Wish
 from atom.swap.voided import PassVoided
 from atom.swarm.dht.directory import Directory
-from atom.swarm.records.fork_choice import claims_better
-from atom.swarm.records.lease import Lease
+from atom.swarm.records.lease import Lease, claims_better
 from atom.swarm.records.lease_book import TwinWatch
 from atom.training.loop import RoundLoop
 from atom.training.replica.run_gate import STARTING

@@ -32,7 +32,7 @@ from atom.swarm.addresses import (
     parse_multiaddrs,
 )
 from atom.swarm.dht.client import DirectoryUnavailable
-from atom.swarm.dht.directory import DhtDirectory, open_directory
+from atom.swarm.dht.directory import Directory, open_directory
 from atom.swarm.dht.frames import NodeSettings
 from atom.swarm.exchange.chunk_kernels import chunk_kernels
 from atom.swarm.records.manifest import AllowList
@@ -140,7 +140,7 @@ def _look(
     run: str,
     owner: str | None,
     console: Console,
-) -> tuple[Lookout, DhtDirectory]:
+) -> tuple[Lookout, Directory]:
     """The directory, open, on the lookout's thread; closed with the stack whatever happens."""
     lookout = Lookout(BootClock(), events)
     stack.callback(lookout.close)

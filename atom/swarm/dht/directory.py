@@ -1,7 +1,6 @@
 """The directory of a run: who is there (leases) and what is trained (the manifest).
 
-An edge: `Directory` is the contract, `DhtDirectory` the real one on a hivemind DHT, and
-tests have a twin of it in memory. Nothing read here is to be trusted beyond its signature.
+Nothing read here is to be trusted beyond its signature.
 """
 
 import asyncio
@@ -12,7 +11,6 @@ import socket
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Protocol
 
 from atom.base.errors import AddressError, PeerRefused
 from atom.base.events import EventSink
@@ -47,46 +45,6 @@ that trains."""
 KEEP_SECONDS = 60.0
 KEEP_LIFETIME_SECONDS = 600.0
 """A manifest is stored again and again: it outlives its author."""
-
-
-class Directory(Protocol):
-    """What a peer needs to know about the others. Every call ends within seconds.
-
-    Raises (every call): DirectoryUnavailable while the DHT cannot be asked; nothing is known
-    about anybody then, which is not the same as nobody being there.
-    """
-
-    async def publish_lease(self, lease: Lease) -> bool:
-        """Signs and stores our lease for 8 s. Returns whether some node took it."""
-        ...
-
-    async def read_leases(self) -> dict[str, Lease]:
-        """All leases of the run by peer id, our own included; dropped are invalid ones, and those
-        of peers that are not on the list of the manifest last read or published here."""
-        ...
-
-    async def publish_manifest(self, record: bytes) -> bool:
-        """Stores the owner's signed record and keeps storing it while this directory is open."""
-        ...
-
-    async def read_manifest(self) -> tuple[Manifest, bytes]:
-        """The run's manifest and its signed record. Raises: AddressError if there is none, or if
-        the owner was not named and several runs have this name."""
-        ...
-
-    async def visible_addresses(self) -> tuple[str, ...]:
-        """Multiaddrs under which others may enter the DHT through us, best first."""
-        ...
-
-    async def neighbours(self) -> tuple[str, ...]:
-        """Peer ids of other DHT nodes that answer right now (bootstrap nodes included)."""
-        ...
-
-    def contacts(self) -> tuple[str, ...]:
-        """Multiaddrs of DHT nodes met lately: worth saving for the next start."""
-        ...
-
-    async def close(self) -> None: ...
 
 
 class RecordReader:
@@ -166,8 +124,13 @@ def no_answer(problem: Exception) -> AddressError:
     return AddressError(f"the DHT cannot be asked: {detail}", "try again in a moment")
 
 
-class DhtDirectory:
-    """A run's directory on a hivemind DHT; make it with `open_directory`."""
+class Directory:
+    """What a peer needs to know about the others; make it with `open_directory`. Every call ends
+    within seconds.
+
+    Raises (every call): DirectoryUnavailable while the DHT cannot be asked; nothing is known
+    about anybody then, which is not the same as nobody being there.
+    """
 
     def __init__(
         self,
@@ -176,6 +139,7 @@ class DhtDirectory:
         owner: str | None,
         identity: Identity | None,
         events: EventSink | None = None,
+        dht_time: Callable[[], float] = time.time,
     ) -> None:
         self.run = check_run_name(run)
         self.owner = owner
@@ -183,17 +147,21 @@ class DhtDirectory:
         self._client = client
         self._identity = identity
         self._reader = RecordReader(events)
+        self._dht_time = dht_time
         self._keeping: asyncio.Task[None] | None = None
 
     async def publish_lease(self, lease: Lease) -> bool:
+        """Signs and stores our lease for 8 s. Returns whether some node took it."""
         assert self._identity is not None, "an onlooker publishes nothing"
         assert self.owner is not None, "read or publish the manifest first"
-        expires_at = time.time() + LEASE_SECONDS
+        expires_at = self._dht_time() + LEASE_SECONDS
         record = encode_lease(lease, self.run, self.owner, self._identity, expires_at)
         key = lease_key(self.run, self.owner)
         return await self._store(key, lease.peer_id, record, expires_at)
 
     async def read_leases(self) -> dict[str, Lease]:
+        """All leases of the run by peer id, our own included; dropped are invalid ones, and those
+        of peers that are not on the list of the manifest last read or published here."""
         if self.owner is None:
             await self.read_manifest()
         assert self.owner is not None
@@ -201,6 +169,7 @@ class DhtDirectory:
         return self._reader.leases(found, self.run, self.owner)
 
     async def publish_manifest(self, record: bytes) -> bool:
+        """Stores the owner's signed record and keeps storing it while this directory is open."""
         manifest = decode_manifest(record, self.run, self.owner)
         self.owner = manifest.owner
         self._reader.believe_members_of(manifest)
@@ -213,7 +182,7 @@ class DhtDirectory:
         ]
 
     async def _store_manifest(self, owner: str, record: bytes) -> bool:
-        expires_at = time.time() + KEEP_LIFETIME_SECONDS
+        expires_at = self._dht_time() + KEEP_LIFETIME_SECONDS
         keys = manifest_key(self.run, owner), index_key(self.run)
         stored = [await self._store(key, owner, record, expires_at) for key in keys]
         return all(stored)
@@ -229,6 +198,8 @@ class DhtDirectory:
                 await self._store_manifest(owner, record)
 
     async def read_manifest(self) -> tuple[Manifest, bytes]:
+        """The run's manifest and its signed record. Raises: AddressError if there is none, or if
+        the owner was not named and several runs have this name."""
         key = index_key(self.run) if self.owner is None else manifest_key(self.run, self.owner)
         began, is_answered = time.monotonic(), False
         for widely in itertools.cycle((False, True)):
@@ -248,12 +219,15 @@ class DhtDirectory:
         raise no_such_run(self.run, self.owner)
 
     async def visible_addresses(self) -> tuple[str, ...]:
+        """Multiaddrs under which others may enter the DHT through us, best first."""
         return rank_addresses(await self._client.call("addresses"), primary_host())
 
     async def neighbours(self) -> tuple[str, ...]:
+        """Peer ids of other DHT nodes that answer right now (bootstrap nodes included)."""
         return tuple(await self._client.call("neighbours"))
 
     def contacts(self) -> tuple[str, ...]:
+        """Multiaddrs of DHT nodes met lately: worth saving for the next start."""
         return self._client.contacts
 
     async def close(self) -> None:
@@ -282,7 +256,7 @@ class DhtDirectory:
 
 async def open_directory(
     run: str, owner: str | None, node: NodeSettings, events: EventSink | None = None
-) -> DhtDirectory:
+) -> Directory:
     """Starts a DHT node in its own process and looks at one run through it.
 
     Raises: AddressError, PortInUseError, StorageError, UserError; nothing is left behind then.
@@ -293,7 +267,7 @@ async def open_directory(
         identity = Identity.load_or_create(Path(node.identity_path))
     client = DhtClient(node, events)
     await client.start()
-    return DhtDirectory(client, run, owner, identity, events)
+    return Directory(client, run, owner, identity, events)
 
 
 async def run_bootstrap(

@@ -22,8 +22,7 @@ from atom.swarm.chain.commit_chain import (
 )
 from atom.swarm.chain.ledger import Ledger
 from atom.swarm.identity import Identity
-from atom.swarm.records.fork_choice import claims_better, preferred
-from atom.swarm.records.lease import Lease
+from atom.swarm.records.lease import Lease, claims_better, preferred
 from atom.swarm.records.manifest import Manifest, manifest_digest, seen_from_outside
 from atom.swarm.state.fetch import LIES, UNCHECKED_PACE, FetchOptions, fetch_bytes
 from atom.swarm.stream.handshake import Local

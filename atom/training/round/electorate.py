@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 from atom.swarm.chain.commit import MAX_VOTERS, Head, Voter
 from atom.swarm.chain.membership import is_quorum, standing
-from atom.swarm.records.fork_choice import has_left
-from atom.swarm.records.lease import Lease, PeerState
+from atom.swarm.records.lease import Lease, PeerState, has_left
 from atom.training.round.events import View
 from atom.training.round.slots import ORDINARY, Survivors
 

@@ -4,8 +4,7 @@ A claim proves nothing until the chain behind it was fetched. So voters and last
 before strangers, and a peer that could not help is left alone for a time that doubles.
 """
 
-from atom.swarm.records.fork_choice import claims_better, preferred
-from atom.swarm.records.lease import Lease
+from atom.swarm.records.lease import Lease, claims_better, preferred
 from atom.training.round.desk import Desk
 from atom.training.round.events import CaughtUp
 

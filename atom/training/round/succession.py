@@ -7,8 +7,7 @@ the head's state goes on without the round that led to it.
 from dataclasses import dataclass
 
 from atom.swarm.chain.commit import Head, Voter
-from atom.swarm.records.fork_choice import claims_better
-from atom.swarm.records.lease import Lease, PeerState
+from atom.swarm.records.lease import Lease, PeerState, claims_better
 from atom.training.round.events import View
 
 UNSEEN_S = 10.0

@@ -101,7 +101,7 @@ def test_the_owner_is_on_every_list_and_everybody_on_none() -> None:
 def test_the_door_refuses_who_is_not_on_the_list(make: Make, purpose: Purpose) -> None:
     member, stranger = make(ANN, LIST), make(STRANGER, OPEN)
     refusal(stranger, member, purpose)
-    assert not member.quarantine.holds(STRANGER.peer_id, 0.0), "no offence: it may not know"
+    assert not member.quarantine.aside(0.0), "no offence: it may not know"
     owner = make(OWNER, LIST)
     owner.connect(ANN.peer_id, purpose, b"t" * 8, SOON).close()
     member.connect(OWNER.peer_id, purpose, b"t" * 8, SOON).close()

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from atom.daemon.peer.leaving import LEAVE_S
 from atom.daemon.peer.lifecycle import Facts, ending
-from atom.swarm.records.fork_choice import claims_better
+from atom.swarm.records.lease import claims_better
 from atom.training.round.events import View
 from atom.training.round.succession import leaves_them_stuck
 

@@ -15,8 +15,7 @@ from atom.swarm.chain.commit import (
     Voter,
     genesis,
 )
-from atom.swarm.records.fork_choice import claims_better, preferred
-from atom.swarm.records.lease import SHOWN, Lease
+from atom.swarm.records.lease import SHOWN, Lease, claims_better, preferred
 
 PEERS = tuple(Voter(name * 8, name.encode() * 16) for name in "abcde")
 START = replace(genesis(b"m" * 32, b"s" * 32, PEERS[0]), voters=PEERS)
