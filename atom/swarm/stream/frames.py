@@ -127,9 +127,12 @@ class Channel:
         """Whether we dialled the peer's own address: neither called it, nor through a relay."""
         self.round_trip_s: float | None = None
         """Of the client's handshake: its proof, checked and answered."""
-        self.sent_bytes, self.sending_s = 0, 0.0
-        """In whole frames, and how long that took: written by the thread that sends."""
+        self.sending_s = 0.0
+        """How long sending whole frames took: written by the thread that sends."""
+        self.admitted = False
+        """Incoming: it counts as its peer's, no longer as its host's."""
         self.claimed = False
+        """Incoming, of a ring: somebody has taken it."""
         self.closed = threading.Event()
         self._ending = threading.Lock()
         self._on_close = on_close
@@ -148,7 +151,6 @@ class Channel:
             pending = b""
         if pending:
             self.stream.send_all(memoryview(pending), patience)
-        self.sent_bytes += sum(len(part) for part in parts)
         self.sending_s += time.monotonic() - began
 
     def send_header(self, kind: Kind, length: int, patience: Patience) -> None:

@@ -1,19 +1,19 @@
 """What this peer measured of its ways to others: round trips from handshakes, speed from rings.
 
-A member of a ring is either busy sending or waits for what its left neighbour will bring. Who sends
-for most of the ring's time is what holds it up: then the ring's pace is this link's speed (or this
-box's, which comes to the same). All others only learn that their link is no slower than the ring.
+A member of a ring is either busy sending or waits for what its left neighbour will bring. A member
+that sends for most of the ring's time holds it up: then the ring's pace is this link's speed (or
+this box's, which comes to the same). The others only learn that their link is no slower.
 """
 
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from atom.swarm.records.lease import LONGEST_ROUND_TRIP_S, Link
 
 KEPT = 64
-"""Peers; who was met longest ago is forgotten first."""
+"""Peers; the one met longest ago is forgotten first."""
 BUSY_SHARE = 0.5
 """Of a ring's time in sending: from here on the link is what held it up."""
 LEAST_BYTES = 1 << 20
@@ -47,7 +47,7 @@ class LinkBook:
             before = entry.round_trip_s
             if before is not None and sample > before:
                 sample = before + _SMOOTHING * (sample - before)
-            self._put(peer_id, _Entry(sample, entry.bytes_per_s, entry.rated_at))
+            self._put(peer_id, replace(entry, round_trip_s=sample))
 
     def carried(self, peer_id: str, count: int, sending_s: float, seconds: float) -> None:
         """A ring of `seconds` sent that neighbour `count` bytes, and was at it for `sending_s`."""
@@ -63,7 +63,7 @@ class LinkBook:
                 rate = before + _SMOOTHING * (pace - before)
             else:
                 return
-            self._put(peer_id, _Entry(entry.round_trip_s, rate, self._now()))
+            self._put(peer_id, replace(entry, bytes_per_s=rate, rated_at=self._now()))
 
     def links(self, most: int) -> dict[str, Link]:
         """Of the peers met last; only those whose round trip is known."""

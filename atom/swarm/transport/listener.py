@@ -235,8 +235,7 @@ class Listener:
         if not self._limiter.enter(host):
             connected.close()
             return
-        proven: list[str] = []
-        self._attend(self._channel(connected, host, proven), connected, host, proven)
+        self._attend(self._channel(connected, host), connected, host)
 
     def _serve(self, accepted: socket.socket, host: str) -> None:
         try:
@@ -246,13 +245,12 @@ class Listener:
             accepted.close()
             self._limiter.leave(host, "")
             return
-        proven: list[str] = []
-        channel = self._channel(below, host, proven)
+        channel = self._channel(below, host)
         if not self._answers_call(channel, below, host):
-            self._attend(channel, below, host, proven)
+            self._attend(channel, below, host)
 
-    def _channel(self, below: SocketStream, host: str, proven: list[str]) -> Channel:
-        channel = Channel(below, lambda closed: self._left(closed, host, proven))
+    def _channel(self, below: SocketStream, host: str) -> Channel:
+        channel = Channel(below, lambda closed: self._left(closed, host))
         with self._lock:
             self._open.add(channel)
         if self._endpoint.closing.is_set():
@@ -278,18 +276,18 @@ class Listener:
             return True
         if not self._reverse.arrived(bytes(token), below):
             below.close()
-        self._left(channel, host, [])  # whoever called owns the connection now
+        self._left(channel, host)  # whoever called owns the connection now
         return True
 
-    def _attend(self, channel: Channel, below: SocketStream, host: str, proven: list[str]) -> None:
+    def _attend(self, channel: Channel, below: SocketStream, host: str) -> None:
         stream = TlsStream(below, self._credentials.server, server_side=True)
         channel.stream = self._endpoint.bandwidth.limit(stream)
-        if self._endpoint.closing.is_set() or not self._admit(channel, stream, host, proven):
+        if self._endpoint.closing.is_set() or not self._admit(channel, stream, host):
             channel.close()
             return
         self._router.route(channel)
 
-    def _admit(self, channel: Channel, stream: TlsStream, host: str, proven: list[str]) -> bool:
+    def _admit(self, channel: Channel, stream: TlsStream, host: str) -> bool:
         """Handshake within its limits; a refusal is logged, and told if there is anyone to tell."""
         patience, local = Patience.within(self._endpoint.limits.handshake_s), self._endpoint.local
         try:
@@ -298,14 +296,14 @@ class Listener:
             self._router.screen(channel)
             if not self._limiter.identify(host, channel.peer_id):
                 raise PeerRefused(Reason.TOO_MANY_CONNECTIONS, "from this peer, or from strangers")
-            proven.append(channel.peer_id)
+            channel.admitted = True
             if channel.purpose is Purpose.RELAY:
                 self._relay.reserve(channel)
             handshake.welcome(channel, local, patience)
+            ring = channel.purpose is Purpose.RING
+            channel.stream = self._endpoint.bandwidth.limit(stream, ring=ring)
             if channel.purpose is Purpose.RELAY:
                 channel.stream = stream.hand_over()  # the relay has limits of its own
-            elif channel.purpose is Purpose.RING:
-                channel.stream = self._endpoint.bandwidth.limit(stream, ring=True)
         except PeerRefused as refused:
             self._refusals.write(refused, host, channel.peer_id)
             self._say_no(channel, refused)
@@ -323,8 +321,8 @@ class Listener:
             handshake.refuse(channel, refused, patience)
             channel.recv_header(0, patience)  # closing with unread bytes would erase the answer
 
-    def _left(self, channel: Channel, host: str, proven: list[str]) -> None:
+    def _left(self, channel: Channel, host: str) -> None:
         with self._lock:
             self._open.discard(channel)
         self._relay.drop(channel)
-        self._limiter.leave(host, proven[0] if proven else "")
+        self._limiter.leave(host, channel.peer_id if channel.admitted else "")
