@@ -1,7 +1,7 @@
 """Channels: frames of four bytes of length, one byte of kind, then the payload, over any stream.
 
 A channel is used by one thread at a time in all (OpenSSL's connection object has no lock); only
-`close` may come from another thread, and frees whoever is blocked.
+`close` may come from another thread, and frees a blocked thread.
 """
 
 import math

@@ -75,7 +75,7 @@ def greet(
 
 
 def receive(channel: Channel, local: Local, certificate: bytes, patience: Patience) -> None:
-    """The server's half up to the verdict: fills in who and what the channel is for.
+    """The server's half up to the verdict: fills in the peer, and what the channel is for.
 
     Ends with the caller's `welcome` or `refuse`. Raises: PeerRefused, OSError.
     """

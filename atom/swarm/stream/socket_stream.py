@@ -85,7 +85,7 @@ class SocketStream:
             self._leave()
 
     def push_back(self, data: bytes) -> None:
-        """What is to be received before anything else: somebody read too far."""
+        """These bytes are received before all others: they were read too early."""
         assert not self._pushed_back
         self._pushed_back = memoryview(data)
 

@@ -1,1 +1,1 @@
-"""All connections of a peer: whom it reaches and how, who may ask, who is shut out."""
+"""All connections of a peer: the ways to others, and what others may take of it."""

@@ -1,4 +1,4 @@
-"""The door: accepts connections, gives each a thread, and lets in who proves to be a peer.
+"""Incoming connections: each has a thread, proves its peer, and is served by its purpose.
 
 Connections that answer a call of ours go to their caller instead; those that we opened because we
 were called come in here as if they had been accepted.
@@ -276,7 +276,7 @@ class Listener:
             return True
         if not self._reverse.arrived(bytes(token), below):
             below.close()
-        self._left(channel, host)  # whoever called owns the connection now
+        self._left(channel, host)  # the caller owns the connection now
         return True
 
     def _attend(self, channel: Channel, below: SocketStream, host: str) -> None:

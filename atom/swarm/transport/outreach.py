@@ -107,7 +107,7 @@ class Outreach:
 
     @property
     def relays(self) -> bool:
-        """Whether we join others that cannot be dialled: only who can be dialled itself."""
+        """Whether we join others that cannot be dialled: only if we can be dialled ourselves."""
         return self._transport.relays and self.reached is Reached.YES
 
     def lines(self) -> tuple[str, ...]:
@@ -132,8 +132,8 @@ class Outreach:
                 self._events.emit("thread-failed", traceback=traceback.format_exc(limit=8))
 
     def turn(self, others: Mapping[str, Lease]) -> None:
-        """One round of decisions and deeds; may take seconds. Of one that `close` overtakes nobody
-        is told: whoever would be may be closed, too."""
+        """One round of decisions and deeds; may take seconds. If `close` overtakes it, it brings no
+        news: its listener may be closed, too."""
         if self._wish is Reached.UNKNOWN:
             self._ask(others)
         self._apart &= others.keys()

@@ -140,7 +140,7 @@ class Transport:
 
     @property
     def known(self) -> KnownPeers:
-        """Who finds places that strangers cannot take; whoever follows the chain says who."""
+        """Peers that find places that strangers cannot take; set by the follower of the chain."""
         return self._endpoint.known
 
     @property

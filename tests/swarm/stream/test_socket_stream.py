@@ -30,7 +30,7 @@ def wanting(stream: SocketStream, size: int) -> tuple[threading.Thread, bytearra
     return thread, heard
 
 
-def test_what_ends_below_a_batch_arrives_whole(ends: tuple[SocketStream, SocketStream]) -> None:
+def test_bytes_below_a_batch_arrive_whole(ends: tuple[SocketStream, SocketStream]) -> None:
     near, far = ends
     thread, heard = wanting(far, 100_000)
     near.send_all(memoryview(b"a" * 99_999), SOON)

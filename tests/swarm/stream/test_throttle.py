@@ -50,7 +50,7 @@ def test_without_caps_nothing_is_sliced_and_caps_may_come_and_go() -> None:
     assert below.sizes == [whole, half, half, whole, whole, half, half]
 
 
-def test_a_cap_that_is_lifted_forgets_what_was_owed() -> None:
+def test_a_lifted_cap_forgets_its_debt() -> None:
     bandwidth = Bandwidth.of(8.0, None)
     assert bandwidth.upload.take(100_000, 0.0) > 1000
     bandwidth.change(8e6, None)

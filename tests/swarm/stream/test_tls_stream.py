@@ -41,7 +41,7 @@ def test_bytes_arrive_both_ways(ends: tuple[TlsStream, TlsStream], size: int) ->
         assert receiver.idle()
 
 
-def test_what_is_decrypted_already_is_not_idle(ends: tuple[TlsStream, TlsStream]) -> None:
+def test_a_stream_with_decrypted_bytes_is_not_idle(ends: tuple[TlsStream, TlsStream]) -> None:
     client, server = ends
     client.send_all(memoryview(b"two parts"), Patience(SOON))
     server.recv_into(memoryview(bytearray(3)), Patience(SOON))
@@ -83,7 +83,7 @@ def test_closing_frees_a_blocked_reader(ends: tuple[TlsStream, TlsStream]) -> No
         client.recv_into(memoryview(bytearray(1)), Patience(SOON))
 
 
-def test_the_other_end_hears_what_was_wrong_with_its_handshake() -> None:
+def test_a_failed_handshake_is_told_to_the_other_end() -> None:
     near, far = socket.socketpair()
     server = wrap(near, make_credentials(Identity.create()), server_side=True)
     far.settimeout(SOON)

@@ -25,7 +25,7 @@ def sent_beside(throttle: TransferThrottle, ring_bytes_per_s: float, seconds: fl
     return sent
 
 
-def test_without_a_ring_nobody_waits() -> None:
+def test_transfers_without_a_ring_do_not_wait() -> None:
     throttle = TransferThrottle()
     assert all(throttle.wait_s(PART, now) == 0.0 for now in range(100))
 
@@ -81,7 +81,7 @@ def test_a_ring_that_only_breathes_is_no_ring() -> None:
         assert throttle.wait_s(PART, 100.0 + step / 10) == 0.0
 
 
-def test_what_rings_send_is_noticed() -> None:
+def test_a_ring_stream_tells_the_throttle_what_it_sends() -> None:
     bandwidth = Bandwidth()
     ours, theirs = MemoryStream.pair()
     ring = bandwidth.limit(ours, ring=True)
@@ -95,7 +95,7 @@ def test_what_rings_send_is_noticed() -> None:
     ring.close()
 
 
-def test_who_serves_blobs_waits_for_rings() -> None:
+def test_a_blob_server_waits_for_rings() -> None:
     class Watched(TransferThrottle):
         waits = 3
 

@@ -43,7 +43,7 @@ def endpoint() -> Iterator[Endpoint]:
     closing.set()
 
 
-def test_a_crowd_leaves_places_for_those_whom_the_run_knows(endpoint: Endpoint) -> None:
+def test_lanes_keep_places_for_known_peers(endpoint: Endpoint) -> None:
     """Who calls for promises tells everybody at its head, in an order that ids decide."""
     nowhere = Nowhere()
     lanes = Lanes(endpoint, nowhere)

@@ -41,7 +41,7 @@ def test_a_faster_round_trip_counts_at_once_a_slower_one_little_by_little(book: 
     assert book.links(10)["far"].round_trip_s == LONGEST_ROUND_TRIP_S
 
 
-def test_who_sends_most_of_the_time_is_what_holds_the_ring_up(book: LinkBook) -> None:
+def test_a_member_busy_sending_rates_its_link(book: LinkBook) -> None:
     book.carried("p", MANY, sending_s=3.0, seconds=10.0)
     assert math.isinf(rate(book)), "it waited for others"
     book.carried("p", MANY, sending_s=9.0, seconds=10.0)

@@ -57,7 +57,7 @@ def test_one_witness_has_one_voice() -> None:
     assert answers.with_answer("a", UNKNOWN).given == (("b", YES),)
 
 
-def test_whoever_was_not_asked_for_longest_is_asked_next() -> None:
+def test_the_next_witness_was_not_asked_for_longest() -> None:
     assert next_witness([], {}) is None
     assert next_witness(["b", "a"], {}) == "a"
     assert next_witness(["a", "b", "c"], {"a": 1.0, "b": 0.5}) == "c"
@@ -73,7 +73,7 @@ def test_questions_become_rare() -> None:
 
 
 @given(st.sampled_from([b"y", b"n", b"", b"x", b"\x00"]))
-def test_what_is_no_answer_says_nothing(raw: bytes) -> None:
+def test_malformed_answers_are_unknown(raw: bytes) -> None:
     assert Reached.of(raw) is {b"y": YES, b"n": NO}.get(raw, UNKNOWN)
 
 
@@ -82,7 +82,7 @@ def test_an_answer_survives_the_wire(reached: Reached) -> None:
     assert Reached.of(reached.to_wire()) is reached
 
 
-def test_lines_lead_to_those_who_can_be_dialled_and_to_few() -> None:
+def test_lines_lead_to_a_few_peers_that_can_be_dialled() -> None:
     assert lines_to("me", {"a": YES, "b": NO, "c": UNKNOWN}) == {"a", "c"}
     many = {f"peer {n}": YES for n in range(200)}
     chosen = lines_to("me", many)
@@ -146,7 +146,7 @@ def test_a_peer_that_is_dialled_keeps_no_lines_and_relays() -> None:
     assert (told["reachable"], told["asked"]) == ("yes", 1)
 
 
-def test_a_peer_that_nobody_can_dial_keeps_lines_and_says_to_whom() -> None:
+def test_a_peer_that_cannot_be_dialled_keeps_lines_and_names_them() -> None:
     stage = Stage()
     stage.transport.answers = {"a": OSError("gone"), "b": NO, "c": NO}
     stage.turns(20)
@@ -156,7 +156,7 @@ def test_a_peer_that_nobody_can_dial_keeps_lines_and_says_to_whom() -> None:
     assert stage.outreach.lines() == ("a", "b"), "the third relays nothing"
 
 
-def test_who_is_alone_at_its_head_asks_soon_whether_it_can_be_reached() -> None:
+def test_a_peer_alone_at_its_head_asks_soon() -> None:
     stage = Stage()
     stage.transport.answers = dict.fromkeys("abc", YES)
     stage.turns(30)
@@ -174,7 +174,7 @@ def test_who_is_alone_at_its_head_asks_soon_whether_it_can_be_reached() -> None:
     assert len(stage.transport.asked) == asked, "it has company: no hurry"
 
 
-def test_who_is_in_doubt_asks_at_once_and_then_at_intervals() -> None:
+def test_a_peer_in_doubt_asks_at_once_and_then_at_intervals() -> None:
     stage = Stage()
     stage.transport.answers = dict.fromkeys("abc", YES)
     stage.turns(30)
@@ -207,7 +207,7 @@ def test_two_that_a_third_reaches_and_that_do_not_reach_each_other_keep_lines() 
     assert stage.transport.kept == frozenset()
 
 
-def test_who_is_closed_while_it_asks_has_no_news_any_more() -> None:
+def test_a_question_cut_short_by_close_brings_no_news() -> None:
     """Closing cuts the question short, and there is no directory left to be told."""
     stage, told = Stage(), list[str]()
     stage.transport.answers = {"a": OSError("closed")}
@@ -227,7 +227,7 @@ def test_a_peer_that_is_gone_needs_no_lines() -> None:
     assert stage.transport.kept == frozenset()
 
 
-def test_what_the_peer_file_says_is_not_asked_again() -> None:
+def test_a_wish_in_the_peer_file_is_not_asked_about() -> None:
     closed, opened = Stage(NO), Stage(YES)
     for stage in (closed, opened):
         stage.turns(3)

@@ -35,14 +35,14 @@ def test_a_hold_doubles_up_to_ten_minutes() -> None:
     assert held == [5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, *[LONGEST_HOLD_S] * 3]
 
 
-def test_what_was_long_ago_is_forgotten() -> None:
+def test_old_offences_are_forgotten() -> None:
     quarantine = Quarantine()
     quarantine.offend("a", Reason.TIMEOUT, 0.0)
     assert quarantine.offend("a", Reason.TIMEOUT, 5.0 + FORGOTTEN_S - 1.0) == 10.0
     assert quarantine.offend("a", Reason.TIMEOUT, 3 * FORGOTTEN_S) == 5.0
 
 
-def test_what_is_no_offence_holds_nobody() -> None:
+def test_other_reasons_are_no_offences() -> None:
     quarantine = Quarantine()
     for reason in set(Reason) - OFFENCES:
         assert quarantine.offend("a", reason, 0.0) == 0.0

@@ -134,7 +134,7 @@ def test_two_that_cannot_be_dialled_meet_through_a_relay(make: Callable[..., Pee
     assert relay.heard.empty()
 
 
-def test_who_does_not_answer_through_a_third_is_dialled_if_it_can_be(
+def test_a_doubted_relayed_connection_is_replaced_by_a_dialled_one(
     make: Callable[..., Peer],
 ) -> None:
     """The third may be frozen: its kernel takes what we send, and nobody gets it."""
@@ -330,7 +330,7 @@ def test_relayed_connections_that_end_leave_no_debt_to_the_box(
     assert bandwidth.upload.take(0.0, time.monotonic()) <= 2 * slice_s
 
 
-def test_when_the_relay_goes_both_ends_learn_it(make: Callable[..., Peer]) -> None:
+def test_both_ends_learn_that_the_relay_is_gone(make: Callable[..., Peer]) -> None:
     relay, one, two = make(), make(listens=False), make(listens=False)
     relay.knows(one, two)
     two.keeps_lines_to(relay)
@@ -459,7 +459,7 @@ def test_where_an_earlier_process_of_a_peer_listened_says_nothing_of_this_one(
     assert again.transport.probe(witness.peer_id) is Reached.NO
 
 
-def test_who_reached_us_once_dials_before_it_calls(make: Callable[..., Peer]) -> None:
+def test_an_address_that_worked_is_dialled_before_a_call(make: Callable[..., Peer]) -> None:
     """A peer that says it cannot be dialled may sit in the same home."""
     host, neighbour = make(), make()
     contact = dataclasses.replace(neighbour.contact(), dials_out=True)

@@ -90,7 +90,7 @@ def test_lookups_that_hang_are_bounded(names: SlowNames) -> None:
 
 
 @pytest.mark.parametrize("host", ["a..b", ".", "x" * 70])
-def test_what_cannot_be_a_name_is_unknown(host: str) -> None:
+def test_malformed_host_names_are_unknown(host: str) -> None:
     with pytest.raises(OSError, match="is no host name"):
         Resolver().resolve(host, 80, SOON)
 

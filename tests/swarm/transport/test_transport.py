@@ -96,7 +96,7 @@ def test_a_mute_host_is_given_up_in_the_callers_time(make_tcp_peer: Callable[...
             one.transport.connect(mute, Purpose.RING, b"tag", timeout_s=0.2)
 
 
-def test_an_address_that_leads_nowhere_is_given_up_when_nobody_wants_it_any_more(
+def test_a_dial_is_given_up_when_it_is_stopped(
     make_tcp_peer: Callable[..., Peer],
 ) -> None:
     """Its kernel has no room for us: what asks to be let in gets no answer at all."""
@@ -159,7 +159,7 @@ def test_close_frees_a_waiting_accept(make_peer: Callable[[], Peer]) -> None:
     thread.join(SOON)
 
 
-def test_blobs_are_refused_where_nobody_serves_them(make_peer: Callable[[], Peer]) -> None:
+def test_blobs_are_refused_without_a_blob_server(make_peer: Callable[[], Peer]) -> None:
     one, two = make_peer(), make_peer()
     one.knows(two)
     with pytest.raises(PeerRefused) as refused:

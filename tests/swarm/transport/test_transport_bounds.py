@@ -92,7 +92,7 @@ def test_strangers_take_their_part_of_the_places_and_no_more() -> None:
     assert not door.identify("a", "four"), "one and voter are strangers now"
 
 
-def test_whoever_the_run_knows_gets_in_beside_a_crowd_of_strangers(
+def test_known_peers_get_in_beside_a_crowd_of_strangers(
     make_tcp_peer: Callable[..., Peer],
 ) -> None:
     limits = dataclasses.replace(QUICK, connections=4)
@@ -108,7 +108,7 @@ def test_whoever_the_run_knows_gets_in_beside_a_crowd_of_strangers(
         channel.close()
 
 
-def test_of_ones_messages_only_so_much_is_read(
+def test_messages_of_a_connection_are_read_at_a_bounded_rate(
     make_tcp_peer: Callable[..., Peer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Reading a message costs more than sending it: a flood waits in its sender's own buffers."""
@@ -128,7 +128,7 @@ def test_of_ones_messages_only_so_much_is_read(
     assert waits[-1] > 100.0 - SOON
 
 
-def test_who_comes_under_many_names_is_read_no_faster(
+def test_messages_of_all_strangers_share_one_rate(
     make_tcp_peer: Callable[..., Peer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listener, "MESSAGES_BYTES_PER_S", 1000.0)

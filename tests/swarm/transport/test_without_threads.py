@@ -28,7 +28,7 @@ def refused(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return left
 
 
-def test_who_could_not_be_started_is_not_waited_for(refused: Counter[str]) -> None:
+def test_a_thread_that_did_not_start_is_not_joined(refused: Counter[str]) -> None:
     crew, ran = ThreadGroup(EventList()), threading.Event()
     refused["work"] = 1
     with pytest.raises(OSError, match="no thread for work"):
