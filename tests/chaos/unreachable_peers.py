@@ -2,14 +2,13 @@
 that let nobody in, too."""
 
 import contextlib
-import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
-from home_networks import Home, homes
+from home_networks import homes
 from swarm_history import digests_by_head
 from swarm_of_processes import START_S, Event, Peer, Swarm, endless, gather, swarm_in
 
@@ -86,33 +85,3 @@ def test_peers_that_cannot_be_dialled_take_part(
             for shares in owners
             if shares
         ), "only the one that can be dialled"
-
-
-if os.geteuid() == 0:
-
-    @pytest.mark.timeout(2 * START_S)
-    def test_a_box_hears_beforehand_whether_others_can_connect_to_it(tmp_path: Path) -> None:
-        with (
-            homes([False, False, True]) as (founders, open_one, shut_one),
-            swarm_in(tmp_path, endless("asked", 4.0, 50), NAMES[:1]) as swarm,
-        ):
-            swarm.founder.namespace = founders.namespace
-            write(swarm, swarm.founder, "", founders.host)
-            listen = f"{founders.host}:31337"
-            swarm.founder.start("start", str(swarm.run_file), "--listen", listen)
-            gather([swarm])
-            assert from_outside(swarm, NAMES[1], open_one) == ("ok", "could connect")
-            assert from_outside(swarm, NAMES[2], shut_one) == ("warning", "no peer")
-
-
-def from_outside(swarm: Swarm, name: str, home: Home) -> tuple[str, str]:
-    """What `atom doctor` says of a box where no daemon runs."""
-    box = Peer(name, swarm.root)
-    box.namespace = home.namespace
-    (swarm.root / f"{name}.toml").write_text(f'[network]\nlisten = "{home.host}:0"\n')
-    box.start("doctor", swarm.address, "--json")
-    box.wait(BOUND_S)
-    findings = json.loads(box.output.read_text(encoding="utf-8"))["findings"]
-    (found,) = [each for each in findings if each["topic"] == "From outside"]
-    words = [each for each in ("no peer", "could connect") if each in found["said"]]
-    return str(found["level"]), words[0] if words else str(found["said"])
