@@ -17,7 +17,7 @@ from atom.config.run_file import RunFile
 from atom.config.section import Section
 from atom.swarm.chain.messages import KINDS
 from atom.swarm.records.view import PeerView, SwarmView, VoidAttempt
-from atom.training.round.terms import Patience
+from atom.training.round import Patience
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"

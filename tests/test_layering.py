@@ -49,7 +49,7 @@ WITHIN: dict[str, dict[str, set[str]]] = {
     "training": {
         "round": set(),
         "storage": set(),
-        "replica": set(),
+        "replica": {"round"},
         "state_sync": {"round", "storage", "replica"},
         "": {"round", "storage", "replica", "state_sync"},
     },

@@ -55,8 +55,7 @@ def count_swarm(
         if lease.round < head.round and lease.state in ACTIVE_STATES and not _leaves(lease)
     }
     coming = behind.intersection(head.members) if behind else behind
-    wanted = machine.global_batch
-    sequences = sum([min(lease.sequences, wanted) for lease in mates.values()])
+    sequences = sum([lease.sequences for lease in mates.values()])
     per_s = sum([lease.sequences_per_s for lease in mates.values()])
     return SwarmCount(sequences, len((coming | sharing) - away) + 1, seen_at, per_s)
 

@@ -7,9 +7,9 @@ from functools import cache
 
 from atom.swarm.chain.messages import Accepted as RealAccepted
 from atom.swarm.chain.messages import Promise
+from atom.training.round.acceptor import Acceptor
+from atom.training.round.acceptor import Slot as RealSlot
 from atom.training.round.attempt import value_to_finish
-from atom.training.round.slots import Slot as RealSlot
-from atom.training.round.slots import Slots
 
 from . import cast
 from .cast import BallotKey
@@ -42,9 +42,9 @@ def accepted_in(slots: Slotted, which: Survivors) -> Accepted:
     return next((slot[2] for slot in slots if slot[0] == which), ())
 
 
-def _thaw(slots: Slotted) -> Slots:
+def _thaw(slots: Slotted) -> Acceptor:
     """The real acceptor; it only compares ballots, so the model's tuples will do."""
-    real = Slots()
+    real = Acceptor()
     for which, promised, accepted in slots:
         real.by_survivors[which] = RealSlot(
             promised or None, RealAccepted(*accepted) if accepted else None
@@ -52,7 +52,7 @@ def _thaw(slots: Slotted) -> Slots:
     return real
 
 
-def _frozen(real: Slots) -> Slotted:
+def _frozen(real: Acceptor) -> Slotted:
     return tuple(
         sorted(
             (which, slot.promised or (), (slot.accepted.ballot, slot.accepted.value))

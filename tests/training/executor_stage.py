@@ -37,6 +37,7 @@ from atom.training.exchange import RingStyle
 from atom.training.replica.device_hold import DeviceHold
 from atom.training.replica.pass_watch import PassWatch
 from atom.training.replica.worker import Batch, Work, Worker
+from atom.training.round.batch_policy import GlobalBatch
 from atom.training.round.events import (
     Event,
     Stepped,
@@ -191,7 +192,8 @@ class Stage:
         self.passed = threading.Event()
         self.voided: queue.SimpleQueue[PassVoided] = queue.SimpleQueue()
         self.worker = Worker(
-            self.replica, Work(8, 4, self.deck.next_batch, self.deck.put_back), self.clock,
+            self.replica, Work(GlobalBatch(8), 4, self.deck.next_batch, self.deck.put_back),
+            self.clock,
             self.passed.set, self.voided.put, self.failures.put,
         )  # fmt: skip
         self.transport = LocalTransport(LocalNetwork(), IDENTITY, ME.incarnation, EventList())

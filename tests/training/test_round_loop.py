@@ -58,7 +58,6 @@ class ScriptedMachine:
     def __init__(self) -> None:
         self.head: Head = START
         self.phase = Phase.ACCUMULATING
-        self.global_batch = 64
         self.answers: dict[type, list[Action]] = {}
         self.failure: Exception | None = None
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()

@@ -22,6 +22,7 @@ from atom.swap.voided import Cause, PassVoided
 from atom.training.replica.caution import Caution, LossScale
 from atom.training.replica.replica import PassResult, Replica, ReplicaSettings
 from atom.training.replica.worker import Batch, Work, Worker
+from atom.training.round.batch_policy import GlobalBatch
 from tests.manual_clock import ManualClock
 
 SEQUENCES, VOCABULARY = 2, 29
@@ -249,7 +250,7 @@ def test_the_sums_are_of_what_was_counted(device: ScriptedDevice, failing: tuple
 
     passes = Watched(replica)
     device.sums_that_fail = set(failing)
-    work = Work(8 * SEQUENCES, SEQUENCES, deal, lambda n: None)
+    work = Work(GlobalBatch(8 * SEQUENCES), SEQUENCES, deal, lambda n: None)
     worker = Worker(passes, work, ManualClock(), sound, void, failures.append)
     worker.start()
     worker.release("starting")

@@ -43,7 +43,7 @@ from atom.training.feedback import Feedback
 from atom.training.loop import RoundLoop
 from atom.training.replica.samples import Deck
 from atom.training.replica.worker import Work, Worker
-from atom.training.round import Patience, RoundMachine, Terms
+from atom.training.round import Patience, RoundMachine, Terms, usual_policy
 from atom.training.round_executor import RoundExecutor, Schedule, TrainingContext
 from atom.training.state_sync.donors import PeerDonors
 from atom.training.state_sync.state_sync import FirstState, StateSync
@@ -150,8 +150,8 @@ def _replica_side(base: _Base) -> _ReplicaSide:
     deck = Deck(member.samples, box.identity.peer_id)
     if member.code is not None:
         blobs.register(blob_name(member.run), plain_bytes(member.code))
-    batch = member.run.batch
-    work = Work(batch.global_sequences, batch.micro_batch_sequences, deck.next_batch, deck.put_back)
+    batch, dealt = member.run.batch, (deck.next_batch, deck.put_back)
+    work = Work(usual_policy(batch.global_sequences), batch.micro_batch_sequences, *dealt)
     worker = Worker(member.replica, work, base.clock, life.on_pass, life.on_void, life.fail)
     context = TrainingContext(
         member.replica, worker, deck, storage, _state_sync(base, storage, donors)
@@ -257,7 +257,7 @@ def _schedule(member: Membership) -> Schedule:
 def _terms(member: Membership) -> Terms:
     run = member.run
     return Terms(
-        global_batch=run.batch.global_sequences,
+        usual_policy(run.batch.global_sequences),
         last_round=run.run.rounds,
         branches=run.swarm.survivors == "branch",
         patience=Patience(grace=run.swarm.grace_seconds),

@@ -25,8 +25,8 @@ from atom.swarm.records.lease_book import TwinWatch
 from atom.training.loop import RoundLoop
 from atom.training.replica.run_gate import STARTING
 from atom.training.round import RoundMachine
+from atom.training.round.electorate import leaves_them_stuck
 from atom.training.round.events import Phase, View
-from atom.training.round.succession import leaves_them_stuck
 from atom.training.state_sync.state_sync import BrokenOff
 
 HANG_UP = "SIGHUP"

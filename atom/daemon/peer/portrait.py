@@ -63,7 +63,7 @@ def reading_pause_of(parts: Parts, machine: RoundMachine) -> float:
     if machine.phase is not Phase.ACCUMULATING:
         return READ_S
     own, swarm = parts.executor.own_sequences(machine.head.digest), parts.worker.swarm
-    return reading_pause(own, parts.worker.rate(), swarm, machine.global_batch)
+    return reading_pause(own, parts.worker.rate(), swarm, machine.policy)
 
 
 def info_of(

@@ -1,14 +1,16 @@
 """How much to train before looking up. Pure.
 
-A peer first works off its fair share of the global batch without asking. Beyond that it helps the
+A peer first works off its fair share of the round without asking. Beyond that it helps the
 slower ones, but only on what it knows: it waits for a look at the others' counts that is newer
-than its own last pass. So the swarm meets the global batch closely, at any model size, without
+than its own last pass. So the swarm meets the batch closely, at any model size, without
 anybody extrapolating anybody's speed.
 """
 
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from atom.training.round.batch_policy import BatchPolicy
 
 MAX_MICRO_BATCHES_PER_PASS = 8
 
@@ -34,14 +36,14 @@ def next_pass(
     own_sequences: int,
     last_pass_ended: float,
     swarm: SwarmCount,
-    global_batch: int,
+    policy: BatchPolicy,
     micro_batch: int,
     most: int = MAX_MICRO_BATCHES_PER_PASS,
 ) -> int:
     """Micro-batches to train in the next pass, at most `most`; 0: wait for news."""
-    share = -(-global_batch // max(swarm.peers, 1))
-    missing = global_batch - own_sequences - swarm.others_sequences
-    if missing <= 0:
+    share = policy.share(swarm.peers)
+    missing = policy.missing(own_sequences + swarm.others_sequences)
+    if missing == 0:
         return 0
     if own_sequences < share:
         wanted = min(share - own_sequences, missing)
@@ -53,12 +55,12 @@ def next_pass(
 
 
 def reading_pause(
-    own_sequences: int, own_per_s: float, swarm: SwarmCount, global_batch: int
+    own_sequences: int, own_per_s: float, swarm: SwarmCount, policy: BatchPolicy
 ) -> float:
     """Seconds to the next reading of the leases. While the batch is far away and a peer works off
     its own share, nothing that it does depends on news."""
-    share = -(-global_batch // max(swarm.peers, 1))
-    missing = global_batch - own_sequences - swarm.others_sequences
+    share = policy.share(swarm.peers)
+    missing = policy.missing(own_sequences + swarm.others_sequences)
     is_far = missing > SOON_S * (own_per_s + swarm.sequences_per_s) > 0
     return SELDOM_S if is_far and own_sequences < share else READ_S
 

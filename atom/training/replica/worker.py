@@ -21,6 +21,7 @@ from atom.training.replica.device_hold import DeviceTaken
 from atom.training.replica.pacing import SwarmCount, next_pass, usual_pass_seconds
 from atom.training.replica.replica import Replica
 from atom.training.replica.run_gate import RunGate
+from atom.training.round.batch_policy import BatchPolicy
 
 Batch = dict[str, torch.Tensor]
 
@@ -29,7 +30,7 @@ Batch = dict[str, torch.Tensor]
 class Work:
     """What to train on and how much at a time."""
 
-    global_batch: int
+    policy: BatchPolicy
     micro_batch: int
     next_batch: Callable[[int], Batch]
     """`next_batch(n)`: the next n sequences of this round."""
@@ -160,7 +161,7 @@ class Worker:
             self._replica.sequences,
             self._last_pass_ended,
             self.swarm,
-            self._work.global_batch,
+            self._work.policy,
             self._work.micro_batch,
             self._replica.micro_batches,
         )

@@ -1,11 +1,13 @@
 """One round of the swarm as a pure state machine: events and the time in, actions out.
 
-`vocabulary` names the events and actions, `slots` is the acceptor's memory, `electorate` says who
-may decide now, `attempt` is a coordinator's notebook, `member` and `coordinator` are the two parts
-a replica plays, `machine` is the door.
+`events` names the events and actions, `round_state` is what the parts share, `acceptor` is what
+binds this process, `electorate` says who may decide now, `participant` and `coordinator` are the
+two parts a replica plays, `election` and `faults` say when and with whom to try, `machine` is the
+door.
 """
 
+from atom.training.round.batch_policy import usual_policy
 from atom.training.round.machine import RoundMachine
-from atom.training.round.terms import Patience, Terms
+from atom.training.round.round_state import Patience, Terms
 
-__all__ = ["Patience", "RoundMachine", "Terms"]
+__all__ = ["Patience", "RoundMachine", "Terms", "usual_policy"]

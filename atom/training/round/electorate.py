@@ -3,6 +3,10 @@
 Ordinarily the voters fixed by the last commit, as soon as a quorum of them can be alive. When no
 quorum is left, the survivors may go on without it once every missing voter is confirmed dead or
 its lease has been gone for the grace time; the commit then records that it is their branch.
+
+To found a branch takes a voter of the head or a member of its round, by peer id, and a peer without
+the head's state goes on without the round that led to it. So a peer that leaves first looks whether
+those that stay could go on (`leaves_them_stuck`).
 """
 
 from collections.abc import Set as AbstractSet
@@ -10,9 +14,9 @@ from dataclasses import dataclass
 
 from atom.swarm.chain.commit import MAX_VOTERS, Head, Voter
 from atom.swarm.chain.membership import is_quorum, standing
-from atom.swarm.records.lease import Lease, PeerState, has_left
+from atom.swarm.records.lease import Lease, PeerState, claims_better, has_left
+from atom.training.round.acceptor import ORDINARY, Survivors
 from atom.training.round.events import View
-from atom.training.round.slots import ORDINARY, Survivors
 
 ACTIVE_STATES = frozenset(
     {
@@ -23,6 +27,10 @@ ACTIVE_STATES = frozenset(
         PeerState.LEAVING,
     }
 )
+
+
+UNSEEN_S = 10.0
+"""For so long after a round its signers are at work, though the directory may not show it."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +102,7 @@ def electorate(
 ) -> Electorate | None:
     """Whom to ask for the next commit; None while we may not coordinate or have to wait.
 
-    `given_up`: whom we waited for too long, whatever their leases show (`HoldUp`)."""
+    `given_up`: voters we waited for too long, whatever their leases show (`StallDetector`)."""
     alive = alive_voters(head, me, view) - given_up
     if is_quorum(head.voters, alive):
         return Electorate(head.voters) if me in head.voters else None
@@ -129,7 +137,55 @@ def objection_to_branch(
     )
 
 
-def rank(voters: tuple[Voter, ...], me: Voter, head: Head, alive: set[Voter]) -> int:
-    """Our place in line to coordinate: dealt anew by every head, the absent passed over."""
+def rank(
+    voters: tuple[Voter, ...],
+    me: Voter,
+    head: Head,
+    alive: set[Voter],
+    idle: AbstractSet[Voter] = frozenset(),
+) -> int:
+    """Our place in line to coordinate: dealt anew by every head, the absent passed over, and voters
+    with nothing to give last."""
     line = [voter for voter in standing(voters, head.digest) if voter in alive or voter == me]
-    return line.index(me)
+    return sorted(line, key=lambda voter: voter in idle).index(me)
+
+
+# ---- leaving
+
+
+@dataclass(frozen=True)
+class Signers:
+    """Of a head's commit: they have its state."""
+
+    peer_ids: frozenset[str]
+    age_s: float
+    """Since it was applied here."""
+
+
+def leaves_them_stuck(head: Head, me: Voter, view: View, signers: Signers | None) -> bool:
+    """Whether others work here, and none of those that stay could go on from this head. `signers`:
+    of the commit by which we came to it; None: we have it from others."""
+    staying = {i: lease for i, lease in view.fresh.items() if lease.state is not PeerState.LEAVING}
+    unseen = _unseen(signers, head, me, view)
+    holders = {
+        i
+        for i, lease in staying.items()
+        if signers is None or i in signers.peer_ids or _claims_it(lease, head)
+    }
+    at_work = any(lease.state is not PeerState.PAUSED for lease in staying.values())
+    able = (holders | unseen) & head.known
+    return (at_work or bool(unseen)) and me.peer_id in head.known and not able
+
+
+def _unseen(signers: Signers | None, head: Head, me: Voter, view: View) -> frozenset[str]:
+    """Who signed just now and said no goodbye. Whoever has left is not among the fresh, either; and
+    who said as it promised that it leaves is a member of the round that it signed, and no voter."""
+    if signers is None or signers.age_s >= UNSEEN_S:
+        return frozenset()
+    leaving = set(head.members) - {voter.peer_id for voter in head.voters}
+    gone = {voter.peer_id for voter in view.dead}
+    return signers.peer_ids - view.fresh.keys() - leaving - gone - {me.peer_id}
+
+
+def _claims_it(lease: Lease, head: Head) -> bool:
+    return lease.head == head.digest or claims_better(lease, head)

@@ -13,11 +13,12 @@ from atom.training.replica.pacing import (
     reading_pause,
     usual_pass_seconds,
 )
+from atom.training.round.batch_policy import GlobalBatch
 
 
 def test_alone_a_peer_trains_exactly_the_global_batch() -> None:
     own = passes = 0
-    while size := next_pass(own, 0.0, SwarmCount(seen_at=-1.0), 64, 8):
+    while size := next_pass(own, 0.0, SwarmCount(seen_at=-1.0), GlobalBatch(64), 8):
         own += size * 8
         passes += 1
     assert own == 64
@@ -26,10 +27,12 @@ def test_alone_a_peer_trains_exactly_the_global_batch() -> None:
 
 def test_leases_are_read_often_only_when_something_depends_on_them() -> None:
     far = SwarmCount(others_sequences=100, peers=4, seen_at=0.0, sequences_per_s=30.0)
-    assert reading_pause(100, 10.0, far, 1000) == SELDOM_S
-    assert reading_pause(250, 10.0, far, 1000) == READ_S, "beyond its share it waits for news"
-    assert reading_pause(100, 10.0, far, 400) == READ_S, "five seconds to go"
-    assert reading_pause(100, 0.0, SwarmCount(peers=4), 1000) == READ_S, "nobody knows"
+    assert reading_pause(100, 10.0, far, GlobalBatch(1000)) == SELDOM_S
+    assert reading_pause(250, 10.0, far, GlobalBatch(1000)) == READ_S, (
+        "beyond its share it waits for news"
+    )
+    assert reading_pause(100, 10.0, far, GlobalBatch(400)) == READ_S, "five seconds to go"
+    assert reading_pause(100, 0.0, SwarmCount(peers=4), GlobalBatch(1000)) == READ_S, "nobody knows"
 
 
 @given(
@@ -39,24 +42,24 @@ def test_leases_are_read_often_only_when_something_depends_on_them() -> None:
 def test_the_end_of_a_batch_is_never_overslept(
     own: int, own_per_s: float, others: int, peers: int, per_s: float, batch: int
 ) -> None:
-    pause = reading_pause(own, own_per_s, SwarmCount(others, peers, 0.0, per_s), batch)
+    pause = reading_pause(own, own_per_s, SwarmCount(others, peers, 0.0, per_s), GlobalBatch(batch))
     if pause > READ_S:
         assert own + others + pause * (own_per_s + per_s) < batch
 
 
 def test_a_fair_share_needs_no_news() -> None:
     stale = SwarmCount(others_sequences=0, peers=3, seen_at=0.0)
-    assert next_pass(0, 5.0, stale, 60, 10) == 2
-    assert next_pass(20, 5.0, stale, 60, 10) == 0, "beyond it, only on a newer look"
+    assert next_pass(0, 5.0, stale, GlobalBatch(60), 10) == 2
+    assert next_pass(20, 5.0, stale, GlobalBatch(60), 10) == 0, "beyond it, only on a newer look"
 
 
 def test_helps_the_slow_ones_on_a_newer_look() -> None:
     seen = SwarmCount(others_sequences=10, peers=3, seen_at=6.0)
-    assert next_pass(20, 5.0, seen, 60, 10) == 1
+    assert next_pass(20, 5.0, seen, GlobalBatch(60), 10) == 1
 
 
 def test_stops_when_the_swarm_has_enough() -> None:
-    assert next_pass(0, 0.0, SwarmCount(60, 3, 1.0), 60, 10) == 0
+    assert next_pass(0, 0.0, SwarmCount(60, 3, 1.0), GlobalBatch(60), 10) == 0
 
 
 @given(
@@ -71,7 +74,7 @@ def test_never_more_than_is_missing_rounded_up(
     own: int, others: int, peers: int, newer: bool, global_batch: int, micro: int
 ) -> None:
     swarm = SwarmCount(others, peers, 1.0 if newer else 0.0)
-    size = next_pass(own, 0.5, swarm, global_batch, micro)
+    size = next_pass(own, 0.5, swarm, GlobalBatch(global_batch), micro)
     missing = global_batch - own - others
     assert 0 <= size <= MAX_MICRO_BATCHES_PER_PASS
     assert size == 0 or (size - 1) * micro < missing
@@ -84,7 +87,9 @@ def test_any_interleaving_of_peers_reaches_the_batch(order: list[int], micro: in
     for clock in range(400):
         turn = order[clock % len(order)]
         others = sum(counts) - counts[turn]
-        size = next_pass(counts[turn], clock - 0.5, SwarmCount(others, 4, float(clock)), 48, micro)
+        size = next_pass(
+            counts[turn], clock - 0.5, SwarmCount(others, 4, float(clock)), GlobalBatch(48), micro
+        )
         counts[turn] += size * micro
         if sum(counts) >= 48:
             break

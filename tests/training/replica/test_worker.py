@@ -15,6 +15,7 @@ from atom.swap.voided import Cause, PassVoided
 from atom.training.replica.device_hold import DeviceTaken
 from atom.training.replica.run_gate import Pause
 from atom.training.replica.worker import Batch, Work, Worker
+from atom.training.round.batch_policy import GlobalBatch
 
 WAIT_S = 10.0
 
@@ -84,7 +85,9 @@ class Scene:
         self.failed = threading.Event()
         self.voided: list[PassVoided] = []
         self.put_back: list[int] = []
-        work = Work(24, 4, lambda n: {"tokens": torch.zeros(n, 2)}, self.put_back.append)
+        work = Work(
+            GlobalBatch(24), 4, lambda n: {"tokens": torch.zeros(n, 2)}, self.put_back.append
+        )
         self.worker = Worker(
             self.replica, work, BootClock(), self._pass, self.voided.append, self._fail
         )

@@ -21,6 +21,7 @@ from atom.swarm.chain.commit import Ballot, Commit, Contribution, Voter, canonic
 from atom.swarm.chain.messages import Accept, AcceptedVote, CommitNotice, Message, Promise
 from atom.swarm.records.lease import SHOWN, Lease, PeerState
 from atom.training.round import Patience, RoundMachine, Terms
+from atom.training.round.batch_policy import GlobalBatch
 from atom.training.round.events import (
     Action,
     Apply,
@@ -108,7 +109,7 @@ class Adversary:
             self.players[voter.peer_id] = self._player(name, voter, self.start)
 
     def _player(self, name: str, me: Voter, chain: Chain) -> _Player:
-        terms = Terms(BATCH, patience=RESTLESS)
+        terms = Terms(GlobalBatch(BATCH), patience=RESTLESS)
         sign = identity(self.keys[me.peer_id]).sign
         machine = RoundMachine(me, chain.head, chain.state, terms, sign, self.now)
         return _Player(name, me, machine, chain)

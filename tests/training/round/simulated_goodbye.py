@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 from atom.daemon.peer.leaving import LEAVE_S
 from atom.daemon.peer.lifecycle import Facts, ending
 from atom.swarm.records.lease import claims_better
+from atom.training.round.electorate import leaves_them_stuck
 from atom.training.round.events import View
-from atom.training.round.succession import leaves_them_stuck
 
 if TYPE_CHECKING:
     from simulated_peer import Process

@@ -60,8 +60,8 @@ class Gradients:
         process = self._process
         if process.leaving and not self.works:
             return False
-        batch, own_pass = process.machine.global_batch, process.seat.pass_sequences
-        return next_pass(self.sequences, self._last_pass_ended, self.swarm, batch, own_pass) > 0
+        policy, own_pass = process.machine.policy, process.seat.pass_sequences
+        return next_pass(self.sequences, self._last_pass_ended, self.swarm, policy, own_pass) > 0
 
     def _end_pass(self, head: bytes) -> None:
         process = self._process

@@ -23,6 +23,7 @@ from simulated_world import CALM, Agenda, Directory, Network, lose_nothing
 from atom.swarm.chain.commit import Voter, genesis
 from atom.swarm.chain.messages import Message
 from atom.training.round import Patience, Terms
+from atom.training.round.batch_policy import BATCH_POLICIES, DEFAULT_POLICY
 
 PATIENT = Patience()
 HASTY = Patience(
@@ -54,6 +55,7 @@ class Setting:
     all_voters: bool = True
     """Else only the first is a voter at genesis, as in a real run."""
     global_batch: int = 12
+    policy: str = DEFAULT_POLICY
     pass_seconds: tuple[float, ...] = (1.0,)
     """Of the first peer, the second, …, and from the first again."""
     ring_seconds: tuple[float, float] = (0.1, 1.2)
@@ -77,7 +79,7 @@ class Swarm:
         self.directory = Directory(self.agenda, self.dice)
         self.rings = Rings(self.agenda, self.network, self.dice, self.setting.ring_seconds)
         self.terms = Terms(
-            self.setting.global_batch,
+            BATCH_POLICIES[self.setting.policy](self.setting.global_batch),
             self.setting.last_round,
             self.setting.branches,
             self.setting.patience,
@@ -95,7 +97,8 @@ class Swarm:
         if self.setting.all_voters:
             first = replace(first, voters=tuple(sorted(voters)))
         self.start = Chain((first,), (b"s" * 32,))
-        self.witness = Witness(self.start, self.setting.global_batch)
+        counts = self.setting.policy == DEFAULT_POLICY
+        self.witness = Witness(self.start, self.setting.global_batch if counts else 1)
         for key, incarnation in zip(keys, incarnations, strict=True):
             self._begin(self._seat(key), incarnation)
 

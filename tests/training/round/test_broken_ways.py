@@ -91,7 +91,7 @@ def test_one_that_nobody_can_average_with_does_not_hold_up_the_others(
 
 def test_an_exchange_without_most_voters_needs_no_second_attempt() -> None:
     """They vote once they have fetched what it made: it is there for them before it is decided."""
-    swarm = Swarm(8, Setting(peers=5, global_batch=10))
+    swarm = Swarm(10, Setting(peers=5, global_batch=10))
     swarm.run(10.0)
     for name in "CDE":
         swarm[name].paused = True

@@ -16,6 +16,7 @@ from atom.swarm.chain.membership import signed_by
 from atom.swarm.chain.messages import CommitNotice
 from atom.swarm.identity import Identity
 from atom.training.round import RoundMachine, Terms
+from atom.training.round.batch_policy import GlobalBatch
 from atom.training.round.events import (
     Apply,
     CaughtUp,
@@ -56,7 +57,7 @@ def chain(rounds: int) -> tuple[list[Commit], list[Head]]:
 
 
 def machine(state_digest: bytes) -> RoundMachine:
-    return RoundMachine(ME, GENESIS, state_digest, Terms(global_batch=8), JOINER.sign, 0.0)
+    return RoundMachine(ME, GENESIS, state_digest, Terms(GlobalBatch(8)), JOINER.sign, 0.0)
 
 
 def hear(joiner: RoundMachine, commit: Commit) -> list[bytes]:

@@ -18,9 +18,10 @@ from atom.swarm.chain.membership import signed_by
 from atom.swarm.chain.messages import CommitNotice
 from atom.swarm.identity import Identity
 from atom.training.round import RoundMachine, Terms
-from atom.training.round.desk import Desk, HeadState
+from atom.training.round.batch_policy import GlobalBatch
 from atom.training.round.events import Apply, Fetched, Offence, Received
-from atom.training.round.scrutiny import problem_with_commit
+from atom.training.round.round_state import RoundContext, RoundState
+from atom.training.round.validation import commit_problem
 
 KEYS = [Identity.create() for _ in range(3)]
 ME, HONEST, LIAR = VOTERS = [Voter(key.peer_id, key.peer_id.encode()[-16:]) for key in KEYS]
@@ -45,7 +46,7 @@ SECOND = commit(b"2" * 32, ME, LIAR)
 
 class Scene:
     def __init__(self) -> None:
-        self.machine = RoundMachine(ME, HEAD, b"s" * 32, Terms(96), KEYS[0].sign, 0.0)
+        self.machine = RoundMachine(ME, HEAD, b"s" * 32, Terms(GlobalBatch(96)), KEYS[0].sign, 0.0)
         self.offences: list[tuple[str, Reason]] = []
 
     def hear(self, said: Commit) -> None:
@@ -53,7 +54,7 @@ class Scene:
 
     def overdue(self, times: float) -> None:
         """So often over, this head should have been decided."""
-        self.machine._desk.state.overdue = times
+        self.machine._context.state.overdue = times
 
     def step(self, commit: Commit = FIRST) -> None:
         actions = self._tell(Fetched(commit.value.result_digest))
@@ -67,11 +68,13 @@ class Scene:
 
 def test_of_branches_that_are_refused_nothing_is_kept() -> None:
     """A voter alone signs as many as it likes: each of another process of its own."""
-    desk = Desk(ME, Terms(96), KEYS[0].sign, HeadState(HEAD, b"s" * 32, 0.0))
+    context = RoundContext(
+        ME, Terms(GlobalBatch(96)), KEYS[0].sign, RoundState(HEAD, b"s" * 32, 0.0)
+    )
     for number in range(50):
         alone = Voter(LIAR.peer_id, number.to_bytes(16))
-        assert problem_with_commit(desk, branch(alone)) is Reason.VOTER_ALIVE
-    assert desk.state.slots.by_survivors == {}
+        assert commit_problem(context, branch(alone)) is Reason.VOTER_ALIVE
+    assert context.state.acceptor.by_survivors == {}
 
 
 def branch(alone: Voter) -> Commit:

@@ -8,7 +8,8 @@ from simulation import BrokenPromise, Setting, Swarm
 
 from atom.training.round import Terms
 from atom.training.round.attempt import Attempt
-from atom.training.round.ring_watch import RingWatch
+from atom.training.round.batch_policy import GlobalBatch
+from atom.training.round.coordinator import Coordinator
 
 
 def test_every_round_has_its_trigger() -> None:
@@ -27,13 +28,13 @@ def check_found(swarm: Swarm) -> None:
 def test_a_coordinator_that_forgets_some_who_promised_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    compose = RingWatch.compose
+    compose = Coordinator._compose
 
-    def forgetful(self: RingWatch, attempt: Attempt) -> None:
+    def forgetful(self: Coordinator, attempt: Attempt) -> None:
         compose(self, attempt)
         attempt.members = attempt.members[:1]
 
-    monkeypatch.setattr(RingWatch, "compose", forgetful)
+    monkeypatch.setattr(Coordinator, "_compose", forgetful)
     swarm = Swarm(5, Setting())
     check_found(swarm)
     assert swarm.witness.rounds == 0, "it is found before anything is committed"
@@ -44,7 +45,8 @@ def test_peers_that_are_content_with_a_quarter_of_a_batch_are_found(
 ) -> None:
     def quarter(*terms: object, **more: object) -> Terms:
         whole = Terms(*terms, **more)  # type: ignore[arg-type]
-        return replace(whole, global_batch=whole.global_batch // 4)
+        assert isinstance(whole.policy, GlobalBatch)
+        return replace(whole, policy=GlobalBatch(whole.policy.sequences // 4))
 
     monkeypatch.setattr("simulation.Terms", quarter)
-    check_found(Swarm(5, Setting()))
+    check_found(Swarm(5, Setting(global_batch=48)))

@@ -10,8 +10,8 @@ from atom.swarm.chain.messages import (
     PrevoteAnswer,
     Promise,
 )
-from atom.training.round.hold_up import HOLD_OUT
-from atom.training.round.terms import Patience
+from atom.training.round import Patience
+from atom.training.round.faults import HOLD_OUT
 
 GRACE_S = Patience().grace
 OVERDUE_S = 2 * HOLD_OUT * GRACE_S

@@ -33,6 +33,7 @@ from atom.swarm.chain.messages import (
 )
 from atom.swarm.identity import Identity
 from atom.training.round import RoundMachine, Terms
+from atom.training.round.batch_policy import GlobalBatch
 from atom.training.round.coordinator import MOST_ONLOOKERS_TOLD
 from atom.training.round.electorate import Electorate
 from atom.training.round.events import (
@@ -65,7 +66,7 @@ class Scene:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.machine = RoundMachine(ME, HEAD, STATE, Terms(BATCH), US.sign, self.now)
+        self.machine = RoundMachine(ME, HEAD, STATE, Terms(GlobalBatch(BATCH)), US.sign, self.now)
         self.leases = {v.peer_id: lease(v, 32) for v in VOTERS if v != ME}
         self.all: Acts = []
 
@@ -281,7 +282,7 @@ def test_strangers_lead_no_branch_however_long_a_head_was_held_up() -> None:
     """Then nobody objects to survivors any more; a crowd that calls in turn would keep all busy."""
     scene = Scene()
     scene.tick()
-    scene.machine._desk.state.overdue = 2.0
+    scene.machine._context.state.overdue = 2.0
     (stranger,) = strangers(1).values()
     ballot = Ballot(1, stranger.peer_id, stranger.incarnation)
     for survivors in ((stranger,), tuple(sorted([stranger, ME]))):
@@ -318,8 +319,8 @@ def test_survivors_are_not_called_once_we_object_ourselves(overdue: float) -> No
     scene = Scene()
     scene.leases = {voter.peer_id: lease(voter, 96) for voter in (MATE, GONE)}
     scene.tick()
-    desk, survivors = scene.machine._desk, tuple(sorted([ME, MATE]))
-    desk.state.overdue = overdue
+    context, survivors = scene.machine._context, tuple(sorted([ME, MATE]))
+    context.state.overdue = overdue
     scene.machine._coordinator._begin(Electorate(survivors, survivors))
     scene.says(PrevoteAnswer(HEAD.digest, scene.machine._coordinator._serial))
     assert bool(scene.answers(Prepare)) == bool(overdue)
@@ -328,7 +329,7 @@ def test_survivors_are_not_called_once_we_object_ourselves(overdue: float) -> No
 def test_calls_of_strangers_that_wait_for_the_end_of_a_step_push_out_no_voters() -> None:
     scene = Scene()
     scene.tick()
-    scene.machine._desk.phase = Phase.STEPPING
+    scene.machine._context.phase = Phase.STEPPING
     for voter in strangers(20).values():
         for number in range(100):
             ballot = Ballot(number, voter.peer_id, voter.incarnation)
@@ -379,7 +380,7 @@ def test_a_crowd_of_false_claims_takes_little_of_our_time() -> None:
 
 def test_a_crowd_that_claims_more_hides_nobody_from_a_joiner_for_ever() -> None:
     """They take their time, so that those who were asked first are free to be asked again."""
-    machine, now = RoundMachine(ME, HEAD, b"", Terms(BATCH), US.sign, 0.0), 0.0
+    machine, now = RoundMachine(ME, HEAD, b"", Terms(GlobalBatch(BATCH)), US.sign, 0.0), 0.0
     crowd = [replace(lease(v, 0), head=b"c" * 32, round=10**9) for v in strangers(40).values()]
     leases = {each.peer_id: each for each in (*crowd, lease(MATE, 0))}
     asked = set[str]()
@@ -403,7 +404,7 @@ def test_a_voters_claim_is_heard_in_spite_of_all_strangers() -> None:
 
 
 def test_without_a_state_whoever_is_aside_will_do_if_nobody_else_offers_one() -> None:
-    machine = RoundMachine(ME, HEAD, b"", Terms(BATCH), US.sign, 0.0)
+    machine = RoundMachine(ME, HEAD, b"", Terms(GlobalBatch(BATCH)), US.sign, 0.0)
     first, *others = (voter for voter in VOTERS if voter != ME)
     leases = {v.peer_id: lease(v, 0) for v in (first, *others)}
 

@@ -12,7 +12,7 @@ from atom.swarm.chain.messages import Abort, Prepare, Prevote, PrevoteAnswer, Pr
 from atom.swarm.records.lease import Lease, PeerState
 from atom.training.round import RoundMachine, Terms
 from atom.training.round.attempt import Attempt, Stage
-from atom.training.round.desk import Desk, HeadState
+from atom.training.round.batch_policy import GlobalBatch
 from atom.training.round.electorate import Electorate
 from atom.training.round.events import (
     Action,
@@ -27,7 +27,8 @@ from atom.training.round.events import (
     Unreachable,
     View,
 )
-from atom.training.round.silence import Silence
+from atom.training.round.faults import UnresponsivePeers
+from atom.training.round.round_state import RoundContext, RoundState
 
 US, THEM, NOBODY = (identity(number) for number in (2, 1, 3))  # the mate leads first
 ME = Voter(US.peer_id, b"m" * 16)
@@ -64,7 +65,7 @@ class Story:
 
     def __init__(self) -> None:
         self.now = 0.0
-        terms = Terms(global_batch=96)
+        terms = Terms(GlobalBatch(96))
         self.machine = RoundMachine(ME, HEAD, STATE, terms, US.sign, self.now)
         self.leases = {v.peer_id: lease(v, 32) for v in (MATE, GONE)}
         self.own = 32
@@ -254,37 +255,45 @@ def test_a_mute_voter_with_a_fresh_lease_does_not_slow_every_round() -> None:
 def test_a_mute_voter_is_waited_for_if_nothing_goes_without_it() -> None:
     chosen = Electorate(VOTERS)
     story = Story()
-    desk = Desk(ME, Terms(96), US.sign, HeadState(HEAD, STATE, 0.0))
-    desk.view = View(fresh=story.leases)
-    silence = Silence(desk)
-    silence.waited_for([GONE.peer_id])
+    context = RoundContext(ME, Terms(GlobalBatch(96)), US.sign, RoundState(HEAD, STATE, 0.0))
+    context.view = View(fresh=story.leases)
+    peers = UnresponsivePeers(context)
+    attempt = Attempt(chosen, Stage.PREPARE, 0.0, 1.0)
+    attempt.invited = attempt.expected = {voter.peer_id for voter in VOTERS}
+    peers.after_promises(attempt, {MATE.peer_id})
     everybody = {voter.peer_id for voter in VOTERS}
-    assert silence.worth_waiting(chosen, everybody) == {ME.peer_id, MATE.peer_id}
+    assert peers.worth_waiting(chosen, everybody) == {ME.peer_id, MATE.peer_id}
     alone = {ME.peer_id, GONE.peer_id}
-    assert silence.worth_waiting(chosen, alone) == alone
-    assert set(silence.counted_on(story.leases)) == {MATE.peer_id}
-    silence.broken_by(GONE.peer_id)
-    assert silence.worth_waiting(chosen, everybody) == everybody
+    assert peers.worth_waiting(chosen, alone) == alone
+    assert set(peers.counted_on(story.leases)) == {MATE.peer_id}
+    peers.answered(GONE.peer_id)
+    assert peers.worth_waiting(chosen, everybody) == everybody
 
 
 def test_nobody_is_mute_to_itself() -> None:
     """Our own pass may take longer than we wait for: the next call waits for it all the same."""
-    desk = Desk(ME, Terms(96), US.sign, HeadState(HEAD, STATE, 0.0))
-    silence, attempt = Silence(desk), Attempt(Electorate(VOTERS), Stage.PREPARE, 0.0, 1.0)
+    context = RoundContext(ME, Terms(GlobalBatch(96)), US.sign, RoundState(HEAD, STATE, 0.0))
+    peers, attempt = (
+        UnresponsivePeers(context),
+        Attempt(Electorate(VOTERS), Stage.PREPARE, 0.0, 1.0),
+    )
     attempt.invited = attempt.expected = {voter.peer_id for voter in VOTERS}
-    silence.after_promises(attempt, {MATE.peer_id})
-    assert silence.mute == {GONE.peer_id}
+    peers.after_promises(attempt, {MATE.peer_id})
+    assert peers.mute == {GONE.peer_id}
 
 
 def test_who_refuses_a_call_for_promises_has_answered_it() -> None:
-    desk = Desk(ME, Terms(96), US.sign, HeadState(HEAD, STATE, 0.0))
-    silence, attempt = Silence(desk), Attempt(Electorate(VOTERS), Stage.PREPARE, 0.0, 1.0)
+    context = RoundContext(ME, Terms(GlobalBatch(96)), US.sign, RoundState(HEAD, STATE, 0.0))
+    peers, attempt = (
+        UnresponsivePeers(context),
+        Attempt(Electorate(VOTERS), Stage.PREPARE, 0.0, 1.0),
+    )
     attempt.invited = {voter.peer_id for voter in VOTERS}
-    silence.after_promises(attempt, {ME.peer_id})
-    assert silence.unanswered
+    peers.after_promises(attempt, {ME.peer_id})
+    assert peers.unanswered
     attempt.refused = {MATE.peer_id}
-    silence.after_promises(attempt, {ME.peer_id})
-    assert not silence.unanswered
+    peers.after_promises(attempt, {ME.peer_id})
+    assert not peers.unanswered
 
 
 def test_who_gets_no_answer_is_in_doubt_until_it_averages_with_somebody_again() -> None:

@@ -7,7 +7,7 @@ from shown_leases import A, B, C, D, E, head_of, lease, view
 
 from atom.swarm.chain.commit import Voter
 from atom.swarm.records.lease import PeerState
-from atom.training.round.succession import UNSEEN_S, Signers, leaves_them_stuck
+from atom.training.round.electorate import UNSEEN_S, Signers, leaves_them_stuck
 
 
 @pytest.mark.parametrize(

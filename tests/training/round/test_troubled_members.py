@@ -8,7 +8,7 @@ from simulated_ring import Trouble
 from simulation import Setting, Swarm
 
 from atom.swarm.chain.messages import CommitNotice
-from atom.training.round.suspicions import PATIENT_WITH
+from atom.training.round.faults import PATIENT_WITH
 
 
 def spoilt_rings(swarm: Swarm) -> Counter[tuple[str, int]]:
@@ -60,13 +60,14 @@ def test_an_offender_is_in_no_ring_while_it_is_aside() -> None:
     forged = replace(liar.chain.commits[-1], votes=())
     value = replace(forged.value, parent=liar.chain.head.digest, round=liar.chain.head.round + 1)
     for process in honest:
-        process.receive(liar.me, CommitNotice(replace(forged, value=value)))
+        for _ in range(4):  # aside for 5, 10, 20, then 40 s
+            process.receive(liar.me, CommitNotice(replace(forged, value=value)))
         assert process.quarantine.aside(process.now()) == {liar.peer_id}
     before = honest[0].chain.head.round
-    swarm.run(20.0)
+    swarm.run(30.0)
     rounds = [c for c in honest[0].chain.commits if c.value.round > before + 1]
     led = [c.value for c in rounds if c.ballot.coordinator != liar.peer_id]
-    assert len(led) >= 3, swarm.story(60)
+    assert len(led) >= 2, swarm.story(60)
     assert all(part.peer_id != liar.peer_id for value in led for part in value.contributions)
     swarm.run(60.0)
     last = honest[0].chain.commits[-1].value

@@ -40,7 +40,7 @@ class Slot:
 
 
 @dataclass
-class Slots:
+class Acceptor:
     """The slots of one parent head: the ordinary one, and one per set of survivors."""
 
     by_survivors: dict[Survivors, Slot] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class Slots:
         return self.by_survivors.setdefault(survivors, Slot())
 
     def known(self, survivors: Survivors) -> Slot:
-        """To look at only. Who names survivors leaves nothing here: there is no end of names."""
+        """To look at only: a stranger that names survivors leaves nothing here."""
         return self.by_survivors.get(survivors, Slot())
 
     def survivors_of(self, ballot: Ballot) -> Survivors | None:
@@ -62,6 +62,11 @@ class Slots:
     @property
     def ordinary(self) -> Slot:
         return self.slot(ORDINARY)
+
+    @property
+    def accepted(self) -> list[Accepted]:
+        """In any slot."""
+        return [slot.accepted for slot in self.by_survivors.values() if slot.accepted]
 
     @property
     def highest_promised(self) -> Ballot | None:

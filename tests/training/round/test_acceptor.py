@@ -3,7 +3,7 @@
 import pytest
 
 from atom.swarm.chain.commit import Ballot, Contribution, Value, Voter
-from atom.training.round.slots import ORDINARY, Slot, Slots
+from atom.training.round.acceptor import ORDINARY, Acceptor, Slot
 
 A, B = Voter("a", b"a" * 16), Voter("b", b"b" * 16)
 
@@ -48,7 +48,7 @@ def test_what_was_accepted_survives_higher_promises() -> None:
 
 
 def test_a_branch_has_a_slot_of_its_own() -> None:
-    slots = Slots()
+    slots = Acceptor()
     slots.slot((A,)).promise(ballot(3))
     slots.slot((A,)).accept(ballot(3), value("branch"))
     assert slots.ordinary.accepted is None
@@ -58,7 +58,7 @@ def test_a_branch_has_a_slot_of_its_own() -> None:
 
 
 def test_an_outdone_or_unknown_ballot_belongs_to_no_slot() -> None:
-    slots = Slots()
+    slots = Acceptor()
     slots.slot((A,)).promise(ballot(3))
     slots.slot((A,)).promise(ballot(4, B))
     assert slots.survivors_of(ballot(3)) is None, "least of all to the ordinary one"
@@ -66,7 +66,7 @@ def test_an_outdone_or_unknown_ballot_belongs_to_no_slot() -> None:
 
 
 def test_a_new_attempt_has_to_surpass_every_slot() -> None:
-    slots = Slots()
+    slots = Acceptor()
     assert slots.highest_promised is None
     slots.ordinary.promise(ballot(2))
     slots.slot((A, B)).promise(ballot(7, B))

@@ -1,0 +1,416 @@
+"""This replica's part in attempts that a coordinator (perhaps itself) leads: promise, freeze,
+reduce, vote, step. Voters and contributors alike."""
+
+from atom.base.reasons import Reason
+from atom.swarm.chain.commit import VOTE_DOMAIN, Ballot, Commit, Value, Voter, vote_payload
+from atom.swarm.chain.membership import signed_by
+from atom.swarm.chain.messages import (
+    Abort,
+    Accept,
+    AcceptedVote,
+    Prepare,
+    Prevote,
+    PrevoteAnswer,
+    Promise,
+    Ring,
+    Suspect,
+)
+from atom.training.round.coordinator import Coordinator
+from atom.training.round.events import (
+    BETWEEN_STATES,
+    Apply,
+    CatchUp,
+    FetchResult,
+    Freeze,
+    KeepResults,
+    OfferResult,
+    Phase,
+    RingFailed,
+    StartRing,
+    StopRing,
+    Thaw,
+)
+from atom.training.round.round_state import OwnRing, RoundContext
+from atom.training.round.validation import (
+    call_problem,
+    commit_problem,
+    ring_problem,
+    value_problem,
+)
+
+REMIND_S = 2.0
+"""Between two times that a promise is sent while its ballot's coordinator says nothing."""
+
+
+class Participant:
+    """See the module. It tells the coordinator beside it what happened here; the coordinator asks
+    it for something by messages to itself, like every other participant."""
+
+    def __init__(self, context: RoundContext, coordinator: Coordinator) -> None:
+        self._context = context
+        self._coordinator = coordinator
+        self._said: Promise | None = None
+        self._said_at = 0.0
+        self._shown: Ballot | None = None
+        """The last ballot whose coordinator's lease we saw."""
+        self._owns_a_part = True
+
+    def tick(self) -> None:
+        """Nobody is waited for without end: then counting goes on, promises stay."""
+        context = self._context
+        self.go_on()
+        waited = context.now - context.state.since
+        if context.phase is Phase.PROMISED:
+            if waited > context.composing_patience or self._coordinator_has_lapsed():
+                self._let_go()
+            else:
+                self._remind()
+        if context.phase is Phase.HOLDING and waited > context.patience.holding:
+            self._let_go()
+
+    def _coordinator_has_lapsed(self) -> bool:
+        """The process that coordinates showed a lease, and does not any more, while others do."""
+        fresh, ballot = self._context.view.fresh, self._context.state.ballot
+        if ballot is None or ballot.coordinator == self._context.me.peer_id:
+            return False
+        lease = fresh.get(ballot.coordinator)
+        if lease is not None and lease.incarnation == ballot.incarnation:
+            self._shown = ballot
+            return False
+        return bool(fresh) and self._shown == ballot
+
+    def _remind(self) -> None:
+        """Says the promise again: it may be lost, or nobody there any more to hear it."""
+        context, said = self._context, self._said
+        if said is None or said.ballot != context.state.ballot:
+            return
+        if context.now - self._said_at >= REMIND_S:
+            self._said_at = context.now
+            context.send(said.ballot.coordinator, said)
+
+    def on_unreachable(self, peer_id: str) -> None:
+        """A coordinator that would compose the ring is gone: it is waited for no longer."""
+        ballot = self._context.state.ballot
+        promised = self._context.phase is Phase.PROMISED
+        if promised and ballot is not None and ballot.coordinator == peer_id:
+            self._let_go()
+
+    # ---- in and out of attempts
+
+    def _notice(self, sender: Voter, ballot: Ballot) -> None:
+        """Somebody leads an attempt: ours, if it is lower, is over."""
+        if sender != self._context.me:
+            self._context.state.led_at = self._context.now
+            self._context.state.led_by = sender.peer_id
+            self._coordinator.step_aside(ballot)
+
+    def _stop_ring(self) -> None:
+        context = self._context
+        if context.phase is Phase.REDUCING:
+            assert context.state.ballot is not None
+            context.out.append(StopRing(context.state.ballot))
+
+    def _let_go(self) -> None:
+        """Back to accumulating. What was promised, accepted or held stays."""
+        context = self._context
+        self._coordinator.attempt = None
+        self._stop_ring()
+        if context.phase in (Phase.PROMISED, Phase.REDUCING, Phase.HOLDING):
+            context.enter_phase(Phase.ACCUMULATING)
+            context.out.append(Thaw())
+
+    def catch_up(self, donors: tuple[str, ...], reason: str, discard: bool = False) -> None:
+        """Out of the rounds until the state is right again."""
+        self._let_go()
+        self._context.phase = Phase.SYNCING
+        self._context.out.append(CatchUp(donors, reason, discard))
+
+    # ---- promising
+
+    def on_prevote(self, sender: Voter, message: Prevote) -> None:
+        context = self._context
+        state, attempt = context.state, self._coordinator.attempt
+        recent = context.now < state.led_at + context.patience.quiet
+        led = recent and state.led_by != sender.peer_id
+        engaged = attempt is not None and attempt.ballot is not None
+        # a ring that runs makes progress, or says within seconds that it does not
+        idle = context.phase not in (Phase.SYNCING, Phase.STEPPING, Phase.REDUCING)
+        refusal: Reason | None = None
+        if message.parent != context.head.digest:
+            refusal = Reason.WRONG_HEAD
+        elif engaged or led or not idle:
+            refusal = Reason.BUSY
+        else:
+            refusal = call_problem(context, sender, message.survivors)
+        word = "" if refusal is None else refusal.value
+        context.send(sender.peer_id, PrevoteAnswer(message.parent, message.serial, word))
+
+    def on_prepare(self, sender: Voter, message: Prepare) -> None:
+        context, ballot, survivors = self._context, message.ballot, message.survivors
+        state = context.state
+        if (problem := call_problem(context, sender, survivors)) is not None:
+            context.nack(sender, ballot, problem)
+            return
+        if ballot == state.acceptor.known(survivors).promised:
+            return  # a duplicate: our answer to the first is under way
+        other = state.ballot is None or state.ballot.coordinator != sender.peer_id
+        if context.phase is Phase.REDUCING and other:
+            context.nack(sender, ballot, Reason.BUSY)  # a ring ends well, or soon
+            return
+        state.highest_seen = max(state.highest_seen, ballot.attempt)
+        if not state.acceptor.slot(survivors).promise(ballot):
+            context.nack(sender, ballot, Reason.BALLOT_TOO_LOW)
+            return
+        self._notice(sender, ballot)
+        self._stop_ring()
+        context.enter_phase(Phase.PROMISED)
+        state.ballot = ballot
+        context.out.append(Freeze(ballot))
+
+    def on_frozen(self, ballot: Ballot, sequences: int, loss_sum: float) -> None:
+        """Counting stands still for this ballot: now the promise can be said."""
+        context, state = self._context, self._context.state
+        if context.phase is not Phase.PROMISED or state.ballot != ballot:
+            return
+        state.since = context.now
+        state.rings[ballot] = OwnRing(sequences)
+        survivors = state.acceptor.survivors_of(ballot)
+        if survivors is None:
+            return
+        promise = Promise(
+            parent=context.head.digest,
+            ballot=ballot,
+            accepted=state.acceptor.slot(survivors).accepted,
+            accepted_before_branch=state.acceptor.ordinary.accepted if survivors else None,
+            sequences=sequences,
+            loss_sum=loss_sum,
+            state_digest=state.state_digest,
+            leaving=context.leaving,
+        )
+        for accepted in (promise.accepted, promise.accepted_before_branch):
+            if accepted is not None:  # it will be proposed again: to all, but its ring may be dead
+                context.out.append(OfferResult(accepted.value.result_digest))
+        self._said, self._said_at = promise, context.now
+        context.send(ballot.coordinator, promise)
+
+    def on_abort(self, sender: Voter, message: Abort) -> None:
+        context = self._context
+        ours = context.state.ballot == message.ballot
+        if not ours or context.phase is Phase.SYNCING:
+            return
+        if sender.peer_id != message.ballot.coordinator:
+            return
+        if message.reason == Reason.STATE_MISMATCH:
+            there = set(context.view.fresh) - {context.me.peer_id} - context.view.aside
+            voters = there & {voter.peer_id for voter in context.head.voters}
+            donors = tuple(sorted(voters or there))  # the majority decides: of the run's own
+            self.catch_up(donors, "our state differs from the others'", discard=True)
+        else:
+            self._let_go()
+
+    # ---- reducing
+
+    def on_ring(self, sender: Voter, message: Ring) -> None:
+        context, state = self._context, self._context.state
+        if context.phase is not Phase.PROMISED or message.ballot != state.ballot:
+            return
+        ring = state.rings.get(message.ballot)
+        if ring is not None and ring.members:
+            return  # frames of its first run may still be about
+        problem = ring_problem(context, message, None if ring is None else ring.counted)
+        if problem is not None or ring is None:
+            context.nack(sender, message.ballot, problem or Reason.BAD_WEIGHT)
+            return
+        self._make_room()
+        context.enter_phase(Phase.REDUCING)
+        ring.members = message.members
+        self._tell_whether_we_own_a_part(message)
+        context.out.append(
+            StartRing(message.parent, message.ballot, message.members, message.shares)
+        )
+
+    def _tell_whether_we_own_a_part(self, message: Ring) -> None:
+        """In the event log, when it changes."""
+        ranks = [member.peer_id for member in message.members]
+        owns = not message.shares or message.shares[ranks.index(self._context.me.peer_id)] > 0
+        if owns != self._owns_a_part:
+            kind = "owns-a-part" if owns else "owns-no-part"
+            self._context.report(kind, shares=[*message.shares])
+        self._owns_a_part = owns
+
+    def on_ring_finished(self, ballot: Ballot, digest: bytes, norm: float) -> None:
+        context, state = self._context, self._context.state
+        if context.phase is not Phase.REDUCING or state.ballot != ballot:
+            return
+        context.ring_s = context.now - state.since
+        context.enter_phase(Phase.HOLDING)
+        state.held.add(digest)
+        state.rings[ballot].result = digest
+        self._coordinator.on_own_result(ballot, digest, norm)
+        self.go_on()
+
+    def on_ring_failed(self, failed: RingFailed) -> None:
+        context, ballot = self._context, failed.ballot
+        if context.phase is not Phase.REDUCING or context.state.ballot != ballot:
+            return
+        context.enter_phase(Phase.PROMISED)
+        context.report("ring-broken", suspect=failed.suspect, reason=failed.reason)
+        words = Suspect(context.head.digest, ballot, failed.suspect, failed.reason)
+        context.send(ballot.coordinator, words)
+        self._coordinator.on_broken_ring(failed)
+        if failed.suspect == ballot.coordinator != context.me.peer_id:
+            self._let_go()
+        self.go_on()  # what waited for this ring's result has to fetch it now
+
+    # ---- accepting
+
+    def on_accept(self, sender: Voter, message: Accept) -> None:
+        context, acceptor = self._context, self._context.state.acceptor
+        if acceptor.survivors_of(message.ballot) is None:
+            highest = acceptor.highest_promised
+            outdone = highest is not None and highest > message.ballot
+            reason = Reason.BALLOT_TOO_LOW if outdone else Reason.NOT_FOUND
+            context.nack(sender, message.ballot, reason)
+            return
+        self._notice(sender, message.ballot)
+        if not self._refused(sender, message):
+            context.state.pending_accept = (sender, message)
+            self.go_on()
+
+    def _refused(self, sender: Voter, message: Accept) -> bool:
+        context = self._context
+        survivors = context.state.acceptor.survivors_of(message.ballot)
+        problem = None if survivors is None else value_problem(context, message.value, survivors)
+        if problem is not None:
+            context.report("value-refused", reason=problem.value)
+            context.nack(sender, message.ballot, problem)
+        return survivors is None or problem is not None
+
+    def _accept(self, message: Accept) -> None:
+        context, acceptor = self._context, self._context.state.acceptor
+        survivors = acceptor.survivors_of(message.ballot)
+        assert survivors is not None, "refused before"
+        acceptor.slot(survivors).accept(message.ballot, message.value)
+        digest = message.value.digest()
+        payload = vote_payload(context.head.digest, message.ballot, digest, survivors)
+        signature = context.sign(VOTE_DOMAIN, signed_by(context.me, payload))
+        averaged = {part.peer_id for part in message.value.contributions}
+        if any(voter.peer_id not in averaged for voter in survivors or context.head.voters):
+            context.out.append(OfferResult(message.value.result_digest))  # its vote takes a fetch
+        vote = AcceptedVote(context.head.digest, message.ballot, digest, signature)
+        context.send(message.ballot.coordinator, vote)
+
+    # ---- committing
+
+    def on_commit(self, sender: Voter, commit: Commit) -> None:
+        context, value = self._context, commit.value
+        if value.parent != context.head.digest or value.round != context.head.round + 1:
+            return
+        problem = commit_problem(context, commit)
+        if problem is not None:
+            context.report("commit-refused", reason=problem.value, peer=sender.peer_id)
+            if problem is not Reason.VOTER_ALIVE:
+                context.offence(sender, problem)
+            return
+        if not self._leaves_a_quorums_round(commit):
+            context.state.pending_commit = commit
+            self.go_on()
+
+    def _leaves_a_quorums_round(self, commit: Commit) -> bool:
+        """A quorum's round comes first, until its result is known to be nowhere; unless we have
+        agreed to go on without it."""
+        state = self._context.state
+        pending, accepted = state.pending_commit, state.acceptor.known(commit.survivors).accepted
+        if pending is None or pending.survivors or not commit.survivors:
+            return False
+        return accepted is None or accepted.value != commit.value
+
+    def go_on(self) -> None:
+        """A result arrived, or is asked for: continue with whatever waits for it."""
+        state = self._context.state
+        if self._context.phase in BETWEEN_STATES:
+            return  # the state itself is being written: once it is whole, a tick asks again
+        commit = state.pending_commit
+        if commit is not None:
+            vouchers = tuple(vote.voter for vote in commit.votes)
+            if self._is_at_hand(commit.value, vouchers, committed=True):
+                self._apply(commit)
+                return
+        # The commit's result may never come: a peer that made it alone may be frozen, with the
+        # only copy. Those who agreed to go on without it do not wait for it.
+        if state.pending_accept is not None:
+            sender, message = state.pending_accept
+            vouchers = state.acceptor.survivors_of(message.ballot) or self._context.head.voters
+            if self._is_at_hand(message.value, vouchers, committed=False):
+                state.pending_accept = None
+                if not self._refused(sender, message):
+                    self._accept(message)
+
+    def _is_at_hand(self, value: Value, vouchers: tuple[Voter, ...], committed: bool) -> bool:
+        """Whether the value's result is in memory; asks for it if no ring of ours brings it.
+
+        A peer that averaged it may be gone by now; one that accepted it holds it too.
+        """
+        context, state = self._context, self._context.state
+        if value.result_digest in state.held:
+            return True
+        coming = context.phase is Phase.REDUCING and state.ballot == value.origin
+        if not coming and value.result_digest not in state.fetching:
+            self._make_room()
+            state.fetching[value.result_digest] = committed
+            contributors = [part.peer_id for part in value.contributions]
+            holders = dict.fromkeys(contributors + [voter.peer_id for voter in vouchers])
+            holders.pop(context.me.peer_id, None)
+            context.out.append(FetchResult(value.result_digest, tuple(holders), committed))
+        return False
+
+    def _make_room(self) -> None:
+        """Before another result comes: each is as large as the model. What we have not accepted,
+        and do not wait for, is held by those that accepted it, if it is committed after all."""
+        context, state = self._context, self._context.state
+        if context.phase is Phase.REDUCING:
+            return  # its result may be there already, and we do not know its name
+        values = [accepted.value for accepted in state.acceptor.accepted]
+        if state.pending_accept is not None:
+            values.append(state.pending_accept[1].value)
+        if state.pending_commit is not None:
+            values.append(state.pending_commit.value)
+        wanted = {value.result_digest for value in values}
+        state.held &= wanted
+        context.out.append(KeepResults(frozenset(wanted | state.fetching.keys())))
+
+    def on_fetched(self, digest: bytes) -> None:
+        state = self._context.state
+        if state.fetching.pop(digest, None) is not None:  # else asked for at another head
+            state.held.add(digest)
+            self.go_on()
+
+    def on_fetch_failed(self, digest: bytes) -> None:
+        state = self._context.state
+        if digest not in state.fetching:
+            return
+        committed = state.fetching.pop(digest)
+        self._coordinator.on_result_missing(digest)
+        accept, commit = state.pending_accept, state.pending_commit
+        if accept is not None and accept[1].value.result_digest == digest:
+            state.pending_accept = None
+        if commit is None or commit.value.result_digest != digest:
+            return
+        if not committed:  # it was asked for in haste, to vote for it
+            self.go_on()
+            return
+        state.pending_commit = None
+        if self._context.phase is not Phase.SYNCING:
+            donors = [part.peer_id for part in commit.value.contributions]
+            others = tuple(peer for peer in donors if peer != self._context.me.peer_id)
+            self.catch_up(others, "the committed result could not be fetched")
+
+    def _apply(self, commit: Commit) -> None:
+        context = self._context
+        self._stop_ring()
+        head = context.head.after(commit.value)
+        context.out.append(Apply(commit, head))
+        context.applied = commit
+        context.enter_head(head, b"")
+        context.phase = Phase.STEPPING
+        self._coordinator.new_head()
