@@ -1,7 +1,7 @@
 """What a replica remembers of peers that failed it, and what it expects of them from then on.
 
-Peers that do not answer, peers that rings broke on, and heads at which nothing is decided. All of
-it is one replica's own memory and decides only when and with whom to try.
+Peers that do not answer, peers that rings broke on, heads at which nothing is decided, and claims
+of better heads. All of it is one replica's own memory and decides only when and with whom to try.
 """
 
 from collections import Counter, deque
@@ -10,7 +10,7 @@ from collections.abc import Set as AbstractSet
 
 from atom.swarm.chain.commit import Voter
 from atom.swarm.chain.membership import is_quorum
-from atom.swarm.records.lease import Lease, PeerState
+from atom.swarm.records.lease import Lease, PeerState, claims_better, preferred
 from atom.training.round.attempt import Attempt, Stage
 from atom.training.round.electorate import (
     Electorate,
@@ -19,7 +19,7 @@ from atom.training.round.electorate import (
     leaves_them_stuck,
     same_head,
 )
-from atom.training.round.events import Phase, Unanswered
+from atom.training.round.events import CaughtUp, Phase, Unanswered
 from atom.training.round.round_state import RoundContext
 
 MUTE_S, LONGEST_MUTE_S = 30.0, 600.0
@@ -31,6 +31,12 @@ PATIENT_WITH = 2
 """Broken rings of a round, before everybody named is left out."""
 HOLD_OUT = 5
 """Times the grace time, what promises take, and a ring: until a head is overdue."""
+MOST_DONORS = 8
+"""Asked in one go: each that does not answer takes seconds."""
+FIRST_DOUBT_S = 5.0
+LONGEST_DOUBT_S = 20.0
+_STRANGERS = ""
+"""The name under which all strangers together are doubted."""
 _MOST_REMEMBERED = 4096
 _ORDER = list(Stage)
 
@@ -345,3 +351,66 @@ class StallDetector:
         elsewhere = {voter for voter in alive if voter.peer_id not in here}
         led_by_others = alive if context.me not in context.head.voters else set()
         return frozenset(elsewhere | led_by_others | self._failed.keys())
+
+
+class HeadCandidates:
+    """Which leases that claim a better head are worth leaving the round for.
+
+    A claim proves nothing until the chain behind it was fetched. So voters and last members are
+    asked before strangers, and a peer that could not help is left alone for a time that doubles.
+    """
+
+    def __init__(self, context: RoundContext) -> None:
+        self._context = context
+        self._doubts = Backoff(FIRST_DOUBT_S, LONGEST_DOUBT_S)
+        self._asked: tuple[str, ...] = ()
+
+    def better(self) -> list[str]:
+        """Peer ids whose leases claim a preferred head, in the order to ask them."""
+        head = self._context.head
+        found = [lease for lease in self._context.view.fresh.values() if self.believes(lease)]
+        if self._context.me.peer_id in head.known and self._is_doubted(_STRANGERS):
+            found = [lease for lease in found if lease.peer_id in head.known]
+        ranked = [lease.peer_id for lease in preferred(found, head)]
+        return self._in_turn(ranked)
+
+    def donors(self, claimants: list[str]) -> tuple[str, ...]:
+        """Whom of them to ask now."""
+        self._asked = tuple(claimants[:MOST_DONORS])
+        return self._asked
+
+    def any_state(self) -> tuple[str, ...]:
+        """Whom to ask for a peer that has no state at all. A peer that is aside or doubted will do
+        if nobody else offers one: what it serves is checked like everything else."""
+        view = self._context.view
+        ranked = preferred(view.fresh.values(), self._context.head)
+        offering = [lease.peer_id for lease in ranked if lease.state_digest]
+        trusted = [peer for peer in offering if peer not in view.aside] or offering
+        ready = [peer for peer in trusted if not self._is_doubted(peer)]
+        return self.donors(self._in_turn(ready or trusted))
+
+    def _in_turn(self, ranked: list[str]) -> list[str]:
+        """Those we know first, then those that failed us least often: a crowd that claims the most
+        hides nobody for ever."""
+        known = self._context.head.known
+        return sorted(ranked, key=lambda peer: (peer not in known, self._doubts.failures(peer)))
+
+    def learn(self, event: CaughtUp) -> None:
+        """What came of asking them."""
+        for peer in (*event.failed, *event.shunned):
+            self._doubts.fail(peer, self._context.now)
+        if event.head.digest != self._context.head.digest:
+            for peer in (_STRANGERS, *self._asked):
+                self._doubts.forgive(peer)
+        elif self._asked and not self._context.head.known.intersection(self._asked):
+            self._doubts.fail(_STRANGERS, self._context.now)
+        self._asked = ()
+
+    def believes(self, lease: Lease) -> bool:
+        """Whether it claims a preferred head, and its owner is not doubted. From any thread."""
+        if not claims_better(lease, self._context.head):
+            return False
+        return not self._is_doubted(lease.peer_id) and lease.peer_id not in self._context.view.aside
+
+    def _is_doubted(self, peer: str) -> bool:
+        return self._doubts.holds(peer, self._context.now)

@@ -49,7 +49,7 @@ from atom.training.round.events import (
     Unreachable,
     View,
 )
-from atom.training.round.head_candidates import HeadCandidates
+from atom.training.round.faults import HeadCandidates
 from atom.training.round.participant import Participant
 from atom.training.round.round_state import RoundContext, RoundState, Terms
 

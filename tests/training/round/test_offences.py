@@ -53,7 +53,7 @@ from atom.training.round.events import (
     Tick,
     View,
 )
-from atom.training.round.head_candidates import LONGEST_DOUBT_S, MOST_DONORS
+from atom.training.round.faults import LONGEST_DOUBT_S, MOST_DONORS
 
 BATCH = 96
 BALLOT = Ballot(1, MATE.peer_id, MATE.incarnation)
