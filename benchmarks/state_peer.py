@@ -147,7 +147,7 @@ class _Peer:
                 ring_tag(_PARENT, ballot),
                 1 / len(order),
                 codec_named("float32"),
-                PATIENCE_S,
+                progress_timeout_s=PATIENCE_S,
             )
             all_reduce(Arenas(source, result), terms, channels)
             seconds.append(time.perf_counter() - started)
