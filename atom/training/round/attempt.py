@@ -84,19 +84,32 @@ class Attempt:
     def contributors(
         self, me: str, left_out: AbstractSet[str], salt: bytes, most: int
     ) -> tuple[Contribution, ...]:
-        """All that promised work but those left out, in the order that `salt` deals; and the
-        coordinator, which has to know the result. Of more than `most`: those that counted most. A
-        voter with nothing to give fetches the result to vote for it."""
-        able = [
+        """Who averages: all that promised work but those left out, in the order that `salt` deals;
+        the coordinator, which has to know the result; and as many idle voters as a quorum lacks,
+        since a result that a slow line has to fetch may not be there in time to vote. Other idle
+        voters fetch it. Of more than `most` members: those that counted most.
+        """
+        able = [voter for voter in standing(self.promises, salt) if voter.peer_id not in left_out]
+        working = {v for v in able if self.promises[v].sequences > 0 or v.peer_id == me}
+        members = working | self._idle_but_needed(working, able)
+        parts = [
             Contribution(v.peer_id, v.incarnation, p.sequences, p.loss_sum)
-            for v in standing(self.promises, salt)
-            if v.peer_id not in left_out
+            for v in able
+            if v in members
             for p in [self.promises[v]]
-            if p.sequences > 0 or v.peer_id == me
         ]
-        by_work = sorted(able, key=lambda part: (part.peer_id != me, -part.sequences))
+        by_work = sorted(parts, key=lambda p: (p.peer_id != me, p.sequences > 0, -p.sequences))
         chosen = {part.peer_id for part in by_work[:most]}
-        return tuple(part for part in able if part.peer_id in chosen)
+        return tuple(part for part in parts if part.peer_id in chosen)
+
+    def _idle_but_needed(self, working: set[Voter], able: Sequence[Voter]) -> set[Voter]:
+        needed = set[Voter]()
+        for voter in standing(self.electorate.voters):
+            if self.electorate.satisfied_by(working | needed):
+                break
+            if voter in able and voter not in working:
+                needed.add(voter)
+        return needed
 
     def to_finish(self) -> Accepted | None:
         """What has to be finished. Only those that decide have accepted anything."""

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from atom.swarm.chain.commit import Ballot, Voter
+from atom.swarm.chain.membership import standing
 from atom.swarm.chain.messages import Promise
 from atom.swarm.exchange.choice import MOST_IN_A_RING
 from atom.training.round.attempt import Attempt, Stage
@@ -61,3 +62,31 @@ def test_of_more_than_a_ring_can_have_those_that_counted_most() -> None:
     ring = attempt.contributors(me, frozenset(), b"salt", MOST_IN_A_RING)
     assert len(ring) == MOST_IN_A_RING
     assert {me, *(peer.peer_id for peer in PEERS)} <= {part.peer_id for part in ring}
+
+
+def members_of(attempt: Attempt, me: Voter) -> set[str]:
+    parts = attempt.contributors(me.peer_id, frozenset(), b"salt", MOST_IN_A_RING)
+    return {part.peer_id for part in parts}
+
+
+def test_an_idle_voter_averages_only_where_a_quorum_needs_it() -> None:
+    """A result that it would have to fetch over a slow line may not be there in time to vote."""
+    first, second, third = standing(PEERS[:3])
+    attempt = asking(first, second, third)
+    for peer, sequences in ((first, 8), (second, 8), (third, 0)):
+        attempt.take(peer, replace(promise(), sequences=sequences))
+    assert members_of(attempt, first) == {first.peer_id, second.peer_id}
+
+    alone = asking(first, second, third)
+    for peer, sequences in ((first, 0), (second, 0), (third, 8)):
+        alone.take(peer, replace(promise(), sequences=sequences))
+    assert members_of(alone, third) == {first.peer_id, third.peer_id}
+
+
+def test_of_two_voters_the_idle_one_averages_if_it_breaks_ties() -> None:
+    first, second = standing(PEERS[:2])
+    for worker, expected in ((first, {first}), (second, {first, second})):
+        attempt = asking(first, second)
+        for peer in (first, second):
+            attempt.take(peer, replace(promise(), sequences=8 if peer == worker else 0))
+        assert members_of(attempt, worker) == {peer.peer_id for peer in expected}
