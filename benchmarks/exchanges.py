@@ -29,10 +29,11 @@ from ring_member import member_transport
 from sides import Timing, machine, positive, publish, ratio
 from torch import Tensor
 
+from atom.config.run_file import CODECS
 from atom.swarm.chain.commit import Ballot
 from atom.swarm.exchange.allreduce import Arenas, Terms, all_reduce, open_exchange
 from atom.swarm.exchange.choice import part_shares
-from atom.swarm.exchange.codec import all_codecs, codec_named
+from atom.swarm.exchange.codec import codec_named
 from atom.swarm.exchange.plans import ALIGNMENT, ring_tag
 from atom.swarm.transport.transport import Transport
 
@@ -165,7 +166,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--megabytes", type=float, default=20.0)
-    parser.add_argument("--codec", choices=all_codecs(), default="float32")
+    parser.add_argument("--codec", choices=CODECS, default="float32")
     parser.add_argument("--runs", type=positive, default=3)
     return parser.parse_args()
 

@@ -20,9 +20,10 @@ from ring_sockets import BareSockets
 from torch import Tensor
 
 from atom.base.events import EventList
+from atom.config.run_file import CODECS
 from atom.swarm.chain.commit import Ballot
 from atom.swarm.exchange.allreduce import Arenas, Terms, all_reduce, open_exchange
-from atom.swarm.exchange.codec import all_codecs, codec_named
+from atom.swarm.exchange.codec import codec_named
 from atom.swarm.exchange.plans import ring_tag
 from atom.swarm.identity import Identity
 from atom.swarm.stream.handshake import Local
@@ -66,7 +67,7 @@ class Side:
         """Raises: ValueError for a name that is no side."""
         if not self.ours:
             return
-        known = self._parts[0] == TLS and self.codec in all_codecs()
+        known = self._parts[0] == TLS and self.codec in CODECS
         if not known or not 1 <= self.connections <= 4:
             raise ValueError(f"{self.name} is not tls/codec/connections or …/parts")
 

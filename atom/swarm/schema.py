@@ -13,11 +13,10 @@ reason or is within its bounds: a decoded message needs no further checking of f
 """
 
 import math
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cache
+from functools import cache, lru_cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -132,9 +131,15 @@ def _checked(found: Any, field: _Field) -> Any:
         infinite = type(found) is float and not math.isfinite(found)
         reason = Reason.NOT_FINITE if infinite else Reason.MALFORMED
         raise PeerRefused(reason, f"{field.name} is out of bounds")
-    if type(found) is str:  # a long chain names few peers again and again
-        return sys.intern(found) if field.kind is str else field.kind(found)
-    return found
+    if type(found) is not str:
+        return found
+    return _one_copy(found) if field.kind is str and len(found) <= 64 else field.kind(found)
+
+
+@lru_cache(maxsize=8192)
+def _one_copy(text: str) -> str:
+    """A long chain names few peers again and again. (An interned text may never be freed.)"""
+    return text
 
 
 @cache

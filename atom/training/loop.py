@@ -32,7 +32,6 @@ from atom.training.round.events import (
     KeepResults,
     LeaveRequested,
     Offence,
-    OfferResult,
     Phase,
     Received,
     Report,
@@ -67,9 +66,6 @@ class Executor(Protocol):
         """Returns only when that ring no longer reads the gradients."""
 
     def fetch_result(self, digest: bytes, holders: tuple[str, ...], committed: bool) -> None: ...
-    def offer_result(self, digest: bytes) -> None:
-        """If we have it; nothing is reported back."""
-
     def keep_results(self, digests: frozenset[bytes]) -> None: ...
 
     def apply(self, commit: Commit, head: Head) -> None:
@@ -244,8 +240,6 @@ class RoundLoop:
                 executor.stop_ring(ballot)
             case FetchResult(digest, holders, committed):
                 executor.fetch_result(digest, holders, committed)
-            case OfferResult(digest):
-                executor.offer_result(digest)
             case KeepResults(digests):
                 executor.keep_results(digests)
             case Unanswered(peer_ids):

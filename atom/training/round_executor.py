@@ -24,6 +24,7 @@ from atom.swap.gate import largest_size
 from atom.swap.voided import PassVoided
 from atom.swarm.chain.commit import Ballot, Commit, Head, Value, Voter
 from atom.swarm.state.arenas import state_digest
+from atom.swarm.stream.pace import Pace
 from atom.swarm.transport.transport import PeerTransport
 from atom.training.exchange import Exchange, RingStyle
 from atom.training.post_step import PostStepTask
@@ -212,10 +213,8 @@ class RoundExecutor:
         self._exchange.stop(ballot)
 
     def fetch_result(self, digest: bytes, holders: tuple[str, ...], committed: bool) -> None:
-        self._fetch.start(digest, holders, self._exchange.pace(), committed, self._post)
-
-    def offer_result(self, digest: bytes) -> None:
-        """What is held is served already."""
+        pace = self._exchange.pace() if committed else Pace()  # for a vote, as slow as a line is
+        self._fetch.start(digest, holders, pace, committed, self._post)
 
     def keep_results(self, digests: frozenset[bytes]) -> None:
         self._results.keep(digests)

@@ -28,7 +28,6 @@ from atom.training.round.events import (
     Freeze,
     KeepResults,
     LeaveRequested,
-    OfferResult,
     Phase,
     Received,
     Report,
@@ -208,21 +207,19 @@ def test_actions_are_carried_out_in_order_on_the_loops_thread(stage: Stage) -> N
         StartRing(START.digest, BALLOT, members),
         Send(ANN.peer_id, message),
         FetchResult(b"r" * 32, (ANN.peer_id,), True),
-        OfferResult(b"r" * 32),
         KeepResults(frozenset({b"r" * 32})),
         Unanswered((ANN.peer_id,)),
         Apply(commit, head),
         CatchUp((ANN.peer_id,), "behind", True),
     ]
     stage.loop.leave()
-    assert [stage.next_call() for _ in range(11)] == [
+    assert [stage.next_call() for _ in range(10)] == [
         ("stop_ring", BALLOT),
         ("thaw",),
         ("freeze", BALLOT),
         ("start_ring", StartRing(START.digest, BALLOT, members)),
         ("send", ANN.peer_id, encode(message)),
         ("fetch_result", b"r" * 32, (ANN.peer_id,), True),
-        ("offer_result", b"r" * 32),
         ("keep_results", frozenset({b"r" * 32})),
         ("doubt", (ANN.peer_id,)),
         ("apply", commit, head),

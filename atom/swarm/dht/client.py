@@ -207,9 +207,7 @@ class DhtClient:
             self._reading.cancel()
             self._reading = None
         if self._writer is not None:
-            self._writer.close()
-            with contextlib.suppress(OSError):  # what the line ended with, short memory perhaps
-                await self._writer.wait_closed()
+            self._writer.transport.abort()  # a process that does not read would be waited for
         if self._process is not None:
             looked_only = self._settings.client_mode
             patience_s = ONLOOKER_STOP_SECONDS if looked_only else STOP_SECONDS

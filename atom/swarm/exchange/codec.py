@@ -142,8 +142,3 @@ def codec_named(name: str) -> Codec:
     module, _, kind = CODECS[name].partition(":")
     codec: Codec = getattr(import_module(module), kind)()
     return codec
-
-
-def all_codecs() -> dict[str, Codec]:
-    """By name."""
-    return {name: codec_named(name) for name in CODECS}

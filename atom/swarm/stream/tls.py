@@ -88,6 +88,8 @@ class TlsStream:
                 self._flush(patience)
                 return
             except ssl.SSLWantReadError:
+                if self._outgoing.pending > _RECORD_BYTES:
+                    raise ConnectionError("asks for new keys without end") from None
                 self._flush(patience)
                 self._fill(patience)
             except ssl.SSLError as error:

@@ -9,8 +9,10 @@ anybody extrapolating anybody's speed.
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from atom.training.round.batch_policy import BatchPolicy
+if TYPE_CHECKING:  # a replica needs nothing of the round's when it runs
+    from atom.training.round.batch_policy import BatchPolicy
 
 MAX_MICRO_BATCHES_PER_PASS = 8
 
@@ -36,7 +38,7 @@ def next_pass(
     own_sequences: int,
     last_pass_ended: float,
     swarm: SwarmCount,
-    policy: BatchPolicy,
+    policy: "BatchPolicy",
     micro_batch: int,
     most: int = MAX_MICRO_BATCHES_PER_PASS,
 ) -> int:
@@ -55,7 +57,7 @@ def next_pass(
 
 
 def reading_pause(
-    own_sequences: int, own_per_s: float, swarm: SwarmCount, policy: BatchPolicy
+    own_sequences: int, own_per_s: float, swarm: SwarmCount, policy: "BatchPolicy"
 ) -> float:
     """Seconds to the next reading of the leases. While the batch is far away and a peer works off
     its own share, nothing that it does depends on news."""

@@ -193,13 +193,6 @@ class FetchResult:
 
 
 @dataclass(frozen=True)
-class OfferResult:
-    """Others may have to vote for this result who were not in its ring: let them fetch it."""
-
-    digest: bytes
-
-
-@dataclass(frozen=True)
 class KeepResults:
     """Of those in memory nothing else is waited for here. Never while a ring runs."""
 
@@ -255,7 +248,6 @@ Action = (
     | StartRing
     | StopRing
     | FetchResult
-    | OfferResult
     | KeepResults
     | Unanswered
     | Apply

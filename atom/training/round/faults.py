@@ -202,6 +202,10 @@ class RingFaults:
         earlier = out | self._culprits.held(context.now)
         if self._others_than(earlier) or (len(earlier) == 1 and not self._broken):
             out = earlier  # else those are tried once more that failed in earlier rounds only
+        at_head = same_head(context.head, context.view)
+        working = {peer for peer, lease in at_head.items() if lease.sequences}
+        if working and working <= out and not context.view.sequences:
+            out = set()  # nobody else has anything to average
         return (frozenset(out) | context.view.aside) - {context.me.peer_id}
 
     def dispensable(self, chosen: Electorate, invited: AbstractSet[str]) -> frozenset[str]:

@@ -193,9 +193,9 @@ class RoundMachine:
         if context.phase in BETWEEN_STATES or self._look_for_better_head():
             return
         context.behind = self._behind_since is not None
-        self._participant.tick()
-        if not self.finished:
+        if not self.finished:  # first: the end of an attempt of ours has to be told to the others
             self._coordinator.tick()
+        self._participant.tick()
 
     def _seek_state(self) -> None:
         """Without a state of our own, anybody's will do."""

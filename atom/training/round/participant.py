@@ -23,7 +23,6 @@ from atom.training.round.events import (
     FetchResult,
     Freeze,
     KeepResults,
-    OfferResult,
     Phase,
     RingFailed,
     StartRing,
@@ -187,9 +186,6 @@ class Participant:
             state_digest=state.state_digest,
             leaving=context.leaving,
         )
-        for accepted in (promise.accepted, promise.accepted_before_branch):
-            if accepted is not None:  # it will be proposed again: to all, but its ring may be dead
-                context.out.append(OfferResult(accepted.value.result_digest))
         self._said, self._said_at = promise, context.now
         context.send(ballot.coordinator, promise)
 
@@ -294,9 +290,6 @@ class Participant:
         digest = message.value.digest()
         payload = vote_payload(context.head.digest, message.ballot, digest, survivors)
         signature = context.sign(VOTE_DOMAIN, signed_by(context.me, payload))
-        averaged = {part.peer_id for part in message.value.contributions}
-        if any(voter.peer_id not in averaged for voter in survivors or context.head.voters):
-            context.out.append(OfferResult(message.value.result_digest))  # its vote takes a fetch
         vote = AcceptedVote(context.head.digest, message.ballot, digest, signature)
         context.send(message.ballot.coordinator, vote)
 

@@ -4,6 +4,7 @@ import asyncio
 import errno
 import os
 import subprocess
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -65,20 +66,14 @@ def test_a_system_without_another_process_is_no_fault_of_ours(
 
 
 @pytest.mark.parametrize("no_thread", [False, True])
-def test_whatever_the_line_ended_with_its_process_is_ended(
+def test_a_client_that_closes_ends_its_process(
     monkeypatch: pytest.MonkeyPatch, no_thread: bool
 ) -> None:
-    class BrokenLine:
-        def close(self) -> None: ...
-
-        async def wait_closed(self) -> None:
-            raise OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS))
-
     async def refused(*given: object) -> None:
         raise RuntimeError("can't start new thread")
 
     client: Any = DhtClient(NodeSettings())
-    client._writer = BrokenLine()
+    client._writer = SimpleNamespace(transport=SimpleNamespace(abort=lambda: None))
     client._process = process = subprocess.Popen(["sleep", "60"], start_new_session=True)
     if no_thread:
         monkeypatch.setattr(asyncio, "to_thread", refused)

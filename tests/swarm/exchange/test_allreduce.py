@@ -7,13 +7,14 @@ import torch
 from threaded_ring import SOON, Swarm, sources, swarm_of
 from torch import Tensor
 
+from atom.config.run_file import CODECS
 from atom.swarm.chain.commit import Ballot
-from atom.swarm.exchange.codec import Codec, all_codecs, codec_named
+from atom.swarm.exchange.codec import Codec, codec_named
 
 __all__ = ["swarm_of"]
 
 
-@pytest.mark.parametrize("codec", all_codecs().values(), ids=all_codecs().keys())
+@pytest.mark.parametrize("codec", list(map(codec_named, CODECS)), ids=CODECS)
 @pytest.mark.parametrize(
     ("kind", "size", "elements"),
     [("tcp", 2, 100_000), ("tcp", 3, 100_000), ("tcp", 4, 100_000), ("local", 2, 16),
@@ -152,7 +153,7 @@ def test_rounds_with_feedback_come_closer_to_the_sum_of_all_gradients(
     assert drift(feedback=True) < drift(feedback=False) / 4
 
 
-@pytest.mark.parametrize("codec", all_codecs().values(), ids=all_codecs().keys())
+@pytest.mark.parametrize("codec", list(map(codec_named, CODECS)), ids=CODECS)
 def test_codecs_are_idempotent(codec: Codec) -> None:
     values = torch.cat([torch.randn(1000) * 10.0**power for power in range(-38, 38)])
     scratch = torch.empty(4 * values.numel(), dtype=torch.uint8)

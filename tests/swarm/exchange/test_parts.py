@@ -12,8 +12,9 @@ from threaded_ring import PARENT, SOON, Swarm, broken, sources, swarm_of
 from torch import Tensor
 
 from atom.base.reasons import Reason
+from atom.config.run_file import CODECS
 from atom.swarm.exchange.allreduce import ExchangeBroken, open_parts
-from atom.swarm.exchange.codec import Codec, all_codecs, codec_named
+from atom.swarm.exchange.codec import Codec, codec_named
 from atom.swarm.exchange.plans import ALIGNMENT, BUCKET_BYTES, WINDOW, PartsPlan, ring_tag
 from atom.swarm.stream.frames import Kind, Patience
 
@@ -115,7 +116,7 @@ def reduced(swarm: Swarm, parts: list[Tensor], codec: Codec | None = None) -> li
     return [future.result(SOON) for future in work]
 
 
-@pytest.mark.parametrize("codec", all_codecs().values(), ids=all_codecs().keys())
+@pytest.mark.parametrize("codec", list(map(codec_named, CODECS)), ids=CODECS)
 @pytest.mark.parametrize(
     ("kind", "shares"), [("tcp", (1, 1, 1)), ("local", (3, 0)), ("local", (0, 1, 7, 2, 0))]
 )

@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from atom.config.run_file import CODECS
 from atom.swarm.chain.commit import Ballot
-from atom.swarm.exchange.codec import Codec, all_codecs
+from atom.swarm.exchange.codec import Codec, codec_named
 from atom.swarm.exchange.plans import (
     ALIGNMENT,
     BUCKET_BYTES,
@@ -87,7 +88,7 @@ def test_plans_of_a_huge_arena_cost_nothing_to_start() -> None:
     assert next(plan.sends(3)).needs is None
 
 
-@pytest.mark.parametrize("codec", all_codecs().values(), ids=all_codecs())
+@pytest.mark.parametrize("codec", list(map(codec_named, CODECS)), ids=CODECS)
 def test_a_segment_is_as_many_bytes_on_the_wire_with_each_codec(codec: Codec) -> None:
     members = 4
     plan = RingPlan.usual(10 * BUCKET_BYTES, members, element_bytes=codec.element_bytes)

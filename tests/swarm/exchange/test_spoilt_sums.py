@@ -8,10 +8,11 @@ from threaded_ring import SOON, Swarm, broken, sources, swarm_of
 from torch import Tensor
 
 from atom.base.reasons import Reason
+from atom.config.run_file import CODECS
 from atom.swarm.exchange.allreduce import (
     ExchangeBroken,
 )
-from atom.swarm.exchange.codec import Codec, Float32, Int8, all_codecs
+from atom.swarm.exchange.codec import Codec, Float32, Int8, codec_named
 from atom.swarm.exchange.reduction import LARGEST_PART
 
 __all__ = ["swarm_of"]
@@ -88,7 +89,7 @@ def test_whose_own_numbers_are_absurd_names_itself(swarm_of: Callable[[str, int]
         assert (failure.suspect, failure.reason) == (swarm.order[1], Reason.NOT_FINITE)
 
 
-@pytest.mark.parametrize("codec", all_codecs().values(), ids=all_codecs().keys())
+@pytest.mark.parametrize("codec", list(map(codec_named, CODECS)), ids=CODECS)
 @pytest.mark.parametrize("size", [2, 5])
 def test_the_largest_numbers_pass(
     swarm_of: Callable[[str, int], Swarm], size: int, codec: Codec

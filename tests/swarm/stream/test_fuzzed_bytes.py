@@ -11,10 +11,11 @@ from swarm_samples import a_lease, a_manifest
 
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
+from atom.config.run_file import CODECS
 from atom.swarm import schema
 from atom.swarm.chain.commit_chain import parse_commits, record_of
 from atom.swarm.exchange.chunk_kernels import NotFinite
-from atom.swarm.exchange.codec import all_codecs
+from atom.swarm.exchange.codec import codec_named
 from atom.swarm.identity import Identity
 from atom.swarm.records.codec import (
     LEASE_DOMAIN,
@@ -163,7 +164,7 @@ def test_frames_of_any_length_take_no_memory_before_they_are_refused() -> None:
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize("codec", all_codecs().values(), ids=all_codecs().keys())
+@pytest.mark.parametrize("codec", list(map(codec_named, CODECS)), ids=CODECS)
 def test_any_bytes_are_numbers_or_not_finite(codec: object) -> None:
     dice, elements = random.Random(2), 2048
     out, own = torch.empty(elements), torch.zeros(elements)

@@ -34,7 +34,6 @@ from atom.training.round.events import (
     Freeze,
     Frozen,
     KeepResults,
-    OfferResult,
     Phase,
     Received,
     RingFailed,
@@ -77,8 +76,7 @@ class _Player:
     frozen: bool = False
     ring: StartRing | None = None
     results: dict[bytes, Result] = field(default_factory=dict)
-    offered: set[bytes] = field(default_factory=set)
-    """Those of them that others can fetch."""
+    """Held in memory: others can fetch them."""
     lease: Lease | None = None
     """As the directory has it: perhaps of some time ago."""
     due: list[Callable[[], Event | None]] = field(default_factory=list)
@@ -234,12 +232,9 @@ class Adversary:
                 player.ring = None
             case FetchResult(digest):
                 player.due.append(lambda: self._fetch(player, digest))
-            case OfferResult(digest):
-                player.offered.update({digest} & set(player.results))
             case KeepResults(digests):
                 assert player.ring is None
                 player.results = kept(player.results, digests, player.machine.head.digest)
-                player.offered &= player.results.keys()
             case Apply(commit):
                 self._apply(player, action, commit)
             case CatchUp():
@@ -270,7 +265,7 @@ class Adversary:
 
     def _fetch(self, player: _Player, digest: bytes) -> Event:
         for other in self.players.values():
-            if digest in other.offered and self.dice.random() < 0.7:
+            if digest in other.results and self.dice.random() < 0.7:
                 player.results[digest] = other.results[digest]
                 return Fetched(digest)
         return FetchFailed(digest)
@@ -281,7 +276,6 @@ class Adversary:
         assert player.chain.head.digest == commit.value.parent, "a step on another state"
         self.witness.sees_commit(commit)
         chain = player.chain.after(commit, action.head, player.results[commit.value.result_digest])
-        player.offered.add(commit.value.result_digest)
         player.count, player.frozen = 0, False  # counting goes on under the step
         player.due.append(lambda: self._step(player, chain))
 

@@ -35,7 +35,7 @@ class Fetch:
         digest, holders = self.wanted.digest, self.wanted.holders
         there = [swarm.reachable(process.peer_id, holder) for holder in holders]
         for other in there:
-            if other is not None and digest in other.offered:
+            if other is not None and digest in other.results:
                 process.results[digest] = other.results[digest]
                 process.handle(Fetched(digest))
                 return

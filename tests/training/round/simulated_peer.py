@@ -34,7 +34,6 @@ from atom.training.round.events import (
     KeepResults,
     LeaveRequested,
     Offence,
-    OfferResult,
     Received,
     Report,
     Send,
@@ -72,8 +71,7 @@ class Process:
             self.now(),
         )
         self.results: dict[bytes, Result] = {}
-        self.offered: set[bytes] = set()
-        """Of these, what others can fetch."""
+        """Held in memory: others can fetch them."""
         self.alive = True
         self.stopped = False
         self.paused = False
@@ -228,12 +226,9 @@ class Process:
                 self._stop_ring(ballot)
             case FetchResult():
                 Fetch(self, action).start()
-            case OfferResult(digest):
-                self.later(self.dice.uniform(0.0, 0.5), lambda: self._offer(digest))
             case KeepResults(digests):
                 assert self._ring is None, "its result may be there already"
                 self.results = kept(self.results, digests, self.machine.head.digest)
-                self.offered &= self.results.keys()
             case Unanswered(peer_ids):
                 self.doubted.update(peer_ids)  # and that is all: there is one way to everybody
             case Apply():
@@ -302,10 +297,6 @@ class Process:
             self._ring = None
             self.later(self.dice.uniform(0.0, 0.05), lambda: self.handle(event))
 
-    def _offer(self, digest: bytes) -> None:
-        if digest in self.results:
-            self.offered.add(digest)
-
     # ---- states
 
     def _apply(self, action: Apply) -> None:
@@ -314,7 +305,6 @@ class Process:
         assert self.chain.head.digest == action.commit.value.parent
         self.swarm.witness.sees_commit(action.commit)
         result = self.results[action.commit.value.result_digest]
-        self.offered.add(result.digest)
         self.gradients.drop(action.head)
         self.gradients.thaw()  # passes go on under the step
         chain = self.chain.after(action.commit, action.head, result)
@@ -355,7 +345,6 @@ class Process:
         self.chain = chain
         parents = {head.digest for head in chain.heads[-2:]}
         self.results = {d: r for d, r in self.results.items() if r.parent in parents}
-        self.offered &= set(self.results)
         self.swarm.witness.sees_state(chain.head, chain.state)
         lag = self.dice.choice([0.0, 0.0, 1.0, 4.0])
         self.later(lag, lambda: self.seat.write(chain))

@@ -19,8 +19,8 @@ OVERDUE_S = 2 * HOLD_OUT * GRACE_S
 VOTERS = Setting(pass_seconds=(0.3,))
 
 
-def started(seed: int, peers: int) -> tuple[Swarm, list[Process]]:
-    swarm = Swarm(seed, Setting(peers=peers, pass_seconds=(0.3,)))
+def started(seed: int, peers: int, pass_s: float = 0.3) -> tuple[Swarm, list[Process]]:
+    swarm = Swarm(seed, Setting(peers=peers, pass_seconds=(pass_s,)))
     swarm.run_until_agreed(60.0, 1)
     return swarm, swarm.living
 
@@ -46,11 +46,12 @@ def check_one_chain(processes: list[Process]) -> None:
     assert all(behind in process.chain.heads for process in processes), "one of them steps later"
 
 
+@pytest.mark.parametrize("pass_s", [0.1, 0.3])
 @pytest.mark.parametrize("still_said", [(), (PrevoteAnswer,), (PrevoteAnswer, Promise)])
 def test_a_quorum_of_which_too_many_hold_back_what_they_owe(
-    still_said: tuple[type[Message], ...],
+    still_said: tuple[type[Message], ...], pass_s: float
 ) -> None:
-    swarm, (one, other, *liars) = started(4, 5)
+    swarm, (one, other, *liars) = started(4, 5, pass_s)
     silence(swarm, liars, *still_said)
     check_rounds_go_on(swarm, [one, other])
     assert one.chain.head.branches

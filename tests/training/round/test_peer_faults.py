@@ -98,6 +98,8 @@ def test_ring_faults_leave_out_the_accused_and_then_whoever_is_in_both_pairs() -
     rings.break_between(A, B)
     assert rings.left_out() == {B.peer_id}
     rings.break_between(A, C)
+    assert rings.left_out() == set(), "nobody else has anything to average"
+    rings.context.view = replace(rings.context.view, sequences=8)
     assert rings.left_out() == {B.peer_id, C.peer_id}, "everybody named"
 
 
