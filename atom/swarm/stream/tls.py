@@ -88,8 +88,6 @@ class TlsStream:
                 self._flush(patience)
                 return
             except ssl.SSLWantReadError:
-                if self._outgoing.pending > _RECORD_BYTES:
-                    raise ConnectionError("asks for new keys without end") from None
                 self._flush(patience)
                 self._fill(patience)
             except ssl.SSLError as error:
@@ -128,6 +126,8 @@ class TlsStream:
                 # given a buffer, it says how many bytes it put there
                 count = cast(int, self._tls.read(len(view) - done, view[done:]))
             except ssl.SSLWantReadError:
+                if self._outgoing.pending > _RECORD_BYTES:
+                    raise ConnectionError("asks for new keys without end") from None
                 # as much is still to come, but for a record of which OpenSSL holds a part
                 self._fill(patience, len(view) - done - _RECORD_BYTES)
                 continue
