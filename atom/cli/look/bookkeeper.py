@@ -2,19 +2,80 @@
 
 import asyncio
 import contextlib
+import os
+import tempfile
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
+from typing import Annotated, NamedTuple
 
-from atom.base.errors import AddressError
+from blake3 import blake3
+
+from atom.base.errors import AddressError, PeerRefused
+from atom.base.leftover import remove_leftover
+from atom.cli.look.ledger_reader import ChainFetcher, LedgerReader, Progress
 from atom.config.places import cache_directory, default_state_directory
 from atom.daemon.own_identity import own_identity
-from atom.swarm.chain.ledger import Ledger, LedgerFile
+from atom.swarm import schema
+from atom.swarm.chain.commit import MAX_COUNT, Head, PeerId
+from atom.swarm.chain.ledger import Ledger, Round, Share
 from atom.swarm.identity import Identity
 from atom.swarm.records.lease import Lease
 from atom.swarm.records.manifest import Manifest, first_head, seen_from_outside
-from atom.swarm.state.ledger_reader import ChainFetcher, LedgerReader, Progress
 
 SAVE_EVERY_ROUNDS = 256
+_FORM = 5
+"""Of a ledger's file; another one is not read."""
+
+
+class _Kept(NamedTuple):
+    """What the file holds."""
+
+    form: Annotated[int, lambda form: form == _FORM]
+    head: Head
+    rounds: Annotated[tuple[Round, ...], MAX_COUNT]
+    peer_ids: Annotated[tuple[PeerId, ...], MAX_COUNT]
+    shares: Annotated[tuple[Share, ...], MAX_COUNT]
+    """In the same order."""
+
+
+class LedgerFile:
+    """A ledger on this machine's disk: what was checked of the chain need not be checked again.
+
+    It only saves time: a file that is damaged, or of another run, counts as none. It belongs to one
+    run, is named after its genesis, and lies in a folder that is made when it is needed.
+    """
+
+    def __init__(self, folder: Path, genesis: Head) -> None:
+        self._path = folder / f"{genesis.digest.hex()}.ledger"
+        self._genesis = genesis
+
+    def load(self) -> Ledger:
+        """The ledger that was saved; that of genesis if there is no good file."""
+        with contextlib.suppress(OSError, PeerRefused):
+            raw = self._path.read_bytes()
+            digest, content = raw[:32], raw[32:]
+            if digest == blake3(content).digest():
+                kept = schema.decode(_Kept, content, len(content))
+                return Ledger(
+                    kept.head, kept.rounds, dict(zip(kept.peer_ids, kept.shares, strict=False))
+                )
+        return Ledger(self._genesis)
+
+    def save(self, ledger: Ledger) -> None:
+        """Writes aside, then renames: another reader may save at the same time. A disk that does
+        not take the file costs time and nothing else."""
+        peer_ids, shares = tuple(ledger.shares), tuple(ledger.shares.values())
+        content = schema.encode(_Kept(_FORM, ledger.head, ledger.rounds, peer_ids, shares))
+        with contextlib.suppress(OSError):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor, name = tempfile.mkstemp(dir=self._path.parent, prefix=".")
+            try:
+                with open(descriptor, "wb") as file:
+                    file.write(blake3(content).digest() + content)
+                os.replace(name, self._path)
+            except BaseException:  # also when interrupted: nothing of ours stays
+                remove_leftover(Path(name))
+                raise
 
 
 class Bookkeeper:

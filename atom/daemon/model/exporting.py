@@ -20,11 +20,11 @@ from atom.daemon.model.kept_run import KeptRun, KeptWeights
 from atom.daemon.model.kept_tokenizer import end_of_text, write_tokenizer
 from atom.daemon.model.model_source import source_errors
 from atom.daemon.model.recipe import PRECISIONS
+from atom.daemon.model.weight_files import Piece, size_bytes, write_weights
 from atom.graph.ir import ParameterLayout
 from atom.models.outside import Outside, Place
 from atom.models.source import ModelSource
 from atom.training.storage.snapshot import Snapshot, list_snapshots
-from atom.training.storage.weight_files import Piece, size_bytes, write_weights
 
 NO_CONFIG = (
     "the model is its owner's own module: the folder holds its state dict, under the module's own "

@@ -15,10 +15,10 @@ from atom.base.errors import ConfigError
 from atom.config.run_file import RunFile
 from atom.daemon.model.model_source import source_errors
 from atom.daemon.model.recipe import Recipe
+from atom.daemon.model.weight_files import WeightFiles
 from atom.models.huggingface_config import MAX_CONFIG_BYTES
 from atom.models.outside import Outside, Place
 from atom.models.source import InitialValue, ModelSource
-from atom.training.storage.weight_files import WeightFiles
 
 CONFIG = "config.json"
 _SHOWN = 3

@@ -30,6 +30,7 @@ from atom.daemon.model.recipe import (
     write_recipe,
 )
 from atom.daemon.model.text_source import open_text, pin_table
+from atom.daemon.model.weight_files import WeightFiles
 from atom.daemon.peer.box import Box, StartOptions
 from atom.daemon.peer.kept_manifest import check_same_run, read_manifest
 from atom.daemon.state_directory import write_atomically
@@ -49,7 +50,6 @@ from atom.swarm.records.manifest import (
 from atom.swarm.state.arenas import state_digest
 from atom.training.replica.replica import Replica
 from atom.training.storage.snapshot import list_snapshots, write_snapshot
-from atom.training.storage.weight_files import WeightFiles
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from atom.base.errors import AddressError, TrustError
 from atom.cli.look.bookkeeper import (
     SAVE_EVERY_ROUNDS,
     Bookkeeper,
+    LedgerFile,
     bookkeeping,
     identity_in,
     listed_peer,
@@ -26,14 +27,14 @@ from atom.cli.look.contributions import (
     show_contributions,
     table,
 )
+from atom.cli.look.ledger_reader import LedgerReader
 from atom.cli.shell.terminal import THEME
 from atom.config.load import normalised_run_text, parse_run_text
 from atom.swarm.chain.commit import Head, Voter
-from atom.swarm.chain.ledger import Ledger, LedgerFile, Share
+from atom.swarm.chain.ledger import Ledger, Share
 from atom.swarm.identity import Identity
 from atom.swarm.records.lease import Lease
 from atom.swarm.records.manifest import Manifest, first_head
-from atom.swarm.state.ledger_reader import LedgerReader
 from tests.cli.swarm_sights import RUN, Village, lease
 
 HEAD = Head(b"\x9f" * 32, 24, 1536, 0, (Voter("a", b"i" * 16),), ("a",))

@@ -22,11 +22,12 @@ from atom.base.errors import (
     TrustError,
 )
 from atom.daemon.console import Silence
-from atom.daemon.model import exporting
+from atom.daemon.model import exporting, weight_files
 from atom.daemon.model.exporting import Exported, ExportRequest, export_run
 from atom.daemon.model.folder_aside import folder_aside
 from atom.daemon.model.kept_run import KeptRun
 from atom.daemon.model.text_source import open_text
+from atom.daemon.model.weight_files import WeightFiles
 from atom.daemon.peer import founding
 from atom.daemon.peer.founding import Membership
 from atom.daemon.state_directory import StateDirectory
@@ -34,9 +35,7 @@ from atom.graph.ir import ParameterLayout
 from atom.models.data.tokenizer import ByteTokenizer
 from atom.models.source import ModelSource
 from atom.swarm.identity import Identity
-from atom.training.storage import weight_files
 from atom.training.storage.snapshot import write_snapshot
-from atom.training.storage.weight_files import WeightFiles
 from tests.daemon.model.kept_runs import WORDS, Folder, folder_in
 from tests.daemon.tiny_run import GPT3, LLAMA, TEXT
 

@@ -6,23 +6,24 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import pytest
-from chain_samples import a_commit, heads_along
-from swarm_samples import TINY_RUN, a_lease, a_manifest
 
 from atom.base.events import NoEvents
+from atom.cli.look import ledger_reader
+from atom.cli.look.ledger_reader import ChainFetcher, LedgerReader
 from atom.config.load import normalised_run_text, parse_run_text
 from atom.swarm.chain.commit_chain import chain_name, record_of
 from atom.swarm.chain.ledger import Ledger, Share
 from atom.swarm.identity import Identity
 from atom.swarm.records.lease import Lease
 from atom.swarm.records.manifest import Manifest, first_head, manifest_digest, seen_from_outside
-from atom.swarm.state import blobs, ledger_reader
+from atom.swarm.state import blobs
 from atom.swarm.state.arenas import BlobManifest
 from atom.swarm.state.blobs import BlobServer, BlobStore, plain_bytes
-from atom.swarm.state.ledger_reader import ChainFetcher, LedgerReader
 from atom.swarm.stream.handshake import Local
 from atom.swarm.stream.pace import Pace
 from atom.swarm.transport.transport import Transport
+from tests.swarm.chain_samples import a_commit, heads_along
+from tests.swarm.swarm_samples import TINY_RUN, a_lease, a_manifest
 
 OWNER, MEMBER = Identity.create(), Identity.create()
 FOUNDER_INCARNATION = b"i" * 16

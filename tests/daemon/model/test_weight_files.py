@@ -11,8 +11,8 @@ from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from atom.base.errors import ConfigError, StorageError
-from atom.training.storage import weight_files
-from atom.training.storage.weight_files import INDEX, WHOLE, Piece, WeightFiles, write_weights
+from atom.daemon.model import weight_files
+from atom.daemon.model.weight_files import INDEX, WHOLE, Piece, WeightFiles, write_weights
 
 ARENA = torch.arange(24.0)
 VALUES = {

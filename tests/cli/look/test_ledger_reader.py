@@ -1,0 +1,216 @@
+"""Sums over a chain that was checked, from donors that may lie, kept on a disk that may fail."""
+
+import errno
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from atom.base.errors import PeerRefused
+from atom.base.reasons import Reason
+from atom.cli.look.bookkeeper import LedgerFile
+from atom.cli.look.ledger_reader import DONORS, LedgerReader
+from atom.swarm.chain.commit import Commit, Head
+from atom.swarm.chain.commit_chain import record_of
+from atom.swarm.chain.ledger import Ledger, Share
+from atom.swarm.identity import Identity
+from atom.swarm.records.lease import Lease
+from tests.swarm.chain_samples import a_commit, beginning, heads_along
+from tests.swarm.swarm_samples import a_lease
+
+ANN, BOB = Identity.create(), Identity.create()
+GENESIS = beginning(ANN)
+
+
+def chain(length: int, first: Head = GENESIS, gives: int = 8) -> list[Commit]:
+    commits, head = [], first
+    for _ in range(length):
+        commits.append(a_commit(head, {ANN: gives}, [ANN]))
+        head = head.after(commits[-1].value)
+    return commits
+
+
+class Shelf:
+    """Donors with a chain each. A `FetchChain`, which notes what it was asked for."""
+
+    def __init__(self, chains: dict[str, Sequence[Commit]]) -> None:
+        self.chains = chains
+        self.asked: list[tuple[str, int]] = []
+        self.knows_since = True
+
+    def __call__(self, lease: Lease, since: int) -> bytes:
+        self.asked.append((lease.peer_id, since))
+        if lease.peer_id not in self.chains:
+            raise PeerRefused(Reason.UNREACHABLE)
+        if since and not self.knows_since:
+            raise PeerRefused(Reason.NOT_FOUND, "by the donor")
+        return b"".join(map(record_of, self.chains[lease.peer_id][since:]))
+
+
+def lease_of(peer_id: str, commits: Sequence[Commit]) -> Lease:
+    head = heads_along(GENESIS, commits)[-1]
+    return a_lease(
+        peer_id, head=head.digest, round=head.round, work=head.work, branches=tuple(head.branches)
+    )
+
+
+def reading(shelf: Shelf, ledger: Ledger | None = None) -> LedgerReader:
+    return LedgerReader(ledger or Ledger(GENESIS), GENESIS, shelf)
+
+
+def test_only_what_is_new_is_fetched() -> None:
+    commits = chain(300)
+    shelf = Shelf({"a": commits[:200]})
+    reader = reading(shelf)
+    told: list[tuple[int, int]] = []
+    reader.on_progress = lambda done, total: told.append((done, total))
+    assert reader.read([lease_of("a", commits[:200])]).head.round == 200
+    assert told == [(128, 200), (200, 200)]
+    assert reader.read([lease_of("a", commits[:200])]).head.round == 200
+    shelf.chains["a"] = commits
+    ledger = reader.read([lease_of("a", commits)])
+    assert shelf.asked == [("a", 0), ("a", 200)]
+    assert [each.number for each in ledger.rounds] == list(range(1, 301))
+    assert ledger.shares == {ANN.peer_id: Share(2400, 300, 1, 300)}
+
+
+def test_a_better_chain_that_is_not_ours_replaces_it_and_a_worse_one_does_not() -> None:
+    ours, better = chain(3), chain(4, gives=30)
+    shelf = Shelf({"a": ours, "b": better})
+    reader = reading(shelf)
+    reader.read([lease_of("a", ours)])
+    ledger = reader.read([lease_of("b", better)])
+    assert (ledger.head.round, ledger.sequences) == (4, 120)
+    assert reader.read([lease_of("a", ours)]) is ledger
+    assert shelf.asked == [("a", 0), ("b", 3), ("b", 0)]
+
+
+def branched(commits: list[Commit]) -> list[Commit]:
+    """As these, but for the last round: one voter went on alone from the one before."""
+    head = heads_along(GENESIS, commits[:-1])[-1]
+    return [*commits[:-1], a_commit(head, {ANN: 10**6}, [ANN], survivors=[ANN])]
+
+
+def test_a_quorums_round_comes_before_a_branch_however_much_was_given_on_it() -> None:
+    honest = chain(3)
+    alone = branched(honest)
+    shelf = Shelf({"alone": alone, "a": honest})
+    reader = reading(shelf)
+    assert reader.read([lease_of("alone", alone)]).rounds[-1].branch == 1
+    ledger = reader.read([lease_of("alone", alone), lease_of("a", honest)])
+    assert ledger.shares == {ANN.peer_id: Share(24, 3, 1, 3)}
+
+
+def test_who_gave_to_the_chain_is_asked_again_after_a_question_in_vain() -> None:
+    commits = chain(2)
+    shelf = Shelf({})
+    reader = reading(shelf)
+    honest = lease_of(ANN.peer_id, commits)
+    reader.read([honest])
+    crowd = [a_lease(f"of a crowd {n}", head=b"x" * 32, round=2**62) for n in range(40)]
+    shelf.chains[ANN.peer_id] = commits
+    assert reader.read([*crowd, honest]).head.round == 2
+
+
+def test_a_donor_that_does_not_know_our_round_is_asked_for_all() -> None:
+    commits = chain(4)
+    shelf = Shelf({"a": commits})
+    shelf.knows_since = False
+    reader = reading(shelf, Ledger(GENESIS).after(heads_along(GENESIS, commits[:2]), commits[:2]))
+    assert reader.read([lease_of("a", commits)]).head.round == 4
+    assert shelf.asked == [("a", 2), ("a", 0)]
+
+
+def forged(commits: list[Commit]) -> list[Commit]:
+    """The last round is vouched for by a stranger."""
+    head = heads_along(GENESIS, commits[:-1])[-1]
+    return [*commits[:-1], a_commit(head, {BOB: 999}, [BOB])]
+
+
+def test_a_liar_is_named_skipped_and_not_asked_again() -> None:
+    honest = chain(3)
+    lies = forged(chain(4))
+    shelf = Shelf({"liar": lies, "a": honest})
+    reader = reading(shelf)
+    ledger = reader.read([lease_of("liar", lies), lease_of("a", honest)])
+    assert ledger.shares == {ANN.peer_id: Share(24, 3, 1, 3)}
+    assert reader.problem == ""
+    assert shelf.asked == [("liar", 0), ("a", 0)]
+    reader.read([lease_of("liar", lies)])
+    assert len(shelf.asked) == 2
+
+
+@pytest.mark.parametrize(
+    ("served", "said"),
+    [
+        (forged(chain(3)), "bad-certificate"),
+        (chain(2), "wrong-head"),
+        (chain(3)[1:], "wrong-head"),
+    ],
+)
+def test_a_chain_that_does_not_prove_its_head_changes_nothing(
+    served: list[Commit], said: str
+) -> None:
+    claimed = forged(chain(3)) if said == "bad-certificate" else chain(3)
+    reader = reading(Shelf({"a": served}))
+    ledger = reader.read([lease_of("a", claimed)])
+    assert BOB.peer_id not in ledger.shares
+    assert said in reader.problem
+
+
+def test_nobody_can_be_reached() -> None:
+    reader = reading(Shelf({}))
+    assert reader.read([lease_of("a", chain(1))]).head == GENESIS
+    assert "cannot be reached" in reader.problem
+
+
+def test_a_crowd_that_claims_more_keeps_nobody_from_the_chain() -> None:
+    commits = chain(3)
+    shelf = Shelf({ANN.peer_id: commits[:2], "new": commits})
+    crowd = [a_lease(f"of a crowd {n}", head=b"x" * 32, round=2**62) for n in range(40)]
+    reader = reading(shelf)
+    assert reader.read([*crowd, lease_of(ANN.peer_id, commits[:2])]).head.round == 2
+    assert (shelf.asked, reader.problem) == ([(ANN.peer_id, 0)], "")
+    for _ in range(1 + len(crowd) // DONORS):
+        reader.read([*crowd, lease_of("new", commits)])
+    assert reader.ledger.head.round == 3, "who is not known comes to its turn"
+
+
+def test_a_reader_that_is_stopped_keeps_what_it_checked() -> None:
+    commits = chain(200)
+    reader = reading(Shelf({"a": commits}))
+    reader.on_progress = lambda done, total: reader.stop()
+    assert reader.read([lease_of("a", commits)]).head.round == 128
+
+
+def test_a_kept_ledger_reads_back_and_a_damaged_one_begins_anew(tmp_path: Path) -> None:
+    commits = [a_commit(GENESIS, {ANN: 8, BOB: 1}, [ANN], loss=0.1, survivors=[ANN])]
+    ledger = Ledger(GENESIS).after(heads_along(GENESIS, commits), commits)
+    file = LedgerFile(tmp_path / "new", GENESIS)
+    assert file.load() == Ledger(GENESIS)
+    file.save(ledger)
+    assert file.load() == ledger
+    (path,) = (tmp_path / "new").iterdir()
+    whole = path.read_bytes()
+    for damaged in (whole[:-2], whole[:-1] + b"x", b"", b"{}", whole + b" "):
+        path.write_bytes(damaged)
+        assert file.load() == Ledger(GENESIS)
+
+
+def test_a_save_that_fails_leaves_nothing_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space")
+
+    monkeypatch.setattr(os, "replace", full)
+    LedgerFile(tmp_path, GENESIS).save(Ledger(GENESIS))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_takes_nothing_costs_nothing_but_time(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way", encoding="utf-8")
+    file = LedgerFile(tmp_path / "file", GENESIS)
+    file.save(Ledger(GENESIS))
+    assert file.load() == Ledger(GENESIS)
