@@ -121,7 +121,7 @@ class Peer:
 
     def _count_swarm(self, view: View) -> SwarmCount:
         if self.world.reading != "summaries" or self._votes():
-            return count_swarm(self.machine, view, self._seen_at, frozenset())
+            return count_swarm(self.machine, view, self._seen_at)
         head, counted, peers = self.world.summary
         if head != self.machine.head.digest:
             return SwarmCount(0, len(self.machine.head.members), self._seen_at)

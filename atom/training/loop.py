@@ -9,36 +9,29 @@ import queue
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Protocol
 
 from atom.base.clock import Clock
 from atom.base.errors import PeerRefused
 from atom.base.events import EventSink
 from atom.base.reasons import Reason
-from atom.swarm.chain.commit import Ballot, Commit, Head, Voter
+from atom.swarm.chain.commit import Voter
 from atom.swarm.chain.messages import decode, encode
 from atom.swarm.records.lease import Lease
 from atom.swarm.records.lease_book import LeaseBook
 from atom.swarm.stream.bandwidth import TokenBucket
-from atom.training.membership_view import PausedPeers, count_swarm, membership_view
+from atom.swarm.transport.transport import PeerTransport
+from atom.training.membership_view import count_swarm, membership_view
 from atom.training.replica.pacing import SwarmCount
 from atom.training.round.events import (
     Action,
-    Apply,
     CatchUp,
     Event,
-    FetchResult,
-    Freeze,
-    KeepResults,
     LeaveRequested,
     Offence,
-    Phase,
     Received,
     Report,
     Send,
-    StartRing,
-    StopRing,
-    Thaw,
     Tick,
     Unanswered,
     Unreachable,
@@ -49,28 +42,18 @@ from atom.training.round.machine import RoundMachine
 TICK_S = 0.1
 MAX_WAITING = 4096
 """Events in the inbox beyond which strangers' messages are dropped."""
+Inbox = queue.SimpleQueue[Event | Callable[[], None] | None]
+"""Events for the machine, and calls for the loop's thread. None: it ends."""
 _AT_WILL = frozenset({"commit-refused", "nack", "value-refused", "vote-refused"})
 """What any message of somebody's can have us write down: not all of a flood, which would push
 everything else out of the log."""
 
 
 class Executor(Protocol):
-    """What the loop's actions need done; each reports back with `RoundLoop.post`."""
+    """Does what the machine asks for on the replica's side. What comes of it is an event in the
+    loop's inbox."""
 
-    def send(self, peer_id: str, raw: bytes) -> bool: ...
-    def doubt(self, peer_ids: tuple[str, ...]) -> None: ...
-    def freeze(self, ballot: Ballot) -> None: ...
-    def thaw(self) -> None: ...
-    def start_ring(self, start: StartRing) -> None: ...
-    def stop_ring(self, ballot: Ballot) -> None:
-        """Returns only when that ring no longer reads the gradients."""
-
-    def fetch_result(self, digest: bytes, holders: tuple[str, ...], committed: bool) -> None: ...
-    def keep_results(self, digests: frozenset[bytes]) -> None: ...
-
-    def apply(self, commit: Commit, head: Head) -> None:
-        """Counting for `head` goes on by itself as soon as the step has begun."""
-
+    def carry_out(self, action: Action) -> None: ...
     def catch_up(self, donors: Mapping[str, bytes], wanted: CatchUp) -> None:
         """`donors`: peer id → the head its lease shows."""
 
@@ -78,18 +61,7 @@ class Executor(Protocol):
         """Ours that count for the next round of `head`."""
 
     def pass_seconds(self) -> float: ...
-    def stands_still(self) -> bool:
-        """Is nothing trained here, however much there is to do? Any thread."""
-
     def tell_progress(self, swarm: SwarmCount) -> None: ...
-    def set_aside(self, peer_id: str, reason: Reason) -> float:
-        """Notes an offence; for how many seconds the peer is in quarantine. Any thread."""
-
-    def aside(self) -> frozenset[str]:
-        """Who is in quarantine."""
-
-    def changed(self) -> None:
-        """Head or phase are others: the lease should say so soon."""
 
 
 class RoundLoop:
@@ -100,23 +72,29 @@ class RoundLoop:
         machine: RoundMachine,
         me: Voter,
         executor: Executor,
+        transport: PeerTransport,
         clock: Clock,
         events: EventSink,
+        inbox: Inbox,
+        on_change: Callable[[], None],
         on_failure: Callable[[BaseException], None],
     ) -> None:
+        """`on_change`: head or phase are others, the lease should say so soon. `on_failure`: the
+        loop has ended of this. Both are called on its thread."""
         self._machine = machine
         self._me = me
         self._executor = executor
+        self._transport = transport
         self._clock = clock
         self._events = events
+        self._on_change = on_change
         self._on_failure = on_failure
-        self._inbox: queue.SimpleQueue[Event | Callable[[], None] | None] = queue.SimpleQueue()
+        self._inbox = inbox
         self._book = LeaseBook()
         self._complaints = TokenBucket(1.0, 20.0)
         self._view = View()
         self._has_looked = False
         self._seen_at = float("-inf")
-        self._paused = PausedPeers()
         self._next_tick = clock.now()
         self._last_seen: tuple[bytes, str] = (b"", "")
         self._thread = threading.Thread(target=self._run, name="round", daemon=True)
@@ -148,8 +126,9 @@ class RoundLoop:
         try:
             self.post(Received(peer_id, incarnation, decode(raw)))
         except PeerRefused as refused:
-            self._executor.set_aside(peer_id, refused.reason)
-            if self._complaints.allow(self._clock.now()):
+            now = self._clock.now()
+            self._transport.quarantine.offend(peer_id, refused.reason, now)
+            if self._complaints.allow(now):
                 self._events.emit("message-refused", peer=peer_id, reason=refused.reason.value)
 
     def unreachable(self, peer_id: str, _refused: bool) -> None:
@@ -197,10 +176,9 @@ class RoundLoop:
         self._next_tick = now + TICK_S
         count, pass_s = executor.own_sequences(machine.head.digest), executor.pass_seconds()
         seen = membership_view(self._book, machine.head, self._me, count, pass_s, now)
-        self._view = replace(seen, aside=executor.aside())
+        self._view = replace(seen, aside=self._transport.quarantine.aside(now))
         self._has_looked = math.isfinite(self._seen_at)
-        away = self._paused.away(now)
-        executor.tell_progress(count_swarm(machine, self._view, self._seen_at, away))
+        executor.tell_progress(count_swarm(machine, self._view, self._seen_at))
         self._handle(Tick(self._view))
 
     def _handle(self, event: Event) -> None:
@@ -209,58 +187,37 @@ class RoundLoop:
         now_seen = (self._machine.head.digest, self._machine.phase.value)
         if now_seen != self._last_seen:
             self._last_seen = now_seen
-            self._executor.changed()
+            self._on_change()
 
     def _take_leases(self, leases: Mapping[str, Lease]) -> None:
-        now = self._clock.now()
-        working = self._book.is_watching(now) and self._works()
-        self._book.update(leases, now)
-        self._paused = self._paused.after(self._book.fresh(now), working, now)
-        self._seen_at = now
+        self._seen_at = self._clock.now()
+        self._book.update(leases, self._seen_at)
         self._tick()
-
-    def _works(self) -> bool:
-        return self._machine.phase is not Phase.SYNCING and not self._executor.stands_still()
 
     # ---- actions
 
     def _carry_out(self, action: Action) -> None:
-        executor = self._executor
         match action:
             case Send(to, message):
-                if not executor.send(to, encode(message)):
+                if not self._transport.send(to, encode(message)):
                     self.post(Unreachable(to))
-            case Freeze(ballot):
-                executor.freeze(ballot)
-            case Thaw():
-                executor.thaw()
-            case StartRing():
-                executor.start_ring(action)
-            case StopRing(ballot):
-                executor.stop_ring(ballot)
-            case FetchResult(digest, holders, committed):
-                executor.fetch_result(digest, holders, committed)
-            case KeepResults(digests):
-                executor.keep_results(digests)
             case Unanswered(peer_ids):
-                executor.doubt(peer_ids)
-            case Apply(commit, head):
-                executor.apply(commit, head)
-            case CatchUp():
-                fresh = self._view.fresh
-                heads = {peer: fresh[peer].head for peer in action.donors if peer in fresh}
-                executor.catch_up(heads, action)
+                self._transport.doubt(peer_ids)
             case Offence(peer_id, reason):
                 self._set_aside(peer_id, reason)
             case Report(kind, fields):
                 if kind not in _AT_WILL or self._complaints.allow(self._clock.now()):
-                    self._report(kind, fields)
+                    self._events.emit(kind, **fields)
+            case CatchUp(donors):
+                fresh = self._view.fresh
+                heads = {peer: fresh[peer].head for peer in donors if peer in fresh}
+                self._executor.catch_up(heads, action)
+            case _:
+                self._executor.carry_out(action)
 
     def _set_aside(self, peer_id: str, reason: Reason) -> None:
-        seconds = self._executor.set_aside(peer_id, reason)
-        if seconds > 0 and self._complaints.allow(self._clock.now()):
+        now = self._clock.now()
+        seconds = self._transport.quarantine.offend(peer_id, reason, now)
+        if seconds > 0 and self._complaints.allow(now):
             told = {"peer": peer_id, "reason": reason.value, "seconds": seconds}
-            self._report("peer-aside", told)
-
-    def _report(self, kind: str, fields: Mapping[str, Any]) -> None:
-        self._events.emit(kind, **fields)
+            self._events.emit("peer-aside", **told)

@@ -10,7 +10,7 @@ state, and the worker waits for it before it changes the state or the journal ag
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,6 @@ import torch
 
 from atom.base.clock import Clock
 from atom.base.events import EventSink
-from atom.base.reasons import Reason
 from atom.swap.engine import PassCancelled
 from atom.swap.gate import largest_size
 from atom.swap.voided import PassVoided
@@ -27,19 +26,25 @@ from atom.swarm.state.arenas import state_digest
 from atom.swarm.stream.pace import Pace
 from atom.swarm.transport.transport import PeerTransport
 from atom.training.exchange import Exchange, RingStyle
-from atom.training.post_step import PostStepTask
 from atom.training.replica.device_hold import DeviceTaken
 from atom.training.replica.pacing import SwarmCount
 from atom.training.replica.replica import Replica
 from atom.training.replica.samples import Deck
 from atom.training.replica.worker import Worker
 from atom.training.round.events import (
+    Action,
+    Apply,
     CatchUp,
     CaughtUp,
     Event,
+    FetchResult,
+    Freeze,
     Frozen,
+    KeepResults,
     StartRing,
     Stepped,
+    StopRing,
+    Thaw,
 )
 from atom.training.round_stats import RoundStats, worth_saying
 from atom.training.state_sync.state_sync import CatchUpFailed, ResultFetch, StateSync
@@ -72,7 +77,7 @@ class TrainingContext:
 
 
 class RoundExecutor:
-    """See `atom.training.loop.Executor`. Everything it needs is given; `bind` closes the circle."""
+    """See `atom.training.loop.Executor`."""
 
     def __init__(
         self,
@@ -83,7 +88,12 @@ class RoundExecutor:
         events: EventSink,
         style: RingStyle,
         me: Voter,
+        post: Callable[[Event], None],
+        on_round_begun: Callable[[], None],
     ) -> None:
+        """`post` is told what comes of actions, from several threads. `on_round_begun` is called on
+        the worker's thread while nothing is counted for a round: the daemon's chance to hold it. A
+        step may still be under way."""
         self._replica = context.replica
         self._worker = context.worker
         self._deck = context.deck
@@ -96,48 +106,46 @@ class RoundExecutor:
         self._clock = clock
         self._events = events
         self._style = style
-        self._exchange: Exchange
-        self._post: Callable[[Event], None]
-        self._on_change: Callable[[], None]
-        self._fetch = ResultFetch(context.state_sync, clock, events)
-        self._post_step = PostStepTask(lambda: self._worker.submit(self._post_step.wait))
-        self.stats = RoundStats(me)
-        self.on_round_begun: Callable[[], None] = lambda: None
-        """Called on the worker's thread while nothing is counted for a round: the daemon's chance
-        to hold it. A step may still be under way."""
-
-    def bind(self, post: Callable[[Event], None], on_change: Callable[[], None]) -> None:
-        """Where outcomes go; before the loop starts."""
+        self._on_round_begun = on_round_begun
         self._post = post
-        self._on_change = on_change
-        self._exchange = Exchange(
-            self._transport,
-            self._results,
-            self._gradients_of,
-            post,
-            self._clock,
-            self._style,
-        )
+        self._fetch = ResultFetch(context.state_sync, clock, events)
+        self._exchange = Exchange(transport, self._results, self._gradients_of, post, clock, style)
+        self._after_step = ThreadPoolExecutor(1, "after-step")
+        self._settling: Future[None] = Future()
+        """What follows the latest step. Raises, to everybody who waits, what it failed with."""
+        self._settling.set_result(None)
+        self.stats = RoundStats(me)
 
     def close(self) -> None:
         """After the worker: what it began is seen to its end."""
         self._fetch.close()
         self._exchange.close()
-        self._post_step.rest()
+        self._after_step.shutdown()
 
-    # ---- messages and views
+    def carry_out(self, action: Action) -> None:
+        match action:
+            case Freeze(ballot):
+                self._worker.hold(ROUND)
+                self._worker.submit(lambda: self._report_frozen(ballot))
+            case Thaw():
+                self._worker.release(ROUND)
+            case StartRing(members=members):
+                self._transport.known.in_ring(part.peer_id for part in members)
+                self._exchange.start(action)
+            case StopRing(ballot):
+                self._exchange.stop(ballot)
+            case FetchResult(digest, holders, committed):
+                pace = self._exchange.pace() if committed else Pace()  # for a vote: a line's least
+                self._fetch.start(digest, holders, pace, committed, self._post)
+            case KeepResults(digests):
+                self._results.keep(digests)
+            case Apply(commit, head):
+                self._worker.hold(ROUND)
+                self._worker.submit(lambda: self._step(commit, head))
+            case _:
+                raise AssertionError(action)
 
-    def send(self, peer_id: str, raw: bytes) -> bool:
-        return self._transport.send(peer_id, raw)
-
-    def doubt(self, peer_ids: tuple[str, ...]) -> None:
-        self._transport.doubt(peer_ids)
-
-    def set_aside(self, peer_id: str, reason: Reason) -> float:
-        return self._transport.quarantine.offend(peer_id, reason, self._clock.now())
-
-    def aside(self) -> frozenset[str]:
-        return self._transport.quarantine.aside(self._clock.now())
+    # ---- counting
 
     def own_sequences(self, head: bytes) -> int:
         """Ours that count for the next round of `head`. The machine is at a new head before the
@@ -152,25 +160,10 @@ class RoundExecutor:
     def pass_seconds(self) -> float:
         return self._worker.pass_seconds
 
-    def stands_still(self) -> bool:
-        return self._worker.gate.stands_still
-
     def tell_progress(self, swarm: SwarmCount) -> None:
         if swarm != self._worker.swarm:
             self._worker.swarm = swarm
             self._worker.nudge()
-
-    def changed(self) -> None:
-        self._on_change()
-
-    # ---- counting
-
-    def freeze(self, ballot: Ballot) -> None:
-        self._worker.hold(ROUND)
-        self._worker.submit(lambda: self._report_frozen(ballot))
-
-    def thaw(self) -> None:
-        self._worker.release(ROUND)
 
     def _report_frozen(self, ballot: Ballot) -> None:
         """Sums that have overflowed are dropped: every result with them would be void."""
@@ -205,30 +198,12 @@ class RoundExecutor:
         assert self._replica.gradients_tag == parent, "these gradients are another head's"
         return self._replica.contribution()
 
-    def start_ring(self, start: StartRing) -> None:
-        self._transport.known.in_ring(part.peer_id for part in start.members)
-        self._exchange.start(start)
-
-    def stop_ring(self, ballot: Ballot) -> None:
-        self._exchange.stop(ballot)
-
-    def fetch_result(self, digest: bytes, holders: tuple[str, ...], committed: bool) -> None:
-        pace = self._exchange.pace() if committed else Pace()  # for a vote, as slow as a line is
-        self._fetch.start(digest, holders, pace, committed, self._post)
-
-    def keep_results(self, digests: frozenset[bytes]) -> None:
-        self._results.keep(digests)
-
     # ---- stepping
-
-    def apply(self, commit: Commit, head: Head) -> None:
-        self._worker.hold(ROUND)
-        self._worker.submit(lambda: self._step(commit, head))
 
     def _step(self, commit: Commit, head: Head) -> None:
         """Begins the step and the next round. The machine hears of the step from `_settle`: until
         then it asks for nothing that would have to wait."""
-        self._post_step.wait()  # a snapshot of the state before may still be on its way to disk
+        self._settling.result()  # a snapshot of the state before may still be on its way to disk
         value = commit.value
         result = self._results.get(value.result_digest)
         assert result is not None, "only held results are applied"
@@ -243,9 +218,10 @@ class RoundExecutor:
         if value.round != self._schedule.last_round:
             self._worker.release(ROUND)  # before anybody can hear of the step, and freeze us again
         closing: Future[dict[str, Any]] = Future()
-        self._post_step.start(lambda: self._settle(commit, head, closing))
+        self._settling = self._after_step.submit(self._settle, commit, head, closing)
+        self._settling.add_done_callback(lambda done: self._worker.submit(done.result))
         self._close_round(value.round, closing)
-        self.on_round_begun()
+        self._on_round_begun()
 
     def _settle(self, commit: Commit, head: Head, closing: "Future[dict[str, Any]]") -> None:
         """In the background: the end of the step, the digest, and who is to know of it."""
@@ -335,7 +311,7 @@ class RoundExecutor:
         self._worker.submit(lambda: self._catch_up(donors, wanted))
 
     def _catch_up(self, donors: Mapping[str, bytes], wanted: CatchUp) -> None:
-        self._post_step.wait()
+        self._settling.result()
         self._events.emit("catching-up", reason=wanted.reason, donors=list(donors))
         heads, commits = [*self._journal.heads], [*self._journal.commits]
         shunned: tuple[str, ...] = ()
@@ -365,7 +341,7 @@ class RoundExecutor:
         self._events.emit(
             "caught-up", round=head.round, head=head.digest.hex(), digest=digest.hex()
         )
-        self.on_round_begun()
+        self._on_round_begun()
 
     def _account(self, heads: Sequence[Head], commits: Sequence[Commit]) -> None:
         """For the rounds of a chain that was caught up with. `heads`, `commits`: what we had."""

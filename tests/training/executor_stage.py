@@ -39,6 +39,7 @@ from atom.training.replica.pass_watch import PassWatch
 from atom.training.replica.worker import Batch, Work, Worker
 from atom.training.round.batch_policy import GlobalBatch
 from atom.training.round.events import (
+    Apply,
     Event,
     Stepped,
 )
@@ -206,11 +207,14 @@ class Stage:
         )  # fmt: skip
         self.executor = RoundExecutor(
             context, self.transport, schedule or Schedule(2, None, 0, 4, 16), self.clock,
-            self.events, RingStyle(), ME,
+            self.events, RingStyle(), ME, self._post, self._round_begun,
         )  # fmt: skip
         self.on_post: Callable[[Event], None] = lambda event: None
-        self.executor.bind(self._post, lambda: None)
+        self.on_round_begun: Callable[[], None] = lambda: None
         self.worker.start()
+
+    def _round_begun(self) -> None:
+        self.on_round_begun()
 
     def _post(self, event: Event) -> None:
         self.on_post(event)
@@ -264,7 +268,7 @@ class Stage:
 
     def apply(self, commit: Commit) -> Head:
         head = self.journal.head.after(commit.value)
-        self.executor.apply(commit, head)
+        self.executor.carry_out(Apply(commit, head))
         return head
 
     def step(self, commit: Commit) -> Stepped:
@@ -278,7 +282,7 @@ class Stage:
 
     def settle(self) -> None:
         """What follows the step is done, too."""
-        self.on_worker(self.executor._post_step.wait)
+        self.on_worker(lambda: self.executor._settling.result())
 
     def close(self) -> None:
         self.replica.may_end.set()

@@ -29,10 +29,14 @@ from atom.training.round.events import (
     Event,
     Fetched,
     FetchFailed,
+    FetchResult,
+    Freeze,
     Frozen,
+    KeepResults,
     RingFinished,
     StartRing,
     Stepped,
+    Thaw,
 )
 from atom.training.round_executor import Schedule
 from atom.training.state_sync import state_sync
@@ -61,7 +65,7 @@ def test_a_freeze_is_answered_at_the_end_of_the_pass(stage: Stage) -> None:
     stage.replica.may_end.clear()
     stage.worker.release("starting")
     assert stage.replica.in_pass.wait(WAIT_S)
-    stage.executor.freeze(BALLOT)
+    stage.executor.carry_out(Freeze(BALLOT))
     assert stage.posted.empty(), "in the middle of a pass nothing is counted yet"
     stage.replica.may_end.set()
     assert stage.next_event() == Frozen(BALLOT, 8, 16.0)
@@ -71,11 +75,11 @@ def test_a_freeze_is_answered_at_the_end_of_the_pass(stage: Stage) -> None:
 
 
 def test_frozen_until_thawed(stage: Stage) -> None:
-    stage.executor.freeze(BALLOT)
+    stage.executor.carry_out(Freeze(BALLOT))
     assert stage.next_event() == Frozen(BALLOT, 0, 0.0)
     stage.worker.release("starting")
     assert stage.on_worker(lambda: stage.replica.sequences) == 0
-    stage.executor.thaw()
+    stage.executor.carry_out(Thaw())
     assert stage.passed.wait(WAIT_S)
 
 
@@ -83,7 +87,7 @@ def test_frozen_until_thawed(stage: Stage) -> None:
 def test_gradients_that_are_not_finite_count_for_nothing(stage: Stage, bad: float) -> None:
     stage.train()
     stage.on_worker(lambda: stage.replica.gradients.index_fill_(0, torch.tensor([5]), bad))
-    stage.executor.freeze(BALLOT)
+    stage.executor.carry_out(Freeze(BALLOT))
     assert stage.next_event() == Frozen(BALLOT, 0, 0.0)
     assert stage.events.events == [{"event": "gradients-dropped", "reason": "not-finite"}]
     assert not stage.replica.gradients.any()
@@ -201,12 +205,12 @@ def test_a_result_that_is_only_on_our_own_disk_is_stepped(stage: Stage) -> None:
 
 def test_a_round_alone_from_ring_to_step(stage: Stage) -> None:
     stage.train()
-    stage.executor.freeze(BALLOT)
+    stage.executor.carry_out(Freeze(BALLOT))
     frozen = stage.next_event()
     assert isinstance(frozen, Frozen)
     part = Contribution(ME.peer_id, ME.incarnation, frozen.sequences, frozen.loss_sum)
     assert ME.peer_id not in stage.transport.known
-    stage.executor.start_ring(StartRing(stage.start.digest, BALLOT, (part,)))
+    stage.executor.carry_out(StartRing(stage.start.digest, BALLOT, (part,)))
     assert ME.peer_id in stage.transport.known, "the door keeps places for who is in the ring"
     finished = stage.next_event()
     assert isinstance(finished, RingFinished)
@@ -260,7 +264,7 @@ def test_what_was_served_from_memory_is_not_kept_there(stage: Stage) -> None:
 
 def test_what_nobody_waits_for_is_neither_held_nor_served(stage: Stage) -> None:
     accepted, other = stage.hold(0.25), stage.hold(0.5)
-    stage.executor.keep_results(frozenset({accepted}))
+    stage.executor.carry_out(KeepResults(frozenset({accepted})))
     assert stage.serves(f"result/{accepted.hex()}")
     assert not stage.serves(f"result/{other.hex()}")
     stage.step(stage.commit(accepted))
@@ -314,7 +318,7 @@ def test_snapshots_are_due_by_the_schedule_and_at_the_end(tmp_path: Path) -> Non
 
 
 def test_the_round_hears_of_a_fetched_result(stage: Stage) -> None:
-    stage.executor.fetch_result(b"r" * 32, ("a",), True)
+    stage.executor.carry_out(FetchResult(b"r" * 32, ("a",), True))
     assert stage.next_event() == Fetched(b"r" * 32)
 
 
@@ -331,7 +335,7 @@ def test_whatever_ends_a_fetch_the_round_hears_of_it(
 
     monkeypatch.setattr(state_sync, "PATIENCE_S", 0.0)
     stage.state_sync.on_fetch = fail
-    stage.executor.fetch_result(b"r" * 32, ("a",), True)
+    stage.executor.carry_out(FetchResult(b"r" * 32, ("a",), True))
     assert stage.next_event() == FetchFailed(b"r" * 32)
     assert kinds(stage) == ["fetch-failed"]
     assert stage.results.get(b"r" * 32) is None
@@ -355,7 +359,7 @@ def test_a_fetch_asks_again_for_what_is_not_there_yet(
 
     monkeypatch.setattr(state_sync, "PAUSE_S", 0.0)
     stage.state_sync.on_fetch = late
-    stage.executor.fetch_result(b"r" * 32, ("a",), True)
+    stage.executor.carry_out(FetchResult(b"r" * 32, ("a",), True))
     assert isinstance(stage.next_event(), Fetched)
 
 
@@ -415,7 +419,7 @@ def test_what_was_counted_and_missed_the_round_is_dropped(stage: Stage) -> None:
         stage.journal.append(stage.commit(b"r" * 32, contributor=Identity.create().peer_id))
 
     begun: list[int] = []
-    stage.executor.on_round_begun = lambda: begun.append(stage.executor.stats.sequences_dropped)
+    stage.on_round_begun = lambda: begun.append(stage.executor.stats.sequences_dropped)
     stage.train()
     stage.state_sync.on_run = bring
     stage.executor.catch_up({"a": b"h" * 32}, BEHIND)
@@ -483,7 +487,7 @@ def test_closing_ends_a_fetch_that_would_ask_again(stage: Stage) -> None:
         raise ConnectionError("gone")
 
     stage.state_sync.on_fetch = fail
-    stage.executor.fetch_result(b"r" * 32, ("a",), True)
+    stage.executor.carry_out(FetchResult(b"r" * 32, ("a",), True))
     assert asked.wait(WAIT_S)
     stage.executor.close()
     assert stage.next_event() == FetchFailed(b"r" * 32)

@@ -1,23 +1,21 @@
 """The loop between events, the machine's decisions and the executor; no replica, no swarm."""
 
-import itertools
 import queue
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pytest
 
 from atom.base.events import EventList
-from atom.base.reasons import Reason
 from atom.swarm.chain.commit import Ballot, Commit, Contribution, Head, Value, Voter, genesis
 from atom.swarm.chain.messages import Abort, Prevote, encode
 from atom.swarm.identity import Identity
 from atom.swarm.records.lease import LEASE_SECONDS, Lease, PeerState
 from atom.swarm.records.lease_book import GAP_SECONDS
-from atom.training.loop import MAX_WAITING, RoundLoop
+from atom.swarm.transport.quarantine import Quarantine
+from atom.training.loop import MAX_WAITING, Inbox, RoundLoop
 from atom.training.replica.pacing import SwarmCount
 from atom.training.round.events import (
     Action,
@@ -75,62 +73,64 @@ class ScriptedMachine:
         return leases
 
 
-class RecordingHands:
-    """Notes every call, in order, on one line: name and arguments."""
+class RecordingExecutor:
+    """Notes the actions and what else it is told, in order."""
 
     def __init__(self) -> None:
-        self.aside_for: list[tuple[str, Reason]] = []
-        self.calls: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
+        self.calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.progress: list[SwarmCount] = []
-        self.reachable = True
-        self.is_still = False
         self.threads: set[str] = set()
 
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        def call(*arguments: Any) -> None:
-            self.threads.add(threading.current_thread().name)
-            self.calls.put((name, *arguments))
+    def carry_out(self, action: Action) -> None:
+        self.threads.add(threading.current_thread().name)
+        self.calls.put(action)
 
-        return call
-
-    def send(self, peer_id: str, raw: bytes) -> bool:
-        self.calls.put(("send", peer_id, raw))
-        return self.reachable
+    def catch_up(self, donors: Mapping[str, bytes], wanted: CatchUp) -> None:
+        self.calls.put((dict(donors), wanted))
 
     def own_sequences(self, head: bytes) -> int:
         return 5
 
-    def set_aside(self, peer_id: str, reason: Reason) -> float:
-        self.aside_for.append((peer_id, reason))
-        return 30.0
-
-    def aside(self) -> frozenset[str]:
-        return frozenset(peer_id for peer_id, _ in self.aside_for)
-
     def pass_seconds(self) -> float:
         return 0.75
-
-    def stands_still(self) -> bool:
-        return self.is_still
 
     def tell_progress(self, swarm: SwarmCount) -> None:
         self.progress.append(swarm)
 
 
+class RecordingTransport:
+    """The part of a transport that a loop uses; what is sent is noted among the actions."""
+
+    def __init__(self, calls: "queue.SimpleQueue[Any]") -> None:
+        self.quarantine = Quarantine()
+        self.reachable = True
+        self._calls = calls
+
+    def send(self, peer_id: str, raw: bytes) -> bool:
+        self._calls.put((peer_id, raw))
+        return self.reachable
+
+    def doubt(self, peer_ids: tuple[str, ...]) -> None:
+        self._calls.put(peer_ids)
+
+
 class Stage:
     def __init__(self) -> None:
-        self.machine, self.executor = ScriptedMachine(), RecordingHands()
+        self.machine, self.executor = ScriptedMachine(), RecordingExecutor()
+        self.transport: Any = RecordingTransport(self.executor.calls)
         self.clock, self.events = ManualClock(1000.0), EventList()
         self.failures: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
         machine: Any = self.machine
+        self.changes: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self.loop = RoundLoop(
-            machine, ME, self.executor, self.clock, self.events, self.failures.put
-        )
+            machine, ME, self.executor, self.transport, self.clock, self.events, Inbox(),
+            lambda: self.changes.put(True), self.failures.put,
+        )  # fmt: skip
 
     def next_event(self) -> Event:
         return self.machine.events.get(timeout=WAIT_S)
 
-    def next_call(self) -> tuple[Any, ...]:
+    def next_call(self) -> Any:
         return self.executor.calls.get(timeout=WAIT_S)
 
     def read(self, *leases: Lease) -> View:
@@ -157,7 +157,7 @@ def stage() -> Iterator[Stage]:
     before = set(threading.enumerate())
     stage = Stage()
     stage.loop.start()
-    assert stage.next_call() == ("changed",)  # the lease says where we begin
+    assert stage.changes.get(timeout=WAIT_S), "the lease says where we begin"
     yield stage
     stage.loop.close()
     assert set(threading.enumerate()) <= before
@@ -196,35 +196,21 @@ def value() -> Value:
 
 
 def test_actions_are_carried_out_in_order_on_the_loops_thread(stage: Stage) -> None:
-    commit = Commit(value(), BALLOT, ())
-    head = START.after(value())
-    members = value().contributions
-    message = Abort(START.digest, BALLOT, "early")
-    stage.machine.answers[LeaveRequested] = [
+    message, part = Abort(START.digest, BALLOT, "early"), value().contributions
+    ours = [
         StopRing(BALLOT),
         Thaw(),
         Freeze(BALLOT),
-        StartRing(START.digest, BALLOT, members),
-        Send(ANN.peer_id, message),
+        StartRing(START.digest, BALLOT, part),
         FetchResult(b"r" * 32, (ANN.peer_id,), True),
         KeepResults(frozenset({b"r" * 32})),
-        Unanswered((ANN.peer_id,)),
-        Apply(commit, head),
-        CatchUp((ANN.peer_id,), "behind", True),
+        Apply(Commit(value(), BALLOT, ()), START.after(value())),
     ]
+    sent = [Send(ANN.peer_id, message), Unanswered((ANN.peer_id,))]
+    stage.machine.answers[LeaveRequested] = [*ours, *sent]
     stage.loop.leave()
-    assert [stage.next_call() for _ in range(10)] == [
-        ("stop_ring", BALLOT),
-        ("thaw",),
-        ("freeze", BALLOT),
-        ("start_ring", StartRing(START.digest, BALLOT, members)),
-        ("send", ANN.peer_id, encode(message)),
-        ("fetch_result", b"r" * 32, (ANN.peer_id,), True),
-        ("keep_results", frozenset({b"r" * 32})),
-        ("doubt", (ANN.peer_id,)),
-        ("apply", commit, head),
-        ("catch_up", {}, CatchUp((ANN.peer_id,), "behind", True)),
-    ]
+    carried_out = [stage.next_call() for _ in range(9)]
+    assert carried_out == [*ours, (ANN.peer_id, encode(message)), (ANN.peer_id,)]
     assert stage.executor.threads == {"round"}
 
 
@@ -244,7 +230,7 @@ def test_donors_are_named_with_the_heads_of_their_leases(stage: Stage) -> None:
     wanted = CatchUp((BOB.peer_id, CAT.peer_id), "behind")
     stage.machine.answers[LeaveRequested] = [wanted]
     stage.loop.leave()
-    assert stage.next_call() == ("catch_up", {BOB.peer_id: b"b" * 32}, wanted)
+    assert stage.next_call() == ({BOB.peer_id: b"b" * 32}, wanted)
 
 
 def test_reports_become_events(stage: Stage) -> None:
@@ -255,7 +241,7 @@ def test_reports_become_events(stage: Stage) -> None:
 
 
 def test_what_cannot_be_sent_comes_back_as_unreachable(stage: Stage) -> None:
-    stage.executor.reachable = False
+    stage.transport.reachable = False
     stage.machine.answers[LeaveRequested] = [Send(ANN.peer_id, Prevote(START.digest, 1))]
     stage.loop.leave()
     assert stage.next_event() == LeaveRequested()
@@ -270,8 +256,8 @@ def test_a_change_is_said_once(stage: Stage, what: str) -> None:
     setattr(stage.machine, what, changed[what])
     for _ in range(3):
         stage.settle()
-    assert stage.next_call() == ("changed",)
-    assert stage.executor.calls.empty()
+    assert stage.changes.get(timeout=WAIT_S)
+    assert stage.changes.empty()
 
 
 # ---- messages
@@ -344,31 +330,9 @@ def test_who_leaves_shares_what_it_has_begun_and_nothing_after(stage: Stage) -> 
     assert stage.executor.progress[-1].peers == 1
 
 
-def test_nobody_waits_for_the_share_of_a_peer_paused_for_long(stage: Stage) -> None:
-    read_for_long = partial(read_while_bob_is_paused, stage, itertools.count())
-    stage.executor.is_still = True
-    assert read_for_long().peers == 3, "we stand still as well"
-    stage.executor.is_still, stage.machine.phase = False, Phase.SYNCING
-    assert read_for_long().peers == 3, "nor do we train"
-    stage.machine.phase = Phase.ACCUMULATING
-    told = read_for_long()
-    assert (told.peers, told.others_sequences) == (2, 10), "what it counted counts"
-
-
-def test_a_pause_seen_before_we_were_suspended_says_nothing_now(stage: Stage) -> None:
-    serials = itertools.count()
-    assert read_while_bob_is_paused(stage, serials, 6).peers == 2
-    stage.clock.advance(3600.0)
-    assert read_while_bob_is_paused(stage, serials, 2).peers == 3, "perhaps it worked meanwhile"
-    assert read_while_bob_is_paused(stage, serials).peers == 2
-
-
-def read_while_bob_is_paused(stage: Stage, serials: Iterator[int], readings: int = 5) -> SwarmCount:
-    """Readings of a quarter of a lease's time each, and what the last one told the worker."""
-    for serial in itertools.islice(serials, readings):
-        stage.clock.advance(LEASE_SECONDS / 4)
-        stage.read(lease(ANN, serial), lease(BOB, serial, state=PeerState.PAUSED, sequences=3))
-    return stage.executor.progress[-1]
+def test_who_is_paused_has_no_share_and_what_it_counted_counts(stage: Stage) -> None:
+    stage.read(lease(ANN), lease(BOB, state=PeerState.PAUSED, sequences=3))
+    assert stage.executor.progress[-1] == SwarmCount(10, 2, 1000.0, 2.0)
 
 
 def keep_reading(stage: Stage, seconds: float, *voters: Voter) -> View:
@@ -418,11 +382,11 @@ def test_a_failing_machine_ends_the_loop_and_is_reported(idle: Stage) -> None:
     assert idle.failures.empty()
 
 
-def test_failing_hands_are_reported_too(idle: Stage) -> None:
+def test_a_failing_executor_is_reported_too(idle: Stage) -> None:
     def full(*_: Any) -> None:
         raise OSError("no space left")
 
-    idle.executor.freeze = full
+    idle.executor.carry_out = full  # type: ignore[method-assign]
     idle.machine.answers[LeaveRequested] = [Freeze(BALLOT)]
     idle.loop.start()
     idle.loop.leave()

@@ -14,8 +14,10 @@ from atom.training.round.events import (
     CatchUp,
     CaughtUp,
     Event,
+    Freeze,
     Frozen,
     Stepped,
+    Thaw,
 )
 from atom.training.round_executor import Schedule
 from atom.training.storage import run_storage as storage_module
@@ -67,8 +69,8 @@ def test_a_freeze_that_follows_the_step_at_once_holds(new_stage: NewStage) -> No
 
     def go_on(event: Event) -> None:
         if isinstance(event, Stepped):  # as the round's thread would
-            stage.executor.thaw()
-            stage.executor.freeze(BALLOT)
+            stage.executor.carry_out(Thaw())
+            stage.executor.carry_out(Freeze(BALLOT))
             frozen.set()
 
     def evaluate(batches: Sequence[Batch], should_stop: object) -> float:
@@ -107,14 +109,14 @@ def test_validation_is_told_with_the_round_it_was_due_in(new_stage: NewStage) ->
 
 def test_the_daemon_may_hold_the_worker_before_anything_new_is_counted(new_stage: NewStage) -> None:
     stage = new_stage()
-    stage.executor.on_round_begun = lambda: stage.worker.hold("leaving")
+    stage.on_round_begun = lambda: stage.worker.hold("leaving")
     stage.train()
     stage.replica.may_step.clear()
     stage.apply(stage.commit(stage.hold(0.5)))
     assert stage.on_worker(lambda: stage.replica.sequences) == 0
     stage.replica.may_step.set()
     assert isinstance(stage.next_event(), Stepped)
-    stage.executor.thaw()
+    stage.executor.carry_out(Thaw())
     assert stage.on_worker(lambda: stage.replica.sequences) == 0
 
 
@@ -152,7 +154,7 @@ def test_the_next_step_waits_for_a_snapshot_and_counting_does_not(
     assert isinstance(stepped, Stepped)
     assert snapshots.writing.wait(WAIT_S)
     assert stage.passed.wait(WAIT_S)
-    stage.executor.freeze(BALLOT)
+    stage.executor.carry_out(Freeze(BALLOT))
     assert stage.next_event() == Frozen(BALLOT, 8, 16.0)
     stage.apply(stage.commit(stage.hold(0.5)))
     assert stage.replica.steps == [1], "the state is still being written"

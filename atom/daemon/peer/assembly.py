@@ -40,7 +40,7 @@ from atom.swarm.transport.outreach import Outreach
 from atom.swarm.transport.transport import Transport
 from atom.training.exchange import RingStyle
 from atom.training.feedback import Feedback
-from atom.training.loop import RoundLoop
+from atom.training.loop import Inbox, RoundLoop
 from atom.training.replica.samples import Deck
 from atom.training.replica.worker import Work, Worker
 from atom.training.round import Patience, RoundMachine, Terms, usual_policy
@@ -110,9 +110,8 @@ def assemble(stack: ExitStack, given: Assembly) -> Life:
     base = _Base(given, clock, events, transport, life)
     replica = _replica_side(base)
     style = _ring_style(member.run, member.replica.elements)
-    executor = RoundExecutor(
-        replica.context, transport, _schedule(member), clock, events, style, box.me
-    )
+    terms, inbox = (_schedule(member), clock, events, style, box.me), Inbox()
+    executor = RoundExecutor(replica.context, transport, *terms, inbox.put, life.on_round_begun)
     owner = _owner_side(base, replica.context.worker)
     life.parts = Parts(
         me=box.me,
@@ -135,7 +134,7 @@ def assemble(stack: ExitStack, given: Assembly) -> Life:
         lookout=given.lookout,
         control=ControlServer(life, box.state.control_socket),
         ended_attempts=monitors.ended_attempts,
-        make_loop=_loop_maker(base, replica, executor),
+        make_loop=_loop_maker(base, replica, executor, inbox),
     )
     stack.callback(life.close)
     monitors.begin(life.info)
@@ -207,7 +206,7 @@ def _owner_side(base: _Base, worker: Worker) -> _OwnerSide:
 
 
 def _loop_maker(
-    base: _Base, replica: _ReplicaSide, executor: RoundExecutor
+    base: _Base, replica: _ReplicaSide, executor: RoundExecutor, inbox: Inbox
 ) -> Callable[[bytes], tuple[RoundMachine, RoundLoop]]:
     """What begins to take part in rounds, from the state whose digest it is given."""
     box, member, transport = base.given.box, base.given.member, base.transport
@@ -217,8 +216,8 @@ def _loop_maker(
     def make_loop(head_digest: bytes) -> tuple[RoundMachine, RoundLoop]:
         head, sign, now = replica.journal.head, box.identity.sign, base.clock.now()
         machine = RoundMachine(box.me, head, head_digest, _terms(member), sign, now)
-        loop = RoundLoop(machine, box.me, executor, base.clock, base.events, base.life.fail)
-        executor.bind(loop.post, base.life.on_change)
+        terms = (base.clock, base.events, inbox, base.life.on_change, base.life.fail)
+        loop = RoundLoop(machine, box.me, executor, transport, *terms)
         transport.set_handlers(loop.receive, loop.unreachable, server.serve)
         return machine, loop
 

@@ -167,7 +167,6 @@ class Life:
         parts = self.parts
         machine, self._loop = parts.make_loop(digest)
         self._machine = machine
-        parts.executor.on_round_begun = self._on_round_begun
         head = parts.storage.journal.head
         self._events.emit(
             "started",
@@ -280,7 +279,7 @@ class Life:
             self.parts.worker.release(STARTING)
             self.on_change()
 
-    def _on_round_begun(self) -> None:
+    def on_round_begun(self) -> None:
         """On the worker's thread: a peer that leaves starts nothing new, and others may have the
         device."""
         if self._leaving.asked:

@@ -127,8 +127,3 @@ class RunGate:
     def has_room(self) -> bool:
         """May a pass run, if no pause keeps us away from the device?"""
         return not (self._holds or self.device_taken)
-
-    @property
-    def stands_still(self) -> bool:
-        """Is nothing trained for longer than the moments of a round?"""
-        return self.paused or self.device_taken or STARTING in self._holds

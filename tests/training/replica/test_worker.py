@@ -172,21 +172,6 @@ def test_whoever_is_paused_still_has_work_and_whoever_is_held_has_none(scene: Sc
     scene.worker.close()
 
 
-def test_whoever_waits_for_a_round_does_not_stand_still(scene: Scene) -> None:
-    assert scene.worker.gate.stands_still, "it has not begun"
-    scene.worker.hold("round")
-    scene.worker.release("starting")
-    scene.on_worker()
-    assert not scene.worker.gate.stands_still
-    scene.worker.gate.device_taken = True
-    assert scene.worker.gate.stands_still
-    scene.worker.gate.try_device()
-    assert not scene.worker.gate.stands_still
-    scene.worker.gate.pause(Pause.OWNER, "by its owner", 2.0)
-    assert scene.worker.gate.stands_still
-    scene.worker.close()
-
-
 def test_a_pass_that_would_take_counted_work_with_it_is_finished(scene: Scene) -> None:
     scene.replica.endless.set()
     scene.replica.breakable = False

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from atom.swarm.records.lease import RENEW_SECONDS, SHOWN, Lease, Link, PeerState, short_name
 from atom.swarm.records.lease_book import LeaseBook
-from atom.training.membership_view import PausedPeers, membership_view
+from atom.training.membership_view import membership_view
 from atom.training.round.events import Phase, View
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ class Lookout:
         self._book = LeaseBook()
         self.seen_at = float("-inf")
         """When the last reading was."""
-        self._paused = PausedPeers()
         self._serial = 0
         self._published_at = float("-inf")
         self._published: tuple[object, ...] = ()
@@ -38,12 +37,8 @@ class Lookout:
         process = self._process
         reading = self._directory.read(process.peer_id, process.now())
         if reading is not None:
-            now = process.now()
-            syncing = process.machine.phase is Phase.SYNCING
-            working = self._book.is_watching(now) and not (process.paused or syncing)
-            self._book.update(reading, now)
-            self._paused = self._paused.after(self._book.fresh(now), working, now)
-            self.seen_at = now
+            self.seen_at = process.now()
+            self._book.update(reading, self.seen_at)
         process.later(READ_SECONDS * process.dice.uniform(0.9, 1.1), self.read)
 
     def view(self) -> View:
@@ -51,10 +46,6 @@ class Lookout:
         head, sequences = process.machine.head, process.sequences
         pace_s = process.seat.pass_seconds
         return membership_view(self._book, head, process.me, sequences, pace_s, process.now())
-
-    def away(self) -> frozenset[str]:
-        """Whose share of the work is for others to do."""
-        return self._paused.away(self._process.now())
 
     def publish_if_news(self) -> None:
         machine, state = self._process.machine, self._state()

@@ -353,8 +353,7 @@ class Process:
 
     def _tick(self) -> None:
         view = replace(self._lookout.view(), aside=self.quarantine.aside(self.now()))
-        lookout = self._lookout
-        self.gradients.swarm = count_swarm(self.machine, view, lookout.seen_at, lookout.away())
+        self.gradients.swarm = count_swarm(self.machine, view, self._lookout.seen_at)
         self.handle(Tick(view))
         if not self.alive:
             return
