@@ -12,7 +12,7 @@ from atom.config.load import run_from_text
 from atom.swarm.addresses import JoinAddress
 from atom.swarm.dht.client import DirectoryUnavailable
 from atom.swarm.dht.directory import Directory, no_answer, open_directory
-from atom.swarm.dht.frames import NodeSettings
+from atom.swarm.dht.p2pd import NodeSettings
 from atom.swarm.records.lease import Lease
 from atom.swarm.records.manifest import Manifest
 from atom.swarm.records.view import SwarmView, view_swarm

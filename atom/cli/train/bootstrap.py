@@ -14,7 +14,7 @@ from atom.daemon.peer.leave_signals import hang_up
 from atom.daemon.state_directory import StateDirectory
 from atom.swarm.addresses import parse_listen, parse_multiaddrs
 from atom.swarm.dht.directory import run_bootstrap
-from atom.swarm.dht.frames import NodeSettings
+from atom.swarm.dht.p2pd import NodeSettings
 
 DEFAULT_LISTEN = "0.0.0.0:31337"
 """A fixed port: people write this address down."""

@@ -14,7 +14,7 @@ from atom.daemon.own_identity import own_identity
 from atom.daemon.peer.invitation import check_member
 from atom.swarm.addresses import parse_join_address
 from atom.swarm.dht.directory import open_directory
-from atom.swarm.dht.frames import NodeSettings
+from atom.swarm.dht.p2pd import NodeSettings
 from atom.swarm.records.lease import PeerState, Reached
 from atom.swarm.records.manifest import Manifest, seen_from_outside
 

@@ -33,7 +33,7 @@ from atom.swarm.addresses import (
 )
 from atom.swarm.dht.client import DirectoryUnavailable
 from atom.swarm.dht.directory import Directory, open_directory
-from atom.swarm.dht.frames import NodeSettings
+from atom.swarm.dht.p2pd import NodeSettings
 from atom.swarm.exchange.chunk_kernels import chunk_kernels
 from atom.swarm.records.manifest import AllowList
 from atom.swarm.transport.listener import listening

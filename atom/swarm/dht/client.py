@@ -17,23 +17,19 @@ import socket
 import subprocess
 import sys
 import tempfile
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import IO, Any
 
 import psutil
 
 import atom
+from atom.base import errors
 from atom.base.errors import AddressError, AtomError, PortInUseError, StorageError, UserError
 from atom.base.events import EventSink, older_log
 from atom.swarm.addresses import ListenAddress, parse_listen
-from atom.swarm.dht.frames import (
-    NodeSettings,
-    encode_frame,
-    error_from_fields,
-    read_frame,
-    settings_to_fields,
-)
+from atom.swarm.dht.p2pd import NodeSettings
+from atom.swarm.dht.process import MAX_LINE_BYTES, message_line, read_message
 
 START_SECONDS = 160.0
 """To import hivemind from a slow disk, start p2pd, dial and join. The child ends sooner what takes
@@ -47,10 +43,13 @@ ANSWER_MARGIN_SECONDS = 1.0
 FIRST_PAUSE_SECONDS = 0.5
 LONGEST_PAUSE_SECONDS = 30.0
 CONTACTS_EVERY_SECONDS = 5.0
+MAX_UNANSWERED = 6
+"""Questions in a row, ten seconds each, after which a silent process is ended."""
 MAX_LOG_BYTES = 8 << 20
 """Of each of the two files that there may be."""
 _FOLDER_PREFIX = "atom-dht-"
 _MAX_SOCKET_PATH = 90
+PROGRAM = ("-P", "-m", "atom.swarm.dht.process")
 
 
 class DirectoryUnavailable(AtomError):
@@ -74,7 +73,7 @@ class DhtClient:
         self._watching: asyncio.Task[None] | None = None
         self._ids = itertools.count()
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
-        self.contacts: tuple[str, ...] = settings.contacts
+        self.contacts = tuple(settings.contacts)
         """DHT nodes met lately, as multiaddrs: where to look after a restart."""
         self.restarted = asyncio.Event()
         """Set each time the process has been started again; clear it to wait for the next."""
@@ -111,7 +110,7 @@ class DhtClient:
         request = {"id": number, "call": name, "timeout_s": timeout_s, "arguments": arguments}
         try:
             async with asyncio.timeout(timeout_s + ANSWER_MARGIN_SECONDS):
-                self._writer.write(encode_frame(request))
+                self._writer.write(message_line(request))
                 await self._writer.drain()
                 result = await answer
         except (TimeoutError, ConnectionError) as error:
@@ -150,7 +149,7 @@ class DhtClient:
             stack.callback(ours.close)
             with theirs, open_node_log(self._settings.log_path) as log:
                 self._process = self._process_with(theirs, log)
-            reader, self._writer = await asyncio.open_connection(sock=ours)
+            reader, self._writer = await asyncio.open_connection(sock=ours, limit=MAX_LINE_BYTES)
             stack.pop_all()  # from here on the writer's to close
         return reader
 
@@ -158,7 +157,7 @@ class DhtClient:
         """Raises: OSError."""
         return subprocess.Popen(
             [
-                *(sys.executable, "-P", "-m", "atom.swarm.dht.process"),
+                *(sys.executable, *PROGRAM),
                 *(str(theirs.fileno()), str(self._follow_pid), str(self._folder)),
             ],
             pass_fds=(theirs.fileno(),),
@@ -171,10 +170,10 @@ class DhtClient:
 
     async def _until_ready(self, reader: asyncio.StreamReader, settings: NodeSettings) -> None:
         assert self._writer is not None
-        self._writer.write(encode_frame(settings_to_fields(settings)))
+        self._writer.write(message_line(asdict(settings)))
         try:
             async with asyncio.timeout(START_SECONDS):
-                message = await read_frame(reader)
+                message = await read_message(reader)
         except TimeoutError:
             raise UserError(
                 f"the DHT node did not start within {START_SECONDS:.0f} s",
@@ -185,11 +184,12 @@ class DhtClient:
             hint = f"see {path}" if path else "is hivemind installed completely?"
             raise UserError("the DHT node ended while starting", hint)
         if "failed" in message:
-            raise error_from_fields(*message["failed"])
+            kind, *words = message["failed"]
+            raise getattr(errors, kind)(*words)
 
     async def _read_answers(self, reader: asyncio.StreamReader) -> None:
         try:
-            while (message := await read_frame(reader)) is not None:
+            while (message := await read_message(reader)) is not None:
                 waiting = self._waiting.get(message["id"])
                 if waiting is not None and not waiting.done():
                     waiting.set_result(message)
@@ -220,16 +220,20 @@ class DhtClient:
         self._fail_waiting()
 
     async def _watch(self) -> None:
+        unanswered = 0
         while True:
             assert self._reading is not None
             await asyncio.wait({self._reading}, timeout=CONTACTS_EVERY_SECONDS)
-            if self._reading.done():
+            if self._reading.done() or unanswered >= MAX_UNANSWERED:
                 await self._start_again()
+                unanswered = 0
                 continue
             with contextlib.suppress(RuntimeError):  # no thread to be had
                 await asyncio.to_thread(keep_small, self._settings.log_path)
+            unanswered += 1
             with contextlib.suppress(DirectoryUnavailable):
                 self.contacts = tuple(await self.call("contacts"))
+                unanswered = 0
 
     async def _start_again(self) -> None:
         self._emit("dht-process-ended")

@@ -17,7 +17,7 @@ from atom.base.events import EventSink
 from atom.base.reasons import Reason
 from atom.swarm.addresses import check_run_name, rank_addresses
 from atom.swarm.dht.client import DhtClient, DirectoryUnavailable
-from atom.swarm.dht.frames import NodeSettings
+from atom.swarm.dht.p2pd import NodeSettings
 from atom.swarm.identity import Identity
 from atom.swarm.records.codec import (
     decode_lease,

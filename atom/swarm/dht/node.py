@@ -25,7 +25,7 @@ from hivemind.utils.multiaddr import Multiaddr
 from atom.base.clock import BootClock, Clock
 from atom.swarm.addresses import peer_id_in
 from atom.swarm.dht import errors as dht_errors
-from atom.swarm.dht.frames import NodeSettings
+from atom.swarm.dht.p2pd import NodeSettings
 from atom.swarm.dht.storage import BoundedStorage, NoStorage, RecordGate, unpack_record
 from atom.swarm.records.codec import MAX_RECORD_BYTES
 
@@ -222,6 +222,13 @@ class DhtNode:
         for address in random.sample(lost, min(4, len(lost))):
             if await self._dial(address) is None:
                 await self._node.protocol.call_ping(PeerID.from_base58(peer_id_in(address)))
+
+    async def until_deaf(self) -> None:
+        """Returns when hivemind no longer listens to p2pd: an answer to a call that was broken off
+        at that moment ends its reader. Nobody hears us then, and all looks well."""
+        control = self._p2p._client.control
+        ears = {control._read_task, control._write_task}
+        await asyncio.wait(ears, return_when=asyncio.FIRST_COMPLETED)
 
     async def close(self) -> None:
         if self._node is not None:

@@ -1,4 +1,5 @@
-"""The libp2p daemon (a Go program that hivemind ships) as our own child, never an orphan.
+"""The libp2p daemon (a Go program that hivemind ships) as our own child, never an orphan; and how
+a DHT node meets the world with it.
 
 It is started here rather than by hivemind, because hivemind's way survives its parent's SIGKILL
 and leaves sockets in /tmp. Here the kernel kills it when its parent dies, however that happens,
@@ -13,17 +14,41 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from atom.base.errors import UserError
 from atom.swarm.addresses import ListenAddress
-from atom.swarm.dht.frames import NodeSettings
 
 START_SECONDS = 20.0
 STOP_SECONDS = 2.0
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 _MAX_LINE_BYTES = 2**20
+
+
+@dataclass(frozen=True)
+class NodeSettings:
+    """How a DHT node meets the world."""
+
+    identity_path: str | None = None
+    """libp2p key file; None: a throw-away identity (for onlookers)."""
+    listen: str | None = None
+    """HOST:PORT; None: any free port on the loopback interface."""
+    announce: Sequence[str] = ()
+    """libp2p multiaddrs others should dial instead of the ones we see ourselves."""
+    initial_peers: Sequence[str] = ()
+    """libp2p multiaddrs, each ending in /p2p/<peer id>; none: a new DHT begins here."""
+    contacts: Sequence[str] = ()
+    """DHT nodes met before: dialled too, but it is no error if none of them answers."""
+    client_mode: bool = False
+    """An onlooker: asks others, stores nothing for them, accepts no calls."""
+    auto_relay: bool = False
+    """Look for a relay when nobody can dial us."""
+    redial_seconds: float = 10.0
+    """How often nodes that dropped out of sight are asked again."""
+    log_path: str | None = None
+    """Where the node's own noise goes; None: nowhere."""
 
 
 def die_with_parent() -> None:

@@ -4,10 +4,14 @@ Started by the daemon (see client), never by hand. It serves its parent over an 
 socket and exists for it alone: when the parent is gone (the socket ends, or the kernel tells)
 it takes the libp2p daemon and its folder along. An interrupt at the terminal is the parent's
 business, and so is being asked to end: it still says goodbye through this process.
+
+Each message is a line of JSON. The parent's first has the settings, ours says whether the node is
+up. Then it calls methods of the node, each with an `id` that our answer repeats.
 """
 
 import asyncio
 import contextlib
+import json
 import os
 import random
 import shutil
@@ -21,20 +25,15 @@ from typing import TYPE_CHECKING, Any
 
 from atom.base.errors import StorageError, UserError
 from atom.swarm.addresses import parse_listen
-from atom.swarm.dht.frames import (
-    NodeSettings,
-    encode_frame,
-    error_to_fields,
-    read_frame,
-    settings_from_fields,
-)
-from atom.swarm.dht.p2pd import P2pDaemon, die_with_parent
+from atom.swarm.dht.p2pd import NodeSettings, P2pDaemon, die_with_parent
 
 if TYPE_CHECKING:
     from atom.swarm.dht.node import DhtNode
 
 CALLS = frozenset({"store", "fetch", "addresses", "contacts", "neighbours"})
 """Methods of the node that the parent may call."""
+MAX_LINE_BYTES = 32 << 20
+"""Of one message: twice as many as a reading of the DHT may bring, for bytes are hexadecimal."""
 MAX_REQUESTS = 64
 """Requests under way at once; further ones are refused rather than queued."""
 JOIN_SECONDS = 20.0
@@ -56,11 +55,11 @@ class DhtService:
 
     async def run(self, folder: Path) -> None:
         """Starts daemon and node, serves, and clears up. Returns when the parent is gone, or to be
-        started again when p2pd is."""
-        opening = await read_frame(self._reader)
+        started again: p2pd is gone, or the node deaf."""
+        opening = await read_message(self._reader)
         if opening is None:
             return
-        settings, p2pd = settings_from_fields(opening), P2pDaemon(folder)
+        settings, p2pd = NodeSettings(**opening), P2pDaemon(folder)
         tasks = {
             asyncio.create_task(self._serve()),  # also sees the parent hang up while we join
             asyncio.create_task(self._live(settings, p2pd)),
@@ -70,7 +69,7 @@ class DhtService:
             for task in done:
                 task.result()
         except UserError as error:
-            await self._send({"failed": error_to_fields(error)})
+            await self._send({"failed": (type(error).__name__, error.message, error.hint)})
         finally:
             for each in (*tasks, *self._tasks):
                 each.cancel()
@@ -94,6 +93,7 @@ class DhtService:
         await self._send({"ready": True})
         chores = {
             asyncio.create_task(p2pd.wait()),
+            asyncio.create_task(node.until_deaf()),
             asyncio.create_task(until_clock_is_set_back()),
             asyncio.create_task(self._redial(node, settings.redial_seconds)),
         }
@@ -109,7 +109,7 @@ class DhtService:
                 await node.close()
 
     async def _serve(self) -> None:
-        while (request := await read_frame(self._reader)) is not None:
+        while (request := await read_message(self._reader)) is not None:
             if len(self._tasks) >= MAX_REQUESTS:
                 await self._send({"id": request["id"], "failed": "too many requests"})
                 continue
@@ -142,8 +142,26 @@ class DhtService:
     async def _send(self, message: dict[str, Any]) -> None:
         """To a parent that is gone there is nothing to say: `_serve` sees the end too."""
         with contextlib.suppress(ConnectionError):
-            self._writer.write(encode_frame(message))
+            self._writer.write(message_line(message))
             await self._writer.drain()
+
+
+def message_line(message: dict[str, Any]) -> bytes:
+    """For `read_message` at the other end."""
+    return json.dumps(message, default=lambda raw: {"hex": raw.hex()}).encode() + b"\n"
+
+
+async def read_message(reader: asyncio.StreamReader) -> dict[str, Any] | None:
+    """The next one; None when the other side is gone. Raises: ValueError for nonsense, or more than
+    the reader's limit."""
+    line = b""
+    with contextlib.suppress(ConnectionError):
+        line = await reader.readline()
+    return json.loads(line, object_hook=_bytes_again) if line.endswith(b"\n") else None
+
+
+def _bytes_again(fields: dict[str, Any]) -> Any:
+    return bytes.fromhex(fields["hex"]) if fields.keys() == {"hex"} else fields
 
 
 async def until_clock_is_set_back(
@@ -170,7 +188,8 @@ def _loaded() -> "type[DhtNode]":
 
 
 async def _run(descriptor: int, folder: Path) -> None:
-    reader, writer = await asyncio.open_connection(sock=socket.socket(fileno=descriptor))
+    ours = socket.socket(fileno=descriptor)
+    reader, writer = await asyncio.open_connection(sock=ours, limit=MAX_LINE_BYTES)
     try:
         await DhtService(reader, writer).run(folder)
     finally:

@@ -12,7 +12,7 @@ from atom.daemon.peer import lookout as lookout_module
 from atom.daemon.peer import peer
 from atom.daemon.peer.lookout import PATIENCE_S, Lookout
 from atom.swarm.dht.client import DirectoryUnavailable
-from atom.swarm.dht.frames import NodeSettings
+from atom.swarm.dht.p2pd import NodeSettings
 from tests.manual_clock import ManualClock
 
 

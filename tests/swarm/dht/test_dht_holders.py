@@ -12,7 +12,7 @@ with warnings.catch_warnings():
     from atom.swarm.dht import node as dht_node
     from atom.swarm.dht.storage import BoundedStorage
 
-from atom.swarm.dht.frames import NodeSettings
+from atom.swarm.dht.p2pd import NodeSettings
 from tests.manual_clock import ManualClock
 
 LOOPS = 20

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from swarm_samples import a_lease, a_manifest
 
-from atom.swarm.dht.frames import encode_frame
+from atom.swarm.dht.process import MAX_LINE_BYTES, message_line
 from atom.swarm.identity import Identity
 from atom.swarm.records.codec import (
     MAX_RECORD_BYTES,
@@ -161,12 +161,12 @@ def test_a_crowd_hides_nobody_whom_we_saw_before(monkeypatch):
         assert "old" in seen()
 
 
-def test_whatever_is_found_goes_into_one_frame():
+def test_whatever_is_found_goes_into_one_message():
     crowd = {f"{number:052}": (bytes(MAX_RECORD_BYTES), EXPIRES) for number in range(9000)}
     share = dht_node._bounded(crowd)
     assert list(share) == list(crowd)[: len(share)], "who was there first"
     longest = [(peer_id, record) for peer_id, (record, _) in share.items()]
-    encode_frame({"id": 1, "answer": (longest, True)})
+    assert len(message_line({"id": 1, "answer": (longest, True)})) < MAX_LINE_BYTES
 
 
 def test_a_node_tells_where_its_neighbours_are_now():

@@ -15,9 +15,10 @@ import pytest
 from dht_stock import end_all, stock_node, wait_until_gone
 
 from atom.base.errors import AddressError, PortInUseError
+from atom.swarm.dht import client as client_module
 from atom.swarm.dht.client import DhtClient, DirectoryUnavailable
 from atom.swarm.dht.directory import run_bootstrap
-from atom.swarm.dht.frames import NodeSettings
+from atom.swarm.dht.p2pd import NodeSettings
 from atom.swarm.identity import Identity
 
 pytestmark = pytest.mark.timeout(180)
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.timeout(180)
 PARENT = """
 import asyncio, sys, threading
 from atom.swarm.dht.client import DhtClient
-from atom.swarm.dht.frames import NodeSettings
+from atom.swarm.dht.p2pd import NodeSettings
 
 async def main():
     client = DhtClient(NodeSettings())
@@ -165,6 +166,48 @@ def test_a_node_without_its_p2pd_is_started_again_on_the_same_port():
     asyncio.run(check())
 
 
+DEAFENED = """
+import os, sys
+from atom.swarm.dht import process
+from atom.swarm.dht.node import DhtNode
+
+async def addresses(node):
+    node._p2p._client.control.{task}.cancel()
+    return ["deaf"]
+
+DhtNode.addresses = addresses
+process.main(sys.argv[1:])
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("task", ["_read_task", "_write_task"])
+def test_a_node_that_hears_nothing_any_more_is_started_again_and_answers(task, monkeypatch):
+    async def check():
+        client = DhtClient(NodeSettings())
+        with monkeypatch.context() as patch:
+            patch.setattr(client_module, "PROGRAM", ("-c", DEAFENED.format(task=task)))
+            await client.start()  # which asks for its addresses, to hold the port
+        try:
+            async with asyncio.timeout(30):
+                await client.restarted.wait()
+            assert await hears(*await client.call("addresses"))
+        finally:
+            await client.close()
+
+    asyncio.run(check())
+
+
+async def hears(address):
+    """Whether a DHT node there answers another."""
+    onlooker = DhtClient(NodeSettings(initial_peers=(address,), client_mode=True))
+    await onlooker.start()
+    try:
+        return address.rpartition("/")[2] in await onlooker.call("neighbours", 5)
+    finally:
+        await onlooker.close()
+
+
 @pytest.fixture(scope="module")
 def stock():
     with stock_node() as address:
@@ -225,11 +268,7 @@ def test_one_living_entrance_of_several_is_enough_and_atoms_own_will_do(tmp_path
             async with asyncio.timeout(60):
                 [address] = await ready
                 assert address.endswith(Identity.load_or_create(identity_path).peer_id)
-                client = DhtClient(NodeSettings(initial_peers=(address,), client_mode=True))
-                await client.start()
-                neighbours = await client.call("neighbours", 5)
-                assert address.rpartition("/")[2] in neighbours
-                await client.close()
+                assert await hears(address)
         finally:
             stop.set()
             await bootstrap
@@ -237,16 +276,24 @@ def test_one_living_entrance_of_several_is_enough_and_atoms_own_will_do(tmp_path
     asyncio.run(check())
 
 
-def test_a_node_that_stands_still_is_told_as_that():
+def test_a_node_that_stands_still_is_told_as_that_and_in_the_end_replaced(monkeypatch):
+    assert 3 < client_module.MAX_UNANSWERED < 10
+    monkeypatch.setattr(client_module, "MAX_UNANSWERED", 1)
+    monkeypatch.setattr(client_module, "CONTACTS_EVERY_SECONDS", 0.1)
+
     async def check():
         client = DhtClient(NodeSettings())
         await client.start()
         try:
-            psutil.Process(client.process_id).suspend()
+            still = psutil.Process(client.process_id)
+            still.suspend()
             with pytest.raises(DirectoryUnavailable, match=r"^contacts: no answer from the DHT$"):
                 await client.call("contacts", 0.0)
+            async with asyncio.timeout(60):
+                await client.restarted.wait()
+            assert not still.is_running()
+            assert await hears(*await client.call("addresses"))
         finally:
-            psutil.Process(client.process_id).resume()
             await client.close()
 
     asyncio.run(check())

@@ -12,7 +12,7 @@ import pytest
 from atom.base.events import EventList
 from atom.swarm.dht import client as client_module
 from atom.swarm.dht.client import DhtClient, DirectoryUnavailable
-from atom.swarm.dht.frames import NodeSettings
+from atom.swarm.dht.p2pd import NodeSettings
 
 
 def test_whatever_a_start_fails_with_it_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from atom.base.errors import AddressError
 from atom.base.events import EventList
 from atom.swarm.dht import directory as directory_module
 from atom.swarm.dht.directory import open_directory
-from atom.swarm.dht.frames import NodeSettings
+from atom.swarm.dht.p2pd import NodeSettings
 from atom.swarm.identity import Identity
 from atom.swarm.records.codec import (
     encode_lease,

@@ -10,8 +10,7 @@ import pytest
 
 from atom.swarm.addresses import parse_listen
 from atom.swarm.dht import p2pd
-from atom.swarm.dht.frames import NodeSettings
-from atom.swarm.dht.p2pd import P2pDaemon
+from atom.swarm.dht.p2pd import NodeSettings, P2pDaemon
 from atom.swarm.dht.process import DhtService
 
 TALKATIVE = "#!/bin/sh\necho 'Peer ID: me'\nexec head -c 10000000 /dev/zero\n"

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from atom.base.errors import StorageError
-from atom.swarm.dht.frames import NodeSettings, error_from_fields, error_to_fields
-from atom.swarm.dht.p2pd import P2pDaemon
+from atom.swarm.dht.p2pd import NodeSettings, P2pDaemon
 from atom.swarm.dht.process import DhtService
 
 NODE = "atom.swarm.dht.node"
@@ -42,6 +41,3 @@ def test_no_room_for_its_locks_is_told_as_that(
     with pytest.raises(StorageError, match="hivemind cannot be loaded: No space left") as told:
         asyncio.run(service._live(NodeSettings(), P2pDaemon(tmp_path)))
     assert "/dev/shm" in told.value.hint
-    there = error_from_fields(*error_to_fields(told.value))
-    assert isinstance(there, StorageError)
-    assert there.hint == told.value.hint

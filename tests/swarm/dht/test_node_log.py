@@ -15,7 +15,7 @@ from atom.swarm.dht.client import (
     keep_small,
     open_node_log,
 )
-from atom.swarm.dht.frames import NodeSettings
+from atom.swarm.dht.p2pd import NodeSettings
 
 
 def test_a_full_log_is_set_aside_and_its_writer_goes_on_at_the_beginning(tmp_path: Path) -> None:

@@ -5,8 +5,7 @@ import pytest
 
 from atom.base.errors import UserError
 from atom.swarm.addresses import parse_listen
-from atom.swarm.dht.frames import NodeSettings
-from atom.swarm.dht.p2pd import P2pDaemon
+from atom.swarm.dht.p2pd import NodeSettings, P2pDaemon
 
 
 def test_without_hivemind_the_hint_leads_to_the_command_for_this_installation(
