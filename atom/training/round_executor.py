@@ -9,7 +9,7 @@ state, and the worker waits for it before it changes the state or the journal ag
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -21,12 +21,12 @@ from atom.base.events import EventSink
 from atom.swap.engine import PassCancelled
 from atom.swap.gate import largest_size
 from atom.swap.voided import PassVoided
-from atom.swarm.chain.commit import Ballot, Commit, Head, Value, Voter
+from atom.swarm.chain.commit import Ballot, Commit, Head, Voter
 from atom.swarm.state.arenas import state_digest
 from atom.swarm.stream.pace import Pace
 from atom.swarm.transport.transport import PeerTransport
 from atom.training.exchange import Exchange, RingStyle
-from atom.training.replica.device_hold import DeviceTaken
+from atom.training.replica.engines import DeviceTaken
 from atom.training.replica.pacing import SwarmCount
 from atom.training.replica.replica import Replica
 from atom.training.replica.samples import Deck
@@ -46,7 +46,7 @@ from atom.training.round.events import (
     StopRing,
     Thaw,
 )
-from atom.training.round_stats import RoundStats, worth_saying
+from atom.training.round_stats import RoundStats
 from atom.training.state_sync.state_sync import CatchUpFailed, ResultFetch, StateSync
 from atom.training.storage.run_storage import RunStorage
 
@@ -175,22 +175,21 @@ class RoundExecutor:
             replica.reset_gradients(replica.gradients_tag)
         self._post(Frozen(ballot, self._replica.sequences, self._replica.loss_sum))
 
-    def voided(self, void: PassVoided) -> None:
-        """A pass counted for nothing. On the worker's thread. Of many in a row, fewer and fewer are
-        written down."""
-        in_a_row = self.stats.void.add(void)
-        self.stats.sequences_dropped += void.sequences_lost
-        if not worth_saying(in_a_row):
-            return
-        self._events.emit(
-            "pass-voided",
-            reason=void.cause.value,
-            detail=void.detail[:300],
-            hint=void.hint,
-            in_a_row=in_a_row,
-            sequences_lost=void.sequences_lost,
-            passes_voided=dict(self.stats.void.by_cause),
-        )
+    def voided(self, void: PassVoided) -> bool:
+        """A pass counted for nothing. On the worker's thread. Returns whether to say so: of many,
+        fewer and fewer are written down."""
+        stats, is_told = self.stats.void, self.stats.voided(void)
+        if is_told:
+            self._events.emit(
+                "pass-voided",
+                reason=void.cause.value,
+                detail=void.detail[:300],
+                hint=void.hint,
+                in_a_row=stats.in_a_row,
+                sequences_lost=void.sequences_lost,
+                passes_voided=dict(stats.by_cause),
+            )
+        return is_told
 
     # ---- ring
 
@@ -211,7 +210,7 @@ class RoundExecutor:
         self._storage.record(commit)
         self._replica.begin_step(result, value.gradient_norm, value.round)
         counted, tokens = self._replica.sequences, self._schedule.sequence_tokens
-        self.stats.account(value, counted, tokens, self._clock.now())
+        self.stats.committed(value, counted, tokens, self._clock.now())
         if self._style.feedback is not None:
             self._style.feedback.committed(value.result_digest)
         self._start_round(head)
@@ -240,7 +239,7 @@ class RoundExecutor:
         thread, before the first round. Raises: BrokenOff."""
         self._storage.begin()
         self._state_sync.restore()
-        self.stats.last = self._last_value()
+        self._account(0)
         self._start_round(self._journal.head)
         if not self._state_sync.usable:
             return b""
@@ -313,7 +312,7 @@ class RoundExecutor:
     def _catch_up(self, donors: Mapping[str, bytes], wanted: CatchUp) -> None:
         self._settling.result()
         self._events.emit("catching-up", reason=wanted.reason, donors=list(donors))
-        heads, commits = [*self._journal.heads], [*self._journal.commits]
+        before = self._journal.head
         shunned: tuple[str, ...] = ()
         failed_donors: tuple[str, ...] = ()
         in_vain = False
@@ -323,10 +322,10 @@ class RoundExecutor:
             shunned, failed_donors, in_vain = failed.shunned, tuple(donors), True
             self._events.emit("catch-up-failed", detail=str(failed)[:300])
         head = self._journal.head
-        moved = head != heads[-1]
+        moved = head != before
         begins = self._state_sync.usable and (moved or (wanted.discard and not in_vain))
         if begins or moved:
-            self._account(heads, commits)
+            self._account(self.own_sequences(before.digest))
         digest = self._state_digest() if self._state_sync.usable else b""
         if begins:
             self._begin_at(head, digest)
@@ -343,13 +342,6 @@ class RoundExecutor:
         )
         self._on_round_begun()
 
-    def _account(self, heads: Sequence[Head], commits: Sequence[Commit]) -> None:
-        """For the rounds of a chain that was caught up with. `heads`, `commits`: what we had."""
-        shared = self._journal.shared_rounds(heads)
-        lost, found = commits[shared:], self._journal.commits[shared:]
-        counted = self.own_sequences(heads[-1].digest)
-        self.stats.caught_up([c.value for c in lost], [c.value for c in found], counted)
-        self.stats.last = self._last_value()
-
-    def _last_value(self) -> Value | None:
-        return self._journal.commits[-1].value if self._journal.commits else None
+    def _account(self, counted: int) -> None:
+        """For the chain as it is now."""
+        self.stats.caught_up([commit.value for commit in self._journal.commits], counted)

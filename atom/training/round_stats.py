@@ -18,24 +18,14 @@ class VoidPasses:
         """Of the last of them; empty once a pass has counted again."""
         self._this_round = 0
 
-    def add(self, void: PassVoided) -> int:
-        """Returns how many there have been in a row, this one included."""
-        self.by_cause[void.cause.value] += 1
+    def add(self, void: PassVoided) -> bool:
+        """Returns whether to say so: of each cause the 1st, 2nd, 4th, 8th …. If every pass is void,
+        no log shall fill the disk."""
+        cause = self.last_cause = void.cause.value
+        self.by_cause[cause] += 1
         self._this_round += 1
         self.in_a_row += 1
-        self.last_cause = void.cause.value
-        return self.in_a_row
-
-    def telling(self, void: PassVoided) -> str:
-        """What to say of the pass just added, where every line is read by somebody; empty: nothing.
-
-        Memory always: it changes what is done. Else the 1st, 2nd, 4th, 8th … of its cause.
-        """
-        count = self.by_cause[void.cause.value]
-        if void.cause is not Cause.MEMORY and not worth_saying(count):
-            return ""
-        so_far = f" ({count} so far)" if count > 1 else ""
-        return "; ".join(filter(None, (void.message + so_far, void.hint)))
+        return self.by_cause[cause].bit_count() == 1
 
     def sound(self) -> None:
         """A pass counted."""
@@ -46,11 +36,6 @@ class VoidPasses:
         """Of the round that ends now."""
         count, self._this_round = self._this_round, 0
         return count
-
-
-def worth_saying(in_a_row: int) -> bool:
-    """The first, second, fourth, eighth …: if every pass is void, no log shall fill the disk."""
-    return in_a_row & (in_a_row - 1) == 0
 
 
 @dataclass
@@ -69,6 +54,8 @@ class RoundStats:
     """Of the whole swarm in that round; 0: we did not see it begin."""
     last_commit_at: float | None = None
     void: VoidPasses = field(default_factory=VoidPasses)
+    _counted: int = 0
+    """For rounds that are over, whatever became of them."""
 
     @property
     def loss(self) -> float | None:
@@ -79,41 +66,38 @@ class RoundStats:
         """The same, if it was committed while we were there."""
         return None if self.last_commit_at is None else self.last
 
-    def account(self, value: Value, counted: int, sequence_tokens: int, now: float) -> None:
+    def voided(self, void: PassVoided) -> bool:
+        """As `VoidPasses.add`; earlier passes may be lost with it."""
+        self._counted += void.sequences_lost
+        self.sequences_dropped += void.sequences_lost
+        return self.void.add(void)
+
+    def committed(self, value: Value, counted: int, sequence_tokens: int, now: float) -> None:
         """A round is committed while we are there. `counted`: our sequences until then."""
-        self.sequences_dropped += max(counted - self._enter(value), 0)
+        self._enter([value], counted, self.rounds_joined, self.sequences_committed)
         if self.last_commit_at is not None:
             seconds = max(now - self.last_commit_at, 1e-3)
             self.tokens_per_s = value.sequences * sequence_tokens / seconds
         self.last_commit_at = now
 
-    def caught_up(self, lost: Sequence[Value], found: Sequence[Value], counted: int) -> None:
-        """Others showed us a chain: `found` takes the place of `lost` at its end. `counted`: our
-        sequences for the round after `lost`. They may be in the first that was found."""
-        taken_back = sum(map(self._take_back, lost))
-        entered = sum(map(self._enter, found))
-        # Less than nothing is dropped where earlier rounds, dropped in a first try, are back.
-        dropped = self.sequences_dropped + taken_back + counted - entered
-        self.sequences_dropped = max(dropped, 0)
+    def caught_up(self, chain: Sequence[Value], counted: int) -> None:
+        """The whole chain, as our disk or others showed it. `counted`: our sequences for the round
+        that was under way, which may be in one that was found."""
+        self._enter(chain, counted, 0, 0)
         self.tokens_per_s, self.last_commit_at = 0.0, None
 
-    def _enter(self, value: Value) -> int:
-        averaged = self._ours(value)
-        self.rounds_joined += averaged > 0
-        self.sequences_committed += averaged
-        self.last = value
-        return averaged
-
-    def _take_back(self, value: Value) -> int:
-        averaged = self._ours(value)
-        self.rounds_joined -= averaged > 0
-        self.sequences_committed -= averaged
-        return averaged
-
-    def _ours(self, value: Value) -> int:
-        """Before a restart we were somebody else, whose part is counted there."""
-        return sum(
+    def _enter(self, values: Sequence[Value], counted: int, joined: int, sequences: int) -> None:
+        """Rounds that follow those with so many sequences of ours. What a former incarnation gave
+        is not ours."""
+        me = (self.me.peer_id, self.me.incarnation)
+        parts = [
             part.sequences
+            for value in values
             for part in value.contributions
-            if (part.peer_id, part.incarnation) == (self.me.peer_id, self.me.incarnation)
-        )
+            if (part.peer_id, part.incarnation) == me
+        ]
+        self._counted += counted
+        self.rounds_joined = joined + sum(part > 0 for part in parts)
+        self.sequences_committed = sequences + sum(parts)
+        self.sequences_dropped = max(self._counted - self.sequences_committed, 0)
+        self.last = values[-1] if values else None

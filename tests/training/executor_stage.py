@@ -12,9 +12,6 @@ import torch
 from torch import Tensor
 
 from atom.base.events import EventList
-from atom.swap.boundary_memory import BoundaryMemory
-from atom.swap.device import CpuDevice
-from atom.swap.device_slots import DeviceSlots
 from atom.swap.voided import PassVoided
 from atom.swarm.chain.commit import (
     VOTE_DOMAIN,
@@ -34,7 +31,6 @@ from atom.swarm.state.arenas import arena_digest, state_digest
 from atom.swarm.state.blobs import BlobStore
 from atom.swarm.stream.pace import Pace
 from atom.training.exchange import RingStyle
-from atom.training.replica.device_hold import DeviceHold
 from atom.training.replica.pass_watch import PassWatch
 from atom.training.replica.worker import Batch, Work, Worker
 from atom.training.round.batch_policy import GlobalBatch
@@ -66,8 +62,14 @@ class Pass:
     seconds: float = 0.5
 
 
-def _no_slots() -> DeviceSlots:
-    return DeviceSlots((), (), {}, BoundaryMemory(torch.empty(0), (), 0))
+class FreeDevice:
+    """Engines without memory to give back, as a gate sees them."""
+
+    def preempt(self, wait_s: float) -> bool:
+        return True
+
+    def resume(self) -> None:
+        pass
 
 
 class SmallReplica:
@@ -82,7 +84,7 @@ class SmallReplica:
         self.gradients_tag = b""
         self.sequences, self.loss_sum, self.round = 0, 0.0, 0
         self.watch = PassWatch(ManualClock())
-        self.device_hold = DeviceHold(CpuDevice(), _no_slots())
+        self.engines = FreeDevice()
         self.in_pass = threading.Event()
         self.may_end = threading.Event()
         self.may_end.set()

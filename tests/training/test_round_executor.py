@@ -119,7 +119,7 @@ def test_void_passes_are_counted_and_told_less_and_less_often(stage: Stage) -> N
     assert (counted.in_a_row, counted.last_cause) == (9, "loss-not-finite")
     counted.sound()
     assert (counted.in_a_row, counted.last_cause) == (0, "")
-    stage.executor.voided(void)
+    assert stage.executor.voided(PassVoided(Cause.MEMORY, "no room")), "the first of this cause"
     assert stage.events.events[-1]["in_a_row"] == 1
 
 

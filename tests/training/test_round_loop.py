@@ -121,9 +121,10 @@ class Stage:
         self.clock, self.events = ManualClock(1000.0), EventList()
         self.failures: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
         machine: Any = self.machine
+        self.inbox = Inbox()
         self.changes: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self.loop = RoundLoop(
-            machine, ME, self.executor, self.transport, self.clock, self.events, Inbox(),
+            machine, ME, self.executor, self.transport, self.clock, self.events, self.inbox,
             lambda: self.changes.put(True), self.failures.put,
         )  # fmt: skip
 
@@ -141,9 +142,9 @@ class Stage:
 
     def settle(self) -> None:
         """Everything posted so far has been handled."""
-        self.loop.post(LeaveRequested())
-        while not isinstance(self.next_event(), LeaveRequested):
-            pass
+        handled = threading.Event()
+        self.inbox.put(handled.set)
+        assert handled.wait(WAIT_S)
 
 
 @pytest.fixture
@@ -235,7 +236,7 @@ def test_donors_are_named_with_the_heads_of_their_leases(stage: Stage) -> None:
 
 def test_reports_become_events(stage: Stage) -> None:
     stage.machine.answers[LeaveRequested] = [Report("branch", {"round": 3})]
-    stage.settle()
+    stage.loop.leave()
     stage.settle()
     assert stage.events.events == [{"event": "branch", "round": 3}]
 

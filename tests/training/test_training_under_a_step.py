@@ -87,7 +87,7 @@ def test_a_freeze_that_follows_the_step_at_once_holds(new_stage: NewStage) -> No
     assert isinstance(stage.next_event(), Stepped)
     assert stage.next_event() == Frozen(BALLOT, 0, 0.0)
     assert stage.on_worker(lambda: stage.replica.sequences) == 0
-    assert not stage.on_worker(lambda: stage.worker.gate.has_room)
+    assert stage.on_worker(lambda: stage.worker.gate.held)
 
 
 def test_validation_is_told_with_the_round_it_was_due_in(new_stage: NewStage) -> None:
@@ -125,7 +125,7 @@ def test_nothing_is_trained_after_the_last_round(new_stage: NewStage) -> None:
     stage.train()
     stage.apply(stage.commit(stage.hold(0.5)))
     stage.settle()
-    assert not stage.on_worker(lambda: stage.worker.gate.has_room)
+    assert stage.on_worker(lambda: stage.worker.gate.held)
     assert stage.replica.sequences == 0
 
 

@@ -19,7 +19,7 @@ from atom.swap.device import CpuDevice, RandomState, Report
 from atom.swap.gate import Gate
 from atom.swap.host_landing import HostSum
 from atom.swap.voided import Cause, PassVoided
-from atom.training.replica.caution import Caution, LossScale
+from atom.training.replica.pass_limits import FIRST_EXPONENT
 from atom.training.replica.replica import PassResult, Replica, ReplicaSettings
 from atom.training.replica.worker import Batch, Work, Worker
 from atom.training.round.batch_policy import GlobalBatch
@@ -130,7 +130,7 @@ def test_a_scale_that_overflows_is_lowered_until_it_does_not(
     replica = new_replica(device, torch.float16)
     change(replica, "final_norm.weight", factor)
     voided = []
-    for _ in range(LossScale().exponent):
+    for _ in range(FIRST_EXPONENT):
         try:
             replica.run_pass(batches(2, 5))
             break
@@ -270,7 +270,7 @@ class Watched:
 
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
-        self.device_hold = replica.device_hold
+        self.engines = replica.engines
         self.sizes: list[int] = []
 
     @property
@@ -284,21 +284,3 @@ class Watched:
     def run_pass(self, batches: Sequence[Batch], should_stop: Callable[[], bool]) -> PassResult:
         self.sizes.append(len(batches))
         return self._replica.run_pass(batches, should_stop)
-
-
-# --- the decisions ----------------------------------------------------------------------------
-
-
-def test_after_memory_ran_out_half_as_many_are_tried_and_one_alone_twice() -> None:
-    def ran_out(caution: Caution, micro_batches: int) -> int:
-        caution.learn(PassVoided(Cause.MEMORY, "CUDA out of memory"), micro_batches)
-        return caution.micro_batches
-
-    caution = Caution(torch.float32, 8)
-    assert [ran_out(caution, size) for size in (8, 3, 1)] == [4, 1, 1]
-    with pytest.raises(DeviceError, match="not even one"):
-        ran_out(caution, 1)
-    caution.sound()
-    assert ran_out(caution, 1) == 1
-    caution.allow(8)
-    assert ran_out(caution, 1) == 1

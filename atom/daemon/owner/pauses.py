@@ -2,7 +2,6 @@
 
 import threading
 
-from atom.base.clock import Clock
 from atom.base.events import EventSink
 from atom.daemon.owner.pause_mark import PauseMark
 from atom.training.replica.run_gate import Pause, RunGate
@@ -15,14 +14,14 @@ BY_OWNER = "by its owner, until `atom resume`"
 class Pauses:
     """Calls come from the control API's threads, `look` from the daemon's main one."""
 
-    def __init__(self, gate: RunGate, events: EventSink, clock: Clock, mark: PauseMark) -> None:
+    def __init__(self, gate: RunGate, events: EventSink, mark: PauseMark) -> None:
         """No pass has run yet: what its owner paused before computes nothing now either."""
-        self._gate, self._events, self._clock = gate, events, clock
+        self._gate, self._events = gate, events
         self._mark = mark
         self._lock = threading.Lock()
         self._told = ""
         """Why it stands still, as the last event says."""
-        self._leaving = False
+        self._leaving = self._taken = False
         if mark.stands:
             self._stop()
 
@@ -111,6 +110,7 @@ class Pauses:
         self._gate.resume(Pause.TURN)
 
     def look(self) -> None:
-        """Now and then: is the device's memory free again?"""
-        if self._gate.look(self._clock.now()):
+        """Now and then: an event, if another program has the device's memory now."""
+        before, self._taken = self._taken, self._gate.device_taken
+        if self._taken and not before:
             self._events.emit("device-taken")

@@ -193,8 +193,8 @@ def _owner_side(base: _Base, worker: Worker) -> _OwnerSide:
     """Their wishes hold from here on."""
     given, box, member = base.given, base.given.box, base.given.member
     ours = partial(neighbours, machine_folder())
-    gpu = open_gpu(member.replica.device_hold.torch_device, machine_folder(), ours)
-    pauses = Pauses(worker.gate, base.events, base.clock, PauseMark(box.state.paused))
+    gpu = open_gpu(member.replica.engines.torch_device, machine_folder(), ours)
+    pauses = Pauses(worker.gate, base.events, PauseMark(box.state.paused))
     look = Observer(gpu, base.clock, ours).look
     steward = Steward(box.peer.schedule, look, pauses.wish, base.life.fail)
     memory = MemoryCaps(member.built, worker)

@@ -128,9 +128,8 @@ class Life:
 
     def on_void(self, void: PassVoided) -> None:
         """A pass counted for nothing, and earlier ones may be lost with it."""
-        self.parts.executor.voided(void)
-        if words := self.parts.executor.stats.void.telling(void):
-            self._console.note(words)
+        if self.parts.executor.voided(void):
+            self._console.note(f"{void.message}; {void.hint}")
         self.parts.lookout.nudge()
 
     def on_change(self) -> None:

@@ -1,23 +1,35 @@
-"""How one model goes through one device: engines and slots. It may be changed.
+"""How one model goes through one device: engines and slots. They may be others from now on, and the
+device's memory may be given back while its owner wants it.
 
 What is counted and what is trained is on the host, in the store, and stays as it is.
 """
 
-from collections.abc import Sequence
+import threading
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 
+import torch
+
+from atom.base.errors import AtomError, DeviceError
 from atom.graph.ir import Program
 from atom.graph.program import load
 from atom.optim.optimizer import optimizer_state
 from atom.swap.device import Device
 from atom.swap.device_slots import DeviceSlots, Factory
-from atom.swap.engine import Engine
+from atom.swap.engine import Engine, PassCancelled
 from atom.swap.host_store import HostStore
-from atom.training.replica.device_hold import DeviceHold
+from atom.swap.voided import is_out_of_memory
 from atom.training.replica.settings import ReplicaSettings
 
 
+class DeviceTaken(AtomError):
+    """The memory was given back, and somebody else has it now: try again later."""
+
+
 class ReplicaEngines:
-    """Both engines use the same store and slots, in turn. On the replica's thread."""
+    """Both engines use the same store and slots, in turn. On the replica's thread, unless said
+    otherwise."""
 
     training: Engine
     evaluation: Engine
@@ -32,6 +44,8 @@ class ReplicaEngines:
     ) -> None:
         """Allocates everything, the host's store too. Raises: as `Replica` does."""
         self._device = device
+        self._in_use = threading.Lock()
+        self._preempted = self._given_back = False
         self.store = HostStore.allocate(
             program.layout,
             settings.precision,
@@ -40,7 +54,62 @@ class ReplicaEngines:
             settings.gradients,
             optimizer_state(settings.optimizer, program.layout, settings.state_form),
         )
-        self.hold = DeviceHold(device, self._make(program, evaluation, settings))
+        self._make(program, evaluation, settings)
+
+    @property
+    def torch_device(self) -> torch.device:
+        return self._device.torch_device
+
+    # ---- the device's memory
+
+    @contextmanager
+    def using(self) -> Iterator[None]:
+        """Wraps a pass: within, the device has what it needs. Raises: PassCancelled while
+        preempted; DeviceTaken."""
+        with self._in_use:
+            if self._preempted:
+                raise PassCancelled("the device is not to be used now")
+            self._take_again()
+            try:
+                yield
+            finally:
+                if self._preempted:
+                    self._give_back()
+
+    def preempt(self, wait_s: float) -> bool:
+        """From any thread: the memory is given back as soon as nobody is `using` it, until
+        `resume`. Returns whether that was within `wait_s`."""
+        self._preempted = True
+        if not self._in_use.acquire(timeout=wait_s):
+            return False
+        try:
+            self._give_back()
+        finally:
+            self._in_use.release()
+        return True
+
+    def resume(self) -> None:
+        """From any thread."""
+        self._preempted = False
+
+    def _give_back(self) -> None:
+        if not self._given_back:
+            self._given_back = True
+            self._slots.give_back(self._device)
+
+    def _take_again(self) -> None:
+        if not self._given_back:
+            return
+        try:
+            self._slots.take_again(self._device)
+        except Exception as failure:
+            self._slots.give_back(self._device)
+            if not is_out_of_memory(failure):
+                raise
+            raise DeviceTaken("another program has the device's memory") from failure
+        self._given_back = False
+
+    # ---- another arrangement
 
     def rearrange(
         self, program: Program, evaluation: Program | None, settings: ReplicaSettings
@@ -49,14 +118,26 @@ class ReplicaEngines:
 
         Raises: as `Replica` does; then everything is as before.
         """
-        before = {self.training, self.evaluation}
-        self.hold.exchange(lambda: self._make(program, evaluation, settings))
+        before, boundaries = {self.training, self.evaluation}, self._slots.boundary.host
+        with self._in_use:
+            self._give_back()
+            self._device.give_back_host(boundaries)
+            try:
+                self._make(program, evaluation, settings)
+            except BaseException as failure:
+                _let_go_of_half_made(failure)
+                with suppress(DeviceError):  # then copies take a detour
+                    self._device.take_again_host(boundaries)
+                raise
+            self._given_back = False
+            if self._preempted:
+                self._give_back()
         for engine in before:
             engine.release()
 
     def _make(
         self, program: Program, evaluation: Program | None, settings: ReplicaSettings
-    ) -> DeviceSlots:
+    ) -> None:
         programs = [program, *([evaluation] if evaluation else [])]
         _require_one_model(programs, self.store)
         factories: list[Sequence[Factory]] = [
@@ -77,8 +158,14 @@ class ReplicaEngines:
             Engine(each, made, self.store, slots, self._device)
             for each, made in zip(programs, factories, strict=True)
         ]
-        self.training, self.evaluation = engines[0], engines[-1]
-        return slots
+        self.training, self.evaluation, self._slots = engines[0], engines[-1], slots
+
+
+def _let_go_of_half_made(failure: BaseException | None) -> None:
+    """An exception holds what the functions that it left have made, as long as anybody holds it."""
+    while failure is not None:
+        traceback.clear_frames(failure.__traceback__)
+        failure = failure.__cause__ or failure.__context__
 
 
 def _require_one_model(programs: Sequence[Program], store: HostStore) -> None:

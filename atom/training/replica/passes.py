@@ -1,7 +1,7 @@
 """The passes of one replica: what each draws, leaves in the gradients, and teaches."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -10,9 +10,8 @@ from atom.base.clock import Clock
 from atom.optim.gradients import GradientArena
 from atom.swap.engine import Engine, Observer, PassCancelled
 from atom.swap.voided import PassVoided
-from atom.training.replica.caution import Caution
-from atom.training.replica.device_hold import DeviceTaken
-from atom.training.replica.engines import ReplicaEngines
+from atom.training.replica.engines import DeviceTaken, ReplicaEngines
+from atom.training.replica.pass_limits import PassLimits
 from atom.training.replica.pass_watch import PassWatch
 from atom.training.replica.settings import ReplicaSettings
 
@@ -49,13 +48,15 @@ class Passes:
         self._clock = clock
         self._observer = observer
         self._engine.observer = observer
-        self._caution = Caution(settings.precision, settings.micro_batches)
+        self._limits = PassLimits.first(settings.precision, settings.micro_batches)
         self._seeds = torch.Generator().manual_seed(settings.dropout_seed)
 
     def follow(self, settings: ReplicaSettings) -> None:
         """The device side was rearranged so. The seeds still to be drawn stay."""
         self._engine.observer = self._observer
-        self._caution.allow(settings.micro_batches)
+        self._limits = replace(
+            self._limits, micro_batches=settings.micro_batches, failed_alone=False
+        )
 
     @property
     def _engine(self) -> Engine:
@@ -65,7 +66,7 @@ class Passes:
     @property
     def micro_batches(self) -> int:
         """The most that a pass may accumulate; fewer after memory ran out."""
-        return self._caution.micro_batches
+        return self._limits.micro_batches
 
     @property
     def breakable(self) -> bool:
@@ -95,16 +96,16 @@ class Passes:
         started, drawn = self._clock.now(), self._seeds.get_state()
         seeds = torch.randint(2**63 - 1, (len(batches),), generator=self._seeds).tolist()
         try:
-            with self._engines.hold.using():
+            with self._engines.using():
                 losses = self._accumulate(batches, seeds, should_stop, last)
         except PassVoided as void:
-            raise self._caution.learn(void, len(batches), self._drop_what_is_torn()) from void
+            raise self._learnt(void, len(batches), self._drop_what_is_torn()) from void
         except (PassCancelled, DeviceTaken):
             if self._arena.sequences == 0:
                 self._drop_what_is_torn()
             self._seeds.set_state(drawn)
             raise
-        self._caution.sound()
+        self._limits = self._limits.after_sound()
         self._watch.end()
         sizes = [self._sequences_of(batch) for batch in batches]
         loss_sum = sum(loss * size for loss, size in zip(losses, sizes, strict=True))
@@ -118,7 +119,9 @@ class Passes:
         should_stop: Callable[[], bool],
         last: bool,
     ) -> list[float]:
-        self._engine.loss_scale = self._caution.loss_scale(self._arena.sequences == 0)
+        if self._arena.sequences == 0:
+            self._limits = self._limits.at_round_start()
+        self._engine.loss_scale = self._limits.loss_scale
         first = self._arena.void
         self._engine.observer = self._observer or self._watch.begin()
         try:
@@ -126,6 +129,11 @@ class Passes:
                 return self._engine.run_pass(batches, seeds, should_stop, first, landed)
         finally:
             self._engine.observer = self._observer
+
+    def _learnt(self, void: PassVoided, micro_batches: int, lost: int = 0) -> PassVoided:
+        """The same with what is lost and what is changed because of it. Raises: DeviceError."""
+        self._limits, hint = self._limits.after_void(void, micro_batches)
+        return PassVoided(void.cause, void.detail, lost, hint)
 
     def _drop_what_is_torn(self) -> int:
         """Begins anew if the gradients hold part of a pass. Returns the sequences lost with it."""
@@ -145,10 +153,10 @@ class Passes:
         while len(losses) < len(batches):
             some = batches[len(losses) : len(losses) + self.micro_batches]
             try:
-                with self._engines.hold.using():
+                with self._engines.using():
                     losses += self._engines.evaluation.evaluate(some, should_stop)
             except PassVoided as void:
-                raise self._caution.learn(void, len(some)) from void
+                raise self._learnt(void, len(some)) from void
         sizes = [self._sequences_of(batch) for batch in batches]
         return sum(loss * size for loss, size in zip(losses, sizes, strict=True)) / sum(sizes)
 

@@ -17,7 +17,6 @@ from atom.optim.stepper import Stepper
 from atom.swap.device import Device
 from atom.swap.engine import Observer
 from atom.swap.state_form import StateArena
-from atom.training.replica.device_hold import DeviceHold
 from atom.training.replica.engines import ReplicaEngines
 from atom.training.replica.pass_watch import PassWatch
 from atom.training.replica.passes import Batch, Passes, PassResult
@@ -57,8 +56,9 @@ class Replica:
         """
         self._settings = settings
         self._clock = clock or BootClock()
-        self._engines = ReplicaEngines(program, evaluation, settings, device)
-        self._store = self._engines.store
+        self.engines = ReplicaEngines(program, evaluation, settings, device)
+        """Which give the device's memory back on demand."""
+        self._store = self.engines.store
         self._arena = GradientArena(self._store.gradients)
         self.watch = PassWatch(self._clock, [part.name for part in program.sub_models])
         """Looks at some of the passes, unless there is an observer for all of them."""
@@ -72,7 +72,7 @@ class Replica:
             told,
         )
         self._passes = Passes(
-            self._engines, self._arena, settings, self.watch, self._clock, observer
+            self.engines, self._arena, settings, self.watch, self._clock, observer
         )
         self._rule = settings.update_rule(
             self._store, self._arena, self._stepper, settings.rate, settings.clip_norm
@@ -89,15 +89,10 @@ class Replica:
         Raises: as the constructor; then nothing is changed.
         """
         self._stepper.rest()
-        self._engines.rearrange(program, evaluation, settings)
+        self.engines.rearrange(program, evaluation, settings)
         self._stepper.follow(program.sub_models)
         self.watch.follow([part.name for part in program.sub_models])
         self._passes.follow(settings)
-
-    @property
-    def device_hold(self) -> DeviceHold:
-        """The device's memory, to be given back and taken again."""
-        return self._engines.hold
 
     @property
     def round(self) -> int:

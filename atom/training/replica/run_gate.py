@@ -4,14 +4,10 @@ import threading
 from collections.abc import Callable
 from enum import StrEnum
 
-from atom.training.replica.device_hold import DeviceHold
+from atom.training.replica.engines import ReplicaEngines
 
 STARTING = "starting"
 """Holds every peer until it has looked around."""
-RETRY_S = 10.0
-"""How often memory that another program has is tried for."""
-TRYING_S = 1.0
-"""How long that may take: until then the last refusal is still told."""
 
 
 class Pause(StrEnum):
@@ -36,15 +32,15 @@ class RunGate:
     Reasons are kept as a set each, so they may come and go in any order.
     """
 
-    def __init__(self, device: DeviceHold, wake: Callable[[], None]) -> None:
-        """`device`: whose memory pauses give back. `wake`: called when a reason has gone."""
-        self._device = device
+    def __init__(self, engines: ReplicaEngines, wake: Callable[[], None]) -> None:
+        """`engines`: whose memory pauses give back. `wake`: called when a pause has gone."""
+        self._engines = engines
         self._wake = wake
         self._lock = threading.Lock()
         self._holds: set[str] = {STARTING}
         self._pauses: dict[Pause, str] = {}
-        self._retry_at: float | None = None
         self.device_taken = False
+        """Another program has the memory. Said by the thread that runs passes."""
 
     # ---- reasons
 
@@ -68,7 +64,7 @@ class RunGate:
         """
         with self._lock:
             self._pauses[reason] = words
-            return self._device.close(wait_s)
+            return self._engines.preempt(wait_s)
 
     def resume(self, *reasons: Pause) -> None:
         """From any thread."""
@@ -76,32 +72,8 @@ class RunGate:
             for reason in reasons:
                 self._pauses.pop(reason, None)
             if not self._pauses:
-                self._device.open()
-        self.try_device()
-
-    def try_device(self) -> None:
-        """Perhaps the device's memory is free again. From any thread."""
-        self.device_taken = False
+                self._engines.resume()
         self._wake()
-
-    def look(self, now: float) -> bool:
-        """Tries now and then for memory that another program has. One thread.
-
-        Args:
-            now: seconds of the daemon's clock.
-
-        Returns: whether it is news that it has it.
-        """
-        is_news = self.device_taken and self._retry_at is None
-        if self.device_taken:
-            due = self._retry_at is not None and now >= self._retry_at
-            if is_news or due:
-                self._retry_at = now + RETRY_S
-            if due:
-                self.try_device()
-        elif self._retry_at is not None and now >= self._retry_at - RETRY_S + TRYING_S:
-            self._retry_at = None
-        return is_news
 
     # ---- answers, from any thread
 
@@ -113,10 +85,8 @@ class RunGate:
     def why_not(self) -> str:
         """Why nothing is computed, however much there is to do, in a few words; empty: it is. What
         holds it for a moment is not told."""
-        words = self.why_paused(*Pause)
-        if not words and self._retry_at is not None:
-            return "another program has the device's memory"
-        return words
+        taken = "another program has the device's memory" if self.device_taken else ""
+        return self.why_paused(*Pause) or taken
 
     @property
     def paused(self) -> bool:
@@ -124,6 +94,6 @@ class RunGate:
         return bool(self._pauses)
 
     @property
-    def has_room(self) -> bool:
-        """May a pass run, if no pause keeps us away from the device?"""
-        return not (self._holds or self.device_taken)
+    def held(self) -> bool:
+        """Is it a moment of the round's, or of the peer's life, without passes?"""
+        return bool(self._holds)

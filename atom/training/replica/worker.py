@@ -17,13 +17,15 @@ from atom.base.clock import Clock
 from atom.base.errors import ShortageError
 from atom.swap.engine import PassCancelled
 from atom.swap.voided import PassVoided, is_out_of_memory
-from atom.training.replica.device_hold import DeviceTaken
+from atom.training.replica.engines import DeviceTaken
 from atom.training.replica.pacing import SwarmCount, next_pass, usual_pass_seconds
 from atom.training.replica.replica import Replica
 from atom.training.replica.run_gate import RunGate
 from atom.training.round.batch_policy import BatchPolicy
 
 Batch = dict[str, torch.Tensor]
+RETRY_S = 10.0
+"""How often memory that another program has is tried for."""
 
 
 @dataclass(frozen=True)
@@ -61,12 +63,13 @@ class Worker:
         self._on_failure = on_failure
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._closing = threading.Event()
-        self.gate = RunGate(replica.device_hold, self.nudge)
+        self.gate = RunGate(replica.engines, self.nudge)
         """Whether passes run, and why not."""
         self._counting_urgent = threading.Lock()
         self._urgent = 0
         """Commands that do not wait for the end of a pass."""
         self._last_pass_ended = float("-inf")
+        self._retry_at = float("-inf")
         self._passes: deque[tuple[float, int, float]] = deque(maxlen=32)
         self._thread = threading.Thread(target=self._run, name="worker", daemon=True)
         self.swarm = SwarmCount()
@@ -137,8 +140,9 @@ class Worker:
 
     def _step(self) -> bool:
         size = self._next_pass()
+        wait_s = None if size == 0 else max(self._retry_at - self._clock.now(), 0.0)
         try:
-            command = self._commands.get(block=size == 0)
+            command = self._commands.get(timeout=wait_s)
         except queue.Empty:
             self._train(size)
             return True
@@ -149,13 +153,13 @@ class Worker:
     @property
     def has_work(self) -> bool:
         """Would it train, if no pause kept it away from the device? From any thread."""
-        return self._wanted() > 0
+        return self._wanted() > 0 and not self.gate.device_taken
 
     def _next_pass(self) -> int:
         return 0 if self.called_off else self._wanted()
 
     def _wanted(self) -> int:
-        if not self.gate.has_room:
+        if self.gate.held:
             return 0
         return next_pass(
             self._replica.sequences,
@@ -172,17 +176,21 @@ class Worker:
         try:
             result = self._replica.run_pass(batches, self._should_stop)
         except (PassCancelled, DeviceTaken) as reason:
-            self.gate.device_taken = isinstance(reason, DeviceTaken)
+            if isinstance(reason, DeviceTaken):
+                self.gate.device_taken, self._retry_at = True, self._clock.now() + RETRY_S
             self._work.put_back(self._work.micro_batch * micro_batches)
             return
         except PassVoided as void:
-            self._last_pass_ended = self._clock.now()
+            self._pass_ended()
             self._on_void(void)
             return
-        self._last_pass_ended = self._clock.now()
+        self._pass_ended()
         seconds = self._last_pass_ended - started
         self._passes.append((self._last_pass_ended, result.sequences, seconds))
         self._on_pass()
+
+    def _pass_ended(self) -> None:
+        self._last_pass_ended, self.gate.device_taken = self._clock.now(), False
 
     def _should_stop(self) -> bool:
         """Closing, the gradients will not be asked for."""

@@ -106,13 +106,6 @@ class Journal:
                 return index
         return None
 
-    def shared_rounds(self, heads: Sequence[Head]) -> int:
-        """How many rounds this chain has in common with another one of the run."""
-        shared = min(len(heads), len(self.heads)) - 1
-        while heads[shared].digest != self.heads[shared].digest:
-            shared -= 1
-        return shared
-
     def verified(self, commits: Sequence[Commit]) -> list[Head]:
         """`verified_heads` of another chain; what it shares with ours is not checked again.
 

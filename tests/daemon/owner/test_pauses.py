@@ -9,8 +9,7 @@ import pytest
 from atom.base.events import EventList
 from atom.daemon.owner.pause_mark import PauseMark
 from atom.daemon.owner.pauses import GIVE_BACK_S, Pauses
-from atom.training.replica.run_gate import RETRY_S, TRYING_S, RunGate
-from tests.manual_clock import ManualClock
+from atom.training.replica.run_gate import RunGate
 from tests.read_only_disk import turn_read_only
 
 
@@ -21,24 +20,20 @@ class SmallDevice:
         self.free = True
         self.told: list[float | str] = []
 
-    def close(self, wait_s: float) -> bool:
+    def preempt(self, wait_s: float) -> bool:
         self.told.append(wait_s)
         return self.free
 
-    def open(self) -> None:
-        self.told.append("open")
+    def resume(self) -> None:
+        self.told.append("resume")
 
 
 class Scene:
     def __init__(self, mark: Path) -> None:
-        self.device, self.events, self.clock = SmallDevice(), EventList(), ManualClock()
-        self.woken = 0
+        self.device, self.events = SmallDevice(), EventList()
         device: Any = self.device
-        self.gate = RunGate(device, self._wake)
-        self.pauses = Pauses(self.gate, self.events, self.clock, PauseMark(mark))
-
-    def _wake(self) -> None:
-        self.woken += 1
+        self.gate = RunGate(device, lambda: None)
+        self.pauses = Pauses(self.gate, self.events, PauseMark(mark))
 
     @property
     def reason(self) -> str:
@@ -116,7 +111,7 @@ def test_the_owner_pauses_and_resumes_once(scene: Scene) -> None:
     assert "owner" in scene.reason
     assert scene.pauses.resume() == "resumed"
     assert scene.reason == ""
-    assert scene.device.told == [GIVE_BACK_S, "open"]
+    assert scene.device.told == [GIVE_BACK_S, "resume"]
     assert [event["event"] for event in scene.events.events] == ["paused", "resumed"]
 
 
@@ -131,7 +126,7 @@ def test_wishes_pause_beside_the_owner(scene: Scene) -> None:
     pauses.wish("")
     pauses.wish("")
     assert scene.reason == ""
-    assert scene.device.told == [GIVE_BACK_S, 0.0, GIVE_BACK_S, "open"], "by the last of them"
+    assert scene.device.told == [GIVE_BACK_S, 0.0, GIVE_BACK_S, "resume"], "by the last of them"
     assert events_of(scene) == ["on battery", "owner", "outside its hours, until 18:00", "resumed"]
 
 
@@ -162,7 +157,7 @@ def test_another_run_s_turn_pauses_beside_the_owner(scene: Scene) -> None:
     assert "but the run two has the device" in pauses.resume()
     pauses.take_device()
     assert scene.reason == ""
-    assert scene.device.told == [0.0, 0.0, GIVE_BACK_S, "open"]
+    assert scene.device.told == [0.0, 0.0, GIVE_BACK_S, "resume"]
     pauses.wish("on battery")
     assert not pauses.wants_device
 
@@ -173,7 +168,7 @@ def test_whoever_leaves_stands_still_no_more(scene: Scene) -> None:
     scene.pauses.wish("on battery")
     assert scene.pauses.pause().startswith("not paused")
     assert scene.reason == ""
-    assert scene.device.told == [GIVE_BACK_S, "open"]
+    assert scene.device.told == [GIVE_BACK_S, "resume"]
 
 
 def test_a_pass_that_still_needs_the_memory_is_told(scene: Scene) -> None:
@@ -181,21 +176,9 @@ def test_a_pass_that_still_needs_the_memory_is_told(scene: Scene) -> None:
     assert "when the pass under way ends" in scene.pauses.pause()
 
 
-def test_memory_that_others_have_is_tried_for_now_and_then(scene: Scene) -> None:
-    scene.gate.device_taken = True
-    for _ in range(3):
+def test_memory_that_others_have_is_told_once(scene: Scene) -> None:
+    for taken in (True, True, False, False, True):
+        scene.gate.device_taken = taken
         scene.pauses.look()
-    assert "another program" in scene.reason
-    assert scene.woken == 0
-    scene.clock.advance(RETRY_S)
-    scene.pauses.look()
-    scene.pauses.look()
-    assert scene.woken == 1
-    scene.gate.device_taken = True
-    scene.pauses.look()
-    assert scene.woken == 1, "it was in vain: not before its time"
-    assert [event["event"] for event in scene.events.events] == ["device-taken"]
-    scene.gate.device_taken = False
-    scene.clock.advance(TRYING_S)
-    scene.pauses.look()
-    assert scene.reason == ""
+        assert ("another program" in scene.reason) is taken
+    assert events_of(scene) == ["device-taken", "device-taken"]

@@ -159,12 +159,12 @@ def test_changed_in_the_middle_of_rounds_it_is_as_if_never_changed(
             rig.train(1)
         counted = changed.replica.gradients.clone()
         if round == 2:
-            assert changed.replica.device_hold.close(WAIT_S)
+            assert changed.replica.engines.preempt(WAIT_S)
         changed.rearrange(way)
         if round == 2:
             with pytest.raises(PassCancelled):
                 changed.train(1)
-            changed.replica.device_hold.open()
+            changed.replica.engines.resume()
         assert changed.replica.sequences == 4
         assert torch.equal(changed.replica.gradients, counted)
         for rig in rigs:
@@ -219,6 +219,6 @@ def test_of_what_was_half_made_nothing_is_kept(rigs: list[Rig], way: int) -> Non
 def test_fewer_micro_batches_learned_of_another_plan_are_forgotten(rigs: list[Rig]) -> None:
     rigs.append(Rig())
     replica = rigs[0].replica
-    replica._passes._caution.allow(1)
+    replica._passes._limits = replace(replica._passes._limits, micro_batches=1)
     rigs[0].rearrange(1)
     assert replica.micro_batches == 2

@@ -12,7 +12,8 @@ from atom.base.errors import ShortageError
 from atom.swap.engine import PassCancelled
 from atom.swap.readiness import StepFailed
 from atom.swap.voided import Cause, PassVoided
-from atom.training.replica.device_hold import DeviceTaken
+from atom.training.replica import worker as worker_module
+from atom.training.replica.engines import DeviceTaken
 from atom.training.replica.run_gate import Pause
 from atom.training.replica.worker import Batch, Work, Worker
 from atom.training.round.batch_policy import GlobalBatch
@@ -27,18 +28,18 @@ class Done:
     seconds: float = 0.01
 
 
-class Hold:
+class Engines:
     """Of a device without memory."""
 
     def __init__(self) -> None:
         self.calls: list[float | str] = []
 
-    def close(self, wait_s: float) -> bool:
+    def preempt(self, wait_s: float) -> bool:
         self.calls.append(wait_s)
         return True
 
-    def open(self) -> None:
-        self.calls.append("open")
+    def resume(self) -> None:
+        self.calls.append("resume")
 
 
 class Counter:
@@ -55,7 +56,7 @@ class Counter:
         self.endless, self.under_way = threading.Event(), threading.Event()
         self.breakable = True
         self.device_taken = False
-        self.device_hold = Hold()
+        self.engines = Engines()
 
     def run_pass(self, batches: Sequence[Batch], should_stop: Callable[[], bool]) -> Done:
         self.sizes.append(len(batches))
@@ -147,7 +148,7 @@ def test_a_pause_breaks_the_pass_off_and_the_same_samples_come_again(scene: Scen
     scene.worker.gate.resume(Pause.SCHEDULE)
     assert scene.passed.wait(WAIT_S)
     scene.worker.close()
-    assert scene.replica.device_hold.calls == [2.0, 1.0, "open"]
+    assert scene.replica.engines.calls == [2.0, 1.0, "resume"]
 
 
 def test_what_is_urgent_breaks_the_pass_off_and_training_goes_on(scene: Scene) -> None:
@@ -185,18 +186,21 @@ def test_a_pass_that_would_take_counted_work_with_it_is_finished(scene: Scene) -
     assert scene.put_back == []
 
 
-def test_a_device_that_others_took_is_not_tried_again_by_itself(scene: Scene) -> None:
+def test_a_device_that_others_took_is_tried_for_now_and_then(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "RETRY_S", 0.2)
     scene.replica.device_taken = True
     scene.worker.release("starting")
     scene.on_worker()
     scene.on_worker()
-    assert scene.worker.gate.device_taken
+    assert scene.worker.gate.why_not == "another program has the device's memory"
     assert not scene.worker.has_work
-    assert scene.put_back == [24]
+    assert scene.put_back == [24], "not before its time"
     scene.replica.device_taken = False
-    scene.worker.gate.try_device()
     assert scene.passed.wait(WAIT_S)
     scene.worker.close()
+    assert scene.worker.gate.why_not == ""
 
 
 def test_a_command_never_meets_half_a_pass(scene: Scene) -> None:

@@ -19,7 +19,7 @@ from atom.swap.arrangement import Arrangement
 from atom.swap.device import CpuDevice
 from atom.swap.engine import PassCancelled
 from atom.swap.schedule import Shape, training_pass
-from atom.training.replica.device_hold import DeviceTaken
+from atom.training.replica.engines import DeviceTaken
 from atom.training.replica.replica import Replica, ReplicaSettings
 from tests.manual_clock import ManualClock
 
@@ -94,7 +94,7 @@ def test_what_is_given_back_is_the_systems(rig: Rig) -> None:
     rig.train(1)
     assert rig.device.resident_bytes() >= sum(slot.nbytes for slot in rig.device.slots)
     counted = rig.replica.gradients.clone()
-    assert rig.replica.device_hold.close(WAIT_S)
+    assert rig.replica.engines.preempt(WAIT_S)
     assert rig.device.resident_bytes() == 0
     with pytest.raises(PassCancelled):
         rig.train(1)
@@ -114,7 +114,7 @@ def test_a_pause_at_any_event_changes_no_bit(changes: dict[str, torch.dtype]) ->
     rig = Rig(**changes)
     finished = 0
     for at in range(0, 2 * events, 9):
-        rig.replica.device_hold.open()
+        rig.replica.engines.resume()
         rig.replica.reset_gradients()
         rig.replica._passes._seeds.manual_seed(0)
         told = []
@@ -123,8 +123,8 @@ def test_a_pause_at_any_event_changes_no_bit(changes: dict[str, torch.dtype]) ->
                 told.append(_paused_at(rig, [batch(n), batch(9)], at - n * events))
             except PassCancelled:
                 assert rig.replica.sequences == 4 * n, "what was counted is still there"
-                assert rig.replica.device_hold.close(0)
-                rig.replica.device_hold.open()
+                assert rig.replica.engines.preempt(0)
+                rig.replica.engines.resume()
                 told.append(rig.replica.run_pass([batch(n), batch(9)]).loss_sum)
             else:
                 finished += at >= n * events
@@ -138,18 +138,18 @@ def test_a_pause_at_any_event_changes_no_bit(changes: dict[str, torch.dtype]) ->
 def _paused_at(rig: Rig, batches: Sequence[dict[str, Tensor]], event: int) -> float:
     """The pass's loss, if it is told to pause at that event and goes on. Raises: PassCancelled."""
     asked = iter(range(10_000))
-    hold = rig.replica.device_hold
+    engines = rig.replica.engines
 
     def should_stop() -> bool:
         if next(asked) < event or event < 0:
             return False
-        hold.close(0)
+        engines.preempt(0)
         return rig.replica.breakable
 
     loss = rig.replica.run_pass(batches, should_stop).loss_sum
     if event >= 0 and next(asked) > event:
         assert rig.device.resident_bytes() == 0, "as soon as the pass had ended"
-    hold.open()
+    engines.resume()
     return loss
 
 
@@ -163,7 +163,7 @@ def test_whoever_wants_the_memory_back_does_not_wait_for_ever(rig: Rig) -> None:
     passing = threading.Thread(target=lambda: rig.replica.run_pass([batch(1)], wait))
     passing.start()
     assert began.wait(WAIT_S)
-    assert not rig.replica.device_hold.close(0.01)
+    assert not rig.replica.engines.preempt(0.01)
     may_end.set()
     passing.join()
     assert rig.device.resident_bytes() == 0
@@ -171,8 +171,8 @@ def test_whoever_wants_the_memory_back_does_not_wait_for_ever(rig: Rig) -> None:
 
 def test_memory_that_others_took_is_waited_for(rig: Rig) -> None:
     losses = rig.train(1)
-    rig.replica.device_hold.close(WAIT_S)
-    rig.replica.device_hold.open()
+    rig.replica.engines.preempt(WAIT_S)
+    rig.replica.engines.resume()
     rig.replica.reset_gradients()
     rig.replica._passes._seeds.manual_seed(0)
     rig.device.taken = True
