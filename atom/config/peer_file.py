@@ -82,9 +82,6 @@ class Network(Section):
     reachable: str = Field(default="auto", pattern=r"^(auto|yes|no)$")
     """Whether other peers can connect to the data port; "auto": some of them are asked to try;
     "no": nothing listens there, this box only connects to others."""
-    relay_bits_per_s: BitsPerSecond = Field(default=20e6, alias="relay", ge=0)
-    """Bandwidth for joining peers that cannot be reached, both directions of all of them together;
-    "0 bit/s": none."""
 
     @model_validator(mode="after")
     def _check(self) -> "Network":

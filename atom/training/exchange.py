@@ -140,8 +140,6 @@ class Exchange:
         except ExchangeBroken as broken:
             if broken.reason is Reason.TOO_SLOW:
                 self._paces.too_slow()
-            if not run.cancelled.is_set():  # else the others hung up because it was over
-                self._doubt(start, broken)
             seen = broken.suspect if broken.suspect and not broken.told else ""
             self._fail(run, RingFailed(run.ballot, seen, broken.reason.value))
             return
@@ -232,13 +230,6 @@ class Exchange:
             line = terms.rank if ours else terms.members.index(peer_id)
             byte_count = round(moved[line] * wire_bytes)
             self._transport.links.carried(peer_id, byte_count, busy_s, seconds)
-
-    def _doubt(self, start: StartRing, broken: ExchangeBroken) -> None:
-        """The next ring looks for other ways, where a relay joins us: it may have swallowed what it
-        was given. Who is blamed itself cannot know which of its ways that was."""
-        me, members = self._transport.peer_id, [member.peer_id for member in start.members]
-        doubted = members if broken.suspect == me else [broken.suspect]
-        self._transport.doubt([peer for peer in doubted if peer and peer != me])
 
     def _fail(self, run: _Run, failed: RingFailed) -> None:
         if not run.cancelled.is_set():

@@ -33,7 +33,6 @@ from atom.training.round.events import (
     Report,
     Send,
     Tick,
-    Unanswered,
     Unreachable,
     View,
 )
@@ -201,8 +200,6 @@ class RoundLoop:
             case Send(to, message):
                 if not self._transport.send(to, encode(message)):
                     self.post(Unreachable(to))
-            case Unanswered(peer_ids):
-                self._transport.doubt(peer_ids)
             case Offence(peer_id, reason):
                 self._set_aside(peer_id, reason)
             case Report(kind, fields):

@@ -152,7 +152,6 @@ PEER_ROWS: dict[str, tuple[tuple[str, str], ...]] = {
     "network.upload": NO_CAP,
     "network.download": NO_CAP,
     "network.reachable": (NO_TEXT, ('"maybe"', 'cannot be "maybe"'), ("true", "in quotes")),
-    "network.relay": NO_RATE,
     "schedule.hours": (('["noon"]', "'noon' is no time of the week"), ("[3]", "in quotes, not 3"),
                        ('"mon 1:00-2:00"', "expected a list in brackets"),
                        ('["mon 25:00-26:00"]', "there is no 25:00"),

@@ -68,7 +68,7 @@ def test_the_rest_of_the_file_stays_as_it_was() -> None:
     )
 
 
-MORE = [("network.relay", "1 Mbit/s"), ("device.cpu_threads", 3)]
+MORE = [("network.download", "1 Mbit/s"), ("device.cpu_threads", 3)]
 
 
 @pytest.mark.parametrize("text", [TEXT, TEXT.rstrip(), "network.upload = '1 Mbit/s'\n", "# mine\n"])
@@ -109,7 +109,6 @@ def test_every_key_has_a_default_and_is_told_apart() -> None:
     assert {"network.upload", "schedule.idle_for", "device.power", "data.paths"} <= set(all_keys())
     assert default_text("schedule.pause_on_battery") == "true"
     assert default_text("network.upload") == ""
-    assert default_text("network.relay") == '"20 Mbit/s"'
     assert default_text("device.slot") == '"10 min"'
     speak_for_themselves = {key for key in all_keys() if default_text(key) not in ("", "[]")}
     assert set(all_keys()) - speak_for_themselves == set(MEANINGS)

@@ -2,7 +2,7 @@
 
 import math
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from atom.base.clock import BootClock
 from atom.base.errors import PeerRefused
@@ -12,12 +12,17 @@ from atom.swarm.identity import Identity
 from atom.swarm.records.manifest import OPEN, AllowList
 from atom.swarm.stream.frames import Channel, Purpose
 from atom.swarm.stream.handshake import Local
-from atom.swarm.transport.contacts import Unreachable
 from atom.swarm.transport.lane import Lanes, OnUnreachable
-from atom.swarm.transport.limits import Endpoint, KnownPeers, ThreadGroup, TransportLimits
+from atom.swarm.transport.limits import (
+    Endpoint,
+    KnownPeers,
+    Quarantine,
+    ThreadGroup,
+    TransportLimits,
+    Unreachable,
+)
 from atom.swarm.transport.link_book import LinkBook
 from atom.swarm.transport.listener import OnBlobs, OnMessage, Router
-from atom.swarm.transport.quarantine import Quarantine
 from tests.swarm.memory_stream import MemoryStream
 
 
@@ -142,9 +147,6 @@ class LocalTransport:
 
     def send(self, peer_id: str, raw: bytes) -> bool:
         return self._lanes.send(peer_id, raw)
-
-    def doubt(self, peer_ids: Iterable[str]) -> None:
-        """There is one way to everybody."""
 
     def connect(
         self,

@@ -2,7 +2,7 @@
 
 import queue
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -12,10 +12,8 @@ from torch import Tensor
 
 from atom.base.clock import BootClock
 from atom.base.events import EventList
-from atom.base.reasons import Reason
 from atom.swarm.chain.commit import Ballot, Contribution
 from atom.swarm.exchange.codec import codec_named
-from atom.swarm.exchange.failure import ExchangeBroken
 from atom.swarm.identity import Identity
 from atom.swarm.state.arenas import arena_digest
 from atom.swarm.stream.frames import Channel
@@ -38,10 +36,6 @@ class Doorway(LocalTransport):
         self.opening = threading.Event()
         self.let_in = threading.Event()
         self.let_in.set()
-        self.doubted: list[str] = []
-
-    def doubt(self, peer_ids: Iterable[str]) -> None:
-        self.doubted += peer_ids
 
     def accept_ring(self, peer_id: str, tag: bytes, timeout_s: float) -> Channel:
         self.opening.set()
@@ -439,15 +433,10 @@ def test_numbers_that_are_not_finite_name_their_peer(circle_of: Callable[[int], 
     assert {failed.suspect for failed in failures} - {""} == {suspect}, "seen, or heard of"
 
 
-def test_who_broke_a_ring_is_looked_for_by_other_ways(circle_of: Callable[[int], Circle]) -> None:
-    """Who is blamed itself asks for other ways to all: it cannot know which one was at fault."""
+def test_who_broke_a_ring_is_named(circle_of: Callable[[int], Circle]) -> None:
     circle = circle_of(3)
     one, two, three = circle.members
     two.fault = ValueError("unwell")
     circle.start((1, 1, 1))
     suspects = {one.failed().suspect, three.failed().suspect}
     assert suspects - {""} == {two.transport.peer_id}, "seen, or heard of"
-    assert one.transport.doubted == three.transport.doubted == [two.transport.peer_id]
-    blamed = ExchangeBroken(two.transport.peer_id, Reason.RING_BROKEN)
-    two.exchange._doubt(StartRing(PARENT, circle.ballot(), circle.shares((1, 1, 1))), blamed)
-    assert two.transport.doubted == [one.transport.peer_id, three.transport.peer_id]

@@ -14,7 +14,7 @@ from atom.swarm.chain.messages import Abort, Prevote, encode
 from atom.swarm.identity import Identity
 from atom.swarm.records.lease import LEASE_SECONDS, Lease, PeerState
 from atom.swarm.records.lease_book import GAP_SECONDS
-from atom.swarm.transport.quarantine import Quarantine
+from atom.swarm.transport.limits import Quarantine
 from atom.training.loop import MAX_WAITING, Inbox, RoundLoop
 from atom.training.replica.pacing import SwarmCount
 from atom.training.round.events import (
@@ -34,7 +34,6 @@ from atom.training.round.events import (
     StopRing,
     Thaw,
     Tick,
-    Unanswered,
     Unreachable,
     View,
 )
@@ -109,9 +108,6 @@ class RecordingTransport:
     def send(self, peer_id: str, raw: bytes) -> bool:
         self._calls.put((peer_id, raw))
         return self.reachable
-
-    def doubt(self, peer_ids: tuple[str, ...]) -> None:
-        self._calls.put(peer_ids)
 
 
 class Stage:
@@ -207,11 +203,10 @@ def test_actions_are_carried_out_in_order_on_the_loops_thread(stage: Stage) -> N
         KeepResults(frozenset({b"r" * 32})),
         Apply(Commit(value(), BALLOT, ()), START.after(value())),
     ]
-    sent = [Send(ANN.peer_id, message), Unanswered((ANN.peer_id,))]
-    stage.machine.answers[LeaveRequested] = [*ours, *sent]
+    stage.machine.answers[LeaveRequested] = [*ours, Send(ANN.peer_id, message)]
     stage.loop.leave()
-    carried_out = [stage.next_call() for _ in range(9)]
-    assert carried_out == [*ours, (ANN.peer_id, encode(message)), (ANN.peer_id,)]
+    carried_out = [stage.next_call() for _ in range(8)]
+    assert carried_out == [*ours, (ANN.peer_id, encode(message))]
     assert stage.executor.threads == {"round"}
 
 

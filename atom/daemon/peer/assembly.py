@@ -35,7 +35,6 @@ from atom.swarm.state.blobs import BlobServer, BlobStore, UploadLimit, plain_byt
 from atom.swarm.state.fetch import Watch
 from atom.swarm.stream.bandwidth import Bandwidth
 from atom.swarm.stream.handshake import Local
-from atom.swarm.transport.limits import TransportLimits
 from atom.swarm.transport.outreach import Outreach
 from atom.swarm.transport.transport import Transport
 from atom.training.exchange import RingStyle
@@ -229,8 +228,7 @@ def _transport(box: Box, member: Membership, listen: str, events: EventSink) -> 
     bandwidth = Bandwidth.of(network.upload_bits_per_s, network.download_bits_per_s)
     allowed = AllowList.of(member.manifest.owner, member.run.swarm.members)
     local = Local(box.identity, member.run_id, box.incarnation, allowed)
-    limits = TransportLimits(relay_bytes_per_s=network.relay_bits_per_s / 8)
-    return Transport(local, data_place(network, listen), events, limits=limits, bandwidth=bandwidth)
+    return Transport(local, data_place(network, listen), events, bandwidth=bandwidth)
 
 
 def _ring_style(run: RunFile, elements: int) -> RingStyle:

@@ -193,7 +193,7 @@ class Life:
         me = self.parts.me
         if self._twins.sees(leases.get(me.peer_id), me):
             self._beside_a_twin()
-        self.parts.outreach.know(leases, self._machine.in_doubt)
+        self.parts.outreach.know(leases)
         self._loop.read(leases)
         self._herald.hear(leases)
 

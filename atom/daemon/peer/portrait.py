@@ -39,8 +39,6 @@ def lease_of(parts: Parts, machine: RoundMachine, facts: Facts, serial: int, gon
         state_digest=machine.state_digest,
         addresses=parts.data_addresses(),
         reached=parts.outreach.reached,
-        relays=parts.outreach.relays,
-        lines=parts.outreach.lines(),
         links=tuple(
             NamedLink(short_name(peer_id), link)
             for peer_id, link in parts.transport.links.links(MAX_LINKS).items()

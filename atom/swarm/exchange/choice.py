@@ -48,8 +48,7 @@ class Line:
     bytes_per_s: float | None = None
     """In each direction; None: nobody has measured it."""
     may_own: bool = True
-    """A part: others can dial it, no way between it and another member is broken, and it has work
-    to give."""
+    """A part: every other member is to be connected with it. Some member may."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +82,6 @@ def choose(
     members broke a moment ago without a culprit."""
     members, rates = len(lines), _rates(lines)
     may_own = [line.may_own for line in lines]
-    if not any(may_own):  # then through relays, as well as they can
-        may_own = [True] * members
     latency_s = ASSUMED_LATENCY_S if latency_s is None else latency_s
     shares = part_shares(rates, may_own)
     busiest_s = max(

@@ -33,7 +33,6 @@ SHOWN = 8
 """Of the branches of a peer's chain, so many are in its lease: the newest."""
 MAX_ADDRESSES = 8
 MAX_TEXT_CHARACTERS = 128
-MAX_LINES = 4
 MAX_LINKS = 16
 MAX_ENDED_ATTEMPTS = 4
 MAX_RATE = 1e15
@@ -144,10 +143,6 @@ class Lease:
     """Where the direct transport listens: "host:port"."""
     reached: Reached = Reached.UNKNOWN
     """Whether others can dial it, as far as it knows."""
-    relays: bool = False
-    """Whether it joins two peers that cannot be dialled."""
-    lines: Annotated[tuple[PeerId, ...], MAX_LINES] = ()
-    """Relaying peers that can call it because it keeps a line to them."""
     links: Annotated[tuple[NamedLink, ...], MAX_LINKS] = ()
     """What it measured of its ways to others."""
     ended_attempts: Annotated[tuple[EndedAttempt, ...], MAX_ENDED_ATTEMPTS] = ()

@@ -29,8 +29,6 @@ class Purpose(IntEnum):
     BLOBS = 3
     LINE = 4
     """Kept open by a peer that cannot be dialled: over it, it is called."""
-    RELAY = 5
-    """To the peer named in the tag, through the one that is dialled: see `relay`."""
     PROBE = 6
     """ "Can you dial me?" """
 
@@ -56,7 +54,7 @@ class Kind(IntEnum):
     PING = 65
     """Line: nothing to say, still there."""
     REACHED = 66
-    """Probe: one byte, the answer (see `reachability.Reached`)."""
+    """Probe: one byte, the answer (see `Reached`)."""
 
 
 class HungUp(ConnectionError):
@@ -123,8 +121,6 @@ class Channel:
         self.incarnation = b""
         self.purpose = Purpose.MESSAGES
         self.tag = b""
-        self.direct = True
-        """Whether we dialled the peer's own address: neither called it, nor through a relay."""
         self.round_trip_s: float | None = None
         """Of the client's handshake: its proof, checked and answered."""
         self.sending_s = 0.0

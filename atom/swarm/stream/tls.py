@@ -137,12 +137,6 @@ class TlsStream:
                 raise HungUp
             done += count
 
-    def hand_over(self) -> SocketStream:
-        """Ends TLS at this end without a word: the socket, with what came behind the last record
-        that was read. Call between frames, when both ends are about to leave TLS."""
-        self._below.push_back(self._incoming.read())
-        return self._below
-
     def idle(self) -> bool:
         return not self._incoming.pending and not self._tls.pending() and self._below.idle()
 

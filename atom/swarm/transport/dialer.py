@@ -1,6 +1,6 @@
-"""Outgoing connections: at a peer's addresses, by calling it, or through a relay; then TLS, the
-check of its key, the handshake. However the connection came about, the two ends prove themselves to
-each other.
+"""Outgoing connections: at a peer's addresses, or by calling it over the line that it keeps to us;
+then TLS, the check of its key, the handshake. However the connection came about, the two ends prove
+themselves to each other.
 """
 
 import contextlib
@@ -11,26 +11,119 @@ import select
 import socket
 import threading
 import time
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
+from atom.config.address import parse_host_port
+from atom.swarm.records.lease import MAX_ADDRESSES
 from atom.swarm.stream import handshake
 from atom.swarm.stream.frames import Channel, Interrupted, Patience, Purpose
 from atom.swarm.stream.socket_stream import SocketStream
 from atom.swarm.stream.tls import Credentials, TlsStream, peer_of_certificate, tune
-from atom.swarm.transport.contacts import ContactBook, Unreachable, Way, WayKind, parse_address
-from atom.swarm.transport.limits import Endpoint
+from atom.swarm.transport.limits import Endpoint, Unreachable
 from atom.swarm.transport.link_book import LinkBook
 from atom.swarm.transport.reverse_connections import ReverseConnections
 
+MOST_KNOWN = 8192
+"""Peers; the one heard of longest ago is forgotten first."""
+FAILED_S = 60.0
+"""For so long, a way that failed is tried after all others."""
+CALL = ""
+"""The way to a peer over its line to us. All other ways are its addresses."""
 MOST_LOOKUPS = 16
 """Of host names under way at a time. The system's resolver may take half a minute, and the names
 come from strangers' leases."""
 
 AddressInfo = tuple[int, int, int, str, Any]
 """As `socket.getaddrinfo` gives them."""
+
+
+@dataclass(frozen=True)
+class Contact:
+    """How to reach one peer."""
+
+    addresses: tuple[str, ...] = ()
+    """ "host:port", best first."""
+    dials_out: bool = False
+    """It says that nobody can dial it: it is called first."""
+    incarnation: bytes = b""
+    """Of the process that is there; empty: not known."""
+
+
+@dataclass
+class _Entry:
+    contact: Contact = Contact()
+    good: str | None = None
+    """The address that worked last."""
+    failed_at: dict[str, float] = field(default_factory=dict)
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """ "host:port" or "[v6]:port" that can be dialled. Raises: ValueError."""
+    host, port = parse_host_port(text)
+    if not port:
+        raise ValueError("port 0 cannot be dialled")
+    return host, port
+
+
+class ContactBook:
+    """Contacts by peer id, and which ways worked. Thread-safe."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._lock = threading.Lock()
+        self._entries: dict[str, _Entry] = {}
+
+    def set(self, peer_id: str, contact: Contact) -> None:
+        """Replaces what was known. Malformed addresses and those past the eighth are left out."""
+        usable = list[str]()
+        for text in contact.addresses[:MAX_ADDRESSES]:
+            with contextlib.suppress(ValueError):
+                parse_address(text)
+                usable.append(text)
+        with self._lock:
+            entry = self._entries.pop(peer_id, _Entry())
+            entry.contact = replace(contact, addresses=tuple(usable))
+            ways = {*usable, CALL}
+            entry.failed_at = {way: at for way, at in entry.failed_at.items() if way in ways}
+            self._entries[peer_id] = entry
+            while len(self._entries) > MOST_KNOWN:
+                del self._entries[next(iter(self._entries))]
+
+    def may_be_of(self, peer_id: str, incarnation: bytes) -> bool:
+        """Whether addresses are known that may be this process's: others listened elsewhere."""
+        with self._lock:
+            contact = self._entries.get(peer_id, _Entry()).contact
+            return bool(contact.addresses) and contact.incarnation in (b"", incarnation)
+
+    def ways(self, peer_id: str) -> list[str]:
+        """All ways, best first: addresses, then a call; the call first if the peer says that nobody
+        can dial it and no address has worked. Ways that failed within the last minute come after
+        all others, the latest failure at the end."""
+        with self._lock:
+            entry = self._entries.get(peer_id, _Entry())
+            ways = sorted(entry.contact.addresses, key=lambda way: way != entry.good)
+            ways.insert(0 if entry.contact.dials_out and not entry.good else len(ways), CALL)
+            since = self._now() - FAILED_S
+            return sorted(ways, key=lambda way: max(entry.failed_at.get(way, since), since))
+
+    def worked(self, peer_id: str, way: str) -> None:
+        """There is a connection to that peer now."""
+        with self._lock:
+            if entry := self._entries.get(peer_id):
+                entry.failed_at.pop(way, None)
+                entry.good = way or entry.good
+
+    def failed(self, peer_id: str, way: str) -> None:
+        """That way led nowhere."""
+        with self._lock:
+            if entry := self._entries.get(peer_id):
+                entry.failed_at[way] = self._now()
+                if entry.good == way:
+                    entry.good = None
 
 
 class Dialer:
@@ -55,31 +148,24 @@ class Dialer:
         tag: bytes = b"",
         seconds: float = math.inf,
         stop: threading.Event | None = None,
+        directly: bool = False,
     ) -> Channel:
         """A channel to that peer and no other, within `seconds` (and the usual limits), or until
-        `stop` is set.
+        `stop` is set. `directly`: at its addresses only.
 
         Raises: Unreachable; PeerRefused (the last reason) if only refusals were met.
         """
-        own = self._endpoint.local.identity.peer_id
-        ways = [way for way in self.contacts.ways(peer_id) if way.name not in (peer_id, own)]
-        if not self._reverse.has_line(peer_id):
-            ways = [way for way in ways if way.kind is not WayKind.CALLED]
+        ways = self._addresses(peer_id)
+        if not directly and self._reverse.has_line(peer_id):
+            ways = self.contacts.ways(peer_id)
         patience = Patience(seconds, time.monotonic() + seconds, stop)
         return self._first_of(ways, peer_id, purpose, tag, patience)
-
-    def dial_directly(
-        self, peer_id: str, purpose: Purpose, tag: bytes = b"", seconds: float = math.inf
-    ) -> Channel:
-        """As `dial`, at the peer's addresses only."""
-        patience = Patience(seconds, time.monotonic() + seconds)
-        return self._first_of(self._direct(peer_id), peer_id, purpose, tag, patience)
 
     def open(self, peer_id: str, seconds: float) -> tuple[SocketStream, str]:
         """A connection to the first of the peer's addresses that takes one, and its host; nothing
         is proven. Raises: OSError."""
         patience, failure = Patience.within(seconds), OSError("no known address")
-        for _, address in self._direct(peer_id):
+        for address in self._addresses(peer_id):
             try:
                 return self._connect(address, patience), parse_address(address)[0]
             except OSError as error:
@@ -93,11 +179,11 @@ class Dialer:
         for channel in cut:
             channel.close()
 
-    def _direct(self, peer_id: str) -> list[Way]:
-        return [way for way in self.contacts.ways(peer_id) if way.kind is WayKind.DIALLED]
+    def _addresses(self, peer_id: str) -> list[str]:
+        return [way for way in self.contacts.ways(peer_id) if way != CALL]
 
     def _first_of(
-        self, ways: list[Way], peer_id: str, purpose: Purpose, tag: bytes, patience: Patience
+        self, ways: list[str], peer_id: str, purpose: Purpose, tag: bytes, patience: Patience
     ) -> Channel:
         """Each way but the last has at most half of what is left of the time: an address behind
         which nobody answers must not use up all of it."""
@@ -122,14 +208,17 @@ class Dialer:
         raise Unreachable(f"{peer_id}: {detail}", nobody)
 
     def _shake_hands(
-        self, way: Way, peer_id: str, purpose: Purpose, tag: bytes, patience: Patience
+        self, way: str, peer_id: str, purpose: Purpose, tag: bytes, patience: Patience
     ) -> Channel:
-        below = self._open_way(way, peer_id, patience)
+        within = _at_most(self._endpoint.limits.connect_s, patience)
+        if way == CALL:
+            below = self._reverse.call(peer_id, within.left_s())
+        else:
+            below = self._connect(way, within)
         stream = TlsStream(below, self._credentials.client, server_side=False)
         limited = self._endpoint.bandwidth.limit(stream, ring=purpose is Purpose.RING)
         channel = Channel(limited, self._gone)
         channel.purpose, channel.tag = purpose, tag
-        channel.direct = way.kind is WayKind.DIALLED
         with self._lock:
             self._open.add(channel)
         try:
@@ -142,25 +231,9 @@ class Dialer:
         except BaseException:
             channel.close()
             raise
-        if purpose is Purpose.RELAY:  # its welcome had to wait for the third: no round trip
-            channel.stream = stream.hand_over()  # what goes through it is limited further in
-        elif channel.round_trip_s is not None:
+        if channel.round_trip_s is not None:
             self.links.met(peer_id, channel.round_trip_s)
         return channel
-
-    def _open_way(self, way: Way, peer_id: str, patience: Patience) -> SocketStream:
-        """A connection, nothing proven. Raises: OSError, PeerRefused."""
-        within = _at_most(self._endpoint.limits.connect_s, patience)
-        match way.kind:
-            case WayKind.DIALLED:
-                return self._connect(way.name, within)
-            case WayKind.CALLED:
-                return self._reverse.call(peer_id, within.left_s())
-        tag = peer_id.encode()
-        channel = self.dial_directly(way.name, Purpose.RELAY, tag, within.left_s())
-        assert isinstance(channel.stream, SocketStream), "relays hand over the bare connection"
-        self._gone(channel)  # the channel inside it takes its place
-        return channel.stream
 
     def _connect(self, address: str, patience: Patience) -> SocketStream:
         """A tuned TCP connection. Raises: OSError; Interrupted when closing, too."""

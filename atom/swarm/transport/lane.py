@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 from atom.base.errors import PeerRefused
 from atom.swarm.stream.frames import Channel, Kind, Patience
-from atom.swarm.transport.contacts import Unreachable
-from atom.swarm.transport.limits import Endpoint
+from atom.swarm.transport.limits import Endpoint, Unreachable
 
 OnUnreachable = Callable[[str, bool], None]
 """peer id, whether its own host answered that nobody listens (see `Unreachable.refused`)."""
@@ -24,9 +23,6 @@ class Lanes:
         self._changed = threading.Condition()
         self._queues: dict[str, deque[bytes]] = {}
         """Of the destinations that have a thread."""
-        self._doubted: set[str] = set()
-        """Destinations whose connection is given up before the next message, unless it was
-        dialled."""
 
     def send(self, peer_id: str, raw: bytes) -> bool:
         """Queues a message; False if this destination's queue is full, there are too many
@@ -44,13 +40,6 @@ class Lanes:
         if full:  # told without the lock: every message waits for it, and this one for the disk
             self._endpoint.events.emit("message-dropped", peer_id=peer_id, reason="queue full")
         return not full
-
-    def doubt(self, peer_id: str) -> None:
-        """The peer did not answer. A connection through another peer may end there unnoticed, if
-        that one is frozen: its kernel still takes every byte."""
-        with self._changed:
-            if peer_id in self._queues:
-                self._doubted.add(peer_id)
 
     def wake(self) -> None:
         """After `closing` was set: lets the threads end."""
@@ -106,11 +95,8 @@ class Lanes:
     def _deliver(self, peer_id: str, raw: bytes, channel: Channel | None) -> Channel | None:
         """Sends over `channel` if it is alive, else over a new one. Returns the one that took the
         message; None: the peer could not be reached, and the lane is gone."""
-        with self._changed:
-            doubted = peer_id in self._doubted
-            self._doubted.discard(peer_id)
         if channel is not None:
-            if (channel.direct or not doubted) and self._try(channel, raw):
+            if self._try(channel, raw):
                 return channel
             channel.close()
         try:

@@ -19,7 +19,7 @@ from atom.swarm.stream.frames import Channel, Kind, Patience, Purpose
 from atom.swarm.stream.socket_stream import SocketStream
 from atom.swarm.stream.tls import Credentials, TlsStream, tune
 from atom.swarm.transport.limits import ConnectionLimiter, Endpoint, RefusalLog
-from atom.swarm.transport.reverse_connections import ANSWER, TOKEN_BYTES, Relay, ReverseConnections
+from atom.swarm.transport.reverse_connections import ANSWER, TOKEN_BYTES, ReverseConnections
 
 _BACKLOG = 64
 _LAST_WORDS_S = 0.3
@@ -175,13 +175,11 @@ class Listener:
         credentials: Credentials,
         router: Router,
         reverse: ReverseConnections,
-        relay: Relay,
     ) -> None:
         self._endpoint = endpoint
         self._credentials = credentials
         self._router = router
         self._reverse = reverse
-        self._relay = relay
         self._limiter = ConnectionLimiter(endpoint.limits, endpoint.known)
         self._refusals = RefusalLog(endpoint.events, endpoint.clock)
         self._lock = threading.Lock()
@@ -229,9 +227,7 @@ class Listener:
             self._limiter.leave(host, "")
 
     def serve_called(self, connected: SocketStream, host: str) -> None:
-        """Serves a connection that we opened because `host` called us, to its end: perhaps for a
-        peer that it relays, which counts beside the relay's own connections."""
-        host = f"called from {host}"
+        """Serves a connection that we opened because `host` called us, to its end."""
         if not self._limiter.enter(host):
             connected.close()
             return
@@ -297,13 +293,9 @@ class Listener:
             if not self._limiter.identify(host, channel.peer_id):
                 raise PeerRefused(Reason.TOO_MANY_CONNECTIONS, "from this peer, or from strangers")
             channel.admitted = True
-            if channel.purpose is Purpose.RELAY:
-                self._relay.reserve(channel)
             handshake.welcome(channel, local, patience)
             ring = channel.purpose is Purpose.RING
             channel.stream = self._endpoint.bandwidth.limit(stream, ring=ring)
-            if channel.purpose is Purpose.RELAY:
-                channel.stream = stream.hand_over()  # the relay has limits of its own
         except PeerRefused as refused:
             self._refusals.write(refused, host, channel.peer_id)
             self._say_no(channel, refused)
@@ -324,5 +316,4 @@ class Listener:
     def _left(self, channel: Channel, host: str) -> None:
         with self._lock:
             self._open.discard(channel)
-        self._relay.drop(channel)
         self._limiter.leave(host, channel.peer_id if channel.admitted else "")

@@ -2,7 +2,7 @@
 
 Plain threads and blocking sockets: one listener, one thread per incoming connection, one per
 destination that is being written to. Every connection is TLS 1.3 between proven identities, whether
-we dialled, were called (see `reverse_connections`), or are joined by a relay.
+we dialled or were called (see `reverse_connections`).
 """
 
 import contextlib
@@ -21,14 +21,18 @@ from atom.swarm.stream.bandwidth import Bandwidth, TransferThrottle
 from atom.swarm.stream.frames import Channel, Kind, Patience, Purpose
 from atom.swarm.stream.handshake import Local
 from atom.swarm.stream.tls import Credentials, make_credentials
-from atom.swarm.transport.contacts import Contact
-from atom.swarm.transport.dialer import Dialer
+from atom.swarm.transport.dialer import Contact, Dialer
 from atom.swarm.transport.lane import Lanes, OnUnreachable
-from atom.swarm.transport.limits import Endpoint, KnownPeers, ThreadGroup, TransportLimits
+from atom.swarm.transport.limits import (
+    Endpoint,
+    KnownPeers,
+    Quarantine,
+    ThreadGroup,
+    TransportLimits,
+)
 from atom.swarm.transport.link_book import LinkBook
 from atom.swarm.transport.listener import Listener, OnBlobs, OnMessage, Router
-from atom.swarm.transport.quarantine import Quarantine
-from atom.swarm.transport.reverse_connections import OwnLines, Relay, ReverseConnections
+from atom.swarm.transport.reverse_connections import OwnLines, ReverseConnections
 
 _JOIN_S = 10.0
 _PROBE_S = 6.0
@@ -56,7 +60,6 @@ class PeerTransport(Protocol):
     ) -> None: ...
     def set_addresses(self, peer_id: str, addresses: Sequence[str]) -> None: ...
     def send(self, peer_id: str, raw: bytes) -> bool: ...
-    def doubt(self, peer_ids: Iterable[str]) -> None: ...
     def connect(
         self,
         peer_id: str,
@@ -101,19 +104,12 @@ class Transport:
         credentials: Credentials = make_credentials(local.identity)
         self._reverse = ReverseConnections(self._endpoint)
         self._dialer = Dialer(self._endpoint, credentials, self._reverse)
-        self._relay = Relay(self._endpoint, self._reverse, self._dialer.contacts.knows)
-        served = {
-            Purpose.LINE: self._reverse.serve_line,
-            Purpose.RELAY: self._relay.splice,
-            Purpose.PROBE: self._answer_probe,
-        }
+        served = {Purpose.LINE: self._reverse.serve_line, Purpose.PROBE: self._answer_probe}
         self._router = Router(self._endpoint, served)
-        self._listener = Listener(
-            self._endpoint, credentials, self._router, self._reverse, self._relay
-        )
+        self._listener = Listener(self._endpoint, credentials, self._router, self._reverse)
         self._lines = OwnLines(
             self._endpoint,
-            lambda peer_id: self._dialer.dial_directly(peer_id, Purpose.LINE),
+            lambda peer_id: self._dialer.dial(peer_id, Purpose.LINE, directly=True),
             self._dialer.open,
             self._listener.serve_called,
         )
@@ -158,11 +154,6 @@ class Transport:
     def listens(self) -> bool:
         return self._bind is not None
 
-    @property
-    def relays(self) -> bool:
-        """Whether it passes on connections between two others."""
-        return self._relay.offered
-
     def set_handlers(
         self,
         on_message: OnMessage | None = None,
@@ -204,10 +195,6 @@ class Transport:
         """From now on these may call us, and no other: we cannot be dialled."""
         self._lines.keep(peer_ids)
 
-    def lines(self) -> frozenset[str]:
-        """Who can call us right now."""
-        return self._lines.up()
-
     def probe(self, peer_id: str) -> Reached:
         """Asks that peer to dial us. Takes seconds. Raises: PeerRefused, OSError."""
         channel = self.connect(peer_id, Purpose.PROBE)
@@ -221,12 +208,6 @@ class Transport:
         """Fire and forget; False if dropped at once. Later failures go to `on_unreachable`."""
         assert len(raw) <= MAX_MESSAGE_BYTES
         return self._lanes.send(peer_id, raw)
-
-    def doubt(self, peer_ids: Iterable[str]) -> None:
-        """These did not answer: what went to them through a third looks for another way."""
-        for peer_id in peer_ids:
-            self._dialer.contacts.doubt(peer_id)
-            self._lanes.doubt(peer_id)
 
     def connect(
         self,
@@ -259,7 +240,10 @@ class Transport:
         """Raises: OSError."""
         reached = Reached.YES
         try:
-            self._dialer.dial_directly(channel.peer_id, Purpose.MESSAGES, b"", _PROBE_S).close()
+            back = self._dialer.dial(
+                channel.peer_id, Purpose.MESSAGES, seconds=_PROBE_S, directly=True
+            )
+            back.close()
         except (OSError, PeerRefused):
             known = self._dialer.contacts.may_be_of(channel.peer_id, channel.incarnation)
             reached = Reached.NO if known else Reached.UNKNOWN

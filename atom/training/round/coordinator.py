@@ -84,15 +84,9 @@ class Coordinator:
     def waiting_for(self) -> frozenset[str]:
         return self._election.waiting_for
 
-    @property
-    def in_doubt(self) -> bool:
-        """Whether the others may not reach us: no call of ours is answered, no ring holds."""
-        return self._peers.unanswered or self._election.stood_back
-
     def _watch(self, attempt: Attempt) -> None:
         now = self._context.now
         if attempt.stage is Stage.PREVOTE and now >= attempt.deadline:
-            self._peers.after_prevotes(attempt)
             self._give_up(Reason.NO_QUORUM)
         elif attempt.stage is Stage.PREPARE:
             self._check_promises(attempt)

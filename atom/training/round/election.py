@@ -4,7 +4,13 @@ from collections.abc import Mapping
 
 from atom.swarm.chain.commit import Voter
 from atom.swarm.records.lease import Lease
-from atom.training.round.electorate import Electorate, alive_voters, rank, same_head
+from atom.training.round.electorate import (
+    Electorate,
+    alive_voters,
+    hidden_peers,
+    rank,
+    same_head,
+)
 from atom.training.round.events import Phase
 from atom.training.round.faults import RingFaults, StallDetector, UnresponsivePeers
 from atom.training.round.round_state import RoundContext
@@ -109,7 +115,8 @@ class LeaderElection:
         """When it is our turn: after those before us in line, and after others' attempts."""
         context, patience = self._context, self._context.patience
         alive = alive_voters(context.head, context.me, context.view) | set(chosen.survivors)
-        place = rank(chosen.voters, context.me, context.head, alive, self._idle_voters())
+        last = self._idle_voters(), hidden_peers(context.view)
+        place = rank(chosen.voters, context.me, context.head, alive, *last)
         return max(since + patience.rank * place, context.state.led_at + patience.quiet)
 
     def _idle_voters(self) -> set[Voter]:

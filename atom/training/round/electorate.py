@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from atom.swarm.chain.commit import MAX_VOTERS, Head, Voter
 from atom.swarm.chain.membership import is_quorum, standing
-from atom.swarm.records.lease import Lease, PeerState, claims_better, has_left
+from atom.swarm.records.lease import Lease, PeerState, Reached, claims_better, has_left
 from atom.training.round.acceptor import ORDINARY, Survivors
 from atom.training.round.events import View
 
@@ -59,6 +59,12 @@ def same_head(head: Head, view: View) -> dict[str, Lease]:
         for peer_id, lease in view.fresh.items()
         if lease.head == head.digest and lease.state in ACTIVE_STATES
     }
+
+
+def hidden_peers(view: View) -> set[str]:
+    """Who says that nobody can dial it: two such peers cannot speak to each other. Perhaps us."""
+    leases = {**view.fresh, view.mine.peer_id: view.mine} if view.mine else view.fresh
+    return {peer_id for peer_id, lease in leases.items() if lease.reached is Reached.NO}
 
 
 def alive_voters(head: Head, me: Voter, view: View) -> set[Voter]:
@@ -143,11 +149,12 @@ def rank(
     head: Head,
     alive: set[Voter],
     idle: AbstractSet[Voter] = frozenset(),
+    hidden: AbstractSet[str] = frozenset(),
 ) -> int:
-    """Our place in line to coordinate: dealt anew by every head, the absent passed over, and voters
-    with nothing to give last."""
+    """Our place in line to coordinate: dealt anew by every head, the absent passed over, then
+    voters with nothing to give, and last those that cannot be dialled (by peer id)."""
     line = [voter for voter in standing(voters, head.digest) if voter in alive or voter == me]
-    return sorted(line, key=lambda voter: voter in idle).index(me)
+    return sorted(line, key=lambda voter: (voter.peer_id in hidden, voter in idle)).index(me)
 
 
 # ---- leaving

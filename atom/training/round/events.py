@@ -200,13 +200,6 @@ class KeepResults:
 
 
 @dataclass(frozen=True)
-class Unanswered:
-    """These owed us an answer to a call, and gave none: perhaps it went astray."""
-
-    peer_ids: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class Apply:
     """The round is decided: step with the held result, drop the gradients of its parent."""
 
@@ -249,7 +242,6 @@ Action = (
     | StopRing
     | FetchResult
     | KeepResults
-    | Unanswered
     | Apply
     | CatchUp
     | Offence

@@ -7,7 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 
 from atom.swarm.chain.commit import Contribution
 from atom.swarm.exchange.choice import Choice, Line, choose, line_rates
-from atom.swarm.records.lease import Lease, Link, Reached, short_name
+from atom.swarm.records.lease import Lease, Link, short_name
+from atom.training.round.electorate import hidden_peers
 from atom.training.round.events import View
 
 Pair = frozenset[str]
@@ -26,24 +27,26 @@ def choose_exchange(
     links = _links(members, leases)
     round_trips = [link.round_trip_s for link in links.values()]
     latency_s = statistics.median_low(round_trips) / 2 if round_trips else None
-    lines = _lines(members, leases, links, apart)
+    lines = _lines(members, links, hidden_peers(view), apart)
     return choose(lines, average_bytes, latency_s, ring_possible)
 
 
 def _lines(
     members: Sequence[Contribution],
-    leases: Mapping[str, Lease],
     links: Mapping[tuple[str, str], Link],
+    hidden: set[str],
     apart: Collection[Pair],
 ) -> list[Line]:
+    """Owners are dialled by all others: who can be, has no broken way to another member, and has
+    work to give. If there is nobody like that, the last wish goes first."""
     peers = {member.peer_id for member in members}
     broken = frozenset[str]().union(*[pair for pair in apart if pair <= peers])
     rates = {way: link.bytes_per_s for way, link in links.items()}
     slow = line_rates({way: rate for way, rate in rates.items() if math.isfinite(rate)})
-    hidden = {peer for peer, lease in leases.items() if lease.reached is Reached.NO}
     idle = {member.peer_id for member in members if not member.sequences}
-    never = broken | hidden | idle
-    return [Line(slow.get(m.peer_id), m.peer_id not in never) for m in members]
+    able = [peers - hidden - broken - idle, peers - hidden - broken, peers - hidden, peers]
+    owners = next(filter(None, able))
+    return [Line(slow.get(m.peer_id), m.peer_id in owners) for m in members]
 
 
 def _links(

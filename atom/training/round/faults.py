@@ -16,10 +16,11 @@ from atom.training.round.electorate import (
     Electorate,
     alive_voters,
     electorate,
+    hidden_peers,
     leaves_them_stuck,
     same_head,
 )
-from atom.training.round.events import CaughtUp, Phase, Unanswered
+from atom.training.round.events import CaughtUp, Phase
 from atom.training.round.round_state import RoundContext
 
 MUTE_S, LONGEST_MUTE_S = 30.0, 600.0
@@ -85,15 +86,9 @@ class UnresponsivePeers:
         self._mute = Backoff(MUTE_S, LONGEST_MUTE_S)
         self._unheard: dict[str, int] = {}
         """Peer id → the serial of the lease that it showed when it gave no answer."""
-        self.unanswered = False
-        """Whether nobody else answered when we called last, for pre-votes or promises, and none of
-        them has averaged with us since."""
 
     def new_head(self) -> None:
         self._unheard.clear()
-        step, me = self._context.applied, self._context.me.peer_id
-        if step is None or any(part.peer_id != me for part in step.value.contributions):
-            self.unanswered = False
 
     def silent(self, peers: Iterable[str]) -> None:
         """They gave no answer to what we asked last."""
@@ -103,27 +98,13 @@ class UnresponsivePeers:
     def answered(self, peer_id: str) -> None:
         self._mute.forgive(peer_id)
 
-    def after_prevotes(self, attempt: Attempt) -> None:
-        """Their time is over."""
-        asked = {voter.peer_id for voter in attempt.electorate.voters} - {self._context.me.peer_id}
-        heard = {voter.peer_id for voter in attempt.agreeable} | attempt.refused
-        self._doubt_ways_to(asked - heard)
-        self.unanswered = bool(asked) and not asked & heard
-
     def after_promises(self, attempt: Attempt, promised: AbstractSet[str]) -> None:
         """All have answered, or the time is over."""
         me, now = self._context.me.peer_id, self._context.now
         late = attempt.expected - promised - {me}  # we wait for our own pass
-        self._doubt_ways_to(late)
         self.silent(late)
         for peer in late:
             self._mute.fail(peer, now)
-        asked, heard = attempt.invited - {me}, promised | attempt.refused
-        self.unanswered = bool(asked) and not asked & heard
-
-    def _doubt_ways_to(self, peers: AbstractSet[str]) -> None:
-        if peers:
-            self._context.out.append(Unanswered(tuple(sorted(peers))))
 
     @property
     def mute(self) -> frozenset[str]:
@@ -395,9 +376,9 @@ class HeadCandidates:
 
     def _in_turn(self, ranked: list[str]) -> list[str]:
         """Those we know first, then those that failed us least often: a crowd that claims the most
-        hides nobody for ever."""
-        known = self._context.head.known
-        return sorted(ranked, key=lambda peer: (peer not in known, self._doubts.failures(peer)))
+        hides nobody for ever. Those that cannot be dialled come last: perhaps we have no line."""
+        known, hidden = self._context.head.known, hidden_peers(self._context.view)
+        return sorted(ranked, key=lambda p: (p not in known, self._doubts.failures(p), p in hidden))
 
     def learn(self, event: CaughtUp) -> None:
         """What came of asking them."""

@@ -109,11 +109,6 @@ class RoundMachine:
         return self._context.terms.policy
 
     @property
-    def in_doubt(self) -> bool:
-        """Whether it looks as if others did not reach us. Any thread."""
-        return self._coordinator.in_doubt
-
-    @property
     def waiting_for(self) -> frozenset[str]:
         """Voters that would have to be back for a round to be decided; empty: it can be, or there
         is nothing to decide. Any thread."""

@@ -39,7 +39,7 @@ def parts_of(run_file: str, samples: OwnSamples) -> Any:
             rate=lambda: RATE, pass_seconds=0.5, gate=SimpleNamespace(why_not="")
         ),
         executor=SimpleNamespace(stats=RoundStats(ME), own_sequences=lambda head: 3),
-        outreach=SimpleNamespace(reached=Reached.UNKNOWN, relays=(), lines=none),
+        outreach=SimpleNamespace(reached=Reached.UNKNOWN),
         data_addresses=none,
         transport=SimpleNamespace(links=SimpleNamespace(links=lambda most: {})),
         ended_attempts=SimpleNamespace(last=()),

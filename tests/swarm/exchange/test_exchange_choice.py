@@ -76,7 +76,6 @@ def test_averages_moved_are_a_rings_where_parts_are_equal() -> None:
         ([Line(), Line(), Line(may_own=False)], None, True),
         ([Line(), Line(may_own=False)], None, True),
         ([Line(1e6), Line()], 0.15, False),
-        ([Line(may_own=False)] * 3, None, False),
         ([Line()], None, False),
         ([Line()] * (MOST_MEMBERS + 1), 0.2, False),
     ],

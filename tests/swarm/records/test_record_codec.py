@@ -28,7 +28,6 @@ from atom.swarm.records.codec import (
 from atom.swarm.records.lease import (
     MAX_ADDRESSES,
     MAX_ENDED_ATTEMPTS,
-    MAX_LINES,
     MAX_LINKS,
     MAX_LOSS,
     MAX_RATE,
@@ -78,7 +77,7 @@ def test_a_lease_survives_the_journey():
     for changes in (
         {},
         {"loss": None, "head": b"", "state_digest": b"", "addresses": ()},
-        {"reached": Reached.NO, "relays": True, "lines": (OWNER.peer_id,), "links": links},
+        {"reached": Reached.NO, "links": links},
         {"ended_attempts": attempts},
         {"branches": (Branch(7, 3, b"12345678"),), "branches_before": 2},
         {"void_passes": 12, "void_cause": "loss-not-finite"},
@@ -113,11 +112,9 @@ def _longest():
     return dict.fromkeys((*counts, "branches_before", "void_passes"), most) | {
         "state": max(PeerState, key=len),
         "addresses": ("a" * MAX_TEXT_CHARACTERS,) * MAX_ADDRESSES,
-        "lines": (PEER.peer_id,) * MAX_LINES,
         "links": (NamedLink(bytes(8), Link(1.0, 1e9)),) * MAX_LINKS,
         "ended_attempts": (EndedAttempt(most, reason),) * MAX_ENDED_ATTEMPTS,
         "branches": (Branch(most, 9, bytes(8)),) * SHOWN,
-        "relays": True,
         "void_cause": "a" * 32,
     }
 
@@ -164,8 +161,6 @@ def test_a_signature_for_another_purpose_is_refused():
         ({"addresses": ["a\x1b[2J:1"]}, Reason.MALFORMED),
         ({"addresses": ["a" * 9000]}, Reason.TOO_LARGE),
         ({"reached": "perhaps"}, Reason.MALFORMED),
-        ({"lines": ["a"] * 5}, Reason.TOO_LARGE),
-        ({"lines": ["a" * 65]}, Reason.MALFORMED),
         ({"links": [NamedLink(bytes(8), Link(1.0))] * 17}, Reason.TOO_LARGE),
         ({"links": [NamedLink(bytes(7), Link(1.0))]}, Reason.MALFORMED),
         ({"links": [NamedLink(bytes(8), Link(-1.0))]}, Reason.MALFORMED),

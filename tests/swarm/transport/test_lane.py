@@ -10,9 +10,8 @@ from atom.base.events import EventList
 from atom.swarm.identity import Identity
 from atom.swarm.stream.frames import Channel
 from atom.swarm.stream.handshake import Local
-from atom.swarm.transport.contacts import Unreachable
 from atom.swarm.transport.lane import Lanes
-from atom.swarm.transport.limits import Endpoint, ThreadGroup, TransportLimits
+from atom.swarm.transport.limits import Endpoint, ThreadGroup, TransportLimits, Unreachable
 from tests.manual_clock import ManualClock
 
 CROWD = [f"stranger {number:02}" for number in range(20)]

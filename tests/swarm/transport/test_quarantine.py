@@ -9,7 +9,7 @@ from transport_peers import SOON, Peer, make_tcp_peer
 from atom.base.clock import BootClock
 from atom.base.reasons import Reason
 from atom.swarm.stream.frames import Purpose
-from atom.swarm.transport.quarantine import (
+from atom.swarm.transport.limits import (
     FORGOTTEN_S,
     LONGEST_HOLD_S,
     MOST_REMEMBERED,

@@ -20,7 +20,7 @@ from simulated_seat import Chain, Seat
 from atom.swarm.chain.commit import Ballot, Head, Voter
 from atom.swarm.chain.messages import CommitNotice, Ring
 from atom.swarm.records.lease import PeerState
-from atom.swarm.transport.quarantine import Quarantine
+from atom.swarm.transport.limits import Quarantine
 from atom.training.membership_view import count_swarm
 from atom.training.round import RoundMachine
 from atom.training.round.events import (
@@ -42,7 +42,6 @@ from atom.training.round.events import (
     StopRing,
     Thaw,
     Tick,
-    Unanswered,
     Unreachable,
 )
 
@@ -84,7 +83,6 @@ class Process:
         self.gradients = Gradients(self)
         self.reports: list[str] = []
         self.told: list[Report] = []
-        self.doubted: set[str] = set()
         self.quarantine = Quarantine()
         self._lookout = Lookout(self)
         self._ring: StartRing | None = None
@@ -229,8 +227,6 @@ class Process:
             case KeepResults(digests):
                 assert self._ring is None, "its result may be there already"
                 self.results = kept(self.results, digests, self.machine.head.digest)
-            case Unanswered(peer_ids):
-                self.doubted.update(peer_ids)  # and that is all: there is one way to everybody
             case Apply():
                 self._apply(action)
             case CatchUp():

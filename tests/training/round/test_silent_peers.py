@@ -280,35 +280,3 @@ def test_nobody_is_mute_to_itself() -> None:
     attempt.invited = attempt.expected = {voter.peer_id for voter in VOTERS}
     peers.after_promises(attempt, {MATE.peer_id})
     assert peers.mute == {GONE.peer_id}
-
-
-def test_who_refuses_a_call_for_promises_has_answered_it() -> None:
-    context = RoundContext(ME, Terms(GlobalBatch(96)), US.sign, RoundState(HEAD, STATE, 0.0))
-    peers, attempt = (
-        UnresponsivePeers(context),
-        Attempt(Electorate(VOTERS), Stage.PREPARE, 0.0, 1.0),
-    )
-    attempt.invited = {voter.peer_id for voter in VOTERS}
-    peers.after_promises(attempt, {ME.peer_id})
-    assert peers.unanswered
-    attempt.refused = {MATE.peer_id}
-    peers.after_promises(attempt, {ME.peer_id})
-    assert not peers.unanswered
-
-
-def test_who_gets_no_answer_is_in_doubt_until_it_averages_with_somebody_again() -> None:
-    swarm = Swarm(3, Setting(peers=3, global_batch=6))
-    swarm.run(10.0)
-    names = [process.seat.name for process in swarm.living]
-    assert not any(process.machine.in_doubt for process in swarm.living)
-    for name in names:
-        swarm.cut_one_way("".join(set(names) - {name}), name)
-    swarm.run(20.0)
-    assert any(process.machine.in_doubt for process in swarm.living), swarm.story(60)
-    ids = {process.peer_id for process in swarm.living}
-    for process in swarm.living:
-        assert process.doubted in (set(), ids - {process.peer_id})
-    assert any(process.doubted for process in swarm.living)
-    swarm.heal()
-    swarm.run_until_agreed(60.0)
-    assert not any(process.machine.in_doubt for process in swarm.living)
