@@ -4,11 +4,14 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from atom.base.clock import Clock
 from atom.base.reasons import Reason
 from atom.optim.clipping import LandingNorm
+from atom.swap.host_memory import allocate_host_memory
+from atom.swap.host_sums import add
 from atom.swarm.chain.commit import Ballot
 from atom.swarm.exchange.allreduce import (
     Arenas,
@@ -25,7 +28,6 @@ from atom.swarm.state.arenas import LandingDigest
 from atom.swarm.stream.pace import Pace, PaceBook
 from atom.swarm.transport.link_book import BUSY_SHARE
 from atom.swarm.transport.transport import PeerTransport
-from atom.training.feedback import Feedback
 from atom.training.round.events import RingFailed, RingFinished, StartRing
 from atom.training.storage.results import Results
 
@@ -35,6 +37,55 @@ PROGRESS_S = 1.3
 """A member with nothing to send says so every quarter of this: silence means frozen or cut off."""
 
 
+class ErrorFeedback:
+    """What a coarse codec took away from this peer's gradients, until a later round gets it back.
+
+    Without it a codec of eight bits would lose the same small numbers round after round. With it
+    they add up here until they are large enough to be sent (Seide et al. 2014, "1-bit stochastic
+    gradient descent"; Karimireddy et al. 2019). It is this peer's own: replicas agree because all
+    apply the same decoded average.
+
+    One arena, fp32 [elements], serves three times per round: what the last round left is folded
+    into the gradients before they are offered; then the ring writes what this round leaves; and
+    that counts only if the round is committed with this ring's result and our part in it.
+
+    `fold`, `committed` and `forget` on the worker's thread, `begin` and `written` on a ring's in
+    between; the round takes care that they do not meet.
+    """
+
+    def __init__(self, elements: int) -> None:
+        """Raises: MemoryError."""
+        self._arena = allocate_host_memory(elements, torch.float32)
+        self._kept = False
+        """Whether the arena holds something to be given back."""
+        self._written_for = b""
+
+    def fold(self, gradients: Tensor) -> None:
+        """Adds what is kept to `gradients`, sums over sequences like itself; once."""
+        if self._kept:
+            add(gradients, self._arena)
+        self._kept = False
+
+    def begin(self) -> Tensor:
+        """The arena, for a ring that our gradients take part in. What was kept is folded by now."""
+        assert not self._kept
+        self._written_for = b""
+        return self._arena
+
+    def written(self, result_digest: bytes) -> None:
+        """The ring has filled the arena; this is the result it made."""
+        self._written_for = result_digest
+
+    def committed(self, result_digest: bytes) -> None:
+        """The round is decided: what its own ring left is kept, what any other left is not."""
+        self._kept = self._kept or self._written_for == result_digest
+        self._written_for = b""
+
+    def forget(self) -> None:
+        """The gradients of another history: nothing is owed to this one."""
+        self._kept, self._written_for = False, b""
+
+
 @dataclass(frozen=True)
 class RingStyle:
     """How the run's gradients travel: the same for all of its peers."""
@@ -42,7 +93,7 @@ class RingStyle:
     codec: Codec = field(default_factory=Float32)
     connections: int = 1
     """To each neighbour in a ring."""
-    feedback: Feedback | None = None
+    feedback: ErrorFeedback | None = None
     """For codecs that want it."""
 
 
@@ -53,28 +104,6 @@ class _Run:
     reading: bool = False
     """Whether it is past the point where it may read the gradients."""
     thread: threading.Thread | None = None
-
-
-class LandingResult:
-    """Norm and digest of a result whose parts become final one by one: reckoned while the rest is
-    still on its way. Both own threads; they are gone when `known` or `close` has returned."""
-
-    def __init__(self, result: Tensor) -> None:
-        self._norm, self._digest = LandingNorm(result), LandingDigest(result)
-
-    def landed(self, start: int, stop: int) -> None:
-        """Elements [start, stop) are final, and were not before. From any thread; does not wait."""
-        self._norm.landed(start, stop)
-        self._digest.landed(start, stop)
-
-    def known(self) -> tuple[float, bytes]:
-        """Norm and digest, when both are known. Call once, when all has landed."""
-        return self._norm.norm(), self._digest.digest()
-
-    def close(self) -> None:
-        """Nobody wants to know any more. The result is not read after this."""
-        self._norm.close()
-        self._digest.close()
 
 
 class Exchange:
@@ -174,20 +203,27 @@ class Exchange:
     ) -> RingFinished:
         """Over open channels, into `result`. Holds it if all went well."""
         counts = {member.peer_id: member.sequences for member in start.members}
-        landing = LandingResult(result)
+        norm_of, digest_of = LandingNorm(result), LandingDigest(result)
+
+        def landed(start: int, stop: int) -> None:
+            """Reckoned while the rest is still on its way."""
+            norm_of.landed(start, stop)
+            digest_of.landed(start, stop)
+
         try:
             source = self._gradients(start.parent) if counts[self._transport.peer_id] else None
             feedback = self._style.feedback if source is not None else None
             residual = feedback.begin() if feedback else None
             terms = self._terms(run, start, sum(counts.values()))
-            arenas = Arenas(source, result, residual, landing.landed)
+            arenas = Arenas(source, result, residual, landed)
             began = self._clock.now()
             all_reduce(arenas, terms, channels, run.cancelled)
             if channels.right:
                 self._note_speed(terms, channels, result, self._clock.now() - began)
-            norm, digest = landing.known()
+            norm, digest = norm_of.norm(), digest_of.digest()
         except BaseException:
-            landing.close()
+            norm_of.close()
+            digest_of.close()
             raise
         self._results.hold(digest, result)
         if feedback:

@@ -110,7 +110,7 @@ class RoundExecutor:
         self._post = post
         self._fetch = ResultFetch(context.state_sync, clock, events)
         self._exchange = Exchange(transport, self._results, self._gradients_of, post, clock, style)
-        self._after_step = ThreadPoolExecutor(1, "after-step")
+        self._after_step = ThreadPoolExecutor(1, "post-step")
         self._settling: Future[None] = Future()
         """What follows the latest step. Raises, to everybody who waits, what it failed with."""
         self._settling.set_result(None)
@@ -178,16 +178,16 @@ class RoundExecutor:
     def voided(self, void: PassVoided) -> bool:
         """A pass counted for nothing. On the worker's thread. Returns whether to say so: of many,
         fewer and fewer are written down."""
-        stats, is_told = self.stats.void, self.stats.voided(void)
+        stats, is_told = self.stats, self.stats.voided(void)
         if is_told:
             self._events.emit(
                 "pass-voided",
                 reason=void.cause.value,
                 detail=void.detail[:300],
                 hint=void.hint,
-                in_a_row=stats.in_a_row,
+                in_a_row=stats.void_in_a_row,
                 sequences_lost=void.sequences_lost,
-                passes_voided=dict(stats.by_cause),
+                passes_voided=dict(stats.void_passes),
             )
         return is_told
 
@@ -280,7 +280,7 @@ class RoundExecutor:
         and nobody else knows. Validation is with the new weights, as soon as they are stepped."""
         try:
             told = self._validation(round_number)
-            told["passes_voided"] = self.stats.void.take_round()
+            told["passes_voided"] = self.stats.take_void_passes()
             told["utilisation"] = self._replica.watch.figures()
             outcome.set_result(told)
         except BaseException as failure:

@@ -7,37 +7,6 @@ from atom.swap.voided import Cause, PassVoided
 from atom.swarm.chain.commit import Value, Voter
 
 
-class VoidPasses:
-    """Since the process began. Written by the worker's thread, read by any."""
-
-    def __init__(self) -> None:
-        self.by_cause = {cause.value: 0 for cause in Cause}
-        self.in_a_row = 0
-        """The last ones; 0 once a pass has counted again."""
-        self.last_cause = ""
-        """Of the last of them; empty once a pass has counted again."""
-        self._this_round = 0
-
-    def add(self, void: PassVoided) -> bool:
-        """Returns whether to say so: of each cause the 1st, 2nd, 4th, 8th …. If every pass is void,
-        no log shall fill the disk."""
-        cause = self.last_cause = void.cause.value
-        self.by_cause[cause] += 1
-        self._this_round += 1
-        self.in_a_row += 1
-        return self.by_cause[cause].bit_count() == 1
-
-    def sound(self) -> None:
-        """A pass counted."""
-        self.in_a_row = 0
-        self.last_cause = ""
-
-    def take_round(self) -> int:
-        """Of the round that ends now."""
-        count, self._this_round = self._this_round, 0
-        return count
-
-
 @dataclass
 class RoundStats:
     """Of one incarnation. Read from other threads, written by the worker's."""
@@ -53,7 +22,13 @@ class RoundStats:
     tokens_per_s: float = 0.0
     """Of the whole swarm in that round; 0: we did not see it begin."""
     last_commit_at: float | None = None
-    void: VoidPasses = field(default_factory=VoidPasses)
+    void_passes: dict[str, int] = field(default_factory=lambda: {cause.value: 0 for cause in Cause})
+    """Those that counted for nothing, by cause."""
+    void_in_a_row: int = 0
+    """The last ones; 0 once a pass has counted again."""
+    void_cause: str = ""
+    """Of the last of them; empty once a pass has counted again."""
+    _void_this_round: int = 0
     _counted: int = 0
     """For rounds that are over, whatever became of them."""
 
@@ -67,10 +42,24 @@ class RoundStats:
         return None if self.last_commit_at is None else self.last
 
     def voided(self, void: PassVoided) -> bool:
-        """As `VoidPasses.add`; earlier passes may be lost with it."""
+        """A pass counted for nothing, and earlier ones may be lost with it. Returns whether to say
+        so: of each cause the 1st, 2nd, 4th, 8th …. If every pass is void, no log shall fill the
+        disk."""
+        cause = self.void_cause = void.cause.value
+        self.void_passes[cause] += 1
+        self.void_in_a_row += 1
+        self._void_this_round += 1
         self._counted += void.sequences_lost
         self.sequences_dropped += void.sequences_lost
-        return self.void.add(void)
+        return self.void_passes[cause].bit_count() == 1
+
+    def pass_counted(self) -> None:
+        self.void_in_a_row, self.void_cause = 0, ""
+
+    def take_void_passes(self) -> int:
+        """Of the round that ends now."""
+        count, self._void_this_round = self._void_this_round, 0
+        return count
 
     def committed(self, value: Value, counted: int, sequence_tokens: int, now: float) -> None:
         """A round is committed while we are there. `counted`: our sequences until then."""

@@ -17,8 +17,7 @@ from atom.swarm.exchange.codec import codec_named
 from atom.swarm.identity import Identity
 from atom.swarm.state.arenas import arena_digest
 from atom.swarm.stream.frames import Channel
-from atom.training.exchange import Exchange, RingStyle
-from atom.training.feedback import Feedback
+from atom.training.exchange import ErrorFeedback, Exchange, RingStyle
 from atom.training.round.events import RingFailed, RingFinished, StartRing
 from atom.training.storage.results import Results
 from tests.swarm.local_transport import LocalNetwork, LocalTransport
@@ -230,10 +229,10 @@ def test_a_member_without_sequences_adds_nothing(circle_of: Callable[[int], Circ
 
 
 def coarse(size: int) -> list[RingStyle]:
-    return [RingStyle(codec_named("int8"), 2, Feedback(ELEMENTS)) for _ in range(size)]
+    return [RingStyle(codec_named("int8"), 2, ErrorFeedback(ELEMENTS)) for _ in range(size)]
 
 
-def feedback_of(style: RingStyle) -> Feedback:
+def feedback_of(style: RingStyle) -> ErrorFeedback:
     assert style.feedback is not None
     return style.feedback
 

@@ -20,8 +20,7 @@ from atom.swarm.chain.commit import (
 from atom.swarm.identity import Identity
 from atom.swarm.state.arenas import state_digest
 from atom.training.replica.pacing import SwarmCount
-from atom.training.replica.run_gate import Pause
-from atom.training.replica.worker import Batch
+from atom.training.replica.worker import Batch, Pause
 from atom.training.round import Patience
 from atom.training.round.events import (
     CatchUp,
@@ -115,10 +114,10 @@ def test_void_passes_are_counted_and_told_less_and_less_often(stage: Stage) -> N
     }  # fmt: skip
     assert (last["in_a_row"], last["passes_voided"]["loss-not-finite"]) == (8, 8)
     assert stage.executor.stats.sequences_dropped == 36
-    counted = stage.executor.stats.void
-    assert (counted.in_a_row, counted.last_cause) == (9, "loss-not-finite")
-    counted.sound()
-    assert (counted.in_a_row, counted.last_cause) == (0, "")
+    stats = stage.executor.stats
+    assert (stats.void_in_a_row, stats.void_cause) == (9, "loss-not-finite")
+    stats.pass_counted()
+    assert (stats.void_in_a_row, stats.void_cause) == (0, "")
     assert stage.executor.voided(PassVoided(Cause.MEMORY, "no room")), "the first of this cause"
     assert stage.events.events[-1]["in_a_row"] == 1
 

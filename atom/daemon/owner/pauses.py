@@ -4,7 +4,7 @@ import threading
 
 from atom.base.events import EventSink
 from atom.daemon.owner.pause_mark import PauseMark
-from atom.training.replica.run_gate import Pause, RunGate
+from atom.training.replica.worker import Pause, RunGate
 
 GIVE_BACK_S = 2.0
 """How long a pause waits for the device's memory, before it says that a pass still needs it."""

@@ -37,8 +37,7 @@ from atom.swarm.stream.bandwidth import Bandwidth
 from atom.swarm.stream.handshake import Local
 from atom.swarm.transport.outreach import Outreach
 from atom.swarm.transport.transport import Transport
-from atom.training.exchange import RingStyle
-from atom.training.feedback import Feedback
+from atom.training.exchange import ErrorFeedback, RingStyle
 from atom.training.loop import Inbox, RoundLoop
 from atom.training.replica.samples import Deck
 from atom.training.replica.worker import Work, Worker
@@ -235,7 +234,7 @@ def _ring_style(run: RunFile, elements: int) -> RingStyle:
     """Raises: MemoryError; MismatchError, here and not in a first round, without its kernels."""
     chunk_kernels()
     codec = codec_named(run.swarm.codec)
-    feedback = Feedback(elements) if codec.feeds_back else None
+    feedback = ErrorFeedback(elements) if codec.feeds_back else None
     return RingStyle(codec, run.swarm.ring_connections, feedback)
 
 

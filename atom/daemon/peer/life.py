@@ -23,7 +23,7 @@ from atom.swarm.dht.directory import Directory
 from atom.swarm.records.lease import Lease, claims_better
 from atom.swarm.records.lease_book import TwinWatch
 from atom.training.loop import RoundLoop
-from atom.training.replica.run_gate import STARTING
+from atom.training.replica.worker import STARTING
 from atom.training.round import RoundMachine
 from atom.training.round.electorate import leaves_them_stuck
 from atom.training.round.events import Phase, View
@@ -121,7 +121,7 @@ class Life:
 
     def on_pass(self) -> None:
         """A pass ended: the count is news."""
-        self.parts.executor.stats.void.sound()
+        self.parts.executor.stats.pass_counted()
         if self._loop is not None:
             self._loop.pass_ended()
         self.parts.lookout.nudge()

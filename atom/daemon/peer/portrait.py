@@ -46,8 +46,8 @@ def lease_of(parts: Parts, machine: RoundMachine, facts: Facts, serial: int, gon
         ended_attempts=parts.ended_attempts.last,
         branches=head.branches[-SHOWN:],
         branches_before=len(head.branches[:-SHOWN]),
-        void_passes=stats.void.in_a_row,
-        void_cause=stats.void.last_cause,
+        void_passes=stats.void_in_a_row,
+        void_cause=stats.void_cause,
     )
 
 
@@ -77,7 +77,7 @@ def info_of(
         "run": parts.member.manifest.run,
         "peer_id": parts.me.peer_id,
         "state": state.value,
-        "trouble": void_text(stats.void.in_a_row, stats.void.last_cause) or None,
+        "trouble": void_text(stats.void_in_a_row, stats.void_cause) or None,
         "paused": parts.worker.gate.why_not or None,
         "wishes": parts.settings.wishes(),
         "setting": parts.settings.doing or None,
@@ -95,7 +95,7 @@ def info_of(
         "sequences_per_s": round(rate, 3),
         "tokens_per_s": round(rate * parts.member.samples.tokens_per_sample, 1),
         "loss": stats.loss,
-        "passes_voided": dict(stats.void.by_cause),
+        "passes_voided": dict(stats.void_passes),
         "utilisation": parts.member.replica.watch.figures(),
         "disk": disk_of(parts),
         "digest": machine.state_digest.hex() if machine else "",

@@ -7,7 +7,9 @@ of the step.
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from atom.base.clock import BootClock, Clock
@@ -15,14 +17,28 @@ from atom.graph.ir import ParameterSpec, Program
 from atom.optim.gradients import GradientArena
 from atom.optim.stepper import Stepper
 from atom.swap.device import Device
-from atom.swap.engine import Observer
+from atom.swap.engine import Observer, PassCancelled
 from atom.swap.state_form import StateArena
-from atom.training.replica.engines import ReplicaEngines
+from atom.swap.voided import PassVoided
+from atom.training.replica.engines import DeviceTaken, ReplicaEngines
+from atom.training.replica.pass_limits import PassLimits
 from atom.training.replica.pass_watch import PassWatch
-from atom.training.replica.passes import Batch, Passes, PassResult
 from atom.training.replica.settings import ReplicaSettings
 
 __all__ = ["Batch", "PassResult", "Replica", "ReplicaSettings"]
+
+Batch = Mapping[str, Tensor]
+"""One micro-batch: the program's batch inputs by name, first dimension = sequences."""
+
+
+@dataclass(frozen=True)
+class PassResult:
+    """What one pass added to the gradients."""
+
+    sequences: int
+    loss_sum: float
+    """Mean loss per sequence, summed over the sequences, nats."""
+    seconds: float
 
 
 class Replica:
@@ -54,29 +70,27 @@ class Replica:
         there; MismatchError when a program was altered or the host kernels have not been compiled;
         MemoryError; DeviceError.
         """
-        self._settings = settings
         self._clock = clock or BootClock()
+        self._observer = observer
         self.engines = ReplicaEngines(program, evaluation, settings, device)
         """Which give the device's memory back on demand."""
         self._store = self.engines.store
         self._arena = GradientArena(self._store.gradients)
         self.watch = PassWatch(self._clock, [part.name for part in program.sub_models])
         """Looks at some of the passes, unless there is an observer for all of them."""
-        told = observer or self.watch.stepped
         self._stepper = Stepper(
             self._store,
             settings.optimizer,
             self._clock,
             program.sub_models,
             program.frozen,
-            told,
-        )
-        self._passes = Passes(
-            self.engines, self._arena, settings, self.watch, self._clock, observer
+            observer or self.watch.stepped,
         )
         self._rule = settings.update_rule(
             self._store, self._arena, self._stepper, settings.rate, settings.clip_norm
         )
+        self._limits = PassLimits.first(settings.precision, settings.micro_batches)
+        self._seeds = torch.Generator().manual_seed(settings.dropout_seed)
         self._round = 0
 
     def rearrange(
@@ -92,7 +106,9 @@ class Replica:
         self.engines.rearrange(program, evaluation, settings)
         self._stepper.follow(program.sub_models)
         self.watch.follow([part.name for part in program.sub_models])
-        self._passes.follow(settings)
+        self._limits = replace(
+            self._limits, micro_batches=settings.micro_batches, failed_alone=False
+        )
 
     @property
     def round(self) -> int:
@@ -103,7 +119,7 @@ class Replica:
     @property
     def micro_batches(self) -> int:
         """The most that a pass may accumulate; fewer after memory ran out."""
-        return self._passes.micro_batches
+        return self._limits.micro_batches
 
     @property
     def torn(self) -> bool:
@@ -142,18 +158,82 @@ class Replica:
         last: bool = False,
     ) -> PassResult:
         """Forward and backward of the micro-batches; adds to the gradients. May begin while a step
-        is under way, and ends after it. Raises: StepFailed when the step under way breaks off; as
-        `Passes.run`, which says what each leaves behind."""
+        is under way, and ends after it. `last`: as far as the caller knows, no other pass comes
+        before the step; then most of `gradient_norm` is reckoned under this one.
+
+        A pass that is void (PassVoided) adds nothing: if a part of it had been added already, the
+        gradients begin anew, without those of earlier passes either. Another exception
+        (PassCancelled when `should_stop` says so) that comes as late poisons the gradients: they
+        cannot be read until `reset_gradients`. Weights are untouched. One that is cancelled while
+        it is `breakable` poisons nothing: the same call does the same later.
+
+        Raises: PassVoided; DeviceError if a pass of one micro-batch ran out of memory again and
+        again; PassCancelled; GradientsPoisoned; ValueError; StepFailed when the step under way
+        breaks off; DeviceTaken; what the model's computation raises.
+        """
         self._require_state()
-        result = self._passes.run(batches, should_stop, last)
+        started, drawn = self._clock.now(), self._seeds.get_state()
+        seeds = torch.randint(2**63 - 1, (len(batches),), generator=self._seeds).tolist()
+        try:
+            with self.engines.using():
+                losses = self._accumulate(batches, seeds, should_stop, last)
+        except PassVoided as void:
+            raise self._learnt(void, len(batches), self._drop_what_is_torn()) from void
+        except (PassCancelled, DeviceTaken):
+            if self._arena.sequences == 0:
+                self._drop_what_is_torn()
+            self._seeds.set_state(drawn)
+            raise
+        self._limits = self._limits.after_sound()
+        self.watch.end()
+        sequences, loss_sum = self._summed(batches, losses)
+        self._arena.count(sequences, loss_sum)
+        result = PassResult(sequences, loss_sum, self._clock.now() - started)
         self._rule.pass_ended()
         return result
+
+    def _accumulate(
+        self,
+        batches: Sequence[Batch],
+        seeds: Sequence[int],
+        should_stop: Callable[[], bool],
+        last: bool,
+    ) -> list[float]:
+        engine, arena = self.engines.training, self._arena
+        if arena.sequences == 0:
+            self._limits = self._limits.at_round_start()
+        engine.loss_scale = self._limits.loss_scale
+        engine.observer = self._observer or self.watch.begin()
+        first = arena.void
+        try:
+            with arena.accumulating(lambda: engine.touched, last) as landed:
+                return engine.run_pass(batches, seeds, should_stop, first, landed)
+        finally:
+            engine.observer = self._observer
+
+    def _learnt(self, void: PassVoided, micro_batches: int, lost: int = 0) -> PassVoided:
+        """The same with what is lost and what is changed because of it. Raises: DeviceError."""
+        self._limits, hint = self._limits.after_void(void, micro_batches)
+        return PassVoided(void.cause, void.detail, lost, hint)
+
+    def _drop_what_is_torn(self) -> int:
+        """Begins anew if the gradients hold part of a pass. Returns the sequences lost with it."""
+        if not self._arena.poisoned:
+            return 0
+        lost = self._arena.sequences
+        self._arena.reset(self._arena.tag)
+        return lost
+
+    def _summed(self, batches: Sequence[Batch], losses: Sequence[float]) -> tuple[int, float]:
+        """Sequences, and the loss summed over them."""
+        sizes = [self.engines.training.sequences_of(batch) for batch in batches]
+        return sum(sizes), sum(loss * size for loss, size in zip(losses, sizes, strict=True))
 
     @property
     def breakable(self) -> bool:
         """May the pass under way be cancelled without losing any that was counted before it? Asked
         by its `should_stop`."""
-        return self._passes.breakable
+        return self._arena.sequences == 0 or not self.engines.training.leaving
 
     @property
     def elements(self) -> int:
@@ -163,23 +243,25 @@ class Replica:
     def contribution(self) -> Tensor:
         """What this peer gives to the round: flat [elements], live, the mean times `sequences`.
         Counting is frozen: it holds until the next pass. Raises: GradientsPoisoned."""
-        if self._arena.void:
-            self._stepper.rest()  # it may be at work on what is to be cleared
+        self._let_a_step_end()
         return self._rule.contribution()
 
     @property
     def gradients(self) -> Tensor:
         """Live, flat [elements], in the settings' numbers: sums over sequences. Raises:
         GradientsPoisoned."""
-        if self._arena.void:
-            self._stepper.rest()
+        self._let_a_step_end()
         return self._arena.sums
 
     def gradient_norm(self) -> float:
         """Of `gradients`, global, as the latest pass left them. Raises: GradientsPoisoned."""
+        self._let_a_step_end()
+        return self._arena.norm()
+
+    def _let_a_step_end(self) -> None:
+        """It may be at work on sums that are to be cleared."""
         if self._arena.void:
             self._stepper.rest()
-        return self._arena.norm()
 
     @property
     def sequences(self) -> int:
@@ -202,9 +284,22 @@ class Replica:
     def evaluate(
         self, batches: Sequence[Batch], should_stop: Callable[[], bool] = lambda: False
     ) -> float:
-        """Mean loss per sequence. Touches neither gradients nor weights. Raises: as `run_pass`."""
+        """Mean loss per sequence. Touches neither gradients nor weights.
+
+        When it is void, memory ran out: the same call tries again with fewer at a time. Raises: as
+        `run_pass`.
+        """
         self._require_state()
-        return self._passes.evaluate(batches, should_stop)
+        losses = list[float]()
+        while len(losses) < len(batches):
+            some = batches[len(losses) : len(losses) + self.micro_batches]
+            try:
+                with self.engines.using():
+                    losses += self.engines.evaluation.evaluate(some, should_stop)
+            except PassVoided as void:
+                raise self._learnt(void, len(some)) from void
+        sequences, loss_sum = self._summed(batches, losses)
+        return loss_sum / sequences
 
     # --- stepping -----------------------------------------------------------------------------
 

@@ -12,8 +12,9 @@ from atom.daemon.console import Silence
 from atom.daemon.peer.life import Life
 from atom.daemon.state_directory import StateDirectory
 from atom.swap.voided import Cause, PassVoided
+from atom.swarm.chain.commit import Voter
 from atom.training.replica.pass_watch import PassWatch
-from atom.training.round_stats import VoidPasses
+from atom.training.round_stats import RoundStats
 from tests.manual_clock import ManualClock
 
 
@@ -29,10 +30,8 @@ class Executor:
     """As far as void passes are concerned."""
 
     def __init__(self) -> None:
-        self.stats = SimpleNamespace(void=VoidPasses())
-
-    def voided(self, void: PassVoided) -> bool:
-        return self.stats.void.add(void)
+        self.stats = RoundStats(Voter("me", bytes(16)))
+        self.voided = self.stats.voided
 
 
 @pytest.fixture

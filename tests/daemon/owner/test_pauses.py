@@ -9,7 +9,7 @@ import pytest
 from atom.base.events import EventList
 from atom.daemon.owner.pause_mark import PauseMark
 from atom.daemon.owner.pauses import GIVE_BACK_S, Pauses
-from atom.training.replica.run_gate import RunGate
+from atom.training.replica.worker import RunGate
 from tests.read_only_disk import turn_read_only
 
 

@@ -14,7 +14,7 @@ from atom.swarm.exchange.choice import Line, choose
 from atom.swarm.exchange.codec import codec_named
 from atom.swarm.exchange.plans import PartsPlan, ring_tag
 from atom.swarm.stream.frames import Kind, Patience
-from atom.training.feedback import Feedback
+from atom.training.exchange import ErrorFeedback
 
 __all__ = ["swarm_of"]
 
@@ -51,7 +51,7 @@ def test_codec_top_k_gives_all_members_one_result_and_keeps_what_it_leaves_out(
     lost but what is still owed."""
     swarm, constant = swarm_of("local", 3), sources(3, ELEMENTS)
     swarm.shares = (2, 1, 0)
-    feedbacks = [Feedback(ELEMENTS) for _ in constant]
+    feedbacks = [ErrorFeedback(ELEMENTS) for _ in constant]
     total = torch.zeros(ELEMENTS, dtype=torch.float64)
     for number in range(ROUNDS):
         gradients = [part.clone() for part in constant]

@@ -116,7 +116,7 @@ def test_a_pause_at_any_event_changes_no_bit(changes: dict[str, torch.dtype]) ->
     for at in range(0, 2 * events, 9):
         rig.replica.engines.resume()
         rig.replica.reset_gradients()
-        rig.replica._passes._seeds.manual_seed(0)
+        rig.replica._seeds.manual_seed(0)
         told = []
         for n in range(2):
             try:
@@ -174,7 +174,7 @@ def test_memory_that_others_took_is_waited_for(rig: Rig) -> None:
     rig.replica.engines.preempt(WAIT_S)
     rig.replica.engines.resume()
     rig.replica.reset_gradients()
-    rig.replica._passes._seeds.manual_seed(0)
+    rig.replica._seeds.manual_seed(0)
     rig.device.taken = True
     for _ in range(3):
         with pytest.raises(DeviceTaken):

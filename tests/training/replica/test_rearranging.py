@@ -19,6 +19,7 @@ from atom.optim.rate import RateSettings
 from atom.swap.arrangement import Arrangement
 from atom.swap.device import CpuDevice
 from atom.swap.engine import PassCancelled
+from atom.training.replica.pass_limits import PassLimits
 from atom.training.replica.replica import Replica, ReplicaSettings
 from tests.manual_clock import ManualClock
 
@@ -219,6 +220,6 @@ def test_of_what_was_half_made_nothing_is_kept(rigs: list[Rig], way: int) -> Non
 def test_fewer_micro_batches_learned_of_another_plan_are_forgotten(rigs: list[Rig]) -> None:
     rigs.append(Rig())
     replica = rigs[0].replica
-    replica._passes._limits = replace(replica._passes._limits, micro_batches=1)
+    replica._limits = PassLimits(1)
     rigs[0].rearrange(1)
     assert replica.micro_batches == 2

@@ -14,8 +14,7 @@ from atom.swap.readiness import StepFailed
 from atom.swap.voided import Cause, PassVoided
 from atom.training.replica import worker as worker_module
 from atom.training.replica.engines import DeviceTaken
-from atom.training.replica.run_gate import Pause
-from atom.training.replica.worker import Batch, Work, Worker
+from atom.training.replica.worker import Batch, Pause, Work, Worker
 from atom.training.round.batch_policy import GlobalBatch
 
 WAIT_S = 10.0
