@@ -1,10 +1,10 @@
 """The directory without a network: the real one, on a dictionary in the place of a DHT."""
 
 import asyncio
+from collections.abc import Collection
 from typing import Any
 
 from atom.base.clock import Clock
-from atom.base.events import EventSink
 from atom.swarm.dht.client import DirectoryUnavailable
 from atom.swarm.dht.directory import Directory, no_such_run
 from atom.swarm.identity import Identity
@@ -53,14 +53,22 @@ class _MemoryClient:
     def restarted(self) -> asyncio.Event:
         return asyncio.Event()
 
-    async def call(self, name: str, timeout_s: float = 0.0, **arguments: Any) -> Any:
+    async def call(
+        self,
+        name: str,
+        timeout_s: float = 0.0,
+        known: Collection[str] = (),
+        only_known: bool = False,
+        **arguments: Any,
+    ) -> Any:
         if not self.is_reachable:
             raise DirectoryUnavailable("the network is down")
         match name:
             case "store":
                 return self._dht.store(**arguments)
             case "fetch":
-                return self._dht.fetch(arguments["key"]), True
+                found = self._dht.fetch(arguments["key"])
+                return [each for each in found if not only_known or each[0] in known], True
             case "neighbours":
                 return sorted(self._dht.nodes - {self._name})
         return []
@@ -78,11 +86,10 @@ class MemoryDirectory(Directory):
         run: str,
         owner: str | None,
         identity: Identity | None = None,
-        events: EventSink | None = None,
     ) -> None:
         name = identity.peer_id if identity is not None else f"onlooker {id(self)}"
         self._memory: Any = _MemoryClient(dht, name)
-        super().__init__(self._memory, run, owner, identity, events, dht.now)
+        super().__init__(self._memory, run, owner, identity, dht.now)
 
     @property
     def is_reachable(self) -> bool:

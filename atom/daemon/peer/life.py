@@ -191,6 +191,7 @@ class Life:
         assert self._loop is not None
         assert self._machine is not None
         me = self.parts.me
+        self.parts.lookout.directory.known = self._machine.head.known
         if self._twins.sees(leases.get(me.peer_id), me):
             self._beside_a_twin()
         self.parts.outreach.know(leases)

@@ -83,8 +83,7 @@ class Lookout:
     ) -> None:
         """Begins to publish what `describe` says and to hand on what is read, `pause` seconds
         apart. All are called on the lookout's thread."""
-        directory = self._directory
-        assert directory is not None
+        directory = self.directory
         self._describe, self._on_leases, self._on_failure = describe, on_leases, on_failure
 
         async def begin() -> None:

@@ -1,6 +1,7 @@
 """The directory of a run: who is there (leases) and what is trained (the manifest).
 
-Nothing read here is to be trusted beyond its signature.
+Records are checked where they come in, by the DHT process (see storage); what it passes on is
+well signed, in its place and, in a closed run, of a member.
 """
 
 import asyncio
@@ -9,12 +10,12 @@ import itertools
 import random
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
-from atom.base.errors import AddressError, PeerRefused
+from atom.base.errors import AddressError
 from atom.base.events import EventSink
-from atom.base.reasons import Reason
 from atom.swarm.addresses import check_run_name, rank_addresses
 from atom.swarm.dht.client import DhtClient, DirectoryUnavailable
 from atom.swarm.dht.p2pd import NodeSettings
@@ -38,76 +39,9 @@ MANIFEST_SECONDS = 8.0
 MANIFEST_PATIENCE_SECONDS = 30.0
 """Where nodes keep silent, so that nobody can say that it is nowhere."""
 MANIFEST_RETRY_SECONDS = 0.5
-MAX_REPORTS = 256
-MAX_NEWS_PER_READING = 1024
-"""Leases that are checked after one reading. Each takes a third of a millisecond of the process
-that trains."""
 KEEP_SECONDS = 60.0
 KEEP_LIFETIME_SECONDS = 600.0
 """A manifest is stored again and again: it outlives its author."""
-
-
-class RecordReader:
-    """Turns fetched records into leases and manifests; reports what it drops, once per peer."""
-
-    def __init__(self, events: EventSink | None) -> None:
-        self._events = events
-        self._allowed = OPEN
-        self._reported: set[tuple[str, Reason]] = set()
-        self._last: dict[str, tuple[bytes, Lease]] = {}
-
-    def believe_members_of(self, manifest: Manifest) -> None:
-        """From now on leases count only if this (verified) manifest's list has their authors."""
-        self._allowed = seen_from_outside(manifest)
-
-    def leases(self, found: Iterable[tuple[str, bytes]], run: str, owner: str) -> dict[str, Lease]:
-        """Valid leases of (subkey, record) pairs, one per peer. A record seen last time is not
-        checked again. Of more news than `MAX_NEWS_PER_READING` the first are checked, and a peer
-        whose news is left out is said to be as it was."""
-        before, self._last = self._last, {}
-        news = 0
-        for peer_id, record in found:
-            if peer_id in before and (before[peer_id][0] == record or news >= MAX_NEWS_PER_READING):
-                self._last[peer_id] = before[peer_id]
-            elif news < MAX_NEWS_PER_READING:
-                news += 1
-                self._check(peer_id, record, run, owner)
-        return {peer_id: lease for peer_id, (_, lease) in self._last.items()}
-
-    def _check(self, peer_id: str, record: bytes, run: str, owner: str) -> None:
-        try:
-            self._allowed.check(peer_id)
-            self._last[peer_id] = record, decode_lease(record, run, owner, peer_id)
-        except PeerRefused as refusal:
-            self._report(peer_id, refusal)
-
-    def manifest(
-        self, found: Iterable[tuple[str, bytes]], run: str, owner: str | None
-    ) -> tuple[Manifest, bytes] | None:
-        """The one valid manifest. Raises: AddressError if there are several."""
-        valid = {}
-        for subkey, record in found:
-            try:
-                manifest = decode_manifest(record, run, owner)
-                valid[manifest.owner] = manifest, record
-            except PeerRefused as refusal:
-                self._report(subkey, refusal)
-        if len(valid) > 1:
-            owners = ", ".join(sorted(valid)[:8])
-            raise AddressError(
-                f"{len(valid)} runs are named {run!r}, of the owners {owners}",
-                f"add the right one to the address: …/run/{run}/owner/OWNER",
-            )
-        return next(iter(valid.values()), None)
-
-    def _report(self, peer_id: str, refusal: PeerRefused) -> None:
-        entry = peer_id[:64], refusal.reason
-        if self._events is None or entry in self._reported or len(self._reported) >= MAX_REPORTS:
-            return
-        self._reported.add(entry)
-        self._events.emit(
-            "record-refused", peer_id=entry[0], reason=refusal.reason.value, detail=refusal.detail
-        )
 
 
 def no_such_run(run: str, owner: str | None) -> AddressError:
@@ -138,7 +72,6 @@ class Directory:
         run: str,
         owner: str | None,
         identity: Identity | None,
-        events: EventSink | None = None,
         dht_time: Callable[[], float] = time.time,
     ) -> None:
         self.run = check_run_name(run)
@@ -146,8 +79,12 @@ class Directory:
         """Peer id of the founder; found out by `read_manifest` if it was not named."""
         self._client = client
         self._identity = identity
-        self._reader = RecordReader(events)
         self._dht_time = dht_time
+        self._members = OPEN
+        self._leases: dict[bytes, Lease] = {}
+        """By record, as they were read last: most are news only every other second."""
+        self.known: frozenset[str] = frozenset()
+        """Peers whose leases a crowd of others must not hide, in a run that is open to all."""
         self._keeping: asyncio.Task[None] | None = None
 
     async def publish_lease(self, lease: Lease) -> bool:
@@ -160,19 +97,20 @@ class Directory:
         return await self._store(key, lease.peer_id, record, expires_at)
 
     async def read_leases(self) -> dict[str, Lease]:
-        """All leases of the run by peer id, our own included; dropped are invalid ones, and those
-        of peers that are not on the list of the manifest last read or published here."""
+        """The leases of the run by peer id, our own included. If many strangers are there, only
+        some of theirs; if the manifest last read or published here has a list, none."""
         if self.owner is None:
             await self.read_manifest()
         assert self.owner is not None
         found, _ = await self._fetch(lease_key(self.run, self.owner))
-        return self._reader.leases(found, self.run, self.owner)
+        before = self._leases
+        self._leases = {record: before.get(record) or decode_lease(record) for _, record in found}
+        return {lease.peer_id: lease for lease in self._leases.values()}
 
     async def publish_manifest(self, record: bytes) -> bool:
         """Stores the owner's signed record and keeps storing it while this directory is open."""
         manifest = decode_manifest(record, self.run, self.owner)
-        self.owner = manifest.owner
-        self._reader.believe_members_of(manifest)
+        self._believe(manifest)
         if self._keeping is not None:
             self._keeping.cancel()
         stored = await self._store_manifest(manifest.owner, record)
@@ -204,10 +142,9 @@ class Directory:
         began, is_answered = time.monotonic(), False
         for widely in itertools.cycle((False, True)):
             found, complete = await self._fetch(key, widely)
-            answer = self._reader.manifest(found, self.run, self.owner)
-            if answer is not None:
-                self.owner = answer[0].owner
-                self._reader.believe_members_of(answer[0])
+            if found:
+                answer = self._only_one(found)
+                self._believe(answer[0])
                 return answer
             is_answered = is_answered or (widely and complete)
             passed_s = time.monotonic() - began
@@ -217,6 +154,20 @@ class Directory:
                 raise no_answer(TimeoutError())
             await asyncio.sleep(MANIFEST_RETRY_SECONDS)
         raise no_such_run(self.run, self.owner)
+
+    def _only_one(self, found: Sequence[tuple[str, bytes]]) -> tuple[Manifest, bytes]:
+        """Raises: AddressError if there are several."""
+        if len(found) > 1:
+            owners = ", ".join(sorted(owner for owner, _ in found)[:8])
+            raise AddressError(
+                f"{len(found)} runs are named {self.run!r}, of the owners {owners}",
+                f"add the right one to the address: …/run/{self.run}/owner/OWNER",
+            )
+        [(_, record)] = found
+        return decode_manifest(record, self.run, self.owner), record
+
+    def _believe(self, manifest: Manifest) -> None:
+        self.owner, self._members = manifest.owner, seen_from_outside(manifest)
 
     async def visible_addresses(self) -> tuple[str, ...]:
         """Multiaddrs under which others may enter the DHT through us, best first."""
@@ -237,7 +188,12 @@ class Directory:
 
     async def _store(self, key: str, subkey: str, record: bytes, expires_at: float) -> bool:
         stored: bool = await self._client.call(
-            "store", key=key, subkey=subkey, record=record, expires_at=expires_at
+            "store",
+            key=key,
+            subkey=subkey,
+            record=record,
+            expires_at=expires_at,
+            **self._whose(key),
         )
         return stored
 
@@ -250,8 +206,16 @@ class Directory:
             key=key,
             deadline_s=deadline_s,
             widely=widely,
+            **self._whose(key),
         )
         return found, is_complete
+
+    def _whose(self, key: str) -> dict[str, Any]:
+        """The peers whose records matter there. Our own and the owner's always do."""
+        listed = self._members.peer_ids
+        ours = {self.owner, self._identity and self._identity.peer_id} - {None}
+        only_known = listed is not None and key == lease_key(self.run, str(self.owner))
+        return {"known": list(ours | (listed or self.known)), "only_known": only_known}
 
 
 async def open_directory(
@@ -267,7 +231,7 @@ async def open_directory(
         identity = Identity.load_or_create(Path(node.identity_path))
     client = DhtClient(node, events)
     await client.start()
-    return Directory(client, run, owner, identity, events)
+    return Directory(client, run, owner, identity)
 
 
 async def run_bootstrap(

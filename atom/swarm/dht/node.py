@@ -43,8 +43,6 @@ WIDE_BEAM = 64
 WIDE_CALLS = 16
 """At once: some of so many nodes keep silent, three seconds each."""
 MAX_CONTACTS = 64
-MAX_BYTES_PER_FETCH = 8 * 2**20
-"""What is more is cut off."""
 _PLACES = 2
 
 Entries = dict[str, tuple[bytes, float]]
@@ -110,7 +108,7 @@ class DhtNode:
         self._gifts: set[asyncio.Task[bool]] = set()
         self._contacts = Contacts(settings.contacts, settings.initial_peers, MAX_CONTACTS)
         self._last: dict[str, Entries] = {}
-        """What the last reading of a key found, the first known first."""
+        """What the last reading of a key found."""
 
     async def open(self) -> None:
         """Joins the DHT, or begins a new one. Raises: AddressError saying what is in the way."""
@@ -133,12 +131,23 @@ class DhtNode:
             )
         except (ValidationError, RuntimeError) as error:
             raise dht_errors.explain_refusal(str(error)) from None
-        self._node.protocol.storage = BoundedStorage()
+        self._node.protocol.storage = BoundedStorage(self._gate)
         self._node.protocol.cache = NoStorage()
         self._node.protocol._validate_dictionary = self._gate.keep_valid
 
-    async def store(self, key: str, subkey: str, record: bytes, expires_at: float) -> bool:
+    async def store(
+        self,
+        key: str,
+        subkey: str,
+        record: bytes,
+        expires_at: float,
+        known: Sequence[str] = (),
+        only_known: bool = False,
+    ) -> bool:
         """Whether some node (ours included) took it; False if they hold one that expires later.
+
+        `known`: whose records under this key have a place here and come first; `only_known`: those
+        of others are neither kept nor believed. Both hold until they are said anew.
 
         It is stored here first: a neighbour that keeps silent delays the search for the nodes
         in charge by seconds, and whoever asks us meanwhile should hear the news.
@@ -146,7 +155,7 @@ class DhtNode:
         if len(record) > MAX_RECORD_BYTES:
             return False
         key_id, value = DHTID.generate(key), MSGPackSerializer.dumps(record)
-        self._node.protocol.storage.use(key_id)
+        self._gate.use(key_id, known, only_known)
         here = self._store_here(key_id, subkey, value, expires_at)
         gifts = {
             asyncio.create_task(self._give(peer, key_id, subkey, value, expires_at))
@@ -163,9 +172,15 @@ class DhtNode:
         return here or any(gift.result() for gift in done)
 
     async def fetch(
-        self, key: str, deadline_s: float, widely: bool = False
+        self,
+        key: str,
+        deadline_s: float,
+        widely: bool = False,
+        known: Sequence[str] = (),
+        only_known: bool = False,
     ) -> tuple[list[tuple[str, bytes]], bool]:
-        """The records under `key` with their subkeys, and whether the search ended in time.
+        """The records under `key` with their subkeys, and whether the search ended in time. Of a
+        crowd, some; `known` and `only_known` as in `store`.
 
         `widely` asks many nodes: what is stored anew only once a minute lies with those that were
         nearest then, and in a young DHT a dozen may have come nearer since.
@@ -173,7 +188,7 @@ class DhtNode:
         A search that did not end (a node that holds the record may just have died) is answered from
         what is stored here and from the last reading: signed and dated, so merely old.
         """
-        self._node.protocol.storage.use(DHTID.generate(key))
+        self._gate.use(DHTID.generate(key), known, only_known)
         searches = await self._node.get_many(
             [key],
             sufficient_expiration_time=float("inf"),
@@ -181,16 +196,15 @@ class DhtNode:
             num_workers=WIDE_CALLS if widely else None,
             return_futures=True,
         )
-        search, before = searches[key], self._last.get(key, {})
+        search = searches[key]
         await asyncio.wait({search}, timeout=deadline_s)
         is_complete = search.done()
         if is_complete:
             entries = _entries(search.result())
         else:
             search.cancel()
-            entries = before | self._stored_here(key)
-        by_age = {subkey: entries[subkey] for subkey in before if subkey in entries} | entries
-        self._last[key] = _bounded(by_age)
+            entries = self._last.get(key, {}) | self._stored_here(key)
+        self._last[key] = {subkey: entries[subkey] for subkey in self._gate.first(entries)}
         now = time.time()
         found = [(name, record) for name, (record, end) in self._last[key].items() if end > now]
         return found, is_complete
@@ -297,7 +311,9 @@ class DhtNode:
             return False
         stored = DHTRecord(key_id.to_bytes(), MSGPackSerializer.dumps(subkey), value, expires_at)
         storage = self._node.protocol.storage
-        return self._gate.validate(stored) and bool(storage.keep(key_id, subkey, value, expires_at))
+        return self._gate.validate(stored) and bool(
+            storage.store_subkey(key_id, subkey, value, expires_at)
+        )
 
     def _stored_here(self, key: str) -> Entries:
         item = self._node.protocol.storage.get(DHTID.generate(key))
@@ -309,17 +325,6 @@ class DhtNode:
             if record is not None:
                 entries[subkey] = (record, expires_at)
         return entries
-
-
-def _bounded(by_age: Entries) -> Entries:
-    """As many as go on from here, the first first."""
-    share, room_bytes = {}, MAX_BYTES_PER_FETCH
-    for subkey, (record, expires_at) in by_age.items():
-        room_bytes -= len(record)
-        if room_bytes < 0:
-            break
-        share[subkey] = record, expires_at
-    return share
 
 
 def _entries(result: Any) -> Entries:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 CALLS = frozenset({"store", "fetch", "addresses", "contacts", "neighbours"})
 """Methods of the node that the parent may call."""
-MAX_LINE_BYTES = 32 << 20
+MAX_LINE_BYTES = 16 << 20
 """Of one message: twice as many as a reading of the DHT may bring, for bytes are hexadecimal."""
 MAX_REQUESTS = 64
 """Requests under way at once; further ones are refused rather than queued."""

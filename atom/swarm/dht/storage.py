@@ -3,12 +3,15 @@
 hivemind keeps whatever is valid, and of too many keys drops those that end soonest. But identities
 are free. A crowd of leases under one key makes an answer that no message holds, so that readers
 find nobody. And some thousand manifests of runs that nobody trains, which last for minutes, push
-out every lease, which lasts for seconds. So who was there first stays.
+out every lease, which lasts for seconds. So there are few places. Those that a run knows have
+theirs at its peers; of the strangers' half go to those who were there first, so that a crowd that
+comes pushes nobody out, and half are drawn by lot, so that a crowd that is there keeps nobody out.
 """
 
 import functools
+import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from hivemind.dht.routing import DHTID
@@ -27,11 +30,12 @@ from atom.swarm.records.codec import (
 
 MAX_KEYS = 128
 """Of runs that are not our own."""
-MAX_RECORDS_PER_KEY = 256
-"""Peers of a run, and half as many strangers again. Full of the longest leases, a key is an answer
-of less than a MiB; more than 4 MiB are carried by nobody."""
-MAX_RECORDS_PER_ANSWER = 2 * MAX_RECORDS_PER_KEY
-"""A node of ours keeps half of that and its own record; others may keep a crowd."""
+MAX_STRANGERS_PER_KEY = 256
+"""With a hundred peers that the run knows, and all leases at their longest, a key is an answer of
+little more than a MiB; more than 4 MiB are carried by nobody."""
+MAX_RECORDS_PER_READING = 512
+"""Of all that is found, and of one node's answer: others may keep a crowd. Each takes a tenth of a
+millisecond of this process, and two of the one that trains."""
 MAX_SECONDS_AHEAD = {LEASE_DOMAIN: 20.0, MANIFEST_DOMAIN: 900.0}
 """Longest time to expiry we store: a lifetime, and amply for clocks that are apart."""
 _CHECKED_RECORDS = 4096
@@ -41,10 +45,23 @@ _CHECKED_RECORDS = 4096
 class RecordGate(RecordValidatorBase):  # type: ignore[misc]
     """Lets only well-signed records in their own place pass: what we store and what we are told."""
 
+    def __init__(self) -> None:
+        self.known: frozenset[str] = frozenset()
+        """Whose records come first."""
+        self.own_keys: dict[DHTID, bool] = {}
+        """Of our run; whether only those who are known may store there."""
+
+    def use(self, key: DHTID, known: Iterable[str], only_known: bool) -> None:
+        """This key is our own run's: whatever lies under others, there is room for it."""
+        self.known = frozenset(known)
+        self.own_keys[key] = only_known
+
     def validate(self, record: DHTRecord) -> bool:
         blob = unpack_record(record.value)
         claim = None if blob is None else _claim(blob)
         if claim is None or record.subkey != MSGPackSerializer.dumps(claim.author):
+            return False
+        if self.own_keys.get(DHTID.from_bytes(record.key)) and claim.author not in self.known:
             return False
         if claim.expires_at is not None and claim.expires_at != record.expiration_time:
             return False
@@ -54,51 +71,57 @@ class RecordGate(RecordValidatorBase):  # type: ignore[misc]
 
     def keep_valid(self, key: bytes, dictionary: DictionaryDHTValue) -> bool:
         """Drops what is not valid, where hivemind would refuse the whole dictionary: else one
-        bad record, on a node that checks nothing, would hide every good one beside it. Of a crowd,
-        the first are looked at (who was there first comes first), the rest are dropped unseen:
-        a signature takes a tenth of a millisecond, and the whole node stands still meanwhile."""
+        bad record, on a node that checks nothing, would hide every good one beside it. What a crowd
+        has too many is dropped unseen: the whole node stands still while signatures are checked."""
         dictionary.maxsize = float("inf")
         with dictionary.freeze():
-            for number, (subkey, (value, expires_at)) in enumerate(list(dictionary.items())):
-                named = isinstance(subkey, str) and isinstance(value, bytes)
-                if not (number < MAX_RECORDS_PER_ANSWER and named) or not self.validate(
+            entries = dict(dictionary.items())
+            first = self.first(entries)
+            for subkey, (value, expires_at) in entries.items():
+                named = subkey in first and isinstance(subkey, str) and isinstance(value, bytes)
+                if not named or not self.validate(
                     DHTRecord(key, MSGPackSerializer.dumps(subkey), value, expires_at)
                 ):
                     del dictionary[subkey]
         return True
 
+    def first(self, subkeys: Iterable[Any]) -> list[Any]:
+        """Of too many those of the known, and others by lot."""
+        by_lot = sorted(subkeys, key=lambda each: (each not in self.known, random.random()))
+        return by_lot[:MAX_RECORDS_PER_READING]
+
 
 class BoundedStorage(DHTLocalStorage):  # type: ignore[misc]
-    """Takes no newcomer where it is full; what it has may always be renewed. For dictionaries:
-    the gate lets no other value pass."""
+    """What it has may always be renewed, and who is known has a place; where it is full, of the
+    newer half of the strangers one goes for each that comes. For dictionaries: the gate lets no
+    other value pass."""
 
-    def __init__(self) -> None:
+    def __init__(self, gate: RecordGate) -> None:
         super().__init__()
-        self._own: set[DHTID] = set()
-
-    def use(self, key_id: DHTID) -> None:
-        """This key is our own run's: whatever lies under others, there is room for it."""
-        self._own.add(key_id)
+        self._gate = gate
 
     def store_subkey(self, key: DHTID, subkey: str, value: bytes, expiration_time: float) -> bool:
-        """As hivemind's; False also if there is no room."""
+        """As hivemind's. False also if a later record is there, which hivemind would now drop when
+        the earlier one ends; and if there is no room."""
         there = self.get(key)
-        others = len(self) - sum(own in self for own in self._own)
-        if there is None and key not in self._own and others >= MAX_KEYS:
-            return False
-        is_new = there is not None and subkey not in there.value
-        if is_new and len(there.value) >= MAX_RECORDS_PER_KEY:
-            return False
-        return self.keep(key, subkey, value, expiration_time)
-
-    def keep(self, key: DHTID, subkey: str, value: bytes, expiration_time: float) -> bool:
-        """Our own record, for which there is always room. False if a later one is there, which
-        hivemind would now drop when the earlier one ends."""
-        there = self.get(key)
-        before = None if there is None else there.value.get(subkey)
+        if there is None:
+            others = len(self) - sum(own in self for own in self._gate.own_keys)
+            if key not in self._gate.own_keys and others >= MAX_KEYS:
+                return False
+            return bool(super().store_subkey(key, subkey, value, expiration_time))
+        before = there.value.get(subkey)
         if before is not None and before.expiration_time >= expiration_time:
             return False
-        return bool(super().store_subkey(key, subkey, value, expiration_time))
+        stored = bool(super().store_subkey(key, subkey, value, expiration_time))
+        if stored and before is None:
+            self._make_room(there.value, subkey)
+        return stored
+
+    def _make_room(self, records: DictionaryDHTValue, newcomer: str) -> None:
+        known = self._gate.known
+        strangers = [each for each, _ in records.items() if each not in known and each != newcomer]
+        if newcomer not in known and len(strangers) >= MAX_STRANGERS_PER_KEY:
+            del records[random.choice(strangers[MAX_STRANGERS_PER_KEY // 2 :])]
 
     def items(self) -> Iterator[tuple[DHTID, Any]]:
         """Nothing. hivemind asks when it meets a new neighbour, and tells it all that it might keep

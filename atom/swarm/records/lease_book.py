@@ -15,6 +15,7 @@ from atom.swarm.records.lease import LEASE_SECONDS, Lease, PeerState
 GAP_SECONDS = 4.0
 """Longer than this between two readings, and what happened meanwhile is unknown."""
 MAX_PEERS = 1024
+"""Who was in no reading for the longest time makes room for others."""
 MAX_INCARNATIONS = 4
 """Incarnations remembered per peer, for replay protection."""
 MAX_ASKED = 256
@@ -48,6 +49,7 @@ class LeaseBook:
         self._lease_seconds = lease_seconds
         self._gap_seconds = gap_seconds
         self._peers: dict[str, dict[bytes, _Sighting]] = {}
+        """By incarnation; whose lease was read last at the end."""
         self._asked_at: dict[tuple[str, bytes], float] = {}
         self._updated_at: float | None = None
         self._watching_since: float | None = None
@@ -59,11 +61,10 @@ class LeaseBook:
             self._forget_signs()
             self._watching_since = now
         self._updated_at = now
-        if len(self._peers) >= MAX_PEERS:
-            self._forget_silent(now)
         for peer_id, lease in leases.items():
-            if peer_id in self._peers or len(self._peers) < MAX_PEERS:
-                self._see(peer_id, lease, now)
+            self._see(peer_id, lease, now)
+        for peer_id in list(self._peers)[:-MAX_PEERS]:
+            del self._peers[peer_id]
 
     def is_watching(self, now: float) -> bool:
         """Whether our own readings have been close enough together to judge anybody."""
@@ -145,7 +146,7 @@ class LeaseBook:
         return max(signs, key=lambda s: (s.last_sign or 0.0, s.first_seen), default=None)
 
     def _see(self, peer_id: str, lease: Lease, now: float) -> None:
-        known = self._peers.setdefault(peer_id, {})
+        known = self._peers[peer_id] = self._peers.pop(peer_id, {})
         sighting = known.get(lease.incarnation)
         if sighting is None:
             if len(known) >= MAX_INCARNATIONS:
@@ -160,14 +161,6 @@ class LeaseBook:
         for incarnations in self._peers.values():
             for sighting in incarnations.values():
                 sighting.last_sign = None
-
-    def _forget_silent(self, now: float) -> None:
-        """Peers without any sign of life since the last gap or lease time make room for others."""
-        self._peers = {
-            peer_id: incarnations
-            for peer_id, incarnations in self._peers.items()
-            if any(self._is_recent(s, now) for s in incarnations.values())
-        }
 
 
 def _are_doubled(recent: Sequence[_Sighting]) -> bool:

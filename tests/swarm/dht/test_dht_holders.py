@@ -10,7 +10,7 @@ import pytest
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # hivemind's own, at import
     from atom.swarm.dht import node as dht_node
-    from atom.swarm.dht.storage import BoundedStorage
+    from atom.swarm.dht.storage import BoundedStorage, RecordGate
 
 from atom.swarm.dht.p2pd import NodeSettings
 from tests.manual_clock import ManualClock
@@ -26,7 +26,7 @@ class Node:
         self.nearest, self.silent, self.searches = list(peers), set(), 0
         self.stored, self.asked = [], []
         self.protocol = self
-        self.storage = BoundedStorage()
+        self.storage = BoundedStorage(RecordGate())
         self.blacklist = SimpleNamespace(register_failure=self.failed)
         self.failures = []
         self.thawed = asyncio.Event()

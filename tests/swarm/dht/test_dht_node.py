@@ -27,7 +27,6 @@ with warnings.catch_warnings():
 
     from atom.swarm.dht import node as dht_node
     from atom.swarm.dht import storage as dht_storage
-    from atom.swarm.dht.storage import MAX_RECORDS_PER_KEY, BoundedStorage
 
 
 OWNER, PEER = Identity.create(), Identity.create()
@@ -125,48 +124,54 @@ def test_a_record_may_be_rewritten_by_its_author_and_nobody_else_whatever_the_ex
     assert len(dictionary) == 1
 
 
-def test_of_a_crowd_on_a_node_that_keeps_everything_the_first_are_checked(gate, monkeypatch):
+def test_of_a_crowd_on_a_node_that_keeps_everything_a_few_are_checked_the_known_first(
+    gate, monkeypatch
+):
     checked = []
     monkeypatch.setattr(gate, "validate", lambda record: checked.append(record) or True)
-    dictionary = dht_storage.DictionaryDHTValue()
-    for number in range(3 * dht_storage.MAX_RECORDS_PER_ANSWER):
-        dictionary.store(f"peer {number}", pack(b"x"), EXPIRES)
-    assert gate.keep_valid(b"", dictionary)
-    first = [f"peer {number}" for number in range(dht_storage.MAX_RECORDS_PER_ANSWER)]
-    assert [subkey for subkey, _ in dictionary.items()] == first
-    assert len(checked) == len(first) > MAX_RECORDS_PER_KEY, "and a node's own record"
+    gate.use(dht_node.DHTID.generate(KEY), ["ada"], only_known=False)
+    crowd = [f"peer {number}" for number in range(3 * dht_storage.MAX_RECORDS_PER_READING)]
+    seen = set()
+    for _ in range(2):
+        dictionary = dht_storage.DictionaryDHTValue()
+        for subkey in (*crowd, "ada"):
+            dictionary.store(subkey, pack(b"x"), EXPIRES)
+        assert gate.keep_valid(dht_node.DHTID.generate(KEY).to_bytes(), dictionary)
+        seen |= {subkey for subkey, _ in dictionary.items()}
+        assert len(dictionary) == dht_storage.MAX_RECORDS_PER_READING
+        assert "ada" in dictionary
+    assert len(checked) == 2 * dht_storage.MAX_RECORDS_PER_READING < 2 * len(seen)
 
 
-def test_a_crowd_hides_nobody_whom_we_saw_before(monkeypatch):
+def test_in_a_closed_run_the_records_of_others_are_neither_kept_nor_believed(gate):
+    for known, is_kept in (([OWNER.peer_id], False), ([OWNER.peer_id, PEER.peer_id], True)):
+        gate.use(dht_node.DHTID.generate(KEY), known, only_known=True)
+        assert gate.validate(record()) is is_kept
+        dictionary = dht_storage.DictionaryDHTValue()
+        dictionary.store(PEER.peer_id, pack(LEASE), EXPIRES)
+        assert gate.keep_valid(dht_node.DHTID.generate(KEY).to_bytes(), dictionary)
+        assert len(dictionary) == is_kept
+        assert gate.validate(record(index_key(RUN), OWNER.peer_id, MANIFEST, time.time() + 9.0))
+
+
+def test_of_all_that_is_found_a_few_go_on_the_known_first(gate):
     """Identities are free: a stranger stores as many leases as it likes."""
-    monkeypatch.setattr(dht_node, "MAX_BYTES_PER_FETCH", 8)
-    stored = ["old"]
 
     async def get_many(keys, **_):
-        return {key: done(stored) for key in keys}
+        return {key: done([*(f"stranger {n}" for n in range(2000)), "ada"]) for key in keys}
 
     node = dht_node.DhtNode(dht_node.NodeSettings(), Path())
-    protocol = SimpleNamespace(storage=BoundedStorage())
-    node._node = SimpleNamespace(get_many=get_many, protocol=protocol)
-
-    def seen():
-        found, complete = asyncio.run(node.fetch("key", 1.0))
-        assert complete
-        return [subkey for subkey, _ in found]
-
-    assert seen() == ["old"]
-    stored = [*(f"stranger {number}" for number in range(9)), "old"]
-    for _ in range(2):
-        assert len(seen()) == 8
-        assert "old" in seen()
+    node._node = SimpleNamespace(get_many=get_many)
+    found, complete = asyncio.run(node.fetch("key", 1.0, known=["ada"]))
+    assert complete
+    assert found[0] == ("ada", b"x")
+    assert len(found) == dht_storage.MAX_RECORDS_PER_READING
 
 
 def test_whatever_is_found_goes_into_one_message():
-    crowd = {f"{number:052}": (bytes(MAX_RECORD_BYTES), EXPIRES) for number in range(9000)}
-    share = dht_node._bounded(crowd)
-    assert list(share) == list(crowd)[: len(share)], "who was there first"
-    longest = [(peer_id, record) for peer_id, (record, _) in share.items()]
-    assert len(message_line({"id": 1, "answer": (longest, True)})) < MAX_LINE_BYTES
+    crowd = [(f"{number:052}", bytes(MAX_RECORD_BYTES)) for number in range(512)]
+    assert len(crowd) == dht_storage.MAX_RECORDS_PER_READING
+    assert len(message_line({"id": 1, "answer": (crowd, True)})) < MAX_LINE_BYTES
 
 
 def test_a_node_tells_where_its_neighbours_are_now():

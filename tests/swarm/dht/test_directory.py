@@ -10,10 +10,11 @@ from pathlib import Path
 import psutil
 import pytest
 from dht_stock import crowd_nearer_than_the_holder, stock_node, wait_until_gone
-from swarm_samples import a_lease, a_manifest
+from swarm_samples import TINY_RUN, a_lease, a_manifest
 
 from atom.base.errors import AddressError
 from atom.base.events import EventList
+from atom.config.load import normalised_run_text, parse_run_text
 from atom.swarm.dht import directory as directory_module
 from atom.swarm.dht.directory import open_directory
 from atom.swarm.dht.p2pd import NodeSettings
@@ -29,10 +30,11 @@ from atom.swarm.records.lease import PeerState
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # hivemind's own, at import
-    from atom.swarm.dht.storage import MAX_RECORDS_PER_KEY
+    from atom.swarm.dht.storage import MAX_RECORDS_PER_READING, MAX_STRANGERS_PER_KEY
 
 pytestmark = pytest.mark.timeout(180)
 RUN = "shakespeare"
+CROWD = 300
 
 
 class Peers:
@@ -130,33 +132,64 @@ def test_a_run_is_found_though_many_nodes_came_nearer_to_its_key_since(tmp_path,
         asyncio.run(check(bootstrap))
 
 
-def test_a_crowd_of_strangers_fills_a_key_and_hides_neither_who_is_there_nor_who_comes(tmp_path):
+def test_a_crowd_hides_neither_who_is_known_nor_who_comes(tmp_path):
+    async def check():
+        async with Peers(tmp_path) as peers:
+            anna, bert, cleo = (peers.identity(name) for name in ("anna", "bert", "cleo"))
+            a = await peers.open("anna", anna.peer_id)
+            assert await a.publish_manifest(encode_manifest(a_manifest(anna), anna))
+            entrance = await a.visible_addresses()
+            stranger = await peers.open(None, None, initial_peers=entrance, client_mode=True)
+            names = [Identity.create() for _ in range(CROWD)]
+            assert all([await store_as(stranger, each, anna) for each in names])
+            crowd = asyncio.create_task(renewed(stranger, names, anna))
+
+            a.known = frozenset({cleo.peer_id})  # a voter that comes back
+            b, c = [await peers.open(n, None, initial_peers=entrance) for n in ("bert", "cleo")]
+            for each in (b, c):
+                await each.read_manifest()
+            assert await c.publish_lease(a_lease(cleo.peer_id))
+            serials, seen = itertools.count(2), 0
+            async with asyncio.timeout(60.0):
+                while seen < 5:
+                    assert await c.publish_lease(a_lease(cleo.peer_id, serial=next(serials)))
+                    await b.publish_lease(a_lease(bert.peer_id, serial=next(serials)))
+                    leases = await a.read_leases()
+                    assert cleo.peer_id in leases
+                    assert MAX_STRANGERS_PER_KEY <= len(leases) <= MAX_RECORDS_PER_READING
+                    seen += bert.peer_id in leases
+            crowd.cancel()
+
+    asyncio.run(check())
+
+
+def test_a_crowd_is_nothing_to_the_peers_of_a_closed_run(tmp_path):
     async def check():
         async with Peers(tmp_path) as peers:
             anna, bert = peers.identity("anna"), peers.identity("bert")
+            run = parse_run_text(TINY_RUN + f"[swarm]\nmembers = ['{bert.peer_id}']\n")
+            manifest = a_manifest(anna, run_file=normalised_run_text(run))
             a = await peers.open("anna", anna.peer_id)
-            assert await a.publish_manifest(encode_manifest(a_manifest(anna), anna))
-            assert await a.publish_lease(a_lease(anna.peer_id))
+            assert await a.publish_manifest(encode_manifest(manifest, anna))
             entrance = await a.visible_addresses()
-
             stranger = await peers.open(None, None, initial_peers=entrance, client_mode=True)
-            crowd = [Identity.create() for _ in range(2 * MAX_RECORDS_PER_KEY)]
-            stored = [await store_as(stranger, each, anna) for each in crowd]
-            assert any(stored)
-
+            assert await a.publish_lease(a_lease(anna.peer_id))
+            names = [Identity.create() for _ in range(CROWD)]
+            assert not any([await store_as(stranger, each, anna) for each in names])
             b = await peers.open("bert", None, initial_peers=entrance)
             await b.read_manifest()
-            serials = itertools.count(2)
-
-            async def told_anew():
-                for each, who in ((a, anna), (b, bert)):
-                    await each.publish_lease(a_lease(who.peer_id, serial=next(serials)))
-                return [set(await each.read_leases()) for each in (a, b)]
-
+            assert await b.publish_lease(a_lease(bert.peer_id))
             both = {anna.peer_id, bert.peer_id}
-            await until(told_anew, lambda seen: all(both <= each for each in seen))
+            stranger.owner = anna.peer_id
+            for each in (a, b, stranger):
+                assert set(await each.read_leases()) == both
 
     asyncio.run(check())
+
+
+async def renewed(directory, names, owner):
+    for who in itertools.cycle(names):
+        await store_as(directory, who, owner)
 
 
 async def store_as(directory, who, owner):

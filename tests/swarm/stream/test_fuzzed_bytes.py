@@ -106,11 +106,8 @@ def damaged(raw: bytes, dice: random.Random) -> bytes:
 
 DECODERS: dict[str, tuple[bytes, Callable[[bytes], object]]] = {
     "blob manifest": (BLOB, lambda raw: decode_manifest(raw, 1 << 20)),
-    "lease": (LEASE, lambda raw: decode_lease(raw, RUN, OWNER.peer_id, OWNER.peer_id)),
-    "lease, signed": (
-        payload_of(LEASE),
-        lambda raw: decode_lease(signed(raw), RUN, OWNER.peer_id, OWNER.peer_id),
-    ),
+    "lease": (LEASE, decode_lease),
+    "lease, signed": (payload_of(LEASE), lambda raw: read_claim(signed(raw))),
     "run": (FOUNDED, lambda raw: decode_run(raw, RUN)),
     "claim": (LEASE, read_claim),
     "chain": (CHAIN, parse_commits),
