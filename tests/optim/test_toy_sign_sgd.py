@@ -1,6 +1,5 @@
 """An optimizer that the code has never heard of: trained, saved, fetched, caught up, planned."""
 
-import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,32 +8,24 @@ import pytest
 import torch
 from torch import Tensor
 
-from atom.base.events import EventList
 from atom.config.load import parse_run_text
 from atom.config.run_file import OPTIMIZERS, RunFile
 from atom.daemon.fitting.device_choice import peer_bytes
 from atom.daemon.model.run_optimizer import optimizer, shared_state
-from atom.graph.ir import ParameterLayout, Program
-from atom.graph.program import compile_program
-from atom.models.gpt3 import GPT3, GPT3Config, initial_value, initialise
+from atom.graph.ir import ParameterLayout
+from atom.models.gpt3 import GPT3, initialise
 from atom.optim.clipping import clip_coefficient, gradient_norm
 from atom.optim.rate import RateSettings
 from atom.swap.device import CpuDevice
 from atom.swap.state_form import StateForm
-from atom.swarm.identity import Identity
 from atom.swarm.state.arenas import state_digest
-from atom.swarm.state.blobs import BlobServer, BlobStore
-from atom.swarm.state.fetch import Watch
-from atom.training.replica.replica import Replica, ReplicaSettings
-from atom.training.state_sync.donors import Offer, PeerDonors
-from atom.training.storage.snapshot import Snapshot, load_snapshot, write_snapshot
-from tests.manual_clock import ManualClock
+from atom.training.replica.replica import Replica
+from atom.training.storage.snapshot import write_snapshot
 from tests.one_step import allocate_store, take_step
-from tests.swarm.local_transport import LocalNetwork, LocalTransport
+from tests.training.small_replica import SEED, batches, config, filled, program, same, step_once
+from tests.training.state_from_a_peer import HEAD, fetched
 
-CONFIG = GPT3Config(2, 2, 16, sequence_tokens=8, vocabulary_size=29)
-SEED, RATE, CLIP_NORM, BETA, ROUNDS = 11, 1e-2, 0.5, 0.8, 4
-HEAD = b"h" * 32
+RATE, CLIP_NORM, BETA, ROUNDS = 1e-2, 0.5, 0.8, 4
 RUN = """
 run = { name = "signs" }
 data = { source = "python-stdlib" }
@@ -55,26 +46,14 @@ def run(registered: None) -> RunFile:
     return parse_run_text(RUN)
 
 
-def batch(seed: int) -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return {n: torch.randint(29, (2, 8), generator=generator) for n in ("tokens", "targets")}
-
-
-@functools.cache
-def program() -> Program:
-    return compile_program(GPT3(CONFIG), batch(0))
-
-
 @pytest.fixture
 def new_replica(run: RunFile) -> Iterator[Callable[[], Replica]]:
     devices: list[CpuDevice] = []
 
     def make() -> Replica:
         devices.append(CpuDevice())
-        settings = ReplicaSettings(RateSettings(RATE), optimizer(run), CLIP_NORM)
-        replica = Replica(program(), None, settings, devices[-1], ManualClock())
-        replica.initialise(functools.partial(initial_value, CONFIG, seed=SEED))
-        return replica
+        settings = {"optimizer": optimizer(run), "clip_norm": CLIP_NORM}
+        return filled(devices[-1], program(), rate=RateSettings(RATE), **settings)
 
     yield make
     for device in devices:
@@ -82,12 +61,7 @@ def new_replica(run: RunFile) -> Iterator[Callable[[], Replica]]:
 
 
 def train(replica: Replica, round_number: int) -> Tensor:
-    """One round; its mean gradient."""
-    replica.reset_gradients()
-    replica.run_pass([batch(round_number)])
-    mean = replica.gradients / replica.sequences
-    replica.apply(mean, gradient_norm(mean), round_number)
-    return mean
+    return step_once(replica, batches(1, round_number), round_number)
 
 
 class PlainSignSGD(torch.optim.Optimizer):
@@ -107,7 +81,7 @@ class PlainSignSGD(torch.optim.Optimizer):
 
 def plain_step(model: GPT3, stepped_by: PlainSignSGD, round_number: int) -> None:
     model.zero_grad()
-    model(**batch(round_number)).backward(torch.tensor(2.0))  # a sum over two sequences
+    model(**batches(1, round_number)[0]).backward(torch.tensor(2.0))  # a sum over two sequences
     layout = program().layout
     flat = torch.zeros(layout.total_elements)
     for name, parameter in model.named_parameters():
@@ -120,7 +94,7 @@ def plain_step(model: GPT3, stepped_by: PlainSignSGD, round_number: int) -> None
 
 
 def test_training_is_bit_equal_to_plain_pytorch(new_replica: Callable[[], Replica]) -> None:
-    replica, model = new_replica(), GPT3(CONFIG)
+    replica, model = new_replica(), GPT3(config())
     initialise(model, SEED)
     stepped_by = PlainSignSGD(model.parameters())
     for round_number in range(1, ROUNDS + 1):
@@ -140,29 +114,11 @@ def test_a_joiner_fetches_its_snapshot_and_catches_up(
     snapshot = write_snapshot(tmp_path, 2, HEAD, digest, giver.state_arenas())
     missed = [train(giver, 3), train(giver, 4)]
 
-    joiner.load_state(fetched(snapshot, joiner, digest, tmp_path / "downloads"), 2)
+    joiner.load_state(fetched(snapshot, joiner, tmp_path / "downloads"), 2)
     assert state_digest(joiner.state_arenas()) == digest
     for round_number, mean in enumerate(missed, 3):
         joiner.apply(mean, gradient_norm(mean), round_number)
-    assert state_digest(joiner.state_arenas()) == state_digest(giver.state_arenas())
-
-
-def fetched(snapshot: Snapshot, joiner: Replica, digest: bytes, folder: Path) -> dict[str, Tensor]:
-    """From a peer that serves the snapshot."""
-    network, store = LocalNetwork(), BlobStore()
-    store.register(f"state/{HEAD.hex()}", load_snapshot(snapshot))
-    me, donor = (
-        LocalTransport(network, Identity.create(), bytes([n]) * 16, EventList()) for n in range(2)
-    )
-    donor.set_handlers(on_blobs=BlobServer(store).serve)
-    me.start()
-    donor.start()
-    donors = PeerDonors(me, joiner.gradients.numel(), joiner.state_form, folder, Watch())
-    try:
-        return dict(donors.state(Offer(2, HEAD), [donor.peer_id], digest, None))
-    finally:
-        me.close()
-        donor.close()
+    assert same(joiner, giver)
 
 
 def test_memory_and_snapshots_are_reckoned_by_what_it_declares(run: RunFile) -> None:

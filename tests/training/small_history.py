@@ -7,11 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from atom.graph.ir import Program
-from atom.graph.program import compile_program
-from atom.models.gpt3 import GPT3, GPT3Config, initial_value
 from atom.optim.clipping import gradient_norm
-from atom.optim.rate import RateSettings
 from atom.swap.device import CpuDevice
 from atom.swarm.chain.commit import (
     VOTE_DOMAIN,
@@ -32,9 +28,9 @@ from atom.swarm.state.arenas import arena_digest, state_digest
 from atom.training.replica.replica import Replica, ReplicaSettings
 from atom.training.state_sync.donors import Arenas, Offer
 from tests.manual_clock import ManualClock
+from tests.training.small_replica import FIRST_VALUE, RATE, program
 
 ROUNDS = 5
-MODEL = GPT3Config(1, 2, 16, sequence_tokens=8, vocabulary_size=29, dropout=0.0)
 IDENTITIES = [Identity.create() for _ in range(3)]
 VOTERS = tuple(sorted(Voter(identity.peer_id, b"i" * 16) for identity in IDENTITIES))
 SIGNERS = {identity.peer_id: identity for identity in IDENTITIES}
@@ -42,19 +38,12 @@ FOUNDER = VOTERS[0]
 STRANGER = Identity.create()
 
 
-@functools.cache
-def program() -> Program:
-    batch = {name: torch.zeros(2, 8, dtype=torch.int64) for name in ("tokens", "targets")}
-    return compile_program(GPT3(MODEL), batch)
-
-
 def new_replica() -> Replica:
-    settings = ReplicaSettings(RateSettings(1e-2, 1e-3, 2, "cosine", 10))
-    return Replica(program(), None, settings, CpuDevice(), ManualClock())
+    return Replica(program(), None, ReplicaSettings(RATE), CpuDevice(), ManualClock())
 
 
 def initialise(replica: Replica) -> None:
-    replica.initialise(functools.partial(initial_value, MODEL, seed=7))
+    replica.initialise(FIRST_VALUE)
 
 
 def copied(replica: Replica) -> Arenas:

@@ -1,49 +1,23 @@
 """Real small replicas that meet bad numbers, float16's limits and full memory."""
 
-import functools
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 import torch
-from torch import Tensor
 
 from atom.base.errors import DeviceError
-from atom.graph.ir import Program
-from atom.graph.program import compile_program
-from atom.models.gpt3 import GPT3, GPT3Config, initial_value
-from atom.optim.clipping import gradient_norm
-from atom.optim.rate import RateSettings
 from atom.swap.device import CpuDevice, RandomState, Report
 from atom.swap.gate import Gate
 from atom.swap.host_landing import HostSum
 from atom.swap.voided import Cause, PassVoided
 from atom.training.replica.pass_limits import FIRST_EXPONENT
-from atom.training.replica.replica import PassResult, Replica, ReplicaSettings
+from atom.training.replica.replica import PassResult, Replica
 from atom.training.replica.worker import Batch, Work, Worker
 from atom.training.round.batch_policy import GlobalBatch
 from tests.manual_clock import ManualClock
-
-SEQUENCES, VOCABULARY = 2, 29
-CONFIG = GPT3Config(2, 2, 16, sequence_tokens=8, vocabulary_size=VOCABULARY)
-RATE = RateSettings(1e-2, 1e-3, warmup_rounds=2, decay="cosine", rounds=10)
-
-
-def batches(count: int, seed: int) -> list[dict[str, Tensor]]:
-    generator = torch.Generator().manual_seed(seed)
-    return [
-        {
-            name: torch.randint(VOCABULARY, (SEQUENCES, 8), generator=generator)
-            for name in ("tokens", "targets")
-        }
-        for _ in range(count)
-    ]
-
-
-@functools.cache
-def program(precision: torch.dtype) -> Program:
-    return compile_program(GPT3(CONFIG, dtype=precision), batches(1, 0)[0])
+from tests.training.small_replica import SEQUENCES, batches, filled, program, step_once
 
 
 class ScriptedDevice(CpuDevice):
@@ -80,17 +54,13 @@ class ScriptedDevice(CpuDevice):
 
 @pytest.fixture
 def device() -> Iterator[ScriptedDevice]:
-    device, threads = ScriptedDevice(), torch.get_num_threads()
-    torch.set_num_threads(1)
+    device = ScriptedDevice()
     yield device
-    torch.set_num_threads(threads)
     device.close()
 
 
 def new_replica(device: CpuDevice, precision: torch.dtype = torch.float32) -> Replica:
-    settings = ReplicaSettings(RATE, precision=precision, micro_batches=4)
-    replica = Replica(program(precision), None, settings, device, ManualClock())
-    replica.initialise(functools.partial(initial_value, CONFIG, seed=1))
+    replica = filled(device, program(0.0, precision), precision=precision, micro_batches=4)
     replica.reset_gradients(b"head")
     return replica
 
@@ -142,7 +112,7 @@ def test_a_scale_that_overflows_is_lowered_until_it_does_not(
         assert f"the loss scale is {2**15 >> number} " in void.hint
     assert replica.sequences == 2 * SEQUENCES
     assert torch.isfinite(replica.gradients).all()
-    replica.run_pass(batches(2, 6))
+    replica.run_pass(batches(2, 5))
     assert replica.sequences == 4 * SEQUENCES
 
 
@@ -151,16 +121,13 @@ def test_training_goes_on_after_void_passes(device: ScriptedDevice) -> None:
     replica = new_replica(device, torch.float16)
     change(replica, "final_norm.weight", 30)
     losses, voided = [], 0
-    for round in range(1, 13):
-        replica.reset_gradients()
-        while replica.sequences < 2 * SEQUENCES:
-            try:
-                replica.run_pass(batches(2, 5))
-            except PassVoided:
-                voided += 1
-        losses.append(replica.loss_sum)
-        mean = replica.gradients / replica.sequences
-        replica.apply(mean, gradient_norm(mean), round)
+    while replica.round < 12:
+        try:
+            step_once(replica, batches(2, 5), replica.round + 1)
+        except PassVoided:
+            voided += 1
+        else:
+            losses.append(replica.loss_sum)
     assert voided > 0
     assert losses[-1] < 0.9 * losses[0]
 
@@ -172,7 +139,7 @@ def test_out_of_memory_after_gradients_left_costs_the_heads_work(device: Scripte
     replica = new_replica(device)
     weights = replica.state_arenas()["master"].clone()
     replica.run_pass(batches(2, 1))
-    device.sums_that_fail = {len(program(torch.float32).sub_models) + 2}
+    device.sums_that_fail = {len(program().sub_models) + 2}
     void = void_pass(replica)
     assert (void.cause, void.sequences_lost) == (Cause.MEMORY, 2 * SEQUENCES)
     assert replica.sequences == 0

@@ -1,9 +1,8 @@
 """A replica whose steps run under its next passes: the same bits, and nobody reads half a state."""
 
-import functools
 import itertools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -11,22 +10,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from atom.graph.ir import Program
-from atom.graph.program import compile_program
-from atom.models.gpt3 import GPT3, GPT3Config, initial_value
 from atom.optim.adamw import AdamW
 from atom.optim.clipping import gradient_norm
 from atom.optim.optimizer import Part, StepTerms
-from atom.optim.rate import RateSettings
 from atom.optim.stepper import Stepper
 from atom.swap.arrangement import Arrangement
-from atom.swap.device import CpuDevice
 from atom.swap.readiness import StepFailed
-from atom.training.replica.replica import Replica, ReplicaSettings
-from tests.manual_clock import ManualClock
+from atom.training.replica.replica import Replica
+from tests.training.conftest import NewDevice
+from tests.training.small_replica import batches, filled, program, same
 
 WAIT_S = 20.0
-RATE = RateSettings(1e-2, 1e-3, warmup_rounds=2, decay="cosine", rounds=10)
 ARRANGEMENTS = pytest.mark.parametrize(
     "arrangement",
     [
@@ -38,39 +32,13 @@ ARRANGEMENTS = pytest.mark.parametrize(
 )
 
 
-def config(dropout: float) -> GPT3Config:
-    return GPT3Config(2, 2, 16, sequence_tokens=8, vocabulary_size=29, dropout=dropout)
-
-
-def batches(count: int, seed: int) -> list[dict[str, Tensor]]:
-    generator = torch.Generator().manual_seed(seed)
-    return [
-        {name: torch.randint(29, (2, 8), generator=generator) for name in ("tokens", "targets")}
-        for _ in range(count)
-    ]
-
-
-@functools.cache
-def program(dropout: float) -> Program:
-    return compile_program(GPT3(config(dropout)), batches(1, 0)[0])
-
-
 @pytest.fixture
-def new_replica() -> Iterator[Callable[..., Replica]]:
-    devices: list[CpuDevice] = []
-
+def new_replica(new_device: NewDevice) -> Callable[..., Replica]:
     def make(arrangement: Arrangement | None = None) -> Replica:
-        devices.append(CpuDevice())
-        settings = ReplicaSettings(
-            RATE, clip_norm=0.5, arrangement=arrangement or Arrangement(), dropout_seed=3
-        )
-        replica = Replica(program(0.1), program(0.0), settings, devices[-1], ManualClock())
-        replica.initialise(functools.partial(initial_value, config(0.1), seed=11))
-        return replica
+        settings: Any = {"arrangement": arrangement or Arrangement(), "clip_norm": 0.5}
+        return filled(new_device(), program(0.1), program(), **settings)
 
-    yield make
-    for device in devices:
-        device.close()
+    return make
 
 
 @pytest.fixture
@@ -98,14 +66,6 @@ def open_when_waited_for(monkeypatch: pytest.MonkeyPatch, gate: threading.Event)
     monkeypatch.setattr(Stepper, "rest", opening)
 
 
-def state(replica: Replica) -> list[Tensor]:
-    return [arena.clone() for arena in replica.state_arenas().values()]
-
-
-def same(states: list[Tensor], others: list[Tensor]) -> bool:
-    return all(map(torch.equal, states, others))
-
-
 @ARRANGEMENTS
 def test_steps_under_passes_give_the_bits_of_steps_between_them(
     new_replica: Callable[..., Replica], arrangement: Arrangement
@@ -124,7 +84,7 @@ def test_steps_under_passes_give_the_bits_of_steps_between_them(
         assert under.round == between.round == round
         if round % 2:
             assert under.evaluate(batches(3, 5)) == between.evaluate(batches(3, 5))
-    assert same(state(under), state(between))
+    assert same(under, between)
 
 
 def begun(replica: Replica, gate: threading.Event) -> Tensor:
@@ -136,20 +96,16 @@ def begun(replica: Replica, gate: threading.Event) -> Tensor:
     return mean
 
 
-def export(replica: Replica) -> Any:
-    return torch.cat([value.flatten() for value in replica.export_parameters().values()])
-
-
 @pytest.mark.usefixtures("open_when_waited_for")
-@pytest.mark.parametrize("read", [state, export], ids=["state", "export"])
 def test_who_reads_the_state_waits_for_the_step(
-    new_replica: Callable[..., Replica], gate: threading.Event, read: Callable[[Replica], Any]
+    new_replica: Callable[..., Replica], gate: threading.Event
 ) -> None:
-    replica, whole = new_replica(), new_replica()
-    mean = begun(replica, gate)
-    got = read(replica)
-    whole.apply(mean, gradient_norm(mean), 1)
-    assert same(list(got), list(read(whole)))
+    for read in (Replica.state_arenas, Replica.export_parameters):
+        replica, whole = new_replica(), new_replica()
+        mean = begun(replica, gate)
+        got = {name: value.clone() for name, value in read(replica).items()}
+        whole.apply(mean, gradient_norm(mean), 1)
+        assert all(torch.equal(got[name], value) for name, value in read(whole).items())
 
 
 @pytest.mark.usefixtures("open_when_waited_for")
@@ -159,7 +115,8 @@ def test_a_loaded_state_is_not_stepped_on(
     replica, other = new_replica(), new_replica()
     begun(replica, gate)
     replica.load_state({n: arena + 1 for n, arena in other.state_arenas().items()}, 7)
-    assert same(state(replica), [arena + 1 for arena in state(other)])
+    for name, arena in other.state_arenas().items():
+        assert torch.equal(replica.state_arenas()[name], arena + 1)
     assert replica.round == 7
 
 
@@ -176,23 +133,7 @@ def test_cleared_gradients_are_zeros_when_the_step_has_read_them(
     replica.begin_step(replica.gradients, 1.0, 1)
     replica.reset_gradients()
     assert not replica.gradients.any()
-    assert same(state(replica), state(whole))
-
-
-def test_a_step_begun_twice_is_one_step(
-    new_replica: Callable[..., Replica], gate: threading.Event
-) -> None:
-    replica, whole = new_replica(), new_replica()
-    gate.set()
-    mean = begun(replica, gate)
-    replica.begin_step(mean, gradient_norm(mean), 1)
-    with pytest.raises(ValueError, match="does not follow"):
-        replica.begin_step(mean, gradient_norm(mean), 3)
-    gate.set()
-    replica.finish_step()
-    replica.begin_step(mean, gradient_norm(mean), 1)
-    whole.apply(mean, gradient_norm(mean), 1)
-    assert same(state(replica), state(whole))
+    assert same(replica, whole)
 
 
 def test_a_step_that_breaks_off_surfaces_at_every_call_until_a_state_is_loaded(
@@ -227,7 +168,7 @@ def test_a_step_that_breaks_off_surfaces_at_every_call_until_a_state_is_loaded(
     assert not replica.torn
     for each in (replica, whole):
         each.apply(mean, gradient_norm(mean), 1)
-    assert same(state(replica), state(whole))
+    assert same(replica, whole)
 
 
 def test_a_cancelled_pass_leaves_the_step_alone(
@@ -243,4 +184,4 @@ def test_a_cancelled_pass_leaves_the_step_alone(
         with pytest.raises(Exception, match="cancelled"):
             cancelled.result(WAIT_S)
     whole.apply(mean, gradient_norm(mean), 1)
-    assert same(state(replica), state(whole))
+    assert same(replica, whole)

@@ -1,7 +1,6 @@
 """A replica gives its device back and takes it again: nothing counted is lost, no bit changed."""
 
 import ctypes
-import functools
 import mmap
 import threading
 from collections.abc import Iterator, Sequence
@@ -10,33 +9,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from atom.graph.ir import Program
-from atom.graph.program import compile_program
-from atom.models.gpt3 import GPT3, GPT3Config, initial_value
-from atom.optim.adamw import AdamW
-from atom.optim.rate import RateSettings
 from atom.swap.arrangement import Arrangement
 from atom.swap.device import CpuDevice
 from atom.swap.engine import PassCancelled
 from atom.swap.schedule import Shape, training_pass
 from atom.training.replica.engines import DeviceTaken
-from atom.training.replica.replica import Replica, ReplicaSettings
-from tests.manual_clock import ManualClock
+from tests.training.small_replica import MicroBatch, batches, filled, program
 
-CONFIG = GPT3Config(2, 2, 16, sequence_tokens=8, vocabulary_size=29, dropout=0.1)
 ARRANGEMENT = Arrangement(2, resident=frozenset({0}), offloaded=frozenset({1}))
 NARROW = {"precision": torch.bfloat16, "gradients": torch.bfloat16}
 WAIT_S = 20.0
-
-
-@functools.cache
-def program(precision: torch.dtype = torch.float32) -> Program:
-    return compile_program(GPT3(CONFIG, dtype=precision), batch(0))
-
-
-def batch(seed: int) -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return {n: torch.randint(29, (2, 8), generator=generator) for n in ("tokens", "targets")}
 
 
 class CountedDevice(CpuDevice):
@@ -72,15 +54,12 @@ def _resident_bytes(memory: Tensor) -> int:
 class Rig:
     def __init__(self, **changes: torch.dtype) -> None:
         self.device = CountedDevice()
-        settings = ReplicaSettings(
-            RateSettings(1e-2), AdamW(), arrangement=ARRANGEMENT, micro_batches=2, **changes
-        )
-        made = program(settings.precision)
-        self.replica = Replica(made, None, settings, self.device, ManualClock())
-        self.replica.initialise(functools.partial(initial_value, CONFIG, seed=1))
+        made = program(0.1, changes.get("precision", torch.float32))
+        plan = {"arrangement": ARRANGEMENT, "micro_batches": 2}
+        self.replica = filled(self.device, made, **plan, **changes)
 
     def train(self, passes: int = 2) -> list[float]:
-        return [self.replica.run_pass([batch(n), batch(9)]).loss_sum for n in range(passes)]
+        return [self.replica.run_pass(batches(2, n)).loss_sum for n in range(passes)]
 
 
 @pytest.fixture
@@ -99,7 +78,7 @@ def test_what_is_given_back_is_the_systems(rig: Rig) -> None:
     with pytest.raises(PassCancelled):
         rig.train(1)
     with pytest.raises(PassCancelled):
-        rig.replica.evaluate([batch(1)])
+        rig.replica.evaluate(batches(1, 1))
     assert rig.device.resident_bytes() == 0
     assert rig.replica.sequences == 4
     assert torch.equal(rig.replica.gradients, counted)
@@ -110,7 +89,7 @@ def test_a_pause_at_any_event_changes_no_bit(changes: dict[str, torch.dtype]) ->
     """In the first pass of a round and in the second: what is broken off is done again."""
     whole = Rig(**changes)
     losses = whole.train()
-    events = len(training_pass(Shape(len(program().sub_models), 2, ARRANGEMENT)))
+    events = len(training_pass(Shape(len(program(0.1).sub_models), 2, ARRANGEMENT)))
     rig = Rig(**changes)
     finished = 0
     for at in range(0, 2 * events, 9):
@@ -120,12 +99,12 @@ def test_a_pause_at_any_event_changes_no_bit(changes: dict[str, torch.dtype]) ->
         told = []
         for n in range(2):
             try:
-                told.append(_paused_at(rig, [batch(n), batch(9)], at - n * events))
+                told.append(_paused_at(rig, batches(2, n), at - n * events))
             except PassCancelled:
                 assert rig.replica.sequences == 4 * n, "what was counted is still there"
                 assert rig.replica.engines.preempt(0)
                 rig.replica.engines.resume()
-                told.append(rig.replica.run_pass([batch(n), batch(9)]).loss_sum)
+                told.append(rig.replica.run_pass(batches(2, n)).loss_sum)
             else:
                 finished += at >= n * events
         assert told == losses
@@ -135,7 +114,7 @@ def test_a_pause_at_any_event_changes_no_bit(changes: dict[str, torch.dtype]) ->
         each.device.close()
 
 
-def _paused_at(rig: Rig, batches: Sequence[dict[str, Tensor]], event: int) -> float:
+def _paused_at(rig: Rig, some: Sequence[MicroBatch], event: int) -> float:
     """The pass's loss, if it is told to pause at that event and goes on. Raises: PassCancelled."""
     asked = iter(range(10_000))
     engines = rig.replica.engines
@@ -146,7 +125,7 @@ def _paused_at(rig: Rig, batches: Sequence[dict[str, Tensor]], event: int) -> fl
         engines.preempt(0)
         return rig.replica.breakable
 
-    loss = rig.replica.run_pass(batches, should_stop).loss_sum
+    loss = rig.replica.run_pass(some, should_stop).loss_sum
     if event >= 0 and next(asked) > event:
         assert rig.device.resident_bytes() == 0, "as soon as the pass had ended"
     engines.resume()
@@ -160,7 +139,7 @@ def test_whoever_wants_the_memory_back_does_not_wait_for_ever(rig: Rig) -> None:
         began.set()
         return not may_end.wait(WAIT_S)
 
-    passing = threading.Thread(target=lambda: rig.replica.run_pass([batch(1)], wait))
+    passing = threading.Thread(target=lambda: rig.replica.run_pass(batches(1, 1), wait))
     passing.start()
     assert began.wait(WAIT_S)
     assert not rig.replica.engines.preempt(0.01)

@@ -1,8 +1,7 @@
 """A replica goes through its device in another way from one pass to the next: no bit is another."""
 
-import functools
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -10,20 +9,14 @@ import torch
 from torch import Tensor
 
 from atom.graph.ir import Program
-from atom.graph.program import build_program
-from atom.graph.trace import trace
-from atom.graph.traced import Graph
-from atom.models.gpt3 import GPT3, GPT3Config, initial_value
 from atom.optim.adamw import AdamW
-from atom.optim.rate import RateSettings
 from atom.swap.arrangement import Arrangement
 from atom.swap.device import CpuDevice
 from atom.swap.engine import PassCancelled
 from atom.training.replica.pass_limits import PassLimits
 from atom.training.replica.replica import Replica, ReplicaSettings
-from tests.manual_clock import ManualClock
+from tests.training.small_replica import FIRST_VALUE, RATE, batches, program, same
 
-CONFIG = GPT3Config(3, 2, 16, sequence_tokens=8, vocabulary_size=29, dropout=0.1)
 NARROW = {"precision": torch.bfloat16, "gradients": torch.bfloat16}
 FORMS: list[dict[str, torch.dtype]] = [{}, NARROW]
 SWAPPED = Arrangement(2, offloaded=frozenset({1}), least_offloaded_bytes=0)
@@ -32,22 +25,7 @@ WAIT_S = 20.0
 
 
 WAYS = [(None, SWAPPED), (((0, 1), (2, 4)), STAYING), (((0, 0), (1, 3), (4, 4)), SWAPPED)]
-"""Ways through the device: (first and last layer of each sub-model, None: all apart; how)."""
-
-
-@functools.cache
-def graph(precision: torch.dtype) -> Graph:
-    return trace(GPT3(CONFIG, dtype=precision), batch(0))
-
-
-@functools.cache
-def program(precision: torch.dtype, cut: tuple[tuple[int, int], ...] | None) -> Program:
-    return build_program(graph(precision), cut)
-
-
-def batch(seed: int) -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return {n: torch.randint(29, (2, 8), generator=generator) for n in ("tokens", "targets")}
+"""Ways through the device: how the layers are cut, and how that is arranged."""
 
 
 class SmallDevice(CpuDevice):
@@ -101,22 +79,18 @@ class Rig:
     def __init__(self, **changes: torch.dtype) -> None:
         self.device, self.done = SmallDevice(), 0
         self.settings = ReplicaSettings(
-            RateSettings(1e-2),
-            AdamW(seed=3),
-            clip_norm=0.5,
-            micro_batches=2,
-            **changes,
+            RATE, AdamW(seed=3), clip_norm=0.5, micro_batches=2, **changes
         )
         made, settings = self._way(0)
-        self.replica = Replica(made, None, settings, self.device, ManualClock())
-        self.replica.initialise(functools.partial(initial_value, CONFIG, seed=1))
+        self.replica = Replica(made, None, settings, self.device)
+        self.replica.initialise(FIRST_VALUE)
 
     def _way(self, way: int) -> tuple[Program, ReplicaSettings]:
         cut, arrangement = WAYS[way]
         if self.settings.gradients != torch.float32:
             cut = None  # noise differs from sub-model to sub-model
         settings = replace(self.settings, arrangement=arrangement)
-        return program(settings.precision, cut), settings
+        return program(0.1, settings.precision, cut, blocks=3), settings
 
     def rearrange(self, way: int) -> None:
         made, settings = self._way(way)
@@ -124,7 +98,7 @@ class Rig:
 
     def train(self, passes: int) -> None:
         for _ in range(passes):
-            self.replica.run_pass([batch(self.done), batch(self.done + 100)])
+            self.replica.run_pass(batches(2, self.done))
             self.done += 1
 
     def step(self) -> None:
@@ -141,11 +115,6 @@ def rigs() -> Iterator[list[Rig]]:
     yield rigs
     for rig in rigs:
         rig.device.close()
-
-
-def same(rigs: Sequence[Rig]) -> bool:
-    states = [rig.replica.state_arenas() for rig in rigs]
-    return all(torch.equal(states[0][name], states[1][name]) for name in states[0])
 
 
 @pytest.mark.parametrize("changes", FORMS, ids=["float32", "bfloat16"])
@@ -175,7 +144,7 @@ def test_changed_in_the_middle_of_rounds_it_is_as_if_never_changed(
         for rig in rigs:
             rig.step()
         changed.rearrange(round % 3)
-    assert same(rigs)
+    assert same(changed.replica, untouched.replica)
     assert changed.replica.round == 4
     assert changed.replica.watch.figures() is None, "sub-models of before are nobody's"
 
@@ -192,7 +161,7 @@ def test_a_device_without_room_for_it_leaves_everything_as_it_was(rigs: list[Rig
     for rig in rigs:
         rig.train(1)
         rig.step()
-    assert same(rigs)
+    assert same(changed.replica, untouched.replica)
     changed.device.room_for = float("inf")
     changed.rearrange(1)
     for rig in rigs:

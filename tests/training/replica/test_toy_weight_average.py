@@ -1,7 +1,6 @@
 """An update rule that the code has never heard of: averaged, saved, joined, and reckoned with."""
 
-import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -12,20 +11,27 @@ from atom.config.load import parse_run_text
 from atom.config.run_file import UPDATE_RULES, RunFile
 from atom.daemon.fitting.device_choice import peer_bytes
 from atom.daemon.model.run_optimizer import shared_state, update_rule
-from atom.graph.ir import ParameterLayout, Program
-from atom.graph.program import compile_program
-from atom.models.gpt3 import GPT3, GPT3Config, initial_value, initialise
+from atom.graph.ir import ParameterLayout
+from atom.models.gpt3 import GPT3, initialise
 from atom.optim.adamw import AdamW
 from atom.optim.clipping import gradient_norm
 from atom.optim.rate import RateSettings
-from atom.swap.device import CpuDevice
 from atom.swarm.state.arenas import state_digest
-from atom.training.replica.replica import Replica, ReplicaSettings
+from atom.training.replica.replica import Replica
 from atom.training.storage.snapshot import load_snapshot, write_snapshot
-from tests.manual_clock import ManualClock
+from tests.training.conftest import NewDevice
+from tests.training.small_replica import (
+    SEED,
+    SEQUENCES,
+    MicroBatch,
+    batches,
+    config,
+    filled,
+    program,
+    same,
+)
 
-CONFIG = GPT3Config(2, 2, 16, sequence_tokens=8, vocabulary_size=29, dropout=0.0)
-SEED, RATE, ROUNDS, SEQUENCES = 11, 1e-2, 3, 2
+RATE, ROUNDS = 1e-2, 3
 PASSES = (2, 4)
 """Of the two peers, in each round: each takes a step of its own every two passes."""
 RUN = """
@@ -49,35 +55,18 @@ def run(registered: None) -> RunFile:
     return parse_run_text(RUN)
 
 
-def batch(round: int, peer: int, place: int) -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(round * 100 + peer * 10 + place)
-    return {n: torch.randint(29, (SEQUENCES, 8), generator=generator) for n in NAMES}
-
-
-NAMES = ("tokens", "targets")
-
-
-@functools.cache
-def program() -> Program:
-    return compile_program(GPT3(CONFIG), batch(0, 0, 0))
+def batch(round: int, peer: int, place: int) -> MicroBatch:
+    return batches(1, round * 100 + peer * 10 + place)[0]
 
 
 @pytest.fixture
-def new_replica(run: RunFile) -> Iterator[Callable[[], Replica]]:
-    devices: list[CpuDevice] = []
-
-    def make() -> Replica:
-        devices.append(CpuDevice())
-        settings = ReplicaSettings(
-            RateSettings(RATE), AdamW(weight_decay=0.0), update_rule=update_rule(run)
-        )
-        replica = Replica(program(), None, settings, devices[-1], ManualClock())
-        replica.initialise(functools.partial(initial_value, CONFIG, seed=SEED))
-        return replica
-
-    yield make
-    for device in devices:
-        device.close()
+def new_replica(run: RunFile, new_device: NewDevice) -> Callable[[], Replica]:
+    settings = {
+        "rate": RateSettings(RATE),
+        "optimizer": AdamW(weight_decay=0.0),
+        "update_rule": update_rule(run),
+    }
+    return lambda: filled(new_device(), program(), **settings)
 
 
 def play_round(replicas: Sequence[Replica], round: int) -> Tensor:
@@ -99,7 +88,7 @@ class PlainPeer:
 
     def __init__(self, peer: int) -> None:
         self.peer = peer
-        self.model = GPT3(CONFIG)
+        self.model = GPT3(config())
         initialise(self.model, SEED)
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=RATE, betas=(0.9, 0.95), weight_decay=0.0
@@ -143,7 +132,7 @@ def test_rounds_are_those_of_plain_pytorch(new_replica: Callable[[], Replica]) -
         for replica in replicas:
             for name, weight in replica.export_parameters().items():
                 torch.testing.assert_close(weight, means[name], rtol=1e-3, atol=1e-4)
-        assert state_digest(replicas[0].state_arenas()) == state_digest(replicas[1].state_arenas())
+        assert same(*replicas)
 
 
 def test_peers_differ_within_a_round_and_share_a_state(new_replica: Callable[[], Replica]) -> None:
@@ -170,7 +159,7 @@ def test_a_joiner_takes_the_snapshot_and_missed_results(
 
     joiner.load_state(load_snapshot(snapshot), 1)
     joiner.apply(missed, gradient_norm(missed), 2)
-    assert state_digest(joiner.state_arenas()) == state_digest(giver.state_arenas())
+    assert same(joiner, giver)
 
 
 def test_what_it_keeps_is_reckoned_with(run: RunFile) -> None:

@@ -1,0 +1,180 @@
+"""Each form of the state trains, at every schedule and in every precision, and moves between
+replicas, disks and peers, bit for bit."""
+
+import functools
+import gc
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from atom.base.errors import PeerRefused
+from atom.models.gpt3 import initial_value
+from atom.optim import optimizer
+from atom.optim.adamw import AdamW
+from atom.optim.clipping import gradient_norm
+from atom.optim.rate import RateSettings
+from atom.swap.arrangement import Arrangement
+from atom.swap.device import CpuDevice
+from atom.swap.state_form import StateForm
+from atom.swarm.state.arenas import state_digest
+from atom.training.replica.replica import Replica
+from atom.training.storage.snapshot import load_snapshot, write_snapshot
+from tests.training.small_replica import SEED, batches, config, filled, program, same, step_once
+from tests.training.state_from_a_peer import HEAD, fetched
+
+NARROW = torch.bfloat16
+FORMS = pytest.mark.parametrize("form", StateForm)
+PRECISIONS = [
+    (torch.float32, StateForm.EXACT),
+    (torch.float16, StateForm.EXACT),
+    *((NARROW, form) for form in StateForm),
+]
+SOME, ALL = frozenset({1, 3}), frozenset(range(4))
+SCHEDULES = {
+    "three slots": Arrangement(3),
+    "residents": Arrangement(resident=SOME),
+    "kept": Arrangement(resident=SOME, kept=SOME),
+    "values on the host": Arrangement(offloaded=ALL, least_offloaded_bytes=0),
+    "some of them": Arrangement(
+        3, frozenset({2}), offloaded=frozenset({0}), least_offloaded_bytes=0
+    ),
+}
+
+
+class CountingDevice(CpuDevice):
+    """How often memory was asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.taken = 0
+
+    def host_memory(self, elements: int, dtype: torch.dtype) -> Tensor:
+        self.taken += 1
+        return super().host_memory(elements, dtype)
+
+    def slot_memory(self, elements: int, dtype: torch.dtype) -> Tensor:
+        self.taken += 1
+        return super().slot_memory(elements, dtype)
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[CountingDevice]:
+    monkeypatch.setattr(optimizer, "PIECE_ELEMENTS", 500)  # so that a step has several
+    device = CountingDevice()
+    yield device
+    device.close()
+
+
+def new_replica(
+    device: CpuDevice, form: StateForm, precision: torch.dtype = NARROW, **settings: Any
+) -> Replica:
+    plan = {"optimizer": AdamW(seed=3), "clip_norm": 0.5, "micro_batches": 3}
+    programs = program(0.1, precision), program(0.0, precision)
+    rate = RateSettings(1e-2)
+    given = {"rate": rate, "precision": precision, "state_form": form, **plan, **settings}
+    return filled(device, *programs, **given)
+
+
+def train(replica: Replica, rounds: Sequence[int], under: bool = False) -> list[float]:
+    """Two passes a round. `under`: its step runs under the next round's first pass."""
+    losses = []
+    for round in rounds:
+        replica.reset_gradients()
+        replica.run_pass(batches(3, round % 3))
+        replica.run_pass(batches(1, round % 3 + 50), last=True)
+        losses.append(replica.loss_sum)
+        replica.begin_step(replica.gradients, replica.gradient_norm(), round, replica.sequences)
+        if not under:
+            replica.finish_step()
+    return losses
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize(("precision", "form"), PRECISIONS)
+def test_no_schedule_shows_in_any_form(
+    device: CountingDevice, precision: torch.dtype, form: StateForm, schedule: str
+) -> None:
+    """Plainly swapped, with the step between the passes, float32 is plain PyTorch's
+    (`test_replica.py`), as are 16 bits (`test_swap_benchmark.py`)."""
+    plain = new_replica(device, form, precision)
+    other = new_replica(device, form, precision, arrangement=SCHEDULES[schedule])
+    rounds = range(1, 3)
+    assert train(other, rounds, under=True) == train(plain, rounds)
+    assert torch.equal(other.gradients, plain.gradients)
+    assert same(other, plain)
+    assert other.evaluate(batches(2, 9)) == plain.evaluate(batches(2, 9))
+
+
+@FORMS
+def test_it_learns_as_the_exact_form_does_and_from_gradients_in_sixteen_bits(
+    device: CountingDevice, form: StateForm
+) -> None:
+    exact = train(new_replica(device, StateForm.EXACT), range(1, 31))
+    for gradients in (torch.float32, NARROW):
+        replica = new_replica(device, form, gradients=gradients)
+        losses = train(replica, range(1, 31))
+        assert losses[-1] == pytest.approx(exact[-1], rel=0.05)
+        assert losses[-1] < 0.9 * losses[0]
+        assert replica.gradients.dtype == gradients
+        assert replica.gradient_norm() == gradient_norm(replica.gradients.float())
+
+
+@FORMS
+def test_a_restored_replica_and_a_joiner_go_on_alike(
+    device: CountingDevice, form: StateForm, tmp_path: Path
+) -> None:
+    one, restored, joiner = (new_replica(device, form) for _ in range(3))
+    train(one, range(1, 4))
+    digest = state_digest(one.state_arenas())
+    snapshot = write_snapshot(tmp_path, 3, HEAD, digest, one.state_arenas())
+    state_bytes = sum(arena.nbytes for arena in one.state_arenas().values())
+    assert state_bytes == sum(arena.size_bytes for arena in one.state_form.values())
+    restored.load_state(load_snapshot(snapshot), 3)
+    joiner.load_state(fetched(snapshot, joiner, tmp_path / "downloads"), 3)
+    mean = step_once(one, batches(1, 4), 4)
+    for replica in (restored, joiner):
+        replica.apply(mean, gradient_norm(mean), 4)
+        assert same(one, replica)
+    for another in set(StateForm) - {form}:
+        other = new_replica(device, another)
+        with pytest.raises(PeerRefused):
+            fetched(snapshot, other, tmp_path / "downloads")
+        with pytest.raises(ValueError, match="does not fit"):
+            other.load_state(one.state_arenas(), 4)
+        assert same(other, new_replica(device, another))
+
+
+@FORMS
+def test_exported_weights_are_float32_and_were_what_was_put_in(
+    device: CountingDevice, form: StateForm
+) -> None:
+    expected = functools.partial(initial_value, config(), seed=SEED)
+    for name, weight in new_replica(device, form).export_parameters().items():
+        assert torch.equal(weight, expected(name, tuple(weight.shape))), name
+
+
+def test_two_hundred_steps_take_no_more_than_three(device: CountingDevice) -> None:
+    """Tensors alive and their bytes, threads, and memory asked of the device."""
+    earlier, others = tensors_alive(), set(threading.enumerate())  # none of these goes meanwhile
+    replica = new_replica(device, StateForm.HALF, arrangement=SCHEDULES["some of them"])
+    held = list[tuple[int, int, int, int]]()
+    for rounds in (range(1, 4), range(4, 201)):
+        train(replica, rounds, under=True)
+        replica.finish_step()
+        alive = tensors_alive()
+        size_bytes = sum(each.untyped_storage().nbytes() for each in alive)
+        threads = len(set(threading.enumerate()) - others)
+        held.append((len(alive), size_bytes, threads, device.taken))
+        del alive
+    assert held[0] == held[1]
+    assert held[0][0] > len(earlier)
+
+
+def tensors_alive() -> list[Tensor]:
+    gc.collect()
+    return [each for each in gc.get_objects() if issubclass(type(each), Tensor)]

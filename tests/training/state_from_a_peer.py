@@ -1,0 +1,35 @@
+"""A snapshot's state, fetched by a replica from a peer that serves it."""
+
+from pathlib import Path
+
+from torch import Tensor
+
+from atom.base.events import EventList
+from atom.swarm.identity import Identity
+from atom.swarm.state.blobs import BlobServer, BlobStore
+from atom.swarm.state.fetch import Watch
+from atom.training.replica.replica import Replica
+from atom.training.state_sync.donors import Offer, PeerDonors
+from atom.training.storage.snapshot import Snapshot, load_snapshot
+from tests.swarm.local_transport import LocalNetwork, LocalTransport
+
+HEAD = b"h" * 32
+
+
+def fetched(snapshot: Snapshot, joiner: Replica, folder: Path) -> dict[str, Tensor]:
+    """Of the snapshot at `HEAD`. Raises: PeerRefused."""
+    network, store = LocalNetwork(), BlobStore()
+    store.register(f"state/{HEAD.hex()}", load_snapshot(snapshot))
+    me, donor = (
+        LocalTransport(network, Identity.create(), bytes([n]) * 16, EventList()) for n in range(2)
+    )
+    donor.set_handlers(on_blobs=BlobServer(store).serve)
+    for transport in (me, donor):
+        transport.start()
+    donors = PeerDonors(me, joiner.elements, joiner.state_form, folder, Watch())
+    offer = Offer(snapshot.round, HEAD)
+    try:
+        return dict(donors.state(offer, [donor.peer_id], snapshot.state_digest, None))
+    finally:
+        for transport in (me, donor):
+            transport.close()
