@@ -27,7 +27,6 @@ from member_processes import PATIENCE_S, found_by
 from ring_links import Seat, shaped
 from ring_member import member_transport
 from sides import Timing, machine, positive, publish, ratio
-from torch import Tensor
 
 from atom.config.run_file import CODECS
 from atom.swarm.chain.commit import Ballot
@@ -133,18 +132,10 @@ def _runs(
         )  # fmt: skip
         gate.wait(PATIENCE_S)
         began = time.perf_counter()
-        _average(transport, terms, ballot, source, result)
+        all_reduce(Arenas(source, result), terms, open_exchange(transport, terms, PATIENCE_S))
         seconds = time.perf_counter() - began
         found.append((seconds, hashlib.sha256(result.numpy().data).digest()))
     return found[1:]
-
-
-def _average(
-    transport: Transport, terms: Terms, ballot: Ballot, source: Tensor, result: Tensor
-) -> None:
-    attempt = (PARENT, ballot, PATIENCE_S)
-    channels = open_exchange(transport, terms.members, terms.shares, *attempt)
-    all_reduce(Arenas(source, result), terms, channels)
 
 
 def _timing(found: Sequence[Any], index: int) -> Timing:

@@ -52,10 +52,6 @@ class Side:
         return self._parts[2:] == [PARTS]
 
     @property
-    def connections(self) -> int:
-        return int(self._parts[2]) if len(self._parts) > 2 and not self.parts else 1
-
-    @property
     def _parts(self) -> list[str]:
         return self.name.split("/")
 
@@ -67,9 +63,12 @@ class Side:
         """Raises: ValueError for a name that is no side."""
         if not self.ours:
             return
-        known = self._parts[0] == TLS and self.codec in CODECS
-        if not known or not 1 <= self.connections <= 4:
-            raise ValueError(f"{self.name} is not tls/codec/connections or …/parts")
+        if (
+            self._parts[0] != TLS
+            or self.codec not in CODECS
+            or self._parts[2:] not in ([], [PARTS])
+        ):
+            raise ValueError(f"{self.name} is neither tls/codec nor tls/codec/parts")
 
 
 @dataclass(frozen=True)
@@ -163,16 +162,14 @@ def _ours(
             results[source.numel()] = torch.zeros(source.numel())
         result = results[source.numel()]
         started = time.perf_counter()
-        shares = (1,) * len(order) if side.parts else ()
-        attempt = (PARENT, ballot, PATIENCE_S)
-        channels = open_exchange(transport, order, shares, *attempt, side.connections)
+        terms = Terms(
+            order, rank, ring_tag(PARENT, ballot), 1 / len(order), codec_named(side.codec),
+            (1,) * len(order) if side.parts else (), PATIENCE_S,
+        )  # fmt: skip
+        channels = open_exchange(transport, terms, PATIENCE_S)
         opening_s = time.perf_counter() - started
         if delay_s:
             delay(channels, delay_s)
-        terms = Terms(
-            order, rank, ring_tag(PARENT, ballot), 1 / len(order), codec_named(side.codec),
-            shares, PATIENCE_S,
-        )  # fmt: skip
         all_reduce(Arenas(source, result), terms, channels)
         return result, opening_s
 

@@ -14,7 +14,7 @@ import torch
 from atom.base.errors import PeerRefused
 from atom.base.events import EventList
 from atom.swarm.chain.commit import Ballot
-from atom.swarm.exchange.allreduce import Arenas, Terms, all_reduce, open_ring
+from atom.swarm.exchange.allreduce import Arenas, Terms, all_reduce, open_exchange
 from atom.swarm.exchange.codec import codec_named
 from atom.swarm.exchange.plans import ring_tag
 from atom.swarm.identity import Identity
@@ -140,7 +140,6 @@ class _Peer:
             ballot = Ballot(1 + run + 1000 * job.number, order[0], bytes(16))
             started = time.perf_counter()
             time.sleep(job.pause_s)  # stands for the computing between rounds
-            channels = open_ring(self._transport, order, _PARENT, ballot, PATIENCE_S, 1)
             terms = Terms(
                 order,
                 order.index(self._transport.peer_id),
@@ -149,6 +148,7 @@ class _Peer:
                 codec_named("float32"),
                 progress_timeout_s=PATIENCE_S,
             )
+            channels = open_exchange(self._transport, terms, PATIENCE_S)
             all_reduce(Arenas(source, result), terms, channels)
             seconds.append(time.perf_counter() - started)
         assert torch.equal(source, result), "fast and wrong would be no result"

@@ -122,8 +122,6 @@ class Swarm(Section):
     codec: str = "float32"
     """How gradients travel between peers: bfloat16 halves the traffic and rounds the average; int8
     quarters it, and each peer keeps what rounding took away for the next round."""
-    ring_connections: int = Field(default=1, ge=1, le=4)
-    """To each neighbour in the ring; more than one is meant for long links that lose packets."""
     survivors: Literal["branch", "pause"] = "branch"
     """Without a quorum: go on as a recorded branch, or wait for as long as it takes."""
     members: Annotated[tuple[PeerId, ...], Field(max_length=MAX_MEMBERS)] | None = None

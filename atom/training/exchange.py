@@ -91,8 +91,6 @@ class RingStyle:
     """How the run's gradients travel: the same for all of its peers."""
 
     codec: Codec = field(default_factory=Float32)
-    connections: int = 1
-    """To each neighbour in a ring."""
     feedback: ErrorFeedback | None = None
     """For codecs that want it."""
 
@@ -182,15 +180,14 @@ class Exchange:
             self._post(finished)
 
     def _all_reduce(self, run: _Run, start: StartRing) -> RingFinished:
-        if sum(member.sequences for member in start.members) <= 0:
-            raise ExchangeBroken(None, Reason.BAD_WEIGHT, "nobody contributes")
-        channels = self._open(start)
+        terms = self._terms(start)
+        channels = open_exchange(self._transport, terms, OPEN_S)
         try:
             if not self._may_read(run):
                 raise ExchangeBroken(None, Reason.SUPERSEDED)
             result = self._results.buffer()
             try:
-                return self._average(run, start, channels, result)
+                return self._average(run, start, terms, channels, result)
             except BaseException:
                 self._results.discard(result)
                 raise
@@ -199,10 +196,9 @@ class Exchange:
             raise
 
     def _average(
-        self, run: _Run, start: StartRing, channels: Channels, result: Tensor
+        self, run: _Run, start: StartRing, terms: Terms, channels: Channels, result: Tensor
     ) -> RingFinished:
         """Over open channels, into `result`. Holds it if all went well."""
-        counts = {member.peer_id: member.sequences for member in start.members}
         norm_of, digest_of = LandingNorm(result), LandingDigest(result)
 
         def landed(start: int, stop: int) -> None:
@@ -211,10 +207,10 @@ class Exchange:
             digest_of.landed(start, stop)
 
         try:
-            source = self._gradients(start.parent) if counts[self._transport.peer_id] else None
+            gives = start.members[terms.rank].sequences > 0
+            source = self._gradients(start.parent) if gives else None
             feedback = self._style.feedback if source is not None else None
             residual = feedback.begin() if feedback else None
-            terms = self._terms(run, start, sum(counts.values()))
             arenas = Arenas(source, result, residual, landed)
             began = self._clock.now()
             all_reduce(arenas, terms, channels, run.cancelled)
@@ -230,12 +226,16 @@ class Exchange:
             feedback.written(digest)
         return RingFinished(run.ballot, digest, norm)
 
-    def _terms(self, run: _Run, start: StartRing, sequences: int) -> Terms:
+    def _terms(self, start: StartRing) -> Terms:
+        """Raises: ExchangeBroken(BAD_WEIGHT)."""
         members = tuple(member.peer_id for member in start.members)
+        sequences = sum(member.sequences for member in start.members)
+        if sequences <= 0:
+            raise ExchangeBroken(None, Reason.BAD_WEIGHT, "nobody contributes")
         return Terms(
             members=members,
             rank=members.index(self._transport.peer_id),
-            tag=ring_tag(start.parent, run.ballot),
+            tag=ring_tag(start.parent, start.ballot),
             scale=1.0 / sequences,
             codec=self._style.codec,
             shares=start.shares,
@@ -244,13 +244,6 @@ class Exchange:
             pace=self.pace(),
         )
 
-    def _open(self, start: StartRing) -> Channels:
-        """Raises: ExchangeBroken."""
-        members = [member.peer_id for member in start.members]
-        attempt = (start.parent, start.ballot, OPEN_S)
-        lanes = self._style.connections
-        return open_exchange(self._transport, members, start.shares, *attempt, lanes)
-
     def _note_speed(self, terms: Terms, channels: Channels, result: Tensor, seconds: float) -> None:
         """What the exchange tells of our pace, and of the lines at both ends of each connection."""
         shares, count = terms.shares, len(terms.members)
@@ -258,14 +251,11 @@ class Exchange:
         moved = [averages_moved(shares, rank) if shares else ring for rank in range(count)]
         self._paces.finished(moved[terms.rank] * result.nbytes, seconds)
         wire_bytes = self._style.codec.wire_bytes(result.numel())
-        sending = {lane.peer_id: 0.0 for lane in channels.right}
-        for lane in channels.right:  # several to one peer take turns
-            sending[lane.peer_id] = max(sending[lane.peer_id], lane.sending_s)
-        ours = all(busy_s >= BUSY_SHARE * seconds for busy_s in sending.values())
-        for peer_id, busy_s in sending.items():
-            line = terms.rank if ours else terms.members.index(peer_id)
+        ours = all(right.sending_s >= BUSY_SHARE * seconds for right in channels.right)
+        for right in channels.right:
+            line = terms.rank if ours else terms.members.index(right.peer_id)
             byte_count = round(moved[line] * wire_bytes)
-            self._transport.links.carried(peer_id, byte_count, busy_s, seconds)
+            self._transport.links.carried(right.peer_id, byte_count, right.sending_s, seconds)
 
     def _fail(self, run: _Run, failed: RingFailed) -> None:
         if not run.cancelled.is_set():

@@ -32,7 +32,7 @@ def check_timing(timing: dict[str, Any], runs: int) -> None:
 
 def test_ring_beside_gloo() -> None:
     program = str(BENCHMARKS / "ring.py")
-    sides = ["gloo", "tls", "tls/int8/2", "tls/bfloat16"]
+    sides = ["gloo", "tls", "tls/int8/parts", "tls/bfloat16"]
     body = run(
         program, "--members", "2", "--megabytes", "0.1", "0.5", "--runs", "2", "--sides", *sides,
         compares="x gloo's speed",

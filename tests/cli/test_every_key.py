@@ -126,7 +126,6 @@ RUN_ROWS: dict[str, tuple[tuple[str, str], ...]] = {
     "validation.batches": no_count(2**20),
     "swarm.grace_seconds": no_number("0.5", "86401"),
     "swarm.codec": (NO_TEXT, ('"nonsense"', "names no codec"), ('""', "names no codec")),
-    "swarm.ring_connections": no_count(4),
     "swarm.survivors": no_choice("branch"),
     "swarm.members": (('["ann"]', "'ann' is no peer id"), ("[]", "would let nobody in"),
                       ('"ann"', "expected a list in brackets"), ("[3]", "in quotes, not 3")),

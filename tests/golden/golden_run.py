@@ -29,7 +29,7 @@ from atom.optim.rate import RateSettings
 from atom.swap.arrangement import Arrangement
 from atom.swap.device import CpuDevice
 from atom.swarm.chain.commit import Ballot
-from atom.swarm.exchange.allreduce import Arenas, Terms, all_reduce, open_ring
+from atom.swarm.exchange.allreduce import Arenas, Terms, all_reduce, open_exchange
 from atom.swarm.exchange.codec import Float32
 from atom.swarm.exchange.plans import RingPlan, ring_tag
 from atom.swarm.identity import Identity
@@ -111,7 +111,7 @@ def average(parts: Sequence[Tensor], sequences: int, round: int) -> list[Tensor]
             order, rank, ring_tag(parent, ballot), 1 / sequences, Float32(),
             progress_timeout_s=PATIENCE_S,
         )  # fmt: skip
-        channels = open_ring(peers[rank], order, parent, ballot, PATIENCE_S)
+        channels = open_exchange(peers[rank], terms, PATIENCE_S)
         plan = RingPlan(len(result), len(order), 64 * 1024, 8 * 1024)
         all_reduce(Arenas(parts[rank], result), terms, channels, None, plan)
         return result

@@ -3,6 +3,8 @@
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -59,10 +61,13 @@ class Swarm:
         self.ballot = Ballot(1, self.order[0], bytes(16))
         self.pool = ThreadPoolExecutor(size)
 
-    def open_all(self, rank: int, connections: int = 1) -> Channels:
-        where = self.transports[rank]
-        attempt = (PARENT, self.ballot, SOON)
-        return open_exchange(where, self.order, self.shares, *attempt, connections)
+    def terms(self, rank: int, **changes: Any) -> Terms:
+        """Of the ring or parts of all, seen by one of them."""
+        tag = ring_tag(PARENT, self.ballot)
+        return replace(Terms(self.order, rank, tag, 1 / 64, shares=self.shares), **changes)
+
+    def open_all(self, rank: int, timeout_s: float = SOON) -> Channels:
+        return open_exchange(self.transports[rank], self.terms(rank), timeout_s)
 
     def open(self, rank: int) -> tuple[Channel, Channel]:
         channels = self.open_all(rank)
@@ -77,28 +82,24 @@ class Swarm:
         cancelled: threading.Event | None = None,
         tag: bytes | None = None,
         silence_s: float = SILENCE_S * 4,
-        connections: int = 1,
         residual: Tensor | None = None,
         landed: Callable[[Tensor], Callable[[int, int], None]] = lambda result: lambda *_: None,
         pace: Pace = QUICK,
         opening_s: float = 0.0,
     ) -> Tensor:
         result = torch.full((elements,), float("nan"))
-        terms = Terms(
-            members=self.order,
-            rank=rank,
-            tag=tag if tag is not None else ring_tag(PARENT, self.ballot),
-            scale=1 / 64,
+        terms = self.terms(
+            rank,
             codec=codec or Float32(),
-            shares=self.shares,
             progress_timeout_s=silence_s,
             opening_s=opening_s,
             pace=pace,
         )
+        terms = terms if tag is None else replace(terms, tag=tag)
         plan: RingPlan | PartsPlan = RingPlan(elements, len(self.order), 48 * 1024, 4 * 1024)
         if self.shares:
             plan = PartsPlan(elements, self.shares, 48 * 1024, 4 * 1024)
-        channels = self.open_all(rank, connections)
+        channels = self.open_all(rank)
         arenas = Arenas(source, result, residual, landed(result))
         all_reduce(arenas, terms, channels, cancelled, plan)
         return result

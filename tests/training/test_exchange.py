@@ -229,7 +229,7 @@ def test_a_member_without_sequences_adds_nothing(circle_of: Callable[[int], Circ
 
 
 def coarse(size: int) -> list[RingStyle]:
-    return [RingStyle(codec_named("int8"), 2, ErrorFeedback(ELEMENTS)) for _ in range(size)]
+    return [RingStyle(codec_named("int8"), ErrorFeedback(ELEMENTS)) for _ in range(size)]
 
 
 def feedback_of(style: RingStyle) -> ErrorFeedback:

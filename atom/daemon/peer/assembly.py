@@ -235,7 +235,7 @@ def _ring_style(run: RunFile, elements: int) -> RingStyle:
     chunk_kernels()
     codec = codec_named(run.swarm.codec)
     feedback = ErrorFeedback(elements) if codec.feeds_back else None
-    return RingStyle(codec, run.swarm.ring_connections, feedback)
+    return RingStyle(codec, feedback)
 
 
 def _schedule(member: Membership) -> Schedule:

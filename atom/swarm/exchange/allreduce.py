@@ -15,7 +15,7 @@ from functools import partial
 
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
-from atom.swarm.exchange.channels import Channels, open_exchange, open_parts, open_ring
+from atom.swarm.exchange.channels import Channels, open_exchange
 from atom.swarm.exchange.failure import ExchangeBroken, tell_broken
 from atom.swarm.exchange.parts import OwnPart, PartsReceiver, PartsSender
 from atom.swarm.exchange.plans import PartsPlan, RingPlan
@@ -30,8 +30,6 @@ __all__ = [
     "Terms",
     "all_reduce",
     "open_exchange",
-    "open_parts",
-    "open_ring",
 ]
 
 assert sys.byteorder == "little", "chunks travel in the machine's own byte order"
@@ -60,7 +58,7 @@ def all_reduce(
     """
     arenas.check()
     chosen = plan or terms.plan(arenas.result.numel())
-    reduction = Reduction(terms, arenas, chosen, len(channels.right))
+    reduction = Reduction(terms, arenas, chosen)
     if not channels.right:
         assert len(terms.members) == 1
         reduction.alone()
@@ -75,20 +73,27 @@ def all_reduce(
 
 def _works(reduction: Reduction, channels: Channels) -> list[Callable[[], None]]:
     """What the threads do: one per connection and direction."""
-    receiver: Callable[[Reduction, Channel, int], RingReceiver] = RingReceiver
-    sender: Callable[[Reduction, Channel, int], RingSender] = RingSender
-    if isinstance(reduction.plan, PartsPlan):
-        own = OwnPart(reduction, reduction.plan)
-        receiver, sender = partial(PartsReceiver, own=own), partial(PartsSender, own=own)
-    sending = (
-        partial(_send_all, reduction, sender(reduction, channel, lane), channel)
-        for lane, channel in enumerate(channels.right)
-    )
-    receiving = (
-        partial(_receive_all, reduction, receiver(reduction, channel, lane), channel)
-        for lane, channel in enumerate(channels.left)
-    )
-    return [*sending, *receiving]
+    plan, rank = reduction.plan, reduction.terms.rank
+    senders, receivers = list[RingSender](), list[RingReceiver]()
+    if isinstance(plan, RingPlan):
+        senders = [RingSender(reduction, right, plan.sends(rank)) for right in channels.right]
+        receivers = [RingReceiver(reduction, left, plan.receives(rank)) for left in channels.left]
+    else:
+        own = OwnPart(reduction, plan)
+        for lane, peer in enumerate(plan.peers(rank)):
+            left, right = channels.left[lane], channels.right[lane]
+            senders.append(PartsSender(reduction, right, plan.stream(rank, peer), own))
+            receivers.append(PartsReceiver(reduction, left, plan.stream(peer, rank), own, lane))
+    return [
+        *(
+            partial(_send_all, reduction, *each)
+            for each in zip(senders, channels.right, strict=True)
+        ),
+        *(
+            partial(_receive_all, reduction, *each)
+            for each in zip(receivers, channels.left, strict=True)
+        ),
+    ]
 
 
 def _run(

@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -32,25 +33,27 @@ class OwnPart:
         self._arrived: list[dict[int, Tensor]] = [{} for _ in range(slots)]
         self._sums: dict[int, Tensor] = {}
 
-    def room(self, number: int, step: Step, lane: int) -> Tensor:
+    def room(self, step: Step, lane: int) -> Tensor:
         """Where the contribution of the `lane`-th peer belongs (uint8)."""
         size = self._reduction.terms.codec.wire_bytes(step.stop - step.start)
-        return self._held[lane, self._plan.slot(number), :size]
+        return self._held[lane, self._plan.slot(step.number), :size]
 
-    def before(self, number: int) -> int | None:
-        """The chunk that must be summed before a contribution to this one may be taken."""
-        return self._plan.before(number)
+    def wait_for_room(self, step: Step) -> None:
+        """Until what was held in the chunk's place is summed. A well-behaved peer has not sent it
+        before: it would overwrite an earlier one. Raises: Interrupted."""
+        while not self._reduction.wait_for(self._plan.before(step.number), _LOOK_S):
+            pass
 
-    def take(self, number: int, lane: int, wire: Tensor) -> bool:
+    def take(self, step: Step, lane: int, wire: Tensor) -> bool:
         """One more contribution is there; whether it was the last, and the sum is due."""
-        arrived = self._arrived[self._plan.slot(number)]
+        arrived = self._arrived[self._plan.slot(step.number)]
         with self._reduction.changed:
             arrived[lane] = wire
             return len(arrived) == self._lanes
 
-    def add_up(self, number: int, step: Step) -> None:
+    def add_up(self, step: Step) -> None:
         """The mean of the chunk, into the result. Raises: ExchangeBroken."""
-        reduction, slot = self._reduction, self._plan.slot(number)
+        reduction, slot = self._reduction, self._plan.slot(step.number)
         total, addend = reduction.arenas.result[step.start : step.stop], reduction.part(step)
         arrived, self._arrived[slot] = self._arrived[slot], {}
         for lane in range(self._lanes):
@@ -62,9 +65,9 @@ class OwnPart:
             addend = total
         self._sums[slot] = reduction.round(total, step.start, self._summed[slot])
 
-    def sum(self, number: int) -> Tensor:
+    def sum(self, step: Step) -> Tensor:
         """The encoded sum of a chunk that is added up."""
-        return self._sums[self._plan.slot(number)]
+        return self._sums[self._plan.slot(step.number)]
 
     def _spoilt(
         self, failure: Exception, arrived: dict[int, Tensor], lane: int, step: Step
@@ -85,22 +88,27 @@ class OwnPart:
 class PartsSender(RingSender):
     """Sends one peer our contributions to its part, and the sums of ours."""
 
-    def __init__(self, reduction: Reduction, channel: Channel, lane: int, own: OwnPart) -> None:
-        super().__init__(reduction, channel, lane)
+    def __init__(
+        self, reduction: Reduction, right: Channel, steps: Iterable[Step], own: OwnPart
+    ) -> None:
+        super().__init__(reduction, right, steps)
         self._own = own
 
-    def encoded(self, number: int, step: Step) -> Tensor:
+    def encoded(self, step: Step) -> Tensor:
         if step.gather:
-            return self._own.sum(number)
+            return self._own.sum(step)
         return self._reduction.encoded_part(step, self._scratch)
 
 
 class PartsReceiver(RingReceiver):
     """Takes what one peer sends: its contributions to our part, and the sums of its own."""
 
-    def __init__(self, reduction: Reduction, channel: Channel, lane: int, own: OwnPart) -> None:
-        super().__init__(reduction, channel, lane)
-        self._own = own
+    def __init__(
+        self, reduction: Reduction, left: Channel, steps: Iterable[Step], own: OwnPart, lane: int
+    ) -> None:
+        """`lane`: its place in the order in which contributions are added."""
+        super().__init__(reduction, left, steps)
+        self._own, self._lane = own, lane
         self._awaits_contribution = True
 
     def due(self) -> float:
@@ -120,16 +128,15 @@ class PartsReceiver(RingReceiver):
         late = reason is Reason.TIMEOUT and time.monotonic() >= self.due()
         return ExchangeBroken(self._left.peer_id, Reason.TOO_SLOW if late else reason, detail)
 
-    def take(self, number: int, step: Step) -> None:
+    def take(self, step: Step) -> None:
         self._awaits_contribution = not step.gather
         if step.gather:
-            super().take(number, step)
+            super().take(step)
             return
-        while not self._reduction.wait_for(self._own.before(number), _LOOK_S):
-            pass  # a well-behaved peer has not sent it yet: it would overwrite an earlier one
-        wire = self._receive(step, self._own.room(number, step, self._lane))
+        self._own.wait_for_room(step)
+        wire = self._receive(step, self._own.room(step, self._lane))
         self._reduction.moved(4 * (step.stop - step.start))
-        if self._own.take(number, self._lane, wire):
-            self._own.add_up(number, step)
+        if self._own.take(step, self._lane, wire):
+            self._own.add_up(step)
             self._reduction.arenas.landed(step.start, step.stop)
-            self._reduction.finished(number, step)
+            self._reduction.finished(step)

@@ -19,7 +19,6 @@ bucket go ahead of the sums of this one.
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 
 from atom.swarm.chain.commit import Ballot, canonical_digest
 
@@ -40,6 +39,8 @@ _HEADER = struct.Struct(">8sBHQ")
 class Step:
     """One chunk on one hop: elements [start, stop) of the arena."""
 
+    number: int
+    """Of the chunk: in a ring in the order of receiving, by parts among all of the arena."""
     gather: bool
     hop: int
     """0 to members - 2 within the phase."""
@@ -47,8 +48,8 @@ class Step:
     stop: int
     contributors: int
     """Bit k: rank k's part is in this sum."""
-    needs: int | None
-    """Sending: which chunk, in the order of receiving, must be there before this one can go."""
+    needs: int | None = None
+    """Sending: the number of the chunk that must be there before this one can go."""
     last_sum: bool = False
     """Receiving: adding our part completes the sum, and we own it."""
 
@@ -80,76 +81,56 @@ class RingPlan:
         assert self.chunk_elements > 0
 
     def sends(self, rank: int) -> Iterator[Step]:
-        """What `rank` sends to its right neighbour, in order."""
-        arrived = 0
+        """What `rank` sends to its right neighbour, in order: from the second step of a bucket on,
+        what it received in the one before."""
+        received = 0
         for bucket in range(0, self.elements, self.bucket_elements):
-            before = 0  # chunks of this bucket received in the steps before the last one
             for step in range(2 * (self.members - 1)):
-                chunks = self.chunks(bucket, (rank - step) % self.members)
-                for index, (start, stop) in enumerate(chunks):
-                    needs = arrived + before + index if step else None
-                    yield self._step(step, rank - step, start, stop, needs)
-                before += len(chunks) if step else 0
-            arrived += self._received(bucket, rank)
+                first = received if step else None
+                for each in self._chunks_of(bucket, step, rank - step, received, first):
+                    yield each
+                    received += step > 0
+            received += len(
+                self.chunks(bucket, rank - 2 * (self.members - 1))
+            )  # passed on to nobody
 
     def receives(self, rank: int) -> Iterator[Step]:
         """What `rank` receives from its left neighbour, in order."""
+        number = 0
         for bucket in range(0, self.elements, self.bucket_elements):
             for step in range(2 * (self.members - 1)):
-                segment = (rank - step - 1) % self.members
-                for start, stop in self.chunks(bucket, segment):
-                    yield self._step(step, segment, start, stop, None)
-
-    def sends_on(self, rank: int, lane: int, lanes: int) -> Iterator[tuple[int, Step]]:
-        """What goes over one of several connections, which take the chunks in turn; numbered."""
-        return islice(enumerate(self.sends(rank)), lane, None, lanes)
-
-    def receives_on(self, rank: int, lane: int, lanes: int) -> Iterator[tuple[int, Step]]:
-        """What comes over one of several connections; numbered in the order of receiving."""
-        return islice(enumerate(self.receives(rank)), lane, None, lanes)
-
-    def chunks_received(self, rank: int) -> int:
-        """How many chunks `receives` yields."""
-        buckets = range(0, self.elements, self.bucket_elements)
-        return sum(self._received(bucket, rank) for bucket in buckets)
-
-    def segment(self, bucket: int, index: int) -> tuple[int, int]:
-        """Bounds of one segment of the bucket that starts at `bucket`; may be empty."""
-        units = (min(bucket + self.bucket_elements, self.elements) - bucket) // ALIGNMENT
-        start = bucket + ALIGNMENT * (units * index // self.members)
-        return start, bucket + ALIGNMENT * (units * (index + 1) // self.members)
-
-    def header(self, tag: bytes, step: Step) -> bytes:
-        """What precedes the chunk on the wire; sender and receiver compute the same."""
-        return chunk_header(tag, step, self.members)
+                for each in self._chunks_of(bucket, step, rank - step - 1, number):
+                    yield each
+                    number += 1
 
     def chunks(self, bucket: int, segment: int) -> list[tuple[int, int]]:
-        """Bounds of the segment's chunks, in order."""
-        start, stop = self.segment(bucket, segment)
+        """Bounds of the chunks of a segment (mod N) of the bucket that starts at `bucket`."""
+        index, stop = segment % self.members, min(bucket + self.bucket_elements, self.elements)
+        begin, end = cut(bucket, stop, index, index + 1, self.members)
         size = self.chunk_elements
-        return [(at, min(at + size, stop)) for at in range(start, stop, size)]
+        return [(at, min(at + size, end)) for at in range(begin, end, size)]
 
-    def _received(self, bucket: int, rank: int) -> int:
-        steps = range(2 * (self.members - 1))
-        return sum(len(self.chunks(bucket, (rank - s - 1) % self.members)) for s in steps)
-
-    def _step(self, step: int, segment: int, start: int, stop: int, needs: int | None) -> Step:
+    def _chunks_of(
+        self, bucket: int, step: int, segment: int, number: int, needs: int | None = None
+    ) -> Iterator[Step]:
         gather, hop = divmod(step, self.members - 1)
-        summed = self.members if gather else step + 1
-        return Step(
-            gather=bool(gather),
-            hop=hop,
-            start=start,
-            stop=stop,
-            contributors=contributors(segment, summed, self.members),
-            needs=needs,
-            last_sum=step == self.members - 2,
-        )
+        summed = contributors(segment, self.members if gather else step + 1, self.members)
+        for index, (start, stop) in enumerate(self.chunks(bucket, segment)):
+            yield Step(
+                number=number + index,
+                gather=bool(gather),
+                hop=hop,
+                start=start,
+                stop=stop,
+                contributors=summed,
+                needs=None if needs is None else needs + index,
+                last_sum=step == self.members - 2,
+            )
 
 
 @dataclass(frozen=True)
 class PartsPlan:
-    """Who sends what to whom. A chunk's number names it among all chunks of the arena."""
+    """Who sends what to whom."""
 
     elements: int
     shares: tuple[int, ...]
@@ -187,21 +168,14 @@ class PartsPlan:
         """Whom it is connected to: in the order in which an owner adds their contributions."""
         return connected(self.shares, rank)
 
-    def sends_on(self, rank: int, lane: int, lanes: int) -> Iterator[tuple[int, Step]]:
-        """What goes to the `lane`-th of its peers, in order."""
-        return self._stream(sender=rank, receiver=self.peers(rank)[lane])
-
-    def receives_on(self, rank: int, lane: int, lanes: int) -> Iterator[tuple[int, Step]]:
-        """What comes from the `lane`-th of its peers, in order."""
-        return self._stream(sender=self.peers(rank)[lane], receiver=rank)
-
-    def chunks_received(self, rank: int) -> int:
-        """All chunks' numbers are below this."""
-        return self._buckets * self.members * self.owned_chunks
-
-    def header(self, tag: bytes, step: Step) -> bytes:
-        """What precedes the chunk on the wire; sender and receiver compute the same."""
-        return chunk_header(tag, step, self.members)
+    def stream(self, sender: int, receiver: int) -> Iterator[Step]:
+        """What goes from one to the other, in order."""
+        everybody = (1 << self.members) - 1
+        yield from self._contributions(0, sender, receiver)
+        for bucket in range(self._buckets):
+            yield from self._contributions(bucket + 1, sender, receiver)
+            for number, start, stop in self.chunks(bucket, sender):
+                yield Step(number, True, 0, start, stop, everybody, needs=number)
 
     def before(self, number: int) -> int | None:
         """The chunk whose contributions are held where this one's will be, a window later."""
@@ -220,7 +194,9 @@ class PartsPlan:
         if not 0 <= bucket < self._buckets:
             return
         first = (bucket * self.members + owner) * self.owned_chunks
-        begin, end = self._part(bucket, owner)
+        at, before = bucket * self.bucket_elements, sum(self.shares[:owner])
+        stop, after = min(at + self.bucket_elements, self.elements), before + self.shares[owner]
+        begin, end = cut(at, stop, before, after, sum(self.shares))
         for index, start in enumerate(range(begin, end, self.chunk_elements)):
             yield first + index, start, min(start + self.chunk_elements, end)
 
@@ -228,29 +204,19 @@ class PartsPlan:
     def _buckets(self) -> int:
         return -(-self.elements // self.bucket_elements)
 
-    def _part(self, bucket: int, owner: int) -> tuple[int, int]:
-        begin = bucket * self.bucket_elements
-        units = (min(begin + self.bucket_elements, self.elements) - begin) // ALIGNMENT
-        before, total = sum(self.shares[:owner]), sum(self.shares)
-        after = before + self.shares[owner]
-        return begin + ALIGNMENT * (units * before // total), begin + ALIGNMENT * (
-            units * after // total
-        )
-
-    def _stream(self, sender: int, receiver: int) -> Iterator[tuple[int, Step]]:
-        everybody = (1 << self.members) - 1
-        yield from self._contributions(0, sender, receiver)
-        for bucket in range(self._buckets):
-            yield from self._contributions(bucket + 1, sender, receiver)
-            for number, start, stop in self.chunks(bucket, sender):
-                yield number, Step(True, 0, start, stop, everybody, needs=number)
-
-    def _contributions(self, bucket: int, sender: int, receiver: int) -> Iterator[tuple[int, Step]]:
+    def _contributions(self, bucket: int, sender: int, receiver: int) -> Iterator[Step]:
         """The sender's numbers of the receiver's part."""
         freed = [number for number, _, _ in self.chunks(bucket - WINDOW, receiver)]
         needs = freed[-1] if freed else None
         for number, start, stop in self.chunks(bucket, receiver):
-            yield number, Step(False, 0, start, stop, 1 << sender, needs)
+            yield Step(number, False, 0, start, stop, 1 << sender, needs)
+
+
+def cut(start: int, stop: int, before: int, after: int, total: int) -> tuple[int, int]:
+    """Bounds of a part of elements [start, stop): what lies between two shares of the total."""
+    units = (stop - start) // ALIGNMENT
+    begin, end = (start + ALIGNMENT * (units * share // total) for share in (before, after))
+    return begin, end
 
 
 def contributors(segment: int, count: int, members: int) -> int:

@@ -13,7 +13,7 @@ from atom.base.reasons import Reason
 from atom.swarm.exchange.chunk_kernels import NotFinite, chunk_kernels
 from atom.swarm.exchange.codec import EXACT, Codec
 from atom.swarm.exchange.failure import ExchangeBroken
-from atom.swarm.exchange.plans import PartsPlan, RingPlan, Step
+from atom.swarm.exchange.plans import PartsPlan, RingPlan, Step, chunk_header, connected
 from atom.swarm.stream.frames import Interrupted
 from atom.swarm.stream.pace import Pace
 
@@ -45,6 +45,15 @@ class Terms:
     @property
     def me(self) -> str:
         return self.members[self.rank]
+
+    @property
+    def neighbours(self) -> tuple[list[int], list[int]]:
+        """The ranks that we receive from, and those that we send to."""
+        count = len(self.members)
+        if self.shares or count == 1:
+            peers = connected(self.shares, self.rank)
+            return peers, peers
+        return [(self.rank - 1) % count], [(self.rank + 1) % count]
 
     def plan(self, elements: int) -> RingPlan | PartsPlan:
         """The usual one for an arena of that size."""
@@ -85,7 +94,6 @@ class Reduction:
     terms: Terms
     arenas: Arenas
     plan: RingPlan | PartsPlan
-    connections: int
     stop: threading.Event = field(default_factory=threading.Event)
     changed: threading.Condition = field(default_factory=threading.Condition)
     failure: Exception | None = None
@@ -93,11 +101,13 @@ class Reduction:
     """Set when all threads are through, or one of them failed."""
 
     def __post_init__(self) -> None:
-        self._working = 2 * self.connections
-        self._arrived = bytearray(self.plan.chunks_received(self.terms.rank))
+        connections = len(self.terms.neighbours[1])
+        self._working = 2 * connections
+        self._arrived = set[int]()
+        """Chunks by number."""
         self._received_bytes = self._sent_bytes = 0
         self._began = time.monotonic()
-        self._under_way_bytes = 4 * self._chunk * self.connections  # counted when they are whole
+        self._under_way_bytes = 4 * self._chunk * connections  # counted when they are whole
         self._zeros = None if self.arenas.source is not None else torch.zeros(self._chunk)
 
     @property
@@ -125,12 +135,12 @@ class Reduction:
             if self._working == 0:
                 self.over.set()
 
-    def finished(self, chunk: int, step: Step) -> None:
-        """The chunk that is number `chunk` in the order of receiving is what it is to be here."""
+    def finished(self, step: Step) -> None:
+        """The chunk is what it is to be here."""
         if step.gather or step.last_sum:
             self.arenas.landed(step.start, step.stop)
         with self.changed:
-            self._arrived[chunk] = True
+            self._arrived.add(step.number)
             self.changed.notify_all()
 
     def moved(self, byte_count: int) -> None:
@@ -167,7 +177,11 @@ class Reduction:
             return self._there(chunk)
 
     def _there(self, chunk: int | None) -> bool:
-        return chunk is None or bool(self._arrived[chunk])
+        return chunk is None or chunk in self._arrived
+
+    def header(self, step: Step) -> bytes:
+        """What precedes the chunk on the wire; sender and receiver compute the same."""
+        return chunk_header(self.terms.tag, step, len(self.terms.members))
 
     def part(self, step: Step) -> Tensor:
         """Our own addend for the chunk."""

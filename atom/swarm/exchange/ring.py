@@ -1,7 +1,8 @@
-"""One connection of a ring, or one of several to the same neighbour: both halves."""
+"""One connection of a ring: both halves."""
 
 import contextlib
 import time
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -23,24 +24,23 @@ from atom.swarm.stream.frames import Channel, Kind, Patience
 class RingSender:
     """Sends what goes over one connection, each chunk as soon as what it needs has arrived."""
 
-    def __init__(self, reduction: Reduction, right: Channel, lane: int) -> None:
+    def __init__(self, reduction: Reduction, right: Channel, steps: Iterable[Step]) -> None:
         self.between_frames = True
         self._reduction = reduction
         self._right = right
-        self._lane = lane
+        self._steps = steps
         self._beat_s = reduction.terms.progress_timeout_s / 4
         self._scratch = reduction.scratch()
 
     def run(self) -> None:
-        reduction, plan = self._reduction, self._reduction.plan
-        rank, lanes = reduction.terms.rank, reduction.connections
-        for number, step in plan.sends_on(rank, self._lane, lanes):
+        reduction = self._reduction
+        for step in self._steps:
             while not reduction.wait_for(step.needs, self._beat_s):
                 self._listen()
                 self._send(Kind.WAITING)
             self._listen()
-            chunk = self.encoded(number, step)
-            self._send(Kind.CHUNK, plan.header(reduction.terms.tag, step), chunk.numpy().data)
+            chunk = self.encoded(step)
+            self._send(Kind.CHUNK, reduction.header(step), chunk.numpy().data)
             reduction.sent(4 * (step.stop - step.start))
 
     def blame(self, reason: Reason, detail: str) -> ExchangeBroken:
@@ -54,7 +54,7 @@ class RingSender:
             return hear_broken(self._right, reduction.terms.members)
         return ExchangeBroken(self._right.peer_id, reason, detail)
 
-    def encoded(self, number: int, step: Step) -> Tensor:
+    def encoded(self, step: Step) -> Tensor:
         """The chunk's bytes. Raises: ExchangeBroken."""
         reduction = self._reduction
         sum_so_far = reduction.arenas.result[step.start : step.stop]
@@ -79,26 +79,24 @@ class RingSender:
 class RingReceiver:
     """Takes what comes over one connection, adds our part or stores it, tells the senders."""
 
-    def __init__(self, reduction: Reduction, left: Channel, lane: int) -> None:
+    def __init__(self, reduction: Reduction, left: Channel, steps: Iterable[Step]) -> None:
         self._reduction = reduction
         self._left = left
-        self._lane = lane
+        self._steps = steps
         self._heard_at: float | None = None
         """When a frame began last: a peer that has said anything has all its connections."""
         self._scratch = reduction.scratch()
         self._sum = torch.empty(reduction.plan.chunk_elements)
 
     def run(self) -> None:
-        reduction = self._reduction
-        rank, lanes = reduction.terms.rank, reduction.connections
-        for number, step in reduction.plan.receives_on(rank, self._lane, lanes):
-            self.take(number, step)
+        for step in self._steps:
+            self.take(step)
 
-    def take(self, number: int, step: Step) -> None:
+    def take(self, step: Step) -> None:
         """Receives one chunk and does with it what is to be done."""
         self._store(step)
         self._reduction.moved(4 * (step.stop - step.start))
-        self._reduction.finished(number, step)
+        self._reduction.finished(step)
 
     def due(self) -> float:
         """When more must have come, on the monotonic clock."""
@@ -141,7 +139,7 @@ class RingReceiver:
     def _receive(self, step: Step, into: Tensor) -> Tensor:
         """Reads the chunk of `step` into `into` (uint8); returns what of it came."""
         terms = self._reduction.terms
-        expected = self._reduction.plan.header(terms.tag, step)
+        expected = self._reduction.header(step)
         limit = max(len(expected) + into.numel(), MAX_BROKEN_BYTES)
         kind, length = self._next_frame(limit)
         while kind == Kind.WAITING and length == 0:

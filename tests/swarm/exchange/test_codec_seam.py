@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from threaded_ring import PARENT, SOON, Swarm, broken, sources, swarm_of
+from threaded_ring import SOON, Swarm, broken, sources, swarm_of
 from top_k_codec import TopK
 from torch import Tensor
 
@@ -12,7 +12,7 @@ from atom.base.reasons import Reason
 from atom.config.run_file import CODECS
 from atom.swarm.exchange.choice import Line, choose
 from atom.swarm.exchange.codec import codec_named
-from atom.swarm.exchange.plans import PartsPlan, ring_tag
+from atom.swarm.exchange.plans import PartsPlan, chunk_header
 from atom.swarm.stream.frames import Kind, Patience
 from atom.training.exchange import ErrorFeedback
 
@@ -87,8 +87,7 @@ def test_codec_bytes_that_top_k_never_writes_name_their_sender(
     plan = PartsPlan(4096, swarm.shares, 48 * 1024, 4 * 1024)
     future = swarm.pool.submit(swarm.member, 0, part, 4096, codec)
     channels = swarm.open_all(1)
-    _, step = next(plan.sends_on(1, 0, 1))
-    header = plan.header(ring_tag(PARENT, swarm.ballot), step)
+    header = chunk_header(swarm.terms(1).tag, next(plan.stream(1, 0)), 2)
     twice = torch.tensor([1.0, 2.0]).view(torch.uint8).numpy().tobytes()
     places = torch.tensor([7, 7], dtype=torch.int32).view(torch.uint8).numpy().tobytes()
     channels.right[0].send_frame(Kind.CHUNK, header, twice + places, patience=Patience(SOON))

@@ -9,10 +9,7 @@ from threaded_ring import PARENT, SILENCE_S, SOON, Swarm, sources, swarm_of
 
 from atom.base.reasons import Reason
 from atom.swarm.chain.commit import Ballot
-from atom.swarm.exchange.allreduce import (
-    ExchangeBroken,
-    open_ring,
-)
+from atom.swarm.exchange.allreduce import ExchangeBroken
 from atom.swarm.exchange.failure import hear_broken
 from atom.swarm.exchange.plans import ring_tag
 from atom.swarm.stream.frames import Channel, Patience, Purpose
@@ -23,38 +20,38 @@ __all__ = ["swarm_of"]
 def test_an_absent_neighbour_is_named(swarm_of: Callable[[str, int], Swarm]) -> None:
     swarm = swarm_of("tcp", 3)
     with pytest.raises(ExchangeBroken) as failure:
-        open_ring(swarm.transports[0], swarm.order, PARENT, swarm.ballot, 0.1)
+        swarm.open_all(0, 0.1)
     assert (failure.value.suspect, failure.value.reason) == (swarm.order[2], Reason.TIMEOUT)
     swarm.transports[1].close()
     with pytest.raises(ExchangeBroken) as failure:
-        open_ring(swarm.transports[0], swarm.order, PARENT, swarm.ballot, 0.1)
+        swarm.open_all(0, 0.1)
     assert (failure.value.suspect, failure.value.reason) == (swarm.order[1], Reason.RING_BROKEN)
 
 
-def test_a_ring_that_cannot_be_opened_leaves_no_connection_open(
+def test_an_exchange_that_cannot_be_opened_leaves_no_connection_open(
     swarm_of: Callable[[str, int], Swarm], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    swarm, made = swarm_of("local", 2), list[Channel]()
-    here, there = swarm.transports
+    swarm, made = swarm_of("local", 3), list[Channel]()
+    swarm.shares = (1, 1, 1)
+    here, there = swarm.transports[:2]
     connect = here.connect
 
-    def twice(peer_id: str, purpose: Purpose, tag: bytes, timeout_s: float) -> Channel:
-        if len(made) == 2:
-            raise ConnectionError("no third one")
+    def once(peer_id: str, purpose: Purpose, tag: bytes, timeout_s: float) -> Channel:
+        if peer_id == swarm.order[2]:
+            raise ConnectionError("no second one")
         made.append(connect(peer_id, purpose, tag, timeout_s))
         return made[-1]
 
-    monkeypatch.setattr(here, "connect", twice)
-    with pytest.raises(ExchangeBroken, match="no third one"):
-        open_ring(here, swarm.order, PARENT, swarm.ballot, SOON, 3)
-    assert [channel.closed.is_set() for channel in made] == [True, True]
-    made.clear()
-    tag = ring_tag(PARENT, swarm.ballot)
-    arrived = there.connect(here.peer_id, Purpose.RING, tag + bytes(1))
-    with pytest.raises(ExchangeBroken):
-        open_ring(here, swarm.order, PARENT, swarm.ballot, 0.2, 2)
-    assert [channel.closed.is_set() for channel in made] == [True, True]
-    assert hear_broken(arrived, swarm.order).suspect == swarm.order[1]
+    monkeypatch.setattr(here, "connect", once)
+    with pytest.raises(ExchangeBroken, match="no second one"):
+        swarm.open_all(0)
+    monkeypatch.undo()
+    assert [channel.closed.is_set() for channel in made] == [True]
+    arrived = there.connect(here.peer_id, Purpose.RING, swarm.terms(0).tag + bytes([1]))
+    with pytest.raises(ExchangeBroken) as failure:
+        swarm.open_all(0, 0.2)
+    assert failure.value.suspect == swarm.order[2]
+    assert hear_broken(arrived, swarm.order).suspect == swarm.order[2]
     with pytest.raises(ConnectionError):
         arrived.recv_header(0, Patience(SOON))
 
@@ -62,9 +59,9 @@ def test_a_ring_that_cannot_be_opened_leaves_no_connection_open(
 def test_a_channel_of_an_old_ballot_is_not_taken(swarm_of: Callable[[str, int], Swarm]) -> None:
     swarm = swarm_of("local", 2)
     old = ring_tag(PARENT, Ballot(0, swarm.order[0], bytes(16)))
-    stale = swarm.transports[1].connect(swarm.order[0], Purpose.RING, old + bytes(1))
+    stale = swarm.transports[1].connect(swarm.order[0], Purpose.RING, old + bytes([1]))
     with pytest.raises(ExchangeBroken) as failure:
-        open_ring(swarm.transports[0], swarm.order, PARENT, swarm.ballot, 0.1)
+        swarm.open_all(0, 0.1)
     assert failure.value.reason is Reason.TIMEOUT
     stale.close()
 
@@ -73,7 +70,7 @@ def test_a_channel_of_an_old_ballot_is_not_taken(swarm_of: Callable[[str, int], 
 def test_who_is_long_in_opening_is_not_taken_for_frozen(
     swarm_of: Callable[[str, int], Swarm], monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """The last reaches the first only through a relay, say; the others' connections stand."""
+    """The last reaches the first only after a while; the others' connections stand."""
     swarm, elements = swarm_of(kind, 3), 1 << 20
     parts = sources(3, elements)
     connect, long_way = swarm.transports[2].connect, threading.Event()

@@ -19,7 +19,6 @@ def last_word(*failures: ExchangeBroken) -> ExchangeBroken:
         Terms(MEMBERS, 0, b"t" * 32, 1.0),
         Arenas(None, torch.zeros(256)),
         RingPlan.usual(256, len(MEMBERS)),
-        connections=1,
     )
     for failure in failures:
         reduction.fail(failure)

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 import pytest
-from threaded_ring import PARENT, QUICK, SOON, Swarm, broken, sources, swarm_of
+from threaded_ring import QUICK, SOON, Swarm, broken, sources, swarm_of
 from torch import Tensor
 
 from atom.base.reasons import Reason
 from atom.swarm.exchange.failure import ExchangeBroken
-from atom.swarm.exchange.plans import RingPlan, ring_tag
+from atom.swarm.exchange.plans import RingPlan, chunk_header
 from atom.swarm.stream.frames import Channel, Kind, Patience
 from atom.swarm.stream.pace import Pace
 
@@ -31,7 +31,7 @@ def keep_waiting(swarm: Swarm, left: Channel, right: Channel, over: threading.Ev
 def dribble(swarm: Swarm, left: Channel, right: Channel, over: threading.Event) -> None:
     """A true chunk, a few bytes at a time: never silent, never done."""
     step = next(RingPlan(ELEMENTS, 4, 48 * 1024, 4 * 1024).sends(SLOW))
-    header = RingPlan(ELEMENTS, 4, 48 * 1024, 4 * 1024).header(ring_tag(PARENT, swarm.ballot), step)
+    header = chunk_header(swarm.terms(SLOW).tag, step, 4)
     payload = memoryview(header + bytes(4 * (step.stop - step.start)))
     right.send_header(Kind.CHUNK, len(payload), Patience(SOON))
     for start in range(0, len(payload), 64):

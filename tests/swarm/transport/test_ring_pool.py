@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 
-from threaded_ring import PARENT, SOON, Swarm, swarm_of
+from threaded_ring import SOON, Swarm, swarm_of
 
 from atom.base.errors import PeerRefused
-from atom.swarm.exchange.allreduce import open_ring
+from atom.swarm.exchange.allreduce import open_exchange
 from atom.swarm.stream.frames import Purpose
 
 __all__ = ["swarm_of"]
@@ -28,8 +28,8 @@ def test_a_ring_opens_in_time_whatever_a_stranger_leaves_at_the_door(
     assert len(left_there) >= 3
     order = swarm.order[:3]
     work = [
-        swarm.pool.submit(open_ring, transport, order, PARENT, swarm.ballot, SOON, 4)
-        for transport in honest
+        swarm.pool.submit(open_exchange, transport, swarm.terms(rank, members=order), SOON)
+        for rank, transport in enumerate(honest)
     ]
     for opened in work:
         opened.result(SOON).close()
