@@ -10,7 +10,7 @@ from typing import Any
 Event = Mapping[str, Any]
 
 RING_ENDS = ("round", "ring-broken", "attempt-ended")
-NAMES_IT = ("ring-broken", "ring-judged", "nack", "attempt-ended")
+NAMES_IT = ("ring-broken", "exchange-judged", "nack", "attempt-ended")
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,8 @@ def count_swarm(machine: RoundMachine, view: View, seen_at: float) -> SwarmCount
     last round whose new lease is still on its way. Not so who is paused, nor who leaves and has
     nothing counted. The view was read at `seen_at`."""
     head = machine.head
-    mates = machine.answering(same_head(head, view))
+    aside, here = machine.status.aside, same_head(head, view)
+    mates = {peer: lease for peer, lease in here.items() if peer not in aside}
     sharing = {peer for peer, lease in mates.items() if lease.sequences or not _leaves(lease)}
     behind = {
         peer

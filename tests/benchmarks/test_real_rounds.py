@@ -52,7 +52,7 @@ def test_who_is_named_and_who_found_too_little(real_rounds: ModuleType) -> None:
         event(1.0, "ring-broken", suspect="p2", reason="timeout"),
         event(2.0, "attempt-ended", reason="early"),
         event(3.0, "attempt-ended", reason="superseded"),
-        event(4.0, "ring-judged", accusations=[["p1", "p2"]]),
+        event(4.0, "exchange-judged", ways=[["p1", "p2"]]),
         event(5.0, "round", round=2),
         event(7.5, "round", round=3),
     ]

@@ -7,9 +7,9 @@ from functools import cache
 
 from atom.swarm.chain.messages import Accepted as RealAccepted
 from atom.swarm.chain.messages import Promise
-from atom.training.round.acceptor import Acceptor
-from atom.training.round.acceptor import Slot as RealSlot
 from atom.training.round.attempt import value_to_finish
+from atom.training.round.round_state import Acceptor
+from atom.training.round.round_state import Slot as RealSlot
 
 from . import cast
 from .cast import BallotKey

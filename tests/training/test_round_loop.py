@@ -37,6 +37,7 @@ from atom.training.round.events import (
     Unreachable,
     View,
 )
+from atom.training.round.machine import RoundStatus
 from tests.manual_clock import ManualClock
 
 PEERS = sorted(Identity.create().peer_id for _ in range(4))
@@ -56,6 +57,7 @@ class ScriptedMachine:
         self.phase = Phase.ACCUMULATING
         self.answers: dict[type, list[Action]] = {}
         self.failure: Exception | None = None
+        self.status = RoundStatus()
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.views: queue.SimpleQueue[View] = queue.SimpleQueue()
 
@@ -67,9 +69,6 @@ class ScriptedMachine:
         if self.failure is not None and not isinstance(event, Tick):
             raise self.failure
         return self.answers.pop(type(event), [])
-
-    def answering(self, leases: dict[str, Lease]) -> dict[str, Lease]:
-        return leases
 
 
 class RecordingExecutor:

@@ -254,14 +254,12 @@ class Life:
             paused=bool(reason),
             sequences=self.parts.executor.own_sequences(head.digest),
             laggards=behind,
-            others_stuck=leaves_them_stuck(
-                head, self.parts.me, self._loop.view, self._machine.signers
-            ),
+            others_stuck=leaves_them_stuck(head, self.parts.me, self._loop.view),
         )
         if line := self._leaving.news(facts):
             self._console.note(line)
         last = self.parts.executor.stats.last_here
-        missing = self._machine.waiting_for
+        missing = self._machine.status.waiting_for
         self._herald.tell(self.parts.me.peer_id, self._loop.view, reason, last, missing)
         if has_looked and not facts.started:
             self._arrive(head.round, ahead)
@@ -271,7 +269,8 @@ class Life:
         """Work begins where nobody is ahead, by the directory, or nobody can show that it is."""
         assert self._machine is not None
         self._herald.arrive(self.parts.me.peer_id, ours, [lease.round for lease in ahead])
-        now, believed = self._facts.now, sum(map(self._machine.believes, ahead))
+        doubted = self._machine.status.doubted
+        now, believed = self._facts.now, sum(lease.peer_id not in doubted for lease in ahead)
         if self._looked_at is None:
             self._looked_at = now
         if may_begin(len(ahead), believed, self._facts.phase, now - self._looked_at):

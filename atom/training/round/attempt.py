@@ -1,6 +1,8 @@
 """A coordinator's notebook for one ballot, and the decisions taken from it. Pure."""
 
-from collections.abc import Mapping, Sequence
+import math
+import statistics
+from collections.abc import Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -16,7 +18,13 @@ from atom.swarm.chain.commit import (
 )
 from atom.swarm.chain.membership import standing, voters_next
 from atom.swarm.chain.messages import Accepted, Promise, Suspect
-from atom.training.round.electorate import Electorate
+from atom.swarm.exchange.choice import Choice, Line, choose, line_rates
+from atom.swarm.records.lease import Lease, Link, short_name
+from atom.training.round.electorate import Electorate, hidden_peers
+from atom.training.round.events import View
+
+Way = tuple[str, str]
+"""Between two peers, by peer id, the lower one first."""
 
 
 class Stage(StrEnum):
@@ -55,6 +63,12 @@ class Attempt:
     value: Value | None = None
     votes: dict[Voter, bytes] = field(default_factory=dict)
 
+    def broken_ways(self) -> set[Way]:
+        """Between which peers members saw the exchange fail. Of one that blames itself: itself."""
+        words = [(peer, said.peer_id) for peer, said in self.testimonies.items()]
+        members = {member.peer_id for member in self.members}
+        return {(min(pair), max(pair)) for pair in words if members.issuperset(pair)}
+
     def take(self, sender: Voter, promise: Promise) -> bool:
         """Notes a promise; False if another process of that peer was before it."""
         if self.answered.setdefault(sender.peer_id, sender) != sender:
@@ -62,18 +76,33 @@ class Attempt:
         self.promises[sender] = promise
         return True
 
-    def part_with(self, odd: AbstractSet[Voter]) -> None:
+    def leave_out(self, aside: AbstractSet[str]) -> None:
+        """What these promised counts only where there is no quorum without it."""
+        rest = {voter: p for voter, p in self.promises.items() if voter.peer_id not in aside}
+        if self.electorate.satisfied_by(set(rest)):
+            self.promises = rest
+
+    def part_with(self, voters: Collection[Voter]) -> None:
         """These promised what the others cannot go on with."""
-        self.expected -= {voter.peer_id for voter in odd}
-        self.invited -= {voter.peer_id for voter in odd}
-        for voter in odd:
+        self.expected -= {voter.peer_id for voter in voters}
+        self.invited -= {voter.peer_id for voter in voters}
+        for voter in voters:
             del self.promises[voter]
 
-    def present(self) -> set[Voter]:
-        """Who did what is asked for at this stage."""
+    def owing(self, me: Voter, view: View) -> set[str]:
+        """Who is there and did not do what is asked for at this stage, when its time is over. Who
+        refused has answered; and we have only our own pass to wait for."""
+        there = {Voter(i, lease.incarnation) for i, lease in view.fresh.items()}
+        voters, owing = there.intersection(self.electorate.voters), set[str]()
         if self.stage is Stage.PREVOTE:
-            return self.agreeable
-        return set(self.votes if self.stage is Stage.ACCEPT else self.promises)
+            owing = {voter.peer_id for voter in voters - self.agreeable}
+        elif self.stage is Stage.PREPARE:
+            owing = self.expected - self.answered.keys()
+        elif self.stage is Stage.ACCEPT and me in self.votes:
+            owing = {voter.peer_id for voter in voters - self.votes.keys()}
+        elif self.value is not None:  # we lack the result: others that do are not to blame
+            owing = self.holders(self.value.result_digest)
+        return owing - self.refused - {me.peer_id}
 
     def all_answered(self) -> bool:
         return self.expected <= self.answered.keys()
@@ -116,10 +145,10 @@ class Attempt:
         voters = self.electorate.voters
         return value_to_finish({v: p for v, p in self.promises.items() if v in voters})
 
-    def holders(self, result_digest: bytes) -> set[Voter]:
+    def holders(self, result_digest: bytes) -> set[str]:
         """Electors that accepted a value with this result, and so have the result."""
         return {
-            voter
+            voter.peer_id
             for voter in self.electorate.voters
             if (promise := self.promises.get(voter)) is not None
             for accepted in (promise.accepted, promise.accepted_before_branch)
@@ -206,3 +235,56 @@ def odd_states_out(states: Mapping[Voter, bytes], electors: Sequence[Voter]) -> 
     assert holders, "called without an elector's state"
     best = max(holders, key=lambda digest: (len(holders[digest]), -holders[digest][0]))
     return {voter for voter, state in states.items() if state != best}
+
+
+# ---- the exchange
+
+
+def choose_exchange(
+    members: Sequence[Contribution],
+    view: View,
+    average_bytes: int,
+    ring_possible: bool,
+    apart: Collection[Way],
+) -> Choice:
+    """How the members of an attempt average, by what leases say of the ways between them: hints, so
+    the choice may be poor, never wrong. Where an exchange broke lately (`apart`), neither of the
+    two owns a part."""
+    leases = {**view.fresh, **({view.mine.peer_id: view.mine} if view.mine else {})}
+    links = _links(members, leases)
+    round_trips = [link.round_trip_s for link in links.values()]
+    latency_s = statistics.median_low(round_trips) / 2 if round_trips else None
+    lines = _lines(members, links, hidden_peers(view), apart)
+    return choose(lines, average_bytes, latency_s, ring_possible)
+
+
+def _lines(
+    members: Sequence[Contribution],
+    links: Mapping[tuple[str, str], Link],
+    hidden: set[str],
+    apart: Collection[Way],
+) -> list[Line]:
+    """Owners are dialled by all others: who can be, has no broken way to another member, and has
+    work to give. If there is nobody like that, the last wish goes first."""
+    peers = {member.peer_id for member in members}
+    broken = {peer for way in apart if peers.issuperset(way) for peer in way}
+    rates = {way: link.bytes_per_s for way, link in links.items()}
+    slow = line_rates({way: rate for way, rate in rates.items() if math.isfinite(rate)})
+    idle = {member.peer_id for member in members if not member.sequences}
+    able = [peers - hidden - broken - idle, peers - hidden - broken, peers - hidden, peers]
+    owners = next(filter(None, able))
+    return [Line(slow.get(m.peer_id), m.peer_id in owners) for m in members]
+
+
+def _links(
+    members: Sequence[Contribution], leases: Mapping[str, Lease]
+) -> dict[tuple[str, str], Link]:
+    """What members measured of their ways to each other, by sender and receiver."""
+    names = {short_name(member.peer_id): member.peer_id for member in members}
+    return {
+        (peer_id, names[name]): link
+        for peer_id, lease in leases.items()
+        if peer_id in names.values()
+        for name, link in lease.links
+        if name in names and names[name] != peer_id
+    }

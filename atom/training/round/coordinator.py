@@ -4,11 +4,10 @@ A coordinator holds no authority over what is true. It may only propose a result
 its own ballot made, or finish a value that somebody in a quorum accepted before.
 """
 
-from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 
 from atom.base.reasons import Reason
-from atom.swarm.chain.commit import Ballot, Contribution, Value, Voter
+from atom.swarm.chain.commit import Ballot, Commit, Contribution, Value, Voter
 from atom.swarm.chain.membership import standing
 from atom.swarm.chain.messages import (
     Abort,
@@ -24,13 +23,10 @@ from atom.swarm.chain.messages import (
     Suspect,
 )
 from atom.swarm.exchange.choice import MOST_IN_A_RING, MOST_MEMBERS
-from atom.swarm.records.lease import Lease
-from atom.training.round.attempt import Attempt, Stage, odd_states_out
+from atom.training.round.attempt import Attempt, Stage, choose_exchange, odd_states_out
 from atom.training.round.election import LeaderElection
 from atom.training.round.electorate import Electorate, same_head
-from atom.training.round.events import RingFailed
-from atom.training.round.exchange_choice import choose_exchange
-from atom.training.round.faults import RingFaults, StallDetector, UnresponsivePeers
+from atom.training.round.faults import UnreliablePeers
 from atom.training.round.round_state import RoundContext
 from atom.training.round.validation import objects_to_branch, vote_problem
 
@@ -47,17 +43,17 @@ class Coordinator:
         self._serial = 0
         self._last_attempt = 0
         """Over all heads: late word of an old ballot must never be taken for a new one's."""
-        self._rings = RingFaults(context)
-        self._peers = UnresponsivePeers(context)
-        self._stall = StallDetector(context)
-        self._election = LeaderElection(context, self._rings, self._peers, self._stall)
+        self.peers = UnreliablePeers(context)
+        self.election = LeaderElection(context, self.peers)
         self.attempt: Attempt | None = None
 
-    def new_head(self) -> None:
-        """No attempt, no patience lost, nobody suspected."""
+    def new_head(self, commit: Commit | None = None) -> None:
+        """No attempt, no patience lost. `commit`: by which we came there, if by a step."""
         self.attempt = None
-        for part in (self._rings, self._peers, self._stall, self._election):
-            part.new_head()
+        me, parts = self._context.me.peer_id, commit.value.contributions if commit else ()
+        members = {part.peer_id for part in parts}
+        self.peers.new_head(members if me in members else set())
+        self.election.new_head()
 
     # ---- when
 
@@ -65,24 +61,16 @@ class Coordinator:
         if self.attempt is not None:
             self._watch(self.attempt)
         if self.attempt is None:
-            chosen = self._election.come()
+            chosen = self.election.come()
             if chosen is not None:
                 self._begin(chosen)
-        self._stall.tick(self._election.has_cause, self.attempt is not None)
+        self.election.watch(self.attempt is not None)
 
     def rest(self) -> None:
         """We were frozen: what we know is old, and others lead by now."""
-        self._election.rest()
+        self.election.rest()
         if self.attempt is not None:
             self._give_up(Reason.SUPERSEDED)
-
-    def answering(self, leases: Mapping[str, Lease]) -> dict[str, Lease]:
-        """Those of `leases` to count on: whose work will come to the next ring."""
-        return self._election.answering(leases)
-
-    @property
-    def waiting_for(self) -> frozenset[str]:
-        return self._election.waiting_for
 
     def _watch(self, attempt: Attempt) -> None:
         now = self._context.now
@@ -112,6 +100,7 @@ class Coordinator:
         self._check_prevotes(attempt)
 
     def on_prevote_answer(self, sender: Voter, message: PrevoteAnswer) -> None:
+        self.peers.forgive(sender.peer_id, Stage.PREVOTE)
         attempt = self.attempt
         if attempt is None or attempt.stage is not Stage.PREVOTE:
             return
@@ -121,7 +110,6 @@ class Coordinator:
             attempt.refused.add(sender.peer_id)
             return
         attempt.agreeable.add(sender)
-        self._stall.forgive(sender, Stage.PREVOTE)
         self._check_prevotes(attempt)
 
     def _check_prevotes(self, attempt: Attempt) -> None:
@@ -129,7 +117,7 @@ class Coordinator:
             return
         survivors = attempt.electorate.survivors
         objected = survivors and objects_to_branch(self._context, survivors)
-        if self._election.find_cause() and not objected:
+        if self.election.find_cause() and not objected:
             self._prepare(attempt.electorate, attempt.agreeable)
         else:  # while we asked, whoever made up the batch has gone, or a voter has come back
             self.attempt = None
@@ -145,28 +133,28 @@ class Coordinator:
         ballot = Ballot(number, context.me.peer_id, context.me.incarnation)
         invited = set(same_head(context.head, context.view))
         invited |= {voter.peer_id for voter in agreeable}
-        invited -= self._rings.dispensable(chosen, invited)
-        deadline = context.now + context.promise_patience(self._peers.mute)
+        aside = self.peers.aside
+        enough = chosen.can_do_with(invited - aside, context.me, context.view)
         self.attempt = Attempt(
             chosen,
             Stage.PREPARE,
             context.now,
-            deadline,
+            context.now + context.promise_patience(aside),
             ballot=ballot,
             invited=invited,
-            expected=self._peers.worth_waiting(chosen, invited),
+            expected=invited - aside if enough else set(invited),
         )
         context.tell(invited, Prepare(context.head.digest, ballot, chosen.survivors))
 
     def on_promise(self, sender: Voter, message: Promise) -> None:
         attempt = self._attempt_of(message.ballot, Stage.PREPARE)
         lease = self._context.view.fresh.get(sender.peer_id)
-        outlived = lease is not None and lease.incarnation != sender.incarnation
-        if attempt is None or outlived or sender.peer_id not in attempt.invited:
+        if lease is not None and lease.incarnation != sender.incarnation:
+            return  # a newer process of that peer is there
+        self.peers.forgive(sender.peer_id, Stage.PREPARE)  # late is better than never
+        if attempt is None or sender.peer_id not in attempt.invited:
             return
-        self._peers.answered(sender.peer_id)
         attempt.expected.add(sender.peer_id)
-        self._stall.forgive(sender, Stage.PREPARE)
         if attempt.take(sender, message):
             self._check_promises(attempt)
 
@@ -174,8 +162,8 @@ class Coordinator:
         context = self._context
         if not attempt.all_answered() and context.now < attempt.deadline:
             return
-        promised = {voter.peer_id for voter in attempt.promises}
-        self._peers.after_promises(attempt, promised)
+        self.peers.fail(attempt.owing(context.me, context.view), attempt.stage)
+        attempt.leave_out(self.peers.aside)
         if not attempt.decidable() or context.me not in attempt.promises:
             self._give_up(Reason.NO_QUORUM)
             return
@@ -186,7 +174,7 @@ class Coordinator:
             context.report("finishing-accepted", attempt=accepted.ballot.attempt)
             self._propose(attempt, attempt.finished(accepted.value, context.view.dead))
         elif not context.terms.policy.is_due(counted, context.round_s):
-            silent = attempt.invited - promised
+            silent = attempt.invited - attempt.answered.keys()
             self._give_up(Reason.TIMEOUT if silent else Reason.EARLY, silent=sorted(silent))
         elif not self._part_with_odd_states(attempt):
             self._call_ring(attempt)
@@ -214,8 +202,8 @@ class Coordinator:
         """Of an exchange of those that promised, in an order that is dealt anew by every head."""
         context = self._context
         most = MOST_IN_A_RING if context.terms.ring_possible else MOST_MEMBERS
-        left_out = self._rings.left_out()
-        return attempt.contributors(context.me.peer_id, left_out, context.head.digest, most)
+        aside = self.peers.aside
+        return attempt.contributors(context.me.peer_id, aside, context.head.digest, most)
 
     def _call_ring(self, attempt: Attempt) -> None:
         context = self._context
@@ -228,13 +216,13 @@ class Coordinator:
 
     def _compose(self, attempt: Attempt) -> None:
         """Chooses whether the attempt's members average in a ring or by parts."""
-        context, rings = self._context, self._rings
+        context, peers = self._context, self.peers
         choice = choose_exchange(
             attempt.members,
             context.view,
             context.terms.average_bytes,
-            context.terms.ring_possible and not rings.unexplained(),
-            rings.at_odds(),
+            context.terms.ring_possible and not peers.by_parts,
+            peers.apart,
         )
         attempt.shares = choice.shares
         members = [member.peer_id for member in attempt.members]
@@ -251,25 +239,20 @@ class Coordinator:
         self._check_ring(attempt)
 
     def _check_ring(self, attempt: Attempt) -> None:
-        """Ends an exchange that broke, once a member saw why or nobody will say any more."""
+        """Ends an exchange that broke, once all said what they saw or nobody will say any more."""
         said = attempt.testimonies
-        found = frozenset((peer, words.peer_id) for peer, words in said.items() if words.peer_id)
-        settled = found or len(said) == len(attempt.members)
-        if not said or not (settled or self._context.now >= attempt.deadline):
+        settled = len(said) == len(attempt.members) or self._context.now >= attempt.deadline
+        if not said or not settled:
             return
-        self._rings.broke(found)
-        left_out = sorted(self._rings.left_out())
-        self._context.report("ring-judged", accusations=sorted(found), left_out=left_out)
+        ways = attempt.broken_ways()
+        self.peers.broke(ways, len(attempt.members))
+        aside = sorted(self.peers.aside)
+        self._context.report("exchange-judged", ways=sorted(ways), aside=aside)
         self._give_up(Reason.RING_BROKEN)
-        again = self._election.stood_back and not self._rings.our_own_word
-        if self._rings.our_fault_it_seems and not again:
-            self._election.stand_back()
-        elif self._rings.promising:
-            self._election.at_once()
 
-    def on_broken_ring(self, failed: RingFailed) -> None:
-        """We were in it. What its suspect has counted will not come."""
-        self._peers.silent([failed.suspect])
+    def on_broken_exchange(self, suspect: str) -> None:
+        """We were in it, and saw this peer fail. What it has counted will not come."""
+        self.peers.fail({suspect} - {"", self._context.me.peer_id}, Stage.PREVOTE)
 
     def on_own_result(self, ballot: Ballot, digest: bytes, norm: float) -> None:
         """Our ring finished: if it was our attempt's, propose what it made."""
@@ -284,7 +267,8 @@ class Coordinator:
     def on_result_missing(self, digest: bytes) -> None:
         """It could not be fetched."""
         if self.attempt is not None:
-            self._rings.not_served(self.attempt.holders(digest))
+            holders = self.attempt.holders(digest) - {self._context.me.peer_id}
+            self.peers.fail(holders, Stage.ACCEPT)
 
     def _propose(self, attempt: Attempt, value: Value) -> None:
         assert attempt.ballot is not None
@@ -305,7 +289,7 @@ class Coordinator:
             self._context.offence(sender, reason)
             return
         attempt.votes[sender] = message.signature
-        self._stall.forgive(sender, Stage.ACCEPT)
+        self.peers.forgive(sender.peer_id, Stage.ACCEPT)
         self._check_votes(attempt)
 
     def _check_votes(self, attempt: Attempt) -> None:
@@ -350,7 +334,7 @@ class Coordinator:
 
     def on_unreachable(self, peer_id: str) -> None:
         """Nobody there, or nothing to be had from it: stop waiting for its answer."""
-        self._peers.silent([peer_id])
+        self.peers.fail([peer_id], Stage.PREVOTE)
         attempt = self.attempt
         if attempt is None:
             return
@@ -365,7 +349,7 @@ class Coordinator:
         attempt = self.attempt
         if attempt is not None and (attempt.ballot is None or attempt.ballot < ballot):
             self.attempt = None
-            self._election.back_off()
+            self.election.back_off()
 
     def _give_up(self, reason: Reason, **details: object) -> None:
         """Ends the attempt; whoever took part goes back to accumulating."""
@@ -373,9 +357,11 @@ class Coordinator:
         assert attempt is not None
         story = {"reason": reason.value, "stage": attempt.stage.value, **details}
         context.report("attempt-ended", round=context.head.round + 1, **story)
-        self._stall.learn(attempt)
-        unheeded = reason is Reason.NO_QUORUM and attempt.stage is Stage.PREPARE
-        self._election.back_off(unheeded)
+        if attempt.electorate.survivors:  # perhaps they know better than to go on alone
+            self.peers.ask_anew()
+        if reason is Reason.NO_QUORUM:
+            self.peers.fail(attempt.owing(context.me, context.view), attempt.stage)
+        self.election.back_off(reason is Reason.NO_QUORUM and attempt.stage is Stage.PREPARE)
         if attempt.ballot is not None:
             asked = attempt.invited | {voter.peer_id for voter in attempt.promises}
             context.tell(asked, Abort(context.head.digest, attempt.ballot, reason))

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from atom.swarm.chain.commit import MAX_VOTERS, Head, Voter
 from atom.swarm.chain.membership import is_quorum, standing
 from atom.swarm.records.lease import Lease, PeerState, Reached, claims_better, has_left
-from atom.training.round.acceptor import ORDINARY, Survivors
 from atom.training.round.events import View
 
 ACTIVE_STATES = frozenset(
@@ -28,9 +27,8 @@ ACTIVE_STATES = frozenset(
     }
 )
 
-
-UNSEEN_S = 10.0
-"""For so long after a round its signers are at work, though the directory may not show it."""
+Survivors = tuple[Voter, ...]
+ORDINARY: Survivors = ()
 
 
 @dataclass(frozen=True)
@@ -59,6 +57,11 @@ def same_head(head: Head, view: View) -> dict[str, Lease]:
         for peer_id, lease in view.fresh.items()
         if lease.head == head.digest and lease.state in ACTIVE_STATES
     }
+
+
+def present_at(head: Head, view: View) -> set[Voter]:
+    """The same, as the processes that they are."""
+    return {Voter(i, lease.incarnation) for i, lease in same_head(head, view).items()}
 
 
 def hidden_peers(view: View) -> set[str]:
@@ -108,15 +111,14 @@ def electorate(
 ) -> Electorate | None:
     """Whom to ask for the next commit; None while we may not coordinate or have to wait.
 
-    `given_up`: voters we waited for too long, whatever their leases show (`StallDetector`)."""
+    `given_up`: voters we waited for too long, whatever their leases show (`LeaderElection`)."""
     alive = alive_voters(head, me, view) - given_up
     if is_quorum(head.voters, alive):
         return Electorate(head.voters) if me in head.voters else None
     confirmed_only = gone_for_good(head, me, view, float("inf"))
     if not confirmed_only and not (branches and gone_for_good(head, me, view, grace_seconds)):
         return None
-    here = {Voter(i, lease.incarnation) for i, lease in same_head(head, view).items()}
-    present = {me} | (here - given_up)
+    present = {me} | (present_at(head, view) - given_up)
     if alive - present:
         return None  # alive, but on its way to or from another head: it has to answer too
     survivors = _survivors(head, alive, present)
@@ -160,39 +162,11 @@ def rank(
 # ---- leaving
 
 
-@dataclass(frozen=True)
-class Signers:
-    """Of a head's commit: they have its state."""
-
-    peer_ids: frozenset[str]
-    age_s: float
-    """Since it was applied here."""
-
-
-def leaves_them_stuck(head: Head, me: Voter, view: View, signers: Signers | None) -> bool:
-    """Whether others work here, and none of those that stay could go on from this head. `signers`:
-    of the commit by which we came to it; None: we have it from others."""
+def leaves_them_stuck(head: Head, me: Voter, view: View) -> bool:
+    """Whether others work here, and none of those that stay could go on from this head: nobody who
+    may has shown that it has it."""
     staying = {i: lease for i, lease in view.fresh.items() if lease.state is not PeerState.LEAVING}
-    unseen = _unseen(signers, head, me, view)
-    holders = {
-        i
-        for i, lease in staying.items()
-        if signers is None or i in signers.peer_ids or _claims_it(lease, head)
-    }
     at_work = any(lease.state is not PeerState.PAUSED for lease in staying.values())
-    able = (holders | unseen) & head.known
-    return (at_work or bool(unseen)) and me.peer_id in head.known and not able
-
-
-def _unseen(signers: Signers | None, head: Head, me: Voter, view: View) -> frozenset[str]:
-    """Who signed just now and said no goodbye. Whoever has left is not among the fresh, either; and
-    who said as it promised that it leaves is a member of the round that it signed, and no voter."""
-    if signers is None or signers.age_s >= UNSEEN_S:
-        return frozenset()
-    leaving = set(head.members) - {voter.peer_id for voter in head.voters}
-    gone = {voter.peer_id for voter in view.dead}
-    return signers.peer_ids - view.fresh.keys() - leaving - gone - {me.peer_id}
-
-
-def _claims_it(lease: Lease, head: Head) -> bool:
-    return lease.head == head.digest or claims_better(lease, head)
+    holders = {i for i, each in staying.items() if each.head == head.digest}
+    holders |= {i for i, each in staying.items() if claims_better(each, head)}
+    return at_work and me.peer_id in head.known and not holders & head.known

@@ -9,6 +9,7 @@ never what is true; so a wrong timeout costs time, not correctness.
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from atom.base.reasons import Reason
 from atom.swarm.chain.commit import Head, Voter
@@ -26,10 +27,8 @@ from atom.swarm.chain.messages import (
     Ring,
     Suspect,
 )
-from atom.swarm.records.lease import Lease
 from atom.training.round.batch_policy import BatchPolicy
 from atom.training.round.coordinator import Coordinator
-from atom.training.round.electorate import Signers
 from atom.training.round.events import (
     BETWEEN_STATES,
     Action,
@@ -57,6 +56,19 @@ _MAX_DEFERRED_PER_PEER = 8
 _MAX_AHEAD = 16
 
 
+@dataclass(frozen=True)
+class RoundStatus:
+    """What the rest of the daemon may ask about the round."""
+
+    aside: frozenset[str] = frozenset()
+    """Peers that are not counted on."""
+    doubted: frozenset[str] = frozenset()
+    """Peers whose claims of a preferred head are not believed for now."""
+    waiting_for: frozenset[str] = frozenset()
+    """Voters that would have to be back for a round to be decided; empty: it can be, or there is
+    nothing to decide."""
+
+
 class RoundMachine:
     """See the module. Not thread-safe: one loop owns it."""
 
@@ -78,6 +90,8 @@ class RoundMachine:
         self._coordinator = Coordinator(self._context)
         self._participant = Participant(self._context, self._coordinator)
         self._candidates = HeadCandidates(self._context)
+        self.status = RoundStatus()
+        """As of the last tick. Any thread may read it."""
         self._last_tick = now
         self._behind_since: float | None = None
         self._ahead: deque[tuple[Voter, CommitNotice]] = deque(maxlen=_MAX_AHEAD)
@@ -100,39 +114,15 @@ class RoundMachine:
         return self._context.state.state_digest
 
     @property
-    def leaving(self) -> bool:
-        return self._context.leaving
-
-    @property
     def policy(self) -> BatchPolicy:
         """When a round is due."""
         return self._context.terms.policy
-
-    @property
-    def waiting_for(self) -> frozenset[str]:
-        """Voters that would have to be back for a round to be decided; empty: it can be, or there
-        is nothing to decide. Any thread."""
-        accumulating = self._context.phase is Phase.ACCUMULATING
-        return self._coordinator.waiting_for if accumulating else frozenset()
-
-    @property
-    def signers(self) -> Signers | None:
-        """Of the commit by which we came to the head; None: we have it from others. Any thread."""
-        return self._context.signers
 
     @property
     def finished(self) -> bool:
         """The run's last round is committed here."""
         last = self._context.terms.last_round
         return last is not None and self.head.round >= last
-
-    def believes(self, lease: Lease) -> bool:
-        """Whether it claims a preferred head, and was not asked in vain lately. Any thread."""
-        return self._candidates.believes(lease)
-
-    def answering(self, leases: dict[str, Lease]) -> dict[str, Lease]:
-        """Those of `leases` whose counts will come to the next ring, as far as we know."""
-        return self._coordinator.answering(leases)
 
     # ---- the door
 
@@ -185,12 +175,18 @@ class RoundMachine:
             self._coordinator.rest()
         if self._has_no_state:
             self._seek_state()
-        if context.phase in BETWEEN_STATES or self._look_for_better_head():
-            return
-        context.behind = self._behind_since is not None
-        if not self.finished:  # first: the end of an attempt of ours has to be told to the others
-            self._coordinator.tick()
-        self._participant.tick()
+        if context.phase not in BETWEEN_STATES and not self._look_for_better_head():
+            context.behind = self._behind_since is not None
+            if not self.finished:  # first: the end of an attempt has to be told to the others
+                self._coordinator.tick()
+            self._participant.tick()
+        self.status = self._status()
+
+    def _status(self) -> RoundStatus:
+        peers, waiting_for = self._coordinator.peers, self._coordinator.election.waiting_for
+        here = self.phase is Phase.ACCUMULATING
+        doubted = self._candidates.doubted
+        return RoundStatus(peers.aside, doubted, waiting_for if here else frozenset())
 
     def _seek_state(self) -> None:
         """Without a state of our own, anybody's will do."""

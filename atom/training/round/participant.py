@@ -238,7 +238,7 @@ class Participant:
         context, state = self._context, self._context.state
         if context.phase is not Phase.REDUCING or state.ballot != ballot:
             return
-        context.ring_s = context.now - state.since
+        context.exchange_s = context.now - state.since
         context.enter_phase(Phase.HOLDING)
         state.held.add(digest)
         state.rings[ballot].result = digest
@@ -253,7 +253,7 @@ class Participant:
         context.report("ring-broken", suspect=failed.suspect, reason=failed.reason)
         words = Suspect(context.head.digest, ballot, failed.suspect, failed.reason)
         context.send(ballot.coordinator, words)
-        self._coordinator.on_broken_ring(failed)
+        self._coordinator.on_broken_exchange(failed.suspect)
         if failed.suspect == ballot.coordinator != context.me.peer_id:
             self._let_go()
         self.go_on()  # what waited for this ring's result has to fetch it now
@@ -403,7 +403,6 @@ class Participant:
         self._stop_ring()
         head = context.head.after(commit.value)
         context.out.append(Apply(commit, head))
-        context.applied = commit
         context.enter_head(head, b"")
         context.phase = Phase.STEPPING
-        self._coordinator.new_head()
+        self._coordinator.new_head(commit)

@@ -1,4 +1,9 @@
-"""What the parts of one machine share: the run's terms, the head's state, the time, the outbox."""
+"""What the parts of one machine share: the run's terms, the head's state, the time, the outbox.
+
+The `Acceptor` is the only memory that binds: what was promised and accepted for one parent head. It
+is kept in memory only: a restarted process is a new incarnation, hence no voter. A branch attempt
+has a slot of its own, so that accepting in it can never complete an ordinary quorum.
+"""
 
 import random
 from collections import deque
@@ -8,11 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from atom.base.reasons import Reason
-from atom.swarm.chain.commit import Ballot, Commit, Contribution, Head, Voter
-from atom.swarm.chain.messages import Accept, Message, Nack
-from atom.training.round.acceptor import Acceptor
+from atom.swarm.chain.commit import Ballot, Commit, Contribution, Head, Value, Voter
+from atom.swarm.chain.messages import Accept, Accepted, Message, Nack
 from atom.training.round.batch_policy import BatchPolicy
-from atom.training.round.electorate import Signers, same_head
+from atom.training.round.electorate import ORDINARY, Survivors, same_head
 from atom.training.round.events import Action, Offence, Phase, Report, Send, View
 
 _HEADS_REMEMBERED = 64
@@ -43,8 +47,6 @@ class Patience:
     """A gap between ticks that means we were frozen ourselves: stop leading, look first."""
     thaw_rest: float = 4.0
     retry: float = 0.5
-    stand_back: float = 20.0
-    """Others lead first after rings that broke because of us."""
     grace: float = 12.0
 
 
@@ -61,6 +63,68 @@ class Terms:
     """Of one average on the wire: how much the speed of links counts beside their length."""
     ring_possible: bool = True
     """Whether the run's codec may be encoded again at every hop of a ring."""
+
+
+@dataclass
+class Slot:
+    """One single-decree acceptor. Ballots only grow; an accepted value is never forgotten.
+
+    It accepts only at a ballot it promised *here*: a vote that strayed into another slot would
+    count where its coordinator never asked what was accepted before.
+    """
+
+    promised: Ballot | None = None
+    accepted: Accepted | None = None
+
+    def promise(self, ballot: Ballot) -> bool:
+        """Promises to ignore lower ballots; False unless this one is higher than any before."""
+        if self.promised is not None and ballot <= self.promised:
+            return False
+        self.promised = ballot
+        return True
+
+    def may_accept(self, ballot: Ballot) -> bool:
+        return self.promised == ballot
+
+    def accept(self, ballot: Ballot, value: Value) -> None:
+        assert self.may_accept(ballot)
+        self.accepted = Accepted(ballot, value)
+
+
+@dataclass
+class Acceptor:
+    """The slots of one parent head: the ordinary one, and one per set of survivors."""
+
+    by_survivors: dict[Survivors, Slot] = field(default_factory=dict)
+
+    def slot(self, survivors: Survivors) -> Slot:
+        return self.by_survivors.setdefault(survivors, Slot())
+
+    def known(self, survivors: Survivors) -> Slot:
+        """To look at only: a stranger that names survivors leaves nothing here."""
+        return self.by_survivors.get(survivors, Slot())
+
+    def survivors_of(self, ballot: Ballot) -> Survivors | None:
+        """Which slot still promises exactly this ballot; None if it is unknown or outdone."""
+        for survivors, slot in self.by_survivors.items():
+            if slot.promised == ballot:
+                return survivors
+        return None
+
+    @property
+    def ordinary(self) -> Slot:
+        return self.slot(ORDINARY)
+
+    @property
+    def accepted(self) -> list[Accepted]:
+        """In any slot."""
+        return [slot.accepted for slot in self.by_survivors.values() if slot.accepted]
+
+    @property
+    def highest_promised(self) -> Ballot | None:
+        """Over all slots: what a new attempt has to surpass to be heard in any of them."""
+        promised = [slot.promised for slot in self.by_survivors.values() if slot.promised]
+        return max(promised, default=None)
 
 
 @dataclass
@@ -126,10 +190,8 @@ class RoundContext:
         self.behind = False
         """A preferred head is claimed somewhere: neither lead nor branch before that is known."""
         self.now = state.entered
-        self.applied: Commit | None = None
-        """By which we came to our head, if by a step."""
-        self.ring_s = 0.0
-        """How long the last ring took that ended well here."""
+        self.exchange_s = 0.0
+        """How long the last exchange took that ended well here."""
         self.out: list[Action] = []
         self.inbox: deque[Message] = deque()
         """Messages to ourselves: handled after the present event."""
@@ -154,32 +216,18 @@ class RoundContext:
         self.state.since = self.now
 
     @property
-    def signers(self) -> Signers | None:
-        """Of the commit by which we came to the head. None: we have it from others. Any thread."""
-        state, step = self.state, self.applied
-        if step is None or step.value.round != state.head.round:
-            return None
-        peer_ids = frozenset(vote.voter.peer_id for vote in step.votes)
-        return Signers(peer_ids, self.now - state.entered)
-
-    @property
     def round_s(self) -> float:
         """Since the head is ours."""
         return self.now - self.state.entered
 
-    @property
-    def patience_lost(self) -> float:
-        """How often over our head should have been decided; an owner may want us to wait on."""
-        return self.state.overdue if self.terms.branches else 0.0
-
-    def promise_patience(self, mute: AbstractSet[str] = frozenset()) -> float:
+    def promise_patience(self, aside: AbstractSet[str] = frozenset()) -> float:
         """A peer answers a prepare at its next pass boundary: wait for the slowest, bounded, but
-        not for the mute."""
+        not for those aside."""
         known = self.head.known
         passes = [
             lease.pass_seconds if peer_id in known else min(lease.pass_seconds, _GUEST_PASS_S)
             for peer_id, lease in same_head(self.head, self.view).items()
-            if peer_id not in mute
+            if peer_id not in aside
         ]
         slowest = max([self.view.pass_seconds, *passes])
         return max(self.patience.promise, min(2 * slowest + 0.5, 60.0))

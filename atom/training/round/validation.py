@@ -5,8 +5,7 @@ from atom.swarm.chain.commit import Commit, Contribution, Value, Voter, vote_pay
 from atom.swarm.chain.membership import certificate_problem, voted
 from atom.swarm.chain.messages import AcceptedVote, Ring
 from atom.swarm.exchange.choice import is_possible
-from atom.training.round.acceptor import Survivors
-from atom.training.round.electorate import objection_to_branch
+from atom.training.round.electorate import Survivors, objection_to_branch
 from atom.training.round.round_state import RoundContext
 
 _VIEW_SLACK_S = 2.0
@@ -19,7 +18,7 @@ def objects_to_branch(context: RoundContext, survivors: Survivors) -> bool:
     """Whether we know better than these survivors that they have to go on alone."""
     if context.behind:
         return True
-    if context.patience_lost >= _OVERDUE_SLACK:
+    if context.state.overdue >= _OVERDUE_SLACK:
         return False  # a voter that was left out may live: it does not help us
     grace_s = context.patience.grace - _VIEW_SLACK_S if context.terms.branches else float("inf")
     return objection_to_branch(context.head, context.me, context.view, survivors, max(grace_s, 0.0))

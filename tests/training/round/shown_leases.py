@@ -1,6 +1,7 @@
 """Five voters, a head, and what a directory shows of them."""
 
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 from atom.swarm.chain.commit import Head, Voter
@@ -19,11 +20,11 @@ def head_of(*voters: Voter) -> Head:
 
 
 def lease(voter: Voter, head: bytes = b"h" * 32, **changes: Any) -> Lease:
-    state = changes.get("state", PeerState.ACCUMULATING)
-    return Lease(
-        voter.peer_id, voter.incarnation, 1, 0.0, state, head, 4, 96, 8, 0, 0, 0.0, 0.0, 1.0,
-        None, b"", (),
+    shown = Lease(
+        voter.peer_id, voter.incarnation, 1, 0.0, PeerState.ACCUMULATING, head, 4, 96, 8, 0, 0,
+        0.0, 0.0, 1.0, None, b"", (),
     )  # fmt: skip
+    return replace(shown, **changes)
 
 
 def view(

@@ -40,6 +40,6 @@ class Goodbye:
             sequences=process.sequences,
             settled_at=self._settled_at,
             laggards=sum(not claims_better(lease, head) for lease in others),
-            others_stuck=leaves_them_stuck(head, process.me, view, process.machine.signers),
+            others_stuck=leaves_them_stuck(head, process.me, view),
         )
         return ending(facts) is not None

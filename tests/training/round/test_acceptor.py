@@ -3,7 +3,8 @@
 import pytest
 
 from atom.swarm.chain.commit import Ballot, Contribution, Value, Voter
-from atom.training.round.acceptor import ORDINARY, Acceptor, Slot
+from atom.training.round.electorate import ORDINARY
+from atom.training.round.round_state import Acceptor, Slot
 
 A, B = Voter("a", b"a" * 16), Voter("b", b"b" * 16)
 

@@ -11,7 +11,7 @@ from atom.swarm.chain.messages import (
     Promise,
 )
 from atom.training.round import Patience
-from atom.training.round.faults import HOLD_OUT
+from atom.training.round.election import HOLD_OUT
 
 GRACE_S = Patience().grace
 OVERDUE_S = 2 * HOLD_OUT * GRACE_S

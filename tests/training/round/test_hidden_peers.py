@@ -8,9 +8,9 @@ from shown_leases import A, B, C, head_of, lease, view
 
 from atom.swarm.chain.commit import Contribution, Voter
 from atom.swarm.records.lease import Reached
+from atom.training.round.attempt import choose_exchange
 from atom.training.round.electorate import hidden_peers, rank
 from atom.training.round.events import View
-from atom.training.round.exchange_choice import choose_exchange
 
 HEAD = head_of(A, B, C)
 
@@ -53,6 +53,6 @@ def test_owners_are_dialled_by_all_others(
     owners: set[Voter],
 ) -> None:
     members = [Contribution(v.peer_id, v.incarnation, int(v not in idle), 0.0) for v in (A, B, C)]
-    apart = [frozenset(voter.peer_id for voter in pair) for pair in odds]
+    apart = [(one.peer_id, other.peer_id) for one, other in odds]
     choice = choose_exchange(members, seen_by_a(*hidden), 10**6, True, apart)
     assert {v for v, share in zip((A, B, C), choice.shares, strict=True) if share} == owners

@@ -1,42 +1,38 @@
-"""Whom a replica goes on without: peers that spoil rings, and heads at which nothing is decided."""
+"""Whom a replica goes on without: peers that failed it, and heads at which nothing is decided."""
 
 from dataclasses import replace
 
 import pytest
-from test_electorate import A, B, C, head_of, lease, view
+from shown_leases import A, B, C, head_of, lease, view
 
 from atom.swarm.chain.commit import Voter
 from atom.swarm.records.lease import PeerState
 from atom.training.round import Terms
-from atom.training.round.attempt import Attempt, Stage
+from atom.training.round.attempt import Stage, Way
 from atom.training.round.batch_policy import GlobalBatch
-from atom.training.round.electorate import Electorate
+from atom.training.round.election import HOLD_OUT, LeaderElection
 from atom.training.round.events import Phase, View
-from atom.training.round.faults import (
-    FIRST_HOLD_S,
-    HOLD_OUT,
-    Backoff,
-    RingFaults,
-    StallDetector,
-)
+from atom.training.round.faults import FIRST_ASIDE_S, Backoff, UnreliablePeers, culprits
 from atom.training.round.round_state import RoundContext, RoundState
 
 HEAD = head_of(A, B, C)
-CHOSEN = Electorate(HEAD.voters)
+a, b, c = A.peer_id, B.peer_id, C.peer_id
 
 
 def context_of(*others: Voter) -> RoundContext:
     """A's, with the leases of these."""
     terms, state = Terms(GlobalBatch(8)), RoundState(HEAD, b"s" * 32, 0.0)
     context = RoundContext(A, terms, lambda domain, payload: b"", state)
-    context.view = view(*map(lease, others))
+    context.view = replace(view(*map(lease, others)), sequences=8)
     return context
 
 
-LIMIT_S = HOLD_OUT * (12.0 + context_of(B, C).promise_patience())
+def way(one: Voter, other: Voter) -> Way:
+    first, second = sorted((one.peer_id, other.peer_id))
+    return first, second
 
 
-# ---- backing off
+# ---- peers
 
 
 def test_backoff_doubles_and_forgets() -> None:
@@ -45,102 +41,95 @@ def test_backoff_doubles_and_forgets() -> None:
     for _ in range(4):
         waits.fail("a", ends[-1])
         ends.append(ends[-1] + min(10.0 * 2 ** (len(ends) - 1), 40.0))
-        assert waits.holds("a", ends[-1] - 0.1)
-        assert not waits.holds("a", ends[-1])
+        assert waits.held(ends[-1] - 0.1) == {"a"}
+        assert not waits.held(ends[-1])
     assert waits.failures("a") == 4
     waits.fail("a", ends[-1] + 10_000.0)
     assert waits.failures("a") == 1
     waits.forgive("a")
-    assert waits.held(ends[-1] + 10_000.0) == frozenset()
+    assert not waits.held(ends[-1] + 10_000.0)
 
 
-# ---- rings
+@pytest.mark.parametrize("stage", Stage)
+def test_who_fails_is_aside_until_it_does_what_it_owes(stage: Stage) -> None:
+    peers = UnreliablePeers(context_of(B, C))
+    peers.fail([c], stage)
+    assert (peers.aside, peers.owing) == ({c}, {C})
+    for done in Stage:
+        made_good = list(Stage).index(done) >= list(Stage).index(stage)
+        peers.forgive(c, done)
+        assert (peers.aside == set()) == made_good
 
 
-class Rings:
-    """A's memory of rings of A, B and C that break as it is told."""
+def test_nobody_is_aside_for_ever_and_who_averages_with_us_is_forgiven() -> None:
+    context = context_of(B, C)
+    peers = UnreliablePeers(context)
+    for seconds in (FIRST_ASIDE_S, 2 * FIRST_ASIDE_S):
+        peers.fail([c], Stage.RING)
+        peers.fail([c], Stage.RING)
+        context.now += seconds - 0.1
+        assert peers.aside == {c}, "the head does not matter"
+        context.now += 0.1
+        assert peers.aside == set(), "one failure while it is aside is as good as ten"
+    peers.fail([c], Stage.RING)
+    peers.new_head({a, c})
+    assert peers.aside == peers.owing == set()
 
-    def __init__(self, mate: Voter = B) -> None:
-        self.context = context_of(mate, C)
-        self.faults = RingFaults(self.context)
 
-    def break_between(self, speaker: Voter, suspect: Voter) -> None:
-        self.faults.broke(frozenset({(speaker.peer_id, suspect.peer_id)}))
-
-    def next_head(self) -> None:
-        """All three arrive there."""
-        following = replace(HEAD, digest=b"i" * 32, round=HEAD.round + 1)
-        self.context.enter_head(following, b"t" * 32)
-        self.context.view = view(*(lease(voter, head=following.digest) for voter in (B, C)))
-        self.faults.new_head()
-
-    def left_out(self) -> set[str]:
-        return set(self.faults.left_out())
+def test_nobody_is_aside_where_nobody_else_has_any_work() -> None:
+    context = context_of(B, C)
+    context.view = replace(
+        view(lease(B), replace(lease(C), sequences=0)), aside=frozenset({"offender"})
+    )
+    peers = UnreliablePeers(context)
+    peers.fail([b], Stage.RING)
+    assert peers.aside == {"offender"}
+    context.view = replace(context.view, sequences=8)
+    assert peers.aside == {b, "offender"}
 
 
 @pytest.mark.parametrize(
-    ("mate", "without"), [(B, {C.peer_id}), (Voter(B.peer_id, b"n" * 16), set())]
+    ("ways", "found"),
+    [
+        ([], set()),
+        ([way(B, C)], set()),
+        ([way(B, C), way(A, C)], {c}),
+        ([way(B, C), way(A, B), way(B, C)], {b}),
+        ([(c, c)], {c}),
+        ([way(A, C), way(A, C)], {c}),
+        ([way(A, B), way(A, C)], {a}),
+        ([(x, y) for x in ("d", "e", "f") for y in ("x", "y")], {"x", "y"}),
+    ],
+    ids=["unseen", "one way", "two ways", "most", "its own word", "or we", "we", "a rift"],
 )
-def test_ring_faults_dispense_with_nobody_that_a_quorum_needs(
-    mate: Voter, without: set[str]
+def test_who_is_at_fault_is_what_broken_ways_have_in_common(
+    ways: list[Way], found: set[str]
 ) -> None:
-    """A restarted mate has no vote that would make another's needless."""
-    rings = Rings(mate)
-    rings.break_between(A, C)
-    invited = {A.peer_id, B.peer_id, C.peer_id}
-    assert rings.faults.dispensable(CHOSEN, invited) == without
+    assert culprits(ways, a) == found
 
 
-def test_ring_faults_leave_out_the_accused_and_then_whoever_is_in_both_pairs() -> None:
-    rings = Rings()
-    rings.break_between(B, C)
-    assert rings.left_out() == {C.peer_id}
-    rings.break_between(A, B)
-    assert rings.left_out() == {B.peer_id}
-    rings.break_between(A, C)
-    assert rings.left_out() == set(), "nobody else has anything to average"
-    rings.context.view = replace(rings.context.view, sequences=8)
-    assert rings.left_out() == {B.peer_id, C.peer_id}, "everybody named"
+def test_where_one_way_broke_the_two_are_kept_apart_and_not_put_aside() -> None:
+    context = context_of(B, C)
+    peers = UnreliablePeers(context)
+    assert not peers.by_parts
+    peers.broke({way(B, C)}, members=3)
+    assert (peers.aside, peers.apart, peers.by_parts) == (set(), [way(B, C)], True)
+    peers.broke({way(A, C)}, members=3)
+    assert peers.aside == {c}
+    context.now += 600.0
+    assert (peers.apart, peers.by_parts) == ([], False)
 
 
-def test_ring_faults_that_all_have_us_in_common_let_others_lead() -> None:
-    rings = Rings()
-    rings.break_between(B, A)
-    assert not rings.faults.our_fault_it_seems, "one of two, and nobody knows which"
-    rings.break_between(C, A)
-    assert rings.faults.our_fault_it_seems
+def test_two_have_no_way_round_each_other() -> None:
+    peers = UnreliablePeers(context_of(B, C))
+    peers.broke({way(A, B)}, members=2)
+    assert peers.aside == {b}
 
 
-def test_ring_faults_by_our_own_word_let_others_lead() -> None:
-    rings = Rings()
-    rings.break_between(A, A)
-    assert rings.faults.our_fault_it_seems
-    assert rings.left_out() == set(), "never ourselves"
-
-
-def test_ring_faults_keep_a_culprit_out_of_the_next_rounds_for_a_while() -> None:
-    rings = Rings()
-    rings.break_between(A, C)
-    rings.next_head()
-    assert rings.left_out() == {C.peer_id}
-    rings.context.now += FIRST_HOLD_S
-    assert rings.left_out() == set()
-
-
-def test_ring_faults_try_earlier_culprits_again_before_we_go_on_alone() -> None:
-    rings = Rings()
-    rings.break_between(A, C)
-    rings.next_head()
-    rings.break_between(A, B)
-    assert rings.left_out() == {B.peer_id}, "nobody but C is left"
-
-
-def test_ring_faults_leave_out_a_peer_that_cannot_hand_out_what_it_accepted() -> None:
-    rings = Rings()
-    rings.faults.not_served({A, C})
-    assert rings.left_out() == {C.peer_id}
-    rings.next_head()
-    assert rings.left_out() == set()
+def test_who_breaks_exchanges_itself_lets_others_lead() -> None:
+    peers = UnreliablePeers(context_of(B, C))
+    peers.broke({way(A, B), way(A, C)}, members=3)
+    assert (peers.aside, peers.we_fail) == (set(), True)
 
 
 # ---- heads at which nothing is decided
@@ -149,87 +138,76 @@ def test_ring_faults_leave_out_a_peer_that_cannot_hand_out_what_it_accepted() ->
 class Waiting:
     """We, at a head at which nothing is decided."""
 
-    def __init__(self) -> None:
-        self.context = context_of(B, C)
-        self.stall = StallDetector(self.context)
+    def __init__(self, *others: Voter) -> None:
+        self.context = context_of(*(others or (B, C)))
+        self.peers = UnreliablePeers(self.context)
+        self.election = LeaderElection(self.context, self.peers)
 
     def wait(self, seconds: float, cause: bool = True) -> float:
+        """How often over the head is overdue then."""
         ends_at = self.context.now + seconds
+        self.context.view = replace(self.context.view, sequences=8 * cause)
         while self.context.now < ends_at:
             self.context.now += 0.5
-            self.stall.tick(cause, leading=False)
-        return self.context.patience_lost
+            self.election.come()
+            self.election.watch(leading=False)
+        return self.context.state.overdue
 
-    def fail(self, stage: Stage, refused: bool = False) -> None:
-        """An attempt of ours, because of C."""
-        attempt = Attempt(CHOSEN, stage, 0.0, 0.0)
-        attempt.agreeable = {A, B}
-        attempt.refused = {C.peer_id} if refused else set()
-        attempt.votes = dict.fromkeys(attempt.agreeable, b"")
-        self.stall.learn(attempt)
+    def given_up(self) -> set[Voter]:
+        return self.election._given_up()
 
 
-def test_stall_is_time_in_which_the_head_could_have_been_decided() -> None:
+LIMIT_S = HOLD_OUT * (12.0 + context_of(B, C).promise_patience())
+
+
+def test_a_head_is_overdue_when_it_could_have_been_decided_for_long() -> None:
     waiting = Waiting()
+    waiting.context.view = view(lease(B, sequences=0), lease(C, sequences=0))
     assert waiting.wait(10 * LIMIT_S, cause=False) == 0
     assert waiting.wait(0.9 * LIMIT_S) < 1
     assert waiting.wait(0.2 * LIMIT_S) >= 1
 
 
 @pytest.mark.parametrize("phase", [Phase.PROMISED, Phase.HOLDING])
-def test_stall_goes_on_while_we_wait_for_a_coordinator(phase: Phase) -> None:
+def test_waiting_for_a_coordinator_counts(phase: Phase) -> None:
     waiting = Waiting()
     waiting.context.phase = phase
-    assert waiting.wait(1.1 * LIMIT_S, cause=False) >= 1
+    assert waiting.wait(1.1 * LIMIT_S) >= 1
 
 
-def test_stall_stands_still_in_a_ring_ours_or_the_others() -> None:
-    ours, theirs = Waiting(), Waiting()
+def test_time_in_an_exchange_does_not_count_nor_does_time_alone() -> None:
+    ours, theirs, alone = Waiting(), Waiting(), Waiting()
     ours.context.phase = Phase.REDUCING
-    assert ours.wait(10 * LIMIT_S) == 0
-    fresh = theirs.context.view.fresh.values()
-    rings = {each.peer_id: replace(each, state=PeerState.REDUCING) for each in fresh}
-    theirs.context.view = View(fresh=rings)
-    assert theirs.wait(10 * LIMIT_S) == 0
+    theirs.context.view = view(*(lease(v, state=PeerState.REDUCING) for v in (B, C)))
+    alone.context.view = View()
+    for waiting in (ours, theirs, alone):
+        assert waiting.wait(10 * LIMIT_S) == 0
 
 
-def test_stall_needs_others_in_sight() -> None:
+def test_a_head_is_overdue_later_where_exchanges_take_longer() -> None:
     waiting = Waiting()
-    waiting.context.view = View()
-    assert waiting.wait(10 * LIMIT_S) == 0
-
-
-def test_stall_takes_longer_where_rings_do() -> None:
-    waiting = Waiting()
-    waiting.context.ring_s = 100.0
+    waiting.context.exchange_s = 100.0
     assert waiting.wait(5 * LIMIT_S) < 1
 
 
-def test_stall_gives_up_the_silent_and_not_those_that_refuse() -> None:
-    silent, unwilling = Waiting(), Waiting()
-    silent.fail(Stage.ACCEPT)
-    unwilling.fail(Stage.ACCEPT, refused=True)
-    assert not silent.stall.given_up()
-    assert silent.wait(1.1 * LIMIT_S) >= 1
-    assert unwilling.wait(1.1 * LIMIT_S) >= 1
-    assert silent.stall.given_up() == {C}
-    assert not unwilling.stall.given_up()
-
-
-def test_stall_is_made_good_by_the_deed_itself_only() -> None:
+def test_of_an_overdue_head_those_are_given_up_that_owe_us_something() -> None:
     waiting = Waiting()
-    waiting.fail(Stage.ACCEPT)
-    waiting.wait(1.1 * LIMIT_S)
-    waiting.stall.forgive(C, Stage.PREPARE)
-    assert waiting.stall.given_up() == {C}, "it promises each time"
-    waiting.stall.forgive(C, Stage.ACCEPT)
-    assert not waiting.stall.given_up()
+    waiting.wait(0.9 * LIMIT_S)
+    waiting.peers.fail([c], Stage.ACCEPT)
+    assert not waiting.given_up()
+    assert waiting.wait(0.2 * LIMIT_S) >= 1
+    assert waiting.given_up() == {C}
+    waiting.peers.forgive(c, Stage.PREPARE)
+    assert waiting.given_up() == {C}, "it promises each time"
+    waiting.peers.ask_anew()
+    waiting.context.now += 0.1
+    waiting.peers.forgive(c, Stage.ACCEPT)
+    assert not waiting.given_up()
 
 
-def test_stall_gives_up_a_voter_that_shows_another_head_all_the_while() -> None:
+def test_of_an_overdue_head_those_are_given_up_that_show_another() -> None:
     waiting = Waiting()
     waiting.wait(1.1 * LIMIT_S)
-    fresh = dict(waiting.context.view.fresh)
-    fresh[C.peer_id] = replace(fresh[C.peer_id], head=b"x" * 32)
-    waiting.context.view = View(fresh=fresh)
-    assert waiting.stall.given_up() == {C}
+    fresh = {b: lease(B), c: lease(C, head=b"x" * 32)}
+    waiting.context.view = replace(waiting.context.view, fresh=fresh)
+    assert waiting.given_up() == {C}

@@ -1,7 +1,6 @@
 """A peer that is gone, but whose lease still shows what it counted: the others do its work."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 from simulated_key import identity
@@ -11,9 +10,7 @@ from atom.swarm.chain.commit import Ballot, Head, Voter
 from atom.swarm.chain.messages import Abort, Prepare, Prevote, PrevoteAnswer, Promise
 from atom.swarm.records.lease import Lease, PeerState
 from atom.training.round import RoundMachine, Terms
-from atom.training.round.attempt import Attempt, Stage
 from atom.training.round.batch_policy import GlobalBatch
-from atom.training.round.electorate import Electorate
 from atom.training.round.events import (
     Action,
     Freeze,
@@ -27,8 +24,6 @@ from atom.training.round.events import (
     Unreachable,
     View,
 )
-from atom.training.round.faults import UnresponsivePeers
-from atom.training.round.round_state import RoundContext, RoundState
 
 US, THEM, NOBODY = (identity(number) for number in (2, 1, 3))  # the mate leads first
 ME = Voter(US.peer_id, b"m" * 16)
@@ -118,7 +113,7 @@ class Story:
         self.take(self.machine.handle(event, self.now))
 
     def counted_on(self) -> set[str]:
-        return set(self.machine.answering(self.leases))
+        return self.leases.keys() - self.machine.status.aside
 
 
 def promise(parent: bytes, ballot: Ballot, sequences: int) -> Promise:
@@ -143,13 +138,24 @@ def test_the_rest_work_for_a_silent_peer_long_before_its_lease_lapses() -> None:
     }
 
 
-def test_whoever_renews_its_lease_is_counted_on_again() -> None:
+def test_a_late_promise_is_an_answer_all_the_same() -> None:
+    """The attempt has ended without it: the next one waits for that peer again."""
+    story = Story()
+    story.until("attempt-ended timeout", 8.0)
+    assert story.counted_on() == {MATE.peer_id}
+    [call] = [m for to, m in story.said if to == GONE.peer_id and isinstance(m, Prepare)]
+    late = promise(call.parent, call.ballot, 32)
+    story.tell(Received(GONE.peer_id, GONE.incarnation, late))
+    story.tick()
+    assert story.counted_on() == {MATE.peer_id, GONE.peer_id}
+
+
+def test_who_cannot_be_reached_is_not_counted_on() -> None:
     story = Story()
     story.tick()
     story.tell(Unreachable(GONE.peer_id))
+    story.tick()
     assert story.counted_on() == {MATE.peer_id}
-    story.leases[GONE.peer_id] = replace(story.leases[GONE.peer_id], serial=2)
-    assert story.counted_on() == {MATE.peer_id, GONE.peer_id}
     assert story.machine.phase is Phase.ACCUMULATING
 
 
@@ -250,33 +256,3 @@ def rounds_in_two_minutes(mute: bool) -> int:
 
 def test_a_mute_voter_with_a_fresh_lease_does_not_slow_every_round() -> None:
     assert rounds_in_two_minutes(mute=True) >= 0.75 * rounds_in_two_minutes(mute=False)
-
-
-def test_a_mute_voter_is_waited_for_if_nothing_goes_without_it() -> None:
-    chosen = Electorate(VOTERS)
-    story = Story()
-    context = RoundContext(ME, Terms(GlobalBatch(96)), US.sign, RoundState(HEAD, STATE, 0.0))
-    context.view = View(fresh=story.leases)
-    peers = UnresponsivePeers(context)
-    attempt = Attempt(chosen, Stage.PREPARE, 0.0, 1.0)
-    attempt.invited = attempt.expected = {voter.peer_id for voter in VOTERS}
-    peers.after_promises(attempt, {MATE.peer_id})
-    everybody = {voter.peer_id for voter in VOTERS}
-    assert peers.worth_waiting(chosen, everybody) == {ME.peer_id, MATE.peer_id}
-    alone = {ME.peer_id, GONE.peer_id}
-    assert peers.worth_waiting(chosen, alone) == alone
-    assert set(peers.counted_on(story.leases)) == {MATE.peer_id}
-    peers.answered(GONE.peer_id)
-    assert peers.worth_waiting(chosen, everybody) == everybody
-
-
-def test_nobody_is_mute_to_itself() -> None:
-    """Our own pass may take longer than we wait for: the next call waits for it all the same."""
-    context = RoundContext(ME, Terms(GlobalBatch(96)), US.sign, RoundState(HEAD, STATE, 0.0))
-    peers, attempt = (
-        UnresponsivePeers(context),
-        Attempt(Electorate(VOTERS), Stage.PREPARE, 0.0, 1.0),
-    )
-    attempt.invited = attempt.expected = {voter.peer_id for voter in VOTERS}
-    peers.after_promises(attempt, {MATE.peer_id})
-    assert peers.mute == {GONE.peer_id}
