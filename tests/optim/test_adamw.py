@@ -1,4 +1,6 @@
-from collections.abc import Iterator
+"""The optimizer's step: PyTorch's AdamW bit for bit, and its forms against the exact one."""
+
+import itertools
 from decimal import Context, Decimal
 from typing import Any
 
@@ -12,12 +14,20 @@ from atom.graph.ir import ParameterLayout, padded_elements
 from atom.optim import adamw
 from atom.optim import optimizer as optimizer_module
 from atom.optim import stepper as stepper_module
-from atom.optim.adamw import AdamW, power
+from atom.optim.adamw import MOMENTS, AdamW, mixed, noise_key, power
 from atom.optim.optimizer import parts_of
 from atom.optim.stepper import Stepper, step_threads
-from atom.swap.host_kernels import LIBRARY, HostKernels, host_kernels, load
+from atom.swap.host_kernels import (
+    LIBRARY,
+    SPLIT_MASTER,
+    AdamWArguments,
+    HostKernels,
+    host_kernels,
+    load,
+)
 from atom.swap.host_store import HostStore
 from atom.swap.readiness import StepFailed
+from atom.swap.state_form import StateForm
 from tests.manual_clock import ManualClock
 from tests.one_step import allocate_store, take_step
 
@@ -27,7 +37,7 @@ SHAPES = {
         "odd": (37, 53), "bias": (7,), "scalar": (), "exact": (16, 4), "long": (4099,),
     }.items()
 }  # fmt: skip
-SETTINGS = AdamW(betas=(0.9, 0.99), epsilon=1e-7, weight_decay=0.2)
+SETTINGS = AdamW(betas=(0.9, 0.99), epsilon=1e-7, weight_decay=0.2, seed=5)
 
 
 @pytest.fixture
@@ -35,19 +45,12 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(optimizer_module, "PIECE_ELEMENTS", 64)
 
 
-@pytest.fixture
-def one_torch_thread() -> Iterator[None]:
-    """Torch's share of a tensor per thread may end where its vectors do not."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def filled_store(precision: torch.dtype = torch.float32) -> HostStore:
-    store = allocate_store(AdamW(), ParameterLayout.of(SHAPES), precision)
+def filled_store(
+    precision: torch.dtype = torch.float32, form: StateForm = StateForm.EXACT
+) -> HostStore:
+    store = allocate_store(AdamW(), ParameterLayout.of(SHAPES), precision, form=form)
     for spec in store.layout.specs:
-        store.layout.view(store.master, spec.name).copy_(values(spec.name, spec.shape))
+        store.write_weights(spec.name, values(spec.name, spec.shape))
     store.round_master()
     return store
 
@@ -98,7 +101,7 @@ def plain_steps(
     return {n: parameters[n].detach()[: shape.numel()].view(shape) for n, shape in shapes}
 
 
-@pytest.mark.usefixtures("small_pieces", "one_torch_thread")
+@pytest.mark.usefixtures("small_pieces")
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("coefficient", [1.0, 0.37])
 def test_bit_equal_to_torch_in_small_pieces(
@@ -112,7 +115,6 @@ def test_bit_equal_to_torch_in_small_pieces(
         assert torch.equal(store.layout.view(store.master, name), plain), name
 
 
-@pytest.mark.usefixtures("one_torch_thread")
 @pytest.mark.parametrize("betas", [(0.5, 0.95), (0.3, 0.999), (0.0, 0.0)])
 def test_a_mean_that_moves_far_is_torchs_too(level: int, betas: tuple[float, float]) -> None:
     settings = AdamW(betas, 1e-8, 0.0)
@@ -121,16 +123,6 @@ def test_a_mean_that_moves_far_is_torchs_too(level: int, betas: tuple[float, flo
         take_step(settings, store, mean_gradient(store, step), 0.1, step)
     for name, plain in plain_steps(3, 0.1, settings=settings).items():
         assert torch.equal(store.layout.view(store.master, name), plain), name
-
-
-def test_pieces_do_not_show(monkeypatch: pytest.MonkeyPatch, level: int) -> None:
-    results = []
-    for elements in (5, 16, 1024, 2**20):
-        monkeypatch.setattr(optimizer_module, "PIECE_ELEMENTS", elements)
-        store = filled_store()
-        take_step(SETTINGS, store, mean_gradient(store, 1), 0.01, 1)
-        results.append(torch.cat([*store.state.values()]))
-    assert all(torch.equal(result, results[0]) for result in results)
 
 
 def test_a_gradient_in_sixteen_bits_counts_as_what_it_says(level: int) -> None:
@@ -159,22 +151,13 @@ def test_a_large_box_keeps_half_of_its_cores_for_others(monkeypatch: pytest.Monk
     assert threads == [1, 4, 8, 8, 8, 32]
 
 
-def test_only_matrices_decay() -> None:
+def test_only_matrices_decay_and_frozen_parameters_keep_every_bit() -> None:
     store = filled_store()
-    before = store.master.clone()
-    take_step(SETTINGS, store, torch.zeros_like(store.master), 0.1, 1)
-    view = store.layout.view
-    assert torch.equal(view(store.master, "bias"), view(before, "bias"))
+    before, view = store.master.clone(), store.layout.view
+    take_step(SETTINGS, store, torch.zeros_like(before), 0.1, 1, frozen=frozenset({"exact"}))
+    for name in ("bias", "exact"):
+        assert torch.equal(view(store.master, name), view(before, name))
     assert view(store.master, "odd").norm() < view(before, "odd").norm()
-
-
-def test_frozen_parameters_keep_every_bit() -> None:
-    store = filled_store()
-    before = store.master.clone()
-    take_step(SETTINGS, store, mean_gradient(store, 1), 0.1, 1, frozen=frozenset({"odd"}))
-    view = store.layout.view
-    assert torch.equal(view(store.master, "odd"), view(before, "odd"))
-    assert not torch.equal(view(store.master, "exact"), view(before, "exact"))
 
 
 def test_the_gradient_is_not_changed_and_gaps_stay_zero() -> None:
@@ -269,3 +252,112 @@ def test_parts_are_in_the_order_of_the_layout_and_cover_it() -> None:
     assert {part.parameter.name for part in parts_of(AdamW(), store, frozenset({"odd"}))} == {
         *SHAPES
     } - {"odd"}
+
+
+# --- weights in halves, moments in sixteen bits
+
+
+def weights(store: HostStore) -> Tensor:
+    return torch.cat([store.weights(spec.name).flatten() for spec in store.layout.specs])
+
+
+def noise(elements: Tensor, step: int, seed: int = SETTINGS.seed) -> Tensor:
+    """The kernel's `noise_of` in exact integers: elements and noise as int64."""
+    low, high = elements & 0xFFFFFFFF, elements >> 32
+    result = torch.empty_like(elements)
+    for upper in high.unique().tolist():
+        key = mixed(noise_key(seed, step) ^ mixed(upper))
+        x = low[high == upper] ^ (key & 0xFFFFFFFF)
+        x = ((x ^ x >> 16) * 0x7FEB352D) & 0xFFFFFFFF
+        x = (((x ^ x >> 15) + (key >> 32) & 0xFFFFFFFF) * 0x846CA68B) & 0xFFFFFFFF
+        result[high == upper] = x ^ x >> 16
+    return result
+
+
+def rounded_with(value: Tensor, sixteen_bits: Tensor) -> Tensor:
+    bits = value.view(torch.int32).to(torch.int64) + sixteen_bits
+    return (bits >> 16).to(torch.int16).view(torch.bfloat16)
+
+
+def test_split_weights_take_the_same_steps(level: int) -> None:
+    exact, halves = filled_store(torch.bfloat16), filled_store(torch.bfloat16, StateForm.SPLIT)
+    for step in range(1, 5):
+        for store in (exact, halves):
+            take_step(SETTINGS, store, mean_gradient(store, step), 0.01, step, 0.7)
+    assert torch.equal(weights(halves), weights(exact))
+    for name in MOMENTS:
+        assert torch.equal(halves.state[name], exact.state[name])
+    assert torch.equal(halves.working, exact.working)  # no weight was a tie
+
+
+def test_half_moments_are_the_exact_ones_rounded_with_the_documented_noise(level: int) -> None:
+    exact, half = filled_store(torch.bfloat16), filled_store(torch.bfloat16, StateForm.HALF)
+    elements = torch.arange(exact.layout.total_elements)
+    for step in range(1, 4):
+        for name in MOMENTS:
+            exact.state[name].copy_(half.state[name])
+        for store in (exact, half):
+            take_step(SETTINGS, store, mean_gradient(store, step), 0.01, step)
+        assert torch.equal(weights(half), weights(exact))
+        bits = noise(elements, step)
+        for name, share in zip(MOMENTS, (bits & 0xFFFF, bits >> 16), strict=True):
+            assert torch.equal(half.state[name], rounded_with(exact.state[name], share)), name
+
+
+@pytest.mark.parametrize("form", StateForm)
+def test_pieces_threads_and_levels_do_not_show(
+    form: StateForm, level: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = filled_store(torch.bfloat16, form)
+    with monkeypatch.context() as plain:
+        plain.setattr(adamw, "host_kernels", lambda: HostKernels(load(LIBRARY), 0))
+        take_step(SETTINGS, whole, mean_gradient(whole, 1), 0.01, 1)
+    monkeypatch.setattr(stepper_module, "step_threads", lambda *given: 3)
+    for elements in (5, 64, 1024):
+        monkeypatch.setattr(optimizer_module, "PIECE_ELEMENTS", elements)
+        store = filled_store(torch.bfloat16, form)
+        take_step(SETTINGS, store, mean_gradient(store, 1), 0.01, 1)
+        for name, arena in whole.state.items():
+            assert torch.equal(store.state[name], arena), name
+
+
+def test_rounding_at_random_is_right_in_the_mean() -> None:
+    """A mean of 1 + 1/1024 lies at an eighth of the way from one bfloat16 to the next."""
+    elements = 2**18
+    store = allocate_store(
+        AdamW(), ParameterLayout.of({"w": (elements,)}), torch.bfloat16, form=StateForm.HALF
+    )
+    settings = AdamW(betas=(0.5, 0.5), weight_decay=0.0)
+    take_step(settings, store, torch.full((elements,), 2 * (1 + 2**-10)), 0.0, 1)
+    mean = store.state["exp_avg"].float()
+    assert set(mean.unique().tolist()) == {1.0, 1 + 2**-7}
+    share = float((mean > 1.0).float().mean())
+    assert share == pytest.approx(1 / 8, abs=5 * (1 / 8 * 7 / 8 / elements) ** 0.5)
+
+
+def test_noise_differs_from_step_to_step_and_from_run_to_run() -> None:
+    elements = torch.arange(100_000)
+    seen = [noise(elements, 1), noise(elements, 2), noise(elements, 1, seed=6)]
+    for first, other in itertools.pairwise([*seen, seen[0]]):
+        pairs = [(first, other), (first & 0xFFFF, first >> 16), (first[1:], first[:-1])]
+        for pair in pairs:
+            assert abs(float(torch.corrcoef(torch.stack(pair))[0, 1])) < 0.02
+
+
+def test_elements_beyond_the_fourth_billion_have_noise_of_their_own(level: int) -> None:
+    border, count = 2**32, 64
+    first = border - count // 2
+    high, low = torch.zeros(count, dtype=torch.bfloat16), torch.zeros(count, dtype=torch.int16)
+    means = [torch.zeros(count, dtype=torch.bfloat16) for _ in MOMENTS]
+    given = torch.full((count,), 1.001)
+
+    arguments = AdamWArguments(
+        master=low.data_ptr(), working=high.data_ptr(), gradient=given.data_ptr(),
+        exp_avg=means[0].data_ptr(), exp_avg_sq=means[1].data_ptr(),
+        noise_key=noise_key(5, 1), master_format=SPLIT_MASTER, moment_format=1, coefficient=1.0,
+        beta2=0.5, one_minus_beta1=0.25, one_minus_beta2=0.5, root_of_correction2=1.0,
+        epsilon=1e-8, minus_step_size=-0.1,
+    )  # fmt: skip
+    HostKernels(load(LIBRARY), level).adamw(arguments, count, first, 1.0)
+    bits = noise(torch.arange(first, first + count), 1)
+    assert torch.equal(means[0], rounded_with(0.25 * given, bits & 0xFFFF))

@@ -1,26 +1,35 @@
+"""The norm's bits, whole and as its parts land; and what clipping makes of it."""
+
+import itertools
 import math
+import random
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
 from atom.optim import clipping
-from atom.optim.clipping import clip_coefficient, gradient_norm
+from atom.optim.clipping import LandingNorm, clip_coefficient, gradient_norm
+
+BLOCK, ELEMENTS = 1024, 10_000
 
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clipping, "LANES", 64)
-    monkeypatch.setattr(clipping, "BLOCK_ELEMENTS", 1024)
+    monkeypatch.setattr(clipping, "BLOCK_ELEMENTS", BLOCK)
 
 
-def random(elements: int) -> torch.Tensor:
+def normal(elements: int) -> torch.Tensor:
     return torch.randn(elements, generator=torch.Generator().manual_seed(elements))
 
 
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("elements", [0, 1, 63, 64, 65, 1024, 5001])
 def test_it_is_the_exact_norm(elements: int) -> None:
-    gradient = random(elements)
+    gradient = normal(elements)
     exact = math.sqrt(math.fsum(float(x) ** 2 for x in gradient))
     assert gradient_norm(gradient) == pytest.approx(exact, rel=1e-14)
 
@@ -28,7 +37,7 @@ def test_it_is_the_exact_norm(elements: int) -> None:
 @pytest.mark.usefixtures("small_blocks")
 def test_the_bits_follow_from_the_definition() -> None:
     """The order of additions as documented, in plain Python floats."""
-    gradient = random(2500)
+    gradient = normal(2500)
     total = 0.0
     for block in gradient.split(1024):
         lanes = [0.0] * 64
@@ -51,14 +60,8 @@ def test_the_sum_of_blocks_is_rounded_each_time(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_threads_do_not_show() -> None:
-    gradient = random(20_000)
-    assert len({gradient_norm(gradient, threads) for threads in (None, 1, 2, 5)}) == 1
-
-
-@pytest.mark.usefixtures("small_blocks")
 def test_sixteen_bits_count_as_what_they_say() -> None:
-    gradient = random(5001).bfloat16()
+    gradient = normal(5001).bfloat16()
     assert gradient_norm(gradient) == gradient_norm(gradient.float())
 
 
@@ -69,7 +72,7 @@ def test_no_overflow_and_no_underflow() -> None:
 
 @pytest.mark.parametrize("bad", [math.inf, math.nan])
 def test_an_element_that_is_not_finite_shows(bad: float) -> None:
-    gradient = random(1000)
+    gradient = normal(1000)
     gradient[17] = bad
     norm = gradient_norm(gradient)
     assert not math.isfinite(norm)
@@ -88,13 +91,90 @@ def test_other_tensors_are_refused(gradient: torch.Tensor) -> None:
 @pytest.mark.parametrize("clip_norm", [0.5, 100.0])
 def test_clipping_is_torchs(clip_norm: float) -> None:
     parameter = torch.nn.Parameter(torch.zeros(100))
-    parameter.grad = random(100)
+    parameter.grad = normal(100)
     before = parameter.grad.clone()
     torch.nn.utils.clip_grad_norm_([parameter], clip_norm)
     coefficient = clip_coefficient(gradient_norm(before), clip_norm)
     torch.testing.assert_close(before * coefficient, parameter.grad)
 
-
-def test_without_clipping() -> None:
     assert clip_coefficient(1e9, None) == 1.0
     assert clip_coefficient(0.0, 1.0) == 1.0
+
+
+# --- as its parts land
+
+
+@pytest.fixture
+def gradient() -> torch.Tensor:
+    return torch.randn(ELEMENTS, generator=torch.Generator().manual_seed(5))
+
+
+def pieces(borders: Sequence[int]) -> list[tuple[int, int]]:
+    ends = [0, *sorted(borders), ELEMENTS]
+    return list(itertools.pairwise(ends))
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("seed", range(20))
+def test_neither_pieces_nor_their_order_show(gradient: torch.Tensor, seed: int) -> None:
+    chance = random.Random(seed)
+    cut = pieces(chance.sample(range(1, ELEMENTS), chance.choice([0, 1, 5, 40, 400])))
+    chance.shuffle(cut)
+    landing = LandingNorm(gradient, chance.choice([1, 3]))
+    with ThreadPoolExecutor(chance.choice([1, 4])) as pool:
+        list(pool.map(lambda piece: landing.landed(*piece), cut))
+    assert landing.norm() == gradient_norm(gradient)
+
+
+@pytest.fixture
+def summed(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[int]]:
+    """Waits until so many blocks are being summed; says where they begin."""
+    seen, changed = list[int](), threading.Condition()
+    plain = clipping._sum_of_squares
+
+    def told(block: torch.Tensor) -> float:
+        with changed:
+            seen.append(block.storage_offset())
+            changed.notify_all()
+        return plain(block)
+
+    def wait(count: int) -> list[int]:
+        with changed:
+            assert changed.wait_for(lambda: len(seen) >= count, 20)
+            return sorted(seen)
+
+    monkeypatch.setattr(clipping, "_sum_of_squares", told)
+    return wait
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_only_blocks_of_the_last_piece_are_left_for_the_end(
+    gradient: torch.Tensor, summed: Callable[[int], list[int]]
+) -> None:
+    landing = LandingNorm(gradient, 1)
+    landing.landed(1500, ELEMENTS)
+    later = list(range(2 * BLOCK, ELEMENTS, BLOCK))
+    assert summed(len(later)) == later
+    landing.landed(0, 1500)
+    assert summed(len(later) + 2) == [0, BLOCK, *later]
+    landing.norm()
+    assert len(summed(0)) == len(later) + 2, "each of them once"
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_what_never_landed_counts_as_it_is(gradient: torch.Tensor) -> None:
+    landing = LandingNorm(gradient)
+    landing.landed(3000, 7000)
+    gradient[:3000] *= 2
+    assert landing.norm() == gradient_norm(gradient)
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_an_element_lands_once_and_closing_ends_the_threads(gradient: torch.Tensor) -> None:
+    before = set(threading.enumerate())
+    landing = LandingNorm(gradient, 2)
+    landing.landed(0, 2000)
+    with pytest.raises(AssertionError, match="once"):
+        landing.landed(1000, 1024)
+    landing.close()
+    assert set(threading.enumerate()) <= before

@@ -4,59 +4,99 @@ next. Real connections on loopback; what one member sends is throttled.
 
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+import torch
 
+from atom.base.events import EventList
+from atom.swarm.chain.commit import Contribution
 from atom.swarm.exchange.choice import Line, choose, line_rates
-from tests.training.throttled_members import (
-    ELEMENTS,
-    SLOW_BYTES_PER_S,
-    Member,
-    acquainted,
-    averaged,
-)
+from atom.swarm.identity import Identity
+from atom.swarm.stream.bandwidth import SLICE_BYTES, Bandwidth, ThrottledStream, TokenBucket
+from atom.swarm.stream.frames import Channel, Purpose
+from atom.swarm.stream.handshake import Local
+from atom.swarm.transport.transport import Transport
+from atom.training.exchange import RingStyle
+from tests.training.ring_members import Member
+
+ELEMENTS = 1 << 20
+SLOW_BYTES_PER_S = 4e6
+
+
+class SlowTo(Transport):
+    """What it sends to some of its peers goes slowly."""
+
+    slow_to: frozenset[str] = frozenset()
+
+    def connect(
+        self,
+        peer_id: str,
+        purpose: Purpose,
+        tag: bytes = b"",
+        timeout_s: float = math.inf,
+        stop: threading.Event | None = None,
+    ) -> Channel:
+        channel = super().connect(peer_id, purpose, tag, timeout_s, stop)
+        if peer_id in self.slow_to:
+            bucket = TokenBucket(SLOW_BYTES_PER_S, SLICE_BYTES)
+            channel.stream = ThrottledStream(channel.stream, Bandwidth(upload=bucket))
+        return channel
 
 
 @pytest.fixture
 def members(tmp_path: Path) -> Iterator[list[Member]]:
-    before = set(threading.enumerate())
-    three = [Member(number, tmp_path) for number in range(3)]
-    acquainted(three)
+    """Everybody knows where everybody listens. What the second one sends goes slowly."""
+    before, three = set(threading.enumerate()), list[Member]()
+    for number in range(3):
+        local = Local(Identity.create(), b"r" * 32, bytes(16))
+        transport = SlowTo(local, ("127.0.0.1", 0), EventList())
+        gradients = torch.full((ELEMENTS,), float(number))
+        three.append(Member(transport, gradients, tmp_path / str(number), RingStyle()))
+    for one in three:
+        for other in three:
+            host, port = other.transport.address
+            one.transport.set_addresses(other.peer_id, [f"{host}:{port}"])
+    assert isinstance(three[1].transport, SlowTo)
+    three[1].transport.slow_to = frozenset({three[0].peer_id, three[2].peer_id})
     yield three
     for member in three:
         member.close()
     assert set(threading.enumerate()) <= before
 
 
-def rates_told(members: list[Member]) -> dict[str, float]:
-    """Of lines that leases show as slow."""
-    return line_rates(
-        {
-            (member.peer_id, peer_id): link.bytes_per_s
-            for member in members
-            for peer_id, link in member.transport.links.links(16).items()
-            if math.isfinite(link.bytes_per_s)
-        }
-    )
+def averaged(
+    members: Sequence[Member],
+    order: tuple[Contribution, ...],
+    attempt: int,
+    shares: tuple[int, ...],
+) -> bytes:
+    """The digest that all of them ended with."""
+    for member in members:
+        member.start(order, attempt, shares)
+    digests = {member.finished().digest for member in members}
+    assert len(digests) == 1
+    return digests.pop()
 
 
 @pytest.mark.parametrize("shares", [(), (1, 1, 1)])
 def test_exchange_measures_a_slow_line_and_gives_it_no_part(
     members: list[Member], shares: tuple[int, ...]
 ) -> None:
-    slow = members[1]
-    slow.transport.slow_to = frozenset({members[0].peer_id, members[2].peer_id})
-    one_way = tuple(member.part for member in members)
-    other_way = one_way[::-1]
+    one_way = tuple(member.part(1) for member in members)
     digest = averaged(members, one_way, 1, shares)
-    assert averaged(members, other_way, 2, shares) == digest
+    assert averaged(members, one_way[::-1], 2, shares) == digest
 
-    rates = rates_told(members)
-    assert rates.keys() == {slow.peer_id}
-    assert rates[slow.peer_id] < 2.5 * SLOW_BYTES_PER_S, "each connection is throttled by itself"
-    lines = [Line(rates.get(member.peer_id)) for member in members]
-    choice = choose(lines, 4 * ELEMENTS)
+    told = {
+        (member.peer_id, peer_id): link.bytes_per_s
+        for member in members
+        for peer_id, link in member.transport.links.links(16).items()
+        if math.isfinite(link.bytes_per_s)
+    }
+    rates, slow = line_rates(told), members[1].peer_id
+    assert rates.keys() == {slow}
+    assert rates[slow] < 2.5 * SLOW_BYTES_PER_S, "each connection is throttled by itself"
+    choice = choose([Line(rates.get(member.peer_id)) for member in members], 4 * ELEMENTS)
     assert choice.shares == (500, 0, 500)
     assert averaged(members, one_way, 3, choice.shares) == digest
