@@ -1,10 +1,12 @@
-"""What a round asks of a replica, done on a real worker's thread with a replica of 64 numbers."""
+"""What a round asks of a replica, done on a real worker's thread with a replica of 64 numbers; and
+the next round counted while a step ends and its digest is taken."""
 
 import math
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +21,6 @@ from atom.swarm.chain.commit import (
 )
 from atom.swarm.identity import Identity
 from atom.swarm.state.arenas import state_digest
-from atom.training.replica.pacing import SwarmCount
 from atom.training.replica.worker import Batch, Pause
 from atom.training.round import Patience
 from atom.training.round.events import (
@@ -40,27 +41,48 @@ from atom.training.round.events import (
 from atom.training.round_executor import Schedule
 from atom.training.state_sync import state_sync
 from atom.training.state_sync.state_sync import CatchUpFailed
-from atom.training.storage.snapshot import list_snapshots
+from atom.training.storage import run_storage as storage_module
+from atom.training.storage.snapshot import Snapshot, list_snapshots
 from tests.training.executor_stage import BALLOT, ELEMENTS, ME, WAIT_S, Stage, kinds
 
+STRANGER = Identity.create().peer_id
 BEHIND = CatchUp(("a",), "behind")
 ODD = CatchUp(("a",), "state-mismatch", discard=True)
 
 
+NewStage = Callable[..., Stage]
+
+
 @pytest.fixture
-def stage(tmp_path: Path) -> Iterator[Stage]:
-    before = set(threading.enumerate())
-    stage = Stage(tmp_path)
-    yield stage
-    stage.close()
+def new_stage(tmp_path: Path) -> Iterator[NewStage]:
+    """Makes the stage, closes it at the end, and finds no thread left. By default every second
+    round leaves a snapshot, and none validates."""
+    before, stages = set(threading.enumerate()), list[Stage]()
+
+    def make(snapshots: int = 2, validations: int | None = None, last: int | None = None) -> Stage:
+        stages.append(Stage(tmp_path, Schedule(snapshots, validations, 5, 4, 16, last)))
+        return stages[-1]
+
+    yield make
+    for stage in stages:
+        stage.close()
+        assert stage.failures.empty(), stage.failures.get()
     assert set(threading.enumerate()) <= before
-    assert stage.failures.empty(), stage.failures.get()
+
+
+@pytest.fixture
+def stage(new_stage: NewStage) -> Stage:
+    return new_stage()
+
+
+def rounds(stage: Stage) -> list[dict[str, Any]]:
+    return [event for event in stage.events.events if event["event"] == "round"]
 
 
 # ---- counting
 
 
-def test_a_freeze_is_answered_at_the_end_of_the_pass(stage: Stage) -> None:
+def test_a_freeze_is_answered_at_the_end_of_the_pass_and_holds_until_thawed(stage: Stage) -> None:
     stage.replica.may_end.clear()
     stage.worker.release("starting")
     assert stage.replica.in_pass.wait(WAIT_S)
@@ -71,13 +93,9 @@ def test_a_freeze_is_answered_at_the_end_of_the_pass(stage: Stage) -> None:
     assert stage.executor.uncommitted_sequences == 8
     assert stage.executor.own_sequences(stage.replica.gradients_tag) == 8
     assert stage.executor.own_sequences(b"the next head") == 0, "another round's"
-
-
-def test_frozen_until_thawed(stage: Stage) -> None:
-    stage.executor.carry_out(Freeze(BALLOT))
-    assert stage.next_event() == Frozen(BALLOT, 0, 0.0)
-    stage.worker.release("starting")
+    stage.on_worker(stage.replica.reset_gradients)
     assert stage.on_worker(lambda: stage.replica.sequences) == 0
+    stage.passed.clear()
     stage.executor.carry_out(Thaw())
     assert stage.passed.wait(WAIT_S)
 
@@ -91,12 +109,6 @@ def test_gradients_that_are_not_finite_count_for_nothing(stage: Stage, bad: floa
     assert stage.events.events == [{"event": "gradients-dropped", "reason": "not-finite"}]
     assert not stage.replica.gradients.any()
     assert stage.replica.gradients_tag == stage.start.digest
-
-
-def test_the_swarms_progress_reaches_the_worker(stage: Stage) -> None:
-    swarm = SwarmCount(others_sequences=100, peers=3, seen_at=1.0)
-    stage.executor.tell_progress(swarm)
-    assert stage.worker.swarm == swarm
 
 
 def test_void_passes_are_counted_and_told_less_and_less_often(stage: Stage) -> None:
@@ -127,67 +139,77 @@ def test_a_round_says_how_many_of_its_passes_were_void(stage: Stage) -> None:
         for _ in range(voided):
             stage.executor.voided(PassVoided(Cause.GRADIENTS, "though the loss is finite"))
         stage.step(stage.commit(stage.hold(float(voided))))
-    rounds = [event for event in stage.events.events if event["event"] == "round"]
-    assert [event["passes_voided"] for event in rounds] == [2, 0]
+    assert [event["passes_voided"] for event in rounds(stage)] == [2, 0]
 
 
-def test_a_validation_short_of_memory_is_tried_again(tmp_path: Path) -> None:
-    stage = Stage(tmp_path, Schedule(2, 1, 5, 4, 16))
+# ---- validation
+
+
+Evaluate = Callable[[Sequence[Batch], Callable[[], bool]], float]
+
+
+def evaluates(stage: Stage, evaluate: Evaluate) -> None:
+    stage.replica.evaluate = evaluate  # type: ignore[method-assign]
+
+
+def test_a_validation_short_of_memory_is_tried_again(new_stage: NewStage) -> None:
+    stage = new_stage(validations=1)
     failures = [PassVoided(Cause.MEMORY, "scripted"), PassVoided(Cause.MEMORY, "scripted")]
-    evaluate = stage.replica.evaluate
 
-    def short_of_memory(batches: Sequence[Batch], should_stop: Callable[[], bool]) -> float:
+    def short_of_memory(batches: Sequence[Batch], should_stop: object) -> float:
         if failures:
             raise failures.pop()
-        return evaluate(batches, should_stop)
+        return float(len(batches))
 
-    stage.replica.evaluate = short_of_memory  # type: ignore[method-assign]
+    evaluates(stage, short_of_memory)
     stage.step(stage.commit(stage.hold(1.0)))
-    stage.close()
     assert kinds(stage) == ["pass-voided", "pass-voided", "round"]
     assert stage.events.events[-1]["validation_loss"] == 5.0
-    assert stage.failures.empty()
 
 
-def test_who_is_paused_validates_nothing(tmp_path: Path) -> None:
-    """Nor goes on with what is under way: rounds are stepped on the host alone."""
-    stage = Stage(tmp_path, Schedule(2, 1, 5, 4, 16))
+def test_who_is_paused_or_ends_breaks_a_validation_off(new_stage: NewStage) -> None:
+    """Rounds are stepped on the host alone meanwhile."""
+    stage, validating, ending = new_stage(validations=1), threading.Event(), threading.Event()
+
+    def until_told(batches: Sequence[Batch], should_stop: Callable[[], bool]) -> float:
+        validating.set()
+        if not ending.is_set():
+            stage.worker.gate.pause(Pause.OWNER, "by its owner", 0.0)
+        while not should_stop():
+            stage.worker._closing.wait(0.01)
+        raise PassCancelled("scripted")
+
+    evaluates(stage, until_told)
     stage.worker.gate.pause(Pause.OWNER, "by its owner", 0.0)
     stage.step(stage.commit(stage.hold(1.0)))
+    assert not validating.is_set(), "nor begins one"
     stage.worker.gate.resume(Pause.OWNER)
-
-    def broken_off(batches: Sequence[Batch], should_stop: Callable[[], bool]) -> float:
-        stage.worker.gate.pause(Pause.OWNER, "by its owner", 0.0)
-        assert should_stop()
-        raise PassCancelled("scripted")
-
-    stage.replica.evaluate = broken_off  # type: ignore[method-assign]
-    stage.step(stage.commit(stage.hold(1.0)))
-    stage.close()
-    rounds = [event for event in stage.events.events if event["event"] == "round"]
-    assert len(rounds) == 2
-    assert not any("validation_loss" in event for event in rounds)
-    assert stage.failures.empty()
-
-
-def test_a_validation_ends_with_the_daemon(tmp_path: Path) -> None:
-    stage = Stage(tmp_path, Schedule(2, 1, 5, 4, 16))
-    validating = threading.Event()
-
-    def long(batches: Sequence[Batch], should_stop: Callable[[], bool]) -> float:
-        validating.set()
-        for _ in range(int(WAIT_S / 0.01)):
-            if should_stop():
-                break
-            stage.worker._closing.wait(0.01)
-        assert should_stop()
-        raise PassCancelled("scripted")
-
-    stage.replica.evaluate = long  # type: ignore[method-assign]
-    stage.apply(stage.commit(stage.hold(1.0)))
+    stage.step(stage.commit(stage.hold(2.0)))
+    assert validating.is_set()
+    stage.worker.gate.resume(Pause.OWNER)
+    validating.clear()
+    ending.set()
+    stage.apply(stage.commit(stage.hold(3.0)))
     assert validating.wait(WAIT_S)
     stage.close()
-    assert stage.failures.empty()
+    assert len(rounds(stage)) == 3
+    assert not any("validation_loss" in event for event in rounds(stage))
+
+
+def test_validation_is_told_with_the_round_it_was_due_in(new_stage: NewStage) -> None:
+    stage, validated = new_stage(validations=1), threading.Event()
+    stage.replica.may_step.clear()
+
+    def evaluate(batches: Sequence[Batch], should_stop: object) -> float:
+        validated.set()
+        return 2.5
+
+    evaluates(stage, evaluate)
+    stage.apply(stage.commit(stage.hold(0.25)))
+    assert validated.wait(WAIT_S), "evaluation waits for the step by itself, load by load"
+    stage.replica.may_step.set()
+    stage.settle()
+    assert [event["validation_loss"] for event in rounds(stage)] == [2.5]
 
 
 # ---- ring and step
@@ -249,25 +271,18 @@ def test_a_held_result_is_served_before_its_round_is_decided(stage: Stage) -> No
     assert stage.failures.empty()
 
 
-def test_what_was_served_from_memory_is_not_kept_there(stage: Stage) -> None:
-    """Nor is it written over while somebody may read it."""
-    committed, other = stage.hold(0.25), stage.hold(0.5)
+def test_only_what_was_committed_or_is_waited_for_is_held_and_served(stage: Stage) -> None:
+    """Nor is anything written over while somebody may read it."""
+    committed, other, unwanted = (stage.hold(value) for value in (0.25, 0.5, 0.75))
     arenas = [weakref.ref(stage.results.get(digest)) for digest in (committed, other)]
-    manifests = [stage.blobs.manifest(f"result/{each.hex()}") for each in (committed, other)]
+    manifest = stage.blobs.manifest(f"result/{committed.hex()}")
+    stage.executor.carry_out(KeepResults(frozenset({committed, other})))
+    served = [stage.serves(f"result/{each.hex()}") for each in (committed, other, unwanted)]
+    assert served == [True, True, False]
     stage.step(stage.commit(committed))
-    stage.settle()
     assert [arena() for arena in arenas] == [None, None]
     assert not stage.serves(f"result/{other.hex()}")
-    assert stage.blobs.manifest(f"result/{committed.hex()}") == manifests[0], "from disk"
-
-
-def test_what_nobody_waits_for_is_neither_held_nor_served(stage: Stage) -> None:
-    accepted, other = stage.hold(0.25), stage.hold(0.5)
-    stage.executor.carry_out(KeepResults(frozenset({accepted})))
-    assert stage.serves(f"result/{accepted.hex()}")
-    assert not stage.serves(f"result/{other.hex()}")
-    stage.step(stage.commit(accepted))
-    assert stage.failures.empty()
+    assert stage.blobs.manifest(f"result/{committed.hex()}") == manifest, "from disk"
 
 
 def test_what_had_a_part_is_tallied(stage: Stage) -> None:
@@ -277,12 +292,9 @@ def test_what_had_a_part_is_tallied(stage: Stage) -> None:
     assert (stats.rounds_joined, stats.sequences_committed, stats.sequences_dropped) == (1, 6, 2)
     assert (stats.loss, stats.last_commit_at) == (4.0, 100.0)
     stage.clock.advance(4.0)
-    other = Identity.create().peer_id
-    stage.step(stage.commit(stage.hold(0.2), sequences=10, contributor=other))
-    assert (stats.rounds_joined, stats.sequences_committed, stats.sequences_dropped) == (1, 6, 2)
+    stage.step(stage.commit(stage.hold(0.2), 10, STRANGER))
     assert stats.tokens_per_s == 10 * 16 / 4.0
-    rounds = [event for event in stage.events.events if event["event"] == "round"]
-    assert [event["sequences"] for event in rounds] == [6, 10]
+    assert [event["sequences"] for event in rounds(stage)] == [6, 10]
 
 
 def test_what_is_held_right_after_the_step_survives_it(stage: Stage) -> None:
@@ -299,24 +311,174 @@ def test_what_is_held_right_after_the_step_survives_it(stage: Stage) -> None:
     assert torch.equal(kept, torch.full((ELEMENTS,), 7.0))
 
 
-def test_snapshots_are_due_by_the_schedule_and_at_the_end(tmp_path: Path) -> None:
-    stage = Stage(tmp_path, Schedule(2, 3, 5, 4, 16, last_round=3))
-    names = []
+def test_snapshots_are_due_by_the_schedule_and_at_the_end(new_stage: NewStage) -> None:
+    stage, names = new_stage(2, 3, 3), []
     for number in range(1, 4):
         names.append(stage.hold(float(number)))
         stage.step(stage.commit(names[-1]))
-    stage.close()
     assert [snapshot.round for snapshot in list_snapshots(stage.snapshots)] == [3, 2]
     assert stage.stored() == [names[2]], "the older snapshot covers the others"
-    validated = [event.get("validation_loss") for event in stage.events.events]
-    assert validated == [None, None, 5.0]
-    assert stage.failures.empty()
+    assert [event.get("validation_loss") for event in rounds(stage)] == [None, None, 5.0]
+
+
+# ---- under a step
+
+
+def test_counting_goes_on_under_the_step(new_stage: NewStage) -> None:
+    stage = new_stage()
+    stage.train()
+    stage.passed.clear()
+    stage.replica.may_step.clear()
+    head = stage.apply(stage.commit(stage.hold(0.25)))
+    assert stage.passed.wait(WAIT_S)
+    assert stage.on_worker(lambda: stage.replica.sequences) == 8
+    assert stage.posted.empty(), "there is no state to tell of yet"
+    stage.replica.may_step.set()
+    assert stage.next_event() == Stepped(head.digest, state_digest(stage.replica.arenas))
+    stage.settle()
+    assert stage.replica.sequences == 8, "they were counted for the new head"
+    assert stage.replica.gradients_tag == head.digest
+
+
+def test_a_freeze_that_follows_the_step_at_once_holds(new_stage: NewStage) -> None:
+    """Even if the worker is still busy with what the commit gave it to do."""
+    stage = new_stage(validations=1)
+    frozen, validating, may_validate = threading.Event(), threading.Event(), threading.Event()
+
+    def go_on(event: Event) -> None:
+        if isinstance(event, Stepped):  # as the round's thread would
+            stage.executor.carry_out(Thaw())
+            stage.executor.carry_out(Freeze(BALLOT))
+            frozen.set()
+
+    def evaluate(batches: Sequence[Batch], should_stop: object) -> float:
+        validating.set()
+        assert may_validate.wait(WAIT_S)
+        return 1.0
+
+    stage.on_post = go_on
+    evaluates(stage, evaluate)
+    stage.train()
+    stage.apply(stage.commit(stage.hold(0.25)))
+    assert validating.wait(WAIT_S)
+    assert frozen.wait(WAIT_S)
+    may_validate.set()
+    assert isinstance(stage.next_event(), Stepped)
+    assert stage.next_event() == Frozen(BALLOT, 0, 0.0)
+    assert stage.on_worker(lambda: stage.replica.sequences) == 0
+    assert stage.on_worker(lambda: stage.worker.gate.held)
+
+
+def test_the_daemon_may_hold_the_worker_before_anything_new_is_counted(new_stage: NewStage) -> None:
+    stage = new_stage()
+    stage.on_round_begun = lambda: stage.worker.hold("leaving")
+    stage.train()
+    stage.replica.may_step.clear()
+    stage.apply(stage.commit(stage.hold(0.5)))
+    assert stage.on_worker(lambda: stage.replica.sequences) == 0
+    stage.replica.may_step.set()
+    assert isinstance(stage.next_event(), Stepped)
+    stage.executor.carry_out(Thaw())
+    assert stage.on_worker(lambda: stage.replica.sequences) == 0
+
+
+def test_nothing_is_trained_after_the_last_round(new_stage: NewStage) -> None:
+    stage = new_stage(last=1)
+    stage.train()
+    stage.apply(stage.commit(stage.hold(0.5)))
+    stage.settle()
+    assert stage.on_worker(lambda: stage.worker.gate.held)
+    assert stage.replica.sequences == 0
+
+
+class HeldSnapshots:
+    """Writes a snapshot when the test lets it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.writing, self.may_write = threading.Event(), threading.Event()
+        self._write = storage_module.write_snapshot
+        monkeypatch.setattr(storage_module, "write_snapshot", self)
+
+    def __call__(self, *arguments: Any) -> Any:
+        self.writing.set()
+        assert self.may_write.wait(WAIT_S)
+        return self._write(*arguments)
+
+
+def test_the_next_step_waits_for_a_snapshot_and_counting_does_not(
+    new_stage: NewStage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage, snapshots = new_stage(1), HeldSnapshots(monkeypatch)
+    stage.train()
+    stage.passed.clear()
+    first = stage.apply(stage.commit(stage.hold(0.25)))
+    stepped = stage.next_event()
+    assert isinstance(stepped, Stepped)
+    assert snapshots.writing.wait(WAIT_S)
+    assert stage.passed.wait(WAIT_S)
+    stage.executor.carry_out(Freeze(BALLOT))
+    assert stage.next_event() == Frozen(BALLOT, 8, 16.0)
+    stage.apply(stage.commit(stage.hold(0.5)))
+    assert stage.replica.steps == [1], "the state is still being written"
+    snapshots.may_write.set()
+    assert isinstance(stage.next_event(), Stepped)
+    stage.settle()
+    assert stage.replica.steps == [1, 2]
+    written = list_snapshots(stage.snapshots)
+    assert [snapshot.round for snapshot in written] == [2, 1]
+    assert (written[1].head, written[1].state_digest) == (first.digest, stepped.state_digest)
+
+
+def test_catching_up_waits_for_what_follows_a_step(
+    new_stage: NewStage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage, snapshots = new_stage(1), HeldSnapshots(monkeypatch)
+    stage.apply(stage.commit(stage.hold(0.25)))
+    assert isinstance(stage.next_event(), Stepped)
+    assert snapshots.writing.wait(WAIT_S)
+    accepted, found = stage.hold(0.5), list[list[Snapshot]]()
+    stage.state_sync.on_run = lambda donors, discard: found.append(list_snapshots(stage.snapshots))
+    stage.executor.catch_up({"a": b"h" * 32}, BEHIND)
+    snapshots.may_write.set()
+    assert isinstance(stage.next_event(), CaughtUp)
+    assert [snapshot.round for snapshot in found[0]] == [1]
+    assert stage.serves(f"result/{accepted.hex()}"), "what is offered is not tidied away"
+
+
+def test_a_step_that_breaks_off_in_the_background_ends_the_worker(new_stage: NewStage) -> None:
+    stage = new_stage()
+    stage.replica.step_fails = RuntimeError("the step broke off")
+    stage.apply(stage.commit(stage.hold(0.25)))
+    assert str(stage.failures.get(timeout=WAIT_S)) == "the step broke off"
+    assert stage.posted.empty(), "no state, no digest"
+    assert stage.journal.head.round == 1, "a restart finishes it"
+    assert stage.stored()
+
+
+def test_closing_sees_a_step_to_its_end(new_stage: NewStage) -> None:
+    stage = new_stage(1)
+    stage.apply(stage.commit(stage.hold(0.25)))
+    stage.close()
+    written = list_snapshots(stage.snapshots)
+    assert [snapshot.state_digest for snapshot in written] == [state_digest(stage.replica.arenas)]
 
 
 # ---- fetching
 
 
-def test_the_round_hears_of_a_fetched_result(stage: Stage) -> None:
+def test_a_fetch_asks_again_for_what_is_not_there_yet(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bytes] = []
+
+    def late(digest: bytes) -> Tensor:
+        asked.append(digest)
+        if len(asked) < 5:
+            raise PeerRefused(Reason.NOT_FOUND, "not on the disk yet")
+        return torch.ones(ELEMENTS)
+
+    monkeypatch.setattr(state_sync, "PAUSE_S", 0.0)
+    stage.state_sync.on_fetch = late
     stage.executor.carry_out(FetchResult(b"r" * 32, ("a",), True))
     assert stage.next_event() == Fetched(b"r" * 32)
 
@@ -345,23 +507,6 @@ def test_a_vote_does_not_outwait_its_attempt() -> None:
     assert state_sync.HASTE_S < Patience().holding < state_sync.PATIENCE_S
 
 
-def test_a_fetch_asks_again_for_what_is_not_there_yet(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[bytes] = []
-
-    def late(digest: bytes) -> Tensor:
-        asked.append(digest)
-        if len(asked) < 5:
-            raise PeerRefused(Reason.NOT_FOUND, "not on the disk yet")
-        return torch.ones(ELEMENTS)
-
-    monkeypatch.setattr(state_sync, "PAUSE_S", 0.0)
-    stage.state_sync.on_fetch = late
-    stage.executor.carry_out(FetchResult(b"r" * 32, ("a",), True))
-    assert isinstance(stage.next_event(), Fetched)
-
-
 # ---- catching up, beginning
 
 
@@ -385,16 +530,6 @@ def test_a_failed_catch_up_leaves_us_where_we_were(stage: Stage, wanted: CatchUp
     assert stage.replica.sequences == 8, "the gradients still belong to this head"
 
 
-def test_without_any_state_the_digest_is_empty(stage: Stage) -> None:
-    def fail(donors: Mapping[str, bytes], discard: bool) -> None:
-        stage.state_sync.usable = False
-        raise CatchUpFailed("nobody there")
-
-    stage.state_sync.on_run = fail
-    stage.executor.catch_up({}, CatchUp((), "no-state", discard=True))
-    assert stage.next_event() == CaughtUp(stage.start, b"", ())
-
-
 def test_a_new_head_starts_a_new_round(stage: Stage) -> None:
     def bring(donors: Mapping[str, bytes], discard: bool) -> None:
         commit = stage.commit(b"r" * 32)
@@ -415,7 +550,7 @@ def test_a_new_head_starts_a_new_round(stage: Stage) -> None:
 
 def test_what_was_counted_and_missed_the_round_is_dropped(stage: Stage) -> None:
     def bring(donors: Mapping[str, bytes], discard: bool) -> None:
-        stage.journal.append(stage.commit(b"r" * 32, contributor=Identity.create().peer_id))
+        stage.journal.append(stage.commit(b"r" * 32, contributor=STRANGER))
 
     begun: list[int] = []
     stage.on_round_begun = lambda: begun.append(stage.executor.stats.sequences_dropped)
@@ -425,24 +560,6 @@ def test_what_was_counted_and_missed_the_round_is_dropped(stage: Stage) -> None:
     stage.next_event()
     assert begun == [8], "who leaves learns of it, and trains no further"
     assert stage.executor.stats.loss == 3.0
-
-
-def test_another_branch_takes_back_what_was_committed_on_ours(stage: Stage) -> None:
-    stage.train()
-    stage.step(stage.commit(stage.hold(0.1)))
-    stats = stage.executor.stats
-    assert (stats.sequences_committed, stats.sequences_dropped) == (8, 0)
-
-    def bring(donors: Mapping[str, bytes], discard: bool) -> None:
-        stage.journal.replace([], [stage.start])
-        other = Identity.create().peer_id
-        for _ in range(2):
-            stage.journal.append(stage.commit(b"r" * 32, contributor=other))
-
-    stage.state_sync.on_run = bring
-    stage.executor.catch_up({"a": b"h" * 32}, BEHIND)
-    stage.next_event()
-    assert (stats.rounds_joined, stats.sequences_committed, stats.sequences_dropped) == (0, 0, 8)
 
 
 def test_a_head_that_stays_takes_nothing_back(stage: Stage) -> None:
@@ -455,20 +572,16 @@ def test_a_head_that_stays_takes_nothing_back(stage: Stage) -> None:
     assert stage.executor.stats.sequences_dropped == 8, "they were counted with an odd state"
 
 
-def test_after_a_restart_the_last_loss_is_known(stage: Stage) -> None:
-    stage.journal.append(stage.commit(b"r" * 32))
-    stage.on_worker(stage.executor.begin)
+def test_begin_knows_the_last_loss_and_offers_a_first_snapshot(stage: Stage) -> None:
+    head = stage.journal.append(stage.commit(b"r" * 32))
+    digest = stage.on_worker(stage.executor.begin)
     assert stage.executor.stats.loss == 3.0
     assert stage.executor.stats.last_here is None
-
-
-def test_begin_offers_a_first_snapshot(stage: Stage) -> None:
-    digest = stage.on_worker(stage.executor.begin)
     assert stage.state_sync.restored
     assert digest == state_digest(stage.replica.arenas)
     snapshot = list_snapshots(stage.snapshots)[0]
-    assert (snapshot.round, snapshot.state_digest) == (0, digest)
-    assert stage.serves(f"state/{stage.start.digest.hex()}")
+    assert (snapshot.round, snapshot.state_digest) == (1, digest)
+    assert stage.serves(f"state/{head.digest.hex()}")
 
 
 def test_begin_with_nothing_offers_nothing(stage: Stage) -> None:
