@@ -21,12 +21,10 @@ from atom.swarm.exchange.allreduce import (
     open_exchange,
 )
 from atom.swarm.exchange.channels import Channels
-from atom.swarm.exchange.choice import averages_moved
 from atom.swarm.exchange.codec import Codec, Float32
 from atom.swarm.exchange.plans import ring_tag
+from atom.swarm.exchange.speeds import SpeedBook
 from atom.swarm.state.arenas import LandingDigest
-from atom.swarm.stream.pace import Pace, PaceBook
-from atom.swarm.transport.link_book import BUSY_SHARE
 from atom.swarm.transport.transport import PeerTransport
 from atom.training.round.events import RingFailed, RingFinished, StartRing
 from atom.training.storage.results import Results
@@ -124,7 +122,7 @@ class Exchange:
         self._style = style
         self._lock = threading.Lock()
         self._run: _Run | None = None
-        self._paces = PaceBook()
+        self.speeds = SpeedBook(clock.now)
         self.seconds: dict[bytes, float] = {}
         """How long the latest rings took, by result digest."""
 
@@ -151,10 +149,6 @@ class Exchange:
         if reading and run.thread is not None:
             run.thread.join()
 
-    def pace(self) -> Pace:
-        """The least that the next ring must do, by the last ones."""
-        return self._paces.pace()
-
     def close(self) -> None:
         run = self._run
         if run is not None:
@@ -166,7 +160,7 @@ class Exchange:
             finished = self._all_reduce(run, start)
         except ExchangeBroken as broken:
             if broken.reason is Reason.TOO_SLOW:
-                self._paces.too_slow()
+                self.speeds.too_slow()
             seen = broken.suspect if broken.suspect and not broken.told else ""
             self._fail(run, RingFailed(run.ballot, seen, broken.reason.value))
             return
@@ -215,7 +209,8 @@ class Exchange:
             began = self._clock.now()
             all_reduce(arenas, terms, channels, run.cancelled)
             if channels.right:
-                self._note_speed(terms, channels, result, self._clock.now() - began)
+                took_s = self._clock.now() - began
+                self.speeds.finished(terms, channels, result.numel(), took_s)
             norm, digest = norm_of.norm(), digest_of.digest()
         except BaseException:
             norm_of.close()
@@ -241,21 +236,8 @@ class Exchange:
             shares=start.shares,
             progress_timeout_s=PROGRESS_S,
             opening_s=OPEN_S,
-            pace=self.pace(),
+            pace=self.speeds.pace(),
         )
-
-    def _note_speed(self, terms: Terms, channels: Channels, result: Tensor, seconds: float) -> None:
-        """What the exchange tells of our pace, and of the lines at both ends of each connection."""
-        shares, count = terms.shares, len(terms.members)
-        ring = 2 * (count - 1) / count
-        moved = [averages_moved(shares, rank) if shares else ring for rank in range(count)]
-        self._paces.finished(moved[terms.rank] * result.nbytes, seconds)
-        wire_bytes = self._style.codec.wire_bytes(result.numel())
-        ours = all(right.sending_s >= BUSY_SHARE * seconds for right in channels.right)
-        for right in channels.right:
-            line = terms.rank if ours else terms.members.index(right.peer_id)
-            byte_count = round(moved[line] * wire_bytes)
-            self._transport.links.carried(right.peer_id, byte_count, right.sending_s, seconds)
 
     def _fail(self, run: _Run, failed: RingFailed) -> None:
         if not run.cancelled.is_set():

@@ -22,8 +22,9 @@ from atom.swap.engine import PassCancelled
 from atom.swap.gate import largest_size
 from atom.swap.voided import PassVoided
 from atom.swarm.chain.commit import Ballot, Commit, Head, Voter
+from atom.swarm.exchange.speeds import SpeedBook
 from atom.swarm.state.arenas import state_digest
-from atom.swarm.stream.pace import Pace
+from atom.swarm.stream.frames import Pace
 from atom.swarm.transport.transport import PeerTransport
 from atom.training.exchange import Exchange, RingStyle
 from atom.training.replica.engines import DeviceTaken
@@ -116,6 +117,11 @@ class RoundExecutor:
         self._settling.set_result(None)
         self.stats = RoundStats(me)
 
+    @property
+    def speeds(self) -> SpeedBook:
+        """What exchanges told of the ways to others."""
+        return self._exchange.speeds
+
     def close(self) -> None:
         """After the worker: what it began is seen to its end."""
         self._fetch.close()
@@ -135,7 +141,8 @@ class RoundExecutor:
             case StopRing(ballot):
                 self._exchange.stop(ballot)
             case FetchResult(digest, holders, committed):
-                pace = self._exchange.pace() if committed else Pace()  # for a vote: a line's least
+                # for a vote: a line's least
+                pace = self.speeds.pace() if committed else Pace()
                 self._fetch.start(digest, holders, pace, committed, self._post)
             case KeepResults(digests):
                 self._results.keep(digests)

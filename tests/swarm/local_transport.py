@@ -21,7 +21,6 @@ from atom.swarm.transport.limits import (
     TransportLimits,
     Unreachable,
 )
-from atom.swarm.transport.link_book import LinkBook
 from atom.swarm.transport.listener import OnBlobs, OnMessage, Router
 from tests.swarm.memory_stream import MemoryStream
 
@@ -97,7 +96,6 @@ class LocalTransport:
         )
         self._router = Router(self._endpoint, {})
         self._lanes = Lanes(self._endpoint, lambda peer_id: self.connect(peer_id, Purpose.MESSAGES))
-        self.links = LinkBook()
         self._lock = threading.Lock()
         self._open: set[Channel] = set()
 

@@ -23,9 +23,8 @@ from atom.swarm.exchange.allreduce import (
 from atom.swarm.exchange.codec import Codec, Float32
 from atom.swarm.exchange.plans import PartsPlan, RingPlan, ring_tag
 from atom.swarm.identity import Identity
-from atom.swarm.stream.frames import Channel
+from atom.swarm.stream.frames import Channel, Pace
 from atom.swarm.stream.handshake import Local
-from atom.swarm.stream.pace import Pace
 from atom.swarm.transport.transport import PeerTransport, Transport
 from tests.swarm.local_transport import LocalNetwork, LocalTransport
 

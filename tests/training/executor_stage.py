@@ -29,7 +29,7 @@ from atom.swarm.chain.membership import signed_by
 from atom.swarm.identity import Identity
 from atom.swarm.state.arenas import arena_digest, state_digest
 from atom.swarm.state.blobs import BlobStore
-from atom.swarm.stream.pace import Pace
+from atom.swarm.stream.frames import Pace
 from atom.training.exchange import RingStyle
 from atom.training.replica.pass_watch import PassWatch
 from atom.training.replica.worker import Batch, Work, Worker

@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -125,25 +124,6 @@ def test_all_members_hold_the_same_mean(
     assert outcomes[0].ballot == ballot()
     assert outcomes[0].digest == arena_digest(mean)
     assert outcomes[0].norm == pytest.approx(total / sum(sequences) * ELEMENTS**0.5)
-
-
-def test_a_ring_tells_of_the_way_to_the_right_neighbour(
-    circle_of: CircleOf, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told: list[tuple[str, str, int]] = []
-
-    def carried(left: str, right: str, count: int, sending_s: float, seconds: float) -> None:
-        assert 0.0 < sending_s <= seconds
-        told.append((left, right, count))
-
-    circle = circle_of(3)
-    for member in circle.members:
-        monkeypatch.setattr(member.transport.links, "carried", partial(carried, member.peer_id))
-    circle.averaged(1, 1, 1)
-    peers = [member.peer_id for member in circle.members]
-    ways = zip(peers, [*peers[1:], peers[0]], strict=True)
-    assert sorted(pair[:2] for pair in told) == sorted(ways)
-    assert all(count >= 4 * ELEMENTS * 4 // 3 for _, _, count in told)
 
 
 # ---- error feedback

@@ -91,7 +91,7 @@ def test_exchange_measures_a_slow_line_and_gives_it_no_part(
     told = {
         (member.peer_id, peer_id): link.bytes_per_s
         for member in members
-        for peer_id, link in member.transport.links.links(16).items()
+        for peer_id, link in member.exchange.speeds.links(16).items()
         if math.isfinite(link.bytes_per_s)
     }
     rates, slow = line_rates(told), members[1].peer_id

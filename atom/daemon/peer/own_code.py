@@ -23,8 +23,8 @@ from atom.swarm.dht.client import DirectoryUnavailable
 from atom.swarm.records.lease import Lease, PeerState
 from atom.swarm.records.manifest import AllowList, Manifest, manifest_digest
 from atom.swarm.state.fetch import FetchOptions, fetch_bytes
+from atom.swarm.stream.frames import Pace
 from atom.swarm.stream.handshake import Local
-from atom.swarm.stream.pace import Pace
 from atom.swarm.transport.transport import PeerTransport, Transport
 
 FETCH_S = 30.0

@@ -41,7 +41,7 @@ def lease_of(parts: Parts, machine: RoundMachine, facts: Facts, serial: int, gon
         reached=parts.outreach.reached,
         links=tuple(
             NamedLink(short_name(peer_id), link)
-            for peer_id, link in parts.transport.links.links(MAX_LINKS).items()
+            for peer_id, link in parts.executor.speeds.links(MAX_LINKS).items()
         ),
         ended_attempts=parts.ended_attempts.last,
         branches=head.branches[-SHOWN:],
@@ -108,7 +108,7 @@ def info_of(
                 "round_trip_ms": round(1e3 * link.round_trip_s, 1),
                 "bytes_per_s": round(link.bytes_per_s) if math.isfinite(link.bytes_per_s) else None,
             }
-            for peer_id, link in parts.transport.links.links(MAX_LINKS).items()
+            for peer_id, link in parts.executor.speeds.links(MAX_LINKS).items()
         },
     }
 

@@ -14,8 +14,7 @@ from atom.swarm.exchange.chunk_kernels import NotFinite, chunk_kernels
 from atom.swarm.exchange.codec import EXACT, Codec
 from atom.swarm.exchange.failure import ExchangeBroken
 from atom.swarm.exchange.plans import PartsPlan, RingPlan, Step, chunk_header, connected
-from atom.swarm.stream.frames import Interrupted
-from atom.swarm.stream.pace import Pace
+from atom.swarm.stream.frames import Interrupted, Pace
 
 LARGEST_PART = 1e30
 """Of any number in one member's sums: a thousand such do not overflow."""

@@ -31,9 +31,8 @@ from atom.swarm.state.arenas import (
 )
 from atom.swarm.state.blobs import BYTES_ARENA, RESULT_ARENA
 from atom.swarm.state.fetch_target import Piece, Target, prepare
-from atom.swarm.stream.frames import Channel, Interrupted, Kind, Patience, Purpose
+from atom.swarm.stream.frames import Channel, Interrupted, Kind, Pace, Patience, Purpose
 from atom.swarm.stream.handshake import named_reason
-from atom.swarm.stream.pace import Pace
 from atom.swarm.transport.limits import Unreachable
 from atom.swarm.transport.transport import PeerTransport
 from atom.wire import transport_pb2 as wire

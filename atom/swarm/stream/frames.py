@@ -19,6 +19,8 @@ from atom.base.reasons import Reason
 _HEADER = struct.Struct(">IB")
 _SMALL_BYTES = 4096
 _SLICE_S = 0.05  # how soon a set `stop` is noticed
+SLOWEST_BYTES_PER_S = 64 * 1024.0
+"""About half a megabit: a slower member makes everybody wait for hours."""
 
 
 class Purpose(IntEnum):
@@ -96,6 +98,22 @@ class Patience:
         return left if self.stop is None else min(left, _SLICE_S)
 
 
+@dataclass(frozen=True)
+class Pace:
+    """The least that a transfer must do: bytes per second on average, after some seconds to begin.
+
+    In an exchange everybody's bytes depend on everybody else's, so all members fall behind this
+    line together.
+    """
+
+    slack_s: float = 5.0
+    bytes_per_s: float = SLOWEST_BYTES_PER_S
+
+    def due_s(self, done_bytes: int) -> float:
+        """Seconds from the start by which more than `done_bytes` have to be through."""
+        return self.slack_s + done_bytes / self.bytes_per_s
+
+
 class Stream(Protocol):
     """Bytes in order, both ways."""
 
@@ -121,8 +139,9 @@ class Channel:
         self.incarnation = b""
         self.purpose = Purpose.MESSAGES
         self.tag = b""
-        self.round_trip_s: float | None = None
-        """Of the client's handshake: its proof, checked and answered."""
+        self.round_trip_s = 0.0
+        """Of the handshake: an answer to what this end sent, with what it takes to sign or check
+        the client's proof."""
         self.sending_s = 0.0
         """How long sending whole frames took: written by the thread that sends."""
         self.admitted = False

@@ -75,16 +75,19 @@ def greet(
 
 
 def receive(channel: Channel, local: Local, certificate: bytes, patience: Patience) -> None:
-    """The server's half up to the verdict: fills in the peer, and what the channel is for.
+    """The server's half up to the verdict: fills in the peer, what the channel is for and the round
+    trip.
 
     Ends with the caller's `welcome` or `refuse`. Raises: PeerRefused, OSError.
     """
     nonce = secrets.token_bytes(32)
     challenge = wire.Challenge(version=PROTOCOL_VERSION, nonce=nonce)
+    asked_at = time.monotonic()
     channel.send_frame(Kind.CHALLENGE, challenge.SerializeToString(), patience=patience)
     hello = wire.Hello()
     try:
         _parse(hello, channel.recv_frame(Kind.HELLO, _MAX_FRAME_BYTES, patience))
+        channel.round_trip_s = time.monotonic() - asked_at
     except PeerRefused as error:
         raise PeerRefused(Reason.BAD_HANDSHAKE, error.detail) from error
     _check_hello(hello, local)

@@ -21,10 +21,8 @@ from atom.config.address import parse_host_port
 from atom.swarm.records.lease import MAX_ADDRESSES
 from atom.swarm.stream import handshake
 from atom.swarm.stream.frames import Channel, Interrupted, Patience, Purpose
-from atom.swarm.stream.socket_stream import SocketStream
-from atom.swarm.stream.tls import Credentials, TlsStream, peer_of_certificate, tune
+from atom.swarm.stream.tls import Credentials, SocketStream, TlsStream, peer_of_certificate, tune
 from atom.swarm.transport.limits import Endpoint, Unreachable
-from atom.swarm.transport.link_book import LinkBook
 from atom.swarm.transport.reverse_connections import ReverseConnections
 
 MOST_KNOWN = 8192
@@ -133,7 +131,6 @@ class Dialer:
         self, endpoint: Endpoint, credentials: Credentials, reverse: ReverseConnections
     ) -> None:
         self.contacts = ContactBook()
-        self.links = LinkBook()
         self._endpoint = endpoint
         self._credentials = credentials
         self._reverse = reverse
@@ -231,8 +228,6 @@ class Dialer:
         except BaseException:
             channel.close()
             raise
-        if channel.round_trip_s is not None:
-            self.links.met(peer_id, channel.round_trip_s)
         return channel
 
     def _connect(self, address: str, patience: Patience) -> SocketStream:

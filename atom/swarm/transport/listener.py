@@ -16,8 +16,7 @@ from atom.swarm.chain.messages import MAX_MESSAGE_BYTES
 from atom.swarm.stream import handshake
 from atom.swarm.stream.bandwidth import TokenBucket
 from atom.swarm.stream.frames import Channel, Kind, Patience, Purpose
-from atom.swarm.stream.socket_stream import SocketStream
-from atom.swarm.stream.tls import Credentials, TlsStream, tune
+from atom.swarm.stream.tls import Credentials, SocketStream, TlsStream, tune
 from atom.swarm.transport.limits import ConnectionLimiter, Endpoint, RefusalLog
 from atom.swarm.transport.reverse_connections import ANSWER, TOKEN_BYTES, ReverseConnections
 

@@ -15,7 +15,7 @@ from functools import partial
 
 from atom.base.errors import PeerRefused
 from atom.swarm.stream.frames import Channel, Kind, Patience
-from atom.swarm.stream.socket_stream import SocketStream
+from atom.swarm.stream.tls import SocketStream
 from atom.swarm.transport.limits import Endpoint
 
 ANSWER = b"atomcall"

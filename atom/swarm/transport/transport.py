@@ -30,7 +30,6 @@ from atom.swarm.transport.limits import (
     ThreadGroup,
     TransportLimits,
 )
-from atom.swarm.transport.link_book import LinkBook
 from atom.swarm.transport.listener import Listener, OnBlobs, OnMessage, Router
 from atom.swarm.transport.reverse_connections import OwnLines, ReverseConnections
 
@@ -68,8 +67,6 @@ class PeerTransport(Protocol):
         timeout_s: float = math.inf,
         stop: threading.Event | None = None,
     ) -> Channel: ...
-    @property
-    def links(self) -> LinkBook: ...
     def accept_ring(self, peer_id: str, tag: bytes, timeout_s: float) -> Channel: ...
 
 
@@ -144,11 +141,6 @@ class Transport:
         """Host and port it listens on, after `start`."""
         assert self._address is not None, "not started, or it listens nowhere"
         return self._address
-
-    @property
-    def links(self) -> LinkBook:
-        """What was measured of the ways to others."""
-        return self._dialer.links
 
     @property
     def listens(self) -> bool:

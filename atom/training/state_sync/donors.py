@@ -26,7 +26,7 @@ from atom.swarm.state.fetch import (
     fetch_bytes,
     fetch_result,
 )
-from atom.swarm.stream.pace import Pace
+from atom.swarm.stream.frames import Pace
 from atom.swarm.transport.transport import PeerTransport
 from atom.training.storage.run_storage import OFFERS
 

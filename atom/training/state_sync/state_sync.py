@@ -24,7 +24,7 @@ from atom.swarm.chain.commit import Commit, Head
 from atom.swarm.chain.commit_chain import commits_beyond, verified_heads
 from atom.swarm.state.arenas import state_digest
 from atom.swarm.state.fetch import LIES
-from atom.swarm.stream.pace import Pace
+from atom.swarm.stream.frames import Pace
 from atom.training.replica.replica import Replica
 from atom.training.round.events import Event, Fetched, FetchFailed
 from atom.training.state_sync.donors import Arenas, Offer, PeerDonors

@@ -19,8 +19,8 @@ from atom.swarm.records.manifest import Manifest, first_head, manifest_digest, s
 from atom.swarm.state import blobs
 from atom.swarm.state.arenas import BlobManifest
 from atom.swarm.state.blobs import BlobServer, BlobStore, plain_bytes
+from atom.swarm.stream.frames import Pace
 from atom.swarm.stream.handshake import Local
-from atom.swarm.stream.pace import Pace
 from atom.swarm.transport.transport import Transport
 from tests.swarm.chain_samples import a_commit, heads_along
 from tests.swarm.swarm_samples import TINY_RUN, a_lease, a_manifest

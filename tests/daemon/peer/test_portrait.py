@@ -10,6 +10,7 @@ from atom.daemon.peer.lifecycle import Facts
 from atom.daemon.peer.portrait import info_of, lease_of
 from atom.models.data.samples import OwnSamples
 from atom.swarm.chain.commit import Voter, genesis
+from atom.swarm.exchange.speeds import SpeedBook
 from atom.swarm.records.lease import Reached
 from atom.training.round.events import Phase
 from atom.training.round_stats import RoundStats
@@ -38,10 +39,11 @@ def parts_of(run_file: str, samples: OwnSamples) -> Any:
         worker=SimpleNamespace(
             rate=lambda: RATE, pass_seconds=0.5, gate=SimpleNamespace(why_not="")
         ),
-        executor=SimpleNamespace(stats=RoundStats(ME), own_sequences=lambda head: 3),
+        executor=SimpleNamespace(
+            stats=RoundStats(ME), own_sequences=lambda head: 3, speeds=SpeedBook()
+        ),
         outreach=SimpleNamespace(reached=Reached.UNKNOWN),
         data_addresses=none,
-        transport=SimpleNamespace(links=SimpleNamespace(links=lambda most: {})),
         ended_attempts=SimpleNamespace(last=()),
         settings=SimpleNamespace(wishes=dict, doing=""),
         turns=SimpleNamespace(figures=dict),

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from atom.base.reasons import Reason
 from atom.swarm.exchange.plans import RingPlan, chunk_header, ring_tag
-from atom.swarm.stream.frames import Kind, Patience
-from atom.swarm.stream.pace import Pace
+from atom.swarm.stream.frames import Kind, Pace, Patience
 
 __all__ = ["swarm_of"]
 

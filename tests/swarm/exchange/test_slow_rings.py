@@ -12,8 +12,7 @@ from torch import Tensor
 from atom.base.reasons import Reason
 from atom.swarm.exchange.failure import ExchangeBroken
 from atom.swarm.exchange.plans import RingPlan, chunk_header
-from atom.swarm.stream.frames import Channel, Kind, Patience
-from atom.swarm.stream.pace import Pace
+from atom.swarm.stream.frames import Channel, Kind, Pace, Patience
 
 __all__ = ["swarm_of"]
 

@@ -29,9 +29,8 @@ from atom.swarm.state.fetch import (
 )
 from atom.swarm.state.fetch_target import Piece
 from atom.swarm.stream.bandwidth import TransferThrottle
-from atom.swarm.stream.frames import Channel
+from atom.swarm.stream.frames import Channel, Pace
 from atom.swarm.stream.handshake import Local
-from atom.swarm.stream.pace import Pace
 from atom.swarm.transport.transport import PeerTransport, Transport
 from tests.swarm.local_transport import LocalNetwork, LocalTransport
 

@@ -10,7 +10,7 @@ import pytest
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.swarm.stream.frames import Channel, Interrupted, Kind, Patience
-from atom.swarm.stream.socket_stream import SocketStream
+from atom.swarm.stream.tls import SocketStream
 from tests.swarm.memory_stream import MemoryStream
 
 SOON = 5.0

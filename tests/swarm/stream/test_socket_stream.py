@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from atom.swarm.stream.frames import Patience
-from atom.swarm.stream.socket_stream import SocketStream
+from atom.swarm.stream.tls import SocketStream
 
 SOON = Patience(5.0)
 

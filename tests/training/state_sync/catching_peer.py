@@ -10,7 +10,7 @@ from atom.base.errors import PeerRefused, StorageError
 from atom.base.events import EventList
 from atom.base.reasons import Reason
 from atom.swarm.state.arenas import state_digest
-from atom.swarm.stream.pace import Pace
+from atom.swarm.stream.frames import Pace
 from atom.training.state_sync.donors import Arenas, Offer, PeerDonors
 from atom.training.state_sync.state_sync import FirstState, StateSync
 from atom.training.storage.disk import DiskRoom

@@ -10,7 +10,7 @@ from torch import Tensor
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.swarm.state.arenas import state_digest
-from atom.swarm.stream.pace import Pace
+from atom.swarm.stream.frames import Pace
 from atom.training.state_sync.donors import Offer
 from atom.training.state_sync.state_sync import CatchUpFailed
 from tests.training.small_history import ROUNDS, VOTERS, run, signed, value_on

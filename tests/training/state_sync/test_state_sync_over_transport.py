@@ -16,7 +16,7 @@ from atom.swarm.state import blobs
 from atom.swarm.state.arenas import BlobManifest
 from atom.swarm.state.blobs import RESULT_ARENA, BlobServer, BlobStore, plain_bytes
 from atom.swarm.state.fetch import Watch
-from atom.swarm.stream.pace import Pace
+from atom.swarm.stream.frames import Pace
 from atom.training.state_sync import donors as serving
 from atom.training.state_sync.donors import MAX_OFFERS, Offer, PeerDonors, parse_offers
 from atom.training.state_sync.state_sync import CatchUpFailed
