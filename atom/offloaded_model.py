@@ -81,13 +81,13 @@ class OffloadedModel:
         """
         replica = self._replica
         replica.reset_gradients()
-        for some in _groups(batches, replica.micro_batches):
-            replica.run_pass([_entries(batch) for batch in some])
-        sequences, loss_sum = replica.sequences, replica.loss_sum
-        norm = replica.gradient_norm() / sequences
-        replica.begin_step(replica.gradients.div_(sequences), norm, self._steps + 1)
+        groups = _groups(batches, replica.micro_batches)
+        for some in groups:
+            replica.run_pass([_entries(batch) for batch in some], last=some is groups[-1])
+        sequences, norm = replica.sequences, replica.gradient_norm()
+        replica.begin_step(replica.gradients.div_(sequences), norm / sequences, self._steps + 1)
         self._steps += 1
-        return loss_sum / sequences
+        return replica.loss_sum / sequences
 
     def evaluate(self, batches: Sequence[MicroBatch]) -> float:
         """Mean loss per sequence in evaluation mode; nothing is changed. Raises: as `step`."""

@@ -132,46 +132,40 @@ class Exchange:
         run.thread = threading.Thread(
             target=self._reduce, args=(run, start), name="ring", daemon=True
         )
-        with self._lock:
-            assert self._run is None or self._run.cancelled.is_set()
-            self._run = run
+        self._run = run
         run.thread.start()
 
     def stop(self, ballot: Ballot) -> None:
         """Ends it. On return its thread does not read the gradients any more, nor ever will."""
+        run = self._run
+        if run is None or run.ballot != ballot:
+            return
         with self._lock:
-            run = self._run
-            if run is None or run.ballot != ballot:
-                return
-            self._run = None
             run.cancelled.set()
             reading = run.reading
         if reading and run.thread is not None:
             run.thread.join()
 
     def close(self) -> None:
-        run = self._run
-        if run is not None:
-            self.stop(run.ballot)
+        if self._run is not None:
+            self.stop(self._run.ballot)
 
     def _reduce(self, run: _Run, start: StartRing) -> None:
         started = self._clock.now()
+        outcome: RingFinished | RingFailed
         try:
-            finished = self._all_reduce(run, start)
+            outcome = self._all_reduce(run, start)
+            self.seconds = {outcome.digest: self._clock.now() - started}
         except ExchangeBroken as broken:
             if broken.reason is Reason.TOO_SLOW:
                 self.speeds.too_slow()
             seen = broken.suspect if broken.suspect and not broken.told else ""
-            self._fail(run, RingFailed(run.ballot, seen, broken.reason.value))
-            return
+            outcome = RingFailed(run.ballot, seen, broken.reason.value)
         except Exception as fault:  # noqa: BLE001 - whatever it is, it voids this ring only
             detail = f"{type(fault).__name__}: {fault}"[:200]
-            self._fail(run, RingFailed(run.ballot, self._transport.peer_id, detail))
-            return
-        self.seconds = {finished.digest: self._clock.now() - started}
+            outcome = RingFailed(run.ballot, self._transport.peer_id, detail)
         if not run.cancelled.is_set():
-            self._forget(run)
-            self._post(finished)
+            self._post(outcome)
 
     def _all_reduce(self, run: _Run, start: StartRing) -> RingFinished:
         terms = self._terms(start)
@@ -239,17 +233,7 @@ class Exchange:
             pace=self.speeds.pace(),
         )
 
-    def _fail(self, run: _Run, failed: RingFailed) -> None:
-        if not run.cancelled.is_set():
-            self._forget(run)
-            self._post(failed)
-
     def _may_read(self, run: _Run) -> bool:
         with self._lock:
             run.reading = not run.cancelled.is_set()
             return run.reading
-
-    def _forget(self, run: _Run) -> None:
-        with self._lock:
-            if self._run is run:
-                self._run = None

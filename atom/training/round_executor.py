@@ -223,20 +223,44 @@ class RoundExecutor:
         self._start_round(head)
         if value.round != self._schedule.last_round:
             self._worker.release(ROUND)  # before anybody can hear of the step, and freeze us again
-        closing: Future[dict[str, Any]] = Future()
-        self._settling = self._after_step.submit(self._settle, commit, head, closing)
+        settled = self._after_step.submit(self._settle, head)
+        told = self._validation(value.round)
+        told["passes_voided"] = self.stats.take_void_passes()
+        told["utilisation"] = self._replica.watch.figures()
+        self._settling = self._after_step.submit(self._tell, commit, head, settled, told)
         self._settling.add_done_callback(lambda done: self._worker.submit(done.result))
-        self._close_round(value.round, closing)
         self._on_round_begun()
 
-    def _settle(self, commit: Commit, head: Head, closing: "Future[dict[str, Any]]") -> None:
-        """In the background: the end of the step, the digest, and who is to know of it."""
+    def _settle(self, head: Head) -> bytes:
+        """In the background: the end of the step, and the state's digest."""
         self._replica.finish_step()
         # Before anybody hears of the step: what is held from now on belongs to the next round.
         self._results.release()
         digest = self._state_digest()
         self._post(Stepped(head.digest, digest))
-        self._tell(commit, head, digest, closing.result())
+        return digest
+
+    def _tell(
+        self, commit: Commit, head: Head, settled: Future[bytes], told: Mapping[str, Any]
+    ) -> None:
+        """In the background, after `settled`. `told`: what only the worker's thread knows."""
+        value, digest = commit.value, settled.result()
+        self._events.emit(
+            "round",
+            round=value.round,
+            loss=round(value.loss, 6),
+            **told,
+            sequences=value.sequences,
+            tokens_per_s=round(self.stats.tokens_per_s, 1),
+            members=[c.peer_id for c in value.contributions],
+            contributed=[c.sequences for c in value.contributions],
+            head=head.digest.hex(),
+            digest=digest.hex(),
+            reduce_seconds=round(self._exchange.seconds.get(value.result_digest, 0.0), 4),
+            gradient_norm=value.gradient_norm,
+            voters=[v.peer_id for v in value.voters_next],
+            branch=bool(commit.survivors),
+        )
         due = head.round % self._schedule.snapshot_rounds == 0
         last = head.round == self._schedule.last_round
         self._storage.settle(digest, self._replica.state_arenas(), due or last)
@@ -263,38 +287,8 @@ class RoundExecutor:
     def _state_digest(self) -> bytes:
         return state_digest(self._replica.state_arenas())
 
-    def _tell(self, commit: Commit, head: Head, digest: bytes, closing: Mapping[str, Any]) -> None:
-        value = commit.value
-        self._events.emit(
-            "round",
-            round=value.round,
-            loss=round(value.loss, 6),
-            **closing,
-            sequences=value.sequences,
-            tokens_per_s=round(self.stats.tokens_per_s, 1),
-            members=[c.peer_id for c in value.contributions],
-            contributed=[c.sequences for c in value.contributions],
-            head=head.digest.hex(),
-            digest=digest.hex(),
-            reduce_seconds=round(self._exchange.seconds.get(value.result_digest, 0.0), 4),
-            gradient_norm=value.gradient_norm,
-            voters=[v.peer_id for v in value.voters_next],
-            branch=bool(commit.survivors),
-        )
-
-    def _close_round(self, round_number: int, outcome: "Future[dict[str, Any]]") -> None:
-        """On the worker's thread, before the next pass: what is to be told of the round that ended
-        and nobody else knows. Validation is with the new weights, as soon as they are stepped."""
-        try:
-            told = self._validation(round_number)
-            told["passes_voided"] = self.stats.take_void_passes()
-            told["utilisation"] = self._replica.watch.figures()
-            outcome.set_result(told)
-        except BaseException as failure:
-            outcome.set_exception(failure)
-            raise
-
     def _validation(self, round_number: int) -> dict[str, Any]:
+        """If it is due: with the new weights, as soon as they are stepped."""
         s = self._schedule
         due = s.validation_rounds is not None and round_number % s.validation_rounds == 0
         if not due or self._worker.called_off:

@@ -33,7 +33,6 @@ class PassWatch:
         self._steps: deque[Span] = deque(maxlen=_STEP_SPANS)
         self._due = float("-inf")
         self._begun = 0
-        self._wanted = 0
         self._recorded = 0
         self._latest: Timeline | None = None
 
@@ -45,21 +44,23 @@ class PassWatch:
             self._steps.clear()
 
     def begin(self) -> Observer | None:
-        """Who is to be told of the pass that begins now; None: nobody."""
+        """Who is to be told of the pass that begins now; None: nobody. After one that was not sound
+        it is looked at the next."""
         with self._lock:
             self._begun += 1
-            looks = self._wanted > self._recorded or self._clock.now() >= self._due
+            looks = self._recording is not None or self._clock.now() >= self._due
+            if looks:
+                self._due = self._clock.now() + LOOK_S
             self._recording = Recording() if looks else None
             return self._recording
 
     def end(self) -> None:
-        """The pass that began last was sound. (Of one that was not, nothing is kept.)"""
+        """The pass that began last was sound."""
         if self._recording is None:
             return
         timeline = self._with_steps(self._recording.spans)
         with self._lock:
-            self._latest, self._recorded = timeline, self._begun
-            self._due = self._clock.now() + LOOK_S
+            self._latest, self._recorded, self._recording = timeline, self._begun, None
 
     def stepped(self, event: Observed, start_s: float, end_s: float) -> None:
         """The optimizer's observer: its work may fall into a pass."""
@@ -68,8 +69,8 @@ class PassWatch:
     def ask(self) -> int:
         """The next pass to begin shall be recorded. Returns its ticket for `trace`."""
         with self._lock:
-            self._wanted = self._begun + 1
-            return self._wanted
+            self._due = float("-inf")
+            return self._begun + 1
 
     def trace(self, ticket: int, title: str) -> tuple[str, str]:
         """Chrome trace and one line of figures of the pass of that ticket, or of a later one; empty

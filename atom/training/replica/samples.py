@@ -1,6 +1,6 @@
 """Which samples this peer trains on: dealt from what every peer of the round agrees on."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from atom.base.errors import ModelError
@@ -16,19 +16,19 @@ class Deck:
     def __init__(self, samples: Samples, peer_id: str) -> None:
         self._samples = samples
         self._peer_id = peer_id
+        self._head: Head
         self._drawn = 0
-        self._position: Callable[[int], int] = lambda k: k
 
     def deal(self, head: Head) -> None:
         """A new round: from the head's cursor on, in the order of the last round's members."""
-        sampler, peer_id = self._samples.sampler, self._peer_id
-        self._drawn = 0
-        self._position = lambda k: sampler.draw_position(head.cursor, head.members, peer_id, k)
+        self._head, self._drawn = head, 0
 
     def next_batch(self, sequences: int) -> Batch:
         """The next `sequences` samples, as the model takes them. Raises: ModelError."""
         first, self._drawn = self._drawn, self._drawn + sequences
-        positions = [self._position(k) for k in range(first, self._drawn)]
+        dealt = (self._head.cursor, self._head.members, self._peer_id)
+        places = range(first, self._drawn)
+        positions = [self._samples.sampler.draw_position(*dealt, place) for place in places]
         with _as_model_errors():
             return self._samples.batch(positions)
 
