@@ -19,7 +19,7 @@ from atom.swarm.exchange.codec import codec_named
 from atom.swarm.exchange.plans import ring_tag
 from atom.swarm.identity import Identity
 from atom.swarm.state.blobs import BlobServer, BlobStore
-from atom.swarm.state.fetch import FetchOptions, Wanted, Watch, fetch
+from atom.swarm.state.fetch import Wanted, Watch, fetch
 from atom.swarm.stream.bandwidth import Bandwidth
 from atom.swarm.stream.handshake import Local
 from atom.swarm.transport.transport import Transport
@@ -81,8 +81,7 @@ class _Peer:
             EventList(),
             bandwidth=Bandwidth.of(setting.upload_bits_per_s, None),
         )
-        store = BlobStore()
-        store.register(_NAME, read_tensors(setting.snapshot))
+        store = BlobStore({_NAME: read_tensors(setting.snapshot)}.get)
         store.manifest(_NAME)  # hashed before anybody's clock runs
         throttle = self._transport.throttle
         self._transport.set_handlers(on_blobs=BlobServer(store, throttle=throttle).serve)
@@ -105,10 +104,9 @@ class _Peer:
         self._know(contacts)
         shutil.rmtree(self._setting.downloads, ignore_errors=True)
         watch = Watch(on_progress=self._on_progress)
-        started, wanted = time.perf_counter(), Wanted(_NAME, [peer for peer, _ in contacts], digest)
-        fetched = fetch(
-            self._transport, wanted, FetchOptions(1 << 40), self._setting.downloads, stop, watch
-        )
+        started = time.perf_counter()
+        wanted = Wanted(_NAME, [peer for peer, _ in contacts], digest, 1 << 40)
+        fetched = fetch(self._transport, wanted, self._setting.downloads, stop, watch)
         return time.perf_counter() - started, sum(arena.nbytes for arena in fetched.arenas.values())
 
     def fetch_on(self, contacts: Sequence[Contact], digest: bytes) -> None:

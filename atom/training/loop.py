@@ -15,7 +15,7 @@ from atom.base.clock import Clock
 from atom.base.errors import PeerRefused
 from atom.base.events import EventSink
 from atom.base.reasons import Reason
-from atom.swarm.chain.commit import Voter
+from atom.swarm.chain.commit import Head, Voter
 from atom.swarm.chain.messages import decode, encode
 from atom.swarm.records.lease import Lease
 from atom.swarm.records.lease_book import LeaseBook
@@ -25,10 +25,10 @@ from atom.training.membership_view import count_swarm, membership_view
 from atom.training.replica.pacing import SwarmCount
 from atom.training.round.events import (
     Action,
-    CatchUp,
     Event,
     LeaveRequested,
     Offence,
+    Phase,
     Received,
     Report,
     Send,
@@ -53,8 +53,8 @@ class Executor(Protocol):
     loop's inbox."""
 
     def carry_out(self, action: Action) -> None: ...
-    def catch_up(self, donors: Mapping[str, bytes], wanted: CatchUp) -> None:
-        """`donors`: peer id → the head its lease shows."""
+    def unproven(self, view: View, head: Head) -> frozenset[str]:
+        """Who claims a better head than ours, and has not shown its chain."""
 
     def own_sequences(self, head: bytes) -> int:
         """Ours that count for the next round of `head`."""
@@ -176,6 +176,9 @@ class RoundLoop:
         count, pass_s = executor.own_sequences(machine.head.digest), executor.pass_seconds()
         seen = membership_view(self._book, machine.head, self._me, count, pass_s, now)
         self._view = replace(seen, aside=self._transport.quarantine.aside(now))
+        if machine.phase is not Phase.SYNCING:
+            unproven = executor.unproven(self._view, machine.head)
+            self._view = replace(self._view, unproven=unproven)
         self._has_looked = math.isfinite(self._seen_at)
         executor.tell_progress(count_swarm(machine, self._view, self._seen_at))
         self._handle(Tick(self._view))
@@ -205,10 +208,6 @@ class RoundLoop:
             case Report(kind, fields):
                 if kind not in _AT_WILL or self._complaints.allow(self._clock.now()):
                     self._events.emit(kind, **fields)
-            case CatchUp(donors):
-                fresh = self._view.fresh
-                heads = {peer: fresh[peer].head for peer in donors if peer in fresh}
-                self._executor.catch_up(heads, action)
             case _:
                 self._executor.carry_out(action)
 

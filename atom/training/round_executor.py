@@ -46,8 +46,10 @@ from atom.training.round.events import (
     Stepped,
     StopRing,
     Thaw,
+    View,
 )
 from atom.training.round_stats import RoundStats
+from atom.training.state_sync.claims import ClaimCheck
 from atom.training.state_sync.state_sync import CatchUpFailed, ResultFetch, StateSync
 from atom.training.storage.run_storage import RunStorage
 
@@ -110,6 +112,7 @@ class RoundExecutor:
         self._on_round_begun = on_round_begun
         self._post = post
         self._fetch = ResultFetch(context.state_sync, clock, events)
+        self._claims = ClaimCheck(context.state_sync, clock)
         self._exchange = Exchange(transport, self._results, self._gradients_of, post, clock, style)
         self._after_step = ThreadPoolExecutor(1, "post-step")
         self._settling: Future[None] = Future()
@@ -149,6 +152,9 @@ class RoundExecutor:
             case Apply(commit, head):
                 self._worker.hold(ROUND)
                 self._worker.submit(lambda: self._step(commit, head))
+            case CatchUp():
+                self._worker.hold(ROUND)
+                self._worker.submit(lambda: self._catch_up(action))
             case _:
                 raise AssertionError(action)
 
@@ -305,22 +311,19 @@ class RoundExecutor:
 
     # ---- catching up
 
-    def catch_up(self, donors: Mapping[str, bytes], wanted: CatchUp) -> None:
-        """`donors`: of those that are wanted, who shows a head now, and which."""
-        self._worker.hold(ROUND)
-        self._worker.submit(lambda: self._catch_up(donors, wanted))
+    def unproven(self, view: View, head: Head) -> frozenset[str]:
+        return self._claims.unproven(view, head)
 
-    def _catch_up(self, donors: Mapping[str, bytes], wanted: CatchUp) -> None:
+    def _catch_up(self, wanted: CatchUp) -> None:
         self._settling.result()
-        self._events.emit("catching-up", reason=wanted.reason, donors=list(donors))
+        self._events.emit("catching-up", reason=wanted.reason, donors=list(wanted.donors))
         before = self._journal.head
-        shunned: tuple[str, ...] = ()
         failed_donors: tuple[str, ...] = ()
         in_vain = False
         try:
-            shunned = self._state_sync.run(donors, wanted.discard)
+            self._state_sync.run(wanted.donors, wanted.discard)
         except CatchUpFailed as failed:
-            shunned, failed_donors, in_vain = failed.shunned, tuple(donors), True
+            failed_donors, in_vain = wanted.donors, True
             self._events.emit("catch-up-failed", detail=str(failed)[:300])
         head = self._journal.head
         moved = head != before
@@ -330,7 +333,7 @@ class RoundExecutor:
         digest = self._state_digest() if self._state_sync.usable else b""
         if begins:
             self._begin_at(head, digest)
-        self._post(CaughtUp(head, digest, shunned, failed_donors))
+        self._post(CaughtUp(head, digest, failed_donors))
 
     def _begin_at(self, head: Head, digest: bytes) -> None:
         """Counting for a head that others brought us to."""

@@ -20,7 +20,7 @@ from test_faults import at_one_head, contributes, contribution, say
 from atom.base.errors import ControlError
 from atom.cli.shell.exit_codes import ExitCode
 from atom.swarm.state.arenas import state_digest
-from atom.training.storage.snapshot import list_snapshots, load_snapshot
+from atom.training.storage.run_storage import list_snapshots, load_snapshot
 
 RUN = "full"
 EVERYTHING = {"snapshots", "results", "chain"}

@@ -22,7 +22,7 @@ from atom.daemon.model.exporting import ExportRequest, export_run
 from atom.daemon.model.model_source import open_source
 from atom.daemon.model.recipe import trace_run
 from atom.swarm.identity import Identity
-from atom.training.storage.snapshot import list_snapshots, load_snapshot
+from atom.training.storage.run_storage import list_snapshots, load_snapshot
 
 pytestmark = pytest.mark.timeout(4 * START_S)
 

@@ -24,7 +24,7 @@ from atom.graph.program import build_program
 from atom.graph.trace import trace
 from atom.models.gpt3 import GPT3, GPT3Config
 from atom.swarm.records.manifest import Manifest
-from atom.training.storage.snapshot import list_snapshots, load_snapshot
+from atom.training.storage.run_storage import list_snapshots, load_snapshot
 
 pytestmark = pytest.mark.timeout(4 * START_S)
 

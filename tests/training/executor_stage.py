@@ -162,16 +162,14 @@ class ScriptedStateSync:
     def __init__(self) -> None:
         self.usable = True
         self.restored = False
-        self.liars: tuple[str, ...] = ()
-        self.on_run: Callable[[Mapping[str, bytes], bool], None] = lambda donors, discard: None
+        self.on_run: Callable[[Sequence[str], bool], None] = lambda donors, discard: None
         self.on_fetch: Callable[[bytes], Tensor] = lambda digest: torch.ones(ELEMENTS)
 
     def restore(self) -> None:
         self.restored = True
 
-    def run(self, donors: Mapping[str, bytes], discard: bool) -> tuple[str, ...]:
+    def run(self, donors: Sequence[str], discard: bool) -> None:
         self.on_run(donors, discard)
-        return self.liars
 
     def fetch_result(self, digest: bytes, peers: Sequence[str], pace: Pace) -> Tensor:
         return self.on_fetch(digest)

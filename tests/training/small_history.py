@@ -26,7 +26,7 @@ from atom.swarm.chain.membership import signed_by
 from atom.swarm.identity import Identity
 from atom.swarm.state.arenas import arena_digest, state_digest
 from atom.training.replica.replica import Replica, ReplicaSettings
-from atom.training.state_sync.donors import Arenas, Offer
+from atom.training.state_sync.donors import Arenas
 from tests.manual_clock import ManualClock
 from tests.training.small_replica import FIRST_VALUE, RATE, program
 
@@ -61,9 +61,6 @@ class Run:
 
     def digest(self, round_number: int) -> bytes:
         return state_digest(self.states[round_number])
-
-    def offer(self, round_number: int) -> Offer:
-        return Offer(round_number, self.heads[round_number].digest)
 
     def chain(self, length: int = ROUNDS) -> bytes:
         return chain_bytes(self.commits[:length])

@@ -5,12 +5,13 @@ from pathlib import Path
 from torch import Tensor
 
 from atom.base.events import EventList
+from atom.swarm.chain.commit import Head
 from atom.swarm.identity import Identity
 from atom.swarm.state.blobs import BlobServer, BlobStore
 from atom.swarm.state.fetch import Watch
 from atom.training.replica.replica import Replica
-from atom.training.state_sync.donors import Offer, PeerDonors
-from atom.training.storage.snapshot import Snapshot, load_snapshot
+from atom.training.state_sync.donors import PeerDonors
+from atom.training.storage.run_storage import Snapshot, load_snapshot
 from tests.swarm.local_transport import LocalNetwork, LocalTransport
 
 HEAD = b"h" * 32
@@ -18,8 +19,8 @@ HEAD = b"h" * 32
 
 def fetched(snapshot: Snapshot, joiner: Replica, folder: Path) -> dict[str, Tensor]:
     """Of the snapshot at `HEAD`. Raises: PeerRefused."""
-    network, store = LocalNetwork(), BlobStore()
-    store.register(f"state/{HEAD.hex()}", load_snapshot(snapshot))
+    network = LocalNetwork()
+    store = BlobStore({f"state/{HEAD.hex()}": load_snapshot(snapshot)}.get)
     me, donor = (
         LocalTransport(network, Identity.create(), bytes([n]) * 16, EventList()) for n in range(2)
     )
@@ -27,9 +28,9 @@ def fetched(snapshot: Snapshot, joiner: Replica, folder: Path) -> dict[str, Tens
     for transport in (me, donor):
         transport.start()
     donors = PeerDonors(me, joiner.elements, joiner.state_form, folder, Watch())
-    offer = Offer(snapshot.round, HEAD)
+    head = Head(HEAD, snapshot.round, 0, 0, (), ())
     try:
-        return dict(donors.state(offer, [donor.peer_id], snapshot.state_digest, None))
+        return dict(donors.state(head, [donor.peer_id], snapshot.state_digest, None))
     finally:
         for transport in (me, donor):
             transport.close()

@@ -4,7 +4,7 @@ the next round counted while a step ends and its digest is taken."""
 import math
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from atom.swap.voided import Cause, PassVoided
 from atom.swarm.chain.commit import (
     Contribution,
 )
+from atom.swarm.chain.commit_chain import record_of
 from atom.swarm.identity import Identity
 from atom.swarm.state.arenas import state_digest
 from atom.training.replica.worker import Batch, Pause
@@ -42,7 +43,7 @@ from atom.training.round_executor import Schedule
 from atom.training.state_sync import state_sync
 from atom.training.state_sync.state_sync import CatchUpFailed
 from atom.training.storage import run_storage as storage_module
-from atom.training.storage.snapshot import Snapshot, list_snapshots
+from atom.training.storage.run_storage import Snapshot, list_snapshots
 from tests.training.executor_stage import BALLOT, ELEMENTS, ME, WAIT_S, Stage, kinds
 
 STRANGER = Identity.create().peer_id
@@ -250,7 +251,7 @@ def test_a_step_is_written_down_and_told(stage: Stage) -> None:
     assert stepped == Stepped(head.digest, state_digest(stage.replica.arenas))
     assert stage.journal.head == head
     assert stage.stored() == [result]
-    assert stage.serves(f"chain/{head.digest.hex()}")
+    assert stage.blobs.chunk("chain/0", 0, 0) == record_of(commit)
     assert stage.serves(f"result/{result.hex()}")
     assert stage.replica.sequences == 0
     assert not stage.replica.gradients.any()
@@ -438,7 +439,7 @@ def test_catching_up_waits_for_what_follows_a_step(
     assert snapshots.writing.wait(WAIT_S)
     accepted, found = stage.hold(0.5), list[list[Snapshot]]()
     stage.state_sync.on_run = lambda donors, discard: found.append(list_snapshots(stage.snapshots))
-    stage.executor.catch_up({"a": b"h" * 32}, BEHIND)
+    stage.executor.carry_out(BEHIND)
     snapshots.may_write.set()
     assert isinstance(stage.next_event(), CaughtUp)
     assert [snapshot.round for snapshot in found[0]] == [1]
@@ -514,24 +515,24 @@ def test_a_vote_does_not_outwait_its_attempt() -> None:
 def test_a_failed_catch_up_leaves_us_where_we_were(stage: Stage, wanted: CatchUp) -> None:
     """Of a state that is odd no snapshot is written: it would take the place of a good one."""
 
-    def fail(donors: Mapping[str, bytes], discard: bool) -> None:
-        raise CatchUpFailed("lies", ("a", "b"))
+    def fail(donors: Sequence[str], discard: bool) -> None:
+        raise CatchUpFailed("lies")
 
     stage.train()
     stage.state_sync.on_run = fail
-    stage.executor.catch_up({"a": b"h" * 32}, wanted)
+    stage.executor.carry_out(wanted)
     state = state_digest(stage.replica.arenas)
     caught = stage.next_event()
     assert isinstance(caught, CaughtUp)
     assert (caught.head, caught.state_digest) == (stage.start, state)
-    assert caught.shunned == ("a", "b")
+    assert caught.failed == wanted.donors
     assert kinds(stage) == ["catching-up", "catch-up-failed"]
     assert list_snapshots(stage.snapshots) == []
     assert stage.replica.sequences == 8, "the gradients still belong to this head"
 
 
 def test_a_new_head_starts_a_new_round(stage: Stage) -> None:
-    def bring(donors: Mapping[str, bytes], discard: bool) -> None:
+    def bring(donors: Sequence[str], discard: bool) -> None:
         commit = stage.commit(b"r" * 32)
         stage.journal.append(commit)
         stage.replica.begin_step(torch.ones(ELEMENTS), 1.0, 1)
@@ -539,7 +540,7 @@ def test_a_new_head_starts_a_new_round(stage: Stage) -> None:
 
     stage.train()
     stage.state_sync.on_run = bring
-    stage.executor.catch_up({"a": b"h" * 32}, BEHIND)
+    stage.executor.carry_out(BEHIND)
     state = state_digest({**stage.replica.arenas, "master": -torch.ones(ELEMENTS)})
     assert stage.next_event() == CaughtUp(stage.journal.head, state)
     assert stage.journal.head.round == 1
@@ -549,14 +550,14 @@ def test_a_new_head_starts_a_new_round(stage: Stage) -> None:
 
 
 def test_what_was_counted_and_missed_the_round_is_dropped(stage: Stage) -> None:
-    def bring(donors: Mapping[str, bytes], discard: bool) -> None:
+    def bring(donors: Sequence[str], discard: bool) -> None:
         stage.journal.append(stage.commit(b"r" * 32, contributor=STRANGER))
 
     begun: list[int] = []
     stage.on_round_begun = lambda: begun.append(stage.executor.stats.sequences_dropped)
     stage.train()
     stage.state_sync.on_run = bring
-    stage.executor.catch_up({"a": b"h" * 32}, BEHIND)
+    stage.executor.carry_out(BEHIND)
     stage.next_event()
     assert begun == [8], "who leaves learns of it, and trains no further"
     assert stage.executor.stats.loss == 3.0
@@ -564,10 +565,10 @@ def test_what_was_counted_and_missed_the_round_is_dropped(stage: Stage) -> None:
 
 def test_a_head_that_stays_takes_nothing_back(stage: Stage) -> None:
     stage.train()
-    stage.executor.catch_up({"a": b"h" * 32}, BEHIND)
+    stage.executor.carry_out(BEHIND)
     stage.next_event()
     assert stage.executor.stats.sequences_dropped == 0
-    stage.executor.catch_up({"a": b"h" * 32}, ODD)
+    stage.executor.carry_out(ODD)
     stage.next_event()
     assert stage.executor.stats.sequences_dropped == 8, "they were counted with an odd state"
 
@@ -588,7 +589,7 @@ def test_begin_with_nothing_offers_nothing(stage: Stage) -> None:
     stage.state_sync.usable = False
     assert stage.on_worker(stage.executor.begin) == b""
     assert list_snapshots(stage.snapshots) == []
-    assert bytes(stage.blobs.chunk("snapshots", 0, 0)) == b"[]"
+    assert bytes(stage.blobs.chunk("snapshots", 0, 0)) == b""
 
 
 def test_closing_ends_a_fetch_that_would_ask_again(stage: Stage) -> None:

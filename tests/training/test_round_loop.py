@@ -20,7 +20,6 @@ from atom.training.replica.pacing import SwarmCount
 from atom.training.round.events import (
     Action,
     Apply,
-    CatchUp,
     Event,
     FetchResult,
     Freeze,
@@ -77,14 +76,15 @@ class RecordingExecutor:
     def __init__(self) -> None:
         self.calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.progress: list[SwarmCount] = []
+        self.claiming = frozenset[str]()
         self.threads: set[str] = set()
 
     def carry_out(self, action: Action) -> None:
         self.threads.add(threading.current_thread().name)
         self.calls.put(action)
 
-    def catch_up(self, donors: Mapping[str, bytes], wanted: CatchUp) -> None:
-        self.calls.put((dict(donors), wanted))
+    def unproven(self, view: View, head: Head) -> frozenset[str]:
+        return self.claiming
 
     def own_sequences(self, head: bytes) -> int:
         return 5
@@ -220,12 +220,11 @@ def test_a_flood_of_refusals_does_not_fill_the_log(stage: Stage) -> None:
     assert kinds[-1] == "round"
 
 
-def test_donors_are_named_with_the_heads_of_their_leases(stage: Stage) -> None:
-    stage.read(lease(ANN, head=b"a" * 32), lease(BOB, head=b"b" * 32))
-    wanted = CatchUp((BOB.peer_id, CAT.peer_id), "behind")
-    stage.machine.answers[LeaveRequested] = [wanted]
-    stage.loop.leave()
-    assert stage.next_call() == ({BOB.peer_id: b"b" * 32}, wanted)
+def test_the_view_says_whose_claims_nobody_has_proven(stage: Stage) -> None:
+    stage.executor.claiming = frozenset({BOB.peer_id})
+    assert stage.read(lease(BOB, head=b"b" * 32)).unproven == {BOB.peer_id}
+    stage.machine.phase = Phase.SYNCING
+    assert stage.read(lease(BOB, head=b"b" * 32)).unproven == frozenset()
 
 
 def test_reports_become_events(stage: Stage) -> None:

@@ -8,37 +8,32 @@ something to it, as far as it was checked; and who was asked in vain is asked la
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 
 from atom.base.errors import PeerRefused
 from atom.base.events import NoEvents
 from atom.base.reasons import Reason
-from atom.swarm.chain.commit import Commit, Head
-from atom.swarm.chain.commit_chain import (
-    MAX_CHAIN_BYTES,
-    chain_name,
-    commits_beyond,
-    verified_heads,
-)
+from atom.swarm.chain.commit import Head
+from atom.swarm.chain.commit_chain import PAGE_BYTES, chain_name, pages_beyond
 from atom.swarm.chain.ledger import Ledger
 from atom.swarm.identity import Identity
 from atom.swarm.records.lease import Lease, claims_better, preferred
 from atom.swarm.records.manifest import Manifest, manifest_digest, seen_from_outside
-from atom.swarm.state.fetch import LIES, UNCHECKED_PACE, FetchOptions, fetch_bytes
+from atom.swarm.state.fetch import LIES, UNCHECKED_PACE, asking, refusal_of
 from atom.swarm.stream.handshake import Local
 from atom.swarm.transport.outreach import contact_of
 from atom.swarm.transport.transport import Transport
 
 DONORS = 4
 """Asked at most, one after the other, each time the chain is read."""
-_AT_A_TIME = 128
-"""Commits checked between two signs of progress."""
-_SILENCE_S = 3.0
 
-FetchChain = Callable[[Lease, int], bytes]
-"""The commits after a round that lead to the lease's head. Raises: PeerRefused, OSError."""
+AskFor = Callable[[int], bytes]
+"""A page of a peer's commits after a round. Raises: PeerRefused, OSError."""
+FetchChain = Callable[[Lease], AbstractContextManager[AskFor]]
+"""Asks the lease's owner. Raises: PeerRefused, OSError."""
 Progress = Callable[[int, int], None]
-"""Commits checked, and how many there are to check."""
+"""The round that the chain is checked up to, and the one that is claimed."""
 
 
 class LedgerReader:
@@ -69,13 +64,12 @@ class LedgerReader:
             self._in_vain[lease.peer_id] += 1
             try:
                 found = self._found(lease)
-            except PeerRefused as refused:
-                if refused.reason in LIES:
+            except (PeerRefused, OSError) as problem:
+                reason = refusal_of(problem).reason
+                if reason in LIES:
                     self._liars.add(lease.peer_id)
-                self.problem = f"…{lease.peer_id[-6:]}: {_in_words(refused)}"
-                self.shut_out = refused.reason is Reason.NOT_ON_THE_LIST
-            except OSError as ended:
-                self.problem, self.shut_out = f"…{lease.peer_id[-6:]}: {ended}", False
+                self.problem = f"…{lease.peer_id[-6:]}: {_in_words(reason)}"
+                self.shut_out = reason is Reason.NOT_ON_THE_LIST
             else:
                 del self._in_vain[lease.peer_id]
                 if found.head.prefers(self.ledger.head):
@@ -103,32 +97,29 @@ class LedgerReader:
         return first + [each for each in ranked if each.peer_id not in names]
 
     def _found(self, lease: Lease) -> Ledger:
-        """What this donor proves. Raises: PeerRefused, OSError."""
-        further, commits = commits_beyond(self.ledger.head, lambda since: self._fetch(lease, since))
-        found = self._checked(self.ledger if further else Ledger(self._genesis), commits)
-        if found.head.digest != lease.head:
+        """What this donor proves. Raises: PeerRefused; OSError, also when stopped."""
+        ledger = Ledger(self._genesis)
+        heads = [self._genesis, self.ledger.head] if self.ledger.rounds else [self._genesis]
+        with self._fetch(lease) as ask:
+            for along, page in pages_beyond(heads, ask):
+                is_ours = along[0] == self.ledger.head
+                ledger = (self.ledger if is_ours else ledger).after(along, page)
+                if is_ours:
+                    self.ledger = ledger
+                self.on_progress(ledger.head.round, max(lease.round, ledger.head.round))
+                if self._stop.is_set():
+                    raise OSError("stopped here")
+        if claims_better(lease, ledger.head):
             raise PeerRefused(Reason.WRONG_HEAD, "the chain does not lead to the head claimed")
-        return found
-
-    def _checked(self, ledger: Ledger, commits: Sequence[Commit]) -> Ledger:
-        """Raises: PeerRefused; OSError when stopped."""
-        for start in range(0, len(commits), _AT_A_TIME):
-            some = commits[start : start + _AT_A_TIME]
-            if self._stop.is_set():
-                raise OSError("stopped here")
-            before, ledger = ledger, ledger.after(verified_heads(ledger.head, some), some)
-            if before.head == self.ledger.head:  # our own chain, and more of it
-                self.ledger = ledger
-            self.on_progress(start + len(some), len(commits))
         return ledger
 
 
-def _in_words(refused: PeerRefused) -> str:
-    if refused.reason is Reason.NOT_ON_THE_LIST:
+def _in_words(reason: Reason) -> str:
+    if reason is Reason.NOT_ON_THE_LIST:
         return "it answers only the peers that the run's owner has listed"
-    if refused.reason is Reason.UNREACHABLE:
+    if reason is Reason.UNREACHABLE:
         return "it cannot be reached from here"
-    return f"refused with {refused.reason.value}"
+    return f"refused with {reason.value}"
 
 
 class ChainFetcher:
@@ -149,10 +140,10 @@ class ChainFetcher:
         )
         self._stop = threading.Event()
 
-    def __call__(self, lease: Lease, since: int) -> bytes:
-        options = FetchOptions(MAX_CHAIN_BYTES, tries=1, silence_s=_SILENCE_S, pace=UNCHECKED_PACE)
-        name = chain_name(lease.head, since)
-        return fetch_bytes(self._transport, lease.peer_id, name, options, stop=self._stop)
+    @contextmanager
+    def __call__(self, lease: Lease) -> Iterator[AskFor]:
+        with asking(self._transport, lease.peer_id, UNCHECKED_PACE, self._stop) as ask:
+            yield lambda since: ask(chain_name(since), PAGE_BYTES)
 
     def know(self, leases: Mapping[str, Lease]) -> None:
         """Where everybody is: who cannot be dialled is reached through another. Before a call."""

@@ -24,7 +24,7 @@ from atom.daemon.model.weight_files import Piece, size_bytes, write_weights
 from atom.graph.ir import ParameterLayout
 from atom.models.outside import Outside, Place
 from atom.models.source import ModelSource
-from atom.training.storage.snapshot import Snapshot, list_snapshots
+from atom.training.storage.run_storage import Snapshot, list_snapshots
 
 NO_CONFIG = (
     "the model is its owner's own module: the folder holds its state dict, under the module's own "

@@ -32,7 +32,7 @@ from atom.swarm.chain.commit_chain import parse_commits, verified_heads
 from atom.swarm.records.codec import decode_manifest
 from atom.swarm.records.manifest import Manifest, first_head
 from atom.swarm.state.arenas import BlobManifest, describe
-from atom.training.storage.snapshot import Snapshot, list_snapshots, load_snapshot
+from atom.training.storage.run_storage import Snapshot, list_snapshots, load_snapshot
 
 Progress = Callable[[int, int], None]
 

@@ -5,6 +5,7 @@ are, the one file counts, as for `transformers`. Nothing is unpickled: other fil
 """
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -183,7 +184,4 @@ def _disk_errors(folder: Path) -> Iterator[None]:
 
 def size_bytes(shape: Sequence[int], dtype: torch.dtype) -> int:
     """Of a tensor."""
-    count = dtype.itemsize
-    for extent in shape:
-        count *= extent
-    return count
+    return dtype.itemsize * math.prod(shape)

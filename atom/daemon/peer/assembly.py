@@ -142,11 +142,10 @@ def assemble(stack: ExitStack, given: Assembly) -> Life:
 def _replica_side(base: _Base) -> _ReplicaSide:
     box, member, life = base.given.box, base.given.member, base.life
     storage = _storage(base)
-    blobs = BlobStore(storage.content)
+    code = {} if member.code is None else {blob_name(member.run): plain_bytes(member.code)}
+    blobs = BlobStore(lambda name: code.get(name) or storage.content(name))
     donors = _donors(base)
     deck = Deck(member.samples, box.identity.peer_id)
-    if member.code is not None:
-        blobs.register(blob_name(member.run), plain_bytes(member.code))
     batch, dealt = member.run.batch, (deck.next_batch, deck.put_back)
     work = Work(usual_policy(batch.global_sequences), batch.micro_batch_sequences, *dealt)
     worker = Worker(member.replica, work, base.clock, life.on_pass, life.on_void, life.fail)
@@ -171,7 +170,11 @@ def _donors(base: _Base) -> PeerDonors:
         member.replica.elements,
         member.replica.state_form,
         box.state.downloads,
-        Watch(lambda done, total: console.progress("fetching the state", done, total), base.events),
+        Watch(
+            lambda done, total: console.progress("fetching the state", done, total),
+            base.events,
+            lambda peer, reason: base.transport.quarantine.offend(peer, reason, base.clock.now()),
+        ),
     )
 
 
@@ -208,8 +211,7 @@ def _loop_maker(
 ) -> Callable[[bytes], tuple[RoundMachine, RoundLoop]]:
     """What begins to take part in rounds, from the state whose digest it is given."""
     box, member, transport = base.given.box, base.given.member, base.transport
-    limit = UploadLimit(known=transport.known)
-    server = BlobServer(replica.blobs, limit, transport.throttle)
+    server = BlobServer(replica.blobs, UploadLimit(known=transport.known), transport.throttle)
 
     def make_loop(head_digest: bytes) -> tuple[RoundMachine, RoundLoop]:
         head, sign, now = replica.journal.head, box.identity.sign, base.clock.now()

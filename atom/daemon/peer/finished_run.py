@@ -11,7 +11,7 @@ from atom.daemon.model.kept_run import KeptRun
 from atom.daemon.peer.box import Box
 from atom.daemon.peer.kept_manifest import read_manifest
 from atom.daemon.peer.lifecycle import Ending, ending_note
-from atom.training.storage.snapshot import Snapshot, list_snapshots
+from atom.training.storage.run_storage import Snapshot, list_snapshots
 
 
 def says_finished(

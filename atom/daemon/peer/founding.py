@@ -49,7 +49,7 @@ from atom.swarm.records.manifest import (
 )
 from atom.swarm.state.arenas import state_digest
 from atom.training.replica.replica import Replica
-from atom.training.storage.snapshot import list_snapshots, write_snapshot
+from atom.training.storage.run_storage import list_snapshots, write_snapshot
 
 
 @dataclass(frozen=True)

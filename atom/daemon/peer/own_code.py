@@ -22,7 +22,7 @@ from atom.models.source import SourceError
 from atom.swarm.dht.client import DirectoryUnavailable
 from atom.swarm.records.lease import Lease, PeerState
 from atom.swarm.records.manifest import AllowList, Manifest, manifest_digest
-from atom.swarm.state.fetch import FetchOptions, fetch_bytes
+from atom.swarm.state.fetch import asking
 from atom.swarm.stream.frames import Pace
 from atom.swarm.stream.handshake import Local
 from atom.swarm.transport.transport import PeerTransport, Transport
@@ -127,9 +127,9 @@ def ask_for_code(
         if peer_id == transport.peer_id or leases[peer_id].state is PeerState.LEFT:
             continue
         transport.set_addresses(peer_id, leases[peer_id].addresses)
-        options = FetchOptions(MAX_CODE_BYTES, pace=Pace(slack_s=_PATIENCE_S))
         try:
-            content = fetch_bytes(transport, peer_id, blob_name(run), options)
+            with asking(transport, peer_id, Pace(slack_s=_PATIENCE_S)) as ask:
+                content = ask(blob_name(run), MAX_CODE_BYTES)
         except (PeerRefused, OSError):
             continue
         if hashlib.sha256(content).hexdigest() == run.model.module_sha256:

@@ -7,7 +7,7 @@ checked all the same: a head's digest does not cover votes, so a peer that skips
 certificate keeps it, hands it on, and is refused by the next one that looks at that round.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
@@ -16,13 +16,14 @@ from atom.swarm.chain.commit import Commit, Head
 from atom.swarm.chain.membership import certificate_problem
 
 LENGTH_BYTES = 4
-MAX_CHAIN_BYTES = 1 << 30
 MAX_RECORD_BYTES = 256 * 1024
+PAGE_BYTES = LENGTH_BYTES + MAX_RECORD_BYTES
+"""Of a chain, as much as is fetched before its certificates are checked."""
 
 
-def chain_name(head: bytes, since: int = 0) -> str:
-    """Under which peers serve the commits after round `since` that lead to `head`."""
-    return f"chain/{head.hex()}/{since}" if since else f"chain/{head.hex()}"
+def chain_name(since: int) -> str:
+    """Under which a peer serves the commits after round `since` of its chain, a page of them."""
+    return f"chain/{since}"
 
 
 def record_of(commit: Commit) -> bytes:
@@ -50,30 +51,60 @@ def parse_commits(raw: bytes) -> tuple[list[Commit], int]:
     return commits, start
 
 
-def parse_whole_chain(raw: bytes) -> list[Commit]:
-    """As `parse_commits`, of bytes that must end with a record. Raises: PeerRefused."""
+def page_of(commits: Sequence[Commit], since: int) -> bytes:
+    """As many commits after round `since` as fit in `PAGE_BYTES`, and one at least if there is one.
+    `commits`: since genesis; more may be appended meanwhile."""
+    page = b""
+    for index in range(since, len(commits)):
+        record = record_of(commits[index])
+        if page and len(page) + len(record) > PAGE_BYTES:
+            break
+        page += record
+    return page
+
+
+def pages_beyond(
+    heads: Sequence[Head], ask: Callable[[int], bytes]
+) -> Iterator[tuple[list[Head], list[Commit]]]:
+    """What a donor's chain has beyond the newest of `heads` that is on it, page by page, verified:
+    the heads along the page, the one it begins at first, and its commits.
+
+    `heads`: of one chain that we trust, in order; the first is genesis. `ask`: the donor's page of
+    commits after a round. Where the chains part is looked for backwards, in steps that double, then
+    by halves: so what comes is news, and who repeats what we know is not listened to.
+
+    Raises: PeerRefused at the first commit that does not follow, and what `ask` raises.
+    """
+
+    def page_at(index: int) -> list[Commit]:
+        found = _whole_page(ask(heads[index].round))
+        follows = found and (index == 0 or found[0].value.parent == heads[index].digest)
+        return found if follows else []
+
+    shared, beyond, index, step = -1, len(heads), len(heads) - 1, 1
+    page: list[Commit] = []
+    while beyond - shared > 1:
+        if found := page_at(index):
+            shared, page = index, found
+        else:
+            beyond = index
+        index = max(beyond - step, 0) if shared < 0 else (shared + beyond) // 2
+        step *= 2
+    head = heads[shared]
+    while page:
+        along = verified_heads(head, page)
+        yield along, page
+        if along[1] in heads[beyond : beyond + 1]:
+            return  # its chain ends within ours
+        head = along[-1]
+        page = _whole_page(ask(head.round))
+
+
+def _whole_page(raw: bytes) -> list[Commit]:
     commits, end = parse_commits(raw)
     if end != len(raw):
-        raise PeerRefused(Reason.MALFORMED, "the chain ends in the middle of a commit")
+        raise PeerRefused(Reason.MALFORMED, "a page ends in the middle of a commit")
     return commits
-
-
-def commits_beyond(here: Head, fetch: Callable[[int], bytes]) -> tuple[bool, list[Commit]]:
-    """A donor's commits after `here`, and True; or, if its chain does not go through `here`, all
-    of them, and False. `fetch`: those after a round, as bytes. No certificate is looked at.
-
-    Raises: PeerRefused, and what `fetch` raises.
-    """
-    if here.round:
-        try:
-            news = parse_whole_chain(fetch(here.round))
-        except PeerRefused as refused:  # without its own word, to ask again is to wait again
-            if refused.reason is not Reason.NOT_FOUND:
-                raise
-        else:
-            if news and news[0].value.parent == here.digest:
-                return True, news
-    return False, parse_whole_chain(fetch(0))
 
 
 def verified_heads(first: Head, commits: Sequence[Commit]) -> list[Head]:
@@ -81,16 +112,6 @@ def verified_heads(first: Head, commits: Sequence[Commit]) -> list[Head]:
 
     Raises: PeerRefused with BAD_CERTIFICATE, BAD_WEIGHT or WRONG_HEAD.
     """
-    heads = _linked_heads(first, commits)
-    for head, commit in zip(heads, commits, strict=False):
-        problem = certificate_problem(head, commit)
-        if problem is not None:
-            raise PeerRefused(problem, f"round {commit.value.round}")
-    return heads
-
-
-def _linked_heads(first: Head, commits: Sequence[Commit]) -> list[Head]:
-    """The heads along a chain, no certificate looked at. Raises: as `verified_heads`."""
     heads = [first]
     for commit in commits:
         head, value = heads[-1], commit.value
@@ -98,5 +119,7 @@ def _linked_heads(first: Head, commits: Sequence[Commit]) -> list[Head]:
             raise PeerRefused(Reason.WRONG_HEAD, f"round {value.round}")
         if value.sequences <= 0 or not value.voters_next:
             raise PeerRefused(Reason.BAD_WEIGHT, f"round {value.round}")
+        if (problem := certificate_problem(head, commit)) is not None:
+            raise PeerRefused(problem, f"round {value.round}")
         heads.append(head.after(value))
     return heads

@@ -1,8 +1,8 @@
 """Named, immutable contents that this peer serves to others in chunks.
 
 A blob is a mapping of names to flat host tensors. Names say what is meant: `state/<head>`,
-`result/<digest>`, `chain/<head>/<round>` (docs/state.md). Who asks for a manifest and for chunks
-checks both against digests of its own.
+`result/<digest>`, `chain/<round>` (docs/state.md). Who asks for a manifest and for chunks checks
+both against digests of its own; plain bytes, of one chunk at most, are asked for without manifest.
 """
 
 import threading
@@ -18,11 +18,10 @@ from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.swarm.state.arenas import (
     CHUNK_BYTES,
-    ArenaManifest,
     BlobManifest,
+    Tick,
     bytes_of,
-    chunk_digest,
-    dtype_name,
+    describe,
 )
 from atom.swarm.stream import handshake
 from atom.swarm.stream.bandwidth import TransferThrottle
@@ -37,14 +36,13 @@ RESULT_ARENA = "result"
 _IDLE_S = 15.0
 """So long after its last request a channel is kept."""
 _SEND_SILENCE_S = 15.0
-_MANIFESTS = 64
+_MANIFESTS = 1024
+"""Of more contents than a peer keeps: whoever asks for many has none forgotten."""
 _STILL_S = 1.0
 """How often the asker hears that its blob is still being hashed."""
 
 Content = Mapping[str, Tensor]
 """Arenas by name, contiguous and on the host. Nobody writes into them any more."""
-Tick = Callable[[], None]
-"""Called now and then by long work; what it raises ends the work."""
 
 
 def plain_bytes(raw: bytes) -> Content:
@@ -56,19 +54,12 @@ def plain_bytes(raw: bytes) -> Content:
 class BlobStore:
     """What this peer serves, by name. Thread-safe."""
 
-    def __init__(self, find: Callable[[str], Content | None] = lambda name: None) -> None:
-        """`find`: the content of a name that is not registered; None: there is none. Called from
-        many threads, for each chunk anew. A name must always mean the same content."""
+    def __init__(self, find: Callable[[str], Content | None]) -> None:
+        """`find`: the content of that name; None: there is none. Called from many threads, for each
+        chunk anew. A name of more than a chunk must always mean the same content."""
         self._find = find
         self._lock = threading.Lock()
-        self._registered: dict[str, Content] = {}
         self._manifests: OrderedDict[str, BlobManifest] = OrderedDict()
-
-    def register(self, name: str, content: Content) -> None:
-        """Serves `content` under `name`, in place of what had that name."""
-        with self._lock:
-            self._registered[name] = content
-            self._manifests.pop(name, None)
 
     def manifest(self, name: str, tick: Tick = lambda: None) -> BlobManifest:
         """Hashes the content; a large one's manifest is remembered.
@@ -80,7 +71,8 @@ class BlobStore:
             known = self._manifests.get(name)
         if known is not None:
             return known
-        manifest = BlobManifest(tuple(_hash(each, content[each], tick) for each in sorted(content)))
+        arenas = tuple(describe(each, content[each], tick) for each in sorted(content))
+        manifest = BlobManifest(arenas)
         if manifest.byte_count > CHUNK_BYTES:
             with self._lock:
                 self._manifests[name] = manifest
@@ -96,26 +88,15 @@ class BlobStore:
         content = self._content(name)
         if arena < len(content):
             whole = bytes_of(content[sorted(content)[arena]])
-            if chunk * CHUNK_BYTES < len(whole):
+            if chunk * CHUNK_BYTES < max(len(whole), 1):
                 return whole[chunk * CHUNK_BYTES : (chunk + 1) * CHUNK_BYTES]
         raise PeerRefused(Reason.NOT_FOUND, f"no chunk {chunk} of arena {arena}")
 
     def _content(self, name: str) -> Content:
-        with self._lock:
-            content = self._registered.get(name)
-        if content is None:
-            content = self._find(name)
+        content = self._find(name)
         if content is None:
             raise PeerRefused(Reason.NOT_FOUND, "no such blob")
         return content
-
-
-def _hash(name: str, tensor: Tensor, tick: Tick) -> ArenaManifest:
-    view, digests = bytes_of(tensor), []
-    for start in range(0, len(view), CHUNK_BYTES):
-        digests.append(chunk_digest(view[start : start + CHUNK_BYTES]))
-        tick()
-    return ArenaManifest(name, dtype_name(tensor), tensor.numel(), b"".join(digests))
 
 
 class UploadLimit:

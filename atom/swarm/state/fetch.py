@@ -9,8 +9,9 @@ import math
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -18,27 +19,29 @@ from google.protobuf.message import DecodeError
 from torch import Tensor
 
 from atom.base.errors import PeerRefused
-from atom.base.events import EventSink
+from atom.base.events import EventSink, NoEvents
 from atom.base.reasons import Reason
 from atom.swarm.state.arenas import (
     CHUNK_BYTES,
     MAX_MANIFEST_BYTES,
     BlobManifest,
-    bytes_of,
     chunk_digest,
     decode_manifest,
-    named_digest,
 )
-from atom.swarm.state.blobs import BYTES_ARENA, RESULT_ARENA
-from atom.swarm.state.fetch_target import Piece, Target, prepare
+from atom.swarm.state.fetch_target import MOST_OWED, Piece, Target, prepare
 from atom.swarm.stream.frames import Channel, Interrupted, Kind, Pace, Patience, Purpose
 from atom.swarm.stream.handshake import named_reason
 from atom.swarm.transport.limits import Unreachable
 from atom.swarm.transport.transport import PeerTransport
 from atom.wire import transport_pb2 as wire
 
-UNCHECKED_PACE = Pace(slack_s=15.0, bytes_per_s=256 * 1024.0)
-"""Of what can only be checked when all of it is there: nobody may give it byte by byte."""
+SILENCE_S = 5.0
+"""A donor that says nothing for so long is given up."""
+UNCHECKED_PACE = Pace(slack_s=15.0)
+"""The least that a donor of plain bytes must give: nobody may give them byte by byte."""
+TRIES, PAUSE_S = 3, 0.5
+"""Failures of one donor in a row, without a piece in between, before it is given up; and before it
+is tried again, which doubles each time."""
 MOST_DONORS = 8
 """Asked at the same time; further ones replace those that fail."""
 LIES = frozenset(
@@ -56,9 +59,8 @@ LIES = frozenset(
 _MAY_PASS = frozenset(
     {Reason.BUSY, Reason.TOO_MANY_CONNECTIONS, Reason.TIMEOUT, Reason.UNREACHABLE}
 )
-_FEWEST, _MOST = 2, 4
-"""Pieces under way with a donor: before its first one has come, and after."""
-_OVERDUE_S = 1.0
+_FEWEST_OWED = 2
+"""Pieces under way with a donor before its first one has come."""
 _MANIFEST_S = 120.0
 """A donor may first have to hash its snapshot; it says so once a second."""
 _PIECE_S = 300.0
@@ -68,37 +70,28 @@ _MAX_REFUSED_BYTES = 1024
 
 
 @dataclass(frozen=True)
-class FetchOptions:
-    """How a fetch behaves."""
-
-    max_bytes: int
-    """A manifest that promises more is refused."""
-    silence_s: float = 5.0
-    """A donor that says nothing for so long is given up."""
-    pace: Pace | None = None
-    """The least that must come, from all donors together; None: each by itself is enough."""
-    tries: int = 3
-    """Failures of one donor in a row, without a piece in between, before it is given up."""
-    pause_s: float = 0.5
-    """Before a donor that failed is tried again; doubles each time."""
-
-
-@dataclass(frozen=True)
 class Watch:
     """Who hears of a fetch while it runs. Called from several threads."""
 
     on_progress: Callable[[int, int], None] = lambda done, total: None
     """Bytes in place, bytes in all."""
-    events: EventSink | None = None
-    on_lie: Callable[[str, Reason], None] = lambda donor, reason: None
+    events: EventSink = field(default_factory=NoEvents)
+    on_lie: Callable[[str, Reason], object] = lambda donor, reason: None
     """A donor said what does not hold."""
+
+    def dropped(self, donor: str, blob: str, refused: PeerRefused) -> None:
+        """A donor is given up."""
+        told = {"reason": refused.reason.value, "detail": refused.detail[:200]}
+        self.events.emit("donor-dropped", peer_id=donor, blob=blob, **told)
+        if refused.reason in LIES:
+            self.on_lie(donor, refused.reason)
 
 
 @dataclass(frozen=True)
 class Fetched:
     """A complete, checked blob."""
 
-    arenas: dict[str, Tensor]
+    arenas: Mapping[str, Tensor]
     reused_bytes: int
     """Found in place and not fetched."""
     given_bytes: Mapping[str, int]
@@ -112,111 +105,58 @@ class Wanted:
     name: str
     donors: Sequence[str]
     """Peer ids, preferred first."""
-    digest: bytes | None
-    """The state digest that it must have; None: whatever the first donor says."""
+    digest: bytes
+    """The state digest that it must have."""
+    max_bytes: int
+    """A manifest that promises more is refused."""
+    pace: Pace | None = None
+    """The least that must come, from all donors together; None: each by itself is enough."""
 
 
 def fetch(
     transport: PeerTransport,
     wanted: Wanted,
-    options: FetchOptions,
-    into: Path | Mapping[str, Tensor] | None = None,
+    into: Path | Mapping[str, Tensor],
     stop: threading.Event | None = None,
     watch: Watch | None = None,
 ) -> Fetched:
-    """`into`: a directory (one file per arena; an interrupted fetch goes on there), tensors to fill
-    (all that the blob must have, by name), or None for new memory. After a failure their contents
-    are a mixture and good only for going on.
+    """`into`: a directory (one file per arena; an interrupted fetch goes on there), or tensors to
+    fill (all that the blob must have, by name). After a failure their contents are a mixture and
+    good only for going on.
 
     Raises: PeerRefused with the last donor's reason when none is left (NOT_FOUND without donors,
     TOO_SLOW for less than the pace, SUPERSEDED if `stop` was set); StorageError, MismatchError for
     a target that does not fit.
     """
-    work = _Fetch(transport, wanted, options, into, watch or Watch())
+    work = _Fetch(transport, wanted, into, watch or Watch())
     return work.run(stop or threading.Event())
 
 
-def fetch_result(
-    transport: PeerTransport,
-    donors: Sequence[str],
-    digest: bytes,
-    into: Tensor,
-    options: FetchOptions,
-    stop: threading.Event | None = None,
-    watch: Watch | None = None,
-) -> Fetched:
-    """Fills `into` with the average of that `arena_digest`. Raises: as `fetch`."""
-    wanted = Wanted(f"result/{digest.hex()}", donors, named_digest({RESULT_ARENA: digest}))
-    return fetch(transport, wanted, options, {RESULT_ARENA: into}, stop, watch)
+@contextmanager
+def asking(
+    transport: PeerTransport, donor: str, pace: Pace, stop: threading.Event | None = None
+) -> Iterator[Callable[[str, int], bytes]]:
+    """A function (name, most bytes) for what a donor serves as plain bytes: the caller checks what
+    they say before it asks for more. All of it together must come at this pace.
 
-
-def fetch_bytes(
-    transport: PeerTransport,
-    donor: str,
-    name: str,
-    options: FetchOptions,
-    stop: threading.Event | None = None,
-) -> bytes:
-    """What a donor serves as plain bytes under `name`; the caller checks what they say.
-
-    Raises: as `fetch`; PeerRefused(MALFORMED) if it is not plain bytes.
+    Raises: PeerRefused, OSError; also the function.
     """
-    fetched = fetch(transport, Wanted(name, [donor], None), options, stop=stop)
-    if fetched.arenas.keys() != {BYTES_ARENA}:
-        raise PeerRefused(Reason.MALFORMED, f"{name} is not plain bytes")
-    return bytes(bytes_of(fetched.arenas[BYTES_ARENA]))
+    began, received = time.monotonic(), 0
+    channel = transport.connect(donor, Purpose.BLOBS, timeout_s=SILENCE_S, stop=stop)
 
+    def ask(name: str, max_bytes: int) -> bytes:
+        nonlocal received
+        patience = Patience(SILENCE_S, began + pace.due_s(received), stop)
+        asked = Donor(channel, name, patience)
+        asked.ask((0, 0))
+        raw = asked.take_whole(max_bytes)
+        received += len(raw)
+        return raw
 
-@dataclass
-class PieceQueue:
-    """Which donor is asked for which piece. Pure, not thread-safe.
-
-    When nothing is left to ask for, an idle donor is asked for what another one owes for too long;
-    the first copy counts. A piece is asked of two donors at most.
-    """
-
-    pending: deque[Piece]
-    asked: dict[Piece, dict[str, float]] = field(default_factory=dict)
-    """Of each piece that is missing and not pending: who was asked for it, and when."""
-
-    @property
-    def missing(self) -> int:
-        return len(self.pending) + len(self.asked)
-
-    def take(self, donor: str, under_way: int, now: float, most: int = _MOST) -> Piece | None:
-        """A piece to ask `donor` for, which owes `under_way`; None if it has enough to do, or
-        nothing is left for it."""
-        if under_way < most and self.pending:
-            piece = self.pending.popleft()
-        elif under_way or (overdue := self._overdue(donor, now)) is None:
-            return None
-        else:
-            piece = overdue
-        self.asked.setdefault(piece, {})[donor] = now
-        return piece
-
-    def landed(self, piece: Piece) -> bool:
-        """Whether it was still missing."""
-        return self.asked.pop(piece, None) is not None
-
-    def drop(self, donor: str, owed: Sequence[Piece]) -> None:
-        """The donor is gone: what only it was asked for is wanted again, and first."""
-        for piece in reversed(owed):
-            askers = self.asked.get(piece, {})
-            if askers.pop(donor, None) is not None and not askers:
-                del self.asked[piece]
-                self.pending.appendleft(piece)
-
-    def _overdue(self, donor: str, now: float) -> Piece | None:
-        """The one asked for last: a donor delivers in order, so it would come last, too."""
-        late = [
-            (since, piece)
-            for piece, askers in self.asked.items()
-            if len(askers) == 1 and donor not in askers
-            for since in askers.values()
-            if now - since >= _OVERDUE_S
-        ]
-        return max(late)[1] if late else None
+    try:
+        yield ask
+    finally:
+        channel.close()
 
 
 class Donor:
@@ -243,6 +183,11 @@ class Donor:
         if length != len(into):
             raise PeerRefused(Reason.MALFORMED, f"chunk of {length} bytes, not {len(into)}")
         self._channel.recv_into(into, patience)
+
+    def take_whole(self, max_bytes: int) -> bytes:
+        """The chunk asked for, of unknown length. Raises: PeerRefused, OSError."""
+        length = self._answer_length(max_bytes, self._patience)
+        return self._channel.recv_rest(length, self._patience)
 
     def _ask(self, request: wire.BlobRequest) -> None:
         raw = request.SerializeToString()
@@ -273,19 +218,16 @@ class _Fetch:
         self,
         transport: PeerTransport,
         wanted: Wanted,
-        options: FetchOptions,
-        into: Path | Mapping[str, Tensor] | None,
+        into: Path | Mapping[str, Tensor],
         watch: Watch,
     ) -> None:
-        self._transport, self._wanted, self._options = transport, wanted, options
+        self._transport, self._wanted = transport, wanted
         self._into, self._watch = into, watch
         self._waiting = deque(dict.fromkeys(wanted.donors))
         self._stop = threading.Event()
         self._changed = threading.Condition()
         self._settling = threading.Lock()
-        self._manifest: BlobManifest | None = None
         self._target: Target | None = None
-        self._queue: PieceQueue | None = None
         self._given: Counter[str] = Counter()
         self._last = PeerRefused(Reason.NOT_FOUND, "no donors")
         """Why the last donor that failed did."""
@@ -310,11 +252,11 @@ class _Fetch:
     def _due_s(self, donors: int) -> float:
         """Seconds from the start by which something more must have landed: of each donor a
         piece."""
-        pace, target = self._options.pace, self._target
+        pace, target = self._wanted.pace, self._target
         if pace is None:
             return math.inf
         done_bytes = target.done_bytes if target is not None else 0
-        all_bytes = target.total_bytes if target is not None else self._options.max_bytes
+        all_bytes = target.total_bytes if target is not None else self._wanted.max_bytes
         return pace.due_s(min(done_bytes + donors * CHUNK_BYTES, all_bytes))
 
     # ---- the threads
@@ -347,89 +289,83 @@ class _Fetch:
             except Interrupted:
                 raise
             except (PeerRefused, OSError) as error:
-                refused = _as_refusal(error)
+                refused = refusal_of(error)
                 silent = isinstance(error, TimeoutError | Unreachable)
             given = self._given[peer_id]
             failures = 1 if given > before else failures + 1
             gone = refused.reason not in _MAY_PASS or (silent and not given)
-            if gone or failures >= self._options.tries:
+            if gone or failures >= TRIES:
                 return self._give_up(peer_id, refused)
-            self._stop.wait(self._options.pause_s * 2 ** (failures - 1))
+            self._stop.wait(PAUSE_S * 2 ** (failures - 1))
 
     def _draw_from(self, peer_id: str) -> None:
-        options = self._options
         channel = self._transport.connect(
-            peer_id, Purpose.BLOBS, timeout_s=options.silence_s, stop=self._stop
+            peer_id, Purpose.BLOBS, timeout_s=SILENCE_S, stop=self._stop
         )
         try:
-            patience = Patience(options.silence_s, stop=self._stop)
-            donor = Donor(channel, self._wanted.name, patience)
-            self._settle(donor.manifest(options.max_bytes))
-            self._pull(donor, peer_id)
+            donor = Donor(channel, self._wanted.name, Patience(SILENCE_S, stop=self._stop))
+            target = self._settle(donor.manifest(self._wanted.max_bytes))
+            self._pull(donor, peer_id, target)
         finally:
             channel.close()
 
-    def _settle(self, manifest: BlobManifest) -> None:
-        """The first acceptable manifest is the one; others must name the same contents."""
-        if self._wanted.digest not in (None, manifest.digest()):
+    def _settle(self, manifest: BlobManifest) -> Target:
+        """Where the pieces go, for whoever comes first with the right manifest."""
+        if manifest.digest() != self._wanted.digest:
             raise PeerRefused(Reason.HASH_MISMATCH, "manifest")
         with self._settling:  # not `_changed`: looking for what is in place already may take long
-            if self._manifest is None:
+            if self._target is None:
                 target = prepare(manifest, self._into, self._stop)
                 with self._changed:
-                    self._target, self._manifest = target, manifest
-                    self._queue = PieceQueue(deque(target.missing))
+                    self._target = target
                 self._watch.on_progress(target.done_bytes, target.total_bytes)
-                if not target.missing:
+                if not target.queue.missing:
                     self._end()
-            elif manifest != self._manifest:
-                raise PeerRefused(Reason.HASH_MISMATCH, "manifest differs from other donors'")
+            return self._target
 
-    def _pull(self, donor: Donor, peer_id: str) -> None:
+    def _pull(self, donor: Donor, peer_id: str, target: Target) -> None:
         """Asks for pieces and takes them, until none is missing."""
         owed: list[Piece] = []
         buffer = memoryview(bytearray(CHUNK_BYTES))
         try:
             while not self._complete():
-                while piece := self._next_piece(peer_id, len(owed)):
+                while piece := self._next_piece(peer_id, len(owed), target):
                     owed.append(piece)
                     donor.ask(piece)
                 if owed:
-                    self._take(donor, peer_id, owed[0], buffer)
+                    self._take(donor, peer_id, owed[0], target, buffer)
                     del owed[0]
         finally:
             with self._changed:
-                assert self._queue is not None
-                self._queue.drop(peer_id, owed)
+                target.queue.drop(peer_id, owed)
                 self._changed.notify_all()
 
-    def _next_piece(self, peer_id: str, under_way: int) -> Piece | None:
+    def _next_piece(self, peer_id: str, under_way: int, target: Target) -> Piece | None:
         """A piece to ask this donor for. With nothing else to do, waits a moment for one."""
         with self._changed:
-            assert self._queue is not None
-            most = _MOST if self._given[peer_id] else _FEWEST
-            piece = self._queue.take(peer_id, under_way, time.monotonic(), most)
-            if piece is None and not under_way and self._queue.missing:
+            most = MOST_OWED if self._given[peer_id] else _FEWEST_OWED
+            piece = target.queue.take(peer_id, under_way, time.monotonic(), most)
+            if piece is None and not under_way and target.queue.missing:
                 self._changed.wait(_LOOK_S)
             if self._stop.is_set():
                 raise Interrupted("stopped")
             return piece
 
-    def _take(self, donor: Donor, peer_id: str, piece: Piece, buffer: memoryview) -> None:
-        assert self._target is not None
-        assert self._queue is not None
-        chunk = buffer[: self._target.length(piece)]
+    def _take(
+        self, donor: Donor, peer_id: str, piece: Piece, target: Target, buffer: memoryview
+    ) -> None:
+        chunk = buffer[: target.length(piece)]
         donor.take(chunk)
-        if chunk_digest(chunk) != self._target.digest(piece):
+        if chunk_digest(chunk) != target.digest(piece):
             raise PeerRefused(Reason.HASH_MISMATCH, f"arena {piece[0]} chunk {piece[1]}")
-        self._target.write(piece, chunk)
+        target.write(piece, chunk)
         with self._changed:
             self._given[peer_id] += len(chunk)
-            if self._queue.landed(piece):
-                self._target.done_bytes += len(chunk)
+            if target.queue.landed(piece):
+                target.done_bytes += len(chunk)
             done = self._done()
             self._changed.notify_all()
-        self._watch.on_progress(self._target.done_bytes, self._target.total_bytes)
+        self._watch.on_progress(target.done_bytes, target.total_bytes)
         if done:
             self._end()
 
@@ -437,23 +373,14 @@ class _Fetch:
 
     def _give_up(self, peer_id: str, refused: PeerRefused) -> None:
         self._last = refused
-        if self._watch.events is not None:
-            self._watch.events.emit(
-                "donor-dropped",
-                peer_id=peer_id,
-                blob=self._wanted.name,
-                reason=refused.reason.value,
-                detail=refused.detail[:200],
-            )
-        if refused.reason in LIES:
-            self._watch.on_lie(peer_id, refused.reason)
+        self._watch.dropped(peer_id, self._wanted.name, refused)
 
     def _complete(self) -> bool:
         with self._changed:
             return self._done()
 
     def _done(self) -> bool:
-        return self._queue is not None and not self._queue.missing
+        return self._target is not None and not self._target.queue.missing
 
     def _end(self, fault: Exception | None = None) -> None:
         with self._changed:
@@ -467,7 +394,7 @@ class _Fetch:
                 self._changed.wait(_LOOK_S)
 
 
-def _as_refusal(error: PeerRefused | OSError) -> PeerRefused:
+def refusal_of(error: PeerRefused | OSError) -> PeerRefused:
     """What became of a donor, under a name."""
     if isinstance(error, PeerRefused):
         return error

@@ -1,9 +1,12 @@
-"""Where fetched chunks go: new memory, given tensors, or files that survive an interruption."""
+"""Where fetched chunks go: given tensors, or files that survive an interruption; and who is asked
+for which."""
 
 import errno
 import os
 import threading
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -23,37 +26,86 @@ from atom.swarm.stream.frames import Interrupted
 
 Piece = tuple[int, int]
 """Arena, chunk."""
+MOST_OWED = 4
+"""Pieces under way with a donor."""
+_OVERDUE_S = 1.0
+
+
+@dataclass
+class PieceQueue:
+    """Which donor is asked for which piece. Pure, not thread-safe.
+
+    When nothing is left to ask for, an idle donor is asked for what another one owes for too long;
+    the first copy counts. A piece is asked of two donors at most.
+    """
+
+    pending: deque[Piece]
+    asked: dict[Piece, dict[str, float]] = field(default_factory=dict)
+    """Of each piece that is missing and not pending: who was asked for it, and when."""
+
+    @property
+    def missing(self) -> int:
+        return len(self.pending) + len(self.asked)
+
+    def take(self, donor: str, under_way: int, now: float, most: int = MOST_OWED) -> Piece | None:
+        """A piece to ask `donor` for, which owes `under_way`; None if it has enough to do, or
+        nothing is left for it."""
+        if under_way < most and self.pending:
+            piece = self.pending.popleft()
+        elif under_way or (overdue := self._overdue(donor, now)) is None:
+            return None
+        else:
+            piece = overdue
+        self.asked.setdefault(piece, {})[donor] = now
+        return piece
+
+    def landed(self, piece: Piece) -> bool:
+        """Whether it was still missing."""
+        return self.asked.pop(piece, None) is not None
+
+    def drop(self, donor: str, owed: Sequence[Piece]) -> None:
+        """The donor is gone: what only it was asked for is wanted again, and first."""
+        for piece in reversed(owed):
+            askers = self.asked.get(piece, {})
+            if askers.pop(donor, None) is not None and not askers:
+                del self.asked[piece]
+                self.pending.appendleft(piece)
+
+    def _overdue(self, donor: str, now: float) -> Piece | None:
+        """The one asked for last: a donor delivers in order, so it would come last, too."""
+        late = [
+            (since, piece)
+            for piece, askers in self.asked.items()
+            if len(askers) == 1 and donor not in askers
+            for since in askers.values()
+            if now - since >= _OVERDUE_S
+        ]
+        return max(late)[1] if late else None
 
 
 class Target:
     """The arenas of a manifest in memory (or mapped files), and which chunks they still lack."""
 
-    def __init__(self, manifest: BlobManifest, arenas: dict[str, Tensor]) -> None:
+    def __init__(
+        self, manifest: BlobManifest, arenas: Mapping[str, Tensor], stop: threading.Event
+    ) -> None:
+        """Chunks that are in place already lack nothing. Raises: Interrupted."""
         self.arenas = arenas
         self.total_bytes = manifest.byte_count
-        self.done_bytes = 0
-        self.reused_bytes = 0
-        self.missing: list[Piece] = [
-            (number, chunk)
-            for number, arena in enumerate(manifest.arenas)
-            for chunk in range(arena.chunks)
-        ]
         self._manifests = manifest.arenas
         self._views = [bytes_of(arenas[arena.name]) for arena in manifest.arenas]
-
-    def keep_matching(self, stop: threading.Event) -> None:
-        """Looks for chunks that are in place already. Raises: Interrupted."""
-        missing = []
-        for piece in self.missing:
+        self.queue = PieceQueue(deque())
+        for piece in self._pieces():
             if stop.is_set():
                 raise Interrupted("stopped")
-            chunk = self._chunk(piece)
-            if chunk_digest(chunk) == self.digest(piece):
-                self.done_bytes += len(chunk)
-            else:
-                missing.append(piece)
-        self.missing = missing
+            if chunk_digest(self._chunk(piece)) != self.digest(piece):
+                self.queue.pending.append(piece)
+        self.done_bytes = self.total_bytes - sum(map(self.length, self.queue.pending))
         self.reused_bytes = self.done_bytes
+
+    def _pieces(self) -> list[Piece]:
+        numbered = enumerate(self._manifests)
+        return [(number, chunk) for number, arena in numbered for chunk in range(arena.chunks)]
 
     def length(self, piece: Piece) -> int:
         return len(self._chunk(piece))
@@ -71,23 +123,17 @@ class Target:
 
 
 def prepare(
-    manifest: BlobManifest, into: Path | Mapping[str, Tensor] | None, stop: threading.Event
+    manifest: BlobManifest, into: Path | Mapping[str, Tensor], stop: threading.Event
 ) -> Target:
     """Raises: StorageError, MismatchError, Interrupted."""
-    if into is None:
-        new = {a.name: torch.empty(a.elements, dtype=DTYPES[a.dtype]) for a in manifest.arenas}
-        return Target(manifest, new)
     if isinstance(into, Path):
-        arenas = {
+        into = {
             arena.name: _mapped(arena, into / f"arena-{number}")
             for number, arena in enumerate(manifest.arenas)
         }
     else:
         _check_given(manifest, into)
-        arenas = dict(into)
-    target = Target(manifest, arenas)
-    target.keep_matching(stop)
-    return target
+    return Target(manifest, into, stop)
 
 
 def _mapped(arena: ArenaManifest, path: Path) -> Tensor:

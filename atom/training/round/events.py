@@ -45,6 +45,8 @@ class View:
     """Our own longest recent accumulation pass."""
     aside: frozenset[str] = frozenset()
     """Peers that are in quarantine here: no part in rings, and nothing is fetched from them."""
+    unproven: frozenset[str] = frozenset()
+    """Peers that claim a better head than ours, and have not shown the chain that leads there."""
     mine: Lease | None = None
     """Our own lease, as the directory shows it; None: not yet, or not clearly ours."""
 
@@ -112,12 +114,11 @@ class Stepped:
 
 @dataclass(frozen=True)
 class CaughtUp:
-    """The state was brought to `head`, or left there; `shunned` are donors whose claims did not
-    hold. An empty digest: there is no usable state at all."""
+    """The state was brought to `head`, or left there. An empty digest: there is no usable state at
+    all."""
 
     head: Head
     state_digest: bytes
-    shunned: tuple[str, ...] = ()
     failed: tuple[str, ...] = ()
     """Donors of which none could help: asked again only after a while, training goes on."""
 

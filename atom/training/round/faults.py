@@ -6,11 +6,11 @@ It is one replica's own memory and decides only when and with whom to try, never
 from collections import Counter
 from collections.abc import Collection, Iterable
 
-from atom.swarm.chain.commit import Voter
+from atom.swarm.chain.commit import Head, Voter
 from atom.swarm.records.lease import claims_better, preferred
 from atom.training.round.attempt import Stage, Way
 from atom.training.round.electorate import hidden_peers, same_head
-from atom.training.round.events import CaughtUp
+from atom.training.round.events import CaughtUp, View
 from atom.training.round.round_state import RoundContext
 
 FIRST_ASIDE_S, LONGEST_ASIDE_S = 20.0, 600.0
@@ -19,8 +19,6 @@ FORGOTTEN_S = 600.0
 MOST_DONORS = 8
 """Asked in one go: each that does not answer takes seconds."""
 FIRST_DOUBT_S, LONGEST_DOUBT_S = 5.0, 20.0
-_STRANGERS = ""
-"""The name under which all strangers together are doubted."""
 _MOST_REMEMBERED = 4096
 _ORDER = list(Stage)
 
@@ -162,10 +160,18 @@ def culprits(ways: Iterable[Way], me: str) -> set[str]:
         left = [way for way in left if worst not in way]
 
 
+def in_turn(peers: Iterable[str], view: View, head: Head, doubts: Backoff) -> list[str]:
+    """In which order to ask them for what they claim: those we know first, then those that failed
+    us least often, so that a crowd that claims the most hides nobody for ever. Those that cannot be
+    dialled come last: perhaps we have no line."""
+    hidden = hidden_peers(view)
+    return sorted(peers, key=lambda p: (p not in head.known, doubts.failures(p), p in hidden))
+
+
 class HeadCandidates:
     """Which leases that claim a better head are worth leaving the round for.
 
-    A claim proves nothing until the chain behind it was fetched. So voters and last members are
+    None, until the chain behind one of them was fetched and checked. Voters and last members are
     asked before strangers, and a peer that could not help is left alone for a time that doubles.
     """
 
@@ -176,15 +182,14 @@ class HeadCandidates:
 
     def better(self) -> list[str]:
         """Peer ids whose leases claim a preferred head, in the order to ask them."""
-        head, doubted = self._context.head, self.doubted
-        known_only = self._context.me.peer_id in head.known and _STRANGERS in doubted
+        head, view, doubted = self._context.head, self._context.view, self.doubted
         found = [
             lease
-            for lease in self._context.view.fresh.values()
-            if claims_better(lease, head)
-            and lease.peer_id not in doubted
-            and (lease.peer_id in head.known or not known_only)
+            for lease in view.fresh.values()
+            if claims_better(lease, head) and lease.peer_id not in doubted
         ]
+        if all(lease.peer_id in view.unproven for lease in found):
+            return []
         return self._in_turn([lease.peer_id for lease in preferred(found, head)])
 
     def donors(self, claimants: list[str]) -> tuple[str, ...]:
@@ -203,20 +208,18 @@ class HeadCandidates:
         return self.donors(self._in_turn(ready or trusted))
 
     def _in_turn(self, ranked: list[str]) -> list[str]:
-        """Those we know first, then those that failed us least often: a crowd that claims the most
-        hides nobody for ever. Those that cannot be dialled come last: perhaps we have no line."""
-        known, hidden = self._context.head.known, hidden_peers(self._context.view)
-        return sorted(ranked, key=lambda p: (p not in known, self._doubts.failures(p), p in hidden))
+        """Those that have proven what they claim first, then as `in_turn`."""
+        view, head = self._context.view, self._context.head
+        ranked = in_turn(ranked, view, head, self._doubts)
+        return sorted(ranked, key=lambda peer: peer in view.unproven)
 
     def learn(self, event: CaughtUp) -> None:
         """What came of asking them."""
-        for peer in (*event.failed, *event.shunned):
+        for peer in event.failed:
             self._doubts.fail(peer, self._context.now)
         if event.head.digest != self._context.head.digest:
-            for peer in (_STRANGERS, *self._asked):
+            for peer in self._asked:
                 self._doubts.forgive(peer)
-        elif self._asked and not self._context.head.known.intersection(self._asked):
-            self._doubts.fail(_STRANGERS, self._context.now)
         self._asked = ()
 
     @property

@@ -10,8 +10,8 @@ fetches the newest state that a commit vouches for, and replays the rounds since
 
 import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -21,15 +21,13 @@ from atom.base.events import EventSink
 from atom.base.reasons import Reason
 from atom.optim.clipping import gradient_norm
 from atom.swarm.chain.commit import Commit, Head
-from atom.swarm.chain.commit_chain import commits_beyond, verified_heads
+from atom.swarm.chain.commit_chain import pages_beyond
 from atom.swarm.state.arenas import state_digest
-from atom.swarm.state.fetch import LIES
 from atom.swarm.stream.frames import Pace
 from atom.training.replica.replica import Replica
 from atom.training.round.events import Event, Fetched, FetchFailed
-from atom.training.state_sync.donors import Arenas, Offer, PeerDonors
-from atom.training.storage.run_storage import RunStorage
-from atom.training.storage.snapshot import Snapshot, load_snapshot
+from atom.training.state_sync.donors import Arenas, PeerDonors
+from atom.training.storage.run_storage import RunStorage, Snapshot, load_snapshot
 
 DOWNLOADS = "downloads"
 PATIENCE_S, HASTE_S = 6.0, 4.0
@@ -40,11 +38,7 @@ PAUSE_S = 0.4
 
 
 class CatchUpFailed(AtomError):
-    """Nobody could bring us to a better head; `shunned` served what did not hold."""
-
-    def __init__(self, message: str, shunned: tuple[str, ...] = ()) -> None:
-        super().__init__(message)
-        self.shunned = shunned
+    """Nobody could bring us to a better head."""
 
 
 class BrokenOff(OSError):
@@ -62,16 +56,17 @@ class FirstState:
 
 @dataclass(frozen=True)
 class _Chain:
-    """A verified chain that somebody serves, and those that may serve what it names."""
+    """A verified chain that somebody serves."""
 
-    commits: Sequence[Commit]
-    heads: Sequence[Head]
+    commits: list[Commit]
+    heads: list[Head]
     """One more than commits: the first is genesis."""
-    peers: Sequence[str]
+    peers: Sequence[str] = ()
+    """Those that may serve what it names."""
 
 
 class StateSync:
-    """Used on the worker's thread, but for `fetch_result`."""
+    """Used on the worker's thread, but for `prove`, `has_proven` and `fetch_result`."""
 
     def __init__(
         self,
@@ -93,6 +88,10 @@ class StateSync:
         self._on_progress = on_progress
         self.usable = False
         """Whether the replica holds the state of the journal's head."""
+        self._walked = _Chain([], [storage.journal.genesis])
+        """The chain that was checked last, as far as it was checked: it is not asked for again."""
+        self._proofs: dict[str, _Chain] = {}
+        """Peer id → its chain, which leads to a better head than ours."""
 
     def restore(self) -> None:
         """From our own disk to the newest head whose state can be rebuilt.
@@ -108,40 +107,44 @@ class StateSync:
         if reached < len(self._journal.commits):
             self._cut(self._journal.commits, self._journal.heads, reached)
 
-    def run(self, donors: Mapping[str, bytes], discard: bool) -> tuple[str, ...]:
-        """To the best chain that the donors (peer id → its head) prove. `discard`: our state is not
-        to be trusted. Returns those that served what did not hold, beside honest ones.
+    def run(self, donors: Sequence[str], discard: bool) -> None:
+        """To a better head that one of the donors proves, or has proven. `discard`: our state is
+        not to be trusted.
 
         Raises: CatchUpFailed, StorageError.
         """
-        shunned: set[str] = set()
         problems: list[str] = []
-        for donor, claimed in donors.items():
-            if donor in shunned:
-                continue
-            peers = [donor, *(peer for peer in donors if peer not in {donor, *shunned})]
+        left = list(donors)
+        while left:
+            donor = next(filter(self.has_proven, left), left[0])
+            left.remove(donor)
             try:
-                chain = self._chain_of(donor, claimed, peers)
+                chain = self._proof_of(donor) or self._chain_of(donor)
                 if not self._wanted(chain.heads[-1], discard):
                     problems.append(f"{donor} has nothing better")
                     continue
-                self._follow(chain, discard)
+                peers = [donor, *(peer for peer in donors if peer != donor)]
+                self._follow(replace(chain, peers=peers), discard)
                 self._donors.keep_only()
                 self._storage.room.give_up(DOWNLOADS)
-                return tuple(sorted(shunned | self._donors.take_liars()))
-            except PeerRefused as refused:
-                if refused.reason in LIES:
-                    shunned |= self._donors.take_liars() or {donor}
-                problems.append(f"{donor}: {refused}")
+                return
             except StorageError:
                 raise  # our own disk, not the donor's fault
-            except (ValueError, MismatchError) as misfit:  # what it serves is not of this model
-                shunned.add(donor)
-                problems.append(f"{donor}: {misfit}")
-            except OSError as problem:
+            except (PeerRefused, OSError, ValueError, MismatchError) as problem:
                 problems.append(f"{donor}: {problem}")
-        shunned |= self._donors.take_liars()
-        raise CatchUpFailed("; ".join(problems) or "no donors", tuple(sorted(shunned)))
+        raise CatchUpFailed("; ".join(problems) or "no donors")
+
+    def prove(self, donor: str) -> bool:
+        """Fetches and checks what that donor's chain has beyond what was checked before. Whether it
+        leads to a better head than ours; then `run` can go there. From any thread.
+
+        Raises: PeerRefused, OSError.
+        """
+        return self._wanted(self._chain_of(donor).heads[-1], discard=False)
+
+    def has_proven(self, donor: str) -> bool:
+        """Whether it served a chain to a better head than ours. From any thread."""
+        return self._proof_of(donor) is not None
 
     def fetch_result(
         self, digest: bytes, peers: Sequence[str], pace: Pace | None = None
@@ -194,23 +197,37 @@ class StateSync:
 
     # ---- from others
 
-    def _chain_of(self, donor: str, claimed: bytes, peers: Sequence[str]) -> _Chain:
-        """The chain that leads to the head which `donor` claims; only what goes beyond our own is
-        fetched, if it does continue ours. Raises: PeerRefused, OSError."""
+    def _chain_of(self, donor: str) -> _Chain:
+        """The donor's chain, checked. Raises: PeerRefused, OSError."""
         ours = self._journal
-        if claimed == ours.genesis.digest:
-            return _Chain([], [ours.genesis], peers)  # no chain leads there, nobody serves one
-        further, commits = commits_beyond(
-            ours.head, lambda since: self._donors.chain(donor, claimed, since)
-        )
-        if further:
-            heads = [*ours.heads, *verified_heads(ours.head, commits)[1:]]
-            commits = [*ours.commits, *commits]
-        else:
-            heads = ours.verified(commits)
-        if heads[-1].digest != claimed:
-            raise PeerRefused(Reason.WRONG_HEAD, "the chain does not lead to the head claimed")
-        return _Chain(commits, heads, peers)
+        base = self._walked
+        if not base.heads[-1].prefers(ours.head):
+            base = _Chain(ours.commits, ours.heads)
+        chain = _Chain([], [ours.genesis])
+        try:
+            with self._donors.chain(donor) as ask:
+                for along, page in pages_beyond(base.heads, ask):
+                    if chain.heads[-1] != along[0]:
+                        shared = along[0].round
+                        chain = _Chain(base.commits[:shared], base.heads[: shared + 1])
+                    chain.commits.extend(page)
+                    chain.heads.extend(along[1:])
+        except (PeerRefused, OSError) as problem:
+            self._donors.dropped(donor, problem)
+            raise
+        finally:
+            if chain.heads[-1].prefers(base.heads[-1]):
+                self._walked = chain
+        if chain.heads[-1].prefers(ours.head):
+            good = {peer: proof for peer in self._proofs if (proof := self._proof_of(peer))}
+            self._proofs = {**good, donor: chain}
+        return chain
+
+    def _proof_of(self, donor: str) -> _Chain | None:
+        """Its chain, if that was seen to lead to a better head than ours."""
+        chain = self._proofs.get(donor)
+        better = chain is not None and chain.heads[-1].prefers(self._journal.head)
+        return chain if better else None
 
     def _wanted(self, head: Head, discard: bool) -> bool:
         ours = self._journal.head
@@ -225,13 +242,13 @@ class StateSync:
         if ours and len(chain.commits) - here <= self._worth_replaying and self._replay(chain):
             return
         failed: PeerRefused | OSError | None = None
-        offers = self._donors.offers_on(chain.heads, chain.peers)
-        for offer in offers:
-            if ours and offer.round <= self._replica.round:
+        offered = self._donors.offered(chain.heads, chain.peers)
+        for head in offered:
+            if ours and head.round <= self._replica.round:
                 continue
             try:
-                self._donors.keep_only({offer, offers[0]})
-                self._begin_at(offer, chain)
+                self._donors.keep_only({head, offered[0]})
+                self._begin_at(head, chain)
                 return self._replay_or_fail(chain)
             except (PeerRefused, OSError) as problem:
                 failed = failed or problem
@@ -255,33 +272,33 @@ class StateSync:
         following = commits[round_number : round_number + 1]
         return following[0].value.parent_state_digest if following else None
 
-    def _begin_at(self, offer: Offer, chain: _Chain) -> None:
+    def _begin_at(self, head: Head, chain: _Chain) -> None:
         """Loads a state that others offer. Raises: PeerRefused, OSError."""
-        digest = self._certified(offer.round, chain.commits)
+        digest = self._certified(head.round, chain.commits)
         if digest is None:
-            raise PeerRefused(Reason.NOT_FOUND, f"no commit vouches for round {offer.round} yet")
-        arenas = self._state_of(offer, chain.peers, digest)
+            raise PeerRefused(Reason.NOT_FOUND, f"no commit vouches for round {head.round} yet")
+        arenas = self._state_of(head, chain.peers, digest)
         self.usable = False  # until the journal says the same
-        self._replica.load_state(arenas, offer.round)
-        self._cut(chain.commits, chain.heads, offer.round)
+        self._replica.load_state(arenas, head.round)
+        self._cut(chain.commits, chain.heads, head.round)
         self.usable = True
 
-    def _state_of(self, offer: Offer, peers: Sequence[str], digest: bytes) -> Arenas:
+    def _state_of(self, head: Head, peers: Sequence[str], digest: bytes) -> Arenas:
         """In files, from which an interrupted fetch resumes; on a full disk, in our own memory."""
         found: list[Arenas] = []
 
         def in_files() -> None:
             try:
-                found.append(self._donors.state(offer, peers, digest, None))
+                found.append(self._donors.state(head, peers, digest, None))
             except StorageError:  # room for two states is a luxury, room for this one is not
-                self._donors.keep_only({offer})
-                found.append(self._donors.state(offer, peers, digest, None))
+                self._donors.keep_only({head})
+                found.append(self._donors.state(head, peers, digest, None))
 
         if self._storage.room.attempt(DOWNLOADS, in_files):
             return found[0]
         self._donors.keep_only()
         self.usable = False
-        return self._donors.state(offer, peers, digest, self._replica.state_arenas())
+        return self._donors.state(head, peers, digest, self._replica.state_arenas())
 
     def _begin_anew(self, chain: _Chain) -> None:
         """At the run's first state. Raises: PeerRefused, OSError if that leads nowhere: before what

@@ -5,7 +5,6 @@ back is refused, never guessed at.
 """
 
 import os
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,17 +15,14 @@ from atom.swarm.chain.commit_chain import parse_commits, record_of, verified_hea
 
 
 class Journal:
-    """The commits since genesis, in memory and in `path`. One writer; `records` is for any
-    thread."""
+    """The commits since genesis, in memory and in `path`. One writer; for any thread to read: a
+    list only grows, and another chain is another list."""
 
     def __init__(self, path: Path, genesis: Head) -> None:
         self._path = path
         self.genesis = genesis
         self.commits: list[Commit] = []
         self.heads: list[Head] = [genesis]
-        self._records: list[bytes] = []
-        """The commits as they are written, and as peers exchange them."""
-        self._lock = threading.Lock()
         self._size_bytes = 0
         self._written = 0
         """So many commits are in the file; 0 also where it holds another chain."""
@@ -37,8 +33,8 @@ class Journal:
         journal = cls(path, genesis)
         raw = path.read_bytes() if path.exists() else b""
         try:
-            commits, end = parse_commits(raw)
-            journal._set(commits, verified_heads(genesis, commits))
+            journal.commits, end = parse_commits(raw)
+            journal.heads = verified_heads(genesis, journal.commits)
         except PeerRefused as problem:
             raise StorageError(
                 f"{path} is damaged, or does not continue this run's genesis ({problem})",
@@ -46,7 +42,7 @@ class Journal:
             ) from problem
         if end < len(raw):
             os.truncate(path, end)
-        journal._size_bytes, journal._written = end, len(commits)
+        journal._size_bytes, journal._written = end, len(journal.commits)
         return journal
 
     @property
@@ -60,29 +56,21 @@ class Journal:
         with the next one: a restart that does not find it fetches it from others.
         """
         assert commit.value.parent == self.head.digest
-        record = record_of(commit)
-        parse_commits(record)  # nothing is written that would not be read back
-        with self._lock:
-            self.commits.append(commit)
-            self._records.append(record)
-            self.heads.append(self.head.after(commit.value))
+        parse_commits(record_of(commit))  # nothing is written that would not be read back
+        self.commits.append(commit)
+        self.heads.append(self.head.after(commit.value))
         self._write_rest()
         return self.head
 
     def replace(self, commits: Sequence[Commit], heads: Sequence[Head]) -> None:
         """Takes over another (verified) chain: aside, synced, renamed. Raises: as `append`."""
         self._written = 0
-        self._set(commits, heads)
+        self.commits, self.heads = list(commits), list(heads)
         self._write_rest()
-
-    def _set(self, commits: Sequence[Commit], heads: Sequence[Head]) -> None:
-        with self._lock:
-            self.commits, self.heads = list(commits), list(heads)
-            self._records = [record_of(commit) for commit in commits]
 
     def _write_rest(self) -> None:
         """What is not on disk yet; an earlier attempt may have left half a record."""
-        raw = b"".join(self._records[self._written :])
+        raw = b"".join(map(record_of, self.commits[self._written :]))
         try:
             if self._written:
                 _write_at(self._path, self._size_bytes, raw)
@@ -97,34 +85,11 @@ class Journal:
                 f"cannot write {self._path}: {why_not_written(problem)}",
                 "free some disk space, check the state directory, then start again",
             ) from problem
-        self._written = len(self._records)
+        self._written = len(self.commits)
 
-    def position(self, head_digest: bytes) -> int | None:
-        """How many commits lead to that head on this chain; None if it is not on it."""
-        for index in range(len(self.heads) - 1, -1, -1):
-            if self.heads[index].digest == head_digest:
-                return index
-        return None
-
-    def verified(self, commits: Sequence[Commit]) -> list[Head]:
-        """`verified_heads` of another chain; what it shares with ours is not checked again.
-
-        Raises: PeerRefused as `verified_heads`.
-        """
-        shared = 0
-        for ours, theirs in zip(self.commits, commits, strict=False):
-            if ours != theirs:
-                break
-            shared += 1
-        known = self.heads[: shared + 1]
-        return known[:-1] + verified_heads(known[-1], commits[shared:])
-
-    def records(self, since: int, head: bytes) -> bytes | None:
-        """The commits after round `since` up to that head, as peers exchange them; None if the head
-        is not on this chain, or not after that round."""
-        with self._lock:
-            until = self.position(head)
-            return b"".join(self._records[since:until]) if until and since < until else None
+    def leads_to(self, round_number: int, head: bytes) -> bool:
+        """Whether that is the head of that round on this chain."""
+        return 0 <= round_number < len(self.heads) and self.heads[round_number].digest == head
 
 
 def _write_at(path: Path, start: int, raw: bytes) -> None:

@@ -1,41 +1,104 @@
 """What of a run lies on this peer's disk, and what of it others may fetch.
 
-A restart loads the newest snapshot and replays the results since, as the chain names them. So
-results go to disk before the commit that names them (synced after the step: it may take long), and
-are dropped once the oldest snapshot covers them. A full disk stops the writing, never the training.
+A snapshot is the whole state of one head in one file: a mapping of names to flat tensors. A restart
+loads the newest one and replays the results since, as the chain names them. So results go to disk
+before the commit that names them (synced after the step: it may take long), and are dropped once
+the oldest snapshot covers them. A full disk stops the writing, never the training.
 
-    snapshots          which states are offered: a JSON list of [round, head]
+    snapshots          which states are offered: their heads, 32 bytes each
     state/<head>       a state's arenas
     result/<digest>    one averaged result
-    chain/<head>/<n>   the commits after round n that lead to that head; all of them without n
+    chain/<n>          the commits after round n, as many as make a page
 """
 
-import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from atom.base.errors import StorageError
+from atom.base.leftover import remove_leftover
 from atom.swarm.chain.commit import Commit, Head
+from atom.swarm.chain.commit_chain import page_of
 from atom.swarm.state.blobs import RESULT_ARENA, Content, plain_bytes
-from atom.training.storage.disk import DiskRoom, remove_partial
+from atom.training.storage.disk import DiskRoom, read_tensors, remove_partial, write_tensors
 from atom.training.storage.journal import Journal
 from atom.training.storage.results import Results
-from atom.training.storage.snapshot import (
-    KEPT,
-    Snapshot,
-    list_snapshots,
-    load_snapshot,
-    prune_snapshots,
-    write_snapshot,
-)
 
 OFFERS = "snapshots"
 """Name of the list of states."""
 SNAPSHOTS, RESULTS, SYNCED, CHAIN = "snapshots", "results", "synced results", "chain"
-_NAME = re.compile("(state|result|chain)/([0-9a-f]{64})(?:/([0-9]{1,12}))?")
+_NAME = re.compile("(?:(state|result)/([0-9a-f]{64})|chain/([0-9]{1,12}))")
+KEPT = 2
+"""A joiner may still be reading the one before the newest."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A file, and what it says of itself."""
+
+    path: Path
+    round: int
+    head: bytes
+    state_digest: bytes
+
+
+def write_snapshot(
+    folder: Path, round_number: int, head: bytes, state_digest: bytes, arenas: Mapping[str, Tensor]
+) -> Snapshot:
+    """Saves `arenas` (name → flat tensor). Raises: StorageError when the disk is full or gone."""
+    path = folder / f"round-{round_number:09d}-{head.hex()[:16]}.safetensors"
+    metadata = {
+        "round": str(round_number),
+        "head": head.hex(),
+        "state_digest": state_digest.hex(),
+    }
+    write_tensors(path, arenas, metadata, synced=True)
+    return Snapshot(path, round_number, head, state_digest)
+
+
+def list_snapshots(folder: Path) -> list[Snapshot]:
+    """Readable snapshots, newest first; a damaged one is passed over."""
+    found = [_describe(path) for path in folder.glob("round-*.safetensors")]
+    return sorted((s for s in found if s), key=lambda s: s.round, reverse=True)
+
+
+def load_snapshot(snapshot: Snapshot) -> dict[str, Tensor]:
+    """The arenas by name. Raises: StorageError if the file does not read back."""
+    return read_tensors(snapshot.path)
+
+
+def prune_snapshots(
+    folder: Path, is_ours: Callable[[Snapshot], bool], keep: int = KEPT
+) -> list[Snapshot]:
+    """Deletes all but `keep`; returns those kept that are ours, newest first.
+
+    `is_ours` says whether our chain leads there. What a discarded branch left, be its rounds ever
+    so high, goes first, but not before there is something of ours in its place.
+    """
+    newest_first = list_snapshots(folder)
+    ours = [snapshot for snapshot in newest_first if is_ours(snapshot)]
+    others = [snapshot for snapshot in newest_first if snapshot not in ours]
+    for old in (ours + others)[keep:]:
+        remove_leftover(old.path)
+    return ours[:keep]
+
+
+def _describe(path: Path) -> Snapshot | None:
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+        return Snapshot(
+            path,
+            int(metadata["round"]),
+            bytes.fromhex(metadata["head"]),
+            bytes.fromhex(metadata["state_digest"]),
+        )
+    except (OSError, SafetensorError, KeyError, ValueError):
+        return None
 
 
 class RunStorage:
@@ -65,29 +128,28 @@ class RunStorage:
 
     def leads_to(self, snapshot: Snapshot) -> bool:
         """Whether its state is one of our chain."""
-        return self.journal.position(snapshot.head) == snapshot.round
+        return self.journal.leads_to(snapshot.round, snapshot.head)
 
     def content(self, name: str) -> Content | None:
-        """What others get under this name: only what never changes. None: nothing."""
+        """What others get under this name. None: nothing."""
         if name == OFFERS:
             return plain_bytes(self._listed())
         match = _NAME.fullmatch(name)
         if match is None:
             return None
-        kind, key, since = match[1], bytes.fromhex(match[2]), match[3]
-        if kind == "chain":
-            records = self.journal.records(int(since or 0), key)
-            return None if records is None else plain_bytes(records)
-        if kind == "result":
-            result = self.results.lend(key)
-            return None if result is None else {RESULT_ARENA: result}
-        return self._state(key)
+        kind, key, since = match.groups()
+        if kind is None:
+            return plain_bytes(page_of(self.journal.commits, int(since)))
+        if kind == "state":
+            return self._state(bytes.fromhex(key))
+        result = self.results.lend(bytes.fromhex(key))
+        return None if result is None else {RESULT_ARENA: result}
 
     def _listed(self) -> bytes:
         """Only states that a commit vouches for, or the run's manifest: the newest has to wait for
         the round after it."""
-        certified = [s for s in self._offered if s.round == 0 or s.round < self.journal.head.round]
-        return json.dumps([[s.round, s.head.hex()] for s in certified]).encode()
+        reached = self.journal.head.round
+        return b"".join(s.head for s in self._offered if s.round == 0 or s.round < reached)
 
     def _state(self, head: bytes) -> Content | None:
         for snapshot in self._offered:

@@ -1,8 +1,7 @@
 """A stranger asks real peers for their chain, over TCP."""
 
 import os
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
@@ -11,19 +10,20 @@ from atom.base.events import NoEvents
 from atom.cli.look import ledger_reader
 from atom.cli.look.ledger_reader import ChainFetcher, LedgerReader
 from atom.config.load import normalised_run_text, parse_run_text
-from atom.swarm.chain.commit_chain import chain_name, record_of
+from atom.swarm.chain.commit_chain import chain_name, page_of
 from atom.swarm.chain.ledger import Ledger, Share
 from atom.swarm.identity import Identity
 from atom.swarm.records.lease import Lease
 from atom.swarm.records.manifest import Manifest, first_head, manifest_digest, seen_from_outside
-from atom.swarm.state import blobs
-from atom.swarm.state.arenas import BlobManifest
-from atom.swarm.state.blobs import BlobServer, BlobStore, plain_bytes
+from atom.swarm.state.blobs import BlobServer, plain_bytes
+from atom.swarm.stream.bandwidth import TransferThrottle
 from atom.swarm.stream.frames import Pace
 from atom.swarm.stream.handshake import Local
 from atom.swarm.transport.transport import Transport
 from tests.swarm.chain_samples import a_commit, heads_along
+from tests.swarm.shelf import Shelf
 from tests.swarm.swarm_samples import TINY_RUN, a_lease, a_manifest
+from tests.swarm.trickle import Trickle
 
 OWNER, MEMBER = Identity.create(), Identity.create()
 FOUNDER_INCARNATION = b"i" * 16
@@ -36,31 +36,21 @@ def stack() -> Iterator[ExitStack]:
         yield stack
 
 
-class EndlessStore(BlobStore):
-    """Says every moment that it is at work, and never gives anything."""
-
-    def manifest(self, name: str, tick: Callable[[], None] = lambda: None) -> BlobManifest:
-        while True:
-            threading.Event().wait(0.02)
-            tick()
-
-
 def served(
-    stack: ExitStack, manifest: Manifest, rounds: int, store: BlobStore | None = None
+    stack: ExitStack, manifest: Manifest, rounds: int, throttle: TransferThrottle | None = None
 ) -> Lease:
     """A peer with a chain of so many rounds; its lease."""
     first, commits = first_head(manifest), []
     for _ in range(rounds):
         commits.append(a_commit(heads_along(first, commits)[-1], {OWNER: 8}, [OWNER]))
     head = heads_along(first, commits)[-1]
-    store = store or BlobStore()
-    for since in (0, 1):
-        raw = b"".join(map(record_of, commits[since:]))
-        store.register(chain_name(head.digest, since), plain_bytes(raw))
+    store = Shelf()
+    for since in range(rounds + 1):
+        store.contents[chain_name(since)] = plain_bytes(page_of(commits, since))
     allowed = seen_from_outside(manifest)
     local = Local(OWNER, manifest_digest(manifest), os.urandom(16), allowed=allowed)
     transport = Transport(local, ("127.0.0.1", 0), NoEvents())
-    transport.set_handlers(on_blobs=BlobServer(store).serve)
+    transport.set_handlers(on_blobs=BlobServer(store, throttle=throttle).serve)
     transport.start()
     stack.callback(transport.close)
     host, port = transport.address
@@ -95,12 +85,11 @@ def test_who_never_comes_to_the_end_of_its_chain_is_not_waited_for(
     stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ledger_reader, "UNCHECKED_PACE", Pace(slack_s=0.5, bytes_per_s=1e9))
-    monkeypatch.setattr(blobs, "_STILL_S", 0.05)
     manifest = a_manifest(OWNER, founder_incarnation=FOUNDER_INCARNATION)
-    lease = served(stack, manifest, 2, EndlessStore())
+    lease = served(stack, manifest, 2, Trickle(100.0, 10))
     looking = reader(stack, manifest, lease)
     assert looking.read([lease]).head.round == 0
-    assert "too-slow" in looking.problem
+    assert "timeout" in looking.problem
 
 
 def test_listed_peers_answer_each_other_and_a_stranger_is_told_so(stack: ExitStack) -> None:

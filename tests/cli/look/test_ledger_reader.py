@@ -2,7 +2,8 @@
 
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.cli.look.bookkeeper import LedgerFile
-from atom.cli.look.ledger_reader import DONORS, LedgerReader
+from atom.cli.look.ledger_reader import DONORS, AskFor, LedgerReader
 from atom.swarm.chain.commit import Commit, Head
 from atom.swarm.chain.commit_chain import record_of
 from atom.swarm.chain.ledger import Ledger, Share
@@ -31,21 +32,26 @@ def chain(length: int, first: Head = GENESIS, gives: int = 8) -> list[Commit]:
     return commits
 
 
-class Shelf:
-    """Donors with a chain each. A `FetchChain`, which notes what it was asked for."""
+PAGE = 128
+
+
+class Donors:
+    """With a chain each. A `FetchChain`, which notes what it was asked for."""
 
     def __init__(self, chains: dict[str, Sequence[Commit]]) -> None:
         self.chains = chains
         self.asked: list[tuple[str, int]] = []
-        self.knows_since = True
 
-    def __call__(self, lease: Lease, since: int) -> bytes:
-        self.asked.append((lease.peer_id, since))
+    @contextmanager
+    def __call__(self, lease: Lease) -> Iterator[AskFor]:
+        def ask(since: int) -> bytes:
+            self.asked.append((lease.peer_id, since))
+            return b"".join(map(record_of, self.chains[lease.peer_id][since : since + PAGE]))
+
         if lease.peer_id not in self.chains:
+            self.asked.append((lease.peer_id, 0))
             raise PeerRefused(Reason.UNREACHABLE)
-        if since and not self.knows_since:
-            raise PeerRefused(Reason.NOT_FOUND, "by the donor")
-        return b"".join(map(record_of, self.chains[lease.peer_id][since:]))
+        yield ask
 
 
 def lease_of(peer_id: str, commits: Sequence[Commit]) -> Lease:
@@ -55,35 +61,35 @@ def lease_of(peer_id: str, commits: Sequence[Commit]) -> Lease:
     )
 
 
-def reading(shelf: Shelf, ledger: Ledger | None = None) -> LedgerReader:
-    return LedgerReader(ledger or Ledger(GENESIS), GENESIS, shelf)
+def reading(donors: Donors, ledger: Ledger | None = None) -> LedgerReader:
+    return LedgerReader(ledger or Ledger(GENESIS), GENESIS, donors)
 
 
 def test_only_what_is_new_is_fetched() -> None:
     commits = chain(300)
-    shelf = Shelf({"a": commits[:200]})
-    reader = reading(shelf)
+    donors = Donors({"a": commits[:200]})
+    reader = reading(donors)
     told: list[tuple[int, int]] = []
     reader.on_progress = lambda done, total: told.append((done, total))
     assert reader.read([lease_of("a", commits[:200])]).head.round == 200
     assert told == [(128, 200), (200, 200)]
     assert reader.read([lease_of("a", commits[:200])]).head.round == 200
-    shelf.chains["a"] = commits
+    donors.chains["a"] = commits
     ledger = reader.read([lease_of("a", commits)])
-    assert shelf.asked == [("a", 0), ("a", 200)]
+    assert donors.asked == [("a", since) for since in (0, 128, 200, 200, 300)]
     assert [each.number for each in ledger.rounds] == list(range(1, 301))
     assert ledger.shares == {ANN.peer_id: Share(2400, 300, 1, 300)}
 
 
 def test_a_better_chain_that_is_not_ours_replaces_it_and_a_worse_one_does_not() -> None:
     ours, better = chain(3), chain(4, gives=30)
-    shelf = Shelf({"a": ours, "b": better})
-    reader = reading(shelf)
+    donors = Donors({"a": ours, "b": better})
+    reader = reading(donors)
     reader.read([lease_of("a", ours)])
     ledger = reader.read([lease_of("b", better)])
     assert (ledger.head.round, ledger.sequences) == (4, 120)
     assert reader.read([lease_of("a", ours)]) is ledger
-    assert shelf.asked == [("a", 0), ("b", 3), ("b", 0)]
+    assert donors.asked == [("a", 0), ("a", 3), ("b", 3), ("b", 0), ("b", 4)]
 
 
 def branched(commits: list[Commit]) -> list[Commit]:
@@ -95,8 +101,8 @@ def branched(commits: list[Commit]) -> list[Commit]:
 def test_a_quorums_round_comes_before_a_branch_however_much_was_given_on_it() -> None:
     honest = chain(3)
     alone = branched(honest)
-    shelf = Shelf({"alone": alone, "a": honest})
-    reader = reading(shelf)
+    donors = Donors({"alone": alone, "a": honest})
+    reader = reading(donors)
     assert reader.read([lease_of("alone", alone)]).rounds[-1].branch == 1
     ledger = reader.read([lease_of("alone", alone), lease_of("a", honest)])
     assert ledger.shares == {ANN.peer_id: Share(24, 3, 1, 3)}
@@ -104,22 +110,13 @@ def test_a_quorums_round_comes_before_a_branch_however_much_was_given_on_it() ->
 
 def test_who_gave_to_the_chain_is_asked_again_after_a_question_in_vain() -> None:
     commits = chain(2)
-    shelf = Shelf({})
-    reader = reading(shelf)
+    donors = Donors({})
+    reader = reading(donors)
     honest = lease_of(ANN.peer_id, commits)
     reader.read([honest])
     crowd = [a_lease(f"of a crowd {n}", head=b"x" * 32, round=2**62) for n in range(40)]
-    shelf.chains[ANN.peer_id] = commits
+    donors.chains[ANN.peer_id] = commits
     assert reader.read([*crowd, honest]).head.round == 2
-
-
-def test_a_donor_that_does_not_know_our_round_is_asked_for_all() -> None:
-    commits = chain(4)
-    shelf = Shelf({"a": commits})
-    shelf.knows_since = False
-    reader = reading(shelf, Ledger(GENESIS).after(heads_along(GENESIS, commits[:2]), commits[:2]))
-    assert reader.read([lease_of("a", commits)]).head.round == 4
-    assert shelf.asked == [("a", 2), ("a", 0)]
 
 
 def forged(commits: list[Commit]) -> list[Commit]:
@@ -131,14 +128,14 @@ def forged(commits: list[Commit]) -> list[Commit]:
 def test_a_liar_is_named_skipped_and_not_asked_again() -> None:
     honest = chain(3)
     lies = forged(chain(4))
-    shelf = Shelf({"liar": lies, "a": honest})
-    reader = reading(shelf)
+    donors = Donors({"liar": lies, "a": honest})
+    reader = reading(donors)
     ledger = reader.read([lease_of("liar", lies), lease_of("a", honest)])
     assert ledger.shares == {ANN.peer_id: Share(24, 3, 1, 3)}
     assert reader.problem == ""
-    assert shelf.asked == [("liar", 0), ("a", 0)]
+    assert donors.asked == [("liar", 0), ("a", 0), ("a", 3)]
     reader.read([lease_of("liar", lies)])
-    assert len(shelf.asked) == 2
+    assert len(donors.asked) == 3
 
 
 @pytest.mark.parametrize(
@@ -153,25 +150,25 @@ def test_a_chain_that_does_not_prove_its_head_changes_nothing(
     served: list[Commit], said: str
 ) -> None:
     claimed = forged(chain(3)) if said == "bad-certificate" else chain(3)
-    reader = reading(Shelf({"a": served}))
+    reader = reading(Donors({"a": served}))
     ledger = reader.read([lease_of("a", claimed)])
     assert BOB.peer_id not in ledger.shares
     assert said in reader.problem
 
 
 def test_nobody_can_be_reached() -> None:
-    reader = reading(Shelf({}))
+    reader = reading(Donors({}))
     assert reader.read([lease_of("a", chain(1))]).head == GENESIS
     assert "cannot be reached" in reader.problem
 
 
 def test_a_crowd_that_claims_more_keeps_nobody_from_the_chain() -> None:
     commits = chain(3)
-    shelf = Shelf({ANN.peer_id: commits[:2], "new": commits})
+    donors = Donors({ANN.peer_id: commits[:2], "new": commits})
     crowd = [a_lease(f"of a crowd {n}", head=b"x" * 32, round=2**62) for n in range(40)]
-    reader = reading(shelf)
+    reader = reading(donors)
     assert reader.read([*crowd, lease_of(ANN.peer_id, commits[:2])]).head.round == 2
-    assert (shelf.asked, reader.problem) == ([(ANN.peer_id, 0)], "")
+    assert (donors.asked, reader.problem) == ([(ANN.peer_id, 0), (ANN.peer_id, 2)], "")
     for _ in range(1 + len(crowd) // DONORS):
         reader.read([*crowd, lease_of("new", commits)])
     assert reader.ledger.head.round == 3, "who is not known comes to its turn"
@@ -179,7 +176,7 @@ def test_a_crowd_that_claims_more_keeps_nobody_from_the_chain() -> None:
 
 def test_a_reader_that_is_stopped_keeps_what_it_checked() -> None:
     commits = chain(200)
-    reader = reading(Shelf({"a": commits}))
+    reader = reading(Donors({"a": commits}))
     reader.on_progress = lambda done, total: reader.stop()
     assert reader.read([lease_of("a", commits)]).head.round == 128
 

@@ -10,7 +10,7 @@ from atom.daemon.console import Console, Silence
 from atom.daemon.peer.box import Box, StartOptions, open_box
 from atom.daemon.peer.founding import Membership, enter_run, found_run
 from atom.models.own_code import read_code
-from atom.training.storage.snapshot import write_snapshot
+from atom.training.storage.run_storage import write_snapshot
 from tests.daemon.tiny_run import TEXT, TINY_PEER, TINY_TEXT, run_text
 
 WORDS = 'module = "own_models:words"\nsequence_tokens = 8'

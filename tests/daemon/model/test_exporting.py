@@ -35,7 +35,7 @@ from atom.graph.ir import ParameterLayout
 from atom.models.data.tokenizer import ByteTokenizer
 from atom.models.source import ModelSource
 from atom.swarm.identity import Identity
-from atom.training.storage.snapshot import write_snapshot
+from atom.training.storage.run_storage import write_snapshot
 from tests.daemon.model.kept_runs import WORDS, Folder, folder_in
 from tests.daemon.tiny_run import GPT3, LLAMA, TEXT
 

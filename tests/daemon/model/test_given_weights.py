@@ -23,7 +23,7 @@ from atom.daemon.peer.founding import Membership
 from atom.models.huggingface_source import HuggingFaceSource
 from atom.models.source import ModelSource
 from atom.swarm.state.arenas import state_digest
-from atom.training.storage.snapshot import list_snapshots, load_snapshot
+from atom.training.storage.run_storage import list_snapshots, load_snapshot
 from tests.daemon.model.kept_runs import CONFIG, WORDS, Folder, folder_in
 from tests.daemon.tiny_run import GPT3, LLAMA, run_text
 

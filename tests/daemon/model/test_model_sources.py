@@ -22,10 +22,11 @@ from atom.swarm.identity import Identity
 from atom.swarm.records.lease import Lease, PeerState
 from atom.swarm.records.manifest import Manifest, PackageVersion
 from atom.swarm.state.arenas import state_digest
-from atom.swarm.state.blobs import BlobServer, BlobStore, plain_bytes
+from atom.swarm.state.blobs import BlobServer, plain_bytes
 from atom.training.replica.samples import Deck
 from tests.daemon.tiny_run import GPT3, LLAMA, TEXT, run_text
 from tests.swarm.local_transport import LocalNetwork, LocalTransport
+from tests.swarm.shelf import Shelf
 
 HELD = f"{TEXT}\nvalidation_fraction = 0.2"
 VALIDATED = "[validation]\nevery_rounds = 1\nbatches = 2"
@@ -347,9 +348,9 @@ def test_code_is_taken_from_whoever_has_the_right_bytes(machine: Machine, tmp_pa
     served: list[bytes | None] = [None, None, b"import os", b"#" * (MAX_CODE_BYTES + 1)]
 
     def join(content: bytes | None) -> LocalTransport:
-        store = BlobStore()
+        store = Shelf()
         if content is not None:
-            store.register(blob_name(run), plain_bytes(content))
+            store.contents[blob_name(run)] = plain_bytes(content)
         transport = LocalTransport(network, Identity.create(), bytes(16), EventList())
         transport.set_handlers(on_blobs=BlobServer(store).serve)
         transport.start()

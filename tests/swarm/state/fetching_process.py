@@ -5,7 +5,7 @@ from pathlib import Path
 
 from atom.base.events import EventList
 from atom.swarm.identity import Identity
-from atom.swarm.state.fetch import FetchOptions, Wanted, Watch, fetch
+from atom.swarm.state.fetch import Wanted, Watch, fetch
 from atom.swarm.stream.handshake import Local
 from atom.swarm.transport.transport import Transport
 
@@ -15,8 +15,8 @@ def main(donor: str, address: str, name: str, digest: str, folder: str) -> None:
     transport = Transport(local, ("127.0.0.1", 0), EventList())
     transport.start()
     transport.set_addresses(donor, [address])
-    wanted = Wanted(name, [donor], bytes.fromhex(digest))
-    fetch(transport, wanted, FetchOptions(1 << 30), Path(folder), watch=Watch(on_progress=say))
+    wanted = Wanted(name, [donor], bytes.fromhex(digest), 1 << 30)
+    fetch(transport, wanted, Path(folder), watch=Watch(on_progress=say))
 
 
 def say(done: int, total: int) -> None:

@@ -7,18 +7,16 @@ import torch
 
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
-from atom.swarm.state.arenas import CHUNK_BYTES, arena_digest, state_digest
+from atom.swarm.state.arenas import CHUNK_BYTES, state_digest
 from atom.swarm.state.blobs import (
-    RESULT_ARENA,
     BlobServer,
-    BlobStore,
-    Content,
     UploadLimit,
     plain_bytes,
 )
 from atom.swarm.stream.frames import Channel, Kind, Patience
 from atom.wire import transport_pb2 as wire
 from tests.swarm.memory_stream import MemoryStream
+from tests.swarm.shelf import Shelf
 
 SOON = 10.0
 
@@ -31,43 +29,36 @@ def state() -> dict[str, torch.Tensor]:
 
 
 def test_arenas_come_in_chunks_in_the_order_of_their_names() -> None:
-    store = BlobStore()
-    store.register("state/x", state())
+    store = Shelf({"state/x": state()})
     assert store.manifest("state/x").digest() == state_digest(state())
     assert bytes(store.chunk("state/x", 0, 0)) == bytes(state()["half"].view(torch.uint8))
     raw = b"".join(bytes(store.chunk("state/x", 1, number)) for number in range(2))
     assert torch.equal(torch.frombuffer(bytearray(raw), dtype=torch.float32), state()["weights"])
 
 
-def test_bytes_and_single_tensors() -> None:
-    store, result = BlobStore(), torch.randn(64)
-    store.register("chain", plain_bytes(b"commits"))
-    store.register("empty", plain_bytes(b""))
-    store.register("result/x", {RESULT_ARENA: result})
-    assert bytes(store.chunk("chain", 0, 0)) == b"commits"
-    assert store.manifest("empty").byte_count == 0
-    assert store.manifest("result/x").arenas[0].digest() == arena_digest(result)
+def test_plain_bytes_are_one_chunk() -> None:
+    store = Shelf({"page": plain_bytes(b"commits"), "empty": plain_bytes(b"")})
+    assert bytes(store.chunk("page", 0, 0)) == b"commits"
+    assert bytes(store.chunk("empty", 0, 0)) == b""
 
 
 def test_what_is_found_is_hashed_once_and_gone_when_it_is_not_found_any_more() -> None:
-    contents: dict[str, Content] = {"state/x": state(), "list": plain_bytes(b"old")}
-    store, ticks = BlobStore(contents.get), list[None]()
+    store, ticks = Shelf({"state/x": state(), "small": plain_bytes(b"old")}), list[None]()
     for _ in range(2):
         manifest = store.manifest("state/x", lambda: ticks.append(None))
         assert manifest.digest() == state_digest(state())
     assert len(ticks) == 3, "one for each chunk"
-    store.manifest("list")
-    contents["list"] = plain_bytes(b"new")
-    assert store.manifest("list").digest() == state_digest(plain_bytes(b"new"))
-    del contents["state/x"]
+    store.manifest("small")
+    store.contents["small"] = plain_bytes(b"new")
+    assert store.manifest("small").digest() == state_digest(plain_bytes(b"new"))
+    del store.contents["state/x"]
     with pytest.raises(PeerRefused) as refused:
         store.manifest("state/x")
     assert refused.value.reason is Reason.NOT_FOUND
 
 
 def test_unknown_names_and_places_are_not_found() -> None:
-    store = BlobStore()
-    store.register("chain", plain_bytes(b"commits"))
+    store = Shelf({"chain": plain_bytes(b"commits")})
     for name, arena, chunk in (("chain", 0, 1), ("chain", 1, 0), ("chain", 2**31, 9), ("x", 0, 0)):
         with pytest.raises(PeerRefused) as refused:
             store.chunk(name, arena, chunk)
@@ -81,9 +72,9 @@ def ask(channel: Channel, raw: bytes) -> tuple[int, bytes]:
 
 
 def test_the_server_answers_refuses_and_goes_on() -> None:
-    store = BlobStore()
-    store.register("chain", plain_bytes(b"commits" * 100_000))
-    server = BlobServer(store, UploadLimit(most=2, per_peer=1))
+    server = BlobServer(
+        Shelf({"chain": plain_bytes(b"commits" * 100_000)}), UploadLimit(most=2, per_peer=1)
+    )
     asking, serving = (Channel(stream) for stream in MemoryStream.pair())
     ended = threading.Event()
 
@@ -113,7 +104,7 @@ def test_the_server_answers_refuses_and_goes_on() -> None:
 
 @pytest.mark.parametrize("raw", [b"\xff\xff", b"x" * 2000])
 def test_nonsense_requests_end_the_channel_by_name(raw: bytes) -> None:
-    server = BlobServer(BlobStore())
+    server = BlobServer(Shelf())
     asking, serving = (Channel(stream) for stream in MemoryStream.pair())
     asking.send_frame(Kind.BLOB_REQUEST, raw, patience=Patience(SOON))
     with pytest.raises(PeerRefused) as refused:

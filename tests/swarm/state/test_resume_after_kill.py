@@ -14,9 +14,10 @@ from atom.base.events import EventList
 from atom.swarm.identity import Identity
 from atom.swarm.state.arenas import CHUNK_BYTES, state_digest
 from atom.swarm.state.blobs import BlobServer, BlobStore
-from atom.swarm.state.fetch import FetchOptions, Wanted, fetch
+from atom.swarm.state.fetch import Wanted, fetch
 from atom.swarm.stream.handshake import Local
 from atom.swarm.transport.transport import Transport
+from tests.swarm.shelf import Shelf
 
 NAME = "state/" + "ab" * 32
 PIECES, LANDED = 6, 3
@@ -24,11 +25,11 @@ STATE = {"master": torch.arange(PIECES * CHUNK_BYTES // 4, dtype=torch.float32)}
 SOON = 60.0
 
 
-class HaltingStore(BlobStore):
+class HaltingStore(Shelf):
     """Gives some pieces, then none until released."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__({NAME: STATE})
         self.given = 0
         self.release = threading.Event()
 
@@ -49,7 +50,6 @@ def transport(store: BlobStore | None) -> Transport:
 
 def test_only_what_is_lacking_is_fetched_after_a_kill(tmp_path: Path) -> None:
     store, folder, torn = HaltingStore(), tmp_path / "whole", tmp_path / "torn"
-    store.register(NAME, STATE)
     donor, me = transport(store), transport(None)
     address = f"127.0.0.1:{donor.address[1]}"
     me.set_addresses(donor.peer_id, [address])
@@ -58,9 +58,9 @@ def test_only_what_is_lacking_is_fetched_after_a_kill(tmp_path: Path) -> None:
     shutil.copytree(folder, torn)
     with (torn / "arena-0").open("r+b") as file:  # a power failure
         file.write(b"torn")
-    wanted = Wanted(NAME, [donor.peer_id], state_digest(STATE))
+    wanted = Wanted(NAME, [donor.peer_id], state_digest(STATE), 1 << 30)
     for place, lacking in ((folder, PIECES - LANDED), (torn, PIECES - LANDED + 1)):
-        fetched = fetch(me, wanted, FetchOptions(1 << 30), place)
+        fetched = fetch(me, wanted, place)
         assert torch.equal(fetched.arenas["master"], STATE["master"])
         assert fetched.given_bytes == {donor.peer_id: lacking * CHUNK_BYTES}
         assert fetched.reused_bytes == (PIECES - lacking) * CHUNK_BYTES

@@ -4,11 +4,12 @@ import contextlib
 import threading
 import time
 
-from atom.swarm.state.blobs import BlobServer, BlobStore, plain_bytes
-from atom.swarm.state.fetch import Donor, FetchOptions
+from atom.swarm.state.blobs import BlobServer, plain_bytes
+from atom.swarm.state.fetch import SILENCE_S, Donor
 from atom.swarm.stream.bandwidth import RING_SHARE, Bandwidth, TransferThrottle
 from atom.swarm.stream.frames import Channel, Patience
 from tests.swarm.memory_stream import MemoryStream
+from tests.swarm.shelf import Shelf
 
 PART = 256 * 1024
 PATIENCE = Patience(10.0)
@@ -54,7 +55,7 @@ def longest_silence_s(ring_bytes_per_s: float, uploads: int, seconds: float) -> 
 
 def test_beside_a_slow_ring_no_upload_looks_dead() -> None:
     assert longest_silence_s(375_000, 2, 30.0) < 1.0
-    assert longest_silence_s(375_000, 16, 30.0) < 0.8 * FetchOptions.silence_s
+    assert longest_silence_s(375_000, 16, 30.0) < 0.8 * SILENCE_S
 
 
 def test_beside_a_fast_ring_parts_are_large() -> None:
@@ -107,8 +108,8 @@ def test_a_blob_server_waits_for_rings() -> None:
             self.waits -= 1
             return 0.001 if self.waits > 0 else 0.0
 
-    watched, store, content = Watched(), BlobStore(), bytearray(7)
-    store.register("x", plain_bytes(b"content"))
+    watched, store, content = Watched(), Shelf(), bytearray(7)
+    store.contents["x"] = plain_bytes(b"content")
     near, far = map(Channel, MemoryStream.pair())
     server = BlobServer(store, throttle=watched)
 

@@ -23,7 +23,7 @@ from atom.swap.device import CpuDevice
 from atom.swap.state_form import StateForm
 from atom.swarm.state.arenas import state_digest
 from atom.training.replica.replica import Replica
-from atom.training.storage.snapshot import load_snapshot, write_snapshot
+from atom.training.storage.run_storage import load_snapshot, write_snapshot
 from tests.training.small_replica import SEED, batches, config, filled, program, same, step_once
 from tests.training.state_from_a_peer import HEAD, fetched
 

@@ -18,7 +18,7 @@ from atom.optim.clipping import gradient_norm
 from atom.optim.rate import RateSettings
 from atom.swarm.state.arenas import state_digest
 from atom.training.replica.replica import Replica
-from atom.training.storage.snapshot import load_snapshot, write_snapshot
+from atom.training.storage.run_storage import load_snapshot, write_snapshot
 from tests.training.conftest import NewDevice
 from tests.training.small_replica import (
     SEED,

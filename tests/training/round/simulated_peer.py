@@ -320,13 +320,11 @@ class Process:
 
     def _end_catch_up(self, action: CatchUp) -> None:
         self._syncing = False
-        shunned, failed, best = [], [], self.chain
+        failed, best = [], self.chain
         for donor in action.donors:
             other = self.swarm.reachable(self.peer_id, donor)
-            if other is None:
+            if other is None or not self.swarm.witness.vouches_for(other.chain):
                 failed.append(donor)
-            elif not self.swarm.witness.vouches_for(other.chain):
-                shunned.append(donor)
             elif other.chain.head.prefers(best.head) or action.discard:
                 best = other.chain if not best.head.prefers(other.chain.head) else best
             else:
@@ -335,7 +333,7 @@ class Process:
             failed.clear()
             self.gradients.drop(best.head)
         self._adopt(best)
-        self.handle(CaughtUp(best.head, best.state, tuple(shunned), tuple(failed)))
+        self.handle(CaughtUp(best.head, best.state, tuple(failed)))
 
     def _adopt(self, chain: Chain) -> None:
         self.chain = chain

@@ -53,7 +53,7 @@ from atom.training.round.events import (
     Tick,
     View,
 )
-from atom.training.round.faults import LONGEST_DOUBT_S, MOST_DONORS
+from atom.training.round.faults import MOST_DONORS
 
 BATCH = 96
 BALLOT = Ballot(1, MATE.peer_id, MATE.incarnation)
@@ -81,9 +81,9 @@ class Scene:
     def says(self, message: Message) -> Acts:
         return self.tell(Received(MATE.peer_id, MATE.incarnation, message))
 
-    def tick(self, seconds: float = 0.1, aside: frozenset[str] = frozenset()) -> Acts:
+    def tick(self, seconds: float = 0.1, **view: frozenset[str]) -> Acts:
         self.now += seconds
-        return self.tell(Tick(View(fresh=self.leases, sequences=32, aside=aside)))
+        return self.tell(Tick(View(fresh=self.leases, sequences=32, **view)))  # type: ignore[arg-type]
 
     def answers(self, kind: type[Message]) -> list[Message]:
         sent = [action.message for action in self.all if isinstance(action, Send)]
@@ -360,22 +360,18 @@ def strangers(count: int) -> dict[str, Voter]:
     return {peer_id: Voter(peer_id, b"s" * 16) for peer_id in ids}
 
 
-def test_a_crowd_of_false_claims_takes_little_of_our_time() -> None:
-    """Each comes with a new lease, of round 10⁹: asked less and less, and few at a time."""
-    scene, caught_up, asked = Scene(), 0, list[int]()
-    for number in range(600):
-        if number % 10 == 0:
-            for peer_id, voter in strangers(12).items():
-                claim = replace(lease(voter, 0), head=peer_id.encode()[:32], work=10**12)
-                scene.leases[peer_id] = replace(claim, round=10**9)
-        for action in scene.tick(1.0):
-            if isinstance(action, CatchUp):
-                caught_up += 1
-                asked.append(len(action.donors))
-                scene.tell(CaughtUp(HEAD, STATE, (), action.donors))
-                assert scene.machine.phase is Phase.ACCUMULATING
-    assert max(asked) == MOST_DONORS
-    assert caught_up <= 600 / LONGEST_DOUBT_S + 3, "doubt doubles until it is that long"
+def test_claims_cost_nothing_until_one_of_them_is_proven() -> None:
+    scene, crowd = Scene(), strangers(50)
+    for peer_id, voter in crowd.items():
+        scene.leases[peer_id] = replace(lease(voter, 0), head=b"c" * 32, round=10**9)
+    for _ in range(100):
+        scene.tick(unproven=frozenset(crowd))
+    assert scene.answers(Prevote), "it leads meanwhile"
+    assert not any(isinstance(action, CatchUp) for action in scene.all)
+    proven = sorted(crowd)[30]
+    acts = [act for _ in range(30) for act in scene.tick(unproven=crowd.keys() - {proven})]
+    [asked] = [action for action in acts if isinstance(action, CatchUp)]
+    assert (asked.donors[0], len(asked.donors)) == (proven, MOST_DONORS)
 
 
 def test_a_crowd_that_claims_more_hides_nobody_from_a_joiner_for_ever() -> None:
@@ -389,7 +385,7 @@ def test_a_crowd_that_claims_more_hides_nobody_from_a_joiner_for_ever() -> None:
         [fetch] = [a for a in machine.handle(Tick(View(leases)), now) if isinstance(a, CatchUp)]
         asked.update(fetch.donors)
         now += 40.0
-        machine.handle(CaughtUp(HEAD, b"", (), fetch.donors), now)
+        machine.handle(CaughtUp(HEAD, b"", fetch.donors), now)
     assert MATE.peer_id in asked
 
 
@@ -411,7 +407,7 @@ def test_without_a_state_whoever_is_aside_will_do_if_nobody_else_offers_one() ->
     def asked(aside: set[str], at_s: float) -> set[str]:
         view = View(leases, aside=frozenset(aside))
         [fetch] = [a for a in machine.handle(Tick(view), at_s) if isinstance(a, CatchUp)]
-        machine.handle(CaughtUp(HEAD, b"", (), ()), at_s)
+        machine.handle(CaughtUp(HEAD, b"", ()), at_s)
         return set(fetch.donors)
 
     assert asked({first.peer_id}, 1.0) == {voter.peer_id for voter in others}

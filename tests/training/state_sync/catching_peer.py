@@ -1,6 +1,7 @@
 """Who catches up in tests, and donors that say what a test wants."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -9,16 +10,19 @@ from torch import Tensor
 from atom.base.errors import PeerRefused, StorageError
 from atom.base.events import EventList
 from atom.base.reasons import Reason
+from atom.swarm.chain.commit import Head
 from atom.swarm.state.arenas import state_digest
+from atom.swarm.state.fetch import LIES, refusal_of
 from atom.swarm.stream.frames import Pace
-from atom.training.state_sync.donors import Arenas, Offer, PeerDonors
+from atom.training.state_sync.donors import Arenas, PeerDonors
 from atom.training.state_sync.state_sync import FirstState, StateSync
 from atom.training.storage.disk import DiskRoom
 from atom.training.storage.journal import Journal
 from atom.training.storage.results import Results
-from atom.training.storage.run_storage import RunStorage
-from atom.training.storage.snapshot import write_snapshot
+from atom.training.storage.run_storage import RunStorage, write_snapshot
 from tests.training.small_history import initialise, new_replica, run
+
+PAGE_COMMITS = 2
 
 
 class Served:
@@ -27,10 +31,17 @@ class Served:
     def __init__(self, offers: Sequence[int] = (), results: Sequence[int] = range(1, 6)) -> None:
         story = run()
         self.chain = story.chain()
-        self.offers = [story.offer(number) for number in offers]
-        self.states = {story.offer(number): story.states[number] for number in offers}
+        self.offers = [story.heads[number].digest for number in offers]
+        self.states = {number: story.states[number] for number in offers}
         names = [story.commits[number - 1].value.result_digest for number in results]
         self.results = {name: story.results[name] for name in names}
+
+
+def end_of(raw: bytes, start: int, commits: int) -> int:
+    """Where so many records end."""
+    for _ in range(commits):
+        start += 4 + int.from_bytes(raw[start : start + 4], "big")
+    return min(start, len(raw))
 
 
 class FakeDonors(PeerDonors):
@@ -47,32 +58,39 @@ class FakeDonors(PeerDonors):
         self.room: int | None = None
         """For how many states the disk has room; None: for any number."""
         self.chain_bytes: list[int] = []
+        self.liars: list[tuple[str, Reason]] = []
 
-    def chain(self, peer_id: str, head: bytes, since: int) -> bytes:
+    @contextmanager
+    def chain(self, peer_id: str) -> Iterator[Callable[[int], bytes]]:
         raw = self._of(peer_id).chain
-        for _ in range(since):
-            if not raw:
-                raise PeerRefused(Reason.NOT_FOUND, "not that far")
-            raw = raw[4 + int.from_bytes(raw[:4], "big") :]
-        self.chain_bytes.append(len(raw))
-        return raw
 
-    def _offers(self, peer_id: str) -> list[Offer]:
+        def page(since: int) -> bytes:
+            start = end_of(raw, 0, since)
+            found = raw[start : end_of(raw, start, PAGE_COMMITS)]
+            self.chain_bytes.append(len(found))
+            return found
+
+        yield page
+
+    def dropped(self, peer_id: str, problem: PeerRefused | OSError) -> None:
+        reason = refusal_of(problem).reason
+        if reason in LIES:
+            self.liars.append((peer_id, reason))
+
+    def _offers(self, peer_id: str) -> list[bytes]:
         return self.table[peer_id].offers if peer_id in self.table else []
 
-    def _begun(self, offer: Offer) -> bool:
-        return offer.round in self.begun
+    def _begun(self, head: Head) -> bool:
+        return head.round in self.begun
 
-    def state(
-        self, offer: Offer, peers: Sequence[str], digest: bytes, into: Arenas | None
-    ) -> Arenas:
-        if into is None and self.room is not None and len(self.kept | {offer.round}) > self.room:
+    def state(self, head: Head, peers: Sequence[str], digest: bytes, into: Arenas | None) -> Arenas:
+        if into is None and self.room is not None and len(self.kept | {head.round}) > self.room:
             raise StorageError("no room for downloads", "free some disk space")
-        self.asked.append(offer.round)
+        self.asked.append(head.round)
         self.kept_when_asked.append(self.kept)
         for peer in peers:
-            if offer in self._of(peer).states:
-                found = self._of(peer).states[offer]
+            if head.round in self._of(peer).states:
+                found = self._of(peer).states[head.round]
                 if state_digest(found) != digest:
                     raise PeerRefused(Reason.HASH_MISMATCH, "manifest")
                 for name, arena in (into or {}).items():
@@ -86,11 +104,8 @@ class FakeDonors(PeerDonors):
                 return self.table[peer].results[digest].clone()
         raise PeerRefused(Reason.NOT_FOUND, "result")
 
-    def take_liars(self) -> set[str]:
-        return set()
-
-    def keep_only(self, offers: Collection[Offer] = ()) -> None:
-        self.kept = {offer.round for offer in offers}
+    def keep_only(self, heads: Collection[Head] = ()) -> None:
+        self.kept = {head.round for head in heads}
 
     def _of(self, peer_id: str) -> Served:
         if peer_id not in self.table:
@@ -174,7 +189,3 @@ def peer_of(tmp_path: Path) -> Make:
         return peer
 
     return make
-
-
-def heads(*peers: str) -> dict[str, bytes]:
-    return {peer: run().heads[-1].digest for peer in peers}

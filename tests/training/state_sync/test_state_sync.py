@@ -7,14 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.swarm.state.arenas import state_digest
 from atom.swarm.stream.frames import Pace
-from atom.training.state_sync.donors import Offer
 from atom.training.state_sync.state_sync import CatchUpFailed
 from tests.training.small_history import ROUNDS, VOTERS, run, signed, value_on
-from tests.training.state_sync.catching_peer import FakeDonors, Make, Peer, Served, heads, peer_of
+from tests.training.state_sync.catching_peer import FakeDonors, Make, Peer, Served, peer_of
 
 __all__ = ["peer_of"]
 
@@ -23,7 +21,7 @@ def test_follows_from_its_own_head_by_results(peer_of: Make) -> None:
     peer = peer_of(at=2)
     donors = FakeDonors({"a": Served(offers=[4], results=[3, 4, 5])})
     peer.with_donors(donors).usable = True
-    peer.state_sync.run(heads("a"), discard=False)
+    peer.state_sync.run(("a",), discard=False)
     assert peer.at(ROUNDS)
     assert donors.asked == [], "no state was needed"
     assert peer.told == [(0, 3), (1, 3), (2, 3), (3, 3)]
@@ -34,7 +32,7 @@ def test_falls_back_to_a_snapshot_where_results_are_gone(peer_of: Make) -> None:
     peer = peer_of(at=2)
     donors = FakeDonors({"a": Served(offers=[1, 3], results=[4, 5])})
     peer.with_donors(donors).usable = True
-    peer.state_sync.run(heads("a"), discard=False)
+    peer.state_sync.run(("a",), discard=False)
     assert peer.at(ROUNDS)
     assert donors.asked == [3]
     assert donors.kept == set(), "downloads are gone"
@@ -44,7 +42,7 @@ def test_falls_back_to_a_snapshot_where_results_are_gone(peer_of: Make) -> None:
 def test_a_joiner_takes_the_newest_state_that_a_commit_vouches_for(peer_of: Make) -> None:
     peer = peer_of(knows_start=False)
     donors = FakeDonors({"a": Served(offers=[5, 3]), "b": Served(offers=[1])})
-    peer.with_donors(donors).run(heads("a", "b"), discard=False)
+    peer.with_donors(donors).run(("a", "b"), discard=False)
     assert peer.at(ROUNDS)
     assert donors.asked == [3]
 
@@ -52,24 +50,22 @@ def test_a_joiner_takes_the_newest_state_that_a_commit_vouches_for(peer_of: Make
 def test_a_state_that_no_commit_vouches_for_is_not_taken(peer_of: Make) -> None:
     peer, donors = peer_of(knows_start=False), FakeDonors({"a": Served(offers=[5])})
     with pytest.raises(CatchUpFailed, match="no commit vouches"):
-        peer.with_donors(donors).run(heads("a"), discard=False)
+        peer.with_donors(donors).run(("a",), discard=False)
     assert donors.asked == []
 
 
 def test_a_first_state_that_is_not_the_manifest_s_is_not_taken(peer_of: Make) -> None:
     """At round 0 no commit names the state; whoever cannot make it would begin with a lie."""
     peer, liar, honest = peer_of(knows_start=False), Served(offers=[0]), Served(offers=[0])
-    start = {donor: run().heads[0].digest for donor in ("a", "b")}
-    liar.chain = honest.chain = b"there is none, and nobody is asked for it"
-    liar.states = {run().offer(0): run().states[1]}
+    liar.chain = honest.chain = b""
+    liar.states = {0: run().states[1]}
     peer.state_sync.restore()
     peer.with_donors(FakeDonors({"a": liar}))
-    with pytest.raises(CatchUpFailed) as caught:
-        peer.state_sync.run({"a": start["a"]}, discard=True)
-    assert caught.value.shunned == ("a",)
+    with pytest.raises(CatchUpFailed, match="hash-mismatch"):
+        peer.state_sync.run(("a",), discard=True)
     assert not peer.state_sync.usable
     peer.with_donors(FakeDonors({"b": honest}))
-    peer.state_sync.run({"b": start["b"]}, discard=True)
+    peer.state_sync.run(("b",), discard=True)
     assert peer.at(0)
 
 
@@ -77,16 +73,15 @@ def test_a_state_not_to_be_trusted_is_replaced(peer_of: Make) -> None:
     peer = peer_of(at=ROUNDS)
     peer.replica.state_arenas()["master"][3] += 1
     peer.with_donors(FakeDonors({"a": Served(offers=[4])})).usable = True
-    peer.state_sync.run(heads("a"), discard=True)
+    peer.state_sync.run(("a",), discard=True)
     assert peer.at(ROUNDS)
 
 
 def test_nothing_better_changes_nothing(peer_of: Make) -> None:
     peer = peer_of(at=ROUNDS)
     peer.with_donors(FakeDonors({"a": Served(offers=[4])})).usable = True
-    with pytest.raises(CatchUpFailed, match="nothing better") as failed:
-        peer.state_sync.run(heads("a"), discard=False)
-    assert failed.value.shunned == ()
+    with pytest.raises(CatchUpFailed, match="nothing better"):
+        peer.state_sync.run(("a",), discard=False)
     assert peer.at(ROUNDS)
 
 
@@ -97,7 +92,7 @@ def test_a_catch_up_in_vain_leaves_what_was_averaged_here(peer_of: Make) -> None
     digest, result = b"r" * 32, torch.ones(peer.replica.gradients.numel())
     peer.results.hold(digest, result)
     with pytest.raises(CatchUpFailed):
-        peer.state_sync.run(heads("a"), discard=False)
+        peer.state_sync.run(("a",), discard=False)
     assert torch.equal(peer.state_sync.fetch_result(digest, []), result)
 
 
@@ -128,35 +123,34 @@ def test_a_result_of_a_round_that_is_over_is_not_held_anew(
 
 
 def test_whoever_cannot_be_reached_is_not_a_liar(peer_of: Make) -> None:
-    peer = peer_of(at=1)
-    peer.with_donors(FakeDonors({"b": Served()})).usable = True
-    with pytest.raises(CatchUpFailed, match="gone") as failed:
-        peer.state_sync.run(heads("a"), discard=False)
-    assert failed.value.shunned == ()
-    peer.state_sync.run(heads("a", "b"), discard=False)
+    peer, donors = peer_of(at=1), FakeDonors({"b": Served()})
+    peer.with_donors(donors).usable = True
+    with pytest.raises(CatchUpFailed, match="gone"):
+        peer.state_sync.run(("a",), discard=False)
+    assert donors.liars == []
+    peer.state_sync.run(("a", "b"), discard=False)
     assert peer.at(ROUNDS)
 
 
-def test_whoever_says_nothing_is_asked_once(peer_of: Make) -> None:
-    """To ask for all of the chain who was silent about its newest part is to wait twice."""
-    asked: list[int] = []
-
-    class Silent(FakeDonors):
-        def chain(self, peer_id: str, head: bytes, since: int) -> bytes:
-            asked.append(since)
-            raise PeerRefused(Reason.TIMEOUT, "no byte for too long")
-
-    peer = peer_of(at=2)
-    with pytest.raises(CatchUpFailed, match="timeout"):
-        peer.with_donors(Silent({})).run(heads("silent"), discard=False)
-    assert asked == [2]
+def test_who_has_proven_its_claim_is_followed_first(peer_of: Make) -> None:
+    """Nobody is asked for the chain again."""
+    peer, donors = peer_of(at=1), FakeDonors({"a": Served()})
+    peer.with_donors(donors).usable = True
+    assert not peer.state_sync.has_proven("a")
+    assert peer.state_sync.prove("a")
+    pages = list(donors.chain_bytes)
+    peer.state_sync.run(("gone", "a"), discard=False)
+    assert peer.at(ROUNDS)
+    assert donors.chain_bytes == pages
+    assert not peer.state_sync.has_proven("a"), "it is our own head now"
+    assert not peer.state_sync.prove("a")
 
 
 def test_without_the_results_since_the_snapshot_it_stays_whole(peer_of: Make) -> None:
     peer = peer_of(knows_start=False)
     peer.with_donors(FakeDonors({"a": Served(offers=[2], results=[3])}))
     with pytest.raises(CatchUpFailed, match="results since"):
-        peer.state_sync.run(heads("a"), discard=False)
+        peer.state_sync.run(("a",), discard=False)
     assert peer.at(3), "what was proven is kept"
 
 
@@ -164,7 +158,7 @@ def test_a_long_absence_takes_a_snapshot_at_once(peer_of: Make) -> None:
     peer = peer_of(at=0)
     donors = FakeDonors({"a": Served(offers=[1, 4])})
     peer.with_donors(donors).usable = True
-    peer.state_sync.run(heads("a"), discard=False)
+    peer.state_sync.run(("a",), discard=False)
     assert peer.at(ROUNDS)
     assert donors.asked == [4], "three results are worth a state, and five are not"
 
@@ -173,7 +167,7 @@ def test_a_half_fetched_state_is_finished_first(peer_of: Make) -> None:
     peer = peer_of(knows_start=False)
     donors = FakeDonors({"a": Served(offers=[3, 4])})
     donors.begun = {3}
-    peer.with_donors(donors).run(heads("a"), discard=False)
+    peer.with_donors(donors).run(("a",), discard=False)
     assert peer.at(ROUNDS)
     assert donors.asked == [3]
 
@@ -184,9 +178,9 @@ def test_a_fetch_that_breaks_off_keeps_what_it_has_while_another_state_is_tried(
     """What broke it off, an outage or the owner, may break off the next one as well."""
 
     peer, served = peer_of(knows_start=False), Served(offers=[2, 3, 4])
-    served.states = {run().offer(2): served.states[run().offer(2)]}
+    served.states = {2: served.states[2]}
     donors = FakeDonors({"a": served})
-    peer.with_donors(donors).run(heads("a"), discard=False)
+    peer.with_donors(donors).run(("a",), discard=False)
     assert donors.asked == [4, 3, 2]
     assert donors.kept_when_asked == [{4}, {4, 3}, {4, 2}]
     assert donors.kept == set(), "in the end there is a state"
@@ -196,7 +190,7 @@ def test_without_room_a_state_is_fetched_into_memory(peer_of: Make) -> None:
     peer = peer_of(knows_start=False)
     donors = FakeDonors({"a": Served(offers=[4])})
     donors.room = 0
-    peer.with_donors(donors).run(heads("a"), discard=False)
+    peer.with_donors(donors).run(("a",), discard=False)
     assert peer.at(ROUNDS)
     assert peer.events.events[0]["what"] == "downloads"
     assert peer.storage.room.paused == {}, "nothing waits for room any more"
@@ -205,10 +199,10 @@ def test_without_room_a_state_is_fetched_into_memory(peer_of: Make) -> None:
 def test_a_state_begun_earlier_gives_its_room_to_the_one_that_is_fetched(peer_of: Make) -> None:
     """With room for one only, the other need not be fetched into memory: nothing resumes it."""
     peer, served = peer_of(knows_start=False), Served(offers=[3, 4])
-    del served.states[run().offer(4)]
+    del served.states[4]
     donors = FakeDonors({"a": served})
     donors.room = 1
-    peer.with_donors(donors).run(heads("a"), discard=False)
+    peer.with_donors(donors).run(("a",), discard=False)
     assert peer.at(ROUNDS)
     assert donors.kept_when_asked == [{4}, {3}]
     assert not any(event["event"] == "disk-full" for event in peer.events.events)
@@ -221,7 +215,7 @@ def test_what_was_committed_meanwhile_is_a_matter_of_results(peer_of: Make) -> N
     peer.with_donors(donors)
     for reached in (3, 4, 5):
         donors.table["a"].chain = story.chain(reached)
-        peer.state_sync.run({"a": story.heads[reached].digest}, discard=False)
+        peer.state_sync.run(("a",), discard=False)
         assert peer.at(reached)
     assert donors.asked == [2]
 
@@ -235,19 +229,21 @@ def on_a_branch(peer: Peer) -> Peer:
     return peer
 
 
-def test_a_chain_that_parts_from_ours_is_fetched_whole(peer_of: Make) -> None:
+def test_a_chain_that_parts_from_ours_is_fetched_from_there(peer_of: Make) -> None:
     peer, story = on_a_branch(peer_of()), run()
     donors = FakeDonors({"a": Served(offers=[4])})
-    peer.with_donors(donors).run(heads("a"), discard=False)
+    peer.with_donors(donors).run(("a",), discard=False)
     assert peer.at(ROUNDS)
-    assert donors.chain_bytes == [len(story.chain()) - len(story.chain(3)), len(story.chain())]
+    sizes = [len(story.chain(number)) for number in range(ROUNDS + 1)]
+    parts = [(3, 5), (2, 4), (4, 5), (5, 5)]
+    assert donors.chain_bytes == [sizes[until] - sizes[since] for since, until in parts]
 
 
 def test_an_own_state_is_not_given_up_for_nothing(peer_of: Make) -> None:
     peer = peer_of(at=3)
     peer.with_donors(FakeDonors({"a": Served(results=[])})).usable = True
     with pytest.raises(CatchUpFailed, match="results since"):
-        peer.state_sync.run(heads("a"), discard=False)
+        peer.state_sync.run(("a",), discard=False)
     assert peer.at(3)
 
 
@@ -261,7 +257,7 @@ def test_who_ends_or_loses_its_donors_while_it_asks_for_states_keeps_its_own(
     """It may be all that is left of the run."""
 
     class Ending(FakeDonors):
-        def _offers(self, peer_id: str) -> list[Offer]:
+        def _offers(self, peer_id: str) -> list[bytes]:
             self.table.clear()
             self.closed = reason is Reason.SUPERSEDED
             return []
@@ -273,9 +269,8 @@ def test_who_ends_or_loses_its_donors_while_it_asks_for_states_keeps_its_own(
     if discard:
         served.chain = story.chain(2)
     peer.with_donors(Ending({"a": served})).usable = True
-    claimed = story.heads[2 if discard else ROUNDS].digest
     with pytest.raises(CatchUpFailed):
-        peer.state_sync.run({"a": claimed}, discard)
+        peer.state_sync.run(("a",), discard)
     assert peer.state_sync.usable
     assert peer.journal.head == reached
     assert state_digest(peer.replica.state_arenas()) == state
@@ -292,5 +287,5 @@ def test_who_ends_replays_no_further(peer_of: Make) -> None:
 
     peer.with_donors(Ending({"a": Served()})).usable = True
     with pytest.raises(CatchUpFailed, match="this peer ends"):
-        peer.state_sync.run(heads("a"), discard=False)
+        peer.state_sync.run(("a",), discard=False)
     assert peer.at(2)

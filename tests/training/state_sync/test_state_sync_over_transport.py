@@ -1,6 +1,5 @@
 """Catching up from stores over a transport: what is asked for, and what is refused."""
 
-import json
 import math
 import threading
 from collections.abc import Callable, Iterator
@@ -11,18 +10,20 @@ import torch
 from atom.base.errors import PeerRefused
 from atom.base.events import EventList
 from atom.base.reasons import Reason
+from atom.swarm.chain import commit_chain
 from atom.swarm.identity import Identity
-from atom.swarm.state import blobs
-from atom.swarm.state.arenas import BlobManifest
 from atom.swarm.state.blobs import RESULT_ARENA, BlobServer, BlobStore, plain_bytes
 from atom.swarm.state.fetch import Watch
+from atom.swarm.stream.bandwidth import TransferThrottle
 from atom.swarm.stream.frames import Pace
 from atom.training.state_sync import donors as serving
-from atom.training.state_sync.donors import MAX_OFFERS, Offer, PeerDonors, parse_offers
+from atom.training.state_sync.donors import MAX_OFFERS, PeerDonors
 from atom.training.state_sync.state_sync import CatchUpFailed
 from tests.swarm.local_transport import LocalNetwork, LocalTransport
+from tests.swarm.shelf import Shelf
+from tests.swarm.trickle import Trickle
 from tests.training.small_history import ROUNDS, run
-from tests.training.state_sync.catching_peer import Make, Peer, heads, peer_of
+from tests.training.state_sync.catching_peer import Make, Peer, peer_of
 
 __all__ = ["peer_of"]
 
@@ -36,19 +37,22 @@ class Street:
         self.peer = peer
         elements = peer.results.buffer().numel()
         folder = peer.folder / "downloads"
-        watch = Watch(events=peer.events)
+        self.liars: list[str] = []
+        watch = Watch(events=peer.events, on_lie=lambda who, reason: self.liars.append(who))
         self.donors = PeerDonors(self._add(None), elements, peer.replica.state_form, folder, watch)
         peer.with_donors(self.donors)
 
-    def open_door(self, blobs: BlobStore) -> str:
-        return self._add(blobs).peer_id
+    def open_door(self, blobs: BlobStore, throttle: TransferThrottle | None = None) -> str:
+        return self._add(blobs, throttle).peer_id
 
-    def _add(self, blobs: BlobStore | None) -> LocalTransport:
+    def _add(
+        self, blobs: BlobStore | None, throttle: TransferThrottle | None = None
+    ) -> LocalTransport:
         number = len(self._transports)
         transport = LocalTransport(
             self._network, Identity.create(), bytes([number]) * 16, EventList()
         )
-        serve = BlobServer(blobs).serve if blobs is not None else None
+        serve = BlobServer(blobs, throttle=throttle).serve if blobs is not None else None
         transport.set_handlers(on_blobs=serve)
         transport.start()
         self._transports.append(transport)
@@ -80,32 +84,50 @@ def store_of(
     return into(peer.storage.content)
 
 
+class Altered(Shelf):
+    """What a peer offers, but for what a test puts in its place."""
+
+    def __init__(self, truth: BlobStore) -> None:
+        super().__init__()
+        self._find = lambda name: self.contents.get(name) or truth._find(name)
+
+
+def altered(peer: Peer, snapshot: int = 3) -> Altered:
+    return Altered(store_of(peer, snapshot))
+
+
+def noting(asked: list[str]) -> type[BlobStore]:
+    class Noting(BlobStore):
+        def chunk(self, name: str, arena: int, chunk: int) -> memoryview:
+            asked.append(name)
+            return super().chunk(name, arena, chunk)
+
+    return Noting
+
+
 def test_a_joiner_gets_everything_from_a_donor(street: Street, peer_of: Make) -> None:
     donor = street.open_door(store_of(peer_of()))
-    street.peer.state_sync.run(heads(donor), discard=False)
+    street.peer.state_sync.run((donor,), discard=False)
     assert street.peer.at(ROUNDS)
     assert list((street.peer.folder / "downloads").iterdir()) == []
 
 
-class EndlessStore(BlobStore):
-    """Says every moment that it is at work, and never gives anything."""
-
-    def manifest(self, name: str, tick: Callable[[], None] = lambda: None) -> BlobManifest:
-        while True:
-            threading.Event().wait(0.02)
-            tick()
-
-
-def test_who_never_comes_to_the_end_of_its_chain_is_not_waited_for(
-    street: Street, peer_of: Make, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("bytes_per_s", [400, 4000])
+def test_a_chain_that_trickles_is_given_up_and_what_was_checked_is_kept(
+    street: Street, peer_of: Make, monkeypatch: pytest.MonkeyPatch, bytes_per_s: int
 ) -> None:
+    """A page, or none, comes in time; the next donor is asked for the rest."""
+    monkeypatch.setattr(commit_chain, "PAGE_BYTES", len(run().chain(1)) + 10)
     monkeypatch.setattr(serving, "UNCHECKED_PACE", Pace(slack_s=1.0, bytes_per_s=math.inf))
-    monkeypatch.setattr(blobs, "_STILL_S", 0.05)
-    liar, honest = street.open_door(EndlessStore()), street.open_door(store_of(peer_of()))
-    street.peer.state_sync.run(heads(liar, honest), discard=False)
+    asked: list[str] = []
+    slow = street.open_door(store_of(peer_of()), Trickle(bytes_per_s, 20))
+    honest = street.open_door(noting(asked)(store_of(peer_of())._find))
+    with pytest.raises(CatchUpFailed, match="no byte for too long"):
+        street.peer.state_sync.run((slow,), discard=False)
+    street.peer.state_sync.run((honest,), discard=False)
     assert street.peer.at(ROUNDS)
-    dropped = [e for e in street.peer.events.events if e["event"] == "donor-dropped"]
-    assert dropped == []
+    assert (asked[0] == "chain/0") == (bytes_per_s == 400)
+    assert street.liars == [], "slow is no lie"
 
 
 @pytest.mark.parametrize(("last_seen", "fetches"), [(2, ["result"] * 3), (0, ["state", "result"])])
@@ -116,7 +138,7 @@ def test_who_returns_fetches_only_what_it_lacks(
     street.peer.store(last_seen, range(1, last_seen + 1), [last_seen])
     street.peer.state_sync.restore()
     donors = [street.open_door(store_of(peer_of(), snapshot=4)) for _ in range(2)]
-    street.peer.state_sync.run(heads(*donors), discard=False)
+    street.peer.state_sync.run(donors, discard=False)
     assert street.peer.at(ROUNDS)
     fetched = [event for event in street.peer.events.events if event["event"] == "fetched"]
     result_bytes = street.peer.results.arena_bytes
@@ -143,9 +165,9 @@ def test_who_lies_beside_honest_donors_is_named(street: Street, peer_of: Make) -
 
     liar = street.open_door(store_of(peer_of(), into=Lying))
     honest = street.open_door(store_of(peer_of(), into=Late))
-    shunned = street.peer.state_sync.run(heads(liar, honest), discard=False)
+    street.peer.state_sync.run((liar, honest), discard=False)
     assert street.peer.at(ROUNDS)
-    assert shunned == (liar,)
+    assert street.liars == [liar]
     dropped = [e for e in street.peer.events.events if e["event"] == "donor-dropped"]
     assert {event["peer_id"] for event in dropped} == {liar}
 
@@ -154,93 +176,48 @@ def test_of_the_chain_only_what_is_new_is_fetched(street: Street, peer_of: Make)
     street.peer.store(3, [1, 2, 3], [3])
     street.peer.state_sync.restore()
     asked: list[str] = []
-    blobs = store_of(peer_of())
-    manifest = blobs.manifest
-
-    def noted(name: str, tick: Callable[[], None] = lambda: None) -> BlobManifest:
-        asked.append(name)
-        return manifest(name, tick)
-
-    blobs.manifest = noted  # type: ignore[method-assign]
-    street.peer.state_sync.run(heads(street.open_door(blobs)), discard=False)
+    donor = street.open_door(store_of(peer_of(), into=noting(asked)))
+    street.peer.state_sync.run((donor,), discard=False)
     assert street.peer.at(ROUNDS)
-    end = run().heads[-1].digest.hex()
-    assert [name for name in asked if name.startswith("chain/")] == [f"chain/{end}/3"]
-    whole, news = (blobs.manifest(f"chain/{end}{since}") for since in ("", "/3"))
-    assert news.byte_count < whole.byte_count / 2
-    for odd in (f"chain/{end}/6", f"chain/{'0' * 64}/1", f"chain/{end}/-1", "chain/x/1"):
-        with pytest.raises(PeerRefused):
-            blobs.manifest(odd)
+    assert [name for name in asked if name.startswith("chain/")] == ["chain/3", "chain/5"]
 
 
-NOT_LISTS = [
-    b'[[1e999,"00"]]',
-    b"[" * 5000 + b"]" * 5000,
-    b'[[-1,"' + b"00" * 32 + b'"]]',
-    b'[[9223372036854775808,"' + b"00" * 32 + b'"]]',
-    b'[[1,"00"]]',
-    b'[[true,"' + b"00" * 32 + b'"]]',
-    b"[[1,2]]",
-    b"[1]",
-    b"7",
-    b"null",
-    b'{"a":1}',
-    b"[[1" + b"0" * 6000 + b',"00"]]',
-    b"\xff\xfe\x00",
-    b"",
-    b"[" + b",".join([b'[1,"' + b"00" * 32 + b'"]'] * (MAX_OFFERS + 1)) + b"]",
-]
-
-
-@pytest.mark.parametrize("listed", NOT_LISTS, ids=range(len(NOT_LISTS)))
-def test_a_list_out_of_bounds_is_malformed(listed: bytes) -> None:
-    with pytest.raises(PeerRefused) as refused:
-        parse_offers(listed)
-    assert refused.value.reason is Reason.MALFORMED
-
-
-def test_a_list_within_bounds_is_read() -> None:
-    many = b",".join([b'[9223372036854775807,"' + b"ab" * 32 + b'"]'] * MAX_OFFERS)
-    assert parse_offers(b"[" + many + b"]") == [Offer(2**63 - 1, b"\xab" * 32)] * MAX_OFFERS
-    assert parse_offers(b"[]") == []
-
-
-@pytest.mark.parametrize("listed", [NOT_LISTS[0], NOT_LISTS[1], b'[[0,""]]'])
+@pytest.mark.parametrize("listed", [b"", b"[[1,2]]", b"x" * (MAX_OFFERS * 32 + 1)])
 def test_a_nonsensical_list_is_passed_over(street: Street, peer_of: Make, listed: bytes) -> None:
-    odd = store_of(peer_of())
-    odd.register("snapshots", plain_bytes(listed))
+    odd = altered(peer_of())
+    odd.contents["snapshots"] = plain_bytes(listed)
     liar = street.open_door(odd)
     with pytest.raises(CatchUpFailed, match="no donor serves a state"):
-        street.peer.state_sync.run(heads(liar), discard=False)
+        street.peer.state_sync.run((liar,), discard=False)
     honest = street.open_door(store_of(peer_of()))
-    street.peer.state_sync.run(heads(liar, honest), discard=False)
+    street.peer.state_sync.run((liar, honest), discard=False)
     assert street.peer.at(ROUNDS)
 
 
 @pytest.mark.parametrize("size", [16, 1 << 20])
 def test_a_state_of_another_model_is_refused(street: Street, peer_of: Make, size: int) -> None:
-    odd, head = store_of(peer_of()), run().heads[3].digest
+    odd, head = altered(peer_of()), run().heads[3].digest
     arenas = {name: torch.zeros(size) for name in run().states[0]}
-    odd.register(f"state/{head.hex()}", arenas)
+    odd.contents[f"state/{head.hex()}"] = arenas
     liar = street.open_door(odd)
-    with pytest.raises(CatchUpFailed) as failed:
-        street.peer.state_sync.run(heads(liar), discard=False)
-    assert failed.value.shunned == (liar,)
+    with pytest.raises(CatchUpFailed):
+        street.peer.state_sync.run((liar,), discard=False)
+    assert street.liars == [liar]
     assert not street.peer.state_sync.usable
 
 
 def test_a_state_of_another_model_takes_no_half_fetched_one_along(
     street: Street, peer_of: Make
 ) -> None:
-    story, odd = run(), store_of(peer_of(), snapshot=4)
-    begun, bad = story.offer(3), story.offer(2)
-    odd.register(f"state/{bad.head.hex()}", {"master": torch.zeros(16)})
-    listed = [[offer.round, offer.head.hex()] for offer in (begun, bad)]
-    odd.register("snapshots", plain_bytes(json.dumps(listed).encode()))
-    folder = street.peer.folder / "downloads" / begun.head.hex()[:16]
+    story, odd = run(), altered(peer_of(), snapshot=4)
+    begun, bad = story.heads[3], story.heads[2]
+    odd.contents[f"state/{bad.digest.hex()}"] = {"master": torch.zeros(16)}
+    listed = begun.digest + bad.digest
+    odd.contents["snapshots"] = plain_bytes(listed)
+    folder = street.peer.folder / "downloads" / begun.digest.hex()[:16]
     folder.mkdir(parents=True)
     with pytest.raises(CatchUpFailed):
-        street.peer.state_sync.run(heads(street.open_door(odd)), discard=False)
+        street.peer.state_sync.run([street.open_door(odd)], discard=False)
     assert [each.name for each in folder.parent.iterdir()] == [folder.name]
     assert street.donors.keeps_something()
     street.donors.keep_only()
@@ -249,13 +226,13 @@ def test_a_state_of_another_model_takes_no_half_fetched_one_along(
 
 def test_a_result_under_another_arenas_name_is_refused(street: Street, peer_of: Make) -> None:
     name, result = next(iter(run().results.items()))
-    odd = BlobStore()
-    odd.register(f"result/{name.hex()}", {"other": result})
+    odd = Shelf()
+    odd.contents[f"result/{name.hex()}"] = {"other": result}
     liar = street.open_door(odd)
     with pytest.raises(PeerRefused) as refused:
         street.donors.result(name, [liar])
     assert refused.value.reason is Reason.HASH_MISMATCH
-    honest = BlobStore()
-    honest.register(f"result/{name.hex()}", {RESULT_ARENA: result})
+    honest = Shelf()
+    honest.contents[f"result/{name.hex()}"] = {RESULT_ARENA: result}
     fetched = street.donors.result(name, [liar, street.open_door(honest)])
     assert torch.equal(fetched, result)

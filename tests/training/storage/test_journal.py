@@ -72,22 +72,12 @@ def test_reads_back_what_was_appended(tmp_path: Path) -> None:
     assert again.head.work == 40
 
 
-def test_position_on_the_chain(tmp_path: Path) -> None:
+def test_which_heads_are_on_the_chain(tmp_path: Path) -> None:
     journal = written(tmp_path / "chain.bin", 3)
-    assert journal.position(GENESIS.digest) == 0
-    assert journal.position(journal.heads[2].digest) == 2
-    assert journal.position(b"x" * 32) is None
-
-
-def test_records_between_two_rounds(tmp_path: Path) -> None:
-    journal = written(tmp_path / "chain.bin", 3)
-    whole = (tmp_path / "chain.bin").read_bytes()
-    assert journal.records(0, journal.head.digest) == whole
-    news = journal.records(1, journal.heads[2].digest)
-    assert news is not None
-    assert parse_commits(news)[0] == journal.commits[1:2]
-    for since, head in ((3, journal.head.digest), (0, GENESIS.digest), (0, b"x" * 32)):
-        assert journal.records(since, head) is None
+    assert journal.leads_to(0, GENESIS.digest)
+    assert journal.leads_to(2, journal.heads[2].digest)
+    for number, head in ((-1, journal.heads[3]), (1, journal.heads[2]), (4, journal.heads[3])):
+        assert not journal.leads_to(number, head.digest)
 
 
 @pytest.mark.parametrize("lost", [1, 3, 50])

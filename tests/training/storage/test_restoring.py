@@ -4,7 +4,7 @@ import pytest
 
 from atom.swarm.state.arenas import state_digest
 from atom.training.state_sync.state_sync import BrokenOff, CatchUpFailed
-from atom.training.storage.snapshot import list_snapshots, write_snapshot
+from atom.training.storage.run_storage import list_snapshots, write_snapshot
 from tests.training.small_history import ROUNDS, run
 from tests.training.state_sync.catching_peer import FakeDonors, Make, peer_of
 

@@ -11,7 +11,7 @@ from atom.base.errors import StorageError
 from atom.swarm.state.arenas import arena_digest
 from atom.training.storage.disk import remove_partial
 from atom.training.storage.results import Results
-from atom.training.storage.snapshot import (
+from atom.training.storage.run_storage import (
     Snapshot,
     list_snapshots,
     load_snapshot,

@@ -1,0 +1,21 @@
+"""A donor that never falls silent, and takes its time."""
+
+from atom.swarm.stream.bandwidth import TransferThrottle
+
+
+class Trickle(TransferThrottle):
+    """Sends small parts, at a rate."""
+
+    def __init__(self, bytes_per_s: float, part_bytes: int = 32 * 1024) -> None:
+        super().__init__()
+        self._bytes_per_s, self._part_bytes = bytes_per_s, part_bytes
+        self._next_at = 0.0
+
+    def part_bytes(self, now: float) -> int:
+        return self._part_bytes
+
+    def wait_s(self, count: int, now: float) -> float:
+        if now < self._next_at:
+            return self._next_at - now
+        self._next_at = now + count / self._bytes_per_s
+        return 0.0
