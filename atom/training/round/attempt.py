@@ -155,17 +155,6 @@ class Attempt:
             if accepted is not None and accepted.value.result_digest == result_digest
         }
 
-    def voters_waited_for(self) -> set[Voter]:
-        """Voters of the electorate that promised, did not become unreachable since, and hold the
-        result: the others may take long to fetch it."""
-        assert self.value is not None
-        holders = {part.peer_id for part in self.value.contributions} & self.expected
-        return {
-            voter
-            for voter in self.electorate.voters
-            if voter in self.promises and voter.peer_id in holders
-        }
-
     def commit(self) -> Commit:
         """The certificate of what was voted for."""
         assert self.ballot is not None

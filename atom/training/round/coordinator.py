@@ -293,11 +293,7 @@ class Coordinator:
         self._check_votes(attempt)
 
     def _check_votes(self, attempt: Attempt) -> None:
-        voted = set(attempt.votes)
-        if not attempt.electorate.satisfied_by(voted):
-            return
-        waited = self._context.now - attempt.since
-        if voted >= attempt.voters_waited_for() or waited >= self._context.patience.votes:
+        if attempt.electorate.satisfied_by(set(attempt.votes)):
             self._commit(attempt)
 
     def _commit(self, attempt: Attempt) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable
 from atom.swarm.chain.commit import Head, Voter
 from atom.swarm.records.lease import claims_better, preferred
 from atom.training.round.attempt import Stage, Way
-from atom.training.round.electorate import hidden_peers, same_head
+from atom.training.round.electorate import hidden_peers
 from atom.training.round.events import CaughtUp, View
 from atom.training.round.round_state import RoundContext
 
@@ -109,14 +109,12 @@ class UnreliablePeers:
 
     @property
     def aside(self) -> frozenset[str]:
-        """Never ourselves. Nobody but offenders, if nobody else has any work, nor have we."""
+        """Offenders with them; never ourselves. If we leave and have nothing counted, only they:
+        whoever stays may need the work of the others, for the last round that we see."""
         context = self._context
-        held, offenders = self._aside.held(context.now), context.view.aside
-        if held and not context.view.sequences:
-            mates = same_head(context.head, context.view).items()
-            working = {peer for peer, lease in mates if lease.sequences}
-            held = frozenset() if working and working <= held else held
-        return (held | offenders) - {context.me.peer_id}
+        idle = context.leaving and not context.view.sequences
+        held = frozenset[str]() if idle else self._aside.held(context.now)
+        return (held | context.view.aside) - {context.me.peer_id}
 
     @property
     def we_fail(self) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from atom.base.reasons import Reason
-from atom.swarm.chain.commit import Head, Voter
+from atom.swarm.chain.commit import Commit, Head, Voter
 from atom.swarm.chain.messages import (
     Abort,
     Accept,
@@ -94,7 +94,7 @@ class RoundMachine:
         """As of the last tick. Any thread may read it."""
         self._last_tick = now
         self._behind_since: float | None = None
-        self._ahead: deque[tuple[Voter, CommitNotice]] = deque(maxlen=_MAX_AHEAD)
+        self._ahead: deque[tuple[Voter, Commit]] = deque(maxlen=_MAX_AHEAD)
         """Commits heard before we stood where they start: else a joiner, which gets to a head when
         the next commit has been said already, would chase a fast swarm for ever."""
 
@@ -230,31 +230,32 @@ class RoundMachine:
 
     def _on_commit(self, sender: Voter, message: CommitNotice) -> None:
         value = message.commit.value
-        if value.parent != self.head.digest or self.phase is Phase.SYNCING:
-            if value.round > self.head.round:
-                self._ahead.append((sender, message))
-        elif self._may_handle(sender, message, value.parent):
+        if value.parent == self.head.digest and self.phase not in BETWEEN_STATES:
             self._participant.on_commit(sender, message.commit)
+        elif value.round > self.head.round:
+            self._ahead.append((sender, message.commit))
 
     def _take_up_commits(self) -> None:
         """We stand at a head: perhaps what follows it was heard before. Each is taken up once: if
         its result is nowhere to be had, it would send us catching up again and again."""
-        here = self.head
-        heard = [(who, m.commit) for who, m in self._ahead if m.commit.value.round > here.round]
-        later = ((who, commit) for who, commit in heard if commit.value.parent != here.digest)
-        self._ahead = deque(((who, CommitNotice(commit)) for who, commit in later), _MAX_AHEAD)
+        here, heard = self.head, [*self._ahead]
+        self._ahead.clear()
         for sender, commit in heard:
             if commit.value.parent == here.digest:
                 self._participant.on_commit(sender, commit)
+            elif commit.value.round > here.round:
+                self._ahead.append((sender, commit))
 
     def _on_call(self, sender: Voter, message: Prepare | Ring | Accept) -> None:
         """What only the ballot's own coordinator may say."""
-        ballot = message.ballot
+        ballot, ours = message.ballot, message.parent == self.head.digest
         if Voter(ballot.coordinator, ballot.incarnation) != sender:
             return
-        if not self._may_handle(sender, message, message.parent):
+        if self.phase in BETWEEN_STATES:
+            if self.phase is Phase.STEPPING and ours:
+                self._defer(sender, message)
             return
-        if message.parent != self.head.digest:
+        if not ours:
             self._context.nack(sender, ballot, Reason.WRONG_HEAD, message.parent)
             return
         match message:
@@ -265,15 +266,12 @@ class RoundMachine:
             case Accept():
                 self._participant.on_accept(sender, message)
 
-    def _may_handle(self, sender: Voter, message: Message, parent: bytes) -> bool:
-        """Between two states nothing is decided; what concerns the next one waits for it, if it
-        comes from a peer of that round."""
-        if self.phase is Phase.STEPPING and parent == self.head.digest:
-            deferred = self._context.state.deferred
-            theirs = sum(who.peer_id == sender.peer_id for who, _ in deferred)
-            if sender.peer_id in self.head.known and theirs < _MAX_DEFERRED_PER_PEER:
-                deferred.append((sender, message))
-        return self.phase not in BETWEEN_STATES
+    def _defer(self, sender: Voter, message: Message) -> None:
+        """Between two states nothing is decided. What a peer of the next round says waits."""
+        deferred = self._context.state.deferred
+        theirs = sum(who.peer_id == sender.peer_id for who, _ in deferred)
+        if sender.peer_id in self.head.known and theirs < _MAX_DEFERRED_PER_PEER:
+            deferred.append((sender, message))
 
     def _on_answer(self, sender: Voter, message: Message) -> None:
         match message:

@@ -37,9 +37,6 @@ from atom.training.round.validation import (
     value_problem,
 )
 
-REMIND_S = 2.0
-"""Between two times that a promise is sent while its ballot's coordinator says nothing."""
-
 
 class Participant:
     """See the module. It tells the coordinator beside it what happened here; the coordinator asks
@@ -48,8 +45,6 @@ class Participant:
     def __init__(self, context: RoundContext, coordinator: Coordinator) -> None:
         self._context = context
         self._coordinator = coordinator
-        self._said: Promise | None = None
-        self._said_at = 0.0
         self._shown: Ballot | None = None
         """The last ballot whose coordinator's lease we saw."""
         self._owns_a_part = True
@@ -59,11 +54,9 @@ class Participant:
         context = self._context
         self.go_on()
         waited = context.now - context.state.since
-        if context.phase is Phase.PROMISED:
-            if waited > context.composing_patience or self._coordinator_has_lapsed():
-                self._let_go()
-            else:
-                self._remind()
+        alone = waited > context.composing_patience or self._coordinator_has_lapsed()
+        if context.phase is Phase.PROMISED and alone:
+            self._let_go()
         if context.phase is Phase.HOLDING and waited > context.patience.holding:
             self._let_go()
 
@@ -77,15 +70,6 @@ class Participant:
             self._shown = ballot
             return False
         return bool(fresh) and self._shown == ballot
-
-    def _remind(self) -> None:
-        """Says the promise again: it may be lost, or nobody there any more to hear it."""
-        context, said = self._context, self._said
-        if said is None or said.ballot != context.state.ballot:
-            return
-        if context.now - self._said_at >= REMIND_S:
-            self._said_at = context.now
-            context.send(said.ballot.coordinator, said)
 
     def on_unreachable(self, peer_id: str) -> None:
         """A coordinator that would compose the ring is gone: it is waited for no longer."""
@@ -186,7 +170,6 @@ class Participant:
             state_digest=state.state_digest,
             leaving=context.leaving,
         )
-        self._said, self._said_at = promise, context.now
         context.send(ballot.coordinator, promise)
 
     def on_abort(self, sender: Voter, message: Abort) -> None:

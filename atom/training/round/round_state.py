@@ -33,8 +33,6 @@ class Patience:
     """At least; more when the slowest peer's accumulation pass takes longer."""
     testimony: float = 0.5
     """After the first word of a broken ring, for the others' part of the story."""
-    votes: float = 1.0
-    """Wait for all living voters; then a quorum suffices."""
     quiet: float = 3.0
     """Silence after which another coordinator takes over."""
     rank: float = 1.0

@@ -51,7 +51,6 @@ from atom.training.round.events import (
 RESTLESS = Patience(
     prevote=3.0,
     promise=0.5,
-    votes=0.0,
     quiet=0.0,
     rank=0.0,
     holding=1.0,

@@ -26,9 +26,7 @@ from atom.training.round import Patience, Terms
 from atom.training.round.batch_policy import BATCH_POLICIES, DEFAULT_POLICY
 
 PATIENT = Patience()
-HASTY = Patience(
-    prevote=0.3, promise=0.5, votes=0.2, quiet=0.2, rank=0.05, holding=1.5, retry=0.1, grace=4.0
-)
+HASTY = Patience(prevote=0.3, promise=0.5, quiet=0.2, rank=0.05, holding=1.5, retry=0.1, grace=4.0)
 """Everybody wants to lead, nobody waits: more rivalry in a minute than in a year of patience."""
 NAMES = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 STORY_LINES = 400

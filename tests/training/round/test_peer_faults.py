@@ -76,18 +76,6 @@ def test_nobody_is_aside_for_ever_and_who_averages_with_us_is_forgiven() -> None
     assert peers.aside == peers.owing == set()
 
 
-def test_nobody_is_aside_where_nobody_else_has_any_work() -> None:
-    context = context_of(B, C)
-    context.view = replace(
-        view(lease(B), replace(lease(C), sequences=0)), aside=frozenset({"offender"})
-    )
-    peers = UnreliablePeers(context)
-    peers.fail([b], Stage.RING)
-    assert peers.aside == {"offender"}
-    context.view = replace(context.view, sequences=8)
-    assert peers.aside == {b, "offender"}
-
-
 @pytest.mark.parametrize(
     ("ways", "found"),
     [

@@ -103,9 +103,6 @@ class Story:
             case _:
                 pass
 
-    def promises_to(self, voter: Voter) -> list[Promise]:
-        return [m for to, m in self.said if to == voter.peer_id and isinstance(m, Promise)]
-
     def hear(self, message: PrevoteAnswer | Promise | Prepare | Abort) -> None:
         self.tell(Received(MATE.peer_id, MATE.incarnation, message))
 
@@ -173,12 +170,8 @@ def promised_to(coordinator: Voter) -> Story:
     return story
 
 
-def test_a_promise_is_said_again_and_who_cannot_hear_it_is_not_waited_for() -> None:
+def test_a_coordinator_that_cannot_be_reached_is_not_waited_for() -> None:
     story = promised_to(GONE)
-    assert len(story.promises_to(GONE)) == 1
-    for _ in range(25):
-        story.tick()
-    assert len(story.promises_to(GONE)) == 2
     story.tell(Unreachable(MATE.peer_id))
     assert story.machine.phase is Phase.PROMISED
     story.tell(Unreachable(GONE.peer_id))
@@ -231,7 +224,7 @@ def test_a_coordinator_that_is_lost_in_its_ring_costs_less_than_a_round(
     else:
         last.die()
     until(swarm, lambda: first.chain.head.round == before + 4)
-    assert first.now() - lost_at < 1.35 * usual_s
+    assert first.now() - lost_at < 2 * usual_s
 
 
 def until(swarm: Swarm, condition: Callable[[], bool]) -> None:
