@@ -25,7 +25,7 @@ from atom.swarm.exchange.codec import Codec, Float32
 from atom.swarm.exchange.plans import ring_tag
 from atom.swarm.exchange.speeds import SpeedBook
 from atom.swarm.state.arenas import LandingDigest
-from atom.swarm.transport.transport import PeerTransport
+from atom.swarm.transport.transport import Transport
 from atom.training.round.events import RingFailed, RingFinished, StartRing
 from atom.training.storage.results import Results
 
@@ -107,7 +107,7 @@ class Exchange:
 
     def __init__(
         self,
-        transport: PeerTransport,
+        transport: Transport,
         results: Results,
         gradients: Callable[[bytes], Tensor],
         post: Callable[[RingFinished | RingFailed], None],

@@ -20,7 +20,7 @@ from atom.swarm.chain.messages import decode, encode
 from atom.swarm.records.lease import Lease
 from atom.swarm.records.lease_book import LeaseBook
 from atom.swarm.stream.bandwidth import TokenBucket
-from atom.swarm.transport.transport import PeerTransport
+from atom.swarm.transport.transport import Transport
 from atom.training.membership_view import count_swarm, membership_view
 from atom.training.replica.pacing import SwarmCount
 from atom.training.round.events import (
@@ -71,7 +71,7 @@ class RoundLoop:
         machine: RoundMachine,
         me: Voter,
         executor: Executor,
-        transport: PeerTransport,
+        transport: Transport,
         clock: Clock,
         events: EventSink,
         inbox: Inbox,

@@ -25,7 +25,7 @@ from atom.swarm.chain.commit import Ballot, Commit, Head, Voter
 from atom.swarm.exchange.speeds import SpeedBook
 from atom.swarm.state.arenas import state_digest
 from atom.swarm.stream.frames import Pace
-from atom.swarm.transport.transport import PeerTransport
+from atom.swarm.transport.transport import Transport
 from atom.training.exchange import Exchange, RingStyle
 from atom.training.replica.engines import DeviceTaken
 from atom.training.replica.pacing import SwarmCount
@@ -85,7 +85,7 @@ class RoundExecutor:
     def __init__(
         self,
         context: TrainingContext,
-        transport: PeerTransport,
+        transport: Transport,
         schedule: Schedule,
         clock: Clock,
         events: EventSink,

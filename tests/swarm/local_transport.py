@@ -2,26 +2,15 @@
 
 import math
 import threading
-from collections.abc import Sequence
 
-from atom.base.clock import BootClock
 from atom.base.errors import PeerRefused
 from atom.base.events import EventSink
-from atom.base.reasons import Reason
 from atom.swarm.identity import Identity
 from atom.swarm.records.manifest import OPEN, AllowList
 from atom.swarm.stream.frames import Channel, Purpose
 from atom.swarm.stream.handshake import Local
-from atom.swarm.transport.lane import Lanes, OnUnreachable
-from atom.swarm.transport.limits import (
-    Endpoint,
-    KnownPeers,
-    Quarantine,
-    ThreadGroup,
-    TransportLimits,
-    Unreachable,
-)
-from atom.swarm.transport.listener import OnBlobs, OnMessage, Router
+from atom.swarm.transport.limits import TransportLimits, Unreachable
+from atom.swarm.transport.transport import Transport
 from tests.swarm.memory_stream import MemoryStream
 
 
@@ -72,9 +61,11 @@ class LocalNetwork:
             pair[:] = [old for old in pair if not old.closed.is_set()] + [channel]
 
 
-class LocalTransport:
-    """A `PeerTransport` on a `LocalNetwork`; peers of one network share one run
-    (`allowed`: as each of them sees it)."""
+class LocalTransport(Transport):
+    """A `Transport` on a `LocalNetwork`; peers of one network share one run (`allowed`: as each of
+    them sees it)."""
+
+    address = ("local", 1)
 
     def __init__(
         self,
@@ -85,46 +76,10 @@ class LocalTransport:
         limits: TransportLimits | None = None,
         allowed: AllowList = OPEN,
     ) -> None:
+        local = Local(identity, bytes(32), incarnation, allowed=allowed)
+        super().__init__(local, None, events, limits=limits)
         self._network = network
-        self._endpoint = Endpoint(
-            local=Local(identity, bytes(32), incarnation, allowed=allowed),
-            limits=limits or TransportLimits(),
-            events=events,
-            clock=BootClock(),
-            threads=ThreadGroup(events),
-            closing=threading.Event(),
-        )
-        self._router = Router(self._endpoint, {})
-        self._lanes = Lanes(self._endpoint, lambda peer_id: self.connect(peer_id, Purpose.MESSAGES))
-        self._lock = threading.Lock()
-        self._open: set[Channel] = set()
-
-    @property
-    def peer_id(self) -> str:
-        return self._endpoint.local.identity.peer_id
-
-    @property
-    def quarantine(self) -> Quarantine:
-        return self._endpoint.quarantine
-
-    @property
-    def known(self) -> KnownPeers:
-        return self._endpoint.known
-
-    @property
-    def address(self) -> tuple[str, int]:
-        return "local", 1
-
-    def set_handlers(
-        self,
-        on_message: OnMessage | None = None,
-        on_unreachable: OnUnreachable | None = None,
-        on_blobs: OnBlobs | None = None,
-    ) -> None:
-        self._router.on_message = on_message
-        if on_blobs is not None:
-            self._router.served[Purpose.BLOBS] = on_blobs
-        self._lanes.on_unreachable = on_unreachable
+        self._channels: set[Channel] = set()
 
     def start(self) -> None:
         self._network.join(self)
@@ -132,19 +87,9 @@ class LocalTransport:
     def close(self) -> None:
         self._endpoint.closing.set()
         self._network.leave(self)
-        self._router.rings.close()
-        self._lanes.wake()
-        with self._lock:
-            cut = list(self._open)
-        for channel in cut:
+        for channel in list(self._channels):
             channel.close()
-        self._endpoint.threads.join(10.0)
-
-    def set_addresses(self, peer_id: str, addresses: Sequence[str]) -> None:
-        """Nothing to remember: the network knows its peers by name."""
-
-    def send(self, peer_id: str, raw: bytes) -> bool:
-        return self._lanes.send(peer_id, raw)
+        super().close()
 
     def connect(
         self,
@@ -178,23 +123,12 @@ class LocalTransport:
             raise
         self._endpoint.threads.start("atom-inbound", lambda: self._router.route(channel))
 
-    def accept_ring(self, peer_id: str, tag: bytes, timeout_s: float) -> Channel:
-        try:
-            return self._router.rings.claim(peer_id, tag, timeout_s)
-        except TimeoutError as error:
-            raise PeerRefused(Reason.TIMEOUT, str(error)) from error
-
     def _adopt(
         self, stream: MemoryStream, other: "LocalTransport", purpose: Purpose, tag: bytes
     ) -> Channel:
-        channel = Channel(stream, self._left)
+        channel = Channel(stream, self._channels.discard)
         channel.peer_id = other.peer_id
         channel.incarnation = other._endpoint.local.incarnation
         channel.purpose, channel.tag = purpose, tag
-        with self._lock:
-            self._open.add(channel)
+        self._channels.add(channel)
         return channel
-
-    def _left(self, channel: Channel) -> None:
-        with self._lock:
-            self._open.discard(channel)

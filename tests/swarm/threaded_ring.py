@@ -25,7 +25,7 @@ from atom.swarm.exchange.plans import PartsPlan, RingPlan, ring_tag
 from atom.swarm.identity import Identity
 from atom.swarm.stream.frames import Channel, Pace
 from atom.swarm.stream.handshake import Local
-from atom.swarm.transport.transport import PeerTransport, Transport
+from atom.swarm.transport.transport import Transport
 from tests.swarm.local_transport import LocalNetwork, LocalTransport
 
 PARENT, RUN = b"p" * 32, b"r" * 32
@@ -42,7 +42,7 @@ class Swarm:
         network = LocalNetwork()
         self.shares: tuple[int, ...] = ()
         """Of parts with owners; empty: a ring."""
-        self.transports: list[PeerTransport] = []
+        self.transports: list[Transport] = []
         for number in range(size):
             identity, inc = Identity.create(), bytes([number]) * 16
             self.transports.append(

@@ -14,7 +14,7 @@ from atom.swarm.stream.frames import Channel, Kind, Patience
 from atom.swarm.stream.handshake import Local
 from atom.swarm.stream.tls import make_credentials, wrap
 from atom.swarm.transport.limits import TransportLimits
-from atom.swarm.transport.transport import PeerTransport, Transport
+from atom.swarm.transport.transport import Transport
 from tests.swarm.local_transport import LocalNetwork, LocalTransport
 
 RUN = b"r" * 32
@@ -43,7 +43,7 @@ class EventQueue(EventList):
 class Peer:
     """A transport with its log and what it was told."""
 
-    def __init__(self, transport: PeerTransport, events: EventQueue) -> None:
+    def __init__(self, transport: Transport, events: EventQueue) -> None:
         self.transport = transport
         self.events = events
         self.heard: queue.Queue[tuple[str, bytes, bytes]] = queue.Queue()
@@ -87,7 +87,7 @@ def peers(kind: str) -> Iterator[Callable[..., Peer]]:
         limits: TransportLimits = QUICK,
     ) -> Peer:
         identity, incarnation, events = Identity.create(), bytes([len(made)]) * 16, EventQueue()
-        transport: PeerTransport
+        transport: Transport
         if kind == "tcp":
             where = ("127.0.0.1", 0)
             local = Local(identity, run, incarnation)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from atom.base.clock import BootClock
 from atom.swarm.chain.commit import Ballot, Contribution
-from atom.swarm.transport.transport import PeerTransport
+from atom.swarm.transport.transport import Transport
 from atom.training.exchange import Exchange, RingStyle
 from atom.training.round.events import RingFailed, RingFinished, StartRing
 from atom.training.storage.results import Results
@@ -21,7 +21,7 @@ class Member:
     """Its gradients say when they are asked for, and may be held up."""
 
     def __init__(
-        self, transport: PeerTransport, gradients: Tensor, folder: Path, style: RingStyle
+        self, transport: Transport, gradients: Tensor, folder: Path, style: RingStyle
     ) -> None:
         self.transport, self.gradients = transport, gradients
         self.transport.start()

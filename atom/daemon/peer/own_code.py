@@ -25,7 +25,7 @@ from atom.swarm.records.manifest import AllowList, Manifest, manifest_digest
 from atom.swarm.state.fetch import asking
 from atom.swarm.stream.frames import Pace
 from atom.swarm.stream.handshake import Local
-from atom.swarm.transport.transport import PeerTransport, Transport
+from atom.swarm.transport.transport import Transport
 
 FETCH_S = 30.0
 """For finding somebody who has the file: a run that was founded a moment ago has nobody yet."""
@@ -111,7 +111,7 @@ def _fetch(run: RunFile, manifest: Manifest, box: Box, lookout: Lookout, events:
 
 
 def ask_for_code(
-    transport: PeerTransport,
+    transport: Transport,
     run: RunFile,
     leases: Mapping[str, Lease],
     owner: str,

@@ -10,7 +10,7 @@ from atom.base.reasons import Reason
 from atom.swarm.exchange.failure import ExchangeBroken, tell_broken
 from atom.swarm.exchange.reduction import Terms
 from atom.swarm.stream.frames import Channel, Purpose
-from atom.swarm.transport.transport import PeerTransport
+from atom.swarm.transport.transport import Transport
 
 _DIALLED_BY_SENDER, _DIALLED_BY_RECEIVER = bytes([1]), bytes([2])
 """End the tag of a connection: chunks go one way over it."""
@@ -31,7 +31,7 @@ class Channels:
             channel.close()
 
 
-def open_exchange(transport: PeerTransport, terms: Terms, timeout_s: float) -> Channels:
+def open_exchange(transport: Transport, terms: Terms, timeout_s: float) -> Channels:
     """This peer's channels for one attempt's exchange, all within `timeout_s`. Who sends dials, but
     a member that owns no part is dialled by nobody.
 
@@ -64,7 +64,7 @@ def _dials(terms: Terms, way: _Way) -> int:
     return sender if not terms.shares or terms.shares[receiver] else receiver
 
 
-def _open(transport: PeerTransport, terms: Terms, way: _Way, deadline: float) -> Channel:
+def _open(transport: Transport, terms: Terms, way: _Way, deadline: float) -> Channel:
     """Dials, or waits to be dialled. Raises: ExchangeBroken."""
     dials, left_s = _dials(terms, way), max(deadline - time.monotonic(), 0.0)
     tag = terms.tag + (_DIALLED_BY_SENDER if dials == way[0] else _DIALLED_BY_RECEIVER)

@@ -32,7 +32,7 @@ from atom.swarm.state.fetch_target import MOST_OWED, Piece, Target, prepare
 from atom.swarm.stream.frames import Channel, Interrupted, Kind, Pace, Patience, Purpose
 from atom.swarm.stream.handshake import named_reason
 from atom.swarm.transport.limits import Unreachable
-from atom.swarm.transport.transport import PeerTransport
+from atom.swarm.transport.transport import Transport
 from atom.wire import transport_pb2 as wire
 
 SILENCE_S = 5.0
@@ -114,7 +114,7 @@ class Wanted:
 
 
 def fetch(
-    transport: PeerTransport,
+    transport: Transport,
     wanted: Wanted,
     into: Path | Mapping[str, Tensor],
     stop: threading.Event | None = None,
@@ -134,7 +134,7 @@ def fetch(
 
 @contextmanager
 def asking(
-    transport: PeerTransport, donor: str, pace: Pace, stop: threading.Event | None = None
+    transport: Transport, donor: str, pace: Pace, stop: threading.Event | None = None
 ) -> Iterator[Callable[[str, int], bytes]]:
     """A function (name, most bytes) for what a donor serves as plain bytes: the caller checks what
     they say before it asks for more. All of it together must come at this pace.
@@ -216,7 +216,7 @@ class _Fetch:
 
     def __init__(
         self,
-        transport: PeerTransport,
+        transport: Transport,
         wanted: Wanted,
         into: Path | Mapping[str, Tensor],
         watch: Watch,

@@ -19,7 +19,7 @@ from atom.swarm.stream.handshake import Local
 FIRST_HOLD_S = 5.0
 LONGEST_HOLD_S = 600.0
 FORGOTTEN_S = 600.0
-"""After the last hold has ended: then the next offence is the first again."""
+"""After the last time aside has ended: then the next failure is the first again."""
 MOST_REMEMBERED = 4096
 OFFENCES = frozenset(
     {
@@ -177,47 +177,59 @@ class ThreadGroup:
                 self._living.discard(threading.current_thread())
 
 
-class Quarantine:
-    """Peers that are put aside: nobody asks them to take part in a round. An offence puts a peer
-    aside, for twice as long each time.
+class Backoff:
+    """Names that are set aside for a time which doubles with each failure in a row. In memory only
+    and bounded. Thread-safe; times are seconds of one monotonic clock."""
 
-    Kept in memory only, bounded, and never for long: a damaged disk looks like a lie. A peer that
-    is aside may still connect, within the same limits as all others: a quorum may need its vote.
-    Thread-safe; times are seconds of one monotonic clock.
-    """
-
-    def __init__(self, first_hold_s: float = FIRST_HOLD_S) -> None:
-        self._first_hold_s = first_hold_s
+    def __init__(self, first_s: float, longest_s: float) -> None:
+        self._first_s, self._longest_s = first_s, longest_s
         self._lock = threading.Lock()
-        self._records: dict[str, tuple[int, float]] = {}
-        """Per peer id: offences, and until when it is aside."""
+        self._failed: dict[str, tuple[int, float]] = {}
+        """Name → how often in a row it failed, and until when it is set aside."""
+
+    def fail(self, name: str, now: float) -> None:
+        with self._lock:
+            times, until = self._failed.pop(name, (0, now))
+            times = times + 1 if now < until + FORGOTTEN_S else 1
+            seconds = min(self._first_s * 2.0 ** min(times - 1, 30), self._longest_s)
+            self._failed[name] = times, now + seconds
+            while len(self._failed) > MOST_REMEMBERED:
+                del self._failed[next(iter(self._failed))]
+
+    def forgive(self, name: str) -> None:
+        with self._lock:
+            self._failed.pop(name, None)
+
+    def failures(self, name: str) -> int:
+        return self._failed.get(name, (0, 0.0))[0]
+
+    def left_s(self, name: str, now: float) -> float:
+        """For how long it is still set aside."""
+        return max(self._failed.get(name, (0, now))[1] - now, 0.0)
+
+    def held(self, now: float) -> frozenset[str]:
+        """All that are set aside."""
+        with self._lock:
+            return frozenset([name for name, (_, until) in self._failed.items() if now < until])
+
+
+class Quarantine:
+    """Peers that are put aside for what they did: nobody asks them to take part in a round. Never
+    for long: a damaged disk looks like a lie. A peer that is aside may still connect, within the
+    same limits as all others: a quorum may need its vote. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._offenders = Backoff(FIRST_HOLD_S, LONGEST_HOLD_S)
 
     def offend(self, peer_id: str, reason: Reason, now: float) -> float:
         """Notes what may be an offence; returns for how many seconds the peer is aside now."""
-        with self._lock:
-            times, until = self._records.get(peer_id, (0, now))
-            if reason in OFFENCES:
-                times = times + 1 if now < until + FORGOTTEN_S else 1
-                until = max(now + hold_s(self._first_hold_s, times), until)
-                self._records[peer_id] = (times, until)
-            while len(self._records) > MOST_REMEMBERED:
-                del self._records[min(self._records, key=lambda each: self._records[each][1])]
-            return max(until - now, 0.0)
-
-    def forgive(self, peer_id: str) -> None:
-        """It did what it was aside for not doing."""
-        with self._lock:
-            self._records.pop(peer_id, None)
+        if reason in OFFENCES:
+            self._offenders.fail(peer_id, now)
+        return self._offenders.left_s(peer_id, now)
 
     def aside(self, now: float) -> frozenset[str]:
         """The peers that are aside."""
-        with self._lock:
-            return frozenset(who for who, (_, until) in self._records.items() if now < until)
-
-
-def hold_s(first_s: float, times: int) -> float:
-    """Seconds aside: doubled with each time, and never very long."""
-    return min(first_s * 2.0 ** min(times - 1, 30), LONGEST_HOLD_S)
+        return self._offenders.held(now)
 
 
 class Unreachable(ConnectionError):

@@ -12,7 +12,6 @@ import math
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Mapping
-from typing import Protocol
 
 from blake3 import blake3
 
@@ -21,6 +20,7 @@ from atom.base.errors import PeerRefused
 from atom.base.events import EventSink
 from atom.swarm.records.lease import Lease, PeerState, Reached
 from atom.swarm.transport.dialer import Contact
+from atom.swarm.transport.transport import Transport
 
 WITNESSES = 3
 SETTLE_S = 2.0
@@ -37,20 +37,12 @@ def contact_of(lease: Lease) -> Contact:
     return Contact(lease.addresses, lease.reached is Reached.NO, lease.incarnation)
 
 
-class Reaching(Protocol):
-    """The transport, as far as this goes."""
-
-    @property
-    def peer_id(self) -> str: ...
-    def set_contact(self, peer_id: str, contact: Contact) -> None: ...
-    def probe(self, peer_id: str) -> Reached: ...
-    def keep_lines(self, peer_ids: frozenset[str]) -> None: ...
-
-
 class Outreach:
     """`know` and `reached` may be called from any thread."""
 
-    def __init__(self, transport: Reaching, wish: Reached, clock: Clock, events: EventSink) -> None:
+    def __init__(
+        self, transport: Transport, wish: Reached, clock: Clock, events: EventSink
+    ) -> None:
         """`wish`: what the peer file says; UNKNOWN: find out."""
         self._transport = transport
         self._wish = wish

@@ -9,7 +9,6 @@ import contextlib
 import math
 import threading
 from collections.abc import Iterable, Sequence
-from typing import Protocol
 
 from atom.base.clock import BootClock, Clock
 from atom.base.errors import PeerRefused
@@ -36,38 +35,6 @@ from atom.swarm.transport.reverse_connections import OwnLines, ReverseConnection
 _JOIN_S = 10.0
 _PROBE_S = 6.0
 """For dialling back, on request, at all addresses of the peer that asks."""
-
-
-class PeerTransport(Protocol):
-    """What the rest of the swarm needs: `Transport` is one, and the tests have one in memory."""
-
-    @property
-    def peer_id(self) -> str: ...
-    @property
-    def address(self) -> tuple[str, int]: ...
-    @property
-    def quarantine(self) -> Quarantine: ...
-    @property
-    def known(self) -> KnownPeers: ...
-    def start(self) -> None: ...
-    def close(self) -> None: ...
-    def set_handlers(
-        self,
-        on_message: OnMessage | None = None,
-        on_unreachable: OnUnreachable | None = None,
-        on_blobs: OnBlobs | None = None,
-    ) -> None: ...
-    def set_addresses(self, peer_id: str, addresses: Sequence[str]) -> None: ...
-    def send(self, peer_id: str, raw: bytes) -> bool: ...
-    def connect(
-        self,
-        peer_id: str,
-        purpose: Purpose,
-        tag: bytes = b"",
-        timeout_s: float = math.inf,
-        stop: threading.Event | None = None,
-    ) -> Channel: ...
-    def accept_ring(self, peer_id: str, tag: bytes, timeout_s: float) -> Channel: ...
 
 
 class Transport:
@@ -170,7 +137,6 @@ class Transport:
         self._router.rings.close()
         self._reverse.close()
         self._lanes.wake()
-        self._lines.wake()
         self._dialer.close()
         if not self._endpoint.threads.join(_JOIN_S):
             self._endpoint.events.emit("threads-left", seconds=_JOIN_S)

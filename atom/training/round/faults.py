@@ -8,46 +8,17 @@ from collections.abc import Collection, Iterable
 
 from atom.swarm.chain.commit import Head, Voter
 from atom.swarm.records.lease import claims_better, preferred
+from atom.swarm.transport.limits import FORGOTTEN_S, MOST_REMEMBERED, Backoff
 from atom.training.round.attempt import Stage, Way
 from atom.training.round.electorate import hidden_peers
 from atom.training.round.events import CaughtUp, View
 from atom.training.round.round_state import RoundContext
 
 FIRST_ASIDE_S, LONGEST_ASIDE_S = 20.0, 600.0
-FORGOTTEN_S = 600.0
-"""After the last time aside has ended: then the next failure is the first again."""
 MOST_DONORS = 8
 """Asked in one go: each that does not answer takes seconds."""
 FIRST_DOUBT_S, LONGEST_DOUBT_S = 5.0, 20.0
-_MOST_REMEMBERED = 4096
 _ORDER = list(Stage)
-
-
-class Backoff:
-    """Names that are set aside for a time which doubles with each failure in a row."""
-
-    def __init__(self, first_s: float, longest_s: float) -> None:
-        self._first_s, self._longest_s = first_s, longest_s
-        self._failed: dict[str, tuple[int, float]] = {}
-        """Name → how often in a row it failed, and until when it is set aside."""
-
-    def fail(self, name: str, now: float) -> None:
-        times, until = self._failed.pop(name, (0, now))
-        times = times + 1 if now < until + FORGOTTEN_S else 1
-        seconds = min(self._first_s * 2.0 ** min(times - 1, 30), self._longest_s)
-        self._failed[name] = times, now + seconds
-        while len(self._failed) > _MOST_REMEMBERED:
-            del self._failed[next(iter(self._failed))]
-
-    def forgive(self, name: str) -> None:
-        self._failed.pop(name, None)
-
-    def failures(self, name: str) -> int:
-        return self._failed.get(name, (0, 0.0))[0]
-
-    def held(self, now: float) -> frozenset[str]:
-        """All that are set aside."""
-        return frozenset([name for name, (_, until) in self._failed.items() if now < until])
 
 
 class UnreliablePeers:
@@ -88,7 +59,7 @@ class UnreliablePeers:
             owed, *_ = self._owes.pop(peer, (stage,))
             worst = max(owed, stage, key=_ORDER.index)
             self._owes[peer] = worst, now, lease.incarnation if lease else b""
-            while len(self._owes) > _MOST_REMEMBERED:
+            while len(self._owes) > MOST_REMEMBERED:
                 del self._owes[next(iter(self._owes))]
 
     def forgive(self, peer: str, stage: Stage) -> None:

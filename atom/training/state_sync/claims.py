@@ -12,8 +12,9 @@ from atom.base.clock import Clock
 from atom.base.errors import PeerRefused
 from atom.swarm.chain.commit import Head
 from atom.swarm.records.lease import claims_better, preferred
+from atom.swarm.transport.limits import Backoff
 from atom.training.round.events import View
-from atom.training.round.faults import FIRST_DOUBT_S, LONGEST_DOUBT_S, Backoff, in_turn
+from atom.training.round.faults import FIRST_DOUBT_S, LONGEST_DOUBT_S, in_turn
 from atom.training.state_sync.state_sync import StateSync
 
 SETTLED_S = 0.3

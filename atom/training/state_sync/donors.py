@@ -27,7 +27,7 @@ from atom.swarm.state.fetch import (
     refusal_of,
 )
 from atom.swarm.stream.frames import Pace
-from atom.swarm.transport.transport import PeerTransport
+from atom.swarm.transport.transport import Transport
 from atom.training.storage.run_storage import OFFERS
 
 Arenas = Mapping[str, torch.Tensor]
@@ -41,7 +41,7 @@ class PeerDonors:
 
     def __init__(
         self,
-        transport: PeerTransport,
+        transport: Transport,
         elements: int,
         state: Mapping[str, StateArena],
         downloads: Path,

@@ -26,7 +26,7 @@ from atom.swarm.stream import handshake
 from atom.swarm.stream.frames import Channel, Patience, Purpose
 from atom.swarm.stream.handshake import Local
 from atom.swarm.stream.tls import make_credentials, wrap
-from atom.swarm.transport.transport import PeerTransport, Transport
+from atom.swarm.transport.transport import Transport
 from tests.manual_clock import ManualClock
 from tests.swarm.directory_memory import MemoryDht, MemoryDirectory
 from tests.swarm.local_transport import LocalNetwork, LocalTransport
@@ -37,7 +37,7 @@ LIST = AllowList.of(OWNER.peer_id, NAMES)
 RUN = b"r" * 32
 SOON = 10.0
 
-Make = Callable[[Identity, AllowList], PeerTransport]
+Make = Callable[[Identity, AllowList], Transport]
 
 
 def listed_manifest() -> Manifest:
@@ -47,11 +47,11 @@ def listed_manifest() -> Manifest:
 
 @pytest.fixture(params=["tcp", "local"])
 def make(request: pytest.FixtureRequest) -> Iterator[Make]:
-    made: list[tuple[PeerTransport, EventList]] = []
+    made: list[tuple[Transport, EventList]] = []
     network = LocalNetwork()
 
-    def make(identity: Identity, allowed: AllowList) -> PeerTransport:
-        transport: PeerTransport
+    def make(identity: Identity, allowed: AllowList) -> Transport:
+        transport: Transport
         events = EventList()
         if request.param == "tcp":
             local = Local(identity, RUN, bytes(16), allowed=allowed)
@@ -74,13 +74,13 @@ def make(request: pytest.FixtureRequest) -> Iterator[Make]:
         assert not any(event["event"] == "thread-failed" for event in events.events)
 
 
-def introduce(one: PeerTransport, two: PeerTransport) -> None:
+def introduce(one: Transport, two: Transport) -> None:
     for here, there in ((one, two), (two, one)):
         host, port = there.address
         here.set_addresses(there.peer_id, [f"{host}:{port}"])
 
 
-def refusal(one: PeerTransport, two: PeerTransport, purpose: Purpose) -> PeerRefused:
+def refusal(one: Transport, two: Transport, purpose: Purpose) -> PeerRefused:
     with pytest.raises(PeerRefused) as refused:
         one.connect(two.peer_id, purpose, b"t" * 8, SOON)
     assert refused.value.reason is Reason.NOT_ON_THE_LIST

@@ -23,7 +23,7 @@ from atom.swarm.state.fetch_target import Piece, PieceQueue
 from atom.swarm.stream.bandwidth import TransferThrottle
 from atom.swarm.stream.frames import Channel, Pace
 from atom.swarm.stream.handshake import Local
-from atom.swarm.transport.transport import PeerTransport, Transport
+from atom.swarm.transport.transport import Transport
 from tests.swarm.local_transport import LocalNetwork, LocalTransport
 from tests.swarm.shelf import Shelf
 from tests.swarm.trickle import Trickle
@@ -81,7 +81,7 @@ class Town:
     def __init__(self, kind: str) -> None:
         self._network = LocalNetwork()
         self._kind = kind
-        self.transports: list[PeerTransport] = []
+        self.transports: list[Transport] = []
         self.me = self._add(None)
         self.release = threading.Event()
         self.events = EventList()
@@ -115,9 +115,9 @@ class Town:
         for transport in self.transports:
             transport.close()
 
-    def _add(self, serve: Callable[[Channel], None] | None) -> PeerTransport:
+    def _add(self, serve: Callable[[Channel], None] | None) -> Transport:
         identity, incarnation = Identity.create(), bytes([len(self.transports)]) * 16
-        transport: PeerTransport = (
+        transport: Transport = (
             Transport(Local(identity, bytes(32), incarnation), ("127.0.0.1", 0), EventList())
             if self._kind == "tcp"
             else LocalTransport(self._network, identity, incarnation, EventList())

@@ -14,6 +14,7 @@ from atom.swarm.transport.limits import (
     LONGEST_HOLD_S,
     MOST_REMEMBERED,
     OFFENCES,
+    Backoff,
     Quarantine,
 )
 
@@ -35,6 +36,16 @@ def test_a_hold_doubles_up_to_ten_minutes() -> None:
     assert held == [5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, *[LONGEST_HOLD_S] * 3]
 
 
+def test_whom_is_forgiven_fails_for_the_first_time_again() -> None:
+    waits = Backoff(10.0, 40.0)
+    for times in (1, 2, 3):
+        waits.fail("a", 0.0)
+        assert (waits.failures("a"), waits.left_s("a", 0.0)) == (times, 5.0 * 2**times)
+    waits.forgive("a")
+    waits.forgive("b")
+    assert (waits.failures("a"), waits.held(0.0)) == (0, frozenset())
+
+
 def test_old_offences_are_forgotten() -> None:
     quarantine = Quarantine()
     quarantine.offend("a", Reason.TIMEOUT, 0.0)
@@ -46,10 +57,6 @@ def test_other_reasons_are_no_offences() -> None:
     quarantine = Quarantine()
     for reason in set(Reason) - OFFENCES:
         assert quarantine.offend("a", reason, 0.0) == 0.0
-    quarantine.offend("a", Reason.TIMEOUT, 0.0)
-    quarantine.forgive("a")
-    quarantine.forgive("b")
-    assert quarantine.aside(0.0) == frozenset()
 
 
 def test_it_remembers_few() -> None:

@@ -15,8 +15,8 @@ from atom.swarm.records.lease import Reached
 from atom.swarm.stream.frames import Channel, Kind, Patience, Purpose
 from atom.swarm.stream.handshake import Local
 from atom.swarm.transport.dialer import Contact
-from atom.swarm.transport.limits import TransportLimits, Unreachable
-from atom.swarm.transport.reverse_connections import _MOST_ANSWERS, ANSWER, TOKEN_BYTES
+from atom.swarm.transport.limits import Backoff, TransportLimits, Unreachable
+from atom.swarm.transport.reverse_connections import ANSWER, TOKEN_BYTES
 from atom.swarm.transport.transport import Transport
 
 RUN = b"r" * 32
@@ -53,10 +53,19 @@ class Peer:
 
     def keeps_lines_to(self, *others: "Peer") -> None:
         self.knows(*others)
-        self.transport.keep_lines([other.peer_id for other in others])
-        for other in others:
-            until(lambda other=other: other.transport._reverse.has_line(self.peer_id))  # type: ignore[misc]
-            until(lambda other=other: other.peer_id in self.transport._lines._up)  # type: ignore[misc]
+        names = {other.peer_id for other in others}
+
+        def stand() -> bool:
+            self.transport.keep_lines(names)
+            called = all(other.transport._reverse.has_line(self.peer_id) for other in others)
+            return called and self.lines.keys() == names and all(self.lines.values())
+
+        until(stand)
+
+    @property
+    def lines(self) -> dict[str, Channel | None]:
+        """Its own."""
+        return self.transport._lines._up
 
 
 @pytest.fixture
@@ -129,13 +138,27 @@ def test_a_line_that_breaks_is_dialled_anew(make: Callable[..., Peer]) -> None:
     host, guest = make(), make(listens=False)
     host.knows(guest)
     guest.keeps_lines_to(host)
-    (line,) = guest.transport._lines._up.values()
+    (line,) = guest.lines.values()
+    assert line is not None
     line.close()
-    until(lambda: guest.transport._lines._up.get(host.peer_id) not in (None, line))
-    until(lambda: host.transport._reverse.has_line(guest.peer_id))
+    until(lambda: line not in guest.lines.values())
+    until(lambda: not host.transport._reverse.has_line(guest.peer_id))
+    guest.keeps_lines_to(host)
     ring_between(host, guest)
     guest.transport.keep_lines([])
-    until(lambda: not guest.transport._lines._up)
+    until(lambda: not guest.lines)
+
+
+def test_a_newer_line_takes_the_place_of_one_that_nobody_saw_break(
+    make: Callable[..., Peer],
+) -> None:
+    host, guest = make(), make(listens=False)
+    host.knows(guest)
+    guest.keeps_lines_to(host)
+    newer = guest.transport.connect(host.peer_id, Purpose.LINE)
+    until(lambda: not guest.lines)
+    assert host.transport._reverse.has_line(guest.peer_id)
+    newer.close()
 
 
 def test_a_line_whose_thread_ended_is_begun_anew(
@@ -155,33 +178,6 @@ def test_a_line_whose_thread_ended_is_begun_anew(
     guest.events.events.clear()
     guest.keeps_lines_to(host)
     ring_between(host, guest)
-
-
-def test_a_call_outlives_the_line_it_went_over(make: Callable[..., Peer]) -> None:
-    host, guest = make(), make(listens=False)
-    host.knows(guest)
-    guest.keeps_lines_to(host)
-    answers, reverse = guest.transport._lines._answers, host.transport._reverse
-    while answers.acquire(blocking=False):  # it hears the call, and has no hands for it
-        pass
-    reached: queue.Queue[Channel | OSError] = queue.Queue()
-
-    def connect() -> None:
-        try:
-            reached.put(host.transport.connect(guest.peer_id, Purpose.RING, b"tag", timeout_s=SOON))
-        except OSError as error:
-            reached.put(error)
-
-    caller = threading.Thread(target=connect)
-    caller.start()
-    until(lambda: reverse._expected and not reverse._lines[guest.peer_id])
-    for _ in range(_MOST_ANSWERS):
-        answers.release()
-    guest.transport._lines._up[host.peer_id].close()
-    channel = reached.get(timeout=SOON)
-    caller.join()
-    assert isinstance(channel, Channel), channel
-    channel.close()
 
 
 def test_without_a_line_nobody_is_reached(make: Callable[..., Peer]) -> None:
@@ -255,18 +251,18 @@ def test_garbage_instead_of_a_handshake_does_not_keep_the_caller_out(
     ring_between(caller, shut)
 
 
-def test_a_full_house_is_asked_for_a_line_less_and_less_often(
-    make: Callable[..., Peer], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_house_is_asked_for_a_line_after_a_while(make: Callable[..., Peer]) -> None:
     """It lets everybody in, and hangs up on whom it has no room for."""
     full, guest = make(limits=dataclasses.replace(LIMITS, lines=0)), make(listens=False)
     guest.knows(full)
-    pauses: list[float] = []
     lines = guest.transport._lines
-    monkeypatch.setattr(lines, "_over", lambda peer_id: len(pauses) >= 8)
-    monkeypatch.setattr(
-        lines._changed, "wait_for", lambda condition, seconds=0.0: pauses.append(seconds)
-    )
+    for pauses in (Backoff(0.01, 0.02), Backoff(60.0, 60.0)):
+        lines._pauses = pauses
+
+        def asked(pauses: Backoff = pauses) -> bool:
+            guest.transport.keep_lines([full.peer_id])
+            return not guest.lines and pauses.failures(full.peer_id) > 0
+
+        until(asked)
     guest.transport.keep_lines([full.peer_id])
-    until(lambda: len(pauses) >= 8)
-    assert pauses[:8] == [1.0, 2.0, 4.0, 8.0, 10.0, 10.0, 10.0, 10.0]
+    assert not guest.lines

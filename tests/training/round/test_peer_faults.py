@@ -12,7 +12,7 @@ from atom.training.round.attempt import Stage, Way
 from atom.training.round.batch_policy import GlobalBatch
 from atom.training.round.election import HOLD_OUT, LeaderElection
 from atom.training.round.events import Phase, View
-from atom.training.round.faults import FIRST_ASIDE_S, Backoff, UnreliablePeers, culprits
+from atom.training.round.faults import FIRST_ASIDE_S, UnreliablePeers, culprits
 from atom.training.round.round_state import RoundContext, RoundState
 
 HEAD = head_of(A, B, C)
@@ -33,21 +33,6 @@ def way(one: Voter, other: Voter) -> Way:
 
 
 # ---- peers
-
-
-def test_backoff_doubles_and_forgets() -> None:
-    waits = Backoff(10.0, 40.0)
-    ends = [0.0]
-    for _ in range(4):
-        waits.fail("a", ends[-1])
-        ends.append(ends[-1] + min(10.0 * 2 ** (len(ends) - 1), 40.0))
-        assert waits.held(ends[-1] - 0.1) == {"a"}
-        assert not waits.held(ends[-1])
-    assert waits.failures("a") == 4
-    waits.fail("a", ends[-1] + 10_000.0)
-    assert waits.failures("a") == 1
-    waits.forgive("a")
-    assert not waits.held(ends[-1] + 10_000.0)
 
 
 @pytest.mark.parametrize("stage", Stage)
