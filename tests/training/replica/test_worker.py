@@ -1,7 +1,7 @@
 """The worker's thread: passes while nothing holds it, commands in between."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -111,25 +111,21 @@ class Scene:
 
 
 @pytest.fixture
-def scene() -> Scene:
-    return Scene()
-
-
-def test_does_nothing_until_released(scene: Scene) -> None:
-    assert scene.on_worker() == 0
-    scene.worker.release("starting")
-    assert scene.passed.wait(WAIT_S)
+def scene() -> Iterator[Scene]:
+    scene = Scene()
+    yield scene
     scene.worker.close()
-    assert scene.replica.sequences == 24, "alone it trains exactly the global batch, then waits"
 
 
-def test_held_for_two_reasons_needs_both_released(scene: Scene) -> None:
+def test_what_is_held_for_two_reasons_needs_both_released(scene: Scene) -> None:
     scene.worker.hold("paused")
     scene.worker.release("starting")
     assert scene.on_worker() == 0
     scene.worker.release("paused")
     assert scene.passed.wait(WAIT_S)
-    scene.worker.close()
+    assert scene.on_worker() == 24, "alone it trains exactly the global batch, then waits"
+    assert scene.worker.rate() > 0
+    assert scene.worker.pass_seconds > 0
 
 
 def test_a_pause_breaks_the_pass_off_and_the_same_samples_come_again(scene: Scene) -> None:
@@ -169,7 +165,6 @@ def test_whoever_is_paused_still_has_work_and_whoever_is_held_has_none(scene: Sc
     scene.worker.hold("round")
     scene.on_worker()
     assert not scene.worker.has_work
-    scene.worker.close()
 
 
 def test_a_pass_that_would_take_counted_work_with_it_is_finished(scene: Scene) -> None:
@@ -216,7 +211,6 @@ def test_a_failing_pass_is_reported_and_ends_the_thread(scene: Scene) -> None:
     scene.worker.release("starting")
     assert scene.failed.wait(WAIT_S)
     assert str(scene.failures[0]) == "a bug"
-    scene.worker.close()
 
 
 @pytest.mark.parametrize(
@@ -236,7 +230,6 @@ def test_memory_that_runs_out_elsewhere_is_named(scene: Scene, failure: Exceptio
     assert scene.failed.wait(WAIT_S)
     assert isinstance(scene.failures[0], ShortageError)
     assert "free host memory" in scene.failures[0].hint
-    scene.worker.close()
 
 
 def test_after_a_void_pass_the_next_one_is_no_larger_than_the_replica_says(scene: Scene) -> None:
@@ -248,13 +241,3 @@ def test_after_a_void_pass_the_next_one_is_no_larger_than_the_replica_says(scene
     assert scene.voided == [void]
     assert scene.replica.sizes == [6, 2, 2, 2]
     assert not scene.failures
-
-
-def test_rate_and_longest_pass(scene: Scene) -> None:
-    assert scene.worker.rate() == 0.0
-    scene.worker.release("starting")
-    assert scene.passed.wait(WAIT_S)
-    scene.on_worker()
-    assert scene.worker.rate() > 0
-    assert scene.worker.pass_seconds > 0
-    scene.worker.close()
