@@ -1,7 +1,6 @@
-from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
+from typing import ClassVar as _ClassVar, Optional as _Optional
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
@@ -64,21 +63,3 @@ class BlobRequest(_message.Message):
     arena: int
     chunk: int
     def __init__(self, name: _Optional[str] = ..., manifest: bool = ..., arena: _Optional[int] = ..., chunk: _Optional[int] = ...) -> None: ...
-
-class ArenaManifest(_message.Message):
-    __slots__ = ("name", "dtype", "elements", "chunk_digests")
-    NAME_FIELD_NUMBER: _ClassVar[int]
-    DTYPE_FIELD_NUMBER: _ClassVar[int]
-    ELEMENTS_FIELD_NUMBER: _ClassVar[int]
-    CHUNK_DIGESTS_FIELD_NUMBER: _ClassVar[int]
-    name: str
-    dtype: str
-    elements: int
-    chunk_digests: bytes
-    def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., elements: _Optional[int] = ..., chunk_digests: _Optional[bytes] = ...) -> None: ...
-
-class BlobManifest(_message.Message):
-    __slots__ = ("arenas",)
-    ARENAS_FIELD_NUMBER: _ClassVar[int]
-    arenas: _containers.RepeatedCompositeFieldContainer[ArenaManifest]
-    def __init__(self, arenas: _Optional[_Iterable[_Union[ArenaManifest, _Mapping]]] = ...) -> None: ...

@@ -7,17 +7,17 @@ A manifest is what a peer says of some arenas before it sends their chunks.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from blake3 import blake3
-from google.protobuf.message import DecodeError
 from torch import Tensor
 
 from atom.base.errors import PeerRefused
 from atom.base.landing import LandedBlocks
 from atom.base.reasons import Reason
+from atom.swarm import schema
 from atom.swarm.chain.commit import canonical_digest
-from atom.wire import transport_pb2 as wire
 
 CHUNK_BYTES = 4 * 1024 * 1024
 DIGEST_BYTES = 32
@@ -46,11 +46,10 @@ Tick = Callable[[], None]
 class ArenaManifest:
     """What one arena holds, chunk by chunk."""
 
-    name: str
-    dtype: str
-    """A key of `DTYPES`."""
-    elements: int
-    chunk_digests: bytes
+    name: Annotated[str, lambda text: len(text) <= MAX_NAME_CHARACTERS]
+    dtype: Annotated[str, DTYPES.__contains__]
+    elements: Annotated[int, lambda number: number <= _MAX_ELEMENTS]
+    chunk_digests: Annotated[bytes, lambda raw: len(raw) % DIGEST_BYTES == 0]
     """blake3 of each 4 MiB chunk in order (the last may be short), 32 bytes each."""
 
     @property
@@ -78,7 +77,7 @@ class ArenaManifest:
 class BlobManifest:
     """The arenas of a blob, in the order of their names."""
 
-    arenas: tuple[ArenaManifest, ...]
+    arenas: Annotated[tuple[ArenaManifest, ...], MAX_ARENAS]
 
     @property
     def byte_count(self) -> int:
@@ -88,48 +87,21 @@ class BlobManifest:
         """The same as `state_digest` of the tensors."""
         return named_digest({arena.name: arena.digest() for arena in self.arenas})
 
-    def encode(self) -> bytes:
-        message = wire.BlobManifest()
-        for arena in self.arenas:
-            message.arenas.add(
-                name=arena.name,
-                dtype=arena.dtype,
-                elements=arena.elements,
-                chunk_digests=arena.chunk_digests,
-            )
-        return message.SerializeToString()
-
 
 def decode_manifest(raw: bytes, max_bytes: int) -> BlobManifest:
     """A stranger's manifest of at most `max_bytes` of contents.
 
     Raises: PeerRefused(MALFORMED, TOO_LARGE), and nothing else, whatever the bytes are.
     """
-    message = wire.BlobManifest()
-    try:
-        message.ParseFromString(raw)
-    except DecodeError as error:
-        raise PeerRefused(Reason.MALFORMED, "unreadable manifest") from error
-    if len(message.arenas) > MAX_ARENAS:
-        raise PeerRefused(Reason.TOO_LARGE, f"{len(message.arenas)} arenas")
-    manifest = BlobManifest(tuple(_arena(part) for part in message.arenas))
+    manifest = schema.decode(BlobManifest, raw, MAX_MANIFEST_BYTES)
     names = [arena.name for arena in manifest.arenas]
     if names != sorted(set(names)):
         raise PeerRefused(Reason.MALFORMED, "arenas are not in the order of their names")
+    if any(len(arena.chunk_digests) != DIGEST_BYTES * arena.chunks for arena in manifest.arenas):
+        raise PeerRefused(Reason.MALFORMED, "chunk digests do not match the arena's length")
     if manifest.byte_count > max_bytes:
         raise PeerRefused(Reason.TOO_LARGE, f"{manifest.byte_count} bytes, at most {max_bytes}")
     return manifest
-
-
-def _arena(part: wire.ArenaManifest) -> ArenaManifest:
-    if len(part.name) > MAX_NAME_CHARACTERS or part.dtype not in DTYPES:
-        raise PeerRefused(Reason.MALFORMED, "an arena's name or type")
-    if part.elements > _MAX_ELEMENTS:
-        raise PeerRefused(Reason.TOO_LARGE, f"arena of {part.elements} elements")
-    arena = ArenaManifest(part.name, part.dtype, part.elements, part.chunk_digests)
-    if len(arena.chunk_digests) != DIGEST_BYTES * arena.chunks:
-        raise PeerRefused(Reason.MALFORMED, "chunk digests do not match the arena's length")
-    return arena
 
 
 class LandingDigest:

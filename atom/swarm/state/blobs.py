@@ -16,6 +16,7 @@ from torch import Tensor
 
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
+from atom.swarm import schema
 from atom.swarm.state.arenas import (
     CHUNK_BYTES,
     BlobManifest,
@@ -170,7 +171,7 @@ class BlobServer:
 
     def _look_up(self, request: wire.BlobRequest, tick: Tick) -> bytes | memoryview:
         if request.manifest:
-            return self._store.manifest(request.name, tick).encode()
+            return schema.encode(self._store.manifest(request.name, tick))
         return self._store.chunk(request.name, request.arena, request.chunk)
 
     def _send(self, channel: Channel, answer: memoryview, patience: Patience) -> None:

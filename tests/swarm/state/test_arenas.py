@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
+from atom.swarm import schema
 from atom.swarm.state.arenas import (
     CHUNK_BYTES,
     BlobManifest,
@@ -62,7 +63,7 @@ def test_bytes_are_the_tensors_own_memory() -> None:
 def test_a_manifest_survives_the_wire() -> None:
     parts = (describe("empty", torch.empty(0, dtype=torch.bfloat16)), describe("w", arena()))
     manifest = BlobManifest(parts)
-    arrived = decode_manifest(manifest.encode(), manifest.byte_count)
+    arrived = decode_manifest(schema.encode(manifest), manifest.byte_count)
     assert arrived == manifest
     assert arrived.digest() == state_digest({"w": arena(), "empty": torch.empty(0).bfloat16()})
 
@@ -71,7 +72,7 @@ def test_a_manifest_is_bounded() -> None:
     good = describe("w", arena(16))
     manifest = BlobManifest((good,))
     with pytest.raises(PeerRefused) as refused:
-        decode_manifest(manifest.encode(), manifest.byte_count - 1)
+        decode_manifest(schema.encode(manifest), manifest.byte_count - 1)
     assert refused.value.reason is Reason.TOO_LARGE
     bad = [
         BlobManifest((describe("x" * 300, arena(16)),)),
@@ -80,27 +81,27 @@ def test_a_manifest_is_bounded() -> None:
     ]
     for wrong in bad:
         with pytest.raises(PeerRefused) as refused:
-            decode_manifest(wrong.encode(), 1 << 30)
+            decode_manifest(schema.encode(wrong), 1 << 30)
         assert refused.value.reason is Reason.MALFORMED
 
 
 def test_an_arena_that_claims_too_much_is_refused() -> None:
-    message = BlobManifest((describe("w", arena(16)),)).encode()
-    for elements, reason in ((2**60, Reason.TOO_LARGE), (CHUNK * 2, Reason.MALFORMED)):
+    message = schema.encode(BlobManifest((describe("w", arena(16)),)))
+    for elements, reason in ((2**60, Reason.MALFORMED), (CHUNK * 2, Reason.MALFORMED)):
         huge = BlobManifest((describe("w", arena(16)),))
         object.__setattr__(huge.arenas[0], "elements", elements)
-        assert huge.encode() != message
+        assert schema.encode(huge) != message
         with pytest.raises(PeerRefused) as refused:
-            decode_manifest(huge.encode(), 1 << 62)
+            decode_manifest(schema.encode(huge), 1 << 62)
         assert refused.value.reason is reason
 
 
 @given(st.binary(max_size=300), st.booleans())
 @settings(max_examples=300, deadline=None)
 def test_random_manifests_raise_only_refusals(raw: bytes, appended: bool) -> None:
-    start = BlobManifest((describe("w", arena(16)),)).encode() if appended else b""
+    start = schema.encode(BlobManifest((describe("w", arena(16)),))) if appended else b""
     try:
         manifest = decode_manifest(start + raw, 1 << 20)
     except PeerRefused:
         return
-    assert decode_manifest(manifest.encode(), 1 << 20) == manifest
+    assert decode_manifest(schema.encode(manifest), 1 << 20) == manifest

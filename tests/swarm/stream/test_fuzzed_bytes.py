@@ -52,9 +52,9 @@ HELLO = wire.Hello(
     signature=bytes(64),
 ).SerializeToString()
 
-BLOB = BlobManifest(
-    (ArenaManifest("weights", "float32", 1000, chunk_digest(bytes(4000))),)
-).encode()
+BLOB = schema.encode(
+    BlobManifest((ArenaManifest("weights", "float32", 1000, chunk_digest(bytes(4000))),))
+)
 LEASE = encode_lease(a_lease(OWNER.peer_id), RUN, OWNER.peer_id, OWNER, 1e9)
 FOUNDED = encode_manifest(a_manifest(OWNER), OWNER)
 CHAIN = record_of(COMMIT) * 3
