@@ -160,7 +160,8 @@ class Ledger:
             voter = cast.voter(key)
             sign = cast.IDENTITIES[key[0]].sign
             signed.append(Vote(voter, sign(VOTE_DOMAIN, signed_by(voter, payload))))
-        return Commit(what, real, tuple(signed), real_survivors)
+        assert what.survivors == real_survivors
+        return Commit(what, real, tuple(signed))
 
     def is_quorum(self, head: int, votes: tuple[VoterKey, ...]) -> bool:
         """By the real quorum, whatever a mutant believes."""

@@ -58,7 +58,7 @@ def a_commit(
         Vote(voter_of(each), each.sign(VOTE_DOMAIN, signed_by(voter_of(each), payload)))
         for each in voters
     )
-    return Commit(value, ballot, votes, alone)
+    return Commit(value, ballot, votes)
 
 
 def heads_along(first: Head, commits: Sequence[Commit]) -> list[Head]:

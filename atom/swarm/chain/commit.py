@@ -146,8 +146,12 @@ class Commit:
     value: Value
     ballot: Ballot
     votes: Votes
-    survivors: Voters = ()
-    """Empty: a quorum of the parent's voters vouches. Else all of these, after the grace time."""
+
+    @property
+    def survivors(self) -> Voters:
+        """Empty: a quorum of the parent's voters vouches. Else all of these, after the grace
+        time."""
+        return self.value.survivors
 
 
 @dataclass(frozen=True, slots=True)

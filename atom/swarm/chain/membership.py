@@ -72,8 +72,6 @@ def certificate_problem(head: Head, commit: Commit) -> Reason | None:
     A branch needs somebody who belongs to the run: a voter of the head or a member of its round,
     by peer id, since all may have been restarted. Strangers alone found no branch.
     """
-    if commit.value.survivors != commit.survivors:
-        return Reason.BAD_CERTIFICATE
     signed = valid_votes(commit)
     if commit.survivors:
         complete = len(commit.survivors) <= MAX_VOTERS and signed >= set(commit.survivors)

@@ -160,7 +160,7 @@ class Attempt:
         assert self.ballot is not None
         assert self.value is not None
         votes = tuple(Vote(voter, self.votes[voter]) for voter in sorted(self.votes))
-        return Commit(self.value, self.ballot, votes, self.electorate.survivors)
+        return Commit(self.value, self.ballot, votes)
 
     def voters_next(self, members: Sequence[Voter], dead: AbstractSet[Voter]) -> tuple[Voter, ...]:
         """Who decides after the round that `members` made."""

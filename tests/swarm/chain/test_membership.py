@@ -143,8 +143,8 @@ HEAD = head_of(*PEERS[:3])
 VALUE = value_on(HEAD, *PEERS[:3])
 
 
-def certificate(*votes: Vote, value: Value = VALUE, survivors: tuple[Voter, ...] = ()) -> Commit:
-    return Commit(value, BALLOT, votes, survivors)
+def certificate(*votes: Vote, value: Value = VALUE) -> Commit:
+    return Commit(value, BALLOT, votes)
 
 
 def test_a_quorum_of_genuine_votes_binds() -> None:
@@ -188,8 +188,8 @@ def test_a_branch_needs_all_its_survivors() -> None:
     survivors = PEERS[:2]
     value = value_on(HEAD, *survivors, survivors=survivors)
     votes = [vote(v, value, survivors=survivors) for v in survivors]
-    assert certificate_problem(HEAD, certificate(*votes, value=value, survivors=survivors)) is None
-    short = certificate(votes[0], value=value, survivors=survivors)
+    assert certificate_problem(HEAD, certificate(*votes, value=value)) is None
+    short = certificate(votes[0], value=value)
     assert certificate_problem(HEAD, short) is Reason.BAD_CERTIFICATE
 
 
@@ -198,7 +198,7 @@ def test_survivors_sign_nothing_but_what_names_them() -> None:
     survivors, others = PEERS[:1], PEERS[1:2]
     for value in (VALUE, value_on(HEAD, *others, survivors=others)):
         votes = vote(PEERS[0], value, survivors=survivors)
-        signed = certificate(votes, value=value, survivors=survivors)
+        signed = certificate(votes, value=value)
         assert certificate_problem(HEAD, signed) is Reason.BAD_CERTIFICATE
 
 
@@ -211,7 +211,7 @@ def test_a_branch_value_is_no_ordinary_commit() -> None:
 def test_strangers_found_no_branch_but_a_restarted_voter_may() -> None:
     stranger = (PEERS[5],)
     value = value_on(HEAD, *stranger, survivors=stranger)
-    theirs = certificate(vote(PEERS[5], value, survivors=stranger), value=value, survivors=stranger)
+    theirs = certificate(vote(PEERS[5], value, survivors=stranger), value=value)
     assert certificate_problem(HEAD, theirs) is Reason.BAD_CERTIFICATE
     old = head_of(Voter(PEERS[5].peer_id, b"o" * 16))
     assert certificate_problem(old, theirs) is None

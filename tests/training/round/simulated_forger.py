@@ -54,7 +54,7 @@ def _longer(process: Process, chain: Chain, opens: bool) -> Chain:
     )
     payload = vote_payload(head.digest, ballot, value.digest(), survivors)
     vote = Vote(me, process.seat.identity.sign(VOTE_DOMAIN, signed_by(me, payload)))
-    commit = Commit(value, ballot, (vote,), survivors)
+    commit = Commit(value, ballot, (vote,))
     process.swarm.witness.sees_commit(commit)
     state = canonical_digest("forged state", [digest])
     return Chain(

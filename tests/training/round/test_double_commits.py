@@ -81,7 +81,7 @@ def branch(alone: Voter) -> Commit:
     value = replace(SECOND.value, voters_next=(alone,), survivors=(alone,))
     payload = vote_payload(HEAD.digest, BALLOT, value.digest(), value.survivors)
     signature = KEYS[VOTERS.index(LIAR)].sign(VOTE_DOMAIN, signed_by(alone, payload))
-    return Commit(value, BALLOT, (Vote(alone, signature),), value.survivors)
+    return Commit(value, BALLOT, (Vote(alone, signature),))
 
 
 def test_a_quorums_round_whose_result_is_on_its_way_is_not_left_for_a_branch() -> None:

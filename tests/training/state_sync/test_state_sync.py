@@ -224,7 +224,7 @@ def on_a_branch(peer: Peer) -> Peer:
     story = run()
     value = value_on(story.heads[2], b"r" * 32, 1.0, story.digest(2), sequences=1)
     branch = signed(story.heads[2], replace(value, survivors=VOTERS[:1]))
-    for commit in (*story.commits[:2], replace(branch, survivors=VOTERS[:1])):
+    for commit in (*story.commits[:2], branch):
         peer.journal.append(commit)
     return peer
 
