@@ -16,10 +16,9 @@ from functools import partial
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.swarm.exchange.channels import Channels, open_exchange
-from atom.swarm.exchange.failure import ExchangeBroken, tell_broken
 from atom.swarm.exchange.parts import OwnPart, PartsReceiver, PartsSender
 from atom.swarm.exchange.plans import PartsPlan, RingPlan
-from atom.swarm.exchange.reduction import Arenas, Reduction, Terms
+from atom.swarm.exchange.reduction import Arenas, ExchangeBroken, Reduction, Terms, tell_broken
 from atom.swarm.exchange.ring import RingReceiver, RingSender
 from atom.swarm.stream.frames import Channel, Interrupted
 

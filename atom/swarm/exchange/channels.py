@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
-from atom.swarm.exchange.failure import ExchangeBroken, tell_broken
-from atom.swarm.exchange.reduction import Terms
+from atom.swarm.exchange.reduction import ExchangeBroken, Terms, tell_broken
 from atom.swarm.stream.frames import Channel, Purpose
 from atom.swarm.transport.transport import Transport
 

@@ -9,9 +9,8 @@ from torch import Tensor
 
 from atom.base.reasons import Reason
 from atom.swarm.exchange.chunk_kernels import NotCanonical, NotFinite
-from atom.swarm.exchange.failure import ExchangeBroken
 from atom.swarm.exchange.plans import WINDOW, PartsPlan, Step
-from atom.swarm.exchange.reduction import Reduction
+from atom.swarm.exchange.reduction import ExchangeBroken, Reduction
 from atom.swarm.exchange.ring import RingReceiver, RingSender
 from atom.swarm.stream.frames import Channel
 

@@ -1,23 +1,67 @@
-"""One member's all-reduce: the terms, its memory, and what its threads share."""
+"""One member's all-reduce: the terms, its memory, what its threads share, and how it ends early."""
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy
 import torch
+from google.protobuf.message import DecodeError
 from torch import Tensor
 
+from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.swarm.exchange.chunk_kernels import NotFinite, chunk_kernels
 from atom.swarm.exchange.codec import EXACT, Codec
-from atom.swarm.exchange.failure import ExchangeBroken
 from atom.swarm.exchange.plans import PartsPlan, RingPlan, Step, chunk_header, connected
-from atom.swarm.stream.frames import Interrupted, Pace
+from atom.swarm.stream.frames import Channel, Interrupted, Kind, Pace, Patience
+from atom.swarm.stream.handshake import named_reason
+from atom.wire.transport_pb2 import Broken
 
 LARGEST_PART = 1e30
 """Of any number in one member's sums: a thousand such do not overflow."""
+MAX_BROKEN_BYTES = 512
+LAST_WORDS_S = 0.3
+
+
+class ExchangeBroken(PeerRefused):
+    """The exchange cannot finish. `suspect`: the peer to leave out next time, if anyone knows.
+    `told`: by the last words of a peer that saw it closer, believed over what we saw ourselves."""
+
+    def __init__(
+        self, suspect: str | None, reason: Reason, detail: str = "", told: bool = False
+    ) -> None:
+        super().__init__(reason, detail)
+        self.suspect = suspect
+        self.told = told
+
+
+def tell_broken(channel: Channel, failure: Exception | None, me: str) -> None:
+    """Tells a neighbour why we hang up, if it still listens."""
+    if not isinstance(failure, ExchangeBroken):
+        failure = ExchangeBroken(me, Reason.RING_BROKEN)
+    words = Broken(suspect=failure.suspect or "", reason=failure.reason.value)
+    with contextlib.suppress(OSError):
+        patience = Patience.within(LAST_WORDS_S)
+        channel.send_frame(Kind.BROKEN, words.SerializeToString(), patience=patience)
+
+
+def hear_broken(channel: Channel, members: Sequence[str]) -> ExchangeBroken:
+    """The neighbour's last words. Raises: OSError; PeerRefused for anything else it says."""
+    patience = Patience.within(LAST_WORDS_S)
+    return parse_broken(channel.recv_frame(Kind.BROKEN, MAX_BROKEN_BYTES, patience), members)
+
+
+def parse_broken(raw: bytes, members: Sequence[str]) -> ExchangeBroken:
+    """Last words as a failure of our own; a suspect that is no member counts as none."""
+    words = Broken()
+    with contextlib.suppress(DecodeError):
+        words.ParseFromString(raw)
+    suspect = words.suspect if words.suspect in members else None
+    reason = named_reason(words.reason, Reason.RING_BROKEN)
+    return ExchangeBroken(suspect, reason, "told by another", told=True)
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,14 @@ from torch import Tensor
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.swarm.exchange.chunk_kernels import NotCanonical, NotFinite
-from atom.swarm.exchange.failure import (
+from atom.swarm.exchange.plans import Step
+from atom.swarm.exchange.reduction import (
     MAX_BROKEN_BYTES,
     ExchangeBroken,
+    Reduction,
     hear_broken,
     parse_broken,
 )
-from atom.swarm.exchange.plans import Step
-from atom.swarm.exchange.reduction import Reduction
 from atom.swarm.stream.frames import Channel, Kind, Patience
 
 

@@ -18,10 +18,9 @@ RING_SHARE = 0.25
 """Bytes that transfers may send for each byte of a running ring. Below it a joiner of a swarm that
 does nothing but average would never catch up: four donors' shares carry one result per round."""
 _QUIET_S = 0.25
-_RUNNING_BYTES = 64 * 1024
-"""Of the last moments, fading: less is a heartbeat, not a ring at work."""
-_MOST_RECENT_BYTES = math.e * _RUNNING_BYTES
-"""Whatever a ring has sent, it counts as running for `_QUIET_S` after its last bytes."""
+"""For so long after its last bytes a ring counts as running."""
+_HEARTBEAT_BYTES = 1024
+"""Sent at once: no more says that a ring waits, not that it is at work."""
 _MOST_CREDIT_BYTES = 1024 * 1024
 _LOOK_S = 0.01
 _SMALLEST_PART_BYTES = 8 * 1024
@@ -84,22 +83,20 @@ class TransferThrottle:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._recent_bytes = 0.0
-        self._at = 0.0
+        self._running_until = -math.inf
         self._credit_bytes = 0.0
 
     def ring_sent(self, count: int, now: float) -> None:
         with self._lock:
-            self._fade(now)
-            self._recent_bytes = min(self._recent_bytes + count, _MOST_RECENT_BYTES)
+            if count > _HEARTBEAT_BYTES:
+                self._running_until = now + _QUIET_S
             self._credit_bytes = min(self._credit_bytes + RING_SHARE * count, _MOST_CREDIT_BYTES)
 
     def part_bytes(self, now: float) -> int:
         """How much a transfer should send at a time. Beside a ring no more than the credit: other
         transfers wait until a large part's debt is paid off, and would look dead to their peers."""
         with self._lock:
-            self._fade(now)
-            if self._recent_bytes < _RUNNING_BYTES:
+            if now > self._running_until:
                 return PART_BYTES
             return min(max(int(self._credit_bytes), _SMALLEST_PART_BYTES), PART_BYTES)
 
@@ -107,18 +104,12 @@ class TransferThrottle:
         """Before a transfer sends `count` bytes: 0.0, and they are accounted for; or how long to
         wait before asking again."""
         with self._lock:
-            self._fade(now)
-            if self._recent_bytes < _RUNNING_BYTES:
+            if now > self._running_until:
                 return 0.0
             if self._credit_bytes <= 0:
                 return _LOOK_S
             self._credit_bytes -= count  # into debt: a part may be larger than the credit
             return 0.0
-
-    def _fade(self, now: float) -> None:
-        passed_s = max(now - self._at, 0.0)
-        self._recent_bytes *= math.exp(-passed_s / _QUIET_S)
-        self._at = now
 
 
 @dataclass(frozen=True)

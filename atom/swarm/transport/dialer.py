@@ -12,6 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -273,28 +274,25 @@ class Resolver:
             return _lookup(host, port, socket.AI_NUMERICHOST)
         if not self._free.acquire(timeout=min(seconds, threading.TIMEOUT_MAX)):
             raise TimeoutError("too many host names are being looked up")
-        found: list[AddressInfo | OSError] = []
-        done = threading.Event()
+        found = Future[AddressInfo]()
 
         def look() -> None:
             try:
-                found.append(_lookup(host, port))
+                found.set_result(_lookup(host, port))
             except OSError as problem:
-                found.append(problem)
+                found.set_exception(problem)
             finally:
                 self._free.release()
-                done.set()
 
         try:
             threading.Thread(target=look, name="atom-lookup", daemon=True).start()
         except RuntimeError as problem:
             self._free.release()
             raise OSError(f"no thread to look up {host}: {problem}") from problem
-        if not done.wait(max(deadline - time.monotonic(), 0.0)):
-            raise TimeoutError(f"looking up {host} takes too long")
-        if isinstance(found[0], OSError):
-            raise OSError(str(found[0]))
-        return found[0]
+        try:
+            return found.result(max(deadline - time.monotonic(), 0.0))
+        except TimeoutError:
+            raise TimeoutError(f"looking up {host} takes too long") from None
 
 
 def _lookup(host: str, port: int, flags: int = 0) -> AddressInfo:

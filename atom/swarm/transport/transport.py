@@ -16,16 +16,14 @@ from atom.base.events import EventSink
 from atom.base.reasons import Reason
 from atom.swarm.chain.messages import MAX_MESSAGE_BYTES
 from atom.swarm.records.lease import Reached
-from atom.swarm.stream.bandwidth import Bandwidth, TransferThrottle
+from atom.swarm.stream.bandwidth import Bandwidth
 from atom.swarm.stream.frames import Channel, Kind, Patience, Purpose
 from atom.swarm.stream.handshake import Local
-from atom.swarm.stream.tls import Credentials, make_credentials
+from atom.swarm.stream.tls import make_credentials
 from atom.swarm.transport.dialer import Contact, Dialer
 from atom.swarm.transport.lane import Lanes, OnUnreachable
 from atom.swarm.transport.limits import (
     Endpoint,
-    KnownPeers,
-    Quarantine,
     ThreadGroup,
     TransportLimits,
 )
@@ -65,7 +63,17 @@ class Transport:
             closing=threading.Event(),
             bandwidth=bandwidth or Bandwidth(),
         )
-        credentials: Credentials = make_credentials(local.identity)
+        self.peer_id = local.identity.peer_id
+        self.bandwidth = self._endpoint.bandwidth
+        """The box's caps."""
+        self.throttle = self.bandwidth.throttle
+        """Lets our rings go before state transfers: for the blob server."""
+        self.quarantine = self._endpoint.quarantine
+        """Who is put aside here."""
+        self.known = self._endpoint.known
+        """Peers that find places that strangers cannot take; set by the follower of the chain."""
+        self.listens = bind is not None
+        credentials = make_credentials(local.identity)
         self._reverse = ReverseConnections(self._endpoint)
         self._dialer = Dialer(self._endpoint, credentials, self._reverse)
         served = {Purpose.LINE: self._reverse.serve_line, Purpose.PROBE: self._answer_probe}
@@ -80,38 +88,10 @@ class Transport:
         self._lanes = Lanes(self._endpoint, lambda peer_id: self.connect(peer_id, Purpose.MESSAGES))
 
     @property
-    def peer_id(self) -> str:
-        return self._endpoint.local.identity.peer_id
-
-    @property
-    def throttle(self) -> TransferThrottle:
-        """Lets our rings go before state transfers: for the blob server."""
-        return self._endpoint.bandwidth.throttle
-
-    @property
-    def bandwidth(self) -> Bandwidth:
-        """The box's caps."""
-        return self._endpoint.bandwidth
-
-    @property
-    def quarantine(self) -> Quarantine:
-        """Who is put aside here."""
-        return self._endpoint.quarantine
-
-    @property
-    def known(self) -> KnownPeers:
-        """Peers that find places that strangers cannot take; set by the follower of the chain."""
-        return self._endpoint.known
-
-    @property
     def address(self) -> tuple[str, int]:
         """Host and port it listens on, after `start`."""
         assert self._address is not None, "not started, or it listens nowhere"
         return self._address
-
-    @property
-    def listens(self) -> bool:
-        return self._bind is not None
 
     def set_handlers(
         self,

@@ -10,8 +10,8 @@ from threaded_ring import PARENT, SILENCE_S, SOON, Swarm, sources, swarm_of
 from atom.base.reasons import Reason
 from atom.swarm.chain.commit import Ballot
 from atom.swarm.exchange.allreduce import ExchangeBroken
-from atom.swarm.exchange.failure import hear_broken
 from atom.swarm.exchange.plans import ring_tag
+from atom.swarm.exchange.reduction import hear_broken
 from atom.swarm.stream.frames import Channel, Patience, Purpose
 
 __all__ = ["swarm_of"]

@@ -3,9 +3,8 @@
 import torch
 
 from atom.base.reasons import Reason
-from atom.swarm.exchange.failure import ExchangeBroken
 from atom.swarm.exchange.plans import RingPlan
-from atom.swarm.exchange.reduction import Arenas, Reduction, Terms
+from atom.swarm.exchange.reduction import Arenas, ExchangeBroken, Reduction, Terms
 
 MEMBERS = ("us", "right", "left")
 

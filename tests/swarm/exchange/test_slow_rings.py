@@ -10,8 +10,8 @@ from threaded_ring import QUICK, SOON, Swarm, broken, sources, swarm_of
 from torch import Tensor
 
 from atom.base.reasons import Reason
-from atom.swarm.exchange.failure import ExchangeBroken
 from atom.swarm.exchange.plans import RingPlan, chunk_header
+from atom.swarm.exchange.reduction import ExchangeBroken
 from atom.swarm.stream.frames import Channel, Kind, Pace, Patience
 
 __all__ = ["swarm_of"]
