@@ -13,8 +13,8 @@ from atom.swarm.identity import Identity
 from atom.swarm.records.codec import encode_lease
 from atom.swarm.records.lease import RENEW_SECONDS, Lease, PeerState
 from atom.swarm.records.lease_book import LeaseBook
-from atom.training.membership_view import count_swarm, membership_view
-from atom.training.replica.pacing import READ_S, SwarmCount, next_pass, reading_pause
+from atom.training.loop import membership_view
+from atom.training.replica.pacing import READ_S, SwarmCount, count_swarm, next_pass, reading_pause
 from atom.training.round import RoundMachine, Terms
 from atom.training.round.events import (
     Action,

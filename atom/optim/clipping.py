@@ -31,7 +31,7 @@ class LandingNorm:
     as `gradient_norm`, in whatever order and pieces it lands. Raises: as `gradient_norm`.
     """
 
-    def __init__(self, gradient: torch.Tensor, threads: int | None = None) -> None:
+    def __init__(self, gradient: torch.Tensor) -> None:
         flat = gradient.dim() == 1 and gradient.is_contiguous() and gradient.device.type == "cpu"
         if not flat or gradient.dtype not in GRADIENT_FORMATS:
             raise ValueError("the norm is defined on a flat tensor of gradients on the host")
@@ -40,8 +40,8 @@ class LandingNorm:
         def summed(start: int, stop: int) -> float:
             return _sum_of_squares(values[start:stop])
 
-        most = threads or torch.get_num_threads()
-        self._blocks = LandedBlocks(values.numel(), BLOCK_ELEMENTS, summed, most, "atom-norm")
+        threads = torch.get_num_threads()
+        self._blocks = LandedBlocks(values.numel(), BLOCK_ELEMENTS, summed, threads, "atom-norm")
         self.landed = self._blocks.landed
         self.close = self._blocks.close
 
@@ -53,14 +53,14 @@ class LandingNorm:
         return math.sqrt(total)
 
 
-def gradient_norm(gradient: torch.Tensor, threads: int | None = None) -> float:
+def gradient_norm(gradient: torch.Tensor) -> float:
     """Euclidean norm of a flat host tensor, float32 or bfloat16; inf or nan if an element is not
-    finite. On as many threads as PyTorch may use, unless told.
+    finite. On as many threads as PyTorch may use.
 
-    The same bits for any `threads`, on any machine. Raises: ValueError for another shape or type;
-    MismatchError when the kernel has not been compiled.
+    The same bits for any number of them, on any machine. Raises: ValueError for another shape or
+    type; MismatchError when the kernel has not been compiled.
     """
-    return LandingNorm(gradient, threads).norm()
+    return LandingNorm(gradient).norm()
 
 
 def clip_coefficient(norm: float, clip_norm: float | None) -> float:

@@ -21,8 +21,7 @@ from atom.swarm.records.lease import Lease
 from atom.swarm.records.lease_book import LeaseBook
 from atom.swarm.stream.bandwidth import TokenBucket
 from atom.swarm.transport.transport import Transport
-from atom.training.membership_view import count_swarm, membership_view
-from atom.training.replica.pacing import SwarmCount
+from atom.training.replica.pacing import SwarmCount, count_swarm
 from atom.training.round.events import (
     Action,
     Event,
@@ -217,3 +216,25 @@ class RoundLoop:
         if seconds > 0 and self._complaints.allow(now):
             told = {"peer": peer_id, "reason": reason.value, "seconds": seconds}
             self._events.emit("peer-aside", **told)
+
+
+def membership_view(
+    book: LeaseBook, head: Head, me: Voter, sequences: int, pass_seconds: float, now: float
+) -> View:
+    """The view of `me` at `head`; `sequences` and `pass_seconds` are our own."""
+    others = book.fresh(now)
+    mine = others.pop(me.peer_id, None)
+    absent = [
+        voter
+        for voter in head.voters
+        if voter != me
+        and getattr(others.get(voter.peer_id), "incarnation", None) != voter.incarnation
+    ]
+    return View(
+        fresh=others,
+        lapsed_seconds={voter: book.missing_for(voter, now) for voter in absent},
+        dead=frozenset([v for v in absent if book.has_left(v) or book.is_replaced(v, now)]),
+        sequences=sequences,
+        pass_seconds=pass_seconds,
+        mine=mine,
+    )

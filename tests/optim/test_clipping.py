@@ -120,7 +120,8 @@ def test_neither_pieces_nor_their_order_show(gradient: torch.Tensor, seed: int) 
     chance = random.Random(seed)
     cut = pieces(chance.sample(range(1, ELEMENTS), chance.choice([0, 1, 5, 40, 400])))
     chance.shuffle(cut)
-    landing = LandingNorm(gradient, chance.choice([1, 3]))
+    torch.set_num_threads(chance.choice([1, 3]))
+    landing = LandingNorm(gradient)
     with ThreadPoolExecutor(chance.choice([1, 4])) as pool:
         list(pool.map(lambda piece: landing.landed(*piece), cut))
     assert landing.norm() == gradient_norm(gradient)
@@ -151,7 +152,7 @@ def summed(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[int]]:
 def test_only_blocks_of_the_last_piece_are_left_for_the_end(
     gradient: torch.Tensor, summed: Callable[[int], list[int]]
 ) -> None:
-    landing = LandingNorm(gradient, 1)
+    landing = LandingNorm(gradient)
     landing.landed(1500, ELEMENTS)
     later = list(range(2 * BLOCK, ELEMENTS, BLOCK))
     assert summed(len(later)) == later
@@ -172,7 +173,8 @@ def test_what_never_landed_counts_as_it_is(gradient: torch.Tensor) -> None:
 @pytest.mark.usefixtures("small_blocks")
 def test_an_element_lands_once_and_closing_ends_the_threads(gradient: torch.Tensor) -> None:
     before = set(threading.enumerate())
-    landing = LandingNorm(gradient, 2)
+    torch.set_num_threads(2)
+    landing = LandingNorm(gradient)
     landing.landed(0, 2000)
     with pytest.raises(AssertionError, match="once"):
         landing.landed(1000, 1024)

@@ -9,12 +9,13 @@ anybody extrapolating anybody's speed.
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # a replica needs nothing of the round's when it runs
-    from atom.training.round.batch_policy import BatchPolicy
-
-MAX_MICRO_BATCHES_PER_PASS = 8
+from atom.swarm.records.lease import Lease, PeerState
+from atom.training.replica.settings import MAX_MICRO_BATCHES_PER_PASS
+from atom.training.round.batch_policy import BatchPolicy
+from atom.training.round.electorate import ACTIVE_STATES, same_head
+from atom.training.round.events import View
+from atom.training.round.machine import RoundMachine
 
 READ_S, SELDOM_S = 0.4, 1.2
 """Between two readings of everybody's leases. The second is what the simulation bears, and less
@@ -34,11 +35,36 @@ class SwarmCount:
     """Theirs, as they say, of all together."""
 
 
+def count_swarm(machine: RoundMachine, view: View, seen_at: float) -> SwarmCount:
+    """What the others counted, and how many share the work: those at our head, and members of the
+    last round whose new lease is still on its way. Not so who is paused, nor who leaves and has
+    nothing counted. The view was read at `seen_at`."""
+    head = machine.head
+    aside, here = machine.status.aside, same_head(head, view)
+    mates = {peer: lease for peer, lease in here.items() if peer not in aside}
+    sharing = {peer for peer, lease in mates.items() if lease.sequences or not _leaves(lease)}
+    behind = {
+        peer
+        for peer, lease in view.fresh.items()
+        if lease.round < head.round and lease.state in ACTIVE_STATES and not _leaves(lease)
+    }
+    coming = behind.intersection(head.members) if behind else behind
+    paused = {peer for peer, lease in view.fresh.items() if lease.state is PeerState.PAUSED}
+    sequences = sum([lease.sequences for lease in mates.values()])
+    per_s = sum([lease.sequences_per_s for lease in mates.values()])
+    return SwarmCount(sequences, len((coming | sharing) - paused) + 1, seen_at, per_s)
+
+
+def _leaves(lease: Lease) -> bool:
+    """Then it sees to the round that it counted something for, if any, and begins no other."""
+    return lease.state is PeerState.LEAVING
+
+
 def next_pass(
     own_sequences: int,
     last_pass_ended: float,
     swarm: SwarmCount,
-    policy: "BatchPolicy",
+    policy: BatchPolicy,
     micro_batch: int,
     most: int = MAX_MICRO_BATCHES_PER_PASS,
 ) -> int:
@@ -57,7 +83,7 @@ def next_pass(
 
 
 def reading_pause(
-    own_sequences: int, own_per_s: float, swarm: SwarmCount, policy: "BatchPolicy"
+    own_sequences: int, own_per_s: float, swarm: SwarmCount, policy: BatchPolicy
 ) -> float:
     """Seconds to the next reading of the leases. While the batch is far away and a peer works off
     its own share, nothing that it does depends on news."""

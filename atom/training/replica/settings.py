@@ -10,8 +10,9 @@ from atom.optim.rate import RateSettings
 from atom.swap.arrangement import Arrangement
 from atom.swap.compiled import Compilation
 from atom.swap.state_form import StateForm
-from atom.training.replica.pacing import MAX_MICRO_BATCHES_PER_PASS
 from atom.training.replica.update_rule import EveryStep, UpdateRule
+
+MAX_MICRO_BATCHES_PER_PASS = 8
 
 
 @dataclass(frozen=True)

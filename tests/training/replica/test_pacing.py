@@ -5,7 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atom.training.replica.pacing import (
-    MAX_MICRO_BATCHES_PER_PASS,
     READ_S,
     SELDOM_S,
     SwarmCount,
@@ -13,6 +12,7 @@ from atom.training.replica.pacing import (
     reading_pause,
     usual_pass_seconds,
 )
+from atom.training.replica.settings import MAX_MICRO_BATCHES_PER_PASS
 from atom.training.round.batch_policy import GlobalBatch
 
 

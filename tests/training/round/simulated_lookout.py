@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from atom.swarm.records.lease import RENEW_SECONDS, SHOWN, Lease, Link, PeerState, short_name
 from atom.swarm.records.lease_book import LeaseBook
-from atom.training.membership_view import membership_view
+from atom.training.loop import membership_view
 from atom.training.round.events import Phase, View
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from atom.swarm.chain.commit import Ballot, Head, Voter
 from atom.swarm.chain.messages import CommitNotice, Ring
 from atom.swarm.records.lease import PeerState
 from atom.swarm.transport.limits import Quarantine
-from atom.training.membership_view import count_swarm
+from atom.training.replica.pacing import count_swarm
 from atom.training.round import RoundMachine
 from atom.training.round.events import (
     Action,
