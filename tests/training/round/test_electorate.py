@@ -13,6 +13,7 @@ from atom.training.round.electorate import (
     alive_voters,
     electorate,
     gone_for_good,
+    leaves_them_stuck,
     objection_to_branch,
     rank,
     same_head,
@@ -26,44 +27,48 @@ def choose(head: Head, me: Voter, seen: View, branches: bool = True) -> Electora
     return electorate(head, me, seen, GRACE, branches)
 
 
-def test_the_voters_of_the_head_while_a_quorum_may_be_alive() -> None:
-    head = head_of(A, B, C)
-    assert choose(head, A, view(lease(B))) == Electorate(head.voters)
-    assert choose(head, D, view(lease(A), lease(B))) is None, "a stranger leads nobody"
+REBORN = Voter(A.peer_id, b"n" * 16)
 
 
-def test_without_a_quorum_silence_has_to_last_the_grace_time() -> None:
-    head = head_of(A, B, C)
-    for seconds in (0.0, 8.0, 11.9):
-        assert choose(head, B, view(silent={A: seconds, C: 99.0})) is None
-    assert choose(head, B, view(silent={A: 12.0, C: 99.0})) == Electorate((B,), (B,))
+def asks(*voters: Voter) -> Electorate:
+    return Electorate(head_of(*voters).voters)
 
 
-def test_a_blind_view_says_nothing_about_the_dead() -> None:
-    assert choose(head_of(A, B), B, view()) is None
+def branch_of(*voters: Voter) -> Electorate:
+    survivors = tuple(sorted(voters))
+    return Electorate(survivors, survivors)
 
 
-def test_confirmed_deaths_need_no_grace() -> None:
-    head = head_of(A, B, C)
-    assert choose(head, B, view(dead={A, C})) == Electorate((B,), (B,))
-    assert choose(head, B, view(dead={A}, silent={C: 3.0})) is None
+@pytest.mark.parametrize(
+    ("voters", "me", "seen", "chosen"),
+    [
+        ((A, B, C), A, view(lease(B)), asks(A, B, C)),
+        ((A, B, C), D, view(lease(A), lease(B)), None),
+        ((A, B, C), B, view(silent={A: 11.9, C: 99.0}), None),
+        ((A, B, C), B, view(silent={A: 12.0, C: 99.0}), branch_of(B)),
+        ((A, B), B, view(), None),
+        ((A, B, C), B, view(dead={A, C}), branch_of(B)),
+        ((A, B, C), B, view(dead={A}, silent={C: 3.0}), None),
+        ((A,), REBORN, view(), branch_of(REBORN)),
+        ((A, B), REBORN, view(lease(B)), branch_of(REBORN, B)),
+    ],
+    ids=[
+        "a quorum may be alive", "a stranger leads nobody", "silent, not long enough",
+        "silent for the grace time", "blind, which says nothing about the dead",
+        "confirmed deaths need no grace", "nor is one enough", "the last peer, restarted",
+        "restarted, beside a living voter",
+    ],
+)  # fmt: skip
+def test_whom_to_ask(
+    voters: tuple[Voter, ...], me: Voter, seen: View, chosen: Electorate | None
+) -> None:
+    assert choose(head_of(*voters), me, seen) == chosen
 
 
 def test_an_owner_without_branches_waits_for_the_silent_but_not_for_the_dead() -> None:
     head = head_of(A, B)
     assert choose(head, B, view(silent={A: 1e6}), branches=False) is None
-    assert choose(head, B, view(dead={A}), branches=False) == Electorate((B,), (B,))
-
-
-def test_a_restarted_last_peer_goes_on_from_its_own_old_incarnation() -> None:
-    reborn = Voter(A.peer_id, b"n" * 16)
-    assert choose(head_of(A), reborn, view()) == Electorate((reborn,), (reborn,))
-
-
-def test_a_restarted_peer_does_not_pass_over_living_voters() -> None:
-    reborn = Voter(A.peer_id, b"n" * 16)
-    chosen = choose(head_of(A, B), reborn, view(lease(B)))
-    assert chosen == Electorate(tuple(sorted([reborn, B])), tuple(sorted([reborn, B])))
+    assert choose(head, B, view(dead={A}), branches=False) == branch_of(B)
 
 
 def test_no_branch_while_a_living_voter_is_elsewhere() -> None:
@@ -72,7 +77,7 @@ def test_no_branch_while_a_living_voter_is_elsewhere() -> None:
     away = (lease(E, head=b"x" * 32), lease(E, state=PeerState.SYNCING))
     for elsewhere in away:
         assert choose(head, B, view(elsewhere, dead=gone)) is None
-    assert choose(head, B, view(lease(E), dead=gone)) == Electorate((B, E), (B, E))
+    assert choose(head, B, view(lease(E), dead=gone)) == branch_of(B, E)
 
 
 def test_who_has_opened_a_branch_itself_is_not_waited_for() -> None:
@@ -80,7 +85,7 @@ def test_who_has_opened_a_branch_itself_is_not_waited_for() -> None:
     head = head_of(A, B, C, D, E)
     off = replace(lease(C, b"x" * 32), round=9, branches=(Branch(5, 1, b"x" * 8),))
     seen = view(lease(B), off, silent={D: 12.0, E: 12.0})
-    assert choose(head, A, seen) == Electorate(*[tuple(sorted((A, B)))] * 2)
+    assert choose(head, A, seen) == branch_of(A, B)
     assert not objection_to_branch(head, A, seen, tuple(sorted((A, B))), GRACE)
     elsewhere = replace(off, branches=(Branch(4, 1, b"x" * 8),))
     assert choose(head, A, view(lease(B), elsewhere, silent={D: 12.0, E: 12.0})) == Electorate(
@@ -96,7 +101,7 @@ def test_who_left_so_long_ago_that_its_lease_has_no_room_for_it_is_not_waited_fo
     off = replace(lease(C, b"x" * 32), round=40, branches=newest, branches_before=1)
     reborn = [Voter(voter.peer_id, b"n" * 16) for voter in (A, B)]
     seen = view(lease(reborn[1]), off, dead={A, B})
-    assert choose(head, reborn[0], seen) == Electorate(*[tuple(sorted(reborn))] * 2)
+    assert choose(head, reborn[0], seen) == branch_of(*reborn)
 
 
 def test_a_crowd_of_guests_founds_no_branch_with_us() -> None:
@@ -104,7 +109,7 @@ def test_a_crowd_of_guests_founds_no_branch_with_us() -> None:
     guests = [Voter(f"guest {n}", b"g" * 16) for n in range(20)]
     head = head_of(A, B, C, D, E)
     seen = view(lease(E), *(lease(guest) for guest in guests), dead={A, C, D})
-    assert choose(head, B, seen) == Electorate((B, E), (B, E))
+    assert choose(head, B, seen) == branch_of(B, E)
     assert choose(head, guests[0], seen) is None
 
 
@@ -124,11 +129,10 @@ def test_who_is_given_up_counts_as_gone_whatever_it_shows() -> None:
     member = Voter("m", b"m" * 16)
     seen = view(*(lease(voter) for voter in (B, C, D, E, member)))
     assert electorate(head, A, seen, GRACE, True, {D, E}) == Electorate(head.voters)
-    pair = tuple(sorted((A, B)))
-    assert electorate(head, A, seen, GRACE, True, {C, D, E, member}) == Electorate(pair, pair)
+    assert electorate(head, A, seen, GRACE, True, {C, D, E, member}) == branch_of(A, B)
     away = view(lease(B, head=b"x" * 32), dead={C, D, E})
     assert electorate(head, A, away, GRACE, True) is None
-    assert electorate(head, A, away, GRACE, True, {B}) == Electorate((A,), (A,))
+    assert electorate(head, A, away, GRACE, True, {B}) == branch_of(A)
 
 
 def test_all_survivors_or_none() -> None:
@@ -179,3 +183,42 @@ def test_every_head_deals_the_line_anew_and_the_absent_are_passed_over() -> None
         firsts.add(VOTERS[places.index(0)])
         assert rank(VOTERS, A, head, {A}) == 0
     assert len(firsts) > 1
+
+
+# ---- leaving
+
+
+@pytest.mark.parametrize(
+    ("others", "stuck"),
+    [
+        ((), False),
+        (((D, "accumulating"),), True),
+        (((D, "syncing"),), True),
+        (((D, "paused"),), False),
+        (((D, "leaving"),), False),
+        (((D, "paused"), (E, "starting")), True),
+        (((D, "accumulating"), (B, "paused")), False),
+        (((D, "accumulating"), (B, "leaving")), True),
+        (((D, "accumulating"), (C, "accumulating")), False),
+    ],
+)
+def test_who_goes_last_leaves_newcomers_stuck(
+    others: tuple[tuple[Voter, str], ...], stuck: bool
+) -> None:
+    """A and B vote, C was in the round; D and E have only arrived."""
+    head = replace(head_of(A, B), members=(A.peer_id, B.peer_id, C.peer_id))
+    seen = view(*(lease(voter, state=PeerState(state)) for voter, state in others))
+    assert leaves_them_stuck(head, A, seen) is stuck
+    assert not leaves_them_stuck(head, Voter("f", b"f" * 16), seen), "on it nobody depends"
+
+
+@pytest.mark.parametrize(
+    ("shown", "round_number", "stuck"),
+    [(b"o", 3, True), (b"h", 4, False), (b"o", 5, False)],
+    ids=["behind", "here", "ahead"],
+)
+def test_who_has_not_shown_that_it_has_the_state_cannot_go_on(
+    shown: bytes, round_number: int, stuck: bool
+) -> None:
+    seen = view(replace(lease(B, shown * 32), round=round_number))
+    assert leaves_them_stuck(head_of(A, B), A, seen) is stuck

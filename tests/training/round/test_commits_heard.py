@@ -1,0 +1,109 @@
+"""Commits that reach a replica early, twice, or from a branch while a quorum's is on its way."""
+
+from scene import GONE, HEAD, MATE, ME, STATE, US, Scene, decided
+
+from atom.base.reasons import Reason
+from atom.swarm.chain.commit import Commit, Head, Voter, genesis
+from atom.swarm.chain.messages import CommitNotice
+from atom.training.round import Terms
+from atom.training.round.batch_policy import GlobalBatch
+from atom.training.round.events import Apply, CaughtUp, Fetched, FetchResult, Phase, Stepped
+from atom.training.round.round_state import RoundContext, RoundState
+from atom.training.round.validation import commit_problem
+
+GENESIS = genesis(b"m" * 32, STATE, MATE)
+
+
+def chain(rounds: int) -> tuple[list[Commit], list[Head]]:
+    """What the founder decided alone."""
+    commits, heads = list[Commit](), [GENESIS]
+    for number in range(1, rounds + 1):
+        commits.append(decided(heads[-1], bytes([number]) * 32, MATE))
+        heads.append(heads[-1].after(commits[-1].value))
+    return commits, heads
+
+
+def hear(scene: Scene, commit: Commit) -> list[bytes]:
+    """The results it asks for, told of that commit."""
+    acts = scene.hear(CommitNotice(commit))
+    return [action.digest for action in acts if isinstance(action, FetchResult)]
+
+
+def step(scene: Scene, commit: Commit) -> list[bytes]:
+    """Its result arrives, the step is taken; what it asks for next."""
+    fetched = scene.tell(Fetched(commit.value.result_digest))
+    assert [action.commit for action in fetched if isinstance(action, Apply)] == [commit]
+    acts = scene.tell(Stepped(scene.machine.head.digest, STATE))
+    return [action.digest for action in acts if isinstance(action, FetchResult)]
+
+
+def test_commits_that_came_too_early_are_taken_up_in_their_turn() -> None:
+    joiner, (commits, heads) = Scene(GENESIS), chain(3)
+    assert hear(joiner, commits[2]) == hear(joiner, commits[1]) == []
+    assert hear(joiner, commits[0]) == [commits[0].value.result_digest]
+    assert step(joiner, commits[0]) == [commits[1].value.result_digest]
+    assert step(joiner, commits[1]) == [commits[2].value.result_digest]
+    assert step(joiner, commits[2]) == []
+    assert (joiner.machine.head, joiner.machine.phase) == (heads[3], Phase.ACCUMULATING)
+
+
+def test_a_commit_said_while_catching_up_continues_from_there() -> None:
+    joiner, (commits, heads) = Scene(GENESIS, b""), chain(4)
+    assert joiner.machine.phase is Phase.SYNCING
+    for commit in commits:
+        assert hear(joiner, commit) == []
+    arrived = joiner.tell(CaughtUp(heads[2], STATE))
+    wanted = [action.digest for action in arrived if isinstance(action, FetchResult)]
+    assert wanted == [commits[2].value.result_digest]
+    assert step(joiner, commits[2]) == [commits[3].value.result_digest]
+    assert step(joiner, commits[3]) == []
+    assert joiner.machine.head == heads[4]
+
+
+def test_what_is_heard_ahead_is_bounded_and_the_past_forgotten() -> None:
+    joiner, (commits, heads) = Scene(GENESIS), chain(40)
+    for commit in commits[1:]:
+        assert hear(joiner, commit) == []
+    assert hear(joiner, commits[0]) == [commits[0].value.result_digest]
+    assert step(joiner, commits[0]) == [], "the second was pushed out by later ones"
+    assert joiner.machine.head == heads[1]
+
+
+# ---- a quorum's and a branch's
+
+
+FIRST = decided(HEAD, b"1" * 32, MATE, GONE)
+ALONE = decided(HEAD, b"2" * 32, GONE, survivors=(GONE,))
+
+
+def overdue() -> Scene:
+    """Nobody objects to a branch any more."""
+    scene = Scene()
+    scene.machine._context.state.overdue = 3.0
+    return scene
+
+
+def test_a_quorums_round_whose_result_is_on_its_way_is_not_left_for_a_branch() -> None:
+    """However long it has been waited for: who waits in vain catches up, and may follow then."""
+    scene = overdue()
+    hear(scene, FIRST)
+    hear(scene, ALONE)
+    step(scene, FIRST)
+    assert scene.machine.head == HEAD.after(FIRST.value)
+
+
+def test_who_knows_of_no_quorums_round_follows_the_branch() -> None:
+    scene = overdue()
+    hear(scene, ALONE)
+    step(scene, ALONE)
+    assert scene.machine.head == HEAD.after(ALONE.value)
+
+
+def test_of_branches_that_are_refused_nothing_is_kept() -> None:
+    """A voter alone signs as many as it likes: each of another process of its own."""
+    context = RoundContext(ME, Terms(GlobalBatch(96)), US.sign, RoundState(HEAD, STATE, 0.0))
+    for number in range(50):
+        alone = Voter(GONE.peer_id, number.to_bytes(16))
+        branch = decided(HEAD, b"2" * 32, alone, survivors=(alone,))
+        assert commit_problem(context, branch) is Reason.VOTER_ALIVE
+    assert context.state.acceptor.by_survivors == {}
