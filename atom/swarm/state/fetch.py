@@ -28,7 +28,7 @@ from atom.swarm.state.arenas import (
     chunk_digest,
     decode_manifest,
 )
-from atom.swarm.state.fetch_target import MOST_OWED, Piece, Target, prepare
+from atom.swarm.state.fetch_target import MOST_OWED, Piece, Target
 from atom.swarm.stream.frames import Channel, Interrupted, Kind, Pace, Patience, Purpose
 from atom.swarm.stream.handshake import named_reason
 from atom.swarm.transport.limits import Unreachable
@@ -88,17 +88,6 @@ class Watch:
 
 
 @dataclass(frozen=True)
-class Fetched:
-    """A complete, checked blob."""
-
-    arenas: Mapping[str, Tensor]
-    reused_bytes: int
-    """Found in place and not fetched."""
-    given_bytes: Mapping[str, int]
-    """Donor → what came from it, second copies of a piece included."""
-
-
-@dataclass(frozen=True)
 class Wanted:
     """What is fetched, and from whom."""
 
@@ -119,10 +108,10 @@ def fetch(
     into: Path | Mapping[str, Tensor],
     stop: threading.Event | None = None,
     watch: Watch | None = None,
-) -> Fetched:
-    """`into`: a directory (one file per arena; an interrupted fetch goes on there), or tensors to
-    fill (all that the blob must have, by name). After a failure their contents are a mixture and
-    good only for going on.
+) -> Target:
+    """A complete, checked blob. `into`: a directory (one file per arena; an interrupted fetch goes on
+    there), or tensors to fill (all that the blob must have, by name). After a failure their
+    contents are a mixture and good only for going on.
 
     Raises: PeerRefused with the last donor's reason when none is left (NOT_FOUND without donors,
     TOO_SLOW for less than the pace, SUPERSEDED if `stop` was set); StorageError, MismatchError for
@@ -233,7 +222,7 @@ class _Fetch:
         """Why the last donor that failed did."""
         self._fault: Exception | None = None
 
-    def run(self, stop: threading.Event) -> Fetched:
+    def run(self, stop: threading.Event) -> Target:
         """Raises: as `fetch`."""
         count = max(min(MOST_DONORS, len(self._waiting)), 1)
         began = time.monotonic()
@@ -246,7 +235,7 @@ class _Fetch:
                     self._end(PeerRefused(Reason.TOO_SLOW, "less has come than must"))
                 self._pause()
         if self._target is not None and self._complete():
-            return Fetched(self._target.arenas, self._target.reused_bytes, dict(self._given))
+            return self._target
         raise self._fault or self._last
 
     def _due_s(self, donors: int) -> float:
@@ -315,7 +304,7 @@ class _Fetch:
             raise PeerRefused(Reason.HASH_MISMATCH, "manifest")
         with self._settling:  # not `_changed`: looking for what is in place already may take long
             if self._target is None:
-                target = prepare(manifest, self._into, self._stop)
+                target = Target(manifest, self._into, self._given, self._stop)
                 with self._changed:
                     self._target = target
                 self._watch.on_progress(target.done_bytes, target.total_bytes)

@@ -87,10 +87,18 @@ class Target:
     """The arenas of a manifest in memory (or mapped files), and which chunks they still lack."""
 
     def __init__(
-        self, manifest: BlobManifest, arenas: Mapping[str, Tensor], stop: threading.Event
+        self,
+        manifest: BlobManifest,
+        into: Path | Mapping[str, Tensor],
+        given_bytes: Mapping[str, int],
+        stop: threading.Event,
     ) -> None:
-        """Chunks that are in place already lack nothing. Raises: Interrupted."""
-        self.arenas = arenas
+        """Chunks that are in place already lack nothing. Raises: StorageError, MismatchError,
+        Interrupted."""
+        arenas = self.arenas = _in_files(manifest, into) if isinstance(into, Path) else into
+        _check_given(manifest, arenas)
+        self.given_bytes = given_bytes
+        """Donor → what came from it, second copies of a piece included."""
         self.total_bytes = manifest.byte_count
         self._manifests = manifest.arenas
         self._views = [bytes_of(arenas[arena.name]) for arena in manifest.arenas]
@@ -102,6 +110,7 @@ class Target:
                 self.queue.pending.append(piece)
         self.done_bytes = self.total_bytes - sum(map(self.length, self.queue.pending))
         self.reused_bytes = self.done_bytes
+        """Found in place and not fetched."""
 
     def _pieces(self) -> list[Piece]:
         numbered = enumerate(self._manifests)
@@ -122,18 +131,9 @@ class Target:
         return self._views[piece[0]][start:stop]
 
 
-def prepare(
-    manifest: BlobManifest, into: Path | Mapping[str, Tensor], stop: threading.Event
-) -> Target:
-    """Raises: StorageError, MismatchError, Interrupted."""
-    if isinstance(into, Path):
-        into = {
-            arena.name: _mapped(arena, into / f"arena-{number}")
-            for number, arena in enumerate(manifest.arenas)
-        }
-    else:
-        _check_given(manifest, into)
-    return Target(manifest, into, stop)
+def _in_files(manifest: BlobManifest, folder: Path) -> Mapping[str, Tensor]:
+    numbered = enumerate(manifest.arenas)
+    return {arena.name: _mapped(arena, folder / f"arena-{number}") for number, arena in numbered}
 
 
 def _mapped(arena: ArenaManifest, path: Path) -> Tensor:

@@ -102,7 +102,7 @@ class StateSync:
         base = self._from_disk()
         self.usable = base is not None
         if base is not None:
-            self._one_by_one(self._journal.commits[base:], self._restore_one)
+            self._replay(self._journal.commits[base:])
         reached = self._replica.round if self.usable else 0
         if reached < len(self._journal.commits):
             self._cut(self._journal.commits, self._journal.heads, reached)
@@ -189,12 +189,6 @@ class StateSync:
         self._replica.load_state(arenas, snapshot.round)
         return True
 
-    def _restore_one(self, commit: Commit) -> bool:
-        result = self._results.get(commit.value.result_digest)
-        if result is not None:
-            self._apply(commit, result)
-        return result is not None
-
     # ---- from others
 
     def _chain_of(self, donor: str) -> _Chain:
@@ -239,7 +233,7 @@ class StateSync:
         here = len(self._journal.commits)
         on_chain = here < len(chain.heads) and chain.heads[here].digest == self._journal.head.digest
         ours = on_chain and self.usable and not discard
-        if ours and len(chain.commits) - here <= self._worth_replaying and self._replay(chain):
+        if ours and len(chain.commits) - here <= self._worth_replaying and self._replay_rest(chain):
             return
         failed: PeerRefused | OSError | None = None
         offered = self._donors.offered(chain.heads, chain.peers)
@@ -318,38 +312,22 @@ class StateSync:
     # ---- replaying
 
     def _replay_or_fail(self, chain: _Chain) -> None:
-        if not self._replay(chain):
+        if not self._replay_rest(chain):
             raise OSError("the donors do not serve the results since this state")
 
-    def _replay(self, chain: _Chain) -> bool:
-        """Applies the commits after our head; False (with some applied) if a result is not
-        served."""
-        missing = chain.commits[len(self._journal.commits) :]
-        return self._one_by_one(missing, lambda commit: self._replay_one(commit, chain.peers))
+    def _replay_rest(self, chain: _Chain) -> bool:
+        """What the chain has beyond our journal; as `_replay`."""
+        return self._replay(chain.commits[len(self._journal.commits) :], chain.peers)
 
-    def _replay_one(self, commit: Commit, peers: Sequence[str]) -> bool:
-        digest = commit.value.result_digest
-        try:
-            result = self.fetch_result(digest, peers)
-        except PeerRefused as refused:
-            if refused.reason in {Reason.NOT_FOUND, Reason.UNREACHABLE}:
-                return False
-            raise
-        self._results.hold(digest, result)  # also one of the disk's; no ring runs here
-        self._storage.record(commit)
-        self._apply(commit, result)
-        self._results.release()
-        return True
-
-    def _one_by_one(self, commits: Sequence[Commit], step: Callable[[Commit], bool]) -> bool:
-        """Takes the step for each until one is False; whether none was. Raises: BrokenOff, and what
-        the step does."""
+    def _replay(self, commits: Sequence[Commit], peers: Sequence[str] = ()) -> bool:
+        """Applies these to our state, one after the other; False (with some applied) if a result is
+        neither here nor served. Raises: BrokenOff, PeerRefused, OSError."""
         done, total = 0, len(commits)
         try:
             for commit in commits:
                 self._on_progress(done, total)
                 self._go_on()
-                if not step(commit):
+                if not self._step(commit, peers):
                     break
                 done += 1
         finally:
@@ -357,8 +335,20 @@ class StateSync:
                 self._on_progress(done, total if done == total else 0)
         return done == total
 
-    def _apply(self, commit: Commit, result: torch.Tensor) -> None:
-        self._replica.apply(result, commit.value.gradient_norm, commit.value.round)
+    def _step(self, commit: Commit, peers: Sequence[str]) -> bool:
+        value = commit.value
+        try:
+            result = self.fetch_result(value.result_digest, peers)
+        except PeerRefused as refused:
+            if refused.reason in {Reason.NOT_FOUND, Reason.UNREACHABLE}:
+                return False
+            raise
+        if value.round > self._journal.head.round:
+            self._results.hold(value.result_digest, result)  # also the disk's; no ring runs here
+            self._storage.record(commit)
+        self._replica.apply(result, value.gradient_norm, value.round)
+        self._results.release()
+        return True
 
     def _go_on(self) -> None:
         """Between two steps, each of which may take a while. Raises: BrokenOff."""

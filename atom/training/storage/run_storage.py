@@ -184,31 +184,24 @@ class RunStorage:
         """Saves the state of the journal's head and drops the results it covers, but for the
         snapshots before it. Without room, the oldest goes first, but never the only one. Whether
         it is written."""
-        needed = sum(arena.nbytes for arena in arenas.values())
-        if not self._has_room(needed) and self._keep > 1:
+        size, head = sum(arena.nbytes for arena in arenas.values()), self.journal.head
+        beside = 2 * self.results.arena_bytes
+
+        def write() -> None:
+            if self.room.free_bytes() < size + beside:
+                raise StorageError(
+                    f"no room for a snapshot of {size:,} bytes beside the {beside:,} of two"
+                    f" rounds: {self.room.free_bytes():,} are free",
+                    "free some disk space; until then a restart has to fetch more from others",
+                )
+            write_snapshot(self._folder, head.round, head.digest, digest, arenas)
+
+        if self.room.free_bytes() < size + beside and self._keep > 1:
             self._prune(self._keep - 1)
-        written = self.room.attempt(SNAPSHOTS, lambda: self._write(digest, arenas, needed))
+        written = self.room.attempt(SNAPSHOTS, write)
         if written:
             self._prune(max(self._keep, 2))  # no commit vouches for the newest yet
         return written
-
-    def _write(self, digest: bytes, arenas: Mapping[str, Tensor], needed: int) -> None:
-        if not self._has_room(needed):
-            raise StorageError(
-                f"no room for a snapshot of {needed:,} bytes beside the {self._beside:,} of two"
-                f" rounds: {self.room.free_bytes():,} are free",
-                "free some disk space; until then a restart has to fetch more from others",
-            )
-        head = self.journal.head
-        write_snapshot(self._folder, head.round, head.digest, digest, arenas)
-
-    def _has_room(self, needed: int) -> bool:
-        return self.room.free_bytes() >= needed + self._beside
-
-    @property
-    def _beside(self) -> int:
-        """Bytes that stay free for the results of two rounds."""
-        return 2 * self.results.arena_bytes
 
     def _prune(self, keep: int) -> None:
         kept = prune_snapshots(self._folder, self.leads_to, keep)

@@ -18,8 +18,8 @@ from atom.swarm.state import blobs
 from atom.swarm.state import fetch as fetch_module
 from atom.swarm.state.arenas import CHUNK_BYTES, BlobManifest, Tick, state_digest
 from atom.swarm.state.blobs import BlobServer, BlobStore, plain_bytes
-from atom.swarm.state.fetch import Fetched, Wanted, Watch, asking, fetch
-from atom.swarm.state.fetch_target import Piece, PieceQueue
+from atom.swarm.state.fetch import Wanted, Watch, asking, fetch
+from atom.swarm.state.fetch_target import Piece, PieceQueue, Target
 from atom.swarm.stream.bandwidth import TransferThrottle
 from atom.swarm.stream.frames import Channel, Pace
 from atom.swarm.stream.handshake import Local
@@ -96,7 +96,7 @@ class Town:
 
     def fetch(
         self, donors: Sequence[str], into: Path | Mapping[str, Tensor] | None = None, **how: object
-    ) -> Fetched:
+    ) -> Target:
         """The state, into arenas of its form unless told; it is the right one."""
         wanted = Wanted(NAME, donors, state_digest(state()), 1 << 30)
         watch = how.pop("watch", Watch(events=self.events))
