@@ -109,8 +109,8 @@ def fetch(
     stop: threading.Event | None = None,
     watch: Watch | None = None,
 ) -> Target:
-    """A complete, checked blob. `into`: a directory (one file per arena; an interrupted fetch goes on
-    there), or tensors to fill (all that the blob must have, by name). After a failure their
+    """A complete, checked blob. `into`: a directory (one file per arena; an interrupted fetch goes
+    on there), or tensors to fill (all that the blob must have, by name). After a failure their
     contents are a mixture and good only for going on.
 
     Raises: PeerRefused with the last donor's reason when none is left (NOT_FOUND without donors,
