@@ -367,7 +367,7 @@ def test_a_freeze_that_follows_the_step_at_once_holds(new_stage: NewStage) -> No
     assert isinstance(stage.next_event(), Stepped)
     assert stage.next_event() == Frozen(BALLOT, 0, 0.0)
     assert stage.on_worker(lambda: stage.replica.sequences) == 0
-    assert stage.on_worker(lambda: stage.worker.gate.held)
+    assert not stage.on_worker(lambda: stage.worker.has_work)
 
 
 def test_the_daemon_may_hold_the_worker_before_anything_new_is_counted(new_stage: NewStage) -> None:
@@ -388,7 +388,7 @@ def test_nothing_is_trained_after_the_last_round(new_stage: NewStage) -> None:
     stage.train()
     stage.apply(stage.commit(stage.hold(0.5)))
     stage.settle()
-    assert stage.on_worker(lambda: stage.worker.gate.held)
+    assert not stage.on_worker(lambda: stage.worker.has_work)
     assert stage.replica.sequences == 0
 
 

@@ -41,15 +41,11 @@ class Pause(StrEnum):
 
 
 class RunGate:
-    """Three kinds of reason to compute nothing:
+    """Keeps a peer away from its device.
 
-    - *held*: something of the round's, or of the peer's life, is under way. Takes effect between
-      passes and keeps the device's memory.
-    - *paused*: somebody else is to have the device. The pass under way is broken off if nothing
-      counted is lost with it, and the device's memory is given back.
+    - *paused*: somebody else is to have it. The pass under way is broken off if nothing counted is
+      lost with it, and the device's memory is given back.
     - *device taken*: the memory was given back, and another program has it now.
-
-    Reasons are kept as a set each, so they may come and go in any order.
     """
 
     def __init__(self, engines: ReplicaEngines, wake: Callable[[], None]) -> None:
@@ -57,20 +53,9 @@ class RunGate:
         self._engines = engines
         self._wake = wake
         self._lock = threading.Lock()
-        self._holds: set[str] = {STARTING}
         self._pauses: dict[Pause, str] = {}
         self.device_taken = False
         """Another program has the memory. Said by the thread that runs passes."""
-
-    # ---- reasons
-
-    def hold(self, reason: str) -> None:
-        """No pass until `release(reason)`. On the thread that runs passes."""
-        self._holds.add(reason)
-
-    def release(self, reason: str) -> None:
-        """On the thread that runs passes."""
-        self._holds.discard(reason)
 
     def pause(self, reason: Pause, words: str, wait_s: float) -> bool:
         """Nothing on the device until `resume(reason)`. From any thread.
@@ -95,28 +80,21 @@ class RunGate:
                 self._engines.resume()
         self._wake()
 
-    # ---- answers, from any thread
-
     def why_paused(self, *reasons: Pause) -> str:
-        """The words of the first of `reasons` that stands; empty: none does."""
+        """The words of the first of `reasons` that stands; empty: none does. From any thread."""
         return next((self._pauses[one] for one in reasons if one in self._pauses), "")
 
     @property
     def why_not(self) -> str:
-        """Why nothing is computed, however much there is to do, in a few words; empty: it is. What
-        holds it for a moment is not told."""
+        """Why nothing is computed, however much there is to do, in a few words; empty: it is. From
+        any thread."""
         taken = "another program has the device's memory" if self.device_taken else ""
         return self.why_paused(*Pause) or taken
 
     @property
     def paused(self) -> bool:
-        """Is the device to be left alone?"""
+        """Is the device to be left alone? From any thread."""
         return bool(self._pauses)
-
-    @property
-    def held(self) -> bool:
-        """Is it a moment of the round's, or of the peer's life, without passes?"""
-        return bool(self._holds)
 
 
 @dataclass(frozen=True)
@@ -132,7 +110,8 @@ class Work:
 
 
 class Worker:
-    """Runs passes while its `gate` lets it.
+    """Runs passes while its `gate` lets it and nothing of the round's, or of the peer's life, holds
+    it.
 
     A void pass is told (`on_void`), and the next one takes the samples that follow.
     """
@@ -152,10 +131,11 @@ class Worker:
         self._on_pass = on_pass
         self._on_void = on_void
         self._on_failure = on_failure
-        self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._closing = threading.Event()
         self.gate = RunGate(replica.engines, self.nudge)
         """Whether passes run, and why not."""
+        self._holds: set[str] = {STARTING}
         self._counting_urgent = threading.Lock()
         self._urgent = 0
         """Commands that do not wait for the end of a pass."""
@@ -176,7 +156,7 @@ class Worker:
         if self._thread.is_alive():
             self._thread.join()
 
-    def submit(self, command: Callable[[], None]) -> None:
+    def submit(self, command: Callable[[], object]) -> None:
         """Runs `command` on the worker's thread, in order, between passes."""
         self._commands.put(command)
 
@@ -194,10 +174,10 @@ class Worker:
 
     def hold(self, reason: str) -> None:
         """No further pass until `release(reason)`. Takes effect at the next pass boundary."""
-        self.submit(lambda: self.gate.hold(reason))
+        self.submit(lambda: self._holds.add(reason))
 
     def release(self, reason: str) -> None:
-        self.submit(lambda: self.gate.release(reason))
+        self.submit(lambda: self._holds.discard(reason))
 
     @property
     def called_off(self) -> bool:
@@ -250,7 +230,7 @@ class Worker:
         return 0 if self.called_off else self._wanted()
 
     def _wanted(self) -> int:
-        if self.gate.held:
+        if self._holds:
             return 0
         return next_pass(
             self._replica.sequences,
