@@ -34,8 +34,10 @@ def a_commit(
     voters: Sequence[Identity],
     loss: float = 2.0,
     survivors: Sequence[Identity] = (),
+    following: Sequence[Identity] | None = None,
 ) -> Commit:
-    """What `given` (sequences of each) makes of `head`, voted for by `voters`, who vote next."""
+    """What `given` (sequences of each) makes of `head`, voted for by `voters`, who vote next unless
+    `following` do."""
     first = voters[0]
     ballot = Ballot(1, first.peer_id, INCARNATION)
     alone = tuple(sorted(map(voter_of, survivors)))
@@ -50,7 +52,7 @@ def a_commit(
             Contribution(peer.peer_id, INCARNATION, sequences, loss * sequences)
             for peer, sequences in given.items()
         ),
-        voters_next=tuple(sorted(map(voter_of, voters))),
+        voters_next=tuple(sorted(map(voter_of, following or voters))),
         survivors=alone,
     )
     payload = vote_payload(head.digest, ballot, value.digest(), alone)

@@ -1,0 +1,162 @@
+"""Chains from strangers: every certificate is checked, and nobody is listened to for long."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from atom.base.errors import PeerRefused
+from atom.base.reasons import Reason
+from atom.swarm.chain import commit_chain
+from atom.swarm.chain.commit import Commit, Head
+from atom.swarm.chain.commit_chain import (
+    PAGE_BYTES,
+    page_of,
+    pages_beyond,
+    parse_commits,
+    record_of,
+    verified_heads,
+)
+from atom.swarm.identity import Identity
+from tests.swarm.chain_samples import a_commit, beginning, heads_along
+
+ME = Identity.create()
+GENESIS = beginning(ME)
+OLD = [ME, Identity.create(), Identity.create()]
+NEW = [Identity.create() for _ in range(3)]
+
+
+def grown(electorates: Sequence[Sequence[Identity]]) -> tuple[list[Head], list[Commit]]:
+    """A chain on which each electorate decides one round."""
+    commits: list[Commit] = []
+    for now, following in zip(electorates, [*electorates[1:], electorates[-1]], strict=True):
+        head = heads_along(GENESIS, commits)[-1]
+        commits.append(a_commit(head, {now[0]: 8}, now, following=following))
+    return heads_along(GENESIS, commits), commits
+
+
+def continued(commits: Sequence[Commit], rounds: int, gives: int) -> list[Commit]:
+    longer, head = list(commits), heads_along(GENESIS, commits)[-1]
+    for _ in range(rounds):
+        longer.append(a_commit(head, {ME: gives}, [ME]))
+        head = head.after(longer[-1].value)
+    return longer
+
+
+def refusal(call: Callable[[], object]) -> PeerRefused:
+    with pytest.raises(PeerRefused) as refused:
+        call()
+    return refused.value
+
+
+def test_a_strangers_bytes_are_refused_by_name() -> None:
+    refusal(lambda: parse_commits((10).to_bytes(4, "big") + b"0123456789"))
+    endless = refusal(lambda: parse_commits((1 << 30).to_bytes(4, "big")))
+    assert endless.reason is Reason.TOO_LARGE
+
+
+@pytest.mark.parametrize("stripped", range(10))
+def test_a_forged_certificate_is_found_wherever_it_lies(stripped: int) -> None:
+    """Also where a later quorum vouches for the round: who keeps it would hand it on."""
+    heads, commits = grown([[ME]] + [OLD] * 9)
+    assert verified_heads(GENESIS, commits) == heads
+    commits[stripped] = dataclasses.replace(commits[stripped], votes=())
+    refused = refusal(lambda: verified_heads(GENESIS, commits))
+    assert refused.reason is Reason.BAD_CERTIFICATE
+    assert refused.detail == f"round {stripped + 1}"
+
+
+def test_strangers_vouch_for_nothing() -> None:
+    """A chain that leaves the run's own at some round, however long and well signed it is."""
+    heads, commits = grown([[ME], OLD, OLD, OLD])
+    for own in range(5):
+        forged, head = commits[:own], heads[own]
+        for _ in range(5):
+            forged.append(a_commit(head, {NEW[0]: 8}, NEW))
+            head = head.after(forged[-1].value)
+        refused = refusal(lambda chain=forged: verified_heads(GENESIS, chain))  # type: ignore[misc]
+        assert refused.reason is Reason.BAD_CERTIFICATE
+
+
+def test_old_voters_vouch_only_for_what_was_committed() -> None:
+    """They may have voted for a value that never had a quorum of the newer electorate."""
+    five = [*OLD, *NEW[:2]]
+    heads, commits = grown([[ME], [ME], five, five])
+    alone = a_commit(heads[3], {ME: 8}, [ME], following=five)
+    refused = refusal(lambda: verified_heads(GENESIS, [*commits[:3], alone]))
+    assert refused.reason is Reason.BAD_CERTIFICATE
+
+
+def test_a_gap_ends_a_chain() -> None:
+    commits = continued([], 3, 8)
+    refused = refusal(lambda: verified_heads(GENESIS, [commits[0], commits[2]]))
+    assert refused.reason is Reason.WRONG_HEAD
+
+
+# ---- in pages
+
+
+def test_a_page_is_bounded_and_never_empty_before_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    commits = continued([], 5, 8)
+    record = len(record_of(commits[0]))
+    assert PAGE_BYTES >= commit_chain.MAX_RECORD_BYTES
+    for most, fit in ((1, 1), (2 * record + 20, 2), (PAGE_BYTES, 4)):
+        monkeypatch.setattr(commit_chain, "PAGE_BYTES", most)
+        assert parse_commits(page_of(commits, 1))[0] == commits[1 : 1 + fit]
+    assert page_of(commits, 5) == page_of(commits, 10**12 - 1) == b""
+
+
+class Donor:
+    """Serves a chain in pages of three; notes what it was asked for."""
+
+    def __init__(self, commits: Sequence[Commit]) -> None:
+        self.commits = commits
+        self.asked: list[int] = []
+
+    def __call__(self, since: int) -> bytes:
+        self.asked.append(since)
+        return b"".join(map(record_of, self.commits[since : since + 3]))
+
+
+@pytest.mark.parametrize("ours", [0, 1, 2, 7, 20])
+@pytest.mark.parametrize("shared", [0, 1, 5, 19, 20])
+@pytest.mark.parametrize("news", [0, 1, 8])
+def test_a_donors_chain_is_found_from_where_it_parts(ours: int, shared: int, news: int) -> None:
+    trunk = continued([], min(ours, shared), 8)
+    own = continued(trunk, ours - len(trunk), 9)
+    theirs = continued(trunk, news, 10)
+    heads, donor = heads_along(GENESIS, own), Donor(theirs)
+    found = list(pages_beyond(heads, donor))
+    if theirs:
+        first, end = found[0][0][0], found[-1][0][-1]
+        assert end == heads_along(GENESIS, theirs)[-1]
+        assert first in heads
+        assert [commit for _, page in found for commit in page] == theirs[first.round :]
+    else:
+        assert found == []
+    assert len(donor.asked) <= 2 * math.log2(ours + 1) + 3 + news / 3
+
+
+def test_whoever_repeats_itself_or_us_is_not_listened_to() -> None:
+    own = continued([], 50, 8)
+    heads = heads_along(GENESIS, own)
+
+    def repeats(since: int) -> bytes:
+        return b"".join(map(record_of, own[:3]))
+
+    assert refusal(lambda: list(pages_beyond([GENESIS], repeats))).reason is Reason.WRONG_HEAD
+
+    def feigns(since: int) -> bytes:
+        """Our own chain, from genesis on, as if it had nothing newer."""
+        return b"".join(map(record_of, own[since : since + 3])) if not since else b""
+
+    assert len(list(pages_beyond(heads, feigns))) == 1
+
+
+def test_a_chain_of_another_run_is_named_and_so_is_half_a_commit() -> None:
+    other = Donor(continued([], 3, 8)[1:])
+    assert refusal(lambda: list(pages_beyond([GENESIS], other))).reason is Reason.WRONG_HEAD
+    torn = record_of(continued([], 1, 8)[0])[:-1]
+    refused = refusal(lambda: list(pages_beyond([GENESIS], lambda since: torn)))
+    assert refused.reason is Reason.MALFORMED
