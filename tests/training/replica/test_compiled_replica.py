@@ -12,7 +12,6 @@ from torch.nn import functional
 from atom.graph.ir import Program
 from atom.graph.program import compile_program
 from atom.models.gpt3 import GPT3, GPT3Config, initial_value
-from atom.optim.rate import RateSettings
 from atom.swap.arrangement import Arrangement
 from atom.swap.compiled import Compilation
 from atom.swap.device import CpuDevice
@@ -20,7 +19,7 @@ from atom.swap.engine import Observer
 from atom.swap.schedule import ValuesIn, ValuesOut
 from atom.swap.timeline import Recording
 from atom.training.replica.replica import Replica, ReplicaSettings
-from tests.manual_clock import ManualClock
+from tests.training.small_replica import RATE
 
 CONFIG = GPT3Config(2, 2, 16, sequence_tokens=300, vocabulary_size=80, dropout=0.1)
 """Its loss comes in two chunks, each under a checkpoint."""
@@ -46,12 +45,9 @@ def program() -> Program:
 
 @pytest.fixture(autouse=True)
 def nothing_compiled_before() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
-    torch.set_num_threads(threads)
 
 
 Value = Callable[[str, tuple[int, ...]], Tensor]
@@ -68,12 +64,11 @@ def passed(
 ) -> tuple[list[float], Tensor]:
     """Losses of two passes, and the gradients of both."""
     device = CpuDevice()
-    rate = RateSettings(1e-2, 1e-2, 0, "constant", None)
     try:
         settings = ReplicaSettings(
-            rate, compilation=how, arrangement=arrangement or Arrangement(), micro_batches=2
+            RATE, compilation=how, arrangement=arrangement or Arrangement(), micro_batches=2
         )
-        replica = Replica(program, None, settings, device, ManualClock(), observer)
+        replica = Replica(program, None, settings, device, observer=observer)
         replica.initialise(value)
         losses = [replica.run_pass(batches).loss_sum for _ in range(2)]
         return losses, replica.gradients.clone()
@@ -140,37 +135,29 @@ def test_the_same_with_generated_kernels_and_random_numbers() -> None:
     assert_close(found, run(None, value=lambda name, shape: parameters[name]))
 
 
-def test_what_cannot_be_compiled_runs_plainly_and_says_so_once() -> None:
-    how, told = compilation("no_such_backend")
+@torch._dynamo.register_backend(name="tests_wrong")
+def wrong(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    return lambda *values: [value * 1.1 for value in graph(*values)]
+
+
+@pytest.mark.parametrize(
+    ("backend", "why"),
+    [("no_such_backend", "no_such_backend"), ("tests_wrong", "its results differ")],
+)
+def test_what_cannot_be_compiled_or_comes_out_wrong_runs_plainly_and_says_so_once(
+    backend: str, why: str
+) -> None:
+    how, told = compilation(backend)
     found, expected = passed(how, program(), batches()), passed(None, program(), batches())
     assert [kind for kind, _ in told] == ["Embedding", "Block", "Head"]
-    assert all("no_such_backend" in why for _, why in told)
+    assert all(why in reason for _, reason in told)
     assert found[0] == expected[0]
     assert torch.equal(found[1], expected[1])
 
 
-def test_wrong_kernels_are_not_used() -> None:
-    how, told = compilation("tests_wrong")
-
-    @torch._dynamo.register_backend(name="tests_wrong")
-    def wrong(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        return lambda *values: [value * 1.1 for value in graph(*values)]
-
-    found, expected = passed(how, program(), batches()), passed(None, program(), batches())
-    assert [kind for kind, _ in told] == ["Embedding", "Block", "Head"]
-    assert all("its results differ" in why for _, why in told)
-    assert found[0] == expected[0]
-    assert torch.equal(found[1], expected[1])
-
-
-def test_nothing_is_compiled_to_evaluate() -> None:
+def test_nothing_is_compiled_to_evaluate(device: CpuDevice) -> None:
     how, told = compilation("no_such_backend")
-    device = CpuDevice()
-    settings = ReplicaSettings(RateSettings(1e-2, 1e-2, 0, "constant", None), compilation=how)
-    try:
-        replica = Replica(program(), None, settings, device, ManualClock())
-        replica.initialise(VALUE)
-        replica.evaluate(batches())
-    finally:
-        device.close()
+    replica = Replica(program(), None, ReplicaSettings(RATE, compilation=how), device)
+    replica.initialise(VALUE)
+    replica.evaluate(batches())
     assert told == []
