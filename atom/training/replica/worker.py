@@ -136,8 +136,7 @@ class Worker:
         self.gate = RunGate(replica.engines, self.nudge)
         """Whether passes run, and why not."""
         self._holds: set[str] = {STARTING}
-        self._counting_urgent = threading.Lock()
-        self._urgent = 0
+        self._urgent: deque[Callable[[], object]] = deque()
         """Commands that do not wait for the end of a pass."""
         self._last_pass_ended = float("-inf")
         self._retry_at = float("-inf")
@@ -162,15 +161,8 @@ class Worker:
 
     def submit_soon(self, command: Callable[[], None]) -> None:
         """As `submit`, but breaks off the pass under way, if nothing counted is lost with it."""
-
-        def run() -> None:
-            with self._counting_urgent:
-                self._urgent -= 1
-            command()
-
-        with self._counting_urgent:
-            self._urgent += 1
-        self.submit(run)
+        self._urgent.append(command)
+        self.submit(lambda: self._urgent.popleft()())
 
     def hold(self, reason: str) -> None:
         """No further pass until `release(reason)`. Takes effect at the next pass boundary."""
@@ -267,7 +259,7 @@ class Worker:
         """Closing, the gradients will not be asked for."""
         if self._closing.is_set():
             return True
-        return bool(self.gate.paused or self._urgent) and self._replica.breakable
+        return (self.gate.paused or bool(self._urgent)) and self._replica.breakable
 
 
 def _named(failure: BaseException) -> BaseException:
