@@ -88,12 +88,9 @@ class DhtClient:
         Raises: AddressError, PortInUseError, StorageError, UserError; DirectoryUnavailable where
         the system gives no process or file for it, or it speaks nonsense.
         """
+        listen = free_port(parse_listen(self._settings.listen or "127.0.0.1:0"))
+        self._settings = replace(self._settings, listen=str(listen))
         await self._open(self._settings)
-        try:
-            await self._hold_port()
-        except BaseException:
-            await self._end()
-            raise
         self._watching = asyncio.create_task(self._watch())
 
     async def call(self, name: str, timeout_s: float = CALL_SECONDS, **arguments: Any) -> Any:
@@ -132,7 +129,7 @@ class DhtClient:
 
     async def _open(self, settings: NodeSettings) -> None:
         try:
-            check_port_free(parse_listen(settings.listen or "127.0.0.1:0"))
+            free_port(parse_listen(str(settings.listen)))
             reader = await self._spawn()
             await self._until_ready(reader, settings)
         except BaseException as problem:
@@ -252,24 +249,14 @@ class DhtClient:
             self.restarted.set()
             return
 
-    async def _hold_port(self) -> None:
-        """Keeps the port the system chose, so that others find us again after a restart."""
-        wished = parse_listen(self._settings.listen or "127.0.0.1:0")
-        if wished.port or self._settings.client_mode:
-            return
-        addresses = await self.call("addresses")
-        ports = {a.split("/tcp/")[1].split("/")[0] for a in addresses if "/tcp/" in a}
-        if len(ports) == 1:
-            listen = str(ListenAddress(wished.host, int(ports.pop())))
-            self._settings = replace(self._settings, listen=listen)
-
     def _emit(self, kind: str, **fields: Any) -> None:
         if self._events is not None:
             self._events.emit(kind, **fields)
 
 
-def check_port_free(listen: ListenAddress) -> None:
-    """libp2p shares a port silently with another of its kind, so we look before it does.
+def free_port(listen: ListenAddress) -> ListenAddress:
+    """The address, with a port that the system chose for 0: others find us there again after a
+    restart. libp2p shares a port silently with another of its kind, so we look before it does.
 
     Raises: PortInUseError; AddressError for an interface or port this process cannot have.
     """
@@ -279,6 +266,7 @@ def check_port_free(listen: ListenAddress) -> None:
         try:
             probe.bind((listen.host, listen.port))
             probe.listen(1)
+            return ListenAddress(listen.host, probe.getsockname()[1])
         except OSError as error:
             where = f"{listen.host}:{listen.port}"
             if error.errno == errno.EADDRINUSE:

@@ -26,7 +26,7 @@ from atom.base.clock import BootClock, Clock
 from atom.swarm.addresses import peer_id_in
 from atom.swarm.dht import errors as dht_errors
 from atom.swarm.dht.p2pd import NodeSettings
-from atom.swarm.dht.storage import BoundedStorage, NoStorage, RecordGate, unpack_record
+from atom.swarm.dht.storage import BoundedStorage, RecordGate, unpack_record
 from atom.swarm.records.codec import MAX_RECORD_BYTES
 
 DIAL_SECONDS = 8.0
@@ -132,7 +132,8 @@ class DhtNode:
         except (ValidationError, RuntimeError) as error:
             raise dht_errors.explain_refusal(str(error)) from None
         self._node.protocol.storage = BoundedStorage(self._gate)
-        self._node.protocol.cache = NoStorage()
+        # Any node may tell ours to cache a record: it would stand for all that is kept beside it.
+        self._node.protocol.cache.maxsize = 0
         self._node.protocol._validate_dictionary = self._gate.keep_valid
 
     async def store(

@@ -43,8 +43,6 @@ class NodeSettings:
     """DHT nodes met before: dialled too, but it is no error if none of them answers."""
     client_mode: bool = False
     """An onlooker: asks others, stores nothing for them, accepts no calls."""
-    auto_relay: bool = False
-    """Look for a relay when nobody can dial us."""
     redial_seconds: float = 10.0
     """How often nodes that dropped out of sight are asked again."""
     log_path: str | None = None
@@ -146,7 +144,6 @@ def _arguments(settings: NodeSettings, listen: ListenAddress, socket_path: Path)
         "autonat": reach_out,
         "natPortMap": reach_out,
         "relay": 1,
-        "autoRelay": int(settings.auto_relay),
         "connManager": 1,
         "tls": 1,
     }
@@ -154,6 +151,4 @@ def _arguments(settings: NodeSettings, listen: ListenAddress, socket_path: Path)
         flags["id"] = settings.identity_path
     if settings.announce:
         flags["announceAddrs"] = ",".join(settings.announce)
-    if settings.auto_relay and settings.initial_peers:
-        flags["trustedRelays"] = ",".join(settings.initial_peers)
     return [f"-{name}={value}" for name, value in flags.items()]

@@ -130,21 +130,6 @@ class BoundedStorage(DHTLocalStorage):  # type: ignore[misc]
         return iter(())
 
 
-class NoStorage(DHTLocalStorage):  # type: ignore[misc]
-    """In the place of hivemind's cache. Any node may tell ours to put a record there; then it would
-    answer with that one alone, in the place of all that it keeps."""
-
-    def store(
-        self, key: DHTID, value: bytes, expiration_time: float, subkey: str | None = None
-    ) -> bool:
-        """False."""
-        return False
-
-    def store_subkey(self, key: DHTID, subkey: str, value: bytes, expiration_time: float) -> bool:
-        """False."""
-        return False
-
-
 def unpack_record(packed: bytes) -> bytes | None:
     """The content of a MessagePack byte string, or None for any other thing or size."""
     for marker, size_bytes in ((0xC4, 1), (0xC5, 2)):

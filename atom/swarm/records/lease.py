@@ -124,14 +124,8 @@ class Lease:
     state: PeerState
     head: OptionalDigest
     round: int
-    work: int
-    """Committed sequences on the chain of `head`."""
     sequences: int
     """Sequences accumulated for the next round (the mini-batch count of the paper)."""
-    rounds_joined: int
-    """Committed rounds this process had a part in."""
-    sequences_committed: int
-    """Sequences of this process in committed rounds."""
     sequences_per_s: Rate
     tokens_per_s: Rate
     pass_seconds: Rate

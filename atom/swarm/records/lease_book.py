@@ -43,11 +43,7 @@ class LeaseBook:
     thread-safe. `head`, counts and states in the leases are the peers' own words.
     """
 
-    def __init__(
-        self, lease_seconds: float = LEASE_SECONDS, gap_seconds: float = GAP_SECONDS
-    ) -> None:
-        self._lease_seconds = lease_seconds
-        self._gap_seconds = gap_seconds
+    def __init__(self) -> None:
         self._peers: dict[str, dict[bytes, _Sighting]] = {}
         """By incarnation; whose lease was read last at the end."""
         self._asked_at: dict[tuple[str, bytes], float] = {}
@@ -68,7 +64,7 @@ class LeaseBook:
 
     def is_watching(self, now: float) -> bool:
         """Whether our own readings have been close enough together to judge anybody."""
-        return self._updated_at is not None and now - self._updated_at <= self._gap_seconds
+        return self._updated_at is not None and now - self._updated_at <= GAP_SECONDS
 
     def fresh(self, now: float) -> dict[str, Lease]:
         """The current lease of every peer that is alive: news within the lease time, neither
@@ -138,7 +134,7 @@ class LeaseBook:
         return max(self._watching_since or 0.0, *(s.first_seen for s in recent))
 
     def _is_recent(self, sighting: _Sighting, now: float) -> bool:
-        return sighting.last_sign is not None and now - sighting.last_sign <= self._lease_seconds
+        return sighting.last_sign is not None and now - sighting.last_sign <= LEASE_SECONDS
 
     def _current(self, peer_id: str) -> _Sighting | None:
         """The incarnation that gave the latest sign of life."""

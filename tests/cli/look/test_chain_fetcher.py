@@ -58,7 +58,6 @@ def served(
         OWNER.peer_id,
         head=head.digest,
         round=head.round,
-        work=head.work,
         addresses=(f"{host}:{port}",),
     )
 

@@ -56,9 +56,7 @@ class Donors:
 
 def lease_of(peer_id: str, commits: Sequence[Commit]) -> Lease:
     head = heads_along(GENESIS, commits)[-1]
-    return a_lease(
-        peer_id, head=head.digest, round=head.round, work=head.work, branches=tuple(head.branches)
-    )
+    return a_lease(peer_id, head=head.digest, round=head.round, branches=tuple(head.branches))
 
 
 def reading(donors: Donors, ledger: Ledger | None = None) -> LedgerReader:

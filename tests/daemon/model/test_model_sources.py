@@ -104,15 +104,13 @@ def circle():
 
 
 def a_lease(peer_id: str) -> Lease:
-    zeros = {"serial": 1, "issued_at": 0.0, "round": 0, "work": 0, "sequences": 0}
+    zeros = {"serial": 1, "issued_at": 0.0, "round": 0, "sequences": 0}
     rates = {"sequences_per_s": 0.0, "tokens_per_s": 0.0, "pass_seconds": 0.0, "loss": None}
     return Lease(
         peer_id,
         bytes(16),
         state=PeerState.ACCUMULATING,
         head=bytes(32),
-        rounds_joined=0,
-        sequences_committed=0,
         state_digest=b"",
         addresses=("local:1",),
         **zeros,

@@ -187,8 +187,9 @@ def test_a_node_that_hears_nothing_any_more_is_started_again_and_answers(task, m
         client = DhtClient(NodeSettings())
         with monkeypatch.context() as patch:
             patch.setattr(client_module, "PROGRAM", ("-c", DEAFENED.format(task=task)))
-            await client.start()  # which asks for its addresses, to hold the port
+            await client.start()
         try:
+            assert await client.call("addresses") == ["deaf"]
             async with asyncio.timeout(30):
                 await client.restarted.wait()
             assert await hears(*await client.call("addresses"))

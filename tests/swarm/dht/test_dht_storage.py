@@ -9,10 +9,11 @@ import pytest
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # hivemind's own, at import
     from hivemind.dht.routing import DHTID
+    from hivemind.dht.storage import DHTLocalStorage
     from hivemind.utils import MSGPackSerializer, timed_storage
 
     from atom.swarm.dht import storage as dht_storage
-    from atom.swarm.dht.storage import BoundedStorage, NoStorage
+    from atom.swarm.dht.storage import BoundedStorage
 
 from atom.swarm.records.codec import MAX_LEASE_BYTES
 
@@ -115,11 +116,13 @@ def test_a_new_neighbour_is_handed_nothing(storage):
     assert len(storage) == 1
 
 
-def test_a_stranger_puts_nothing_in_the_place_of_what_is_kept():
-    nothing = NoStorage()
-    assert not nothing.store_subkey(ROOT, "stranger", b"x", LATER)
-    assert not nothing.store(ROOT, b"x", LATER)
-    assert nothing.get(ROOT) is None
+def test_a_cache_without_places_keeps_nothing():
+    cache = DHTLocalStorage()
+    cache.maxsize = 0
+    cache.store_subkey(ROOT, "stranger", b"x", LATER)
+    assert cache.get(ROOT) is None
+    cache.store(ROOT, b"x", LATER)
+    assert cache.get(ROOT) is None
 
 
 def test_a_full_key_is_an_answer_that_is_carried(gate, storage, monkeypatch):

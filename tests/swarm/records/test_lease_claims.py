@@ -34,7 +34,7 @@ def grown(head: Head, sequences: int = 8, survivors: tuple[Voter, ...] = ()) -> 
 
 
 def lease_at(head: Head, voter: Voter | None = None) -> Lease:
-    lease = a_lease(head=head.digest, round=head.round, work=head.work)
+    lease = a_lease(head=head.digest, round=head.round)
     newest, before = head.branches[-SHOWN:], len(head.branches[:-SHOWN])
     lease = replace(lease, branches=newest, branches_before=before)
     if voter is None:

@@ -107,8 +107,8 @@ def test_a_lease_has_room_for_every_field_at_its_longest_and_for_nothing_else():
 
 def _longest():
     most, reason = 2**63 - 1, max(Reason, key=lambda each: len(each.value))
-    counts = ("serial", "round", "work", "sequences", "rounds_joined", "sequences_committed")
-    return dict.fromkeys((*counts, "branches_before", "void_passes"), most) | {
+    counts = ("serial", "round", "sequences", "branches_before", "void_passes")
+    return dict.fromkeys(counts, most) | {
         "state": max(PeerState, key=len),
         "addresses": ("a" * MAX_TEXT_CHARACTERS,) * MAX_ADDRESSES,
         "links": (NamedLink(bytes(8), Link(1.0, 1e9)),) * MAX_LINKS,
@@ -142,7 +142,7 @@ def test_a_signature_for_another_purpose_is_refused():
         ({"issued_at": 2 * MAX_RATE}, Reason.MALFORMED),
         ({"loss": 1e308}, Reason.MALFORMED),
         ({"loss": -2 * MAX_LOSS}, Reason.MALFORMED),
-        ({"work": 2**63}, Reason.MALFORMED),
+        ({"sequences": 2**63}, Reason.MALFORMED),
         ({"incarnation": b"short"}, Reason.MALFORMED),
         ({"head": b"short"}, Reason.MALFORMED),
         ({"state_digest": b"x" * 33}, Reason.MALFORMED),

@@ -15,10 +15,10 @@ MANIFEST = a_manifest(Identity.create())
 
 def test_the_view_is_computed_at_the_preferred_head():
     leases = [
-        a_lease("b", sequences=4, round=9, work=100, loss=2.5),
-        a_lease("a", sequences=3, round=9, work=100, loss=None),
-        a_lease("c", sequences=50, round=12, work=900, head=OTHER, loss=1.0, branches=LEFT),
-        a_lease("d", sequences=6, round=9, work=100, state=PeerState.LEFT),
+        a_lease("b", sequences=4, round=9, loss=2.5),
+        a_lease("a", sequences=3, round=9, loss=None),
+        a_lease("c", sequences=50, round=12, head=OTHER, loss=1.0, branches=LEFT),
+        a_lease("d", sequences=6, round=9, state=PeerState.LEFT),
     ]
     view = view_swarm(MANIFEST, leases, global_batch=12, unix_time=1_700_000_003.0)
     assert (view.round, view.accumulated, view.loss) == (9, 7, 2.5)
@@ -29,11 +29,11 @@ def test_the_view_is_computed_at_the_preferred_head():
 
 def test_speed_does_not_drop_while_a_commit_reaches_one_peer_after_the_other():
     leases = [
-        a_lease("a", round=8, work=100),
-        a_lease("b", round=7, work=90, head=OTHER),
-        a_lease("c", round=6, work=80, head=OTHER),
-        a_lease("d", round=8, work=100, head=OTHER, branches=LEFT),
-        a_lease("e", round=7, work=90, head=OTHER, state=PeerState.LEFT),
+        a_lease("a", round=8),
+        a_lease("b", round=7, head=OTHER),
+        a_lease("c", round=6, head=OTHER),
+        a_lease("d", round=8, head=OTHER, branches=LEFT),
+        a_lease("e", round=7, head=OTHER, state=PeerState.LEFT),
     ]
     view = view_swarm(MANIFEST, leases, global_batch=12, unix_time=1_700_000_003.0)
     assert view.head == HEAD.hex()

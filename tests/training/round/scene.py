@@ -52,7 +52,7 @@ Kind = TypeVar("Kind")
 def lease(voter: Voter, sequences: int) -> Lease:
     return Lease(
         voter.peer_id, voter.incarnation, 1, 0.0, PeerState.ACCUMULATING, HEAD.digest, HEAD.round,
-        HEAD.work, sequences, 0, 0, 1.0, 1.0, 0.1, None, STATE, (),
+        sequences, 1.0, 1.0, 0.1, None, STATE, (),
     )  # fmt: skip
 
 

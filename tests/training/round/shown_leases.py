@@ -21,7 +21,7 @@ def head_of(*voters: Voter) -> Head:
 
 def lease(voter: Voter, head: bytes = b"h" * 32, **changes: Any) -> Lease:
     shown = Lease(
-        voter.peer_id, voter.incarnation, 1, 0.0, PeerState.ACCUMULATING, head, 4, 96, 8, 0, 0,
+        voter.peer_id, voter.incarnation, 1, 0.0, PeerState.ACCUMULATING, head, 4, 8,
         0.0, 0.0, 1.0, None, b"", (),
     )  # fmt: skip
     return replace(shown, **changes)
