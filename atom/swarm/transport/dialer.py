@@ -11,15 +11,13 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.config.address import parse_host_port
-from atom.swarm.records.lease import MAX_ADDRESSES
 from atom.swarm.stream import handshake
 from atom.swarm.stream.frames import Channel, Interrupted, Patience, Purpose
 from atom.swarm.stream.tls import Credentials, SocketStream, TlsStream, peer_of_certificate, tune
@@ -28,8 +26,6 @@ from atom.swarm.transport.reverse_connections import ReverseConnections
 
 MOST_KNOWN = 8192
 """Peers; the one heard of longest ago is forgotten first."""
-FAILED_S = 60.0
-"""For so long, a way that failed is tried after all others."""
 CALL = ""
 """The way to a peer over its line to us. All other ways are its addresses."""
 MOST_LOOKUPS = 16
@@ -52,14 +48,6 @@ class Contact:
     """Of the process that is there; empty: not known."""
 
 
-@dataclass
-class _Entry:
-    contact: Contact = Contact()
-    good: str | None = None
-    """The address that worked last."""
-    failed_at: dict[str, float] = field(default_factory=dict)
-
-
 def parse_address(text: str) -> tuple[str, int]:
     """ "host:port" or "[v6]:port" that can be dialled. Raises: ValueError."""
     host, port = parse_host_port(text)
@@ -69,60 +57,62 @@ def parse_address(text: str) -> tuple[str, int]:
 
 
 class ContactBook:
-    """Contacts by peer id, and which ways worked. Thread-safe."""
+    """Contacts by peer id, with the ways to each, best first. Thread-safe."""
 
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
-        self._now = now
+    def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._entries: dict[str, _Entry] = {}
+        self._contacts: dict[str, Contact] = {}
+        """As they were set."""
+        self._ways: dict[str, list[str]] = {}
 
     def set(self, peer_id: str, contact: Contact) -> None:
-        """Replaces what was known. Malformed addresses and those past the eighth are left out."""
-        usable = list[str]()
-        for text in contact.addresses[:MAX_ADDRESSES]:
-            with contextlib.suppress(ValueError):
-                parse_address(text)
-                usable.append(text)
+        """Replaces what was known. If it is news, its ways are: its addresses, then a call; the
+        call first, if the peer says that nobody can dial it. Malformed addresses are left out."""
         with self._lock:
-            entry = self._entries.pop(peer_id, _Entry())
-            entry.contact = replace(contact, addresses=tuple(usable))
-            ways = {*usable, CALL}
-            entry.failed_at = {way: at for way, at in entry.failed_at.items() if way in ways}
-            self._entries[peer_id] = entry
-            while len(self._entries) > MOST_KNOWN:
-                del self._entries[next(iter(self._entries))]
+            before = self._contacts.pop(peer_id, None)
+            self._contacts[peer_id] = contact
+            if contact != before:
+                ways = [text for text in contact.addresses if _is_address(text)]
+                ways.insert(0 if contact.dials_out else len(ways), CALL)
+                self._ways[peer_id] = ways
+            while len(self._contacts) > MOST_KNOWN:
+                oldest = next(iter(self._contacts))
+                del self._contacts[oldest], self._ways[oldest]
 
     def may_be_of(self, peer_id: str, incarnation: bytes) -> bool:
         """Whether addresses are known that may be this process's: others listened elsewhere."""
         with self._lock:
-            contact = self._entries.get(peer_id, _Entry()).contact
-            return bool(contact.addresses) and contact.incarnation in (b"", incarnation)
+            known = self._contacts.get(peer_id, Contact()).incarnation in (b"", incarnation)
+            return known and len(self._ways.get(peer_id, ())) > 1
 
     def ways(self, peer_id: str) -> list[str]:
-        """All ways, best first: addresses, then a call; the call first if the peer says that nobody
-        can dial it and no address has worked. Ways that failed within the last minute come after
-        all others, the latest failure at the end."""
+        """All ways. An address that worked last is the first, ways that failed come last."""
         with self._lock:
-            entry = self._entries.get(peer_id, _Entry())
-            ways = sorted(entry.contact.addresses, key=lambda way: way != entry.good)
-            ways.insert(0 if entry.contact.dials_out and not entry.good else len(ways), CALL)
-            since = self._now() - FAILED_S
-            return sorted(ways, key=lambda way: max(entry.failed_at.get(way, since), since))
+            return list(self._ways.get(peer_id, [CALL]))
 
     def worked(self, peer_id: str, way: str) -> None:
         """There is a connection to that peer now."""
-        with self._lock:
-            if entry := self._entries.get(peer_id):
-                entry.failed_at.pop(way, None)
-                entry.good = way or entry.good
+        if way != CALL:
+            self._move(peer_id, way, first=True)
 
     def failed(self, peer_id: str, way: str) -> None:
         """That way led nowhere."""
+        self._move(peer_id, way, first=False)
+
+    def _move(self, peer_id: str, way: str, first: bool) -> None:
         with self._lock:
-            if entry := self._entries.get(peer_id):
-                entry.failed_at[way] = self._now()
-                if entry.good == way:
-                    entry.good = None
+            ways = self._ways.get(peer_id, [])
+            if way in ways:
+                ways.remove(way)
+                ways.insert(0 if first else len(ways), way)
+
+
+def _is_address(text: str) -> bool:
+    try:
+        parse_address(text)
+    except ValueError:
+        return False
+    return True
 
 
 class Dialer:

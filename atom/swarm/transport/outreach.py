@@ -28,8 +28,6 @@ SETTLE_S = 2.0
 AGAIN_S = 20.0
 MAX_LINES = 64
 _TURN_S = 0.5
-_FORGET_S = 60.0
-"""A line stays this long after the last lease of the peer at its end."""
 
 
 def contact_of(lease: Lease) -> Contact:
@@ -50,10 +48,10 @@ class Outreach:
         self._events = events
         self._on_change: Callable[[], None] = lambda: None
         self._changed = threading.Condition()
-        self._others: dict[str, tuple[Lease, float]] = {}
+        self._others: dict[str, Lease] = {}
         self._answers: dict[str, Reached] = {}
         """By witness, the latest answer last."""
-        self._asked_at: dict[str, float] = {}
+        self._asked = 0
         self._ask_at = -math.inf
         self._told = Reached.UNKNOWN
         self._closing = False
@@ -72,14 +70,12 @@ class Outreach:
 
     def know(self, leases: Mapping[str, Lease]) -> None:
         """A reading of the directory."""
-        now = self._clock.now()
+        me = self._transport.peer_id
+        here = {p: lease for p, lease in leases.items() if lease.state is not PeerState.LEFT}
+        for peer_id in here.keys() - {me}:
+            self._transport.set_contact(peer_id, contact_of(here[peer_id]))
         with self._changed:
-            for peer_id in leases.keys() - {self._transport.peer_id}:
-                self._others[peer_id] = (leases[peer_id], now)
-                self._transport.set_contact(peer_id, contact_of(leases[peer_id]))
-            for peer_id, (lease, seen) in list(self._others.items()):
-                if lease.state is PeerState.LEFT or now - seen > _FORGET_S:
-                    del self._others[peer_id]
+            self._others = {peer: lease for peer, lease in here.items() if peer != me}
             self._changed.notify_all()
 
     @property
@@ -95,7 +91,7 @@ class Outreach:
                 self._changed.wait(_TURN_S)
                 if self._closing:
                     return
-                others = {peer: lease for peer, (lease, _) in self._others.items()}
+                others = self._others
             try:
                 self.turn(others)
             except Exception:  # noqa: BLE001 - supervisor: without lines nobody could reach us
@@ -113,9 +109,8 @@ class Outreach:
             self._on_change()
 
     def _ask(self, others: Mapping[str, Lease]) -> None:
-        before, witness = self.reached, next_witness(others, self._asked_at)
-        self._asked_at = {peer: at for peer, at in self._asked_at.items() if peer in others}
-        self._asked_at[witness] = self._clock.now()
+        before, witness = self.reached, witness_of(others, self._asked)
+        self._asked += 1
         answer = Reached.UNKNOWN
         with contextlib.suppress(OSError, PeerRefused):  # then that one is no witness
             answer = self._transport.probe(witness)
@@ -139,11 +134,11 @@ def verdict(answers: Iterable[Reached]) -> Reached:
     return Reached.YES if 2 * given.count(Reached.YES) > len(given) else Reached.NO
 
 
-def next_witness(others: Mapping[str, Lease], asked_at: Mapping[str, float]) -> str:
-    """Whom of these to ask: whoever was not asked for the longest time, whatever came of it. Peers
-    that cannot be dialled are asked, over their lines, if there are no others."""
-    able = _dialable(others) or list(others)
-    return min(able, key=lambda peer: (asked_at.get(peer, -math.inf), peer))
+def witness_of(others: Mapping[str, Lease], asked: int) -> str:
+    """Whom of these to ask after so many questions: everybody in turn. Peers that cannot be dialled
+    are asked, over their lines, if there are no others."""
+    able = sorted(_dialable(others) or others)
+    return able[asked % len(able)]
 
 
 def lines_to(me: str, others: Mapping[str, Lease]) -> frozenset[str]:

@@ -17,8 +17,8 @@ from atom.swarm.transport.outreach import (
     Outreach,
     contact_of,
     lines_to,
-    next_witness,
     verdict,
+    witness_of,
 )
 from tests.manual_clock import ManualClock
 
@@ -40,14 +40,12 @@ def test_malformed_answers_are_unknown(raw: bytes) -> None:
     assert Reached.of(Reached.of(raw).to_wire()) is Reached.of(raw)
 
 
-def test_the_next_witness_was_not_asked_for_longest() -> None:
+def test_witnesses_are_asked_in_turn() -> None:
     others = {name: a_lease(name, reached=YES) for name in "bac"}
-    assert next_witness(others, {}) == "a"
-    assert next_witness(others, {"a": 1.0, "b": 0.5}) == "c"
-    assert next_witness(others, {"a": 1.0, "b": 0.5, "c": 2.0}) == "b"
+    assert [witness_of(others, asked) for asked in range(4)] == ["a", "b", "c", "a"]
     hidden = {"a": a_lease("a", reached=NO)}
-    assert next_witness({**others, **hidden}, {}) == "b", "perhaps nobody has a line to it"
-    assert next_witness(hidden, {}) == "a", "but it may have one to us"
+    assert witness_of({**others, **hidden}, 0) == "b", "perhaps nobody has a line to it"
+    assert witness_of(hidden, 1) == "a", "but it may have one to us"
 
 
 def test_lines_lead_to_a_few_peers_that_can_be_dialled() -> None:
@@ -146,15 +144,12 @@ def test_a_wish_in_the_peer_file_is_not_asked_about() -> None:
     assert opened.transport.kept == frozenset()
 
 
-def test_contacts_follow_the_leases_and_lines_outlive_a_blind_moment() -> None:
+def test_contacts_follow_the_leases() -> None:
     stage = Stage(NO)
     gone = a_lease("b", state=PeerState.LEFT)
     hidden = a_lease("e", reached=NO, addresses=())
-    stage.outreach.know({"b": gone, "e": hidden})
+    stage.outreach.know({"me": a_lease("me"), "b": gone, "e": hidden})
     assert stage.transport.contacts["a"] == contact_of(stage.others["a"])
     assert stage.transport.contacts["e"] == Contact((), True, hidden.incarnation)
     assert "me" not in stage.transport.contacts
-    for passed_s, known in ((59.0, set("acde")), (2.0, set[str]())):
-        stage.clock.advance(passed_s)
-        stage.outreach.know({})
-        assert stage.outreach._others.keys() == known
+    assert stage.outreach._others == {"e": hidden}
