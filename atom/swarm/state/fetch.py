@@ -293,7 +293,7 @@ class _Fetch:
         )
         try:
             donor = Donor(channel, self._wanted.name, Patience(SILENCE_S, stop=self._stop))
-            target = self._settle(donor.manifest(self._wanted.max_bytes))
+            target = self._target or self._settle(donor.manifest(self._wanted.max_bytes))
             self._pull(donor, peer_id, target)
         finally:
             channel.close()

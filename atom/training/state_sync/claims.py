@@ -45,7 +45,8 @@ class ClaimCheck:
         claims = [e for e in leases if claims_better(e, head) and e.peer_id not in view.aside]
         self._claimed_since = min(self._claimed_since, now) if claims else float("inf")
         unproven = [e for e in claims if not self._state_sync.has_proven(e.peer_id)]
-        if len(unproven) == len(claims) and now >= self._claimed_since + SETTLED_S:
+        settled = now >= self._claimed_since + SETTLED_S and len(self._asked) < AT_ONCE
+        if len(unproven) == len(claims) and settled:
             self._ask([lease.peer_id for lease in preferred(claims, head)], view, head, now)
         return frozenset([lease.peer_id for lease in unproven])
 
