@@ -49,8 +49,8 @@ from atom.training.round.events import (
     View,
 )
 from atom.training.round_stats import RoundStats
-from atom.training.state_sync.claims import ClaimCheck
-from atom.training.state_sync.state_sync import CatchUpFailed, ResultFetch, StateSync
+from atom.training.state_sync.donors import ClaimCheck
+from atom.training.state_sync.state_sync import ResultFetch, StateSync
 from atom.training.storage.run_storage import RunStorage
 
 ROUND = "round"
@@ -112,7 +112,7 @@ class RoundExecutor:
         self._on_round_begun = on_round_begun
         self._post = post
         self._fetch = ResultFetch(context.state_sync, clock, events)
-        self._claims = ClaimCheck(context.state_sync, clock)
+        self._claims = ClaimCheck(context.state_sync.prove, context.state_sync.has_proven, clock)
         self._exchange = Exchange(transport, self._results, self._gradients_of, post, clock, style)
         self._after_step = ThreadPoolExecutor(1, "post-step")
         self._settling: Future[None] = Future()
@@ -318,22 +318,18 @@ class RoundExecutor:
         self._settling.result()
         self._events.emit("catching-up", reason=wanted.reason, donors=list(wanted.donors))
         before = self._journal.head
-        failed_donors: tuple[str, ...] = ()
-        in_vain = False
-        try:
-            self._state_sync.run(wanted.donors, wanted.discard)
-        except CatchUpFailed as failed:
-            failed_donors, in_vain = wanted.donors, True
-            self._events.emit("catch-up-failed", detail=str(failed)[:300])
+        problem = self._state_sync.run(wanted.donors, wanted.discard)
+        if problem:
+            self._events.emit("catch-up-failed", detail=problem[:300])
         head = self._journal.head
         moved = head != before
-        begins = self._state_sync.usable and (moved or (wanted.discard and not in_vain))
+        begins = self._state_sync.usable and (moved or (wanted.discard and not problem))
         if begins or moved:
             self._account(self.own_sequences(before.digest))
         digest = self._state_digest() if self._state_sync.usable else b""
         if begins:
             self._begin_at(head, digest)
-        self._post(CaughtUp(head, digest, failed_donors))
+        self._post(CaughtUp(head, digest, wanted.donors if problem else ()))
 
     def _begin_at(self, head: Head, digest: bytes) -> None:
         """Counting for a head that others brought us to."""

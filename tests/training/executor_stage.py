@@ -162,14 +162,19 @@ class ScriptedStateSync:
     def __init__(self) -> None:
         self.usable = True
         self.restored = False
-        self.on_run: Callable[[Sequence[str], bool], None] = lambda donors, discard: None
+        self.on_run: Callable[[Sequence[str], bool], str | None] = lambda donors, discard: None
         self.on_fetch: Callable[[bytes], Tensor] = lambda digest: torch.ones(ELEMENTS)
 
     def restore(self) -> None:
         self.restored = True
 
-    def run(self, donors: Sequence[str], discard: bool) -> None:
-        self.on_run(donors, discard)
+    def run(self, donors: Sequence[str], discard: bool) -> str:
+        return self.on_run(donors, discard) or ""
+
+    def prove(self, donor: str) -> bool:
+        return False
+
+    has_proven = prove
 
     def fetch_result(self, digest: bytes, peers: Sequence[str], pace: Pace) -> Tensor:
         return self.on_fetch(digest)

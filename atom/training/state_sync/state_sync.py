@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from atom.base.clock import Clock
-from atom.base.errors import AtomError, MismatchError, PeerRefused, StorageError
+from atom.base.errors import MismatchError, PeerRefused, StorageError
 from atom.base.events import EventSink
 from atom.base.reasons import Reason
 from atom.optim.clipping import gradient_norm
@@ -35,10 +35,6 @@ PATIENCE_S, HASTE_S = 6.0, 4.0
 for a vote. The latter is less than `Patience.holding`: a result that is nowhere is to be known for
 that before the next attempt (a test holds them together)."""
 PAUSE_S = 0.4
-
-
-class CatchUpFailed(AtomError):
-    """Nobody could bring us to a better head."""
 
 
 class BrokenOff(OSError):
@@ -107,11 +103,11 @@ class StateSync:
         if reached < len(self._journal.commits):
             self._cut(self._journal.commits, self._journal.heads, reached)
 
-    def run(self, donors: Sequence[str], discard: bool) -> None:
+    def run(self, donors: Sequence[str], discard: bool) -> str:
         """To a better head that one of the donors proves, or has proven. `discard`: our state is
-        not to be trusted.
+        not to be trusted. Returns why nobody could bring us there; empty: we are there.
 
-        Raises: CatchUpFailed, StorageError.
+        Raises: StorageError.
         """
         problems: list[str] = []
         left = list(donors)
@@ -127,12 +123,12 @@ class StateSync:
                 self._follow(replace(chain, peers=peers), discard)
                 self._donors.keep_only()
                 self._storage.room.give_up(DOWNLOADS)
-                return
+                return ""
             except StorageError:
                 raise  # our own disk, not the donor's fault
             except (PeerRefused, OSError, ValueError, MismatchError) as problem:
                 problems.append(f"{donor}: {problem}")
-        raise CatchUpFailed("; ".join(problems) or "no donors")
+        return "; ".join(problems) or "no donors"
 
     def prove(self, donor: str) -> bool:
         """Fetches and checks what that donor's chain has beyond what was checked before. Whether it

@@ -3,7 +3,6 @@
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -11,7 +10,7 @@ from atom.base.errors import PeerRefused
 from atom.base.reasons import Reason
 from atom.swarm.chain.commit import Head, Voter
 from atom.training.round.events import View
-from atom.training.state_sync.claims import AT_ONCE, COST_FACTOR, SETTLED_S, ClaimCheck
+from atom.training.state_sync.donors import AT_ONCE, COST_FACTOR, SETTLED_S, ClaimCheck
 from tests.manual_clock import ManualClock
 from tests.swarm.swarm_samples import a_lease
 
@@ -29,8 +28,7 @@ class Scene:
         self.costs_s = 0.0
         self.answer = threading.Event()
         self.answer.set()
-        state_sync: Any = self
-        self.claims = ClaimCheck(state_sync, self.clock)
+        self.claims = ClaimCheck(self.prove, self.has_proven, self.clock)
         self.leases = {}
 
     def has_proven(self, peer: str) -> bool:

@@ -7,7 +7,6 @@ import pytest
 from atom.swarm.chain.commit import (
     Commit,
 )
-from atom.training.state_sync.state_sync import CatchUpFailed
 from tests.training.small_history import ROUNDS, STRANGER, chain_bytes, run, signed, value_on
 from tests.training.state_sync.catching_peer import FakeDonors, Make, Served, peer_of
 
@@ -65,8 +64,7 @@ def test_a_liar_is_named_and_costs_few_pages(peer_of: Make, lie: Callable[[Serve
     peer, liar = peer_of(knows_start=False), Served()
     lie(liar)
     donors = FakeDonors({"liar": liar})
-    with pytest.raises(CatchUpFailed):
-        peer.with_donors(donors).run(("liar",), discard=False)
+    assert peer.with_donors(donors).run(("liar",), discard=False)
     assert [who for who, _ in donors.liars] == ["liar"] * (lie is not wrong_state)
     assert len(donors.chain_bytes) <= 1 + ROUNDS
     assert not peer.state_sync.usable
@@ -113,6 +111,5 @@ def test_a_heavier_chain_of_other_voters_does_not_hold(peer_of: Make) -> None:
     value = value_on(start, b"r" * 32, 1.0, run().digest(0), sequences=10_000)
     liar.chain = chain_bytes([signed(start, value, forger=STRANGER)])
     peer.with_donors(FakeDonors({"liar": liar})).usable = True
-    with pytest.raises(CatchUpFailed, match="bad-certificate"):
-        peer.state_sync.run(("liar",), discard=False)
+    assert "bad-certificate" in peer.state_sync.run(("liar",), discard=False)
     assert peer.at(2)

@@ -10,7 +10,6 @@ from torch import Tensor
 from atom.base.reasons import Reason
 from atom.swarm.state.arenas import state_digest
 from atom.swarm.stream.frames import Pace
-from atom.training.state_sync.state_sync import CatchUpFailed
 from tests.training.small_history import ROUNDS, VOTERS, run, signed, value_on
 from tests.training.state_sync.catching_peer import FakeDonors, Make, Peer, Served, peer_of
 
@@ -49,8 +48,7 @@ def test_a_joiner_takes_the_newest_state_that_a_commit_vouches_for(peer_of: Make
 
 def test_a_state_that_no_commit_vouches_for_is_not_taken(peer_of: Make) -> None:
     peer, donors = peer_of(knows_start=False), FakeDonors({"a": Served(offers=[5])})
-    with pytest.raises(CatchUpFailed, match="no commit vouches"):
-        peer.with_donors(donors).run(("a",), discard=False)
+    assert "no commit vouches" in peer.with_donors(donors).run(("a",), discard=False)
     assert donors.asked == []
 
 
@@ -61,8 +59,7 @@ def test_a_first_state_that_is_not_the_manifest_s_is_not_taken(peer_of: Make) ->
     liar.states = {0: run().states[1]}
     peer.state_sync.restore()
     peer.with_donors(FakeDonors({"a": liar}))
-    with pytest.raises(CatchUpFailed, match="hash-mismatch"):
-        peer.state_sync.run(("a",), discard=True)
+    assert "hash-mismatch" in peer.state_sync.run(("a",), discard=True)
     assert not peer.state_sync.usable
     peer.with_donors(FakeDonors({"b": honest}))
     peer.state_sync.run(("b",), discard=True)
@@ -80,8 +77,7 @@ def test_a_state_not_to_be_trusted_is_replaced(peer_of: Make) -> None:
 def test_nothing_better_changes_nothing(peer_of: Make) -> None:
     peer = peer_of(at=ROUNDS)
     peer.with_donors(FakeDonors({"a": Served(offers=[4])})).usable = True
-    with pytest.raises(CatchUpFailed, match="nothing better"):
-        peer.state_sync.run(("a",), discard=False)
+    assert "nothing better" in peer.state_sync.run(("a",), discard=False)
     assert peer.at(ROUNDS)
 
 
@@ -91,8 +87,7 @@ def test_a_catch_up_in_vain_leaves_what_was_averaged_here(peer_of: Make) -> None
     peer.with_donors(FakeDonors({})).usable = True
     digest, result = b"r" * 32, torch.ones(peer.replica.gradients.numel())
     peer.results.hold(digest, result)
-    with pytest.raises(CatchUpFailed):
-        peer.state_sync.run(("a",), discard=False)
+    assert peer.state_sync.run(("a",), discard=False)
     assert torch.equal(peer.state_sync.fetch_result(digest, []), result)
 
 
@@ -125,8 +120,7 @@ def test_a_result_of_a_round_that_is_over_is_not_held_anew(
 def test_whoever_cannot_be_reached_is_not_a_liar(peer_of: Make) -> None:
     peer, donors = peer_of(at=1), FakeDonors({"b": Served()})
     peer.with_donors(donors).usable = True
-    with pytest.raises(CatchUpFailed, match="gone"):
-        peer.state_sync.run(("a",), discard=False)
+    assert "gone" in peer.state_sync.run(("a",), discard=False)
     assert donors.liars == []
     peer.state_sync.run(("a", "b"), discard=False)
     assert peer.at(ROUNDS)
@@ -149,8 +143,7 @@ def test_who_has_proven_its_claim_is_followed_first(peer_of: Make) -> None:
 def test_without_the_results_since_the_snapshot_it_stays_whole(peer_of: Make) -> None:
     peer = peer_of(knows_start=False)
     peer.with_donors(FakeDonors({"a": Served(offers=[2], results=[3])}))
-    with pytest.raises(CatchUpFailed, match="results since"):
-        peer.state_sync.run(("a",), discard=False)
+    assert "results since" in peer.state_sync.run(("a",), discard=False)
     assert peer.at(3), "what was proven is kept"
 
 
@@ -242,8 +235,7 @@ def test_a_chain_that_parts_from_ours_is_fetched_from_there(peer_of: Make) -> No
 def test_an_own_state_is_not_given_up_for_nothing(peer_of: Make) -> None:
     peer = peer_of(at=3)
     peer.with_donors(FakeDonors({"a": Served(results=[])})).usable = True
-    with pytest.raises(CatchUpFailed, match="results since"):
-        peer.state_sync.run(("a",), discard=False)
+    assert "results since" in peer.state_sync.run(("a",), discard=False)
     assert peer.at(3)
 
 
@@ -269,8 +261,7 @@ def test_who_ends_or_loses_its_donors_while_it_asks_for_states_keeps_its_own(
     if discard:
         served.chain = story.chain(2)
     peer.with_donors(Ending({"a": served})).usable = True
-    with pytest.raises(CatchUpFailed):
-        peer.state_sync.run(("a",), discard)
+    assert peer.state_sync.run(("a",), discard)
     assert peer.state_sync.usable
     assert peer.journal.head == reached
     assert state_digest(peer.replica.state_arenas()) == state
@@ -286,6 +277,5 @@ def test_who_ends_replays_no_further(peer_of: Make) -> None:
             return super().result(digest, peers, pace)
 
     peer.with_donors(Ending({"a": Served()})).usable = True
-    with pytest.raises(CatchUpFailed, match="this peer ends"):
-        peer.state_sync.run(("a",), discard=False)
+    assert "this peer ends" in peer.state_sync.run(("a",), discard=False)
     assert peer.at(2)

@@ -18,7 +18,6 @@ from atom.swarm.stream.bandwidth import TransferThrottle
 from atom.swarm.stream.frames import Pace
 from atom.training.state_sync import donors as serving
 from atom.training.state_sync.donors import MAX_OFFERS, PeerDonors
-from atom.training.state_sync.state_sync import CatchUpFailed
 from tests.swarm.local_transport import LocalNetwork, LocalTransport
 from tests.swarm.shelf import Shelf
 from tests.swarm.trickle import Trickle
@@ -122,8 +121,7 @@ def test_a_chain_that_trickles_is_given_up_and_what_was_checked_is_kept(
     asked: list[str] = []
     slow = street.open_door(store_of(peer_of()), Trickle(bytes_per_s, 20))
     honest = street.open_door(noting(asked)(store_of(peer_of())._find))
-    with pytest.raises(CatchUpFailed, match="no byte for too long"):
-        street.peer.state_sync.run((slow,), discard=False)
+    assert "no byte for too long" in street.peer.state_sync.run((slow,), discard=False)
     street.peer.state_sync.run((honest,), discard=False)
     assert street.peer.at(ROUNDS)
     assert (asked[0] == "chain/0") == (bytes_per_s == 400)
@@ -187,8 +185,7 @@ def test_a_nonsensical_list_is_passed_over(street: Street, peer_of: Make, listed
     odd = altered(peer_of())
     odd.contents["snapshots"] = plain_bytes(listed)
     liar = street.open_door(odd)
-    with pytest.raises(CatchUpFailed, match="no donor serves a state"):
-        street.peer.state_sync.run((liar,), discard=False)
+    assert "no donor serves a state" in street.peer.state_sync.run((liar,), discard=False)
     honest = street.open_door(store_of(peer_of()))
     street.peer.state_sync.run((liar, honest), discard=False)
     assert street.peer.at(ROUNDS)
@@ -200,8 +197,7 @@ def test_a_state_of_another_model_is_refused(street: Street, peer_of: Make, size
     arenas = {name: torch.zeros(size) for name in run().states[0]}
     odd.contents[f"state/{head.hex()}"] = arenas
     liar = street.open_door(odd)
-    with pytest.raises(CatchUpFailed):
-        street.peer.state_sync.run((liar,), discard=False)
+    assert street.peer.state_sync.run((liar,), discard=False)
     assert street.liars == [liar]
     assert not street.peer.state_sync.usable
 
@@ -216,8 +212,7 @@ def test_a_state_of_another_model_takes_no_half_fetched_one_along(
     odd.contents["snapshots"] = plain_bytes(listed)
     folder = street.peer.folder / "downloads" / begun.digest.hex()[:16]
     folder.mkdir(parents=True)
-    with pytest.raises(CatchUpFailed):
-        street.peer.state_sync.run([street.open_door(odd)], discard=False)
+    assert street.peer.state_sync.run([street.open_door(odd)], discard=False)
     assert [each.name for each in folder.parent.iterdir()] == [folder.name]
     assert street.donors.keeps_something()
     street.donors.keep_only()

@@ -3,7 +3,7 @@
 import pytest
 
 from atom.swarm.state.arenas import state_digest
-from atom.training.state_sync.state_sync import BrokenOff, CatchUpFailed
+from atom.training.state_sync.state_sync import BrokenOff
 from atom.training.storage.run_storage import list_snapshots, write_snapshot
 from tests.training.small_history import ROUNDS, run
 from tests.training.state_sync.catching_peer import FakeDonors, Make, peer_of
@@ -88,5 +88,4 @@ def test_nothing_at_hand_is_not_usable(peer_of: Make) -> None:
     peer.state_sync.restore()
     assert not peer.state_sync.usable
     assert peer.journal.head == run().heads[0]
-    with pytest.raises(CatchUpFailed, match="no donors"):
-        peer.state_sync.run({}, discard=False)
+    assert "no donors" in peer.state_sync.run({}, discard=False)
