@@ -82,9 +82,8 @@ class Atom:
             torch.cuda.reset_peak_memory_stats()
 
     def _require_sequences(self, sequences: int) -> None:
-        """AdamW divides on its way, exactly, by powers of two. By others the sums are divided
-        before, in place: in bfloat16 that rounds once more than in a daemon. Raises: SideMissing.
-        """
+        """Sums are divided in place: exactly by powers of two, by others with a rounding that in
+        bfloat16 is one more than in a daemon. Raises: SideMissing."""
         if self.gradients != torch.float32 and sequences & (sequences - 1):
             raise SideMissing(
                 f"{sequences} sequences per step: with gradients in {self.setup.gradients} "
@@ -127,14 +126,15 @@ class Atom:
             some = batches[first : first + self.at_once]
             replica.run_pass(some, last=first == starts[-1])
         loss = replica.loss_sum / replica.sequences
-        sums, times = replica.gradients, replica.sequences
-        if times & (times - 1):  # dividing rounds, and AdamW cannot do it on the way
-            self._require_sequences(times)
-            sums, times = sums.div_(times), 1
-            norm = gradient_norm(sums)
+        sequences = replica.sequences
+        if sequences & (sequences - 1):  # dividing rounds: so does the norm's own sum
+            self._require_sequences(sequences)
+            mean = replica.gradients.div_(sequences)
+            norm = gradient_norm(mean)
         else:
-            norm = replica.gradient_norm()
-        replica.begin_step(sums, norm, replica.round + 1, times)
+            norm = replica.gradient_norm() / sequences
+            mean = replica.gradients.div_(sequences)
+        replica.begin_step(mean, norm, replica.round + 1)
         self.pass_counts.append(len(starts))
         self.step_ends.append(self.clock.now())
         return loss

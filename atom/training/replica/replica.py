@@ -309,7 +309,7 @@ class Replica:
         self.begin_step(mean, norm, round)
         self.finish_step()
 
-    def begin_step(self, mean: Tensor, norm: float, round: int, times: int = 1) -> None:
+    def begin_step(self, mean: Tensor, norm: float, round: int) -> None:
         """Starts what the update rule does with a decided mean, in place; an optimizer step goes on
         on a thread of its own. Repeated for the same round it does nothing. What is accumulated
         stays until `reset_gradients`.
@@ -320,9 +320,6 @@ class Replica:
                 itself, divided by the sequences: `reset_gradients`, then, before the next pass.
             norm: its L2 norm, which decides the clipping of gradients.
             round: that it leads to.
-            times: by how much both are too large, a power of two. Then nobody has to divide the
-                whole arena, and the bits are the same (but for numbers below float32's smallest
-                normal one).
 
         Raises: ValueError for a round that is not the next, a norm that is not finite, or a mean
         that does not fit: nothing is changed then. StepFailed when the step before broke off.
@@ -332,9 +329,7 @@ class Replica:
             return
         if round != self._round + 1:
             raise ValueError(f"round {round} does not follow round {self._round}")
-        if times < 1 or times & (times - 1):
-            raise ValueError(f"{times} is no power of two: dividing by it rounds")
-        self._rule.commit(mean, norm, round, times)
+        self._rule.commit(mean, norm, round)
         self._round = round
 
     def finish_step(self) -> None:

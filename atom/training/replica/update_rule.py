@@ -46,13 +46,13 @@ class UpdateRule(ABC):
         self.rate = rate
         self.clip_norm = clip_norm
 
-    def begin_step(self, gradient: Tensor, norm: float, number: int, times: int = 1) -> None:
-        """Starts optimizer step `number` on a gradient that is `times` too large, as its `norm` is.
+    def begin_step(self, gradient: Tensor, norm: float, number: int) -> None:
+        """Starts optimizer step `number` on a gradient of that `norm`.
 
         Raises: ValueError for a norm that is not finite or a gradient that does not fit; then
         nothing is changed. StepFailed when the step before broke off.
         """
-        coefficient = clip_coefficient(norm / times, self.clip_norm) / times
+        coefficient = clip_coefficient(norm, self.clip_norm)
         self.stepper.begin(gradient, learning_rate(self.rate, number), number, coefficient)
 
     @classmethod
@@ -87,15 +87,14 @@ class UpdateRule(ABC):
         """
 
     @abstractmethod
-    def commit(self, mean: Tensor, norm: float, round: int, times: int = 1) -> None:
+    def commit(self, mean: Tensor, norm: float, round: int) -> None:
         """Takes over what the swarm decided; may return before all is done, `stepper.wait` waits.
 
         Args:
-            mean: flat [elements], the mean contribution per sequence, times `times`. It belongs to
-                the rule until `stepper.wait` has returned.
+            mean: flat [elements], the mean contribution per sequence. It belongs to the rule until
+                `stepper.wait` has returned.
             norm: the L2 norm of `mean`.
             round: the round that it leads to; the first is 1.
-            times: a power of two.
 
         Raises: ValueError for what does not fit; then nothing is changed.
         """
@@ -107,5 +106,5 @@ class EveryStep(UpdateRule):
     def contribution(self) -> Tensor:
         return self.gradients.sums
 
-    def commit(self, mean: Tensor, norm: float, round: int, times: int = 1) -> None:
-        self.begin_step(mean, norm, round, times)
+    def commit(self, mean: Tensor, norm: float, round: int) -> None:
+        self.begin_step(mean, norm, round)

@@ -104,8 +104,9 @@ class Rig:
     def step(self) -> None:
         """Begun only: it ends under whatever comes next."""
         replica = self.replica
-        sums, norm = replica.gradients, replica.gradient_norm()
-        replica.begin_step(sums, norm, replica.round + 1, replica.sequences)
+        norm = replica.gradient_norm() / replica.sequences
+        mean = replica.gradients.div_(replica.sequences)
+        replica.begin_step(mean, norm, replica.round + 1)
         replica.reset_gradients()
 
 

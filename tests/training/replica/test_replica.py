@@ -161,20 +161,6 @@ def test_what_stays_on_the_device_changes_no_bits(
             assert not stay.intersection(loads), "the evaluation loaded them"
 
 
-def test_a_gradient_may_be_so_many_times_the_mean(device: CpuDevice) -> None:
-    replicas = [new_replica(device), new_replica(device)]
-    for round in range(1, STEPS + 1):
-        for replica, times in zip(replicas, (1, 4), strict=True):
-            replica.reset_gradients()
-            replica.run_pass(batches(2, seed=round))
-            gradient = replica.gradients / (4 // times)
-            replica.begin_step(gradient, gradient_norm(gradient), round, times)
-            replica.finish_step()
-    assert same(*replicas)
-    with pytest.raises(ValueError, match="6 is no power of two"):
-        replicas[0].begin_step(gradient, 1.0, STEPS + 1, 6)
-
-
 @pytest.mark.parametrize("cut", CUTS)
 def test_the_norm_under_the_last_pass_is_that_after_it(
     device: CpuDevice, cut: str, monkeypatch: pytest.MonkeyPatch

@@ -88,7 +88,8 @@ def train(replica: Replica, rounds: Sequence[int], under: bool = False) -> list[
         replica.run_pass(batches(3, round % 3))
         replica.run_pass(batches(1, round % 3 + 50), last=True)
         losses.append(replica.loss_sum)
-        replica.begin_step(replica.gradients, replica.gradient_norm(), round, replica.sequences)
+        norm = replica.gradient_norm() / replica.sequences
+        replica.begin_step(replica.gradients.div_(replica.sequences), norm, round)
         if not under:
             replica.finish_step()
     return losses

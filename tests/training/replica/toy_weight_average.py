@@ -61,9 +61,9 @@ class WeightAverage(UpdateRule):
         store, sequences = self.store, self.gradients.sequences
         return torch.mul(store.master, sequences, out=self._sent)
 
-    def commit(self, mean: Tensor, norm: float, round: int, times: int = 1) -> None:
+    def commit(self, mean: Tensor, norm: float, round: int) -> None:
         self.stepper.wait()
-        torch.div(mean, times, out=self._average)
+        self._average.copy_(mean)
         self.store.master.copy_(self._average)
         self.store.round_master()
         self._passes = 0
